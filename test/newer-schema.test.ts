@@ -2,7 +2,7 @@
 // It has stated there which programs may still run on it.
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { join } from "node:path";
-import { newestVersion } from "../src/storage/schema-versions.ts";
+import { newestVersion } from "../src/storage/migrate.ts";
 import { agentWithSecret, ask, SECRET, secretUpstream } from "./support/gateway/api.ts";
 import { type Database, eachDatabase, executeIn, startGateway } from "./support/gateway/gateway.ts";
 

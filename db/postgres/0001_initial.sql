@@ -353,7 +353,7 @@ create table refused_calls (
 
 -- What replicas share
 
--- What works lock until they end, a row for each (src/storage/row-locks.ts). Half of each page stays free, so that a lock
+-- What works lock until they end, a row for each (src/storage/postgres/transactions.ts). Half of each page stays free, so that a lock
 -- that is taken again stays on its page.
 create table locks (
   key text collate "C" not null primary key,
@@ -373,7 +373,7 @@ create table job_leases (
   holder text collate "C"
 );
 
--- What the replicas count together: src/storage/shared-counts.ts. Nothing waits for the disk, and yet nothing of a call that
+-- What the replicas count together: src/storage/postgres/store.ts. Nothing waits for the disk, and yet nothing of a call that
 -- was accepted is lost: what is counted stands in the log before the call.
 
 -- The token bucket of each agent that has a rate limit and was called: src/gateway/agents/shared-buckets.ts. Half of each

@@ -310,7 +310,7 @@ create table invocation_counts (
 
 create index invocation_counts_period on invocation_counts (period);
 
--- Additions to the totals of the history, one row for each group of writes: src/storage/sqlite-totals.ts.
+-- Additions to the totals of the history, one row for each group of writes: src/storage/sqlite/totals-log.ts.
 create table count_additions (
   id integer not null primary key,
   -- Whether it takes back what has been moved into invocation_counts from the rows before it.

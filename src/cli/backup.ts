@@ -10,12 +10,11 @@ import { StartupProblem } from "../core/startup.ts";
 import { settleRestored } from "../gateway/payment/restored.ts";
 import { keysThatDoNotOpen, openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-key.ts";
-import { checkSqliteCopy, copySqlite, syncFile } from "../storage/backup.ts";
-import { acquireDataDirLock } from "../storage/lock.ts";
+import { acquireDataDirLock, makePrivateFile, syncDirectory } from "../storage/data-dir.ts";
+import { schemaText } from "../storage/migrate.ts";
 import { openStore } from "../storage/open.ts";
-import { makePrivateFile, syncDirectory } from "../storage/private-file.ts";
 import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
-import { schemaText } from "../storage/schema-fit.ts";
+import { checkSqliteCopy, copySqlite, syncFile } from "../storage/sqlite/backup.ts";
 import type { CommandLine } from "./command-line.ts";
 import { makeDataDir, openDataDir, prepareMasterKeys, requireDatabase, requireMasterKeys } from "./open.ts";
 

@@ -8,8 +8,8 @@ import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { DATABASE_FILE, findMasterKeys, loadMasterKeys, MASTER_KEY_FILE } from "../keys/master-key.ts";
 import type { MasterKeys } from "../keys/master-keys.ts";
+import { untilStored } from "../storage/failures.ts";
 import { openStore } from "../storage/open.ts";
-import { untilStored } from "../storage/retry-until-stored.ts";
 import type { Store } from "../storage/store.ts";
 
 type DataPlace = Pick<Config, "databaseUrl" | "dataDir">;

@@ -9,7 +9,7 @@ import type { Extension, JsonGeneralName, X509Certificate } from "@peculiar/x509
 import * as value from "../config/values.ts";
 import { systemClock } from "../core/clock.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { placePrivateFile, syncDirectory } from "../storage/private-file.ts";
+import { placePrivateFile, syncDirectory } from "../storage/data-dir.ts";
 import type { CommandLine } from "./command-line.ts";
 import { programText, quoted, thisProgram } from "./program.ts";
 

@@ -6,7 +6,7 @@ import { oneOf } from "../../db/schema.ts";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { DAY_MS } from "../core/time.ts";
-import { removeInGroups } from "../storage/batch-delete.ts";
+import { removeInGroups } from "../storage/cleanup.ts";
 import type { Store, Tx } from "../storage/store.ts";
 import { utcDay } from "./payments/daily-limits.ts";
 

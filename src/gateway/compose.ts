@@ -14,7 +14,7 @@ import { routes } from "../http/elysia.ts";
 import { fetchJson } from "../http/fetch-json.ts";
 import { createOutbound, type Outbound } from "../http/outbound.ts";
 import type { Keyring } from "../keys/keyring.ts";
-import { announceEnds, type Hearing } from "../storage/announcements.ts";
+import { announceEnds, type Hearing } from "../storage/postgres/announcements.ts";
 import type { Store } from "../storage/store.ts";
 import type { Verifier } from "../x402/verifier/verifier.ts";
 import { type AgentCache, createAgentCache } from "./agents/cache.ts";

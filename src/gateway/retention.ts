@@ -3,11 +3,10 @@
 import { type Poll, poll } from "../concurrency/poll.ts";
 import type { Log } from "../core/log.ts";
 import { HOUR_MS } from "../core/time.ts";
-import { leaseJob } from "../storage/job-lease.ts";
-import { type Periods, periodHours, type TimedTable } from "../storage/periods.ts";
-import { whileSteady } from "../storage/steady.ts";
-import type { Store } from "../storage/store.ts";
-import { joinTotals } from "../storage/total-periods.ts";
+import { whileSteady } from "../storage/cleanup.ts";
+import { leaseJob } from "../storage/leases.ts";
+import { type Periods, periodHours, type Store, type TimedTable } from "../storage/store.ts";
+import { joinTotals } from "../storage/totals.ts";
 import { removeFullBuckets } from "./agents/shared-buckets.ts";
 import { SLOT_HOURS } from "./invocations/idempotency.ts";
 import { removeOldNotes } from "./invocations/refusals.ts";

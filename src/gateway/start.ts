@@ -20,7 +20,7 @@ import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE } from "../keys/master-key.ts";
 import type { MasterKeys } from "../keys/master-keys.ts";
-import { acquireDataDirLock, takeOver } from "../storage/lock.ts";
+import { acquireDataDirLock, takeOver } from "../storage/data-dir.ts";
 import { openStore } from "../storage/open.ts";
 import { startRestored } from "../storage/restoration.ts";
 import type { Store } from "../storage/store.ts";

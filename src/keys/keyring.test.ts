@@ -7,7 +7,7 @@ import { onlyMasterKey } from "../../test/support/keys.ts";
 import { systemClock } from "../core/clock.ts";
 import { type Log, silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { openSqlite } from "../storage/sqlite.ts";
+import { openSqlite } from "../storage/sqlite/store.ts";
 import type { Store } from "../storage/store.ts";
 import { newKey, open } from "./envelope.ts";
 import { openKeyring } from "./keyring.ts";

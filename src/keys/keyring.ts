@@ -5,7 +5,7 @@ import { notInArray } from "drizzle-orm";
 import type { KeyPurpose } from "../../db/schema.ts";
 import { type Clock, systemClock } from "../core/clock.ts";
 import { type Log, silentLog } from "../core/log.ts";
-import type { WrappedKeys } from "../storage/backup.ts";
+import type { WrappedKeys } from "../storage/look.ts";
 import type { Reader, Store } from "../storage/store.ts";
 import { unwrap } from "./envelope.ts";
 import { anotherMasterKey, createHolder } from "./holders.ts";

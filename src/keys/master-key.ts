@@ -4,8 +4,8 @@ import { readFileSync, renameSync, rmSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { holdsWrappedKeys } from "../storage/keys-held.ts";
-import { type Owner, placePrivateFile, syncDirectory } from "../storage/private-file.ts";
+import { type Owner, placePrivateFile, syncDirectory } from "../storage/data-dir.ts";
+import { holdsWrappedKeys } from "../storage/sqlite/look.ts";
 import { newKey } from "./envelope.ts";
 import { keyIn, type MasterKeys, masterKeyId, openMasterKeys } from "./master-keys.ts";
 

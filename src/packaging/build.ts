@@ -21,7 +21,7 @@ export const ROOT = join(import.meta.dir, "../..");
 const ENTRIES = [
   "src/main.ts",
   "src/gateway/executor/workers/worker.ts",
-  "src/storage/checkpoint-thread.ts",
+  "src/storage/sqlite/checkpoint-thread.ts",
   "src/x402/verifier/worker.ts",
   "src/cli/process.ts",
 ];

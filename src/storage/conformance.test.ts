@@ -7,9 +7,9 @@ import type { CallEnd } from "../core/call-end.ts";
 import { Fault } from "../core/fault.ts";
 import { type Log, silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { counted } from "./counts.ts";
-import { newestVersion } from "./schema-versions.ts";
+import { newestVersion } from "./migrate.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "./store.ts";
+import { counted } from "./totals.ts";
 
 const END: CallEnd = {
   tenant: "acme",

@@ -3,6 +3,7 @@
 import { SQLiteError } from "bun:sqlite";
 import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
+import { withDeadline } from "../concurrency/deadline.ts";
 import { Fault } from "../core/fault.ts";
 import { PassingStartupProblem, StartupProblem } from "../core/startup.ts";
 import { CommitUnknown, STORE_RETRY_AFTER_SECONDS, STORE_UNAVAILABLE, UniqueViolation } from "./store.ts";
@@ -104,4 +105,38 @@ export function postgresFailure(thrown: unknown): unknown {
   if (POSTGRES_PASSING.test(state)) return unavailable(cause);
   if (!CHARACTER_REFUSED.test(state)) return cause;
   return new Fault("invalid_request", "a text holds a character that cannot be stored", { cause });
+}
+
+/**
+ * The outcome of `promise`, unless `ms` pass first: then `onLate` is called and Fault `unavailable` thrown.
+ * The outcome of the promise after that is ignored.
+ */
+export function within<T>(ms: number, promise: Promise<T>, onLate: () => void = () => {}): Promise<T> {
+  return withDeadline(ms, promise, () => {
+    onLate();
+    return unavailable(new Error(`no answer within ${Math.round(Math.max(ms, 0))} ms`));
+  });
+}
+
+const PAUSE_MS_FIRST = 100;
+const PAUSE_MS_MOST = 5_000;
+
+/**
+ * Repeats a step for as long as the store is away. When it is time to stop, the last error is thrown.
+ *
+ * @param pauseMsMost the longest pause between two tries
+ */
+export async function untilStored<T>(
+  step: () => Promise<T>,
+  stop: () => boolean,
+  pauseMsMost = PAUSE_MS_MOST,
+): Promise<T> {
+  for (let pause = PAUSE_MS_FIRST; ; pause = Math.min(pause * 2, pauseMsMost)) {
+    try {
+      return await step();
+    } catch (error) {
+      if (!(error instanceof Fault) || error.kind !== "unavailable" || stop()) throw error;
+    }
+    await Bun.sleep(pause);
+  }
 }

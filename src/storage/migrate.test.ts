@@ -10,9 +10,9 @@ import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, type Place, postgresPlace } from "../../test/support/stores/stores.ts";
 import { type LogFields, silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { checkSqliteCopy } from "./backup.ts";
-import { lookAtPostgres } from "./look-postgres.ts";
-import { lookAtSqlite } from "./look-sqlite.ts";
+import { lookAtPostgres } from "./postgres/look.ts";
+import { checkSqliteCopy } from "./sqlite/backup.ts";
+import { lookAtSqlite } from "./sqlite/look.ts";
 
 const MAIN = join(import.meta.dir, "../main.ts");
 /** The server looks every second; so much more for a busy machine. */

@@ -2,8 +2,8 @@
 import { join } from "node:path";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
-import { openPostgres } from "./postgres.ts";
-import { openSqlite } from "./sqlite.ts";
+import { openPostgres } from "./postgres/store.ts";
+import { openSqlite } from "./sqlite/store.ts";
 import type { Store } from "./store.ts";
 
 interface StoreOptions {

@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { fitOf, schemaOf, type VersionRow } from "./schema-fit.ts";
+import { fitOf, schemaOf, type VersionRow } from "./migrate.ts";
 
 const KNOWN = 30;
 

@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { SCHEMA_VERSIONS } from "./schema-versions.ts";
+import { SCHEMA_VERSIONS } from "./migrate.ts";
 
 const DB = join(import.meta.dir, "../../db");
 

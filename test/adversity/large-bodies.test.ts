@@ -4,7 +4,7 @@ import { Database as SqliteFile } from "bun:sqlite";
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { createHash } from "node:crypto";
 import { join } from "node:path";
-import { postgresClient } from "../../src/storage/pool.ts";
+import { postgresClient } from "../../src/storage/postgres/pool.ts";
 import { type Database, eachDatabase, type Gateway, startGateway } from "../support/gateway/gateway.ts";
 import type { Environment } from "../support/gateway/process.ts";
 import { startUpstream } from "../support/http/upstream.ts";

@@ -2,7 +2,7 @@
 import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import { SQL } from "bun";
 import { silentLog } from "../../src/core/log.ts";
-import { openPostgres } from "../../src/storage/postgres.ts";
+import { openPostgres } from "../../src/storage/postgres/store.ts";
 import { openReplicas } from "../support/gateway/replicas.ts";
 import { startUpstream } from "../support/http/upstream.ts";
 import { holdTable } from "../support/stores/database-faults.ts";

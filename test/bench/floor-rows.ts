@@ -3,9 +3,9 @@
 import { SQL } from "bun";
 import { systemClock } from "../../src/core/clock.ts";
 import { silentLog } from "../../src/core/log.ts";
-import { inputRows } from "../../src/storage/commands.ts";
-import { anyShard, periodOf } from "../../src/storage/counts.ts";
-import { openPostgres } from "../../src/storage/postgres.ts";
+import { openPostgres } from "../../src/storage/postgres/store.ts";
+import { inputRows } from "../../src/storage/store.ts";
+import { anyShard, periodOf } from "../../src/storage/totals.ts";
 import type { FloorCall } from "./floor-store.ts";
 
 const [TENANT, AGENT] = ["bench", "agt_01a2085c-c3cf-74c5-92c1-4680e2c16947"];

@@ -16,7 +16,7 @@ const STATE_OWNERS = new Set(
     "concurrency/whole-turn",
     "core/id chain/json-rpc wire/digest cli/demo/client gateway/executor/workers/worker",
     "http/assets http/connections http/elysia http/input http/intake http/json-list http/large-response",
-    "http/response-parser http/server http/socket-options storage/checkpoint-thread",
+    "http/response-parser http/server http/socket-options storage/sqlite/checkpoint-thread",
   ].flatMap((line) => line.split(" ").map((name) => `src/${name}.ts`)),
 );
 /** A suite is read test by test. */

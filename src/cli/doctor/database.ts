@@ -11,10 +11,9 @@ import { StartupProblem } from "../../core/startup.ts";
 import { keysThatDoNotOpen } from "../../keys/keyring.ts";
 import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../../keys/master-key.ts";
 import type { MasterKeys } from "../../keys/master-keys.ts";
-import type { Capabilities } from "../../storage/capabilities.ts";
 import { type DatabaseLook, NO_KEYS } from "../../storage/look.ts";
-import { lookAtPostgres } from "../../storage/look-postgres.ts";
-import { lookAtSqlite } from "../../storage/look-sqlite.ts";
+import { type Capabilities, lookAtPostgres } from "../../storage/postgres/look.ts";
+import { lookAtSqlite } from "../../storage/sqlite/look.ts";
 import {
   bytesText,
   type Check,

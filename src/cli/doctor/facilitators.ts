@@ -16,7 +16,7 @@ import { createOutbound, type Outbound, OutboundError } from "../../http/outboun
 import type { ClientIdentity } from "../../http/tls-contexts.ts";
 import { openSealed } from "../../keys/keyring.ts";
 import type { DatabaseLook } from "../../storage/look.ts";
-import { fitOf } from "../../storage/schema-fit.ts";
+import { fitOf } from "../../storage/migrate.ts";
 import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
 import { type Opening, usableMasterKeys } from "./database.ts";
 import {

@@ -3,7 +3,7 @@ import fc from "fast-check";
 import { becomeNextVersion } from "../../../test/support/stores/next-version.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { OutboundError } from "../../http/outbound.ts";
-import { newestVersion } from "../../storage/schema-versions.ts";
+import { newestVersion } from "../../storage/migrate.ts";
 import {
   findings,
   freeSpaceProblem,

@@ -3,7 +3,7 @@
 // write holds up the renewals of nobody.
 import { and, eq, lt, ne, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
-import { leaseHolds } from "../../storage/lease-end.ts";
+import { leaseHolds } from "../../storage/leases.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { LivingFacilitator } from "./lease-shares.ts";

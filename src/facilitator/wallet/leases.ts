@@ -7,7 +7,7 @@ import { every } from "../../concurrency/every.ts";
 import type { Clock } from "../../core/clock.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
-import { createLeaseTrust } from "../../storage/lease-trust.ts";
+import { createLeaseTrust } from "../../storage/leases.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import { WalletNotHeld } from "../settle/ports.ts";

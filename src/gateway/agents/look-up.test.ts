@@ -2,7 +2,7 @@ import { describe, expect, test } from "bun:test";
 import { fresh, openCatalog, PRICING, UPSTREAM_URL } from "../../../test/support/stores/catalog.ts";
 import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
-import { postgresClient } from "../../storage/pool.ts";
+import { postgresClient } from "../../storage/postgres/pool.ts";
 import type { InvocableAgent } from "./look-up.ts";
 import { findAgent } from "./service.ts";
 

@@ -1,7 +1,7 @@
 // What a call needs of its agent, read for many calls at once: after a second each of a thousand busy agents is read
 // again, which as a query each took more of the gateway and of Postgres than all else about an accept (measured).
 import type { Protocol } from "../../core/states.ts";
-import { type Command, inputRows } from "../../storage/commands.ts";
+import { type Command, inputRows } from "../../storage/store.ts";
 
 /** Everything but the catalog's texts. */
 export interface InvocableAgent {

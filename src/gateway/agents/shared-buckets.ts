@@ -1,8 +1,6 @@
 // The token buckets of agents in a database that several replicas share: a row for each, which one statement fills up and
 // takes from, by the server's clock. The rule is that of rate-limit.ts. No row is a full bucket.
-import { FOR_ALL, inputRows, type SharedCount } from "../../storage/commands.ts";
-import { NOW_MICROSECONDS } from "../../storage/shared-counts.ts";
-import type { Store } from "../../storage/store.ts";
+import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCount, type Store } from "../../storage/store.ts";
 import { TOLERANCE } from "./rate-limit.ts";
 
 export interface Asked {

@@ -1,7 +1,7 @@
 // How this process comes to hold pending calls: a call alone by its ID, or an agent's oldest ones together in a block.
 // Before a claim is written it is known here, since the answer of the write may come late or never.
 import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../core/age.ts";
-import { untilStored } from "../../storage/retry-until-stored.ts";
+import { untilStored } from "../../storage/failures.ts";
 import {
   type Claims,
   claim,

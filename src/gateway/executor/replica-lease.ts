@@ -6,8 +6,7 @@ import { isOlder, type Moment, thisMoment } from "../../core/age.ts";
 import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { HOUR_MS } from "../../core/time.ts";
-import { whereLeaseHolds } from "../../storage/lease-end.ts";
-import { createLeaseTrust } from "../../storage/lease-trust.ts";
+import { createLeaseTrust, whereLeaseHolds } from "../../storage/leases.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { abandon, type InvocationKey } from "../invocations/service.ts";
 

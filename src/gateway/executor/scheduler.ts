@@ -3,7 +3,7 @@
 
 import { endsWithin } from "../../concurrency/deadline.ts";
 import type { Tracer } from "../../core/tracing.ts";
-import { untilStored } from "../../storage/retry-until-stored.ts";
+import { untilStored } from "../../storage/failures.ts";
 import type { CallBody } from "../../wire/body.ts";
 import {
   type AcceptedCall,

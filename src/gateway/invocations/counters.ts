@@ -1,8 +1,8 @@
 // Which exact totals an invocation takes part in, so that a page of the history costs the same at any size. Every write that
 // changes a counted field of one must call this module, or say the same in its statement (commands/totals.ts).
 import type { ErrorClass, InvocationStatus, SettlementStatus } from "../../core/states.ts";
-import type { CommandEffects } from "../../storage/commands.ts";
-import { periodOf } from "../../storage/counts.ts";
+import type { CommandEffects } from "../../storage/store.ts";
+import { periodOf } from "../../storage/totals.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
 
 type CountedFields = Pick<

@@ -5,8 +5,8 @@
 import { and, desc, eq, sql } from "drizzle-orm";
 import { type CountDimension, oneOf } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../concurrency/store-turns.ts";
-import { openCalls } from "../../storage/counts.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
+import { openCalls } from "../../storage/totals.ts";
 import {
   ENTRIES_MAX,
   endedAlong,

@@ -7,8 +7,7 @@ import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { IDEMPOTENCY_HOURS } from "../../core/limits.ts";
 import { HOUR_MS } from "../../core/time.ts";
-import { type Command, inputRows } from "../../storage/commands.ts";
-import type { Store, Tx } from "../../storage/store.ts";
+import { type Command, inputRows, type Store, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
 export interface Idempotency {

@@ -6,7 +6,7 @@ import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { DAY_MS, HOUR_MS } from "../../core/time.ts";
-import { removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
+import { removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { countWhole } from "./counters.ts";
 import { slotsOver } from "./idempotency.ts";

@@ -1,6 +1,6 @@
 // The tables of calls whose rows go by age, with what must outlive the others of its time.
 import { HOUR_MS } from "../../core/time.ts";
-import { type DroppedRange, keyedById, type TimedTable } from "../../storage/periods.ts";
+import { type DroppedRange, keyedById, type TimedTable } from "../../storage/store.ts";
 
 const among = (column: string, { from, to }: DroppedRange) => `${column} >= ${from} and ${column} < ${to}`;
 

@@ -7,8 +7,7 @@ import type { Log } from "../../core/log.ts";
 import type { Meters, SettlementOutcome } from "../../core/meters.ts";
 import { formatDateTime } from "../../core/time.ts";
 import type { NewSpan, Span, Tracer } from "../../core/tracing.ts";
-import { unavailable } from "../../storage/failures.ts";
-import { untilStored } from "../../storage/retry-until-stored.ts";
+import { unavailable, untilStored } from "../../storage/failures.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { Authorization } from "../../x402/types.ts";
 import {

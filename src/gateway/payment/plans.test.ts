@@ -5,8 +5,7 @@ import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
 import { missingPostgres, startPostgres } from "../../../test/support/stores/postgres.ts";
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
-import { postgresClient } from "../../storage/pool.ts";
-import { postgresQueries } from "../../storage/postgres-queries.ts";
+import { postgresClient, postgresQueries } from "../../storage/postgres/pool.ts";
 import type { Tx } from "../../storage/store.ts";
 import { closeUnsent, lease, mayLeave, type OpenPayment, postpone } from "./store.ts";
 

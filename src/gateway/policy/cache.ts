@@ -10,9 +10,8 @@ import { afterShared } from "../../concurrency/request-turns.ts";
 import { inSteps } from "../../concurrency/steps.ts";
 import type { Log } from "../../core/log.ts";
 import type { PolicyAction } from "../../core/states.ts";
-import { type Command, inputRows } from "../../storage/commands.ts";
-import { within } from "../../storage/deadline.ts";
-import { bind, prepared, type Reader, type Store } from "../../storage/store.ts";
+import { within } from "../../storage/failures.ts";
+import { bind, type Command, inputRows, prepared, type Reader, type Store } from "../../storage/store.ts";
 import { parseRules, type Rule } from "./document.ts";
 import { type CompiledPolicy, compile } from "./evaluate.ts";
 

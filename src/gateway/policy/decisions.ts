@@ -14,10 +14,9 @@ import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { DAY_MS } from "../../core/time.ts";
-import { removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
-import { within } from "../../storage/deadline.ts";
-import { keyedById, type TimedTable } from "../../storage/periods.ts";
-import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
+import { within } from "../../storage/failures.ts";
+import { keyedById, prepared, type Reader, type Store, type TimedTable, type Tx } from "../../storage/store.ts";
 
 export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
 

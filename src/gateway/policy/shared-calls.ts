@@ -1,9 +1,7 @@
 // The observed rates of callers in a database that several replicas share, to the microsecond of the server's clock. A row
 // for each caller counts all of its calls, and a row for each time it called says how many those were by then: the calls of
 // the last minute are all, less those counted in the newest row that is older. So a call costs the same at any rate.
-import { FOR_ALL, inputRows, type SharedCount } from "../../storage/commands.ts";
-import { NOW_MICROSECONDS } from "../../storage/shared-counts.ts";
-import type { Store } from "../../storage/store.ts";
+import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCount, type Store } from "../../storage/store.ts";
 import { RATE_WINDOW_MS } from "./observed-rate.ts";
 
 export interface CallsOfCaller {

@@ -1,7 +1,7 @@
 // The observed rate where several replicas see calls of one caller: each asks the database for all of its waiting calls at
 // once. Only callers whose policy has a rule on the rate are counted so; the others cost nothing more than memory.
 import { createGathering } from "../../concurrency/gathered.ts";
-import { within } from "../../storage/deadline.ts";
+import { within } from "../../storage/failures.ts";
 import type { Store } from "../../storage/store.ts";
 import { createCallRates } from "./observed-rate.ts";
 import { type CallsOfCaller, countCalls } from "./shared-calls.ts";

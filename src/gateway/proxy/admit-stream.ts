@@ -7,7 +7,7 @@ import { thisMoment } from "../../core/age.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import { untilStored } from "../../storage/retry-until-stored.ts";
+import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, startOf } from "../../wire/body.ts";
 import { findInvocation } from "../invocations/history.ts";
 import {

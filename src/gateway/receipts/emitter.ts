@@ -9,7 +9,7 @@ import type { Clock } from "../../core/clock.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/signing-keys.ts";
-import { steadyJobLease } from "../../storage/job-lease.ts";
+import { steadyJobLease } from "../../storage/leases.ts";
 import type { Store } from "../../storage/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";

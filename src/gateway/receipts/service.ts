@@ -6,7 +6,7 @@ import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
 import { DAY_MS } from "../../core/time.ts";
-import { within } from "../../storage/deadline.ts";
+import { within } from "../../storage/failures.ts";
 import type { Store } from "../../storage/store.ts";
 import { createReceiptEmitter, type EmitterOptions } from "./emitter.ts";
 import { findReceipt, isDue, RECEIPTS, receiptPage, removeReceiptsBefore } from "./store.ts";

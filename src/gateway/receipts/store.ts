@@ -2,9 +2,8 @@
 // its order. A receipt, the end of its debt and the new head of the chain are one write.
 import { and, asc, eq, gte, lte } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
-import { nextTenant, removeInGroups, tenantsIn } from "../../storage/batch-delete.ts";
-import { keyedById, type TimedTable } from "../../storage/periods.ts";
-import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { nextTenant, removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
+import { bind, keyedById, prepared, type Reader, type Store, type TimedTable, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import { linkOf } from "./claims.ts";
 

@@ -10,7 +10,7 @@ import type { Outbound } from "../../http/outbound.ts";
 import type { ReadAhead } from "../../http/read-ahead.ts";
 import { BODILESS } from "../../http/response-parser.ts";
 import { requestSafely } from "../../http/retry.ts";
-import { untilStored } from "../../storage/retry-until-stored.ts";
+import { untilStored } from "../../storage/failures.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { CallError, credentialProblem } from "../upstream/failure.ts";
 import { type CredentialHeader, credentialHeaders } from "../upstream/headers.ts";

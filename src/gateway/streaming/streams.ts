@@ -8,7 +8,7 @@ import { CLAIM_BELIEVED_MS, isOlder } from "../../core/age.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Span, Tracer } from "../../core/tracing.ts";
 import { createReadAhead } from "../../http/read-ahead.ts";
-import { within } from "../../storage/deadline.ts";
+import { within } from "../../storage/failures.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, freeBody } from "../../wire/body.ts";
 import type { DeniedTools } from "../../wire/tool-list.ts";

@@ -10,7 +10,7 @@ import { silentLog } from "../../../src/core/log.ts";
 import { createIdentity, type Identity, type IdentityOptions } from "../../../src/gateway/identity/identity.ts";
 import { newKey } from "../../../src/keys/envelope.ts";
 import { type Keyring, openKeyring } from "../../../src/keys/keyring.ts";
-import { openSqlite } from "../../../src/storage/sqlite.ts";
+import { openSqlite } from "../../../src/storage/sqlite/store.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { onlyMasterKey } from "../keys.ts";
 import { type OidcServer, startOidc } from "./oidc.ts";

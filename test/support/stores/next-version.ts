@@ -2,7 +2,7 @@
 // present version may run on its schema.
 import { mkdtempSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { newestVersion, SCHEMA_VERSIONS, type SchemaVersion } from "../../../src/storage/schema-versions.ts";
+import { newestVersion, SCHEMA_VERSIONS, type SchemaVersion } from "../../../src/storage/migrate.ts";
 import { temporaryRoot } from "../gateway/process.ts";
 
 const MAIN = join(import.meta.dir, "../../../src/main.ts");

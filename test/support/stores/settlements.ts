@@ -14,9 +14,9 @@ import { createRestoreGuard } from "../../../src/gateway/payment/restore-guard.t
 import { type Charge, createPayments, type PricedCall, paidColumns } from "../../../src/gateway/payment/service.ts";
 import { createSettler, type Settler, type SettlerOptions } from "../../../src/gateway/payment/settler.ts";
 import { insertPayment } from "../../../src/gateway/payment/store.ts";
-import { counted } from "../../../src/storage/counts.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
+import { counted } from "../../../src/storage/totals.ts";
 import { newPayer, signPayment, verifiedAtOnce } from "../chain/payments.ts";
 import { accepted } from "./invocations.ts";
 import { startPostgres } from "./postgres.ts";

@@ -1,7 +1,7 @@
 // Accepting a call: its idempotency key, its row among the open calls, and its body, in one write. In one file, since the
 // three ways to store the body share the columns and the key.
 import { Fault } from "../../../core/fault.ts";
-import { type Command, inputRows, type SqliteStatement, type SqlRow } from "../../../storage/commands.ts";
+import { type Command, inputRows, type SqliteStatement, type SqlRow } from "../../../storage/store.ts";
 import { type CallBody, PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { countWhole } from "../counters.ts";
 import { IDEMPOTENCY_MS, type Idempotency, slotsOf } from "../idempotency.ts";

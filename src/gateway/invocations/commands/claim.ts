@@ -1,7 +1,7 @@
 // Taking a pending call: from here on only the one who has the token makes it.
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
-import { type Command, inputRows } from "../../../storage/commands.ts";
+import { type Command, inputRows } from "../../../storage/store.ts";
 import { countMove } from "../counters.ts";
 import type { Claim } from "../service.ts";
 import { addTotals } from "./totals.ts";

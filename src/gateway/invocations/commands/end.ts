@@ -4,7 +4,7 @@ import type { CallEnd, CallPayment } from "../../../core/call-end.ts";
 import { idTime } from "../../../core/id.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
-import { type Command, type CommandEffects, inputRows } from "../../../storage/commands.ts";
+import { type Command, type CommandEffects, inputRows } from "../../../storage/store.ts";
 import { PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { countErrorClass, countMove, countSettlement } from "../counters.ts";
 import { LEAVES_PARTS, leavesParts } from "../loose-parts.ts";

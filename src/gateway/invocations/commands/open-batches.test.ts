@@ -7,7 +7,7 @@ import fc from "fast-check";
 import { accepted } from "../../../../test/support/stores/invocations.ts";
 import { sqlitePlace } from "../../../../test/support/stores/stores.ts";
 import { newId } from "../../../core/id.ts";
-import type { SqliteStatement, SqlValue } from "../../../storage/commands.ts";
+import type { SqliteStatement, SqlValue } from "../../../storage/store.ts";
 import { accept } from "../service.ts";
 import { batchesOn } from "./open-batches.ts";
 

@@ -7,10 +7,8 @@ import { accepted, SUCCESS } from "../../../../test/support/stores/invocations.t
 import { missingPostgres, startPostgres } from "../../../../test/support/stores/postgres.ts";
 import { clock, postgresPlace } from "../../../../test/support/stores/stores.ts";
 import { silentLog } from "../../../core/log.ts";
-import type { Command } from "../../../storage/commands.ts";
-import { BEGIN_COMMANDS, BEGIN_LOOK_UP, postgresClient } from "../../../storage/pool.ts";
-import { postgresQueries } from "../../../storage/postgres-queries.ts";
-import type { Store } from "../../../storage/store.ts";
+import { BEGIN_COMMANDS, BEGIN_LOOK_UP, postgresClient, postgresQueries } from "../../../storage/postgres/pool.ts";
+import type { Command, Store } from "../../../storage/store.ts";
 import { createReaper } from "../../streaming/reaper.ts";
 import { compareOnce, createClaims } from "../claims.ts";
 import { accept } from "../service.ts";

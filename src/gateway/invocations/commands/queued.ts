@@ -1,6 +1,6 @@
 // Which calls wait for a replica to make them, and whose they are.
 import { idFloor } from "../../../core/id.ts";
-import { type Command, FOR_ALL, inputRows } from "../../../storage/commands.ts";
+import { type Command, FOR_ALL, inputRows } from "../../../storage/store.ts";
 
 /**
  * For so long only the replica that accepted a call may take it. Until then, if the commit got no answer, that replica

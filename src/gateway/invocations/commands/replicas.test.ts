@@ -3,8 +3,8 @@ import { afterAll, beforeAll, describe, expect, spyOn, test } from "bun:test";
 import { accepted, SUCCESS } from "../../../../test/support/stores/invocations.ts";
 import { eachPostgres } from "../../../../test/support/stores/postgres-kinds.ts";
 import { postgresPlace } from "../../../../test/support/stores/stores.ts";
-import { counted } from "../../../storage/counts.ts";
 import type { Store } from "../../../storage/store.ts";
+import { counted } from "../../../storage/totals.ts";
 import { accept, claim, finish } from "../service.ts";
 
 const NOW = 1_790_000_000_000;

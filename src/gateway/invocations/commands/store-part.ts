@@ -1,6 +1,6 @@
 // Storing one part of a large body, before its call is accepted. Its parts are loose until then, so that they do not stay
 // when that never happens: see loose-parts.ts.
-import { type Command, inputRows } from "../../../storage/commands.ts";
+import { type Command, inputRows } from "../../../storage/store.ts";
 import type { InvocationKey } from "../service.ts";
 import { sameRequest } from "./same-row.ts";
 

@@ -2,7 +2,7 @@
 // Calls that another replica is just taking are passed over, so that replicas share a backlog instead of all wanting its
 // beginning.
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
-import { type Command, type CommandEffects, inputRows, type SqliteStatement } from "../../../storage/commands.ts";
+import { type Command, type CommandEffects, inputRows, type SqliteStatement } from "../../../storage/store.ts";
 import { countMove } from "../counters.ts";
 import { isQueued, youngFrom } from "./queued.ts";
 import { addTotals } from "./totals.ts";

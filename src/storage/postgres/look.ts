@@ -1,0 +1,152 @@
+// The look at a Postgres database, over one connection, and what its server is and can do: looked at once at the start,
+// before anything is changed, and logged.
+import type { SQL } from "bun";
+import { PassingStartupProblem, StartupProblem } from "../../core/startup.ts";
+import { sqlState, startProblem } from "../failures.ts";
+import { type DatabaseLook, NO_KEYS, numbered, type WrappedKeys } from "../look.ts";
+import { schemaOf, versionsOnPostgres } from "../migrate.ts";
+import { NOW } from "../store.ts";
+import { parseDatabaseUrl, postgresClient, postgresReader } from "./pool.ts";
+import { PROBE } from "./transactions.ts";
+
+/** The server gives a statement of a look up after this: whoever looks has gone by then. */
+const STATEMENT_MS_MAX = 4_000;
+
+/** @throws StartupProblem when the server can't be reached or used */
+export async function lookAtPostgres(databaseUrl: string): Promise<DatabaseLook> {
+  const client = postgresClient(databaseUrl);
+  try {
+    const capabilities = await probeCapabilities(client, databaseUrl);
+    const schema = schemaOf(await versionsOnPostgres(client));
+    const isMade = schema.version > 0;
+    return {
+      dialect: "postgres",
+      schema,
+      capabilities,
+      read: postgresReader((...query) => run(client, ...query)),
+      wrappedKeys: async () => (isMade ? wrappedKeys(client) : NO_KEYS),
+      tryWrite: () => (isMade ? tryWrite(client) : mayMakeTables(client)),
+      async now() {
+        const [row] = await client.unsafe<{ now: string }[]>(`select ${NOW} as now`);
+        return Number(row?.now);
+      },
+      close: () => client.close({ timeout: 0 }),
+    };
+  } catch (error) {
+    await client.close({ timeout: 0 });
+    throw startProblem(error) ?? error;
+  }
+}
+
+async function run(client: SQL, text: string, values: unknown[], rows: "arrays" | "objects"): Promise<unknown[]> {
+  const running = client.unsafe(text, values);
+  return rows === "arrays" ? running.values() : running;
+}
+
+async function wrappedKeys(client: SQL): Promise<WrappedKeys> {
+  return {
+    tenantKeys: numbered(await client.unsafe("select tenant, number, wrapped_key from tenant_keys")),
+    signingKeys: await client.unsafe("select kid, purpose, wrapped_private_key from signing_keys"),
+  };
+}
+
+async function tryWrite(client: SQL): Promise<number> {
+  const undo = new Error("tried");
+  let from = 0;
+  try {
+    await client.begin(async (tx) => {
+      await tx.unsafe(`set local statement_timeout = ${STATEMENT_MS_MAX}`);
+      from = performance.now();
+      await tx.unsafe(PROBE);
+      throw undo;
+    });
+  } catch (error) {
+    if (error !== undo) throw refused(error);
+  }
+  return performance.now() - from;
+}
+
+/** Only asked: a table that is made and undone is told to those who audit the server. */
+async function mayMakeTables(client: SQL): Promise<number> {
+  const from = performance.now();
+  const [row] = await client.unsafe<{ may: number | null }[]>(
+    "select has_schema_privilege(current_schema(), 'create')::int as may",
+  );
+  if (row?.may === 1) return performance.now() - from;
+  throw new StartupProblem("its user may make no tables in the schema that it uses");
+}
+
+function refused(error: unknown): unknown {
+  const state = sqlState(error);
+  return (
+    startProblem(error) ?? new StartupProblem(`it takes no write (SQLSTATE ${state ?? "unknown"})`, { cause: error })
+  );
+}
+
+/** The oldest whose statements are all there; the suites run on 15 and 18. */
+const OLDEST_VERSION = 13;
+
+export interface Capabilities {
+  readonly server: string;
+  readonly default_isolation: string;
+  /**
+   * Whether something between here and the server takes connections' settings away, as PgBouncer does. Nothing is heard
+   * through a transaction pooler (`listen`): the connection that listens is another one the next moment.
+   */
+  readonly pooled: boolean;
+  readonly prepared_statements: boolean;
+}
+
+interface Server {
+  readonly server: string;
+  readonly number: number;
+  readonly isolation: string;
+  readonly encoding: string;
+  readonly standby: number;
+  readonly read_only: string;
+}
+
+/** Of milliseconds, and no server's own setting. */
+const ASKED_FOR = 7_777;
+const PROTOCOL_VIOLATION = "08P01";
+
+/** A setting that a connection begins with: the server keeps it, PgBouncer refuses it, and others lose it. */
+async function isPooled(databaseUrl: string): Promise<boolean> {
+  const client = postgresClient(databaseUrl, { statement_timeout: ASKED_FOR });
+  try {
+    const [row] = await client.unsafe<[{ kept: string }]>("select current_setting('statement_timeout') as kept");
+    return row.kept !== `${ASKED_FOR}ms`;
+  } catch (error) {
+    if (sqlState(error) === PROTOCOL_VIOLATION) return true;
+    throw error;
+  } finally {
+    await client.close({ timeout: 0 });
+  }
+}
+
+/** @throws StartupProblem for a server that is too old, of another encoding, or takes no write */
+export async function probeCapabilities(client: SQL, databaseUrl: string): Promise<Capabilities> {
+  const [{ server, number, isolation, encoding, standby, read_only }] = await client.unsafe<[Server]>(
+    `select current_setting('server_version') as server, current_setting('server_version_num')::int as number,
+       current_setting('default_transaction_isolation') as isolation,
+       current_setting('server_encoding') as encoding, pg_is_in_recovery()::int as standby,
+       current_setting('default_transaction_read_only') as read_only`,
+  );
+  if (number < OLDEST_VERSION * 10_000) {
+    throw new StartupProblem(`the Postgres server must have version ${OLDEST_VERSION} or newer, and has ${server}`);
+  }
+  if (encoding !== "UTF8") {
+    throw new StartupProblem(`the Postgres database must have the encoding UTF8, and has ${encoding}`);
+  }
+  if (standby === 1) throw new PassingStartupProblem("the Postgres server of DATABASE_URL is a read-only standby");
+  if (read_only === "on")
+    throw new PassingStartupProblem(
+      "the Postgres database of DATABASE_URL is read-only (default_transaction_read_only)",
+    );
+  return {
+    server,
+    default_isolation: isolation,
+    pooled: await isPooled(databaseUrl),
+    prepared_statements: parseDatabaseUrl(databaseUrl).prepare,
+  };
+}

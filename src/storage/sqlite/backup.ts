@@ -1,0 +1,126 @@
+// Copies of an SQLite database that a service is writing to, and what proves that one is whole. A copy is one file: SQLite
+// writes it anew from one moment's view of the database, and holds up no writer meanwhile. The log grows until it is done.
+import { Database, SQLiteError } from "bun:sqlite";
+import { closeSync, existsSync, fsyncSync, linkSync, openSync, rmSync, statfsSync, statSync } from "node:fs";
+import { dirname } from "node:path";
+import { StartupProblem } from "../../core/startup.ts";
+import { makePrivateFile, syncDirectory } from "../data-dir.ts";
+import type { WrappedKeys } from "../look.ts";
+import { fitOf, type Schema, schemaOf, tooNewText, versionsOnSqlite } from "../migrate.ts";
+import { markCopy } from "../restoration.ts";
+import { wrappedKeys } from "./look.ts";
+
+/** A service that starts after a crash, or ends, has the file for itself for a moment. */
+const BUSY_MS = 10_000;
+const MIB = 1024 ** 2;
+/** For the log of the database, which grows while a copy is made. */
+const BYTES_SPARED = 64 * MIB;
+
+/**
+ * Copies everything that was committed before the call. The copy has the mode 0600, appears under its name when all of it
+ * is on the disk, and never replaces another file. It is marked as a copy.
+ *
+ * @throws StartupProblem when there is no database in `from`, there is no room for the copy, or the copy can't be written where it shall be
+ */
+export function copySqlite(from: string, to: string, now: number): void {
+  if (!existsSync(from)) throw new StartupProblem(`there is no database at ${from}`);
+  if (existsSync(to)) throw new StartupProblem(`${to} is there already, and a backup replaces no file`);
+  const draft = `${to}.${crypto.randomUUID()}`;
+  try {
+    requireRoom(dirname(to), bytesOf(from));
+    makePrivateFile(draft);
+    vacuumInto(from, draft);
+    markCopy(draft, now);
+    syncFile(draft);
+    linkSync(draft, to);
+    syncDirectory(dirname(to));
+  } catch (cause) {
+    if (cause instanceof StartupProblem) throw cause;
+    throw new StartupProblem(`${to} can't be written: ${(cause as Error).message}`, { cause });
+  } finally {
+    for (const leaving of [draft, `${draft}-journal`]) rmSync(leaving, { force: true });
+  }
+}
+
+function vacuumInto(from: string, draft: string): void {
+  reading(from, (connection) => connection.run("vacuum into ?", [draft]));
+}
+
+/** Of a copy: free pages are left out of it. */
+function bytesOf(from: string): number {
+  const query = `select (select count(*) from sqlite_schema) as tables,
+    (page_count - freelist_count) * page_size as bytes
+    from pragma_page_count, pragma_freelist_count, pragma_page_size`;
+  try {
+    const { tables, bytes } = reading(from, (connection) => connection.query<Contents, []>(query).get()) ?? NOTHING;
+    if (tables > 0) return bytes;
+  } catch (cause) {
+    throw new StartupProblem(`${from} can't be read as a database: ${(cause as Error).message}`, { cause });
+  }
+  throw new StartupProblem(`there is nothing in the database at ${from}`);
+}
+
+interface Contents {
+  readonly tables: number;
+  readonly bytes: number;
+}
+
+const NOTHING: Contents = { tables: 0, bytes: 0 };
+
+function reading<T>(path: string, work: (connection: Database) => T): T {
+  // To read the log of a running service takes the permission to write its index.
+  const connection = new Database(path, { readwrite: true, create: false });
+  try {
+    connection.run(`pragma busy_timeout = ${BUSY_MS}`);
+    return work(connection);
+  } finally {
+    connection.close();
+  }
+}
+
+/** A copy that fills the disk of the database would have the service refuse calls meanwhile. */
+function requireRoom(directory: string, bytes: number): void {
+  const { bavail, bsize } = statfsSync(directory);
+  if (bavail * bsize > bytes + BYTES_SPARED) return;
+  const needed = `${Math.ceil((bytes + BYTES_SPARED) / MIB)} MiB`;
+  throw new StartupProblem(
+    `${directory} must have ${needed} free for a copy, and has ${Math.floor((bavail * bsize) / MIB)} MiB`,
+  );
+}
+
+export function syncFile(path: string): void {
+  const file = openSync(path, "r");
+  try {
+    fsyncSync(file);
+  } finally {
+    closeSync(file);
+  }
+}
+
+/** Either what is wrong with it, or what it holds. */
+type CheckedCopy =
+  | { readonly problem: string }
+  | { readonly problem: null; readonly bytes: number; readonly schema: Schema; readonly keys: WrappedKeys };
+
+/** Reads the whole file: every page, row and index, as SQLite's `integrity_check` does. */
+export function checkSqliteCopy(path: string): CheckedCopy {
+  if (!existsSync(path)) return { problem: "there is no such file" };
+  let copy: Database | null = null;
+  try {
+    copy = new Database(path, { readonly: true });
+    const rows = copy.query<{ integrity_check: string }, []>("pragma integrity_check(5)").all();
+    const found = rows.map(({ integrity_check }) => integrity_check).join("; ");
+    if (found !== "ok") return { problem: `it is damaged: ${found}` };
+    const schema = schemaOf(versionsOnSqlite(copy));
+    const fit = fitOf(schema);
+    if (fit === "none") return { problem: "it is no whole database of tollgate: it has no schema" };
+    if (fit === "too new") return { problem: `it has ${tooNewText(schema)}` };
+    return { problem: null, bytes: statSync(path).size, schema, keys: wrappedKeys(copy) };
+  } catch (error) {
+    if (error instanceof StartupProblem) return { problem: error.message };
+    if (!(error instanceof SQLiteError)) throw error;
+    return { problem: `it is no whole database of tollgate: ${error.message}` };
+  } finally {
+    copy?.close();
+  }
+}
