@@ -346,8 +346,8 @@ function bodyTables(c: Columns) {
       bytes: c.bytes().notNull(),
     }),
 
-    /** Bodies of which parts are to be removed: see gateway/invocations/loose-parts.ts. */
-    looseParts: c.table("loose_parts", {
+    /** Bodies of which parts are to be removed: see gateway/invocations/bodies.ts. */
+    orphanedParts: c.table("orphaned_parts", {
       invocation_id: c.text().notNull(),
       tenant: c.text().notNull(),
       kind: c.text().$type<BodyKind>().notNull(),

@@ -305,7 +305,7 @@ create table body_parts_0 partition of body_parts for values from (minvalue) to 
 alter table body_parts alter column bytes set storage external;
 
 -- Bodies of which parts are to be removed, from the part `first` on; none of them before `due_at`.
-create table loose_parts (
+create table orphaned_parts (
   invocation_id text collate "C" not null,
   tenant text collate "C" not null,
   kind text collate "C" not null check (kind in ('request', 'response')),

@@ -288,7 +288,7 @@ create table body_parts (
 ) strict;
 
 -- Bodies of which parts are to be removed, from the part `first` on; none of them before `due_at`.
-create table loose_parts (
+create table orphaned_parts (
   invocation_id text not null,
   tenant text not null,
   kind text not null check (kind in ('request', 'response')),
@@ -623,4 +623,4 @@ insert into sqlite_stat1 (tbl, idx, stat) values
   ('ended_invocations', 'invocations_error_class', '1000000 1000000 10000 1'),
   ('ended_invocations', 'invocations_model', '1000000 1000000 10000 1'),
   ('body_parts', 'sqlite_autoindex_body_parts_1', '100000 4 2 1'),
-  ('loose_parts', 'loose_parts', '1000 1 1');
+  ('orphaned_parts', 'orphaned_parts', '1000 1 1');

@@ -33,7 +33,7 @@ import { hostPart } from "../http/host-part.ts";
 import { createOutbound, type Outbound } from "../http/outbound.ts";
 import { listenPlain } from "../http/plain-listener.ts";
 import { DATABASE_FILE } from "../keys/master-key.ts";
-import { whileSteady } from "../storage/cleanup.ts";
+import { withClockStepGuard } from "../storage/cleanup.ts";
 import { acquireDataDirLock } from "../storage/data-dir.ts";
 import { openStore } from "../storage/open.ts";
 import { startRestored } from "../storage/restoration.ts";
@@ -170,7 +170,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   opened.defer(takingUp(log, () => Promise.all([wallet.readiness(), wallet.takeUp(), settle.takeUp()])));
   if (store.dialect === "postgres") opened.defer(poll(TAKE_CLAIMED_MS, settle.takeClaimed).stop);
   const { clock } = store;
-  opened.defer(whileSteady({ clock, log, everyMs: CLEAN_UP_MS }, () => cleanUpFacilitator(store, clock, log)));
+  opened.defer(withClockStepGuard({ clock, log, everyMs: CLEAN_UP_MS }, () => cleanUpFacilitator(store, clock, log)));
 
   const url = `https://${hostPart(options.host)}:${listener.port}`;
   const openUrl = `http://${hostPart(options.host)}:${openServer.port}`;

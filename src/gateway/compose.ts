@@ -14,7 +14,7 @@ import { routes } from "../http/elysia.ts";
 import { fetchJson } from "../http/fetch-json.ts";
 import { createOutbound, type Outbound } from "../http/outbound.ts";
 import type { Keyring } from "../keys/keyring.ts";
-import { announceEnds, type Hearing } from "../storage/postgres/announcements.ts";
+import { announceEnds, type Subscriber } from "../storage/postgres/announcements.ts";
 import type { Store } from "../storage/store.ts";
 import type { Verifier } from "../x402/verifier/verifier.ts";
 import { type AgentCache, createAgentCache } from "./agents/cache.ts";
@@ -30,10 +30,10 @@ import { Scheduler } from "./executor/scheduler.ts";
 import { createWorkerPool } from "./executor/workers/pool.ts";
 import { healthRoutes } from "./health-routes.ts";
 import { createClaims } from "./invocations/claims.ts";
+import { queueSize } from "./invocations/commands/queue.ts";
 import { type CompletionWaiters, createCompletionWaiters } from "./invocations/completion-waiters.ts";
 import { callHeaders, endedAmong, findInvocation } from "./invocations/history.ts";
-import { queueSize } from "./invocations/queue-size.ts";
-import { createRefusals } from "./invocations/refusals.ts";
+import { createLostCommits } from "./invocations/lost-commits.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
 import type { InvocationKey } from "./invocations/service.ts";
 import { manualRoutes } from "./manual/routes.ts";
@@ -89,7 +89,7 @@ export async function composeGateway(parts: GatewayParts) {
   const { options, store, keyring, replica, log, meters, tracer } = parts;
   const { clock } = store;
   const claims = createClaims();
-  const refusals = createRefusals({ store, clock, log });
+  const refusals = createLostCommits({ store, clock, log });
   const completionWaiters = createCompletionWaiters((keys) => endedAmong(store.read, keys));
   const pool = upstreamPool(parts);
   const secrets = secretSources(parts);
@@ -134,7 +134,7 @@ export async function composeGateway(parts: GatewayParts) {
     streaming.stop(id);
   };
   meters.gauges({ queue: () => queueSize(store), running: () => scheduler.running() + streaming.running() });
-  const announcements = announceEnds(parts, replica, hearing(completionWaiters, scheduler, stop));
+  const announcements = announceEnds(parts, replica, subscriber(completionWaiters, scheduler, stop));
   const receipts = createReceipts({ store, clock, log, replica, signingKey: () => keyring.signingKey("receipts") });
   const calls = { ...checks, completionWaiters, admitting: parts.admitting, ...takenBy(scheduler), stop };
   const api = routes()
@@ -167,11 +167,11 @@ const takenBy = (scheduler: Scheduler): Pick<ProxyRoutesOptions, "reserve" | "of
 });
 
 /** What is done with what another gateway tells: who waits here learns of an end, and a call cancelled there stops here. */
-function hearing(
+function subscriber(
   waiters: Pick<CompletionWaiters, "announce">,
   scheduler: Scheduler,
   stop: (id: string) => void,
-): Hearing {
+): Subscriber {
   return {
     ended(id) {
       waiters.announce(id);

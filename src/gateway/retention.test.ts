@@ -17,9 +17,8 @@ import { joinTotals } from "../storage/totals.ts";
 import { partsOf } from "../wire/body.ts";
 import { findInvocation, readHistory } from "./invocations/history.ts";
 import { findByIdempotencyKey, SLOT_HOURS, slotsOf } from "./invocations/idempotency.ts";
-import { cleanUp } from "./invocations/retention.ts";
+import { cleanUp, ENDED_CALLS } from "./invocations/retention.ts";
 import { abandon, accept, claim, finish, type InvocationKey, type InvocationRow } from "./invocations/service.ts";
-import { ENDED_CALLS } from "./invocations/timed-tables.ts";
 import { attemptSettlement } from "./payment/attempt.ts";
 import { prepareTables, removeCallsOnLease } from "./retention.ts";
 

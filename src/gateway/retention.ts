@@ -3,15 +3,14 @@
 import { type Poll, poll } from "../concurrency/poll.ts";
 import type { Log } from "../core/log.ts";
 import { HOUR_MS } from "../core/time.ts";
-import { whileSteady } from "../storage/cleanup.ts";
+import { withClockStepGuard } from "../storage/cleanup.ts";
 import { leaseJob } from "../storage/leases.ts";
 import { type Periods, periodHours, type Store, type TimedTable } from "../storage/store.ts";
 import { joinTotals } from "../storage/totals.ts";
 import { removeFullBuckets } from "./agents/shared-buckets.ts";
 import { SLOT_HOURS } from "./invocations/idempotency.ts";
-import { removeOldNotes } from "./invocations/refusals.ts";
-import { cleanUp, type Retention } from "./invocations/retention.ts";
-import { BODIES, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS } from "./invocations/timed-tables.ts";
+import { removeOldNotes } from "./invocations/lost-commits.ts";
+import { BODIES, cleanUp, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS, type Retention } from "./invocations/retention.ts";
 import { DECISIONS, removeOldDecisions } from "./policy/decisions.ts";
 import { removeOldCalls } from "./policy/shared-calls.ts";
 import { removeOldReceipts } from "./receipts/service.ts";
@@ -42,7 +41,7 @@ export async function startRetention(store: Store, retention: Retention, log: Lo
       return [];
     });
   const first = setTimeout(prepared, FIRST_MS);
-  const stop = whileSteady({ clock, log, everyMs: EVERY_MS }, async () => {
+  const stop = withClockStepGuard({ clock, log, everyMs: EVERY_MS }, async () => {
     const starts = await prepared();
     if (!(await leaseJob(store, "retention", LEASE_MS))) return;
     await Promise.all([

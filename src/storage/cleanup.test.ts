@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, expect, jest, test } from "bun:test";
 import { silentLog } from "../core/log.ts";
-import { whileSteady } from "./cleanup.ts";
+import { withClockStepGuard } from "./cleanup.ts";
 
 const EVERY_MS = 3_600_000;
 
@@ -10,7 +10,7 @@ afterEach(() => void jest.useRealTimers());
 function hours() {
   let [wall, own, runs] = [1_790_000_000_000, 0, 0];
   const clock = { now: () => wall };
-  const stop = whileSteady({ clock, log: silentLog, everyMs: EVERY_MS, monotonic: () => own }, async () => {
+  const stop = withClockStepGuard({ clock, log: silentLog, everyMs: EVERY_MS, monotonic: () => own }, async () => {
     runs++;
   });
   return {

@@ -56,7 +56,7 @@ export async function* tenantsIn(reader: Reader, table: TableOfTenants): AsyncGe
 /** By how much the clock may drift from the monotonic one between two runs. */
 const DRIFT_MS_MAX = 60_000;
 
-interface SteadyOptions {
+interface ClockStepGuardOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly everyMs: number;
@@ -68,7 +68,7 @@ interface SteadyOptions {
  * Runs `work` at intervals, the first time after `everyMs`, and only when the clock has run evenly since the time before.
  * Returns a function that stops it.
  */
-export function whileSteady(options: SteadyOptions, work: () => Promise<unknown>): () => void {
+export function withClockStepGuard(options: ClockStepGuardOptions, work: () => Promise<unknown>): () => void {
   const { clock, log, everyMs, monotonic = () => performance.now() } = options;
   let offset = clock.now() - monotonic();
   const timer = setInterval(() => {

@@ -422,7 +422,7 @@ export function periodHours(days: number): number {
 export function createCallEnds(log: Log) {
   const listeners: CallEndListener[] = [];
 
-  function tellOf(end: CallEnd): void {
+  function publishOne(end: CallEnd): void {
     for (const listener of listeners) {
       try {
         listener(end);
@@ -434,7 +434,7 @@ export function createCallEnds(log: Log) {
   }
 
   return {
-    listen: (listener: CallEndListener): void => void listeners.push(listener),
-    tell: (ends: readonly CallEnd[]): void => ends.forEach(tellOf),
+    subscribe: (listener: CallEndListener): void => void listeners.push(listener),
+    publish: (ends: readonly CallEnd[]): void => ends.forEach(publishOne),
   };
 }

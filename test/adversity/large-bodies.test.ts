@@ -80,7 +80,7 @@ type Sql = Awaited<ReturnType<typeof databaseOf>>;
 const count = async (sql: Sql, text: string) => Number((await sql.rows(text))[0]?.[0]);
 const ORPHANS = `select count(*) from body_parts p
   where not exists (select 1 from invocations i where i.tenant = p.tenant and i.id = p.invocation_id)`;
-const LOOSE = "select count(*) from loose_parts";
+const ORPHANED = "select count(*) from orphaned_parts";
 
 eachDatabase((database) => {
   test.concurrent("large bodies go through both ways byte for byte, and what is not shown of them goes", async () => {
@@ -145,7 +145,7 @@ eachDatabase((database) => {
       ]),
     );
 
-    await until("nothing is loose any more", async () => (await count(sql, LOOSE)) === 0);
+    await until("no part is orphaned any more", async () => (await count(sql, ORPHANED)) === 0);
     expect(await count(sql, ORPHANS)).toBe(0);
     const kept = "select count(*), max(n) from body_parts where invocation_id in (select id from invocations where";
     expect((await sql.rows(`${kept} agent_id = '${hidden}')`))[0]?.map(Number)).toEqual([0, 0]);
@@ -210,7 +210,7 @@ eachDatabase((database) => {
       if (database.name === "postgres") {
         // As after the ten minutes for which the parts of a call that is about to be accepted are kept, and the lease.
         await sql.rows("delete from replicas");
-        await sql.rows("update loose_parts set due_at = 1 where due_at > 1");
+        await sql.rows("update orphaned_parts set due_at = 1 where due_at > 1");
       }
       await gateway.restart();
       const again = await clientOf(gateway);
@@ -220,7 +220,7 @@ eachDatabase((database) => {
         expect(seen.get(id)).toBe(hash);
       }
       for (const id of accepted.keys()) expect(await again.get(`/v1/invocations/${id}`)).toMatchObject({ id });
-      await until("nothing is loose any more", async () => (await count(sql, LOOSE)) === 0);
+      await until("no part is orphaned any more", async () => (await count(sql, ORPHANED)) === 0);
       expect(await count(sql, ORPHANS)).toBe(0);
     }
   });

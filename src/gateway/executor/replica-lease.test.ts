@@ -4,7 +4,7 @@ import { eachStore } from "../../../test/support/stores/one-store.ts";
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import { findKey } from "../invocations/idempotency.ts";
-import { createRefusals } from "../invocations/refusals.ts";
+import { createLostCommits } from "../invocations/lost-commits.ts";
 import { accept } from "../invocations/service.ts";
 import { createReplicaLease, endOrphans, renewLease } from "./replica-lease.ts";
 
@@ -17,7 +17,7 @@ eachStore((makePlace) => {
   ] as const)("a call that was refused and appeared %s leaves nothing when its replica dies", async (_, claim) => {
     const place = await makePlace();
     const store = await place.open();
-    const refusals = () => createRefusals({ store, clock, log: silentLog });
+    const refusals = () => createLostCommits({ store, clock, log: silentLog });
     const { row, ...one } = accepted(clock.now(), { accepted_by: "rep_dead" });
     const idempotency = { key: "k", body_sha256: "b", asked_at: clock.now(), latest: clock.now() };
     const call = { ...one.call, headers: [["idempotency-key", "k"]] as const };

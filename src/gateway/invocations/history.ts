@@ -11,13 +11,20 @@ import { HOUR_MS } from "../../core/time.ts";
 import { dateTime, oneOf, page, type Query } from "../../http/input.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import { counted, countedWithReach } from "../../storage/totals.ts";
+import { storedStart } from "./bodies.ts";
 import { SMALL_BODY_BYTES } from "./commands/accept.ts";
-import { FIRST_ID, type Filter, LAST_ID } from "./history-index.ts";
-import { newestCalls, type PageRange, pageOf, type ScannedPage, type ScanPath } from "./history-scan.ts";
-import type { CapturedBodies } from "./model.ts";
-import type { InvocationKey, InvocationRow } from "./service.ts";
-import { byId } from "./statements.ts";
-import { storedStart } from "./stored-bodies.ts";
+import {
+  FIRST_ID,
+  type Filter,
+  LAST_ID,
+  newestCalls,
+  type PageRange,
+  pageOf,
+  type ScannedPage,
+  type ScanPath,
+} from "./history-scan.ts";
+import type { CapturedBodies } from "./routes.ts";
+import { byId, type InvocationKey, type InvocationRow } from "./service.ts";
 
 /** @throws Fault `not_found` */
 export async function findInvocation(reader: Reader, tenant: string, id: string): Promise<InvocationRow> {

@@ -54,7 +54,7 @@ interface WantedKey {
 
 type KnownKey = Pick<Tables["idempotencyKeys"]["$inferSelect"], "body_sha256" | "invocation_id">;
 
-const INPUT = inputRows<WantedKey>({
+const KEY_INPUT = inputRows<WantedKey>({
   tenant: ["text", ({ owner }) => owner.tenant],
   caller: ["text", ({ owner }) => owner.caller],
   agent_id: ["text", ({ owner }) => owner.agent_id],
@@ -77,13 +77,13 @@ const keyLookUp: Command<WantedKey, KnownKey | null> = {
       find.get(tenant, caller, agent_id, key, slot, asked_at) as unknown as KnownKey | null;
   },
   postgres: {
-    text: `select n, known.body_sha256, known.invocation_id from ${INPUT.source}, lateral (
+    text: `select n, known.body_sha256, known.invocation_id from ${KEY_INPUT.source}, lateral (
         select k.body_sha256, k.invocation_id from idempotency_keys k
         where k.tenant = input.tenant and k.caller = input.caller and k.agent_id = input.agent_id and k.key = input.key
           and k.slot >= input.slot and k.expires_at > input.asked_at
         limit 1
       ) as known`,
-    valuesOf: INPUT.values,
+    valuesOf: KEY_INPUT.values,
     outputsOf(inputs, rows) {
       const found: (KnownKey | null)[] = inputs.map(() => null);
       for (const row of rows) found[Number(row["n"]) - 1] = row as unknown as KnownKey;

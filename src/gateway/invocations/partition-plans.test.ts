@@ -14,7 +14,7 @@ import { findReceipt } from "../receipts/store.ts";
 import { prepareTables } from "../retention.ts";
 import { endCommand } from "./commands/end.ts";
 import { capturedBodies, findInvocation } from "./history.ts";
-import { moveEndedSettlement } from "./statements.ts";
+import { moveEndedSettlement } from "./service.ts";
 
 const NOW = Date.UTC(2026, 5, 1, 12, 30);
 const { row } = accepted(NOW);

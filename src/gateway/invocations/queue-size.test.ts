@@ -3,7 +3,7 @@ import { expect, test } from "bun:test";
 import { accepted } from "../../../test/support/stores/invocations.ts";
 import { eachStore, useStore } from "../../../test/support/stores/one-store.ts";
 import type { Store } from "../../storage/store.ts";
-import { queueSize } from "./queue-size.ts";
+import { queueSize } from "./commands/queue.ts";
 import { abandon, accept, claim, type InvocationRow } from "./service.ts";
 
 eachStore((makePlace) => {

@@ -7,11 +7,10 @@ import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { DAY_MS, HOUR_MS } from "../../core/time.ts";
 import { removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
-import type { Store, Tx } from "../../storage/store.ts";
+import { type DroppedRange, keyedById, type Store, type TimedTable, type Tx } from "../../storage/store.ts";
+import { REMOVED_PARTS_AT_ONCE } from "./bodies.ts";
 import { countWhole } from "./counters.ts";
 import { slotsOver } from "./idempotency.ts";
-import { PARTS_AT_ONCE } from "./loose-parts.ts";
-import { BODIES, BODIES_OF_CALLS, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS, PARTS_OF_CALLS } from "./timed-tables.ts";
 
 export interface Retention {
   /** 0 keeps for ever. */
@@ -121,7 +120,7 @@ function isOfNone(tx: Tx, bodies: Bodies): SQL | undefined {
 /** The parts of large bodies from before this time, of all tenants in the order of time. */
 async function removeParts(store: Store, time: number, condition: typeof isMade): Promise<void> {
   const before = idFloor("inv", time);
-  while ((await store.write((tx) => removeSomeParts(tx, before, condition))) === PARTS_AT_ONCE);
+  while ((await store.write((tx) => removeSomeParts(tx, before, condition))) === REMOVED_PARTS_AT_ONCE);
 }
 
 async function removeSomeParts(tx: Tx, before: string, condition: typeof isMade): Promise<number> {
@@ -130,7 +129,7 @@ async function removeSomeParts(tx: Tx, before: string, condition: typeof isMade)
     .select({ id: t.invocation_id, kind: t.kind, n: t.n })
     .from(t)
     .where(and(lt(t.invocation_id, before), condition(tx, t)))
-    .limit(PARTS_AT_ONCE);
+    .limit(REMOVED_PARTS_AT_ONCE);
   const rows = await tx.db
     .delete(t)
     .where(inArray(sql`(${t.invocation_id}, ${t.kind}, ${t.n})`, old))
@@ -215,3 +214,59 @@ async function removeKeys(tx: Tx, before: number, limit: number): Promise<number
     .returning({ key: t.key });
   return rows.length;
 }
+
+const among = (column: string, { from, to }: DroppedRange) => `${column} >= ${from} and ${column} < ${to}`;
+
+/** Tenant by tenant, along the index of its payments. */
+const paidCalls = (range: DroppedRange) => `
+  with recursive tenants (tenant) as (
+    select min(tenant) from payments
+    union all
+    select (select min(p.tenant) from payments p where p.tenant > t.tenant) from tenants t where t.tenant is not null
+  )
+  select p.tenant, p.invocation_id as id from tenants t
+    join payments p on p.tenant = t.tenant and ${among("p.invocation_id", range)}`;
+
+/** A call stays while its payment does, which is removed when it is settled and past, and while it is owed a receipt. */
+export const ENDED_CALLS: TimedTable = {
+  name: "ended_invocations",
+  key: "id",
+  ...keyedById("inv"),
+  isCounted: true,
+  kept: (range) => `select tenant, id from (${paidCalls(range)}) as paid
+    union select tenant, invocation_id as id from receipts_due where ${among("invocation_id", range)}`,
+};
+
+/** A call that has not ended must still be made, and its body may be there. */
+const openCalls = (range: DroppedRange) =>
+  `select tenant, id as invocation_id from open_invocations where ${among("id", range)}`;
+
+/** Bodies that go before their calls. */
+export const BODIES: TimedTable = {
+  name: "invocation_bodies",
+  key: "invocation_id",
+  ...keyedById("inv"),
+  isCounted: false,
+  kept: openCalls,
+};
+
+/** Bodies that go with their calls, and so after them. */
+export const BODIES_OF_CALLS: TimedTable = {
+  ...BODIES,
+  kept: (range) =>
+    `${openCalls(range)} union select tenant, id as invocation_id from ended_invocations where ${among("id", range)}`,
+};
+
+/** The same for large ones. */
+export const PARTS: TimedTable = { ...BODIES, name: "body_parts" };
+export const PARTS_OF_CALLS: TimedTable = { ...BODIES_OF_CALLS, name: "body_parts" };
+
+/** See idempotency.ts. */
+export const IDEMPOTENCY_KEYS: TimedTable = {
+  name: "idempotency_keys",
+  key: "slot",
+  keyAt: (time) => String(Math.floor(time / HOUR_MS)),
+  timeAt: (key) => Number(key) * HOUR_MS,
+  isCounted: false,
+  kept: null,
+};

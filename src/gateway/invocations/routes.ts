@@ -1,14 +1,332 @@
-// The routes of the history.
+// The history over HTTP: the shapes in which an invocation is shown (list item, detail, poll view), how they are documented,
+// and the routes. A row becomes a view here only.
+//
+// Captured bodies may be a MiB each: they are read in a turn, since many who ask for such at once would hold up all others,
+// and made into text as they are taken.
 
+import { type Static, Type } from "@sinclair/typebox";
+import { inOneStep } from "../../concurrency/steps.ts";
+import { asBuffer } from "../../core/bytes.ts";
+import { READ_BODY_SCOPE } from "../../core/caller.ts";
+import { idTime } from "../../core/id.ts";
+import { CAPTURE_BYTES_MAX, PAGE_LIMIT_DEFAULT } from "../../core/limits.ts";
+import { ERROR_CLASSES, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
+import { formatDateTime } from "../../core/time.ts";
+import { json } from "../../http/answers.ts";
 import { routes } from "../../http/elysia.ts";
-import { queryOf } from "../../http/input.ts";
-import { respondJson } from "../../http/large-response.ts";
+import { PAGE_QUERY, queryOf } from "../../http/input.ts";
+import { respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/large-response.ts";
+import { operation } from "../../http/openapi.ts";
 import { scopeOf } from "../../http/server.ts";
 import type { Reader } from "../../storage/store.ts";
-import { findInvocation, readHistory } from "./history.ts";
-import { listItem } from "./model.ts";
-import { list, read } from "./openapi.ts";
-import { detailAnswer } from "./views.ts";
+import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
+import type { InvocationRow } from "./service.ts";
+
+const text = Type.Union([Type.String(), Type.Null()]);
+const whole = Type.Union([Type.Integer(), Type.Null()]);
+const dateTime = Type.String({ format: "date-time" });
+const choice = <T extends string>(values: readonly T[]) => Type.Unsafe<T>({ type: "string", enum: [...values] });
+
+const Settlement = Type.Object(
+  {
+    status: choice(SETTLEMENT_STATUSES),
+    tx_hash: Type.Optional(Type.String()),
+    settled_amount: Type.Optional(Type.String({ description: "Smallest-unit decimal string." })),
+    operator_amount: Type.Optional(Type.String({ description: "settled_amount minus facilitator_fee." })),
+    facilitator_fee: Type.Optional(Type.String()),
+    attempts: Type.Optional(Type.Integer()),
+    reason: Type.Optional(Type.String({ description: "Coarse failure reason." })),
+    settled_at: Type.Optional(dateTime),
+  },
+  { $id: "Settlement" },
+);
+
+const shared = {
+  agent_id: Type.String(),
+  status: choice(INVOCATION_STATUSES),
+  error_class: Type.Union([choice(ERROR_CLASSES), Type.Null()]),
+  upstream_status: whole,
+  latency_ms: Type.Union([Type.Integer(), Type.Null()], {
+    description: "The upstream call, in milliseconds.",
+  }),
+  mcp_method: text,
+  mcp_tool: text,
+  payment_network: text,
+  payment_asset: text,
+  payment_amount: text,
+  payment_payer: text,
+  payment_nonce: text,
+  created_at: dateTime,
+  completed_at: Type.Union([dateTime, Type.Null()]),
+};
+
+export const Invocation = Type.Object(
+  {
+    id: Type.String({ description: "`inv_<uuidv7>`" }),
+    mode: choice(MODES),
+    model: text,
+    ...shared,
+    settlement: Type.Optional(Settlement),
+    ttft_ms: Type.Union([Type.Integer(), Type.Null()], {
+      description: "Time to first byte; streaming mode only.",
+    }),
+    req_size: whole,
+    resp_size: whole,
+  },
+  { $id: "Invocation" },
+);
+
+const base64 = (description: string) =>
+  Type.Optional(Type.String({ format: "byte", description: `${description}, base64, at most 1 MiB.` }));
+
+export const InvocationDetail = Type.Composite(
+  [
+    Invocation,
+    Type.Object({
+      body_captured: Type.Boolean({ description: "Whether capture was on for this invocation." }),
+      req_body: base64("The captured request body; needs the scope invocations:read_body"),
+      resp_body: base64("The captured response body; needs the scope invocations:read_body"),
+    }),
+  ],
+  { $id: "InvocationDetail" },
+);
+
+export const InvocationPage = Type.Object(
+  { data: Type.Array(Invocation), total: Type.Integer(), limit: Type.Integer(), offset: Type.Integer() },
+  { $id: "InvocationPage" },
+);
+
+export const PollView = Type.Object(
+  {
+    invocation_id: Type.String(),
+    ...shared,
+    updated_at: dateTime,
+    settlement: Type.Union([Settlement, Type.Null()]),
+    response_content_type: text,
+    response_truncated: Type.Boolean({
+      description: "The upstream's body was longer than what was captured.",
+    }),
+    response_body_b64: base64("The captured response body; for the caller, or with the scope invocations:read_body"),
+  },
+  { $id: "InvocationPoll" },
+);
+
+export interface CapturedBodies {
+  readonly request: Uint8Array | null;
+  readonly response: Uint8Array | null;
+}
+
+function sharedView(row: InvocationRow) {
+  return {
+    agent_id: row.agent_id,
+    status: row.status,
+    error_class: row.error_class,
+    upstream_status: row.upstream_status,
+    latency_ms: row.latency_ms,
+    mcp_method: row.mcp_method,
+    mcp_tool: row.mcp_tool,
+    payment_network: row.payment_network,
+    payment_asset: row.payment_asset,
+    payment_amount: row.payment_amount,
+    payment_payer: row.payment_payer,
+    payment_nonce: row.payment_nonce,
+    created_at: formatDateTime(idTime(row.id)),
+    completed_at: row.completed_at === null ? null : formatDateTime(row.completed_at),
+  };
+}
+
+function settlementOf(row: InvocationRow): Static<typeof Settlement> | null {
+  if (row.settlement_status === null) return null;
+  const details = JSON.parse(row.settlement ?? "{}") as Omit<Static<typeof Settlement>, "status">;
+  return { status: row.settlement_status, ...details };
+}
+
+export function listItem(row: InvocationRow): Static<typeof Invocation> {
+  const settlement = settlementOf(row);
+  return {
+    id: row.id,
+    mode: row.mode,
+    model: row.model,
+    ...sharedView(row),
+    ...(settlement === null ? {} : { settlement }),
+    ttft_ms: row.ttft_ms,
+    req_size: row.req_size,
+    resp_size: row.resp_size,
+  };
+}
+
+/** Without the bodies. */
+export function detail(row: InvocationRow): Static<typeof InvocationDetail> {
+  return { ...listItem(row), body_captured: row.body_captured };
+}
+
+/** Without the body. */
+export function pollView(row: InvocationRow): Static<typeof PollView> {
+  return {
+    invocation_id: row.id,
+    ...sharedView(row),
+    updated_at: formatDateTime(row.updated_at),
+    settlement: settlementOf(row),
+    response_content_type: row.response_content_type,
+    response_truncated: row.response_truncated,
+  };
+}
+
+export const INVOCATION_ID = {
+  description: "The invocation's ID.",
+  example: "inv_0199a7c2-6a2b-7d4c-8e01-7b1c2d3e4f50",
+};
+
+const EXAMPLE_SHARED = {
+  agent_id: "agt_0199a7c2-5d1e-7c3a-9b62-3f0a4d5e6f70",
+  status: "succeeded",
+  error_class: null,
+  upstream_status: 200,
+  latency_ms: 42,
+  mcp_method: null,
+  mcp_tool: null,
+  payment_network: null,
+  payment_asset: null,
+  payment_amount: null,
+  payment_payer: null,
+  payment_nonce: null,
+  created_at: "2026-11-21T10:00:00.000Z",
+  completed_at: "2026-11-21T10:00:00.050Z",
+};
+
+const EXAMPLE_INVOCATION = {
+  id: INVOCATION_ID.example,
+  mode: "transactional",
+  model: null,
+  ...EXAMPLE_SHARED,
+  ttft_ms: null,
+  req_size: 17,
+  resp_size: 17,
+};
+
+export const EXAMPLE_POLL = {
+  invocation_id: INVOCATION_ID.example,
+  ...EXAMPLE_SHARED,
+  updated_at: "2026-11-21T10:00:00.050Z",
+  settlement: null,
+  response_content_type: "application/json",
+  response_truncated: false,
+  response_body_b64: "eyJoZWxsbyI6IndvcmxkIn0=",
+};
+
+export const list = operation({
+  tag: "Invocations",
+  summary: "List invocations",
+  description: "Newest first. Bodies are never in the list.",
+  query: {
+    agent_id: { description: "Only calls of this agent." },
+    status: { description: "Only calls in this state.", schema: choice(INVOCATION_STATUSES) },
+    mode: { description: "Only calls of this mode.", schema: choice(MODES) },
+    error_class: { description: "Only calls that ended with this class; an unknown one matches nothing." },
+    model: { description: "Only calls with this X-Service-Model." },
+    settlement: {
+      description: "Only calls with this settlement status.",
+      schema: choice(SETTLEMENT_STATUSES),
+    },
+    since: { description: "Created at or after, RFC 3339.", schema: Type.String({ format: "date-time" }) },
+    until: { description: "Created at or before, RFC 3339.", schema: Type.String({ format: "date-time" }) },
+    ...PAGE_QUERY,
+  },
+  responses: [
+    {
+      status: "ok",
+      description: "One page, and how many match in all.",
+      schema: InvocationPage,
+      example: { data: [EXAMPLE_INVOCATION], total: 1, limit: PAGE_LIMIT_DEFAULT, offset: 0 },
+    },
+  ],
+  errors: ["invalid_request"],
+});
+
+export const read = operation({
+  tag: "Invocations",
+  summary: "Read an invocation",
+  description: `Captured bodies are included for a token with the scope ${READ_BODY_SCOPE}.`,
+  path: { id: INVOCATION_ID },
+  responses: [
+    {
+      status: "ok",
+      description: "The invocation.",
+      schema: InvocationDetail,
+      example: {
+        ...EXAMPLE_INVOCATION,
+        body_captured: true,
+        req_body: EXAMPLE_POLL.response_body_b64,
+        resp_body: EXAMPLE_POLL.response_body_b64,
+      },
+    },
+  ],
+  errors: ["not_found"],
+});
+
+/** Up to here stored bodies are read without a turn of their own, and without one those that are passed over. */
+const QUICK_BYTES = 65_536;
+/** Three bytes make four characters, so the texts of such pieces join. */
+const PIECE_BYTES = 48 * 1024;
+
+/** By the keys that they are shown under; null where there is none. */
+type Bodies = Readonly<Record<string, Uint8Array | null>>;
+
+/**
+ * A call as it is shown to one who polls it. The body is shown to the user who made the call, and to tokens that may read all
+ * bodies.
+ */
+export async function pollAnswer(reader: Reader, request: Request, row: InvocationRow): Promise<Response> {
+  const { user, scopes } = scopeOf(request).caller;
+  if (row.caller !== user && !scopes.has(READ_BODY_SCOPE)) return json("ok", pollView(row));
+  const read = async () => ({ response_body_b64: await capturedResponse(reader, row) });
+  return withBodies(request, row, { view: pollView(row), sizes: [row.resp_size], read });
+}
+
+export async function detailAnswer(reader: Reader, request: Request, row: InvocationRow): Promise<Response> {
+  if (!scopeOf(request).caller.scopes.has(READ_BODY_SCOPE)) return json("ok", detail(row));
+  async function read() {
+    const { request, response } = await capturedBodies(reader, row);
+    return { req_body: request, resp_body: response };
+  }
+  return withBodies(request, row, { view: detail(row), sizes: [row.req_size, row.resp_size], read });
+}
+
+interface Shown {
+  /** Without the bodies. */
+  readonly view: object;
+  /** Of the bodies as they were before they were cut. */
+  readonly sizes: readonly (number | null)[];
+  read(): Promise<Bodies>;
+}
+
+function withBodies(
+  request: Request,
+  { tenant, body_captured, req_size, resp_size }: InvocationRow,
+  { view, sizes, read }: Shown,
+): Promise<Response> {
+  const isQuick = Math.max(req_size ?? 0, resp_size ?? 0) <= QUICK_BYTES;
+  const held = sizes.map((size) => (body_captured ? Math.min(size ?? 0, CAPTURE_BYTES_MAX) : 0));
+  const weight = held.reduce((sum, bytes) => sum + bytes, 0);
+  return respondLarge({ tenant, request, weight }, async () => {
+    const bodies = await (isQuick ? read() : inOneStep(read, tenant));
+    const pieces = piecesOf(view, bodies);
+    return weight <= SMALL_CHARACTERS ? [...pieces].join("") : { weight, pieces };
+  });
+}
+
+function* piecesOf(view: object, bodies: Bodies): Generator<string, void> {
+  yield JSON.stringify(view).slice(0, -1);
+  for (const [key, body] of Object.entries(bodies)) {
+    if (body === null) continue;
+    yield `,"${key}":"`;
+    for (let at = 0; at < body.length; at += PIECE_BYTES) {
+      yield asBuffer(body.subarray(at, at + PIECE_BYTES)).toString("base64");
+    }
+    yield '"';
+  }
+  yield "}";
+}
 
 export function invocationRoutes(reader: Reader) {
   return routes()

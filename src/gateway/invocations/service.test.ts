@@ -13,7 +13,7 @@ import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
 import { counted, joinTotals } from "../../storage/totals.ts";
 import { dropLeases, endOrphans, renewLease } from "../executor/replica-lease.ts";
-import { waitingAgents } from "./commands/queued.ts";
+import { waitingAgents } from "./commands/queue.ts";
 import { callHeaders, capturedBodies, findInvocation, readHistory } from "./history.ts";
 import { cleanUp } from "./retention.ts";
 import {

@@ -1,21 +1,27 @@
 // The life of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition is a write
 // guarded by the states that its event may start from. Those that every call goes through are commands.
-import { and, eq } from "drizzle-orm";
+
+import { and, eq, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
-import { type ErrorClass, INVOCATION_EVENTS } from "../../core/states.ts";
-import type { CommandRunner, Reader, Store, Tx } from "../../storage/store.ts";
+import { type ErrorClass, INVOCATION_EVENTS, SETTLEMENT_EVENTS } from "../../core/states.ts";
+import { bind, type CommandRunner, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
+import { storedRequest, withStoredBody } from "./bodies.ts";
 import { acceptOf, isInParts, partsGone, SMALL_BODY_BYTES } from "./commands/accept.ts";
-import { claimCommand } from "./commands/claim.ts";
 import { endCommand } from "./commands/end.ts";
-import { ownPending, waitingAgents } from "./commands/queued.ts";
-import { type TakenCall, type TakenCalls, type Taking, takeCommand } from "./commands/take.ts";
-import { countMove } from "./counters.ts";
+import {
+  claimCommand,
+  ownPending,
+  type TakenCall,
+  type TakenCalls,
+  type Taking,
+  takeCommand,
+  waitingAgents,
+} from "./commands/queue.ts";
+import { countMove, countSettlement } from "./counters.ts";
 import { findByIdempotencyKey, freeIdempotencyKey, type Idempotency } from "./idempotency.ts";
-import { byId, heldBy, isIn, moveEndedSettlement, moveOpenSettlement, NOTHING_YET, oweReceipt } from "./statements.ts";
-import { storedRequest, withStoredBody } from "./stored-bodies.ts";
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
 
@@ -298,4 +304,93 @@ async function withReceipt(tx: Tx, key: InvocationKey): Promise<InvocationRow | 
   const row = await found(tx, key);
   if (row?.emit_receipt) await oweReceipt(tx).execute(key);
   return row;
+}
+
+export const byId = prepared(({ db, tables: { invocations: t } }: Reader) =>
+  db
+    .select()
+    .from(t)
+    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.id, sql.placeholder("id")))),
+);
+
+/** In the write that makes the end of a call and its settlement final, which happens once. */
+export const oweReceipt = prepared(({ db, tables: { receiptsDue } }: Tx) =>
+  db.insert(receiptsDue).values({
+    tenant: sql.placeholder("tenant"),
+    invocation_id: sql.placeholder("id"),
+  }),
+);
+
+/**
+ * Not a bare column: a partial index on the status would seem as good as the key until the table is analysed.
+ *
+ * @param status of an open call
+ */
+export function isIn(column: Tables["openInvocations"]["status"], status: "pending" | "running") {
+  return sql`coalesce(${column}, '') = ${status}`;
+}
+
+export const heldBy = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
+  db
+    .select({ id: t.id })
+    .from(t)
+    .where(
+      and(
+        eq(t.tenant, sql.placeholder("tenant")),
+        eq(t.id, sql.placeholder("id")),
+        isIn(t.status, "running"),
+        eq(t.claim, bind(t.claim, "claim")),
+      ),
+    ),
+);
+
+/** What is not known of a call before its end. */
+export const NOTHING_YET = {
+  error_class: null,
+  upstream_status: null,
+  latency_ms: null,
+  ttft_ms: null,
+  resp_size: null,
+  resp_sha256: null,
+  response_truncated: false,
+  response_content_type: null,
+  completed_at: null,
+};
+
+type SettlementFields = Pick<InvocationRow, "settlement" | "updated_at">;
+
+/** Of a call that nobody has claimed yet. False when its settlement is not where the event starts from. */
+export async function moveOpenSettlement(
+  tx: Tx,
+  key: InvocationKey,
+  event: "collect" | "refuse",
+  fields: SettlementFields,
+): Promise<boolean> {
+  const { openInvocations: t } = tx.tables;
+  const { from, to } = SETTLEMENT_EVENTS[event];
+  const rows = await tx.db
+    .update(t)
+    .set({ ...fields, settlement_status: to })
+    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from), isIn(t.status, "pending")))
+    .returning({ id: t.id });
+  if (rows.length > 0) countSettlement(tx, key, from, to);
+  return rows.length > 0;
+}
+
+/** Of a call that has ended. */
+export async function moveEndedSettlement(
+  tx: Tx,
+  key: InvocationKey,
+  event: "collectLate" | "refuse",
+  fields: SettlementFields,
+): Promise<boolean> {
+  const { endedInvocations: t } = tx.tables;
+  const { from, to } = SETTLEMENT_EVENTS[event];
+  const rows = await tx.db
+    .update(t)
+    .set({ ...fields, settlement_status: to })
+    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from)))
+    .returning({ id: t.id });
+  if (rows.length > 0) countSettlement(tx, key, from, to);
+  return rows.length > 0;
 }

@@ -143,7 +143,7 @@ export async function lease(tx: Tx, seen: OpenPayment, now: number, until: numbe
   return row !== undefined && isOpen(row) ? row : null;
 }
 
-/** The note that a call was refused: see invocations/refusals.ts. */
+/** The note that a call was refused: see invocations/lost-commits.ts. */
 function refusal({ db, tables: { payments: t, refusedCalls: r } }: Tx) {
   return db
     .select({ id: r.id })

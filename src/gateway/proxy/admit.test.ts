@@ -14,7 +14,7 @@ import { CommitUnknown, type Store } from "../../storage/store.ts";
 import type { InvocableAgent } from "../agents/look-up.ts";
 import { type CompletionWaiters, createCompletionWaiters } from "../invocations/completion-waiters.ts";
 import { readHistory } from "../invocations/history.ts";
-import { createRefusals } from "../invocations/refusals.ts";
+import { createLostCommits } from "../invocations/lost-commits.ts";
 import { type AcceptedCall, claim } from "../invocations/service.ts";
 import type { Payments } from "../payment/service.ts";
 import { createPolicyService } from "../policy/service.ts";
@@ -78,7 +78,7 @@ async function call(
       log: silentLog,
       meters: silentMeters,
       replica: "rep_1",
-      refusals: createRefusals({ store, clock, log: silentLog }),
+      refusals: createLostCommits({ store, clock, log: silentLog }),
       completionWaiters,
       admitting: createUnderWay(),
       payments,
@@ -170,7 +170,7 @@ test("a call whose record appears after it was refused is never made, and leaves
 });
 
 test("a record that appears after its call was refused is removed when it is looked for, unless it was claimed before", async () => {
-  const refusals = createRefusals({ store: real, clock, log: silentLog });
+  const refusals = createLostCommits({ store: real, clock, log: silentLog });
   const late = committingLate(real);
   await call(
     late.store,

@@ -13,7 +13,7 @@ import type { CallBody } from "../../wire/body.ts";
 import { hashOf } from "../../wire/digest.ts";
 import type { InvocableAgent } from "../agents/look-up.ts";
 import { findByIdempotencyKey, type Idempotency } from "../invocations/idempotency.ts";
-import type { Refusals } from "../invocations/refusals.ts";
+import type { LostCommits } from "../invocations/lost-commits.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import type { Payments } from "../payment/service.ts";
 import type { PolicyService } from "../policy/service.ts";
@@ -30,7 +30,7 @@ export interface CheckOptions extends TokenTaker {
   readonly store: Store;
   readonly clock: Clock;
   readonly time: TimeBounds;
-  readonly refusals: Pick<Refusals, "isRefused" | "wasStored">;
+  readonly refusals: Pick<LostCommits, "isRefused" | "wasStored">;
   readonly log: Log;
   readonly payments: Pick<Payments, "check" | "usedFor" | "presentedIn">;
   readonly policy: Pick<PolicyService, "readAhead" | "judge" | "judgeAll">;

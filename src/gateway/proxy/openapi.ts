@@ -5,8 +5,7 @@ import { operation } from "../../http/openapi.ts";
 import { requirementsOf } from "../../x402/codec.ts";
 import { X402_VERSION } from "../../x402/kind.ts";
 import { PaymentChallenge } from "../../x402/schemas.ts";
-import { PollView } from "../invocations/model.ts";
-import { EXAMPLE_POLL, INVOCATION_ID } from "../invocations/openapi.ts";
+import { EXAMPLE_POLL, INVOCATION_ID, PollView } from "../invocations/routes.ts";
 
 const WAIT = {
   Prefer: {

@@ -9,7 +9,7 @@ import type { Mode } from "../../core/states.ts";
 import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { hashOf } from "../../wire/digest.ts";
 import { holdCredential, mayGoTo } from "../credentials/store.ts";
-import type { Refusals } from "../invocations/refusals.ts";
+import type { LostCommits } from "../invocations/lost-commits.ts";
 import { type AcceptedCall, accept, type Claim, type InvocationRow } from "../invocations/service.ts";
 import { type Charge, type Payments, type PricedCall, paidColumns } from "../payment/service.ts";
 import { insertPayment, type PaymentRow } from "../payment/store.ts";
@@ -22,7 +22,7 @@ export interface RecordOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly payments: Pick<Payments, "check" | "paymentRow">;
-  readonly refusals: Pick<Refusals, "isRefused" | "wasStored">;
+  readonly refusals: Pick<LostCommits, "isRefused" | "wasStored">;
   readonly meters: Pick<Meters, "accepted" | "payment">;
   /** This replica's ID. */
   readonly replica: string;

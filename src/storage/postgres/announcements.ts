@@ -1,6 +1,6 @@
-// What one replica tells the others at once, over LISTEN and NOTIFY of Postgres: which calls have ended, and that it has
+// What one replica publishes to the others at once, over LISTEN and NOTIFY of Postgres: which calls have ended, and that it has
 // left. It is a help and no more: whatever is lost on the way is found by looking, a second or two later. NOTIFY takes a
-// lock of the whole server at its commit, so it is never a part of a write, and what is to be told is gathered.
+// lock of the whole server at its commit, so it is never a part of a write, and the IDs of ended calls are batched.
 import type { SQL } from "bun";
 import { every } from "../../concurrency/every.ts";
 import type { Log } from "../../core/log.ts";
@@ -11,27 +11,27 @@ import { postgresClient } from "./pool.ts";
 const CHANNEL = "tollgate";
 /** At most so often; the first one after a silence goes at once. */
 const EVERY_MS = 50;
-/** In one announcement, which Postgres bounds to 8,000 bytes. Of more than that the others learn by looking. */
+/** In one announcement, which Postgres bounds to 8,000 bytes. Other replicas find further ends by looking. */
 const IDS_MAX = 180;
 /** So often it tells itself something, to learn whether it still hears. */
 const CHECK_EVERY_MS = 5_000;
 /** What is not done by then is not done any more: a connection to a server that is gone may hang for a quarter of an hour. */
 const ANSWER_MS_MAX = 4_000;
 /**
- * The sender, and the calls that have ended, or that it has left, or is there, which is for itself. Whoever may connect to the database may say anything
- * here, so there is one way to read each text: with two for each ID a payload of 8,000 bytes took 1.3 s (measured).
+ * The sender, and the calls that have ended, or that it has left, or that it is there, which is for itself. Anybody who may
+ * connect to the database may publish anything here, so there is one way to read each text: with two for each ID a payload of
+ * 8,000 bytes took 1.3 s (measured).
  */
-const FORM = /^(rep_[\w-]+) (left|here|inv_[\w-]+(?:,inv_[\w-]+)*)$/;
+const PAYLOAD = /^(rep_[\w-]+) (left|here|inv_[\w-]+(?:,inv_[\w-]+)*)$/;
 
-/** What is done with what is told. */
-export interface Hearing {
+export interface Subscriber {
   /** A call has ended on another replica. */
   ended(id: string): void;
   /** Another replica has left its pending calls to the others. */
   left(): void;
 }
 
-interface AnnouncementsOptions extends Hearing {
+interface AnnouncementsOptions extends Subscriber {
   /** Of the database itself: through a pooler that shares out transactions nothing is heard. */
   readonly url: string;
   /** This replica's ID. */
@@ -42,22 +42,22 @@ interface AnnouncementsOptions extends Hearing {
   readonly answerMsMax?: number;
 }
 
-interface Teller {
+interface Publisher {
   readonly options: { readonly listenUrl: string | null };
   readonly store: Store;
   readonly log: Log;
 }
 
-/** Tells of every call that ends here from now on; null when that is not wanted. */
-export function announceEnds({ options, store, log }: Teller, replica: string, hearing: Hearing) {
+/** Publishes every call that ends here from now on; null when that is not wanted. */
+export function announceEnds({ options, store, log }: Publisher, replica: string, subscriber: Subscriber) {
   if (options.listenUrl === null) return null;
-  const announcements = createAnnouncements({ url: options.listenUrl, replica, log, ...hearing });
+  const announcements = createAnnouncements({ url: options.listenUrl, replica, log, ...subscriber });
   store.onCallEnded(({ invocation_id }) => announcements.ended(invocation_id));
   return announcements;
 }
 
-/** Told by the primary only: whoever listens to an old one that has become read-only hears nothing of the others. */
-const TELL = "select pg_notify($1, $2) where current_setting('transaction_read_only') = 'off'";
+/** By the primary only: a replica that listens to an old one that has become read-only hears nothing of the others. */
+const PUBLISH = "select pg_notify($1, $2) where current_setting('transaction_read_only') = 'off'";
 
 export function createAnnouncements(options: AnnouncementsOptions) {
   const { url, replica, log, checkEveryMs = CHECK_EVERY_MS, answerMsMax = ANSWER_MS_MAX, ...heard } = options;
@@ -69,8 +69,8 @@ export function createAnnouncements(options: AnnouncementsOptions) {
   let isListening = false;
   let hasHeardItself = () => {};
 
-  function hear(payload: string): void {
-    const [, sender, what] = FORM.exec(payload) ?? [];
+  function receive(payload: string): void {
+    const [, sender, what] = PAYLOAD.exec(payload) ?? [];
     // Only that it is there is meant for itself.
     if (what === undefined || (sender === replica) !== (what === "here")) return;
     if (what === "here") hasHeardItself();
@@ -78,10 +78,10 @@ export function createAnnouncements(options: AnnouncementsOptions) {
     else for (const id of what.split(",")) heard.ended(id);
   }
 
-  const tell = (what: string) =>
+  const publish = (what: string) =>
     within(
       ANSWER_MS_MAX,
-      client.unsafe(TELL, [CHANNEL, `${replica} ${what}`]).then(() => {}),
+      client.unsafe(PUBLISH, [CHANNEL, `${replica} ${what}`]).then(() => {}),
     );
 
   const drop = (old: SQL) => old.close({ timeout: 0 }).catch(() => {});
@@ -89,10 +89,10 @@ export function createAnnouncements(options: AnnouncementsOptions) {
   /** Listens where nobody does yet, and fails unless it then hears itself. */
   async function check(): Promise<void> {
     // Bun connects again by itself when the connection is lost.
-    if (!isListening) await within(answerMsMax, client.listen(CHANNEL, hear));
+    if (!isListening) await within(answerMsMax, client.listen(CHANNEL, receive));
     const { promise, resolve } = Promise.withResolvers<void>();
     hasHeardItself = resolve;
-    await tell("here");
+    await publish("here");
     await within(answerMsMax, promise);
   }
 
@@ -115,9 +115,9 @@ export function createAnnouncements(options: AnnouncementsOptions) {
 
   async function flush(): Promise<void> {
     isWaiting = true;
-    const told = ids;
+    const ended = ids;
     ids = [];
-    await Promise.all([tell(told.join()).catch(() => {}), Bun.sleep(EVERY_MS)]);
+    await Promise.all([publish(ended.join()).catch(() => {}), Bun.sleep(EVERY_MS)]);
     isWaiting = false;
     if (ids.length > 0 && !isClosed) void flush();
   }
@@ -132,7 +132,7 @@ export function createAnnouncements(options: AnnouncementsOptions) {
       if (!isWaiting) void flush();
     },
     /** This replica's pending calls are now the others' to make. */
-    left: (): Promise<void> => tell("left").catch(() => {}),
+    left: (): Promise<void> => publish("left").catch(() => {}),
     async close(): Promise<void> {
       isClosed = true;
       stopListening();

@@ -23,7 +23,7 @@ import {
   postgresClient,
   postgresReader,
 } from "./pool.ts";
-import { PROBE, untilNotUndoneOn, type Writing, write } from "./transactions.ts";
+import { PROBE, retrySerializationOn, type Writing, write } from "./transactions.ts";
 
 /** Together they leave room for several replicas below Postgres's usual limit of 100. */
 const WRITERS_MAX = 7;
@@ -88,7 +88,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     },
   });
   const ends = createCallEnds(options.log);
-  const writing: Writing = { writers, begin: BEGIN_WRITE, callMsMax, ended: ends.tell };
+  const writing: Writing = { writers, begin: BEGIN_WRITE, callMsMax, ended: ends.publish };
   const batches = createCommandLanes({
     atOnce: BATCHES_MAX,
     largeAtOnce: LARGE_BATCHES_MAX,
@@ -112,7 +112,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     execute: batches.execute,
     lookUp: lookUps.execute,
     countTogether: sharedCounts.execute,
-    onCallEnded: ends.listen,
+    onCallEnded: ends.subscribe,
     periods: createPartitions({ databaseUrl: options.databaseUrl, clock, log: options.log }),
     probe: (timeoutMs) =>
       within(
@@ -146,7 +146,7 @@ const createReader = (reading: Reading): Reader => postgresReader((...query) => 
 function read({ readers, callMsMax, begin }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
   const task = (connection: DatabaseConnection) => inRead(connection, begin, () => connection.query(...query));
-  return untilNotUndoneOn(readers, until, task, actingTenant());
+  return retrySerializationOn(readers, until, task, actingTenant());
 }
 
 const NO_EFFECTS: TransactionEffects = { ended() {}, shard: 0 };
@@ -156,7 +156,7 @@ function createLookUps(readers: ConnectionPool, callMsMax: number) {
   return createCommandKinds({
     waitMsMax: callMsMax,
     run: (groups, until) =>
-      untilNotUndoneOn(readers, until, (connection) =>
+      retrySerializationOn(readers, until, (connection) =>
         inRead(connection, BEGIN_LOOK_UP, () =>
           runGroups(groups, ({ command, inputs }) => runCommands(connection, command, inputs, NO_EFFECTS)),
         ),
@@ -251,7 +251,7 @@ export function createSharedCounts(counters: ConnectionPool, waitMsMax: number) 
   return createCommandKinds({
     waitMsMax,
     run: (groups, until) =>
-      untilNotUndoneOn(counters, until, (connection) =>
+      retrySerializationOn(counters, until, (connection) =>
         runGroups(groups, ({ command, inputs }) => count(connection, command, inputs)),
       ),
   });

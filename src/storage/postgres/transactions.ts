@@ -135,7 +135,7 @@ export async function write<T>(
     );
   };
   try {
-    return await untilNotUndone(until, attempt, () => !begun);
+    return await retrySerialization(until, attempt, () => !begun);
   } catch (thrown) {
     throw isCommitting ? postgresCommitFailure(thrown) : postgresFailure(thrown);
   }
@@ -154,7 +154,7 @@ const [PAUSE_MS_LEAST, PAUSE_MS_MOST] = [2, 200];
  * @param mayRepeat whether a try that lost its connection certainly changed nothing
  * @throws what the last try threw
  */
-export async function untilNotUndone<T>(
+export async function retrySerialization<T>(
   until: number,
   attempt: () => Promise<T>,
   mayRepeat: () => boolean,
@@ -178,14 +178,14 @@ export async function untilNotUndone<T>(
  *
  * @throws the store's own failure
  */
-export async function untilNotUndoneOn<T>(
+export async function retrySerializationOn<T>(
   pool: ConnectionPool,
   until: number,
   task: (connection: DatabaseConnection) => Promise<T>,
   tenant: string | null = null,
 ): Promise<T> {
   try {
-    return await untilNotUndone(
+    return await retrySerialization(
       until,
       () => pool.use(until, task, tenant),
       () => true,

@@ -3,7 +3,7 @@ import { expect, test } from "bun:test";
 import { join } from "node:path";
 import { longHistory } from "../../../test/support/stores/long-history.ts";
 import { sqlitePlace } from "../../../test/support/stores/stores.ts";
-import { BODIES, BODIES_OF_CALLS, ENDED_CALLS, IDEMPOTENCY_KEYS } from "../../gateway/invocations/timed-tables.ts";
+import { BODIES, BODIES_OF_CALLS, ENDED_CALLS, IDEMPOTENCY_KEYS } from "../../gateway/invocations/retention.ts";
 import { DECISIONS } from "../../gateway/policy/decisions.ts";
 
 const TENANTS = ["acme", "other", "third"];

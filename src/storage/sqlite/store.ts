@@ -111,7 +111,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const totals = createSqliteTotals(writer);
   writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
   reader.run(`pragma busy_timeout = ${READ_BUSY_MS}`);
-  const group = createGroupCommit({ writer, db, tables, totals, now, log, ended: ends.tell });
+  const group = createGroupCommit({ writer, db, tables, totals, now, log, ended: ends.publish });
   const checkpoints = startCheckpoints({ writer, path, log, walBytes: WAL_BYTES_MAX });
   // A row that stays as it was would not be written.
   const touch = writer.prepare(
@@ -131,10 +131,10 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     settleBy(async () => {
       move.immediate()();
       await Bun.sleep(0);
-    }).catch((error) => log.warn("not_settled", { error }));
+    }).catch((error) => log.warn("totals_behind", { error }));
   /** It is no business of a process that has ended no call, as a command: the gateway would read all of it after each step. */
   let hasEnded = false;
-  ends.listen(() => {
+  ends.subscribe(() => {
     hasEnded = true;
   });
 
@@ -151,7 +151,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     execute: group.execute,
     lookUp: async (command, input) => lookUpOn(command)(input, NO_EFFECTS),
     countTogether: null,
-    onCallEnded: ends.listen,
+    onCallEnded: ends.subscribe,
     periods: createSqlitePeriods({ writer, reader, write: group.write }),
     probe: (timeoutMs) =>
       within(

@@ -1,14 +1,64 @@
 // Accepting a call: its idempotency key, its row among the open calls, and its body, in one write. In one file, since the
 // three ways to store the body share the columns and the key.
 import { Fault } from "../../../core/fault.ts";
-import { type Command, inputRows, type SqliteStatement, type SqlRow } from "../../../storage/store.ts";
+import { idTime } from "../../../core/id.ts";
+import {
+  type Command,
+  inputRows,
+  type Prepare,
+  perConnection,
+  type SqliteStatement,
+  type SqlRow,
+} from "../../../storage/store.ts";
 import { type CallBody, PART_BYTES, partsOf } from "../../../wire/body.ts";
-import { countWhole } from "../counters.ts";
+import { addTotals, countWhole } from "../counters.ts";
 import { IDEMPOTENCY_MS, type Idempotency, slotsOf } from "../idempotency.ts";
 import type { InvocationRow } from "../service.ts";
-import { batchesOn } from "./open-batches.ts";
-import { sameRequest } from "./same-row.ts";
-import { addTotals } from "./totals.ts";
+
+/**
+ * Postgres finds rows so by their key alone. For a table that it takes for empty, it would read all of an index to join
+ * plain equal values, and go on so when the table has grown.
+ */
+export const sameRow = (own: string, other: string) => `${own} between ${other} and ${other}`;
+
+/** The request of a call, in a table of bodies by ID and kind. */
+export const sameRequest = (own: string, { tenant, id }: { readonly tenant: string; readonly id: string }) =>
+  `${sameRow(`(${own}.invocation_id, ${own}.kind)`, `(${id}, 'request')`)} and ${own}.tenant = ${tenant}`;
+
+/**
+ * Calls of a batch. Accepts of 1,000 tenants with a backlog, measured: 7.5 KB written for each instead of 12.7 with all in one,
+ * and 61 instead of 65 µs of the main thread. A walk passes 100 batches in 0.05 ms, which are 100,000 open calls.
+ */
+const CALLS_MAX = 1_024;
+
+/**
+ * The batches in which open calls stand on SQLite. A batch is named by the time from which on its calls were accepted, so the
+ * order of batches is that of IDs. A new one begins when the last is full, and always behind all calls that there are; a call
+ * that is stored late goes into the batch of its time.
+ */
+function createBatches(prepare: Prepare): (id: string) => number {
+  const newestStored = prepare("select max(id) as id from open_invocations");
+  const batchAt = prepare("select max(batch) as batch from open_invocations where batch <= ?");
+  /** No earlier than that of any call. */
+  let newest: number | null = null;
+  let batch = Number.POSITIVE_INFINITY;
+  let calls = CALLS_MAX;
+  return (id) => {
+    const time = idTime(id);
+    if (newest === null) {
+      const stored = newestStored.get()?.["id"];
+      newest = typeof stored === "string" ? idTime(stored) : 0;
+    }
+    if (calls >= CALLS_MAX && time > newest) [batch, calls] = [time, 0];
+    newest = Math.max(newest, time);
+    if (time < batch) return Number(batchAt.get(time)?.["batch"] ?? 0);
+    calls++;
+    return batch;
+  };
+}
+
+/** Gives the batch of a call that is to be stored. */
+export const batchesOn = perConnection(createBatches);
 
 export interface Accepting {
   readonly row: InvocationRow;
@@ -168,14 +218,14 @@ bodies as (
   }),
 };
 
-/** Its parts are loose until here: see loose-parts.ts. Those that are going already can't be kept any more. */
+/** Its parts are noted as orphaned until here. Those that are going already can't be kept any more. */
 const STORED_IN_PARTS: AcceptKind = {
   name: "accept_in_parts",
   columns: KEY_COLUMNS,
   bytesOf: ({ call }) => call.length,
   sqlite(prepare) {
     const keep = prepare(
-      "delete from loose_parts where invocation_id = ? and kind = 'request' and tenant = ? and due_at <> 0",
+      "delete from orphaned_parts where invocation_id = ? and kind = 'request' and tenant = ? and due_at <> 0",
     );
     return ({ row: { tenant, id } }) => {
       if (keep.run(id, tenant) === 0) throw partsGone();
@@ -186,7 +236,7 @@ const STORED_IN_PARTS: AcceptKind = {
 input as (select * from ${source}),
 ready as (
   select input.* from input, lateral (
-    select 1 from loose_parts l
+    select 1 from orphaned_parts l
     where ${sameRequest("l", { tenant: "input.tenant", id: "input.id" })} and l.due_at <> 0
     for update
   ) held
@@ -194,7 +244,7 @@ ready as (
     what: WITH_THEIR_KEYS,
     beside: `,
 kept as (
-  delete from loose_parts l using stored s where ${sameRequest("l", { tenant: "s.tenant", id: "s.id" })}
+  delete from orphaned_parts l using stored s where ${sameRequest("l", { tenant: "s.tenant", id: "s.id" })}
 )`,
   }),
 };

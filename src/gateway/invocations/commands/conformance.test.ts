@@ -13,8 +13,8 @@ import { IDEMPOTENCY_HOURS } from "../../../core/limits.ts";
 import { type Store, UniqueViolation } from "../../../storage/store.ts";
 import { counted } from "../../../storage/totals.ts";
 import { PART_BYTES, partsOf } from "../../../wire/body.ts";
+import { removeOrphanedParts, storePartCommand } from "../bodies.ts";
 import { capturedBodies, findInvocation } from "../history.ts";
-import { removeLoose } from "../loose-parts.ts";
 import {
   type AcceptedCall,
   abandon,
@@ -27,7 +27,6 @@ import {
   withdraw,
 } from "../service.ts";
 import { acceptInPartsCommand, SMALL_BODY_BYTES } from "./accept.ts";
-import { storePartCommand } from "./store-part.ts";
 
 const NOW = 1_790_000_000_000;
 const KEY_MS = IDEMPOTENCY_HOURS * 3_600_000;
@@ -149,7 +148,7 @@ eachStore((makePlace, dialect) => {
     });
     // Its parts are still being removed.
     expect(await reasonOf(accept(store, large))).toMatchObject({ kind: "unavailable" });
-    expect(await removeLoose(store, () => false, Number.MAX_SAFE_INTEGER)).toBe(1);
+    expect(await removeOrphanedParts(store, () => false, Number.MAX_SAFE_INTEGER)).toBe(1);
   });
 
   test("the same key of another caller, agent or tenant is another key", async () => {
@@ -176,7 +175,7 @@ eachStore((makePlace, dialect) => {
   });
 
   test("bodies of every size come back byte for byte, and their first MiB stays when the call has ended", async () => {
-    const { looseParts, bodyParts } = store.read.tables;
+    const { orphanedParts, bodyParts } = store.read.tables;
     for (const size of [0, 1, 8_191, 8_192, 8_193, PART_BYTES, PART_BYTES + 1, MIB, MIB + 1, 32 * MIB]) {
       const body = bytes(size);
       const [captured, forgotten] = [withBody(body), withBody(body, { body_captured: false })];
@@ -201,7 +200,7 @@ eachStore((makePlace, dialect) => {
         .from(t)
         .where(eq(t.invocation_id, forgotten.row.id));
       expect(left).toEqual([]);
-      expect(await removeLoose(store)).toBe(size > MIB ? 2 : 0);
+      expect(await removeOrphanedParts(store)).toBe(size > MIB ? 2 : 0);
       const parts = await store.read.db
         .select({ id: bodyParts.invocation_id, kind: bodyParts.kind, n: bodyParts.n })
         .from(bodyParts)
@@ -211,7 +210,7 @@ eachStore((makePlace, dialect) => {
         const own = parts.filter((part) => part.kind === kind);
         expect(own).toEqual(times(expected, (n) => ({ id: captured.row.id, kind, n }) as (typeof own)[number]));
       }
-      expect(await store.read.db.select().from(looseParts)).toEqual([]);
+      expect(await store.read.db.select().from(orphanedParts)).toEqual([]);
     }
   }, 60_000);
 
@@ -222,11 +221,11 @@ eachStore((makePlace, dialect) => {
     await end(store, keyOf(streamed));
     const { request } = await capturedBodies(store.read, await find(keyOf(streamed)));
     expect(request !== null && Buffer.compare(request, bytes(MIB))).toBe(0);
-    expect(await removeLoose(store)).toBe(0);
+    expect(await removeOrphanedParts(store)).toBe(0);
   });
 
   test("the parts of a body that no call was accepted with are removed, and no call is accepted with them later", async () => {
-    const { bodyParts, looseParts } = store.read.tables;
+    const { bodyParts, orphanedParts } = store.read.tables;
     const partsOfCall = async ({ row }: AcceptedCall) =>
       (await store.read.db.select({ n: bodyParts.n }).from(bodyParts).where(eq(bodyParts.invocation_id, row.id)))
         .length;
@@ -246,11 +245,11 @@ eachStore((makePlace, dialect) => {
         expect(await store.execute(storePartCommand, part)).toBe(true);
       }
     }
-    expect(await removeLoose(store)).toBeGreaterThanOrEqual(0);
+    expect(await removeOrphanedParts(store)).toBeGreaterThanOrEqual(0);
     expect(await Promise.all([killed, late].map(partsOfCall))).toEqual([2, 2]);
-    expect(await removeLoose(store, undefined, store.clock.now() + 1_200_000)).toBeGreaterThanOrEqual(2);
+    expect(await removeOrphanedParts(store, undefined, store.clock.now() + 1_200_000)).toBeGreaterThanOrEqual(2);
     for (const each of [second, failing, killed, late]) expect(await partsOfCall(each)).toBe(0);
-    expect(await store.read.db.select().from(looseParts)).toEqual([]);
+    expect(await store.read.db.select().from(orphanedParts)).toEqual([]);
     const accepting = { row: late.row, call: "{}", body: late.body, idempotency: null, claim: null };
     const refused = await store.execute(acceptInPartsCommand, accepting).catch((error) => error);
     expect(refused === false || (refused instanceof Fault && refused.kind === "unavailable")).toBe(true);

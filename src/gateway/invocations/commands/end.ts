@@ -6,12 +6,10 @@ import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
 import { type Command, type CommandEffects, inputRows } from "../../../storage/store.ts";
 import { PART_BYTES, partsOf } from "../../../wire/body.ts";
-import { countErrorClass, countMove, countSettlement } from "../counters.ts";
-import { LEAVES_PARTS, leavesParts } from "../loose-parts.ts";
+import { LEAVES_PARTS, leavesParts } from "../bodies.ts";
+import { addTotals, countErrorClass, countMove, countSettlement } from "../counters.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
-import { SMALL_BODY_BYTES } from "./accept.ts";
-import { sameRow } from "./same-row.ts";
-import { addTotals } from "./totals.ts";
+import { SMALL_BODY_BYTES, sameRow } from "./accept.ts";
 
 /** The end of a call, as its cause reports it. */
 export interface EndOfCall {
@@ -113,13 +111,13 @@ export const endCommand: Command<EndOfCall, boolean> = {
       "insert into body_parts (invocation_id, tenant, kind, n, bytes) values (?, ?, 'response', ?, ?)",
     );
     const dropRequest = prepare(DROP_REQUEST.replaceAll("$", "?"));
-    const loosen = prepare(
-      "insert into loose_parts (invocation_id, tenant, kind, first, due_at) values (?, ?, 'request', ?, 0)",
+    const orphan = prepare(
+      "insert into orphaned_parts (invocation_id, tenant, kind, first, due_at) values (?, ?, 'request', ?, 0)",
     );
 
     /** The request is where it stays; what is not to stay of it is removed. */
     function cutRequest({ tenant, id }: InvocationKey, { body_captured, mode, req_size }: InvocationRow): void {
-      if (leavesParts(mode, req_size)) loosen.run(id, tenant, body_captured ? PARTS_KEPT : 0);
+      if (leavesParts(mode, req_size)) orphan.run(id, tenant, body_captured ? PARTS_KEPT : 0);
       else if (!body_captured) dropRequest.run(id, tenant);
     }
 
@@ -176,8 +174,8 @@ parts as (
   from final, lateral generate_series(0, (length(response) - 1) / ${PART_BYTES}) as part
   where body_captured and length(response) > ${SMALL_BODY_BYTES}
 ),
-loose as (
-  insert into loose_parts (invocation_id, tenant, kind, first, due_at)
+orphaned as (
+  insert into orphaned_parts (invocation_id, tenant, kind, first, due_at)
   select id, tenant, 'request', case when body_captured then ${PARTS_KEPT} else 0 end, 0 from final
   where request is null and ${LEAVES_PARTS}
 ),

@@ -10,14 +10,12 @@ import { silentLog } from "../../../core/log.ts";
 import { BEGIN_COMMANDS, BEGIN_LOOK_UP, postgresClient, postgresQueries } from "../../../storage/postgres/pool.ts";
 import type { Command, Store } from "../../../storage/store.ts";
 import { createReaper } from "../../streaming/reaper.ts";
+import { storePartCommand } from "../bodies.ts";
 import { compareOnce, createClaims } from "../claims.ts";
 import { accept } from "../service.ts";
 import { acceptCommand, acceptInPartsCommand, acceptPlainCommand } from "./accept.ts";
-import { claimCommand } from "./claim.ts";
 import { endCommand } from "./end.ts";
-import { waitingAgents } from "./queued.ts";
-import { storePartCommand } from "./store-part.ts";
-import { takeCommand } from "./take.ts";
+import { claimCommand, takeCommand, waitingAgents } from "./queue.ts";
 
 const [OPEN, ENDED] = [20_000, 60_000];
 const OF_ALL = "tenant, id, agent_id, caller, mode, status, body_captured, emit_receipt, updated_at";
@@ -32,7 +30,7 @@ const MANY = [
     from generate_series(1, ${ENDED}) i`,
   `insert into body_parts (invocation_id, tenant, kind, n, bytes) select 'inv_e' || i, 'acme', 'request', 0, '\\x00'
     from generate_series(1, ${ENDED}) i`,
-  `insert into loose_parts (invocation_id, tenant, kind, first, due_at) select ${OPEN_ID}, 'acme', 'request', 0, 1
+  `insert into orphaned_parts (invocation_id, tenant, kind, first, due_at) select ${OPEN_ID}, 'acme', 'request', 0, 1
     from generate_series(1, ${OPEN}) i`,
   `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
     select 'acme', 'ada', 'agt', i, 's', ${OPEN_ID}, i, 0 from generate_series(1, ${OPEN}) i`,

@@ -5,12 +5,10 @@ import { afterAll, expect, test } from "bun:test";
 import { join } from "node:path";
 import { sqlitePlace } from "../../../../test/support/stores/stores.ts";
 import { agentLookUp } from "../../agents/look-up.ts";
+import { storePartCommand } from "../bodies.ts";
 import { acceptCommand, acceptInPartsCommand, acceptPlainCommand } from "./accept.ts";
-import { claimCommand } from "./claim.ts";
 import { endCommand } from "./end.ts";
-import { ownPending, waitingAgents } from "./queued.ts";
-import { storePartCommand } from "./store-part.ts";
-import { takeCommand } from "./take.ts";
+import { claimCommand, ownPending, takeCommand, waitingAgents } from "./queue.ts";
 
 const place = sqlitePlace();
 await (await place.open()).close();

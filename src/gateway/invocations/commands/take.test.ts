@@ -9,8 +9,7 @@ import { counted } from "../../../storage/totals.ts";
 import { findInvocation } from "../history.ts";
 import { type AcceptedCall, abandon, accept, finish, holdsClaim, type InvocationRow } from "../service.ts";
 import { SMALL_BODY_BYTES } from "./accept.ts";
-import { ownPending, YOUNG_MS } from "./queued.ts";
-import { type Taking, takeCommand } from "./take.ts";
+import { ownPending, type Taking, takeCommand, YOUNG_MS } from "./queue.ts";
 
 const NOW = 1_790_000_000_000;
 const times = <T>(n: number, make: (i: number) => T): T[] => Array.from({ length: n }, (_, i) => make(i));

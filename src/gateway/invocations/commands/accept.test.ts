@@ -9,7 +9,7 @@ import { sqlitePlace } from "../../../../test/support/stores/stores.ts";
 import { newId } from "../../../core/id.ts";
 import type { SqliteStatement, SqlValue } from "../../../storage/store.ts";
 import { accept } from "../service.ts";
-import { batchesOn } from "./open-batches.ts";
+import { batchesOn } from "./accept.ts";
 
 const NOW = 1_790_000_000_000;
 const PAGE_BYTES = 4_096;

@@ -2,7 +2,6 @@
 // late, and the record may appear at any time. The caller was told that the call was not taken, so it must not be made.
 // A note of each such call is kept in a table of its own. A call with a note is never claimed and its payment is never
 // attempted. Its record is removed with all that depends on it, so that the same key or payment can be sent again.
-
 import { and, eq, inArray, isNull, lte, or, sql } from "drizzle-orm";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
@@ -11,9 +10,9 @@ import { DAY_MS } from "../../core/time.ts";
 import { removeInGroups } from "../../storage/cleanup.ts";
 import { untilStored, within } from "../../storage/failures.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { orphanRequest } from "./bodies.ts";
 import { countWhole } from "./counters.ts";
 import { freeIdempotencyKey } from "./idempotency.ts";
-import { loosenRequest } from "./loose-parts.ts";
 import type { InvocationKey } from "./service.ts";
 
 /** A caller is answered within ten seconds. This is the rest after a write that used up its own time. */
@@ -25,13 +24,13 @@ export interface UnsureCall extends InvocationKey {
   readonly claim: string | null;
 }
 
-interface RefusalsOptions {
+interface LostCommitsOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
 }
 
-export function createRefusals({ store, clock, log }: RefusalsOptions) {
+export function createLostCommits({ store, clock, log }: LostCommitsOptions) {
   let isStopped = false;
   const unnoted = new Set<string>();
 
@@ -98,7 +97,9 @@ export function createRefusals({ store, clock, log }: RefusalsOptions) {
      */
     async isRefused(key: InvocationKey): Promise<boolean> {
       if (!unnoted.has(key.id)) return isRefused(store, key);
-      throw new Fault("unavailable", "this call is in doubt: send it again", { retryAfterSeconds: 1 });
+      throw new Fault("unavailable", "the outcome is unknown; retry with the same Idempotency-Key", {
+        retryAfterSeconds: 1,
+      });
     },
     /** The calls that this process has refused and could not note yet. */
     unnoted: unnoted as ReadonlySet<string>,
@@ -111,7 +112,7 @@ export function createRefusals({ store, clock, log }: RefusalsOptions) {
   };
 }
 
-export type Refusals = ReturnType<typeof createRefusals>;
+export type LostCommits = ReturnType<typeof createLostCommits>;
 
 async function isThere({ db, tables: { invocations: t } }: Reader, key: InvocationKey): Promise<boolean> {
   const rows = await db
@@ -169,7 +170,7 @@ async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<
   if (paid.length > 0 || (row === undefined && (await isThere(tx, { tenant, id })))) throw new TakenUp();
   if (row === undefined) return;
   countWhole(tx, { ...row, error_class: null }, -1);
-  if (row.request === null) await loosenRequest(tx, { tenant, id });
+  if (row.request === null) await orphanRequest(tx, { tenant, id });
 }
 
 async function removeAppeared(store: Store): Promise<number> {
