@@ -168,7 +168,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   opened.defer(() => verifier.close());
   // The log tells whether it is ready when somebody asks: here the process itself does.
   opened.defer(takingUp(log, () => Promise.all([wallet.readiness(), wallet.takeUp(), settle.takeUp()])));
-  if (store.dialect === "postgres") opened.defer(poll(TAKE_CLAIMED_MS, settle.takeClaimed).stop);
+  if (store.isShared) opened.defer(poll(TAKE_CLAIMED_MS, settle.takeClaimed).stop);
   const { clock } = store;
   opened.defer(withClockStepGuard({ clock, log, everyMs: CLEAN_UP_MS }, () => cleanUpFacilitator(store, clock, log)));
 

@@ -124,7 +124,7 @@ export async function composeGateway(parts: GatewayParts) {
     payments,
     policy,
     findAgent: agents.find,
-    takeToken: (store.countTogether === null ? createRateLimiter() : createSharedRateLimiter(store.countTogether)).take,
+    takeToken: (store.isShared ? createSharedRateLimiter(store.execute) : createRateLimiter()).take,
     pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
   const { agentMax } = scheduler;

@@ -63,7 +63,7 @@ export async function startRetention(store: Store, retention: Retention, log: Lo
 
 /** Null where the process counts in memory. */
 function startRemovingCalls(store: Store, log: Log): Poll | null {
-  if (store.countTogether === null) return null;
+  if (!store.isShared) return null;
   return poll({ leastMs: CALLS_EVERY_MS, mostMs: CALLS_SELDOM_MS }, () =>
     removeCallsOnLease(store).catch((error) => {
       log.warn("cleanup_failed", { error });
@@ -74,9 +74,8 @@ function startRemovingCalls(store: Store, log: Log): Poll | null {
 
 /** Whether this process has the lease, and there were any. */
 export async function removeCallsOnLease(store: Store): Promise<boolean> {
-  const { countTogether } = store;
-  if (countTogether === null || !(await leaseJob(store, "caller calls", CALLS_LEASE_MS))) return false;
-  return (await removeOldCalls(countTogether)) > 0;
+  if (!store.isShared || !(await leaseJob(store, "caller calls", CALLS_LEASE_MS))) return false;
+  return (await removeOldCalls(store.execute)) > 0;
 }
 
 /** Gives the pieces of the ended calls. */

@@ -45,7 +45,7 @@ export function createHolder(store: Store, masterKeys: MasterKeys, replica: stri
       const held = `${ids} ${seenVersion}`;
       const startedAt = performance.now();
       if (held === written && startedAt - writtenAt < RENEW_MS) return;
-      await store.writeFirst((tx) => write(tx, ids, seenVersion));
+      await store.write((tx) => write(tx, ids, seenVersion), { urgent: true });
       [written, writtenAt] = [held, startedAt];
     },
     leave: () =>

@@ -26,7 +26,7 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
   await makeFirstSigningKeys(store, masterKeys, clock);
   const { version } = await readState(store.read);
   const tenants = createTenantKeys({ store, masterKeys, clock });
-  const revocations = createRevocations(store.readFirst);
+  const revocations = createRevocations(store.read.urgent);
   await revocations.catchUp();
   const seen = { version, signing: await loadSigningKeys(store.read, masterKeys, clock, null) };
   const missing = missingMasterKeys(masterKeys, log);
@@ -35,14 +35,14 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
 
   async function takeUp(state: KeyringState): Promise<void> {
     // In this order: what is read after it is at least as new as this version.
-    seen.signing = await loadSigningKeys(store.readFirst, masterKeys, clock, seen.signing);
+    seen.signing = await loadSigningKeys(store.read.urgent, masterKeys, clock, seen.signing);
     tenants.forget();
     seen.version = state.version;
     log.info("keys_changed", { version: state.version, master_key_id: state.master_key_id });
   }
 
   async function look(): Promise<void> {
-    const state = await readState(store.readFirst);
+    const state = await readState(store.read.urgent);
     missing.tell(state);
     if (state.revoked_at > revocations.newest()) await revocations.catchUp();
     // Without the key that wraps them the known ones are used.
@@ -134,7 +134,11 @@ function missingMasterKeys(masterKeys: MasterKeys, log: Log) {
 /** Opens what is sealed, and makes no key: for a look at a deployment that changes nothing. */
 export function openSealed(read: Reader, masterKeys: MasterKeys): Pick<Keyring, "openSecret"> {
   const write = () => Promise.reject(new Error("a look changes nothing"));
-  const { open } = createTenantKeys({ store: { read, write }, masterKeys, clock: systemClock });
+  const { open } = createTenantKeys({
+    store: { read: { ...read, urgent: read }, write },
+    masterKeys,
+    clock: systemClock,
+  });
   return {
     // That a key is wrapped by another master key is told of the keys.
     openSecret: (...secret) =>

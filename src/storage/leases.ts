@@ -39,7 +39,7 @@ export function steadyJobLease(store: Store, job: string, ms: number, holder: st
   return {
     /** To be asked before each piece of the work. It asks the database now and then. */
     async isMine(): Promise<boolean> {
-      if (store.dialect === "sqlite") return true;
+      if (!store.isShared) return true;
       if (askedAt !== null && !isOlder(askedAt, ms / RENEWALS)) return isHeld;
       askedAt = thisMoment();
       isHeld = false;

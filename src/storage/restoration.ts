@@ -61,7 +61,7 @@ export async function recordRestore(store: Store, settle: () => Promise<void>): 
       .onConflictDoUpdate({ target: t.one, set: { restored_at: now, is_done: false } });
   });
   // While the server was away all leases have run out. A service that was not stopped finds the database again only now.
-  if (store.dialect === "postgres") await Bun.sleep(RENEWED_MS);
+  if (store.isShared) await Bun.sleep(RENEWED_MS);
   await store.write((tx) => requireNoService(store, tx));
   await settle();
   await store.write(async ({ db, tables: { restoration: t } }) => {
@@ -69,9 +69,9 @@ export async function recordRestore(store: Store, settle: () => Promise<void>): 
   });
 }
 
-/** Of SQLite the lock of the data directory tells. */
-async function requireNoService({ dialect }: Store, { db, tables, now }: Tx): Promise<void> {
-  if (dialect === "sqlite") return;
+/** Where a process is alone with its database, the lock of the data directory tells. */
+async function requireNoService({ isShared }: Store, { db, tables, now }: Tx): Promise<void> {
+  if (!isShared) return;
   for (const t of [tables.replicas, tables.facilitators]) {
     const [running] = await db.select({ id: t.id }).from(t).where(gt(t.lease_until, now)).limit(1);
     if (running === undefined) continue;

@@ -46,19 +46,32 @@ export interface Tx extends Reader, CommandRunner {
   lock(key: string): Promise<void>;
 }
 
+export interface WriteOptions {
+  /** About how many bytes the work stores, if they may be many: they bound what is written together. */
+  readonly bytes?: number;
+  /**
+   * For leases, by which others know that this process lives: however many other writes wait, for a lock or a slow disk, an
+   * urgent one waits for none of them.
+   */
+  readonly urgent?: boolean;
+}
+
 export interface Store extends CommandRunner {
-  readonly dialect: "sqlite" | "postgres";
+  /**
+   * Whether several processes may work on the database. Where a process is alone, all that is open in the database is its own,
+   * and it reads on its own event loop.
+   */
+  readonly isShared: boolean;
   /**
    * The time that is written into records and compared with them: the server's on Postgres, so that all replicas
    * agree on it, and the machine's on SQLite.
    */
   readonly clock: Clock;
-  readonly read: Reader;
   /**
-   * For reads that every call waits for, and of which no tenant causes more than a few a second. Where connections are few,
-   * some are kept for these alone.
+   * `urgent` is for reads that every call waits for, and of which no tenant causes more than a few a second. Where connections
+   * are few, some are kept for urgent reads alone.
    */
-  readonly readFirst: Reader;
+  readonly read: Reader & { readonly urgent: Reader };
   /**
    * Runs `work` in a transaction and resolves after its commit is durable. An error of `work` rolls back its own writes and
    * nothing else, and is thrown again. Inside `work` there may be only calls on `tx`, each awaited, without catching their
@@ -68,32 +81,13 @@ export interface Store extends CommandRunner {
    * @throws CommitUnknown, which is a Fault `unavailable` too; any other Fault `unavailable` when the database can't take
    * the write, and certainly nothing of it was stored.
    * @throws UniqueViolation when the write breaks a uniqueness rule of the schema.
-   * @param bytes about how many it stores, if they may be many: they bound what is written together
    */
-  write<T>(work: (tx: Tx) => Promise<T>, bytes?: number): Promise<T>;
-  /**
-   * The same for leases, by which others know that this process lives: however many other writes wait, for a lock or a slow
-   * disk, they wait for none of them.
-   */
-  writeFirst<T>(work: (tx: Tx) => Promise<T>): Promise<T>;
+  write<T>(work: (tx: Tx) => Promise<T>, options?: WriteOptions): Promise<T>;
   /**
    * Runs a command by itself, together with others that come at the same time, and resolves after its commit is durable.
-   * It fails alone, as a `write` of the same does.
+   * It fails alone, as a `write` of what it writes does.
    */
-  execute: CommandRunner["execute"];
-  /**
-   * Runs a command that only reads, together with others of its kind that come at the same time. For what every call waits
-   * for, and only for rows that are found by their key: the others wait for them.
-   */
-  lookUp: CommandRunner["execute"];
-  /**
-   * Runs a command on what all processes count together, with others of its kind that come at the same time; null where
-   * the process is alone with its database, and counts in memory. It does not wait for the disk: a crash of the database
-   * may forget what was counted. One whose answer was lost runs again, so it may count twice.
-   */
-  readonly countTogether:
-    | (<Input, Output>(command: SharedCount<Input, Output>, input: Input) => Promise<Output>)
-    | null;
+  execute<Input, Output>(command: Command<Input, Output> | SharedCounter<Input, Output>, input: Input): Promise<Output>;
   /**
    * From now on the listener is told of each end that this process has stored, before the write is answered. Of a commit
    * whose answer was lost it is told nothing.
@@ -103,8 +97,6 @@ export interface Store extends CommandRunner {
   readonly periods: Periods;
   /** @throws Fault `unavailable` when the database does not take a write within `timeoutMs`. */
   probe(timeoutMs: number): Promise<void>;
-  /** Puts into their table the totals that are kept apart now. */
-  settle(): Promise<void>;
   close(): Promise<void>;
 }
 
@@ -196,13 +188,8 @@ export function perConnection<T>(create: (prepare: Prepare) => T): (prepare: Pre
 /** In the place of a tenant, for what is done for all of them. No tenant has this name. */
 export const FOR_ALL = "";
 
-/**
- * A write of the hot path as data: what a call adds to the database at each step, said once for both databases. Commands
- * that come in one turn of the event loop are written together: on SQLite as prepared statements in the group commit, on
- * Postgres as the rows of one statement, which costs a sixteenth of a transaction for each (measured: 112 µs instead of
- * 1.8 ms of CPU for a whole call). A command that fails does so alone.
- */
-export interface Command<Input, Output> {
+/** What commands of all kinds say. */
+export interface CommandBase<Input, Output> {
   readonly name: string;
   /** Whose it is, or FOR_ALL. When more wait than can be written together, tenants have turns. */
   tenantOf(input: Input): string;
@@ -213,9 +200,32 @@ export interface Command<Input, Output> {
    * null for those that get on with all others, which Postgres may write in any order until they are answered.
    */
   keyOf?(input: Input): string | null;
+  readonly postgres: PostgresCommand<Input, Output>;
+}
+
+/**
+ * A write of the hot path as data: what a call adds to the database at each step, said once for both databases. Commands
+ * that come in one turn of the event loop are written together: on SQLite as prepared statements in the group commit, on
+ * Postgres as the rows of one statement, which costs a sixteenth of a transaction for each (measured: 112 µs instead of
+ * 1.8 ms of CPU for a whole call). A command that fails does so alone.
+ */
+export interface Command<Input, Output> extends CommandBase<Input, Output> {
+  /**
+   * A look-up only reads, together with others of its kind that come at the same time. For what every call waits for, and only
+   * for rows that are found by their key: the others wait for them.
+   */
+  readonly kind?: "look_up";
   /** Prepares the statements, and gives the function that runs them for one command. */
   readonly sqlite: (prepare: Prepare) => (input: Input, effects: CommandEffects) => Output;
-  readonly postgres: PostgresCommand<Input, Output>;
+}
+
+/**
+ * What all processes on a shared database count together. A process that is alone with its database counts in memory. A counter
+ * does not wait for the disk: a crash of the database may forget what was counted. One whose answer was lost runs again, so it
+ * may count twice.
+ */
+export interface SharedCounter<Input, Output> extends CommandBase<Input, Output> {
+  readonly kind: "counter";
 }
 
 export interface PostgresCommand<Input, Output> {
@@ -244,9 +254,6 @@ export interface FollowUp {
   readonly text: string;
   readonly values: readonly SqlValue[];
 }
-
-/** What several processes count together. A process that is alone with its database counts in memory. */
-export type SharedCount<Input, Output> = Omit<Command<Input, Output>, "sqlite">;
 
 /** What runs commands: the store by themselves, a transaction as a part of it. */
 export interface CommandRunner {
@@ -398,6 +405,8 @@ export interface Periods {
    * @returns the time below which there may still be rows, to be removed one by one
    */
   drop(table: TimedTable, before: number): Promise<number>;
+  /** Puts into their table the totals of the history that are kept apart now. */
+  flushTotals(): Promise<void>;
 }
 
 const LADDER_HOURS = [1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 720, 1440, 2880] as const;

@@ -218,7 +218,7 @@ export const TOTALS_LOCK = "totals:periods";
  * @param starts of the pieces, in hours since the epoch
  */
 export async function joinTotals(store: Store, clock: Clock, starts: readonly number[]): Promise<void> {
-  await store.settle();
+  await store.periods.flushTotals();
   const quiet = Math.floor(clock.now() / HOUR_MS) - QUIET_HOURS;
   for (const [place, from] of starts.entries()) {
     const to = Math.min(starts[place + 1] ?? quiet, quiet);

@@ -104,7 +104,7 @@ test("however many wait, outcomes of other processes are found by one query for 
     return store.read.db.select(...columns);
   };
   // Looked for as often as on a database that processes share.
-  const shared: Store = { ...store, dialect: "postgres", read: { ...store.read, db: { ...store.read.db, select } } };
+  const shared: Store = { ...store, isShared: true, read: { ...store.read, db: { ...store.read.db, select } } };
   const outcomes = createSettlementWaiters(shared);
   const open = await Promise.all(Array.from({ length: COUNT }, sent));
   const startedAt = performance.now();

@@ -7,14 +7,14 @@ import { openAmong } from "../payments/open-payments.ts";
 import { type FacilitatorPayment, findPayment, paymentName } from "../payments/payments.ts";
 
 /** Other processes work for wallets only on a database that can be shared. A look is for lost answers elsewhere. */
-const LOOK_AGAIN_MS = { postgres: 250, sqlite: 1000 };
+const LOOK_AGAIN_MS = { shared: 250, alone: 1000 };
 
 export type SettlementWaiters = ReturnType<typeof createSettlementWaiters>;
 
 export function createSettlementWaiters(store: Store) {
   const waiters = createEndWaiters<PaymentKey>({
     nameOf: paymentName,
-    lookAgainMs: LOOK_AGAIN_MS[store.dialect],
+    lookAgainMs: LOOK_AGAIN_MS[store.isShared ? "shared" : "alone"],
     async endedAmong(keys) {
       const open = await openAmong(store.read, keys);
       return keys.map(paymentName).filter((name) => !open.has(name));

@@ -146,7 +146,7 @@ export function createBatchStore({ store, clock, log, leases, pendingNonces }: B
       try {
         return await work();
       } catch (error) {
-        const isUnsure = store.dialect === "postgres" && error instanceof Fault && error.kind === "unavailable";
+        const isUnsure = store.isShared && error instanceof Fault && error.kind === "unavailable";
         if (!isUnsure || stopped) throw error;
         log.warn("transactions_in_doubt", { error });
         await new Promise((resolve) => setTimeout(resolve, STORE_RETRY_MS));

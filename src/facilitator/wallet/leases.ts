@@ -56,7 +56,7 @@ interface WalletLeasesOptions {
 export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesOptions): WalletLeases {
   const id = newId("fac", clock.now());
   /** On SQLite this process is the only one. */
-  const isOnly = store.dialect === "sqlite";
+  const isOnly = !store.isShared;
   const trust = createLeaseTrust(LEASE_MS);
   const holders = createHolders({ id, store, log, wallets, isOnly });
   /** When the lease that holds was asked for (performance.now). A step of the wall clock ends nothing. */
@@ -73,7 +73,7 @@ export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesO
 
   async function renew(listener: LeaseListener): Promise<Leases> {
     const askedAt = performance.now();
-    const leases = await store.writeFirst((tx) => renewLease(tx, { id, wallets, isAble }));
+    const leases = await store.write((tx) => renewLease(tx, { id, wallets, isAble }), { urgent: true });
     trust.renewed(leases.now);
     const before = holders.held();
     const isRegained = !isBelieved();

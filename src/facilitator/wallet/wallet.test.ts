@@ -51,7 +51,7 @@ describe("a store whose answer is lost", () => {
     let left = times;
     return {
       ...store,
-      dialect: "postgres",
+      isShared: true,
       async write(work) {
         const value = await store.write(work);
         if (left-- > 0) throw new Fault("unavailable", "the connection is gone");

@@ -134,7 +134,7 @@ export function createWallet(options: WalletOptions) {
     readiness: readiness.readiness,
     ...sending,
     balances: readiness.balances,
-    worksFor: (wallet: Hex | null): boolean => (wallet === null ? store.dialect === "sqlite" : leases.holds(wallet)),
+    worksFor: (wallet: Hex | null): boolean => (wallet === null ? !store.isShared : leases.holds(wallet)),
     isAlone: leases.isAlone,
     /**
      * Resolves when a signed transaction for the payment is stored; it is broadcast and watched from then on.

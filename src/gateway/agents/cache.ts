@@ -32,7 +32,7 @@ function keyOf(tenant: string, id: string): string {
 }
 
 /** @param now milliseconds of a clock that never goes back */
-export function createAgentCache(store: Pick<Store, "lookUp">, now: () => number = () => performance.now()) {
+export function createAgentCache(store: Pick<Store, "execute">, now: () => number = () => performance.now()) {
   /** By ID. An ID belongs to one tenant. */
   const known = tenantCache<string, CachedAgent>(CHARACTERS_MAX);
   const reading = new Map<string, SharedRead>();

@@ -50,6 +50,7 @@ function agentOf(row: Readonly<Record<string, unknown>>): InvocableAgent {
 /** Null when the tenant has no agent with this ID. */
 export const agentLookUp: Command<AgentKey, InvocableAgent | null> = {
   name: "agent",
+  kind: "look_up",
   tenantOf: ({ tenant }) => tenant,
   bytesOf: () => 128,
   sqlite(prepare) {

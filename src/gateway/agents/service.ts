@@ -29,11 +29,11 @@ export interface AgentDeps {
 
 /** The agent, even an inactive one; null when the tenant has none with this ID. For the path of every call. */
 export async function findAgent(
-  { lookUp }: Pick<Store, "lookUp">,
+  { execute }: Pick<Store, "execute">,
   tenant: string,
   id: string,
 ): Promise<InvocableAgent | null> {
-  return isId("agt", id) ? lookUp(agentLookUp, { tenant, id }) : null;
+  return isId("agt", id) ? execute(agentLookUp, { tenant, id }) : null;
 }
 
 export interface Price {

@@ -20,7 +20,7 @@ function bucketOf(store: Store, fields: Partial<Asked> = {}) {
   return {
     ...asked,
     at: (now: number, count = 1, changes: Partial<Asked> = {}) =>
-      (store.countTogether as NonNullable<Store["countTogether"]>)(takeTokens(`${now}::bigint`), {
+      store.execute(takeTokens(`${now}::bigint`), {
         ...asked,
         count,
         ...changes,
@@ -117,10 +117,8 @@ describe("the bucket in the database", () => {
   test("of many agents is taken from in one go, each its own", async () => {
     const buckets = Array.from({ length: 100 }, (_, i) => bucketOf(store, { depth: i + 1 }));
     const statement = takeTokens(`${START}::bigint`);
-    const { countTogether } = store;
-    const given = await Promise.all(
-      buckets.map(({ at: _, ...asked }) => countTogether?.(statement, { ...asked, count: 60 })),
-    );
+    const { execute } = store;
+    const given = await Promise.all(buckets.map(({ at: _, ...asked }) => execute(statement, { ...asked, count: 60 })));
     expect(given.map((one) => one?.count)).toEqual(buckets.map(({ depth }) => Math.min(depth, 60)));
   });
 });
@@ -141,12 +139,9 @@ eachPostgres((kind) => {
       const agents = Array.from({ length: 10 }, (_, i) => `agt_busy_${i}`);
       const cleaning = Promise.all([removeFullBuckets(store), removeFullBuckets(other)]);
       const given = await Promise.all(
-        [store, other].flatMap(({ countTogether }) =>
+        [store, other].flatMap(({ execute }) =>
           agents.flatMap((agentId) =>
-            Array.from(
-              { length: 80 },
-              async () => (await countTogether?.(statement, { ...asked, agentId }))?.count ?? 0,
-            ),
+            Array.from({ length: 80 }, async () => (await execute(statement, { ...asked, agentId })).count),
           ),
         ),
       );

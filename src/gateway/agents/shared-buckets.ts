@@ -1,6 +1,6 @@
 // The token buckets of agents in a database that several replicas share: a row for each, which one statement fills up and
 // takes from, by the server's clock. The rule is that of rate-limit.ts. No row is a full bucket.
-import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCount, type Store } from "../../storage/store.ts";
+import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCounter, type Store } from "../../storage/store.ts";
 import { TOLERANCE } from "./rate-limit.ts";
 
 export interface Asked {
@@ -41,9 +41,10 @@ const level = (row: string, now: string) =>
  *
  * @param now what gives the time in microseconds; for tests
  */
-export function takeTokens(now: string = NOW_MICROSECONDS): SharedCount<Asked, Granted> {
+export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<Asked, Granted> {
   return {
     name: "tokens",
+    kind: "counter",
     tenantOf: ({ tenant }) => tenant,
     bytesOf: () => 192,
     // A statement changes a row once.
@@ -89,8 +90,9 @@ const ROWS_AT_ONCE = 1_000;
  * moment ago stays, since a replica may not know of its PATCH yet. Who is being taken from is passed over, so that nobody
  * waits here while it holds rows.
  */
-const forgetBuckets: SharedCount<null, number> = {
+const forgetBuckets: SharedCounter<null, number> = {
   name: "forget buckets",
+  kind: "counter",
   tenantOf: () => FOR_ALL,
   bytesOf: () => 0,
   postgres: {
@@ -109,7 +111,7 @@ const forgetBuckets: SharedCount<null, number> = {
 };
 
 /** Removes what the buckets of agents have left behind. */
-export async function removeFullBuckets({ countTogether }: Pick<Store, "countTogether">): Promise<void> {
-  if (countTogether === null) return;
-  while ((await countTogether(forgetBuckets, null)) === ROWS_AT_ONCE);
+export async function removeFullBuckets({ isShared, execute }: Pick<Store, "isShared" | "execute">): Promise<void> {
+  if (!isShared) return;
+  while ((await execute(forgetBuckets, null)) === ROWS_AT_ONCE);
 }

@@ -4,14 +4,12 @@ import { useStore } from "../../../test/support/stores/one-store.ts";
 import type { Store } from "../../storage/store.ts";
 import { createSharedRateLimiter } from "./shared-rate-limit.ts";
 
-type CountTogether = NonNullable<Store["countTogether"]>;
-
-let countTogether: CountTogether;
+let execute: Store["execute"];
 let questions = 0;
 useStore("postgres", ({ store }) => {
-  countTogether = (command, input) => {
+  execute = (command, input) => {
     questions++;
-    return (store.countTogether as CountTogether)(command, input);
+    return store.execute(command, input);
   };
 });
 
@@ -24,7 +22,7 @@ const agentWith = (fields: object) => ({
 /** A replica with a clock of the test's, by which only refusals are remembered. */
 function replica() {
   const time = { now: 0 };
-  const limiter = createSharedRateLimiter(countTogether, () => time.now);
+  const limiter = createSharedRateLimiter(execute, () => time.now);
   const many = (count: number, agent: ReturnType<typeof agentWith>) =>
     Promise.all(Array.from({ length: count }, () => limiter.take("acme", agent)));
   return { time, take: limiter.take, many };

@@ -25,17 +25,14 @@ interface Limited {
 }
 
 /** @param now milliseconds of a clock that never goes back */
-export function createSharedRateLimiter(
-  countTogether: NonNullable<Store["countTogether"]>,
-  now: () => number = () => performance.now(),
-) {
+export function createSharedRateLimiter(execute: Store["execute"], now: () => number = () => performance.now()) {
   const take = takeTokens();
   const refusals = tenantCache<string, Refusal>(REFUSALS_MAX);
 
   const questions = createGathering(async ({ tenant, agent }: Limited, count) => {
     const { id: agentId, rate_revision: revision, invocation_rate_limit: rate, invocation_burst: burst } = agent;
     const askedAt = now();
-    const granted = await countTogether(take, { tenant, agentId, revision, count, ...bucketSize(rate, burst) });
+    const granted = await execute(take, { tenant, agentId, revision, count, ...bucketSize(rate, burst) });
     if (granted.count < count) {
       // The server read its clock at some moment in between.
       const until = askedAt + Math.min(granted.waitMs, BELIEVED_MS_MAX);

@@ -10,7 +10,7 @@ import { tenantCache } from "../../concurrency/tenant-cache.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import type { SealedSecret } from "../../keys/tenant-keys.ts";
-import type { Store } from "../../storage/store.ts";
+import type { Reader } from "../../storage/store.ts";
 import { CredentialFailure } from "./failure.ts";
 import { type CredentialHeader, credentialHeader } from "./secret.ts";
 import { readFromDirectory } from "./secrets-dir.ts";
@@ -20,7 +20,7 @@ import { type FetchJson, readFromVault, type VaultSettings } from "./vault.ts";
 import { isPlainSegment, parseVaultRef } from "./vault-ref.ts";
 
 export interface ResolverDeps {
-  readonly store: Pick<Store, "read">;
+  readonly store: { readonly read: Reader };
   readonly keyring: Pick<Keyring, "openSecret">;
   readonly secretsDir: string | null;
   readonly vault: VaultSettings | null;

@@ -163,7 +163,7 @@ export function createClaiming(options: ClaimingOptions, running: RunningCalls, 
     /** The agent's next pending calls, as far as only this process may take them. They stay pending. */
     async readOwn(tenant: string, agent_id: string, after: string, limit: number): Promise<OwnBlock<ScheduledCall>> {
       const look = { tenant, agent_id, replica: owner, now: clock.now(), after, limit };
-      const { calls, isAll } = await store.lookUp(ownPending, look);
+      const { calls, isAll } = await store.execute(ownPending, look);
       return { own: calls.map((call) => ({ tenant, ...call })), isAll };
     },
   };

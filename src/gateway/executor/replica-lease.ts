@@ -102,7 +102,7 @@ export interface ReplicaLeaseOptions {
 export function createReplicaLease(options: ReplicaLeaseOptions) {
   const { store, clock, log, replica, previous = null, agentConcurrency, agentMaxRaised, refusals } = options;
   /** On SQLite this process is the only one; on Postgres there may be other replicas. */
-  const isShared = store.dialect === "postgres";
+  const isShared = store.isShared;
   const trust = createLeaseTrust(LEASE_MS);
   let living = 1;
   /** Before the renewal was asked for. */
@@ -118,15 +118,18 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
 
   async function renew(): Promise<void> {
     const [askedAt, before] = [thisMoment(), agentMax()];
-    const renewed = await store.writeFirst(async (tx) => {
-      const now = await renewLease(tx, replica);
-      const { replicas } = tx.tables;
-      const others = await tx.db
-        .select({ count: count() })
-        .from(replicas)
-        .where(and(ne(replicas.id, replica), isAlive(tx)));
-      return { now, living: 1 + (others[0]?.count ?? 0) };
-    });
+    const renewed = await store.write(
+      async (tx) => {
+        const now = await renewLease(tx, replica);
+        const { replicas } = tx.tables;
+        const others = await tx.db
+          .select({ count: count() })
+          .from(replicas)
+          .where(and(ne(replicas.id, replica), isAlive(tx)));
+        return { now, living: 1 + (others[0]?.count ?? 0) };
+      },
+      { urgent: true },
+    );
     trust.renewed(renewed.now);
     renewedAt = askedAt;
     const isNews = renewed.living !== living;

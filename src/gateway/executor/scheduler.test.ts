@@ -9,13 +9,13 @@ import type { Outcome } from "./job.ts";
 
 const scheduling = useScheduling();
 
-/** The store, and the commands that it is given. */
+/** The store, and the commands that write which it is given. */
 function recordingStore() {
   const commands: string[] = [];
   const store: Store = {
     ...scheduling.store(),
     execute(command, input) {
-      commands.push(command.name);
+      if (command.kind !== "look_up") commands.push(command.name);
       return scheduling.store().execute(command, input);
     },
   };
@@ -57,6 +57,7 @@ test("a block that is taken while the process begins to stop stays pending", asy
     ...scheduling.store(),
     async execute(command, input) {
       const output = await scheduling.store().execute(command, input);
+      if (command.kind === "look_up") return output;
       asked.resolve();
       await answered.promise;
       return output;
@@ -164,11 +165,11 @@ test("a lease is renewed on time, however long the look for pending calls takes"
     let renewals = 0;
     const store: Store = {
       ...scheduling.store(),
-      dialect: "postgres",
-      lookUp: () => new Promise(() => {}),
-      writeFirst(work) {
-        renewals++;
-        return scheduling.store().writeFirst(work);
+      isShared: true,
+      execute: () => new Promise(() => {}),
+      write(work, options) {
+        if (options?.urgent) renewals++;
+        return scheduling.store().write(work, options);
       },
     };
     const { scheduler } = scheduling.open({ store });

@@ -189,7 +189,7 @@ export class Scheduler {
   async #takeUpPending(): Promise<void> {
     const { store, replica, clock } = this.#options;
     const next = (after: string) =>
-      store.lookUp(waitingAgents, { replica, now: clock.now(), after, limit: AGENTS_AT_ONCE });
+      store.execute(waitingAgents, { replica, now: clock.now(), after, limit: AGENTS_AT_ONCE });
     for (let agents = await next(""), last = agents.at(-1); last !== undefined; last = agents.at(-1)) {
       for (const { tenant, agent_id } of agents) this.#queues.look(tenant, agent_id);
       if (agents.length < AGENTS_AT_ONCE) return;

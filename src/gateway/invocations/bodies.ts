@@ -298,7 +298,7 @@ export async function removeOrphanedParts(
   }
 }
 
-/** On SQLite a body that is being stored when a process starts belongs to a call of the one before. */
+/** Where a process is alone, a body that is being stored when a process starts belongs to a call of the one before. */
 async function orphanAbandoned(store: Store): Promise<void> {
   await store.write(async ({ db, tables: { orphanedParts: t } }) => {
     await db.update(t).set({ due_at: 0 }).where(gt(t.due_at, 0));
@@ -310,7 +310,7 @@ async function orphanAbandoned(store: Store): Promise<void> {
  * before it is copied there; what else is due is looked for every few seconds. Gives what stops it.
  */
 export async function startRemovingParts(store: Store, log: Log): Promise<() => void> {
-  if (store.dialect === "sqlite") await orphanAbandoned(store);
+  if (!store.isShared) await orphanAbandoned(store);
   let removing: Promise<unknown> | null = null;
   let isAsked = false;
   let isOver = false;

@@ -11,7 +11,7 @@ import type { Store } from "../../storage/store.ts";
 import { abandon, type InvocationKey, release } from "./service.ts";
 
 const LOOK_MS = 1_000;
-/** On SQLite this is the only process, so the two can differ only after trouble with the disk. */
+/** Where this is the only process, the two can differ only after trouble with the disk. */
 const LOOK_MS_ALONE = 10_000;
 
 export function createClaims() {
@@ -67,7 +67,7 @@ export interface CompareOptions {
 /** Starts comparing. Returns a function that stops it. */
 export function compareClaims(options: CompareOptions): () => void {
   const { store, log } = options;
-  const pause = store.dialect === "sqlite" ? LOOK_MS_ALONE : LOOK_MS;
+  const pause = store.isShared ? LOOK_MS : LOOK_MS_ALONE;
   return every(pause, () => compareOnce(options).catch((error) => log.warn("running_calls_not_compared", { error })));
 }
 

@@ -7,7 +7,7 @@ import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { IDEMPOTENCY_HOURS } from "../../core/limits.ts";
 import { HOUR_MS } from "../../core/time.ts";
-import { type Command, inputRows, type Store, type Tx } from "../../storage/store.ts";
+import { type Command, type CommandRunner, inputRows, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
 export interface Idempotency {
@@ -66,6 +66,7 @@ const KEY_INPUT = inputRows<WantedKey>({
 /** Of many calls at once, by turns of their tenants: a call waits for it before it is answered. */
 const keyLookUp: Command<WantedKey, KnownKey | null> = {
   name: "idempotency_key",
+  kind: "look_up",
   tenantOf: ({ owner }) => owner.tenant,
   bytesOf: () => 512,
   sqlite(prepare) {
@@ -92,16 +93,13 @@ const keyLookUp: Command<WantedKey, KnownKey | null> = {
   },
 };
 
-/** A store, or a transaction of one. */
-type KeyReader = Pick<Store, "lookUp"> | Tx;
-
 /**
  * The invocation that a caller's idempotency key stands for, or null.
  *
  * @throws Fault `conflict` when it stands for another body
  */
 export async function findByIdempotencyKey(
-  reader: KeyReader,
+  reader: CommandRunner,
   owner: KeyOwner,
   wanted: Idempotency,
 ): Promise<string | null> {
@@ -115,13 +113,12 @@ export async function findByIdempotencyKey(
 
 /** The same for any body. */
 export async function findKey(
-  reader: KeyReader,
+  reader: CommandRunner,
   owner: KeyOwner,
   { key, asked_at, latest }: Pick<Idempotency, "key" | "asked_at" | "latest">,
 ): Promise<KnownKey | null> {
   const [slot = 0] = slotsOf({ asked_at, latest });
-  const wanted = { owner, key, asked_at, slot };
-  return "lookUp" in reader ? reader.lookUp(keyLookUp, wanted) : reader.execute(keyLookUp, wanted);
+  return reader.execute(keyLookUp, { owner, key, asked_at, slot });
 }
 
 /** Frees the key of a call that was refused after all, so that it may be sent again with another payment. */

@@ -23,7 +23,7 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   const removed = { payments: 0, bodies: 0, invocations: 0, idempotency_keys: 0 };
   const { body_days, history_days } = retention;
   // On SQLite some totals stand beside their table.
-  await store.settle();
+  await store.periods.flushTotals();
   const byAge = { bodies: now - body_days * DAY_MS, history: now - history_days * DAY_MS };
   if (history_days > 0) {
     removed.payments = await ofTenants(store, "payments", byAge.history, (tx, old, limit) =>

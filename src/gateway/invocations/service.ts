@@ -100,11 +100,14 @@ export function accept(
   return withStoredBody(writer, accepted, () =>
     beside === null
       ? acceptStored(writer, accepted, claim)
-      : writer.write(async (tx) => {
-          const id = await acceptStored(tx, accepted, claim);
-          if (id === accepted.row.id) await beside(tx);
-          return id;
-        }, bytesBeside(accepted.body)),
+      : writer.write(
+          async (tx) => {
+            const id = await acceptStored(tx, accepted, claim);
+            if (id === accepted.row.id) await beside(tx);
+            return id;
+          },
+          { bytes: bytesBeside(accepted.body) },
+        ),
   );
 }
 

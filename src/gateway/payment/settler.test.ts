@@ -31,7 +31,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
           .set({ attempts: 1, ...fields })
           .where(eq(t.invocation_id, key.id)),
       );
-      if (store().dialect === "postgres") clock.time += LEASE_MS;
+      if (store().isShared) clock.time += LEASE_MS;
       return key;
     }
 

@@ -123,7 +123,7 @@ export function createSettler(options: SettlerOptions) {
     /** To be called before any payment is taken. */
     async recover() {
       // On SQLite this is the only process, so nothing works on the attempts of the previous one: make them due.
-      if (store.dialect === "sqlite") await makeDue(store, clock.now(), clock.now());
+      if (!store.isShared) await makeDue(store, clock.now(), clock.now());
     },
     start() {
       looking = poll({ leastMs: LOOK_MS, mostMs: LOOK_MS_MOST }, look);

@@ -60,6 +60,7 @@ const INPUT = inputRows<string>({ tenant: ["text", (tenant) => tenant] });
 /** Null when the tenant has no policy. Of many tenants at once, since each one's is looked at every second. */
 const versionLookUp: Command<string, number | null> = {
   name: "policy",
+  kind: "look_up",
   tenantOf: (tenant) => tenant,
   bytesOf: () => 64,
   sqlite(prepare) {
@@ -85,7 +86,7 @@ const policyQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
 );
 
 interface Options {
-  readonly store: Pick<Store, "lookUp" | "readFirst">;
+  readonly store: Pick<Store, "execute" | "read">;
   readonly log: Log;
   /** Milliseconds of a clock that never goes back. */
   readonly now?: () => number;
@@ -99,10 +100,10 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
 
   async function read(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
     const until = now() + REMEMBERED_MS;
-    const newest = await store.lookUp(versionLookUp, tenant);
+    const newest = await store.execute(versionLookUp, tenant);
     if (newest === null) return { policy: null, weight: POLICY_BYTES, until };
     if (last?.policy?.version === newest) return { ...last, until };
-    const [row] = await policyQuery(store.readFirst).execute({ tenant });
+    const [row] = await policyQuery(store.read.urgent).execute({ tenant });
     if (row === undefined) return { policy: null, weight: POLICY_BYTES, until };
     const { default_action, version, on_error, rules, updated_at } = row;
     const stored = { version, default: default_action, on_error, rules, updated_at };

@@ -8,8 +8,6 @@ import { type Place, postgresPlace } from "../../../test/support/stores/stores.t
 import type { Store } from "../../storage/store.ts";
 import { countCalls, removeOldCalls } from "./shared-calls.ts";
 
-type CountTogether = NonNullable<Store["countTogether"]>;
-
 const START = 1_790_000_000_000_000;
 const SECOND = 1_000_000;
 const MINUTE = 60 * SECOND;
@@ -17,18 +15,18 @@ const HOUR = 60 * MINUTE;
 let serial = 0;
 
 /** A caller who calls at times of the test's choosing, in microseconds. */
-function callerOf(countTogether: CountTogether) {
+function callerOf(execute: Store["execute"]) {
   const caller = { tenant: "acme", agentId: `agt_${++serial}`, user: "alice" };
   return {
     ...caller,
-    at: (now: number, count = 1) => countTogether(countCalls(`${now}::bigint`), { ...caller, count }),
+    at: (now: number, count = 1) => execute(countCalls(`${now}::bigint`), { ...caller, count }),
   };
 }
 
 describe("the calls of a caller in the database", () => {
-  let countTogether: CountTogether;
+  let execute: Store["execute"];
   useStore("postgres", ({ store }) => {
-    countTogether = store.countTogether as CountTogether;
+    execute = store.execute;
   });
 
   const steps = fc.array(
@@ -46,7 +44,7 @@ describe("the calls of a caller in the database", () => {
   test("of the last 60 seconds are counted as a plain list of them is", async () => {
     await fc.assert(
       fc.asyncProperty(steps, async (calls) => {
-        const { at } = callerOf(countTogether);
+        const { at } = callerOf(execute);
         const all: { now: number; count: number }[] = [];
         let now = START;
         for (const { gap, count } of calls) {
@@ -61,14 +59,14 @@ describe("the calls of a caller in the database", () => {
   }, 60_000);
 
   test("are counted at their own time, however many come at one moment", async () => {
-    const { at } = callerOf(countTogether);
+    const { at } = callerOf(execute);
     for (let call = 1; call <= 5; call++) expect(await at(START)).toBe(call);
     expect(await at(START + MINUTE - 1)).toBe(6);
     expect(await at(START + MINUTE + 5)).toBe(2);
   });
 
   test("begin anew when the clock is set back, and are counted from there", async () => {
-    const { at } = callerOf(countTogether);
+    const { at } = callerOf(execute);
     expect([await at(START, 4), await at(START + SECOND, 4)]).toEqual([4, 8]);
     // The difference between two servers is no step.
     expect(await at(START + SECOND / 2)).toBe(9);
@@ -79,7 +77,7 @@ describe("the calls of a caller in the database", () => {
   });
 
   test("are forgotten when the clock is set ahead, and no more than that", async () => {
-    const { at } = callerOf(countTogether);
+    const { at } = callerOf(execute);
     expect([await at(START, 4), await at(START + HOUR, 4), await at(START + HOUR + 1, 4)]).toEqual([4, 4, 8]);
   });
 
@@ -104,7 +102,7 @@ describe("the calls of a caller in the database", () => {
     ];
     const called = names.flatMap((tenant) => names.map((user) => ({ tenant, agentId: `agt_of_${tenant}`, user })));
     for (const times of [1, 2]) {
-      const rates = await Promise.all(called.map((caller) => countTogether(count, { ...caller, count: 1 })));
+      const rates = await Promise.all(called.map((caller) => execute(count, { ...caller, count: 1 })));
       expect(rates).toEqual(called.map(() => times));
     }
   });
@@ -125,14 +123,14 @@ eachPostgres((kind) => {
     try {
       const count = countCalls();
       const [users, each] = [10, 60];
-      const replicas = [store, other].map(({ countTogether }) => countTogether as CountTogether);
+      const replicas = [store, other].map(({ execute }) => execute);
       const cleaning = Promise.all(replicas.map(removeOldCalls));
       const rates = await Promise.all(
         Array.from({ length: users }, (_, user) =>
           Promise.all(
-            replicas.flatMap((countTogether) =>
+            replicas.flatMap((execute) =>
               Array.from({ length: each }, () =>
-                countTogether(count, { tenant: "acme", agentId: "agt_1", user: `user ${user}`, count: 1 }),
+                execute(count, { tenant: "acme", agentId: "agt_1", user: `user ${user}`, count: 1 }),
               ),
             ),
           ),
@@ -151,15 +149,15 @@ test("clean-up removes what no rate counts any more, and what a wrong clock has 
   const place = await postgresPlace();
   const store = await place.open();
   await using client = new SQL(place.url, { max: 1 });
-  const countTogether = store.countTogether as CountTogether;
+  const execute = store.execute;
   const now = Date.now() * 1000;
-  const [old, young, wrong] = [callerOf(countTogether), callerOf(countTogether), callerOf(countTogether)];
+  const [old, young, wrong] = [callerOf(execute), callerOf(execute), callerOf(execute)];
   await old.at(now - HOUR);
   await young.at(now - HOUR);
   for (const age of [30 * SECOND, 10 * SECOND]) await young.at(now - age);
   await wrong.at(now + HOUR);
   await client`insert into caller_calls select 'acme', 'agt_many', 'bob', n, n from generate_series(1, 2500) as n`;
-  expect(await removeOldCalls(countTogether)).toBe(2_503);
+  expect(await removeOldCalls(execute)).toBe(2_503);
   const callers = await client`select agent_id, counted from caller_rates`;
   expect([...callers]).toEqual([{ agent_id: young.agentId, counted: "3" }]);
   const [calls] = await client`select count(*)::int as count from caller_calls`;
@@ -175,7 +173,7 @@ test("clean-up reads what it removes, and not all that there is each time", asyn
   const rows = 30_000;
   await client`insert into caller_calls select 'acme', 'agt_many', 'bob', n, n from generate_series(1, ${rows}) as n`;
   await client`analyze caller_calls`;
-  expect(await removeOldCalls(store.countTogether as CountTogether)).toBe(rows);
+  expect(await removeOldCalls(store.execute)).toBe(rows);
   await store.close();
   // The server tells of a connection's work when that ends, or a moment later.
   let read = 0;

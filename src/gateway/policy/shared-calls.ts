@@ -1,7 +1,7 @@
 // The observed rates of callers in a database that several replicas share, to the microsecond of the server's clock. A row
 // for each caller counts all of its calls, and a row for each time it called says how many those were by then: the calls of
 // the last minute are all, less those counted in the newest row that is older. So a call costs the same at any rate.
-import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCount, type Store } from "../../storage/store.ts";
+import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCounter, type Store } from "../../storage/store.ts";
 import { RATE_WINDOW_MS } from "./observed-rate.ts";
 
 export interface CallsOfCaller {
@@ -31,9 +31,10 @@ const callerOf = (agentId: unknown, user: unknown) => `${agentId} ${user}`;
  *
  * @param now what gives the time in microseconds; for tests
  */
-export function countCalls(now: string = NOW_MICROSECONDS): SharedCount<CallsOfCaller, number> {
+export function countCalls(now: string = NOW_MICROSECONDS): SharedCounter<CallsOfCaller, number> {
   return {
     name: "calls",
+    kind: "counter",
     tenantOf: ({ tenant }) => tenant,
     bytesOf: () => 192,
     // A statement changes a row once.
@@ -83,8 +84,9 @@ const KEPT = 3 * WINDOW;
  * so that nobody waits here while it holds rows. Both ends of the index are read in its order, and no further: millions may
  * have gathered.
  */
-const forgetCalls: SharedCount<null, number> = {
+const forgetCalls: SharedCounter<null, number> = {
   name: "forget calls",
+  kind: "counter",
   tenantOf: () => FOR_ALL,
   bytesOf: () => 0,
   postgres: {
@@ -111,10 +113,10 @@ const forgetCalls: SharedCount<null, number> = {
 };
 
 /** Removes the calls that no rate counts any more, and says how many. */
-export async function removeOldCalls(countTogether: NonNullable<Store["countTogether"]>): Promise<number> {
+export async function removeOldCalls(execute: Store["execute"]): Promise<number> {
   let removed = 0;
   for (let rows = ROWS_AT_ONCE; rows >= ROWS_AT_ONCE; removed += rows) {
-    rows = await countTogether(forgetCalls, null);
+    rows = await execute(forgetCalls, null);
   }
   return removed;
 }

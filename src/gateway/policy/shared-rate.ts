@@ -11,10 +11,10 @@ type CallingUser = Omit<CallsOfCaller, "count">;
 /** So late the answer may be there already, and the process only stood still. */
 const STOOD_STILL_MS = 250;
 
-function createSharedCallRates(countTogether: NonNullable<Store["countTogether"]>) {
+function createSharedCallRates(execute: Store["execute"]) {
   const counting = countCalls();
   const questions = createGathering(async (caller: CallingUser, count) => {
-    const rate = await countTogether(counting, { ...caller, count });
+    const rate = await execute(counting, { ...caller, count });
     return (place) => rate - count + place + 1;
   });
   return (caller: CallingUser): Promise<number> => questions.join(`${caller.agentId} ${caller.user}`, caller);
@@ -32,9 +32,9 @@ async function inTime<T>(ms: number, work: Promise<T>): Promise<T> {
 }
 
 /** @param now milliseconds of a clock that never goes back */
-export function createObservedRates({ countTogether }: Pick<Store, "countTogether">, now?: () => number) {
+export function createObservedRates({ isShared, execute }: Pick<Store, "isShared" | "execute">, now?: () => number) {
   const own = createCallRates(now);
-  const shared = countTogether === null ? null : createSharedCallRates(countTogether);
+  const shared = isShared ? createSharedCallRates(execute) : null;
   return {
     /**
      * Counts a call and gives the rate with it: at once, if nobody asks for what others have counted. Calls that were

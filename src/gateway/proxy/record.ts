@@ -202,7 +202,7 @@ function newRow(
     emit_receipt: agent.emit_receipts,
     owner: null,
     claim: null,
-    accepted_by: store.dialect === "postgres" ? replica : null,
+    accepted_by: store.isShared ? replica : null,
     updated_at: now,
     completed_at: null,
   };

@@ -54,7 +54,7 @@ for (const [name, place] of Object.entries(places)) {
       }
       // The scheduler's queue has none of them but the last.
       const agent = { tenant: "acme", agent_id: "agt_a" };
-      expect(await store.lookUp(waitingAgents, { ...TAKER, after: "", limit: 10 })).toEqual([agent]);
+      expect(await store.execute(waitingAgents, { ...TAKER, after: "", limit: 10 })).toEqual([agent]);
       const block = { ...agent, owner: "rep_1", tokens: ["1", "2"], now, after: "", leftOut: [] };
       expect((await store.execute(takeCommand, block)).taken.map(({ id }) => id)).toEqual([waiting.id]);
       const taking = { key: fetched, owner: "rep_1", token: "t", now, inHand: null };

@@ -5,7 +5,7 @@ import { inSlices } from "../../concurrency/slices.ts";
 import { createTurnQueue } from "../../concurrency/turn-queue.ts";
 import { Fault } from "../../core/fault.ts";
 import { unavailable } from "../failures.ts";
-import { type Command, CommitUnknown, type SharedCount, type SqlRow, type Tx } from "../store.ts";
+import { type Command, type CommandBase, CommitUnknown, type SqlRow, type Tx } from "../store.ts";
 import type { DatabaseConnection } from "./pool.ts";
 
 const COMMANDS_MAX = 256;
@@ -19,7 +19,7 @@ const STATEMENTS_MS_MAX = 20;
 const WAITING_MAX = 20_000;
 
 // biome-ignore lint/suspicious/noExplicitAny: commands of all kinds stand in one queue, each beside its own input.
-type AnyCommand = SharedCount<any, any>;
+type AnyCommand = CommandBase<any, any>;
 
 /** Commands of one kind. */
 export interface CommandGroup {
@@ -223,7 +223,7 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
 
   return {
     /** @throws Fault `unavailable` when too many wait */
-    execute<Input, Output>(command: SharedCount<Input, Output>, input: Input): Promise<Output> {
+    execute<Input, Output>(command: CommandBase<Input, Output>, input: Input): Promise<Output> {
       if (isClosed) return Promise.reject(unavailable(new Error("the store is closed")));
       return new Promise((resolve, reject) => {
         const isTaken = queue.enter({
@@ -258,7 +258,7 @@ function isOfAll(error: unknown): boolean {
 export function createCommandKinds(options: Pick<CommandBatchesOptions, "waitMsMax" | "run">) {
   const kinds = new Map<unknown, ReturnType<typeof createCommandBatches>>();
   return {
-    execute<Input, Output>(command: SharedCount<Input, Output>, input: Input): Promise<Output> {
+    execute<Input, Output>(command: CommandBase<Input, Output>, input: Input): Promise<Output> {
       const kind = kinds.get(command) ?? createCommandBatches({ ...options, atOnce: 1 });
       kinds.set(command, kind);
       return kind.execute(command, input);
@@ -295,7 +295,7 @@ export interface TransactionEffects {
 /** Runs commands of one kind as one statement. */
 export async function runCommands<Input, Output>(
   connection: DatabaseConnection,
-  { postgres }: SharedCount<Input, Output>,
+  { postgres }: CommandBase<Input, Output>,
   inputs: readonly Input[],
   { ended, shard }: TransactionEffects,
 ): Promise<Output[]> {

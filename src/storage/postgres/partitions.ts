@@ -432,5 +432,6 @@ export function createPartitions({ databaseUrl, clock, log, workMsMax = WORK_MS_
       const hours = periodHours((clock.now() - before) / DAY_MS);
       return connected((client) => dropPartitions(client, table, { before, hours, log }));
     },
+    flushTotals: async () => {},
   };
 }

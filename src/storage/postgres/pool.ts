@@ -39,7 +39,7 @@ export const BEGIN_WRITE = `begin; ${LIMITS}; ${ALONG_INDEXES}`;
  */
 export const BEGIN_COMMANDS = `${BEGIN_WRITE}; set local plan_cache_mode = force_generic_plan`;
 /**
- * What replicas count together (`createSharedCounts`): at the isolation at which a statement that has waited for a row goes on
+ * What replicas count together (`createSharedCounters`): at the isolation at which a statement that has waited for a row goes on
  * with what that row is then, and nobody waits for the disk.
  */
 export const BEGIN_COUNTS = `begin isolation level read committed; ${LIMITS}; ${ALONG_INDEXES}; set local synchronous_commit = off`;

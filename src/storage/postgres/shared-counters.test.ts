@@ -5,16 +5,15 @@ import fc from "fast-check";
 import { eachPostgres } from "../../../test/support/stores/postgres-kinds.ts";
 import { clock, outcome, postgresPlace } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
-import { inputRows, type SharedCount, type Store } from "../store.ts";
+import { inputRows, type SharedCounter } from "../store.ts";
 import { openPostgres } from "./store.ts";
-
-type CountTogether = NonNullable<Store["countTogether"]>;
 
 const INPUT = inputRows<string>({ text: ["text", (text) => text] });
 
 /** Gives each text back; one that begins with `/` is divided by. */
-const echo: SharedCount<string, string> = {
+const echo: SharedCounter<string, string> = {
   name: "echo",
+  kind: "counter",
   tenantOf: (text) => text.slice(0, 1),
   bytesOf: () => 1,
   postgres: {
@@ -27,18 +26,18 @@ const echo: SharedCount<string, string> = {
 eachPostgres((kind) => {
   test("texts arrive as they are, and one that fails does so alone", async () => {
     const store = await (await postgresPlace(await kind.freshDatabase())).open();
-    const countTogether = store.countTogether as CountTogether;
+    const execute = store.execute;
     const text = fc.oneof(
       fc.constantFrom("", "'", "\\", "\\'", "''", "$1", "$&", "{}", "null", '"', "--", " /*", "é\u{1f600}"),
       fc.string({ unit: "grapheme" }).map((any) => any.replaceAll("\0", "").replace(/^\//, "")),
     );
     await fc.assert(
       fc.asyncProperty(fc.array(text, { minLength: 1, maxLength: 20 }), async (texts) => {
-        expect(await Promise.all(texts.map((one) => countTogether(echo, one)))).toEqual(texts);
+        expect(await Promise.all(texts.map((one) => execute(echo, one)))).toEqual(texts);
       }),
       { numRuns: 30 },
     );
-    const told = await Promise.all(["a", "/", "b", "c"].map((one) => countTogether(echo, one).catch(() => "failed")));
+    const told = await Promise.all(["a", "/", "b", "c"].map((one) => execute(echo, one).catch(() => "failed")));
     expect(told).toEqual(["a", "failed", "b", "c"]);
     await store.close();
   }, 30_000);
@@ -52,7 +51,7 @@ test("a statement that waits for a lock is given up in time, and the next one is
     ...echo,
     postgres: { ...echo.postgres, text: `with l as (select 1 from agent_buckets) ${echo.postgres.text}` },
   };
-  const ask = () => outcome((store.countTogether as CountTogether)(count, "a"));
+  const ask = () => outcome(store.execute(count, "a"));
   await client.begin(async (tx) => {
     await tx.unsafe("lock table agent_buckets");
     expect(await ask()).toBe("unavailable");
@@ -63,10 +62,10 @@ test("a statement that waits for a lock is given up in time, and the next one is
 
 test("of thousands that wait a neighbour does not wait for those of another tenant", async () => {
   const store = await (await postgresPlace()).open();
-  const countTogether = store.countTogether as CountTogether;
+  const execute = store.execute;
   let counted = 0;
-  const hostile = Array.from({ length: 5_000 }, (_, at) => countTogether(echo, `h${at}`).then(() => counted++));
-  expect(await countTogether(echo, "neighbour")).toBe("neighbour");
+  const hostile = Array.from({ length: 5_000 }, (_, at) => execute(echo, `h${at}`).then(() => counted++));
+  expect(await execute(echo, "neighbour")).toBe("neighbour");
   // One statement may have been under way.
   expect(counted).toBeLessThanOrEqual(512);
   await Promise.all(hostile);

@@ -6,7 +6,7 @@ import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { startProblem, within } from "../failures.ts";
 import { migratePostgres } from "../migrate.ts";
-import { createCallEnds, NOW, type Reader, type SharedCount, type SqlRow, type Store } from "../store.ts";
+import { type CommandBase, createCallEnds, NOW, type Reader, type SqlRow, type Store } from "../store.ts";
 import { createCommandKinds, createCommandLanes, runCommands, runGroups, type TransactionEffects } from "./batches.ts";
 import { probeCapabilities } from "./look.ts";
 import { createPartitions } from "./partitions.ts";
@@ -80,7 +80,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   const reading: Reading = { readers, callMsMax, begin };
   const lookUps = createLookUps(firstReaders, callMsMax);
   const counters = openPool(COUNTERS_MAX);
-  const sharedCounts = createSharedCounts(counters, callMsMax);
+  const sharedCounters = createSharedCounters(counters, callMsMax);
   const clock = await openDatabaseClock({
     async ask() {
       const [row] = await read(reading, `select ${NOW}`, [], "arrays");
@@ -103,15 +103,17 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
       ),
   });
   return {
-    dialect: "postgres",
+    isShared: true,
     clock,
-    read: createReader(reading),
-    readFirst: createReader({ ...reading, readers: firstReaders }),
-    write: (work) => write(writing, work, undefined, { tenant: actingTenant() }),
-    writeFirst: (work) => write({ ...writing, writers: firstWriters }, work),
-    execute: batches.execute,
-    lookUp: lookUps.execute,
-    countTogether: sharedCounts.execute,
+    read: { ...createReader(reading), urgent: createReader({ ...reading, readers: firstReaders }) },
+    write: (work, { urgent = false } = {}) =>
+      urgent
+        ? write({ ...writing, writers: firstWriters }, work)
+        : write(writing, work, undefined, { tenant: actingTenant() }),
+    execute(command, input) {
+      if (command.kind === "counter") return sharedCounters.execute(command, input);
+      return (command.kind === "look_up" ? lookUps : batches).execute(command, input);
+    },
     onCallEnded: ends.subscribe,
     periods: createPartitions({ databaseUrl: options.databaseUrl, clock, log: options.log }),
     probe: (timeoutMs) =>
@@ -119,14 +121,13 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
         timeoutMs,
         write({ ...writing, callMsMax: timeoutMs }, (_, connection) => connection.run(PROBE)),
       ),
-    settle: async () => {},
     async close() {
       clock.stop();
       const until = performance.now() + callMsMax;
       const gathered = [
         batches.close().then(() => batchers.close(until)),
         lookUps.close().then(() => firstReaders.close(until)),
-        sharedCounts.close().then(() => counters.close(until)),
+        sharedCounters.close().then(() => counters.close(until)),
       ];
       await Promise.all([...gathered, ...[writers, firstWriters, readers].map((pool) => pool.close(until))]);
     },
@@ -227,7 +228,7 @@ function withValues(statement: string, values: readonly unknown[]): string {
 /** Runs commands of one kind. */
 async function count<Input, Output>(
   connection: DatabaseConnection,
-  { postgres }: SharedCount<Input, Output>,
+  { postgres }: CommandBase<Input, Output>,
   inputs: readonly Input[],
 ): Promise<Output[]> {
   const statement = withValues(postgres.text, postgres.valuesOf(inputs, 0));
@@ -247,7 +248,7 @@ async function count<Input, Output>(
  * With a message for each statement, a process that stands still, or is far away, would keep the rows from all others between
  * two of its messages.
  */
-export function createSharedCounts(counters: ConnectionPool, waitMsMax: number) {
+export function createSharedCounters(counters: ConnectionPool, waitMsMax: number) {
   return createCommandKinds({
     waitMsMax,
     run: (groups, until) =>

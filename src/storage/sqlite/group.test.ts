@@ -112,7 +112,7 @@ test("commands of more than a mebibyte together do not share a commit, however m
 test("the same holds for writes that say how much they carry", async () => {
   const { counting, begun } = countingGroup(60_000);
   const sizes = [2 ** 20, 2 ** 20, 2 ** 19, 2 ** 19, 1];
-  await Promise.all(sizes.map((bytes, i) => counting.write(add(`w${i}`), bytes)));
+  await Promise.all(sizes.map((bytes, i) => counting.write(add(`w${i}`), { bytes })));
   expect(replicas()).toEqual(sizes.map((_, i) => `w${i}`));
   // Each of the first two alone, two halves, and the last one.
   expect(begun()).toBe(4);
@@ -122,7 +122,7 @@ const MEBIBYTE = 2 ** 20;
 
 test("a small write waits for one large one, however many were there before, and the large ones come on too", async () => {
   const order: string[] = [];
-  const write = (id: string, bytes?: number) => group.write(add(id), bytes).then((done) => order.push(done));
+  const write = (id: string, bytes = 0) => group.write(add(id), { bytes }).then((done) => order.push(done));
   const large = Array.from({ length: 20 }, (_, i) => write(`large${i}`, MEBIBYTE));
   for (let i = 0; i < 10; i++) await write(`small${i}`);
   expect(order.filter((id) => id.startsWith("large")).length).toBeWithin(4, 12);
@@ -138,7 +138,7 @@ test("a large write that fails is refused alone, among small ones and large ones
   };
   const works = Array.from({ length: 12 }, (_, i) => [
     group.write(add(`s${i}`)),
-    group.write<unknown>(i % 3 === 1 ? refuse : add(`l${i}`), MEBIBYTE),
+    group.write<unknown>(i % 3 === 1 ? refuse : add(`l${i}`), { bytes: MEBIBYTE }),
   ]);
   const expected = Array.from({ length: 12 }, (_, i) => [`s${i}`, i % 3 === 1 ? own : `l${i}`]);
   expect(await settled(works.flat())).toEqual(expected.flat());
@@ -281,9 +281,9 @@ test("a command is written while there are always closures and large works, of w
   const { counting } = countingGroup(-1);
   let isOver = false;
   let others = 0;
-  const go = async (name: string, bytes?: number) => {
+  const go = async (name: string, bytes = 0) => {
     for (let i = 0; !isOver && others < 200; i++) {
-      await counting.write(add(`${name} ${i}`), bytes);
+      await counting.write(add(`${name} ${i}`), { bytes });
       others++;
     }
   };

@@ -24,6 +24,7 @@ import {
   type SqliteStatement,
   type SqlValue,
   type Tx,
+  type WriteOptions,
 } from "../store.ts";
 import { addCount, addCounts, type Counts } from "../totals.ts";
 import type { SqliteTotals } from "./totals-log.ts";
@@ -282,7 +283,8 @@ export function createGroupCommit(options: GroupOptions) {
 
   return {
     // Queries are promises of Drizzle's own kind, so what a work gives is always awaited.
-    write<T>(work: (tx: Tx) => Promise<T>, bytes = 0): Promise<T> {
+    /** Nothing but this process writes, so that an urgent work comes with the next group too. */
+    write<T>(work: (tx: Tx) => Promise<T>, { bytes = 0 }: WriteOptions = {}): Promise<T> {
       const tenant = actingTenant();
       const run: WaitingWrite["run"] = async (effects, txOf) => await work(txOf(effects));
       return enter({ tenant: tenant ?? FOR_ALL, mayFail: tenant !== null, bytes, run });

@@ -42,7 +42,7 @@ interface SqlitePeriodsOptions {
 }
 
 /** Tables that it does not know are left to whoever removes single rows. */
-export function createSqlitePeriods({ writer, reader, write }: SqlitePeriodsOptions): Periods {
+export function createSqlitePeriods({ writer, reader, write }: SqlitePeriodsOptions): Omit<Periods, "flushTotals"> {
   async function dropOf(tenant: string, floor: string, sql: ReturnType<typeof statements>): Promise<void> {
     for (let from = ""; ; ) {
       const first = sql.oldest.get(tenant, from)?.key ?? null;

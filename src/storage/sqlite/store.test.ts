@@ -138,12 +138,12 @@ describe("on SQLite alone", () => {
   });
 
   test("the reader cannot write", async () => {
-    const { db, tables } = store.read as Tx;
+    const { db, tables } = store.read as unknown as Tx;
     expect(db.insert(tables.replicas).values({ id: "rep", lease_until: 0 }).execute()).rejects.toThrow(/readonly/);
   });
 
   test("the dispatcher's queries walk an index, whatever is in the table", async () => {
-    const { db } = store.read as Tx;
+    const { db } = store.read as unknown as Tx;
     const plan = async (where: string) => {
       const rows = (await db.all(sql.raw(`explain query plan select * from open_invocations where ${where}`))) as {
         detail: string;

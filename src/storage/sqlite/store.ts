@@ -12,7 +12,7 @@ import type { Log } from "../../core/log.ts";
 import { ensurePrivateFile } from "../data-dir.ts";
 import { within } from "../failures.ts";
 import { migrateSqlite } from "../migrate.ts";
-import { type CommandEffects, createCallEnds, type Queries, type Store } from "../store.ts";
+import { type Command, type CommandEffects, createCallEnds, type Queries, type Store } from "../store.ts";
 import { startCheckpoints } from "./checkpoints.ts";
 import { commandsOn, createGroupCommit } from "./group.ts";
 import { createSqlitePeriods } from "./periods.ts";
@@ -121,48 +121,49 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   /** A group without works. */
   const move = writer.transaction(() => totals.write(new Map()));
 
-  async function settleBy(step: () => Promise<void>): Promise<void> {
+  async function flushBy(step: () => Promise<void>): Promise<void> {
     const isMoved = totals.hurry();
     while (!isMoved()) await step();
   }
 
   /** The next start can go on with it. */
-  const settleAtLast = () =>
-    settleBy(async () => {
+  const flushAtLast = () =>
+    flushBy(async () => {
       move.immediate()();
       await Bun.sleep(0);
     }).catch((error) => log.warn("totals_behind", { error }));
-  /** It is no business of a process that has ended no call, as a command: the gateway would read all of it after each step. */
+  /** A process that has ended no call, as a command, leaves the totals to the gateway, which would read them after each step. */
   let hasEnded = false;
   ends.subscribe(() => {
     hasEnded = true;
   });
 
+  const flushTotals = () => flushBy(() => group.write(async () => {}));
+
   const lookUpOn = commandsOn(reader);
+  const lookUp = async <Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> =>
+    lookUpOn(command)(input, NO_EFFECTS);
   const read = { db: drizzle(reader) as unknown as Queries, tables, logged: totals };
   return {
-    dialect: "sqlite",
+    isShared: false,
     clock,
-    read,
-    readFirst: read,
+    read: { ...read, urgent: read },
     write: group.write,
-    // There are no others who would have to know.
-    writeFirst: group.write,
-    execute: group.execute,
-    lookUp: async (command, input) => lookUpOn(command)(input, NO_EFFECTS),
-    countTogether: null,
+    execute(command, input) {
+      if (command.kind === "counter") throw new Error(`${command.name}: a process that is alone counts in memory`);
+      return command.kind === "look_up" ? lookUp(command, input) : group.execute(command, input);
+    },
     onCallEnded: ends.subscribe,
-    periods: createSqlitePeriods({ writer, reader, write: group.write }),
+    periods: { ...createSqlitePeriods({ writer, reader, write: group.write }), flushTotals },
     probe: (timeoutMs) =>
       within(
         timeoutMs,
         group.write(async () => void touch.run()),
       ),
-    settle: () => settleBy(() => group.write(async () => {})),
     async close() {
       await group.close();
       await checkpoints.stop();
-      if (hasEnded) await settleAtLast();
+      if (hasEnded) await flushAtLast();
       try {
         writer.run("pragma wal_checkpoint(truncate)");
       } finally {

@@ -27,7 +27,7 @@ export function useStore(where: keyof typeof places | MakePlace, set: (opened: O
 }
 
 /** The same suite on SQLite, and on each kind of Postgres. */
-export function eachStore(suite: (makePlace: MakePlace, dialect: Store["dialect"]) => void): void {
+export function eachStore(suite: (makePlace: MakePlace, dialect: "sqlite" | "postgres") => void): void {
   for (const dialect of ["sqlite", "postgres"] as const)
     describe(`on ${dialect}`, () => suite(places[dialect], dialect));
   eachPostgres((kind) => suite(async () => postgresPlace(await kind.freshDatabase()), "postgres"));

@@ -80,6 +80,7 @@ function valuesOf({ replica, now, after, limit }: LookForAgents) {
 /** The agents with calls that this replica may take, by ID. */
 export const waitingAgents: Command<LookForAgents, readonly WaitingAgent[]> = {
   name: "waiting_agents",
+  kind: "look_up",
   tenantOf: () => FOR_ALL,
   bytesOf: () => 128,
   // The statement is for one look.
@@ -132,6 +133,7 @@ export interface OwnCalls {
 /** An agent's next pending calls, as far as nobody else may take them. */
 export const ownPending: Command<LookAhead, OwnCalls> = {
   name: "own_pending",
+  kind: "look_up",
   tenantOf: ({ tenant }) => tenant,
   bytesOf: () => 256,
   sqlite(prepare) {
@@ -435,7 +437,7 @@ const WAITS = sql.raw("status = 'pending' and mode = 'transactional' and coalesc
  * @param atOnce tests lower it
  */
 export async function queueSize(store: Store, atOnce: number = CALLS_AT_ONCE): Promise<QueueSize> {
-  const { calls, oldest } = store.dialect === "sqlite" ? await walked(store.read, atOnce) : await counted(store.read);
+  const { calls, oldest } = store.isShared ? await counted(store.read) : await walked(store.read, atOnce);
   return { calls, oldestMs: oldest === null ? 0 : Math.max(store.clock.now() - idTime(oldest), 0) };
 }
 

@@ -121,7 +121,7 @@ eachStore((makePlace, dialect) => {
     const mine: AcceptedCall[] = [];
     for (let i = 0; i < 3; i++) mine.push(await put({ agent_id, accepted_by: "rep_1" }));
     const look = (limit: number, after = "", now = NOW) =>
-      store.lookUp(ownPending, { tenant: "acme", agent_id, replica: "rep_1", now, after, limit });
+      store.execute(ownPending, { tenant: "acme", agent_id, replica: "rep_1", now, after, limit });
     const own = mine.map((call) => ({ id: idOf(call), body_bytes: 5 }));
     expect(await look(10)).toEqual({ calls: own, isAll: true });
     expect(await look(2)).toEqual({ calls: own.slice(0, 2), isAll: false });
