@@ -228,7 +228,7 @@ function invocationTables(c: Columns) {
       job: c.text().notNull(),
       /** By the database's own clock. */
       next_at: c.whole().notNull(),
-      /** The replica that goes on with it; null where it goes to whoever asks first. */
+      /** The replica that goes on with it; null where it goes to the first that asks. */
       holder: c.text(),
     }),
 
@@ -261,8 +261,8 @@ function paymentTables(c: Columns) {
     }),
 
     /**
-     * The payments of calls. The key belongs to no tenant, for on chain an authorization is used once whoever
-     * presents it; every other look at a payment names the tenant.
+     * The payments of calls. The key belongs to no tenant, for on chain an authorization is used once, by whom it
+     * may be presented; every other look at a payment names the tenant.
      */
     payments: c.table("payments", {
       ...paymentKey(c),

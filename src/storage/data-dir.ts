@@ -127,7 +127,7 @@ export function makePrivateFile(path: string): void {
   }
 }
 
-/** The same, where it may be there already. */
+/** As `makePrivateFile`, where the file may be there already. */
 export function ensurePrivateFile(path: string): void {
   try {
     makePrivateFile(path);

@@ -59,7 +59,7 @@ const TOO_MANY_CONNECTIONS = "53300";
 const POOLER_STATE = "08P01";
 
 /**
- * Why Postgres can't be used from the start on, as far as its operator can mend it. Such messages of the server
+ * Why Postgres can't be used from the start on, as far as its operator can put it right. Such messages of the server
  * name the user and the database, never a password.
  */
 export function startProblem(error: unknown): StartupProblem | undefined {

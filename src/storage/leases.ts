@@ -1,6 +1,6 @@
 // Leases: of jobs, the rule by which a lease holds, and when the leases of other processes can be believed.
 //
-// A job is work that one of several processes does for all. Now and then, when whoever asks first has the lease until
+// A job is work that one of several processes does for all. Now and then, when the first that asks has the lease until
 // the next time; or steadily, when one of them keeps the lease while it goes on with the work (a leader). Such a lease saves
 // work and protects nothing: a process that was held up while it had it goes on beside the next one, so the work must be
 // right then too.

@@ -18,7 +18,7 @@ export interface DatabaseLook {
    * Resolves with the milliseconds that a write and its undoing took. Where there is no schema yet, nothing can be written,
    * and it is asked whether one may be made.
    *
-   * @throws StartupProblem when the operator can mend it
+   * @throws StartupProblem when the operator can put it right
    */
   tryWrite(): Promise<number>;
   /** The database's own time in milliseconds since the epoch; null where it is this machine's. */

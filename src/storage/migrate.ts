@@ -80,7 +80,7 @@ export function schemaOf(rows: readonly VersionRow[]): Schema {
 }
 
 /** Of a schema to a program: what is older is brought up to date, and of what is newer only some may be used. */
-export type SchemaFit = "none" | "older" | "same" | "newer" | "too new";
+type SchemaFit = "none" | "older" | "same" | "newer" | "too new";
 
 /** @param newest that the program knows */
 export function fitOf({ version, floor }: Schema, newest = newestVersion()): SchemaFit {
@@ -112,7 +112,7 @@ export const TOO_NEW_ADVICE = "start a newer tollgate, or restore a backup";
  *
  * @throws StartupProblem when it must not
  */
-export function requireFit(schema: Schema, log: Log): void {
+function requireFit(schema: Schema, log: Log): void {
   const fit = fitOf(schema);
   if (fit === "too new") throw new StartupProblem(`the database has ${tooNewText(schema)}: ${TOO_NEW_ADVICE}`);
   if (fit !== "newer") return;
@@ -177,7 +177,7 @@ export function migrateSqlite(connection: Database, { clock, log }: MigrationToo
 /** Another replica may be at a long migration, and a backup may be reading the tables. */
 const WAIT_MINUTES = 5;
 const MIGRATION_LOCK_WAIT = `${WAIT_MINUTES}min`;
-/** While it waits for a table whoever comes after it waits too, so it gives up soon, undoes all, and tries again. */
+/** While it waits for a table all that come after it wait too, so it gives up soon, undoes all, and tries again. */
 const TABLE_LOCK_WAIT = "500ms";
 const PAUSE_MS = 1_000;
 /** A lock that was not had, or not in time, and two that wait for each other. */
@@ -188,10 +188,10 @@ const HELD_UP = /^(55P03|40P01)$/;
  */
 const STILL_THERE_EVERY = "1s";
 
-/** No version, but the row that whoever migrates holds. */
+/** No version, but the row that the process holds which migrates. */
 const LOCK_ROW = "insert into schema_versions (version, applied_at, floor) values (0, 0, 0) on conflict do nothing";
 /**
- * Not waited for in the server: whoever waits for a row holds a lock of its table, and the one that migrates may have to
+ * Not waited for in the server: a process that waits for a row holds a lock of its table, and the one that migrates may have to
  * change that table. Each would wait for the other, and the migration be undone and begun again by turns.
  */
 const TAKE_LOCK = "select version from schema_versions where version = 0 for update nowait";

@@ -228,13 +228,13 @@ export interface SharedCounter<Input, Output> extends CommandBase<Input, Output>
   readonly kind: "counter";
 }
 
-export interface PostgresCommand<Input, Output> {
+interface PostgresCommand<Input, Output> {
   /** One statement for any number of commands. */
   readonly text: string;
   /** @param shard of the totals, the same for all statements of a transaction */
   valuesOf(inputs: readonly Input[], shard: number): unknown[];
   /**
-   * What the rows that it returned ask for besides, in the same transaction: few commands need it. Each names its row by
+   * What the rows that it returned ask for beside that, in the same transaction: few commands need it. Each names its row by
    * values of its own. A statement for all would, on a partitioned table, open every partition with its indexes, even
    * when there is nothing to do.
    */
@@ -250,7 +250,7 @@ export interface PostgresCommand<Input, Output> {
 
 export type SqlRow = Record<string, unknown>;
 
-export interface FollowUp {
+interface FollowUp {
   readonly text: string;
   readonly values: readonly SqlValue[];
 }

@@ -92,7 +92,7 @@ function at<K, V extends Map<unknown, unknown>>(map: Map<K, V>, key: K): V {
 /** What has to be written, always in the same order, so that two transactions never wait for each other. */
 export const changedCounts = (counts: Counts): Count[] => [...inOrder(counts)];
 
-/** The same one by one: what lies behind is put in order when it is asked for. What has been given may be taken away. */
+/** As `changedCounts`, one by one: what lies behind is put in order when it is asked for. What has been given may be removed. */
 export function* inOrder(counts: Counts): Generator<Count, undefined> {
   for (const [period, tenants] of sorted(counts)) {
     for (const [tenant, dimensions] of sorted(tenants)) {
@@ -208,7 +208,7 @@ const PAUSE_MS = 4;
 /** Most calls have ended by then. Those that have not add rows, which are brought together the next time. */
 const QUIET_HOURS = 2;
 
-/** Whoever moves totals from one period to another holds this lock. */
+/** What moves totals from one period to another holds this lock. */
 export const TOTALS_LOCK = "totals:periods";
 
 /**

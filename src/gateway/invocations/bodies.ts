@@ -25,7 +25,7 @@ import { bodyOf, type CallBody, partsOf } from "../../wire/body.ts";
 import { isInParts, partsGone, sameRequest } from "./commands/accept.ts";
 import type { AcceptedCall, InvocationKey } from "./service.ts";
 
-export interface BodyPart {
+interface BodyPart {
   readonly key: InvocationKey;
   /** The first one is stored before the others are handed in. */
   readonly n: number;
@@ -65,7 +65,7 @@ export const storePartCommand: Command<BodyPart, boolean> = {
     };
   },
   postgres: {
-    // Whoever removes the parts changes the locked row first, and so waits for a commit whose answer was lost.
+    // What removes the parts changes the locked row first, and so waits for a commit whose answer was lost.
     text: `
 with input as (select * from ${PART_INPUT.source}),
 begun as (
@@ -218,7 +218,7 @@ export function leavesParts(mode: Mode, size: number | null): boolean {
   return mode === "transactional" && (size ?? 0) > REMOVED_AT_ONCE_BYTES;
 }
 
-/** The same for a row of a Postgres statement. */
+/** `leavesParts` for a row of a Postgres statement. */
 export const LEAVES_PARTS = `(mode = 'transactional' and coalesce(req_size, 0) > ${REMOVED_AT_ONCE_BYTES})`;
 
 interface OrphanedBody extends InvocationKey {
@@ -226,7 +226,7 @@ interface OrphanedBody extends InvocationKey {
 }
 
 /** The parts of this body go now, unless they belong to a call meanwhile. */
-export async function orphan(store: Store, key: InvocationKey, kind: BodyKind): Promise<boolean> {
+async function orphan(store: Store, key: InvocationKey, kind: BodyKind): Promise<boolean> {
   return store.write((tx) => begin(tx, { ...key, kind }, Number.MAX_SAFE_INTEGER));
 }
 

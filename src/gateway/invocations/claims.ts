@@ -51,7 +51,7 @@ export function createClaims() {
   };
 }
 
-export interface CompareOptions {
+interface CompareOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;

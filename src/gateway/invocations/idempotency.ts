@@ -111,7 +111,7 @@ export async function findByIdempotencyKey(
   return known.invocation_id;
 }
 
-/** The same for any body. */
+/** As `findByIdempotencyKey`, for any body. */
 export async function findKey(
   reader: CommandRunner,
   owner: KeyOwner,

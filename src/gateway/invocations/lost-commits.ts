@@ -19,7 +19,7 @@ import type { InvocationKey } from "./service.ts";
 const DECIDE_MS_MAX = 700;
 const PAUSE_MS_MOST = 500;
 
-export interface UnsureCall extends InvocationKey {
+interface UnsureCall extends InvocationKey {
   /** The token of the claim that the same write made; null for a call that it left pending. */
   readonly claim: string | null;
 }

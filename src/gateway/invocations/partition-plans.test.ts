@@ -14,7 +14,7 @@ import { findReceipt } from "../receipts/store.ts";
 import { prepareTables } from "../retention.ts";
 import { endCommand } from "./commands/end.ts";
 import { capturedBodies, findInvocation } from "./history.ts";
-import { moveEndedSettlement } from "./service.ts";
+import { moveSettlement } from "./service.ts";
 
 const NOW = Date.UTC(2026, 5, 1, 12, 30);
 const { row } = accepted(NOW);
@@ -90,7 +90,7 @@ for (const version of [18, 15] as const) {
         for (const isPrepared of [true, false]) await expectOne(beginRead(isPrepared), statements);
       }
       const settled = await asked((tx) =>
-        moveEndedSettlement(tx, KEY, "refuse", { settlement: "{}", updated_at: NOW }),
+        moveSettlement(tx, "endedInvocations", KEY, "refuse", { settlement: "{}", updated_at: NOW }),
       );
       await expectOne(BEGIN_WRITE, [...settled, ...commandStatements()]);
     },

@@ -257,9 +257,9 @@ export const BODIES_OF_CALLS: TimedTable = {
     `${openCalls(range)} union select tenant, id as invocation_id from ended_invocations where ${among("id", range)}`,
 };
 
-/** The same for large ones. */
+/** Large bodies. */
 export const PARTS: TimedTable = { ...BODIES, name: "body_parts" };
-export const PARTS_OF_CALLS: TimedTable = { ...BODIES_OF_CALLS, name: "body_parts" };
+const PARTS_OF_CALLS: TimedTable = { ...BODIES_OF_CALLS, name: "body_parts" };
 
 /** See idempotency.ts. */
 export const IDEMPOTENCY_KEYS: TimedTable = {

@@ -60,7 +60,7 @@ const shared = {
   completed_at: Type.Union([dateTime, Type.Null()]),
 };
 
-export const Invocation = Type.Object(
+const Invocation = Type.Object(
   {
     id: Type.String({ description: "`inv_<uuidv7>`" }),
     mode: choice(MODES),
@@ -79,7 +79,7 @@ export const Invocation = Type.Object(
 const base64 = (description: string) =>
   Type.Optional(Type.String({ format: "byte", description: `${description}, base64, at most 1 MiB.` }));
 
-export const InvocationDetail = Type.Composite(
+const InvocationDetail = Type.Composite(
   [
     Invocation,
     Type.Object({
@@ -91,7 +91,7 @@ export const InvocationDetail = Type.Composite(
   { $id: "InvocationDetail" },
 );
 
-export const InvocationPage = Type.Object(
+const InvocationPage = Type.Object(
   { data: Type.Array(Invocation), total: Type.Integer(), limit: Type.Integer(), offset: Type.Integer() },
   { $id: "InvocationPage" },
 );
@@ -141,7 +141,7 @@ function settlementOf(row: InvocationRow): Static<typeof Settlement> | null {
   return { status: row.settlement_status, ...details };
 }
 
-export function listItem(row: InvocationRow): Static<typeof Invocation> {
+function listItem(row: InvocationRow): Static<typeof Invocation> {
   const settlement = settlementOf(row);
   return {
     id: row.id,
@@ -156,12 +156,12 @@ export function listItem(row: InvocationRow): Static<typeof Invocation> {
 }
 
 /** Without the bodies. */
-export function detail(row: InvocationRow): Static<typeof InvocationDetail> {
+function detail(row: InvocationRow): Static<typeof InvocationDetail> {
   return { ...listItem(row), body_captured: row.body_captured };
 }
 
 /** Without the body. */
-export function pollView(row: InvocationRow): Static<typeof PollView> {
+function pollView(row: InvocationRow): Static<typeof PollView> {
   return {
     invocation_id: row.id,
     ...sharedView(row),
@@ -214,7 +214,7 @@ export const EXAMPLE_POLL = {
   response_body_b64: "eyJoZWxsbyI6IndvcmxkIn0=",
 };
 
-export const list = operation({
+const list = operation({
   tag: "Invocations",
   summary: "List invocations",
   description: "Newest first. Bodies are never in the list.",
@@ -243,7 +243,7 @@ export const list = operation({
   errors: ["invalid_request"],
 });
 
-export const read = operation({
+const read = operation({
   tag: "Invocations",
   summary: "Read an invocation",
   description: `Captured bodies are included for a token with the scope ${READ_BODY_SCOPE}.`,
@@ -283,7 +283,7 @@ export async function pollAnswer(reader: Reader, request: Request, row: Invocati
   return withBodies(request, row, { view: pollView(row), sizes: [row.resp_size], read });
 }
 
-export async function detailAnswer(reader: Reader, request: Request, row: InvocationRow): Promise<Response> {
+async function detailAnswer(reader: Reader, request: Request, row: InvocationRow): Promise<Response> {
   if (!scopeOf(request).caller.scopes.has(READ_BODY_SCOPE)) return json("ok", detail(row));
   async function read() {
     const { request, response } = await capturedBodies(reader, row);

@@ -272,8 +272,8 @@ export async function collectSettlement(
   now: number,
 ): Promise<InvocationRow | null> {
   const fields = { settlement, updated_at: now };
-  if (await moveOpenSettlement(tx, key, "collect", fields)) return found(tx, key);
-  if (!(await moveEndedSettlement(tx, key, "collectLate", fields))) return null;
+  if (await moveSettlement(tx, "openInvocations", key, "collect", fields)) return found(tx, key);
+  if (!(await moveSettlement(tx, "endedInvocations", key, "collectLate", fields))) return null;
   return withReceipt(tx, key);
 }
 
@@ -288,12 +288,12 @@ export async function refuseSettlement(
   now: number,
 ): Promise<InvocationRow | null> {
   const fields = { settlement, updated_at: now };
-  if (await moveOpenSettlement(tx, key, "refuse", fields)) {
+  if (await moveSettlement(tx, "openInvocations", key, "refuse", fields)) {
     await freeIdempotencyKey(tx, key);
     await withdraw(tx, key, null, now);
     return found(tx, key);
   }
-  if (!(await moveEndedSettlement(tx, key, "refuse", fields))) return null;
+  if (!(await moveSettlement(tx, "endedInvocations", key, "refuse", fields))) return null;
   return withReceipt(tx, key);
 }
 
@@ -317,7 +317,7 @@ export const byId = prepared(({ db, tables: { invocations: t } }: Reader) =>
 );
 
 /** In the write that makes the end of a call and its settlement final, which happens once. */
-export const oweReceipt = prepared(({ db, tables: { receiptsDue } }: Tx) =>
+const oweReceipt = prepared(({ db, tables: { receiptsDue } }: Tx) =>
   db.insert(receiptsDue).values({
     tenant: sql.placeholder("tenant"),
     invocation_id: sql.placeholder("id"),
@@ -329,11 +329,11 @@ export const oweReceipt = prepared(({ db, tables: { receiptsDue } }: Tx) =>
  *
  * @param status of an open call
  */
-export function isIn(column: Tables["openInvocations"]["status"], status: "pending" | "running") {
+function isIn(column: Tables["openInvocations"]["status"], status: "pending" | "running") {
   return sql`coalesce(${column}, '') = ${status}`;
 }
 
-export const heldBy = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
+const heldBy = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
   db
     .select({ id: t.id })
     .from(t)
@@ -348,7 +348,7 @@ export const heldBy = prepared(({ db, tables: { openInvocations: t } }: Reader) 
 );
 
 /** What is not known of a call before its end. */
-export const NOTHING_YET = {
+const NOTHING_YET = {
   error_class: null,
   upstream_status: null,
   latency_ms: null,
@@ -360,39 +360,24 @@ export const NOTHING_YET = {
   completed_at: null,
 };
 
-type SettlementFields = Pick<InvocationRow, "settlement" | "updated_at">;
-
-/** Of a call that nobody has claimed yet. False when its settlement is not where the event starts from. */
-export async function moveOpenSettlement(
+/**
+ * Moves the settlement of a call that nobody has claimed yet, or that has ended. False when the settlement is not where the
+ * event starts from.
+ */
+export async function moveSettlement(
   tx: Tx,
+  table: "openInvocations" | "endedInvocations",
   key: InvocationKey,
-  event: "collect" | "refuse",
-  fields: SettlementFields,
+  event: "collect" | "collectLate" | "refuse",
+  fields: Pick<InvocationRow, "settlement" | "updated_at">,
 ): Promise<boolean> {
-  const { openInvocations: t } = tx.tables;
+  const t = tx.tables[table];
   const { from, to } = SETTLEMENT_EVENTS[event];
+  const isUnclaimed = table === "openInvocations" ? isIn(tx.tables.openInvocations.status, "pending") : undefined;
   const rows = await tx.db
     .update(t)
     .set({ ...fields, settlement_status: to })
-    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from), isIn(t.status, "pending")))
-    .returning({ id: t.id });
-  if (rows.length > 0) countSettlement(tx, key, from, to);
-  return rows.length > 0;
-}
-
-/** Of a call that has ended. */
-export async function moveEndedSettlement(
-  tx: Tx,
-  key: InvocationKey,
-  event: "collectLate" | "refuse",
-  fields: SettlementFields,
-): Promise<boolean> {
-  const { endedInvocations: t } = tx.tables;
-  const { from, to } = SETTLEMENT_EVENTS[event];
-  const rows = await tx.db
-    .update(t)
-    .set({ ...fields, settlement_status: to })
-    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from)))
+    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from), isUnclaimed))
     .returning({ id: t.id });
   if (rows.length > 0) countSettlement(tx, key, from, to);
   return rows.length > 0;

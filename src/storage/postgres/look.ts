@@ -9,7 +9,7 @@ import { NOW } from "../store.ts";
 import { parseDatabaseUrl, postgresClient, postgresReader } from "./pool.ts";
 import { PROBE } from "./transactions.ts";
 
-/** The server gives a statement of a look up after this: whoever looks has gone by then. */
+/** The server gives a statement of a look up after this: the one who looks has gone by then. */
 const STATEMENT_MS_MAX = 4_000;
 
 /** @throws StartupProblem when the server can't be reached or used */

@@ -18,7 +18,7 @@ import { TOTALS_LOCK } from "../totals.ts";
 import { postgresClient } from "./pool.ts";
 import { lockStatement } from "./transactions.ts";
 
-export interface Partition {
+interface Partition {
   readonly name: string;
   /** Hours since the epoch: from `from` on, and below `to`. The first begins at 0, the last ends at Infinity. */
   readonly from: number;
@@ -54,15 +54,15 @@ export async function partitionsOf(client: SQL, table: TimedTable): Promise<Part
 }
 
 /** The key of an hour, as SQL says it. */
-export const keyOf = (table: TimedTable, hour: number): string => `'${table.keyAt(hour * HOUR_MS)}'`;
+const keyOf = (table: TimedTable, hour: number): string => `'${table.keyAt(hour * HOUR_MS)}'`;
 
 /** For `for values`. */
-export function boundsOf(table: TimedTable, from: number, to: number): string {
+function boundsOf(table: TimedTable, from: number, to: number): string {
   const first = from === 0 ? "minvalue" : keyOf(table, from);
   return `from (${first}) to (${to === Number.POSITIVE_INFINITY ? "maxvalue" : keyOf(table, to)})`;
 }
 
-/** While it waits for a table, whoever comes after it waits too. */
+/** While it waits for a table, all that come after it wait too. */
 const LOCK_WAIT = "250ms";
 const STATEMENT_MAX = "20s";
 const TRIES_MAX = 8;
@@ -76,7 +76,7 @@ const HELD_UP = /^(55P03|40P01|40001)$/;
  * default: each statement sees what was committed while it
  * waited for locks.
  */
-export async function briefly<T>(client: SQL, locks: readonly string[], work: (tx: SQL) => Promise<T>): Promise<T> {
+async function briefly<T>(client: SQL, locks: readonly string[], work: (tx: SQL) => Promise<T>): Promise<T> {
   for (let tries = 1; ; tries += 1) {
     try {
       return await client.begin("isolation level read committed", async (tx) => {
@@ -96,7 +96,7 @@ const AHEAD_HOURS_MIN = 24;
 /** Up to here the server looks through a partition that gets its end while others wait: 32 MiB take it about 20 ms. */
 const SMALL_BYTES = 32 * 1024 * 1024;
 /**
- * A larger one is looked through beforehand, while it is in use. From the beginning of that it refuses rows from its end on,
+ * A larger one is looked through beforehand, while it is in use. From the beginning of this look it refuses rows from its end on,
  * so its end is far off.
  */
 const LARGE_AHEAD_HOURS = 72;
@@ -208,7 +208,7 @@ async function endBegun(client: SQL, table: TimedTable, { name }: Partition): Pr
   return end === undefined ? null : Math.round(table.timeAt(end) / HOUR_MS);
 }
 
-export const lockOf = ({ name }: TimedTable): string => `partitions:${name}`;
+const lockOf = ({ name }: TimedTable): string => `partitions:${name}`;
 
 /** Whether nobody else has given it an end meanwhile. */
 async function isStillLast(client: SQL, table: TimedTable, last: Partition): Promise<boolean> {
@@ -224,7 +224,7 @@ async function makeBehind(client: SQL, table: TimedTable, last: Partition): Prom
 }
 
 /** With the same indexes and checks, and with what a copy of the definition leaves out. */
-export async function makeLike(client: SQL, table: TimedTable, made: string): Promise<void> {
+async function makeLike(client: SQL, table: TimedTable, made: string): Promise<void> {
   await client.unsafe(`create table ${made} (like ${table.name} including all)`);
   const unmeasured: { name: string }[] = await client.unsafe(
     "select attname as name from pg_attribute where attrelid = $1::regclass and attnum > 0 and attstattarget = 0",

@@ -35,7 +35,7 @@ export const BEGIN_WRITE = `begin; ${LIMITS}; ${ALONG_INDEXES}`;
  * To send all of it at once without waiting in between costs as much as one by one: the client does not pipeline `begin`.
  *
  * The statements of commands are planned once on a connection: for few commands Postgres would take a plan for these very
- * ones to be cheaper, and plan each time anew. Measured: 0.37 ms of a claim that takes 0.13 ms.
+ * ones to be cheaper, and plan each time. Measured: 0.37 ms of a claim that takes 0.13 ms.
  */
 export const BEGIN_COMMANDS = `${BEGIN_WRITE}; set local plan_cache_mode = force_generic_plan`;
 /**
@@ -53,7 +53,7 @@ const BEGIN_READ = `begin isolation level read committed read only; ${LIMITS}; s
 
 /**
  * A prepared statement keeps the plan of its first run, in which the partitions that its values rule out are left out when
- * it runs. Left to itself, Postgres takes that plan for dear and plans each run anew: measured with 56 partitions, a page
+ * it runs. Left to itself, Postgres takes that plan for dear and plans each run again: measured with 56 partitions, a page
  * then took 667 µs of the server instead of 367, and a call by its ID 233 instead of 67. A statement that is not prepared
  * is better planned for its values.
  */
@@ -92,7 +92,7 @@ export function postgresClient(databaseUrl: string, parameters: Readonly<Record<
   });
 }
 
-/** What a pool knows of a connection besides. Times are by performance.now(). */
+/** What a pool knows of a connection beside that. Times are by performance.now(). */
 interface PooledConnection extends DatabaseConnection {
   readonly madeAt: number;
   /** When a statement last went well. */
@@ -290,7 +290,7 @@ export function createConnectionPools(databaseUrl: string) {
 }
 
 /** The parts of DATABASE_URL that are ours, apart from those of the database client. */
-export interface DatabaseUrl {
+interface DatabaseUrl {
   /** Without what is ours: the client sends a parameter that it does not know to the server, which then refuses. */
   readonly url: string;
   /** Undefined when the URL names none: then it is the user's. */
@@ -314,7 +314,7 @@ export function parseDatabaseUrl(databaseUrl: string): DatabaseUrl {
 export const postgresTables = defineSchema(columns.postgres);
 
 /** Runs one statement, its values at $1, $2 and so on. */
-export type RunQuery = (query: string, values: unknown[], rows: "arrays" | "objects") => Promise<unknown[]>;
+type RunQuery = (query: string, values: unknown[], rows: "arrays" | "objects") => Promise<unknown[]>;
 
 type NoSchema = Record<string, never>;
 type PrepareArguments = Parameters<PgRemoteSession<NoSchema, NoSchema>["prepareQuery"]>;

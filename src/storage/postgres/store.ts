@@ -30,7 +30,7 @@ const WRITERS_MAX = 7;
 const FIRST_WRITERS_MAX = 1;
 /** Transactions of commands at once: the next one gathers while these wait for the disk. */
 const BATCHES_MAX = 2;
-/** The same of commands with large bodies. */
+/** Transactions at once of commands with large bodies. */
 const LARGE_BATCHES_MAX = 2;
 const READERS_MAX = 6;
 const FIRST_READERS_MAX = 3;
@@ -183,7 +183,7 @@ const ALIKE_MS = 20;
 /** The answer was true at some moment during the question, so the answer to a long one says little. */
 const ROUND_TRIP_MS_MAX = 500;
 
-export interface DatabaseClockOptions {
+interface DatabaseClockOptions {
   /** The server's time in milliseconds since the epoch. */
   ask(): Promise<number>;
   readonly everyMs?: number;
@@ -248,7 +248,7 @@ async function count<Input, Output>(
  * With a message for each statement, a process that stands still, or is far away, would keep the rows from all others between
  * two of its messages.
  */
-export function createSharedCounters(counters: ConnectionPool, waitMsMax: number) {
+function createSharedCounters(counters: ConnectionPool, waitMsMax: number) {
   return createCommandKinds({
     waitMsMax,
     run: (groups, until) =>

@@ -154,11 +154,7 @@ const [PAUSE_MS_LEAST, PAUSE_MS_MOST] = [2, 200];
  * @param mayRepeat whether a try that lost its connection certainly changed nothing
  * @throws what the last try threw
  */
-export async function retrySerialization<T>(
-  until: number,
-  attempt: () => Promise<T>,
-  mayRepeat: () => boolean,
-): Promise<T> {
+async function retrySerialization<T>(until: number, attempt: () => Promise<T>, mayRepeat: () => boolean): Promise<T> {
   let lost = 0;
   for (let tries = 1; ; tries += 1) {
     try {

@@ -1,5 +1,5 @@
 // Copies of an SQLite database that a service is writing to, and what proves that one is whole. A copy is one file: SQLite
-// writes it anew from one moment's view of the database, and holds up no writer meanwhile. The log grows until it is done.
+// writes it from one moment's view of the database, and holds up no writer meanwhile. The log grows until it is done.
 import { Database, SQLiteError } from "bun:sqlite";
 import { closeSync, existsSync, fsyncSync, linkSync, openSync, rmSync, statfsSync, statSync } from "node:fs";
 import { dirname } from "node:path";

@@ -1,6 +1,6 @@
-// Moves SQLite's log into the database file each second, or when it is large, so that it starts anew. A thread of its own
+// Moves SQLite's log into the database file each second, or when it is large, so that the log begins again. A thread of its own
 // moves nearly all of it: with 24,000 accepts a second a second's worth held the event loop for 20 to 60 ms, three times as
-// long as the longest group of writes. The log starts anew only when all of it has been moved, and writers go on meanwhile,
+// long as the longest group of writes. The log begins again only when all of it has been moved, and writers go on meanwhile,
 // so when the thread is done with a large log, this thread moves what has come since, between two groups.
 import type { Database } from "bun:sqlite";
 import { statSync } from "node:fs";
@@ -18,12 +18,12 @@ const AGAIN = 3;
 const MOVE_MS_MAX = 60_000;
 const CLOSE_MS_MAX = 3_000;
 
-export interface CheckpointOptions {
+interface CheckpointOptions {
   /** The connection of this process that writes. */
   readonly writer: Database;
   readonly path: string;
   readonly log: Log;
-  /** From this size on the log is to start anew. */
+  /** From this size on the log is to begin again. */
   readonly walBytes: number;
   /** For tests: makes the thread. */
   readonly spawn?: () => Worker;

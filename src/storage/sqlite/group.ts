@@ -114,50 +114,57 @@ function createGroupRunner(
     execute: async (command, input) => commandOn(command)(input, effects),
   });
 
-  /** Runs one work, and returns a function that answers it after the commit: at once for a command. */
-  function perform(work: WaitingWrite, counts: Counts): Bun.MaybePromise<() => void> {
-    const effects = new Effects(counts);
-    const value = work.run(effects, txOf);
-    return value instanceof Promise ? answerLate(work, effects, value) : answerOf(work, effects, value);
-  }
-
-  const answerLate = async (work: WaitingWrite, effects: Effects, value: Promise<unknown>) =>
-    answerOf(work, effects, await value);
-
-  const answerOf = (work: WaitingWrite, effects: Effects, value: unknown) => () => {
+  const answerOf = (write: WaitingWrite, effects: Effects, value: unknown) => () => {
     if (effects.ends !== null) ended(effects.ends);
-    work.resolve(value);
+    write.resolve(value);
   };
 
-  /** The same; its failure fails the whole group. */
-  function runTogether(work: WaitingWrite, counts: Counts): Bun.MaybePromise<() => void> {
+  /** Runs a command, and returns what answers it after the commit. Its failure fails the whole group. */
+  function runCommand(write: WaitingWrite, command: Run, counts: Counts): () => void {
+    const effects = new Effects(counts);
     try {
-      const answer = perform(work, counts);
-      return answer instanceof Promise ? answer.catch(failTogether) : answer;
+      return answerOf(write, effects, command(effects));
     } catch (cause) {
-      return failTogether(cause);
+      throw new WorkFailed("a work of the group failed", { cause });
     }
   }
 
-  /** The same in a savepoint; its failure is its own. */
-  async function runApart(work: WaitingWrite, counts: Counts): Promise<() => void> {
+  /** Runs a command or a work, and returns what answers it after the commit. */
+  async function perform(write: WaitingWrite, counts: Counts): Promise<() => void> {
+    const effects = new Effects(counts);
+    const { job } = write;
+    return answerOf(write, effects, "command" in job ? job.command(effects) : await job.work(txOf(effects)));
+  }
+
+  /** Runs a work; its failure fails the whole group. */
+  async function runWork(write: WaitingWrite, counts: Counts): Promise<() => void> {
+    try {
+      return await perform(write, counts);
+    } catch (cause) {
+      throw new WorkFailed("a work of the group failed", { cause });
+    }
+  }
+
+  /** Runs a command or a work in a savepoint; its failure is its own. */
+  async function runApart(write: WaitingWrite, counts: Counts): Promise<() => void> {
     const own: Counts = new Map();
     sql.save.run();
     try {
-      const answer = await perform(work, own);
+      const answer = await perform(write, own);
       sql.release.run();
       addCounts(counts, own);
       return answer;
     } catch (thrown) {
       // On a full disk and the like SQLite may have rolled back everything.
-      if (!writer.inTransaction) throw new GroupLost(work, thrown);
+      if (!writer.inTransaction) throw new GroupLost(write, thrown);
       sql.undo.run();
       sql.release.run();
-      return () => work.reject(sqliteFailure(thrown));
+      return () => write.reject(sqliteFailure(thrown));
     }
   }
 
-  const inItsWay = (work: WaitingWrite, apart: boolean) => (apart || work.mayFail ? runApart : runTogether);
+  const runAwaited = (write: WaitingWrite, apart: boolean, counts: Counts) =>
+    (apart || write.mayFail ? runApart : runWork)(write, counts);
 
   /** Runs works for as long as a group takes. */
   async function runSome(group: readonly WaitingWrite[], apart: boolean, progress: Progress): Promise<void> {
@@ -167,8 +174,10 @@ function createGroupRunner(
       bytes += work.bytes;
       if (progress.ran > 0 && bytes > GROUP_BYTES_MAX) break;
       progress.ran += 1;
-      const answer = inItsWay(work, apart)(work, progress.counts);
-      progress.answers.push(answer instanceof Promise ? await answer : answer);
+      const command = commandOf(work, apart);
+      progress.answers.push(
+        command === null ? await runAwaited(work, apart, progress.counts) : runCommand(work, command, progress.counts),
+      );
       if (performance.now() > late) break;
     }
   }
@@ -206,8 +215,9 @@ function createGroupRunner(
   };
 }
 
-function failTogether(cause: unknown): never {
-  throw new WorkFailed("a work of the group failed", { cause });
+/** A command that fails together with its group is not awaited: that would cost each of them a turn of the queue of promises. */
+function commandOf({ job, mayFail }: WaitingWrite, apart: boolean): Run | null {
+  return "command" in job && !apart && !mayFail ? job.command : null;
 }
 
 function isBusy(error: unknown): boolean {
@@ -286,8 +296,7 @@ export function createGroupCommit(options: GroupOptions) {
     /** Nothing but this process writes, so that an urgent work comes with the next group too. */
     write<T>(work: (tx: Tx) => Promise<T>, { bytes = 0 }: WriteOptions = {}): Promise<T> {
       const tenant = actingTenant();
-      const run: WaitingWrite["run"] = async (effects, txOf) => await work(txOf(effects));
-      return enter({ tenant: tenant ?? FOR_ALL, mayFail: tenant !== null, bytes, run });
+      return enter({ tenant: tenant ?? FOR_ALL, mayFail: tenant !== null, bytes, job: { work } });
     },
     execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> {
       const run = commandOn(command);
@@ -295,7 +304,7 @@ export function createGroupCommit(options: GroupOptions) {
         tenant: command.tenantOf(input),
         mayFail: false,
         bytes: command.bytesOf(input),
-        run: (effects) => run(input, effects),
+        job: { command: (effects) => run(input, effects) },
       });
     },
     /** Refuses further works and resolves when those that wait have ended. */
@@ -309,9 +318,11 @@ export function createGroupCommit(options: GroupOptions) {
   };
 }
 
-export interface WaitingWrite {
+type Run = (effects: CommandEffects) => unknown;
+
+interface WaitingWrite {
   /** A command gives its output at once, and needs no transaction made for it. */
-  run(effects: CommandEffects, txOf: (effects: CommandEffects) => Tx): Bun.MaybePromise<unknown>;
+  readonly job: { readonly command: Run } | { readonly work: (tx: Tx) => Promise<unknown> };
   /** Whose turn it takes. The process's own work is FOR_ALL. */
   readonly tenant: string;
   /** Whether it has a savepoint of its own from the first: a tenant can make it fail, as by a name that is in use. */
@@ -323,10 +334,10 @@ export interface WaitingWrite {
 }
 
 /** A work failed without a savepoint: nothing of the group may stay. */
-export class WorkFailed extends Error {}
+class WorkFailed extends Error {}
 
 /** The failure of one work undid the others with it; they may succeed without that one. */
-export class GroupLost extends Error {
+class GroupLost extends Error {
   readonly work: WaitingWrite;
 
   constructor(work: WaitingWrite, cause: unknown) {
@@ -336,7 +347,7 @@ export class GroupLost extends Error {
 }
 
 /** The outcome of a group: how to answer the works that are done, and which ones have to run in another group. */
-export interface GroupOutcome {
+interface GroupOutcome {
   readonly answers: readonly (() => void)[];
   readonly again: readonly WaitingWrite[];
   /** Whether the next group needs a savepoint for each work. */
@@ -344,7 +355,7 @@ export interface GroupOutcome {
 }
 
 /** Nothing of the group was stored: which works are told so, and which run again. */
-export function afterFailure(thrown: unknown, group: readonly WaitingWrite[], ran: number): GroupOutcome {
+function afterFailure(thrown: unknown, group: readonly WaitingWrite[], ran: number): GroupOutcome {
   if (thrown instanceof WorkFailed) return { answers: [], again: group, apart: true };
   if (thrown instanceof GroupLost) {
     const { work: lost, cause } = thrown;
@@ -364,7 +375,7 @@ export function afterFailure(thrown: unknown, group: readonly WaitingWrite[], ra
 /** Bounds of one group, beside its time. */
 const GROUP_WORKS_MAX = 512;
 /** A commit writes what its works have changed: 5 ms for so much on an idle disk (measured), 114 ms for 32 MiB. */
-export const GROUP_BYTES_MAX = 1024 * 1024;
+const GROUP_BYTES_MAX = 1024 * 1024;
 /**
  * From here on a work is large: every second group begins with one, and no other work waits for more. While a tenant sent
  * 150 bodies of a mebibyte at a time, its neighbour's call took 1 s, and 3 s at most; with this, 17 ms and 310 (measured).
@@ -385,7 +396,7 @@ function alternating(some: readonly WaitingWrite[], others: readonly WaitingWrit
 }
 
 /** The works that wait to be written, and which of them are the next group: by turns of the tenants when there are more. */
-export function createGroupQueue() {
+function createGroupQueue() {
   const small = createTurnQueue<WaitingWrite>();
   const forAll = createTurnQueue<WaitingWrite>();
   const large = createTurnQueue<WaitingWrite>();
@@ -452,9 +463,7 @@ export function createGroupQueue() {
   };
 }
 
-export type CommandOn = <Input, Output>(
-  command: Command<Input, Output>,
-) => (input: Input, effects: CommandEffects) => Output;
+type CommandOn = <Input, Output>(command: Command<Input, Output>) => (input: Input, effects: CommandEffects) => Output;
 
 /** Commands, their statements prepared once on this connection. */
 export function commandsOn(writer: Database): CommandOn {

@@ -66,7 +66,7 @@ function isWritable(path: string): boolean {
 }
 
 /**
- * Whoever closes a database last moves its log into it, and that would be a change. So where there is a log, a connection
+ * The connection that closes a database last moves its log into it, and that would be a change. So where there is a log, a connection
  * that can only read is closed last: it can't move anything, and while it is there the other one does not. Where there
  * is no log there is nothing to move, and SQLite removes its two working files again.
  */

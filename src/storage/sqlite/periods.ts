@@ -41,7 +41,7 @@ interface SqlitePeriodsOptions {
   readonly write: Store["write"];
 }
 
-/** Tables that it does not know are left to whoever removes single rows. */
+/** Tables that it does not know are left to what removes single rows. */
 export function createSqlitePeriods({ writer, reader, write }: SqlitePeriodsOptions): Omit<Periods, "flushTotals"> {
   async function dropOf(tenant: string, floor: string, sql: ReturnType<typeof statements>): Promise<void> {
     for (let from = ""; ; ) {

@@ -25,7 +25,7 @@ const WRITE_BUSY_MS = 0;
 /** Readers of the log wait for nobody, except for a process that rebuilds its index after a crash. */
 const READ_BUSY_MS = 50;
 /**
- * The log is cut to this size when it starts anew; below it, its blocks are used again. It is about what it mostly grows to:
+ * The log is cut to this size when it begins again; below it, its blocks are used again. It is about what it mostly grows to:
  * the fsync of a commit that makes the file longer takes 290 µs, of one in blocks that it has 135 (measured, ext4, 11 pages).
  */
 const WAL_BYTES_KEPT = 80 * 1024 * 1024;

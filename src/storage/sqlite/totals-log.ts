@@ -17,7 +17,7 @@ interface Ends {
 const NONE: Ends = { first: null, last: null };
 
 /** What others have written. */
-export interface LogNews {
+interface LogNews {
   /** Whether all that was known before still stands there. */
   readonly isLonger: boolean;
   readonly added: Counts;
@@ -42,10 +42,10 @@ function statements(writer: Database) {
   };
 }
 
-export type TotalsLog = ReturnType<typeof createTotalsLog>;
+type TotalsLog = ReturnType<typeof createTotalsLog>;
 
 /** The log of additions, as rows. It knows which of them this process has seen. */
-export function createTotalsLog(writer: Database) {
+function createTotalsLog(writer: Database) {
   const sql = statements(writer);
   let ends = NONE;
   let others = Number.NaN;
@@ -84,7 +84,7 @@ export function createTotalsLog(writer: Database) {
      */
     write(moved: Counts, added: Counts): { readonly bytes: number; readonly stored: () => void } {
       const [movedRow, addedRow] = [encoded(moved), encoded(added)];
-      // Whoever finds nothing begins at another number, so that no two logs have the same ends.
+      // A process that finds nothing begins at another number, so that no two logs have the same ends.
       let id = ends.last ?? Math.floor(Math.random() * 2 ** 52);
       if (movedRow !== NOTHING) sql.insert.run(++id, 1, movedRow);
       if (addedRow !== NOTHING) sql.insert.run(++id, 0, addedRow);

@@ -333,10 +333,10 @@ select id from stored`,
  */
 export const acceptCommand = acceptAs(WITH_ITS_BODY);
 
-/** The same for a call with a small body and without a key. */
+/** As `acceptCommand`, for a call with a small body and without a key. */
 export const acceptPlainCommand = acceptAs(PLAIN);
 
-/** The same for a call whose body is stored in parts. False, or a Fault, also when those are not there any more. */
+/** As `acceptCommand`, for a call whose body is stored in parts. False, or a Fault, also when those are not there any more. */
 export const acceptInPartsCommand = acceptAs(STORED_IN_PARTS);
 
 /** The one that stores a call with the least. */

@@ -15,7 +15,7 @@ import { SMALL_BODY_BYTES, sameRow } from "./accept.ts";
 export interface EndOfCall {
   readonly key: InvocationKey;
   readonly from: "pending" | "running";
-  /** Only the call of this claim; null for whoever has it. */
+  /** Only the call of this claim; null for the call of any claim. */
   readonly token: string | null;
   readonly ending: Ending;
   readonly at: number;

@@ -29,7 +29,7 @@ import type { Claim } from "../service.ts";
 export const YOUNG_MS = 15_000;
 
 /** The lowest ID of a call that only the replica which has accepted it may take. */
-export const youngFrom = (now: number): string => idFloor("inv", now - YOUNG_MS);
+const youngFrom = (now: number): string => idFloor("inv", now - YOUNG_MS);
 
 /**
  * Of a row `c` of the open calls. Streaming calls are left out: only their caller makes them. A call waits while its
@@ -38,24 +38,24 @@ export const youngFrom = (now: number): string => idFloor("inv", now - YOUNG_MS)
  * @param replica who looks
  * @param young the lowest ID of a call that only the replica which has accepted it may take
  */
-export const isQueued = (replica: string, young: string) =>
+const isQueued = (replica: string, young: string) =>
   `c.status = 'pending' and c.mode = 'transactional' and coalesce(c.settlement_status, '') <> 'pending'
    and (c.accepted_by is null or c.accepted_by = ${replica} or c.id < ${young}
      or c.accepted_by not in (select id from replicas))`;
 
 /** Who looks for calls, and when. */
-export interface Taker {
+interface Taker {
   readonly replica: string;
   /** By the database's clock. */
   readonly now: number;
 }
 
-export interface WaitingAgent {
+interface WaitingAgent {
   readonly tenant: string;
   readonly agent_id: string;
 }
 
-export interface LookForAgents extends Taker {
+interface LookForAgents extends Taker {
   /** By their IDs, those behind this one. */
   readonly after: string;
   readonly limit: number;
@@ -109,7 +109,7 @@ interface LookAhead extends Taker, WaitingAgent {
   readonly limit: number;
 }
 
-export interface QueuedCall {
+interface QueuedCall {
   readonly id: string;
   readonly body_bytes: number;
 }
@@ -123,7 +123,7 @@ const OWN_INPUT = inputRows<LookAhead>({
   most: ["bigint", ({ limit }) => limit],
 });
 
-export interface OwnCalls {
+interface OwnCalls {
   /** The oldest first, up to the first one that others may take too. */
   readonly calls: readonly QueuedCall[];
   /** Whether these are all that are pending. */
@@ -174,7 +174,7 @@ select n, o.id, o.body_bytes, o.is_own from ${OWN_INPUT.source}, lateral (
 };
 
 /** The stored call; all is null where the claimer has it in hand. */
-export interface ClaimedCall {
+interface ClaimedCall {
   readonly call: string | null;
   /** Null for one that is stored in parts. */
   readonly body: Uint8Array | null;
