@@ -13,7 +13,10 @@ import { Fault } from "../../core/fault.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
 import type { SettleOutcome } from "./outcome.ts";
 import type { SettlerOptions } from "./settler.ts";
-import { paymentOf } from "./store.ts";
+import { mayLeave, type OpenPayment, paymentOf } from "./store.ts";
+
+/** As a facilitator that answers 403. */
+const REFUSED: SettleOutcome = { kind: "declined", definite: false, why: "" };
 
 for (const [name, databaseUrl] of Object.entries(databases)) {
   describe(`on ${name}`, () => {
@@ -138,6 +141,33 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await until(() => asked.includes("https://other.example"));
       silent.resolve(COLLECTED);
       await at.settler.stop(0);
+    });
+
+    test("an attempt that was paused before it sent its payment makes the decline of a later one no final one", async () => {
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+      const tenant = await configured();
+      const { key, payment } = await recorded(
+        replica(() => UNKNOWN),
+        await priced(tenant),
+      );
+      clock.time += LEASE_MS;
+      let isLeased = false;
+      // Another replica has read the payment and is about to lease it when the paused attempt goes on.
+      const late: Store = {
+        ...store(),
+        async write(work) {
+          if (!isLeased)
+            expect(await store().write((tx) => mayLeave(tx, payment as OpenPayment, clock.now()))).toBe(true);
+          isLeased = true;
+          return store().write(work);
+        },
+      };
+      const at = replica(() => REFUSED, { store: late });
+      at.settler.start();
+      await until(() => at.attempts() === 1);
+      await at.settler.stop(5_000);
+      expect(await shown(key)).toEqual(["pending", null, "pending"]);
+      expect((await paymentOf(store().read, tenant, key.id))?.unknown_since).not.toBeNull();
     });
 
     test("an attempt that another replica has overtaken refuses nothing, and may collect", async () => {

@@ -285,6 +285,20 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
     expect(claimsOf(await receipts.find(caller, id)).invocation_id).toBe(id);
   });
 
+  test("tenants whose receipts can't be made hold up nobody behind them, however many they are", async () => {
+    // The first by name, and as many as get their receipts made at once.
+    const broken = { settlement_status: "settled", settlement: "{" } as const;
+    const failing = Array.from({ length: 16 }, (_, n) => ({ ...newTenant(), tenant: `a-${serial}-${n}` }));
+    for (const each of failing) await call(each, broken);
+    const behind = newTenant();
+    await call(behind);
+    const next = serve(store, keyring);
+    next.start();
+    await next.stop();
+    expect([await owed(behind), await owed(failing[0] ?? behind)]).toEqual([0, 1]);
+    await place.execute("delete from receipts_due");
+  });
+
   test("a new signing key goes on with the chain, and the old receipts still hold", async () => {
     const caller = newTenant();
     await call(caller);
