@@ -100,8 +100,8 @@ export const patch = operation({
   body: {
     schema: AgentPatch,
     examples: {
-      suspend: { suspended: true },
       limit: { invocation_rate_limit: 5, invocation_burst: 10 },
+      suspend: { suspended: true },
       clear: { upstream_url: null },
     },
   },
