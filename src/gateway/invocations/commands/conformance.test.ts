@@ -225,28 +225,22 @@ eachStore((makePlace, dialect) => {
       await end(store, keyOf(call));
       const [begun, gone] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
       const other = await place.open();
-      try {
-        const removing = other.write(async ({ db }) => {
-          await db.delete(t).where(and(eq(t.invocation_id, call.row.id), lt(t.n, PARTS_AT_ONCE)));
-          begun.resolve();
-          await gone.promise;
-        });
-        await begun.promise;
-        const behind = removeLoose(store);
-        const isWaiting = sql`datname = current_database() and wait_event_type = 'Lock'`;
-        const waits = other.read.db.select({ n: sql`1` }).from(sql`pg_stat_activity`).where(isWaiting);
-        await until(async () => (await waits).length > 0, 5_000);
-        gone.resolve();
-        await Promise.all([removing, behind]);
-        const parts = await store.read.db.select({ n: t.n }).from(t).where(eq(t.invocation_id, call.row.id));
-        const note = await store.read.db.select().from(notes).where(eq(notes.invocation_id, call.row.id));
-        expect(note).toHaveLength(parts.length > 0 ? 1 : 0);
-        await removeLoose(store);
-        expect(await store.read.db.select().from(notes)).toEqual([]);
-      } finally {
-        gone.resolve();
-        await other.close();
-      }
+      const removing = other.write(async ({ db }) => {
+        await db.delete(t).where(and(eq(t.invocation_id, call.row.id), lt(t.n, PARTS_AT_ONCE)));
+        begun.resolve();
+        await gone.promise;
+      });
+      await begun.promise;
+      const behind = removeLoose(store);
+      const isWaiting = sql`datname = current_database() and wait_event_type = 'Lock'`;
+      const waits = other.read.db.select({ n: sql`1` }).from(sql`pg_stat_activity`).where(isWaiting);
+      await until(async () => (await waits).length > 0, 5_000).finally(gone.resolve);
+      await Promise.all([removing, behind]);
+      await other.close();
+      const parts = await store.read.db.select({ n: t.n }).from(t).where(eq(t.invocation_id, call.row.id));
+      expect(await store.read.db.select().from(notes)).toHaveLength(parts.length > 0 ? 1 : 0);
+      await removeLoose(store);
+      expect(await store.read.db.select().from(notes)).toEqual([]);
     });
 
   test("of a streamed call only the start is stored, which whoever resumes it does not need whole", async () => {
