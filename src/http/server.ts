@@ -13,7 +13,7 @@ import { createAccessLog, shownPath } from "./access-log.ts";
 import { faultResponse } from "./answers.ts";
 import { declaredLength } from "./body-length.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
-import { createPassOver, type PassOver } from "./pass-over.ts";
+import { createPassOver } from "./pass-over.ts";
 import { beginSpan, endSpan, type SpanStart, type TracedRoute, tracedCall } from "./request-span.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
@@ -148,8 +148,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
     checkFraming(context.original.headers);
     const toRoute = () => route(request, path);
-    if (!guard?.covers(path))
-      return andThen(turnOfStranger(context, request, passOver), () => actFor(STRANGERS, toRoute));
+    if (!guard?.covers(path)) return andThen(turnOfStranger(context), () => actFor(STRANGERS, toRoute));
     return andThen(enter(guard, context, request), (scope) => {
       guard.permit?.(scope.caller, scope.method, path);
       const answer = straightTo(straight, request, path);
@@ -182,7 +181,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       const sentId = request.headers.get("x-request-id");
       const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const unknown = { known: STRANGERS, span: null, dropping: undefined };
+      const unknown = { known: STRANGERS, span: null, endsConnection: false };
       const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...unknown };
       let response: Response;
       try {
@@ -190,13 +189,12 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
         response = answer instanceof Promise ? await answer : answer;
       } catch (error) {
         // The runtime would answer a connection full of refusals in one turn of the event loop.
-        if (context.known === STRANGERS) await turnOfStranger(context, request, passOver);
+        if (context.known === STRANGERS) await turnOfStranger(context);
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
-      response.headers.set("x-request-id", requestId);
-      if (draining) response.headers.set("connection", "close");
+      mark(response, context, draining);
       tell(context, response.status);
-      const passing = passOver.before(response, request, context.known, context.dropping);
+      const passing = context.endsConnection ? undefined : passOver(request, response, context.known);
       if (passing !== undefined) await passing;
       return response;
     },
@@ -254,20 +252,31 @@ interface RequestContext {
   known: string;
   /** Null where it is not traced. */
   span: Span | null;
-  /** Resolves when a body that is dropped has been. */
-  dropping: Promise<void> | undefined;
+  /** Whether the connection ends with the answer, whatever is still to come of the request. */
+  endsConnection: boolean;
 }
 
+function mark(response: Response, { requestId, endsConnection }: RequestContext, draining: boolean): void {
+  response.headers.set("x-request-id", requestId);
+  if (draining || endsConnection) response.headers.set("connection", "close");
+}
+
+/** A stranger's request waits for its turn with a body of so many bytes at most. */
+const WAITING_BODY_BYTES_MAX = 16 * 1024;
+
 /**
- * Undefined when a stranger's request may be answered at once. One whose body is on its way waits only while that is
- * dropped, since the runtime would keep all that arrives: 600 connections with a mebibyte each took gigabytes.
+ * Undefined when a stranger's request may be answered at once. One that has much of a body never waits, since the runtime
+ * would keep what arrives of it: 600 connections with a megabyte each took gigabytes. Where the length is not known, the
+ * connection ends with the answer, or one connection full of short bodies in chunks would keep the event loop.
  */
-function turnOfStranger(context: RequestContext, request: Request, passOver: PassOver): Promise<void> | undefined {
+function turnOfStranger(context: RequestContext): Promise<void> | undefined {
   const turn = turnOf(STRANGERS);
-  const dropping = turn === undefined ? null : passOver.drop(request, STRANGERS);
-  if (dropping === null) return undefined;
-  context.dropping = dropping;
-  return turn;
+  if (turn === undefined) return undefined;
+  const { headers } = context.original;
+  const length = headers.get("content-length") ?? "0";
+  context.endsConnection = headers.has("transfer-encoding");
+  const isShort = /^\d{1,5}$/.test(length) && Number(length) <= WAITING_BODY_BYTES_MAX;
+  return isShort && !context.endsConnection ? turn : undefined;
 }
 
 /** @param mayTell whether a stranger's request may have another log line */
