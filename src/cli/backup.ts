@@ -4,7 +4,7 @@ import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { keysThatDoNotOpen } from "../keys/keyring.ts";
-import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-key.ts";
+import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-keys.ts";
 import { checkSqliteCopy, copySqlite } from "../storage/backup.ts";
 import { schemaText } from "../storage/schema-fit.ts";
 import type { CommandLine } from "./command-line.ts";

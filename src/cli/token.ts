@@ -7,7 +7,7 @@ import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity/identity.ts";
 import { openKeyring } from "../keys/keyring.ts";
-import { DATABASE_FILE } from "../keys/master-key.ts";
+import { DATABASE_FILE } from "../keys/master-keys.ts";
 import { REVOCATION_CLAIM } from "../keys/revocations.ts";
 import { SIGNING_ALGORITHM, TOKEN_DAYS_MAX } from "../keys/signing-keys.ts";
 import { openStore } from "../storage/open.ts";

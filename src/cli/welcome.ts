@@ -2,7 +2,7 @@
 // just been generated.
 import { join, relative } from "node:path";
 import type { Config } from "../config.ts";
-import { DATABASE_FILE, MASTER_KEY_FILE } from "../keys/master-key.ts";
+import { DATABASE_FILE, MASTER_KEY_FILE } from "../keys/master-keys.ts";
 import { type Program, programText, quoted } from "./program.ts";
 
 type Settings = Pick<Config, "dataDir" | "identity">;

@@ -11,7 +11,7 @@ import { openSqlite } from "../storage/sqlite.ts";
 import type { Store } from "../storage/store.ts";
 import { newKey, open } from "./envelope.ts";
 import { openKeyring } from "./keyring.ts";
-import { loadMasterKey } from "./master-key.ts";
+import { loadMasterKey } from "./master-keys.ts";
 
 let dir: string;
 let stores: Store[];
@@ -132,7 +132,7 @@ describe("the master key", () => {
 
   test("processes that start at once agree on one", async () => {
     const script = `
-      import { loadMasterKey } from ${JSON.stringify(join(import.meta.dir, "master-key.ts"))};
+      import { loadMasterKey } from ${JSON.stringify(join(import.meta.dir, "master-keys.ts"))};
       const log = { warn() {} };
       const { key, generated } = loadMasterKey({ configured: null, dataDir: ${JSON.stringify(dir)}, log });
       console.log(JSON.stringify([key.toString("hex"), generated]));`;

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { createWatch } from "./watch.ts";
+import { createWatch } from "./keyring.ts";
 
 /** A look that ends when it is told to. */
 function heldLook(now?: () => number) {

@@ -3,7 +3,7 @@
 import { closeSync, constants, existsSync, fsyncSync, openSync, statSync, writeSync } from "node:fs";
 import { statfs } from "node:fs/promises";
 import { dirname, join, resolve } from "node:path";
-import { DATABASE_FILE, MASTER_KEY_FILE } from "../../keys/master-key.ts";
+import { DATABASE_FILE, MASTER_KEY_FILE } from "../../keys/master-keys.ts";
 import { type Finding, failure, findings, type Problem, warning } from "./finding.ts";
 import { bytesText, freeSpaceProblem } from "./rules.ts";
 

@@ -1,7 +1,7 @@
 // The database, of either kind and of both services, and this machine's clock against its own.
 import { join } from "node:path";
 import { systemClock } from "../../core/clock.ts";
-import { DATABASE_FILE } from "../../keys/master-key.ts";
+import { DATABASE_FILE } from "../../keys/master-keys.ts";
 import type { Capabilities } from "../../storage/capabilities.ts";
 import type { DatabaseLook } from "../../storage/look.ts";
 import { lookAtCapabilities, lookAtPostgres } from "../../storage/look-postgres.ts";

@@ -3,8 +3,7 @@ import type { Config } from "../../config.ts";
 import { silentLog } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { keysThatDoNotOpen } from "../../keys/keyring.ts";
-import { findMasterKeys, MASTER_KEY_FILE } from "../../keys/master-key.ts";
-import type { MasterKeys } from "../../keys/master-keys.ts";
+import { findMasterKeys, MASTER_KEY_FILE, type MasterKeys } from "../../keys/master-keys.ts";
 import { type DatabaseLook, NO_KEYS } from "../../storage/look.ts";
 import { type Finding, failure, findings } from "./finding.ts";
 

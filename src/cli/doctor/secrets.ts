@@ -1,7 +1,7 @@
 // The stores of secrets outside of the database: a directory, and HashiCorp Vault or OpenBao.
 import { accessSync, constants, statSync } from "node:fs";
 import type { Config } from "../../config.ts";
-import { currentToken } from "../../gateway/credentials/vault.ts";
+import { currentToken } from "../../gateway/credentials/secrets-stores.ts";
 import { fetchJson } from "../../http/fetch-json.ts";
 import type { Outbound } from "../../http/outbound.ts";
 import { type Finding, failure, findings, type Problem, warning } from "./finding.ts";

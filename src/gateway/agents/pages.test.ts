@@ -8,8 +8,7 @@ import { agentsIn } from "../../../test/support/stores/many-agents.ts";
 import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { type AgentStatus, PROTOCOLS, type Protocol } from "../../core/states.ts";
 import type { Reader } from "../../storage/store.ts";
-import { type AgentFilter, findAgents } from "./pages.ts";
-import { fold } from "./search.ts";
+import { type AgentFilter, findAgents, fold } from "./lists.ts";
 
 const ALL: AgentFilter = { status: null, protocol: null, tag: null, q: null, limit: 20, offset: 0 };
 

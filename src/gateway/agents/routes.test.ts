@@ -7,7 +7,7 @@ import {
   UPSTREAM_URL,
   useCatalog,
 } from "../../../test/support/stores/catalog.ts";
-import { findAgent } from "./service.ts";
+import { findAgent } from "./store.ts";
 
 const { catalog, send, create, made } = useCatalog();
 

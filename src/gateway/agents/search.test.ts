@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { fold, searchText } from "./search.ts";
+import { fold, searchText } from "./lists.ts";
 
 const texts = fc.string({ unit: "binary" });
 

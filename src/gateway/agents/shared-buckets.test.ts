@@ -6,8 +6,7 @@ import { useStore } from "../../../test/support/stores/one-store.ts";
 import { eachPostgres } from "../../../test/support/stores/postgres-kinds.ts";
 import { addAgent, type Place, postgresPlace } from "../../../test/support/stores/stores.ts";
 import type { Store } from "../../storage/store.ts";
-import { type Bucket, take } from "./rate-limit.ts";
-import { type Asked, removeFullBuckets, takeTokens } from "./shared-buckets.ts";
+import { type Asked, type Bucket, removeFullBuckets, take, takeTokens } from "./rate-limit.ts";
 
 const START = 1_790_000_000_000_000;
 const SECOND = 1_000_000;

@@ -146,25 +146,23 @@ export function* formatRules(rules: readonly Rule[]): Steps<string> {
 
 const storedRule = TypeCompiler.Compile(Rule);
 
-class UnknownRules extends Error {}
-
 /**
  * Rules in their stored form.
  *
- * @throws an Error of any kind when this program does not understand all of them
+ * @throws Error when this program does not understand all of them
  */
 export function* parseRules(stored: string): Steps<Rule[]> {
   const pace = createPace();
   const rules: Rule[] = [];
   if (stored === "[]") return rules;
-  if (!stored.startsWith("[") || !stored.endsWith("]")) throw new UnknownRules("stored rules that are no list");
+  if (!stored.startsWith("[") || !stored.endsWith("]")) throw new Error("stored rules that are no list");
   for (const line of stored.slice(1, -1).split(BETWEEN_RULES)) {
     // One rule, or several rules of a document that was stored before the form had line breaks.
     const parsed: unknown[] = JSON.parse(`[${line}]`);
-    if (parsed.length === 0) throw new UnknownRules("stored rules with a gap");
+    if (parsed.length === 0) throw new Error("stored rules with a gap");
     for (const rule of parsed) {
       if (rules.length === POLICY_RULES_MAX || !storedRule.Check(rule)) {
-        throw new UnknownRules("stored rules of a form that this program does not know");
+        throw new Error("stored rules of a form that this program does not know");
       }
       checkRule(rule, "rules");
       rules.push(rule);

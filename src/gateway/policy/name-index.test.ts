@@ -2,8 +2,7 @@ import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { createPace } from "../../concurrency/pace.ts";
 import { atOnce } from "../../concurrency/steps.ts";
-import { indexNames } from "./name-index.ts";
-import { nextRule, type RuleSet } from "./rule-bits.ts";
+import { indexNames, nextRule, type RuleSet } from "./evaluate.ts";
 
 function listOf(set: RuleSet): number[] {
   const rules: number[] = [];

@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { addRule, createRuleSet, haveCommon, keepCommon, nextRule, type RuleSet } from "./rule-bits.ts";
+import { addRule, createRuleSet, haveCommon, keepCommon, nextRule, type RuleSet } from "./evaluate.ts";
 
 const RULES_MAX = 501;
 const positions = fc.uniqueArray(fc.integer({ min: 0, max: RULES_MAX - 1 }), { maxLength: 70 });

@@ -13,7 +13,7 @@ import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import type { Store, Tx } from "../../storage/store.ts";
-import { findAgent } from "../agents/service.ts";
+import { findAgent } from "../agents/store.ts";
 import { createPolicyCache, type KnownPolicy, type PolicyLookup } from "./cache.ts";
 import { createDecisionLog, type DecisionRow, newestDecisions } from "./decisions.ts";
 import { checkRules, formatRules, type PolicyReplace } from "./document.ts";
@@ -25,7 +25,7 @@ import {
   type PolicyVerdict,
   toolsDeniedToAll,
 } from "./evaluate.ts";
-import { createObservedRates } from "./shared-rate.ts";
+import { createObservedRates } from "./observed-rate.ts";
 
 const RETRY_AFTER_SECONDS = 5;
 /** Rules up to this length are written to a caller at once. */
@@ -49,7 +49,7 @@ export interface PolicyCall extends Omit<EvaluatedCall, "rate"> {
 }
 
 /** A call as it might come. */
-export interface DryRun {
+interface DryRun {
   readonly agent_id: string;
   readonly mcp_tool: string | null;
   readonly body_bytes: number;
@@ -58,7 +58,7 @@ export interface DryRun {
   readonly document: PolicyReplace | null;
 }
 
-export interface PolicyDeps {
+interface PolicyDeps {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
