@@ -42,7 +42,7 @@ create table keyring (
 
 insert into keyring (one, version, is_rotating, revoked_at) values (1, 1, false, 0);
 
--- Which master keys each gateway that runs has: see src/keys/holders.ts.
+-- Which master keys each gateway that runs has: see src/keys/state.ts.
 create table key_holders (
   replica text collate "C" not null primary key,
   master_key_ids text collate "C" not null,
