@@ -43,7 +43,7 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
 
   async function look(): Promise<void> {
     const state = await readState(store.readFirst);
-    missing.tell(state);
+    missing.check(state);
     if (state.revoked_at > revocations.newest()) await revocations.catchUp();
     // Without the key that wraps them the known ones are used.
     if (state.version !== seen.version && !missing.any()) await takeUp(state);
@@ -115,15 +115,15 @@ async function requireMasterKeys(read: Reader, masterKeys: MasterKeys): Promise<
 
 /** Logs once each master key that wraps keys, or is going to, and that this process does not have. */
 function missingMasterKeys(masterKeys: MasterKeys, log: Log) {
-  const told = new Set<string>();
+  const logged = new Set<string>();
   let isAny = false;
   return {
-    tell({ master_key_id, next_master_key_id }: KeyringState): void {
+    check({ master_key_id, next_master_key_id }: KeyringState): void {
       const lacks = (id: string | null) => id !== null && masterKeys.find(id) === null;
       isAny = lacks(master_key_id);
       for (const id of [master_key_id, next_master_key_id]) {
-        if (id === null || !lacks(id) || told.has(id)) continue;
-        told.add(id);
+        if (id === null || !lacks(id) || logged.has(id)) continue;
+        logged.add(id);
         log.error("master_key_missing", { master_key_id: id });
       }
     },
@@ -187,7 +187,7 @@ const PAUSE_MS = 100;
  * is used: a token may have been revoked since.
  *
  * @param look is not called again before it has ended
- * @param failed told of the first of several failures in a row
+ * @param failed called with the first of several failures in a row
  * @param now milliseconds of a clock that never goes back
  */
 export function createWatch(

@@ -127,7 +127,7 @@ export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): L
       `TOLLGATE_MASTER_KEY must be set, or ${path} restored: the database beside it was made with a master key`,
     );
   }
-  return place(path, newKey(), log, statSync(dataDir));
+  return writeKey(path, newKey(), log, statSync(dataDir));
 }
 
 /**
@@ -182,7 +182,7 @@ function masterKeysAround(own: Buffer, settings: MasterKeySettings, dataDir: str
  */
 export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
   const path = nextKeyFile(file);
-  return readKey(path, log) ?? place(path, key, log, statSync(file, { throwIfNoEntry: false })).key;
+  return readKey(path, log) ?? writeKey(path, key, log, statSync(file, { throwIfNoEntry: false })).key;
 }
 
 /**
@@ -225,7 +225,7 @@ function readKey(path: string, log: Log): Buffer | null {
   return key;
 }
 
-function place(path: string, key: Buffer, log: Log, owner?: Owner): LoadedMasterKey {
+function writeKey(path: string, key: Buffer, log: Log, owner?: Owner): LoadedMasterKey {
   try {
     placePrivateFile(path, `${path}.${crypto.randomUUID()}`, `${key.toString("base64")}\n`, owner);
     syncDirectory(dirname(path));

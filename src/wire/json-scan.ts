@@ -177,8 +177,8 @@ function pass(bytes: Uint8Array, at: number, byte: number): number {
  * Whether the byte ends the object or array. A number at the very end of a cut-off text may itself be cut, so a member
  * counts once the byte after it is seen.
  */
-function closes(byte: number | undefined, end: number, place: ScanState, member: Noted | null): boolean {
-  if (byte !== end || (place !== FIRST && place !== AFTER_VALUE)) return false;
+function closes(byte: number | undefined, end: number, state: ScanState, member: Noted | null): boolean {
+  if (byte !== end || (state !== FIRST && state !== AFTER_VALUE)) return false;
   noteMember(member);
   return true;
 }
@@ -240,33 +240,33 @@ class Scan {
   #members(from: number, depth: number, probes: readonly Probe[], first: ScanState, given: Noted | null): number {
     const bytes = this.#bytes;
     let at = from;
-    let place = first;
+    let state = first;
     let member = given;
     for (;;) {
       at = skip(bytes, at, this.#until);
-      if (at >= this.#until) return this.#leaveMembers(at, depth, probes, place, member);
-      if (closes(bytes[at], CLOSE_BRACE, place, member)) return at + 1;
-      switch (place) {
+      if (at >= this.#until) return this.#leaveMembers(at, depth, probes, state, member);
+      if (closes(bytes[at], CLOSE_BRACE, state, member)) return at + 1;
+      switch (state) {
         case AFTER_VALUE:
           at = pass(bytes, at, COMMA);
           noteMember(member);
-          place = NEXT;
+          state = NEXT;
           break;
         case COLON_NEXT:
           at = pass(bytes, at, COLON);
-          place = VALUE_NEXT;
+          state = VALUE_NEXT;
           break;
         case VALUE_NEXT:
           at = this.#noted(at, depth, member);
-          place = AFTER_VALUE;
-          if (at === LEFT) return this.#leaveMembers(LEFT, depth, probes, place, member);
+          state = AFTER_VALUE;
+          if (at === LEFT) return this.#leaveMembers(LEFT, depth, probes, state, member);
           break;
         default: {
           const end = this.#string(pass(bytes, at, QUOTE));
           if (end === LEFT) return this.#leaveKey(at, depth, probes);
           member = memberOf(bytes, at + 1, end - 1, probes);
           at = end;
-          place = COLON_NEXT;
+          state = COLON_NEXT;
         }
       }
     }
@@ -282,10 +282,10 @@ class Scan {
   }
 
   /** @param at LEFT: at the end of the value of `member` */
-  #leaveMembers(at: number, depth: number, probes: readonly Probe[], place: ScanState, member: Noted | null): number {
+  #leaveMembers(at: number, depth: number, probes: readonly Probe[], state: ScanState, member: Noted | null): number {
     return this.#leave((end) => {
       if (at === LEFT && member !== null) member.end = end;
-      return this.#members(at === LEFT ? end : at, depth, probes, place, member);
+      return this.#members(at === LEFT ? end : at, depth, probes, state, member);
     });
   }
 
@@ -305,29 +305,29 @@ class Scan {
     const bytes = this.#bytes;
     const listed = depth === 0 ? this.#listed : null;
     let at = from;
-    let place = first;
+    let state = first;
     let item = given;
     for (;;) {
       at = skip(bytes, at, this.#until);
-      if (at >= this.#until) return this.#leaveItems(at, depth, place, item);
-      if (closes(bytes[at], CLOSE_BRACKET, place, null)) return at + 1;
-      if (place === AFTER_VALUE) {
+      if (at >= this.#until) return this.#leaveItems(at, depth, state, item);
+      if (closes(bytes[at], CLOSE_BRACKET, state, null)) return at + 1;
+      if (state === AFTER_VALUE) {
         at = pass(bytes, at, COMMA);
-        place = NEXT;
+        state = NEXT;
       } else {
         item = startItem(listed);
         at = this.#noted(at, depth, item);
-        place = AFTER_VALUE;
-        if (at === LEFT) return this.#leaveItems(LEFT, depth, place, item);
+        state = AFTER_VALUE;
+        if (at === LEFT) return this.#leaveItems(LEFT, depth, state, item);
         this.#endItem(item, at);
       }
     }
   }
 
-  #leaveItems(at: number, depth: number, place: ScanState, item: Noted | null): number {
+  #leaveItems(at: number, depth: number, state: ScanState, item: Noted | null): number {
     return this.#leave((end) => {
       if (at === LEFT) this.#endItem(item, end);
-      return this.#items(at === LEFT ? end : at, depth, place, item);
+      return this.#items(at === LEFT ? end : at, depth, state, item);
     });
   }
 
@@ -448,7 +448,7 @@ export interface Finding {
   readonly value: Span | null;
   /** The key appears more than once, in whatever letter case. */
   readonly isRepeated: boolean;
-  /** The key appears in another letter case or with U+0000 behind it, which lenient decoders take for the same. */
+  /** The key appears in another letter case or with U+0000 behind it, which lenient decoders take for the key. */
   readonly isMiscased: boolean;
   readonly inside: readonly Finding[];
 }

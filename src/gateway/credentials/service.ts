@@ -56,7 +56,7 @@ interface CredentialUses<R extends { readonly id: string }> {
  */
 const USES_AT_ONCE = 32;
 
-/** A credential may have thousands of uses: read them in steps, in turn with other tenants and other requests. */
+/** A credential may have thousands of uses: they are read in steps, between which other tenants and requests go on. */
 export function usedAtInTurns<R extends { readonly id: string }>(uses: CredentialUses<R>): UsedAt {
   return async (reader, tenant, credentialId, isAllowed) => {
     const found = await findInTurns(

@@ -15,7 +15,7 @@ import streaming from "./streaming.md" with { type: "text" };
 import troubleshooting from "./troubleshooting.md" with { type: "text" };
 
 export interface Page {
-  /** Its file without the ending, its place below /docs, and the topic of `tollgate help`. */
+  /** The name of its file without the ending, its path below /docs, and the topic of `tollgate help`. */
   readonly name: string;
   readonly title: string;
   readonly summary: string;

@@ -1,6 +1,6 @@
 // The policy document on the wire and in the store: its schema, and what its texts may hold. Pure. A stored document is
-// checked by the same rules when it is read, so that one of a newer program, or a damaged one, is an error and never a
-// policy with fewer rules.
+// checked by the same rules when it is read, so that a document of a newer program, or a damaged one, is an error and never
+// a policy with fewer rules.
 import { type Static, Type } from "@sinclair/typebox";
 import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { createPace } from "../../concurrency/pace.ts";
@@ -115,12 +115,12 @@ function workOf({ match: { agents = [], tools = [] } }: Rule): number {
 }
 
 function checkRule({ match: { agents = [], tools = [] } }: Rule, field: string): void {
-  for (const [place, agent] of agents.entries()) {
-    checkEntry(`${field}.agents.${place}`, agent, agent, "must not contain *, which only tools may end with");
+  for (const [at, agent] of agents.entries()) {
+    checkEntry(`${field}.agents.${at}`, agent, agent, "must not contain *, which only tools may end with");
   }
-  for (const [place, tool] of tools.entries()) {
+  for (const [at, tool] of tools.entries()) {
     const plain = tool.endsWith("*") ? tool.slice(0, -1) : tool;
-    checkEntry(`${field}.tools.${place}`, tool, plain, "must have * only once, at its end");
+    checkEntry(`${field}.tools.${at}`, tool, plain, "must have * only once, at its end");
   }
 }
 

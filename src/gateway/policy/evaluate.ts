@@ -182,7 +182,7 @@ export function nextRule(set: RuleSet, from: number): number {
  * hundred thousand texts blocks the event loop for 10 ms and more, each time (measured).
  */
 interface Names {
-  /** The rules that name the text, and those that name none, which match any. Null is named by none. */
+  /** The rules that name the text, and the rules that name none, which match any. No rule names null. */
   rulesOf(text: string | null): RuleSet;
 }
 
@@ -235,7 +235,7 @@ function once(texts: string[]): string[] {
   return texts.sort(byCodeUnits).filter((text, at) => text !== texts[at - 1]);
 }
 
-/** The prefixes, without those that start with another of them. */
+/** The prefixes, without any that starts with another one. */
 function shortest(entries: readonly string[]): string[] {
   const kept: string[] = [];
   for (const start of entries.map((entry) => entry.slice(0, -1)).sort(byCodeUnits)) {
@@ -307,8 +307,8 @@ function lastUpTo<E extends NamedRules>(sorted: readonly E[], text: string): E |
 }
 
 /**
- * In sorted order, everything between a prefix and the text starts with that prefix too. So all prefixes of the text
- * are among those of the last entry that is not greater than the text.
+ * In sorted order, everything between a prefix and the text starts with that prefix too. So every prefix of the text is
+ * the last entry that is not greater than the text, or a prefix of that entry.
  */
 function longestPrefix(prefixes: readonly Prefix[], text: string): Prefix | null {
   let prefix = lastUpTo(prefixes, text);

@@ -143,7 +143,8 @@ interface Break {
 
 /** Checks receipts line by line: the signature by the published keys, the claims, and the chain. */
 export function createReceiptChain(keys: ReceiptKeys) {
-  const places = new Map<string, number>();
+  /** The line of each ID. */
+  const lines = new Map<string, number>();
   let length = 0;
   let last: { readonly claims: ReceiptClaims; readonly link: string } | null = null;
   let first: ReceiptClaims | null = null;
@@ -154,8 +155,8 @@ export function createReceiptChain(keys: ReceiptKeys) {
       return "its `previous` is not the SHA-256 of the line before: a receipt was removed, added, changed or moved here";
     }
     for (const name of ["receipt_id", "invocation_id"] as const) {
-      const place = places.get(claims[name]);
-      if (place !== undefined) return `its ${name} is that of line ${place} too`;
+      const line = lines.get(claims[name]);
+      if (line !== undefined) return `its ${name} is that of line ${line} too`;
     }
     return null;
   }
@@ -170,7 +171,7 @@ export function createReceiptChain(keys: ReceiptKeys) {
       first ??= read;
       last = { claims: read, link: linkOf(jws) };
       length += 1;
-      places.set(read.receipt_id, length).set(read.invocation_id, length);
+      lines.set(read.receipt_id, length).set(read.invocation_id, length);
       return null;
     },
     /** How many hold so far. */

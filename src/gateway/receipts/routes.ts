@@ -65,9 +65,9 @@ export function receiptRoutes(receipts: Pick<Receipts, "find" | "page">) {
       "/v1/receipts",
       async ({ request }) => {
         const { caller } = scopeOf(request);
-        const place = page(queryOf(request));
+        const range = page(queryOf(request));
         return respondLarge({ tenant: caller.tenant, request, type: JSON_LINES }, async () => {
-          const lines = await receipts.page(caller, place);
+          const lines = await receipts.page(caller, range);
           return lines.map((line) => `${line}\n`).join("");
         });
       },

@@ -108,7 +108,7 @@ export async function findReceipt(reader: Reader, tenant: string, invocation_id:
   return row?.jws ?? null;
 }
 
-/** Oldest first. The places in a chain have no gaps, so a page costs the same wherever it stands. */
+/** Oldest first. The sequence of a chain has no gaps, so every page costs the same. */
 export async function receiptPage(
   reader: Reader,
   tenant: string,
