@@ -367,7 +367,7 @@ create table replicas (
   agent_base bigint
 );
 
--- What replicas have been granted beyond that: see src/gateway/replicas/places.ts.
+-- What replicas have been granted beyond that.
 create table agent_places (
   agent_id text collate "C" not null,
   mode text collate "C" not null,

@@ -352,7 +352,7 @@ create table replicas (
   agent_base integer
 ) strict, without rowid;
 
--- What replicas have been granted beyond that: see src/gateway/replicas/places.ts.
+-- What replicas have been granted beyond that.
 create table agent_places (
   agent_id text not null,
   mode text not null,

@@ -1,5 +1,5 @@
-// `tollgate keys rotate`: every key anew, beside gateways that run. Whatever is killed or fails in the middle, the next run
-// goes on.
+// `tollgate keys rotate`: renews every key beside gateways that run. After a run that was killed or
+// failed in the middle the next run goes on.
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";

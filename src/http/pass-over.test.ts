@@ -169,7 +169,7 @@ describe("passing over the rest of a request's body", () => {
 
   test("ends with the body", async () => {
     const { request, writer } = halfSent(10);
-    const passing = createPassOver(LIMITS)(request, answer(), "");
+    const passing = createPassOver(LIMITS).before(answer(), request, "");
     expect(await isOver(passing)).toBe(false);
     await writer.close();
     await passing;
@@ -180,7 +180,7 @@ describe("passing over the rest of a request's body", () => {
     const reader = request.body!.getReader();
     await reader.read();
     reader.releaseLock();
-    const passing = createPassOver(LIMITS)(request, answer(), "");
+    const passing = createPassOver(LIMITS).before(answer(), request, "");
     await writer.write(new Uint8Array(10));
     await writer.close();
     await passing;
@@ -190,7 +190,7 @@ describe("passing over the rest of a request's body", () => {
     const passOver = createPassOver(LIMITS);
     const held = halfSent(10).request;
     const reader = held.body!.getReader();
-    await passOver(held, answer(), "");
+    await passOver.before(answer(), held, "");
     expect((await reader.read()).value?.length).toBe(10);
     const read = new Request("http://edge.test/", {
       method: "POST",
@@ -198,15 +198,15 @@ describe("passing over the rest of a request's body", () => {
       headers: { connection: "close" },
     });
     await read.bytes();
-    await passOver(read, answer(), "");
-    await passOver(halfSent(10, { "content-length": String(LIMITS.bytesMax + 1) }).request, answer(), "");
+    await passOver.before(answer(), read, "");
+    await passOver.before(answer(), halfSent(10, { "content-length": String(LIMITS.bytesMax + 1) }).request, "");
   });
 
   test("is the server's where the connection stays open, unless the answer closes it", async () => {
     const passOver = createPassOver(LIMITS);
-    await passOver(halfSent(10, { connection: "keep-alive" }).request, answer(), "");
+    await passOver.before(answer(), halfSent(10, { connection: "keep-alive" }).request, "");
     const { request, writer } = halfSent(10, { connection: "keep-alive" });
-    const passing = passOver(request, new Response(null, { headers: { connection: "close" } }), "");
+    const passing = passOver.before(new Response(null, { headers: { connection: "close" } }), request, "");
     expect(await isOver(passing)).toBe(false);
     await writer.close();
     await passing;
@@ -214,7 +214,7 @@ describe("passing over the rest of a request's body", () => {
 
   test("ends when the client goes", async () => {
     const { request, writer } = halfSent(10);
-    const passing = createPassOver(LIMITS)(request, answer(), "");
+    const passing = createPassOver(LIMITS).before(answer(), request, "");
     await writer.abort(new Error("gone"));
     await passing;
   });
@@ -225,7 +225,7 @@ describe("passing over the rest of a request's body", () => {
     ["silence", { silenceMsMax: 50 }],
   ])("is bounded in %s", async (_what, limits) => {
     const { request, writer } = halfSent(101);
-    await createPassOver({ ...LIMITS, ...limits })(request, answer(), "");
+    await createPassOver({ ...LIMITS, ...limits }).before(answer(), request, "");
     expect(
       await writer.write(new Uint8Array(1)).then(
         () => "taken",
@@ -238,7 +238,7 @@ describe("passing over the rest of a request's body", () => {
     const passOver = createPassOver(LIMITS);
     const begin = (caller: string) => {
       const { request, writer } = halfSent(10);
-      return { passing: passOver(request, answer(), caller), writer };
+      return { passing: passOver.before(answer(), request, caller), writer };
     };
     const strangers = [begin(""), begin("")];
     expect(await isOver(begin("").passing)).toBe(true);

@@ -30,24 +30,38 @@ const LIMITS: PassOverLimits = {
   countMax: PASSED_OVER_COUNT_MAX,
 };
 
+export type PassOver = ReturnType<typeof createPassOver>;
+
 export function createPassOver(limits: PassOverLimits = LIMITS) {
   const underWay = createFairShare({ size: limits.countMax });
+
   /**
-   * Reads and drops what is left of a request's body. A body that somebody else is reading, or has read whole, is left to
-   * them: a reader that gives up in the middle releases it. Returns at once when the connection stays open. Never rejects.
+   * Reads and drops what comes of a request's body. A body that somebody else is reading, or has read whole, is left to
+   * them: a reader that gives up in the middle releases it. Never rejects.
    *
    * @param caller whose share it counts to
+   * @returns undefined when there is nothing to drop; null when the caller's share is used up
    */
-  return (request: Request, response: Response, caller: string): Promise<void> | undefined =>
-    closes(request) || closes(response) ? passOver(request, caller) : undefined;
-
-  async function passOver(request: Request, caller: string): Promise<void> {
+  function drop(request: Request, caller: string): Promise<void> | null | undefined {
     const body = leftOf(request, limits.bytesMax);
-    if (body === null) return;
-    if (underWay.take(caller) !== null) return;
-    await drop(body.getReader(), limits).catch(() => {});
-    underWay.giveBack(caller);
+    if (body === null) return undefined;
+    if (underWay.take(caller) !== null) return null;
+    const dropping = dropAll(body.getReader(), limits).catch(() => {});
+    return dropping.finally(() => underWay.giveBack(caller));
   }
+
+  return {
+    drop,
+    /**
+     * What has to be dropped before the answer: nothing when the connection stays open.
+     *
+     * @param begun what is being dropped already
+     */
+    before(response: Response, request: Request, caller: string, begun?: Promise<void>): Promise<void> | undefined {
+      if (!(closes(request) || closes(response))) return undefined;
+      return begun ?? drop(request, caller) ?? undefined;
+    },
+  };
 }
 
 /** Null when nothing is left, or more than may be. */
@@ -63,7 +77,7 @@ function closes({ headers }: Request | Response): boolean {
   return connection !== null && /(^|,)\s*close\s*(,|$)/i.test(connection);
 }
 
-async function drop(
+async function dropAll(
   reader: Pick<BodyReader, "read" | "cancel">,
   { bytesMax, msMax, silenceMsMax }: PassOverLimits,
 ): Promise<void> {

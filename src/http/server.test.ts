@@ -220,3 +220,22 @@ test.each(["/open", "/nowhere", "/v1/things/1"])(
     await Promise.all(requests);
   },
 );
+
+test.each(["/open", "/nowhere", "/v1/things/1"])(
+  "a stranger's body for %s is dropped while its answer waits, so that no body of one who asks is kept",
+  async (path) => {
+    // The turn of the event loop is used up by the first.
+    const first = edge.fetch(new Request("http://localhost/open"));
+    for (const until = performance.now() + 20; performance.now() < until; );
+    let dropped = 0;
+    const body = new ReadableStream({
+      pull(controller) {
+        if (++dropped === 64) controller.close();
+        else controller.enqueue(new Uint8Array(16));
+      },
+    });
+    const answer = edge.fetch(new Request(`http://localhost${path}`, { method: "POST", body }));
+    await Promise.all([first, answer]);
+    expect(dropped).toBe(64);
+  },
+);

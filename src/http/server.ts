@@ -13,7 +13,7 @@ import { createAccessLog, shownPath } from "./access-log.ts";
 import { faultResponse } from "./answers.ts";
 import { declaredLength } from "./body-length.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
-import { createPassOver } from "./pass-over.ts";
+import { createPassOver, type PassOver } from "./pass-over.ts";
 import { beginSpan, endSpan, type SpanStart, type TracedRoute, tracedCall } from "./request-span.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
@@ -148,7 +148,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
     checkFraming(context.original.headers);
     const toRoute = () => route(request, path);
-    if (!guard?.covers(path)) return andThen(turnOf(STRANGERS), () => actFor(STRANGERS, toRoute));
+    if (!guard?.covers(path))
+      return andThen(turnOfStranger(context, request, passOver), () => actFor(STRANGERS, toRoute));
     return andThen(enter(guard, context, request), (scope) => {
       guard.permit?.(scope.caller, scope.method, path);
       const answer = straightTo(straight, request, path);
@@ -181,29 +182,21 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       const sentId = request.headers.get("x-request-id");
       const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const context: RequestContext = {
-        original,
-        path,
-        requestId,
-        startedAt,
-        fields,
-        holdOpen,
-        known: STRANGERS,
-        span: null,
-      };
+      const unknown = { known: STRANGERS, span: null, dropping: undefined };
+      const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...unknown };
       let response: Response;
       try {
         const answer = respond(request, context);
         response = answer instanceof Promise ? await answer : answer;
       } catch (error) {
-        // A refusal takes a turn too. The runtime would answer a connection full of refusals in one turn of the event loop.
-        if (context.known === STRANGERS) await turnOf(STRANGERS);
+        // The runtime would answer a connection full of refusals in one turn of the event loop.
+        if (context.known === STRANGERS) await turnOfStranger(context, request, passOver);
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
       response.headers.set("x-request-id", requestId);
       if (draining) response.headers.set("connection", "close");
       tell(context, response.status);
-      const passing = passOver(request, response, context.known);
+      const passing = passOver.before(response, request, context.known, context.dropping);
       if (passing !== undefined) await passing;
       return response;
     },
@@ -261,6 +254,20 @@ interface RequestContext {
   known: string;
   /** Null where it is not traced. */
   span: Span | null;
+  /** Resolves when a body that is dropped has been. */
+  dropping: Promise<void> | undefined;
+}
+
+/**
+ * Undefined when a stranger's request may be answered at once. One whose body is on its way waits only while that is
+ * dropped, since the runtime would keep all that arrives: 600 connections with a mebibyte each took gigabytes.
+ */
+function turnOfStranger(context: RequestContext, request: Request, passOver: PassOver): Promise<void> | undefined {
+  const turn = turnOf(STRANGERS);
+  const dropping = turn === undefined ? null : passOver.drop(request, STRANGERS);
+  if (dropping === null) return undefined;
+  context.dropping = dropping;
+  return turn;
 }
 
 /** @param mayTell whether a stranger's request may have another log line */

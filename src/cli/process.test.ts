@@ -6,7 +6,7 @@ const LIMIT_MS = 500;
 /** A process under the watch that runs `then` once it stands, and what it has printed when it is gone. */
 async function watched(then: string) {
   const script = `
-    import { startWatchdog } from ${JSON.stringify(join(import.meta.dir, "watchdog.ts"))};
+    import { startWatchdog } from ${JSON.stringify(join(import.meta.dir, "process.ts"))};
     startWatchdog({ level: "info", format: "json" }, ${LIMIT_MS});
     setTimeout(() => { ${then} }, ${LIMIT_MS / 2});`;
   const child = Bun.spawn([process.execPath, "-e", script], { stdout: "pipe", stderr: "pipe" });

@@ -1,13 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import {
-  agreementFindings,
-  chainTime,
-  commonBlock,
-  type NodeAnswer,
-  type NodeLook,
-  nodeFindings,
-} from "./node-rules.ts";
+import { agreementFindings, chainTime, commonBlock, type NodeAnswer, type NodeLook, nodeFindings } from "./chain.ts";
 
 const TOKEN = { hasCode: true, name: "USD Coin", version: "2", decimals: 6 };
 

@@ -1,30 +1,64 @@
-// The stores of secrets outside of the database: a directory, and HashiCorp Vault or OpenBao.
-import { accessSync, constants, statSync } from "node:fs";
+// The servers that a gateway needs beside its database: the issuer of the callers' tokens, and HashiCorp Vault or OpenBao.
+
+import { importJWK, type JWK } from "jose";
 import type { Config } from "../../config.ts";
 import { currentToken } from "../../gateway/credentials/secrets-stores.ts";
-import { fetchJson } from "../../http/fetch-json.ts";
-import type { Outbound } from "../../http/outbound.ts";
-import { type Finding, failure, findings, type Problem, warning } from "./finding.ts";
-import { observed } from "./observed.ts";
-import { problemOf } from "./run.ts";
+import { fetchKeySet } from "../../gateway/identity/issuer-keys.ts";
+import { fetchDocument, fetchJson } from "../../http/fetch-json.ts";
+import { type Outbound, OutboundError } from "../../http/outbound.ts";
+import { type Finding, failure, findings, observed, type Problem, problemOf, warning } from "./findings.ts";
+
+type Oidc = NonNullable<Config["identity"]["oidc"]>;
+
+export async function issuerFindings(oidc: Oidc | null, trusted: Outbound): Promise<Finding[]> {
+  if (oidc === null) return findings("issuer", [], "the local one, by the keys of this deployment");
+  const server = observed(trusted);
+  const { problem, usable } = await keysOf(oidc, server.outbound);
+  return findings(
+    "issuer",
+    [problem, server.certificateProblem(), server.clockProblem()],
+    `${oidc.issuer} has ${usable} keys that verify tokens`,
+  );
+}
+
+const ADVICE =
+  "TOLLGATE_OIDC_ISSUER (and TOLLGATE_JWKS_URL) must be right, and this machine must reach it: without keys no call is taken";
+
+async function keysOf(oidc: Oidc, outbound: Outbound): Promise<{ problem: Problem | null; usable: number }> {
+  const from = oidc.jwksUrl ?? oidc.issuer;
+  try {
+    const { keys } = await fetchKeySet({ ...oidc, fetchJson: (url) => fetchDocument(outbound, url) });
+    const usable = (await Promise.all(keys.map(isUsable))).filter(Boolean).length;
+    const problem = usable > 0 ? null : failure(`none of the ${keys.length} keys of ${from} can be used`, ADVICE);
+    return { problem, usable };
+  } catch (error) {
+    if (error instanceof OutboundError) return { problem: problemOf(error, ADVICE), usable: 0 };
+    // The message is one of `fetchKeySet`, which names no secret.
+    const why = error instanceof Error ? error.message : "unknown";
+    return { problem: failure(`${from}: ${why}`, ADVICE), usable: 0 };
+  }
+}
+
+async function isUsable(key: JWK): Promise<boolean> {
+  try {
+    await importJWK(key, key.alg ?? USUAL[key.crv ?? key.kty ?? ""]);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** For keys that name no algorithm: by their curve, or their kind. */
+const USUAL: Readonly<Record<string, string>> = {
+  "P-256": "ES256",
+  "P-384": "ES384",
+  "P-521": "ES512",
+  Ed25519: "EdDSA",
+  RSA: "RS256",
+};
 
 const LIMITS = { timeoutMs: 4_500, bytesMax: 64 * 1024 };
-const OTHERS = 0o007;
 const TTL_SECONDS_MIN = 14 * 86_400;
-
-export async function secretsDirFindings(path: string): Promise<Finding[]> {
-  return findings("secrets directory", [secretsDirProblem(path)], `${path} can be read`);
-}
-
-function secretsDirProblem(path: string): Problem | null {
-  try {
-    accessSync(path, constants.R_OK | constants.X_OK);
-  } catch {
-    return failure(`${path} can't be read`, "the user of the service must be allowed to enter and read it");
-  }
-  if ((statSync(path).mode & OTHERS) === 0) return null;
-  return warning(`everybody may look into ${path}`, "take the rights of others away: it holds secrets");
-}
 
 type Vault = NonNullable<Config["vault"]>;
 
@@ -38,9 +72,9 @@ const BAD_TOKEN =
   "TOLLGATE_VAULT_TOKEN must be a good one, best with auth/token/lookup-self (as in the policy `default`)";
 const NOT_READY = "unseal it, or see why it is not ready: calls with its secrets fail meanwhile";
 
-/** Nobody's: whoever may read the secrets of all tenants may ask for those of this one, and is told that there are none. */
+/** No tenant has this name. A token that may read the secrets of all tenants is answered that there are none. */
 const NO_TENANT = "tollgate-doctor";
-/** Newer servers say it of a token that they do not know, and not of one that may not do what was asked. */
+/** Newer servers say this about an unknown token, and do not say it about a token that may not do what was asked. */
 const INVALID_TOKEN = /invalid token/i;
 
 /**

@@ -1,18 +1,81 @@
 import { expect, jest, test } from "bun:test";
-import { createShortQueues } from "./short-queues.ts";
+import fc from "fast-check";
+import { createRunSlots, createStarvedQueues } from "./run-slots.ts";
+
+const call = (tenant: string, id: string, body_bytes = 0) => ({ tenant, id, body_bytes });
+
+test("of slots an agent has its own limit, and what its calls give back is free for the next", () => {
+  const slots = createRunSlots({ slots: 64, agentSlots: 2, bodyBytes: 1000 });
+  for (const id of ["1", "2"]) expect(slots.take("a", call("t", id))).toBeNull();
+  expect(slots.take("a", call("t", "3"))).toBe("own");
+  expect(slots.take("b", call("t", "4"))).toBeNull();
+  expect([slots.heldBy("t"), slots.heldBy("t", "a")]).toEqual([3, 2]);
+  slots.giveBack("a", call("t", "1"));
+  expect(slots.take("a", call("t", "3"))).toBeNull();
+});
+
+test("a call whose body finds no memory takes no slot either", () => {
+  const slots = createRunSlots({ slots: 64, agentSlots: 8, bodyBytes: 900 });
+  expect(slots.take("a", call("t", "1", 700))).toBeNull();
+  expect(slots.take("b", call("t", "2", 700))).toBe("tenant");
+  expect([slots.heldBy("t"), slots.heldBy("t", "b")]).toEqual([1, 0]);
+});
+
+test("of a tenant that holds no memory one large body runs beside the limit, and is given back beside it", () => {
+  const slots = createRunSlots({ slots: 64, agentSlots: 8, bodyBytes: 900 });
+  expect(slots.take("a", call("stuck", "1", 780))).toBeNull();
+  const [first, second] = [call("good", "2", 300), call("good", "3", 300)];
+  expect(slots.take("b", first)).toBeNull();
+  expect(slots.take("b", second)).not.toBeNull();
+  slots.giveBack("b", first);
+  expect(slots.take("b", second)).toBeNull();
+  slots.giveBack("b", second);
+  slots.giveBack("a", call("stuck", "1", 780));
+  // Whole again: an amount above anybody's share can be had only while nobody holds anything.
+  expect(slots.take("a", call("stuck", "4", 900))).toBeNull();
+});
+
+test("whatever is taken and given back, in the end all of it is there again", () => {
+  const someCall = fc.record({
+    tenant: fc.constantFrom("a", "b", "c"),
+    agent: fc.constantFrom("1", "2"),
+    body_bytes: fc.nat(900),
+    gives: fc.boolean(),
+  });
+  fc.assert(
+    fc.property(fc.array(someCall, { maxLength: 60 }), (steps) => {
+      const slots = createRunSlots({ slots: 16, agentSlots: 3, bodyBytes: 900 });
+      const held: { agent: string; item: ReturnType<typeof call> }[] = [];
+      for (const [at, { tenant, agent, body_bytes, gives }] of steps.entries()) {
+        const given = gives ? held.shift() : undefined;
+        if (given !== undefined) slots.giveBack(given.agent, given.item);
+        const item = call(tenant, String(at), body_bytes);
+        if (slots.take(`${tenant}${agent}`, item) === null) held.push({ agent: `${tenant}${agent}`, item });
+        expect(held.length).toBeLessThanOrEqual(16);
+      }
+      for (const { agent, item } of held) slots.giveBack(agent, item);
+      for (const tenant of ["a", "b", "c"]) expect(slots.heldBy(tenant)).toBe(0);
+      for (const id of ["x", "y", "z"]) {
+        const whole = call("a", id, 900);
+        expect(slots.take("a1", whole)).toBeNull();
+        slots.giveBack("a1", whole);
+      }
+    }),
+  );
+});
 
 interface Queue {
   readonly tenant: string;
   readonly name: string;
 }
 
-/** Queues that each want one place, of which there are so many. */
+/** Queues that each want one slot, of which there are so many. */
 function world(free: number) {
   const held = new Map<string, number>();
   const tried: string[] = [];
   const room = { free };
   const blocked = new Set<string>();
-  const short = createShortQueues<Queue>(
+  const short = createStarvedQueues<Queue>(
     { heldBy: (tenant) => held.get(tenant) ?? 0, roomOf: () => room.free },
     (queue) => {
       tried.push(queue.name);

