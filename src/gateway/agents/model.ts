@@ -291,9 +291,9 @@ function checkedName(given: string): string {
   return name;
 }
 
-type Given = Omit<AgentPatch, "name" | "tags"> & Pick<AgentCreate, "tags">;
+type GivenFields = Omit<AgentPatch, "name" | "tags"> & Pick<AgentCreate, "tags">;
 
-function givenFields(body: Given, rules: HostRules): Partial<AgentFields> {
+function givenFields(body: GivenFields, rules: HostRules): Partial<AgentFields> {
   const { tags, metadata, pricing, ...plain } = body;
   if (plain.description !== undefined) checkText("description", plain.description, DESCRIPTION);
   if (plain.upstream_url != null) checkUrl(plain.upstream_url, rules);

@@ -203,7 +203,7 @@ const REFUSALS_MAX = 10_000;
 /** A refusal is reused for this long at most: the clock of the database may be set, or its buckets lost in a crash. */
 const REFUSAL_MS_MAX = 1_000;
 
-interface Refusal {
+interface RateRefusal {
   /** No token comes before then. */
   readonly until: number;
   /** A token has come by then. */
@@ -227,7 +227,7 @@ export function createSharedRateLimiter(
   now: () => number = () => performance.now(),
 ) {
   const take = takeTokens();
-  const refusals = tenantCache<string, Refusal>(REFUSALS_MAX);
+  const refusals = tenantCache<string, RateRefusal>(REFUSALS_MAX);
 
   const questions = createGathering(async ({ tenant, agent }: Limited, count) => {
     const { id: agentId, rate_revision: revision, invocation_rate_limit: rate, invocation_burst: burst } = agent;

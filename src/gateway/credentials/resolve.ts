@@ -10,6 +10,7 @@ import { Fault } from "../../core/fault.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import type { SealedSecret } from "../../keys/tenant-keys.ts";
 import type { Store } from "../../storage/store.ts";
+import type { CredentialHeader } from "../upstream/headers.ts";
 import {
   CredentialFailure,
   type FetchJson,
@@ -69,11 +70,6 @@ async function requireSecret(deps: ResolverDeps, tenant: string, id: string, url
   if (stored === null) throw new CredentialFailure("no such credential");
   if (!mayGoTo(stored, url)) throw new CredentialFailure("the credential is not for this host");
   return stored;
-}
-
-export interface CredentialHeader {
-  readonly name: string;
-  readonly value: string;
 }
 
 /** Visible ASCII, with blanks only inside: it arrives unchanged and cannot end the header. */

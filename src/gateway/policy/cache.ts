@@ -85,14 +85,14 @@ const policyQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
     .where(eq(t.tenant, bind(t.tenant, "tenant"))),
 );
 
-interface Options {
+interface PolicyCacheOptions {
   readonly store: Pick<Store, "lookUp" | "readFirst">;
   readonly log: Log;
   /** Milliseconds of a clock that never goes back. */
   readonly now?: () => number;
 }
 
-export function createPolicyCache({ store, log, now = () => performance.now() }: Options) {
+export function createPolicyCache({ store, log, now = () => performance.now() }: PolicyCacheOptions) {
   const known = boundedCache<string, CachedPolicy>(BYTES_MAX);
   const reading = new Map<string, Promise<CachedPolicy>>();
   const forgotten = new WeakSet<Promise<CachedPolicy>>();

@@ -19,7 +19,7 @@ export const RATE_WINDOW_MS = 60_000;
 const CALLERS_MAX = 200_000;
 
 /** The calls of one caller, oldest first: entry i says that `counts[i]` of them came at `times[i]`. */
-interface Calls {
+interface CallTimes {
   times: number[];
   counts: number[];
   /** The first entry that is not too old. */
@@ -32,9 +32,9 @@ interface Calls {
  * @param now milliseconds of a clock that never goes back
  */
 export function createCallRates(now: () => number = () => performance.now(), callersMax: number = CALLERS_MAX) {
-  const known = tenantCache<string, Calls>(callersMax);
+  const known = tenantCache<string, CallTimes>(callersMax);
 
-  function callsOf(tenant: string, key: string): Calls {
+  function callsOf(tenant: string, key: string): CallTimes {
     const kept = known.get(key);
     if (kept !== undefined) return kept;
     const calls = { times: [], counts: [], first: 0, total: 0 };
@@ -62,7 +62,7 @@ export function createCallRates(now: () => number = () => performance.now(), cal
   };
 }
 
-function add(calls: Calls, at: number): void {
+function add(calls: CallTimes, at: number): void {
   const last = calls.times.length - 1;
   calls.total += 1;
   if (calls.times[last] === at) {
@@ -74,7 +74,7 @@ function add(calls: Calls, at: number): void {
 }
 
 /** Drops what came at `until` or before. */
-function forget(calls: Calls, until: number): void {
+function forget(calls: CallTimes, until: number): void {
   const { times, counts } = calls;
   while (calls.first < times.length && (times[calls.first] ?? 0) <= until) {
     calls.total -= counts[calls.first] ?? 0;

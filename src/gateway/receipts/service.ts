@@ -21,13 +21,13 @@ import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
 import {
   append,
   type ChainHead,
-  dueOf,
+  chainHeadOf,
   findReceipt,
-  headOf,
   isDue,
   RECEIPTS,
   type ReceiptRow,
   receiptPage,
+  receiptsDueOf,
   removeReceiptsBefore,
   tenantsDue,
 } from "./store.ts";
@@ -177,8 +177,8 @@ function createReceiptEmitter(options: EmitterOptions) {
 
 async function emitSome({ store, clock, signingKey }: EmitterOptions, tenant: string): Promise<boolean> {
   // Read the head first: if it is still the head at the write, no other replica has made these receipts.
-  const after = await headOf(store.read, tenant);
-  const rows = await dueOf(store.read, tenant, RECEIPTS_AT_ONCE);
+  const after = await chainHeadOf(store.read, tenant);
+  const rows = await receiptsDueOf(store.read, tenant, RECEIPTS_AT_ONCE);
   if (rows.length === 0) return false;
   const receipts = await signAll(rows, after, signingKey(), clock);
   await store.write((tx) => append(tx, { tenant, after, receipts }));

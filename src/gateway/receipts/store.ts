@@ -49,7 +49,7 @@ export async function isDue(reader: Reader, tenant: string, invocationId: string
 }
 
 /** Invocations that are owed a receipt, oldest first. */
-export async function dueOf(reader: Reader, tenant: string, limit: number): Promise<InvocationRow[]> {
+export async function receiptsDueOf(reader: Reader, tenant: string, limit: number): Promise<InvocationRow[]> {
   const { receiptsDue: due, invocations: t } = reader.tables;
   const owed = await reader.db
     .select({ id: due.invocation_id })
@@ -66,7 +66,7 @@ export async function dueOf(reader: Reader, tenant: string, limit: number): Prom
     .orderBy(asc(t.id));
 }
 
-export async function headOf(reader: Reader, tenant: string): Promise<ChainHead> {
+export async function chainHeadOf(reader: Reader, tenant: string): Promise<ChainHead> {
   const [head] = await headQuery(reader).execute({ tenant });
   return head ?? null;
 }
