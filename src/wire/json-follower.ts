@@ -17,7 +17,7 @@ export interface Member {
 /** What is reported; made once for many objects. */
 export interface Followed {
   readonly top: FollowedKeys;
-  /** One of the top-level keys: if its value is an object, the members of that are reported too. */
+  /** One of the top-level keys: if its value is an object, the members of that object are reported too. */
   readonly outerKey: string;
   readonly inner: FollowedKeys;
   /** Longer values are not kept. */
@@ -33,7 +33,7 @@ interface FollowedKeys {
 export interface MemberHandler {
   /** A member of the top level begins: what was reported inside an earlier member of this key is void. */
   comes(key: string): void;
-  /** Its value begins. */
+  /** The value of the member begins. */
   begins(key: string, at: number): void;
   /** The value has ended, but the member has not: what follows may still be malformed. */
   ends(member: Member): void;

@@ -519,7 +519,7 @@ function spells(bytes: Uint8Array, start: number, end: number, key: string, isFo
   for (let index = 0; index < key.length; index++) {
     if (at >= end) return false;
     const wanted = key.charCodeAt(index);
-    // This is how keys are nearly always written.
+    // Keys are nearly always written without escapes.
     if (bytes[at] === wanted) {
       at++;
       continue;

@@ -226,7 +226,7 @@ const DESCRIPTION = { min: 0, max: DESCRIPTION_CHARACTERS_MAX, controls: true };
 const TOOLS_MAX = 500;
 const TOOL_NAME = { min: 1, max: 128 };
 const UINT256_MAX = 2n ** 256n - 1n;
-/** It is sent as a header. */
+/** The version is sent as a header. */
 const PROTOCOL_VERSION = /^[\x21-\x7e]{1,64}$/;
 
 /** The columns that a caller sets. */

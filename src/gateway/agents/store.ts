@@ -40,7 +40,7 @@ const SELECTED = `a.id, a.upstream_url, a.credential_ref, a.suspended, a.invocat
 
 const INPUT = inputRows<AgentKey>({ tenant: ["text", ({ tenant }) => tenant], id: ["text", ({ id }) => id] });
 
-/** Each database has numbers and flags in forms of its own. */
+/** The databases have different forms of numbers and flags. */
 function agentOf(row: Readonly<Record<string, unknown>>): InvocableAgent {
   const { n: _number, ...fields } = row;
   const whole = (name: string) => (row[name] === null ? null : Number(row[name]));
@@ -112,7 +112,7 @@ function keyOf(tenant: string, id: string): string {
 
 /** @param now milliseconds of a clock that never goes back */
 export function createAgentCache(store: Pick<Store, "lookUp">, now: () => number = () => performance.now()) {
-  /** By ID. An ID belongs to one tenant. */
+  /** Agents by ID. An ID belongs to one tenant. */
   const known = tenantCache<string, CachedAgent>(CHARACTERS_MAX);
   const reading = new Map<string, SharedRead>();
 

@@ -20,7 +20,7 @@ export interface CredentialDeps {
   readonly store: Store;
   readonly clock: Clock;
   readonly keyring: Pick<Keyring, "sealSecret">;
-  /** What may name a credential: while one of them does, it can't be deleted. */
+  /** What may name a credential: a credential that is named can't be deleted. */
   readonly namedBy: readonly NamedBy[];
   /** What may use a credential at a URL: `allowed_hosts` that leave one of these URLs out are refused. */
   readonly usedAt: readonly UsedAt[];
@@ -245,7 +245,7 @@ export function createCredentialService(deps: CredentialDeps) {
       return requireRow(store.read, tenant, id);
     },
 
-    /** All of them, newest first, read lazily. */
+    /** All credentials of the tenant, newest first, read lazily. */
     list: ({ tenant }: Caller): AsyncIterable<CredentialRow> => readCredentials(store.read, tenant),
 
     async rotate({ tenant }: Caller, id: string, body: CredentialRotate): Promise<CredentialRow> {
@@ -334,7 +334,7 @@ async function findRow(reader: Reader, tenant: string, id: string): Promise<Cred
   return row ?? null;
 }
 
-/** All of a tenant, newest first, read lazily in groups, since each row may hold a large secret. */
+/** All credentials of a tenant, newest first, read lazily in groups, since each row may hold a large secret. */
 async function* readCredentials(reader: Reader, tenant: string): AsyncGenerator<CredentialRow> {
   const { credentials: t } = reader.tables;
   for (let below = LAST_ID; ; ) {

@@ -167,7 +167,7 @@ function refused(reason: string, cause?: unknown): Fault {
   });
 }
 
-/** Its message is the reason. */
+/** The message of a refusal is the reason for the log. */
 class Refusal extends Error {}
 
 /** The reason in our words: the library's may quote what the token says. */

@@ -174,7 +174,7 @@ export function* sectionsOf(page: string, markdown: string): Steps<Section[]> {
   return sections;
 }
 
-/** Each heading with what stands below it. No part may define what links of another refer to. */
+/** Each heading with what stands below it. A link can't refer to a definition in another part. */
 function partsOf(markdown: string): string[] {
   const parts: string[][] = [[]];
   let isCode = false;

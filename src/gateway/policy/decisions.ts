@@ -145,8 +145,7 @@ export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: De
         running = true;
         void actFor(null, writeAll);
       }
-      const [one] = first;
-      if (one !== undefined) return store.write((tx) => insertAll(tx, first));
+      if (first.length > 0) return store.write((tx) => insertAll(tx, first));
     },
     /** Resolves when what was recorded until now can be read, or `ms` have passed. */
     settle,

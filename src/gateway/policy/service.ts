@@ -165,7 +165,7 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
   }
 
   return {
-    /** For a call that will be judged when something else has been read: so it does not wait for one after the other. */
+    /** Begins to read the policy for a call that waits for another read first, so that the call waits for the longer one only. */
     readAhead: cache.readAhead,
 
     /**
@@ -224,7 +224,7 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
       const policy = await cache.newest(tenant);
       if (policy?.compiled === null) throw new Fault("internal", "a stored policy that makes no sense");
       if (policy === null || policy.rules.length <= SHORT_CHARACTERS) return policy;
-      // It takes its time to write it to the caller, and many may have waited for this moment.
+      // Writing long rules to a caller takes time, and many callers may have waited for this moment.
       return inOneStep(() => policy, tenant);
     },
 
@@ -263,7 +263,7 @@ interface Replaced {
 
 type PolicyFields = Omit<Tables["policies"]["$inferInsert"], "tenant" | "version">;
 
-/** One statement, so that each of two replacements at once gets a version of its own. */
+/** Replaces the policy in one statement, so that each of two replacements at once gets a version of its own. */
 async function replacePolicy(tx: Tx, tenant: string, fields: PolicyFields): Promise<Replaced> {
   const { policies: t } = tx.tables;
   const [row] = await tx.db

@@ -110,7 +110,7 @@ function settlementOf({ settlement_status: status, settlement }: InvocationRow):
   return { status, ...(JSON.parse(settlement ?? "{}") as Omit<Static<typeof Settlement>, "status">) };
 }
 
-/** By `kid`. */
+/** The published keys by `kid`. */
 export type ReceiptKeys = ReadonlyMap<string, CryptoKey>;
 
 /** A signature has one spelling only, so that no byte of a receipt can be changed unnoticed. */

@@ -118,7 +118,7 @@ function createReceiptEmitter(options: EmitterOptions) {
     return own;
   }
 
-  /** None while another replica has the lease. */
+  /** The next tenants that are owed receipts; none while another replica has the lease. */
   async function ownDue(after: string): Promise<string[]> {
     const tenants = await tenantsDue(store.read, after, TENANTS_AT_ONCE);
     return tenants.length === 0 || (await lease.isMine()) ? tenants : [];

@@ -131,7 +131,7 @@ export async function receiptPage(
   return rows.map(({ jws }) => jws);
 }
 
-/** By the time of their calls, so that one is found by the ID of its call. */
+/** Receipts go by the time of their calls, so that a receipt is found by the ID of its call. */
 export const RECEIPTS: TimedTable = {
   name: "receipts",
   key: "invocation_id",
