@@ -15,9 +15,8 @@ import { DAY_MS } from "../core/time.ts";
 import type { Store } from "../storage/store.ts";
 import { newKey } from "./envelope.ts";
 import { openKeyring } from "./keyring.ts";
-import { promoteMasterKey, stageMasterKey } from "./master-key.ts";
-import { type MasterKeys, masterKeyId, openMasterKeys } from "./master-keys.ts";
-import { rotate } from "./rotate.ts";
+import { type MasterKeys, masterKeyId, openMasterKeys, promoteMasterKey, stageMasterKey } from "./master-keys.ts";
+import { rotate } from "./rotation.ts";
 import { readState } from "./state.ts";
 
 const secretIdentity = (tenant: string, id: string, version: number) => `${id}:${version}:${tenant}`;

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { posix } from "node:path";
 import fc from "fast-check";
-import { isPlainSegment, parseVaultRef } from "./vault-ref.ts";
+import { isPlainSegment, parseVaultRef } from "./secrets-stores.ts";
 
 const parsed = (segments: string[], key: string | null) => ({ ok: true as const, ref: { segments, key } });
 

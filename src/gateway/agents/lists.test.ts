@@ -8,8 +8,7 @@ import { agentsIn } from "../../../test/support/stores/many-agents.ts";
 import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { type AgentStatus, PROTOCOLS, type Protocol } from "../../core/states.ts";
 import type { Reader } from "../../storage/store.ts";
-import { type AgentFilter, findAgents } from "./pages.ts";
-import { fold } from "./search.ts";
+import { type AgentFilter, findAgents, fold, searchText } from "./lists.ts";
 
 const ALL: AgentFilter = { status: null, protocol: null, tag: null, q: null, limit: 20, offset: 0 };
 
@@ -201,4 +200,22 @@ test("on SQLite every list is found along the keys, whatever else there is", asy
     "SEARCH agent_lists USING PRIMARY KEY (tenant=? AND list=? AND id=?)",
   );
   database.close();
+});
+
+const texts = fc.string({ unit: "binary" });
+
+test("folding a part gives a part of the folded whole, so that a search finds a part of a name whatever its case", () => {
+  fc.assert(
+    fc.property(texts, texts, texts, (before, part, after) => {
+      expect(fold(before + part + after)).toContain(fold(part));
+      for (const cased of [part.toUpperCase(), part.toLowerCase()]) {
+        expect(fold(cased)).toBe(fold(part));
+      }
+    }),
+  );
+});
+
+test("a search matches nothing across the end of the name", () => {
+  expect(searchText({ name: "ab", description: "cd" })).not.toContain(fold("abcd"));
+  expect(searchText({ name: "ab", description: "cd" })).not.toContain(fold("ab\u0001cd"));
 });

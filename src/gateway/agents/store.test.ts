@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, expect, test } from "bun:test";
 import { type Catalog, fresh, openCatalog, UPSTREAM_URL } from "../../../test/support/stores/catalog.ts";
-import { type AgentCache, createAgentCache } from "./cache.ts";
+import { type AgentCache, createAgentCache } from "./store.ts";
 
 let catalog: Catalog;
 beforeEach(async () => {

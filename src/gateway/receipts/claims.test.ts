@@ -7,7 +7,7 @@ import {
   type Signer,
   signedChain,
 } from "../../../test/support/stores/receipts.ts";
-import { createReceiptChain, type ReceiptKeys, receiptKeys } from "./verify.ts";
+import { createReceiptChain, type ReceiptKeys, receiptKeys } from "./claims.ts";
 
 let signer: Signer;
 let keys: ReceiptKeys;
