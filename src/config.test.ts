@@ -2,7 +2,7 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { makeDataDir } from "./config/data-dir.ts";
+import { makeDataDir } from "./cli/open.ts";
 import { loadConfig, VARIABLES } from "./config.ts";
 
 const dir = mkdtempSync(join(tmpdir(), "config-"));

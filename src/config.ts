@@ -1,8 +1,10 @@
-// The configuration, and the only reader of the process environment. Everything is checked at once, before
-// anything starts, so that an operator sees all problems in one go.
+// The configuration, and the only reader of the process environment. Everything is checked at once, before anything starts, so
+// that an operator sees all problems in one go. The text of a variable comes from its flag, the environment, or for secrets the
+// file that NAME_FILE names. In one file, since to read a value, to judge it and to place it are one pass over one table.
+
+import { readFileSync, statSync } from "node:fs";
 import { resolve } from "node:path";
-import { validityWarnings } from "./config/pem.ts";
-import { readRaw, renewedFile, unknownVariables } from "./config/raw.ts";
+import { readTlsFiles, validityWarnings } from "./config/pem.ts";
 import {
   BACKUP_RULES,
   COMMON_RULES,
@@ -13,13 +15,14 @@ import {
   GATEWAY_PORT,
   GATEWAY_RULES,
   MODE_RULES,
+  type VariableName,
 } from "./config/rules.ts";
-import { readTlsFiles } from "./config/tls.ts";
-import { valueProblem } from "./config/values.ts";
+import { fileProblem, valueProblem, writtenPath } from "./config/values.ts";
 import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type VariableRow } from "./config/variables.ts";
 import { systemClock } from "./core/clock.ts";
+import { suggest } from "./core/suggest.ts";
 import type { TracingOptions } from "./core/tracing-options.ts";
-import type { Environment } from "./environment.ts";
+import { type Environment, OWN_VARIABLES } from "./environment.ts";
 
 export const processEnvironment: Environment = process.env;
 
@@ -65,7 +68,7 @@ export function loadConfig(
   return { config, problems: [...problems.values()], warnings };
 }
 
-/** Of the files whose certificates nothing else tells of before every handshake fails. */
+/** Warnings for certificates that end soon: nothing else tells before every handshake fails. */
 function expiries(values: ConfigValues): string[] {
   return (["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_CLIENT_CA_FILE"] as const).flatMap((name) =>
     validityWarnings(name, values[name] ?? "", systemClock.now()),
@@ -79,13 +82,13 @@ interface Concern {
 
 const GATEWAY_CONCERN: Concern = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...GATEWAY_RULES] };
 
-/** The key opens those of the copy. A directory that is not there says so by itself. */
+/** The master key opens the keys of the copy. No rule asks for the data directory: its absence shows by itself. */
 const BACKUP_CONCERN: Concern = {
   tables: [COMMON, MASTER_KEYS],
   rules: BACKUP_RULES,
 };
 
-/** Of either service: the key is needed where there are keys. */
+/** For either service: the master key is needed where there are keys. */
 const RESTORE_CONCERN: Concern = { tables: [COMMON, MASTER_KEYS], rules: COMMON_RULES };
 
 function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]): Concern {
@@ -102,17 +105,17 @@ function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]): Conce
   return { tables: [COMMON, GATEWAY, FACILITATOR], rules: [...MODE_RULES, ...COMMON_RULES] };
 }
 
-/** Each variable by itself. One that has a problem has its default among the values. */
+/** Reads each variable by itself. A variable with a problem has its default among the values. */
 function readValues(tables: readonly object[], flags: ReadonlyMap<string, string>, environment: Environment) {
   const problems = new Map<string, string>();
   const read: Record<string, unknown> = {};
-  for (const [name, row] of Object.entries<VariableRow<unknown, unknown>>(VARIABLES)) {
+  for (const [name, row] of Object.entries<VariableRow<unknown, unknown, string>>(VARIABLES)) {
     const looked = tables.some((table) => Object.hasOwn(table, name));
     const { value, problem } = looked ? readRow(name, row, flags, environment) : unread(row);
     if (problem !== null) problems.set(name, problem);
     read[name] = value;
   }
-  // Each name has got what its own row parsed, or that row's fallback.
+  // Each name has what its own row parsed, or the fallback of that row.
   return { values: read as ConfigValues, problems };
 }
 
@@ -122,13 +125,13 @@ interface ReadRow<T> {
   readonly problem: string | null;
 }
 
-function unread<T, F>(row: VariableRow<T, F>): ReadRow<T | F> {
+function unread<T, F>(row: VariableRow<T, F, string>): ReadRow<T | F> {
   return { value: row.fallback, problem: null };
 }
 
 function readRow<T, F>(
   name: string,
-  row: VariableRow<T, F>,
+  row: VariableRow<T, F, string>,
   flags: ReadonlyMap<string, string>,
   environment: Environment,
 ): ReadRow<T | F> {
@@ -139,150 +142,172 @@ function readRow<T, F>(
   return { value: row.fallback, problem: valueProblem(source, row.kind, text) };
 }
 
-function arrange(v: ConfigValues, terminal: boolean, environment: Environment) {
+/** The values at the paths that their rows name. */
+type Nested<T> = {
+  readonly [K in keyof T as K extends `${infer Head}.${string}` ? Head : K]: K extends `${infer Head}.${string}`
+    ? Nested<{ [P in keyof T as P extends `${Head}.${infer Rest}` ? Rest : never]: T[P] }>
+    : T[K];
+};
+
+type OptionTree = Nested<{ [N in VariableName as (typeof VARIABLES)[N]["path"]]: ConfigValues[N] }>;
+
+interface Branch {
+  [name: string]: unknown;
+}
+
+function nested(values: ConfigValues): OptionTree {
+  const options: Branch = {};
+  for (const [name, { path }] of Object.entries(VARIABLES)) {
+    const parts = path.split(".");
+    const last = parts.pop() ?? path;
+    let branch = options;
+    for (const part of parts) {
+      branch[part] ??= {};
+      branch = branch[part] as Branch;
+    }
+    branch[last] = values[name as VariableName];
+  }
+  // The type is made from the same table.
+  return options as unknown as OptionTree;
+}
+
+/** The options as they are used. A group is null without the values that give it a meaning. */
+function arrange(values: ConfigValues, terminal: boolean, environment: Environment) {
+  const options = nested(values);
+  const { masterKeys, log, identity, vault } = options;
+  const [{ issuer, audience }, { address, token }] = [identity.oidc, vault];
   return {
-    /** Null where it makes no difference. */
-    mode: v.TOLLGATE_MODE,
-    host: v.TOLLGATE_HOST,
-    port: v.TOLLGATE_PORT ?? GATEWAY_PORT,
-    reusePort: v.TOLLGATE_REUSE_PORT === "1",
-    dataDir: resolve(v.TOLLGATE_DATA_DIR),
-    /** Null for SQLite. */
-    databaseUrl: v.DATABASE_URL,
-    /** Null where replicas find out about each other by looking alone. */
-    listenUrl: v.TOLLGATE_LISTEN_URL,
+    ...options,
+    port: options.port ?? GATEWAY_PORT,
+    reusePort: options.reusePort === "1",
+    dataDir: resolve(options.dataDir),
     /** Without a slash at its end; null for what the request's Host says. */
-    publicUrl: v.TOLLGATE_PUBLIC_URL?.replace(/\/+$/, "") ?? null,
+    publicUrl: options.publicUrl?.replace(/\/+$/, "") ?? null,
     masterKeys: {
-      /** Null when it is kept in the data directory. */
-      own: v.TOLLGATE_MASTER_KEY,
+      ...masterKeys,
+      /** Null when the key is kept in the data directory, or was not read from a file. */
       file: renewedFile(environment["TOLLGATE_MASTER_KEY_FILE"]),
-      /** Null unless keys are to be rotated to it. */
-      next: v.TOLLGATE_NEW_MASTER_KEY,
       nextFile: renewedFile(environment["TOLLGATE_NEW_MASTER_KEY_FILE"]),
     },
-    log: {
-      level: v.TOLLGATE_LOG_LEVEL,
-      format: v.TOLLGATE_LOG_FORMAT ?? (terminal ? "pretty" : "json"),
-    },
-    /** Null for none. */
-    metricsPort: v.TOLLGATE_METRICS_PORT,
-    blockedMs: v.TOLLGATE_BLOCKED_MS,
-    drainMs: v.TOLLGATE_DRAIN_MS,
+    log: { ...log, format: log.format ?? (terminal ? "pretty" : "json") },
+    /** Without `oidc` for the local issuer. */
     identity: {
-      /** Null for the local issuer. */
-      oidc:
-        v.TOLLGATE_OIDC_ISSUER === null || v.TOLLGATE_OIDC_AUDIENCE === null
-          ? null
-          : {
-              issuer: v.TOLLGATE_OIDC_ISSUER,
-              audience: v.TOLLGATE_OIDC_AUDIENCE,
-              /** Null for discovery. */
-              jwksUrl: v.TOLLGATE_JWKS_URL,
-            },
-      claims: {
-        tenant: v.TOLLGATE_TENANT_CLAIM,
-        user: v.TOLLGATE_USER_CLAIM,
-        scope: v.TOLLGATE_SCOPE_CLAIM,
-      },
+      ...identity,
+      oidc: issuer === null || audience === null ? null : { ...identity.oidc, issuer, audience },
     },
-    allowHosts: v.TOLLGATE_ALLOW_HOSTS,
-    denyHosts: v.TOLLGATE_DENY_HOSTS,
-    /** Null when any token of a tenant may change what is its own. */
-    manageScope: v.TOLLGATE_MANAGE_SCOPE,
-    /** PEM of extra trusted roots. */
-    extraCa: v.TOLLGATE_CA_FILE,
-    workers: v.TOLLGATE_WORKERS,
-    allowedOrigins: v.TOLLGATE_ALLOWED_ORIGINS,
-    /** Null where the gateway has none. */
-    rpcUrls: v.TOLLGATE_RPC_URLS,
-    settleWaitMs: v.TOLLGATE_SETTLE_WAIT_MS,
-    upstreamTimeoutMs: v.TOLLGATE_UPSTREAM_TIMEOUT_MS,
-    agentConcurrency: v.TOLLGATE_AGENT_CONCURRENCY,
-    maxResponseBytes: v.TOLLGATE_MAX_RESPONSE_BYTES,
-    /** In days; 0 keeps for ever. */
-    retention: {
-      body_days: v.TOLLGATE_BODY_RETENTION_DAYS,
-      history_days: v.TOLLGATE_HISTORY_RETENTION_DAYS,
-    },
-    /** Of a tenant. */
-    quotas: { agents: v.TOLLGATE_AGENTS_MAX, credentials: v.TOLLGATE_CREDENTIALS_MAX },
-    secretsDir: v.TOLLGATE_SECRETS_DIR,
+    /** A Vault agent renews the token in place, so its file is read again for each request. */
     vault:
-      v.TOLLGATE_VAULT_ADDR === null || v.TOLLGATE_VAULT_TOKEN === null
+      address === null || token === null
         ? null
-        : {
-            address: v.TOLLGATE_VAULT_ADDR,
-            token: v.TOLLGATE_VAULT_TOKEN,
-            /** Read anew for each request, since a Vault agent renews the token in place. */
-            tokenFile: renewedFile(environment["TOLLGATE_VAULT_TOKEN_FILE"]),
-            /** With the segment `{tenant}`. */
-            prefix: v.TOLLGATE_VAULT_PREFIX,
-          },
-    /** Of the demo's chain; null to look for it. */
-    anvil: v.TOLLGATE_ANVIL,
-    tracing: arrangeTracing(v),
+        : { ...vault, address, token, tokenFile: renewedFile(environment["TOLLGATE_VAULT_TOKEN_FILE"]) },
+    tracing: arrangeTracing(options),
     /** Null unless the mode is the facilitator's. */
-    facilitator: arrangeFacilitator(v, environment),
+    facilitator: arrangeFacilitator(options, environment),
   } as const;
 }
 
 /** Null where traces are off. */
-function arrangeTracing(v: ConfigValues): TracingOptions | null {
-  if (v.OTEL_EXPORTER_OTLP_ENDPOINT === null) return null;
-  return {
-    endpoint: v.OTEL_EXPORTER_OTLP_ENDPOINT,
-    headers: v.OTEL_EXPORTER_OTLP_HEADERS,
-    serviceName: v.OTEL_SERVICE_NAME,
-    resource: v.OTEL_RESOURCE_ATTRIBUTES,
-    sampler: v.OTEL_TRACES_SAMPLER,
-    ratio: v.OTEL_TRACES_SAMPLER_ARG,
-    tracesPerSecond: v.TOLLGATE_TRACES_PER_SECOND,
-    extraCa: v.TOLLGATE_CA_FILE,
-  };
+function arrangeTracing({ tracing, extraCa }: OptionTree): TracingOptions | null {
+  const { endpoint } = tracing;
+  return endpoint === null ? null : { ...tracing, endpoint, extraCa };
 }
 
-/** Null when one of the required variables is not set: the rules have told so, or it is not the mode. */
-function arrangeFacilitator(v: ConfigValues, environment: Environment) {
-  const { TOLLGATE_TLS_CERT_FILE: cert, TOLLGATE_TLS_KEY_FILE: key, TOLLGATE_CLIENT_CA_FILE: clientCa } = v;
-  const rpcUrls = v.TOLLGATE_RPC_URLS;
+/** Null when a required variable is not set: the rules have reported it, or the mode is another. */
+function arrangeFacilitator(options: OptionTree, environment: Environment) {
+  const { host, port, databaseUrl, drainMs, rpcUrls, facilitator } = options;
+  const { cert, key, clientCa } = facilitator.tls;
   const tlsPaths = {
     cert: resolve(environment["TOLLGATE_TLS_CERT_FILE"] ?? ""),
     key: resolve(environment["TOLLGATE_TLS_KEY_FILE"] ?? ""),
     clientCa: resolve(environment["TOLLGATE_CLIENT_CA_FILE"] ?? ""),
   };
-  const signers = arrangeSigners(v);
+  const signers = arrangeSigners(facilitator.signers);
   if (cert === null || key === null || clientCa === null || rpcUrls === null || signers === null) return null;
   return {
-    host: v.TOLLGATE_HOST,
-    port: v.TOLLGATE_PORT ?? FACILITATOR_PORT,
-    openPort: v.TOLLGATE_OPEN_PORT,
-    dataDir: resolve(v.TOLLGATE_DATA_DIR),
-    databaseUrl: v.DATABASE_URL,
-    drainMs: v.TOLLGATE_DRAIN_MS,
-    tracing: arrangeTracing(v),
+    host,
+    port: port ?? FACILITATOR_PORT,
+    openPort: facilitator.openPort,
+    dataDir: resolve(options.dataDir),
+    databaseUrl,
+    drainMs,
+    tracing: arrangeTracing(options),
     tls: { cert, key, clientCa },
     readTls: () => readTlsFiles(tlsPaths),
     rpcUrls,
     signers,
-    limits: {
-      maxPerTransaction: v.TOLLGATE_MAX_PER_TRANSACTION,
-      dailyCeiling: v.TOLLGATE_DAILY_CEILING,
-      dailyGasWei: v.TOLLGATE_DAILY_GAS_WEI,
-      dailyGasAllWei: v.TOLLGATE_DAILY_GAS_ALL_WEI,
-      minValue: v.TOLLGATE_MIN_VALUE,
-      gasLowWaterWei: v.TOLLGATE_GAS_LOW_WATER_WEI,
-      inclusionTimeoutMs: v.TOLLGATE_INCLUSION_TIMEOUT_MS,
-      maxFeeGwei: Number(v.TOLLGATE_MAX_FEE_GWEI) / 1e9,
-      confirmations: v.TOLLGATE_CONFIRMATIONS,
-      batch: v.TOLLGATE_BATCH,
-    },
+    limits: { ...facilitator.limits, maxFeeGwei: Number(facilitator.limits.maxFeeGwei) / 1e9 },
   } as const;
 }
 
-function arrangeSigners(v: ConfigValues) {
-  const { TOLLGATE_SIGNER_KEY: keys, TOLLGATE_REMOTE_SIGNER_URL: url } = v;
-  const address = v.TOLLGATE_REMOTE_SIGNER_ADDRESS;
+function arrangeSigners({ keys, url, address }: OptionTree["facilitator"]["signers"]) {
   if (keys !== null) return { kind: "local", keys } as const;
   return url === null || address === null ? null : ({ kind: "remote", url, address } as const);
+}
+
+interface Raw {
+  /** Null when unset; never empty. */
+  readonly text: string | null;
+  /** What the operator wrote: the name of the variable, its file variable or its flag. */
+  readonly source: string;
+  readonly problem: string | null;
+}
+
+interface Sources {
+  readonly flag?: string;
+  readonly secret?: true;
+}
+
+function readRaw(
+  name: string,
+  { flag, secret }: Sources,
+  flags: ReadonlyMap<string, string>,
+  environment: Environment,
+): Raw {
+  const given = flag === undefined ? undefined : flags.get(flag);
+  if (flag !== undefined && given !== undefined) return fromFlag(`--${flag}`, given);
+  const text = environment[name] || null;
+  const file = secret === true ? environment[`${name}_FILE`] || null : null;
+  if (file === null) return { text, source: name, problem: null };
+  if (text === null) return fromFile(`${name}_FILE`, file);
+  return { text: null, source: name, problem: `${name} and ${name}_FILE must not both be set` };
+}
+
+/** An empty variable counts as unset, but an empty flag is surely a mistake. */
+function fromFlag(source: string, given: string): Raw {
+  if (given !== "") return { text: given, source, problem: null };
+  return { text: null, source, problem: `${source} must not be empty` };
+}
+
+const FILE_BYTES_MAX = 65_536;
+
+function fromFile(source: string, path: string): Raw {
+  let why: string;
+  try {
+    // Pipes and devices (a secret handed over as /dev/fd/3) have no size; they are read to their end.
+    const isLarge = statSync(path).size > FILE_BYTES_MAX;
+    const text = isLarge ? "" : readFileSync(path, "utf8").replace(/\r?\n$/, "");
+    if (text !== "") return { text, source, problem: null };
+    why = `${writtenPath(path)} is ${isLarge ? "larger" : "empty"}`;
+  } catch (error) {
+    why = fileProblem(path, error);
+  }
+  const must = `must be the path of a readable file that holds the value (at most ${FILE_BYTES_MAX} bytes)`;
+  return { text: null, source, problem: `${source} ${must}: ${why}` };
+}
+
+/** The path, if it can be read again: the content of a pipe (/dev/fd/3) is gone after the first reading. */
+function renewedFile(path: string | undefined): string | null {
+  return path && statSync(path, { throwIfNoEntry: false })?.isFile() ? path : null;
+}
+
+/** A warning for each `TOLLGATE_` variable that is set and that nothing reads. */
+export function unknownVariables(environment: Environment, table: Readonly<Record<string, Sources>>): string[] {
+  const known = new Set([...Object.keys(table), ...OWN_VARIABLES]);
+  for (const [name, { secret }] of Object.entries(table)) if (secret === true) known.add(`${name}_FILE`);
+  return Object.keys(environment)
+    .filter((name) => name.startsWith("TOLLGATE_") && !known.has(name))
+    .map((name) => {
+      const meant = suggest(name, known);
+      return `${name} is set but nothing reads it${meant === null ? "" : `; did you mean ${meant}?`}`;
+    });
 }

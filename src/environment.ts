@@ -1,14 +1,13 @@
-// The process environment that the gateway runs in. Bun reads a few variables by itself, once at start or while it runs,
-// and workers start with the environment that the process was executed with, whatever was deleted
-// from process.env since. So the gateway replaces its own process image once, in place (same pid, same
-// streams), with an environment in which nothing steers Bun but us:
+// The process environment that a service runs in. Bun reads a few variables by itself, once at start or while it runs, and
+// workers start with the environment that the process was executed with, whatever was deleted from process.env since. So a
+// service replaces its own process image once (same pid, same streams), with an environment in which nothing steers Bun but us:
 // - proxy variables could carry calls past the check of their address;
 // - NODE_TLS_REJECT_UNAUTHORIZED=0 would switch certificate checks off, NODE_EXTRA_CA_CERTS would add roots
 //   beside TOLLGATE_CA_FILE, BUN_CONFIG_VERBOSE_FETCH would print credentials, and so on through BUN_* and NODE_*;
-// - BUN_JSC_forceRAMSize is what the collector takes for all the memory there is. On a large machine it would let garbage
-//   grow to gigabytes before it looks (measured: 1.1 GB for a thousand answers of 1 MB at once; so 0.5 GB, as fast).
-// - BUN_JSC_largeHeapSize is what there may be before it looks at all: with the usual 32 MiB it looked so often that a call
-//   took 7 % longer.
+// - BUN_JSC_forceRAMSize is what the garbage collector takes for all the memory there is. On a large machine it would let
+//   garbage grow to gigabytes before it collects (measured: 1.1 GB for a thousand answers of 1 MB at once; so 0.5 GB, as fast).
+// - BUN_JSC_largeHeapSize is what there may be before it collects at all: with the usual 32 MiB it collected so often that
+//   a call took 7 % longer.
 // - BUN_CONFIG_DNS_TIME_TO_LIVE_SECONDS is how long Bun goes on with the addresses that it has found for a name. With the
 //   usual 30 a database whose name is given another address after a failover was found after 30 s, and with 5 after 5.
 import { StartupProblem } from "./core/startup.ts";
@@ -23,7 +22,7 @@ const MARK = "TOLLGATE_RESTARTED_PID";
 
 const FOREIGN = /^((https?|all|no|ftp|ws|wss|socks|socks5)_proxy|bun_.*|node_.*)$/i;
 
-/** Libraries ask it whether to show their insides in error pages. */
+/** By NODE_ENV libraries decide whether error pages show their insides. */
 const KEPT = {
   NODE_ENV: "production",
   BUN_JSC_forceRAMSize: COLLECTED_BYTES,
@@ -58,7 +57,7 @@ export function restartInCleanEnvironment(environment: Environment): void {
   }
 }
 
-/** Something put them back after the restart; to restart again and again would not help. */
+/** A variable that is back after the restart was put back by something: another restart would not help. */
 function requireClean(environment: Environment): void {
   const kept: Environment = KEPT;
   const dirty = Object.keys(environment).filter((name) => FOREIGN.test(name) && environment[name] !== kept[name]);

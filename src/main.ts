@@ -2,12 +2,12 @@
 // started before everything that the operator wrote has been judged.
 //
 // Each command loads what it needs when it is called. A service replaces its process first (environment.ts), so what stands
-// here is loaded twice before it answers: with everything loaded at once that took 55 ms of processor time, now 10.
+// here is loaded twice before it answers. Loading everything at once took 55 ms of processor time; this takes 10.
 import type { AccountCommand } from "./cli/account.ts";
 import { type CommandLine, readCommandLine } from "./cli/command-line.ts";
 import { type OpenLog, openLog } from "./cli/log.ts";
 import type { PkiCommand } from "./cli/pki.ts";
-import { drainOnSignal, logStrayErrors } from "./cli/signals.ts";
+import { drainOnSignal, logStrayErrors } from "./cli/process.ts";
 import {
   type Config,
   type FacilitatorConfig,
@@ -74,7 +74,7 @@ function load(purpose: Purpose, { flags }: CommandLine): Loaded {
   return loadConfig(purpose, flags, processEnvironment, process.stderr.isTTY);
 }
 
-/** Null when there are problems; all of them have been told then. */
+/** Null when there are problems; then all of them have been printed. */
 function begin(
   line: CommandLine,
   { config, problems, warnings }: Loaded,
@@ -82,7 +82,7 @@ function begin(
 ): { readonly config: Config; readonly log: OpenLog } | null {
   const all = [...line.problems, ...problems, ...own];
   if (config === null || all.length > 0) {
-    // What nothing reads may be what was meant.
+    // A variable that nothing reads may be a misspelt one.
     refuse(line, [...all, ...warnings]);
     return null;
   }
@@ -99,25 +99,25 @@ async function serve(line: CommandLine): Promise<void> {
   const meters = await openMeters(config, log);
   if (config.facilitator === null) await runGateway(config, log, meters);
   else await runFacilitator(config.facilitator, log, meters);
-  const { startWatchdog } = await import("./cli/watchdog.ts");
+  const { startWatchdog } = await import("./cli/process.ts");
   startWatchdog(config.log);
   const { watchLoop } = await import("./concurrency/loop-watch.ts");
-  // Only now: to start takes long, and holds up nobody.
+  // Begun last: a start holds the loop for long, and nobody waits yet.
   const stopWatching = watchLoop("main", config.blockedMs, log.warn, meters.loopLate);
   process.on("exit", stopWatching);
 }
 
-/** Its port is open before anything else is, so that a start that takes long can be seen too. */
+/** The port of the metrics is open before anything else is, so that a start that takes long can be seen too. */
 async function openMeters({ host, metricsPort: port, facilitator }: Config, log: OpenLog): Promise<Meters> {
   if (port === null) return silentMeters;
-  const { startMetrics } = await import("./metrics/start.ts");
+  const { startMetrics } = await import("./metrics/metrics.ts");
   return startMetrics({ host, port, endpoints: facilitator?.rpcUrls.length ?? null, log });
 }
 
 async function migrate(line: CommandLine): Promise<void> {
   const ready = begin(line, load("migrate", line), []);
   if (ready === null) return;
-  const { migrate: apply } = await import("./cli/migrate.ts");
+  const { migrate: apply } = await import("./cli/backup.ts");
   await apply(ready.config, ready.log);
 }
 
@@ -129,21 +129,21 @@ async function backup(line: CommandLine): Promise<void> {
 }
 
 async function restoreDatabase(line: CommandLine): Promise<void> {
-  const { restore } = await import("./cli/restore.ts");
+  const { restore } = await import("./cli/backup.ts");
   const ready = begin(line, load("restore", line), []);
   if (ready !== null) print(await restore(ready.config, line.words[0] ?? null, ready.log));
 }
 
-/** As a service does it: what steers the runtime in its environment must not make a difference. */
+/** Restarts as a service does: what steers the runtime in the environment must not make a difference. */
 async function doctor(line: CommandLine): Promise<void> {
   restartInCleanEnvironment(processEnvironment);
   const loaded = load("serve", line);
-  // It tells of what is suspect by itself.
+  // The doctor reports the warnings itself.
   const ready = begin(line, loaded.config === null ? loaded : { ...loaded, warnings: [] }, []);
   if (ready === null) return;
   const { examine } = await import("./cli/doctor.ts");
   const { isHealthy, text } = await examine(ready.config);
-  // What is still waited for by then must not keep the process.
+  // A check that is still waiting must not keep the process.
   process.stdout.write(text, () => process.exit(isHealthy ? 0 : FAILED));
 }
 
@@ -156,7 +156,7 @@ async function token(line: CommandLine): Promise<void> {
 }
 
 async function revokeToken(line: CommandLine): Promise<void> {
-  const { readRevokeRequest, revoke } = await import("./cli/token-revoke.ts");
+  const { readRevokeRequest, revoke } = await import("./cli/token.ts");
   const loaded = load("token", line);
   const { request, problems } = readRevokeRequest(line.flags, loaded.config);
   const ready = begin(line, loaded, problems);
@@ -193,13 +193,13 @@ async function receipt(line: CommandLine): Promise<void> {
   tell(await verifyReceipts(request));
 }
 
-/** What was checked, on standard error if it does not hold. */
+/** Prints the result of a check, on standard error if it does not hold. */
 function tell({ holds, text }: { readonly holds: boolean; readonly text: string }): void {
   (holds ? process.stdout : process.stderr).write(text);
   if (!holds) process.exitCode = FAILED;
 }
 
-/** Of its services only what is wrong is logged: what goes well, it shows. */
+/** The demo shows what goes well, so its services log only what is wrong. */
 async function demo(line: CommandLine): Promise<void> {
   restartInCleanEnvironment(processEnvironment);
   const { config, ...loaded } = load("demo", line);
@@ -208,12 +208,10 @@ async function demo(line: CommandLine): Promise<void> {
   if (ready === null) return;
   const { log } = ready;
   const { startDemo } = await import("./cli/demo.ts");
-  const { openTerminal, showsColours } = await import("./cli/demo/terminal.ts");
   logStrayErrors(log);
-  const terminal = openTerminal(process.stdout, showsColours(process.stdout));
-  const { failed, stop } = startDemo({ anvil: ready.config.anvil, cwd: process.cwd(), terminal, log });
+  const { failed, stop } = startDemo(ready.config.anvil, log);
   drainOnSignal(stop, log);
-  // When nobody reads what it shows any more, there is nobody to stay up for.
+  // When the reader of its output has gone, the demo has nobody to stay up for.
   process.stdout.on("error", () => process.kill(process.pid, "SIGTERM"));
   await failed;
   process.exit(FAILED);
@@ -231,16 +229,16 @@ function refuse({ command }: CommandLine, problems: readonly string[]): void {
 }
 
 async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise<void> {
-  const { openMasterKeys } = await import("./cli/open.ts");
-  const { keys, generated } = openMasterKeys(config, log);
+  const { prepareMasterKeys } = await import("./cli/open.ts");
+  const { keys, generated } = prepareMasterKeys(config, log);
   const { startGateway } = await import("./gateway/start.ts");
   logStrayErrors(log);
   const starting = startGateway(config, keys, log, meters);
   drainOnSignal(async () => (await starting).stop(), log);
   const { url } = await starting;
-  // Between the lines of a log that programs read it would be none of them.
+  // A log that programs read holds nothing but JSON lines.
   if (!generated || config.log.format === "json") return;
-  const { welcomeText } = await import("./cli/welcome.ts");
+  const { welcomeText } = await import("./cli/program.ts");
   const { thisProgram } = await import("./cli/program.ts");
   log.flush();
   process.stderr.write(welcomeText(config, url, thisProgram()));
@@ -262,7 +260,7 @@ try {
 } catch (error) {
   if (error instanceof StartupProblem) {
     refuse(line, [error.message]);
-    // A process manager starts again what ends with it, and leaves alone what is misconfigured.
+    // A process manager restarts what ends with this status, and does not restart what is misconfigured.
     if (error instanceof PassingStartupProblem) process.exitCode = FAILED;
   } else if (line.command !== "serve" && error instanceof Fault && error.kind === "unavailable") {
     process.stderr.write(`tollgate ${line.command} was cut short: ${error.message}. Run it again when it can.\n`);
@@ -273,6 +271,6 @@ try {
     });
     process.exitCode = FAILED;
   }
-  // Whatever was half started (connections, workers) must not keep the process.
+  // What was half started (connections, workers) must not keep the process.
   process.exit();
 }

@@ -4,8 +4,7 @@ import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
 import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
-import { MULTICALL3 } from "../src/chain/multicall.ts";
-import { issueCa, issueServer } from "../src/cli/pki/issue.ts";
+import { issueCa, issueServer } from "../src/cli/pki.ts";
 import { startChain, type TestChain } from "./support/chain/chain.ts";
 import { type RpcRelay, startRpcRelay } from "./support/chain/rpc-relay.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";
@@ -249,52 +248,12 @@ test.concurrent("nodes: another chain, another token, a lag, a silence and a for
   ]);
 });
 
-test.concurrent("wallets: a low one warns beside a full one and fails alone; Multicall3 must be there for batches", async () => {
-  const relay = await startRpcRelay(chain.url);
+test.concurrent("wallets: a low one warns beside a full one and fails alone", async () => {
   const poor = generatePrivateKey();
   const low = "it has 0 ETH, less than TOLLGATE_GAS_LOW_WATER_WEI \\(0.001 ETH\\); send it ETH";
   const name = `wallet ${privateKeyToAccount(poor).address.toLowerCase()}`;
   expect(await found({ TOLLGATE_SIGNER_KEY: `${KEY},${poor}` })).toEqual([0, says(`warn ${name}: ${low}`)]);
   expect(await found({ TOLLGATE_SIGNER_KEY: poor })).toEqual([1, says(`fail ${name}: ${low}`)]);
-  expect(await found({ TOLLGATE_BATCH: "10" })).toEqual([0]);
-  const without = ([address]: readonly unknown[]) =>
-    address === MULTICALL3 ? ({ kind: "result", result: "0x" } as const) : ({ kind: "pass" } as const);
-  relay.on("eth_getCode", { kind: "choose", choose: without });
-  expect(await found({ TOLLGATE_RPC_URLS: relay.url, TOLLGATE_BATCH: "10" })).toEqual([
-    1,
-    says("fail Multicall3: there is no Multicall3 at 0x"),
-  ]);
-  await relay.stop();
-});
-
-test.concurrent("a remote signer must answer and have the wallet", async () => {
-  const { TOLLGATE_SIGNER_KEY: _key, ...rest } = env;
-  const answers: Record<string, unknown> = { eth_accounts: [address] };
-  await using signer = Bun.serve({
-    port: 0,
-    hostname: "127.0.0.1",
-    async fetch(request) {
-      const { id, method } = (await request.json()) as { id: number; method: string };
-      const result = answers[method];
-      const error = { code: -32_601, message: "no such method" };
-      return Response.json({ jsonrpc: "2.0", id, ...(result === undefined ? { error } : { result }) });
-    },
-  });
-  const remote = (url: string) => ({
-    ...rest,
-    TOLLGATE_REMOTE_SIGNER_URL: url,
-    TOLLGATE_REMOTE_SIGNER_ADDRESS: address,
-  });
-  const look = async (url: string) => {
-    const { code, bad } = await runDoctor(["--mode", "facilitator"], { cwd: home, env: remote(url) });
-    return [code, ...bad];
-  };
-  expect(await look(signer.url.href)).toEqual([0]);
-  answers["eth_accounts"] = [];
-  expect(await look(signer.url.href)).toEqual([1, says("fail remote signer: it does not sign for 0x")]);
-  answers["eth_accounts"] = undefined;
-  expect(await look(signer.url.href)).toEqual([0, says("warn remote signer: it does not tell its wallets: no such")]);
-  expect(await look("http://127.0.0.1:1")).toEqual([1, says("fail remote signer: it gives no usable answer: unr")]);
 });
 
 test.concurrent("this machine's clock is held against the database's and the chain's", async () => {

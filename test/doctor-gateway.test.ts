@@ -1,19 +1,17 @@
 // `tollgate doctor --mode gateway`: all well beside a real gateway, on both databases, with a real issuer and a real
 // facilitator; each thing that can be wrong of it provoked; and nothing changed by any of it.
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
-import { chmodSync, existsSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { createServer } from "node:https";
 import type { AddressInfo } from "node:net";
 import { join } from "node:path";
-import { issueCa, issueClient, issueServer } from "../src/cli/pki/issue.ts";
+import { issueCa, issueClient, issueServer } from "../src/cli/pki.ts";
 import { startChain, type TestChain } from "./support/chain/chain.ts";
 import { type Facilitator, startFacilitator } from "./support/chain/facilitator.ts";
 import { openPayingTenant } from "./support/chain/paying.ts";
 import { type DoctorRun, runDoctor, snapshot } from "./support/gateway/doctor.ts";
 import { eachDatabase, executeIn, type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { type Environment, temporaryRoot } from "./support/gateway/process.ts";
-import { SERVER } from "./support/http/certificates.ts";
-import { startCollector } from "./support/http/collector.ts";
 import { type OidcServer, startOidc } from "./support/http/oidc.ts";
 import { nextVersion } from "./support/stores/next-version.ts";
 
@@ -118,27 +116,21 @@ eachDatabase((database) => {
 
   const write = (statement: string) => executeIn(gateway, env, statement);
 
-  test("all is well beside a running gateway, with an issuer, a vault, a directory of secrets and a facilitator", async () => {
-    const secrets = mkdtempSync(join(home, "secrets-"));
+  test("all is well beside a running gateway, with an issuer, a vault and a facilitator", async () => {
     await using vault = answering(200, { data: { ttl: 0, id: "never shown" } });
     const { lines, stdout, ...rest } = await doctor({
       ...env,
       TOLLGATE_OIDC_ISSUER: oidc.issuer,
       TOLLGATE_OIDC_AUDIENCE: oidc.audience,
-      TOLLGATE_SECRETS_DIR: secrets,
       TOLLGATE_VAULT_ADDR: vault.url.href,
       TOLLGATE_VAULT_TOKEN: "vault-token",
-      ...(env["DATABASE_URL"] !== undefined && { TOLLGATE_LISTEN_URL: env["DATABASE_URL"] }),
     });
     expect(rest).toEqual({ code: 0, bad: [], stderr: "" });
     expect(lines.map(({ what }) => what)).toEqual([
       "configuration",
-      ...(database.name === "sqlite"
-        ? ["data directory", "database"]
-        : ["database", "database clock", "announcements"]),
+      ...(database.name === "sqlite" ? ["data directory", "database"] : ["database", "database clock"]),
       "keys",
       "issuer",
-      "secrets directory",
       "vault",
       says(`facilitator ${facilitator.url} of tenant-\\d+$`),
     ]);
@@ -241,7 +233,7 @@ describe("beside a gateway", () => {
     expect(skewed).toEqual([0, says("warn issuer: its clock is (59|6\\d) s behind this machine's clock; ")]);
   });
 
-  test("a vault must be open and take the token; a token that ends soon is told; secrets are nobody else's", async () => {
+  test("a vault must be open and take the token; a token that ends soon is told", async () => {
     const look = (url: string) => found({ ...env, TOLLGATE_VAULT_ADDR: url, TOLLGATE_VAULT_TOKEN: SECRET });
     await using closed = answering(503, { errors: ["Vault is sealed"] });
     await using silent = answering(403, { errors: ["permission denied"] });
@@ -258,16 +250,13 @@ describe("beside a gateway", () => {
           : Response.json({ errors: ["permission denied"] }, { status: 403 }),
     });
     await using ending = answering(200, { data: { ttl: 3600 } });
-    const open = mkdtempSync(join(home, "open-"));
-    chmodSync(open, 0o755);
-    const [sealed, refused, untold, taken, dead, soon, readable] = await Promise.all([
+    const [sealed, refused, untold, taken, dead, soon] = await Promise.all([
       look(closed.url.href),
       look(refusing.url.href),
       look(silent.url.href),
       look(strict.url.href),
       look("http://127.0.0.1:1"),
       look(ending.url.href),
-      found({ ...env, TOLLGATE_SECRETS_DIR: open }),
     ]);
     expect(sealed).toEqual([1, says("fail vault: it answers 503: it is sealed, or has no leader; unseal it")]);
     expect(refused).toEqual([
@@ -281,54 +270,6 @@ describe("beside a gateway", () => {
     expect(taken).toEqual([0]);
     expect(dead).toEqual([1, says("fail vault: 127.0.0.1 at 127.0.0.1: ECONNREFUSED; TOLLGATE_VAULT_ADDR must be")]);
     expect(soon).toEqual([0, says("warn vault: the token is good for 3600 s, and this program does not renew it")]);
-    expect(readable).toEqual([0, says("warn secrets directory: everybody may look into ")]);
-  });
-
-  test("a collector of traces that takes no spans is a warning, and neither its key nor its path is told", async () => {
-    const look = (endpoint: string) =>
-      doctor({
-        ...env,
-        OTEL_EXPORTER_OTLP_ENDPOINT: endpoint,
-        OTEL_EXPORTER_OTLP_HEADERS: `api-key=${SECRET}`,
-      });
-    await using collector = startCollector();
-    await using refusing = answering(401, { error: SECRET });
-    await using other = answering(404, {});
-    await using busy = answering(503, {});
-    await using untrusted = startCollector(SERVER);
-    const silent = Promise.withResolvers<Response>();
-    await using hanging = startCollector();
-    hanging.answer(() => silent.promise);
-    const runs = await Promise.all(
-      [
-        collector.url,
-        `${refusing.url.origin}/path-of-${SECRET}/`,
-        other.url.origin,
-        busy.url.origin,
-        untrusted.url,
-        hanging.url,
-        "http://127.0.0.1:1",
-      ].map(look),
-    );
-    silent.resolve(new Response());
-    const warns = (what: string) => [0, says(`warn trace collector: ${what}`)];
-    expect(runs.map(({ code, bad }) => [code, ...bad])).toEqual([
-      [0],
-      warns("it answers 401; OTEL_EXPORTER_OTLP_HEADERS must"),
-      warns("it answers 404; OTEL_EXPORTER_OTLP_ENDPOINT must"),
-      warns("it answers 503; see to the collector"),
-      warns("127.0.0.1 at 127.0.0.1: \\w+; name its CA in TOLLGATE_CA_FILE"),
-      warns("no answer within 4.5 s; OTEL_EXPORTER_OTLP_ENDPOINT must"),
-      warns("127.0.0.1 at 127.0.0.1: ECONNREFUSED; OTEL_EXPORTER_OTLP_ENDPOINT must"),
-    ]);
-    expect(runs[0]?.lines.at(-1)).toEqual({
-      state: "ok",
-      what: "trace collector",
-      text: `${new URL(collector.url).host} takes spans`,
-    });
-    expect(collector.requests.map(({ headers }) => headers.get("api-key"))).toEqual([SECRET]);
-    expect(collector.spans).toEqual([]);
-    for (const { stdout, stderr } of runs) expect(stdout + stderr).not.toContain(SECRET);
   });
 
   test("each tenant's facilitator is asked with what the tenant shows it, and none of its secrets is told", async () => {
@@ -385,25 +326,19 @@ describe("beside a gateway", () => {
   });
 });
 
-test("before the first start nothing is made, and what is there but open to others is told", async () => {
+test("before the first start nothing is made, and what is there is left as it is", async () => {
   const data = join(home, "new");
   expect(await found({ TOLLGATE_DATA_DIR: join(data, "deep") })).toEqual([0]);
   expect(existsSync(data)).toBe(false);
-  mkdirSync(data, { mode: 0o755 });
-  writeFileSync(join(data, "master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o644 });
+  mkdirSync(data, { mode: 0o700 });
+  writeFileSync(join(data, "master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o600 });
   const before = snapshot(home);
-  expect(await found({ TOLLGATE_DATA_DIR: data })).toEqual([
-    0,
-    says("warn data directory: others than its owner may enter \\S+; run chmod 700"),
-    says("warn data directory: others than their owner may read master.key; run chmod 600"),
-  ]);
+  expect(await found({ TOLLGATE_DATA_DIR: data })).toEqual([0]);
   expect(snapshot(home)).toEqual(before);
   writeFileSync(join(data, "tollgate.db"), "this is no database at all, whatever its name says");
   expect(await found({ TOLLGATE_DATA_DIR: data, TOLLGATE_MASTER_KEY: Buffer.alloc(32, 1).toString("base64") })).toEqual(
     [
       1,
-      says("warn data directory"),
-      says("warn data directory"),
       says("fail database: \\S+tollgate.db can't be read as a database \\(SQLITE_NOTADB\\); see to the file"),
       says("warn keys: not looked at without the database"),
       says("warn facilitators: not looked at without the database"),

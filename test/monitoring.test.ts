@@ -7,8 +7,7 @@ import { parser } from "@prometheus-io/lezer-promql";
 import { Glob, YAML } from "bun";
 import { Registry } from "prom-client";
 import { VARIABLES } from "../src/config.ts";
-import { createMeters } from "../src/metrics/metrics.ts";
-import { registerProcess } from "../src/metrics/process.ts";
+import { createMeters, registerProcess } from "../src/metrics/metrics.ts";
 import { pages, ROOT, read } from "./support/documentation.ts";
 import { METRICS, PROCESS_METRICS, parseMetrics, type Scrape } from "./support/metrics.ts";
 import { tableRows } from "./support/readme.ts";
@@ -220,7 +219,7 @@ function loggedEvents(): Map<string, Set<string>> {
 }
 
 /** Calls that look like a line of the log. */
-const NO_EVENTS = ["src/config/tls.ts: cert"];
+const NO_EVENTS = ["src/config/pem.ts: cert"];
 
 describe("the manual's page on monitoring", () => {
   const services = ["Of both services", "Of the gateway", "Of the facilitator", "Of the demo"];

@@ -7,8 +7,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Spec, Validation } from "@cyclonedx/cyclonedx-library";
 import manifest from "../package.json" with { type: "json" };
-import { PLATFORMS, type Platform, pinnedRuntime } from "../src/packaging/platforms.ts";
-import { makeRelease } from "../src/packaging/release.ts";
+import { makeRelease, PLATFORMS, type Platform, pinnedRuntime } from "../src/packaging/release.ts";
 import { pages } from "./support/documentation.ts";
 
 setDefaultTimeout(120_000);

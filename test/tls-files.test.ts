@@ -4,7 +4,7 @@ import { afterEach, beforeAll, beforeEach, expect, test } from "bun:test";
 import { mkdirSync, mkdtempSync, renameSync, rmSync, symlinkSync, unlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { readTlsFiles } from "../src/config/tls.ts";
+import { readTlsFiles } from "../src/config/pem.ts";
 import type { LogFields } from "../src/core/log.ts";
 import { followTlsFiles, type TlsMaterial } from "../src/facilitator/mtls/tls-files.ts";
 import { makePki, type Pki } from "./support/http/pki.ts";

@@ -1,8 +1,8 @@
 // `tollgate account`: who may have payments settled by the facilitator. It works on the database alone. A running
 // facilitator applies every change from its next request on.
-import { amount } from "../config/money.ts";
+
 import { certificateFile, readCertificates } from "../config/pem.ts";
-import { valueProblem } from "../config/values.ts";
+import { amount, valueProblem } from "../config/values.ts";
 import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
@@ -97,17 +97,17 @@ function readClientCertificate(path: string | undefined): ReadFlag {
 
 /**
  * @returns what to print
- * @throws StartupProblem for what the operator can mend
+ * @throws StartupProblem for what the operator can correct
  */
 export async function runAccount(
   config: Pick<Config, "databaseUrl" | "dataDir">,
   request: AccountRequest,
   log: Log,
 ): Promise<string> {
-  // Only this one may come before the first start.
+  // An account may be added before the first start.
   if (request.command !== "account add") requireDatabase(config, "facilitator");
   openDataDir(config, log);
-  // What a command tells is its output: that the store was opened is none of it.
+  // Standard error is for problems: that the store was opened is none.
   const store = await openStore({ ...config, log: { ...log, info: log.debug }, clock: systemClock });
   try {
     return await perform(store, request);
@@ -165,7 +165,7 @@ async function unknownAccount(store: Store, name: string, cause: Fault): Promise
 }
 
 const HEADINGS = ["NAME", "ENABLED", "FINGERPRINT", "MAX PER TRANSACTION", "DAILY CEILING"];
-/** A limit that is the deployment's. */
+/** For a limit that is the deployment's. */
 const DEFAULT = "default";
 const NO_CERTIFICATE = "none";
 

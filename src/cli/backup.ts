@@ -1,13 +1,33 @@
-// `tollgate backup`: a copy of a live SQLite database, and the check of one. Postgres has tools of its own for that.
+// What operators do with a database as a whole: `tollgate migrate`, `tollgate backup` and `tollgate restore`. Postgres is backed
+// up by its own tools. What the services make of a restore: src/storage/restoration.ts.
+
+import { copyFileSync, existsSync, linkSync, renameSync, rmSync } from "node:fs";
 import { join, resolve } from "node:path";
 import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
-import { keysThatDoNotOpen } from "../keys/keyring.ts";
-import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-key.ts";
-import { checkSqliteCopy, copySqlite } from "../storage/backup.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { settleRestored } from "../gateway/payment/restored.ts";
+import { keysThatDoNotOpen, openKeyring } from "../keys/keyring.ts";
+import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-keys.ts";
+import { checkSqliteCopy, copySqlite, syncFile } from "../storage/backup.ts";
+import { acquireDataDirLock } from "../storage/lock.ts";
+import { openStore } from "../storage/open.ts";
+import { makePrivateFile, syncDirectory } from "../storage/private-file.ts";
+import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
 import { schemaText } from "../storage/schema-fit.ts";
 import type { CommandLine } from "./command-line.ts";
+import { makeDataDir, openDataDir, prepareMasterKeys, requireDatabase, requireMasterKeys } from "./open.ts";
+
+/** For deployments that bring the schema up to date before the new version takes calls. */
+export async function migrate(config: Config, log: Log): Promise<void> {
+  // A gateway's database without its key would be refused at the next start. A facilitator keeps no secrets in it.
+  if (config.mode === "facilitator") openDataDir(config, log);
+  else prepareMasterKeys(config, log);
+  const store = await openStore({ ...config, log, clock: systemClock });
+  await store.close();
+  log.info("database_up_to_date", { database: config.databaseUrl === null ? "sqlite" : "postgres" });
+}
 
 interface BackupRequest {
   readonly file: string;
@@ -49,7 +69,7 @@ export function backUp(config: Config, { file, isMade, isChecked }: BackupReques
 }
 
 /** What is wrong with a copy; null for one that holds. */
-export function check(config: Config, file: string, log: Log) {
+function check(config: Config, file: string, log: Log) {
   const checked = checkSqliteCopy(file);
   if (checked.problem !== null) return { problem: checked.problem, facts: "" };
   const { bytes, schema, keys } = checked;
@@ -63,4 +83,92 @@ export function check(config: Config, file: string, log: Log) {
   }
   const closed = keysThatDoNotOpen(masterKeys.all(), keys).length;
   return { problem: closed === 0 ? null : `${closed} of its ${count} keys do not open with the master key`, facts };
+}
+
+/**
+ * @param named the copy; null where the database is in its place
+ * @throws StartupProblem
+ */
+export async function restore(config: Config, named: string | null, log: Log): Promise<string> {
+  const { databaseUrl, dataDir } = config;
+  const file = named === null ? null : resolve(named);
+  if (databaseUrl !== null) {
+    if (file !== null) throw new StartupProblem("FILE must be left out: Postgres is restored by its own tools");
+    await record(config, null, log);
+    return restoredText("the database");
+  }
+  if (file === null) requireDatabase(config, "gateway");
+  else makeDataDir(dataDir);
+  // No service runs, and none starts in the middle of it.
+  const lock = acquireDataDirLock(dataDir);
+  const path = join(dataDir, DATABASE_FILE);
+  try {
+    const before = file === null ? null : putCopy(config, file, path, log);
+    await record(config, path, log);
+    return `${before === null ? "" : `what was there is ${before} now\n`}${restoredText(path)}`;
+  } finally {
+    lock.release();
+  }
+}
+
+function restoredText(what: string): string {
+  return (
+    `${what} is taken for restored just now; a gateway's calls that had not begun have ended, and for 14 minutes it refuses ` +
+    "payments that may be older\nwhat was changed after the copy is forgotten: revoke tokens and disable accounts again (see " +
+    "tollgate help operations)\n"
+  );
+}
+
+/**
+ * Puts the copy in the place of the database. What was there is kept, with its log, under another name.
+ *
+ * @returns that name; null when there was none
+ * @throws StartupProblem when the copy does not hold, or can't be put there
+ */
+function putCopy(config: Config, file: string, path: string, log: Log): string | null {
+  const { problem } = check(config, file, log);
+  if (problem !== null) throw new StartupProblem(`${file} does not hold: ${problem}`);
+  const draft = `${path}.${crypto.randomUUID()}`;
+  try {
+    makePrivateFile(draft);
+    copyFileSync(file, draft);
+    markCopy(draft, systemClock.now());
+    syncFile(draft);
+    const before = moveAway(path);
+    linkSync(draft, path);
+    syncDirectory(config.dataDir);
+    return before;
+  } catch (cause) {
+    throw new StartupProblem(`${file} can't be put in its place: ${(cause as Error).message}`, { cause });
+  } finally {
+    for (const leaving of [draft, `${draft}-journal`, `${draft}-wal`, `${draft}-shm`]) rmSync(leaving, { force: true });
+  }
+}
+
+/**
+ * With its log, without which the database is another one, and which must not come to lie beside the copy. The database goes
+ * first: SQLite takes no log for one that is not there.
+ */
+function moveAway(path: string): string | null {
+  const isThere = existsSync(path);
+  const away = `${path}.before-${systemClock.now()}`;
+  for (const part of ["", "-wal", "-shm"]) {
+    if (existsSync(`${path}${part}`)) renameSync(`${path}${part}`, `${away}${part}`);
+  }
+  return isThere ? away : null;
+}
+
+async function record(config: Config, file: string | null, log: Log): Promise<void> {
+  const { databaseUrl, dataDir } = config;
+  const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
+  try {
+    const { signingKeys } = store.read.tables;
+    const keys = await store.read.db.select({ kid: signingKeys.kid }).from(signingKeys).limit(1);
+    // The database is a gateway's: with another key the gateway would not start.
+    if (keys.length > 0) await openKeyring(store, requireMasterKeys(config, log), store.clock);
+    await recordRestore(store, () => settleRestored(store));
+    if (file !== null) unmarkCopy(file);
+  } finally {
+    await store.close();
+  }
 }

@@ -6,11 +6,11 @@ import { suggest } from "../core/suggest.ts";
 interface Grammar {
   /** What must follow the command, in the words of the help. */
   readonly words?: readonly string[];
-  /** What may follow these. */
+  /** What may follow the required words. */
   readonly optional?: readonly string[];
-  /** They take a value. */
+  /** Flags that take a value. */
   readonly flags?: readonly string[];
-  /** Those of them that may stand without one. */
+  /** Flags of `flags` that may stand without a value. */
   readonly bare?: readonly string[];
   /** Flags that may be given more than once. */
   readonly lists?: readonly string[];
@@ -47,15 +47,15 @@ const COMMANDS = {
 } satisfies Readonly<Record<string, Grammar>>;
 
 /** The command without any words. */
-export type Command = keyof typeof COMMANDS | "serve" | "version";
+type CommandName = keyof typeof COMMANDS | "serve" | "version";
 
 function isCommand(words: string): words is keyof typeof COMMANDS {
   return Object.hasOwn(COMMANDS, words);
 }
 
 export interface CommandLine {
-  /** Null when it is not a known one. */
-  readonly command: Command | null;
+  /** Null when there is no such command. */
+  readonly command: CommandName | null;
   readonly words: readonly string[];
   /** By name, without dashes; "" for one without a value. */
   readonly flags: ReadonlyMap<string, string>;
@@ -92,11 +92,11 @@ function isName(word: string): boolean {
   return word !== "" && !word.startsWith("-");
 }
 
-function asked(command: Command | null, problems: readonly string[]): CommandLine {
+function asked(command: CommandName | null, problems: readonly string[]): CommandLine {
   return { command, words: [], flags: new Map(), lists: new Map(), problems };
 }
 
-function readRest(command: Command, grammar: Grammar, rest: readonly string[]): CommandLine {
+function readRest(command: CommandName, grammar: Grammar, rest: readonly string[]): CommandLine {
   const { words: expected = [], optional = [], flags: once = [], bare = [], lists: often = [] } = grammar;
   const wordsMax = expected.length + optional.length;
   const words: string[] = [];

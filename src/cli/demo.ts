@@ -6,46 +6,61 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { startCalculator, startNotary } from "./demo/agents.ts";
-import { type Anvil, BLOCK_SECONDS, findAnvil, startAnvil } from "./demo/anvil.ts";
-import { type DemoChain, furnishChain, usdc } from "./demo/chain.ts";
-import { configureSettlement, registerAgents } from "./demo/fixtures.ts";
-import { type DemoAccount, newAccount } from "./demo/payer.ts";
-import { DemoProblem } from "./demo/problem.ts";
+import type { RunningFacilitator } from "../facilitator/start.ts";
+import { CHAIN_ID } from "../x402/kind.ts";
+import { type Anvil, BLOCK_SECONDS, type DemoChain, findAnvil, furnishChain, startAnvil, usdc } from "./demo/chain.ts";
+import {
+  configureSettlement,
+  type DemoAccount,
+  DemoProblem,
+  FACTORIZE_PRICE,
+  NOTARY_PRICE,
+  newAccount,
+  registerAgents,
+} from "./demo/client.ts";
+import payCommand from "./demo/pay.sh" with { type: "text" };
 import { runPaidCall, runPricedTool, type Scenario } from "./demo/scenario.ts";
-import { type Certificates, makeCertificates, startDemoFacilitator, startDemoGateway } from "./demo/services.ts";
-import { type Collection, showSummary } from "./demo/summary.ts";
-import type { Terminal } from "./demo/terminal.ts";
+import {
+  makeCertificates,
+  startCalculator,
+  startDemoFacilitator,
+  startDemoGateway,
+  startNotary,
+} from "./demo/services.ts";
+import { openTerminal, type Terminal } from "./demo/terminal.ts";
+import { quoted } from "./program.ts";
 
 const STEP_MS_MAX = 20_000;
 const SCENARIO_MS_MAX = 60_000;
 const PAYER_UNITS = 10_000_000n;
 const SIGNER_WEI = 10n ** 18n;
 
-export interface DemoOptions {
-  /** Null to look on the PATH and among the packages of the working directory. */
-  readonly anvil: string | null;
-  readonly cwd: string;
+/** What is running, and how it is taken down again. */
+interface Run {
+  readonly anvil: Anvil;
   readonly terminal: Terminal;
   readonly log: Log;
-}
-
-/** What is running, and how it is taken down again. */
-interface Run extends DemoOptions {
   readonly dir: string;
   readonly signal: AbortSignal;
   readonly opened: AsyncDisposableStack;
   fail(reason: string): void;
 }
 
-export function startDemo(options: DemoOptions) {
-  const { terminal, log } = options;
+/**
+ * @param named anvil as the operator names it; null to look for it
+ * @throws StartupProblem when there is no anvil
+ */
+export function startDemo(named: string | null, log: Log) {
+  const anvil = findAnvil(named, process.cwd());
+  const terminal = openTerminal(process.stdout);
   const stopping = new AbortController();
   const opened = new AsyncDisposableStack();
   const dir = temporaryDirectory(opened);
   const failure = Promise.withResolvers<never>();
   const run: Run = {
-    ...options,
+    anvil,
+    terminal,
+    log,
     dir,
     opened,
     signal: stopping.signal,
@@ -101,7 +116,7 @@ async function play(run: Run): Promise<void> {
   const { terminal, dir, opened, log } = run;
   terminal.section("tollgate demo: a paid call, from the challenge to the money");
   const [payer, payee] = [newAccount(), newAccount()];
-  const collection = await startCollection(run, payer);
+  const { chain, certificates, facilitator } = await startSettling(run, payer);
   const gateway = await step(run, "gateway", async () => {
     const started = await startDemoGateway(join(dir, "gateway"), log);
     opened.defer(() => started.stop());
@@ -116,32 +131,18 @@ async function play(run: Run): Promise<void> {
   const scenario = await step(run, "catalogue", async (signal): Promise<[Scenario, string]> => {
     const tenant = { url: gateway.url, token: await gateway.mintToken("demo", "you") };
     const agents = await registerAgents(tenant, upstreams, payee.address, signal);
-    if (collection !== null) {
-      const { facilitator, certificates } = collection;
-      await configureSettlement(tenant, facilitator.url, certificates.bundle, signal);
-    }
-    const shown = collection === null ? "agents and prices" : "agents, prices, and who settles: through the API";
-    return [{ terminal, tenant, agents, payer, payee: payee.address, chain: collection?.chain ?? null }, shown];
+    await configureSettlement(tenant, facilitator.url, certificates.bundle, signal);
+    const shown = "agents, prices, and who settles: through the API";
+    return [{ terminal, tenant, agents, payer, payee: payee.address, chain }, shown];
   });
   await bounded(run, SCENARIO_MS_MAX, (signal) => runPaidCall(scenario, signal));
   await bounded(run, SCENARIO_MS_MAX, (signal) => runPricedTool(scenario, signal));
-  await showSummary(scenario, collection, dir);
+  await showSummary(scenario, facilitator, dir);
 }
 
-type Started = Collection & { readonly certificates: Certificates };
-
-/** The chain and the facilitator; null without anvil, which is shown then. */
-async function startCollection(run: Run, payer: DemoAccount): Promise<Started | null> {
-  const { terminal } = run;
-  const search = findAnvil(run.anvil, run.cwd);
-  if ("missing" in search) {
-    terminal.failed("chain", "anvil is missing");
-    for (const line of search.missing) terminal.note(line);
-    terminal.note("So nothing is collected this time: no facilitator either. Payments are only verified.");
-    return null;
-  }
+async function startSettling(run: Run, payer: DemoAccount) {
   const signer = newAccount();
-  const chain = await startChain(run, search.anvil, payer, signer);
+  const chain = await startChain(run, payer, signer);
   const certificates = await step(run, "certificates", async () => {
     const made = await makeCertificates(join(run.dir, "pki"));
     return [made, "a private CA, the facilitator's, and the gateway's as a bundle"];
@@ -160,7 +161,8 @@ async function startCollection(run: Run, payer: DemoAccount): Promise<Started | 
   return { chain, certificates, facilitator };
 }
 
-async function startChain(run: Run, anvil: Anvil, payer: DemoAccount, signer: DemoAccount): Promise<DemoChain> {
+async function startChain(run: Run, payer: DemoAccount, signer: DemoAccount): Promise<DemoChain> {
+  const { anvil } = run;
   const node = await step(run, "chain", async (signal) => {
     const home = join(run.dir, "chain");
     mkdirSync(home);
@@ -219,3 +221,48 @@ function isExpected(error: unknown): error is DemoProblem | StartupProblem {
 function reasonOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
+
+/** Where everything listens, and commands to copy, with which readers pay for a call themselves. */
+async function showSummary(
+  { terminal, tenant, agents, payer, chain }: Scenario,
+  facilitator: Pick<RunningFacilitator, "url" | "openUrl">,
+  dir: string,
+): Promise<void> {
+  terminal.section("All of it stays up until you press Ctrl-C");
+  terminal.entries([
+    ["gateway", tenant.url],
+    ["Swagger UI", `${tenant.url}/swagger  (Authorize takes the token below)`],
+    ["http agent", `${agents.notary}  notary, ${usdc(NOTARY_PRICE)} USDC a call`],
+    ["mcp agent", `${agents.calculator}  calculator, ${usdc(FACTORIZE_PRICE)} USDC for factorize`],
+    ["facilitator", `${facilitator.url}  mutual TLS: /settle, /supported, /healthz`],
+    ["", `${facilitator.openUrl.padEnd(facilitator.url.length)}  open: /supported, /healthz`],
+    ["chain RPC", `${chain.url}  chain ID ${CHAIN_ID}`],
+    ["payer", `${payer.address}  with ${usdc(await chain.usdcOf(payer.address))} USDC`],
+    ["files", `${dir}  (goes with the demo)`],
+  ]);
+  terminal.line();
+  terminal.note("PAYER_KEY below is a throw-away key, made for this run and for this machine. It is worth");
+  terminal.note("nothing anywhere else: never send anything to it, and never use it again.");
+  terminal.section("Pay for a call yourself, in another terminal");
+  terminal.line("These are the gateway, a token of the tenant for 12 hours, the agent, the payer's key, and");
+  terminal.line("where the files of the demo are:");
+  terminal.line();
+  terminal.verbatim(`export GATEWAY=${tenant.url}`);
+  terminal.verbatim(`export TOKEN=${tenant.token}`);
+  terminal.verbatim(`export AGENT=${agents.notary}`);
+  terminal.verbatim(`export PAYER_KEY=${payer.key}`);
+  terminal.verbatim(`export FILES=${quoted(dir)}`);
+  terminal.line();
+  terminal.line("See what it costs:");
+  terminal.line();
+  terminal.verbatim(CHALLENGE_COMMAND);
+  terminal.line();
+  terminal.line("Pay it with the official client, unmodified. npm installs it beside these files, and");
+  terminal.line("it goes with them:");
+  terminal.line();
+  terminal.verbatim(payCommand.trimEnd());
+  terminal.line();
+  terminal.line("Ctrl-C here stops everything, and removes it.");
+}
+
+const CHALLENGE_COMMAND = `curl -si "$GATEWAY/v1/proxy/$AGENT" -H "Authorization: Bearer $TOKEN" -d hello`;

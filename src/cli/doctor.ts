@@ -1,104 +1,92 @@
-// `tollgate doctor`: tries what the configuration names, as the service would use it, and changes nothing. What each check
-// looks at stands in doctor/; what is good and what is not, in doctor/rules and doctor/node-rules.
-
-import { unknownVariables } from "../config/raw.ts";
-import { type Config, type FacilitatorConfig, processEnvironment, VARIABLES } from "../config.ts";
+// `tollgate doctor`: tries what the configuration names, as the service would use it, and changes nothing. Here stands what is
+// looked at; the checks themselves are in doctor/.
+import { type Config, type FacilitatorConfig, processEnvironment, unknownVariables, VARIABLES } from "../config.ts";
+import { parseCertificates } from "../core/certificates.ts";
+import { systemClock } from "../core/clock.ts";
 import { createOutbound } from "../http/outbound.ts";
-import { fitOf } from "../storage/schema-fit.ts";
-import { collectorFindings } from "./doctor/collector.ts";
-import {
-  announcementFindings,
-  databaseChecks,
-  notLookedAt,
-  type Opening,
-  openDatabase,
-  orNull,
-} from "./doctor/database.ts";
+import { chainClockFindings, lookAtNodes, nodesFindings, walletFindings } from "./doctor/chain.ts";
+import { databaseChecks, keyFindings, type Opening, openDatabase } from "./doctor/database.ts";
 import { FACILITATORS_MS_MAX, facilitatorFindings } from "./doctor/facilitators.ts";
-import { type Finding, findings, isHealthy, report, warning } from "./doctor/finding.ts";
-import { issuerFindings } from "./doctor/issuer.ts";
-import { keyFindings, usableMasterKeys } from "./doctor/keys.ts";
-import { chainClockFindings, lookAtNodes, nodesFindings } from "./doctor/nodes.ts";
-import { type Check, runChecks } from "./doctor/run.ts";
-import { secretsDirFindings, vaultFindings } from "./doctor/secrets.ts";
-import { tlsFindings } from "./doctor/tls.ts";
-import { signerFindings, walletFindings } from "./doctor/wallets.ts";
+import {
+  type Check,
+  type Finding,
+  findings,
+  isHealthy,
+  report,
+  runChecks,
+  timeText,
+  validityProblem,
+  warning,
+} from "./doctor/findings.ts";
+import { issuerFindings, vaultFindings } from "./doctor/servers.ts";
 
-interface Examination {
-  readonly isHealthy: boolean;
-  /** For standard output. */
-  readonly text: string;
-}
-
-export async function examine(config: Config): Promise<Examination> {
-  const { facilitator } = config;
+/** The report is for standard output; the service would refuse work where the outcome is not healthy. */
+export async function examine(config: Config): Promise<{ readonly isHealthy: boolean; readonly text: string }> {
+  const { facilitator, mode } = config;
   const opening = openDatabase(config);
   try {
     const service = facilitator === null ? gatewayChecks(config, opening) : facilitatorChecks(facilitator, opening);
-    const first: Check = { what: "configuration", look: async () => configurationFindings(config) };
-    const found = await runChecks([first, ...service, ...collectorChecks(facilitator ?? config)]);
-    return { isHealthy: isHealthy(found), text: report(found) };
+    // A bad configuration has ended the command before.
+    const unknown = unknownVariables(processEnvironment, VARIABLES);
+    const problems = unknown.map((text) => warning(text, "unset or correct it"));
+    const found = await runChecks(service);
+    const all = [...findings("configuration", problems, `good for the ${mode}`), ...found];
+    return { isHealthy: isHealthy(all), text: report(all) };
   } finally {
-    await orNull(opening).then((database) => database?.close());
+    await opening.then(
+      (database) => database?.close(),
+      () => {},
+    );
   }
 }
 
-/** That it is good has been told before: the command does not get here with another one. */
-function configurationFindings({ mode }: Config): Finding[] {
-  const unknown = unknownVariables(processEnvironment, VARIABLES).map((text) => warning(text, "unset or correct it"));
-  return findings("configuration", unknown, `good for the ${mode}`);
-}
-
-function collectorChecks({ tracing }: Pick<Config, "tracing">): Check[] {
-  return tracing === null ? [] : [{ what: "trace collector", look: () => collectorFindings(tracing) }];
-}
-
 function gatewayChecks(config: Config, opening: Opening): Check[] {
-  const { identity, secretsDir, vault, listenUrl, extraCa } = config;
-  const trusted = createOutbound({ rules: null, extraCa });
-  const facilitators: Check = {
-    what: "facilitators",
-    after: opening,
-    msMax: FACILITATORS_MS_MAX,
-    async look() {
-      const database = await opening.catch(() => undefined);
-      if (database === undefined) return notLookedAt("facilitators", "the database");
-      const fit = database === null ? "none" : fitOf(database.schema);
-      if (database === null || fit === "none") return findings("facilitators", [], "no tenant has one yet");
-      if (fit !== "same" && fit !== "newer") return notLookedAt("facilitators", "a schema that fits this program");
-      const masterKeys = usableMasterKeys(config);
-      if (masterKeys === null) return notLookedAt("facilitators", "the master key");
-      return facilitatorFindings({ config, database, masterKeys, trusted });
-    },
-  };
+  const trusted = createOutbound({ rules: null, extraCa: config.extraCa });
+  const { vault } = config;
   return [
     ...databaseChecks(config, opening),
-    ...(listenUrl === null ? [] : [{ what: "announcements", look: () => announcementFindings(listenUrl) }]),
     {
       what: "keys",
       after: opening,
-      look: async () => {
-        const database = await opening.catch(() => undefined);
-        return database === undefined ? notLookedAt("keys", "the database") : keyFindings(config, database);
-      },
+      look: () => keyFindings(config, opening),
       advice: "restore the master key from where it is kept: without it no secret opens, and no service starts",
     },
-    { what: "issuer", look: () => issuerFindings(identity.oidc, trusted) },
-    ...(secretsDir === null ? [] : [{ what: "secrets directory", look: () => secretsDirFindings(secretsDir) }]),
+    { what: "issuer", look: () => issuerFindings(config.identity.oidc, trusted) },
     ...(vault === null ? [] : [{ what: "vault", look: () => vaultFindings(vault, trusted) }]),
-    facilitators,
+    {
+      what: "facilitators",
+      after: opening,
+      msMax: FACILITATORS_MS_MAX,
+      look: () => facilitatorFindings(config, opening, trusted),
+    },
   ];
 }
 
-function facilitatorChecks({ tls, rpcUrls, signers, limits, ...place }: FacilitatorConfig, opening: Opening): Check[] {
-  const outbound = createOutbound({ rules: null, extraCa: null });
-  const nodes = lookAtNodes(rpcUrls, outbound);
+function facilitatorChecks(config: FacilitatorConfig, opening: Opening): Check[] {
+  const nodes = lookAtNodes(config.rpcUrls, createOutbound({ rules: null, extraCa: null }));
   return [
-    ...databaseChecks(place, opening),
-    { what: "TLS files", look: () => tlsFindings(tls) },
-    { what: "RPC endpoints", after: nodes, look: () => nodesFindings(nodes, limits.batch) },
+    ...databaseChecks(config, opening),
+    { what: "TLS files", look: async () => tlsFindings(config.tls) },
+    { what: "RPC endpoints", after: nodes, look: () => nodesFindings(nodes) },
     { what: "chain clock", after: nodes, look: () => chainClockFindings(nodes) },
-    { what: "wallets", after: nodes, look: () => walletFindings(signers, limits.gasLowWaterWei, nodes) },
-    ...(signers.kind === "local" ? [] : [{ what: "remote signer", look: () => signerFindings(signers, outbound) }]),
+    { what: "wallets", after: nodes, look: () => walletFindings(config, nodes) },
   ];
+}
+
+/** Of the mutual-TLS port. That the files are PEM and belong together, the configuration has judged. */
+function tlsFindings({ cert, clientCa }: FacilitatorConfig["tls"]): Finding[] {
+  return [
+    ...certificateFindings("server certificate", cert, "renew it in TOLLGATE_TLS_CERT_FILE, without a restart"),
+    ...certificateFindings("client CA", clientCa, "put the next one beside it in TOLLGATE_CLIENT_CA_FILE in time"),
+  ];
+}
+
+function certificateFindings(what: string, pem: string, advice: string): Finding[] {
+  const validities = parseCertificates(pem).map(({ validFrom, validTo }) => ({
+    from: Date.parse(validFrom),
+    to: Date.parse(validTo),
+  }));
+  const problems = validities.map((validity) => validityProblem("a certificate", validity, systemClock.now(), advice));
+  const end = Math.min(...validities.map(({ to }) => to));
+  return findings(what, problems, `good until ${timeText(end)}`);
 }

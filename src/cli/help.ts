@@ -19,7 +19,7 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
       renew every key beside the gateways that run: the master key, the key of each tenant, and the keys that sign tokens
       and receipts; a run that was cut short is taken up by the next (see tollgate help operations)
   tollgate account add NAME --cert FILE [--max-per-transaction N] [--daily-ceiling N] [--data-dir DIR]
-      let the facilitator settle for whoever has this client certificate (PEM); limits are in atomic units, those
+      let the facilitator settle for the holder of this client certificate (PEM); limits are in atomic units, those
       of the configuration if not given; a running facilitator needs no restart
   tollgate account list [--data-dir DIR]
       print the facilitator's accounts
@@ -44,7 +44,7 @@ const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator 
   tollgate backup --verify FILE [--data-dir DIR]
       check a copy that is there, and make none
   tollgate restore [FILE] [--data-dir DIR]
-      once before the first start after a restore to an older state: end what the copy had under way, and keep payments
+      once before the first start after a restore to an older state: end the calls in flight of the copy, and keep payments
       that may be older from buying twice; FILE is put in the place of the SQLite database, after a check
   tollgate doctor [--mode gateway|facilitator] [--data-dir DIR]
       try what the configuration names (database, keys, issuer, facilitators, nodes, wallets, clocks) and change nothing;

@@ -1,15 +1,21 @@
-// `tollgate keys rotate`: every key anew, beside gateways that run. Whatever is killed or fails in the middle, the next run
-// goes on.
+// `tollgate keys rotate`: renews every key beside gateways that run. After a run that was killed or
+// failed in the middle the next run goes on.
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { secretIdentity } from "../gateway/credentials/service.ts";
 import { newKey } from "../keys/envelope.ts";
-import type { Lacking } from "../keys/holders.ts";
 import { openKeyring } from "../keys/keyring.ts";
-import { masterKeyFile, nextKeyFile, promoteMasterKey, stageMasterKey } from "../keys/master-key.ts";
-import { type MasterKeys, masterKeyId } from "../keys/master-keys.ts";
-import { rotate } from "../keys/rotate.ts";
+import {
+  type MasterKeys,
+  masterKeyFile,
+  masterKeyId,
+  nextKeyFile,
+  promoteMasterKey,
+  stageMasterKey,
+} from "../keys/master-keys.ts";
+import { rotate } from "../keys/rotation.ts";
+import type { Lacking } from "../keys/state.ts";
 import { openGatewayStore, requireMasterKeys } from "./open.ts";
 
 const ALREADY = "the keys are rotated to that master key already; nothing was done";

@@ -42,7 +42,7 @@ export function openLog(options: LogOptions) {
 /** `flush` writes what is held now. It is called at exit too. */
 export type OpenLog = ReturnType<typeof openLog>;
 
-/** The time as RFC 3339 has it, made anew when the millisecond is another. */
+/** The time as RFC 3339 has it, written once a millisecond. */
 function timestamps(clock: Clock): () => string {
   let madeAt = Number.NaN;
   let made = "";
@@ -93,7 +93,7 @@ function openSink(write: (bytes: Uint8Array) => number) {
   return { add, flush };
 }
 
-/** How many of the bytes are done: written, or lost because nobody reads any more. */
+/** Returns how many bytes are done: written, or lost because the reader has gone. */
 function writeAll(write: (bytes: Uint8Array) => number, bytes: Uint8Array): number {
   let done = 0;
   while (done < bytes.length) {
@@ -120,7 +120,7 @@ function jsonLine(time: string, level: LogLevel, event: string, fields: LogField
   return `${line}}\n`;
 }
 
-/** Whether the fields can be printed as they are and all at once, as those of nearly every line can. */
+/** Whether JSON.stringify prints all fields as they must be printed, as in nearly every line. */
 function isPlain(fields: LogFields): boolean {
   for (const name in fields) {
     const value = fields[name];
@@ -130,7 +130,7 @@ function isPlain(fields: LogFields): boolean {
   return true;
 }
 
-/** Undefined for what has no place in a line: undefined itself, and functions. */
+/** Undefined for what is left out of a line: undefined itself, and functions. */
 function toJson(value: unknown): string | undefined {
   switch (typeof value) {
     case "string":

@@ -1,13 +1,18 @@
 // What every command that touches the data needs first: the directory, and the master key where secrets are kept.
-import { existsSync } from "node:fs";
+import { closeSync, existsSync, mkdirSync, openSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
-import { makeDataDir } from "../config/data-dir.ts";
+import { DATA_DIR_MUST } from "../config/rules.ts";
 import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { DATABASE_FILE, findMasterKeys, loadMasterKeys, MASTER_KEY_FILE } from "../keys/master-key.ts";
-import type { MasterKeys } from "../keys/master-keys.ts";
+import {
+  DATABASE_FILE,
+  findMasterKeys,
+  loadMasterKeys,
+  MASTER_KEY_FILE,
+  type MasterKeys,
+} from "../keys/master-keys.ts";
 import { openStore } from "../storage/open.ts";
 import { untilStored } from "../storage/retry-until-stored.ts";
 import type { Store } from "../storage/store.ts";
@@ -25,8 +30,29 @@ export function openDataDir({ databaseUrl, dataDir }: DataPlace, log: Log): void
   }
 }
 
+/**
+ * Creates the directory if need be and writes to it once, since permissions alone do not tell of a full or
+ * read-only disk.
+ *
+ * @returns whether others than the owner may look into it
+ * @throws StartupProblem
+ */
+export function makeDataDir(path: string): { readonly shared: boolean } {
+  try {
+    mkdirSync(path, { recursive: true, mode: 0o700 });
+    // A new name each time: a file that a crash left behind must not be in the way.
+    const trial = join(path, `.trial-${crypto.randomUUID()}`);
+    closeSync(openSync(trial, "wx", 0o600));
+    unlinkSync(trial);
+    return { shared: (statSync(path).mode & 0o077) !== 0 };
+  } catch (cause) {
+    const reason = cause instanceof Error && "code" in cause ? ` (${String(cause.code)})` : "";
+    throw new StartupProblem(`TOLLGATE_DATA_DIR ${DATA_DIR_MUST}${reason}`, { cause });
+  }
+}
+
 /** @throws StartupProblem when the directory or the key can't be used. */
-export function openMasterKeys(config: DataPlace & Pick<Config, "masterKeys">, log: Log) {
+export function prepareMasterKeys(config: DataPlace & Pick<Config, "masterKeys">, log: Log) {
   openDataDir(config, log);
   return loadMasterKeys({ ...config, log });
 }
@@ -74,7 +100,7 @@ export function requireMasterKeys(config: DataPlace & Pick<Config, "masterKeys">
 const PATIENCE_MS = 60_000;
 const PAUSE_MS_MOST = 500;
 
-/** A store for a command whose writes may be done twice: beside a busy gateway, one may have to wait its turn for long. */
+/** A store for a command whose writes may be done twice: beside a busy gateway, a write may wait for long. */
 function patient(store: Store): Store {
   return {
     ...store,

@@ -1,5 +1,6 @@
 import { expect, test } from "bun:test";
-import { type PkiCommand, readPkiRequest } from "./pki.ts";
+import { X509Certificate } from "node:crypto";
+import { caProblem, issueCa, issueClient, issueServer, type PkiCommand, readPkiRequest } from "./pki.ts";
 
 function read(command: PkiCommand, flags: Record<string, string>, hosts: string[] = []) {
   return readPkiRequest(command, {
@@ -86,4 +87,24 @@ test("all flags that are missing are told at once", () => {
   expect(read("pki init", {}).problems).toHaveLength(1);
   expect(read("pki server", { dir: "" }).problems).toHaveLength(2);
   expect(read("pki client", { dir: "a\0" }).problems).toHaveLength(2);
+});
+
+const DAY_MS = 86_400_000;
+const NOW = Date.parse("2026-11-21T12:00:00Z");
+const notAfter = (cert: string) => Date.parse(new X509Certificate(cert).validTo);
+
+test("no certificate outlives its CA, and a CA that has expired signs nothing", async () => {
+  const ca = await issueCa(NOW);
+  const end = notAfter(ca.cert);
+  expect(end).toBe(NOW + 3652 * DAY_MS);
+  expect(notAfter((await issueClient(ca, "a", end - 398 * DAY_MS)).cert)).toBe(end - DAY_MS);
+  expect(notAfter((await issueServer(ca, ["a.test"], end - 30 * DAY_MS)).cert)).toBe(end);
+  expect(caProblem(ca, end - 1)).toBeNull();
+  expect(caProblem(ca, end)).toBe("the certificate has expired");
+});
+
+test("two CAs have names and keys of their own", async () => {
+  const [one, two] = [await issueCa(NOW), await issueCa(NOW)];
+  expect(new X509Certificate(one.cert).subject).not.toBe(new X509Certificate(two.cert).subject);
+  expect(caProblem({ cert: one.cert, key: two.key }, NOW)).toBe("the key is not the certificate's");
 });

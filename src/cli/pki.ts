@@ -1,13 +1,28 @@
-// `tollgate pki`: a small private CA for the mutual-TLS side, in a directory of its own: ca, then server and any
-// number of clients. It needs no configuration and no database.
+// `tollgate pki`: a small private CA for the mutual-TLS side, in a directory of its own (0700, its files 0600): ca, then server
+// and any number of clients. It needs no configuration and no database. No file ever replaces another, since a lost CA key
+// can't be made again. Certificates (RFC 5280) come from the X.509 library, EC P-256 throughout, which every TLS implementation
+// takes. In one file, since what each kind of certificate is for is half of the command.
+import { createPrivateKey, createPublicKey, X509Certificate as ReadCertificate } from "node:crypto";
+import { mkdirSync, readFileSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
+import type { Extension, JsonGeneralName, X509Certificate } from "@peculiar/x509";
 import * as value from "../config/values.ts";
 import { systemClock } from "../core/clock.ts";
 import { StartupProblem } from "../core/startup.ts";
+import { placePrivateFile, syncDirectory } from "../storage/private-file.ts";
 import type { CommandLine } from "./command-line.ts";
-import { readPem, writeNew } from "./pki/files.ts";
-import { type CertifiedKey, caProblem, issueCa, issueClient, issueServer } from "./pki/issue.ts";
 import { programText, quoted, thisProgram } from "./program.ts";
+
+// The X.509 library uses a container (tsyringe) that refuses to load without `Reflect.getMetadata`, a proposal that no
+// runtime has. Both ask these two functions only for metadata that decorators or a compiler left on the library's
+// classes. There is none, so the answer is always undefined. The functions that store metadata are left out, so that a
+// version which needs them fails at once.
+if (!("getMetadata" in Reflect)) {
+  const nothing = { value: () => undefined, configurable: true, writable: true };
+  Object.defineProperties(Reflect, { getMetadata: nothing, getOwnMetadata: nothing });
+}
+// Not a static import: static imports run before the lines above.
+const x509 = await import("@peculiar/x509");
 
 export type PkiCommand = "pki init" | "pki server" | "pki client";
 
@@ -136,4 +151,178 @@ function nextStep(dir: string, wanted: WantedCertificate): string {
       return `${tollgate} account add ${name} --cert ${quoted(join(dir, `${name}.crt`))}`;
     }
   }
+}
+
+const FILE_BYTES_MAX = 65_536;
+
+/** @throws StartupProblem when it can't be read, or is too large to be such a file */
+function readPem(path: string, hint: string): string {
+  try {
+    if (statSync(path).size <= FILE_BYTES_MAX) return readFileSync(path, "utf8");
+  } catch (cause) {
+    throw new StartupProblem(`${path} must be readable${codeIn(cause)}: ${hint}`, { cause });
+  }
+  throw new StartupProblem(`${path} must be a PEM file of at most ${FILE_BYTES_MAX} bytes`);
+}
+
+/**
+ * Writes all of them or none.
+ *
+ * @param files texts by name
+ * @returns whether others than the owner may look into the directory
+ * @throws StartupProblem when one is there already or can't be written
+ */
+function writeNew(dir: string, files: Readonly<Record<string, string>>): { readonly shared: boolean } {
+  const written: string[] = [];
+  let at = dir;
+  try {
+    mkdirSync(dir, { recursive: true, mode: 0o700 });
+    for (const [name, text] of Object.entries(files)) {
+      at = join(dir, name);
+      placePrivateFile(at, join(dir, `.${name}.${crypto.randomUUID()}`), text);
+      written.push(at);
+    }
+    syncDirectory(dir);
+    return { shared: (statSync(dir).mode & 0o077) !== 0 };
+  } catch (cause) {
+    for (const path of written) unlinkSync(path);
+    const isTaken = codeOf(cause) === "EEXIST" && at !== dir;
+    const problem = isTaken ? "is there already, and nothing is ever written over" : `must be writable${codeIn(cause)}`;
+    throw new StartupProblem(`${at} ${problem}`, { cause });
+  }
+}
+
+function codeOf(cause: unknown): string | null {
+  return cause instanceof Error && "code" in cause ? String(cause.code) : null;
+}
+
+function codeIn(cause: unknown): string {
+  const code = codeOf(cause);
+  return code === null ? "" : ` (${code})`;
+}
+
+/** A certificate and its private key (PKCS #8), as PEM. */
+interface CertifiedKey {
+  readonly cert: string;
+  readonly key: string;
+}
+
+const KEYS = { name: "ECDSA", namedCurve: "P-256" } as const;
+const SIGNATURE = { name: "ECDSA", hash: "SHA-256" } as const;
+
+const HOUR_MS = 3_600_000;
+const DAY_MS = 24 * HOUR_MS;
+/** The clocks of two machines may differ by this much. */
+const BACKDATED_MS = HOUR_MS;
+const CA_DAYS = 3_652;
+/** A year and a month to renew in. Some clients refuse servers that hold for longer than 398 days. */
+const LEAF_DAYS = 397;
+/** Of the certificate itself: it may be used in no other way than these say. */
+const CRITICAL = true;
+
+/** A root that signs end certificates and no further CA. */
+export async function issueCa(now: number): Promise<CertifiedKey> {
+  const keys = await newKeys();
+  const serialNumber = newSerial();
+  const certificate = await x509.X509CertificateGenerator.createSelfSigned({
+    // The digits tell two roots apart where a person has to.
+    name: [{ CN: [`tollgate CA ${serialNumber.slice(0, 8)}`] }],
+    serialNumber,
+    notBefore: new Date(now - BACKDATED_MS),
+    notAfter: new Date(now + CA_DAYS * DAY_MS),
+    keys,
+    signingAlgorithm: SIGNATURE,
+    extensions: [
+      new x509.BasicConstraintsExtension(true, 0, CRITICAL),
+      new x509.KeyUsagesExtension(x509.KeyUsageFlags.keyCertSign | x509.KeyUsageFlags.cRLSign, CRITICAL),
+      await x509.SubjectKeyIdentifierExtension.create(keys.publicKey),
+      await x509.AuthorityKeyIdentifierExtension.create(keys.publicKey),
+    ],
+  });
+  return { cert: pem(certificate), key: await privateKeyPem(keys.privateKey) };
+}
+
+/** @param hosts names and addresses without brackets, all that the server is called by */
+export function issueServer(ca: CertifiedKey, hosts: readonly string[], now: number): Promise<CertifiedKey> {
+  const names = hosts.map((value): JsonGeneralName => ({ type: isAddress(value) ? "ip" : "dns", value }));
+  const extensions = [
+    new x509.ExtendedKeyUsageExtension([x509.ExtendedKeyUsage.serverAuth]),
+    new x509.SubjectAlternativeNameExtension(names),
+  ];
+  return issue(ca, "tollgate server", extensions, now);
+}
+
+export function issueClient(ca: CertifiedKey, name: string, now: number): Promise<CertifiedKey> {
+  return issue(ca, name, [new x509.ExtendedKeyUsageExtension([x509.ExtendedKeyUsage.clientAuth])], now);
+}
+
+async function issue(
+  ca: CertifiedKey,
+  name: string,
+  purpose: readonly Extension[],
+  now: number,
+): Promise<CertifiedKey> {
+  const issuer = new x509.X509Certificate(ca.cert);
+  const keys = await newKeys();
+  const certificate = await x509.X509CertificateGenerator.create({
+    subject: [{ CN: [name] }],
+    issuer: issuer.subjectName,
+    serialNumber: newSerial(),
+    notBefore: new Date(now - BACKDATED_MS),
+    // A certificate must not outlive its CA.
+    notAfter: new Date(Math.min(now + LEAF_DAYS * DAY_MS, issuer.notAfter.getTime())),
+    publicKey: keys.publicKey,
+    signingKey: await readSigningKey(ca.key),
+    signingAlgorithm: SIGNATURE,
+    extensions: [
+      new x509.BasicConstraintsExtension(false, undefined, CRITICAL),
+      new x509.KeyUsagesExtension(x509.KeyUsageFlags.digitalSignature, CRITICAL),
+      ...purpose,
+      await x509.SubjectKeyIdentifierExtension.create(keys.publicKey),
+      await x509.AuthorityKeyIdentifierExtension.create(issuer.publicKey),
+    ],
+  });
+  return { cert: pem(certificate), key: await privateKeyPem(keys.privateKey) };
+}
+
+/** Why this is no CA that can sign, or null. */
+export function caProblem(ca: CertifiedKey, now: number): string | null {
+  try {
+    const certificate = new ReadCertificate(ca.cert);
+    const key = createPrivateKey(ca.key);
+    if (!certificate.ca) return "the certificate is not one of a CA";
+    if (!certificate.checkPrivateKey(key)) return "the key is not the certificate's";
+    if (createPublicKey(key).asymmetricKeyDetails?.namedCurve !== "prime256v1") return "the key is not P-256";
+    return now < Date.parse(certificate.validTo) ? null : "the certificate has expired";
+  } catch {
+    return "they are not PEM of a certificate and its private key";
+  }
+}
+
+function isAddress(host: string): boolean {
+  return host.includes(":") || /^[\d.]+$/.test(host);
+}
+
+function newKeys(): Promise<CryptoKeyPair> {
+  return crypto.subtle.generateKey(KEYS, true, ["sign", "verify"]);
+}
+
+/** 126 random bits in 16 bytes: the first two are fixed, so that the number is positive and never shorter. */
+function newSerial(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  bytes[0] = ((bytes[0] ?? 0) & 0x3f) | 0x40;
+  return bytes.toHex();
+}
+
+function pem(certificate: X509Certificate): string {
+  return `${certificate.toString("pem")}\n`;
+}
+
+async function privateKeyPem(key: CryptoKey): Promise<string> {
+  return `${x509.PemConverter.encode(await crypto.subtle.exportKey("pkcs8", key), x509.PemConverter.PrivateKeyTag)}\n`;
+}
+
+function readSigningKey(key: string): Promise<CryptoKey> {
+  const der = createPrivateKey(key).export({ type: "pkcs8", format: "der" });
+  return crypto.subtle.importKey("pkcs8", new Uint8Array(der), KEYS, false, ["sign"]);
 }

@@ -1,8 +1,10 @@
-// How this program was started, for the commands that it tells people to run next: they must work when they are
-// copied as they stand.
-import { relative } from "node:path";
+// What the program tells people to run next: commands that work when they are copied as they stand, however this program was
+// started, and the help for newcomers after the very first start.
+import { join, relative } from "node:path";
+import type { Config } from "../config.ts";
+import { DATABASE_FILE, MASTER_KEY_FILE } from "../keys/master-keys.ts";
 
-export interface Program {
+interface Program {
   /** The working directory. */
   readonly cwd: string;
   /** Null in the compiled binary. */
@@ -30,7 +32,7 @@ export function programText({ cwd, script, executable, bunVersion }: Program): s
 
 function shorter(cwd: string, path: string): string {
   const near = relative(cwd, path);
-  // At the root are services, and whoever reads their log is elsewhere.
+  // Services run at the root, and the readers of their log are elsewhere.
   if (cwd === "/" || near.startsWith("..")) return path;
   return near.includes("/") ? near : `./${near}`;
 }
@@ -38,4 +40,30 @@ function shorter(cwd: string, path: string): string {
 /** For a POSIX shell. */
 export function quoted(word: string): string {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+}
+
+type Settings = Pick<Config, "dataDir" | "identity">;
+
+/**
+ * Printed once, beside the structured log, when the master key has just been generated.
+ *
+ * @param url where the gateway listens, without a slash at its end
+ */
+export function welcomeText({ dataDir, identity }: Settings, url: string, program: Program): string {
+  const place = relative(program.cwd, dataDir) === "data" ? "" : ` --data-dir ${quoted(dataDir)}`;
+  const token =
+    identity.oidc === null
+      ? `${programText(program)} token --tenant acme --user me${place}`
+      : `from ${identity.oidc.issuer}`;
+  return `
+  tollgate has made itself at home.
+
+    database     ${join(dataDir, DATABASE_FILE)}
+    master key   ${join(dataDir, MASTER_KEY_FILE)}  (keep a copy: the secrets in the database need it)
+    gateway      ${url}
+    try it out   ${url}/swagger
+    manual       ${url}/docs
+    a token      ${token}
+
+`;
 }

@@ -2,6 +2,7 @@
 // its agents that holds least, and there to the first in line. Those that hold the same take turns.
 
 import { type FairShare, leastFirst, type Shortage } from "./fair-share.ts";
+import { inSlices } from "./slices.ts";
 import type { StopSignal } from "./stop.ts";
 
 /** A share that may have to be waited for. */
@@ -32,8 +33,7 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
     const agents = waiting.get(waiter.tenant) ?? new Map<string | null, Line>();
     waiting.set(waiter.tenant, agents);
     const line: Line = agents.get(waiter.agent) ?? new Map<Waiter, number>();
-    agents.set(waiter.agent, line);
-    line.set(waiter, performance.now());
+    agents.set(waiter.agent, line.set(waiter, performance.now()));
     size++;
     open.look(waiter.tenant, waiter.agent);
   }
@@ -119,6 +119,12 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
       for (const [tenant, agents] of waiting) for (const agent of agents.keys()) open.look(tenant, agent);
       serve();
     },
+    /** For when each agent may have more than before: a few of those who wait in each turn of the event loop. */
+    serveEach: (): Promise<void> =>
+      inSlices(waitersOf(waiting), ({ tenant, agent }) => {
+        const short = serveLine(waiting.get(tenant)?.get(agent));
+        if (short === "agent" || short === "tenant") open.look(tenant, agent);
+      }),
     serveAgent(tenant: string, agent: string | null): void {
       open.look(tenant, agent);
       serve();
@@ -155,6 +161,9 @@ function createOpenAgents(isWaiting: (tenant: string, agent: string | null) => b
     },
   };
 }
+
+const waitersOf = (waiting: ReadonlyMap<string, ReadonlyMap<string | null, Line>>): Waiter[] =>
+  [...waiting.values()].flatMap((agents) => [...agents.values()].flatMap((line) => [...line.keys()]));
 
 function toTheEnd<K, V>(map: Map<K, V>, key: K): void {
   const value = map.get(key);

@@ -2,17 +2,11 @@
 // with the square of what it leaves free. So a tenant alone gets seven eighths; tenants that together ask for more than
 // there is get equal parts; and a newcomer finds something free, however many hold all that they may.
 
-/** Judges the most that one agent holds where that changes. */
-export interface AgentLimit {
-  /** Whether it may hold so much. Asked when it wants to, and is told again when it may. */
-  mayHold(tenant: string, agent: string, amount: number): boolean;
-}
-
 export interface FairShareOptions {
   /** All that there is: a count, or bytes. */
   readonly size: number;
-  /** The most that one agent holds, however much is free. */
-  readonly agentMax?: number | AgentLimit;
+  /** The most that one agent holds, however much is free; a function where that changes. */
+  readonly agentMax?: number | (() => number);
   /** What somebody who holds nothing may take, however little is free: one place, but no bytes. */
   readonly least?: 0 | 1;
 }
@@ -45,11 +39,9 @@ function mostHeld(size: number, left: number): number {
   return Math.floor(left - kept);
 }
 
-const fixed = (max: number): AgentLimit => ({ mayHold: (_tenant, _agent, amount) => amount <= max });
-
 export function createFairShare({ size, agentMax = size, least = 1 }: FairShareOptions) {
   const holders = new Map<string, Holder>();
-  const agentLimit = typeof agentMax === "number" ? fixed(agentMax) : agentMax;
+  const agentMaxNow = typeof agentMax === "number" ? () => agentMax : agentMax;
   let free = size;
 
   /** What it holds and what is free are together what the others leave it, so that sum does not change as it takes more. */
@@ -94,7 +86,7 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
     take(tenant: string, agent: string | null = null, amount = 1, part: number | null = null): Shortage | null {
       const found = holders.get(tenant);
       const own = found?.agents.get(agent ?? "") ?? 0;
-      if (!agentLimit.mayHold(tenant, agent ?? "", own + amount)) return "own";
+      if (own + amount > agentMaxNow()) return "own";
       const short = shortage(found ?? NOBODY, agent, amount, part);
       if (short !== null) return short;
       const holder = found ?? { held: 0, agents: new Map<string, number>() };

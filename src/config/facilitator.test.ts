@@ -3,7 +3,7 @@ import { mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { ALICE, OTHER_SERVER, SERVER, TEST_CA } from "../../test/support/http/certificates.ts";
-import { issueCa } from "../cli/pki/issue.ts";
+import { issueCa } from "../cli/pki.ts";
 import { loadConfig, type Purpose } from "../config.ts";
 
 const dir = mkdtempSync(join(tmpdir(), "config-"));

@@ -1,12 +1,14 @@
 // The values that name PEM files. The files are read at once, so that a wrong one is reported at the start and not in the
-// first handshake. Their content is never shown.
+// first handshake; the files of the mutual-TLS port are read again and again while it runs. Their content is never shown.
 import { createPrivateKey, X509Certificate } from "node:crypto";
 import { readFileSync, statSync } from "node:fs";
+import { readFile, stat } from "node:fs/promises";
 import { parseCertificates } from "../core/certificates.ts";
-import { fileProblem, type Kind, writtenPath } from "./values.ts";
+import { systemClock } from "../core/clock.ts";
+import { fileProblem, type Kind, valueProblem, writtenPath } from "./values.ts";
 
 const PRIVATE_KEY = /-----BEGIN ((?:RSA |EC )?PRIVATE KEY)-----[^-]+-----END \1-----/g;
-export const FILE_BYTES_MAX = 4 * 1024 * 1024;
+const FILE_BYTES_MAX = 4 * 1024 * 1024;
 
 /** Empty when the file is no PEM file by its size. @throws when it can't be read */
 function readText(path: string): string {
@@ -37,7 +39,7 @@ function pem(certificates: readonly X509Certificate[]): string | undefined {
 }
 
 /** A kind that can be read from the text of a file too, for when the file is read again. */
-export interface FileKind extends Kind<string> {
+interface FileKind extends Kind<string> {
   read(text: string): string | undefined;
   why(path: string): string;
 }
@@ -63,7 +65,7 @@ export const certificateFile = fileKind("the path of a readable file with PEM ce
   pem(parseCertificates(text)),
 );
 
-/** Of certificates that may sign others. */
+/** The certificates of the file, all of which may sign others. */
 export const caFile = fileKind("the path of a readable file with PEM certificates of a CA, and no others", (text) => {
   const found = parseCertificates(text);
   return found.every((certificate) => certificate.ca) ? pem(found) : undefined;
@@ -85,7 +87,7 @@ export function isKeyOf(key: string, certificates: string): boolean {
   return new X509Certificate(certificates).checkPrivateKey(createPrivateKey(key));
 }
 
-/** Time enough to issue a new one. */
+/** Time enough to issue a new certificate. */
 export const EXPIRY_WARNING_MS = 14 * 86_400_000;
 
 /**
@@ -102,4 +104,58 @@ export function validityWarnings(name: string, certificates: string, now: number
     if (now > to) return `${which} expired at ${new Date(to).toISOString()}`;
     return now > to - EXPIRY_WARNING_MS ? `${which} expires at ${new Date(to).toISOString()}` : [];
   });
+}
+
+type Part = "cert" | "key" | "clientCa";
+
+/** Paths, or the texts of the files. */
+type TlsParts = Readonly<Record<Part, string>>;
+
+const KINDS: Readonly<Record<Part, { readonly name: string; readonly kind: FileKind }>> = {
+  cert: { name: "TOLLGATE_TLS_CERT_FILE", kind: certificateFile },
+  key: { name: "TOLLGATE_TLS_KEY_FILE", kind: privateKeyFile },
+  clientCa: { name: "TOLLGATE_CLIENT_CA_FILE", kind: caFile },
+};
+
+/** What the files hold now. Their content is compared, not times or names, so a swapped link is a change as well. */
+export async function readTlsFiles(paths: TlsParts) {
+  const [cert, key, clientCa] = await Promise.all([paths.cert, paths.key, paths.clientCa].map(currentText));
+  const texts = { cert: cert ?? "", key: key ?? "", clientCa: clientCa ?? "" };
+  return { digest: digestOf(texts), judge: () => judge(texts, paths) };
+}
+
+/** Empty for a file that can't be read: it holds no PEM either. */
+async function currentText(path: string): Promise<string> {
+  try {
+    return (await stat(path)).size > FILE_BYTES_MAX ? "" : await readFile(path, "utf8");
+  } catch {
+    return "";
+  }
+}
+
+/** Kept instead of the texts, since one of them is a private key. */
+function digestOf({ cert, key, clientCa }: TlsParts): string {
+  return new Bun.CryptoHasher("sha256").update(JSON.stringify([cert, key, clientCa])).digest("hex");
+}
+
+type JudgedTls =
+  | { readonly tls: TlsParts; readonly warnings: readonly string[] }
+  | { readonly tls: null; readonly problem: string };
+
+function judge(texts: TlsParts, paths: TlsParts): JudgedTls {
+  const read = (part: Part) => KINDS[part].kind.read(texts[part]);
+  const unusable = (part: Part): JudgedTls => {
+    const { name, kind } = KINDS[part];
+    return { tls: null, problem: valueProblem(name, kind, paths[part]) };
+  };
+  const [cert, key, clientCa] = [read("cert"), read("key"), read("clientCa")];
+  if (cert === undefined) return unusable("cert");
+  if (key === undefined) return unusable("key");
+  if (clientCa === undefined) return unusable("clientCa");
+  if (!isKeyOf(key, cert)) {
+    const [own, other] = [KINDS.key.name, KINDS.cert.name];
+    return { tls: null, problem: `${own} must hold the key of the first certificate in ${other}` };
+  }
+  const warn = (part: Part, text: string) => validityWarnings(KINDS[part].name, text, systemClock.now());
+  return { tls: { cert, key, clientCa }, warnings: [...warn("cert", cert), ...warn("clientCa", clientCa)] };
 }

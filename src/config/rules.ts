@@ -1,5 +1,6 @@
 // What the variables must be together: the rules of each service, reported with the problems of single variables.
-import { checkDataDir } from "./data-dir.ts";
+import { accessSync, constants, statSync } from "node:fs";
+import { dirname, resolve } from "node:path";
 import { isKeyOf } from "./pem.ts";
 import type { COMMON, DEMO, FACILITATOR, GATEWAY, VariableRow } from "./variables.ts";
 
@@ -10,7 +11,7 @@ type Table = typeof COMMON & typeof GATEWAY & typeof FACILITATOR & typeof DEMO;
 export type VariableName = keyof Table;
 /** Variables of the other service have their defaults, whatever is set. */
 export type ConfigValues = {
-  [N in VariableName]: Table[N] extends VariableRow<infer T, infer F> ? T | F : never;
+  [N in VariableName]: Table[N] extends VariableRow<infer T, infer F, string> ? T | F : never;
 };
 
 export interface ConfigRule {
@@ -139,7 +140,7 @@ export const FACILITATOR_RULES: readonly ConfigRule[] = [
 
 type PortVariable = "TOLLGATE_PORT" | "TOLLGATE_OPEN_PORT" | "TOLLGATE_METRICS_PORT";
 
-/** Two ports that are free ones are never the same. */
+/** Two ports of 0 take two free ones, so they are never equal. */
 function otherPort(name: PortVariable, other: PortVariable, fallback: number): ConfigRule {
   return {
     name,
@@ -156,4 +157,33 @@ function required(name: VariableName): ConfigRule {
 function together(own: unknown, other: unknown, otherName: string): string | null {
   if ((own === null) === (other === null)) return null;
   return own === null ? `must be set when ${otherName} is` : `must be unset, or ${otherName} set too`;
+}
+
+export const DATA_DIR_MUST = "must be a directory that can be created and written";
+
+/** Null when the directory is there and writable, or can be created. Changes nothing. */
+function checkDataDir(path: string): string | null {
+  for (let at = resolve(path); ; at = dirname(at)) {
+    const found = stat(at);
+    if (found !== undefined) return found.isDirectory() && isWritable(at) ? null : `${DATA_DIR_MUST} (${at} is not)`;
+    if (at === dirname(at)) return DATA_DIR_MUST;
+  }
+}
+
+/** Undefined also below a file, and where this process may not look. */
+function stat(path: string) {
+  try {
+    return statSync(path);
+  } catch {
+    return undefined;
+  }
+}
+
+function isWritable(path: string): boolean {
+  try {
+    accessSync(path, constants.R_OK | constants.W_OK | constants.X_OK);
+    return true;
+  } catch {
+    return false;
+  }
 }

@@ -1,8 +1,10 @@
-// What the value of a variable must be: a sentence for the operator and a parser that belongs to it. Values
-// are never repeated in a problem, since some are secrets and a mistyped one is a secret still.
+// What the value of a variable must be: a sentence for the operator and a parser that belongs to it. A problem never repeats
+// the value, since some are secrets and a mistyped secret is a secret still. Amounts are exact integers, and hex is in lower
+// case, so that one thing has one spelling. In one file, since the kinds of values build on each other.
 import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { isIP } from "node:net";
 import { dirname, resolve } from "node:path";
+import type { Hex } from "../core/hex.ts";
 import { parseHostList } from "../core/host-list.ts";
 
 export interface Kind<T> {
@@ -10,7 +12,7 @@ export interface Kind<T> {
   readonly must: string;
   /** Undefined when the text is not what it must be. The text is never empty. */
   readonly parse: (text: string) => T | undefined;
-  /** What is wrong with a text that is not, where more can be said. */
+  /** What is wrong with a text that does not parse, where more can be said. */
   readonly why?: (text: string) => string;
 }
 
@@ -41,7 +43,7 @@ export function wholeNumber(least: number, most: number): Kind<number> {
   };
 }
 
-export function oneOf<const T extends string>(words: readonly T[]): Kind<T> {
+export function choice<const T extends string>(words: readonly T[]): Kind<T> {
   return { must: words.join(" or "), parse: (text) => words.find((word) => word === text) };
 }
 
@@ -112,7 +114,7 @@ const SSL_MODES = ["disable", "allow", "prefer", "require", "verify-ca", "verify
 function parsePostgresUrl(value: string): string | undefined {
   const url = parseUrl(value, ["postgres:", "postgresql:"]);
   if (url === undefined || url.hostname === "" || /[%,]/.test(url.hostname) || url.port === "0") return undefined;
-  // The client knows one host, and passes over this in silence.
+  // The client knows one host, and ignores this parameter without a word.
   if (url.searchParams.has("target_session_attrs")) return undefined;
   const modes = url.searchParams.getAll("sslmode").map((mode) => mode.toLowerCase());
   if (!modes.every((mode) => SSL_MODES.includes(mode))) return undefined;
@@ -136,7 +138,7 @@ export const origins: Kind<readonly string[]> = {
 };
 
 export const postgresUrl: Kind<string> = {
-  must: `a URL like postgres://user:password@host:5432/database, percent-encoded, of one host that leads to the primary (a list of hosts and target_session_attrs are not understood: see Failover in tollgate help operations); sslmode, if given, one of ${SSL_MODES.join(", ")}; prepare, if given, true or false`,
+  must: `a URL like postgres://user:password@host:5432/database, percent-encoded, of one host that leads to the primary (a list of hosts and target_session_attrs are not understood: see Failover in tollgate help replicas); sslmode, if given, one of ${SSL_MODES.join(", ")}; prepare, if given, true or false`,
   parse: parsePostgresUrl,
 };
 
@@ -231,3 +233,74 @@ export const ratio: Kind<number> = {
   must: "a number from 0 to 1",
   parse: (text) => (/^(0(\.\d{1,15})?|1(\.0{1,15})?)$/.test(text) ? Number(text) : undefined),
 };
+
+const UINT256_MAX = 2n ** 256n - 1n;
+
+/** Atomic units of the token, or wei. */
+export const amount: Kind<bigint> = {
+  must: "a whole number of at most 256 bits, in decimal digits only",
+  parse: parseAmount,
+};
+
+function parseAmount(text: string): bigint | undefined {
+  if (!/^[0-9]{1,78}$/.test(text)) return undefined;
+  const value = BigInt(text);
+  return value <= UINT256_MAX ? value : undefined;
+}
+
+const GWEI_DECIMALS = 9;
+
+/** A decimal number of gwei in wei, exactly. */
+function parseGwei(text: string): bigint | undefined {
+  const [, whole = "", fraction = ""] = /^([0-9]{1,6})(?:\.([0-9]{1,9}))?$/.exec(text) ?? [];
+  if (whole === "") return undefined;
+  const wei = BigInt(whole + fraction.padEnd(GWEI_DECIMALS, "0"));
+  return wei > 0n ? wei : undefined;
+}
+
+export const gwei: Kind<bigint> = {
+  must: "a decimal number of gwei above 0, like 5 or 0.5, with at most 6 digits before the point and 9 after it",
+  parse: parseGwei,
+};
+
+const KEYS_MAX = 64;
+/** The order of the group of secp256k1 (SEC 2, section 2.4.1): a private key is below it, and not 0. */
+const SECP256K1_ORDER = 0xffffffff_ffffffff_ffffffff_fffffffe_baaedce6_af48a03b_bfd25e8c_d0364141n;
+
+function parsePrivateKey(text: string): Hex | undefined {
+  const digits = /^(?:0x)?([0-9a-f]{64})$/i.exec(text)?.[1]?.toLowerCase();
+  if (digits === undefined) return undefined;
+  const scalar = BigInt(`0x${digits}`);
+  return scalar > 0n && scalar < SECP256K1_ORDER ? `0x${digits}` : undefined;
+}
+
+function listed(text: string): readonly string[] {
+  return text.split(",").flatMap((entry) => entry.trim() || []);
+}
+
+/** All or nothing: if a key were left out silently, nobody would watch its money. */
+function parseEach<T>(text: string, most: number, parse: (entry: string) => T | undefined): T[] | undefined {
+  const entries = listed(text);
+  const parsed = entries.flatMap((entry) => parse(entry) ?? []);
+  const whole = parsed.length === entries.length && parsed.length > 0 && parsed.length <= most;
+  return whole && new Set(parsed).size === parsed.length ? parsed : undefined;
+}
+
+export const privateKeys: Kind<readonly Hex[]> = {
+  must: `a comma-separated list of 1 to ${KEYS_MAX} different private keys of secp256k1, each 32 bytes in hex`,
+  parse: (text) => parseEach(text, KEYS_MAX, parsePrivateKey),
+};
+
+const URLS_MAX = 16;
+
+export const rpcUrls: Kind<readonly string[]> = {
+  must: `a comma-separated list of 1 to ${URLS_MAX} different http or https URLs without user and fragment`,
+  parse: (text) => parseEach(text, URLS_MAX, httpUrl("query").parse),
+};
+
+function parseAddress(text: string): Hex | undefined {
+  const digits = /^0x([0-9a-f]{40})$/i.exec(text)?.[1]?.toLowerCase();
+  return digits === undefined || /^0+$/.test(digits) ? undefined : `0x${digits}`;
+}
+
+export const address: Kind<Hex> = { must: "an address: 0x and 40 hex digits", parse: parseAddress };

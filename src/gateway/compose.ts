@@ -17,18 +17,16 @@ import type { Keyring } from "../keys/keyring.ts";
 import { announceEnds, type Hearing } from "../storage/announcements.ts";
 import type { Store } from "../storage/store.ts";
 import type { Verifier } from "../x402/verifier/verifier.ts";
-import { type AgentCache, createAgentCache } from "./agents/cache.ts";
-import { createRateLimiter } from "./agents/rate-limit.ts";
+import { createRateLimiter, createSharedRateLimiter } from "./agents/rate-limit.ts";
 import { agentRoutes } from "./agents/routes.ts";
-import { agentNamesCredential } from "./agents/service.ts";
-import { createSharedRateLimiter } from "./agents/shared-rate-limit.ts";
-import { agentShutOut } from "./agents/shut-out.ts";
+import { agentNamesCredential, agentShutOut } from "./agents/service.ts";
+import { type AgentCache, createAgentCache } from "./agents/store.ts";
 import { createCredentialResolver, createSecretReader, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
 import { shownEnd } from "./ended-call-log.ts";
 import { Scheduler } from "./executor/scheduler.ts";
 import { createWorkerPool } from "./executor/workers/pool.ts";
-import { healthRoutes } from "./health-routes.ts";
+import { healthRoutes } from "./health.ts";
 import { createClaims } from "./invocations/claims.ts";
 import { type CompletionWaiters, createCompletionWaiters } from "./invocations/completion-waiters.ts";
 import { callHeaders, endedAmong, findInvocation } from "./invocations/history.ts";
@@ -56,7 +54,6 @@ import { createStreamHandler } from "./proxy/stream-handler.ts";
 import { streamRoutes } from "./proxy/stream-routes.ts";
 import { receiptRoutes } from "./receipts/routes.ts";
 import { createReceipts } from "./receipts/service.ts";
-import { AgentPlaces } from "./replicas/service.ts";
 import { startReaper } from "./streaming/reaper.ts";
 import { createStreamLimits } from "./streaming/stream-limits.ts";
 import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
@@ -96,7 +93,6 @@ export async function composeGateway(parts: GatewayParts) {
   const secrets = secretSources(parts);
   const resolveCredential = createCredentialResolver(secrets);
   tellOfEnds(parts, completionWaiters);
-  const agentPlaces = agentPlacesOf(parts);
   const scheduler = new Scheduler({
     store,
     clock,
@@ -104,8 +100,8 @@ export async function composeGateway(parts: GatewayParts) {
     pool,
     replica,
     previous: parts.previous,
-    agent_concurrency: options.agentConcurrency,
-    agentPlaces,
+    agentConcurrency: options.agentConcurrency,
+    agentMaxRaised: () => void streaming.raised(),
     claims,
     refusals,
     resolveCredential,
@@ -129,7 +125,8 @@ export async function composeGateway(parts: GatewayParts) {
     takeToken: (store.countTogether === null ? createRateLimiter() : createSharedRateLimiter(store.countTogether)).take,
     pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
-  const streaming = composeStreaming({ ...parts, checks, claims, policy, resolveCredential, agentPlaces });
+  const { agentMax } = scheduler;
+  const streaming = composeStreaming({ ...parts, checks, claims, policy, resolveCredential, agentMax });
   const stop = (id: string) => {
     scheduler.stop(id);
     streaming.stop(id);
@@ -162,12 +159,6 @@ export async function composeGateway(parts: GatewayParts) {
   };
 }
 
-/** Null where no other gateway can be on the database. */
-function agentPlacesOf({ options, store, log, replica }: GatewayParts): AgentPlaces | null {
-  if (store.dialect === "sqlite") return null;
-  return new AgentPlaces({ store, log, replica, limit: options.agentConcurrency });
-}
-
 const takenBy = (scheduler: Scheduler): Pick<ProxyRoutesOptions, "reserve" | "offer"> => ({
   reserve: (accepted) => scheduler.reserve(accepted),
   offer: (accepted) => scheduler.offer(accepted),
@@ -184,7 +175,7 @@ function hearing(
       waiters.announce(id);
       stop(id);
     },
-    left: () => scheduler.lookAround(),
+    left: () => scheduler.sweepNow(),
   };
 }
 
@@ -234,12 +225,12 @@ type StreamingParts = Pick<
   Pick<StreamsDeps, "resolveCredential"> & {
     readonly checks: Omit<AdmitStreamOptions, "claims" | "limits" | "stopping">;
     readonly policy: Pick<PolicyService, "deniedTools">;
-    readonly agentPlaces: AgentPlaces | null;
+    readonly agentMax: () => number;
     readonly replica: string;
   };
 
 function composeStreaming(parts: StreamingParts) {
-  const { options, store, keyring, rules, log, checks, claims, policy, replica, agentPlaces, ...rest } = parts;
+  const { options, store, keyring, rules, log, checks, claims, policy, replica, agentMax, ...rest } = parts;
   const { extraCa, upstreamTimeoutMs, publicUrl, allowedOrigins } = options;
   const { clock } = store;
   const streams = createStreams({
@@ -253,8 +244,7 @@ function composeStreaming(parts: StreamingParts) {
     deniedTools: policy.deniedTools,
   });
   const { stopping } = streams;
-  const agentConcurrency = agentPlaces?.limitOf("streaming") ?? options.agentConcurrency;
-  const limits = createStreamLimits({ agentConcurrency, stopping });
+  const limits = createStreamLimits({ agentConcurrency: agentMax, stopping });
   const admission = { ...checks, replica, claims, limits, stopping };
   const path = createStreamHandler({
     streams,
@@ -269,6 +259,7 @@ function composeStreaming(parts: StreamingParts) {
   return {
     routes: streamRoutes(path),
     stop: streams.stop,
+    raised: limits.raised,
     running: streams.running,
     start() {
       stopLooking = startReaper(unclaimed);

@@ -220,3 +220,33 @@ test.each(["/open", "/nowhere", "/v1/things/1"])(
     await Promise.all(requests);
   },
 );
+
+describe.each(["/open", "/nowhere", "/v1/things/1"])("when strangers' requests wait, one to %s", (path) => {
+  async function isAnsweredAtOnce(headers: Record<string, string>): Promise<[boolean, string | null]> {
+    // The turn of the event loop is used up by the first.
+    const first = edge.fetch(new Request("http://localhost/open"));
+    for (const until = performance.now() + 20; performance.now() < until; );
+    const asking = edge.fetch(new Request(`http://localhost${path}`, { method: "POST", headers }));
+    let isAnswered = false;
+    void asking.then(() => {
+      isAnswered = true;
+    });
+    for (let step = 0; step < 100; step++) await null;
+    const atOnce = isAnswered;
+    await first;
+    return [atOnce, (await asking).headers.get("connection")];
+  }
+
+  test("with much of a body does not, so that no body of one who asks is kept", async () => {
+    for (const length of ["16385", "1000000", "3, 3"]) {
+      const [isAtOnce] = await isAnsweredAtOnce({ "content-length": length });
+      expect([length, isAtOnce]).toEqual([length, true]);
+    }
+    for (const length of ["0", "16384"])
+      expect(await isAnsweredAtOnce({ "content-length": length })).toEqual([false, null]);
+  });
+
+  test("with a body in chunks does not either, and is the last on its connection", async () => {
+    expect(await isAnsweredAtOnce({ "transfer-encoding": "chunked" })).toEqual([true, "close"]);
+  });
+});

@@ -148,7 +148,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
     checkFraming(context.original.headers);
     const toRoute = () => route(request, path);
-    if (!guard?.covers(path)) return andThen(turnOf(STRANGERS), () => actFor(STRANGERS, toRoute));
+    if (!guard?.covers(path)) return andThen(turnOfStranger(context), () => actFor(STRANGERS, toRoute));
     return andThen(enter(guard, context, request), (scope) => {
       guard.permit?.(scope.caller, scope.method, path);
       const answer = straightTo(straight, request, path);
@@ -181,29 +181,20 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       const sentId = request.headers.get("x-request-id");
       const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const context: RequestContext = {
-        original,
-        path,
-        requestId,
-        startedAt,
-        fields,
-        holdOpen,
-        known: STRANGERS,
-        span: null,
-      };
+      const unknown = { known: STRANGERS, span: null, endsConnection: false };
+      const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...unknown };
       let response: Response;
       try {
         const answer = respond(request, context);
         response = answer instanceof Promise ? await answer : answer;
       } catch (error) {
-        // A refusal takes a turn too. The runtime would answer a connection full of refusals in one turn of the event loop.
-        if (context.known === STRANGERS) await turnOf(STRANGERS);
+        // The runtime would answer a connection full of refusals in one turn of the event loop.
+        if (context.known === STRANGERS) await turnOfStranger(context);
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
-      response.headers.set("x-request-id", requestId);
-      if (draining) response.headers.set("connection", "close");
+      mark(response, context, draining);
       tell(context, response.status);
-      const passing = passOver(request, response, context.known);
+      const passing = context.endsConnection ? undefined : passOver(request, response, context.known);
       if (passing !== undefined) await passing;
       return response;
     },
@@ -261,6 +252,31 @@ interface RequestContext {
   known: string;
   /** Null where it is not traced. */
   span: Span | null;
+  /** Whether the connection ends with the answer, whatever is still to come of the request. */
+  endsConnection: boolean;
+}
+
+function mark(response: Response, { requestId, endsConnection }: RequestContext, draining: boolean): void {
+  response.headers.set("x-request-id", requestId);
+  if (draining || endsConnection) response.headers.set("connection", "close");
+}
+
+/** A stranger's request waits for its turn with a body of so many bytes at most. */
+const WAITING_BODY_BYTES_MAX = 16 * 1024;
+
+/**
+ * Undefined when a stranger's request may be answered at once. One that has much of a body never waits, since the runtime
+ * would keep what arrives of it: 600 connections with a megabyte each took gigabytes. Where the length is not known, the
+ * connection ends with the answer, or one connection full of short bodies in chunks would keep the event loop.
+ */
+function turnOfStranger(context: RequestContext): Promise<void> | undefined {
+  const turn = turnOf(STRANGERS);
+  if (turn === undefined) return undefined;
+  const { headers } = context.original;
+  const length = headers.get("content-length") ?? "0";
+  context.endsConnection = headers.has("transfer-encoding");
+  const isShort = /^\d{1,5}$/.test(length) && Number(length) <= WAITING_BODY_BYTES_MAX;
+  return isShort && !context.endsConnection ? turn : undefined;
 }
 
 /** @param mayTell whether a stranger's request may have another log line */

@@ -4,11 +4,7 @@ import fc from "fast-check";
 import { Registry } from "prom-client";
 import type { GaugeSources } from "../core/meters.ts";
 import { pathPattern } from "../http/elysia.ts";
-import { knownLately } from "./known-lately.ts";
-import { createLoopLag } from "./loop-lag.ts";
-import { createMeters } from "./metrics.ts";
-import { createRouteTemplates, OTHER_ROUTE } from "./route-templates.ts";
-import { statusLabel } from "./status-label.ts";
+import { createLoopLag, createMeters, createRouteTemplates, OTHER_ROUTE, staleCache, statusLabel } from "./metrics.ts";
 
 describe("the template of a path", () => {
   const ROUTES = ["/", "/a", "/a/b", "/a/:id", "/a/:id/c", "/a/:id/c/:other", "/b/*", "/c/:id/*"];
@@ -58,7 +54,7 @@ describe("a value that is kept for a while", () => {
   test("is found out once for all who ask, and not anew right after", async () => {
     let times = 0;
     const { promise, resolve } = Promise.withResolvers<number>();
-    const known = knownLately(() => {
+    const known = staleCache(() => {
       times++;
       return promise;
     });
@@ -69,7 +65,7 @@ describe("a value that is kept for a while", () => {
 
   test("is not known when it fails or hangs, and found out by the next who asks", async () => {
     const tries = [Promise.reject(new Error("away")), Promise.withResolvers<number>().promise];
-    const known = knownLately(async () => tries.shift() ?? 7);
+    const known = staleCache(async () => tries.shift() ?? 7);
     expect(await known()).toBeNull();
     expect(await known()).toBeNull();
     // The second one hangs on, and is asked no second time meanwhile.
@@ -80,7 +76,7 @@ describe("a value that is kept for a while", () => {
 
 test("a value that is slow to find out is kept longer, and while it is found out again the last one holds", async () => {
   const tries = [() => Bun.sleep(60).then(() => 7), () => Promise.withResolvers<number>().promise];
-  const known = knownLately(() => tries.shift()?.() ?? Promise.resolve(8));
+  const known = staleCache(() => tries.shift()?.() ?? Promise.resolve(8));
   const monotonic = spyOn(performance, "now");
   try {
     let now = 0;

@@ -1,7 +1,12 @@
-// The metrics of both services: names, labels, buckets, and what counts them. Every name is there from the start, with
-// zeros for all labels that can be listed; what only the other service counts stays so. No label says anything of a tenant.
-import { Counter, Gauge, Histogram, type Registry } from "prom-client";
+// The metrics of both services: names, labels, buckets, what counts them, and the port that shows them. Every name is there
+// from the start, with zeros for all labels that can be listed; what only the other service counts stays zero. No label says
+// anything about a tenant. In one file, since it is one table of metrics and what they are counted with.
+import { Counter, Gauge, Histogram, Registry } from "prom-client";
+import { endsWithin } from "../concurrency/deadline.ts";
+import { createGathering } from "../concurrency/gathered.ts";
 import type { CallEnd } from "../core/call-end.ts";
+import { systemClock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
 import {
   type GaugeSources,
   type Meters,
@@ -13,10 +18,12 @@ import {
   type SettlementOutcome,
 } from "../core/meters.ts";
 import { ERROR_CLASSES, MODES, POLICY_ACTIONS, type PolicyAction } from "../core/states.ts";
-import { knownLately } from "./known-lately.ts";
-import { createLoopLag } from "./loop-lag.ts";
-import { createRouteTemplates } from "./route-templates.ts";
-import { statusLabel } from "./status-label.ts";
+import { COMMIT, VERSION } from "../core/version.ts";
+import { text } from "../http/answers.ts";
+import { pathPattern, routes } from "../http/elysia.ts";
+import { hostPart } from "../http/host-part.ts";
+import { listenPlain } from "../http/plain-listener.ts";
+import { createGuardedEdge } from "../http/server.ts";
 
 /** Up to the usual deadline of an upstream call. */
 const UPSTREAM_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300];
@@ -28,10 +35,10 @@ const SETTLEMENT_SECONDS = [0.1, 0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 20, 30, 60
 /** Of an end without an error class. */
 const NO_CLASS = "none";
 
-export interface MetricsOptions {
+interface MetricsOptions {
   readonly registry: Registry;
   readonly version: string;
-  /** Null when nothing told it to the build. */
+  /** Null when the build did not know it. */
   readonly commit: string | null;
   /** The nodes of the chain that a facilitator has; null for a gateway. */
   readonly endpoints: number | null;
@@ -167,7 +174,7 @@ function createRequestMeters(registers: Registry[]): Meters["requestsTo"] {
 
 /** What is not known now has no sample: an older value would be a lie, and a missing one can be alerted on. */
 function registerGauges(registers: Registry[], sources: GaugeSources, noQueue: QueueSize | null): void {
-  const queue = knownLately(async () => {
+  const queue = staleCache(async () => {
     const size = (await sources.queue?.()) ?? noQueue;
     if (size === null) throw new Error("nobody can tell yet");
     return size;
@@ -195,7 +202,7 @@ function registerGauges(registers: Registry[], sources: GaugeSources, noQueue: Q
       this.set(sources.running?.() ?? 0);
     },
   });
-  const balances = knownLately(async () => sources.balances?.() ?? []);
+  const balances = staleCache(async () => sources.balances?.() ?? []);
   const wallets: Gauge<"address"> = new Gauge({
     name: "tollgate_wallet_balance_wei",
     help: "What the wallets that pay for gas hold. No sample while no node answers. Facilitator.",
@@ -215,4 +222,210 @@ const NO_QUEUE: QueueSize = { calls: 0, oldestMs: 0 };
 function setOrRemove(gauge: Gauge, value: number | undefined): void {
   if (value === undefined) gauge.remove();
   else gauge.set(value);
+}
+
+/** Of all paths that belong to no route. */
+export const OTHER_ROUTE = "other";
+
+/** The label of a path: as many values as there are routes, whatever is asked for. */
+export function createRouteTemplates(routes: readonly { readonly path: string }[]) {
+  const paths = [...new Set(routes.map(({ path }) => path))];
+  const exact = new Map<string, string>();
+  /** Those with parameters, by how many segments their paths have; of unknown length below -1. */
+  const byLength = new Map<number, { readonly pattern: RegExp; readonly template: string }[]>();
+  for (const path of paths) {
+    const template = path.replaceAll(/:(\w+)/g, "{$1}");
+    if (template === path && !path.endsWith("*")) exact.set(path, path);
+    else {
+      const length = path.endsWith("*") ? -1 : slashesIn(path);
+      byLength.set(length, [...(byLength.get(length) ?? []), { pattern: pathPattern(path), template }]);
+    }
+  }
+
+  function among(length: number, path: string): string | undefined {
+    return byLength.get(length)?.find(({ pattern }) => pattern.test(path))?.template;
+  }
+
+  return {
+    all: [...paths.map((path) => path.replaceAll(/:(\w+)/g, "{$1}")), OTHER_ROUTE],
+    of: (path: string): string => exact.get(path) ?? among(slashesIn(path), path) ?? among(-1, path) ?? OTHER_ROUTE,
+  };
+}
+
+function slashesIn(path: string): number {
+  let count = 0;
+  for (let at = path.indexOf("/"); at !== -1; at = path.indexOf("/", at + 1)) count++;
+  return count;
+}
+
+/** Statuses with a meaning (IANA's registry, RFC 9110). On the streaming path the upstream chooses the status. */
+const ASSIGNED: readonly (readonly [from: number, to: number])[] = [
+  [100, 103],
+  [200, 208],
+  [226, 226],
+  [300, 308],
+  [400, 417],
+  [421, 426],
+  [428, 429],
+  [431, 431],
+  [451, 451],
+  [500, 508],
+  [510, 511],
+];
+
+const LABELS = new Map(
+  ASSIGNED.flatMap(([from, to]) =>
+    Array.from({ length: to - from + 1 }, (_, at) => [from + at, `${from + at}`] as const),
+  ),
+);
+
+export function statusLabel(status: number): string {
+  return LABELS.get(status) ?? `${Math.floor(status / 100)}xx`;
+}
+
+const HALF_MS = 30_000;
+
+/**
+ * The longest pause of an event loop lately. It does not begin again with each reader, so that several may read it.
+ *
+ * @param monotonic milliseconds of a clock that never goes back
+ */
+export function createLoopLag(monotonic: () => number = () => performance.now()) {
+  let [before, longest] = [0, 0];
+  let halfEndsAt = monotonic() + HALF_MS;
+
+  function move(): void {
+    const now = monotonic();
+    if (now < halfEndsAt) return;
+    before = now < halfEndsAt + HALF_MS ? longest : 0;
+    longest = 0;
+    halfEndsAt = now + HALF_MS;
+  }
+
+  return {
+    late(ms: number): void {
+      move();
+      longest = Math.max(longest, ms);
+    },
+    /** Milliseconds, of at least the last 30 seconds and at most the last 60. */
+    longest(): number {
+      move();
+      return Math.max(before, longest);
+    },
+  };
+}
+
+const KEPT_MS = 3_000;
+const WAIT_MS_MAX = 1_000;
+/** At most one part in so many of the time goes into finding a value. */
+const PART_OF_TIME = 20;
+/** The last value is given up when finding the next one takes so many times as long as the last time. */
+const SLOWER_MAX = 3;
+
+interface StaleValue<T> {
+  readonly value: T;
+  readonly until: number;
+  /** For a reader who can't wait for the new value. */
+  readonly usableUntil: number;
+}
+
+/**
+ * Keeps a value that is dear to find out for some seconds. A later reader waits for a new value, but only for a moment; then the
+ * last value serves if the finding has been slow before.
+ *
+ * @returns null when the value is not known now
+ */
+export function staleCache<T>(find: () => Promise<T>): () => Promise<T | null> {
+  let known: StaleValue<T> | null = null;
+  let finding: Promise<void> | null = null;
+
+  /** Never rejects. */
+  async function refresh(): Promise<void> {
+    const startedAt = performance.now();
+    try {
+      const value = await find();
+      const now = performance.now();
+      const took = now - startedAt;
+      const until = now + Math.max(KEPT_MS, took * PART_OF_TIME);
+      known = { value, until, usableUntil: until + took * SLOWER_MAX };
+    } catch {
+      known = null;
+    } finally {
+      finding = null;
+    }
+  }
+
+  return async () => {
+    if (known === null || performance.now() >= known.until) {
+      finding ??= refresh();
+      await endsWithin(WAIT_MS_MAX, finding);
+    }
+    return known !== null && performance.now() < known.usableUntil ? known.value : null;
+  };
+}
+
+/**
+ * The usual metrics of a process. The library's own set is made for Node.js: on Bun several of its values have no meaning, and it
+ * counts open descriptors by listing them, which holds the event loop when there are many.
+ */
+export function registerProcess(registry: Registry): void {
+  const registers = [registry];
+  new Counter({
+    name: "process_cpu_seconds_total",
+    help: "Processor time of this process, all threads.",
+    registers,
+    collect() {
+      const { user, system } = process.cpuUsage();
+      this.reset();
+      this.inc((user + system) / 1e6);
+    },
+  });
+  new Gauge({
+    name: "process_resident_memory_bytes",
+    help: "Resident memory of this process.",
+    registers,
+    collect() {
+      this.set(process.memoryUsage.rss());
+    },
+  });
+  new Gauge({
+    name: "process_start_time_seconds",
+    help: "When this process was started, in seconds since the epoch.",
+    registers,
+  }).set(Math.round(systemClock.now() / 1000 - process.uptime()));
+}
+
+interface MetricsListenerOptions {
+  readonly host: string;
+  /** 0 takes a free one. */
+  readonly port: number;
+  /** The nodes of the chain that a facilitator has; null for a gateway. */
+  readonly endpoints: number | null;
+  readonly log: Log;
+}
+
+/**
+ * Opens a port of its own with GET /metrics and nothing else. What several ask for at once is written once.
+ *
+ * @throws StartupProblem when the port is taken
+ */
+export async function startMetrics({ host, port, endpoints, log }: MetricsListenerOptions): Promise<Meters> {
+  const registry = new Registry();
+  const meters = createMeters({ registry, version: VERSION, commit: COMMIT, endpoints });
+  registerProcess(registry);
+  const written = createGathering(async () => {
+    const metrics = await registry.metrics();
+    return () => metrics;
+  });
+  const app = routes().get("/metrics", async () => text(await written.join("", null), registry.contentType));
+  const edge = createGuardedEdge({ app, log, guard: null });
+  const server = await listenPlain({
+    host,
+    port,
+    variable: "TOLLGATE_METRICS_PORT",
+    log,
+    answer: (request) => edge.fetch(request),
+  });
+  log.info("metrics_listening", { url: `http://${hostPart(host)}:${server.port}/metrics` });
+  return meters;
 }

@@ -1,18 +1,31 @@
 // Makes a release in dist/release: a binary for each platform, the units for systemd, what watches over them, the licences, the
 // bill of materials and the checksums. `bun run package` makes all of it, `bun run package linux-x64 …` only these platforms.
+//
+// The Bun that each binary starts with comes as a package that src/packaging/runtimes/package-lock.json pins by its hash. The
+// container image takes its Bun from that lock too.
 import { createHash } from "node:crypto";
 import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { Contrib, Enums, Models, Serialize, Spec } from "@cyclonedx/cyclonedx-library";
+import { PackageURL } from "packageurl-js";
+import parseSpdx from "spdx-expression-parse";
 import manifest from "../../package.json" with { type: "json" };
-import { build, commit, ROOT, type Runtime, tellMade } from "./build.ts";
-import { type BundledPackage, bundledPackages } from "./bundled.ts";
-import { licencesFile } from "./licences.ts";
-import { installRuntimes, PLATFORMS, type Platform, pinnedRuntime } from "./platforms.ts";
-import { type Binary, bill } from "./sbom.ts";
+import {
+  type BundledPackage,
+  build,
+  bundledPackages,
+  commit,
+  licencesFile,
+  type Manifest,
+  ROOT,
+  type Runtime,
+  run,
+  tellMade,
+} from "./build.ts";
 
 const UNITS = join(ROOT, "src/packaging/systemd");
-/** Who has no source needs them too. */
+/** Users without the source need these files too. */
 const MONITORING = {
   "tollgate-alerts.yaml": "prometheus/alerts.yaml",
   "tollgate-dashboard.json": "grafana/dashboard.json",
@@ -38,7 +51,7 @@ export function makeRelease(
       throw new Error(`${runtime.name} has another version than package.json asks for`);
     const file = `${name}-${platform}`;
     const metafile = build(join(into, file), runtimeOf(platform));
-    // The same source everywhere: no platform has a package of its own.
+    // The source is the same everywhere, so no platform has a package of its own.
     packages = bundledPackages(metafile);
     binaries.push({ file, sha256: sha256(join(into, file)), runtime });
   }
@@ -59,7 +72,7 @@ function sha256(path: string): string {
   return createHash("sha256").update(readFileSync(path)).digest("hex");
 }
 
-/** Of the commit and not of today, so that the same commit makes the same files. */
+/** The date of the commit and not of today, so that one commit makes one set of files. */
 function commitDate(): Date {
   const asked = Bun.spawnSync(["git", "log", "-1", "--format=%ct"], { cwd: ROOT, stderr: "ignore" });
   return new Date(Number(asked.stdout.toString().trim()) * 1000);
@@ -67,6 +80,130 @@ function commitDate(): Date {
 
 function isPlatform(name: string): name is Platform {
   return name in PLATFORMS;
+}
+
+/** There is one Bun for every x64 processor: it asks by itself whether there is AVX2. (`baseline` is the same, byte for byte.) */
+export const PLATFORMS = {
+  "linux-x64": "bun-linux-x64",
+  "linux-x64-musl": "bun-linux-x64-musl",
+  "linux-arm64": "bun-linux-aarch64",
+  "linux-arm64-musl": "bun-linux-aarch64-musl",
+  "macos-x64": "bun-darwin-x64",
+  "macos-arm64": "bun-darwin-aarch64",
+} as const;
+
+export type Platform = keyof typeof PLATFORMS;
+
+const RUNTIMES = join(ROOT, "src/packaging/runtimes");
+
+interface Lock {
+  readonly packages: Readonly<Record<string, { readonly version: string; readonly integrity: string }>>;
+}
+
+/** A package of Bun as the lock pins it. */
+interface PinnedRuntime {
+  readonly name: string;
+  readonly version: string;
+  /** As packages are pinned: `sha512-` and base64. */
+  readonly integrity: string;
+}
+
+export function pinnedRuntime(platform: Platform): PinnedRuntime {
+  const name = `@oven/${PLATFORMS[platform]}`;
+  const lock = JSON.parse(readFileSync(join(RUNTIMES, "package-lock.json"), "utf8")) as Lock;
+  const entry = lock.packages[`node_modules/${name}`];
+  if (entry === undefined) throw new Error(`${name} is not in the lock of the runtimes`);
+  return { name, version: entry.version, integrity: entry.integrity };
+}
+
+/**
+ * Installs those of all platforms, and says where each is. Every archive is downloaded again, and compared with its
+ * hash in the lock.
+ *
+ * @param work an empty directory
+ */
+function installRuntimes(work: string): (platform: Platform) => Runtime {
+  for (const name of ["package.json", "package-lock.json"]) copyFileSync(join(RUNTIMES, name), join(work, name));
+  const all = ["--os=*", "--cpu=*", "--libc=*"];
+  // A cache of its own, since one that is there already would be trusted.
+  const strict = ["--frozen-lockfile", "--ignore-scripts", "--silent", `--cache-dir=${join(work, "cache")}`];
+  run([process.execPath, "install", `--cwd=${work}`, ...strict, ...all]);
+  return (platform) => {
+    const target = PLATFORMS[platform];
+    return { target, path: join(work, "node_modules/@oven", target, "bin/bun") };
+  };
+}
+
+interface Binary {
+  readonly file: string;
+  readonly sha256: string;
+  readonly runtime: PinnedRuntime;
+}
+
+interface Release {
+  readonly manifest: Manifest;
+  readonly commit: string;
+  /** Of the commit. */
+  readonly date: Date;
+  readonly binaries: readonly Binary[];
+  readonly packages: readonly BundledPackage[];
+}
+
+const { FromNodePackageJson: fromManifest, License } = Contrib;
+const components = new fromManifest.Builders.ComponentBuilder(
+  new fromManifest.Factories.ExternalReferenceFactory(),
+  new License.Factories.LicenseFactory(parseSpdx),
+);
+
+function component(manifest: Manifest, type: Enums.ComponentType): Models.Component {
+  const made = components.makeComponent({ ...manifest }, type);
+  if (made === undefined) throw new Error(`${manifest.name} can't be a component`);
+  return made;
+}
+
+function packaged(manifest: Manifest, integrity: string, type: Enums.ComponentType): Models.Component {
+  const made = component(manifest, type);
+  const url = new PackageURL("npm", made.group, made.name, made.version, null, null).toString();
+  made.purl = url;
+  made.bomRef.value = url;
+  made.hashes.set(...fromManifest.Utils.parsePackageIntegrity(integrity));
+  return made;
+}
+
+export /**
+ * The bill of materials, as CycloneDX: each binary with its hash, the Bun that it begins with, and each package of which the
+ * binaries hold a part. Two releases of one commit have equal bills.
+ */
+function bill({ manifest, commit, date, binaries, packages }: Release): string {
+  const product = component(manifest, Enums.ComponentType.Application);
+  product.bomRef.value = `tollgate@${manifest.version}`;
+  if (commit !== "") product.properties.add(new Models.Property("tollgate:commit", commit));
+
+  const parts = new Map(
+    packages.map((each) => [each.folder, packaged(each.manifest, each.integrity, Enums.ComponentType.Library)]),
+  );
+  for (const { folder, needs } of packages) {
+    for (const need of needs) link(parts.get(folder), parts.get(need));
+  }
+  for (const part of parts.values()) link(product, part);
+
+  const bom = new Models.Bom({ metadata: new Models.Metadata({ timestamp: date, component: product }) });
+  for (const part of parts.values()) bom.components.add(part);
+  for (const { file, sha256, runtime } of binaries) {
+    const bun = packaged({ ...runtime, license: "MIT" }, runtime.integrity, Enums.ComponentType.Platform);
+    const binary = new Models.Component(Enums.ComponentType.File, file, { bomRef: file, version: manifest.version });
+    binary.hashes.set(Enums.HashAlgorithm["SHA-256"], sha256);
+    link(binary, bun);
+    link(binary, product);
+    bom.components.add(bun);
+    bom.components.add(binary);
+  }
+  const serializer = new Serialize.JsonSerializer(new Serialize.JSON.Normalize.Factory(Spec.Spec1dot6));
+  return `${serializer.serialize(bom, { sortLists: true, space: 2 })}\n`;
+}
+
+function link(from: Models.Component | undefined, to: Models.Component | undefined): void {
+  if (from !== undefined && to !== undefined) from.dependencies.add(to.bomRef);
 }
 
 if (import.meta.main) {

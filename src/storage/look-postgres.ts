@@ -2,7 +2,7 @@
 import type { SQL } from "bun";
 import { StartupProblem } from "../core/startup.ts";
 import { numbered, type WrappedKeys } from "./backup.ts";
-import { type Capabilities, probeCapabilities } from "./capabilities.ts";
+import { probeCapabilities } from "./capabilities.ts";
 import { NOW } from "./database-clock.ts";
 import { sqlState, startProblem } from "./failures.ts";
 import { type DatabaseLook, NO_KEYS } from "./look.ts";
@@ -37,22 +37,6 @@ export async function lookAtPostgres(databaseUrl: string): Promise<DatabaseLook>
   } catch (error) {
     await client.close({ timeout: 0 });
     throw startProblem(error) ?? error;
-  }
-}
-
-/**
- * What the server of a URL can do.
- *
- * @throws StartupProblem when it can't be reached or used
- */
-export async function lookAtCapabilities(databaseUrl: string): Promise<Capabilities> {
-  const client = postgresClient(databaseUrl);
-  try {
-    return await probeCapabilities(client, databaseUrl);
-  } catch (error) {
-    throw startProblem(error) ?? error;
-  } finally {
-    await client.close({ timeout: 0 });
   }
 }
 

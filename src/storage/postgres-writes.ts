@@ -9,7 +9,7 @@ import { postgresCommitFailure, postgresFailure } from "./failures.ts";
 import type { ConnectionPool, DatabaseConnection } from "./pool.ts";
 import { type Effects, runCommands } from "./postgres-commands.ts";
 import { postgresTables } from "./postgres-queries.ts";
-import { takeRowLock } from "./row-locks.ts";
+import { lockStatement } from "./row-locks.ts";
 import type { Tx } from "./store.ts";
 import { untilNotUndone } from "./undone.ts";
 
@@ -58,7 +58,7 @@ async function transaction<T>(
           const [output] = await runCommands(connection, command, [input], effects);
           return output as never;
         },
-        lock: (...lock) => takeRowLock(connection, ...lock),
+        lock: (key) => connection.run(...lockStatement(key)),
       },
       connection,
       effects,

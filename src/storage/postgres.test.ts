@@ -7,7 +7,7 @@ import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../test/support/stores/stores.ts";
 import { silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { renewLease } from "../gateway/replicas/store.ts";
+import { renewLease } from "../gateway/executor/replica-lease.ts";
 import { openPostgres } from "./postgres.ts";
 import { postgresQueries, postgresTables } from "./postgres-queries.ts";
 import { type Tx, UniqueViolation } from "./store.ts";
@@ -133,7 +133,7 @@ describe("on Postgres alone", () => {
       return isLocked ? "not held up" : came;
     });
     const renew = (tx: Tx) => renewLease(tx, "rep_1");
-    expect(await store.writeFirst(renew)).toMatchObject({ agent_base: null });
+    expect(await store.writeFirst(renew)).toBeGreaterThan(0);
     isLocked = false;
     await somebody.unsafe("rollback");
     somebody.release();

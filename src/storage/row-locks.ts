@@ -1,7 +1,6 @@
 // Locks that works hold until they end (`Tx.lock`), as rows. Unlike an advisory lock, a row tells a transaction of which
 // all statements see one moment (repeatable read, serializable) that another one has been at work since that moment: it
 // is undone and runs again, instead of going on with what it saw before it waited.
-import type { DatabaseConnection } from "./pool.ts";
 
 /**
  * Rows of a kind of lock. Names that fall on one row only wait for each other now and then, and the table never holds
@@ -20,10 +19,3 @@ function rowOf(key: string): string {
 }
 
 export const lockStatement = (key: string): [text: string, values: string[]] => [TAKE, [rowOf(key)]];
-
-export async function takeRowLock(connection: DatabaseConnection, key: string, pauseMsMax?: number): Promise<void> {
-  if (pauseMsMax !== undefined) {
-    await connection.run(`set local idle_in_transaction_session_timeout = ${pauseMsMax}`);
-  }
-  await connection.run(...lockStatement(key));
-}

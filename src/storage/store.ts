@@ -35,10 +35,8 @@ export interface Tx extends Reader, CommandRunner {
    * Makes others that lock the same key wait until this work has ended, and see what it has written. Works on SQLite run
    * one after another anyway; on Postgres it is a row. A key is a kind and a name, `ceiling:acme`. Works that take locks
    * of several kinds take the kinds in one order.
-   *
-   * @param pauseMsMax undoes the work of a process that stands still for longer between two of its statements
    */
-  lock(key: string, pauseMsMax?: number): Promise<void>;
+  lock(key: string): Promise<void>;
 }
 
 export interface Store extends CommandRunner {

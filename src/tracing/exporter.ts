@@ -1,91 +1,118 @@
-// Sends batches of spans to the collector. Whatever the collector does, a batch is over in bounded time. What it says for
-// now (429, 502, 503, 504, no connection) is tried again, after the time that it asks for if that is longer than ours.
+// Spans on their way to the collector, by OTLP over HTTP as protobuf. A bounded number waits; a span that finds no room is
+// dropped, and so is a batch that the collector does not take. Both are counted and logged once a minute. Whatever the
+// collector does, a batch is over in bounded time and memory. A passing failure (429, 502, 503, 504, no connection) is tried
+// again, after the time that the collector asks for if that is longer than ours.
+
 import { type ExportResult, ExportResultCode } from "@opentelemetry/core";
 import { ProtobufTraceSerializer } from "@opentelemetry/otlp-transformer";
-import type { ReadableSpan, SpanExporter } from "@opentelemetry/sdk-trace";
+import { BatchSpanProcessor, type ReadableSpan, type SpanExporter, type SpanProcessor } from "@opentelemetry/sdk-trace";
 import { endsWithin } from "../concurrency/deadline.ts";
 import { createUnderWay } from "../concurrency/under-way.ts";
-import { type CollectorOptions, createCollectorRequest, NoAnswer } from "./collector.ts";
+import { systemClock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
+import type { Answer } from "../http/answer.ts";
+import { readBody } from "../http/body.ts";
+import { type Outbound, OutboundError } from "../http/outbound.ts";
+import { retryAfterMs } from "../http/retry-after.ts";
+
+/** Until the end of the answer. */
+const REQUEST_MS = 10_000;
+const ANSWER_BYTES_MAX = 64 * 1024;
+/** The most that a `Retry-After` is obeyed: spans that wait are dropped once there are many. */
+const RETRY_AFTER_MS_MAX = 30_000;
+
+interface CollectorOptions {
+  /** The base URL of the collector. */
+  readonly endpoint: string;
+  /** Headers may hold a key. */
+  readonly headers: ReadonlyArray<readonly [name: string, value: string]>;
+  readonly outbound: Outbound;
+}
 
 const PAUSES_MS = [1_000, 4_000];
 const FOR_NOW = new Set([429, 502, 503, 504]);
 
-/** The batch was not taken. The message is for the log. */
-class NotTaken extends Error {
-  /** How long to wait before it is sent again, at least; null when it is not. */
+/** Why a batch was not taken. */
+interface UntakenBatch {
+  /** For the log: it holds no header and no path. */
+  readonly message: string;
+  /** How long to wait before the batch is sent again, at least; null when it is not. */
   readonly againMs: number | null;
-
-  constructor(message: string, againMs: number | null) {
-    super(message);
-    this.againMs = againMs;
-  }
 }
 
-export interface Exporter extends SpanExporter {
-  /** Ends what is under way, untaken. */
+interface Exporter extends SpanExporter {
+  /** Ends the requests in flight, untaken. */
   abort(): void;
 }
 
 /** @returns an exporter whose `result.error` has a message for the log */
-export function createExporter(options: CollectorOptions): Exporter {
-  const request = createCollectorRequest(options);
+export function createExporter({ endpoint, headers, outbound }: CollectorOptions): Exporter {
+  const url = `${endpoint.replace(/\/+$/, "")}/v1/traces`;
+  const sent = [["content-type", "application/x-protobuf"] as const, ...headers];
   const [stopping, aborted] = [Promise.withResolvers<void>(), new AbortController()];
-  const underWay = createUnderWay();
+  const inFlight = createUnderWay();
 
-  async function sendOnce(body: Uint8Array): Promise<void> {
-    const { status, bytes, retryAfterMs } = await request(body, aborted.signal).catch((error) => {
-      if (aborted.signal.aborted) throw new NotTaken("the process ends", null);
-      throw error instanceof NoAnswer ? new NotTaken(error.message, error.isForNow ? 0 : null) : error;
-    });
-    if (status < 200 || status > 299) {
-      throw new NotTaken(`answered ${status}`, FOR_NOW.has(status) ? (retryAfterMs ?? 0) : null);
+  async function sendOnce(body: Uint8Array): Promise<UntakenBatch | null> {
+    const late = AbortSignal.timeout(REQUEST_MS);
+    try {
+      const signal = AbortSignal.any([aborted.signal, late]);
+      const response = await outbound.request(url, { method: "POST", headers: sent, body, signal });
+      const limits = { maxBytes: ANSWER_BYTES_MAX, captureBytes: ANSWER_BYTES_MAX };
+      const { tooLarge, captured } = await readBody(response, limits);
+      if (tooLarge) return { message: `an answer of more than ${ANSWER_BYTES_MAX} bytes`, againMs: null };
+      return refusalIn(response, captured);
+    } catch (error) {
+      if (aborted.signal.aborted) return { message: "the process ends", againMs: null };
+      return { message: late.aborted ? `no answer within ${REQUEST_MS} ms` : failureOf(error), againMs: 0 };
     }
-    const rejected = rejectedOf(bytes);
-    if (rejected > 0) throw new NotTaken(`rejected ${rejected} of them`, null);
   }
 
-  async function send(spans: ReadableSpan[]): Promise<void> {
-    // Not in the turn of the call whose span has filled the batch.
+  async function send(spans: ReadableSpan[]): Promise<UntakenBatch | null> {
+    // The call whose span has filled the batch does not wait for its writing.
     await new Promise(setImmediate);
     const body = ProtobufTraceSerializer.serializeRequest(spans);
-    if (body === undefined) throw new NotTaken("could not be written", null);
+    if (body === undefined) return { message: "could not be written", againMs: null };
     for (const pause of PAUSES_MS) {
-      const failure = await failureIn(sendOnce(body));
-      if (failure === null) return;
-      if (failure.againMs === null) throw failure;
-      if (await endsWithin(Math.max(pause, failure.againMs), stopping.promise)) throw failure;
+      const refusal = await sendOnce(body);
+      if (refusal === null || refusal.againMs === null) return refusal;
+      if (await endsWithin(Math.max(pause, refusal.againMs), stopping.promise)) return refusal;
     }
-    await sendOnce(body);
+    return sendOnce(body);
   }
 
   return {
     export(spans: ReadableSpan[], done: (result: ExportResult) => void): void {
-      const leave = underWay.enter();
+      const leave = inFlight.enter();
+      const fail = (error: Error) => done({ code: ExportResultCode.FAILED, error });
       send(spans)
         .then(
-          () => done({ code: ExportResultCode.SUCCESS }),
-          (error) => done({ code: ExportResultCode.FAILED, error }),
+          (refusal) => (refusal === null ? done({ code: ExportResultCode.SUCCESS }) : fail(new Error(refusal.message))),
+          fail,
         )
         .finally(leave);
     },
-    /** Tries nothing again, and resolves when nothing is under way. */
+    /** Tries nothing again, and resolves when nothing is in flight. */
     async shutdown(): Promise<void> {
       stopping.resolve();
-      await underWay.idle();
+      await inFlight.idle();
     },
     abort: () => aborted.abort(),
   };
 }
 
-/** Null when it was taken. */
-function failureIn(sending: Promise<void>): Promise<NotTaken | null> {
-  return sending.then(
-    () => null,
-    (error) => {
-      if (error instanceof NotTaken) return error;
-      throw error;
-    },
-  );
+function refusalIn({ status, headers }: Answer, bytes: Uint8Array): UntakenBatch | null {
+  if (status < 200 || status > 299) {
+    const asked = retryAfterMs(headers.get("retry-after"), systemClock.now(), RETRY_AFTER_MS_MAX);
+    return { message: `answered ${status}`, againMs: FOR_NOW.has(status) ? (asked ?? 0) : null };
+  }
+  const rejected = rejectedOf(bytes);
+  return rejected > 0 ? { message: `rejected ${rejected} of them`, againMs: null } : null;
+}
+
+/** Never the message of an unforeseen error, which might quote a header. */
+function failureOf(error: unknown): string {
+  if (error instanceof OutboundError) return error.message;
+  return error instanceof Error ? error.name : "unknown error";
 }
 
 /** Spans that the collector says it has not taken. An answer in another form says nothing. */
@@ -95,4 +122,90 @@ function rejectedOf(bytes: Uint8Array): number {
   } catch {
     return 0;
   }
+}
+
+/** Spans that wait or are in flight. */
+const HELD_MAX = 4096;
+/** Written in one piece: 2 ms of the event loop. */
+const BATCH_MAX = 256;
+const WAIT_MS = 1_000;
+/** More than the exporter takes with all its tries. */
+const EXPORT_MS = 100_000;
+const TELL_MS = 60_000;
+
+/** @param exporter whose `result.error` has a message for the log */
+export function createSpanQueue(exporter: SpanExporter, log: Log): SpanProcessor {
+  let held = 0;
+  const drops = createDrops(log);
+  const counting: SpanExporter = {
+    export(spans, done) {
+      exporter.export(spans, (result: ExportResult) => {
+        held -= spans.length;
+        if (result.code !== ExportResultCode.SUCCESS) drops.count(spans.length, result.error?.message ?? "failed");
+        done(result);
+      });
+    },
+    shutdown: () => exporter.shutdown(),
+  };
+  const batches = new BatchSpanProcessor({
+    exporter: counting,
+    maxQueueSize: HELD_MAX,
+    maxExportBatchSize: BATCH_MAX,
+    scheduledDelayMillis: WAIT_MS,
+    exportTimeoutMillis: EXPORT_MS,
+  });
+  return {
+    onStart() {},
+    onEnd(span: ReadableSpan): void {
+      if (held >= HELD_MAX) {
+        drops.count(1, "too many wait for the collector");
+        return;
+      }
+      held++;
+      batches.onEnd(span);
+    },
+    forceFlush: () => batches.forceFlush(),
+    async shutdown(): Promise<void> {
+      const flushed = batches.shutdown().catch(() => {});
+      // From here on nothing is tried again.
+      await exporter.shutdown();
+      await flushed;
+      // `flushed` is over with the first batch that is not taken, and does not cover a batch that was in flight before.
+      await exporter.shutdown();
+      drops.tell();
+    },
+  };
+}
+
+/** The first drop is logged at once, and what follows within a minute together. */
+function createDrops(log: Log) {
+  let count = 0;
+  let reason = "";
+  let timer: ReturnType<typeof setTimeout> | null = null;
+
+  function tell(): void {
+    if (count > 0) log.warn("spans_dropped", { count, reason });
+    count = 0;
+  }
+
+  function pause(): void {
+    timer = setTimeout(() => {
+      timer = null;
+      if (count === 0) return;
+      tell();
+      pause();
+    }, TELL_MS);
+    timer.unref();
+  }
+
+  return {
+    tell,
+    count(spans: number, why: string): void {
+      count += spans;
+      reason = why;
+      if (timer !== null) return;
+      tell();
+      pause();
+    },
+  };
 }

@@ -1,34 +1,51 @@
-// Traces by OpenTelemetry's own library. This folder is loaded only where they are switched on.
+// Traces by OpenTelemetry's own library. This file is loaded only where they are switched on.
 //
-// Times: a span has the wall time at which it was begun, and the monotonic clock from there on, so a step of the wall
-// clock changes no duration.
+// A span has the wall time at which it began, and the monotonic clock from there on, so a step of the wall clock changes no
+// duration. The operator's sampler decides which traces are recorded, by the caller's wish where it is asked to. A bound on
+// traces a second holds whatever the sampler says, so that no caller can make the gateway record without end; each tenant has
+// its share of that bound. A part of a trace is recorded if the trace is.
 import { AsyncLocalStorage } from "node:async_hooks";
 import {
+  type Attributes,
   type Context,
   createContextKey,
   type Span as OtelSpan,
   ROOT_CONTEXT,
   SpanKind,
   SpanStatusCode,
+  TraceFlags,
   trace,
 } from "@opentelemetry/api";
 import { W3CTraceContextPropagator } from "@opentelemetry/core";
 import { resourceFromAttributes } from "@opentelemetry/resources";
-import { TracerProvider } from "@opentelemetry/sdk-trace";
+import {
+  AlwaysOffSampler,
+  AlwaysOnSampler,
+  ParentBasedSampler,
+  type Sampler,
+  SamplingDecision,
+  TraceIdRatioBasedSampler,
+  TracerProvider,
+} from "@opentelemetry/sdk-trace";
+import {
+  ATTR_ERROR_TYPE,
+  ATTR_HTTP_REQUEST_METHOD,
+  ATTR_HTTP_RESPONSE_STATUS_CODE,
+  ATTR_HTTP_ROUTE,
+  ATTR_SERVER_ADDRESS,
+} from "@opentelemetry/semantic-conventions";
 import { endsWithin } from "../concurrency/deadline.ts";
+import { createReservedShare } from "../concurrency/reserved-share.ts";
 import type { Log } from "../core/log.ts";
 import type { NewSpan, Span, SpanFields, Tracer } from "../core/tracing.ts";
-import type { TracingOptions } from "../core/tracing-options.ts";
+import type { SamplerName, TracingOptions } from "../core/tracing-options.ts";
 import { VERSION } from "../core/version.ts";
 import { createOutbound } from "../http/outbound.ts";
-import { createExporter } from "./exporter.ts";
-import { attributesOf } from "./fields.ts";
-import { createSampler } from "./sampling.ts";
-import { createSpanQueue } from "./span-queue.ts";
+import { createExporter, createSpanQueue } from "./exporter.ts";
 
 /** How long the last spans may take at the end of the process. */
 const LAST_SPANS_MS = 2_000;
-/** For telling that they were dropped. */
+/** For logging that the last spans were dropped. */
 const ABORTED_MS = 500;
 const VALUE_CHARACTERS_MAX = 256;
 const KINDS = { server: SpanKind.SERVER, client: SpanKind.CLIENT, internal: SpanKind.INTERNAL };
@@ -135,4 +152,87 @@ function headersOf(context: Context): Pairs {
     },
   });
   return headers;
+}
+
+const WINDOW_MS = 1000;
+const LEFT_OUT = { decision: SamplingDecision.NOT_RECORD };
+const RECORDED = { decision: SamplingDecision.RECORD_AND_SAMPLED };
+
+export interface SamplingOptions {
+  readonly sampler: SamplerName;
+  /** Of the samplers by ratio: from 0 to 1. */
+  readonly ratio: number;
+  readonly tracesPerSecond: number;
+}
+
+/**
+ * @param payerOf whose share a trace takes that is begun in this context
+ */
+export function createSampler(
+  { sampler, ratio, tracesPerSecond }: SamplingOptions,
+  payerOf: (context: Context) => string,
+): Sampler {
+  const chosen = samplerOf(sampler, ratio);
+  const mayRecord = createPace(tracesPerSecond);
+  return {
+    shouldSample(context, traceId, name, kind, attributes, links) {
+      const parent = trace.getSpanContext(context);
+      if (kind !== SpanKind.SERVER && parent !== undefined && trace.isSpanContextValid(parent)) {
+        return (parent.traceFlags & TraceFlags.SAMPLED) === 0 ? LEFT_OUT : RECORDED;
+      }
+      const result = chosen.shouldSample(context, traceId, name, kind, attributes, links);
+      if (result.decision !== SamplingDecision.RECORD_AND_SAMPLED) return LEFT_OUT;
+      return mayRecord(payerOf(context)) ? result : LEFT_OUT;
+    },
+    toString: () => `${chosen}, at most ${tracesPerSecond} a second`,
+  };
+}
+
+function samplerOf(name: SamplerName, ratio: number): Sampler {
+  const root = rootOf(name.replace(/^parentbased_/, ""), ratio);
+  return name.startsWith("parentbased_") ? new ParentBasedSampler({ root }) : root;
+}
+
+function rootOf(name: string, ratio: number): Sampler {
+  if (name === "always_off") return new AlwaysOffSampler();
+  return name === "traceidratio" ? new TraceIdRatioBasedSampler(ratio) : new AlwaysOnSampler();
+}
+
+/** A budget a second, an eighth of it reserved for payers who have had none. */
+function createPace(perSecond: number): (payer: string) => boolean {
+  let share = createReservedShare(perSecond);
+  let endsAt = performance.now() + WINDOW_MS;
+  return (payer) => {
+    const now = performance.now();
+    if (now >= endsAt) [share, endsAt] = [createReservedShare(perSecond), now + WINDOW_MS];
+    return share.take(payer);
+  };
+}
+
+/** By OpenTelemetry's semantic conventions. */
+const NAMES: Readonly<Record<keyof SpanFields, string>> = {
+  method: ATTR_HTTP_REQUEST_METHOD,
+  status: ATTR_HTTP_RESPONSE_STATUS_CODE,
+  route: ATTR_HTTP_ROUTE,
+  host: ATTR_SERVER_ADDRESS,
+  errorType: ATTR_ERROR_TYPE,
+  // Not stable in the conventions yet, so the package has no constants for these.
+  rpcMethod: "rpc.method",
+  rpcEndpoint: "tollgate.rpc.endpoint",
+  tenant: "tollgate.tenant",
+  account: "tollgate.account",
+  agentId: "tollgate.agent.id",
+  invocationId: "tollgate.invocation.id",
+  attempt: "tollgate.settlement.attempt",
+  outcome: "tollgate.settlement.outcome",
+};
+
+function attributesOf(fields: SpanFields): Attributes {
+  const attributes: Attributes = {};
+  for (const field in fields) {
+    const name = field as keyof SpanFields;
+    const value = fields[name];
+    if (value !== undefined) attributes[NAMES[name]] = value;
+  }
+  return attributes;
 }

@@ -14,7 +14,7 @@ const STATE_OWNERS = new Set(
   [
     "concurrency/request-turns concurrency/store-turns concurrency/thread-turns concurrency/turns",
     "concurrency/whole-turn",
-    "core/id chain/json-rpc wire/digest cli/demo/http gateway/executor/workers/worker",
+    "core/id chain/json-rpc wire/digest cli/demo/client gateway/executor/workers/worker",
     "http/assets http/connections http/elysia http/input http/intake http/json-list http/large-response",
     "http/response-parser http/server http/socket-options storage/checkpoint-thread",
   ].flatMap((line) => line.split(" ").map((name) => `src/${name}.ts`)),
@@ -154,7 +154,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "other processes",
-    owners: ["src/environment.ts", "src/cli/demo/anvil.ts", "src/packaging/build.ts", "src/packaging/release.ts"],
+    owners: ["src/environment.ts", "src/cli/demo/chain.ts", "src/packaging/build.ts", "src/packaging/release.ts"],
     pattern: anyOf(/\bprocess\s*\??\.\s*execve\b/, modules("child_process|cluster"), runtime("spawn|spawnSync|\\$")),
   },
   {

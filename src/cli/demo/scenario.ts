@@ -3,10 +3,20 @@
 import type { Hex } from "viem";
 import { STATUS, SUCCESS } from "../../http/answers.ts";
 import { type DemoChain, usdc } from "./chain.ts";
-import { type Agents, call, type DemoTenant, FACTORIZE_PRICE, requireGood } from "./fixtures.ts";
-import { at, type HttpAnswer, textAt } from "./http.ts";
-import { type DemoAccount, type SignedPayment, signPayment } from "./payer.ts";
-import { DemoProblem } from "./problem.ts";
+import {
+  type Agents,
+  at,
+  call,
+  type DemoAccount,
+  DemoProblem,
+  type DemoTenant,
+  FACTORIZE_PRICE,
+  type HttpAnswer,
+  requireGood,
+  type SignedPayment,
+  signPayment,
+  textAt,
+} from "./client.ts";
 import { duration, type ListLine, type Terminal } from "./terminal.ts";
 
 export interface Scenario {
@@ -15,8 +25,7 @@ export interface Scenario {
   readonly agents: Agents;
   readonly payer: DemoAccount;
   readonly payee: Hex;
-  /** Null without anvil: payments are verified then, and not collected. */
-  readonly chain: DemoChain | null;
+  readonly chain: DemoChain;
 }
 
 const LETTER = { text: "Pay to the bearer on demand" };
@@ -26,7 +35,7 @@ const ACCEPTED = SUCCESS.accepted;
 
 /** Runs a whole paid call. @throws DemoProblem when a step does not go as it must */
 export async function runPaidCall(scenario: Scenario, signal: AbortSignal): Promise<void> {
-  const { terminal, tenant, agents, payer, chain } = scenario;
+  const { terminal, tenant, agents, payer } = scenario;
   const path = `/v1/proxy/${agents.notary}`;
   terminal.section(`A paid call of the http agent "notary", step by step`);
 
@@ -45,17 +54,15 @@ export async function runPaidCall(scenario: Scenario, signal: AbortSignal): Prom
   terminal.chapter(3, "The same call with the payment in X-PAYMENT");
   const before = await balances(scenario);
   const paid = await pay(scenario, path, LETTER, payment, signal);
-  terminal.line(`202 Accepted, ${shortly(paid.answer)}${chain === null ? "" : ": collected before the answer"}`);
+  terminal.line(`202 Accepted, ${shortly(paid.answer)}: collected before the answer`);
   terminal.entries(await paidEntries(scenario, paid));
 
-  if (before !== null) {
-    terminal.chapter(4, "The money has moved");
-    showBalances(terminal, before, await balances(scenario));
-  }
-  terminal.chapter(chain === null ? 4 : 5, "The agent was called, and its answer is there to be polled");
+  terminal.chapter(4, "The money has moved");
+  showBalances(terminal, before, await balances(scenario));
+
+  terminal.chapter(5, "The agent was called, and its answer is there to be polled");
   await showResult(scenario, path, paid.invocation, signal);
 
-  if (chain === null) return;
   terminal.chapter(6, "The same payment once more is the same call: it buys nothing twice");
   const again = await pay(scenario, path, LETTER, payment, signal);
   terminal.line(`202 Accepted, ${shortly(again.answer)}`);
@@ -95,7 +102,7 @@ export async function runPricedTool(scenario: Scenario, signal: AbortSignal): Pr
   const paid = await pay(scenario, path, body, await signPayment(payer, asked.body), signal);
   terminal.line(`202 Accepted, ${shortly(paid.answer)}, with the payment`);
   terminal.entries(await paidEntries(scenario, paid));
-  if (before !== null) showBalances(terminal, before, await balances(scenario));
+  showBalances(terminal, before, await balances(scenario));
   await showToolResult(scenario, path, paid.invocation, signal);
 }
 
@@ -107,12 +114,12 @@ function toolCall(id: number, name: string, args: object): object {
 interface Paid {
   readonly answer: HttpAnswer;
   readonly invocation: string;
-  /** What X-PAYMENT-RESPONSE says; null without a facilitator. */
+  /** What X-PAYMENT-RESPONSE says. */
   readonly settled: unknown;
 }
 
 async function pay(
-  { tenant, chain }: Scenario,
+  { tenant }: Scenario,
   path: string,
   body: object,
   { header }: SignedPayment,
@@ -121,17 +128,19 @@ async function pay(
   const answer = await call(tenant, { method: "POST", path, headers: { "x-payment": header }, body }, signal);
   requireStatus(answer, ACCEPTED);
   const settlement = answer.headers.get("x-payment-response");
-  if (settlement === null && chain !== null) throw new DemoProblem("the payment was not collected in time");
-  const settled: unknown = settlement === null ? null : JSON.parse(Buffer.from(settlement, "base64").toString());
+  if (settlement === null) throw new DemoProblem("the payment was not collected in time");
+  const settled: unknown = JSON.parse(Buffer.from(settlement, "base64").toString());
   return { answer, invocation: textAt(answer.body, "invocation_id"), settled };
 }
 
 async function paidEntries({ chain }: Scenario, { invocation, settled }: Paid): Promise<ListLine[]> {
-  const entries: ListLine[] = [["invocation", invocation]];
-  if (chain === null) return [...entries, ["payment", "verified only: without a facilitator nobody collects it"]];
   const transaction = textAt(settled, "transaction");
   const block = await chain.blockOf(transaction);
-  return [...entries, ["transaction", transaction], ["block", String(block)]];
+  return [
+    ["invocation", invocation],
+    ["transaction", transaction],
+    ["block", String(block)],
+  ];
 }
 
 function authorizationEntries({ authorization, signature }: SignedPayment): ListLine[] {
@@ -152,13 +161,11 @@ interface Balances {
   readonly payee: bigint;
 }
 
-async function balances({ chain, payer, payee }: Scenario): Promise<Balances | null> {
-  if (chain === null) return null;
+async function balances({ chain, payer, payee }: Scenario): Promise<Balances> {
   return { payer: await chain.usdcOf(payer.address), payee: await chain.usdcOf(payee) };
 }
 
-function showBalances(terminal: Terminal, before: Balances, after: Balances | null): void {
-  if (after === null) return;
+function showBalances(terminal: Terminal, before: Balances, after: Balances): void {
   const row = (who: keyof Balances): ListLine => [
     who,
     `${column(before[who])}  →  ${column(after[who])} USDC  (${change(after[who] - before[who])})`,

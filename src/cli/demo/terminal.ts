@@ -5,23 +5,15 @@ import type { WriteStream } from "node:tty";
 /** A line of a list: a name and its value. */
 export type ListLine = readonly [name: string, value: string];
 
-interface Output {
-  write(text: string): unknown;
-}
-
 const INDENT = "     ";
 const NAME_COLUMNS = 14;
 const TIME_COLUMNS = 7;
 const ENTRY_COLUMNS = 13;
 const BACK_TO_START = "\r\x1b[2K";
 
-/** Whether a stream shows colours; it knows of NO_COLOR and of dumb terminals. */
-export function showsColours(stream: Pick<WriteStream, "isTTY" | "hasColors">): boolean {
-  return stream.isTTY === true && stream.hasColors();
-}
-
-/** @param colours also whether lines may be written over */
-export function openTerminal(output: Output, colours: boolean) {
+export function openTerminal(output: WriteStream) {
+  // `hasColors` respects NO_COLOR and dumb terminals. Where there are colours, lines may be written over too.
+  const colours = output.isTTY === true && output.hasColors();
   const coloured = (code: number) => (text: string) => (colours ? `\x1b[${code}m${text}\x1b[0m` : text);
   const [bold, dim, red, green, yellow, cyan] = [1, 2, 31, 32, 33, 36].map(coloured) as Paints;
   const print = (text: string) => void output.write(`${text}\n`);
@@ -49,7 +41,7 @@ export function openTerminal(output: Output, colours: boolean) {
     },
     /** Something that the reader should notice. */
     note: (text: string) => print(`${INDENT}${yellow(text)}`),
-    /** Shows what is under way, where that line can be written over. */
+    /** Shows the step that runs, where that line can be written over. */
     begin(name: string) {
       if (colours) output.write(`  ${dim("…")} ${"".padStart(TIME_COLUMNS)}  ${name}`);
     },

@@ -7,30 +7,39 @@ import type { Config } from "../../config.ts";
 import { parseCertificates } from "../../core/certificates.ts";
 import { systemClock } from "../../core/clock.ts";
 import { hostRules } from "../../core/host.ts";
-import { CredentialFailure } from "../../gateway/credentials/failure.ts";
 import { createSecretReader } from "../../gateway/credentials/resolve.ts";
+import { CredentialFailure } from "../../gateway/credentials/secrets-stores.ts";
 import { clientIdentity } from "../../gateway/payment/bundle.ts";
 import { exchangeJson, fetchJson } from "../../http/fetch-json.ts";
 import { ownAddresses } from "../../http/interfaces.ts";
 import { createOutbound, type Outbound, OutboundError } from "../../http/outbound.ts";
 import type { ClientIdentity } from "../../http/tls-contexts.ts";
 import { openSealed } from "../../keys/keyring.ts";
-import type { MasterKeys } from "../../keys/master-keys.ts";
 import type { DatabaseLook } from "../../storage/look.ts";
+import { fitOf } from "../../storage/schema-fit.ts";
 import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
-import { type Finding, failure, findings, type Problem, warning } from "./finding.ts";
-import { observed } from "./observed.ts";
-import { timeText, validityProblem } from "./rules.ts";
-import { CHECK_MS_MAX, inTime, problemOf } from "./run.ts";
+import { type Opening, usableMasterKeys } from "./database.ts";
+import {
+  CHECK_MS_MAX,
+  type Finding,
+  failure,
+  findings,
+  inTime,
+  notLookedAt,
+  observed,
+  type Problem,
+  problemOf,
+  timeText,
+  validityProblem,
+  warning,
+} from "./findings.ts";
 
-/** For all of them together. What has not begun by then is counted, and not looked at. */
+/** For the facilitators of all tenants together. What has not begun by then is counted, and not looked at. */
 const ALL_MS_MAX = 30_000;
 export const FACILITATORS_MS_MAX = ALL_MS_MAX + 2 * CHECK_MS_MAX;
 const ANSWER_BYTES_MAX = 64 * 1024;
 const EXCHANGE_MS_MAX = 4_500;
 const AT_ONCE = 8;
-
-type GatewayConfig = Pick<Config, "allowHosts" | "denyHosts" | "extraCa" | "secretsDir" | "vault">;
 
 interface Settlement {
   readonly tenant: string;
@@ -49,23 +58,29 @@ interface Group extends Credential {
   readonly tenants: string[];
 }
 
-export interface FacilitatorsLook {
-  readonly config: GatewayConfig;
-  readonly database: DatabaseLook;
-  readonly masterKeys: MasterKeys;
-  readonly trusted: Outbound;
-}
-
-export async function facilitatorFindings(look: FacilitatorsLook): Promise<Finding[]> {
+export async function facilitatorFindings(config: Config, opening: Opening, trusted: Outbound): Promise<Finding[]> {
   const until = performance.now() + ALL_MS_MAX;
-  const settlements = await inTime(settlementsOf(look.database));
+  const database = await opening.catch(() => undefined);
+  if (database === undefined) return notLookedAt("facilitators", "the database");
+  const fit = database === null ? "none" : fitOf(database.schema);
+  if (database === null || fit === "none") return findings("facilitators", [], "no tenant has one yet");
+  if (fit !== "same" && fit !== "newer") return notLookedAt("facilitators", "a schema that fits this program");
+  const masterKeys = usableMasterKeys(config);
+  if (masterKeys === null) return notLookedAt("facilitators", "the master key");
+  const settlements = await inTime(settlementsOf(database));
   if (settlements.length === 0) return findings("facilitators", [], "no tenant has a settlement configuration");
+  const read = createSecretReader({
+    store: database,
+    keyring: openSealed(database.read, masterKeys),
+    secretsDir: config.secretsDir,
+    vault: config.vault,
+    fetchJson: (url, headers, limits) => fetchJson(trusted, url, headers, limits),
+  });
   const groups = new Map<string, Group>();
   const closed: Finding[] = [];
-  const open = credentialOpener(look);
   let left = await eachInTime(settlements, until, async (settlement) => {
     try {
-      const credential = await inTime(open(settlement));
+      const credential = await inTime(credentialOf(settlement, read));
       const key = JSON.stringify([settlement.url, credential]);
       const group = groups.get(key);
       if (group === undefined) groups.set(key, { ...credential, url: settlement.url, tenants: [settlement.tenant] });
@@ -75,7 +90,7 @@ export async function facilitatorFindings(look: FacilitatorsLook): Promise<Findi
     }
   });
   const asked = new Map<Group, Finding[]>();
-  const ask = asker(look.config);
+  const ask = asker(config);
   left += await eachInTime([...groups.values()], until, async (group) => void asked.set(group, await ask(group)));
   const found = [...groups.values()].flatMap((group) => asked.get(group) ?? []);
   return [...closed, ...found, ...(left === 0 ? [] : findings("facilitators", [notReached(left)], ""))];
@@ -96,24 +111,17 @@ function named(url: string, [first = "", ...others]: readonly string[]): string 
   return `facilitator ${url} of ${first}${others.length === 0 ? "" : ` and ${others.length} more`}`;
 }
 
-function credentialOpener({ config, database, masterKeys, trusted }: FacilitatorsLook) {
-  const { secretsDir, vault } = config;
-  const read = createSecretReader({
-    store: database,
-    keyring: openSealed(database.read, masterKeys),
-    secretsDir,
-    vault,
-    fetchJson: (url, headers, limits) => fetchJson(trusted, url, headers, limits),
-  });
-  return async ({ tenant, url, ref }: Settlement): Promise<Credential> => {
-    const opened = await read(tenant, ref, settleUrl(url));
-    const tls = clientIdentity(opened.secret);
-    const header = tls === null ? opened.header() : null;
-    return { tls, header: header === null ? null : [header.name, header.value] };
-  };
+async function credentialOf(
+  { tenant, url, ref }: Settlement,
+  read: ReturnType<typeof createSecretReader>,
+): Promise<Credential> {
+  const opened = await read(tenant, ref, settleUrl(url));
+  const tls = clientIdentity(opened.secret);
+  const header = tls === null ? opened.header() : null;
+  return { tls, header: header === null ? null : [header.name, header.value] };
 }
 
-/** The errors of credentials and bundles hold no part of a secret; those of anything else may. */
+/** The errors of credentials and bundles hold no part of a secret; other errors may. */
 function credentialProblem(error: unknown): Problem {
   const advice = "the tenant must store a good one: its paid calls are refused";
   if (error instanceof CredentialFailure) return failure(`its credential can't be used: ${error.message}`, advice);
@@ -129,7 +137,7 @@ function base(url: string): string {
   return url.replace(/\/+$/, "");
 }
 
-function asker({ allowHosts, denyHosts, extraCa }: GatewayConfig) {
+function asker({ allowHosts, denyHosts, extraCa }: Config) {
   const rules = hostRules({ allow: allowHosts, deny: denyHosts, own: ownAddresses() });
   const outbound = createOutbound({ rules, extraCa });
   return async (group: Group): Promise<Finding[]> => {

@@ -12,7 +12,7 @@ export class AgentQueue<W extends QueueEntry> {
   readonly tenant: string;
   readonly agentId: string;
   readonly #waiting: W[] = [];
-  /** Calls of this queue that hold a place: started, and not yet ended. */
+  /** Calls of this queue that hold a slot: started, and not yet ended. */
   readonly #started = new Set<string>();
   /** Whether the database may hold calls that are neither waiting nor started. */
   #more = false;
@@ -91,18 +91,18 @@ export class AgentQueue<W extends QueueEntry> {
     this.isShared = false;
   }
 
-  /** A call has a place. */
+  /** A call has a slot. */
   start({ id }: QueueEntry): void {
     this.#started.add(id);
   }
 
-  /** The next call has a place. */
+  /** The next call has a slot. */
   startNext(): void {
     const next = this.#waiting.shift();
     if (next !== undefined) this.start(next);
   }
 
-  /** A call has given its place back. */
+  /** A call has given its slot back. */
   end({ id }: QueueEntry): void {
     this.#started.delete(id);
   }

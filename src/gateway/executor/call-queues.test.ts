@@ -3,22 +3,22 @@ import fc from "fast-check";
 import type { QueueEntry } from "./agent-queue.ts";
 import { CallQueues } from "./call-queues.ts";
 
-/** More than there are places. */
+/** More than there are slots. */
 const AGENTS = ["a", "b", "c", "d", "e", "f", "g"] as const;
 const settle = () => new Promise<void>((resolve) => setImmediate(resolve));
 
 /** The body of a call that is not taken in a block. */
 const LARGE = 6;
 
-/** Lets what has ended give its place back, and no more: a block that is being taken still is. */
+/** Lets what has ended give its slot back, and no more: a block that is being taken still is. */
 async function tick(): Promise<void> {
   for (let i = 0; i < 10; i++) await Promise.resolve();
 }
 
 /** Queues over a database that is a list, with calls that end when the test says so. */
-function world(limits: { agentPlaces: number; places: number }, isShared = false) {
+function world(limits: { agentSlots: number; slots: number }, isShared = false) {
   const pending: (QueueEntry & { agent: string })[] = [];
-  const runs: { agent: string; hasPlace: boolean; made: () => void; end: () => void }[] = [];
+  const runs: { agent: string; hasSlot: boolean; made: () => void; end: () => void }[] = [];
   const started: string[] = [];
   let made = 0;
   let blocks = 0;
@@ -28,13 +28,13 @@ function world(limits: { agentPlaces: number; places: number }, isShared = false
     ...limits,
     bodyBytes: 1000,
     blockBodyBytes: LARGE - 1,
-    async takeBlock(_tenant, agentId, places, after) {
+    async takeBlock(_tenant, agentId, slots, after) {
       blocks++;
       const leftOut = new Set(claiming);
       await settle();
       const isNext = ({ agent, id }: QueueEntry & { agent: string }) =>
         agent === agentId && id > after && !leftOut.has(id);
-      const found = pending.filter(isNext).slice(0, places);
+      const found = pending.filter(isNext).slice(0, slots);
       const end = found.findIndex(({ body_bytes }) => body_bytes === LARGE);
       const taken = end < 0 ? found : found.slice(0, end);
       for (const row of taken) pending.splice(pending.indexOf(row), 1);
@@ -49,9 +49,9 @@ function world(limits: { agentPlaces: number; places: number }, isShared = false
     async run(agentId, item, isMade) {
       started.push(item.id);
       const { promise, resolve } = Promise.withResolvers<void>();
-      const call = { agent: agentId, hasPlace: true, end: resolve, made: () => {} };
+      const call = { agent: agentId, hasSlot: true, end: resolve, made: () => {} };
       call.made = () => {
-        call.hasPlace = false;
+        call.hasSlot = false;
         isMade();
       };
       runs.push(call);
@@ -85,8 +85,8 @@ const step = fc.record({
   agent: fc.constantFrom(...AGENTS),
 });
 
-test("a call that has been made leaves its place to the next, and the drain waits for its record", async () => {
-  const { queues, runs, started, insert } = world({ agentPlaces: 1, places: 1 });
+test("a call that has been made leaves its slot to the next, and the drain waits for its record", async () => {
+  const { queues, runs, started, insert } = world({ agentSlots: 1, slots: 1 });
   for (const item of [insert("a"), insert("a"), insert("a")]) queues.offer("a", item, item);
   runs[0]?.made();
   expect(started.length).toBe(2);
@@ -105,8 +105,8 @@ test("a call that has been made leaves its place to the next, and the drain wait
   expect(isIdle).toBe(true);
 });
 
-test("while nothing can be recorded, few more calls are made than there are places", async () => {
-  const { queues, runs, insert } = world({ agentPlaces: 1, places: 1 });
+test("while nothing can be recorded, few more calls are made than there are slots", async () => {
+  const { queues, runs, insert } = world({ agentSlots: 1, slots: 1 });
   for (let i = 0; i < 600; i++) {
     const item = insert("a");
     queues.offer("a", item, item);
@@ -116,7 +116,7 @@ test("while nothing can be recorded, few more calls are made than there are plac
     await settle();
   }
   expect(runs.length).toBe(257);
-  // When one is recorded, there is room for another again, and the call that had to keep its place gives it back.
+  // When one is recorded, there is room for another again, and the call that had to keep its slot gives it back.
   runs[256]?.end();
   for (let i = 0; i < 5; i++) await settle();
   expect(runs.length).toBe(258);
@@ -125,7 +125,7 @@ test("while nothing can be recorded, few more calls are made than there are plac
 test("every pending call runs exactly once, within the limits, however calls come and end", async () => {
   await fc.assert(
     fc.asyncProperty(fc.array(step, { minLength: 30, maxLength: 150 }), fc.boolean(), async (steps, isShared) => {
-      const { queues, pending, runs, started, insert } = world({ agentPlaces: 3, places: 5 }, isShared);
+      const { queues, pending, runs, started, insert } = world({ agentSlots: 3, slots: 5 }, isShared);
       const all: string[] = [];
       for (const { action, agent } of steps) {
         if (action === "offer" || action === "insert unseen") {
@@ -136,11 +136,11 @@ test("every pending call runs exactly once, within the limits, however calls com
         } else if (action === "end") {
           runs.shift()?.end();
         } else if (action === "made") {
-          runs.find(({ hasPlace }) => hasPlace)?.made();
+          runs.find(({ hasSlot }) => hasSlot)?.made();
         } else {
           await settle();
         }
-        const placed = runs.filter(({ hasPlace }) => hasPlace);
+        const placed = runs.filter(({ hasSlot }) => hasSlot);
         expect(placed.length).toBeLessThanOrEqual(5);
         for (const name of AGENTS) {
           expect(placed.filter((run) => run.agent === name).length).toBeLessThanOrEqual(3);
@@ -167,7 +167,7 @@ test("calls run oldest first, also when the queue runs dry and the rest is taken
   const mix = fc.constantFrom("offer", "end", "end", "tick", "turn", "turn", "turn");
   await fc.assert(
     fc.asyncProperty(fc.array(mix, { minLength: 2500, maxLength: 3000 }), fc.boolean(), async (steps, isShared) => {
-      const { queues, runs, started, insert } = world({ agentPlaces: 2, places: 5 }, isShared);
+      const { queues, runs, started, insert } = world({ agentSlots: 2, slots: 5 }, isShared);
       const all: string[] = [];
       for (const action of [...Array.from({ length: 300 }, () => "offer"), ...steps]) {
         if (action === "offer") {
@@ -189,7 +189,7 @@ test("calls run oldest first, also when the queue runs dry and the rest is taken
 });
 
 test("a burst beyond what a queue keeps in memory runs whole, in order, without being offered again", async () => {
-  const { queues, runs, started, insert, blocks } = world({ agentPlaces: 2, places: 5 });
+  const { queues, runs, started, insert, blocks } = world({ agentSlots: 2, slots: 5 });
   const all: string[] = [];
   for (let i = 0; i < 2000; i++) {
     const item = insert("a");
@@ -206,7 +206,7 @@ test("a burst beyond what a queue keeps in memory runs whole, in order, without 
 });
 
 test("a queue is served from memory as long as it fits, also after very many calls", async () => {
-  const { queues, runs, started, insert, blocks } = world({ agentPlaces: 1, places: 5 });
+  const { queues, runs, started, insert, blocks } = world({ agentSlots: 1, slots: 5 });
   for (let i = 0; i < 21_000; i++) {
     const item = insert("a");
     queues.offer("a", item, item);
@@ -219,11 +219,11 @@ test("a queue is served from memory as long as it fits, also after very many cal
   expect(blocks()).toBe(0);
 }, 20_000);
 
-test("a call that finds a place at once keeps what is in memory, and one that waits does not", async () => {
+test("a call that finds a slot at once keeps what is in memory, and one that waits does not", async () => {
   const inHand: boolean[] = [];
   const queues = new CallQueues<QueueEntry & { body?: string }>({
-    places: 5,
-    agentPlaces: 1,
+    slots: 5,
+    agentSlots: 1,
     bodyBytes: 1000,
     blockBodyBytes: 1,
     takeBlock: async () => ({ taken: [], large: null }),
@@ -250,12 +250,12 @@ test("however many agents have many calls pending, few of these are kept in memo
       return { tenant: "t", id: `${agent} ${each - n + 1000}`, body_bytes: 1 };
     });
   const queues = new CallQueues<QueueEntry>({
-    agentPlaces: 1,
-    places: 4096,
+    agentSlots: 1,
+    slots: 4096,
     bodyBytes: 1_000_000,
     blockBodyBytes: 1,
-    takeBlock: async (_tenant, agent, places) => ({
-      taken: items(agent, Math.min(places, left.get(agent) ?? 0)),
+    takeBlock: async (_tenant, agent, slots) => ({
+      taken: items(agent, Math.min(slots, left.get(agent) ?? 0)),
       large: null,
     }),
     async readOwn(_tenant, agent, _after, limit) {
@@ -289,7 +289,7 @@ test("however many agents have many calls pending, few of these are kept in memo
 });
 
 test("no call starts while the queues are paused", async () => {
-  const { queues, started, insert } = world({ agentPlaces: 2, places: 5 });
+  const { queues, started, insert } = world({ agentSlots: 2, slots: 5 });
   await queues.pause();
   const item = insert("a");
   queues.offer("a", item, item);
@@ -298,11 +298,11 @@ test("no call starts while the queues are paused", async () => {
   expect(started).toEqual([]);
 });
 
-test("a tenant whose calls never end leaves places to others, however many agents it has", async () => {
+test("a tenant whose calls never end leaves slots to others, however many agents it has", async () => {
   const ends = new Map<string, () => void>();
   const queues = new CallQueues<QueueEntry>({
-    places: 64,
-    agentPlaces: 8,
+    slots: 64,
+    agentSlots: 8,
     bodyBytes: 1_000_000,
     blockBodyBytes: 1,
     takeBlock: async () => ({ taken: [], large: null }),
@@ -331,8 +331,8 @@ test("a tenant whose calls never end leaves places to others, however many agent
 test("large bodies weigh on their own tenant only", () => {
   const started: string[] = [];
   const queues = new CallQueues<QueueEntry>({
-    places: 64,
-    agentPlaces: 8,
+    slots: 64,
+    agentSlots: 8,
     bodyBytes: 800,
     blockBodyBytes: 1,
     takeBlock: async () => ({ taken: [], large: null }),
@@ -355,8 +355,8 @@ test("large bodies weigh on their own tenant only", () => {
 test("a large body of a tenant that holds none runs beside what others hold, and only one of it", async () => {
   const ends = new Map<string, () => void>();
   const queues = new CallQueues<QueueEntry>({
-    places: 64,
-    agentPlaces: 8,
+    slots: 64,
+    agentSlots: 8,
     bodyBytes: 900,
     blockBodyBytes: 1,
     takeBlock: async () => ({ taken: [], large: null }),
@@ -386,8 +386,8 @@ test("thousands of queues that wait for room are all served in the end, also whe
   const started = new Set<string>();
   let free = () => {};
   const queues = new CallQueues<QueueEntry>({
-    places: 4096,
-    agentPlaces: 8,
+    slots: 4096,
+    agentSlots: 8,
     bodyBytes: 1000,
     blockBodyBytes: 1,
     takeBlock: async () => ({ taken: [], large: null }),

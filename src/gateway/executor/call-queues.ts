@@ -1,35 +1,32 @@
 // Decides which accepted call starts next. Each agent with waiting calls has a queue, first come first served. A queue in
 // memory holds few IDs. The database is the real queue: when the one in memory has run dry, as many calls as there are
-// places are taken from it at once.
-import type { AgentLimit, Shortage } from "../../concurrency/fair-share.ts";
-import type { AgentLimitOf } from "../replicas/service.ts";
+// slots are taken from it at once.
+import type { Shortage } from "../../concurrency/fair-share.ts";
 import { AgentQueue, LENGTH_MAX, type QueueEntry } from "./agent-queue.ts";
-import { type CallPlaces, type CallPlacesOptions, createCallPlaces } from "./call-places.ts";
-import { createShortQueues } from "./short-queues.ts";
+import { createRunSlots, createStarvedQueues, type RunSlots, type RunSlotsOptions } from "./run-slots.ts";
 
 /** Kept in memory, and read ahead for one tenant. The others are found in the database. */
 const WAITING_MAX = 20_000;
 const TAKE_AGAIN_MS = 1000;
 /** Calls that are taken from the database together. */
 const BLOCK_MAX = 64;
-/** Calls that have been made and wait for their record may be so many without a place: while the store is away, no more come. */
+/** Calls that have been made and wait for their record may be so many without a slot: while the store is away, no more come. */
 const RECORDING_MAX = 256;
 
-export interface CallQueuesOptions<W extends QueueEntry> extends CallPlacesOptions {
-  readonly agentPlaces: number | AgentLimitOf;
+export interface CallQueuesOptions<W extends QueueEntry> extends RunSlotsOptions {
   /** The most that the body of a call has which is taken without being looked at before. */
   readonly blockBodyBytes: number;
   /**
    * Takes up to so many of the agent's oldest pending calls behind that of ID `after`, none of which is waiting here or
    * being taken already.
    */
-  takeBlock(tenant: string, agentId: string, places: number, after: string): Promise<CallBlock<W>>;
+  takeBlock(tenant: string, agentId: string, slots: number, after: string): Promise<CallBlock<W>>;
   /** The agent's next pending calls behind that of ID `after`, as far as only this process may take them. */
   readOwn(tenant: string, agentId: string, after: string, limit: number): Promise<OwnBlock<W>>;
   /**
    * Runs a call, and resolves when it has ended. Never rejects.
    *
-   * @param made called when the upstream has answered: the place is free then, so that the next call is claimed in the same
+   * @param made called when the upstream has answered: the slot is free then, so that the next call is claimed in the same
    *   write as the end of this one (8 % less of the main thread for a whole call, and a seventh less written)
    */
   run(agentId: string, item: W, made: () => void): Promise<void>;
@@ -50,9 +47,9 @@ export interface CallBlock<W> {
   readonly large: W | null;
 }
 
-/** A place that a call holds from before it is stored. Exactly one of these is called. */
-export interface HeldPlace<W> {
-  /** Runs the call, and frees the place at its end. */
+/** A slot that a call holds from before it is stored. Exactly one of these is called. */
+export interface HeldSlot<W> {
+  /** Runs the call, and frees the slot at its end. */
   run(inHand: W): void;
   giveBack(): void;
 }
@@ -60,24 +57,24 @@ export interface HeldPlace<W> {
 export class CallQueues<W extends QueueEntry> {
   readonly #options: CallQueuesOptions<W>;
   readonly #queues = new Map<string, AgentQueue<W>>();
-  readonly #places: CallPlaces;
-  /** Queues whose next call waits for places that other agents hold. */
-  readonly #short: ReturnType<typeof createShortQueues<AgentQueue<W>>>;
+  readonly #slots: RunSlots;
+  /** Queues whose next call waits for slots that other agents hold. */
+  readonly #starved: ReturnType<typeof createStarvedQueues<AgentQueue<W>>>;
   /** Calls that all queues keep in memory. */
   #waiting = 0;
   /** The same by tenant. */
   readonly #waitingOf = new Map<string, number>();
-  #blockPlaces = 0;
+  #blockSlots = 0;
   #running = 0;
-  /** Of those, the ones without a place. */
+  /** Of those, the ones without a slot. */
   #recording = 0;
   #paused = false;
   readonly #idle = Promise.withResolvers<void>();
 
   constructor(options: CallQueuesOptions<W>) {
     this.#options = options;
-    this.#places = createCallPlaces(options, this.#agentMax(options.agentPlaces));
-    this.#short = createShortQueues(this.#places, (queue) => {
+    this.#slots = createRunSlots(options);
+    this.#starved = createStarvedQueues(this.#slots, (queue) => {
       const before = this.#running;
       this.#serve(queue);
       return this.#running > before;
@@ -88,11 +85,11 @@ export class CallQueues<W extends QueueEntry> {
     return this.#running;
   }
 
-  /** Takes a place for a call that is about to be stored. Null when it could not start at once: then it is offered. */
-  reserve(agentId: string, item: W): HeldPlace<W> | null {
+  /** Takes a slot for a call that is about to be stored. Null when it could not start at once: then it is offered. */
+  reserve(agentId: string, item: W): HeldSlot<W> | null {
     const queue = this.#queueOf(item.tenant, agentId);
     const isNext = queue.isDry && !this.#paused;
-    if (!isNext || this.#places.take(agentId, item) !== null) return null;
+    if (!isNext || this.#slots.take(agentId, item) !== null) return null;
     queue.start(item);
     this.#running++;
     return {
@@ -106,9 +103,9 @@ export class CallQueues<W extends QueueEntry> {
 
   /** Adds a call that has just become pending in the database. If it can start at once, `inHand` is run. */
   offer(agentId: string, item: W, inHand: W): void {
-    const place = this.reserve(agentId, item);
-    if (place !== null) {
-      place.run(inHand);
+    const slot = this.reserve(agentId, item);
+    if (slot !== null) {
+      slot.run(inHand);
       return;
     }
     const queue = this.#queueOf(item.tenant, agentId);
@@ -126,20 +123,9 @@ export class CallQueues<W extends QueueEntry> {
   /** Starts nothing more; resolves when what runs has ended. */
   pause(): Promise<void> {
     this.#paused = true;
-    this.#short.stop();
+    this.#starved.stop();
     if (this.#running === 0) this.#idle.resolve();
     return this.#idle.promise;
-  }
-
-  #agentMax(agentPlaces: number | AgentLimitOf): number | AgentLimit {
-    if (typeof agentPlaces === "number") return agentPlaces;
-    return agentPlaces({
-      running: (tenant, agentId) => this.#places.heldBy(tenant, agentId),
-      more: (_tenant, agentId) => {
-        const queue = this.#queues.get(agentId);
-        if (queue !== undefined) this.#serve(queue);
-      },
-    });
   }
 
   #queueOf(tenant: string, agentId: string): AgentQueue<W> {
@@ -156,38 +142,38 @@ export class CallQueues<W extends QueueEntry> {
     else this.#waitingOf.delete(tenant);
   }
 
-  /** @param held what its place was taken for, if that was not the call itself */
+  /** @param held what its slot was taken for, if that was not the call itself */
   #run(queue: AgentQueue<W>, item: W, held: QueueEntry = item): void {
-    let hasPlace = true;
+    let hasSlot = true;
     const giveBack = () => {
-      hasPlace = false;
+      hasSlot = false;
       queue.end(item);
       this.#giveBack(queue, held);
     };
     const made = () => {
-      if (!hasPlace || this.#recording === RECORDING_MAX) return;
+      if (!hasSlot || this.#recording === RECORDING_MAX) return;
       this.#recording++;
       giveBack();
     };
     void this.#options.run(queue.agentId, item, made).then(() => {
       this.#running--;
-      if (hasPlace) giveBack();
+      if (hasSlot) giveBack();
       else this.#recording--;
       this.#tellIdle();
     });
   }
 
-  /** Of a place that no call has. */
+  /** Of a slot that no call has. */
   #end(queue: AgentQueue<W>, held: QueueEntry): void {
     this.#running--;
     this.#giveBack(queue, held);
     this.#tellIdle();
   }
 
-  /** Gives back the place that a call held, to whoever is next. */
+  /** Gives back the slot that a call held, to whoever is next. */
   #giveBack(queue: AgentQueue<W>, held: QueueEntry): void {
-    this.#places.giveBack(queue.agentId, held);
-    this.#short.serve();
+    this.#slots.giveBack(queue.agentId, held);
+    this.#starved.serve();
     this.#serve(queue);
   }
 
@@ -199,7 +185,7 @@ export class CallQueues<W extends QueueEntry> {
   #serve(queue: AgentQueue<W>): void {
     if (this.#paused) return;
     for (let next = queue.next; next !== undefined; next = queue.next) {
-      const short = this.#places.take(queue.agentId, next);
+      const short = this.#slots.take(queue.agentId, next);
       if (short !== null) {
         this.#waitFor(queue, short);
         return;
@@ -213,30 +199,33 @@ export class CallQueues<W extends QueueEntry> {
     else if (queue.empty) this.#queues.delete(queue.agentId);
   }
 
-  /** A queue that waits for its own agent's calls is served when one of them ends, or when the agent may have more. */
+  /**
+   * A queue that waits for its own agent's calls is served when one of them ends, and at each look for pending calls, since
+   * the agent may have more by then.
+   */
   #waitFor(queue: AgentQueue<W>, short: Shortage): void {
-    if (short !== "own") this.#short.add(queue);
+    if (short !== "own") this.#starved.add(queue);
   }
 
-  /** Places, with memory for what is taken for them; none when that is short. */
-  #placesFor(queue: AgentQueue<W>): QueueEntry[] {
+  /** Slots, with memory for what is taken for them; none when that is short. */
+  #slotsFor(queue: AgentQueue<W>): QueueEntry[] {
     const held: QueueEntry[] = [];
     while (held.length < BLOCK_MAX) {
-      const id = `block ${this.#blockPlaces++}`;
-      const place = { tenant: queue.tenant, id, body_bytes: this.#options.blockBodyBytes };
-      const short = this.#places.take(queue.agentId, place);
+      const id = `block ${this.#blockSlots++}`;
+      const slot = { tenant: queue.tenant, id, body_bytes: this.#options.blockBodyBytes };
+      const short = this.#slots.take(queue.agentId, slot);
       if (short !== null) {
         if (held.length === 0) this.#waitFor(queue, short);
         break;
       }
       this.#running++;
-      held.push(place);
+      held.push(slot);
     }
     return held;
   }
 
   #takeMore(queue: AgentQueue<W>): void {
-    const held = this.#placesFor(queue);
+    const held = this.#slotsFor(queue);
     if (held.length === 0) return;
     const after = queue.beginTaking();
     this.#options.takeBlock(queue.tenant, queue.agentId, held.length, after).then(
@@ -247,21 +236,21 @@ export class CallQueues<W extends QueueEntry> {
           queue.start(item);
           this.#run(queue, item, held[at]);
         }
-        for (const place of held.slice(taken.length)) this.#end(queue, place);
+        for (const slot of held.slice(taken.length)) this.#end(queue, slot);
         if (isAll) this.#goOn(queue, []);
         else if (large !== null) this.#goOn(queue, [large], true);
         else this.#readAhead(queue);
       },
       () => {
-        for (const place of held) this.#end(queue, place);
+        for (const slot of held) this.#end(queue, slot);
         this.#goOnLater(queue);
       },
     );
   }
 
   /**
-   * What only this process may take is taken one by one from here on, each as soon as a place is free: blocks of one agent
-   * follow one another, and with short calls its places would be free for a third of the time (measured).
+   * What only this process may take is taken one by one from here on, each as soon as a slot is free: blocks of one agent
+   * follow one another, and with short calls its slots would be free for a third of the time (measured).
    */
   #readAhead(queue: AgentQueue<W>): void {
     const { tenant } = queue;

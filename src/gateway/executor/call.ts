@@ -1,6 +1,7 @@
 // One transactional upstream call, from the job to its outcome: the deadline and the cancel around it, the
 // request as every protocol sends it, and the plain http call. A request is sent again only when it certainly
 // never reached the upstream.
+import { createHash, type Hash } from "node:crypto";
 import { type Stoppable, type StopSignal, untilFirst } from "../../concurrency/stop.ts";
 import { CLAIM_BELIEVED_MS, isWallOlder } from "../../core/age.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
@@ -13,7 +14,6 @@ import { requestSafely } from "../../http/retry.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { CallError, type CallStop, upstreamFailureOf } from "../upstream/failure.ts";
 import { credentialHeaders, ownHeaders } from "../upstream/headers.ts";
-import { type BodyDigest, createBodyDigest } from "./digest.ts";
 import type { Job, Outcome, WorkerSettings } from "./job.ts";
 import { answered, failed, keep, lostCall, newTrace, noteHead, type Trace } from "./outcome.ts";
 import { isCounted } from "./workers/messages.ts";
@@ -176,3 +176,20 @@ function startOf({ trace, settings }: CallContext, { size, tooLarge: isTooLarge,
 export function tooLarge(settings: WorkerSettings): CallError {
   return new CallError("internal", `the response is larger than ${settings.max_response_bytes} bytes`);
 }
+
+/** The SHA-256 of a response, taken while it is read: only its start is ever kept. */
+function createBodyDigest() {
+  const begin = (start: Uint8Array) => createHash("sha256").update(start);
+  let begun: Hash | null = null;
+  return {
+    /** Takes what follows the start, piece by piece. */
+    beyond(rest: Uint8Array, start: () => Uint8Array) {
+      begun ??= begin(start());
+      begun.update(rest);
+    },
+    /** The digest in lower hex, at the end. */
+    of: (start: Uint8Array) => (begun ?? begin(start)).digest("hex"),
+  };
+}
+
+type BodyDigest = ReturnType<typeof createBodyDigest>;

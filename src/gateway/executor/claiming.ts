@@ -15,7 +15,6 @@ import {
 import type { QueueEntry } from "./agent-queue.ts";
 import type { CallBlock, OwnBlock } from "./call-queues.ts";
 import type { ReplicaLeaseOptions } from "./replica-lease.ts";
-import type { RunningCall, RunningCalls } from "./running-calls.ts";
 
 export interface ClaimingOptions extends Pick<ReplicaLeaseOptions, "store" | "clock" | "replica"> {
   readonly claims: Pick<Claims, "begin" | "over">;
@@ -25,7 +24,75 @@ export interface ClaimingOptions extends Pick<ReplicaLeaseOptions, "store" | "cl
   };
 }
 
-/** A call that waits for a place, or has one. */
+/** A call that holds a slot, from its claim to its record. */
+export interface RunningCall {
+  readonly agentId: string;
+  readonly key: InvocationKey;
+  /** Of the claim. */
+  readonly token: string;
+  /** When the claim was last known to hold. */
+  believedAt: Moment;
+  /** Ended elsewhere meanwhile: if it has not been sent yet, it is not sent. */
+  stopped: boolean;
+}
+
+type RunningCalls = ReturnType<typeof createRunningCalls>;
+
+/**
+ * What this process knows of the calls that it runs: those that hold a slot, each from its claim to the record of its end,
+ * and those that are just being claimed. It is in memory only, and asks nobody.
+ */
+export function createRunningCalls() {
+  const running = new Map<string, RunningCall>();
+  /** By agent, the calls that are just being claimed by their ID. */
+  const claiming = new Map<string, Set<string>>();
+  /** For each block that is being taken, the calls that were to be stopped meanwhile: it may bring them. */
+  const taking = new Set<Set<string>>();
+
+  return {
+    get size() {
+      return running.size;
+    },
+    add(call: Omit<RunningCall, "stopped">, stopped = false): RunningCall {
+      const added = { ...call, stopped };
+      running.set(call.key.id, added);
+      return added;
+    },
+    remove(id: string): void {
+      running.delete(id);
+    },
+    /** Marks the call as stopped, or each block that may be about to bring it. */
+    stop(id: string): void {
+      const call = running.get(id);
+      if (call !== undefined) call.stopped = true;
+      else for (const stopped of taking) stopped.add(id);
+    },
+    /** The calls of the agent that are being claimed by their ID. */
+    claimingOf: (agentId: string): Iterable<string> => claiming.get(agentId) ?? [],
+    async whileClaiming<T>({ agentId, key }: RunningCall, claim: () => Promise<T>): Promise<T> {
+      const ids = claiming.get(agentId) ?? new Set();
+      claiming.set(agentId, ids.add(key.id));
+      try {
+        return await claim();
+      } finally {
+        ids.delete(key.id);
+        if (ids.size === 0) claiming.delete(agentId);
+      }
+    },
+    /** @param take given the calls that are stopped while it goes on and hold no slot */
+    async whileTaking<T>(take: (stopped: ReadonlySet<string>) => Promise<T>): Promise<T> {
+      const stopped = new Set<string>();
+      taking.add(stopped);
+      try {
+        return await take(stopped);
+      } finally {
+        taking.delete(stopped);
+      }
+    },
+  };
+}
+
+/** A call that waits for a slot, or has one. */
 export interface ScheduledCall extends QueueEntry {
   readonly inHand?: PendingCall;
   /** Of a call that was claimed before it came here: by the write that accepted it, or with others. */
@@ -38,15 +105,10 @@ export type Claiming = ReturnType<typeof createClaiming>;
 export function createClaiming(options: ClaimingOptions, running: RunningCalls, isDraining: () => boolean) {
   const { store, clock, replica: owner, claims, refusals } = options;
 
-  /** @param believedAt before its claim was stored */
-  function hold(agentId: string, key: InvocationKey, token: string, believedAt: Moment, stopped = false): RunningCall {
-    return running.add({ agentId, key, token, believedAt }, stopped);
-  }
-
   return {
     /** A call whose claim is about to be stored. */
     begin: (agentId: string, { tenant, id }: QueueEntry): RunningCall =>
-      hold(agentId, { tenant, id }, claims.begin(), thisMoment()),
+      running.add({ agentId, key: { tenant, id }, token: claims.begin(), believedAt: thisMoment() }),
 
     /** Null: someone else has it, or it was cancelled. */
     claim(call: RunningCall, inHand: PendingCall | null, bodyBytes = 0): Promise<PendingCall | null> {
@@ -75,13 +137,8 @@ export function createClaiming(options: ClaimingOptions, running: RunningCalls, 
     },
 
     /** The agent's oldest pending calls behind that of ID `after`, claimed in one write. */
-    async takeBlock(
-      tenant: string,
-      agent_id: string,
-      places: number,
-      after: string,
-    ): Promise<CallBlock<ScheduledCall>> {
-      const tokens = Array.from({ length: places }, () => claims.begin());
+    async takeBlock(tenant: string, agent_id: string, slots: number, after: string): Promise<CallBlock<ScheduledCall>> {
+      const tokens = Array.from({ length: slots }, () => claims.begin());
       const leftOut = [...running.claimingOf(agent_id), ...refusals.unnoted];
       const used = new Set<string>();
       const askedAt = thisMoment();
@@ -91,7 +148,8 @@ export function createClaiming(options: ClaimingOptions, running: RunningCalls, 
           const { taken, large } = await takePending(store, block);
           const calls = taken.map(({ id, token, inHand }) => {
             used.add(token);
-            const claimed = hold(agent_id, { tenant, id }, token, askedAt, stopped.has(id));
+            const call = { agentId: agent_id, key: { tenant, id }, token, believedAt: askedAt };
+            const claimed = running.add(call, stopped.has(id));
             return { tenant, id, body_bytes: inHand.body.byteLength, inHand, claimed };
           });
           return { taken: calls, large: large === null ? null : { tenant, ...large } };

@@ -1,9 +1,11 @@
-import { expect, jest, test } from "bun:test";
-import { accepted } from "../../../test/support/stores/invocations.ts";
-import { clock, makePool, useScheduling, well } from "../../../test/support/stores/scheduling.ts";
+import { expect, jest, spyOn, test } from "bun:test";
+import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
+import { clock, makePool, slowCredential, useScheduling, well } from "../../../test/support/stores/scheduling.ts";
+import { CLAIM_BELIEVED_MS } from "../../core/age.ts";
 import type { Store } from "../../storage/store.ts";
+import { freeMemory, partsOf } from "../../wire/body.ts";
 import { createClaims } from "../invocations/claims.ts";
-import { accept } from "../invocations/service.ts";
+import { abandon, accept } from "../invocations/service.ts";
 import type { Outcome } from "./job.ts";
 
 const scheduling = useScheduling();
@@ -21,23 +23,23 @@ function recordingStore() {
   return { store, commands };
 }
 
-test("a call that finds a place is stored running, and is not claimed again", async () => {
+test("a call that finds a slot is stored running, and is not claimed again", async () => {
   const { store, commands } = recordingStore();
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const one = accepted(clock.now());
-  const place = scheduler.reserve(one);
-  await accept(scheduling.store(), one, place?.claim);
+  const slot = scheduler.reserve(one);
+  await accept(scheduling.store(), one, slot?.claim);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["running", null]);
   expect(jobs).toEqual([]);
-  place?.run(one);
+  slot?.run(one);
   await untilEnded(one.row.id);
   expect(jobs).toHaveLength(1);
   expect(commands).toEqual(["end"]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
 });
 
-test("a backlog is taken in a block of as many calls as there are places, and each call is made once, in order", async () => {
+test("a backlog is taken in a block of as many calls as there are slots, and each call is made once, in order", async () => {
   const { store, commands } = recordingStore();
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
@@ -46,7 +48,7 @@ test("a backlog is taken in a block of as many calls as there are places, and ea
   await scheduler.start();
   for (const { row } of calls) await untilEnded(row.id);
   expect(jobs.map(({ id }) => id)).toEqual(calls.map(({ row }) => row.id));
-  // The rest is nobody else's to take, and is claimed as places come free.
+  // The rest is nobody else's to take, and is claimed as slots come free.
   expect(commands.filter((name) => name !== "end")).toEqual(["take", ...Array.from({ length: 6 }, () => "claim")]);
 });
 
@@ -73,31 +75,31 @@ test("a block that is taken while the process begins to stop stays pending", asy
   expect(await scheduling.statusOf(one.row.id)).toEqual(["pending", null]);
 });
 
-test("a call whose place was reserved before a drain and which is stored after it stays pending", async () => {
+test("a call whose slot was reserved before a drain and which is stored after it stays pending", async () => {
   const { jobs, pool } = makePool(well);
   const { scheduler } = scheduling.open({ pool });
   const one = accepted(clock.now());
-  const place = scheduler.reserve(one);
+  const slot = scheduler.reserve(one);
   const drained = scheduler.drain(0);
-  await accept(scheduling.store(), one, place?.claim);
-  place?.run(one);
+  await accept(scheduling.store(), one, slot?.claim);
+  slot?.run(one);
   await drained;
   expect(jobs).toEqual([]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["pending", null]);
 });
 
-test("a place that is given back is free for the next call, and its claim is over", async () => {
+test("a slot that is given back is free for the next call, and its claim is over", async () => {
   const claims = createClaims();
-  const { scheduler, untilEnded } = scheduling.open({ agent_concurrency: 1, claims });
+  const { scheduler, untilEnded } = scheduling.open({ agentConcurrency: 1, claims });
   const refused = accepted(clock.now());
-  const place = scheduler.reserve(refused);
+  const slot = scheduler.reserve(refused);
   expect(scheduler.reserve(accepted(clock.now()))).toBeNull();
   const waiting = await scheduling.acceptOne();
   scheduler.offer(waiting);
   expect(await scheduling.statusOf(waiting.row.id)).toEqual(["pending", null]);
-  place?.giveBack();
+  slot?.giveBack();
   await untilEnded(waiting.row.id);
-  expect(claims.fateOf(place?.claim.token ?? "")).toBe("release");
+  expect(claims.fateOf(slot?.claim.token ?? "")).toBe("release");
 });
 
 test("an outcome that can't be recorded ends the call as internal", async () => {
@@ -122,7 +124,7 @@ test("a drain lets what runs end, starts nothing more, and leaves the rest pendi
     await going.promise;
     return well();
   });
-  const { scheduler, untilEnded } = scheduling.open({ pool, agent_concurrency: 1 });
+  const { scheduler, untilEnded } = scheduling.open({ pool, agentConcurrency: 1 });
   const [first, second] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
   scheduler.offer(first);
   scheduler.offer(second);
@@ -180,4 +182,91 @@ test("a lease is renewed on time, however long the look for pending calls takes"
   } finally {
     jest.useRealTimers();
   }
+});
+
+test("a call that is cancelled while its credential is resolved never reaches the upstream", async () => {
+  const { resolving, resolved, resolveCredential } = slowCredential();
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = scheduling.open({ pool, resolveCredential });
+  const one = await scheduling.acceptOne("cred_1");
+  scheduler.offer(one);
+  await resolving.promise;
+  await scheduling.store().write((tx) => abandon(tx, one.row, "cancelled", clock.now()));
+  scheduler.stop(one.row.id);
+  resolved.resolve();
+  await untilEnded(one.row.id);
+  expect(jobs).toEqual([]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
+});
+
+test("a call that is cancelled during the last look before it is made never reaches the upstream", async () => {
+  const { resolving, resolved, resolveCredential } = slowCredential();
+  const { jobs, pool } = makePool(well);
+  const one = await scheduling.acceptOne("cred_1");
+  let cancelled: Promise<unknown> | undefined;
+  let isLooking = false;
+  const store: Store = {
+    ...scheduling.store(),
+    get read() {
+      // The look still finds the claim, since the cancel is stored right after it.
+      if (isLooking) cancelled ??= scheduling.store().write((tx) => abandon(tx, one.row, "cancelled", clock.now()));
+      if (isLooking) scheduler.stop(one.row.id);
+      return scheduling.store().read;
+    },
+  };
+  const { scheduler, untilEnded } = scheduling.open({ pool, resolveCredential, store });
+  scheduler.offer(one);
+  await resolving.promise;
+  isLooking = true;
+  const wall = Date.now();
+  const later = spyOn(Date, "now").mockImplementation(() => wall + CLAIM_BELIEVED_MS);
+  resolved.resolve();
+  await untilEnded(one.row.id);
+  await cancelled;
+  later.mockRestore();
+  expect([cancelled === undefined, jobs]).toEqual([false, []]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
+});
+
+test("a call that was ended while its process was paused is not made", async () => {
+  const { resolving, resolved, resolveCredential } = slowCredential();
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = scheduling.open({ pool, resolveCredential });
+  const one = await scheduling.acceptOne("cred_1");
+  scheduler.offer(one);
+  await resolving.promise;
+  const later = await scheduling.takenForDead(one);
+  resolved.resolve();
+  await untilEnded(one.row.id);
+  later.mockRestore();
+  expect(jobs).toEqual([]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "internal"]);
+});
+
+test("a worker that finds the claim too old sends nothing, and the call is tried again with its whole body", async () => {
+  const bodies: string[] = [];
+  const { jobs, pool } = makePool(async ({ body }) => {
+    const [part] = partsOf(body);
+    bodies.push(new TextDecoder().decode(part));
+    // As the pool takes over a large one.
+    if (part !== undefined) freeMemory(part);
+    return { ...SUCCESS, detail: null, is_stale: jobs.length === 1 };
+  });
+  const { scheduler, untilEnded } = scheduling.open({ pool });
+  const one = await scheduling.acceptOne();
+  scheduler.offer({ ...one, body: new Uint8Array(partsOf(one.body)[0] ?? []) });
+  await untilEnded(one.row.id);
+  expect(bodies).toEqual(["hello", "hello"]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
+});
+
+test("a secret that can't be resolved fails the call, and the call is not made", async () => {
+  const { jobs, pool } = makePool(well);
+  const resolveCredential = () => Promise.reject(new Error("no such secret"));
+  const { scheduler, untilEnded } = scheduling.open({ pool, resolveCredential });
+  const one = await scheduling.acceptOne("cred_1");
+  scheduler.offer(one);
+  await untilEnded(one.row.id);
+  expect(jobs).toEqual([]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "credential_error"]);
 });

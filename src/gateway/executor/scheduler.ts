@@ -2,24 +2,44 @@
 // the queue; what is in memory may vanish at any moment without losing or repeating a call.
 
 import { endsWithin } from "../../concurrency/deadline.ts";
-import { type AcceptedCall, type Claims, SMALL_BODY_BYTES, waitingAgents } from "../invocations/service.ts";
+import type { Tracer } from "../../core/tracing.ts";
+import { untilStored } from "../../storage/retry-until-stored.ts";
+import type { CallBody } from "../../wire/body.ts";
+import {
+  type AcceptedCall,
+  type Claims,
+  type InvocationKey,
+  type PendingCall,
+  SMALL_BODY_BYTES,
+  waitingAgents,
+} from "../invocations/service.ts";
+import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { recordEnd } from "../upstream/record-end.ts";
 import { CallQueues } from "./call-queues.ts";
-import { type Claiming, type ClaimingOptions, createClaiming, type ScheduledCall } from "./claiming.ts";
-import { createDispatch, type DispatchOptions } from "./dispatch.ts";
+import {
+  type Claiming,
+  type ClaimingOptions,
+  createClaiming,
+  createRunningCalls,
+  type RunningCall,
+  type ScheduledCall,
+} from "./claiming.ts";
+import type { Job, Outcome } from "./job.ts";
+import { failed, newTrace } from "./outcome.ts";
 import { createReplicaLease, type ReplicaLeaseOptions } from "./replica-lease.ts";
-import { createRunningCalls } from "./running-calls.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
-const PLACES = 4096;
+const SLOTS = 4096;
 /** Agents that are found in one look for pending calls. */
 const AGENTS_AT_ONCE = 128;
 const RUNNING_BODY_BYTES_MAX = 96 * 1024 * 1024;
 const LAST_RECORDS_MS = 5_000;
 
-export interface SchedulerOptions extends ReplicaLeaseOptions, ClaimingOptions, DispatchOptions {
+export interface SchedulerOptions extends ReplicaLeaseOptions, ClaimingOptions {
   readonly pool: WorkerPool;
-  readonly agent_concurrency: number;
+  resolveCredential(tenant: string, ref: string, url: string): Promise<JobCredential>;
+  /** Left out where traces are off. */
+  readonly tracer?: Tracer | null;
   readonly claims: Pick<Claims, "begin" | "took" | "over">;
   readonly refusals: ReplicaLeaseOptions["refusals"] & ClaimingOptions["refusals"];
 }
@@ -41,8 +61,8 @@ export class Scheduler {
     this.#dispatch = createDispatch(options, this.#claiming, isDraining);
     this.#lease = createReplicaLease(options);
     this.#queues = new CallQueues<ScheduledCall>({
-      places: PLACES,
-      agentPlaces: options.agentPlaces?.limitOf("transactional") ?? options.agent_concurrency,
+      slots: SLOTS,
+      agentSlots: this.#lease.agentMax,
       bodyBytes: RUNNING_BODY_BYTES_MAX,
       blockBodyBytes: SMALL_BODY_BYTES,
       takeBlock: this.#claiming.takeBlock,
@@ -65,25 +85,25 @@ export class Scheduler {
   }
 
   /**
-   * A place for a call that can start as soon as it is stored: claimed in the same write, it costs one write less. Null
+   * A slot for a call that can start as soon as it is stored: claimed in the same write, it costs one write less. Null
    * when it has to wait; then it is stored pending, and offered.
    */
   reserve({ row, body }: AcceptedCall) {
     const { tenant, id } = row;
     const item = { tenant, id, body_bytes: body.byteLength };
-    const place = this.#queues.reserve(row.agent_id, item);
-    if (place === null) return null;
+    const slot = this.#queues.reserve(row.agent_id, item);
+    if (slot === null) return null;
     const { claims, replica: owner } = this.#options;
     // Known from here on, since it can be cancelled from the commit on, of which the answer may come late.
     const reserved = this.#claiming.begin(row.agent_id, item);
     return {
       claim: { owner, token: reserved.token },
       run: ({ call, body: stored }: AcceptedCall) =>
-        place.run({ ...item, inHand: { call, body: stored }, claimed: reserved }),
+        slot.run({ ...item, inHand: { call, body: stored }, claimed: reserved }),
       giveBack: () => {
         claims.over(reserved.token);
         this.#running.remove(id);
-        place.giveBack();
+        slot.giveBack();
       },
     };
   }
@@ -99,12 +119,17 @@ export class Scheduler {
   }
 
   /** Another replica has left: takes up what it left pending, sooner than the next sweep would. */
-  lookAround(): void {
+  sweepNow(): void {
     const { log } = this.#options;
     if (!this.#draining) void this.#takeUpPending().catch((error) => log.warn("sweep_failed", { error }));
   }
 
-  /** How many calls hold a place here. */
+  /** Calls of one agent that may run here at once, on each path. */
+  get agentMax(): () => number {
+    return this.#lease.agentMax;
+  }
+
+  /** How many calls hold a slot here. */
   running(): number {
     return this.#running.size;
   }
@@ -171,4 +196,72 @@ export class Scheduler {
       agents = await next(last.agent_id);
     }
   }
+}
+
+interface JobCredential {
+  readonly header: Job["credential"];
+  /** Changes when the secret changes. */
+  readonly version: string;
+}
+
+const NO_CREDENTIAL: JobCredential = { header: null, version: "" };
+
+/**
+ * Hands a claimed call to a worker, with its credential, for as long as the claim is sure to hold: a process that was paused
+ * may have been taken for dead by other replicas, and they have ended its calls then.
+ *
+ * @param isDraining whether this process is about to stop: then it waits no more for a store that is away
+ */
+function createDispatch(options: SchedulerOptions, claiming: Claiming, isDraining: () => boolean) {
+  const { log, pool, resolveCredential, tracer = null } = options;
+
+  /** Null when it can't be had. */
+  async function resolve({ tenant, id }: InvocationKey, credential_ref: string, url: string) {
+    try {
+      return await untilStored(() => resolveCredential(tenant, credential_ref, url), isDraining);
+    } catch (error) {
+      log.warn("credential_not_resolved", { tenant, id, credential_ref, error });
+      return null;
+    }
+  }
+
+  function send(job: Job): Promise<Outcome> {
+    if (tracer === null) return pool.run(job);
+    const { id: invocationId, tenant, agent_id: agentId, call } = job;
+    const { url, headers } = call;
+    const span = beginCallSpan(tracer, { tenant, agentId, invocationId, method: "POST", url, headers });
+    return pool.run({ ...job, call: spanned(call, span) }).then((outcome) => {
+      endCallSpan(span, outcome);
+      return outcome;
+    });
+  }
+
+  /** Right before the call is dialled, a claim that was not checked for a while is checked again. */
+  return async function dispatch(running: RunningCall, { call, body }: PendingCall): Promise<Outcome> {
+    const { agentId, key } = running;
+    const { credential_ref, url } = call;
+    const credential = credential_ref === null ? NO_CREDENTIAL : await resolve(key, credential_ref, url);
+    if (credential === null) return failed(newTrace(), "credential_error", "credential not resolved", 0);
+    const ended = () => failed(newTrace(), "cancelled", "ended before it was made", 0);
+    const sendOnce = (sent: CallBody, claim_seen_at: number | null) =>
+      send({
+        id: key.id,
+        tenant: key.tenant,
+        agent_id: agentId,
+        call,
+        credential: credential.header,
+        session_key:
+          call.protocol === "mcp" ? JSON.stringify([agentId, url, credential_ref, credential.version]) : null,
+        claim_seen_at,
+        body: sent,
+      });
+    // The second look is for a cancel that came during the check.
+    if (running.stopped || !(await claiming.stillHolds(running)) || running.stopped) return ended();
+    const outcome = await sendOnce(body, running.believedAt.wall);
+    if (!outcome.is_stale) return outcome;
+    // Check the claim once more, and then trust it even if the clocks of the threads differ. The body is read again,
+    // since the pool has taken over the first one.
+    const again = await claiming.claim(running, null);
+    return again === null || running.stopped ? ended() : sendOnce(again.body, null);
+  };
 }

@@ -7,8 +7,7 @@ import { Fault, invalidField } from "../../core/fault.ts";
 import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import { checkText } from "../../core/text.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
-import { NOT_ALLOWED } from "../credentials/service.ts";
-import { holdCredential, mayGoTo } from "../credentials/store.ts";
+import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 import type { SettlementConfigPatch, SettlementConfigRow } from "./model.ts";
 
 const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>

@@ -154,7 +154,7 @@ async function take(
   { key, paid, place }: WaitingCall,
 ): Promise<OpenedCall> {
   const { store, payments, claims } = options;
-  const own = place ?? (await options.limits.owed(key.tenant, checked.agent.id, call.signal));
+  const own = place ?? options.limits.owed(key.tenant, checked.agent.id);
   const opened = await attempt(claims, key.id, async (held) => {
     const claimed = await claimAs(options, call, key, held.token);
     if (claimed === null) return null;

@@ -6,7 +6,7 @@ import { bodyInSteps } from "../../concurrency/steps.ts";
 import { Fault } from "../../core/fault.ts";
 import { type CallBody, wholeOf } from "../../wire/body.ts";
 import { parseRpcRequest } from "../../wire/jsonrpc.ts";
-import type { InvocableAgent } from "../agents/look-up.ts";
+import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import type { AcceptedCall } from "../invocations/service.ts";
 import type { PaidHeaders, Payments } from "../payment/service.ts";

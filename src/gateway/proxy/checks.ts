@@ -11,7 +11,7 @@ import { viaProblem } from "../../core/via.ts";
 import type { Store } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { hashOf } from "../../wire/digest.ts";
-import type { InvocableAgent } from "../agents/look-up.ts";
+import type { InvocableAgent } from "../agents/store.ts";
 import { findByIdempotencyKey, type Idempotency } from "../invocations/idempotency.ts";
 import type { Refusals } from "../invocations/refusals.ts";
 import type { InvocationRow } from "../invocations/service.ts";

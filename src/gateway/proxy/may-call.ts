@@ -2,7 +2,7 @@
 import { andThen } from "../../concurrency/and-then.ts";
 import { Fault } from "../../core/fault.ts";
 import { agentStatus } from "../../core/states.ts";
-import type { InvocableAgent } from "../agents/look-up.ts";
+import type { InvocableAgent } from "../agents/store.ts";
 
 export interface TokenTaker {
   /** Takes a token of the agent's bucket: null, or the whole seconds until there is one. */

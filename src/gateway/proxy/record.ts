@@ -8,7 +8,7 @@ import type { Meters } from "../../core/meters.ts";
 import type { Mode } from "../../core/states.ts";
 import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { hashOf } from "../../wire/digest.ts";
-import { holdCredential, mayGoTo } from "../credentials/store.ts";
+import { holdCredential, mayGoTo } from "../credentials/service.ts";
 import type { Refusals } from "../invocations/refusals.ts";
 import { type AcceptedCall, accept, type Claim, type InvocationRow } from "../invocations/service.ts";
 import { type Charge, type Payments, type PricedCall, paidColumns } from "../payment/service.ts";

@@ -19,9 +19,8 @@ import {
   type InvocationRow,
   refuseSettlement,
 } from "../invocations/service.ts";
-import type { ReceiptClaims } from "./claims.ts";
+import { createReceiptChain, type ReceiptClaims, receiptKeys } from "./claims.ts";
 import { createReceipts, type Receipts, removeOldReceipts } from "./service.ts";
-import { createReceiptChain, receiptKeys } from "./verify.ts";
 
 const DAY_MS = 86_400_000;
 const AGENT = "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f";

@@ -63,6 +63,27 @@ test("a place that comes free while someone gives up waiting goes to the next ca
   expect(await outcome(room.take("acme", "a", true, here))).toBe("taken");
 });
 
+test("where an agent may run more than before, those who wait are let in, few in each turn of the event loop", async () => {
+  let agentMax = 1;
+  const room = createStreamLimits({ agentConcurrency: () => agentMax, stopping: here });
+  const agents = Array.from({ length: 200 }, (_, at) => `agt_${at}`);
+  for (const agent of agents) await room.take("acme", agent, true, here);
+  let entered = 0;
+  const waiting = agents.flatMap((agent) =>
+    [1, 2, 3].map(() => room.take("acme", agent, true, here).then(() => entered++)),
+  );
+  agentMax = 3;
+  const raised = room.raised();
+  await Promise.resolve();
+  expect(entered).toBeLessThanOrEqual(64);
+  await raised;
+  await Bun.sleep(0);
+  expect(entered).toBe(2 * agents.length);
+  agentMax = 4;
+  await room.raised();
+  await Promise.all(waiting);
+});
+
 test("as many calls wait for one agent as may, and one more is refused", async () => {
   const room = createStreamLimits({ agentConcurrency: 1, stopping: here, waitMs: 200 });
   const held = await room.take("acme", "a", true, here);
@@ -87,7 +108,7 @@ test("no call is let in when it is time to stop, nor waits any longer", async ()
 test("a call that was accepted before takes no other's place, and those of each tenant are bounded", async () => {
   const stopping = new AbortController().signal;
   const room = createStreamLimits({ agentConcurrency: 2, stopping, waitMs: 20 });
-  const owed = (tenant: string) => room.owed(tenant, "agt_1", here);
+  const owed = (tenant: string) => room.owed(tenant, "agt_1");
   const own = [await owed("hostile"), await owed("hostile")];
   // The agent's places are taken now; further ones stand beside them.
   const beside: StreamPermit[] = [];

@@ -5,7 +5,6 @@
 import { createFairQueue, enter } from "../../concurrency/fair-queue.ts";
 import { createFairShare, type FairShareOptions } from "../../concurrency/fair-share.ts";
 import { Fault } from "../../core/fault.ts";
-import type { AgentLimitOf } from "../replicas/service.ts";
 import type { StreamPermit } from "./service.ts";
 
 const CALLS_MAX = 4096;
@@ -15,15 +14,13 @@ const AGENT_CONNECTIONS_MAX = 1024;
 const OWED_MAX = 2048;
 /** A caller holds its connection while it waits, so it does not wait for long. */
 const WAIT_MS = 10_000;
-/** How long a call that was accepted before waits for a place that another replica has: for an answer of the database. */
-const ASKED_MS = 250;
 const WAITING_MAX = 4096;
 const AGENT_WAITING_MAX = 256;
 const RETRY_AFTER_SECONDS = 5;
 
 export interface StreamLimitsOptions {
-  /** Calls of one agent at once. */
-  readonly agentConcurrency: number | AgentLimitOf;
+  /** Calls of one agent at once; a function where that changes. */
+  readonly agentConcurrency: number | (() => number);
   /** Aborted when nobody is let in any more. */
   readonly stopping: AbortSignal;
   /** Tests shorten it. */
@@ -32,7 +29,6 @@ export interface StreamLimitsOptions {
 
 export function createStreamLimits({ agentConcurrency, stopping, waitMs = WAIT_MS }: StreamLimitsOptions) {
   const waits = { waitMs, stopping };
-  const isShared = typeof agentConcurrency !== "number";
   const calls = createPlaces({ size: CALLS_MAX, agentMax: agentConcurrency }, waits);
   const others = createPlaces({ size: CONNECTIONS_MAX, agentMax: AGENT_CONNECTIONS_MAX }, waits);
   const beside = createFairShare({ size: OWED_MAX });
@@ -44,17 +40,17 @@ export function createStreamLimits({ agentConcurrency, stopping, waitMs = WAIT_M
      */
     take: (tenant: string, agentId: string, isCall: boolean, signal: AbortSignal) =>
       (isCall ? calls : others).take(tenant, agentId, signal),
+    /** Each agent may run more calls than before. */
+    raised: (): Promise<void> => calls.raised(),
     /**
      * A place for a call that was accepted before. If all places are taken it gets one outside the limit, so it neither
-     * waits nor takes the place of another call. Where other replicas may have a place to spare, they are asked first.
+     * waits nor takes the place of another call.
      *
      * @throws Fault `unavailable` when the tenant has very many of them
      */
-    async owed(tenant: string, agentId: string, signal: AbortSignal): Promise<StreamPermit> {
+    owed(tenant: string, agentId: string): StreamPermit {
       const ordinary = calls.takeNow(tenant, agentId);
       if (ordinary !== null) return ordinary;
-      const asked = isShared ? await calls.take(tenant, agentId, signal, ASKED_MS).catch(() => null) : null;
-      if (asked !== null) return asked;
       if (beside.take(tenant) !== null) throw full();
       return once(() => beside.giveBack(tenant));
     },
@@ -68,31 +64,16 @@ interface Waits {
   readonly stopping: AbortSignal;
 }
 
-interface PlacesOptions extends Pick<FairShareOptions, "size"> {
-  readonly agentMax: number | AgentLimitOf;
-}
-
-function createPlaces({ size, agentMax }: PlacesOptions, { waitMs, stopping }: Waits) {
-  const share = createFairShare({
-    size,
-    agentMax:
-      typeof agentMax === "number"
-        ? agentMax
-        : agentMax({ running: heldBy, more: (...agent) => queue.serveAgent(...agent) }),
-  });
-  const queue = createFairQueue(share);
+function createPlaces(size: Pick<FairShareOptions, "size" | "agentMax">, { waitMs, stopping }: Waits) {
+  const queue = createFairQueue(createFairShare(size));
   const waiting = createFairShare({ size: WAITING_MAX, agentMax: AGENT_WAITING_MAX });
-
-  function heldBy(tenant: string, agentId: string): number {
-    return share.heldBy(tenant, agentId);
-  }
 
   const placeOf = (tenant: string, agent: string) => once(() => queue.giveBack(tenant, agent, 1));
 
-  async function wait(tenant: string, agent: string, callerSignal: AbortSignal, ms: number): Promise<void> {
+  async function wait(tenant: string, agent: string, callerSignal: AbortSignal): Promise<void> {
     const end = new AbortController();
     const giveUp = () => end.abort(full());
-    const timer = setTimeout(giveUp, ms);
+    const timer = setTimeout(giveUp, waitMs);
     for (const signal of [callerSignal, stopping]) signal.addEventListener("abort", giveUp, { once: true });
     try {
       await enter(queue, { tenant, agent, amount: 1 }, end.signal);
@@ -103,18 +84,19 @@ function createPlaces({ size, agentMax }: PlacesOptions, { waitMs, stopping }: W
   }
 
   return {
-    async take(tenant: string, agent: string, callerSignal: AbortSignal, ms = waitMs): Promise<StreamPermit> {
+    async take(tenant: string, agent: string, callerSignal: AbortSignal): Promise<StreamPermit> {
       if (callerSignal.aborted || stopping.aborted) throw full();
       if (!queue.takeNow(tenant, agent, 1)) {
         if (waiting.take(tenant, agent) !== null) throw full();
         try {
-          await wait(tenant, agent, callerSignal, ms);
+          await wait(tenant, agent, callerSignal);
         } finally {
           waiting.giveBack(tenant, agent);
         }
       }
       return placeOf(tenant, agent);
     },
+    raised: () => queue.serveEach(),
     takeNow: (tenant: string, agent: string): StreamPermit | null =>
       queue.takeNow(tenant, agent, 1) ? placeOf(tenant, agent) : null,
   };

@@ -21,7 +21,7 @@ import {
 } from "viem";
 import { generatePrivateKey, type PrivateKeyAccount, privateKeyToAccount } from "viem/accounts";
 import { base } from "viem/chains";
-import { callAsAdmin, installToken, mintCall } from "../../../src/cli/demo/token.ts";
+import { callAsAdmin, installToken, mintCall } from "../../../src/cli/demo/chain.ts";
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../../src/x402/kind.ts";
 import { until } from "../until.ts";
 import type { SignedPayment } from "./payments.ts";

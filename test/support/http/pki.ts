@@ -1,11 +1,14 @@
 // Certificates for mutual TLS on loopback, made afresh for each caller: a private CA with a server and clients that
 // are in order, and one client for each way of not being so. Made here and not by the product's own issuer, so that
 // the two can be held against each other.
-import "../../../src/cli/pki/reflect.ts";
 import { createPrivateKey, X509Certificate as ReadCertificate } from "node:crypto";
 import type { X509Certificate } from "@peculiar/x509";
 
-// The static import above has to run first, and those of CommonJS modules would overtake it.
+// The X.509 library does not load without these two functions (src/cli/pki.ts says why), so it is imported after them.
+if (!("getMetadata" in Reflect)) {
+  const nothing = { value: () => undefined, configurable: true, writable: true };
+  Object.defineProperties(Reflect, { getMetadata: nothing, getOwnMetadata: nothing });
+}
 const x509 = await import("@peculiar/x509");
 
 const ALGORITHM = { name: "ECDSA", namedCurve: "P-256", hash: "SHA-256" } as const;

@@ -1,0 +1,300 @@
+// The chain's nodes, each asked by itself: which chain, which token, how new its newest block is, whether it agrees with the
+// others; and the wallets that pay for gas. A node is named by its place in the list, since its URL may hold a key.
+// In one file, since the rules judge what the questions found.
+import { decodeFunctionResult, encodeFunctionData, formatEther, parseAbi } from "viem";
+import { exchange, NoAnswer, RpcError } from "../../chain/json-rpc.ts";
+import type { Block } from "../../chain/rpc-types.ts";
+import * as wire from "../../chain/rpc-types.ts";
+import { TOKEN_ADDRESS } from "../../chain/token.ts";
+import type { FacilitatorConfig } from "../../config.ts";
+import { systemClock } from "../../core/clock.ts";
+import { createLocalSigner } from "../../facilitator/wallet/signer.ts";
+import type { Outbound } from "../../http/outbound.ts";
+import { CHAIN_ID, TOKEN_NAME, TOKEN_VERSION } from "../../x402/kind.ts";
+import type { Hex } from "../../x402/types.ts";
+import {
+  type Finding,
+  failure,
+  findings,
+  inTime,
+  notLookedAt,
+  observed,
+  type Problem,
+  seconds,
+  skewProblem,
+  TooLate,
+  warning,
+} from "./findings.ts";
+
+const TIMEOUT_MS = 3_000;
+/** For all first questions to a node. */
+const NODE_MS_MAX = 4_500;
+const ANSWER_BYTES_MAX = 1024 * 1024;
+
+const ABI = parseAbi([
+  "function name() view returns (string)",
+  "function version() view returns (string)",
+  "function decimals() view returns (uint8)",
+]);
+
+export interface Node {
+  readonly place: number;
+  ask<T>(method: string, params: readonly unknown[], read: (result: unknown) => T): Promise<T>;
+  certificateProblem(): Problem | null;
+}
+
+export interface Nodes {
+  readonly looks: readonly NodeLook[];
+  /** Nodes of the right chain, the one with the newest block first. */
+  readonly good: readonly Node[];
+}
+
+export async function lookAtNodes(urls: readonly string[], outbound: Outbound): Promise<Nodes> {
+  const nodes = urls.map((url, index) => openNode(url, index, outbound));
+  const looks = await Promise.all(nodes.map(lookAtNode));
+  const heightOf = (node: Node) => {
+    const { answer } = looks[node.place] ?? { answer: "" };
+    return typeof answer === "string" || !goodAnswers(looks).includes(answer) ? -1 : answer.newest.number;
+  };
+  const good = nodes.filter((node) => heightOf(node) >= 0).sort((a, b) => heightOf(b) - heightOf(a));
+  return { looks, good };
+}
+
+function openNode(url: string, place: number, outbound: Outbound): Node {
+  const { certificateProblem, ...watched } = observed(outbound);
+  const server = { outbound: watched.outbound, url, timeoutMs: TIMEOUT_MS, answerBytesMax: ANSWER_BYTES_MAX };
+  return {
+    place,
+    ask: async (method, params, read) => read(await exchange(server, method, params)),
+    certificateProblem,
+  };
+}
+
+async function lookAtNode(node: Node): Promise<NodeLook> {
+  const { place } = node;
+  try {
+    const answer = await inTime(answerOf(node), NODE_MS_MAX);
+    return { place, answer, certificate: node.certificateProblem() };
+  } catch (error) {
+    return { place, answer: reasonOf(error), certificate: null };
+  }
+}
+
+/** The messages of these errors never hold a URL. */
+function reasonOf(error: unknown): string {
+  const isTold = error instanceof NoAnswer || error instanceof RpcError || error instanceof TooLate;
+  return isTold ? error.message : "an answer in another form";
+}
+
+async function answerOf(node: Node): Promise<NodeAnswer> {
+  const from = performance.now();
+  const chainId = await node.ask("eth_chainId", [], wire.quantity);
+  const ms = performance.now() - from;
+  const [newest, next, token] = await Promise.all([
+    node.ask("eth_getBlockByNumber", ["latest", false], wire.block),
+    node.ask("eth_getBlockByNumber", ["pending", false], wire.timestamp).catch(() => null),
+    tokenOf(node),
+  ]);
+  if (newest === null) throw new NoAnswer("it has no newest block");
+  return { chainId, newest, next, token, ms };
+}
+
+async function tokenOf(node: Node): Promise<Token> {
+  const code = await node.ask("eth_getCode", [TOKEN_ADDRESS, "latest"], wire.data);
+  if (code === "0x") return { hasCode: false, name: null, version: null, decimals: null };
+  const call = async <T>(functionName: "name" | "version" | "decimals") => {
+    const data = encodeFunctionData({ abi: ABI, functionName });
+    const result = await node.ask("eth_call", [{ to: TOKEN_ADDRESS, data }, "latest"], wire.data).catch(revertedOnly);
+    return decoded<T>(functionName, result);
+  };
+  const [name, version, decimals] = await Promise.all([
+    call<string>("name"),
+    call<string>("version"),
+    call<number>("decimals"),
+  ]);
+  return { hasCode: true, name, version, decimals };
+}
+
+/** A contract that does not know the function is no failure of the node. */
+function revertedOnly(error: unknown): Hex {
+  if (error instanceof RpcError) return "0x";
+  throw error;
+}
+
+function decoded<T>(functionName: "name" | "version" | "decimals", data: Hex): T | null {
+  try {
+    return decodeFunctionResult({ abi: ABI, functionName, data }) as T;
+  } catch {
+    return null;
+  }
+}
+
+export async function nodesFindings(opening: Promise<Nodes>): Promise<Finding[]> {
+  const nodes = await opening;
+  return [...nodeFindings(nodes.looks), ...(await agreementOf(nodes))];
+}
+
+async function agreementOf({ looks, good }: Nodes): Promise<Finding[]> {
+  const block = commonBlock(looks);
+  if (block === null) return [];
+  const said = await Promise.all(
+    good.map(async (node) => {
+      const found = node.ask("eth_getBlockByNumber", [wire.hex(block), false], wire.block).catch(() => null);
+      return { place: node.place, hash: (await found)?.hash ?? null };
+    }),
+  );
+  return agreementFindings(
+    block,
+    said.toSorted((a, b) => a.place - b.place),
+  );
+}
+
+export async function chainClockFindings(opening: Promise<Nodes>): Promise<Finding[]> {
+  const time = chainTime((await opening).looks);
+  if (time === null) return notLookedAt("chain clock", "a node");
+  const aheadMs = time * 1000 - systemClock.now();
+  const advice = "set this clock by NTP, or see why no node has a newer block";
+  return findings(
+    "chain clock",
+    [skewProblem("the chain's time", aheadMs, advice)],
+    `${seconds(aheadMs)} s from the chain's time`,
+  );
+}
+
+const BEHIND_BLOCKS = 5;
+const BEHIND_SECONDS = 60;
+const DECIMALS = 6;
+/** The newest blocks may still be replaced. */
+const SETTLED_BLOCKS = 4;
+
+interface Token {
+  readonly hasCode: boolean;
+  /** Null where the contract gives no such answer. */
+  readonly name: string | null;
+  readonly version: string | null;
+  readonly decimals: number | null;
+}
+
+/** What a node says of itself. */
+export interface NodeAnswer {
+  readonly chainId: bigint;
+  readonly newest: Pick<Block, "number" | "timestamp">;
+  /** Unix seconds: the time that the next block would have; null where the node does not tell. */
+  readonly next: number | null;
+  readonly token: Token;
+  readonly ms: number;
+}
+
+export interface NodeLook {
+  /** Its place in the list, from 0 as in the log and the metrics: the URL may hold a key. */
+  readonly place: number;
+  /** What the node says, or why there is no usable answer. */
+  readonly answer: NodeAnswer | string;
+  /** What is wrong with the certificate of the node. */
+  readonly certificate: Problem | null;
+}
+
+const ELSEWHERE = "TOLLGATE_RPC_URLS must name nodes of Base: the facilitator does not start with it";
+
+export function nodeFindings(nodes: readonly NodeLook[]): Finding[] {
+  const good = goodAnswers(nodes);
+  const best = Math.max(...good.map(({ newest }) => newest.number));
+  const time = chainTime(nodes) ?? 0;
+  return nodes.flatMap(({ place, answer, certificate }) => {
+    const what = `RPC endpoint ${place}`;
+    if (typeof answer === "string") return findings(what, [silent(answer, good.length > 0)], "");
+    if (answer.chainId !== BigInt(CHAIN_ID)) {
+      return findings(what, [failure(`it is of chain ${answer.chainId}, not ${CHAIN_ID}`, ELSEWHERE)], "");
+    }
+    const { number } = answer.newest;
+    const fine = `it answers in ${answer.ms.toFixed(0)} ms, its newest block is ${number}`;
+    return findings(what, [tokenProblem(answer.token), lagProblem(answer, best, time), certificate], fine);
+  });
+}
+
+function goodAnswers(nodes: readonly NodeLook[]): NodeAnswer[] {
+  return nodes.flatMap(({ answer }) =>
+    typeof answer !== "string" && answer.chainId === BigInt(CHAIN_ID) ? [answer] : [],
+  );
+}
+
+function silent(why: string, othersAnswer: boolean): Problem {
+  const text = `it gives no usable answer: ${why}`;
+  return othersAnswer
+    ? warning(text, "see to it, or take it out of TOLLGATE_RPC_URLS: the others carry on")
+    : failure(text, "TOLLGATE_RPC_URLS must name a node that answers: without one no payment is settled");
+}
+
+function tokenProblem({ hasCode, name, version, decimals }: Token): Problem | null {
+  if (hasCode && name === TOKEN_NAME && version === TOKEN_VERSION && decimals === DECIMALS) return null;
+  const text = hasCode
+    ? `its token is ${name ?? "without a name"}, version ${version ?? "none"}, with ${decimals ?? "no"} decimals`
+    : "there is no token at its address";
+  return failure(text, `it must be a node of Base, where ${TOKEN_NAME} has version ${TOKEN_VERSION}`);
+}
+
+function lagProblem({ newest }: NodeAnswer, best: number, time: number): Problem | null {
+  const [blocks, seconds] = [best - newest.number, time - newest.timestamp];
+  if (blocks < BEHIND_BLOCKS && seconds < BEHIND_SECONDS) return null;
+  const text = `its newest block is ${blocks} blocks behind the best and ${seconds} s old`;
+  return warning(text, "see why it does not follow the chain, or put it behind the others in TOLLGATE_RPC_URLS");
+}
+
+/** Unix seconds, by the newest block or by what the next one would have; null when no node tells. */
+export function chainTime(nodes: readonly NodeLook[]): number | null {
+  const times = goodAnswers(nodes).map(({ newest, next }) => Math.max(newest.timestamp, next ?? 0));
+  return times.length === 0 ? null : Math.max(...times);
+}
+
+/** The newest block that all of them should have, and that should not change any more; null for fewer than two nodes. */
+export function commonBlock(nodes: readonly NodeLook[]): number | null {
+  const good = goodAnswers(nodes);
+  if (good.length < 2) return null;
+  return Math.max(Math.min(...good.map(({ newest }) => newest.number)) - SETTLED_BLOCKS, 0);
+}
+
+interface BlockSaid {
+  readonly place: number;
+  /** Null when the node does not have the block, or does not tell. */
+  readonly hash: Hex | null;
+}
+
+export function agreementFindings(block: number, said: readonly BlockSaid[]): Finding[] {
+  const hashes = Map.groupBy(
+    said.filter(({ hash }) => hash !== null),
+    ({ hash }) => hash,
+  );
+  const sides = [...hashes.values()].map((same) => same.map(({ place }) => place).join(" and "));
+  const problem = failure(
+    `the endpoints have different blocks at height ${block}: ${sides.join(" against ")}`,
+    "one of them is on another chain or fork: take it out of TOLLGATE_RPC_URLS",
+  );
+  return findings("agreement", [sides.length > 1 ? problem : null], `all endpoints have the same block ${block}`);
+}
+
+export async function walletFindings(
+  { signers, limits }: Pick<FacilitatorConfig, "signers" | "limits">,
+  opening: Promise<Nodes>,
+): Promise<Finding[]> {
+  const [node] = (await opening).good;
+  const lowWaterWei = limits.gasLowWaterWei;
+  const addresses =
+    signers.kind === "local" ? signers.keys.map((key) => createLocalSigner(key).address) : [signers.address];
+  if (node === undefined) return notLookedAt("wallets", "a node");
+  const balances = await Promise.all(
+    addresses.map((address) => node.ask("eth_getBalance", [address, "latest"], wire.quantity)),
+  );
+  const isAnyAble = balances.some((balance) => balance >= lowWaterWei);
+  return addresses.flatMap((address, index) => {
+    const balance = balances[index] ?? 0n;
+    const problem = balance >= lowWaterWei ? null : lowProblem(balance, lowWaterWei, isAnyAble);
+    return findings(`wallet ${address}`, [problem], `it has ${formatEther(balance)} ETH`);
+  });
+}
+
+function lowProblem(balance: bigint, lowWaterWei: bigint, othersAreAble: boolean): Problem {
+  const text = `it has ${formatEther(balance)} ETH, less than TOLLGATE_GAS_LOW_WATER_WEI (${formatEther(lowWaterWei)} ETH)`;
+  return othersAreAble
+    ? warning(text, "send it ETH on Base: the other wallets carry on")
+    : failure(text, "send it ETH on Base: no payment is settled before");
+}

@@ -1,0 +1,228 @@
+// What the doctor finds: each finding is one line, all of them make the exit status. Checks run side by side, each with a limit
+// in time, and their findings come in the order of the checks. A check that throws becomes a finding, without the words of an
+// error that may show a secret. The bounds that several checks judge by stand here too.
+import { withDeadline } from "../../concurrency/deadline.ts";
+import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
+import { systemClock } from "../../core/clock.ts";
+import { StartupProblem } from "../../core/startup.ts";
+import { type Outbound, OutboundError } from "../../http/outbound.ts";
+import { fitOf, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/schema-fit.ts";
+import { newestVersion } from "../../storage/schema-versions.ts";
+
+/** `fail`: the service would refuse work. `warn`: it works, and the operator should do something about it. */
+type Severity = "ok" | "warn" | "fail";
+
+/** What is wrong, and what to do about it. */
+export interface Problem {
+  readonly state: "warn" | "fail";
+  readonly text: string;
+  readonly advice: string;
+}
+
+export interface Finding {
+  /** What was looked at. */
+  readonly what: string;
+  readonly state: Severity;
+  readonly text: string;
+  readonly advice: string | null;
+}
+
+export const warning = (text: string, advice: string): Problem => ({ state: "warn", text, advice });
+export const failure = (text: string, advice: string): Problem => ({ state: "fail", text, advice });
+
+/** Each problem, or one line that says that all is well. */
+export function findings(what: string, problems: readonly (Problem | null)[], fine: string): Finding[] {
+  const found = problems.filter((problem) => problem !== null);
+  if (found.length === 0) return [{ what, state: "ok", text: fine, advice: null }];
+  return found.map((problem) => ({ what, ...problem }));
+}
+
+export function notLookedAt(what: string, without: string): Finding[] {
+  return findings(what, [warning(`not looked at without ${without}`, "see to that first")], "");
+}
+
+export function isHealthy(found: readonly Finding[]): boolean {
+  return found.every(({ state }) => state !== "fail");
+}
+
+/** Columns of the name of what was looked at. A tenant may have chosen a longer name, which does not move the other lines. */
+const WIDTH_MAX = 60;
+
+export function report(found: readonly Finding[]): string {
+  const width = Math.min(Math.max(...found.map(({ what }) => what.length)), WIDTH_MAX);
+  const lines = found.map(({ what, state, text, advice }) => {
+    const told = advice === null ? text : `${text}; ${advice}`;
+    return `${state.padEnd(4)}  ${printable(what).padEnd(width)}  ${printable(told)}\n`;
+  });
+  return lines.join("");
+}
+
+/** Servers and tenants have chosen parts of the text: they must neither break the line nor steer the terminal. */
+function printable(text: string): string {
+  return text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]+/gu, " ");
+}
+
+export const CHECK_MS_MAX = 5_000;
+
+export interface Check {
+  readonly what: string;
+  readonly look: () => Promise<Finding[]>;
+  /** What the check needs first, which has a time limit of its own. */
+  readonly after?: Promise<unknown>;
+  readonly msMax?: number;
+  /** What to do when the check throws. */
+  readonly advice?: string;
+}
+
+export async function runChecks(checks: readonly Check[]): Promise<Finding[]> {
+  return (await Promise.all(checks.map(run))).flat();
+}
+
+async function run({ what, look, after, msMax = CHECK_MS_MAX, advice }: Check): Promise<Finding[]> {
+  try {
+    await after?.catch(() => {});
+    return await inTime(look(), msMax);
+  } catch (error) {
+    return findings(what, [problemOf(error, advice)], "");
+  }
+}
+
+export class TooLate extends Error {}
+
+/** @throws what `problemOf` tells as too late */
+export function inTime<T>(work: Promise<T>, msMax = CHECK_MS_MAX): Promise<T> {
+  return withDeadline(msMax, work, () => new TooLate(`no answer within ${msMax / 1000} s`));
+}
+
+/** @param advice for an error that suggests none */
+export function problemOf(error: unknown, advice = "see to it, and look again"): Problem {
+  if (error instanceof StartupProblem || error instanceof TooLate) return failure(error.message, advice);
+  if (error instanceof OutboundError) return failure(error.message, outboundAdvice(error) ?? advice);
+  return failure(`it can't be looked at (${nameOf(error)})`, advice);
+}
+
+const UNTRUSTED = /\b(UNABLE_TO_|SELF_SIGNED_|DEPTH_ZERO_|INVALID_CA)/;
+
+function outboundAdvice({ kind, message }: OutboundError): string | null {
+  if (kind === "blocked") return "TOLLGATE_ALLOW_HOSTS exempts a trusted host from the host rules";
+  if (/\bCERT_HAS_EXPIRED/.test(message)) return "its certificate must be renewed";
+  if (UNTRUSTED.test(message)) return "name its CA in TOLLGATE_CA_FILE, or in the bundle of the credential";
+  return null;
+}
+
+/** A code or a class: the message of a library's error may show anything. */
+function nameOf(error: unknown): string {
+  if (!(error instanceof Error)) return "unknown";
+  return "code" in error && typeof error.code === "string" ? error.code : error.name;
+}
+
+const GIB = 1024 ** 3;
+const FREE_BYTES_MIN = GIB;
+const SKEW_MS_MAX = 30_000;
+const DAY_MS = 86_400_000;
+
+/** @param name of the file system, such as the directory that lies there */
+export function freeSpaceProblem(name: string, freeBytes: number): Problem | null {
+  const text = `${name} has ${bytesText(freeBytes)} free`;
+  const advice = "make room: on a full disk no call is taken";
+  if (freeBytes <= 0) return failure(text, advice);
+  return freeBytes < FREE_BYTES_MIN ? warning(text, advice) : null;
+}
+
+export function bytesText(bytes: number): string {
+  return bytes < GIB ? `${Math.floor(bytes / 1024 ** 2)} MiB` : `${(bytes / GIB).toFixed(1)} GiB`;
+}
+
+interface Validity {
+  /** Milliseconds since the epoch. */
+  readonly from: number;
+  readonly to: number;
+}
+
+/**
+ * @param which certificate, as in "its certificate"
+ * @param advice what to do about one that ends
+ */
+export function validityProblem(which: string, { from, to }: Validity, now: number, advice: string): Problem | null {
+  if (now < from) return failure(`${which} is not valid before ${timeText(from)}`, "set the clock, or wait");
+  if (now > to) return failure(`${which} expired at ${timeText(to)}`, advice);
+  if (now <= to - EXPIRY_WARNING_MS) return null;
+  const days = Math.floor((to - now) / DAY_MS);
+  return warning(`${which} expires in ${days} ${days === 1 ? "day" : "days"}, at ${timeText(to)}`, advice);
+}
+
+export function timeText(time: number): string {
+  return Number.isFinite(time) ? new Date(time).toISOString() : "an unknown time";
+}
+
+/** @param aheadMs how far the clock of `whose` is ahead of this machine's */
+export function skewProblem(whose: string, aheadMs: number, advice: string): Problem | null {
+  if (Math.abs(aheadMs) <= SKEW_MS_MAX) return null;
+  const seconds = Math.round(Math.abs(aheadMs) / 1000);
+  return warning(`${whose} is ${seconds} s ${aheadMs > 0 ? "ahead of" : "behind"} this machine's clock`, advice);
+}
+
+export function seconds(ms: number): string {
+  return (Math.abs(ms) / 1000).toFixed(1);
+}
+
+/** Whether the program fits the schema, or what would become of it. */
+export function schemaProblem(schema: Schema): Problem | null {
+  const has = `it has schema version ${schema.version}`;
+  const knows = `knows versions up to ${newestVersion()}`;
+  switch (fitOf(schema)) {
+    case "none":
+    case "same":
+      return null;
+    case "older": {
+      const text = `${has}, and the next start of this program brings it to ${newestVersion()}`;
+      return warning(text, "take a backup, then start this program or run tollgate migrate");
+    }
+    case "newer":
+      return warning(
+        `${has}; this program ${knows}, and may run on it all the same`,
+        "go on with the newer one in time",
+      );
+    case "too new":
+      return failure(`it has ${tooNewText(schema)}`, TOO_NEW_ADVICE);
+  }
+}
+
+/** The Date header has whole seconds (RFC 9110, section 5.6.7). */
+const HALF_SECOND_MS = 500;
+
+interface Observed {
+  readonly outbound: Outbound;
+  /** What is wrong with the certificate of the server that was asked. */
+  certificateProblem(): Problem | null;
+  /** What is wrong with that server's clock. */
+  clockProblem(): Problem | null;
+  /** Milliseconds since the epoch; null when no connection with TLS was made. */
+  certificateEnd(): number | null;
+}
+
+/** Makes requests tell, beside their answer, how long the server's certificate holds and what time it has. */
+export function observed(outbound: Outbound): Observed {
+  let end: number | null = null;
+  let aheadMs: number | null = null;
+  const certified = (validTo: number) => {
+    end = validTo;
+  };
+  return {
+    outbound: {
+      async request(url, request) {
+        const from = systemClock.now();
+        const response = await outbound.request(url, { ...request, certified });
+        const date = Date.parse(response.headers.get("date") ?? "");
+        if (!Number.isNaN(date)) aheadMs = date + HALF_SECOND_MS - (from + systemClock.now()) / 2;
+        return response;
+      },
+    },
+    certificateProblem: () =>
+      end === null
+        ? null
+        : validityProblem("its certificate", { from: 0, to: end }, systemClock.now(), "it must be renewed"),
+    clockProblem: () => (aheadMs === null ? null : skewProblem("its clock", aheadMs, "set both clocks by NTP")),
+    certificateEnd: () => end,
+  };
+}
