@@ -69,7 +69,7 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const span = await beginAttemptSpan(options, open);
   const startedAt = performance.now();
   const told = await client.settle({ ...open, expected: expectedOf(open), span, mayLeave: mark }, stop);
-  const found = needsLook(told, open, askedAt) ? await options.look?.(authorizationOf(open)) : null;
+  const found = needsLook(told, open, askedAt) ? await options.look?.(authorizationOf(open), askedAt) : null;
   const outcome = found ?? told;
   meters.settlementTook(performance.now() - startedAt);
   span?.end({ outcome: outcome.kind, ...(outcome.kind !== "collected" && { errorType: outcome.kind }) });
