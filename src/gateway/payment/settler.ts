@@ -170,7 +170,7 @@ async function isPutOff({ store, clock, guard }: SettlerOptions, seen: OpenPayme
   const end = seen.valid_before * 1000 + EXPIRED_MARGIN_MS;
   if (!guard.mayBeOlder(seen.valid_before) || now > end) return false;
   const at = Math.min(end, now + PAUSE_MS_MOST);
-  await store.write((tx) => postpone(tx, seen, { at, now, wasUnsent: false }));
+  await store.write((tx) => postpone(tx, seen, { at, now, outcome: "unknown" }));
   return true;
 }
 

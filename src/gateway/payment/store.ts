@@ -5,7 +5,7 @@ import { and, asc, eq, exists, gt, isNotNull, isNull, lte, notExists, notInArray
 import type { Tables } from "../../../db/schema.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
-import { askedMs } from "./outcome.ts";
+import { askedMs, type SettleOutcome } from "./outcome.ts";
 
 export type PaymentRow = Tables["payments"]["$inferSelect"];
 
@@ -154,19 +154,19 @@ function refusal({ db, tables: { payments: t, refusedCalls: r } }: Tx) {
 /**
  * The attempt has left no certain outcome.
  *
- * @param wasUnsent certainly nothing came of it: it sent nothing, or the facilitator did not take it
  * @returns false when the outcome is known, or another replica has taken the payment for an attempt of its own since
  */
 export async function postpone(
   tx: Tx,
   open: OpenPayment,
-  { at, now, wasUnsent }: { readonly at: number; readonly now: number; readonly wasUnsent: boolean },
+  { at, now, outcome }: { readonly at: number; readonly now: number; readonly outcome: SettleOutcome["kind"] },
 ): Promise<boolean> {
+  const asked_ms = askedMs(open, now);
   return changed(tx, isOwnAttempt(tx, open), {
     next_attempt_at: at,
-    asked_ms: askedMs(open, now),
+    asked_ms: outcome === "deferred" ? Math.max(asked_ms, 1) : asked_ms,
     updated_at: now,
-    ...(wasUnsent
+    ...(outcome === "unsent" || outcome === "deferred"
       ? { unsent_attempts: open.unsent_attempts + 1, sent_at: open.sent_at }
       : { sent_at: open.sent_at ?? now, unknown_since: open.unknown_since ?? now }),
   });
