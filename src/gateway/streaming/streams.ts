@@ -80,7 +80,7 @@ export function createStreams(options: StreamsDeps) {
       const leave = underWay.enter();
       calls.set(opened.key.id, timeouts);
       // A paid call is not stopped because others need its memory.
-      if (!opened.isOwed) end.endBy(() => timeouts.stop("crowded"));
+      if (!opened.isResumable) end.endBy(() => timeouts.stop("crowded"));
       const recorder = createResponseRecorder(opened, captureMemory(opened.key.tenant));
       const span = spanOf(deps, opened, "POST", opened.key.id);
       async function conclude(ending: Ending, detail: string | null): Promise<void> {
@@ -256,8 +256,8 @@ function faultOf({ kind, message }: UpstreamFailure, cause: unknown, headers: Re
 }
 
 /** A paid call that was stopped before the upstream was dialled stays pending, and its caller may come back for it. */
-function isStillOwed({ isOwed }: OpenedCall, { latency_ms, error_class }: Ending): boolean {
-  return isOwed && latency_ms === null && STOPPED_CLASSES.has(error_class);
+function isStillResumable({ isResumable }: OpenedCall, { latency_ms, error_class }: Ending): boolean {
+  return isResumable && latency_ms === null && STOPPED_CLASSES.has(error_class);
 }
 
 /** Ends the record of a call, or gives it back to its caller. Never rejects. */
@@ -267,7 +267,7 @@ async function conclusionOf(
   ending: Ending,
   givenUp: AbortSignal,
 ): Promise<void> {
-  if (!isStillOwed(opened, ending)) return recordEnd(deps, opened, ending, () => givenUp.aborted);
+  if (!isStillResumable(opened, ending)) return recordEnd(deps, opened, ending, () => givenUp.aborted);
   const { store, clock, claims } = deps;
   const { key, token } = opened;
   // If this write fails, the regular comparison of claims with the database gives the claim back.
