@@ -17,11 +17,22 @@ import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
 import { type RecordEndOptions, recordEnd } from "../upstream/record-end.ts";
-import { answerOf, type ExchangeDeps, headOf, type StreamExchange } from "./exchange.ts";
-import { type ExchangeTimeoutLimits, type ExchangeTimeouts, startExchangeTimeouts } from "./exchange-timeouts.ts";
-import { createBudget } from "./memory-budget.ts";
+import {
+  answerOf,
+  type ExchangeDeps,
+  type ExchangeTimeoutLimits,
+  type ExchangeTimeouts,
+  headOf,
+  type StreamExchange,
+  startExchangeTimeouts,
+} from "./exchange.ts";
 import type { Ended } from "./relay.ts";
-import { CAPTURE_BUDGET_BYTES, createResponseRecorder, type ResponseRecorder } from "./response-recorder.ts";
+import {
+  CAPTURE_BUDGET_BYTES,
+  createBudget,
+  createResponseRecorder,
+  type ResponseRecorder,
+} from "./response-recorder.ts";
 import type { OpenedCall, OpenedConnection, OpenedRequest } from "./service.ts";
 import { FILTER_MEMORY_BYTES } from "./tool-filter.ts";
 
@@ -224,7 +235,7 @@ async function runConnection(deps: Deps, { opened, timeouts, recorder, conclude 
       isDenied: method === "GET" ? await deps.deniedTools(tenant, agentId) : null,
       commentMs: method === "GET" ? COMMENT_MS : null,
       responseHeaders: {},
-      isOurs: () => true,
+      isOurs: async () => true,
       ended: async (how) => conclude(endingOf(recorder, how, timeouts.signal)),
     };
     return await answerOf(deps, exchange, await headOf(deps, exchange, null));
@@ -236,7 +247,7 @@ async function runConnection(deps: Deps, { opened, timeouts, recorder, conclude 
 }
 
 /** Asks the store only when the claim is so old that others may have ended the call. */
-function isStillClaimed({ read }: Store, { key, token, claimedAt }: OpenedCall): Bun.MaybePromise<boolean> {
+async function isStillClaimed({ read }: Store, { key, token, claimedAt }: OpenedCall): Promise<boolean> {
   return !isOlder(claimedAt, CLAIM_BELIEVED_MS) || holdsClaim(read, key, token);
 }
 
