@@ -31,8 +31,7 @@ import { compareClaims } from "./invocations/claims.ts";
 import { startRemovingParts } from "./invocations/loose-parts.ts";
 import type { GatewayOptions } from "./options.ts";
 import { createChainLook } from "./payment/chain-look.ts";
-import { createRestoreGuard } from "./payment/restore-guard.ts";
-import { settleRestored } from "./payment/restored.ts";
+import { createRestoreGuard, settleRestored } from "./payment/restored.ts";
 import { startRetention } from "./retention.ts";
 
 /** Time for the last answers to be sent, and for the last writes, after everything else has ended. */

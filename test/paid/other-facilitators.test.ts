@@ -134,6 +134,21 @@ test("a payment that is put off by 429 with Retry-After is asked again, and one 
   });
 });
 
+test("a payment that was only put off until its time was over is looked up where the gateway has nodes, and expires where it has none", async () => {
+  for (const [tenant, settlement] of [
+    [looking, { status: "settled" }],
+    [blind, { status: "settlement_failed", reason: "expired" }],
+  ] as const) {
+    const payment = await funded(Math.floor(Date.now() / 1000) + 9);
+    const { nonce } = payment.authorization;
+    facilitator.answer(nonce, () => new Response("{}", { status: 429, headers: { "retry-after": "1" } }));
+    const answer = await call(tenant, payment);
+    expect(answer.status).toBe(202);
+    await chain.collectAsStranger(payment);
+    expect((await closed(tenant, answer.body.invocation_id)).settlement).toMatchObject(settlement);
+  }
+});
+
 // The last one here, since the chain's time is moved.
 test("after an attempt in doubt an unused nonce is a decline by a block that is later than a minute past its time, and by none before", async () => {
   const payment = await funded();

@@ -9,7 +9,7 @@ import { systemClock } from "../../core/clock.ts";
 import { hostRules } from "../../core/host.ts";
 import { createSecretReader } from "../../gateway/credentials/resolve.ts";
 import { CredentialFailure } from "../../gateway/credentials/secrets-stores.ts";
-import { clientIdentity } from "../../gateway/payment/bundle.ts";
+import { clientIdentity } from "../../gateway/payment/facilitator-client.ts";
 import { exchangeJson, fetchJson } from "../../http/fetch-json.ts";
 import { ownAddresses } from "../../http/interfaces.ts";
 import { createOutbound, type Outbound, OutboundError } from "../../http/outbound.ts";

@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { createRestoreGuard, type RestoreGuard } from "./restore-guard.ts";
+import { createRestoreGuard, type RestoreGuard } from "./restored.ts";
 
 const NOW = 1_800_000_000;
 const MARGIN = 6;

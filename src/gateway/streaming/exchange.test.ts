@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { startExchangeTimeouts } from "./exchange-timeouts.ts";
+import { startExchangeTimeouts } from "./exchange.ts";
 
 const here = () => new AbortController();
 const aborted = (signal: AbortSignal) =>
