@@ -110,6 +110,8 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
     highest: async () => compare(seen ?? (await question())),
     /** Whether blocks still come, as far as the nodes tell: a chain that makes some has a new one, or one of this time. */
     isFresh: () => seen !== null && !(isStill(seen) && behindMs(seen.block, clock.now()) >= OFF_MS),
+    /** Whether the newest block is ten seconds old, both since it was seen and by its time: what it refuses may be good by now. */
+    standsStill: () => seen !== null && isStill(seen) && behindMs(seen.block, clock.now()) >= STILL_MS,
     /** Whether that is sure when the nodes tell this time (milliseconds): a first block alone does not show that others come. */
     isSure: (time: number) => seen !== null && (clock.now() - time < OFF_MS || !(seen.isFirst || isStill(seen))),
   };

@@ -1,5 +1,5 @@
 // Nodes that answer, and know less than others or another chain: stand-ins that freeze or rewrite what a real node says.
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "bun:test";
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, spyOn, test } from "bun:test";
 import { startChain, type TestChain } from "../../test/support/chain/chain.ts";
 import { newPayer, signPayment } from "../../test/support/chain/payments.ts";
 import { type RpcRelay, startRpcRelay } from "../../test/support/chain/rpc-relay.ts";
@@ -200,5 +200,28 @@ test("nodes that are all ahead of the machine's clock, or have all leapt, are be
   expect((await chain.newest()).number).toBe(before.number + 5_002);
   expect(failures(lines)).toEqual([]);
   for (const relay of relays) await relay.stop();
+  await real.stop();
+});
+
+test("nothing is refused at a newest block that stands still, of which the payer's money may be later", async () => {
+  const real = await startChain();
+  const relay = await startRpcRelay(real.url);
+  const { chain, setClockAhead } = connect(relay.url);
+  await chain.newest();
+  relay.standStill(await real.blockNumber());
+  const { authorization, signature } = await newPayment(real);
+  const simulated = () => chain.simulate(authorization, signature, authorization.to);
+  expect(await simulated()).toMatchObject({ ok: false });
+  const now = performance.now.bind(performance);
+  const later = spyOn(performance, "now").mockImplementation(() => now() + 10_000);
+  // Blocks are rare on some chains: a new one may have been made only now.
+  setClockAhead(5_000);
+  expect(await simulated()).toMatchObject({ ok: false });
+  setClockAhead(11_000);
+  await expect(simulated()).rejects.toMatchObject({ kind: "unavailable", retryAfterSeconds: 2 });
+  relay.heal();
+  expect(await simulated()).toMatchObject({ ok: true });
+  later.mockRestore();
+  await relay.stop();
   await real.stop();
 });
