@@ -1,17 +1,17 @@
 // What the facilitator asks of the chain. That something did not happen is only ever read at the hash of a block, since a
 // node that is behind proves nothing.
+
 import { type Clock, systemClock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
-import { type Question, StaleNode } from "./endpoint.ts";
 import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";
 import { RpcError } from "./json-rpc.ts";
-import { isMulticall3, MULTICALL3 } from "./multicall.ts";
 import { createNewestBlock, type NewestBlock } from "./newest-block.ts";
-import { createRpc, type Rpc, type RpcOptions } from "./rpc.ts";
+import { createRpc, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
+import { isMulticall3, MULTICALL3 } from "./token.ts";
 
 /** The payee may have spent its whole balance since the estimate, which costs 17,100 gas more. */
 const GAS_RESERVE = 20_000n;

@@ -2,9 +2,9 @@
 // far ahead because one of them is wrong. Where it stands still, leaps, or does not fit the machine's clock, the nodes are
 // compared, and those behind or far ahead are put aside: a node that stands still answers every question, and so would keep
 // the others from being asked.
+
 import type { Clock } from "../core/clock.ts";
-import { NEWEST, StaleNode } from "./endpoint.ts";
-import type { Head, Rpc } from "./rpc.ts";
+import { type Head, NEWEST, type Rpc, StaleNode } from "./rpc.ts";
 import type * as wire from "./rpc-types.ts";
 
 /** When all endpoints have said for this long what we did not believe, they are right. */

@@ -17,13 +17,13 @@ import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import type { Queries, Store, Tx } from "../../storage/store.ts";
 import { CHAIN_ID, TOKEN } from "../../x402/kind.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import { usedOn, utcDay } from "./daily-limits.ts";
-import { heldOf } from "./held-funds.ts";
-import { claimedWithoutTransaction } from "./open-payments.ts";
+import { usedOn, utcDay } from "./guardrails.ts";
 import {
   claimedPayment,
+  claimedWithoutTransaction,
   claimPayment,
   findPayment,
+  heldOf,
   markSent,
   markSentAgain,
   recordFailed,
