@@ -65,10 +65,10 @@ function fullFolders(sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 398, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 388, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 53_779,
+    most: 53_774,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -85,7 +85,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "exported functions that several files declare",
-    most: 8,
+    most: 7,
     find: declaredTwice(/^export (?:async )?function (\w+)/gm),
   },
   { what: "values that may be promises", most: 32, find: matches(/\b(MaybePromise|andThen)\b/g) },
@@ -101,8 +101,8 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "comments that can't be read alone",
-    most: 40,
+    most: 39,
     find: matches(/(?:^|\n)\s*(?:\/\/|\/\*\*|\*)\s+(?:The same|Of (?:those|what|none|that|these|which))\b[^\n]*/g),
   },
-  { what: "words that we don't use", most: 69, find: matches(new RegExp(`\\b(?:${unusedWords.join("|")})\\b`, "gi")) },
+  { what: "words that we don't use", most: 64, find: matches(new RegExp(`\\b(?:${unusedWords.join("|")})\\b`, "gi")) },
 ];
