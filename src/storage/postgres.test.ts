@@ -7,7 +7,7 @@ import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../test/support/stores/stores.ts";
 import { silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { renewLease } from "../gateway/executor/replica-lease.ts";
+import { renewLease } from "../gateway/executor/ownership.ts";
 import { openPostgres } from "./postgres.ts";
 import { postgresQueries, postgresTables } from "./postgres-queries.ts";
 import { type Tx, UniqueViolation } from "./store.ts";

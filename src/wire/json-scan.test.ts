@@ -3,7 +3,7 @@ import fc from "fast-check";
 import { atOnce, type Steps } from "../concurrency/steps.ts";
 import { JSON_DEPTH_MAX } from "../core/limits.ts";
 import { arrayOutline, objectOutline, outlineArray, outlineObject, skipSpace, skipSpaceInSteps } from "./json-scan.ts";
-import { type Finding, type Watched, watch } from "./watched-keys.ts";
+import { type FoundKey, type Watched, watch } from "./watched-keys.ts";
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
@@ -22,7 +22,7 @@ function outline(text: string, watched: Watched[] = []) {
   const start = skipSpace(bytes, 0);
   const { findings, end, problem } = outlineObject(bytes, start, watched);
   const isWhole = problem === null && skipSpace(bytes, end) === bytes.length;
-  const textOf = ({ value }: Finding) =>
+  const textOf = ({ value }: FoundKey) =>
     value === null ? null : decoder.decode(bytes.subarray(value.start, value.end));
   return { isWhole, values: findings.map(textOf), problem, findings, textOf };
 }

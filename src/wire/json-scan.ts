@@ -5,7 +5,7 @@
 import { atOnce, type Steps } from "../concurrency/steps.ts";
 import { ScanError, spaceEnd } from "./json-bytes.ts";
 import { LEFT, type Listed, Scan, type ScannedItem } from "./json-scanner.ts";
-import { createProbe, type Finding, toFinding, type Watched } from "./watched-keys.ts";
+import { createProbe, type FoundKey, toFinding, type Watched } from "./watched-keys.ts";
 
 const OPEN_BRACKET = 0x5b;
 const OPEN_BRACE = 0x7b;
@@ -15,7 +15,7 @@ const STEP_BYTES = 65_536;
 
 export interface Outline {
   /** One for each watched key, in their order. */
-  readonly findings: readonly Finding[];
+  readonly findings: readonly FoundKey[];
   /** The index after the object; -1 when it does not end properly. */
   readonly end: number;
   /** Why the object does not end: no JSON (or cut off), or nested too deep. */

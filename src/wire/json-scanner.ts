@@ -5,13 +5,13 @@
 import { JSON_DEPTH_MAX } from "../core/limits.ts";
 import { isDigit, ScanError, scanEscape, scanWord, spaceEnd } from "./json-bytes.ts";
 import {
+  type ByteRange,
   createProbe,
-  type Finding,
+  type FoundKey,
   findProbe,
   forget,
   note,
   type Probe,
-  type Span,
   spells,
   toFinding,
   type Watched,
@@ -43,9 +43,9 @@ const FALSE = encoder.encode("false");
 const NULL = encoder.encode("null");
 const NOTHING: readonly Probe[] = [];
 
-export interface ScannedItem extends Span {
+export interface ScannedItem extends ByteRange {
   /** Of the watched keys, where the item is an object. */
-  readonly findings: readonly Finding[];
+  readonly findings: readonly FoundKey[];
 }
 
 /** The items of the outermost array. */

@@ -3,7 +3,7 @@
 // So a header that contradicts the body makes the request invalid.
 import { parseJson } from "./json.ts";
 import { ambiguityOf, PARAMS } from "./jsonrpc.ts";
-import type { Finding, Span } from "./watched-keys.ts";
+import type { ByteRange, FoundKey } from "./watched-keys.ts";
 
 const METHOD = "mcp-method";
 const NAME = "mcp-name";
@@ -44,7 +44,7 @@ function isParam(name: string): boolean {
 export interface JudgedMessage {
   readonly method: string | null;
   /** Of `PARAMS`, in their order. */
-  readonly params: readonly Finding[];
+  readonly params: readonly FoundKey[];
 }
 
 export interface MirrorProblem {
@@ -95,13 +95,13 @@ function readMessage(body: Uint8Array, { method, params }: JudgedMessage): Messa
   };
 }
 
-function readText(body: Uint8Array, key: string, finding: Finding | undefined): string | null {
+function readText(body: Uint8Array, key: string, finding: FoundKey | undefined): string | null {
   const span = certain(key, finding);
   if (span === null || body[span.start] !== QUOTE || span.end - span.start > TEXT_BYTES_MAX) return null;
   return String(JSON.parse(new TextDecoder().decode(body.subarray(span.start, span.end))));
 }
 
-function readArguments(body: Uint8Array, finding: Finding | undefined): Arguments {
+function readArguments(body: Uint8Array, finding: FoundKey | undefined): Arguments {
   const span = certain("arguments", finding);
   if (span === null || span.end - span.start > ARGUMENTS_BYTES_MAX) return argumentsOf(null);
   try {
@@ -113,7 +113,7 @@ function readArguments(body: Uint8Array, finding: Finding | undefined): Argument
 }
 
 /** Null when decoders may read different things. */
-function certain(key: string, finding: Finding | undefined): Span | null {
+function certain(key: string, finding: FoundKey | undefined): ByteRange | null {
   return ambiguityOf(key, finding) === null ? (finding?.value ?? null) : null;
 }
 

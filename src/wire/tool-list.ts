@@ -6,7 +6,7 @@ import type { Steps } from "../concurrency/steps.ts";
 import { POLICY_ENTRY_CHARACTERS_MAX } from "../core/limits.ts";
 import { arrayOutline, objectOutline, skipSpaceInSteps } from "./json-scan.ts";
 import type { ScannedItem } from "./json-scanner.ts";
-import { type Finding, type Span, watch } from "./watched-keys.ts";
+import { type ByteRange, type FoundKey, watch } from "./watched-keys.ts";
 
 const ANSWER_KEYS = [watch("result", watch("tools"), watch("cacheScope"))];
 const PRIVATE = Buffer.from('"private"');
@@ -38,7 +38,7 @@ export interface DeniedTools {
   readonly listIsPrivate?: boolean;
 }
 
-interface Edit extends Span {
+interface Edit extends ByteRange {
   readonly insert?: Uint8Array;
 }
 
@@ -75,7 +75,7 @@ export function* withoutTools(
 }
 
 /** The result's `cacheScope` as private: in the place of its own, or as its first member. */
-function privacyOf(result: Finding | undefined): Edit {
+function privacyOf(result: FoundKey | undefined): Edit {
   const scope = result?.inside[1];
   if (scope?.isRepeated || scope?.isMiscased) throw new UnreadableAnswer("a key given twice");
   if (scope?.value != null) return { ...scope.value, insert: PRIVATE };
@@ -94,7 +94,7 @@ function edited(text: Uint8Array, edits: readonly Edit[]): Uint8Array {
 }
 
 /** The watched keys found in each answer. */
-function* answersIn(text: Uint8Array, stepBytes?: number): Steps<readonly (readonly Finding[])[]> {
+function* answersIn(text: Uint8Array, stepBytes?: number): Steps<readonly (readonly FoundKey[])[]> {
   const start = yield* skipSpaceInSteps(text, 0, stepBytes);
   if (text[start] === OPEN_BRACKET) {
     const { items, end, problem } = yield* arrayOutline(text, start, ANSWERS_MAX, ANSWER_KEYS, stepBytes);
@@ -115,7 +115,7 @@ function* checkEnd(text: Uint8Array, end: number, problem: string | null, stepBy
 }
 
 /** Where the list of tools stands; null when there is none. */
-function toolsOf(text: Uint8Array, result: Finding | undefined): Span | null {
+function toolsOf(text: Uint8Array, result: FoundKey | undefined): ByteRange | null {
   const tools = result?.inside[0];
   const isAmbiguous = [result, tools].some((found) => found?.isRepeated || found?.isMiscased);
   if (isAmbiguous) throw new UnreadableAnswer("a key given twice");
@@ -124,7 +124,7 @@ function toolsOf(text: Uint8Array, result: Finding | undefined): Span | null {
 
 /** Adds a cut for each denied item, with the comma that separates it from what stays. */
 function* cut(
-  cuts: Span[],
+  cuts: ByteRange[],
   items: readonly ScannedItem[],
   isDenied: (item: ScannedItem) => boolean,
   pace: Pace,
@@ -155,7 +155,7 @@ function isToolDenied(
 }
 
 /** The part of the name that a rule may name. */
-function readName(text: Uint8Array, { start, end }: Span): string {
+function readName(text: Uint8Array, { start, end }: ByteRange): string {
   const least = start + 1 + UNIT_BYTES_MAX * NAME_UNITS_MAX;
   if (end <= least) return parseName(text.subarray(start, end));
   let at = start + 1;
@@ -167,7 +167,7 @@ function parseName(quoted: Uint8Array): string {
   return String(JSON.parse(new TextDecoder().decode(quoted))).slice(0, NAME_UNITS_MAX);
 }
 
-function* without(text: Uint8Array, cuts: readonly Span[], pace: Pace): Steps<Uint8Array> {
+function* without(text: Uint8Array, cuts: readonly ByteRange[], pace: Pace): Steps<Uint8Array> {
   let size = cuts[0]?.start ?? 0;
   for (const [at, { end }] of cuts.entries()) {
     const next = cuts[at + 1]?.start ?? text.length;

@@ -17,20 +17,20 @@ export interface Watched {
 }
 
 /** A span of bytes: from `start` up to, but not including, `end`. */
-export interface Span {
+export interface ByteRange {
   readonly start: number;
   readonly end: number;
 }
 
 /** What was found of a watched key. */
-export interface Finding {
+export interface FoundKey {
   /** Its value, the last one where the key appears again; null when it is not there. */
-  readonly value: Span | null;
+  readonly value: ByteRange | null;
   /** The key appears more than once, in whatever letter case. */
   readonly isRepeated: boolean;
   /** The key appears in another letter case or with U+0000 behind it, which lenient decoders take for the same. */
   readonly isMiscased: boolean;
-  readonly inside: readonly Finding[];
+  readonly inside: readonly FoundKey[];
 }
 
 export function watch(key: string, ...inside: Watched[]): Watched {
@@ -65,7 +65,7 @@ export function createProbe({ key, inside }: Watched): Probe {
   };
 }
 
-export function toFinding({ inside, start, end, seen, isMiscased }: Probe): Finding {
+export function toFinding({ inside, start, end, seen, isMiscased }: Probe): FoundKey {
   const value = end === -1 ? null : { start, end };
   return { value, isRepeated: seen > 1, isMiscased, inside: inside.map(toFinding) };
 }

@@ -14,8 +14,18 @@ import { requestSafely } from "../../http/retry.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { CallError, type CallStop, upstreamFailureOf } from "../upstream/failure.ts";
 import { credentialHeaders, ownHeaders } from "../upstream/headers.ts";
-import type { Job, Outcome, WorkerSettings } from "./job.ts";
-import { answered, failed, keep, lostCall, newTrace, noteHead, type Trace } from "./outcome.ts";
+import {
+  answered,
+  failed,
+  type Job,
+  keep,
+  lostCall,
+  newTrace,
+  noteHead,
+  type Outcome,
+  type Trace,
+  type WorkerSettings,
+} from "./job.ts";
 import { isCounted } from "./workers/messages.ts";
 import type { MemoryHold, ResponseMemory } from "./workers/response-memory.ts";
 

@@ -15,18 +15,18 @@ import {
 } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { recordEnd } from "../upstream/record-end.ts";
-import { CallQueues } from "./call-queues.ts";
+import { failed, type Job, newTrace, type Outcome } from "./job.ts";
 import {
   type Claiming,
   type ClaimingOptions,
   createClaiming,
+  createReplicaLease,
   createRunningCalls,
+  type ReplicaLeaseOptions,
   type RunningCall,
   type ScheduledCall,
-} from "./claiming.ts";
-import type { Job, Outcome } from "./job.ts";
-import { failed, newTrace } from "./outcome.ts";
-import { createReplicaLease, type ReplicaLeaseOptions } from "./replica-lease.ts";
+} from "./ownership.ts";
+import { CallQueues } from "./queue.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
 const SLOTS = 4096;

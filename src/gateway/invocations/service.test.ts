@@ -13,7 +13,7 @@ import { counted } from "../../storage/counts.ts";
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
 import { joinTotals } from "../../storage/total-periods.ts";
-import { dropLeases, endOrphans, renewLease } from "../executor/replica-lease.ts";
+import { dropLeases, endOrphans, renewLease } from "../executor/ownership.ts";
 import { waitingAgents } from "./commands/queued.ts";
 import { callHeaders, capturedBodies, findInvocation, readHistory } from "./history.ts";
 import { cleanUp } from "./retention.ts";

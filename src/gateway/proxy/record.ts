@@ -7,7 +7,7 @@ import { newId } from "../../core/id.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Mode } from "../../core/states.ts";
 import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
-import { hashOf } from "../../wire/digest.ts";
+import { hashOf } from "../../wire/body.ts";
 import { holdCredential, mayGoTo } from "../credentials/store.ts";
 import type { Refusals } from "../invocations/refusals.ts";
 import { type AcceptedCall, accept, type Claim, type InvocationRow } from "../invocations/service.ts";

@@ -2,8 +2,7 @@
 import { bodyInSteps } from "../../concurrency/steps.ts";
 import { Fault } from "../../core/fault.ts";
 import { type CallBody, wholeOf } from "../../wire/body.ts";
-import type { RpcProblem } from "../../wire/jsonrpc.ts";
-import { parseRpcMessages, type RpcMessage, type RpcMessages } from "../../wire/mcp-messages.ts";
+import { parseRpcMessages, type RpcMessage, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
 import type { CallKind, Form, ProxyCall } from "./checks.ts";
 import { mcpVersion, passesMirrors } from "./request-headers.ts";
 

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { healthRoutes } from "./health-routes.ts";
+import { healthRoutes } from "./health.ts";
 
 const ask = (routes: ReturnType<typeof healthRoutes>) => routes.fetch(new Request("http://localhost/readyz"));
 
