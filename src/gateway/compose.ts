@@ -85,7 +85,7 @@ export interface GatewayOptions {
   readonly extraCa: string | null;
   /** Base of the absolute URLs in challenges; null takes the request's Host. */
   readonly publicUrl: string | null;
-  /** Web origins whose pages may use mcp agents, beside the gateway's own. */
+  /** Web origins whose pages may use mcp agents, as the gateway's own may. */
   readonly allowedOrigins: readonly string[];
   /** Nodes of the chain, for a look at payments that a facilitator leaves open; null for none. As secret as keys. */
   readonly rpcUrls: readonly string[] | null;
@@ -143,6 +143,7 @@ export async function composeGateway(parts: GatewayParts) {
     log,
     pool,
     replica,
+    isShared: options.databaseUrl !== null,
     previous: parts.previous,
     agentConcurrency: options.agentConcurrency,
     agentMaxRaised: () => void streaming.raised(),
@@ -151,7 +152,7 @@ export async function composeGateway(parts: GatewayParts) {
     resolveCredential,
     tracer,
   });
-  const takeUp = (tenant: string, agentId: string) => scheduler.take(tenant, agentId);
+  const takeUp = (tenant: string, agentId: string) => scheduler.checkPending(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
   const agents = createAgentCache(store);
   const policy = createPolicyService({ store, clock, log, meters });
@@ -208,7 +209,7 @@ const takenBy = (scheduler: Scheduler): Pick<ProxyRoutesOptions, "reserve" | "of
   offer: (accepted) => scheduler.offer(accepted),
 });
 
-/** What is done with what another gateway tells: who waits here learns of an end, and a call cancelled there stops here. */
+/** What other gateways announce: callers that wait here learn of an end, and a call cancelled there stops here. */
 function hearing(
   waiters: Pick<CompletionWaiters, "announce">,
   scheduler: Scheduler,

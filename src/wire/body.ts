@@ -93,8 +93,8 @@ export function startOf(body: CallBody, bytes: number): CallBody {
   return body.subarray(0, bytes);
 }
 
-/** All of a body in one piece, for what reads here and there in it. At once where it is in one piece. */
-export function wholeOf(body: CallBody, tenant: string): Bun.MaybePromise<Uint8Array> {
+/** All of a body in one piece, for what reads here and there in it. */
+export async function wholeOf(body: CallBody, tenant: string): Promise<Uint8Array> {
   if (!(body instanceof LargeBody)) return body;
   return body.whole ?? inSteps(body.joined(), tenant);
 }

@@ -20,7 +20,7 @@ const ANSWERS_MAX = 1_000;
 const NAME_UNITS_MAX = 2 * POLICY_ENTRY_CHARACTERS_MAX + 1;
 /** The longest way to write a unit: `\u0061`. */
 const UNIT_BYTES_MAX = 6;
-/** The work of judging a tool, besides its name. */
+/** The work of judging a tool, its name apart. */
 const JUDGE_WORK = 4_000;
 /** Moving this many bytes costs as much as looking at one. */
 const MOVED_BYTES = 8;
@@ -47,9 +47,9 @@ export class UnreadableAnswer extends Error {}
 
 /**
  * A JSON-RPC message, or a batch, without the tools in its results for which `isDenied` holds. It is written over the
- * input, and shorter, unless something is inserted. Returns the input itself when nothing changes, or is neither an object nor an array. Text that
- * is no proper JSON counts as unreadable, since some clients may read it all the same: some decoders take NaN, or the first
- * of two texts.
+ * input, and shorter, unless something is inserted. Returns the input itself when nothing changes, or when it is neither an
+ * object nor an array. Text that is no proper JSON counts as unreadable, since some clients may read it all the same: some
+ * decoders take NaN, or the first of two texts.
  *
  * @throws UnreadableAnswer
  */
@@ -74,7 +74,7 @@ export function* withoutTools(
   return hasInserts ? edited(text, cuts) : yield* without(text, cuts, pace);
 }
 
-/** The result's `cacheScope` as private: in the place of its own, or as its first member. */
+/** The result's `cacheScope` as private: instead of its own, or as its first member. */
 function privacyOf(result: FoundKey | undefined): Edit {
   const scope = result?.inside[1];
   if (scope?.isRepeated || scope?.isMiscased) throw new UnreadableAnswer("a key given twice");

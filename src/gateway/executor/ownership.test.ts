@@ -12,7 +12,7 @@ import { compareOnce, createClaims } from "../invocations/claims.ts";
 import { findKey } from "../invocations/idempotency.ts";
 import { createRefusals } from "../invocations/refusals.ts";
 import { abandon, accept } from "../invocations/service.ts";
-import { createReplicaLease, createRunningCalls, endOrphans, renewLease } from "./ownership.ts";
+import { createReplicaLease, createRunningCalls, endOrphans, renewReplicaLease } from "./ownership.ts";
 
 const wallClock = { now: () => Date.now() };
 
@@ -29,7 +29,7 @@ eachStore((makePlace) => {
     const call = { ...one.call, headers: [["idempotency-key", "k"]] as const };
     expect(await refusals().wasStored({ tenant: row.tenant, id: row.id, claim: claim?.token ?? null })).toBe(false);
     await accept(store, { ...one, row, call, idempotency }, claim);
-    await store.write((tx) => renewLease(tx, "rep_2"));
+    await store.write((tx) => renewReplicaLease(tx, "rep_2"));
     await refusals().removeAppeared();
     await endOrphans(store, wallClock, "rep_2");
     expect(await store.read.db.select().from(store.read.tables.invocations)).toEqual([]);
@@ -49,7 +49,7 @@ test("replicas divide the limit of an agent by how many of them live, and each m
   const raised: string[] = [];
   const begin = async (agentConcurrency: number, replica: string, previous: string | null = null) => {
     const agentMaxRaised = () => void raised.push(replica);
-    const parts = { store, clock: wallClock, log: silentLog, refusals, agentMaxRaised };
+    const parts = { store, clock: wallClock, log: silentLog, isShared: true, refusals, agentMaxRaised };
     const lease = createReplicaLease({ ...parts, replica, agentConcurrency, previous });
     await lease.recover();
     return lease;
@@ -81,7 +81,7 @@ test("replicas divide the limit of an agent by how many of them live, and each m
   setSystemTime();
   // A process on the data directory of one that was killed does not count that one.
   await first.leave();
-  await store.write((tx) => renewLease(tx, "rep_1"));
+  await store.write((tx) => renewReplicaLease(tx, "rep_1"));
   const next = await begin(64, "rep_4", "rep_1");
   expect(next.agentMax()).toBe(64);
   await next.leave();
@@ -92,7 +92,7 @@ eachStore((makePlace) => {
   test("the row of a replica that is gone stays for an hour after its lease, and no longer", async () => {
     const place = await makePlace();
     const store = await place.open();
-    for (const id of ["rep_1", "rep_2", "rep_3"]) await store.write((tx) => renewLease(tx, id));
+    for (const id of ["rep_1", "rep_2", "rep_3"]) await store.write((tx) => renewReplicaLease(tx, id));
     const age = (id: string, ms: number) =>
       place.execute(`update replicas set lease_until = lease_until - ${ms} where id = '${id}'`);
     await age("rep_2", 3_500_000);
@@ -169,7 +169,7 @@ test("calls that were taken without an answer are given back, and then made once
   await scheduler.start();
   await scheduling.store().write(async () => {});
   expect(await scheduling.statusOf(calls[0]?.row.id ?? "")).toEqual(["running", null]);
-  const released = (tenant: string, agentId: string) => scheduler.take(tenant, agentId);
+  const released = (tenant: string, agentId: string) => scheduler.checkPending(tenant, agentId);
   await compareOnce({
     store: scheduling.store(),
     clock,

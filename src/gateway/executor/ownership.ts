@@ -36,7 +36,7 @@ const KEPT_MS = HOUR_MS;
 const ORPHANS_AT_ONCE = 200;
 
 /** Renews this replica's lease. Gives the database's time. */
-export async function renewLease(tx: Tx, replica: string): Promise<number> {
+export async function renewReplicaLease(tx: Tx, replica: string): Promise<number> {
   const { replicas } = tx.tables;
   const lease_until = sql<number>`${tx.now} + ${LEASE_MS}`;
   const [row] = await tx.db
@@ -74,7 +74,7 @@ export async function endOrphans(
   for (;;) {
     const group = await store.write(async (tx) => {
       // Renew first, so that this replica's own lease is the newest even after a clock step.
-      if (!mayJudge(await renewLease(tx, replica))) return [];
+      if (!mayJudge(await renewReplicaLease(tx, replica))) return [];
       const { openInvocations: t, replicas } = tx.tables;
       const alive = tx.db.select({ id: replicas.id }).from(replicas).where(isAlive(tx));
       const orphans = await tx.db
@@ -104,6 +104,8 @@ export interface ReplicaLeaseOptions {
   readonly log: Log;
   /** This replica's ID, new with each start. */
   readonly replica: string;
+  /** Whether other replicas may use the database; otherwise this process holds the lock of its data directory. */
+  readonly isShared: boolean;
   /** The replica that is certainly gone, since this process holds what was its data directory; null when none is known. */
   readonly previous?: string | null;
   /** Calls of one agent on one path, of all replicas together. */
@@ -117,9 +119,7 @@ export interface ReplicaLeaseOptions {
 }
 
 export function createReplicaLease(options: ReplicaLeaseOptions) {
-  const { store, clock, log, replica, previous = null, agentConcurrency, agentMaxRaised, refusals } = options;
-  /** On SQLite this process is the only one; on Postgres there may be other replicas. */
-  const isShared = store.dialect === "postgres";
+  const { store, clock, log, replica, isShared, previous = null, agentConcurrency, agentMaxRaised, refusals } = options;
   const trust = createLeaseTrust(LEASE_MS);
   let living = 1;
   /** Before the renewal was asked for. */
@@ -136,7 +136,7 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
   async function renew(): Promise<void> {
     const [askedAt, before] = [thisMoment(), agentMax()];
     const renewed = await store.writeFirst(async (tx) => {
-      const now = await renewLease(tx, replica);
+      const now = await renewReplicaLease(tx, replica);
       const { replicas } = tx.tables;
       const others = await tx.db
         .select({ count: count() })
@@ -217,7 +217,7 @@ export interface ClaimingOptions extends Pick<ReplicaLeaseOptions, "store" | "cl
 export interface RunningCall {
   readonly agentId: string;
   readonly key: InvocationKey;
-  /** Of the claim. */
+  /** The claim's. */
   readonly token: string;
   /** When the claim was last known to hold. */
   believedAt: Moment;
@@ -310,7 +310,7 @@ export function createClaiming(options: ClaimingOptions, running: RunningCalls, 
      * A call that was stored claimed. If this process stops by now, it is left to the next one. If it has been refused to
      * its caller while it was taken with others, it is given back, so that its record can be removed.
      */
-    async keep({ key, token }: RunningCall, inHand: PendingCall | null): Promise<PendingCall | null> {
+    async confirm({ key, token }: RunningCall, inHand: PendingCall | null): Promise<PendingCall | null> {
       if (!isDraining() && !refusals.unnoted.has(key.id)) return inHand;
       await store.write((tx) => release(tx, key, token, clock.now()));
       return null;
@@ -351,8 +351,8 @@ export function createClaiming(options: ClaimingOptions, running: RunningCalls, 
 
     /** The agent's next pending calls, as far as only this process may take them. They stay pending. */
     async readOwn(tenant: string, agent_id: string, after: string, limit: number): Promise<OwnBlock<ScheduledCall>> {
-      const look = { tenant, agent_id, replica: owner, now: clock.now(), after, limit };
-      const { calls, isAll } = await store.lookUp(ownPending, look);
+      const asked = { tenant, agent_id, replica: owner, now: clock.now(), after, limit };
+      const { calls, isAll } = await store.lookUp(ownPending, asked);
       return { own: calls.map((call) => ({ tenant, ...call })), isAll };
     },
   };

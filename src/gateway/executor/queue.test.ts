@@ -131,7 +131,7 @@ test("every pending call runs exactly once, within the limits, however calls com
           const item = insert(agent);
           all.push(item.id);
           if (action === "offer") queues.offer(agent, item, item);
-          else queues.look("t", agent);
+          else queues.checkPending("t", agent);
         } else if (action === "end") {
           runs.shift()?.end();
         } else if (action === "made") {
@@ -147,7 +147,7 @@ test("every pending call runs exactly once, within the limits, however calls com
       }
       for (let turns = 0; turns < 1000 && (pending.length > 0 || queues.running > 0); turns++) {
         // Only an idle queue is looked at again: what it holds must start without help.
-        if (queues.running === 0) for (const agent of AGENTS) queues.look("t", agent);
+        if (queues.running === 0) for (const agent of AGENTS) queues.checkPending("t", agent);
         runs.shift()?.end();
         await settle();
       }
@@ -270,7 +270,7 @@ test("however many agents have many calls pending, few of these are kept in memo
   });
   for (let at = 0; at < agents; at++) {
     left.set(`a${at}`, each);
-    queues.look("t", `a${at}`);
+    queues.checkPending("t", `a${at}`);
   }
   for (let i = 0; i < 10; i++) await settle();
   expect(ends).toHaveLength(agents);
@@ -292,7 +292,7 @@ test("no call starts while the queues are paused", async () => {
   await queues.pause();
   const item = insert("a");
   queues.offer("a", item, item);
-  queues.look("t", "a");
+  queues.checkPending("t", "a");
   await settle();
   expect(started).toEqual([]);
 });
@@ -474,7 +474,7 @@ test("every call is started once, in whatever order calls come, and blocks are a
         if (action === "offer" || action === "no room" || action === "unseen") {
           all.push(item.id);
           pending.set(item.id, item);
-          if (action === "unseen") queue.lookAgain();
+          if (action === "unseen") queue.checkAgain();
           else queue.keep(item, action === "offer");
         } else if (action === "answer") answer();
         else if (action === "start") startNext();
@@ -511,9 +511,9 @@ test("more than it keeps in memory is left to the database, and looked for behin
 test("a look while a block is taken begins from the oldest, after that block", () => {
   const queue = new AgentQueue<QueueEntry>("t", "a");
   queue.isShared = true;
-  queue.lookAgain();
+  queue.checkAgain();
   expect([queue.beginTaking(), queue.isShared]).toEqual(["", false]);
-  queue.lookAgain();
+  queue.checkAgain();
   expect(queue.wantsMore).toBe(false);
   queue.took([call(7)]);
   queue.endTaking([], false);
@@ -522,7 +522,7 @@ test("a look while a block is taken begins from the oldest, after that block", (
 
 test("what is still pending after a block waits in order, without what has been started meanwhile", () => {
   const queue = new AgentQueue<QueueEntry>("t", "a");
-  queue.lookAgain();
+  queue.checkAgain();
   queue.beginTaking();
   queue.keep(call(9), true);
   queue.start(call(2));
@@ -535,7 +535,7 @@ test("what is still pending after a block waits in order, without what has been 
 
 test("a call that finds no room while a block is taken, and is older than what that brings, is looked for again", () => {
   const queue = new AgentQueue<QueueEntry>("t", "a");
-  queue.lookAgain();
+  queue.checkAgain();
   queue.beginTaking();
   queue.keep(call(6), false);
   queue.keep(call(9), false);

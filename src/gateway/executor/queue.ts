@@ -16,7 +16,7 @@ const BLOCK_MAX = 64;
 const RECORDING_MAX = 256;
 
 export interface CallQueuesOptions<W extends QueueEntry> extends RunSlotsOptions {
-  /** The most that the body of a call has which is taken without being looked at before. */
+  /** The longest body of a call that is taken in a block. A call with a longer one first needs memory of its own. */
   readonly blockBodyBytes: number;
   /**
    * Takes up to so many of the agent's oldest pending calls behind that of ID `after`, none of which is waiting here or
@@ -45,7 +45,7 @@ export interface OwnBlock<W> {
 export interface CallBlock<W> {
   /** The oldest first. */
   readonly taken: readonly W[];
-  /** The one that is next and was not taken, since its body is large: it needs memory of its own first. */
+  /** The one that is next and was not taken, since its body is large. */
   readonly large: W | null;
 }
 
@@ -115,10 +115,10 @@ export class CallQueues<W extends QueueEntry> {
     this.#serve(queue);
   }
 
-  /** Looks for the agent's pending calls in the database, since some may never have been offered. */
-  look(tenant: string, agentId: string): void {
+  /** Asks the database for the agent's pending calls, since some may never have been offered. */
+  checkPending(tenant: string, agentId: string): void {
     const queue = this.#queueOf(tenant, agentId);
-    queue.lookAgain();
+    queue.checkAgain();
     this.#serve(queue);
   }
 
@@ -202,7 +202,7 @@ export class CallQueues<W extends QueueEntry> {
   }
 
   /**
-   * A queue that waits for its own agent's calls is served when one of them ends, and at each look for pending calls, since
+   * A queue that waits for its own agent's calls is served when one of them ends, and at each check for pending calls, since
    * the agent may have more by then.
    */
   #waitFor(queue: AgentQueue<W>, short: Shortage): void {
@@ -498,8 +498,8 @@ export class AgentQueue<W extends QueueEntry> {
   }
 
   /**
-   * Keeps the call in memory if all that are older are there, or are being taken, and says so. Else it is found in the
-   * database.
+   * Keeps the call in memory if all that are older are there, or are being taken, and returns whether it did. Else it is
+   * found in the database.
    */
   keep(item: W, hasRoom: boolean): boolean {
     const list = this.#isTaking ? this.#offered : this.#waiting;
@@ -514,7 +514,7 @@ export class AgentQueue<W extends QueueEntry> {
   }
 
   /** There may be calls in the database that were never offered, and others may have left them. */
-  lookAgain(): void {
+  checkAgain(): void {
     this.#more = true;
     this.#fromStart = true;
     this.isShared = false;
@@ -539,7 +539,7 @@ export class AgentQueue<W extends QueueEntry> {
   /** A block is about to be taken: of the calls behind this ID. */
   beginTaking(): string {
     this.#isTaking = true;
-    // Cleared before, so that a look meanwhile sets them again.
+    // Cleared before, so that a check meanwhile sets them again.
     this.#more = false;
     const after = this.#fromStart ? "" : this.#last;
     this.#fromStart = false;
@@ -553,7 +553,7 @@ export class AgentQueue<W extends QueueEntry> {
     this.#last = taken.at(-1)?.id ?? this.#last;
   }
 
-  /** All of the agent's pending calls are to be looked at, from the oldest. */
+  /** The database is to be asked from the agent's oldest pending call on. */
   fromTheStart(): void {
     this.#fromStart = true;
   }
@@ -569,7 +569,7 @@ export class AgentQueue<W extends QueueEntry> {
     const leftOut = this.#leftOut;
     this.#offered = [];
     this.#isTaking = false;
-    // The block may have been looked for before these were stored.
+    // The block may have been read before these were stored.
     const isMissed =
       offered.some(({ id }) => id < this.#last && !this.#block.has(id)) || (leftOut !== null && leftOut < this.#last);
     this.#fromStart ||= isMissed;

@@ -175,8 +175,8 @@ function headersOf(call: McpAttempt): Array<[string, string]> {
   const { job, session } = call;
   const version = versionOf(call);
   // A server may have negotiated a version without the headers that repeat parts of the body.
-  const mirrors = isSessionless(version);
-  const passed = job.call.headers.filter(([name]) => !REPLACED_HEADERS.has(name) && (mirrors || !isMirror(name)));
+  const echoes = isSessionless(version);
+  const passed = job.call.headers.filter(([name]) => !REPLACED_HEADERS.has(name) && (echoes || !isMirror(name)));
   return [
     ...passed.map(([name, value]): [string, string] => [name, value]),
     ...MCP_HEADERS,

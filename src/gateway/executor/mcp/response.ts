@@ -252,7 +252,7 @@ export async function readStreamAnswer(
   const events = new EventStreamReader({
     data(bytes) {
       if (answer !== null || isOther) return;
-      // An event that can be no message is passed over.
+      // An event that can be no message is skipped.
       isOther = message === null && !NEARLY_OBJECT.has(bytes[0] ?? 0);
       if (isOther) return;
       message ??= new AnswerReader(options);

@@ -11,6 +11,26 @@ import { type CallContext, decodedForCall, readStart, send, type Upstreams } fro
 import { newTrace } from "../job.ts";
 import { isEventStream, readMessage, readStreamAnswer } from "./response.ts";
 
+export const MCP_HEADERS: ReadonlyArray<[string, string]> = [
+  ["accept", "application/json, text/event-stream"],
+  ["content-type", "application/json"],
+];
+
+export const SESSION_HEADER = "mcp-session-id";
+export const VERSION_HEADER = "mcp-protocol-version";
+
+/** Not 0, which some servers take for no id at all. */
+const INITIALIZE_ID = 1;
+/** An answer to `initialize` holds names and instructions. A larger one is refused. */
+const INITIALIZE_BYTES_MAX = 128 * 1024;
+/** The deadline of requests that no call waits for. */
+const SIDE_TIMEOUT_MS = 5000;
+
+/** Visible ASCII, as the protocol demands of session ids. */
+const TOKEN = /^[\x21-\x7e]{1,1024}$/;
+
+const encoder = new TextEncoder();
+
 /** The server and the credential of a session. */
 export interface SessionTarget {
   readonly tenant: string;
@@ -187,26 +207,6 @@ function oldestFor(tenant: string, entries: ReadonlyMap<string, KeptSession>): K
   return all.find(({ target }) => target.tenant === tenant) ?? all[0] ?? null;
 }
 
-export const MCP_HEADERS: ReadonlyArray<[string, string]> = [
-  ["accept", "application/json, text/event-stream"],
-  ["content-type", "application/json"],
-];
-
-export const SESSION_HEADER = "mcp-session-id";
-export const VERSION_HEADER = "mcp-protocol-version";
-
-/** Not 0, which some servers take for no id at all. */
-const INITIALIZE_ID = 1;
-/** An answer to `initialize` holds names and instructions. A larger one is refused. */
-const INITIALIZE_BYTES_MAX = 128 * 1024;
-/** Deadline of requests that no call waits for. */
-const SIDE_TIMEOUT_MS = 5000;
-
-/** Visible ASCII, as the protocol demands of session ids. */
-const TOKEN = /^[\x21-\x7e]{1,1024}$/;
-
-const encoder = new TextEncoder();
-
 /**
  * What is sent on a session apart from the calls: `initialize`, `notifications/initialized`, `notifications/cancelled`, and
  * DELETE.
@@ -233,11 +233,11 @@ export function createMcpWire({ outbound, settings, memory, decoders }: Upstream
   }
   return {
     open: (target: SessionTarget) =>
-      within(settings.upstream_timeout_ms, target, (context) => open(context, target)).catch(() => null),
+      within(settings.upstream_timeout_ms, target, (context) => initialize(context, target)).catch(() => null),
     close: (target: SessionTarget, session: Opened) =>
-      within(SIDE_TIMEOUT_MS, target, (context) => close(context, target, session)).catch(() => {}),
+      within(SIDE_TIMEOUT_MS, target, (context) => deleteSession(context, target, session)).catch(() => {}),
     /**
-     * Tells the server that nobody waits for a request any more. By the protocol a closed connection does not say that.
+     * Tells the server that nobody waits for a request any more. By the protocol a closed connection does not mean that.
      * Never rejects.
      *
      * @param requestId as it was sent, JSON text
@@ -252,7 +252,7 @@ export function createMcpWire({ outbound, settings, memory, decoders }: Upstream
 
 export type McpWire = ReturnType<typeof createMcpWire>;
 
-async function open(context: CallContext, target: SessionTarget): Promise<Opened | null> {
+async function initialize(context: CallContext, target: SessionTarget): Promise<Opened | null> {
   const response = await send(context, {
     url: target.url,
     method: "POST",
@@ -285,7 +285,7 @@ async function notify(context: CallContext, target: SessionTarget, session: Open
   await readStart(context, response, 0);
 }
 
-async function close(context: CallContext, target: SessionTarget, session: Opened): Promise<void> {
+async function deleteSession(context: CallContext, target: SessionTarget, session: Opened): Promise<void> {
   const response = await send(context, {
     url: target.url,
     method: "DELETE",

@@ -36,7 +36,7 @@ export interface NewWorkerPool extends WorkerPool {
 }
 
 export interface WorkerPoolOptions {
-  /** Workers. */
+  /** How many workers there are. */
   readonly size: number;
   readonly settings: WorkerSettings;
   /** The memory that the decoders of all workers share with those of other threads. */
@@ -44,7 +44,7 @@ export interface WorkerPoolOptions {
   readonly log: Log;
   /** For tests: makes the thread. */
   readonly spawn?: () => Worker;
-  /** For tests: how late a job's outcome may be before its worker counts as stuck. */
+  /** For tests: how late, after its deadline, a job's outcome may be before its worker counts as stuck. */
   readonly graceMs?: number;
 }
 
@@ -62,10 +62,8 @@ function spawnWorker(): Worker {
 }
 
 export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
-  const { size, settings, decoders, log, spawn = spawnWorker, graceMs = GRACE_MS } = options;
-  const handles = Array.from({ length: size }, () =>
-    createWorkerHandle({ settings, workers: size, decoders, log, spawn, graceMs }),
-  );
+  const handleOptions = { spawn: spawnWorker, graceMs: GRACE_MS, ...options };
+  const handles = Array.from({ length: options.size }, () => createWorkerHandle(handleOptions));
   /** The worker of each job that runs, or whose response still counts as its memory. */
   const handleOf = new Map<string, WorkerHandle>();
   let isClosed = false;
@@ -116,17 +114,6 @@ interface Pending {
   since: number;
 }
 
-export interface WorkerHandleOptions {
-  readonly settings: WorkerSettings;
-  /** In the whole pool. */
-  readonly workers: number;
-  readonly decoders: DecoderShare;
-  readonly log: Log;
-  readonly spawn: () => Worker;
-  /** How long after its deadline a job's outcome may be late before the worker counts as stuck. */
-  readonly graceMs: number;
-}
-
 /** After so many failed starts in a row, waiting jobs end instead of waiting for ever. */
 const FAILED_STARTS_MAX = 5;
 
@@ -139,8 +126,8 @@ const JOBS_AT_ONCE = 256;
 const CHARACTERS_AT_ONCE = 256 * 1024;
 
 /** One worker of the pool, and the jobs that it has. */
-export function createWorkerHandle(options: WorkerHandleOptions) {
-  const { settings, workers, log, graceMs } = options;
+function createWorkerHandle(options: Required<WorkerPoolOptions>) {
+  const { size: workers, settings, log, graceMs } = options;
   const waiting = new Map<string, Pending>();
   const running = new Map<string, Pending>();
   const news = createNews();
@@ -251,7 +238,7 @@ function firstOf(waiting: ReadonlyMap<string, Pending>): Map<string, Pending> {
   return first;
 }
 
-export type WorkerHandle = ReturnType<typeof createWorkerHandle>;
+type WorkerHandle = ReturnType<typeof createWorkerHandle>;
 
 /** Collects the news for the worker about its jobs. */
 function createNews() {
@@ -287,7 +274,7 @@ function endAll(jobs: Map<string, Pending>, detail: string): void {
   jobs.clear();
 }
 
-export interface SupervisorEvents {
+interface SupervisorEvents {
   /** A worker takes work from now on. */
   onReady(): void;
   onResults(results: readonly Result[]): void;
@@ -301,14 +288,12 @@ const PAUSE_MS_MIN = 50;
 const PAUSE_MS_MAX = 5000;
 const CLOSE_TIMEOUT_MS = 3000;
 
-export interface SupervisorOptions {
-  readonly decoders: DecoderShare;
-  readonly log: Log;
-  readonly spawn: () => Worker;
-}
-
 /** Keeps one worker alive: starts it, and replaces it when it dies. */
-export function createSupervisor(start: WorkerStart, options: SupervisorOptions, events: SupervisorEvents) {
+export function createSupervisor(
+  start: WorkerStart,
+  options: Pick<Required<WorkerPoolOptions>, "decoders" | "log" | "spawn">,
+  events: SupervisorEvents,
+) {
   const { decoders, log, spawn } = options;
   let worker: Worker | null = null;
   let isReady = false;
@@ -402,8 +387,6 @@ export function createSupervisor(start: WorkerStart, options: SupervisorOptions,
     },
   };
 }
-
-export type Supervisor = ReturnType<typeof createSupervisor>;
 
 /**
  * An uncaught error fires `error`, then `close`; process.exit and terminate() fire `close` alone (measured,
