@@ -40,6 +40,12 @@ export interface Balance {
   readonly hash: Hex;
 }
 
+/** What one node knows of an authorization. */
+export interface AuthorizationState {
+  readonly head: wire.Block;
+  readonly isUsed: boolean;
+}
+
 export interface Chain {
   /** @throws StartupProblem when an endpoint is of another chain */
   check(): Promise<void>;
@@ -86,6 +92,8 @@ export interface Chain {
     authorization: Pick<Authorization, "from" | "nonce">,
     at: Pick<wire.Block, "number" | "hash">,
   ): Promise<boolean>;
+  /** Each node's own newest block, and whether the authorization had been used by its end. Nodes that fail are left out. */
+  states(authorization: Pick<Authorization, "from" | "nonce">): Promise<readonly AuthorizationState[]>;
   /** The transaction that used or cancelled the authorization, if it is found in these blocks. */
   findUse(authorization: Authorization, fromBlock: number, toBlock: number): Promise<Use | null>;
   /** @param everywhere to all endpoints, and not only to the first that takes it */
@@ -187,13 +195,28 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
         if (receipt !== null && receipt.hash !== hash) throw new TypeError("not the receipt that was asked for");
         return receipt;
       }),
-    isUsed(authorization, at) {
-      const call = { to: token.TOKEN_ADDRESS, data: token.authorizationStateData(authorization) };
-      return rpc.ask({ method: "eth_call", params: [call], at, read: wire.truth });
-    },
+    isUsed: (authorization, at) => rpc.ask({ ...stateQuestion(authorization), at }),
+    states: (authorization) => statesOf(rpc, authorization),
     findUse: (authorization, fromBlock, toBlock) => findUse(rpc, authorization, fromBlock, toBlock),
     broadcast: (raw, everywhere) => broadcast(rpc, raw, everywhere),
   };
+}
+
+function stateQuestion(authorization: Pick<Authorization, "from" | "nonce">) {
+  const call = { to: token.TOKEN_ADDRESS, data: token.authorizationStateData(authorization) };
+  return { method: "eth_call", params: [call], read: wire.truth };
+}
+
+async function statesOf(
+  rpc: Rpc,
+  authorization: Pick<Authorization, "from" | "nonce">,
+): Promise<readonly AuthorizationState[]> {
+  const question = stateQuestion(authorization);
+  const asked = (await rpc.heads()).map(async ({ endpoint, block: head }) => {
+    return { head, isUsed: await endpoint.ask({ ...question, at: head }) };
+  });
+  const answers = await Promise.allSettled(asked);
+  return answers.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value] : []));
 }
 
 /** An amount that no transfer can cost is no answer: another node is asked, and this one stays in use for all else. */

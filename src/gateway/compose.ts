@@ -19,12 +19,10 @@ import type { Keyring } from "../keys/keyring.ts";
 import { announceEnds, type Hearing } from "../storage/announcements.ts";
 import type { Store } from "../storage/store.ts";
 import type { Verifier } from "../x402/verifier/verifier.ts";
-import { type AgentCache, createAgentCache } from "./agents/cache.ts";
-import { createRateLimiter } from "./agents/rate-limit.ts";
+import { createRateLimiter, createSharedRateLimiter } from "./agents/rate-limit.ts";
 import { agentRoutes } from "./agents/routes.ts";
-import { agentNamesCredential } from "./agents/service.ts";
-import { createSharedRateLimiter } from "./agents/shared-rate-limit.ts";
-import { agentShutOut } from "./agents/shut-out.ts";
+import { agentNamesCredential, agentShutOut } from "./agents/service.ts";
+import { type AgentCache, createAgentCache } from "./agents/store.ts";
 import { createCredentialResolver, createSecretReader, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
 import { Scheduler } from "./executor/scheduler.ts";
@@ -42,27 +40,24 @@ import type { InvocationKey } from "./invocations/service.ts";
 import { manualRoutes } from "./manual/routes.ts";
 import { docsRoutes } from "./openapi/routes.ts";
 import type { ChainLook } from "./payment/chain-look.ts";
-import { settlementNamesCredential, settlementShutOut } from "./payment/config.ts";
+import { settlementNamesCredential, settlementRoutes, settlementShutOut } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
-import { paidCallNamesCredential, paidCallShutOut } from "./payment/paid-calls.ts";
-import type { RestoreGuard } from "./payment/restore-guard.ts";
-import { settlementRoutes } from "./payment/routes.ts";
+import type { RestoreGuard } from "./payment/restored.ts";
 import { createPayments } from "./payment/service.ts";
 import { createSettler, type SettlerOptions } from "./payment/settler.ts";
+import { paidCallNamesCredential, paidCallShutOut } from "./payment/store.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { createPolicyService, type PolicyService } from "./policy/service.ts";
 import type { AdmitStreamOptions } from "./proxy/admit-stream.ts";
 import { type ProxyRoutesOptions, proxyRoutes, straightCalls } from "./proxy/routes.ts";
-import { createSessionIds } from "./proxy/session-id.ts";
-import { createStreamHandler } from "./proxy/stream-handler.ts";
-import { streamRoutes } from "./proxy/stream-routes.ts";
+import { createSessionIds, createStreamHandler, streamRoutes } from "./proxy/stream-routes.ts";
 import { receiptRoutes } from "./receipts/routes.ts";
 import { createReceipts } from "./receipts/service.ts";
 import { startReaper } from "./streaming/reaper.ts";
 import { createStreamLimits } from "./streaming/stream-limits.ts";
 import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
 
-/** What the gateway is started with: the configuration, as far as it is the gateway's. */
+/** What the gateway is started with: its part of the configuration. */
 export interface GatewayOptions {
   readonly host: string;
   /** 0 takes a free one. */
@@ -71,7 +66,7 @@ export interface GatewayOptions {
   readonly reusePort: boolean;
   readonly dataDir: string;
   readonly databaseUrl: string | null;
-  /** The database without a pooler, for what replicas tell each other; null for nothing. */
+  /** The database without a pooler, for what replicas publish to each other; null for no publishing. */
   readonly listenUrl: string | null;
   readonly blockedMs: number;
   readonly drainMs: number;

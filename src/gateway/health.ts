@@ -72,7 +72,7 @@ const jwks = operation({
 const READY_WITHIN_MS = 2_000;
 const GOOD_FOR_MS = 1_000;
 
-export interface HealthRoutesOptions {
+interface HealthRoutesOptions {
   readonly store: Store;
   readonly version: string;
   readonly commit: string | null;
@@ -80,7 +80,7 @@ export interface HealthRoutesOptions {
   publicJwks(): unknown;
 }
 
-/** One probe for all who ask while it runs, and in the second after it: anybody may ask, and each probe is a write. */
+/** All requests during a probe and in the second after it share it: anybody may ask, and each probe is a write. */
 function createReadiness({ probe }: Pick<Store, "probe">) {
   let latest: Promise<void> | null = null;
   const forget = () => {

@@ -8,8 +8,16 @@ import { isUtf8 } from "node:buffer";
 import type { Steps } from "../concurrency/steps.ts";
 import { BATCH_MESSAGES_MAX } from "../core/limits.ts";
 import { hasControls } from "../core/text.ts";
-import { arrayOutline, type Items, objectOutline, skipSpaceInSteps } from "./json-scan.ts";
-import { type ByteRange, type FoundKey, type Watched, watch } from "./watched-keys.ts";
+import {
+  arrayOutline,
+  type ByteRange,
+  type FoundKey,
+  type Items,
+  objectOutline,
+  skipSpaceInSteps,
+  type Watched,
+  watch,
+} from "./json-scan.ts";
 
 export interface RpcRequest extends MessageFacts {
   readonly ok: true;
