@@ -1,17 +1,17 @@
 // What the facilitator asks of the chain. That something did not happen is only ever read at the hash of a block, since a
 // node that is behind proves nothing.
+
 import { type Clock, systemClock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
-import { type Question, StaleNode } from "./endpoint.ts";
 import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";
 import { RpcError } from "./json-rpc.ts";
-import { isMulticall3, MULTICALL3 } from "./multicall.ts";
 import { createNewestBlock, type NewestBlock } from "./newest-block.ts";
-import { createRpc, type Rpc, type RpcOptions } from "./rpc.ts";
+import { createRpc, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
+import { isMulticall3, MULTICALL3 } from "./token.ts";
 
 /** The payee may have spent its whole balance since the estimate, which costs 17,100 gas more. */
 const GAS_RESERVE = 20_000n;
@@ -51,7 +51,8 @@ export interface Chain {
   check(): Promise<void>;
   /**
    * Whether the transfer would go through in the next block. It is simulated from that wallet and with a price, because a
-   * payer's code could tell a simulation that has neither. Waits a moment for a window that is just opening.
+   * payer's code could tell a simulation that has neither. Waits a moment for a window that is just opening. Nothing is refused
+   * while the newest block stands still, since the payer may have been funded since.
    *
    * @throws Fault `unavailable`, as everything here does
    */
@@ -110,7 +111,8 @@ interface Transfer {
 
 export function createChain({ clock = systemClock, ...options }: RpcOptions & { readonly clock?: Clock }): Chain {
   const rpc = createRpc(options);
-  const { newest: sighting, highest, ...freshness } = createNewestBlock(rpc, clock);
+  const newestBlock = createNewestBlock(rpc, clock);
+  const { newest: sighting, isFresh, isSure } = newestBlock;
   const newest = async (ageMs?: number) => (await sighting(ageMs)).block;
   let knownTip = { value: USUAL_TIP, at: Number.NEGATIVE_INFINITY };
 
@@ -125,53 +127,13 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
     return value;
   }
 
-  async function estimate(transfer: Transfer, at: string): Promise<Simulation> {
-    const [{ baseFee }, suggested] = await Promise.all([newest(BASE_FEE_FRESH_MS), tip()]);
-    const fees = quoteFees(baseFee, suggested, ANY_PRICE);
-    const priced = fees === null ? null : await estimateGas({ ...transfer, ...pricedBy(fees) }, at);
-    // A nearly empty wallet may be unable to pay that price, but the transfer still has to be judged.
-    const found = priced ?? (await estimateGas(transfer, at));
-    if (found === null) throw new Fault("unavailable", "no node simulates");
-    return found;
-  }
-
-  /** Null when nodes can't tell for that price or that wallet, or give an impossible answer. */
-  async function estimateGas(transfer: Transfer, at: string): Promise<Simulation | null> {
-    const { authorization, signature, ...rest } = transfer;
-    const data = token.transferData(authorization, signature);
-    const call = { to: token.TOKEN_ADDRESS, data, gas: wire.hex(token.GAS_MAX), ...rest };
-    const isAnswer = (error: RpcError) => token.isAboutPrice(error, token.GAS_MAX) || token.isRefusal(error);
-    try {
-      // A node that is behind may not know of the money yet.
-      const isDoubtful = (answer: unknown) => answer instanceof RpcError && token.isRefusal(answer);
-      const question = { method: "eth_estimateGas", params: [call, at], read: transferGas, isAnswer, isDoubtful };
-      const gas = await rpc.ask(question);
-      return { ok: true, gas: (gas * 6n) / 5n + GAS_RESERVE };
-    } catch (error) {
-      if (error instanceof StaleNode) return null;
-      if (!(error instanceof RpcError)) throw error;
-      if (token.isAboutPrice(error, token.GAS_MAX)) return null;
-      return { ok: false, reason: token.refusalReason(error) };
-    }
-  }
-
   return {
     check: rpc.check,
     newest,
     sighting,
-    ...freshness,
-    async simulate(authorization, signature, from) {
-      const transaction = { authorization, signature, from };
-      let simulation = await estimate(transaction, "latest");
-      // The next block decides, and its time is later. It is asked about only now, since nodes have to build it each time.
-      for (let looks = 0; looks < EARLY_LOOKS && isEarly(simulation); looks++) {
-        if (looks > 0) await Bun.sleep(EARLY_PAUSE_MS);
-        simulation = await estimate(transaction, "pending");
-      }
-      if (simulation.ok || isEarly(simulation)) return simulation;
-      // A node that is behind may not know of the money yet, so the refusal must be about the newest known block.
-      return estimate(transaction, wire.hex((await highest()).block.number));
-    },
+    isFresh,
+    isSure,
+    simulate: createSimulate(rpc, newestBlock, tip),
     blockHash: (number) =>
       ask("eth_getBlockByNumber", [wire.hex(number), false], (result) => wire.block(result)?.hash ?? null),
     nextTimestamp: () => ask("eth_getBlockByNumber", ["pending", false], wire.timestamp).catch(() => null),
@@ -217,6 +179,59 @@ async function statesOf(
   });
   const answers = await Promise.allSettled(asked);
   return answers.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value] : []));
+}
+
+function createSimulate(
+  rpc: Rpc,
+  newestBlock: ReturnType<typeof createNewestBlock>,
+  tip: Chain["tip"],
+): Chain["simulate"] {
+  async function estimate(transfer: Transfer, at: string): Promise<Simulation> {
+    const [{ block }, suggested] = await Promise.all([newestBlock.newest(BASE_FEE_FRESH_MS), tip()]);
+    const fees = quoteFees(block.baseFee, suggested, ANY_PRICE);
+    const priced = fees === null ? null : await estimateGas({ ...transfer, ...pricedBy(fees) }, at);
+    // A nearly empty wallet may be unable to pay that price, but the transfer still has to be judged.
+    const found = priced ?? (await estimateGas(transfer, at));
+    if (found === null) throw new Fault("unavailable", "no node simulates");
+    return found;
+  }
+
+  /** Null when nodes can't tell for that price or that wallet, or give an impossible answer. */
+  async function estimateGas(transfer: Transfer, at: string): Promise<Simulation | null> {
+    const { authorization, signature, ...rest } = transfer;
+    const data = token.transferData(authorization, signature);
+    const call = { to: token.TOKEN_ADDRESS, data, gas: wire.hex(token.GAS_MAX), ...rest };
+    const isAnswer = (error: RpcError) => token.isAboutPrice(error, token.GAS_MAX) || token.isRefusal(error);
+    try {
+      // A node that is behind may not know of the money yet.
+      const isDoubtful = (answer: unknown) => answer instanceof RpcError && token.isRefusal(answer);
+      const question = { method: "eth_estimateGas", params: [call, at], read: transferGas, isAnswer, isDoubtful };
+      const gas = await rpc.ask(question);
+      return { ok: true, gas: (gas * 6n) / 5n + GAS_RESERVE };
+    } catch (error) {
+      if (error instanceof StaleNode) return null;
+      if (!(error instanceof RpcError)) throw error;
+      if (token.isAboutPrice(error, token.GAS_MAX)) return null;
+      return { ok: false, reason: token.refusalReason(error) };
+    }
+  }
+
+  return async (authorization, signature, from) => {
+    const transaction = { authorization, signature, from };
+    let simulation = await estimate(transaction, "latest");
+    // The next block decides, and its time is later. It is asked about only now, since nodes have to build it each time.
+    for (let looks = 0; looks < EARLY_LOOKS && isEarly(simulation); looks++) {
+      if (looks > 0) await Bun.sleep(EARLY_PAUSE_MS);
+      simulation = await estimate(transaction, "pending");
+    }
+    if (simulation.ok) return simulation;
+    // A node that is behind may not know of the money yet, so the refusal must be about the newest known block.
+    const { block } = await newestBlock.highest();
+    if (!isEarly(simulation)) simulation = await estimate(transaction, wire.hex(block.number));
+    if (!simulation.ok && newestBlock.standsStill())
+      throw new Fault("unavailable", "no fresh block", { retryAfterSeconds: 2 });
+    return simulation;
+  };
 }
 
 /** An amount that no transfer can cost is no answer: another node is asked, and this one stays in use for all else. */

@@ -13,7 +13,7 @@ import { parseJson } from "../wire/json.ts";
 import { parseSettleRequest, type SettleRequest } from "../x402/codec.ts";
 import { NETWORK, SCHEME, TOKEN, X402_VERSION } from "../x402/kind.ts";
 import { accountOf } from "./accounts.ts";
-import type { Peer } from "./mtls/listener.ts";
+import type { Peer } from "./mtls.ts";
 import type { FacilitatorAccount } from "./payments/guardrails.ts";
 import type { SettleResponse } from "./settle/response.ts";
 

@@ -135,10 +135,7 @@ test("a payment that is put off by 429 with Retry-After is asked again, and one 
 });
 
 test("a payment that was only put off until its time was over is looked up where the gateway has nodes, and expires where it has none", async () => {
-  for (const [tenant, settlement] of [
-    [looking, { status: "settled" }],
-    [blind, { status: "settlement_failed", reason: "expired" }],
-  ] as const) {
+  const putOff = async (tenant: PayingTenant, settlement: object) => {
     const payment = await funded(Math.floor(Date.now() / 1000) + 9);
     const { nonce } = payment.authorization;
     facilitator.answer(nonce, () => new Response("{}", { status: 429, headers: { "retry-after": "1" } }));
@@ -146,7 +143,11 @@ test("a payment that was only put off until its time was over is looked up where
     expect(answer.status).toBe(202);
     await chain.collectAsStranger(payment);
     expect((await closed(tenant, answer.body.invocation_id)).settlement).toMatchObject(settlement);
-  }
+  };
+  await Promise.all([
+    putOff(looking, { status: "settled" }),
+    putOff(blind, { status: "settlement_failed", reason: "expired" }),
+  ]);
 });
 
 // The last one here, since the chain's time is moved.

@@ -138,7 +138,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   { what: "connection pools of fetch", owners: [], pattern: /\bFetchSession\b/ },
   {
     what: "TLS contexts",
-    owners: ["src/http/tls-contexts.ts", "src/http/connections.ts", "src/facilitator/mtls/listener.ts"],
+    owners: ["src/http/tls-contexts.ts", "src/http/connections.ts", "src/facilitator/mtls.ts"],
     pattern: anyOf(modules("tls")),
   },
   {

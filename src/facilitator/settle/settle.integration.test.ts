@@ -18,7 +18,7 @@ import { systemClock } from "../../core/clock.ts";
 import { silentLog } from "../../core/log.ts";
 import { createOutbound } from "../../http/outbound.ts";
 import type { Store } from "../../storage/store.ts";
-import { utcDay } from "../payments/daily-limits.ts";
+import { utcDay } from "../payments/guardrails.ts";
 import { createLocalSigner } from "../wallet/signer.ts";
 import { createWallet, type Wallet } from "../wallet/wallet.ts";
 import { createSettle, type Settle } from "./settle.ts";

@@ -98,7 +98,7 @@ function shownVerdict(verdict: SettlementVerdict, wasUnsent: boolean): Settlemen
   return verdict.reason === "unknown" ? "given_up" : verdict.reason;
 }
 
-/** A part of the trace of its call, whoever accepted that, and when. If its headers can't be read, it begins a trace. */
+/** The span is a part of the trace of its call. If the headers of the call can't be read, the span begins a trace. */
 async function beginAttemptSpan({ traces = null }: AttemptOptions, open: OpenPayment): Promise<Span | null> {
   if (traces === null) return null;
   const { tenant, agent_id: agentId, invocation_id: invocationId, attempts: attempt, facilitator_url } = open;

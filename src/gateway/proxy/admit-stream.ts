@@ -280,7 +280,7 @@ const PLAIN: ParsedStreamRequest = {
   listsTools: false,
 };
 
-export const STREAMING: CallKind<ParsedStreamRequest> = {
+const STREAMING: CallKind<ParsedStreamRequest> = {
   suffix: "/stream",
   plain: PLAIN,
   parse,

@@ -15,7 +15,7 @@ const WAIT = {
   },
 };
 
-export const AGENT_ID = {
+const AGENT_ID = {
   id: { description: "The agent's ID.", example: EXAMPLE_POLL.agent_id },
 };
 const EXAMPLE_CHALLENGE = {

@@ -44,7 +44,7 @@ export interface StreamPassing {
 }
 
 /**
- * The same for the streaming path, where the session is the caller's own, and an event stream may be resumed.
+ * The headers that pass on the streaming path, where the session is the caller's own and an event stream may be resumed.
  *
  * The body of an MCP message was judged as JSON in UTF-8, so the server gets that content type. With another charset
  * (Express accepts UTF-7) the server would read a different message than the one that was judged.

@@ -1,15 +1,14 @@
-// The mutual-TLS port. Whoever has no valid certificate of the client CA is refused in the handshake; the others
+// The mutual-TLS port. A client without a valid certificate of the client CA is refused in the handshake; the others
 // are known by the fingerprint of theirs. There is no inner port that plain bytes are relayed to: node:tls hands
 // its verified sockets to the HTTP side directly, so no other process can get in between.
 import { constants, X509Certificate } from "node:crypto";
 import { createServer, type Server, type TLSSocket, type TlsOptions } from "node:tls";
-import { createReservedShare } from "../../concurrency/reserved-share.ts";
-import { parseCertificates } from "../../core/certificates.ts";
-import type { Clock } from "../../core/clock.ts";
-import type { Log } from "../../core/log.ts";
-import { listenProblem, StartupProblem } from "../../core/startup.ts";
-import { type ConnectionLimits, type HttpOptions, type KnownPeer, serveConnections } from "../../http/http1.ts";
-import type { TlsMaterial } from "./tls-files.ts";
+import { createReservedShare } from "../concurrency/reserved-share.ts";
+import { parseCertificates } from "../core/certificates.ts";
+import type { Clock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
+import { listenProblem, StartupProblem } from "../core/startup.ts";
+import { type ConnectionLimits, type HttpOptions, type KnownPeer, serveConnections } from "../http/http1.ts";
 
 /** By the certificate that the handshake has verified. */
 export interface Peer extends KnownPeer {
@@ -251,4 +250,88 @@ function refusals(log: Log): (reason: string, address: string | undefined) => vo
     log.info("handshakes_refused", { count, last_reason: reason, last_address: address });
     [count, toldAt] = [0, now];
   };
+}
+
+const LOOK_MS = 1_000;
+
+/** PEM. */
+export interface TlsMaterial {
+  /** The server's certificate and what leads from it to a root. */
+  readonly cert: string;
+  /** Without a passphrase. */
+  readonly key: string;
+  /** The one or more roots of client certificates. */
+  readonly clientCa: string;
+}
+
+/** What the files hold now. */
+export interface TlsReading {
+  /** The same for the same content, and for no other. */
+  readonly digest: string;
+  judge():
+    | { readonly tls: TlsMaterial; readonly warnings: readonly string[] }
+    | { readonly tls: null; readonly problem: string };
+}
+
+interface Following {
+  readonly read: () => Promise<TlsReading>;
+  /** What is in force. */
+  readonly tls: TlsMaterial;
+  /** Puts it in force. When it throws, the last one stays. */
+  readonly take: (tls: TlsMaterial) => void;
+  readonly log: Log;
+  /** Between two looks; tests shorten it. */
+  readonly lookMs?: number;
+}
+
+/** Returns what ends it. */
+/**
+ * Follows the certificate, key and client CA while the port runs: to renew them, one only has to write the files. A change
+ * counts once two looks in a row have found the same content, so a half-written one does not. If the new content can't be
+ * used, the last one stays in force, and that is logged once.
+ */
+export function followTlsFiles({ read, tls, take, log, lookMs = LOOK_MS }: Following): () => void {
+  let inForce = tls;
+  let seen = "";
+  let judged = "";
+  let looking = false;
+
+  async function look(): Promise<void> {
+    const reading = await read();
+    const isSettled = reading.digest === seen;
+    seen = reading.digest;
+    if (!isSettled || reading.digest === judged) return;
+    judged = reading.digest;
+    const found = reading.judge();
+    if (found.tls === null) log.error("tls_files_refused", { problem: found.problem });
+    else if (!isSame(found.tls, inForce)) put(found.tls, found.warnings);
+  }
+
+  function put(next: TlsMaterial, warnings: readonly string[]): void {
+    try {
+      take(next);
+    } catch (error) {
+      log.error("tls_files_refused", { error });
+      return;
+    }
+    inForce = next;
+    log.info("tls_files_taken");
+    for (const warning of warnings) log.warn("tls_files_suspect", { warning });
+  }
+
+  const timer = setInterval(() => {
+    // While a file system hangs, it is not asked again.
+    if (looking) return;
+    looking = true;
+    void look()
+      .catch((error) => log.error("tls_files_not_read", { error }))
+      .finally(() => {
+        looking = false;
+      });
+  }, lookMs);
+  return () => clearInterval(timer);
+}
+
+function isSame(a: TlsMaterial, b: TlsMaterial): boolean {
+  return a.cert === b.cert && a.key === b.key && a.clientCa === b.clientCa;
 }

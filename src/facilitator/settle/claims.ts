@@ -1,29 +1,28 @@
 // A payment that nothing is against, from the simulation to its block: claimed with its share of the ceiling and of
-// the payer's balance in one write, then sent, then waited for. If something goes wrong before a
-// transaction is stored, the claim is given back, and that claim alone.
-
+// the payer's balance in one write, then sent, then waited for. If something goes wrong before a transaction is stored, the
+// claim is given back, and that claim alone.
 import type { Balance } from "../../chain/chain.ts";
 import { endsWithin } from "../../concurrency/deadline.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
-import { mayTake } from "../../concurrency/reserved-share.ts";
+import { createReservedShare, mayTake } from "../../concurrency/reserved-share.ts";
 import { silentMeters } from "../../core/meters.ts";
 import type { Hex } from "../../x402/types.ts";
-import { utcDay } from "../payments/daily-limits.ts";
-import { type Measured, sentNonces } from "../payments/held-funds.ts";
-import { openByAccount } from "../payments/open-payments.ts";
+import { utcDay } from "../payments/guardrails.ts";
 import { createPaymentSpans } from "../payments/payment-spans.ts";
 import {
   type Claimed,
   type ClaimedPayment,
   claimPayment,
+  type Measured,
+  openByAccount,
   type PaymentClaim,
+  sentNonces,
   withdrawClaim,
 } from "../payments/payments.ts";
-import type { AtWork } from "./at-work.ts";
 import { type Gas, type SettleOptions, WalletNotHeld } from "./ports.ts";
 import { requirementsText, type SettlementRequest, windowProblem } from "./request.ts";
 import {
-  inFlight,
+  beingSettled,
   type SettlementRefusal,
   type SettlementResponses,
   type SettleResponse,
@@ -40,13 +39,13 @@ type ClaimWithGas = ClaimedPayment & Pick<PaymentClaim, "gas" | "gasAtRisk" | "g
 
 interface CollectOptions extends SettleOptions {
   readonly responses: SettlementResponses;
-  readonly atWork: AtWork;
+  readonly inFlight: InFlight;
   /** A claim may have been left behind. */
   onOrphanedClaim(): void;
 }
 
 export function createCollect(options: CollectOptions) {
-  const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, responses, atWork } = options;
+  const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, responses, inFlight } = options;
   const { onOrphanedClaim, spans = createPaymentSpans(null) } = options;
   const claimBeside = createClaim(options);
   const isOverShare = createOpenShares(store, wallet.capacity);
@@ -76,9 +75,9 @@ export function createCollect(options: CollectOptions) {
     const sending = spans.step("sign and store", () => send(request, wanted, gas));
     const isSent = await endsWithin(until - performance.now(), sending);
     // The wallet goes on with it after this request.
-    if (!isSent) throw inFlight();
+    if (!isSent) throw beingSettled();
     const record = await spans.step("wait for inclusion", () => outcomes.wait(wanted.key, until - performance.now()));
-    if (record === null) throw inFlight();
+    if (record === null) throw beingSettled();
     // A later claim may have other terms, and is judged by those.
     return record.claim === wanted.claim ? responses.fromRecord(request, record, false) : "taken";
   }
@@ -87,12 +86,12 @@ export function createCollect(options: CollectOptions) {
   async function claimFirst(request: SettlementRequest, wanted: ClaimedPayment, gas: Gas): Promise<Claimed> {
     const { named } = request;
     let claimed: Claimed | null = null;
-    atWork.beginSending(named);
+    inFlight.beginSending(named);
     try {
       claimed = await claimBeside(request, wanted, gas);
       return claimed;
     } finally {
-      if (claimed !== "claimed") atWork.endSending(named);
+      if (claimed !== "claimed") inFlight.endSending(named);
     }
   }
 
@@ -111,7 +110,7 @@ export function createCollect(options: CollectOptions) {
       if (await withdraw(request, claimed)) throw unavailable();
       // No longer claimed, so it was sent or ended after all: its record tells.
     } finally {
-      atWork.endSending(named);
+      inFlight.endSending(named);
     }
   }
 
@@ -129,8 +128,8 @@ export function createCollect(options: CollectOptions) {
   return async (request: SettlementRequest): Promise<Collected> => {
     const { account, named } = request;
     // Equal requests at once need no second simulation.
-    if (atWork.has(named)) throw inFlight();
-    if (!atWork.begin(named)) throw responses.overShare(request, "too many settlements at once");
+    if (inFlight.has(named)) throw beingSettled();
+    if (!inFlight.begin(named)) throw responses.overShare(request, "too many settlements at once");
     try {
       const readiness = await wallet.readiness();
       if (!readiness.ready) throw responses.unready(request, readiness.reason);
@@ -143,7 +142,7 @@ export function createCollect(options: CollectOptions) {
       if (late !== null) return { failed: late };
       return await claimSendWait(request, simulated.gas);
     } finally {
-      atWork.end(named);
+      inFlight.end(named);
     }
   };
 }
@@ -183,7 +182,10 @@ function createClaim(options: CollectOptions) {
   };
 }
 
-/** A payer without code can make its transfer revert only by a transaction of its own, which costs the payer as much. */
+/**
+ * The code of a payer can make each of its transfers revert for nothing, so each holds its gas. A payer without code needs
+ * one transaction for all that it has under way, and the claim bounds their number.
+ */
 async function gasAtRiskOf(
   { chain, wallet }: Pick<CollectOptions, "chain" | "wallet">,
   { key, limits, payment }: SettlementRequest,
@@ -236,4 +238,59 @@ function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
     counted.taken += 1;
     return false;
   };
+}
+
+type Named = SettlementRequest["named"];
+
+/**
+ * The payments that this process has in flight, with a share of them for each account. Collecting enters them here, and
+ * resuming leaves them alone, so neither has to ask the other.
+ *
+ * @param max payments of all accounts together
+ */
+export function createInFlight(max: number) {
+  /** By account: each payment in flight holds a slot, however slow it is. */
+  const shares = createReservedShare(max);
+  /** Requests between the simulation and their answer. */
+  const collecting = new Set<string>();
+  /** From before the claim until the wallet has stored or refused it: a database that is away may hold that up. */
+  const sending = new Set<string>();
+
+  function isBusy(name: string): boolean {
+    return collecting.has(name) || sending.has(name);
+  }
+
+  function leave(set: Set<string>, named: Named): void {
+    const name = nameOf(named);
+    if (set.delete(name) && !isBusy(name)) shares.giveBack(named.account);
+  }
+
+  return {
+    /** Whether this process has it between the simulation and its transaction, or waits for its block. */
+    has: (named: Named): boolean => isBusy(nameOf(named)),
+    /**
+     * Tells which payments are being claimed, or are with the wallet of this process, or were when this was asked for: what
+     * was read since may be older than their transaction.
+     */
+    sendingSince(): (named: Named) => boolean {
+      const before = new Set(sending);
+      return (named) => before.has(nameOf(named)) || sending.has(nameOf(named));
+    },
+    /** False when the account has too many in flight: then it is not begun. */
+    begin(named: Named): boolean {
+      if (!shares.take(named.account)) return false;
+      collecting.add(nameOf(named));
+      return true;
+    },
+    end: (named: Named): void => leave(collecting, named),
+    beginSending: (named: Named): void => void sending.add(nameOf(named)),
+    endSending: (named: Named): void => leave(sending, named),
+  };
+}
+
+export type InFlight = ReturnType<typeof createInFlight>;
+
+/** Per account: one must not hold up another's payment by presenting it with a wrong signature. */
+function nameOf({ account, payer, nonce }: Named): string {
+  return `${payer}:${nonce}:${account}`;
 }
