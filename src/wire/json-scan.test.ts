@@ -2,7 +2,7 @@ import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { atOnce, type Steps } from "../concurrency/steps.ts";
 import { JSON_DEPTH_MAX } from "../core/limits.ts";
-import { arrayOutline, type Finding, objectOutline, skipSpaceInSteps, type Watched, watch } from "./json-scan.ts";
+import { arrayOutline, type FoundKey, objectOutline, skipSpaceInSteps, type Watched, watch } from "./json-scan.ts";
 
 const encoder = new TextEncoder();
 const outlineObject = (bytes: Uint8Array, start: number, watched: readonly Watched[]) =>
@@ -24,7 +24,7 @@ function outline(text: string, watched: Watched[] = []) {
   const start = skipSpace(bytes, 0);
   const { findings, end, problem } = outlineObject(bytes, start, watched);
   const isWhole = problem === null && skipSpace(bytes, end) === bytes.length;
-  const textOf = ({ value }: Finding) =>
+  const textOf = ({ value }: FoundKey) =>
     value === null ? null : decoder.decode(bytes.subarray(value.start, value.end));
   return { isWhole, values: findings.map(textOf), problem, findings, textOf };
 }

@@ -49,7 +49,7 @@ const STEP_BYTES = 65_536;
 
 interface Outline {
   /** A finding for each watched key, in their order. */
-  readonly findings: readonly Finding[];
+  readonly findings: readonly FoundKey[];
   /** The index after the object; -1 when it does not end properly. */
   readonly end: number;
   /** Why the object does not end: no JSON (or cut off), or nested too deep. */
@@ -121,9 +121,9 @@ function* ended(scan: Scan, opens: boolean): Steps<{ end: number; problem: Items
   }
 }
 
-export interface ScannedItem extends Span {
+export interface ScannedItem extends ByteRange {
   /** What was found of the watched keys, where the item is an object. */
-  readonly findings: readonly Finding[];
+  readonly findings: readonly FoundKey[];
 }
 
 /** The items of the outermost array. */
@@ -437,20 +437,20 @@ export interface Watched {
 }
 
 /** A span of bytes: from `start` up to, but not including, `end`. */
-export interface Span {
+export interface ByteRange {
   readonly start: number;
   readonly end: number;
 }
 
 /** What was found of a watched key. */
-export interface Finding {
+export interface FoundKey {
   /** The key's value, the last one where the key appears again; null when the key is not there. */
-  readonly value: Span | null;
+  readonly value: ByteRange | null;
   /** The key appears more than once, in whatever letter case. */
   readonly isRepeated: boolean;
   /** The key appears in another letter case or with U+0000 behind it, which lenient decoders take for the key. */
   readonly isMiscased: boolean;
-  readonly inside: readonly Finding[];
+  readonly inside: readonly FoundKey[];
 }
 
 export function watch(key: string, ...inside: Watched[]): Watched {
@@ -485,7 +485,7 @@ function createProbe({ key, inside }: Watched): Probe {
   };
 }
 
-function toFinding({ inside, start, end, seen, isMiscased }: Probe): Finding {
+function toFinding({ inside, start, end, seen, isMiscased }: Probe): FoundKey {
   const value = end === -1 ? null : { start, end };
   return { value, isRepeated: seen > 1, isMiscased, inside: inside.map(toFinding) };
 }

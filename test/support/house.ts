@@ -14,7 +14,7 @@ const STATE_OWNERS = new Set(
   [
     "concurrency/request-turns concurrency/store-turns concurrency/thread-turns concurrency/turns",
     "concurrency/whole-turn",
-    "core/id chain/json-rpc wire/digest cli/demo/client gateway/executor/workers/worker",
+    "core/id chain/json-rpc wire/body cli/demo/client gateway/executor/workers/worker",
     "http/assets http/connections http/elysia http/input http/intake http/json-list http/large-response",
     "http/response-parser http/server http/socket-options storage/checkpoint-thread",
   ].flatMap((line) => line.split(" ").map((name) => `src/${name}.ts`)),
@@ -37,7 +37,6 @@ const AREAS = [
   ["src/tracing/", "tracing"],
   ["src/gateway/start.ts", "gateway/start"],
   ["src/gateway/compose.ts", "gateway/start"],
-  ["src/gateway/options.ts", "gateway/start"],
   ["src/gateway/retention.ts", "gateway/start"],
   ["src/gateway/", "gateway"],
   ["src/facilitator/start.ts", "facilitator/start"],

@@ -159,20 +159,19 @@ test("a call that ran when the process died ends as internal, and is not made ag
   expect(next.jobs).toEqual([]);
 });
 
-test("a lease is renewed on time, however long the look for pending calls takes", async () => {
+test("a lease is renewed on time, however long the check for pending calls takes", async () => {
   jest.useFakeTimers();
   try {
     let renewals = 0;
     const store: Store = {
       ...scheduling.store(),
-      dialect: "postgres",
       lookUp: () => new Promise(() => {}),
       writeFirst(work) {
         renewals++;
         return scheduling.store().writeFirst(work);
       },
     };
-    const { scheduler } = scheduling.open({ store });
+    const { scheduler } = scheduling.open({ store, isShared: true });
     const recovering = scheduler.recover();
     jest.advanceTimersByTime(1);
     await recovering;

@@ -9,10 +9,8 @@ import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
-import { type CallBody, startOf, wholeOf } from "../../wire/body.ts";
-import { hashOf } from "../../wire/digest.ts";
-import type { RpcProblem } from "../../wire/jsonrpc.ts";
-import { parseRpcMessages, type RpcMessage, type RpcMessages } from "../../wire/mcp-messages.ts";
+import { type CallBody, hashOf, startOf, wholeOf } from "../../wire/body.ts";
+import { parseRpcMessages, type RpcMessage, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import {

@@ -4,8 +4,7 @@
 
 import { bodyInSteps } from "../../concurrency/steps.ts";
 import { Fault } from "../../core/fault.ts";
-import { type CallBody, wholeOf } from "../../wire/body.ts";
-import { hashOf } from "../../wire/digest.ts";
+import { type CallBody, hashOf, wholeOf } from "../../wire/body.ts";
 import { parseRpcRequest } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";

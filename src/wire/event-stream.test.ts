@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { Utf8Reader } from "./utf8.ts";
+import { Utf8Reader } from "./event-stream.ts";
 
 const text = fc.string({ unit: "binary", maxLength: 12 }).map((value) => new TextEncoder().encode(value));
 const BYTES = [0x00, 0x41, 0x7f, 0x80, 0xa0, 0xbf, 0xbb, 0xc0, 0xc2, 0xe0, 0xe2, 0xed, 0xef, 0xf0, 0xf4, 0xf5, 0xff];

@@ -2,7 +2,7 @@ import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { atOnce } from "../../../concurrency/steps.ts";
 import { type CallBody, LargeBody, PART_BYTES, partsOf } from "../../../wire/body.ts";
-import { batchOf, itemsOf, type WithBody } from "./batch.ts";
+import { batchOf, itemsOf, type WithBody } from "./messages.ts";
 
 const LONG = 64 * 1024;
 
