@@ -1,7 +1,7 @@
 // The open paths: health, readiness, version and public keys. None needs a token, none names a tenant.
 import { actFor, afterShared } from "../concurrency/request-turns.ts";
-import { json } from "../http/answers.ts";
 import { routes } from "../http/elysia.ts";
+import { json } from "../http/responses.ts";
 import { STRANGERS } from "../http/server.ts";
 import type { Store } from "../storage/store.ts";
 import { health, jwks, ready, version } from "./health-openapi.ts";

@@ -4,7 +4,7 @@
 import { Elysia, NotFoundError } from "elysia";
 import { andThen } from "../concurrency/and-then.ts";
 import { Fault } from "../core/fault.ts";
-import { STATUS } from "./answers.ts";
+import { STATUS } from "./responses.ts";
 
 /** What a route threw, on its way past Elysia, which would answer with the error's own message. */
 const thrown = new WeakMap<Request, unknown>();

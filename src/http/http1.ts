@@ -5,7 +5,7 @@ import { createServer, type IncomingMessage, type ServerResponse } from "node:ht
 import type { Socket } from "node:net";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
-import { MALFORMED_HTTP } from "./answers.ts";
+import { MALFORMED_HTTP } from "./responses.ts";
 
 /** Who is at the other end. */
 export interface KnownPeer {

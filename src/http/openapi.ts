@@ -3,7 +3,7 @@
 import { type TSchema, Type } from "@sinclair/typebox";
 import type { DocumentDecoration } from "elysia";
 import type { FaultKind } from "../core/fault.ts";
-import { STATUS, SUCCESS } from "./answers.ts";
+import { STATUS, SUCCESS } from "./responses.ts";
 
 /** Tags in the order in which the page shows them. */
 export const TAGS = {

@@ -6,15 +6,12 @@ import { actFor, turnOf } from "../concurrency/request-turns.ts";
 import type { Caller } from "../core/caller.ts";
 import { Fault } from "../core/fault.ts";
 import { REQUEST_ID_CHARACTERS_MAX } from "../core/limits.ts";
-import type { Log } from "../core/log.ts";
+import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
-import type { Span, Tracer } from "../core/tracing.ts";
-import { createAccessLog, shownPath } from "./access-log.ts";
-import { faultResponse } from "./answers.ts";
-import { declaredLength } from "./body-length.ts";
+import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
-import { createPassOver, type PassOver } from "./pass-over.ts";
-import { beginSpan, endSpan, type SpanStart, type TracedRoute, tracedCall } from "./request-span.ts";
+import { createPassOver, declaredLength, type PassOver } from "./intake.ts";
+import { faultResponse } from "./responses.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
 export interface Scope<C = Caller> {
@@ -24,7 +21,7 @@ export interface Scope<C = Caller> {
   readonly method: string;
   /**
    * Whether the connection stays open however long it is silent. The server would keep it open for ever, also for later
-   * requests on it, so whoever sets this clears it again before the answer ends.
+   * requests on it, so who sets this clears it again before the answer ends.
    */
   holdOpen(held: boolean): void;
   /** Adds fields to the request's line in the access log. */
@@ -284,4 +281,101 @@ function failed(
     log.warn("request_refused", { ...fields, error: fault });
   }
   return faultResponse(fault);
+}
+
+const PATH_CHARACTERS_MAX = 256;
+const STRANGERS_LINES_MAX = 20;
+const SUMMED_UP_MS = 1_000;
+
+/** A path as the log shows it. Longer ones are none of our routes. */
+export function shownPath(path: string): string {
+  return path.length <= PATH_CHARACTERS_MAX ? path : `${path.slice(0, PATH_CHARACTERS_MAX)}…`;
+}
+
+/**
+ * One line of the log for each request of a known caller. Strangers can't flood it: a few of their requests in a second
+ * have a line each, and the others are summed up in one.
+ */
+export function createAccessLog(log: Log) {
+  /** Requests of strangers in the current second, which begins with the first of them. */
+  let strangers = 0;
+
+  function sumUp(): void {
+    const more = strangers - STRANGERS_LINES_MAX;
+    strangers = 0;
+    if (more > 0) log.info("unauthenticated_requests", { count: more });
+  }
+
+  /** Whether another line may be caused by a stranger; counts it. */
+  function mayTell(): boolean {
+    if (strangers++ === 0) setTimeout(sumUp, SUMMED_UP_MS).unref();
+    return strangers <= STRANGERS_LINES_MAX;
+  }
+
+  return {
+    mayTell,
+    /** Of a request to an open path. */
+    open: (fields: LogFields): void => log.debug("request", fields),
+    known: (fields: LogFields): void => log.info("request", fields),
+    /** A request of an unknown caller. */
+    stranger(fields: LogFields): void {
+      if (mayTell()) log.info("request", fields);
+    },
+  };
+}
+
+/** A request that is to have a span. Strangers have none, so that nobody else can use up what is recorded. */
+export interface TracedRoute {
+  readonly route: string;
+  /** In its path. */
+  readonly agentId?: string;
+}
+
+export interface SpanStart {
+  readonly method: string;
+  /** Of performance.now(). */
+  readonly startedAt: number;
+  /** The caller as the access log shows it. */
+  readonly caller: readonly [field: "tenant" | "account", name: string];
+}
+
+const CALL_PATH = /^\/v1\/proxy\/([^/]+)(\/stream)?$/;
+const [CALL_METHODS, STREAM_METHODS] = [["POST"], ["POST", "GET", "DELETE"]];
+const AGENT_ID = /^agt_[0-9a-f-]{36}$/;
+const FAILED_FROM = 500;
+
+/** Calls of agents have spans. Other requests would only use up the share of their tenant, polls above all. */
+export function tracedCall(method: string, path: string): TracedRoute | null {
+  const [, id, stream = ""] = CALL_PATH.exec(path) ?? [];
+  if (id === undefined || !(stream === "" ? CALL_METHODS : STREAM_METHODS).includes(method)) return null;
+  return { route: `/v1/proxy/{id}${stream}`, ...(AGENT_ID.test(id) && { agentId: id }) };
+}
+
+/** From here on the request names this span as the parent, so to pass its headers on is to pass that on. */
+export function beginSpan(
+  tracer: Tracer,
+  { route, agentId }: TracedRoute,
+  { headers }: Request,
+  { method, startedAt, caller: [field, name] }: SpanStart,
+): Span {
+  const span = tracer.begin({
+    kind: "server",
+    name: `${method} ${route}`,
+    parent: namedIn(headers),
+    payer: name,
+    startedAt,
+    fields: { method, route, [field]: name, ...(agentId !== undefined && { agentId }) },
+  });
+  nameIn(headers, span);
+  return span;
+}
+
+/** @param fields those of the access log */
+export function endSpan(span: Span, status: number, fields: Readonly<Record<string, string | number>>): void {
+  const { invocation_id: invocationId } = fields;
+  span.end({
+    status,
+    ...(typeof invocationId === "string" && { invocationId }),
+    ...(status >= FAILED_FROM && { errorType: `${status}` }),
+  });
 }

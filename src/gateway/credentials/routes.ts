@@ -1,8 +1,8 @@
 // The HTTP side of credentials: reads requests, calls the service, shows metadata.
-import { empty, json } from "../../http/answers.ts";
+
 import { routes } from "../../http/elysia.ts";
 import { bodyReader } from "../../http/input.ts";
-import { jsonList } from "../../http/json-list.ts";
+import { empty, json, jsonList } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { CredentialCreate, CredentialRotate, credentialView } from "./model.ts";
 import { create, get, list, remove, rotate } from "./openapi.ts";

@@ -1,6 +1,6 @@
 // Secrets from HashiCorp Vault or OpenBao: reads of the key-value engine, version 2, over its HTTP interface.
 // `GET /v1/<mount>/data/<path>` answers `{ data: { data: { … }, metadata: { … } } }`.
-import type { JsonAnswer, JsonLimits } from "../../http/fetch-json.ts";
+import type { JsonAnswer, JsonLimits } from "../../http/client/fetch-json.ts";
 import { CredentialFailure } from "./failure.ts";
 import { fieldOf } from "./secrets-dir.ts";
 import { readTextFile } from "./text-file.ts";

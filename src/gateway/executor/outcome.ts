@@ -1,7 +1,7 @@
 // How an upstream call that ended is judged: from what happened to the stored end.
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
-import type { Answer } from "../../http/answer.ts";
+import type { Answer } from "../../http/client/answer.ts";
 import type { Outcome } from "./job.ts";
 
 /** What is known of a call so far. It is filled in as the call goes on, so that a failure is recorded with it too. */

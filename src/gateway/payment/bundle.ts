@@ -2,7 +2,7 @@
 // optionally the CA of the server. Which certificate is what is found out from the certificates themselves, so the
 // order in the text does not matter. No message here repeats any part of the text.
 import { createPrivateKey, type KeyObject, X509Certificate } from "node:crypto";
-import type { ClientIdentity } from "../../http/tls-contexts.ts";
+import type { ClientIdentity } from "../../http/client/tls-contexts.ts";
 
 const MARK = /-----(BEGIN|END) ([A-Z0-9 ]{1,64})-----/g;
 /** Signing with a larger one takes so long that a few handshakes would hold up everybody else's. */

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import type { Outbound } from "../../http/outbound.ts";
+import type { Outbound } from "../../http/client/outbound.ts";
 import { createFacilitatorClient } from "./facilitator-client.ts";
 
 test("a payment is sent to the facilitator for its tenant, whose connections it uses", async () => {

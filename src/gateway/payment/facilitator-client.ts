@@ -2,8 +2,8 @@
 // answer. It never rejects: after any failure on the way the outcome is unknown. The facilitator's own words are not
 // passed on.
 import type { Span } from "../../core/tracing.ts";
-import { exchangeJson } from "../../http/fetch-json.ts";
-import { type Outbound, OutboundError } from "../../http/outbound.ts";
+import { exchangeJson } from "../../http/client/fetch-json.ts";
+import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
 import { clientIdentity } from "./bundle.ts";
 import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
 

@@ -1,7 +1,8 @@
 // The HTTP side of the settlement configuration.
-import { json } from "../../http/answers.ts";
+
 import { routes } from "../../http/elysia.ts";
 import { bodyReader } from "../../http/input.ts";
+import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { createSettlementConfigService, type SettlementConfigDeps } from "./config.ts";
 import { SettlementConfigPatch, settlementConfigView } from "./model.ts";

@@ -2,10 +2,9 @@
 import { POLICY_ENTRY_CHARACTERS_MAX } from "../../core/limits.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { json } from "../../http/answers.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyUser, limitOf, queryOf } from "../../http/input.ts";
-import { piecesOf, respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/large-response.ts";
+import { json, piecesOf, respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import type { KnownPolicy } from "./cache.ts";
 import { PolicyReplace } from "./document.ts";

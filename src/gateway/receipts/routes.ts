@@ -1,8 +1,8 @@
 // The HTTP side of receipts: one by its invocation, and a tenant's in the order of their chain.
-import { json } from "../../http/answers.ts";
+
 import { routes } from "../../http/elysia.ts";
 import { page, queryOf } from "../../http/input.ts";
-import { respondLarge } from "../../http/large-response.ts";
+import { json, respondLarge } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { find, JSON_LINES, list } from "./openapi.ts";
 import type { Receipts } from "./service.ts";

@@ -3,7 +3,7 @@
 // (Protocol versions up to 2025-11-25; later ones have neither.)
 
 import { VERSION } from "../../../core/version.ts";
-import type { Answer } from "../../../http/answer.ts";
+import type { Answer } from "../../../http/client/answer.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
 import { credentialHeaders } from "../../upstream/headers.ts";
 import { type CallContext, decodedForCall, readStart, send, type Upstreams } from "../call.ts";

@@ -4,8 +4,8 @@ import { plainStreamAnswer } from "../../../../test/support/chain/rpc-answer.ts"
 import { LOOPBACK } from "../../../../test/support/stores/jobs.ts";
 import { hostRules } from "../../../core/host.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
-import { NOBODY } from "../../../http/decode.ts";
-import { createOutbound } from "../../../http/outbound.ts";
+import { NOBODY } from "../../../http/client/decode.ts";
+import { createOutbound } from "../../../http/client/outbound.ts";
 import { CallError } from "../../upstream/failure.ts";
 import { newTrace } from "../outcome.ts";
 import { createResponseMemory } from "../workers/response-memory.ts";

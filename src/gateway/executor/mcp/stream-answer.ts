@@ -2,9 +2,9 @@
 // asked for, and then closed. Progress, notifications and requests of the server come before it and are passed over.
 
 import { inOneStep } from "../../../concurrency/steps.ts";
-import type { Answer } from "../../../http/answer.ts";
-import { bodyChunks } from "../../../http/body.ts";
-import { BodyTooLarge, type Chunks } from "../../../http/decode.ts";
+import type { Answer } from "../../../http/client/answer.ts";
+import { bodyChunks } from "../../../http/client/body.ts";
+import { BodyTooLarge, type Chunks } from "../../../http/client/decode.ts";
 import { EventStreamReader } from "../../../wire/event-stream.ts";
 import { Utf8Reader } from "../../../wire/utf8.ts";
 import { CallError } from "../../upstream/failure.ts";

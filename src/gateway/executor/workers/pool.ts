@@ -2,7 +2,7 @@
 // A worker that dies is replaced. The calls it was running end `internal`: the upstream may have seen them, and nothing
 // is sent twice.
 import type { Log } from "../../../core/log.ts";
-import type { DecoderShare } from "../../../http/decoder-share.ts";
+import type { DecoderShare } from "../../../http/client/decode.ts";
 import type { Job, Outcome, WorkerSettings } from "../job.ts";
 import { lostCall } from "../outcome.ts";
 import { isCounted } from "./messages.ts";

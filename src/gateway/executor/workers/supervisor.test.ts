@@ -1,7 +1,7 @@
 import { afterEach, expect, test } from "bun:test";
 import { LOOPBACK } from "../../../../test/support/stores/jobs.ts";
 import { silentLog } from "../../../core/log.ts";
-import { createDecoderShare } from "../../../http/decoder-share.ts";
+import { createDecoderShare } from "../../../http/client/decode.ts";
 import { batchOfJobs } from "./messages.ts";
 import { createSupervisor, type Supervisor } from "./supervisor.ts";
 

@@ -1,6 +1,6 @@
 // Keeps one worker alive: starts it, replaces it when it dies, and slows down when deaths follow one another.
 import type { Log } from "../../../core/log.ts";
-import type { DecoderShare } from "../../../http/decoder-share.ts";
+import type { DecoderShare } from "../../../http/client/decode.ts";
 import { createLender } from "./decoder-loans.ts";
 import { type FromWorker, type Result, resultsOf, type ToWorker, type WorkerStart } from "./messages.ts";
 

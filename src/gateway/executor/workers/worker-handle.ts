@@ -1,7 +1,7 @@
 // One place of the pool: a worker and the jobs it has. A job is handed over only to a worker that has said it
 // is ready, so a job that waits here has certainly not run.
 import type { Log } from "../../../core/log.ts";
-import type { DecoderShare } from "../../../http/decoder-share.ts";
+import type { DecoderShare } from "../../../http/client/decode.ts";
 import type { Job, Outcome, WorkerSettings } from "../job.ts";
 import { failed, lostCall, newTrace } from "../outcome.ts";
 import { batchOfJobs, charactersOf, isCounted } from "./messages.ts";
