@@ -50,7 +50,7 @@ import { createSettler, type SettlerOptions } from "./payment/settler.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { createPolicyService, type PolicyService } from "./policy/service.ts";
 import type { AdmitStreamOptions } from "./proxy/admit-stream.ts";
-import { type ProxyRoutesOptions, proxyRoutes, straightCalls } from "./proxy/routes.ts";
+import { fastCalls, type ProxyRoutesOptions, proxyRoutes } from "./proxy/routes.ts";
 import { createSessionIds } from "./proxy/session-id.ts";
 import { createStreamHandler } from "./proxy/stream-handler.ts";
 import { streamRoutes } from "./proxy/stream-routes.ts";
@@ -157,7 +157,7 @@ export async function composeGateway(parts: GatewayParts) {
     refusals,
     comparing: { store, clock, log, replica, claims, stop, released: takeUp },
     app: withDocs(api),
-    straight: straightCalls(calls),
+    fastPath: fastCalls(calls),
   };
 }
 

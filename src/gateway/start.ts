@@ -148,7 +148,7 @@ async function openChainLook({ rpcUrls: urls }: GatewayOptions, outbound: Outbou
 
 function edgeOf(
   { options, keyring, store, trusted, log, meters, tracer }: GatewayParts,
-  api: Pick<EdgeOptions, "app" | "straight">,
+  api: Pick<EdgeOptions, "app" | "fastPath">,
 ): Edge {
   const { clock } = store;
   const fetchJson = (url: string) => fetchDocument(trusted, url);

@@ -4,7 +4,7 @@ import { connect, type Socket } from "node:net";
 import { Fault } from "../core/fault.ts";
 import { silentLog } from "../core/log.ts";
 import { routes } from "./elysia.ts";
-import { createPassOver, type PassOverLimits, readBytes } from "./intake.ts";
+import { createBodyDrainer, type DrainLimits, readBytes } from "./intake.ts";
 import { empty } from "./responses.ts";
 import { createEdge, type Edge, scopeOf } from "./server.ts";
 
@@ -138,8 +138,8 @@ describe("a client that writes its whole body first", () => {
   });
 });
 
-describe("passing over the rest of a request's body", () => {
-  const LIMITS: PassOverLimits = {
+describe("draining the rest of a request's body", () => {
+  const LIMITS: DrainLimits = {
     bytesMax: 4 * MIB,
     msMax: 20_000,
     silenceMsMax: 10_000,
@@ -168,10 +168,10 @@ describe("passing over the rest of a request's body", () => {
 
   test("ends with the body", async () => {
     const { request, writer } = halfSent(10);
-    const passing = createPassOver(LIMITS).before(answer(), request, "");
-    expect(await isOver(passing)).toBe(false);
+    const drained = createBodyDrainer(LIMITS).drainBefore(answer(), request, "");
+    expect(await isOver(drained)).toBe(false);
     await writer.close();
-    await passing;
+    await drained;
   });
 
   test("begins where somebody else gave up reading", async () => {
@@ -179,17 +179,17 @@ describe("passing over the rest of a request's body", () => {
     const reader = request.body!.getReader();
     await reader.read();
     reader.releaseLock();
-    const passing = createPassOver(LIMITS).before(answer(), request, "");
+    const drained = createBodyDrainer(LIMITS).drainBefore(answer(), request, "");
     await writer.write(new Uint8Array(10));
     await writer.close();
-    await passing;
+    await drained;
   });
 
   test("leaves a body that is being read alone, one that was read, and one that is too long", async () => {
-    const passOver = createPassOver(LIMITS);
+    const drainer = createBodyDrainer(LIMITS);
     const held = halfSent(10).request;
     const reader = held.body!.getReader();
-    await passOver.before(answer(), held, "");
+    await drainer.drainBefore(answer(), held, "");
     expect((await reader.read()).value?.length).toBe(10);
     const read = new Request("http://edge.test/", {
       method: "POST",
@@ -197,34 +197,34 @@ describe("passing over the rest of a request's body", () => {
       headers: { connection: "close" },
     });
     await read.bytes();
-    await passOver.before(answer(), read, "");
-    await passOver.before(answer(), halfSent(10, { "content-length": String(LIMITS.bytesMax + 1) }).request, "");
+    await drainer.drainBefore(answer(), read, "");
+    await drainer.drainBefore(answer(), halfSent(10, { "content-length": String(LIMITS.bytesMax + 1) }).request, "");
   });
 
   test("is the server's where the connection stays open, unless the answer closes it", async () => {
-    const passOver = createPassOver(LIMITS);
-    await passOver.before(answer(), halfSent(10, { connection: "keep-alive" }).request, "");
+    const drainer = createBodyDrainer(LIMITS);
+    await drainer.drainBefore(answer(), halfSent(10, { connection: "keep-alive" }).request, "");
     const { request, writer } = halfSent(10, { connection: "keep-alive" });
-    const passing = passOver.before(new Response(null, { headers: { connection: "close" } }), request, "");
-    expect(await isOver(passing)).toBe(false);
+    const drained = drainer.drainBefore(new Response(null, { headers: { connection: "close" } }), request, "");
+    expect(await isOver(drained)).toBe(false);
     await writer.close();
-    await passing;
+    await drained;
   });
 
   test("ends when the client goes", async () => {
     const { request, writer } = halfSent(10);
-    const passing = createPassOver(LIMITS).before(answer(), request, "");
+    const drained = createBodyDrainer(LIMITS).drainBefore(answer(), request, "");
     await writer.abort(new Error("gone"));
-    await passing;
+    await drained;
   });
 
-  test.each<[string, Partial<PassOverLimits>]>([
+  test.each<[string, Partial<DrainLimits>]>([
     ["bytes", { bytesMax: 100 }],
     ["time", { msMax: 50 }],
     ["silence", { silenceMsMax: 50 }],
   ])("is bounded in %s", async (_what, limits) => {
     const { request, writer } = halfSent(101);
-    await createPassOver({ ...LIMITS, ...limits }).before(answer(), request, "");
+    await createBodyDrainer({ ...LIMITS, ...limits }).drainBefore(answer(), request, "");
     expect(
       await writer.write(new Uint8Array(1)).then(
         () => "taken",
@@ -234,23 +234,23 @@ describe("passing over the rest of a request's body", () => {
   });
 
   test("is bounded in how many at a time, of one caller and in all", async () => {
-    const passOver = createPassOver(LIMITS);
+    const drainer = createBodyDrainer(LIMITS);
     const begin = (caller: string) => {
       const { request, writer } = halfSent(10);
-      return { passing: passOver.before(answer(), request, caller), writer };
+      return { drained: drainer.drainBefore(answer(), request, caller), writer };
     };
     const strangers = [begin(""), begin("")];
-    expect(await isOver(begin("").passing)).toBe(true);
+    expect(await isOver(begin("").drained)).toBe(true);
     const known = begin("t");
-    expect(await isOver(known.passing)).toBe(false);
-    expect(await isOver(begin("u").passing)).toBe(true);
+    expect(await isOver(known.drained)).toBe(false);
+    expect(await isOver(begin("u").drained)).toBe(true);
     await strangers[0]!.writer.close();
-    await strangers[0]!.passing;
+    await strangers[0]!.drained;
     const next = begin("u");
-    expect(await isOver(next.passing)).toBe(false);
-    for (const { writer, passing } of [strangers[1]!, known, next]) {
+    expect(await isOver(next.drained)).toBe(false);
+    for (const { writer, drained } of [strangers[1]!, known, next]) {
       await writer.close();
-      await passing;
+      await drained;
     }
   });
 });

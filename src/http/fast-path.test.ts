@@ -20,8 +20,8 @@ const app = routes()
   .get("/v1/things/:id/parts", ({ params }) => json("ok", { of: params.id }))
   .get("/v1/things", () => json("ok", []));
 
-/** A server whose edge has the straight road or not, what its log says, and how often the straight road was taken. */
-function serve(hasStraightRoad: boolean) {
+/** A server whose edge has the fast path or not, what its log says, and how often the fast path was taken. */
+function serve(hasFastPath: boolean) {
   const lines: unknown[] = [];
   let taken = 0;
   const record = (event: string, { ms, error, ...fields }: LogFields = {}) => {
@@ -40,8 +40,8 @@ function serve(hasStraightRoad: boolean) {
     permit(_caller, _method, path) {
       if (path.includes("private")) throw new Fault("forbidden", "not for you");
     },
-    ...(hasStraightRoad && {
-      straight: {
+    ...(hasFastPath && {
+      fastPath: {
         method: "POST",
         prefix: "/v1/things/",
         answer(request, scope, id) {
@@ -82,27 +82,27 @@ function bytesOf({ method, target, host, token }: Sent): Buffer {
   return Buffer.from(`${head.join("\r\n")}body`, "latin1");
 }
 
-let straight: ReturnType<typeof serve>;
+let fast: ReturnType<typeof serve>;
 let usual: ReturnType<typeof serve>;
 beforeAll(() => {
-  [straight, usual] = [serve(true), serve(false)];
+  [fast, usual] = [serve(true), serve(false)];
 });
 afterAll(async () => {
-  await Promise.all([straight, usual].map((server) => server.stop()));
+  await Promise.all([fast, usual].map((server) => server.stop()));
 });
 
-/** What both answer and log, which must be the same, and whether the straight road was taken. */
+/** What both answer and log, which must be the same, and whether the fast path was taken. */
 async function asked(sent: Partial<Sent>) {
   const bytes = bytesOf({ method: "POST", target: "/v1/things/x", host: "localhost", token: "good", ...sent });
-  const before = straight.taken();
-  const [one, other] = [await straight.ask(bytes), await usual.ask(bytes)];
+  const before = fast.taken();
+  const [one, other] = [await fast.ask(bytes), await usual.ask(bytes)];
   // Strangers have so many lines a second, and the second of each server began at another time.
   if (sent.token === "bad") expect(one.answered).toBe(other.answered);
   else expect(one).toEqual(other);
-  return { ...one, wasStraight: straight.taken() > before };
+  return { ...one, wasFast: fast.taken() > before };
 }
 
-describe("the straight road", () => {
+describe("the fast path", () => {
   test.each([
     ["/v1/things/x", "202"],
     ["/v1/things/agt_0190163d-8694-739b-aea5-966c26f8ad91?a=/../b", "202"],
@@ -111,8 +111,8 @@ describe("the straight road", () => {
     ["/v1/things/broken", "500"],
   ])("answers %s as the router does: %s", async (target, status) => {
     for (const host of ["localhost", "a"]) {
-      const { answered, wasStraight } = await asked({ target, host });
-      expect([answered.slice(9, 12), wasStraight]).toEqual([status, true]);
+      const { answered, wasFast } = await asked({ target, host });
+      expect([answered.slice(9, 12), wasFast]).toEqual([status, true]);
     }
   });
 
@@ -129,14 +129,14 @@ describe("the straight road", () => {
     ["HEAD", "/v1/things/x", "405"],
     ["GET", "/v1/things/x/parts", "200"],
   ])("is not for %s %s, which the router answers: %s", async (method, target, status) => {
-    const { answered, wasStraight } = await asked({ method, target });
-    expect([answered.slice(9, 12), wasStraight]).toEqual([status, false]);
+    const { answered, wasFast } = await asked({ method, target });
+    expect([answered.slice(9, 12), wasFast]).toEqual([status, false]);
   });
 
   test("is behind every check of the edge", async () => {
     const refused = [await asked({ token: "bad" }), await asked({ target: "/v1/things/private" })];
     expect(refused.map(({ answered }) => answered.slice(9, 12))).toEqual(["401", "403"]);
-    expect(refused.map(({ wasStraight }) => wasStraight)).toEqual([false, false]);
+    expect(refused.map(({ wasFast }) => wasFast)).toEqual([false, false]);
   });
 
   test("gives the answer and the log line of the router, however the request is written", async () => {
@@ -154,17 +154,17 @@ describe("the straight road", () => {
       host: fc.constantFrom("localhost", "localhost", "a", "", ":1", "[::1]", "x/y", "a?b", "host:99999"),
       token: fc.constantFrom("good", "good", "good", "bad"),
     });
-    const before = straight.taken();
+    const before = fast.taken();
     await fc.assert(
       fc.asyncProperty(sent, async (request) => void (await asked(request))),
       { numRuns: 500 },
     );
-    expect(straight.taken() - before).toBeGreaterThan(10);
+    expect(fast.taken() - before).toBeGreaterThan(10);
   });
 
   test("ends with the others when the service shuts down", async () => {
-    for (const { edge } of [straight, usual]) edge.drain();
-    const { answered, wasStraight } = await asked({});
-    expect([answered.slice(9, 12), wasStraight]).toEqual(["503", false]);
+    for (const { edge } of [fast, usual]) edge.drain();
+    const { answered, wasFast } = await asked({});
+    expect([answered.slice(9, 12), wasFast]).toEqual(["503", false]);
   });
 });

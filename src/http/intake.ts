@@ -341,7 +341,7 @@ export function declaredLength(headers: Headers): number | null {
   throw new Fault("invalid_request", "content-length: must be one number of bytes", { closesConnection: true });
 }
 
-export interface PassOverLimits {
+export interface DrainLimits {
   /** Of one body. */
   readonly bytesMax: number;
   readonly msMax: number;
@@ -350,14 +350,14 @@ export interface PassOverLimits {
   readonly countMax: number;
 }
 
-const LIMITS: PassOverLimits = {
+const DRAIN_LIMITS: DrainLimits = {
   bytesMax: PASSED_OVER_BYTES_MAX,
   msMax: PASSED_OVER_MS_MAX,
   silenceMsMax: PASSED_OVER_SILENCE_MS_MAX,
   countMax: PASSED_OVER_COUNT_MAX,
 };
 
-export type PassOver = ReturnType<typeof createPassOver>;
+export type BodyDrainer = ReturnType<typeof createBodyDrainer>;
 
 /**
  * Drops what is left of a request's body when its response does not need it. A client that writes its whole body before it
@@ -368,8 +368,8 @@ export type PassOver = ReturnType<typeof createPassOver>;
  * that reads while it writes gets the response at once (measured on Bun 1.4.5: 256 MiB, chunked too, memory flat). A
  * client of HTTP/1.0 that does not say `Connection: close` can't be told from one of HTTP/1.1.
  */
-export function createPassOver(limits: PassOverLimits = LIMITS) {
-  const underWay = createFairShare({ size: limits.countMax });
+export function createBodyDrainer(limits: DrainLimits = DRAIN_LIMITS) {
+  const inFlight = createFairShare({ size: limits.countMax });
 
   /**
    * Reads and drops what comes of a request's body. A body that somebody else is reading, or has read whole, is left to
@@ -378,24 +378,29 @@ export function createPassOver(limits: PassOverLimits = LIMITS) {
    * @param caller whose share it counts to
    * @returns undefined when there is nothing to drop; null when the caller's share is used up
    */
-  function drop(request: Request, caller: string): Promise<void> | null | undefined {
+  function drainBody(request: Request, caller: string): Promise<void> | null | undefined {
     const body = leftOf(request, limits.bytesMax);
     if (body === null) return undefined;
-    if (underWay.take(caller) !== null) return null;
-    const dropping = dropAll(body.getReader(), limits).catch(() => {});
-    return dropping.finally(() => underWay.giveBack(caller));
+    if (inFlight.take(caller) !== null) return null;
+    const drained = dropAll(body.getReader(), limits).catch(() => {});
+    return drained.finally(() => inFlight.giveBack(caller));
   }
 
   return {
-    drop,
+    drainBody,
     /**
-     * What has to be dropped before the answer: nothing when the connection stays open.
+     * What has to be dropped before the response: nothing when the connection stays open.
      *
      * @param begun what is being dropped already
      */
-    before(response: Response, request: Request, caller: string, begun?: Promise<void>): Promise<void> | undefined {
+    drainBefore(
+      response: Response,
+      request: Request,
+      caller: string,
+      begun?: Promise<void>,
+    ): Promise<void> | undefined {
       if (!(closes(request) || closes(response))) return undefined;
-      return begun ?? drop(request, caller) ?? undefined;
+      return begun ?? drainBody(request, caller) ?? undefined;
     },
   };
 }
@@ -415,7 +420,7 @@ function closes({ headers }: Request | Response): boolean {
 
 async function dropAll(
   reader: Pick<BodyReader, "read" | "cancel">,
-  { bytesMax, msMax, silenceMsMax }: PassOverLimits,
+  { bytesMax, msMax, silenceMsMax }: DrainLimits,
 ): Promise<void> {
   const giveUp = () => void reader.cancel().catch(() => {});
   const whole = setTimeout(giveUp, msMax);

@@ -93,7 +93,7 @@ interface FaultAnswerDoc {
   readonly description: string;
   /** A body that says more than an Error, which the answer may be all the same. */
   readonly schema?: TSchema;
-  /** Of that body, or else the message of the Error. */
+  /** The message of that body, or else of the Error. */
   readonly example: unknown;
   readonly headers?: Readonly<Record<string, string>>;
 }

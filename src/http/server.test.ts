@@ -159,7 +159,7 @@ const raw = (text: string) =>
     socket.on("error", reject);
   });
 
-describe.each(["", "a", ":1", "localhost"])("a path that a URL would write anew, to the host %p,", (host) => {
+describe.each(["", "a", ":1", "localhost"])("a path that a URL would write otherwise, to the host %p,", (host) => {
   const paths = ["/x/../v1/things", "/x/..\\v1/things", "/.%2e/v1/things", "/v1\\things", "/%2e%2e\\v1/things"];
 
   test.each(paths)("is judged as it is routed: %s", async (path) => {

@@ -1,7 +1,6 @@
 // The HTTP edge of both services: it numbers every request, lets only known callers at what is guarded, turns every
 // Fault into an answer, and writes the access log. Routes themselves only know Faults.
 // One per thread, since a scope is kept under the request that it belongs to.
-import { andThen } from "../concurrency/and-then.ts";
 import { actFor, turnOf } from "../concurrency/request-turns.ts";
 import type { Caller } from "../core/caller.ts";
 import { Fault } from "../core/fault.ts";
@@ -10,7 +9,7 @@ import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
 import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
-import { createPassOver, declaredLength, type PassOver } from "./intake.ts";
+import { type BodyDrainer, createBodyDrainer, declaredLength } from "./intake.ts";
 import { faultResponse } from "./responses.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
@@ -67,12 +66,12 @@ export interface Guard<C> {
 }
 
 /**
- * The route that most requests take. They go to it straight from the edge, which spares them the router, its context and
+ * The route that most requests take. They go to it from the edge at once, which spares them the router, its context and
  * the look-up of their scope: 7 of the 59 µs that a call of an agent costs the main thread beside the store's write
  * (Elysia 1.4.30, median of 16 measurements by turns). The app has the same route: it describes it, and answers requests
  * whose path is written in any other way.
  */
-export interface StraightRoute<C = Caller> {
+export interface FastPath<C = Caller> {
   readonly method: string;
   /** Of the path, before its one parameter. */
   readonly prefix: string;
@@ -82,7 +81,7 @@ export interface StraightRoute<C = Caller> {
 
 export interface GuardedEdgeOptions<C> {
   readonly app: RoutedApp;
-  readonly straight?: StraightRoute<C>;
+  readonly fastPath?: FastPath<C>;
   readonly log: Log;
   readonly meters?: Pick<Meters, "requestsTo">;
   /** Null when everything is open. */
@@ -114,46 +113,55 @@ export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
 }
 
 export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
-  const { guard, straight, meters = silentMeters, tracer = null } = options;
+  const { guard, fastPath, meters = silentMeters, tracer = null } = options;
   const route = createRouter(options.app);
-  const passOver = createPassOver();
+  const drainer = createBodyDrainer();
   const accessLog = createAccessLog(options.log);
   const counted = meters.requestsTo(options.app.routes);
   let draining = false;
 
-  /** Identifies the caller, and waits for its turn: both are mostly done at once. */
-  function enter(known: Guard<C>, context: RequestContext, request: Request): Bun.MaybePromise<Scope<C>> {
+  /** What is known of the request from now on. */
+  function enter(known: Guard<C>, context: RequestContext, request: Request, caller: C): Scope<C> {
     const { original, requestId, startedAt, fields, holdOpen } = context;
-    return andThen(known.identify(original), (caller) => {
-      const [field, shown] = known.shown(caller);
-      fields[field] = shown;
-      context.known = shown;
-      const traced = tracer === null ? null : known.traced(request.method, context.path);
-      if (tracer !== null && traced !== null) {
-        const { method } = original;
-        context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
-        fields["trace_id"] = context.span.traceId;
-      }
-      const note = noteIn(fields);
-      const scope = { requestId, caller, method: original.method, holdOpen, note, span: context.span };
-      return turnOf(shown)?.then(() => scope) ?? scope;
-    });
+    const [field, shown] = known.shown(caller);
+    fields[field] = shown;
+    context.known = shown;
+    const traced = tracer === null ? null : known.traced(request.method, context.path);
+    if (tracer !== null && traced !== null) {
+      const { method } = original;
+      context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
+      fields["trace_id"] = context.span.traceId;
+    }
+    const note = noteIn(fields);
+    return { requestId, caller, method: original.method, holdOpen, note, span: context.span };
   }
 
-  function respond(request: Request, context: RequestContext): Bun.MaybePromise<Response> {
-    const { path } = context;
+  function toRoute(request: Request, { known, path }: RequestContext, scope: Scope<C>): Response | Promise<Response> {
+    guard?.permit?.(scope.caller, scope.method, path);
+    const fast = onFastPath(fastPath, request, path);
+    if (fast !== null) return actFor(known, () => fast(scope));
+    guard?.scopes.set(request, scope);
+    return actFor(known, () => route(request, path));
+  }
+
+  function inTurn(known: Guard<C>, context: RequestContext, request: Request, caller: C): Response | Promise<Response> {
+    const scope = enter(known, context, request, caller);
+    const turn = turnOf(context.known);
+    return turn === undefined ? toRoute(request, context, scope) : turn.then(() => toRoute(request, context, scope));
+  }
+
+  /** No promise is made where the caller is known already, its turn has come, and the route answers at once. */
+  function respond(request: Request, context: RequestContext): Response | Promise<Response> {
+    const { original, path } = context;
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
-    checkFraming(context.original.headers);
-    const toRoute = () => route(request, path);
-    if (!guard?.covers(path))
-      return andThen(turnOfStranger(context, request, passOver), () => actFor(STRANGERS, toRoute));
-    return andThen(enter(guard, context, request), (scope) => {
-      guard.permit?.(scope.caller, scope.method, path);
-      const answer = straightTo(straight, request, path);
-      if (answer !== null) return actFor(context.known, () => answer(scope));
-      guard.scopes.set(request, scope);
-      return actFor(context.known, toRoute);
-    });
+    checkFraming(original.headers);
+    if (!guard?.covers(path)) {
+      const toOpenRoute = () => actFor(STRANGERS, () => route(request, path));
+      return turnOfStranger(context, request, drainer)?.then(toOpenRoute) ?? toOpenRoute();
+    }
+    const identified = guard.identify(original);
+    if (!(identified instanceof Promise)) return inTurn(guard, context, request, identified);
+    return identified.then((caller) => inTurn(guard, context, request, caller));
   }
 
   /** A line in the log, the end of its span, and its count. */
@@ -179,22 +187,22 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       const sentId = request.headers.get("x-request-id");
       const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const unknown = { known: STRANGERS, span: null, dropping: undefined };
+      const unknown = { known: STRANGERS, span: null, draining: undefined };
       const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...unknown };
       let response: Response;
       try {
-        const answer = respond(request, context);
-        response = answer instanceof Promise ? await answer : answer;
+        const responding = respond(request, context);
+        response = responding instanceof Promise ? await responding : responding;
       } catch (error) {
         // The runtime would answer a connection full of refusals in one turn of the event loop.
-        if (context.known === STRANGERS) await turnOfStranger(context, request, passOver);
+        if (context.known === STRANGERS) await turnOfStranger(context, request, drainer);
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
       response.headers.set("x-request-id", requestId);
       if (draining) response.headers.set("connection", "close");
       tell(context, response.status);
-      const passing = passOver.before(response, request, context.known, context.dropping);
-      if (passing !== undefined) await passing;
+      const drained = drainer.drainBefore(response, request, context.known, context.draining);
+      if (drained !== undefined) await drained;
       return response;
     },
     /** From now on every request is answered 503. */
@@ -218,11 +226,11 @@ function checkFraming(headers: Headers): void {
 /** A segment of which every spelling is itself, so that no router could read it otherwise. */
 const PLAIN_SEGMENT = /^[\w-]+$/;
 
-/** Null for a request that is not of the straight route, or not plain. */
-function straightTo<C>(straight: StraightRoute<C> | undefined, request: Request, path: string) {
-  if (straight === undefined || request.method !== straight.method || !path.startsWith(straight.prefix)) return null;
-  const rest = path.slice(straight.prefix.length);
-  return PLAIN_SEGMENT.test(rest) ? (scope: Scope<C>) => straight.answer(request, scope, rest) : null;
+/** Null for a request that is not of the fast path, or not plain. */
+function onFastPath<C>(fastPath: FastPath<C> | undefined, request: Request, path: string) {
+  if (fastPath === undefined || request.method !== fastPath.method || !path.startsWith(fastPath.prefix)) return null;
+  const rest = path.slice(fastPath.prefix.length);
+  return PLAIN_SEGMENT.test(rest) ? (scope: Scope<C>) => fastPath.answer(request, scope, rest) : null;
 }
 
 /** Stands for all unknown callers where others are told apart by tenant. No tenant has this name. */
@@ -252,18 +260,18 @@ interface RequestContext {
   /** Null where it is not traced. */
   span: Span | null;
   /** Resolves when a body that is dropped has been. */
-  dropping: Promise<void> | undefined;
+  draining: Promise<void> | undefined;
 }
 
 /**
  * Undefined when a stranger's request may be answered at once. One whose body is on its way waits only while that is
  * dropped, since the runtime would keep all that arrives: 600 connections with a mebibyte each took gigabytes.
  */
-function turnOfStranger(context: RequestContext, request: Request, passOver: PassOver): Promise<void> | undefined {
+function turnOfStranger(context: RequestContext, request: Request, drainer: BodyDrainer): Promise<void> | undefined {
   const turn = turnOf(STRANGERS);
-  const dropping = turn === undefined ? null : passOver.drop(request, STRANGERS);
-  if (dropping === null) return undefined;
-  context.dropping = dropping;
+  const drained = turn === undefined ? null : drainer.drainBody(request, STRANGERS);
+  if (drained === null) return undefined;
+  context.draining = drained;
   return turn;
 }
 

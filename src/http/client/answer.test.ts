@@ -38,7 +38,7 @@ test("blanks within a value cost no more than its other characters, however many
     expect(headers.get("content-type")).toBe(value);
     expect([...headers]).toEqual([["content-type", value]]);
   }
-  // It takes a millisecond. A pattern that begins anew at each blank took seconds for each time.
+  // It takes a millisecond. A pattern that starts over at each blank took seconds for each time.
   expect(process.cpuUsage(before).user).toBeLessThan(1_000_000);
 });
 
@@ -84,6 +84,6 @@ test("blanks within a value cost no more than its other characters, however many
   const value = `x${" ".repeat(60_000)}y`;
   const before = process.cpuUsage();
   for (let time = 0; time < 10; time++) expect(requestFields([["x-api-key", `${value} `]])).toContain(`: ${value}\r\n`);
-  // It takes a millisecond. A pattern that begins anew at each blank took seconds for each time.
+  // It takes a millisecond. A pattern that starts over at each blank took seconds for each time.
   expect(process.cpuUsage(before).user).toBeLessThan(1_000_000);
 });

@@ -219,7 +219,7 @@ export function decodedBody(response: Answer, options: OpenOptions): ReadableStr
   });
 }
 
-/** The same, for a reader that reads to the end or stops by the signal. */
+/** The decoded body for a reader that reads to the end or stops by the signal. */
 export function bodyChunks(response: Answer, options: OpenOptions): Chunks {
   return open(response, options).chunks;
 }

@@ -101,7 +101,7 @@ describe("the rule for a name's addresses", () => {
   });
 });
 
-describe("a host that is refused besides", () => {
+describe("a host that is refused as well", () => {
   const own = () => [parseAddress(PUBLIC)!, parseAddress(PUBLIC_6)!];
 
   test("is not even looked up when its name is denied, whatever it is exempt as", async () => {
@@ -212,7 +212,7 @@ describe("a look-up of a name", () => {
 });
 
 describe("the addresses of a name", () => {
-  test("are judged anew at each look-up", async () => {
+  test("are judged again at each look-up", async () => {
     const resolve = resolverOf(scripted([PUBLIC], ["127.0.0.1"], [PUBLIC_6]).lookup);
     expect(await resolve("rebind.test")).toEqual({ ok: true, addresses: [PUBLIC] });
     expect(await resolve("rebind.test")).toMatchObject({ kind: "blocked" });

@@ -166,7 +166,7 @@ export class ResponseParser {
     return { head: this.#head, body: this.#takeBody(), state: this.#stateOf(result), used };
   }
 
-  /** The same for a slice of a body that is sent with its length, from there on. */
+  /** Parses a slice of a body that is sent with its length, from there on. */
   #count(slice: Uint8Array, from: number): ParsedSlice {
     const left = this.#left ?? 0;
     const used = Math.min(slice.length, from + left);
@@ -269,7 +269,7 @@ export class ResponseParser {
     return GO_ON;
   }
 
-  /** Trailers are passed over. */
+  /** Trailers are dropped. */
   #onTrailer(length: number): number {
     this.#trailerBytes += length;
     return this.#trailerBytes > HEAD_BYTES_MAX ? this.#refuse("HeadTooLarge") : GO_ON;

@@ -3,7 +3,7 @@ import { ALICE, BOB, TEST_CA } from "../../../test/support/http/certificates.ts"
 import { createTlsContexts } from "./tls-contexts.ts";
 
 const alice = { ...ALICE, ca: null };
-/** The same certificate with other roots each time, as somebody would write it who wants many contexts. */
+/** A certificate with other roots each time, as somebody would write it who wants many contexts. */
 const another = (at: number) => ({ ...ALICE, ca: `${TEST_CA}${"\n".repeat(at + 1)}` });
 
 test("each tenant, client certificate and set of roots has one TLS context", () => {
@@ -14,7 +14,7 @@ test("each tenant, client certificate and set of roots has one TLS context", () 
   expect(new Set([...all(), ...all()]).size).toBe(6);
 });
 
-test("requests without certificate and roots share the usual TLS context, whoever sends them", () => {
+test("requests without certificate and roots share the usual TLS context, whichever tenant sends them", () => {
   for (const extraCa of [null, TEST_CA]) {
     const contextOf = createTlsContexts(extraCa);
     expect(contextOf("a", null)).toBe(contextOf("b", null));
