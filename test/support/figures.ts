@@ -65,10 +65,10 @@ function fullFolders(sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 464, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 439, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 55_000,
+    most: 53_900,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -76,19 +76,19 @@ export const FIGURES: readonly Figure[] = [
     most: 0,
     find: (sources) => [...sources.keys()].filter((path) => path.startsWith("src/kernel/")),
   },
-  { what: "short files with one importer in the same folder", most: 45, find: slices },
-  { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 11, find: fullFolders },
+  { what: "short files with one importer in the same folder", most: 35, find: slices },
+  { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 10, find: fullFolders },
   {
     what: "type names that several files declare",
-    most: 23,
+    most: 22,
     find: declaredTwice(/^(?:export )?(?:interface|type|class) ([A-Z]\w*)/gm),
   },
   {
     what: "exported functions that several files declare",
-    most: 14,
+    most: 11,
     find: declaredTwice(/^export (?:async )?function (\w+)/gm),
   },
-  { what: "values that may be promises", most: 61, find: matches(/\b(MaybePromise|andThen)\b/g) },
+  { what: "values that may be promises", most: 52, find: matches(/\b(MaybePromise|andThen)\b/g) },
   {
     what: "questions for the database's kind outside storage",
     most: 13,
@@ -96,13 +96,13 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 503,
+    most: 490,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {
     what: "comments that can't be read alone",
-    most: 53,
+    most: 43,
     find: matches(/(?:^|\n)\s*(?:\/\/|\/\*\*|\*)\s+(?:The same|Of (?:those|what|none|that|these|which))\b[^\n]*/g),
   },
-  { what: "words that we don't use", most: 86, find: matches(new RegExp(`\\b(?:${unusedWords.join("|")})\\b`, "gi")) },
+  { what: "words that we don't use", most: 68, find: matches(new RegExp(`\\b(?:${unusedWords.join("|")})\\b`, "gi")) },
 ];

@@ -12,6 +12,9 @@
 //
 // A filter on handshakes, for a process that leaves a port which others share.
 //
+// Needed up to Bun 1.4.5 at least: a version whose server tells of connections and takes a backlog, and whose sockets take
+// a size of their receive buffer, makes this file unnecessary.
+//
 // One per thread, since the system library is opened once and never closed.
 import { dlopen, ptr } from "bun:ffi";
 

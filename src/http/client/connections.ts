@@ -1,7 +1,7 @@
 // The HTTP client, on the runtime's sockets. The runtime's `fetch` will not do (measured on Bun 1.4.5): it reads ahead of a
 // body that nobody reads (1.4 MB of each), drops what has arrived of an answer when the connection closes before it was
 // read (21 of 60 answers closed right after their first part, 42 of 60 destroyed; here none), and does not tell a reset
-// from a close, nor when a request has left.
+// from a close, nor when a request has left. A version of Bun whose `fetch` does none of this makes the client unnecessary.
 // One per thread, since all sockets of a thread share one buffer, which is emptied at each read.
 import net from "node:net";
 import tls from "node:tls";

@@ -1,6 +1,6 @@
 // The one place that makes outgoing HTTP requests. The host of every request is resolved and judged, and the request goes
 // to the very address that was judged, with the SNI and Host of its name. Redirects are returned as they are, and proxies
-// are ignored.
+// are ignored. The client is our own for what the runtime's `fetch` loses: see connections.ts.
 //
 // A POST is sent once; other requests are sent again when a kept-alive connection closes without an answer. So whatever
 // must not happen twice is sent as a POST.
