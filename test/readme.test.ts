@@ -56,7 +56,7 @@ describe("the documentation", () => {
       const rows = rowsOf(variables);
       const table = [...head, ...rows, "", ""].join("\n");
       const heading = `Variable${rows.length === 1 ? "" : "s"} of ${whose}`;
-      expect(`${pages.get("operations")?.section(heading)}\n`).toContain(table);
+      expect(`${pages.get("configuration")?.section(heading)}\n`).toContain(table);
     });
 
     test("in the README, with rows of the manual's tables", () => {

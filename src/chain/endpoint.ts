@@ -57,8 +57,8 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
   let failures = 0;
   let testAt = 0;
   let testing: Promise<boolean> | null = null;
-  /** The time that its newest block must have before it is used, in unix seconds; null: none was amiss. */
-  let leastTime: (() => number) | null = null;
+  /** What its newest block must be like before it is used; null: none was amiss. */
+  let fits: ((newest: Block) => boolean) | null = null;
   /** Whether a block's hash may stand where its number does (EIP-1898). */
   let takesHashes = true;
 
@@ -69,7 +69,7 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
     const fields = { endpoint: index, method, error: messageOf(error) };
     log[state === "down" ? "debug" : "warn"]("rpc_endpoint_failed", fields);
     state = "down";
-    if (method === NEWEST.method) leastTime ??= () => 0;
+    if (method === NEWEST.method) fits ??= () => true;
   }
 
   async function request<T>({ method, params, read, isAnswer }: Question<T>): Promise<T> {
@@ -111,9 +111,8 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
     try {
       const chainId = await request({ method: "eth_chainId", params: [], read: quantity });
       if (chainId === BigInt(CHAIN_ID)) {
-        const isBehind = leastTime !== null && (await request(NEWEST)).timestamp < leastTime();
-        if (isBehind) throw new StaleNode("behind the others");
-        leastTime = null;
+        if (fits !== null && !fits(await request(NEWEST))) throw new StaleNode("behind the others, or ahead of them");
+        fits = null;
         if (state === "down") log.info("rpc_endpoint_recovered", { endpoint: index });
         state = "good";
         return true;
@@ -131,10 +130,10 @@ export function createEndpoint({ index, url, outbound, log, onError, timeoutMs, 
     state: (): EndpointState => state,
     /** Down for long enough to be tested again, or not tested yet. */
     isTestDue: (): boolean => state === "untested" || (state === "down" && performance.now() >= testAt),
-    /** It lies behind the others: as if it were down, until its newest block is as new as this. */
-    putAside(least: () => number): void {
-      leastTime = least;
-      setDown(NEWEST.method, new StaleNode("behind the others"));
+    /** As if it were down, until its newest block fits those of the others. */
+    putAside(condition: (newest: Block) => boolean, why: string): void {
+      fits = condition;
+      setDown(NEWEST.method, new StaleNode(why));
     },
     /** Whether it answers and is of our chain. Those who ask at the same time share one test. */
     test(): Promise<boolean> {

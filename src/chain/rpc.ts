@@ -88,11 +88,13 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
       isContradicted = false;
       return was;
     },
-    /** The newest blocks of all endpoints that work. */
+    /** The newest blocks of all endpoints that work; if none does, they are tested first. */
     async heads(): Promise<Head[]> {
+      const isAnyGood = good().length > 0;
       const found = await Promise.all(
         endpoints.map(async (endpoint) => {
-          if (endpoint.state() === "untested") await endpoint.test();
+          const state = endpoint.state();
+          if (state === "untested" || (state === "down" && !isAnyGood)) await endpoint.test();
           if (endpoint.state() !== "good") return [];
           return endpoint.ask(NEWEST).then(
             (block) => [{ endpoint, block }],

@@ -32,7 +32,7 @@ import { VERSION } from "../core/version.ts";
 import { createOutbound, type Outbound } from "../http/client/outbound.ts";
 import { hostPart } from "../http/listener.ts";
 import { listenPlain } from "../http/plain-listener.ts";
-import { DATABASE_FILE } from "../keys/master-key.ts";
+import { DATABASE_FILE } from "../keys/master-keys.ts";
 import { acquireDataDirLock } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
 import { startRestored } from "../storage/restoration.ts";

@@ -1,4 +1,4 @@
-// What the log says of a call that has ended.
+// The fields of a call that has ended in the log.
 import type { CallEnd } from "../core/call-end.ts";
 
 /** Without the caller, the model and the payment details: only the tenant may see those, in the history. */

@@ -1,4 +1,4 @@
-// What the gateway is started with: the configuration, as far as it is the gateway's.
+// What the gateway is started with: its part of the configuration.
 import type { TracingOptions } from "../core/tracing-options.ts";
 import type { ResolverDeps } from "./credentials/resolve.ts";
 import type { IdentityOptions } from "./identity/identity.ts";
@@ -12,7 +12,7 @@ export interface GatewayOptions {
   readonly reusePort: boolean;
   readonly dataDir: string;
   readonly databaseUrl: string | null;
-  /** The same database without a pooler, for what replicas tell each other; null for nothing. */
+  /** The database without a pooler, for what replicas publish to each other; null for no publishing. */
   readonly listenUrl: string | null;
   readonly blockedMs: number;
   readonly drainMs: number;

@@ -17,8 +17,7 @@ import { ownAddresses } from "../http/client/resolve.ts";
 import { hostPart, type Listener, listen } from "../http/listener.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { openKeyring } from "../keys/keyring.ts";
-import { DATABASE_FILE } from "../keys/master-key.ts";
-import type { MasterKeys } from "../keys/master-keys.ts";
+import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";
 import { acquireDataDirLock, takeOver } from "../storage/lock.ts";
 import { openStore } from "../storage/open.ts";
 import { startRestored } from "../storage/restoration.ts";
@@ -26,14 +25,12 @@ import type { Store } from "../storage/store.ts";
 import { openTracer } from "../tracing/open.ts";
 import { createVerifier } from "../x402/verifier/verifier.ts";
 import { composeGateway, type GatewayParts } from "./compose.ts";
-import { createIdentity } from "./identity/identity.ts";
-import { managePermission } from "./identity/permission.ts";
+import { createIdentity, managePermission } from "./identity/identity.ts";
 import { compareClaims } from "./invocations/claims.ts";
 import { startRemovingParts } from "./invocations/loose-parts.ts";
 import type { GatewayOptions } from "./options.ts";
 import { createChainLook } from "./payment/chain-look.ts";
-import { createRestoreGuard } from "./payment/restore-guard.ts";
-import { settleRestored } from "./payment/restored.ts";
+import { createRestoreGuard, settleRestored } from "./payment/restored.ts";
 import { startRetention } from "./retention.ts";
 
 /** Time for the last answers to be sent, and for the last writes, after everything else has ended. */

@@ -168,7 +168,7 @@ describe("draining the rest of a request's body", () => {
 
   test("ends with the body", async () => {
     const { request, writer } = halfSent(10);
-    const drained = createBodyDrainer(LIMITS).drainBefore(answer(), request, "");
+    const drained = createBodyDrainer(LIMITS)(request, answer(), "");
     expect(await isOver(drained)).toBe(false);
     await writer.close();
     await drained;
@@ -179,17 +179,17 @@ describe("draining the rest of a request's body", () => {
     const reader = request.body!.getReader();
     await reader.read();
     reader.releaseLock();
-    const drained = createBodyDrainer(LIMITS).drainBefore(answer(), request, "");
+    const drained = createBodyDrainer(LIMITS)(request, answer(), "");
     await writer.write(new Uint8Array(10));
     await writer.close();
     await drained;
   });
 
   test("leaves a body that is being read alone, one that was read, and one that is too long", async () => {
-    const drainer = createBodyDrainer(LIMITS);
+    const drainBody = createBodyDrainer(LIMITS);
     const held = halfSent(10).request;
     const reader = held.body!.getReader();
-    await drainer.drainBefore(answer(), held, "");
+    await drainBody(held, answer(), "");
     expect((await reader.read()).value?.length).toBe(10);
     const read = new Request("http://edge.test/", {
       method: "POST",
@@ -197,15 +197,15 @@ describe("draining the rest of a request's body", () => {
       headers: { connection: "close" },
     });
     await read.bytes();
-    await drainer.drainBefore(answer(), read, "");
-    await drainer.drainBefore(answer(), halfSent(10, { "content-length": String(LIMITS.bytesMax + 1) }).request, "");
+    await drainBody(read, answer(), "");
+    await drainBody(halfSent(10, { "content-length": String(LIMITS.bytesMax + 1) }).request, answer(), "");
   });
 
   test("is the server's where the connection stays open, unless the answer closes it", async () => {
-    const drainer = createBodyDrainer(LIMITS);
-    await drainer.drainBefore(answer(), halfSent(10, { connection: "keep-alive" }).request, "");
+    const drainBody = createBodyDrainer(LIMITS);
+    await drainBody(halfSent(10, { connection: "keep-alive" }).request, answer(), "");
     const { request, writer } = halfSent(10, { connection: "keep-alive" });
-    const drained = drainer.drainBefore(new Response(null, { headers: { connection: "close" } }), request, "");
+    const drained = drainBody(request, new Response(null, { headers: { connection: "close" } }), "");
     expect(await isOver(drained)).toBe(false);
     await writer.close();
     await drained;
@@ -213,7 +213,7 @@ describe("draining the rest of a request's body", () => {
 
   test("ends when the client goes", async () => {
     const { request, writer } = halfSent(10);
-    const drained = createBodyDrainer(LIMITS).drainBefore(answer(), request, "");
+    const drained = createBodyDrainer(LIMITS)(request, answer(), "");
     await writer.abort(new Error("gone"));
     await drained;
   });
@@ -224,7 +224,7 @@ describe("draining the rest of a request's body", () => {
     ["silence", { silenceMsMax: 50 }],
   ])("is bounded in %s", async (_what, limits) => {
     const { request, writer } = halfSent(101);
-    await createBodyDrainer({ ...LIMITS, ...limits }).drainBefore(answer(), request, "");
+    await createBodyDrainer({ ...LIMITS, ...limits })(request, answer(), "");
     expect(
       await writer.write(new Uint8Array(1)).then(
         () => "taken",
@@ -234,10 +234,10 @@ describe("draining the rest of a request's body", () => {
   });
 
   test("is bounded in how many at a time, of one caller and in all", async () => {
-    const drainer = createBodyDrainer(LIMITS);
+    const drainBody = createBodyDrainer(LIMITS);
     const begin = (caller: string) => {
       const { request, writer } = halfSent(10);
-      return { drained: drainer.drainBefore(answer(), request, caller), writer };
+      return { drained: drainBody(request, answer(), caller), writer };
     };
     const strangers = [begin(""), begin("")];
     expect(await isOver(begin("").drained)).toBe(true);

@@ -357,8 +357,6 @@ const DRAIN_LIMITS: DrainLimits = {
   countMax: PASSED_OVER_COUNT_MAX,
 };
 
-export type BodyDrainer = ReturnType<typeof createBodyDrainer>;
-
 /**
  * Drops what is left of a request's body when its response does not need it. A client that writes its whole body before it
  * reads would lose a response that closes the connection earlier: unread bytes make the close a reset (RFC 9112, section
@@ -371,38 +369,22 @@ export type BodyDrainer = ReturnType<typeof createBodyDrainer>;
 export function createBodyDrainer(limits: DrainLimits = DRAIN_LIMITS) {
   const inFlight = createFairShare({ size: limits.countMax });
 
-  /**
-   * Reads and drops what comes of a request's body. A body that somebody else is reading, or has read whole, is left to
-   * them: a reader that gives up in the middle releases it. Never rejects.
-   *
-   * @param caller whose share it counts to
-   * @returns undefined when there is nothing to drop; null when the caller's share is used up
-   */
-  function drainBody(request: Request, caller: string): Promise<void> | null | undefined {
+  async function drainWhole(request: Request, caller: string): Promise<void> {
     const body = leftOf(request, limits.bytesMax);
-    if (body === null) return undefined;
-    if (inFlight.take(caller) !== null) return null;
-    const drained = dropAll(body.getReader(), limits).catch(() => {});
-    return drained.finally(() => inFlight.giveBack(caller));
+    if (body === null) return;
+    if (inFlight.take(caller) !== null) return;
+    await drain(body.getReader(), limits).catch(() => {});
+    inFlight.giveBack(caller);
   }
 
-  return {
-    drainBody,
-    /**
-     * What has to be dropped before the response: nothing when the connection stays open.
-     *
-     * @param begun what is being dropped already
-     */
-    drainBefore(
-      response: Response,
-      request: Request,
-      caller: string,
-      begun?: Promise<void>,
-    ): Promise<void> | undefined {
-      if (!(closes(request) || closes(response))) return undefined;
-      return begun ?? drainBody(request, caller) ?? undefined;
-    },
-  };
+  /**
+   * Reads and drops what is left of a request's body. A body that somebody else is reading, or has read whole, is left to
+   * them: a reader that gives up in the middle releases it. Returns at once when the connection stays open. Never rejects.
+   *
+   * @param caller whose share it counts to
+   */
+  return (request: Request, response: Response, caller: string): Promise<void> | undefined =>
+    closes(request) || closes(response) ? drainWhole(request, caller) : undefined;
 }
 
 /** Null when nothing is left, or more than may be. */
@@ -418,7 +400,7 @@ function closes({ headers }: Request | Response): boolean {
   return connection !== null && /(^|,)\s*close\s*(,|$)/i.test(connection);
 }
 
-async function dropAll(
+async function drain(
   reader: Pick<BodyReader, "read" | "cancel">,
   { bytesMax, msMax, silenceMsMax }: DrainLimits,
 ): Promise<void> {

@@ -53,7 +53,7 @@ export const JSON_HEADERS = { "content-type": "application/json", "x-content-typ
 type Headers_ = Readonly<Record<string, string>>;
 
 /**
- * A short JSON response; http/large-response.ts sends what may be long. `application/json` has no charset parameter (RFC
+ * A short JSON response; respondLarge sends what may be long. `application/json` has no charset parameter (RFC
  * 8259, section 11).
  */
 export function json(status: keyof typeof SUCCESS, value: unknown, headers?: Headers_): Response {

@@ -221,24 +221,35 @@ test.each(["/open", "/nowhere", "/v1/things/1"])(
   },
 );
 
-test.each(["/open", "/nowhere", "/v1/things/1"])(
-  "a stranger's body for %s is dropped while its answer waits, so that no body of one who asks is kept",
-  async (path) => {
+describe.each(["/open", "/nowhere", "/v1/things/1"])("when strangers' requests wait, one to %s", (path) => {
+  async function isAnsweredAtOnce(headers: Record<string, string>): Promise<[boolean, string | null]> {
     // The turn of the event loop is used up by the first.
     const first = edge.fetch(new Request("http://localhost/open"));
     for (const until = performance.now() + 20; performance.now() < until; );
-    let dropped = 0;
-    const body = new ReadableStream({
-      pull(controller) {
-        if (++dropped === 64) controller.close();
-        else controller.enqueue(new Uint8Array(16));
-      },
+    const asking = edge.fetch(new Request(`http://localhost${path}`, { method: "POST", headers }));
+    let isAnswered = false;
+    void asking.then(() => {
+      isAnswered = true;
     });
-    const answer = edge.fetch(new Request(`http://localhost${path}`, { method: "POST", body }));
-    await Promise.all([first, answer]);
-    expect(dropped).toBe(64);
-  },
-);
+    for (let step = 0; step < 100; step++) await null;
+    const atOnce = isAnswered;
+    await first;
+    return [atOnce, (await asking).headers.get("connection")];
+  }
+
+  test("with much of a body does not, so that no body of one who asks is kept", async () => {
+    for (const length of ["16385", "1000000", "3, 3"]) {
+      const [isAtOnce] = await isAnsweredAtOnce({ "content-length": length });
+      expect([length, isAtOnce]).toEqual([length, true]);
+    }
+    for (const length of ["0", "16384"])
+      expect(await isAnsweredAtOnce({ "content-length": length })).toEqual([false, null]);
+  });
+
+  test("with a body in chunks does not either, and is the last on its connection", async () => {
+    expect(await isAnsweredAtOnce({ "transfer-encoding": "chunked" })).toEqual([true, "close"]);
+  });
+});
 
 test("requests of strangers get so many lines of the access log in a second, and one that sums up the others; those of callers all get one", async () => {
   const lines: [event: string, fields: LogFields][] = [];

@@ -9,7 +9,7 @@ import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
 import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
-import { type BodyDrainer, createBodyDrainer, declaredLength } from "./intake.ts";
+import { createBodyDrainer, declaredLength } from "./intake.ts";
 import { faultResponse } from "./responses.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
@@ -115,7 +115,7 @@ export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
 export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   const { guard, fastPath, meters = silentMeters, tracer = null } = options;
   const route = createRouter(options.app);
-  const drainer = createBodyDrainer();
+  const drainBody = createBodyDrainer();
   const accessLog = createAccessLog(options.log);
   const counted = meters.requestsTo(options.app.routes);
   let draining = false;
@@ -157,7 +157,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     checkFraming(original.headers);
     if (!guard?.covers(path)) {
       const toOpenRoute = () => actFor(STRANGERS, () => route(request, path));
-      return turnOfStranger(context, request, drainer)?.then(toOpenRoute) ?? toOpenRoute();
+      return turnOfStranger(context)?.then(toOpenRoute) ?? toOpenRoute();
     }
     const identified = guard.identify(original);
     if (!(identified instanceof Promise)) return inTurn(guard, context, request, identified);
@@ -187,7 +187,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       const sentId = request.headers.get("x-request-id");
       const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const unknown = { known: STRANGERS, span: null, draining: undefined };
+      const unknown = { known: STRANGERS, span: null, endsConnection: false };
       const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...unknown };
       let response: Response;
       try {
@@ -195,13 +195,12 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
         response = responding instanceof Promise ? await responding : responding;
       } catch (error) {
         // The runtime would answer a connection full of refusals in one turn of the event loop.
-        if (context.known === STRANGERS) await turnOfStranger(context, request, drainer);
+        if (context.known === STRANGERS) await turnOfStranger(context);
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
-      response.headers.set("x-request-id", requestId);
-      if (draining) response.headers.set("connection", "close");
+      mark(response, context, draining);
       tell(context, response.status);
-      const drained = drainer.drainBefore(response, request, context.known, context.draining);
+      const drained = context.endsConnection ? undefined : drainBody(request, response, context.known);
       if (drained !== undefined) await drained;
       return response;
     },
@@ -259,20 +258,31 @@ interface RequestContext {
   known: string;
   /** Null where it is not traced. */
   span: Span | null;
-  /** Resolves when a body that is dropped has been. */
-  draining: Promise<void> | undefined;
+  /** Whether the connection ends with the answer, whatever is still to come of the request. */
+  endsConnection: boolean;
 }
 
+function mark(response: Response, { requestId, endsConnection }: RequestContext, draining: boolean): void {
+  response.headers.set("x-request-id", requestId);
+  if (draining || endsConnection) response.headers.set("connection", "close");
+}
+
+/** A stranger's request waits for its turn with a body of so many bytes at most. */
+const WAITING_BODY_BYTES_MAX = 16 * 1024;
+
 /**
- * Undefined when a stranger's request may be answered at once. One whose body is on its way waits only while that is
- * dropped, since the runtime would keep all that arrives: 600 connections with a mebibyte each took gigabytes.
+ * Undefined when a stranger's request may be answered at once. One that has much of a body never waits, since the runtime
+ * would keep what arrives of it: 600 connections with a megabyte each took gigabytes. Where the length is not known, the
+ * connection ends with the answer, or one connection full of short bodies in chunks would keep the event loop.
  */
-function turnOfStranger(context: RequestContext, request: Request, drainer: BodyDrainer): Promise<void> | undefined {
+function turnOfStranger(context: RequestContext): Promise<void> | undefined {
   const turn = turnOf(STRANGERS);
-  const drained = turn === undefined ? null : drainer.drainBody(request, STRANGERS);
-  if (drained === null) return undefined;
-  context.draining = drained;
-  return turn;
+  if (turn === undefined) return undefined;
+  const { headers } = context.original;
+  const length = headers.get("content-length") ?? "0";
+  context.endsConnection = headers.has("transfer-encoding");
+  const isShort = /^\d{1,5}$/.test(length) && Number(length) <= WAITING_BODY_BYTES_MAX;
+  return isShort && !context.endsConnection ? turn : undefined;
 }
 
 /** @param mayTell whether a stranger's request may have another log line */

@@ -3,8 +3,7 @@
 import { isUtf8 } from "node:buffer";
 import type { Steps } from "../concurrency/steps.ts";
 import { hasControls } from "../core/text.ts";
-import { objectOutline, skipSpaceInSteps } from "./json-scan.ts";
-import { type Finding, type Span, watch } from "./watched-keys.ts";
+import { type Finding, objectOutline, type Span, skipSpaceInSteps, watch } from "./json-scan.ts";
 
 export interface RpcRequest extends MessageFacts {
   readonly ok: true;

@@ -2,8 +2,8 @@
 // and `Mcp-Param-*`. Routers and meters in front of a server rely on them, while the body is what was judged and paid for.
 // So a header that contradicts the body makes the request invalid.
 import { parseJson } from "./json.ts";
+import type { Finding, Span } from "./json-scan.ts";
 import { ambiguityOf, PARAMS } from "./jsonrpc.ts";
-import type { Finding, Span } from "./watched-keys.ts";
 
 const METHOD = "mcp-method";
 const NAME = "mcp-name";

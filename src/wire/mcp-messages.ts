@@ -4,7 +4,7 @@
 import { isUtf8 } from "node:buffer";
 import type { Steps } from "../concurrency/steps.ts";
 import { BATCH_MESSAGES_MAX } from "../core/limits.ts";
-import { arrayOutline, type Items, objectOutline, skipSpaceInSteps } from "./json-scan.ts";
+import { arrayOutline, type Finding, type Items, objectOutline, skipSpaceInSteps, watch } from "./json-scan.ts";
 import {
   ambiguityOf,
   isId,
@@ -15,7 +15,6 @@ import {
   readMethod,
   readShort,
 } from "./jsonrpc.ts";
-import { type Finding, watch } from "./watched-keys.ts";
 
 export interface RpcMessage {
   /** Null for a response. */

@@ -4,9 +4,15 @@
 import { createPace, type Pace } from "../concurrency/pace.ts";
 import type { Steps } from "../concurrency/steps.ts";
 import { POLICY_ENTRY_CHARACTERS_MAX } from "../core/limits.ts";
-import { arrayOutline, objectOutline, skipSpaceInSteps } from "./json-scan.ts";
-import type { ScannedItem } from "./json-scanner.ts";
-import { type Finding, type Span, watch } from "./watched-keys.ts";
+import {
+  arrayOutline,
+  type Finding,
+  objectOutline,
+  type ScannedItem,
+  type Span,
+  skipSpaceInSteps,
+  watch,
+} from "./json-scan.ts";
 
 const ANSWER_KEYS = [watch("result", watch("tools"), watch("cacheScope"))];
 const PRIVATE = Buffer.from('"private"');

@@ -2,7 +2,7 @@
 
 import { importJWK, type JWK } from "jose";
 import type { Config } from "../../config.ts";
-import { currentToken } from "../../gateway/credentials/vault.ts";
+import { currentToken } from "../../gateway/credentials/secrets-stores.ts";
 import { fetchKeySet } from "../../gateway/identity/issuer-keys.ts";
 import { fetchDocument, fetchJson } from "../../http/client/fetch-json.ts";
 import { type Outbound, OutboundError } from "../../http/client/outbound.ts";

@@ -70,6 +70,14 @@ export function isShutOut(reverts: number, hasCode: boolean): boolean {
   return reverts >= (hasCode ? 2 : 5);
 }
 
+/**
+ * Whether a payer without code has as many payments under way as it may have: by one transaction that moves its money it
+ * can make all of them revert. A payer with code holds their gas instead.
+ */
+export function exceedsOpen(open: number, hasCode: boolean): boolean {
+  return !hasCode && open >= 256;
+}
+
 /** Whether `more` exceeds the bound, beside what is used and held. A first payment of the day may be dearer than that. */
 export function exceedsGasOfAll(used: bigint, more: bigint, dailyGasAllWei: bigint): boolean {
   return dailyGasAllWei > 0n && used > 0n && used + more > dailyGasAllWei;

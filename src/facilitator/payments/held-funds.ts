@@ -28,8 +28,8 @@ export function lockPayer(tx: Tx, payer: Hex): Promise<void> {
 }
 
 /**
- * The sum of payments that are claimed or sent, and of those settled after the block whose balance it is compared with.
- * That is all that our transfers can still take from that balance: each was claimed first, under the payer's lock, so
+ * The sum of payments that are claimed or sent, with their number, and of those settled after the block whose balance it
+ * is compared with. That is all that our transfers can still take from that balance: each was claimed first, under the payer's lock, so
  * none is missed; one that settled up to the block is in the balance already; one that failed can't land. So our
  * transfers for a payer never revert each other, however old the balance is by now, and whichever process made them.
  * Both kinds are read in one statement, because a payment that settles between two could be missing in both. One that
@@ -42,14 +42,17 @@ export async function heldOf(
   tx: Tx,
   payer: Hex,
   { block, landed }: Pick<Measured, "block" | "landed">,
-): Promise<bigint> {
+): Promise<{ readonly value: bigint; readonly open: number }> {
   const { facilitatorPayments: t } = tx.tables;
   const rows = await tx.db
     .select({ nonce: t.nonce, status: t.status, value: t.value })
     .from(t)
     .where(and(eq(t.payer, payer), or(isOpen(t), and(sql`${t.status} = 'settled'`, gt(t.block_number, block)))));
   const held = rows.filter(({ nonce, status }) => status === "settled" || landed?.has(nonce) !== true);
-  return held.reduce((sum, { value }) => sum + BigInt(value), 0n);
+  return {
+    value: held.reduce((sum, { value }) => sum + BigInt(value), 0n),
+    open: rows.filter(({ status }) => status !== "settled").length,
+  };
 }
 
 /** The nonces of the payer's sent payments, those first that are the likeliest to be in a block. */

@@ -12,7 +12,15 @@ import { COLLECTION_EVENTS } from "../../core/states.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
 import { change, lockDays, revertsOf, usedOn } from "./daily-limits.ts";
-import { exceedsCeiling, exceedsGas, exceedsGasAtOnce, exceedsGasOfAll, isShutOut, type Limits } from "./guardrails.ts";
+import {
+  exceedsCeiling,
+  exceedsGas,
+  exceedsGasAtOnce,
+  exceedsGasOfAll,
+  exceedsOpen,
+  isShutOut,
+  type Limits,
+} from "./guardrails.ts";
 import { gasReserved, heldOf, lockPayer, type Measured, type PaymentsTable } from "./held-funds.ts";
 import type { SimulatedGas } from "./simulated-gas.ts";
 
@@ -113,7 +121,9 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
   if (exceedsGas(gasBurned, limits.dailyGasWei)) return "gas";
   if (isShutOut(await revertsOf(tx, of, key.payer), claim.hasCode)) return "reverts";
   if (exceedsGasOfAll(gasUsed, gasHeld, limits.dailyGasAllWei)) return "gas held";
-  if ((await heldOf(tx, key.payer, balance)) + value > balance.amount) return "held";
+  const ofPayer = await heldOf(tx, key.payer, balance);
+  if (ofPayer.value + value > balance.amount) return "held";
+  if (limits.dailyGasWei > 0n && exceedsOpen(ofPayer.open, claim.hasCode)) return "gas held";
   if (limits.dailyGasWei > 0n && more > 0n) {
     const held = await gasReserved(tx, account, key.payer);
     if (exceedsGasAtOnce({ burned: gasBurned, ...held, more }, limits.dailyGasWei)) return "gas held";

@@ -183,7 +183,10 @@ function createClaim(options: CollectOptions) {
   };
 }
 
-/** A payer without code can make its transfer revert only by a transaction of its own, which costs the payer as much. */
+/**
+ * The code of a payer can make each of its transfers revert for nothing, so each holds its gas. A payer without code needs
+ * one transaction for all that it has under way, and the claim bounds their number.
+ */
 async function gasAtRiskOf(
   { chain, wallet }: Pick<CollectOptions, "chain" | "wallet">,
   { key, limits, payment }: SettlementRequest,

@@ -5,8 +5,8 @@ import { eq } from "drizzle-orm";
 import { type Catalog, fresh, openCatalog } from "../../../test/support/stores/catalog.ts";
 import { fetchJson, type JsonLimits } from "../../http/client/fetch-json.ts";
 import { createOutbound } from "../../http/client/outbound.ts";
-import { CredentialFailure } from "./failure.ts";
 import { createCredentialResolver, type ResolverDeps } from "./resolve.ts";
+import { CredentialFailure } from "./secrets-stores.ts";
 
 let catalog: Catalog;
 beforeAll(async () => {

@@ -13,7 +13,7 @@ import { bodyChunks } from "../../http/client/body.ts";
 import type { Chunks, DecodedFor } from "../../http/client/decode.ts";
 import { OutboundError } from "../../http/client/outbound.ts";
 import { freeMemory } from "../../wire/body.ts";
-import type { ExchangeTimeouts } from "./exchange-timeouts.ts";
+import type { ExchangeTimeouts } from "./exchange.ts";
 
 /** How an answer ended that had a head: `broken` by the upstream or by the timeouts, `failed` by the gateway. */
 export type Ended = "whole" | "broken" | "failed";

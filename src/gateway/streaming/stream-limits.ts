@@ -48,7 +48,7 @@ export function createStreamLimits({ agentConcurrency, stopping, waitMs = WAIT_M
      *
      * @throws Fault `unavailable` when the tenant has very many of them
      */
-    owed(tenant: string, agentId: string): StreamPermit {
+    forResumed(tenant: string, agentId: string): StreamPermit {
       const ordinary = calls.takeNow(tenant, agentId);
       if (ordinary !== null) return ordinary;
       if (beside.take(tenant) !== null) throw full();
