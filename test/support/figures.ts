@@ -65,10 +65,10 @@ function fullFolders(sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 406, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 398, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 55_876,
+    most: 53_779,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -96,7 +96,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 490,
+    most: 491,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {
@@ -104,5 +104,5 @@ export const FIGURES: readonly Figure[] = [
     most: 40,
     find: matches(/(?:^|\n)\s*(?:\/\/|\/\*\*|\*)\s+(?:The same|Of (?:those|what|none|that|these|which))\b[^\n]*/g),
   },
-  { what: "words that we don't use", most: 70, find: matches(new RegExp(`\\b(?:${unusedWords.join("|")})\\b`, "gi")) },
+  { what: "words that we don't use", most: 69, find: matches(new RegExp(`\\b(?:${unusedWords.join("|")})\\b`, "gi")) },
 ];
