@@ -5,7 +5,7 @@ import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { inSpan, type Tracer } from "../core/tracing.ts";
-import type { Outbound } from "../http/outbound.ts";
+import type { Outbound } from "../http/client/outbound.ts";
 import { CHAIN_ID } from "../x402/kind.ts";
 import { exchange, NoAnswer, RpcError } from "./json-rpc.ts";
 import { type Block, block, hex, quantity } from "./rpc-types.ts";

@@ -11,10 +11,10 @@ import type { Tracer } from "../core/tracing.ts";
 import type { TracingOptions } from "../core/tracing-options.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
 import { pseudonymOf } from "../core/via.ts";
-import type { DecoderShare } from "../http/decoder-share.ts";
+import type { DecoderShare } from "../http/client/decode.ts";
+import { fetchJson } from "../http/client/fetch-json.ts";
+import { createOutbound, type Outbound } from "../http/client/outbound.ts";
 import { routes } from "../http/elysia.ts";
-import { fetchJson } from "../http/fetch-json.ts";
-import { createOutbound, type Outbound } from "../http/outbound.ts";
 import type { Keyring } from "../keys/keyring.ts";
 import { announceEnds, type Hearing } from "../storage/announcements.ts";
 import type { Store } from "../storage/store.ts";
@@ -49,7 +49,7 @@ import { paidCallNamesCredential, paidCallShutOut } from "./payment/store.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { createPolicyService, type PolicyService } from "./policy/service.ts";
 import type { AdmitStreamOptions } from "./proxy/admit-stream.ts";
-import { type ProxyRoutesOptions, proxyRoutes, straightCalls } from "./proxy/routes.ts";
+import { fastCalls, type ProxyRoutesOptions, proxyRoutes } from "./proxy/routes.ts";
 import { createSessionIds, createStreamHandler, streamRoutes } from "./proxy/stream-routes.ts";
 import { receiptRoutes } from "./receipts/routes.ts";
 import { createReceipts } from "./receipts/service.ts";
@@ -195,7 +195,7 @@ export async function composeGateway(parts: GatewayParts) {
     refusals,
     comparing: { store, clock, log, replica, claims, stop, released: takeUp },
     app: withDocs(api),
-    straight: straightCalls(calls),
+    fastPath: fastCalls(calls),
   };
 }
 

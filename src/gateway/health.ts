@@ -2,9 +2,9 @@
 
 import { Type } from "@sinclair/typebox";
 import { actFor, afterShared } from "../concurrency/request-turns.ts";
-import { json } from "../http/answers.ts";
 import { routes } from "../http/elysia.ts";
 import { operation } from "../http/openapi.ts";
+import { json } from "../http/responses.ts";
 import { STRANGERS } from "../http/server.ts";
 import type { Store } from "../storage/store.ts";
 

@@ -10,12 +10,11 @@ import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/version.ts";
-import { createDecoderShare } from "../http/decoder-share.ts";
-import { fetchDocument } from "../http/fetch-json.ts";
-import { hostPart } from "../http/host-part.ts";
-import { ownAddresses } from "../http/interfaces.ts";
-import { type Listener, listen } from "../http/listener.ts";
-import { createOutbound, type Outbound } from "../http/outbound.ts";
+import { createDecoderShare } from "../http/client/decode.ts";
+import { fetchDocument } from "../http/client/fetch-json.ts";
+import { createOutbound, type Outbound } from "../http/client/outbound.ts";
+import { ownAddresses } from "../http/client/resolve.ts";
+import { hostPart, type Listener, listen } from "../http/listener.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";
@@ -145,7 +144,7 @@ async function openChainLook({ rpcUrls: urls }: GatewayOptions, outbound: Outbou
 
 function edgeOf(
   { options, keyring, store, trusted, log, meters, tracer }: GatewayParts,
-  api: Pick<EdgeOptions, "app" | "straight">,
+  api: Pick<EdgeOptions, "app" | "fastPath">,
 ): Edge {
   const { clock } = store;
   const fetchJson = (url: string) => fetchDocument(trusted, url);

@@ -7,7 +7,13 @@
 import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
-import { connectionsAt, endConnection, letMoreWait, type OpenConnection, refuseHandshakes } from "./socket-options.ts";
+import {
+  connectionsAt,
+  endConnection,
+  letMoreWait,
+  type OpenConnection,
+  refuseHandshakes,
+} from "./bun/socket-options.ts";
 
 /**
  * With this many descriptors in use, callers' and upstream ones together, no connection is accepted. All calls and
@@ -138,7 +144,7 @@ function serving({ host, reusePort, idleSeconds, answer }: ListenerOptions, port
       hostname: host,
       port,
       development: false,
-      // Left out, `development: false` makes Bun share the port with whoever else does so (measured): two gateways that
+      // Left out, `development: false` makes Bun share the port with all who do so (measured): two gateways that
       // were never meant to would answer on it by turns.
       reusePort,
       idleTimeout: idleSeconds,
@@ -259,4 +265,9 @@ function createCensus(port: number, openMax: number, zone: number) {
       return { ended: 0, isRelieved: false };
     },
   };
+}
+
+/** A host as it stands in a URL. */
+export function hostPart(host: string): string {
+  return host.includes(":") ? `[${host}]` : host;
 }

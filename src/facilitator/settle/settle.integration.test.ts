@@ -16,7 +16,7 @@ import { createChain } from "../../chain/chain.ts";
 import { createChainTime } from "../../chain/chain-time.ts";
 import { systemClock } from "../../core/clock.ts";
 import { silentLog } from "../../core/log.ts";
-import { createOutbound } from "../../http/outbound.ts";
+import { createOutbound } from "../../http/client/outbound.ts";
 import type { Store } from "../../storage/store.ts";
 import { utcDay } from "../payments/guardrails.ts";
 import { createLocalSigner } from "../wallet/signer.ts";

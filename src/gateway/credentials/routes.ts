@@ -1,11 +1,10 @@
 // The HTTP side of credentials: reads requests, calls the service, shows metadata.
 
 import { overQuota } from "../../core/fault.ts";
-import { empty, json } from "../../http/answers.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyReader } from "../../http/input.ts";
-import { jsonList } from "../../http/json-list.ts";
 import { operation } from "../../http/openapi.ts";
+import { empty, json, jsonList } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { Credential, CredentialCreate, CredentialList, CredentialRotate, credentialView } from "./model.ts";
 import { type CredentialDeps, createCredentialService } from "./service.ts";

@@ -4,7 +4,7 @@
 import type { Call } from "../../core/call.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
-import type { Answer } from "../../http/answer.ts";
+import type { Answer } from "../../http/client/answer.ts";
 import type { CallBody } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 

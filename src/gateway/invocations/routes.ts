@@ -2,7 +2,7 @@
 
 import { routes } from "../../http/elysia.ts";
 import { queryOf } from "../../http/input.ts";
-import { respondJson } from "../../http/large-response.ts";
+import { respondJson } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import type { Reader } from "../../storage/store.ts";
 import { findInvocation, readHistory } from "./history.ts";

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { generateKeyPairSync } from "node:crypto";
 import { ALICE, BOB, SERVER, TEST_CA } from "../../../test/support/http/certificates.ts";
-import type { Outbound } from "../../http/outbound.ts";
+import type { Outbound } from "../../http/client/outbound.ts";
 import { clientIdentity, createFacilitatorClient } from "./facilitator-client.ts";
 
 test("a payment is sent to the facilitator for its tenant, whose connections it uses", async () => {

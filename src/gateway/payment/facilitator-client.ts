@@ -4,9 +4,9 @@
 
 import { createPrivateKey, type KeyObject, X509Certificate } from "node:crypto";
 import type { Span } from "../../core/tracing.ts";
-import { exchangeJson } from "../../http/fetch-json.ts";
-import { type Outbound, OutboundError } from "../../http/outbound.ts";
-import type { ClientIdentity } from "../../http/tls-contexts.ts";
+import { exchangeJson } from "../../http/client/fetch-json.ts";
+import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
+import type { ClientIdentity } from "../../http/client/tls-contexts.ts";
 import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
 
 const ANSWER_BYTES_MAX = 64 * 1024;

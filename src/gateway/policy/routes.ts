@@ -6,11 +6,10 @@ import { PAGE_LIMIT_DEFAULT, POLICY_ENTRY_CHARACTERS_MAX } from "../../core/limi
 import { PROTOCOLS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { json } from "../../http/answers.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../http/input.ts";
-import { piecesOf, respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/large-response.ts";
 import { operation } from "../../http/openapi.ts";
+import { json, piecesOf, respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import type { KnownPolicy } from "./cache.ts";
 import type { DecisionRow } from "./decisions.ts";

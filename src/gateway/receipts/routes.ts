@@ -1,11 +1,10 @@
 // The HTTP side of receipts: one by its invocation, and a tenant's in the order of their chain.
 
 import { Type } from "@sinclair/typebox";
-import { json } from "../../http/answers.ts";
 import { routes } from "../../http/elysia.ts";
 import { PAGE_QUERY, page, queryOf } from "../../http/input.ts";
-import { respondLarge } from "../../http/large-response.ts";
 import { operation } from "../../http/openapi.ts";
+import { json, respondLarge } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import type { Receipts } from "./service.ts";
 

@@ -2,14 +2,13 @@
 // A request is sent again only when it certainly never reached the upstream.
 import { unlessAborted } from "../../concurrency/deadline.ts";
 import type { Log } from "../../core/log.ts";
-import type { Answer } from "../../http/answer.ts";
-import { isEncoded, Undecodable } from "../../http/codings.ts";
-import type { DecodedFor } from "../../http/decode.ts";
-import type { DecoderShare } from "../../http/decoder-share.ts";
-import type { Outbound } from "../../http/outbound.ts";
-import type { ReadAhead } from "../../http/read-ahead.ts";
-import { BODILESS } from "../../http/response-parser.ts";
-import { requestSafely } from "../../http/retry.ts";
+import type { Answer } from "../../http/client/answer.ts";
+import { isEncoded, Undecodable } from "../../http/client/answer.ts";
+import type { DecodedFor, DecoderShare } from "../../http/client/decode.ts";
+import type { Outbound } from "../../http/client/outbound.ts";
+import { requestSafely } from "../../http/client/outbound.ts";
+import type { ReadAhead } from "../../http/client/read-ahead.ts";
+import { BODILESS } from "../../http/client/response-parser.ts";
 import { untilStored } from "../../storage/retry-until-stored.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { CallError, type CallStop, credentialProblem } from "../upstream/failure.ts";

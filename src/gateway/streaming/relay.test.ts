@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import { connect } from "node:net";
-import { bodyChunks } from "../../http/body.ts";
+import { bodyChunks } from "../../http/client/body.ts";
 import { startExchangeTimeouts } from "./exchange.ts";
 import { type Ended, relayBody } from "./relay.ts";
 

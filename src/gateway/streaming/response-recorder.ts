@@ -5,7 +5,7 @@ import { createFairShare } from "../../concurrency/fair-share.ts";
 import type { Call } from "../../core/call.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
-import type { Answer } from "../../http/answer.ts";
+import type { Answer } from "../../http/client/answer.ts";
 import { freeMemory } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 

@@ -7,7 +7,7 @@ import { createUnderWay } from "../../concurrency/under-way.ts";
 import { CLAIM_BELIEVED_MS, isOlder } from "../../core/age.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Span, Tracer } from "../../core/tracing.ts";
-import { createReadAhead } from "../../http/read-ahead.ts";
+import { createReadAhead } from "../../http/client/read-ahead.ts";
 import { within } from "../../storage/deadline.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, freeBody } from "../../wire/body.ts";

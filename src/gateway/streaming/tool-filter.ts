@@ -4,7 +4,7 @@
 
 import { createPace, type Pace } from "../../concurrency/pace.ts";
 import { inOneStep, inTurnSteps, type Steps } from "../../concurrency/steps.ts";
-import type { Chunks } from "../../http/decode.ts";
+import type { Chunks } from "../../http/client/decode.ts";
 import { type DeniedTools, UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 import {
   afterBom,

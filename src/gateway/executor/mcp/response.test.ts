@@ -4,8 +4,8 @@ import { plainAnswer, plainStreamAnswer } from "../../../../test/support/chain/r
 import { LOOPBACK } from "../../../../test/support/stores/jobs.ts";
 import { hostRules } from "../../../core/host.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
-import { NOBODY } from "../../../http/decode.ts";
-import { createOutbound } from "../../../http/outbound.ts";
+import { NOBODY } from "../../../http/client/decode.ts";
+import { createOutbound } from "../../../http/client/outbound.ts";
 import { CallError } from "../../upstream/failure.ts";
 import { newTrace } from "../job.ts";
 import { createResponseMemory } from "../workers/response-memory.ts";

@@ -4,7 +4,7 @@
 import { endsWithin } from "../../../concurrency/deadline.ts";
 import { createFairShare } from "../../../concurrency/fair-share.ts";
 import { VERSION } from "../../../core/version.ts";
-import type { Answer } from "../../../http/answer.ts";
+import type { Answer } from "../../../http/client/answer.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
 import { credentialHeaders } from "../../upstream/headers.ts";
 import { type CallContext, decodedForCall, readStart, send, type Upstreams } from "../call.ts";

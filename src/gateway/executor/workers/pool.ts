@@ -3,7 +3,7 @@
 // replaced, more slowly when deaths follow one another. The calls that it was running end `internal`: the upstream may have
 // seen them, and nothing is sent twice.
 import type { Log } from "../../../core/log.ts";
-import type { DecoderShare } from "../../../http/decoder-share.ts";
+import type { DecoderShare } from "../../../http/client/decode.ts";
 import { failed, type Job, lostCall, newTrace, type Outcome, type WorkerSettings } from "../job.ts";
 import { createLender } from "./decoder-loans.ts";
 import {

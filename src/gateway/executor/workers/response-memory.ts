@@ -6,7 +6,7 @@ import { createFairQueue, enter, type FairQueue } from "../../../concurrency/fai
 import { createFairShare } from "../../../concurrency/fair-share.ts";
 import type { StopSignal } from "../../../concurrency/stop.ts";
 import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
-import { type AnswerReadAhead, createReadAhead } from "../../../http/read-ahead.ts";
+import { type AnswerReadAhead, createReadAhead } from "../../../http/client/read-ahead.ts";
 
 /** Answers up to this length are short. */
 export const FREE_BYTES = 16 * 1024;
