@@ -81,7 +81,7 @@ export async function removeCallsOnLease(store: Store): Promise<boolean> {
   return (await removeOldCalls(countTogether)) > 0;
 }
 
-/** Gives the pieces of the ended calls. */
+/** Makes room in the tables that go by age. Gives the pieces of the ended calls. */
 export async function prepareTables(periods: Periods, { body_days, history_days }: Retention) {
   const lives = [body_days, history_days].filter((days) => days > 0);
   const bodyDays = lives.length === 0 ? 0 : Math.min(...lives);

@@ -176,7 +176,7 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
   return {
     /** Calls of one agent that this replica may run on each path: its part of the limit. */
     agentMax,
-    /** Begins it, and ends the calls that a dead process of a database that is not shared left running. */
+    /** Begins the lease, and ends the calls that a dead process of a database that is not shared left running. */
     async recover(): Promise<void> {
       if (isShared) {
         if (previous !== null) await bury(previous);
@@ -299,7 +299,7 @@ export function createClaiming(options: ClaimingOptions, running: RunningCalls, 
     begin: (agentId: string, { tenant, id }: QueueEntry): RunningCall =>
       running.add({ agentId, key: { tenant, id }, token: claims.begin(), believedAt: thisMoment() }),
 
-    /** Null: someone else has it, or it was cancelled. */
+    /** Null when another process has the call, or it was cancelled. */
     claim(call: RunningCall, inHand: PendingCall | null, bodyBytes = 0): Promise<PendingCall | null> {
       const { key, token } = call;
       const stored = () => claim(store, { key, owner, token, now: clock.now(), inHand, bodyBytes });
@@ -316,7 +316,7 @@ export function createClaiming(options: ClaimingOptions, running: RunningCalls, 
       return null;
     },
 
-    /** Asks the database only when that has not been known for a while. */
+    /** Whether the claim still holds. Asks the database only when that has not been known for a while. */
     async stillHolds(call: RunningCall): Promise<boolean> {
       if (!isOlder(call.believedAt, CLAIM_BELIEVED_MS)) return true;
       const askedAt = thisMoment();

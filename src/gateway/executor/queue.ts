@@ -357,7 +357,7 @@ export function createStarvedQueues<Q extends { readonly tenant: string }>(
   slots: Pick<RunSlots, "heldBy" | "roomOf">,
   serve: (queue: Q) => boolean,
 ) {
-  /** By tenant, in turn. */
+  /** The starved queues by tenant, in the order in which they are tried. */
   const starved = new Map<string, Set<Q>>();
   let tryAgain: ReturnType<typeof setTimeout> | undefined;
   /** The tenants that are tried in the next turn of the event loop, the one that held the least first. */

@@ -94,7 +94,7 @@ export class Scheduler {
     const slot = this.#queues.reserve(row.agent_id, item);
     if (slot === null) return null;
     const { claims, replica: owner } = this.#options;
-    // Known from here on, since it can be cancelled from the commit on, of which the answer may come late.
+    // The call is known from here on, since it can be cancelled from its commit on, and the answer of the commit may come late.
     const reserved = this.#claiming.begin(row.agent_id, item);
     return {
       claim: { owner, token: reserved.token },
