@@ -103,7 +103,7 @@ function listTables(c: Columns) {
       /** Of the two texts, in bytes. */
       size: c.whole().notNull(),
       tags: c.text(),
-      /** Name and description, folded for the search that knows no case: see gateway/agents/search.ts. */
+      /** Name and description, folded for the search that knows no case: see gateway/agents/lists.ts. */
       text: c.text().notNull(),
     }),
   };

@@ -9,7 +9,7 @@ import { systemClock } from "./core/clock.ts";
 import { silentLog } from "./core/log.ts";
 import { createIdentity } from "./gateway/identity/identity.ts";
 import { openKeyring } from "./keys/keyring.ts";
-import { loadMasterKey } from "./keys/master-key.ts";
+import { loadMasterKey } from "./keys/master-keys.ts";
 import { openStore } from "./storage/open.ts";
 
 let dir: string;

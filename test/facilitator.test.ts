@@ -9,7 +9,7 @@ import { systemClock } from "../src/core/clock.ts";
 import { type LogFields, silentLog } from "../src/core/log.ts";
 import { silentMeters } from "../src/core/meters.ts";
 import { addAccount, setEnabled } from "../src/facilitator/accounts.ts";
-import { utcDay } from "../src/facilitator/payments/daily-limits.ts";
+import { utcDay } from "../src/facilitator/payments/guardrails.ts";
 import { type FacilitatorOptions, startFacilitator } from "../src/facilitator/start.ts";
 import { openStore } from "../src/storage/open.ts";
 import { startChain, type TestChain } from "./support/chain/chain.ts";

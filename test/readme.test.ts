@@ -56,7 +56,7 @@ describe("the documentation", () => {
       const rows = rowsOf(variables);
       const table = [...head, ...rows, "", ""].join("\n");
       const heading = `Variable${rows.length === 1 ? "" : "s"} of ${whose}`;
-      expect(`${pages.get("operations")?.section(heading)}\n`).toContain(table);
+      expect(`${pages.get("configuration")?.section(heading)}\n`).toContain(table);
     });
 
     test("in the README, with rows of the manual's tables", () => {
@@ -120,11 +120,11 @@ describe("the documentation", () => {
     const named: readonly string[] = engine.match(/(?<=`)src\/[^`]+(?=`)/g) ?? [];
     const asking: string[] = [];
     for await (const path of new Glob("src/**/*.ts").scan({ cwd: ROOT })) {
-      const isItself = /\.test\.ts$|^src\/storage\/(look-)?(sqlite|postgres)[\w-]*\.ts$/.test(path);
+      const isItself = /\.test\.ts$|^src\/storage\/(sqlite|postgres)\//.test(path);
       if (!isItself && /\bdialect( [!=]==|\])/.test(read(path))) asking.push(path);
     }
     expect(asking.filter((path) => !named.includes(path)).sort()).toEqual([]);
-    expect(asking.length).toBeGreaterThan(10);
+    expect(asking).not.toEqual([]);
   });
 
   test("names every file of the way of a paid call as it is", () => {

@@ -29,7 +29,7 @@ import { missingPostgres, startPostgres } from "./support/stores/postgres.ts";
 
 setDefaultTimeout(150_000);
 
-/** As src/gateway/payment/restore-guard.ts has it. */
+/** As src/gateway/payment/restored.ts has it. */
 const [LONGEST_SECONDS, DEMANDED_SECONDS] = [840, 780];
 const seconds = () => Math.floor(Date.now() / 1000);
 

@@ -224,6 +224,25 @@ describe("the document of the binary", () => {
     expect(result.valid).toBe(true);
   });
 
+  test("fills in bodies that make an agent and change it, and leave it one that takes calls", async () => {
+    const token = await gateway.token({ tenant: "filled-in", user: "alice" });
+    const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
+    let id = "";
+    for (const [method, path, status] of [
+      ["post", "/v1/agents", 201],
+      ["patch", "/v1/agents/{id}", 200],
+    ] as const) {
+      const [content] = Object.values(document.paths[path]?.[method]?.requestBody?.content ?? {});
+      const [first] = Object.values((content?.examples ?? {}) as Record<string, { value: unknown }>);
+      const body = JSON.stringify(content?.example ?? first?.value);
+      const response = await fetch(gateway.url + path.replace("{id}", id), { method, headers, body });
+      expect([path, response.status]).toEqual([path, status]);
+      const agent = (await response.json()) as { id: string };
+      expect(agent).toMatchObject({ status: "active", suspended: false });
+      id = agent.id;
+    }
+  });
+
   test("describes every operation completely", () => {
     const gaps: string[] = [];
     const names: string[] = [];

@@ -6,7 +6,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { readTlsFiles } from "../src/config/pem.ts";
 import type { LogFields } from "../src/core/log.ts";
-import { followTlsFiles, type TlsMaterial } from "../src/facilitator/mtls/tls-files.ts";
+import { followTlsFiles, type TlsMaterial } from "../src/facilitator/mtls.ts";
 import { makePki, type Pki } from "./support/http/pki.ts";
 
 let first: Pki;

@@ -42,7 +42,7 @@ create table keyring (
 
 insert into keyring (one, version, is_rotating, revoked_at) values (1, 1, false, 0);
 
--- Which master keys each gateway that runs has: see src/keys/holders.ts.
+-- Which master keys each gateway that runs has: see src/keys/state.ts.
 create table key_holders (
   replica text collate "C" not null primary key,
   master_key_ids text collate "C" not null,
@@ -376,7 +376,7 @@ create table job_leases (
 -- What the replicas count together: src/storage/postgres/store.ts. Nothing waits for the disk, and yet nothing of a call that
 -- was accepted is lost: what is counted stands in the log before the call.
 
--- The token bucket of each agent that has a rate limit and was called: src/gateway/agents/shared-buckets.ts. Half of each
+-- The token bucket of each agent that has a rate limit and was called: src/gateway/agents/rate-limit.ts. Half of each
 -- page stays free, so that a bucket that is taken from stays on its page.
 create table agent_buckets (
   tenant text collate "C" not null,
@@ -393,7 +393,7 @@ create table agent_buckets (
   primary key (tenant, agent_id)
 ) with (fillfactor = 50);
 
--- Callers whose rate a policy asks for: src/gateway/policy/shared-calls.ts. Times are in microseconds since the epoch.
+-- Callers whose rate a policy asks for: src/gateway/policy/observed-rate.ts. Times are in microseconds since the epoch.
 create table caller_rates (
   tenant text collate "C" not null,
   agent_id text collate "C" not null,

@@ -44,7 +44,7 @@ create table keyring (
 
 insert into keyring (one, version, is_rotating, revoked_at) values (1, 1, 0, 0);
 
--- Which master keys each gateway that runs has: see src/keys/holders.ts.
+-- Which master keys each gateway that runs has: see src/keys/state.ts.
 create table key_holders (
   replica text not null primary key,
   master_key_ids text not null,

@@ -1,17 +1,17 @@
 // What the facilitator asks of the chain. That something did not happen is only ever read at the hash of a block, since a
 // node that is behind proves nothing.
+
 import { type Clock, systemClock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
-import { type Question, StaleNode } from "./endpoint.ts";
 import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";
 import { RpcError } from "./json-rpc.ts";
-import { isMulticall3, MULTICALL3 } from "./multicall.ts";
 import { createNewestBlock, type NewestBlock } from "./newest-block.ts";
-import { createRpc, type Rpc, type RpcOptions } from "./rpc.ts";
+import { createRpc, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
+import { isMulticall3, MULTICALL3 } from "./token.ts";
 
 /** The payee may have spent its whole balance since the estimate, which costs 17,100 gas more. */
 const GAS_RESERVE = 20_000n;
@@ -40,12 +40,19 @@ export interface Balance {
   readonly hash: Hex;
 }
 
+/** What one node knows of an authorization. */
+export interface AuthorizationState {
+  readonly head: wire.Block;
+  readonly isUsed: boolean;
+}
+
 export interface Chain {
   /** @throws StartupProblem when an endpoint is of another chain */
   check(): Promise<void>;
   /**
    * Whether the transfer would go through in the next block. It is simulated from that wallet and with a price, because a
-   * payer's code could tell a simulation that has neither. Waits a moment for a window that is just opening.
+   * payer's code could tell a simulation that has neither. Waits a moment for a window that is just opening. Nothing is refused
+   * while the newest block stands still, since the payer may have been funded since.
    *
    * @throws Fault `unavailable`, as everything here does
    */
@@ -86,6 +93,8 @@ export interface Chain {
     authorization: Pick<Authorization, "from" | "nonce">,
     at: Pick<wire.Block, "number" | "hash">,
   ): Promise<boolean>;
+  /** Each node's own newest block, and whether the authorization had been used by its end. Nodes that fail are left out. */
+  states(authorization: Pick<Authorization, "from" | "nonce">): Promise<readonly AuthorizationState[]>;
   /** The transaction that used or cancelled the authorization, if it is found in these blocks. */
   findUse(authorization: Authorization, fromBlock: number, toBlock: number): Promise<Use | null>;
   /** @param everywhere to all endpoints, and not only to the first that takes it */
@@ -102,7 +111,8 @@ interface Transfer {
 
 export function createChain({ clock = systemClock, ...options }: RpcOptions & { readonly clock?: Clock }): Chain {
   const rpc = createRpc(options);
-  const { newest: sighting, highest, ...freshness } = createNewestBlock(rpc, clock);
+  const newestBlock = createNewestBlock(rpc, clock);
+  const { newest: sighting, isFresh, isSure } = newestBlock;
   const newest = async (ageMs?: number) => (await sighting(ageMs)).block;
   let knownTip = { value: USUAL_TIP, at: Number.NEGATIVE_INFINITY };
 
@@ -117,9 +127,68 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
     return value;
   }
 
+  return {
+    check: rpc.check,
+    newest,
+    sighting,
+    isFresh,
+    isSure,
+    simulate: createSimulate(rpc, newestBlock, tip),
+    blockHash: (number) =>
+      ask("eth_getBlockByNumber", [wire.hex(number), false], (result) => wire.block(result)?.hash ?? null),
+    nextTimestamp: () => ask("eth_getBlockByNumber", ["pending", false], wire.timestamp).catch(() => null),
+    tip,
+    feeBelow: (bytes) => feeBelow(rpc, bytes),
+    balance: (address) => ask("eth_getBalance", [address, "latest"], wire.quantity),
+    balanceOf: async (payer) => balanceAt(rpc, payer, await newest()),
+    async hasCode(address, at) {
+      const question = { method: "eth_getCode", params: [address], at, read: wire.data };
+      return (await rpc.ask(question).catch(() => null)) !== "0x";
+    },
+    hasMulticall3: () => ask("eth_getCode", [MULTICALL3, "latest"], (code) => isMulticall3(wire.data(code))),
+    isSignedByContract: (authorization, signature) => isSignedByContract(rpc, authorization, signature),
+    transactionCount: (address, at) => {
+      const asked = at === "pending" ? { params: [address, at] } : { params: [address], at };
+      return rpc.ask({ method: "eth_getTransactionCount", ...asked, read: wire.count });
+    },
+    receipt: (hash) =>
+      ask("eth_getTransactionReceipt", [hash], (result) => {
+        const receipt = wire.receipt(result);
+        if (receipt !== null && receipt.hash !== hash) throw new TypeError("not the receipt that was asked for");
+        return receipt;
+      }),
+    isUsed: (authorization, at) => rpc.ask({ ...stateQuestion(authorization), at }),
+    states: (authorization) => statesOf(rpc, authorization),
+    findUse: (authorization, fromBlock, toBlock) => findUse(rpc, authorization, fromBlock, toBlock),
+    broadcast: (raw, everywhere) => broadcast(rpc, raw, everywhere),
+  };
+}
+
+function stateQuestion(authorization: Pick<Authorization, "from" | "nonce">) {
+  const call = { to: token.TOKEN_ADDRESS, data: token.authorizationStateData(authorization) };
+  return { method: "eth_call", params: [call], read: wire.truth };
+}
+
+async function statesOf(
+  rpc: Rpc,
+  authorization: Pick<Authorization, "from" | "nonce">,
+): Promise<readonly AuthorizationState[]> {
+  const question = stateQuestion(authorization);
+  const asked = (await rpc.heads()).map(async ({ endpoint, block: head }) => {
+    return { head, isUsed: await endpoint.ask({ ...question, at: head }) };
+  });
+  const answers = await Promise.allSettled(asked);
+  return answers.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value] : []));
+}
+
+function createSimulate(
+  rpc: Rpc,
+  newestBlock: ReturnType<typeof createNewestBlock>,
+  tip: Chain["tip"],
+): Chain["simulate"] {
   async function estimate(transfer: Transfer, at: string): Promise<Simulation> {
-    const [{ baseFee }, suggested] = await Promise.all([newest(BASE_FEE_FRESH_MS), tip()]);
-    const fees = quoteFees(baseFee, suggested, ANY_PRICE);
+    const [{ block }, suggested] = await Promise.all([newestBlock.newest(BASE_FEE_FRESH_MS), tip()]);
+    const fees = quoteFees(block.baseFee, suggested, ANY_PRICE);
     const priced = fees === null ? null : await estimateGas({ ...transfer, ...pricedBy(fees) }, at);
     // A nearly empty wallet may be unable to pay that price, but the transfer still has to be judged.
     const found = priced ?? (await estimateGas(transfer, at));
@@ -147,52 +216,21 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
     }
   }
 
-  return {
-    check: rpc.check,
-    newest,
-    sighting,
-    ...freshness,
-    async simulate(authorization, signature, from) {
-      const transaction = { authorization, signature, from };
-      let simulation = await estimate(transaction, "latest");
-      // The next block decides, and its time is later. It is asked about only now, since nodes have to build it each time.
-      for (let looks = 0; looks < EARLY_LOOKS && isEarly(simulation); looks++) {
-        if (looks > 0) await Bun.sleep(EARLY_PAUSE_MS);
-        simulation = await estimate(transaction, "pending");
-      }
-      if (simulation.ok || isEarly(simulation)) return simulation;
-      // A node that is behind may not know of the money yet, so the refusal must be about the newest known block.
-      return estimate(transaction, wire.hex((await highest()).block.number));
-    },
-    blockHash: (number) =>
-      ask("eth_getBlockByNumber", [wire.hex(number), false], (result) => wire.block(result)?.hash ?? null),
-    nextTimestamp: () => ask("eth_getBlockByNumber", ["pending", false], wire.timestamp).catch(() => null),
-    tip,
-    feeBelow: (bytes) => feeBelow(rpc, bytes),
-    balance: (address) => ask("eth_getBalance", [address, "latest"], wire.quantity),
-    balanceOf: async (payer) => balanceAt(rpc, payer, await newest()),
-    async hasCode(address, at) {
-      const question = { method: "eth_getCode", params: [address], at, read: wire.data };
-      return (await rpc.ask(question).catch(() => null)) !== "0x";
-    },
-    hasMulticall3: () => ask("eth_getCode", [MULTICALL3, "latest"], (code) => isMulticall3(wire.data(code))),
-    isSignedByContract: (authorization, signature) => isSignedByContract(rpc, authorization, signature),
-    transactionCount: (address, at) => {
-      const asked = at === "pending" ? { params: [address, at] } : { params: [address], at };
-      return rpc.ask({ method: "eth_getTransactionCount", ...asked, read: wire.count });
-    },
-    receipt: (hash) =>
-      ask("eth_getTransactionReceipt", [hash], (result) => {
-        const receipt = wire.receipt(result);
-        if (receipt !== null && receipt.hash !== hash) throw new TypeError("not the receipt that was asked for");
-        return receipt;
-      }),
-    isUsed(authorization, at) {
-      const call = { to: token.TOKEN_ADDRESS, data: token.authorizationStateData(authorization) };
-      return rpc.ask({ method: "eth_call", params: [call], at, read: wire.truth });
-    },
-    findUse: (authorization, fromBlock, toBlock) => findUse(rpc, authorization, fromBlock, toBlock),
-    broadcast: (raw, everywhere) => broadcast(rpc, raw, everywhere),
+  return async (authorization, signature, from) => {
+    const transaction = { authorization, signature, from };
+    let simulation = await estimate(transaction, "latest");
+    // The next block decides, and its time is later. It is asked about only now, since nodes have to build it each time.
+    for (let looks = 0; looks < EARLY_LOOKS && isEarly(simulation); looks++) {
+      if (looks > 0) await Bun.sleep(EARLY_PAUSE_MS);
+      simulation = await estimate(transaction, "pending");
+    }
+    if (simulation.ok) return simulation;
+    // A node that is behind may not know of the money yet, so the refusal must be about the newest known block.
+    const { block } = await newestBlock.highest();
+    if (!isEarly(simulation)) simulation = await estimate(transaction, wire.hex(block.number));
+    if (!simulation.ok && newestBlock.standsStill())
+      throw new Fault("unavailable", "no fresh block", { retryAfterSeconds: 2 });
+    return simulation;
   };
 }
 

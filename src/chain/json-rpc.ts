@@ -1,8 +1,8 @@
 // One JSON-RPC exchange over HTTP, bounded in time and size and read strictly: what chain nodes and remote signers
 // have in common. Its errors never hold a URL, for the URLs of nodes carry API keys.
 // One per thread, since the IDs of requests only have to differ from one another.
-import { readBody } from "../http/body.ts";
-import { type Outbound, OutboundError } from "../http/outbound.ts";
+import { readBody } from "../http/client/body.ts";
+import { type Outbound, OutboundError } from "../http/client/outbound.ts";
 
 const MESSAGE_CHARACTERS_MAX = 300;
 

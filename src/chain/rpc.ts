@@ -4,12 +4,11 @@
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import type { Tracer } from "../core/tracing.ts";
-import type { Outbound } from "../http/outbound.ts";
+import { inSpan, type Tracer } from "../core/tracing.ts";
+import type { Outbound } from "../http/client/outbound.ts";
 import { CHAIN_ID } from "../x402/kind.ts";
-import { createEndpoint, type Endpoint, messageOf, NEWEST, type Question, StaleNode } from "./endpoint.ts";
-import { RpcError } from "./json-rpc.ts";
-import type { Block } from "./rpc-types.ts";
+import { exchange, NoAnswer, RpcError } from "./json-rpc.ts";
+import { type Block, block, hex, quantity } from "./rpc-types.ts";
 
 const TIMEOUT_MS = 3000;
 const RETRY_AFTER_SECONDS = 5;
@@ -88,11 +87,13 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
       isContradicted = false;
       return was;
     },
-    /** The newest blocks of all endpoints that work. */
+    /** The newest blocks of all endpoints that work; if none does, they are tested first. */
     async heads(): Promise<Head[]> {
+      const isAnyGood = good().length > 0;
       const found = await Promise.all(
         endpoints.map(async (endpoint) => {
-          if (endpoint.state() === "untested") await endpoint.test();
+          const state = endpoint.state();
+          if (state === "untested" || (state === "down" && !isAnyGood)) await endpoint.test();
           if (endpoint.state() !== "good") return [];
           return endpoint.ask(NEWEST).then(
             (block) => [{ endpoint, block }],
@@ -176,4 +177,197 @@ function unreachable(last: unknown): Fault {
     retryAfterSeconds: RETRY_AFTER_SECONDS,
     cause: last === undefined ? undefined : new Error(messageOf(last)),
   });
+}
+
+const ANSWER_BYTES_MAX = 4 * 1024 * 1024;
+/** The time limit begins when a question is sent, so waiting for a permit does not make the node look slow. */
+const QUESTIONS_PARALLEL = 32;
+/** An endpoint that failed is tested again after this, then after twice as long, up to the longest pause. */
+const COOL_DOWN_MS = 1000;
+const COOL_DOWN_MS_MAX = 30_000;
+
+/** The endpoint says something of the chain that we know better. Another one is asked, and this one stays in use. */
+export class StaleNode extends Error {
+  override readonly name = "StaleNode";
+}
+
+export interface Question<T> {
+  readonly method: string;
+  readonly params: readonly unknown[];
+  /** The block whose state is asked for: it goes last among the parameters. */
+  readonly at?: Pick<Block, "number" | "hash">;
+  /** Reads the result strictly. An error means that the answer can't be used; StaleNode leaves the endpoint in use. */
+  readonly read: (result: unknown) => T;
+  /** Whether an error says something about the question, and not about the node. */
+  readonly isAnswer?: (error: RpcError) => boolean;
+  /** Whether a node that knows less would answer so: then all that work are asked. Left out: none would. */
+  readonly isDoubtful?: (answer: T | RpcError) => boolean;
+}
+
+/** `wrongChain`: of another chain, never asked again. */
+type EndpointState = "untested" | "good" | "down" | "wrongChain";
+
+type Endpoint = ReturnType<typeof createEndpoint>;
+
+interface EndpointOptions {
+  readonly index: number;
+  readonly url: string;
+  readonly outbound: Outbound;
+  readonly log: Log;
+  /** A failed question. */
+  readonly onError: () => void;
+  readonly timeoutMs: number;
+  /** Null where traces are off. */
+  readonly tracer: Tracer | null;
+}
+
+/**
+ * One node: whether it works and is of our chain, and a bound on questions to it at a time. Errors and log name it by its
+ * place in the list, never by its URL.
+ */
+function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer }: EndpointOptions) {
+  const server = { outbound, url, timeoutMs, answerBytesMax: ANSWER_BYTES_MAX };
+  const permits = createPermits(QUESTIONS_PARALLEL);
+  let state: EndpointState = "untested";
+  /** In a row, tests aside. */
+  let failures = 0;
+  let testAt = 0;
+  let testing: Promise<boolean> | null = null;
+  /** What its newest block must be like before it is used; null: none was amiss. */
+  let fits: ((newest: Block) => boolean) | null = null;
+  /** Whether a block's hash may stand where its number does (EIP-1898). */
+  let takesHashes = true;
+
+  function setDown(method: string, error: unknown): void {
+    // Questions that were under way together fail together, which counts as one failure.
+    if (state !== "down") failures++;
+    testAt = performance.now() + Math.min(COOL_DOWN_MS * 2 ** (failures - 1), COOL_DOWN_MS_MAX);
+    const fields = { endpoint: index, method, error: messageOf(error) };
+    log[state === "down" ? "debug" : "warn"]("rpc_endpoint_failed", fields);
+    state = "down";
+    if (method === NEWEST.method) fits ??= () => true;
+  }
+
+  async function request<T>({ method, params, read, isAnswer }: Question<T>): Promise<T> {
+    await permits.take();
+    const fields = { rpcMethod: method, rpcEndpoint: index };
+    const ask = () => exchange(server, method, params);
+    try {
+      return read(await inSpan(tracer, { kind: "client", name: method, fields }, ask));
+    } catch (error) {
+      if (error instanceof RpcError && isAnswer?.(error)) throw error;
+      onError();
+      if (error instanceof RpcError || error instanceof StaleNode) {
+        log.debug("rpc_endpoint_failed", { endpoint: index, method, error: error.message });
+      } else setDown(method, error);
+      throw error;
+    } finally {
+      permits.give();
+    }
+  }
+
+  /** By the hash of the block; by its number where hashes are refused, and then only if that block is there. */
+  async function requestAt<T>(question: Question<T>, at: Pick<Block, "number" | "hash">): Promise<T> {
+    const { params } = question;
+    try {
+      if (takesHashes) return await request({ ...question, params: [...params, { blockHash: at.hash }] });
+    } catch (error) {
+      if (!(error instanceof RpcError) || !isAboutForm(error)) throw error;
+    }
+    const number = hex(at.number);
+    const value = await request({ ...question, params: [...params, number] });
+    const there = await request({ method: "eth_getBlockByNumber", params: [number, false], read: block });
+    if (there?.hash !== at.hash) throw new StaleNode("another block at this height");
+    if (takesHashes) log.info("rpc_endpoint_without_block_hashes", { endpoint: index });
+    takesHashes = false;
+    return value;
+  }
+
+  async function runTest(): Promise<boolean> {
+    try {
+      const chainId = await request({ method: "eth_chainId", params: [], read: quantity });
+      if (chainId === BigInt(CHAIN_ID)) {
+        if (fits !== null && !fits(await request(NEWEST))) throw new StaleNode("behind the others, or ahead of them");
+        fits = null;
+        if (state === "down") log.info("rpc_endpoint_recovered", { endpoint: index });
+        state = "good";
+        return true;
+      }
+      state = "wrongChain";
+      log.error("rpc_endpoint_wrong_chain", { endpoint: index, chain_id: `${chainId}` });
+    } catch (error) {
+      setDown("eth_chainId", error);
+    }
+    return false;
+  }
+
+  return {
+    index,
+    state: (): EndpointState => state,
+    /** Down for long enough to be tested again, or not tested yet. */
+    isTestDue: (): boolean => state === "untested" || (state === "down" && performance.now() >= testAt),
+    /** As if it were down, until its newest block fits those of the others. */
+    putAside(condition: (newest: Block) => boolean, why: string): void {
+      fits = condition;
+      setDown(NEWEST.method, new StaleNode(why));
+    },
+    /** Whether it answers and is of our chain. Those who ask at the same time share one test. */
+    test(): Promise<boolean> {
+      testing ??= runTest().finally(() => {
+        testing = null;
+      });
+      return testing;
+    },
+    /** @throws RpcError, NoAnswer, StaleNode, or what the question's `read` throws */
+    async ask<T>(question: Question<T>): Promise<T> {
+      const { at } = question;
+      const value = await (at === undefined ? request(question) : requestAt(question, at));
+      failures = 0;
+      return value;
+    },
+  };
+}
+
+export const NEWEST: Question<Block> = {
+  method: "eth_getBlockByNumber",
+  params: ["latest", false],
+  read(result) {
+    const newest = block(result);
+    if (newest === null) throw new TypeError("no newest block");
+    return newest;
+  },
+};
+
+const INVALID_PARAMS = -32_602;
+const INVALID_REQUEST = -32_600;
+
+/** A node that does not know the block words its error differently. */
+function isAboutForm({ code, message }: RpcError): boolean {
+  if (code === INVALID_PARAMS || code === INVALID_REQUEST) return true;
+  return /invalid (argument|parameter|params|type|block)|unmarshal|deserializ|hex string/i.test(message);
+}
+
+function messageOf(error: unknown): string {
+  return error instanceof NoAnswer || error instanceof RpcError || error instanceof StaleNode
+    ? error.message
+    : "an answer in another form";
+}
+
+function createPermits(most: number) {
+  const waiting: (() => void)[] = [];
+  let free = most;
+  return {
+    take(): Promise<void> | undefined {
+      if (free > 0) {
+        free--;
+        return undefined;
+      }
+      return new Promise((resolve) => waiting.push(resolve));
+    },
+    give(): void {
+      const next = waiting.shift();
+      if (next === undefined) free++;
+      else next();
+    },
+  };
 }

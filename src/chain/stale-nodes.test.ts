@@ -1,12 +1,12 @@
-// Nodes that answer, and know less than others: stand-ins that freeze what a real node says.
-import { afterAll, beforeAll, expect, test } from "bun:test";
+// Nodes that answer, and know less than others or another chain: stand-ins that freeze or rewrite what a real node says.
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, spyOn, test } from "bun:test";
 import { startChain, type TestChain } from "../../test/support/chain/chain.ts";
 import { newPayer, signPayment } from "../../test/support/chain/payments.ts";
-import { startRpcRelay } from "../../test/support/chain/rpc-relay.ts";
+import { type RpcRelay, startRpcRelay } from "../../test/support/chain/rpc-relay.ts";
 import { newPayment, outbound } from "../../test/support/chain/wallet.ts";
 import { until } from "../../test/support/until.ts";
 import type { LogFields } from "../core/log.ts";
-import { createChain } from "./chain.ts";
+import { type Chain, createChain } from "./chain.ts";
 
 let anvil: TestChain;
 beforeAll(async () => {
@@ -95,4 +95,133 @@ test("the nodes are compared at once when one contradicts a stand-in that stands
   expect(await chain.simulate(authorization, signature, wallet)).toMatchObject({ ok: true });
   expect((await chain.newest()).number).toBe(before.number + 1);
   await relay.stop();
+});
+
+/** The stand-in's newest block is so many blocks and seconds ahead of the real one, or behind it. */
+function tellAhead(relay: RpcRelay, { blocks = 0, seconds = 0 }: { blocks?: number; seconds?: number }): void {
+  const rewrite = (block: unknown, [named]: readonly unknown[]) => {
+    const { number, timestamp, hash } = block as { number: string; timestamp: string; hash: string };
+    if (named !== "latest") return block;
+    const added = (to: string, more: number) => `0x${(Number(to) + more).toString(16)}`;
+    const ahead = { number: added(number, blocks), timestamp: added(timestamp, seconds) };
+    return { ...(block as object), ...ahead, hash: `0xbad${hash.slice(5)}` };
+  };
+  relay.on("eth_getBlockByNumber", { kind: "rewrite", rewrite });
+}
+
+const failures = (lines: [string, LogFields][]) =>
+  lines
+    .filter(([event]) => event.startsWith("rpc_endpoint"))
+    .map(([event, { endpoint, error }]) => `${event} ${endpoint}${error === undefined ? "" : ` ${error}`}`);
+
+const AHEAD = [
+  [{ blocks: 5_000 }, "before"],
+  [{ blocks: 5_000 }, "after"],
+  [{ seconds: 90 }, "before"],
+  [{ seconds: 90 }, "after"],
+  [{ blocks: 500, seconds: 600 }, "after"],
+] as const;
+
+describe("among nodes of which one is wrong", () => {
+  let real: TestChain;
+  let relays: RpcRelay[];
+  beforeEach(async () => {
+    real = await startChain();
+    relays = await Promise.all([startRpcRelay(real.url), startRpcRelay(real.url)]);
+  });
+  afterEach(async () => {
+    for (const relay of relays) await relay.stop();
+    await real.stop();
+  });
+  /** Each of three looks finds a new block of the real node. */
+  async function expectReal(chain: Chain) {
+    for (let looks = 0; looks < 3; looks++) {
+      await real.mine();
+      expect((await chain.newest()).number).toBe(await real.blockNumber());
+    }
+  }
+
+  test.each(AHEAD)(
+    "one that is ahead by %p from %s the first look on is put aside, and no honest one",
+    async (by, when) => {
+      const [bad] = relays as [RpcRelay];
+      const { chain, lines } = connect(bad.url, real.url);
+      if (when === "after") await expectReal(chain);
+      tellAhead(bad, by);
+      await expectReal(chain);
+      expect(failures(lines)).toEqual(["rpc_endpoint_failed 0 ahead of the others"]);
+      bad.heal();
+      await until(async () => {
+        await chain.newest();
+        return failures(lines).includes("rpc_endpoint_recovered 0");
+      });
+      await expectReal(chain);
+      expect(failures(lines)).toHaveLength(2);
+    },
+  );
+
+  test("one that tells a time of now and a number far below is not believed against the others", async () => {
+    const [bad, other] = relays as [RpcRelay, RpcRelay];
+    await real.mine(500);
+    await real.rpc("evm_setTime", [Math.floor(Date.now() / 1000)]);
+    tellAhead(bad, { blocks: -400 });
+    const { chain, lines } = connect(bad.url, other.url, real.url);
+    await expectReal(chain);
+    expect(failures(lines)).not.toContain("rpc_endpoint_failed 1 ahead of the others");
+    expect(failures(lines)).not.toContain("rpc_endpoint_failed 2 ahead of the others");
+  });
+
+  test("one that was moved to another chain with higher blocks is excluded for good, and its head is forgotten", async () => {
+    const [bad] = relays as [RpcRelay];
+    const { chain, lines } = connect(bad.url, real.url);
+    await expectReal(chain);
+    bad.on("eth_chainId", { kind: "result", result: "0x14a34" });
+    tellAhead(bad, { blocks: 500 });
+    await expectReal(chain);
+    expect(failures(lines)).toEqual(["rpc_endpoint_wrong_chain 0"]);
+    bad.heal();
+    const asked = bad.count("eth_getBlockByNumber");
+    await expectReal(chain);
+    expect(bad.count("eth_getBlockByNumber")).toBe(asked);
+  });
+});
+
+test("nodes that are all ahead of the machine's clock, or have all leapt, are believed", async () => {
+  const real = await startChain();
+  const relays = await Promise.all([startRpcRelay(real.url), startRpcRelay(real.url)]);
+  const { chain, lines } = connect(...relays.map(({ url }) => url));
+  const before = await chain.newest();
+  for (const relay of relays) tellAhead(relay, { seconds: 600 });
+  await real.mine();
+  expect((await chain.newest()).number).toBe(before.number + 1);
+  for (const relay of relays) relay.heal();
+  for (const relay of relays) tellAhead(relay, { blocks: 5_000, seconds: 600 });
+  await real.mine();
+  expect((await chain.newest()).number).toBe(before.number + 5_002);
+  expect(failures(lines)).toEqual([]);
+  for (const relay of relays) await relay.stop();
+  await real.stop();
+});
+
+test("nothing is refused at a newest block that stands still, of which the payer's money may be later", async () => {
+  const real = await startChain();
+  const relay = await startRpcRelay(real.url);
+  const { chain, setClockAhead } = connect(relay.url);
+  await chain.newest();
+  relay.standStill(await real.blockNumber());
+  const { authorization, signature } = await newPayment(real);
+  const simulated = () => chain.simulate(authorization, signature, authorization.to);
+  expect(await simulated()).toMatchObject({ ok: false });
+  const now = performance.now.bind(performance);
+  const later = spyOn(performance, "now").mockImplementation(() => now() + 10_000);
+  // Blocks are rare on some chains: a new one may have been made only now.
+  setClockAhead(5_000);
+  expect(await simulated()).toMatchObject({ ok: false });
+  setClockAhead(11_000);
+  await expect(simulated()).rejects.toMatchObject({ kind: "unavailable", retryAfterSeconds: 2 });
+  relay.heal();
+  expect(await simulated()).toMatchObject({ ok: true });
+  later.mockRestore();
+  await relay.stop();
+  await real.stop();
 });

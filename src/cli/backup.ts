@@ -9,7 +9,7 @@ import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { settleRestored } from "../gateway/payment/restored.ts";
 import { keysThatDoNotOpen, openKeyring } from "../keys/keyring.ts";
-import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-key.ts";
+import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-keys.ts";
 import { acquireDataDirLock, makePrivateFile, syncDirectory } from "../storage/data-dir.ts";
 import { schemaText } from "../storage/migrate.ts";
 import { openStore } from "../storage/open.ts";

@@ -3,7 +3,7 @@
 import { type Config, type FacilitatorConfig, processEnvironment, unknownVariables, VARIABLES } from "../config.ts";
 import { parseCertificates } from "../core/certificates.ts";
 import { systemClock } from "../core/clock.ts";
-import { createOutbound } from "../http/outbound.ts";
+import { createOutbound } from "../http/client/outbound.ts";
 import { chainClockFindings, lookAtNodes, nodesFindings, walletFindings } from "./doctor/chain.ts";
 import { databaseChecks, keyFindings, type Opening, openDatabase } from "./doctor/database.ts";
 import { FACILITATORS_MS_MAX, facilitatorFindings } from "./doctor/facilitators.ts";

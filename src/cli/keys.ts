@@ -5,11 +5,17 @@ import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { secretIdentity } from "../gateway/credentials/service.ts";
 import { newKey } from "../keys/envelope.ts";
-import type { Lacking } from "../keys/holders.ts";
 import { openKeyring } from "../keys/keyring.ts";
-import { masterKeyFile, nextKeyFile, promoteMasterKey, stageMasterKey } from "../keys/master-key.ts";
-import { type MasterKeys, masterKeyId } from "../keys/master-keys.ts";
-import { rotate } from "../keys/rotate.ts";
+import {
+  type MasterKeys,
+  masterKeyFile,
+  masterKeyId,
+  nextKeyFile,
+  promoteMasterKey,
+  stageMasterKey,
+} from "../keys/master-keys.ts";
+import { rotate } from "../keys/rotation.ts";
+import type { Lacking } from "../keys/state.ts";
 import { openGatewayStore, requireMasterKeys } from "./open.ts";
 
 const ALREADY = "the keys are rotated to that master key already; nothing was done";

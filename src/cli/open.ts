@@ -6,8 +6,13 @@ import type { Config } from "../config.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { DATABASE_FILE, findMasterKeys, loadMasterKeys, MASTER_KEY_FILE } from "../keys/master-key.ts";
-import type { MasterKeys } from "../keys/master-keys.ts";
+import {
+  DATABASE_FILE,
+  findMasterKeys,
+  loadMasterKeys,
+  MASTER_KEY_FILE,
+  type MasterKeys,
+} from "../keys/master-keys.ts";
 import { untilStored } from "../storage/failures.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";

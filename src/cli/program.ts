@@ -2,7 +2,7 @@
 // started, and the help for newcomers after the very first start.
 import { join, relative } from "node:path";
 import type { Config } from "../config.ts";
-import { DATABASE_FILE, MASTER_KEY_FILE } from "../keys/master-key.ts";
+import { DATABASE_FILE, MASTER_KEY_FILE } from "../keys/master-keys.ts";
 
 interface Program {
   /** The working directory. */

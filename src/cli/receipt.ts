@@ -2,9 +2,9 @@
 // gateway. It reads line by line, so an export may be long.
 import { open, readFile, stat } from "node:fs/promises";
 import { StartupProblem } from "../core/startup.ts";
-import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/verify.ts";
-import { fetchDocument } from "../http/fetch-json.ts";
-import { createOutbound, OutboundError } from "../http/outbound.ts";
+import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/claims.ts";
+import { fetchDocument } from "../http/client/fetch-json.ts";
+import { createOutbound, OutboundError } from "../http/client/outbound.ts";
 import type { CommandLine } from "./command-line.ts";
 
 const FILE_BYTES_MAX = 1024 ** 3;

@@ -138,7 +138,7 @@ export const origins: Kind<readonly string[]> = {
 };
 
 export const postgresUrl: Kind<string> = {
-  must: `a URL like postgres://user:password@host:5432/database, percent-encoded, of one host that leads to the primary (a list of hosts and target_session_attrs are not understood: see Failover in tollgate help operations); sslmode, if given, one of ${SSL_MODES.join(", ")}; prepare, if given, true or false`,
+  must: `a URL like postgres://user:password@host:5432/database, percent-encoded, of one host that leads to the primary (a list of hosts and target_session_attrs are not understood: see Failover in tollgate help replicas); sslmode, if given, one of ${SSL_MODES.join(", ")}; prepare, if given, true or false`,
   parse: parsePostgresUrl,
 };
 

@@ -8,7 +8,7 @@ import type { Log } from "../core/log.ts";
 import { DAY_MS } from "../core/time.ts";
 import { removeInGroups } from "../storage/cleanup.ts";
 import type { Store, Tx } from "../storage/store.ts";
-import { utcDay } from "./payments/daily-limits.ts";
+import { utcDay } from "./payments/guardrails.ts";
 
 /** Of refusals; of payments since their end, and since the end of their time. */
 const RECORD_DAYS = 90;

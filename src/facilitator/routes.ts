@@ -5,15 +5,15 @@ import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import type { Tracer } from "../core/tracing.ts";
-import { json } from "../http/answers.ts";
 import { routes } from "../http/elysia.ts";
+import { json } from "../http/responses.ts";
 import { createGuardedEdge, createScopes } from "../http/server.ts";
 import type { Reader } from "../storage/store.ts";
 import { parseJson } from "../wire/json.ts";
 import { parseSettleRequest, type SettleRequest } from "../x402/codec.ts";
 import { NETWORK, SCHEME, TOKEN, X402_VERSION } from "../x402/kind.ts";
 import { accountOf } from "./accounts.ts";
-import type { Peer } from "./mtls/listener.ts";
+import type { Peer } from "./mtls.ts";
 import type { FacilitatorAccount } from "./payments/guardrails.ts";
 import type { SettleResponse } from "./settle/response.ts";
 

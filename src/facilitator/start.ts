@@ -2,19 +2,18 @@
 // way, then the two listeners. Stopping goes the other way round.
 //
 // To read it, follow one payment:
-//   mtls/listener, http/http1  who is at the other end, and HTTP on that connection (tls-files: certificates that change)
+//   mtls, http/http1           who is at the other end, and HTTP on that connection; certificates that change
 //   routes, accounts           the three endpoints, and which account the certificate is of
 //   settle/settle              the order of checks: request, guardrails, response; refusals are noted
-//   settle/collect, payments   simulate, claim with its share of the ceiling (daily-limits) and of the payer's balance
-//                              (held-funds), send, wait (waiters); at-work: what each account may have at work; resume:
-//                              what a crash left
+//   settle/claims, payments    simulate, claim with its share of the ceiling (guardrails) and of the payer's balance, send, wait
+//                              (waiters); what each account may have in flight; resume: what a crash left
 //   wallet/leases              which wallets this process works for, where several run (lease-rows, lease-shares)
 //   wallet/sending, sender     which key; its next nonces; signed and stored before anything leaves (batch, transactions,
 //                              signer)
 //   wallet/watcher, broadcast  each new block: what is broadcast again, and which nonces are used by now (reconcile,
 //                              pending, sync); schedule: when it is time for the next look
 //   wallet/resolution          how a payment ended, written down (record-outcome); what is stuck is replaced (replace, fees)
-//   chain/chain, rpc, endpoint what is asked of the nodes, of which one, and how its answers are read (token, rpc-types,
+//   chain/chain, rpc           what is asked of the nodes, of which one, and how its answers are read (token, rpc-types,
 //                              newest-block, chain-time)
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
@@ -29,10 +28,10 @@ import type { Meters } from "../core/meters.ts";
 import type { Tracer } from "../core/tracing.ts";
 import type { TracingOptions } from "../core/tracing-options.ts";
 import { VERSION } from "../core/version.ts";
-import { hostPart } from "../http/host-part.ts";
-import { createOutbound, type Outbound } from "../http/outbound.ts";
+import { createOutbound, type Outbound } from "../http/client/outbound.ts";
+import { hostPart } from "../http/listener.ts";
 import { listenPlain } from "../http/plain-listener.ts";
-import { DATABASE_FILE } from "../keys/master-key.ts";
+import { DATABASE_FILE } from "../keys/master-keys.ts";
 import { withClockStepGuard } from "../storage/cleanup.ts";
 import { acquireDataDirLock } from "../storage/data-dir.ts";
 import { openStore } from "../storage/open.ts";
@@ -42,8 +41,14 @@ import { openTracer } from "../tracing/open.ts";
 import type { Hex } from "../x402/types.ts";
 import { createVerifier } from "../x402/verifier/verifier.ts";
 import { ownerOf } from "./accounts.ts";
-import { LISTENER_LIMITS, listenMutualTls, type MtlsListener } from "./mtls/listener.ts";
-import { followTlsFiles, type TlsMaterial, type TlsReading } from "./mtls/tls-files.ts";
+import {
+  followTlsFiles,
+  LISTENER_LIMITS,
+  listenMutualTls,
+  type MtlsListener,
+  type TlsMaterial,
+  type TlsReading,
+} from "./mtls.ts";
 import { createPaymentSpans } from "./payments/payment-spans.ts";
 import { cleanUpFacilitator } from "./retention.ts";
 import { createOpenEdge, createPeerEdge } from "./routes.ts";

@@ -1,64 +1,101 @@
 // Puts the parts of the gateway together and hands each what it needs. Nothing runs before start.ts starts it.
-// In one file, since it is the one place that knows all of them.
+// In one file, since nothing else knows all of them.
 import type { AnyElysia } from "elysia";
 import type { UnderWay } from "../concurrency/under-way.ts";
+import type { CallEnd } from "../core/call-end.ts";
 import { timeBounds } from "../core/clock.ts";
 import type { HostRules } from "../core/host.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import type { Tracer } from "../core/tracing.ts";
+import type { TracingOptions } from "../core/tracing-options.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
 import { pseudonymOf } from "../core/via.ts";
-import type { DecoderShare } from "../http/decoder-share.ts";
+import type { DecoderShare } from "../http/client/decode.ts";
+import { fetchJson } from "../http/client/fetch-json.ts";
+import { createOutbound, type Outbound } from "../http/client/outbound.ts";
 import { routes } from "../http/elysia.ts";
-import { fetchJson } from "../http/fetch-json.ts";
-import { createOutbound, type Outbound } from "../http/outbound.ts";
 import type { Keyring } from "../keys/keyring.ts";
 import { announceEnds, type Subscriber } from "../storage/postgres/announcements.ts";
 import type { Store } from "../storage/store.ts";
 import type { Verifier } from "../x402/verifier/verifier.ts";
-import { type AgentCache, createAgentCache } from "./agents/cache.ts";
-import { createRateLimiter } from "./agents/rate-limit.ts";
+import { createRateLimiter, createSharedRateLimiter } from "./agents/rate-limit.ts";
 import { agentRoutes } from "./agents/routes.ts";
-import { agentNamesCredential } from "./agents/service.ts";
-import { createSharedRateLimiter } from "./agents/shared-rate-limit.ts";
-import { agentShutOut } from "./agents/shut-out.ts";
+import { agentNamesCredential, agentShutOut } from "./agents/service.ts";
+import { type AgentCache, createAgentCache } from "./agents/store.ts";
 import { createCredentialResolver, createSecretReader, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
-import { shownEnd } from "./ended-call-log.ts";
 import { Scheduler } from "./executor/scheduler.ts";
 import { createWorkerPool } from "./executor/workers/pool.ts";
-import { healthRoutes } from "./health-routes.ts";
+import { healthRoutes } from "./health.ts";
+import type { IdentityOptions } from "./identity/identity.ts";
 import { createClaims } from "./invocations/claims.ts";
 import { queueSize } from "./invocations/commands/queue.ts";
 import { type CompletionWaiters, createCompletionWaiters } from "./invocations/completion-waiters.ts";
 import { callHeaders, endedAmong, findInvocation } from "./invocations/history.ts";
 import { createLostCommits } from "./invocations/lost-commits.ts";
+import type { Retention } from "./invocations/retention.ts";
 import { invocationRoutes } from "./invocations/routes.ts";
 import type { InvocationKey } from "./invocations/service.ts";
 import { manualRoutes } from "./manual/routes.ts";
 import { docsRoutes } from "./openapi/routes.ts";
-import type { GatewayOptions } from "./options.ts";
 import type { ChainLook } from "./payment/chain-look.ts";
-import { settlementNamesCredential, settlementShutOut } from "./payment/config.ts";
+import { settlementNamesCredential, settlementRoutes, settlementShutOut } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
-import { paidCallNamesCredential, paidCallShutOut } from "./payment/paid-calls.ts";
-import type { RestoreGuard } from "./payment/restore-guard.ts";
-import { settlementRoutes } from "./payment/routes.ts";
+import type { RestoreGuard } from "./payment/restored.ts";
 import { createPayments } from "./payment/service.ts";
 import { createSettler, type SettlerOptions } from "./payment/settler.ts";
+import { paidCallNamesCredential, paidCallShutOut } from "./payment/store.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { createPolicyService, type PolicyService } from "./policy/service.ts";
 import type { AdmitStreamOptions } from "./proxy/admit-stream.ts";
-import { type ProxyRoutesOptions, proxyRoutes, straightCalls } from "./proxy/routes.ts";
-import { createSessionIds } from "./proxy/session-id.ts";
-import { createStreamHandler } from "./proxy/stream-handler.ts";
-import { streamRoutes } from "./proxy/stream-routes.ts";
+import { fastCalls, type ProxyRoutesOptions, proxyRoutes } from "./proxy/routes.ts";
+import { createSessionIds, createStreamHandler, streamRoutes } from "./proxy/stream-routes.ts";
 import { receiptRoutes } from "./receipts/routes.ts";
 import { createReceipts } from "./receipts/service.ts";
 import { startReaper } from "./streaming/reaper.ts";
 import { createStreamLimits } from "./streaming/stream-limits.ts";
 import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
+
+/** What the gateway is started with: its part of the configuration. */
+export interface GatewayOptions {
+  readonly host: string;
+  /** 0 takes a free one. */
+  readonly port: number;
+  /** Whether other gateways of this machine may have the same port. */
+  readonly reusePort: boolean;
+  readonly dataDir: string;
+  readonly databaseUrl: string | null;
+  /** The database without a pooler, for what replicas publish to each other; null for no publishing. */
+  readonly listenUrl: string | null;
+  readonly blockedMs: number;
+  readonly drainMs: number;
+  /** Null where traces are off. */
+  readonly tracing: TracingOptions | null;
+  readonly identity: Pick<IdentityOptions, "oidc" | "claims">;
+  readonly allowHosts: readonly string[];
+  readonly denyHosts: readonly string[];
+  /** The scope that a token needs to write; null for none. */
+  readonly manageScope: string | null;
+  readonly extraCa: string | null;
+  /** Base of the absolute URLs in challenges; null takes the request's Host. */
+  readonly publicUrl: string | null;
+  /** Web origins whose pages may use mcp agents, as the gateway's own may. */
+  readonly allowedOrigins: readonly string[];
+  /** Nodes of the chain, for a look at payments that a facilitator leaves open; null for none. As secret as keys. */
+  readonly rpcUrls: readonly string[] | null;
+  /** How long a paid call waits for its settlement. */
+  readonly settleWaitMs: number;
+  readonly workers: number;
+  readonly upstreamTimeoutMs: number;
+  readonly agentConcurrency: number;
+  readonly maxResponseBytes: number;
+  readonly secretsDir: string | null;
+  readonly vault: ResolverDeps["vault"];
+  readonly retention: Retention;
+  /** How many agents and credentials a tenant may have. */
+  readonly quotas: { readonly agents: number; readonly credentials: number };
+}
 
 export interface GatewayParts {
   readonly options: GatewayOptions;
@@ -66,7 +103,7 @@ export interface GatewayParts {
   readonly keyring: Keyring;
   /** This process's ID, new with each start. */
   readonly replica: string;
-  /** The one before on its data directory, if that is certainly gone. */
+  /** The process before this one on its data directory, if that is certainly gone. */
   readonly previous: string | null;
   /** For every host that a tenant names. */
   readonly rules: HostRules;
@@ -101,6 +138,7 @@ export async function composeGateway(parts: GatewayParts) {
     log,
     pool,
     replica,
+    isShared: options.databaseUrl !== null,
     previous: parts.previous,
     agentConcurrency: options.agentConcurrency,
     agentMaxRaised: () => void streaming.raised(),
@@ -109,7 +147,7 @@ export async function composeGateway(parts: GatewayParts) {
     resolveCredential,
     tracer,
   });
-  const takeUp = (tenant: string, agentId: string) => scheduler.take(tenant, agentId);
+  const takeUp = (tenant: string, agentId: string) => scheduler.checkPending(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
   const agents = createAgentCache(store);
   const policy = createPolicyService({ store, clock, log, meters });
@@ -157,7 +195,7 @@ export async function composeGateway(parts: GatewayParts) {
     refusals,
     comparing: { store, clock, log, replica, claims, stop, released: takeUp },
     app: withDocs(api),
-    straight: straightCalls(calls),
+    fastPath: fastCalls(calls),
   };
 }
 
@@ -166,7 +204,7 @@ const takenBy = (scheduler: Scheduler): Pick<ProxyRoutesOptions, "reserve" | "of
   offer: (accepted) => scheduler.offer(accepted),
 });
 
-/** What is done with what another gateway tells: who waits here learns of an end, and a call cancelled there stops here. */
+/** What other gateways announce: callers that wait here learn of an end, and a call cancelled there stops here. */
 function subscriber(
   waiters: Pick<CompletionWaiters, "announce">,
   scheduler: Scheduler,
@@ -188,6 +226,33 @@ function tellOfEnds(
   store.onCallEnded(({ invocation_id }) => completionWaiters.announce(invocation_id));
   store.onCallEnded(meters.ended);
   store.onCallEnded((end) => log.info("invocation_ended", shownEnd(end)));
+}
+
+/**
+ * What the log says of a call that has ended: nothing of the caller, the model and the payment details, which only the tenant
+ * may see, in the history.
+ */
+function shownEnd(end: CallEnd) {
+  // Named one by one: to copy all but a few took as long as the text of the line, 0.4 µs instead of 0.06 (measured).
+  return {
+    tenant: end.tenant,
+    invocation_id: end.invocation_id,
+    agent_id: end.agent_id,
+    mode: end.mode,
+    mcp_method: end.mcp_method,
+    request_id: end.request_id,
+    status: end.status,
+    error_class: end.error_class,
+    upstream_status: end.upstream_status,
+    latency_ms: end.latency_ms,
+    ttft_ms: end.ttft_ms,
+    req_size: end.req_size,
+    resp_size: end.resp_size,
+    response_truncated: end.response_truncated,
+    response_content_type: end.response_content_type,
+    detail: end.detail,
+    settlement_status: end.payment?.settlement_status ?? null,
+  };
 }
 
 function withDocs(api: AnyElysia) {

@@ -1,5 +1,5 @@
-// Every age rule of the gateway in one table. Clean-up looks for old rows about every hour, while the clock is steady, in one of
-// several replicas; each of them sees to it that there is room for what comes.
+// Every age rule of the gateway. About every hour, while the clock is steady, one of the replicas removes old rows. Each
+// replica prepares the periods of the tables that new rows will need.
 import { type Poll, poll } from "../concurrency/poll.ts";
 import type { Log } from "../core/log.ts";
 import { HOUR_MS } from "../core/time.ts";
@@ -7,26 +7,26 @@ import { withClockStepGuard } from "../storage/cleanup.ts";
 import { leaseJob } from "../storage/leases.ts";
 import { type Periods, periodHours, type Store, type TimedTable } from "../storage/store.ts";
 import { joinTotals } from "../storage/totals.ts";
-import { removeFullBuckets } from "./agents/shared-buckets.ts";
+import { removeFullBuckets } from "./agents/rate-limit.ts";
 import { SLOT_HOURS } from "./invocations/idempotency.ts";
 import { removeOldNotes } from "./invocations/lost-commits.ts";
 import { BODIES, cleanUp, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS, type Retention } from "./invocations/retention.ts";
 import { DECISIONS, removeOldDecisions } from "./policy/decisions.ts";
-import { removeOldCalls } from "./policy/shared-calls.ts";
+import { removeOldCalls } from "./policy/observed-rate.ts";
 import { removeOldReceipts } from "./receipts/service.ts";
 import { RECEIPTS } from "./receipts/store.ts";
 
-/** More often than it is done, so that a process that lives for less than an hour does it too. */
+/** More often than the lease allows, so that a process that lives for less than an hour takes part too. */
 const EVERY_MS = 10 * 60_000;
 const LEASE_MS = 0.9 * HOUR_MS;
-/** A commit that waits for a standby which is away can be as late as the standby is back. */
+/** A commit that waits for a standby can be as late as the standby's return. */
 const REFUSAL_NOTE_DAYS = 7;
 
-/** What replicas count of callers is of no use after minutes: how often it is looked for when there is some, and when not. */
+/** Calls that replicas have counted are of no use after minutes: how often to look when there are some, and when not. */
 const [CALLS_EVERY_MS, CALLS_SELDOM_MS] = [30_000, 480_000];
 const CALLS_LEASE_MS = 0.9 * CALLS_EVERY_MS;
 
-/** When a start is over, and what it has kept waiting is done. Until then there is room too. */
+/** The first preparation, when the start is over and what had to wait for it is done. Until then there is room too. */
 const FIRST_MS = 60_000;
 
 /** Starts before calls are taken, since each end of a call writes into a table that goes by age. Gives what stops it. */
@@ -34,7 +34,7 @@ export async function startRetention(store: Store, retention: Retention, log: Lo
   const { clock } = store;
   await store.periods.clearTheWay([ENDED_CALLS, BODIES, PARTS, DECISIONS, RECEIPTS, IDEMPOTENCY_KEYS]);
   const { history_days } = retention;
-  // Without room of their own, rows go where there is some, and are removed one by one later.
+  // Rows without a period of their own go into another one, and are removed one by one later.
   const prepared = () =>
     prepareTables(store.periods, retention).catch((error) => {
       log.warn("history_not_prepared", { error });
@@ -72,13 +72,13 @@ function startRemovingCalls(store: Store, log: Log): Poll | null {
   );
 }
 
-/** Whether this process has the lease, and there were any. */
+/** Whether this process has the lease, and there were calls to remove. */
 export async function removeCallsOnLease(store: Store): Promise<boolean> {
   if (!store.isShared || !(await leaseJob(store, "caller calls", CALLS_LEASE_MS))) return false;
   return (await removeOldCalls(store.execute)) > 0;
 }
 
-/** Gives the pieces of the ended calls. */
+/** Makes room in the tables that go by age. Gives the pieces of the ended calls. */
 export async function prepareTables(periods: Periods, { body_days, history_days }: Retention) {
   const lives = [body_days, history_days].filter((days) => days > 0);
   const bodyDays = lives.length === 0 ? 0 : Math.min(...lives);

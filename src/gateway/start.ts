@@ -10,31 +10,26 @@ import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/version.ts";
-import { createDecoderShare } from "../http/decoder-share.ts";
-import { fetchDocument } from "../http/fetch-json.ts";
-import { hostPart } from "../http/host-part.ts";
-import { ownAddresses } from "../http/interfaces.ts";
-import { type Listener, listen } from "../http/listener.ts";
-import { createOutbound, type Outbound } from "../http/outbound.ts";
+import { createDecoderShare } from "../http/client/decode.ts";
+import { fetchDocument } from "../http/client/fetch-json.ts";
+import { createOutbound, type Outbound } from "../http/client/outbound.ts";
+import { ownAddresses } from "../http/client/resolve.ts";
+import { hostPart, type Listener, listen } from "../http/listener.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { openKeyring } from "../keys/keyring.ts";
-import { DATABASE_FILE } from "../keys/master-key.ts";
-import type { MasterKeys } from "../keys/master-keys.ts";
+import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";
 import { acquireDataDirLock, takeOver } from "../storage/data-dir.ts";
 import { openStore } from "../storage/open.ts";
 import { startRestored } from "../storage/restoration.ts";
 import type { Store } from "../storage/store.ts";
 import { openTracer } from "../tracing/open.ts";
 import { createVerifier } from "../x402/verifier/verifier.ts";
-import { composeGateway, type GatewayParts } from "./compose.ts";
-import { createIdentity } from "./identity/identity.ts";
-import { managePermission } from "./identity/permission.ts";
+import { composeGateway, type GatewayOptions, type GatewayParts } from "./compose.ts";
+import { createIdentity, managePermission } from "./identity/identity.ts";
 import { startRemovingParts } from "./invocations/bodies.ts";
 import { compareClaims } from "./invocations/claims.ts";
-import type { GatewayOptions } from "./options.ts";
 import { createChainLook } from "./payment/chain-look.ts";
-import { createRestoreGuard } from "./payment/restore-guard.ts";
-import { settleRestored } from "./payment/restored.ts";
+import { createRestoreGuard, settleRestored } from "./payment/restored.ts";
 import { startRetention } from "./retention.ts";
 
 /** Time for the last answers to be sent, and for the last writes, after everything else has ended. */
@@ -149,7 +144,7 @@ async function openChainLook({ rpcUrls: urls }: GatewayOptions, outbound: Outbou
 
 function edgeOf(
   { options, keyring, store, trusted, log, meters, tracer }: GatewayParts,
-  api: Pick<EdgeOptions, "app" | "straight">,
+  api: Pick<EdgeOptions, "app" | "fastPath">,
 ): Edge {
   const { clock } = store;
   const fetchJson = (url: string) => fetchDocument(trusted, url);

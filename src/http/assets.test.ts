@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { asset, madeOnce } from "./assets.ts";
 
-test("an asset that could not be made is made anew for the next request, and once for all after that", async () => {
+test("an asset that could not be made is made again for the next request, and once for all after that", async () => {
   let tries = 0;
   const serve = madeOnce(async () => {
     tries++;

@@ -3,8 +3,7 @@
 // One per thread, since the share bounds the memory of all files that are being sent.
 import { turnOf } from "../concurrency/request-turns.ts";
 import { ANSWER_WAIT_MS_MAX } from "../core/limits.ts";
-import { notModified } from "./answers.ts";
-import { createLargeResponses, PIECE_CHARACTERS, piecesOfBytes, SMALL_CHARACTERS } from "./large-response.ts";
+import { createLargeResponses, notModified, PIECE_CHARACTERS, piecesOfBytes, SMALL_CHARACTERS } from "./responses.ts";
 import { STRANGERS } from "./server.ts";
 
 const PAGE_POLICY = [

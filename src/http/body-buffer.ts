@@ -92,7 +92,7 @@ export function gather(sizeMax: number, storedMax: number = Number.POSITIVE_INFI
   };
 }
 
-/** The same bytes with room for `size`. The memory that they were in is free at once. */
+/** The bytes with room for `size`. The memory that they were in is free at once. */
 function moved(bytes: Uint8Array<ArrayBuffer>, size: number): Uint8Array<ArrayBuffer> {
   return bytes.byteLength === size ? bytes : new Uint8Array(bytes.buffer.transfer(size));
 }

@@ -2,9 +2,8 @@
 // no HEAD, answers with an error's own message, and does not tell an unknown path from a wrong method.
 // One per thread, since an error is kept under the request that it belongs to, on its way past the router.
 import { Elysia, NotFoundError } from "elysia";
-import { andThen } from "../concurrency/and-then.ts";
 import { Fault } from "../core/fault.ts";
-import { STATUS } from "./answers.ts";
+import { STATUS } from "./responses.ts";
 
 /** What a route threw, on its way past Elysia, which would answer with the error's own message. */
 const thrown = new WeakMap<Request, unknown>();
@@ -37,20 +36,23 @@ export function createRouter(app: RoutedApp) {
    *
    * @throws at once or as rejection: what the route throws; Fault `not_found` and `method_not_allowed` where there is none
    */
-  return (request: Request, path: string): Bun.MaybePromise<Response> => {
+  return (request: Request, path: string): Response | Promise<Response> => {
     if (!isDecodable(path)) throw noSuchRoute();
-    return andThen(app.fetch(request), (response) => {
+    const judged = (response: Response): Response => {
       if (!thrown.has(request)) return response;
       const error = thrown.get(request);
       throw error instanceof NotFoundError ? unknownRoute(table, request.method, path) : error;
-    });
+    };
+    const response = app.fetch(request);
+    // A route that waits for nothing is answered without a promise.
+    return response instanceof Promise ? response.then(judged) : judged(response);
   };
 }
 
 /**
  * Elysia looks for the path after the 11th character of the URL and so misreads one with a shorter host, and
  * it knows no HEAD. Both get a request that it routes right; the scope is keyed by that request. A Host header
- * that makes no URL leaves the bare path as the request's URL. A new URL is written anew (`\` is `/`, and `..` goes up),
+ * that makes no URL leaves the bare path as the request's URL. A new URL is written in its normal form (`\` is `/`, and `..` goes up),
  * so the path that is judged is always that of the request which is routed.
  */
 export function withRoutableUrl(original: Request): { request: Request; path: string } {

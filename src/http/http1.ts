@@ -5,7 +5,7 @@ import { createServer, type IncomingMessage, type ServerResponse } from "node:ht
 import type { Socket } from "node:net";
 import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
-import { MALFORMED_HTTP } from "./answers.ts";
+import { MALFORMED_HTTP } from "./responses.ts";
 
 /** Who is at the other end. */
 export interface KnownPeer {
@@ -13,7 +13,7 @@ export interface KnownPeer {
   readonly expiresAt: number;
 }
 
-/** Milliseconds. There is none for making an answer: whoever makes it has a limit of its own. */
+/** Milliseconds. There is none for making an answer, which has a limit of its own. */
 export interface ConnectionLimits {
   /** From an answer, or the handshake, to the first byte of the next request. */
   readonly idleMs: number;
@@ -38,7 +38,7 @@ export interface HttpOptions<P extends KnownPeer> {
 const PIPELINED_MAX = 16;
 const HEAD_BYTES_MAX = 16_384;
 /** So much of a body that is too large is read and dropped, so that its sender gets to read the refusal. */
-const PASSED_OVER_BYTES_MAX = 4 * 1024 * 1024;
+const DRAINED_BYTES_MAX = 4 * 1024 * 1024;
 
 interface CallerSocket<P> {
   readonly socket: Socket;
@@ -189,7 +189,7 @@ function readBody(incoming: IncomingMessage, bytesMax: number): Promise<Uint8Arr
   incoming.on("data", (part: Uint8Array) => {
     if (size <= bytesMax) parts.push(part);
     size += part.length;
-    if (size > PASSED_OVER_BYTES_MAX) whole();
+    if (size > DRAINED_BYTES_MAX) whole();
   });
   incoming.on("end", whole);
   incoming.on("error", () => resolve(null));

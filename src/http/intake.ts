@@ -1,18 +1,26 @@
-// Takes in request bodies. They are bounded in size, in time, in silence, and in the memory that all of them and those of
+// Takes in request bodies, and drops what no response needs. They are bounded in size, in time, in silence, and in the memory that all of them and those of
 // each tenant hold. Of a large body only received bytes count, so one that never arrives takes nothing from others. When
 // others hold more than their part, a body that finds too little memory waits, unread, for all that it may need, and the
 // slowest of their bodies is refused: see concurrency/commons.ts.
-// In one file, since every size of body counts to one intake.
 // One per thread, since the share bounds the memory of all bodies together.
 import { Commons, type Stake } from "../concurrency/commons.ts";
 import { createFairShare } from "../concurrency/fair-share.ts";
 import { doneInTurns } from "../concurrency/turns.ts";
 import { Fault, type FaultDetail } from "../core/fault.ts";
-import { BODY_INTAKE_BYTES_MAX, BODY_INTAKE_MS_MAX, BODY_INTAKE_SILENCE_MS_MAX } from "../core/limits.ts";
+import {
+  BODY_INTAKE_BYTES_MAX,
+  BODY_INTAKE_MS_MAX,
+  BODY_INTAKE_SILENCE_MS_MAX,
+  PASSED_OVER_BYTES_MAX,
+  PASSED_OVER_COUNT_MAX,
+  PASSED_OVER_MS_MAX,
+  PASSED_OVER_SILENCE_MS_MAX,
+} from "../core/limits.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
 import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
-import { declaredLength } from "./body-length.ts";
 
+/** A length that is exact as a number. */
+const LENGTH = /^\d{1,15}$/;
 /** A body up to this size is not counted: all connections together could not hold enough to matter. */
 const TINY_BYTES = 4096;
 /** How many that come in one piece may be waited for. */
@@ -28,7 +36,7 @@ const WAITING_MAX = 32;
 export interface IntakeLimits {
   /** What all bodies that are coming in may hold together. */
   readonly bytesMax: number;
-  /** The cost of a streamed body besides its bytes: its stream and its timers. */
+  /** The cost of a streamed body beside its bytes: its stream and its timers. */
   readonly streamBytes: number;
   /** How long a larger body may take, and be silent. */
   readonly msMax: number;
@@ -140,7 +148,7 @@ export function createIntake(limits: IntakeLimits) {
      *   `unavailable` when too much of large bodies is coming in
      */
     readBody,
-    /** The same in one piece. */
+    /** As `read`, in one piece. */
     async readBytes(...asked: Parameters<typeof readBody>): Promise<Uint8Array> {
       const body = await readBody(...asked);
       return body instanceof Uint8Array ? body : wholeOf(body, asked[1]);
@@ -317,5 +325,98 @@ async function readInto(
       return false;
     }, tenant);
     await arrived();
+  }
+}
+
+/**
+ * The declared length of a request's body in bytes; null when the head declares none. The runtime joins a header that was
+ * sent twice ("3, 3"), which is no length.
+ *
+ * @throws Fault `invalid_request`, which closes the connection: where the next request begins is unknown
+ */
+export function declaredLength(headers: Headers): number | null {
+  const header = headers.get("content-length");
+  if (header === null) return null;
+  if (LENGTH.test(header)) return Number(header);
+  throw new Fault("invalid_request", "content-length: must be one number of bytes", { closesConnection: true });
+}
+
+export interface DrainLimits {
+  /** Of one body. */
+  readonly bytesMax: number;
+  readonly msMax: number;
+  readonly silenceMsMax: number;
+  /** How many connections at a time, shared out by caller. All strangers count as one. */
+  readonly countMax: number;
+}
+
+const DRAIN_LIMITS: DrainLimits = {
+  bytesMax: PASSED_OVER_BYTES_MAX,
+  msMax: PASSED_OVER_MS_MAX,
+  silenceMsMax: PASSED_OVER_SILENCE_MS_MAX,
+  countMax: PASSED_OVER_COUNT_MAX,
+};
+
+/**
+ * Drops what is left of a request's body when its response does not need it. A client that writes its whole body before it
+ * reads would lose a response that closes the connection earlier: unread bytes make the close a reset (RFC 9112, section
+ * 9.6). So the rest is read and dropped first, within bounds; beyond them the connection is closed as it is.
+ *
+ * If the connection stays open there is nothing to do: the server drops the rest itself after the response, so a client
+ * that reads while it writes gets the response at once (measured on Bun 1.4.5: 256 MiB, chunked too, memory flat). A
+ * client of HTTP/1.0 that does not say `Connection: close` can't be told from one of HTTP/1.1.
+ */
+export function createBodyDrainer(limits: DrainLimits = DRAIN_LIMITS) {
+  const inFlight = createFairShare({ size: limits.countMax });
+
+  async function drainWhole(request: Request, caller: string): Promise<void> {
+    const body = leftOf(request, limits.bytesMax);
+    if (body === null) return;
+    if (inFlight.take(caller) !== null) return;
+    await drain(body.getReader(), limits).catch(() => {});
+    inFlight.giveBack(caller);
+  }
+
+  /**
+   * Reads and drops what is left of a request's body. A body that somebody else is reading, or has read whole, is left to
+   * them: a reader that gives up in the middle releases it. Returns at once when the connection stays open. Never rejects.
+   *
+   * @param caller whose share it counts to
+   */
+  return (request: Request, response: Response, caller: string): Promise<void> | undefined =>
+    closes(request) || closes(response) ? drainWhole(request, caller) : undefined;
+}
+
+/** Null when nothing is left, or more than may be. */
+function leftOf({ headers, body }: Request, bytesMax: number): Request["body"] {
+  const declared = headers.get("content-length") ?? "0";
+  // A length that is no number was refused, and what follows the head is not known.
+  if (!(Number(declared) <= bytesMax)) return null;
+  return body === null || body.locked ? null : body;
+}
+
+function closes({ headers }: Request | Response): boolean {
+  const connection = headers.get("connection");
+  return connection !== null && /(^|,)\s*close\s*(,|$)/i.test(connection);
+}
+
+async function drain(
+  reader: Pick<BodyReader, "read" | "cancel">,
+  { bytesMax, msMax, silenceMsMax }: DrainLimits,
+): Promise<void> {
+  const giveUp = () => void reader.cancel().catch(() => {});
+  const whole = setTimeout(giveUp, msMax);
+  const silence = setTimeout(giveUp, silenceMsMax);
+  try {
+    for (let bytes = 0; bytes <= bytesMax; ) {
+      const { done, value } = await reader.read();
+      if (done || value === undefined) return;
+      silence.refresh();
+      bytes += value.byteLength;
+    }
+    giveUp();
+  } finally {
+    clearTimeout(whole);
+    clearTimeout(silence);
   }
 }

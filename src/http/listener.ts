@@ -1,11 +1,19 @@
 // The port of the gateway. Bun's server accepts every connection for which there is a descriptor, and reports none. A
 // flood of them would leave no descriptor for upstream calls and the database; and where there are many descriptors, 16
 // KiB of an unfinished head on each would fill the memory. So near a part of them the address with most connections loses
-// some, and above it the port is closed until there is room, which closes idle connections too. Bun allows 12 s for a first head, and the silence limit for later ones (measured).
+// some. The port is closed, which closes idle connections too, only where no address holds much more than others: behind
+// one proxy all connections have its address, and callers who hold few can't be told from others. Bun allows 12 s for a
+// first head, and the silence limit for later ones (measured).
 import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
-import { connectionsAt, endConnection, letMoreWait, refuseHandshakes } from "./socket-options.ts";
+import {
+  connectionsAt,
+  endConnection,
+  letMoreWait,
+  type OpenConnection,
+  refuseHandshakes,
+} from "./bun/socket-options.ts";
 
 /**
  * With this many descriptors in use, callers' and upstream ones together, no connection is accepted. All calls and
@@ -19,12 +27,16 @@ const LOOK_MS = 50;
 const HANDSHAKE_MS = 50;
 /** One in so many must be free before the port opens again, so that it does not open for a single connection. */
 const FREED_PART = 64;
-/** With so few descriptors left, some connections are ended before the port has to be closed. */
-const NEARLY_FULL = 48;
-/** Descriptors of one look, which takes a few milliseconds. */
-const LOOKED_AT = 2_048;
-/** One in so many of the connections that one address has in a look: more come in the time until the next one. */
-const ENDED_PART = 2;
+/** So many are opened to see how many are in use, which takes 0.5 ms; fewer are opened between two looks. */
+const PROBED = 48;
+/** When fewer than one in so many are left, the address that holds most loses as many; twice as early they are counted. */
+const ZONE_PART = 16;
+/** Descriptors in a window. To look at one takes 2 ms. */
+const WINDOW = 1_024;
+/** Of one look, while more has to be known or ended. */
+const WINDOWS_MAX = 4;
+/** How many times as many as the others have on average an address holds before it loses any. */
+const MUCH_MORE = 5 / 4;
 /** Anybody can cause these log lines, so each is written this often at most. */
 const LOG_EVERY_MS = 10_000;
 
@@ -52,8 +64,8 @@ export function listen(options: ListenerOptions) {
   /** Servers that no longer listen but still have connections. */
   const closing = new Map<Bun.Server<undefined>, Promise<void>>();
   const toldAt = new Map<string, number>();
-  /** The first descriptor of the next look at connections. */
-  let lookedAt = 0;
+  const zone = Math.max(PROBED, Math.ceil(openMax / ZONE_PART));
+  const census = createCensus(port, openMax, zone);
 
   function tell(level: "warn" | "error", event: string, fields = {}): void {
     const now = performance.now();
@@ -71,31 +83,20 @@ export function listen(options: ListenerOptions) {
     );
   }
 
-  /** Few descriptors are left: whoever holds most connections loses some, the longest silent first. */
-  function relieve(): boolean {
-    const connections = connectionsAt(port, lookedAt, LOOKED_AT);
-    lookedAt = lookedAt + LOOKED_AT < openMax ? lookedAt + LOOKED_AT : 0;
-    const byAddress = Map.groupBy(connections, ({ address }) => address);
-    // Behind one proxy all connections have its address, and callers who hold few can't be told from others.
-    if (byAddress.size < 2) return false;
-    const most = [...byAddress.values()].reduce((one, other) => (other.length > one.length ? other : one));
-    const ended = most.toSorted((a, b) => b.silentMs - a.silentMs).slice(0, Math.ceil(most.length / ENDED_PART));
-    for (const connection of ended) endConnection(connection);
-    tell("warn", "connections_ended", { count: ended.length });
-    return true;
-  }
-
   function look(): void {
-    const isRelieved = !areFree(NEARLY_FULL, openMax) && relieve();
-    if (listening === null) reopen();
-    else if (!isRelieved && !areFree(1, openMax)) {
+    const freed = Math.ceil(openMax / FREED_PART);
+    const used = leastInUse(listening === null ? Math.max(PROBED, freed) : PROBED);
+    const crowded = used > openMax - 2 * zone ? census.relieve(used - (openMax - zone)) : census.forget();
+    if (crowded.ended > 0) tell("warn", "connections_ended", { count: crowded.ended });
+    if (listening === null) {
+      if (used <= openMax - freed) reopen();
+    } else if (used >= openMax && !crowded.isRelieved) {
       close(listening);
       tell("warn", "connections_refused");
     }
   }
 
   function reopen(): void {
-    if (!areFree(Math.ceil(openMax / FREED_PART), openMax)) return;
     try {
       listening = serve(options, port);
     } catch (error) {
@@ -143,7 +144,7 @@ function serving({ host, reusePort, idleSeconds, answer }: ListenerOptions, port
       hostname: host,
       port,
       development: false,
-      // Left out, `development: false` makes Bun share the port with whoever else does so (measured): two gateways that
+      // Left out, `development: false` makes Bun share the port with all who do so (measured): two gateways that
       // were never meant to would answer on it by turns.
       reusePort,
       idleTimeout: idleSeconds,
@@ -179,17 +180,94 @@ function readLimits(): string {
 }
 
 /**
- * Whether so many descriptors below this number are free. A new descriptor gets the lowest free number, so nothing has to
- * be counted: counting took 40 ms for 15,000, and this takes 3 µs each (measured).
+ * How many descriptors are in use at least. A new one gets the lowest free number, so those below the last of these that
+ * are opened are in use: counting all took 40 ms for 15,000, and each of these takes 3 µs (measured).
  */
-function areFree(count: number, below: number): boolean {
+function leastInUse(probed: number): number {
   const opened: number[] = [];
   try {
-    while (opened.length < count && (opened.at(-1) ?? -1) < below) opened.push(openSync("/dev/null", "r"));
+    while (opened.length < probed) opened.push(openSync("/dev/null", "r"));
   } catch {
-    return false;
+    return Number.POSITIVE_INFINITY;
   } finally {
     for (const descriptor of opened) closeSync(descriptor);
   }
-  return (opened.at(-1) ?? below) < below;
+  return (opened.at(-1) ?? 0) + 1 - probed;
+}
+
+/**
+ * Who holds how many connections. All descriptors are too many for one look, so they are counted by windows, and each
+ * window's last count stands until the next one.
+ */
+function createCensus(port: number, openMax: number, zone: number) {
+  const windows: Map<string, number>[] = [];
+  const total = new Map<string, number>();
+  const windowCount = Math.ceil(openMax / WINDOW);
+  let next = 0;
+
+  function add(address: string, count: number): void {
+    const sum = (total.get(address) ?? 0) + count;
+    if (sum === 0) total.delete(address);
+    else total.set(address, sum);
+  }
+
+  /** Counts the next window, and tells its connections. */
+  function countNext(): OpenConnection[] {
+    const window = next;
+    next = (next + 1) % windowCount;
+    for (const [address, held] of windows[window] ?? []) add(address, -held);
+    const connections = connectionsAt(port, window * WINDOW, WINDOW);
+    const byAddress = Map.groupBy(connections, ({ address }) => address);
+    windows[window] = new Map([...byAddress].map(([address, its]) => [address, its.length]));
+    for (const [address, held] of windows[window]) add(address, held);
+    return connections;
+  }
+
+  /** The address that holds most, and how many more than others on average. Null where that is little. */
+  function most(): { address: string; more: number } | null {
+    let all = 0;
+    let [address, held] = ["", 0];
+    for (const [each, its] of total) {
+      all += its;
+      if (its > held) [address, held] = [each, its];
+    }
+    const average = (all - held) / (total.size - 1);
+    // Without the second condition a caller with thirty would lose them to thousands of addresses with one each.
+    return total.size > 1 && held > average * MUCH_MORE && held >= zone ? { address, more: held - average } : null;
+  }
+
+  /** Ends so many of the connections at most, the longest silent first. @returns how many */
+  function endSome(connections: OpenConnection[], count: number): number {
+    const largest = most();
+    if (largest === null || count <= 0) return 0;
+    const its = connections
+      .filter(({ address }) => address === largest.address)
+      .sort((a, b) => b.silentMs - a.silentMs);
+    const ended = its.slice(0, Math.ceil(Math.min(count, largest.more)));
+    for (const connection of ended) endConnection(connection);
+    return ended.length;
+  }
+
+  return {
+    /** @returns how many connections were ended, and whether an address can lose some or not all are counted yet */
+    relieve(excess: number) {
+      let ended = 0;
+      for (let looked = 0; looked < Math.min(WINDOWS_MAX, windowCount); looked++) {
+        ended += endSome(countNext(), excess - ended);
+        if (windows.length === windowCount && ended >= excess) break;
+      }
+      return { ended, isRelieved: windows.length < windowCount || most() !== null };
+    },
+    forget() {
+      windows.length = 0;
+      total.clear();
+      next = 0;
+      return { ended: 0, isRelieved: false };
+    },
+  };
+}
+
+/** A host as it stands in a URL. */
+export function hostPart(host: string): string {
+  return host.includes(":") ? `[${host}]` : host;
 }

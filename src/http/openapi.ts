@@ -3,7 +3,7 @@
 import { type TSchema, Type } from "@sinclair/typebox";
 import type { DocumentDecoration } from "elysia";
 import type { FaultKind } from "../core/fault.ts";
-import { STATUS, SUCCESS } from "./answers.ts";
+import { STATUS, SUCCESS } from "./responses.ts";
 
 /** Tags in the order in which the page shows them. */
 export const TAGS = {
@@ -93,7 +93,7 @@ interface FaultAnswerDoc {
   readonly description: string;
   /** A body that says more than an Error, which the answer may be all the same. */
   readonly schema?: TSchema;
-  /** Of that body, or else the message of the Error. */
+  /** The message of that body, or else of the Error. */
   readonly example: unknown;
   readonly headers?: Readonly<Record<string, string>>;
 }

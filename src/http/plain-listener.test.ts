@@ -88,7 +88,7 @@ test("a port has so many connections and no more, and one address leaves some to
   await port.stop();
 });
 
-test("whoever asks is answered, however many connections of the same address and of others stay open", async () => {
+test("who asks is answered, however many connections of the same address and of others stay open", async () => {
   const port = await open({ idleMs: 60_000, headMs: 60_000 });
   const addresses = [...Array.from({ length: SHARE }, () => "127.0.0.1"), "127.0.0.2", "127.0.0.3"];
   const kept = addresses.map((address) => dial(port, asking("/kept"), address));

@@ -1,6 +1,6 @@
 // A plain port beside the main one, for a few short answers that need no caller. Its connections are few, shared out by
-// address and closed when they are silent, so that whoever floods it takes no descriptor from the main port. When they are
-// taken, a new one has the place of one that is only held open. So whoever asks at once is answered, though others hold on,
+// address and closed when they are silent, so that a flood of them takes no descriptor from the main port. When they are
+// taken, a new one has the place of one that is only held open. So who asks at once is answered, though others hold on,
 // through the same proxy or from as many addresses as there are connections.
 import { createServer, type Server, type Socket } from "node:net";
 import { createReservedShare } from "../concurrency/reserved-share.ts";

@@ -2,11 +2,11 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { connect } from "node:net";
 import { Type } from "@sinclair/typebox";
 import { Fault } from "../core/fault.ts";
-import type { Log, LogFields } from "../core/log.ts";
-import { json } from "./answers.ts";
+import { type Log, type LogFields, silentLog } from "../core/log.ts";
 import { routes } from "./elysia.ts";
 import { bodyReader } from "./input.ts";
-import { createEdge, scopeOf } from "./server.ts";
+import { json } from "./responses.ts";
+import { createAccessLog, createEdge, scopeOf, shownPath } from "./server.ts";
 
 const lines: LogFields[] = [];
 const record = (_event: string, fields: LogFields = {}) => void lines.push(fields);
@@ -159,7 +159,7 @@ const raw = (text: string) =>
     socket.on("error", reject);
   });
 
-describe.each(["", "a", ":1", "localhost"])("a path that a URL would write anew, to the host %p,", (host) => {
+describe.each(["", "a", ":1", "localhost"])("a path that a URL would write otherwise, to the host %p,", (host) => {
   const paths = ["/x/../v1/things", "/x/..\\v1/things", "/.%2e/v1/things", "/v1\\things", "/%2e%2e\\v1/things"];
 
   test.each(paths)("is judged as it is routed: %s", async (path) => {
@@ -221,21 +221,63 @@ test.each(["/open", "/nowhere", "/v1/things/1"])(
   },
 );
 
-test.each(["/open", "/nowhere", "/v1/things/1"])(
-  "a stranger's body for %s is dropped while its answer waits, so that no body of one who asks is kept",
-  async (path) => {
+describe.each(["/open", "/nowhere", "/v1/things/1"])("when strangers' requests wait, one to %s", (path) => {
+  async function isAnsweredAtOnce(headers: Record<string, string>): Promise<[boolean, string | null]> {
     // The turn of the event loop is used up by the first.
     const first = edge.fetch(new Request("http://localhost/open"));
     for (const until = performance.now() + 20; performance.now() < until; );
-    let dropped = 0;
-    const body = new ReadableStream({
-      pull(controller) {
-        if (++dropped === 64) controller.close();
-        else controller.enqueue(new Uint8Array(16));
-      },
+    const asking = edge.fetch(new Request(`http://localhost${path}`, { method: "POST", headers }));
+    let isAnswered = false;
+    void asking.then(() => {
+      isAnswered = true;
     });
-    const answer = edge.fetch(new Request(`http://localhost${path}`, { method: "POST", body }));
-    await Promise.all([first, answer]);
-    expect(dropped).toBe(64);
-  },
-);
+    for (let step = 0; step < 100; step++) await null;
+    const atOnce = isAnswered;
+    await first;
+    return [atOnce, (await asking).headers.get("connection")];
+  }
+
+  test("with much of a body does not, so that no body of one who asks is kept", async () => {
+    for (const length of ["16385", "1000000", "3, 3"]) {
+      const [isAtOnce] = await isAnsweredAtOnce({ "content-length": length });
+      expect([length, isAtOnce]).toEqual([length, true]);
+    }
+    for (const length of ["0", "16384"])
+      expect(await isAnsweredAtOnce({ "content-length": length })).toEqual([false, null]);
+  });
+
+  test("with a body in chunks does not either, and is the last on its connection", async () => {
+    expect(await isAnsweredAtOnce({ "transfer-encoding": "chunked" })).toEqual([true, "close"]);
+  });
+});
+
+test("requests of strangers get so many lines of the access log in a second, and one that sums up the others; those of callers all get one", async () => {
+  const lines: [event: string, fields: LogFields][] = [];
+  let heard = () => {};
+  const info = (event: string, fields: LogFields = {}) => {
+    lines.push([event, fields]);
+    if (event !== "request") heard();
+  };
+  const access = createAccessLog({ ...silentLog, info });
+  for (let round = 0; round < 2; round++) {
+    const summedUp = new Promise<void>((resolve) => {
+      heard = resolve;
+    });
+    for (let at = 0; at < 500; at++) {
+      access.stranger({ at });
+      access.known({ tenant: "t" });
+      access.open({});
+    }
+    await summedUp;
+    expect(lines.filter(([, { tenant }]) => tenant === "t")).toHaveLength(500);
+    expect(lines.filter(([, { at }]) => at !== undefined)).toHaveLength(20);
+    expect(lines.at(-1)).toEqual(["unauthenticated_requests", { count: 480 }]);
+    lines.length = 0;
+  }
+});
+
+test("a path is logged as far as any of our routes goes", () => {
+  const longest = `/v1/${"x".repeat(252)}`;
+  expect(shownPath(longest)).toBe(longest);
+  expect(shownPath(`${longest}y`)).toBe(`${longest}…`);
+});

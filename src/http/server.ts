@@ -1,20 +1,16 @@
 // The HTTP edge of both services: it numbers every request, lets only known callers at what is guarded, turns every
 // Fault into an answer, and writes the access log. Routes themselves only know Faults.
 // One per thread, since a scope is kept under the request that it belongs to.
-import { andThen } from "../concurrency/and-then.ts";
 import { actFor, turnOf } from "../concurrency/request-turns.ts";
 import type { Caller } from "../core/caller.ts";
 import { Fault } from "../core/fault.ts";
 import { REQUEST_ID_CHARACTERS_MAX } from "../core/limits.ts";
-import type { Log } from "../core/log.ts";
+import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
-import type { Span, Tracer } from "../core/tracing.ts";
-import { createAccessLog, shownPath } from "./access-log.ts";
-import { faultResponse } from "./answers.ts";
-import { declaredLength } from "./body-length.ts";
+import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
-import { createPassOver, type PassOver } from "./pass-over.ts";
-import { beginSpan, endSpan, type SpanStart, type TracedRoute, tracedCall } from "./request-span.ts";
+import { createBodyDrainer, declaredLength } from "./intake.ts";
+import { faultResponse } from "./responses.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
 export interface Scope<C = Caller> {
@@ -24,7 +20,7 @@ export interface Scope<C = Caller> {
   readonly method: string;
   /**
    * Whether the connection stays open however long it is silent. The server would keep it open for ever, also for later
-   * requests on it, so whoever sets this clears it again before the answer ends.
+   * requests on it, so who sets this clears it again before the answer ends.
    */
   holdOpen(held: boolean): void;
   /** Adds fields to the request's line in the access log. */
@@ -70,12 +66,12 @@ export interface Guard<C> {
 }
 
 /**
- * The route that most requests take. They go to it straight from the edge, which spares them the router, its context and
+ * The route that most requests take. They go to it from the edge at once, which spares them the router, its context and
  * the look-up of their scope: 7 of the 59 µs that a call of an agent costs the main thread beside the store's write
  * (Elysia 1.4.30, median of 16 measurements by turns). The app has the same route: it describes it, and answers requests
  * whose path is written in any other way.
  */
-export interface StraightRoute<C = Caller> {
+export interface FastPath<C = Caller> {
   readonly method: string;
   /** Of the path, before its one parameter. */
   readonly prefix: string;
@@ -85,7 +81,7 @@ export interface StraightRoute<C = Caller> {
 
 export interface GuardedEdgeOptions<C> {
   readonly app: RoutedApp;
-  readonly straight?: StraightRoute<C>;
+  readonly fastPath?: FastPath<C>;
   readonly log: Log;
   readonly meters?: Pick<Meters, "requestsTo">;
   /** Null when everything is open. */
@@ -117,46 +113,55 @@ export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
 }
 
 export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
-  const { guard, straight, meters = silentMeters, tracer = null } = options;
+  const { guard, fastPath, meters = silentMeters, tracer = null } = options;
   const route = createRouter(options.app);
-  const passOver = createPassOver();
+  const drainBody = createBodyDrainer();
   const accessLog = createAccessLog(options.log);
   const counted = meters.requestsTo(options.app.routes);
   let draining = false;
 
-  /** Identifies the caller, and waits for its turn: both are mostly done at once. */
-  function enter(known: Guard<C>, context: RequestContext, request: Request): Bun.MaybePromise<Scope<C>> {
+  /** What is known of the request from now on. */
+  function enter(known: Guard<C>, context: RequestContext, request: Request, caller: C): Scope<C> {
     const { original, requestId, startedAt, fields, holdOpen } = context;
-    return andThen(known.identify(original), (caller) => {
-      const [field, shown] = known.shown(caller);
-      fields[field] = shown;
-      context.known = shown;
-      const traced = tracer === null ? null : known.traced(request.method, context.path);
-      if (tracer !== null && traced !== null) {
-        const { method } = original;
-        context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
-        fields["trace_id"] = context.span.traceId;
-      }
-      const note = noteIn(fields);
-      const scope = { requestId, caller, method: original.method, holdOpen, note, span: context.span };
-      return turnOf(shown)?.then(() => scope) ?? scope;
-    });
+    const [field, shown] = known.shown(caller);
+    fields[field] = shown;
+    context.known = shown;
+    const traced = tracer === null ? null : known.traced(request.method, context.path);
+    if (tracer !== null && traced !== null) {
+      const { method } = original;
+      context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
+      fields["trace_id"] = context.span.traceId;
+    }
+    const note = noteIn(fields);
+    return { requestId, caller, method: original.method, holdOpen, note, span: context.span };
   }
 
-  function respond(request: Request, context: RequestContext): Bun.MaybePromise<Response> {
-    const { path } = context;
+  function toRoute(request: Request, { known, path }: RequestContext, scope: Scope<C>): Response | Promise<Response> {
+    guard?.permit?.(scope.caller, scope.method, path);
+    const fast = onFastPath(fastPath, request, path);
+    if (fast !== null) return actFor(known, () => fast(scope));
+    guard?.scopes.set(request, scope);
+    return actFor(known, () => route(request, path));
+  }
+
+  function inTurn(known: Guard<C>, context: RequestContext, request: Request, caller: C): Response | Promise<Response> {
+    const scope = enter(known, context, request, caller);
+    const turn = turnOf(context.known);
+    return turn === undefined ? toRoute(request, context, scope) : turn.then(() => toRoute(request, context, scope));
+  }
+
+  /** No promise is made where the caller is known already, its turn has come, and the route answers at once. */
+  function respond(request: Request, context: RequestContext): Response | Promise<Response> {
+    const { original, path } = context;
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
-    checkFraming(context.original.headers);
-    const toRoute = () => route(request, path);
-    if (!guard?.covers(path))
-      return andThen(turnOfStranger(context, request, passOver), () => actFor(STRANGERS, toRoute));
-    return andThen(enter(guard, context, request), (scope) => {
-      guard.permit?.(scope.caller, scope.method, path);
-      const answer = straightTo(straight, request, path);
-      if (answer !== null) return actFor(context.known, () => answer(scope));
-      guard.scopes.set(request, scope);
-      return actFor(context.known, toRoute);
-    });
+    checkFraming(original.headers);
+    if (!guard?.covers(path)) {
+      const toOpenRoute = () => actFor(STRANGERS, () => route(request, path));
+      return turnOfStranger(context)?.then(toOpenRoute) ?? toOpenRoute();
+    }
+    const identified = guard.identify(original);
+    if (!(identified instanceof Promise)) return inTurn(guard, context, request, identified);
+    return identified.then((caller) => inTurn(guard, context, request, caller));
   }
 
   /** A line in the log, the end of its span, and its count. */
@@ -182,22 +187,21 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       const sentId = request.headers.get("x-request-id");
       const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const unknown = { known: STRANGERS, span: null, dropping: undefined };
+      const unknown = { known: STRANGERS, span: null, endsConnection: false };
       const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...unknown };
       let response: Response;
       try {
-        const answer = respond(request, context);
-        response = answer instanceof Promise ? await answer : answer;
+        const responding = respond(request, context);
+        response = responding instanceof Promise ? await responding : responding;
       } catch (error) {
         // The runtime would answer a connection full of refusals in one turn of the event loop.
-        if (context.known === STRANGERS) await turnOfStranger(context, request, passOver);
+        if (context.known === STRANGERS) await turnOfStranger(context);
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
-      response.headers.set("x-request-id", requestId);
-      if (draining) response.headers.set("connection", "close");
+      mark(response, context, draining);
       tell(context, response.status);
-      const passing = passOver.before(response, request, context.known, context.dropping);
-      if (passing !== undefined) await passing;
+      const drained = context.endsConnection ? undefined : drainBody(request, response, context.known);
+      if (drained !== undefined) await drained;
       return response;
     },
     /** From now on every request is answered 503. */
@@ -221,11 +225,11 @@ function checkFraming(headers: Headers): void {
 /** A segment of which every spelling is itself, so that no router could read it otherwise. */
 const PLAIN_SEGMENT = /^[\w-]+$/;
 
-/** Null for a request that is not of the straight route, or not plain. */
-function straightTo<C>(straight: StraightRoute<C> | undefined, request: Request, path: string) {
-  if (straight === undefined || request.method !== straight.method || !path.startsWith(straight.prefix)) return null;
-  const rest = path.slice(straight.prefix.length);
-  return PLAIN_SEGMENT.test(rest) ? (scope: Scope<C>) => straight.answer(request, scope, rest) : null;
+/** Null for a request that is not of the fast path, or not plain. */
+function onFastPath<C>(fastPath: FastPath<C> | undefined, request: Request, path: string) {
+  if (fastPath === undefined || request.method !== fastPath.method || !path.startsWith(fastPath.prefix)) return null;
+  const rest = path.slice(fastPath.prefix.length);
+  return PLAIN_SEGMENT.test(rest) ? (scope: Scope<C>) => fastPath.answer(request, scope, rest) : null;
 }
 
 /** Stands for all unknown callers where others are told apart by tenant. No tenant has this name. */
@@ -254,20 +258,31 @@ interface RequestContext {
   known: string;
   /** Null where it is not traced. */
   span: Span | null;
-  /** Resolves when a body that is dropped has been. */
-  dropping: Promise<void> | undefined;
+  /** Whether the connection ends with the answer, whatever is still to come of the request. */
+  endsConnection: boolean;
 }
 
+function mark(response: Response, { requestId, endsConnection }: RequestContext, draining: boolean): void {
+  response.headers.set("x-request-id", requestId);
+  if (draining || endsConnection) response.headers.set("connection", "close");
+}
+
+/** A stranger's request waits for its turn with a body of so many bytes at most. */
+const WAITING_BODY_BYTES_MAX = 16 * 1024;
+
 /**
- * Undefined when a stranger's request may be answered at once. One whose body is on its way waits only while that is
- * dropped, since the runtime would keep all that arrives: 600 connections with a mebibyte each took gigabytes.
+ * Undefined when a stranger's request may be answered at once. One that has much of a body never waits, since the runtime
+ * would keep what arrives of it: 600 connections with a megabyte each took gigabytes. Where the length is not known, the
+ * connection ends with the answer, or one connection full of short bodies in chunks would keep the event loop.
  */
-function turnOfStranger(context: RequestContext, request: Request, passOver: PassOver): Promise<void> | undefined {
+function turnOfStranger(context: RequestContext): Promise<void> | undefined {
   const turn = turnOf(STRANGERS);
-  const dropping = turn === undefined ? null : passOver.drop(request, STRANGERS);
-  if (dropping === null) return undefined;
-  context.dropping = dropping;
-  return turn;
+  if (turn === undefined) return undefined;
+  const { headers } = context.original;
+  const length = headers.get("content-length") ?? "0";
+  context.endsConnection = headers.has("transfer-encoding");
+  const isShort = /^\d{1,5}$/.test(length) && Number(length) <= WAITING_BODY_BYTES_MAX;
+  return isShort && !context.endsConnection ? turn : undefined;
 }
 
 /** @param mayTell whether a stranger's request may have another log line */
@@ -284,4 +299,101 @@ function failed(
     log.warn("request_refused", { ...fields, error: fault });
   }
   return faultResponse(fault);
+}
+
+const PATH_CHARACTERS_MAX = 256;
+const STRANGERS_LINES_MAX = 20;
+const SUMMED_UP_MS = 1_000;
+
+/** A path as the log shows it. Longer ones are none of our routes. */
+export function shownPath(path: string): string {
+  return path.length <= PATH_CHARACTERS_MAX ? path : `${path.slice(0, PATH_CHARACTERS_MAX)}…`;
+}
+
+/**
+ * One line of the log for each request of a known caller. Strangers can't flood it: a few of their requests in a second
+ * have a line each, and the others are summed up in one.
+ */
+export function createAccessLog(log: Log) {
+  /** Requests of strangers in the current second, which begins with the first of them. */
+  let strangers = 0;
+
+  function sumUp(): void {
+    const more = strangers - STRANGERS_LINES_MAX;
+    strangers = 0;
+    if (more > 0) log.info("unauthenticated_requests", { count: more });
+  }
+
+  /** Whether another line may be caused by a stranger; counts it. */
+  function mayTell(): boolean {
+    if (strangers++ === 0) setTimeout(sumUp, SUMMED_UP_MS).unref();
+    return strangers <= STRANGERS_LINES_MAX;
+  }
+
+  return {
+    mayTell,
+    /** Of a request to an open path. */
+    open: (fields: LogFields): void => log.debug("request", fields),
+    known: (fields: LogFields): void => log.info("request", fields),
+    /** A request of an unknown caller. */
+    stranger(fields: LogFields): void {
+      if (mayTell()) log.info("request", fields);
+    },
+  };
+}
+
+/** A request that is to have a span. Strangers have none, so that nobody else can use up what is recorded. */
+export interface TracedRoute {
+  readonly route: string;
+  /** In its path. */
+  readonly agentId?: string;
+}
+
+export interface SpanStart {
+  readonly method: string;
+  /** Of performance.now(). */
+  readonly startedAt: number;
+  /** The caller as the access log shows it. */
+  readonly caller: readonly [field: "tenant" | "account", name: string];
+}
+
+const CALL_PATH = /^\/v1\/proxy\/([^/]+)(\/stream)?$/;
+const [CALL_METHODS, STREAM_METHODS] = [["POST"], ["POST", "GET", "DELETE"]];
+const AGENT_ID = /^agt_[0-9a-f-]{36}$/;
+const FAILED_FROM = 500;
+
+/** Calls of agents have spans. Other requests would only use up the share of their tenant, polls above all. */
+function tracedCall(method: string, path: string): TracedRoute | null {
+  const [, id, stream = ""] = CALL_PATH.exec(path) ?? [];
+  if (id === undefined || !(stream === "" ? CALL_METHODS : STREAM_METHODS).includes(method)) return null;
+  return { route: `/v1/proxy/{id}${stream}`, ...(AGENT_ID.test(id) && { agentId: id }) };
+}
+
+/** From here on the request names this span as the parent, so to pass its headers on is to pass that on. */
+function beginSpan(
+  tracer: Tracer,
+  { route, agentId }: TracedRoute,
+  { headers }: Request,
+  { method, startedAt, caller: [field, name] }: SpanStart,
+): Span {
+  const span = tracer.begin({
+    kind: "server",
+    name: `${method} ${route}`,
+    parent: namedIn(headers),
+    payer: name,
+    startedAt,
+    fields: { method, route, [field]: name, ...(agentId !== undefined && { agentId }) },
+  });
+  nameIn(headers, span);
+  return span;
+}
+
+/** @param fields those of the access log */
+function endSpan(span: Span, status: number, fields: Readonly<Record<string, string | number>>): void {
+  const { invocation_id: invocationId } = fields;
+  span.end({
+    status,
+    ...(typeof invocationId === "string" && { invocationId }),
+    ...(status >= FAILED_FROM && { errorType: `${status}` }),
+  });
 }

@@ -58,7 +58,7 @@ export function open(tenantKey: Uint8Array, sealed: Uint8Array, identity: string
   return unwrap(dataKey, sealed.subarray(WRAPPED_KEY_BYTES), identity);
 }
 
-/** The same sealed secret under another tenant key: only its data key is wrapped anew. @throws Error as `unwrap` does. */
+/** Moves a sealed secret to another tenant key: only its data key is wrapped again. @throws Error as `unwrap` does. */
 export function resealDataKey(old: Uint8Array, next: Uint8Array, sealed: Uint8Array, identity: string): Buffer {
   const dataKey = unwrap(old, sealed.subarray(0, WRAPPED_KEY_BYTES), identity);
   return Buffer.concat([wrap(next, dataKey, identity), sealed.subarray(WRAPPED_KEY_BYTES)]);

@@ -3,18 +3,18 @@
 import { hkdfSync } from "node:crypto";
 import { notInArray } from "drizzle-orm";
 import type { KeyPurpose } from "../../db/schema.ts";
+import { endsWithin } from "../concurrency/deadline.ts";
+import { type Poll, poll } from "../concurrency/poll.ts";
 import { type Clock, systemClock } from "../core/clock.ts";
 import { type Log, silentLog } from "../core/log.ts";
 import type { WrappedKeys } from "../storage/look.ts";
 import type { Reader, Store } from "../storage/store.ts";
 import { unwrap } from "./envelope.ts";
-import { anotherMasterKey, createHolder } from "./holders.ts";
 import type { MasterKeys } from "./master-keys.ts";
 import { createRevocations } from "./revocations.ts";
 import { loadSigningKeys, makeFirstSigningKeys, type SigningKey, signingKeyIdentity } from "./signing-keys.ts";
-import { type KeyringState, readState } from "./state.ts";
+import { anotherMasterKey, createHolder, type KeyringState, readState } from "./state.ts";
 import { createTenantKeys, DEPLOYMENT, type SealedSecret, tenantKeyIdentity } from "./tenant-keys.ts";
-import { createWatch } from "./watch.ts";
 
 const DERIVED_KEY_BYTES = 32;
 
@@ -34,7 +34,7 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
   let renewing: Promise<void> | null = null;
 
   async function takeUp(state: KeyringState): Promise<void> {
-    // In this order: what is read after it is at least as new as this version.
+    // The version is taken last: keys that are read after it are at least as new.
     seen.signing = await loadSigningKeys(store.read.urgent, masterKeys, clock, seen.signing);
     tenants.forget();
     seen.version = state.version;
@@ -43,11 +43,11 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
 
   async function look(): Promise<void> {
     const state = await readState(store.read.urgent);
-    missing.tell(state);
+    missing.check(state);
     if (state.revoked_at > revocations.newest()) await revocations.catchUp();
     // Without the key that wraps them the known ones are used.
     if (state.version !== seen.version && !missing.any()) await takeUp(state);
-    // Nobody who waits for a look waits for this write.
+    // The write of the lease goes on beside, so that no caller of a look waits for it.
     renewing ??= holder?.renew(seen.version).then(renewed, renewed) ?? null;
   }
 
@@ -60,19 +60,19 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
   return {
     /** `identity` names the record that the secret belongs to, and is needed again to open it. */
     sealSecret: (tenant: string, identity: string, plaintext: Uint8Array) => tenants.seal(tenant, identity, plaintext),
-    /** @throws Error when it was sealed for another tenant or identity, or was altered. */
+    /** @throws Error when the secret was sealed for another tenant or identity, or was altered */
     openSecret: (tenant: string, identity: string, secret: SealedSecret) => tenants.open(tenant, identity, secret),
     /**
-     * A key for one purpose, derived from the tenant's first key (null: from the deployment's). It is the same on all
-     * replicas, and stays the same when keys are rotated: sessions that it has sealed go on.
+     * A key for one purpose, derived from the tenant's first key (null: from the deployment's). All replicas derive the
+     * same key, and a rotation does not change it: sessions that it has sealed go on.
      */
     async deriveKey(tenant: string | null, purpose: string): Promise<Buffer> {
       const key = await tenants.first(tenant ?? DEPLOYMENT);
       return Buffer.from(hkdfSync("sha256", key, "", `tollgate:${purpose}`, DERIVED_KEY_BYTES));
     },
-    /** The one that signs now. */
+    /** The current key of the purpose. */
     signingKey: (purpose: KeyPurpose): SigningKey => seen.signing.signingKey(purpose),
-    /** The same object as long as the keys are the same. */
+    /** One object as long as the keys don't change. */
     issuerJwks: () => seen.signing.issuerJwks(),
     publicJwks: () => seen.signing.publicJwks(),
     revocations,
@@ -84,7 +84,7 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
      * From now on what other processes change is in force here within about a second.
      *
      * @param alone whether no other gateway can run on this database
-     * @throws StartupProblem when keys are being rotated to a master key that this process has not got
+     * @throws StartupProblem when keys are being rotated to a master key that this process does not have
      */
     async watch(replica: string, alone: boolean): Promise<void> {
       holder = createHolder(store, masterKeys, replica, alone);
@@ -113,17 +113,17 @@ async function requireMasterKeys(read: Reader, masterKeys: MasterKeys): Promise<
   }
 }
 
-/** Tells of each master key once that keys are wrapped with, or are going to be, and that this process has not got. */
+/** Logs once each master key that wraps keys, or is going to, and that this process does not have. */
 function missingMasterKeys(masterKeys: MasterKeys, log: Log) {
-  const told = new Set<string>();
+  const logged = new Set<string>();
   let isAny = false;
   return {
-    tell({ master_key_id, next_master_key_id }: KeyringState): void {
+    check({ master_key_id, next_master_key_id }: KeyringState): void {
       const lacks = (id: string | null) => id !== null && masterKeys.find(id) === null;
       isAny = lacks(master_key_id);
       for (const id of [master_key_id, next_master_key_id]) {
-        if (id === null || !lacks(id) || told.has(id)) continue;
-        told.add(id);
+        if (id === null || !lacks(id) || logged.has(id)) continue;
+        logged.add(id);
         log.error("master_key_missing", { master_key_id: id });
       }
     },
@@ -131,16 +131,16 @@ function missingMasterKeys(masterKeys: MasterKeys, log: Log) {
   };
 }
 
-/** Opens what is sealed, and makes no key: for a look at a deployment that changes nothing. */
+/** Opens what is sealed, and makes no key: for checks that change nothing. */
 export function openSealed(read: Reader, masterKeys: MasterKeys): Pick<Keyring, "openSecret"> {
-  const write = () => Promise.reject(new Error("a look changes nothing"));
+  const write = () => Promise.reject(new Error("a check changes nothing"));
   const { open } = createTenantKeys({
     store: { read: { ...read, urgent: read }, write },
     masterKeys,
     clock: systemClock,
   });
   return {
-    // That a key is wrapped by another master key is told of the keys.
+    // The check of the keys says whether another master key wraps them.
     openSecret: (...secret) =>
       open(...secret).catch((cause) => {
         throw new Error("the secret does not open", { cause });
@@ -148,7 +148,7 @@ export function openSealed(read: Reader, masterKeys: MasterKeys): Pick<Keyring, 
   };
 }
 
-/** The names of those that none of these master keys wraps, or that were altered. */
+/** The identities of the keys that none of these master keys wraps, or that were altered. */
 export function keysThatDoNotOpen(
   masterKeys: readonly Uint8Array[],
   { tenantKeys, signingKeys }: WrappedKeys,
@@ -174,4 +174,97 @@ export function keysThatDoNotOpen(
   return wrapped
     .filter((one) => !masterKeys.some((masterKey) => opens(masterKey, one)))
     .map(({ identity }) => identity);
+}
+
+const LOOK_MS = 1_000;
+const FRESH_MS = 2_000;
+/** A database that is away for less than this has nobody refused: this long a request may wait for its 503. */
+const USABLE_MS = 10_000;
+/** The longest wait for a look: a request is answered within ten seconds, nine of which a write may take. */
+const WAIT_MS_MAX = 500;
+/** Least time between the beginnings of two looks. */
+const PAUSE_MS = 100;
+
+/**
+ * Looks at the database about every second for what other processes change. What was seen is fresh for two seconds. A caller
+ * that needs it when it is older, as after a pause of the process, waits for the next look. Nothing older than ten seconds
+ * is used: a token may have been revoked since.
+ *
+ * @param look is not called again before it has ended
+ * @param failed called with the first of several failures in a row
+ * @param now milliseconds of a clock that never goes back
+ */
+export function createWatch(
+  look: () => Promise<void>,
+  failed: (error: unknown) => void,
+  now: () => number = () => performance.now(),
+) {
+  let watching: Poll | null = null;
+  let startedAt = Number.NEGATIVE_INFINITY;
+  let seenAt = now();
+  let isFailing = false;
+  let inFlight: Promise<void> | null = null;
+  let next: Promise<void> | null = null;
+
+  async function lookOnce(): Promise<void> {
+    startedAt = now();
+    try {
+      await look();
+      seenAt = startedAt;
+      isFailing = false;
+    } catch (error) {
+      if (!isFailing) failed(error);
+      isFailing = true;
+    } finally {
+      inFlight = null;
+    }
+  }
+
+  function lookNow(): Promise<void> {
+    inFlight ??= lookOnce();
+    return inFlight;
+  }
+
+  /** A look that begins after this call, shared by all callers. */
+  function lookAgain(): Promise<void> {
+    next ??= (async () => {
+      await inFlight;
+      const pause = startedAt + PAUSE_MS - now();
+      if (pause > 0) await Bun.sleep(pause);
+      next = null;
+      await lookNow();
+    })();
+    return next;
+  }
+
+  const isSeenWithin = (ms: number) => watching === null || now() - seenAt < ms;
+
+  return {
+    /** Always, in a process that does not watch. */
+    isFresh: () => isSeenWithin(FRESH_MS),
+    /** Whether what was seen may still be used. */
+    isUsable: () => isSeenWithin(USABLE_MS),
+    /** Waits until what was seen is fresh, for half a second at most. */
+    async refreshed(): Promise<void> {
+      if (isSeenWithin(FRESH_MS)) return;
+      const look = lookNow();
+      const left = isSeenWithin(USABLE_MS) ? startedAt + WAIT_MS_MAX - now() : WAIT_MS_MAX;
+      if (left > 0) await endsWithin(left, look);
+    },
+    /** Looks for what may have changed a moment ago. */
+    async renewed(): Promise<void> {
+      await endsWithin(WAIT_MS_MAX, lookAgain());
+    },
+    start() {
+      seenAt = now();
+      watching = poll({ leastMs: LOOK_MS, mostMs: LOOK_MS }, async () => {
+        await lookNow();
+        return false;
+      });
+    },
+    async stop(): Promise<void> {
+      watching?.stop();
+      await inFlight;
+    },
+  };
 }

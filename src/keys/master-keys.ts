@@ -1,35 +1,43 @@
-// The master keys that this process has, by their IDs: its own, and while keys are rotated the next one. What stands in a
-// file is found there while the process runs, so that a gateway on a file needs no restart for a new key.
+// The master keys that this process has, by their IDs: its own, and while keys are rotated the next one. They come from the
+// configuration, or from master.key in the data directory, where the first start generates one. A key in a file is found
+// there while the process runs, so a gateway with a file needs no restart for a new key. Only the end of a rotation replaces
+// a key: losing it would lose every secret in the database.
 import { createHash } from "node:crypto";
-import { readFileSync } from "node:fs";
+import { readFileSync, renameSync, rmSync, statSync } from "node:fs";
+import { dirname, join } from "node:path";
+import type { Log } from "../core/log.ts";
+import { StartupProblem } from "../core/startup.ts";
+import { type Owner, placePrivateFile, syncDirectory } from "../storage/data-dir.ts";
+import { holdsWrappedKeys } from "../storage/sqlite/look.ts";
+import { newKey } from "./envelope.ts";
 
 export interface MasterKeys {
   /** The ID of the one that wraps the first keys of an empty database. */
   readonly own: string;
-  /** Null when this process has not got it, also after a look at its files. */
+  /** Null when this process does not have the key, also after reading its files again. */
   find(id: string): Buffer | null;
-  /** From now on this process has it. @returns its ID */
+  /** Adds a key to this process. @returns the key's ID */
   add(key: Buffer): string;
-  /** Those that are known. */
+  /** The IDs of the known keys. */
   ids(): readonly string[];
-  /** The same, with the keys. */
+  /** The known keys. */
   all(): readonly Buffer[];
 }
 
-export interface MasterKeyPlaces {
+interface MasterKeyPlaces {
   readonly own: Buffer;
-  /** The one that a rotation shall lead to, where it is configured. */
+  /** The key that a rotation shall lead to, where it is configured. */
   readonly next: Buffer | null;
   /** Files that hold one key each, if they are there. */
   readonly files: readonly string[];
 }
 
-/** For a key that was not found files are not read all the time. */
+/** After a key was not found, the files are not read again for this long. */
 const LOOK_AGAIN_MS = 500;
 /** 32 bytes in standard base64; the padding may be missing. */
 const KEY = /^[A-Za-z0-9+/]{43}=?$/;
 
-/** Names a key, and tells nothing about it. */
+/** A name of the key that reveals nothing of it. */
 export function masterKeyId(key: Uint8Array): string {
   return createHash("sha256").update(key).digest("hex").slice(0, 16);
 }
@@ -69,12 +77,166 @@ export function openMasterKeys({ own, next, files }: MasterKeyPlaces): MasterKey
   };
 }
 
-/** Null when there is none, or one that is just being written. */
-export function keyIn(file: string): Buffer | null {
+/** Null when the file holds no key, or one that is just being written. */
+function keyIn(file: string): Buffer | null {
   try {
     const text = readFileSync(file, "latin1").replace(/\r?\n$/, "");
     return KEY.test(text) ? Buffer.from(text, "base64") : null;
   } catch {
     return null;
   }
+}
+
+interface LoadedMasterKey {
+  readonly key: Buffer;
+  /** Whether this call generated it: the first start in this data directory. */
+  readonly generated: boolean;
+}
+
+interface MasterKeyOptions {
+  /** From the configuration; null when the key is kept in the data directory. */
+  readonly configured: Buffer | null;
+  /** Must exist. */
+  readonly dataDir: string;
+  readonly log: Log;
+}
+
+/** The master keys as the configuration names them. */
+interface MasterKeySettings {
+  readonly own: Buffer | null;
+  /** The file that `own` was read from, if it can be read again. */
+  readonly file: string | null;
+  readonly next: Buffer | null;
+  readonly nextFile: string | null;
+}
+
+export const MASTER_KEY_FILE = "master.key";
+/** The file that the SQLite store keeps in the data directory. */
+export const DATABASE_FILE = "tollgate.db";
+
+/** @throws StartupProblem when the key is malformed, can't be kept, or is missing beside a database that needs it. */
+export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): LoadedMasterKey {
+  if (configured !== null) return { key: configured, generated: false };
+  const path = join(dataDir, MASTER_KEY_FILE);
+  // The database is looked at first: another process that starts at this moment makes the key before the database.
+  const isNeeded = holdsWrappedKeys(join(dataDir, DATABASE_FILE));
+  const kept = readKey(path, log);
+  if (kept !== null) return { key: kept, generated: false };
+  if (isNeeded) {
+    throw new StartupProblem(
+      `TOLLGATE_MASTER_KEY must be set, or ${path} restored: the database beside it was made with a master key`,
+    );
+  }
+  return writeKey(path, newKey(), log, statSync(dataDir));
+}
+
+/**
+ * The key that is there; null when none is.
+ *
+ * @throws StartupProblem when it is malformed or can't be read
+ */
+function findMasterKey({ configured, dataDir, log }: MasterKeyOptions): Buffer | null {
+  return configured ?? readKey(join(dataDir, MASTER_KEY_FILE), log);
+}
+
+/** The file of the master key; null when it is configured in another way. */
+export function masterKeyFile({ own, file }: MasterKeySettings, dataDir: string): string | null {
+  return own === null ? join(dataDir, MASTER_KEY_FILE) : file;
+}
+
+/** Beside the file of the master key, that of the next one while keys are rotated. */
+export function nextKeyFile(file: string): string {
+  return `${file}.new`;
+}
+
+interface MasterKeysOptions {
+  readonly masterKeys: MasterKeySettings;
+  readonly dataDir: string;
+  readonly log: Log;
+}
+
+/** @throws StartupProblem as `loadMasterKey` does */
+export function loadMasterKeys({ masterKeys, dataDir, log }: MasterKeysOptions) {
+  const { key, generated } = loadMasterKey({ configured: masterKeys.own, dataDir, log });
+  return { keys: masterKeysAround(key, masterKeys, dataDir), generated };
+}
+
+/** The master keys that are there; null when there is none. @throws StartupProblem as `findMasterKey` does */
+export function findMasterKeys({ masterKeys, dataDir, log }: MasterKeysOptions): MasterKeys | null {
+  const own = findMasterKey({ configured: masterKeys.own, dataDir, log });
+  return own === null ? null : masterKeysAround(own, masterKeys, dataDir);
+}
+
+function masterKeysAround(own: Buffer, settings: MasterKeySettings, dataDir: string): MasterKeys {
+  const file = masterKeyFile(settings, dataDir);
+  const files = file === null ? [] : [file, nextKeyFile(file)];
+  if (settings.nextFile !== null) files.push(settings.nextFile);
+  return openMasterKeys({ own, next: settings.next, files });
+}
+
+/**
+ * The next master key in its file, durable when this returns: the key that is there, or else `key`. The file gets the owner
+ * of the current key's file, who must be able to read it, also when root rotates the keys.
+ *
+ * @throws StartupProblem when the file can't be written or read
+ */
+export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
+  const path = nextKeyFile(file);
+  return readKey(path, log) ?? writeKey(path, key, log, statSync(file, { throwIfNoEntry: false })).key;
+}
+
+/**
+ * Replaces the file of the current master key by that of the next one. Only when nothing is wrapped with the current key
+ * any more, which is gone then.
+ *
+ * @returns false when the file can't be replaced
+ */
+export function promoteMasterKey(file: string, id: string): boolean {
+  const [kept, next] = [keyIn(file), keyIn(nextKeyFile(file))];
+  if (kept !== null && masterKeyId(kept) === id) {
+    // A file that was left over would be taken for the next key.
+    if (next !== null && masterKeyId(next) === id) rmSync(nextKeyFile(file), { force: true });
+    return true;
+  }
+  if (next === null || masterKeyId(next) !== id) return false;
+  try {
+    renameSync(nextKeyFile(file), file);
+    syncDirectory(dirname(file));
+    return true;
+  } catch {
+    const now = keyIn(file);
+    return now !== null && masterKeyId(now) === id;
+  }
+}
+
+function readKey(path: string, log: Log): Buffer | null {
+  let text: string;
+  try {
+    text = readFileSync(path, "latin1");
+    if ((statSync(path).mode & 0o077) !== 0) {
+      log.warn("master_key_too_open", { path });
+    }
+  } catch (cause) {
+    if (isCode(cause, "ENOENT")) return null;
+    throw new StartupProblem(`${path} must be readable`, { cause });
+  }
+  const key = /^[A-Za-z0-9+/]{43}=\r?\n?$/.test(text) ? Buffer.from(text, "base64") : null;
+  if (key === null) throw new StartupProblem(`${path} must hold 32 bytes in base64, as it was generated`);
+  return key;
+}
+
+function writeKey(path: string, key: Buffer, log: Log, owner?: Owner): LoadedMasterKey {
+  try {
+    placePrivateFile(path, `${path}.${crypto.randomUUID()}`, `${key.toString("base64")}\n`, owner);
+    syncDirectory(dirname(path));
+    return { key, generated: true };
+  } catch (cause) {
+    const other = isCode(cause, "EEXIST") ? readKey(path, log) : null;
+    if (other !== null) return { key: other, generated: false };
+    throw new StartupProblem(`${path} must be writable`, { cause });
+  }
+}
+
+function isCode(error: unknown, code: string): boolean {
+  return error instanceof Error && "code" in error && error.code === code;
 }

@@ -1,6 +1,6 @@
-// Tokens of the local issuer that are no longer taken. No clock decides which: a token carries the newest revocation of
-// its time, and is refused when there is a later one for its tenant or its user. So one that is made a moment after a
-// revocation is good, and one that was made a moment before is not, whatever the clocks of the two machines say.
+// Revoked tokens of the local issuer. No clock decides which: a token carries the newest revocation of its time, and is
+// refused when there is a later one for its tenant or its user. So a token made a moment after a revocation is good, and a
+// token made a moment before is not, whatever the clocks of the two machines say.
 import { and, asc, count, eq, gt, lt, ne, sql } from "drizzle-orm";
 import { StartupProblem } from "../core/startup.ts";
 import { DAY_MS } from "../core/time.ts";
@@ -17,9 +17,9 @@ export function madeAfter(claims: Readonly<Record<string, unknown>>): number {
 
 /** The name of no user: all of the tenant. */
 const EVERYBODY = "";
-/** What a gateway keeps of them is about 10 MB then. */
+/** A gateway keeps about 10 MB for so many. */
 export const REVOCATIONS_MAX = 50_000;
-/** By then the last token that it refuses has expired. */
+/** After this the last token that a revocation refuses has expired. */
 const KEPT_MS = (TOKEN_DAYS_MAX + 1) * DAY_MS;
 /** A millisecond or two of reading. */
 const ROWS_AT_ONCE = 1_000;
@@ -45,7 +45,7 @@ export function createRevocations(read: Reader) {
     of.users.clear();
   }
 
-  /** Each has a later time than those before it, so what is new is at the end. */
+  /** Reads the new revocations: each has a later time than those before it. */
   async function catchUp(): Promise<void> {
     const { tokenRevocations: t } = read.tables;
     for (;;) {
@@ -63,7 +63,7 @@ export function createRevocations(read: Reader) {
 
   return {
     catchUp,
-    /** It is another one when there is a revocation more. */
+    /** Changes with each revocation. */
     newest: () => newest,
     /** @param madeAfter what the token carries; 0 for one that carries nothing */
     isRevoked(tenant: string, user: string, madeAfter: number): boolean {
@@ -75,7 +75,7 @@ export function createRevocations(read: Reader) {
 }
 
 /**
- * From about a second later on every gateway refuses what was made before.
+ * About a second later every gateway refuses tokens that were made before.
  *
  * @param user null for all users of the tenant
  * @throws StartupProblem when there are too many
@@ -88,7 +88,7 @@ export async function revokeTokens(store: Store, tenant: string, user: string | 
     const [changed] = await tx.db.update(keyring).set({ revoked_at: next }).returning({ at: keyring.revoked_at });
     const revoked_at = changed?.at ?? 0;
     await tx.db.delete(t).where(lt(t.revoked_at, revoked_at - KEPT_MS));
-    // Those of single users say nothing more.
+    // Revocations of single users mean nothing beside one of the tenant.
     if (user === null) await tx.db.delete(t).where(and(eq(t.tenant, tenant), ne(t.user_name, EVERYBODY)));
     await tx.db
       .insert(t)

@@ -1,13 +1,96 @@
-// The steps of a rotation (rotate.ts says in which order), each of them safe to do again.
+// A rotation of all keys, beside gateways that run. When the command is killed at any point, the next one goes on: every step
+// is safe to repeat, and the steps come in an order in which the durable keys open every row at every moment.
+//
+//   announce   the database names the next master key, which is durable by then; nothing is wrapped with it
+//   activate   once every gateway that runs has it: from now on it alone wraps new keys, first of all new signing keys
+//   rewrap     wraps what other master keys wrap, in small writes, and gives each tenant a new key
+//   reseal     wraps the data keys of secrets with the newest keys of their tenants
+//   finish     when nothing is wrapped with another master key: only now the earlier one goes
 import { and, asc, eq, isNotNull, isNull, lt, max, ne, sql } from "drizzle-orm";
 import type { Clock } from "../core/clock.ts";
 import type { Store, Tx } from "../storage/store.ts";
 import { newKey, resealDataKey, unwrap, wrap } from "./envelope.ts";
-import { type Lacking, lackingHolders } from "./holders.ts";
 import type { MasterKeys } from "./master-keys.ts";
 import { type NewSigningKey, newSigningKeys, signingKeyIdentity, storeSigningKeys } from "./signing-keys.ts";
-import { changeState, type KeyringState, lockState, requireMasterKey } from "./state.ts";
+import {
+  changeState,
+  HOLDER_LEASE_MS,
+  type KeyringState,
+  type Lacking,
+  lackingHolders,
+  lockState,
+  readState,
+  requireMasterKey,
+} from "./state.ts";
 import { createTenantKeys, DEPLOYMENT, tenantKeyIdentity } from "./tenant-keys.ts";
+
+/** A gateway that was killed counts until its lease has run out. */
+const GATEWAYS_MS_MAX = HOLDER_LEASE_MS + 5_000;
+const LOOK_MS = 100;
+
+interface NextMasterKey {
+  /** Makes the next master key durable where the gateways find it. @returns the key's ID */
+  stage(): string;
+  /** Replaces the current master key by the next one; false where the operator has to do so. */
+  promote(id: string): boolean;
+}
+
+type Rotation =
+  | {
+      readonly outcome: "done";
+      readonly isInPlace: boolean;
+      /** The work of this run; runs before it may have done some. */
+      readonly tenantKeys: number;
+      readonly secrets: number;
+    }
+  | { readonly outcome: "already"; readonly isInPlace: boolean }
+  /** Another command rotates to another master key. */
+  | { readonly outcome: "superseded" }
+  | { readonly outcome: "lacking"; readonly lacks: readonly Lacking[] };
+
+/** @param gatewaysMs how long to wait until every gateway has the key */
+export async function rotate(
+  options: RotationOptions,
+  next: NextMasterKey,
+  gatewaysMs = GATEWAYS_MS_MAX,
+): Promise<Rotation> {
+  const { store } = options;
+  const { is_rotating, master_key_id } = await readState(store.read);
+  if (is_rotating && master_key_id !== null) return goOn(options, master_key_id, next, gatewaysMs);
+  const id = next.stage();
+  // An earlier run may have left the old key in its file, since it could not replace it.
+  if (id === master_key_id) return { outcome: "already", isInPlace: next.promote(id) };
+  await announce(store, id);
+  const lacks = await gatewaysWithout(store, id, 0, gatewaysMs);
+  const activation = lacks.length > 0 ? lacks : await activate(options, id);
+  if (activation === "active") return goOn(options, id, next, gatewaysMs);
+  return activation === "superseded" ? { outcome: activation } : { outcome: "lacking", lacks: activation };
+}
+
+/** Waits until every gateway that runs has the key and has read that version; gives those that don't after `ms`. */
+async function gatewaysWithout(store: Store, id: string, version: number, ms: number): Promise<readonly Lacking[]> {
+  const until = performance.now() + ms;
+  for (;;) {
+    const lacks = await store.write((tx) => lackingHolders(tx, id, version));
+    if (lacks.length === 0 || performance.now() > until) return lacks;
+    await Bun.sleep(LOOK_MS);
+  }
+}
+
+/** From the moment that the new master key is in force to the end. */
+async function goOn(options: RotationOptions, id: string, next: NextMasterKey, gatewaysMs: number): Promise<Rotation> {
+  const { store } = options;
+  let [tenantKeys, secrets] = [0, 0];
+  do {
+    tenantKeys += await rewrap(options, id);
+  } while (await isAnyLeft(options, id));
+  // A gateway that reads no more seals with an older key of a tenant, which opens as well and is wrapped again.
+  await gatewaysWithout(store, id, await announceTenantKeys(store), gatewaysMs);
+  for (let changed = -1; changed !== 0; secrets += changed) changed = await reseal(options);
+  const isInPlace = next.promote(id);
+  await finish(store, id);
+  return { outcome: "done", isInPlace, tenantKeys, secrets };
+}
 
 /**
  * Keys in one write, each with the next one of its tenant: 2 to 17 ms of SQLite on a busy machine. 2,000 tenants with a secret
@@ -17,7 +100,7 @@ const KEYS_AT_ONCE = 20;
 /** Secrets have up to 64 KiB. */
 const SECRETS_AT_ONCE = 16;
 
-export interface RotationOptions {
+interface RotationOptions {
   readonly store: Store;
   readonly masterKeys: MasterKeys;
   readonly clock: Clock;
@@ -25,8 +108,8 @@ export interface RotationOptions {
   readonly secretIdentity: (tenant: string, id: string, version: number) => string;
 }
 
-/** Names the next master key. Another name that nothing has come of yet gives way. */
-export function announce(store: Store, id: string): Promise<KeyringState> {
+/** Names the next master key, instead of another one that was announced and not activated. */
+function announce(store: Store, id: string): Promise<KeyringState> {
   return store.write(async (tx) => {
     const state = await lockState(tx);
     if (state.is_rotating || state.next_master_key_id === id) return state;
@@ -37,7 +120,7 @@ export function announce(store: Store, id: string): Promise<KeyringState> {
 type Activation = "active" | "superseded" | readonly Lacking[];
 
 /** From the commit on, every new key is wrapped with the announced master key. */
-export async function activate({ store, masterKeys, clock }: RotationOptions, id: string): Promise<Activation> {
+async function activate({ store, masterKeys, clock }: RotationOptions, id: string): Promise<Activation> {
   const masterKey = requireMasterKey(masterKeys, id);
   const made = await newSigningKeys();
   return store.write(async (tx) => {
@@ -63,8 +146,8 @@ async function replaceSigningKeys(
   await storeSigningKeys(tx, made, wrapping);
 }
 
-/** Wraps anew what other master keys wrap, and gives each tenant of these a new key. */
-export async function rewrap(options: RotationOptions, id: string): Promise<number> {
+/** Wraps what other master keys wrap, and gives each tenant whose key it wraps a new one. */
+async function rewrap(options: RotationOptions, id: string): Promise<number> {
   await rewrapSigningKeys(options, id);
   let count = 0;
   for (let after = ""; ; ) {
@@ -75,7 +158,7 @@ export async function rewrap(options: RotationOptions, id: string): Promise<numb
   }
 }
 
-/** Those that are retired too: there are two more with each rotation. */
+/** Retired keys too: each rotation adds two. */
 async function rewrapSigningKeys({ store, masterKeys }: RotationOptions, id: string): Promise<void> {
   const masterKey = requireMasterKey(masterKeys, id);
   const { signingKeys } = store.read.tables;
@@ -101,11 +184,11 @@ async function rewrapSigningKeys({ store, masterKeys }: RotationOptions, id: str
 
 interface TenantStep {
   readonly tenants: number;
-  /** The last tenant that was looked at; null when that was all. */
+  /** The last tenant of the step; null at the end. */
   readonly last: string | null;
 }
 
-/** Of the tenants from `from` on. A tenant of which only some rows come has the others in the next step. */
+/** One step, from the tenant `from` on. When a step ends within the rows of a tenant, the next step has the others. */
 async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: string): Promise<TenantStep> {
   const { store, masterKeys, clock } = options;
   const masterKey = requireMasterKey(masterKeys, id);
@@ -128,7 +211,7 @@ async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: 
       const unchanged = and(eq(t.tenant, tenant), eq(t.number, number), eq(t.master_key_id, master_key_id));
       const set = { wrapped_key, master_key_id: id };
       const changed = await tx.db.update(t).set(set).where(unchanged).returning({ number: t.number });
-      // Another run has done it, with all that follows.
+      // Another run has done this key, with all that follows.
       if (changed.length === 0) continue;
       const [newest] = await tx.db
         .select({ number: max(t.number) })
@@ -145,14 +228,14 @@ async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: 
   return { tenants, last: rows.length < KEYS_AT_ONCE ? null : (rows.at(-1)?.tenant ?? null) };
 }
 
-/** Tells the gateways of the tenants' new keys, so that they seal with them. @returns the version that tells so */
-export async function announceTenantKeys(store: Store): Promise<number> {
+/** Makes the gateways read the tenants' new keys and seal with them. @returns the version of the keys */
+async function announceTenantKeys(store: Store): Promise<number> {
   const { version } = await store.write(async (tx) => changeState(tx, await lockState(tx), {}));
   return version;
 }
 
 /** Wraps the data keys of secrets with the newest keys of their tenants. The secrets stay as they are. */
-export async function reseal(options: RotationOptions): Promise<number> {
+async function reseal(options: RotationOptions): Promise<number> {
   const keys = createTenantKeys(options);
   let count = 0;
   for (let after = { tenant: "", id: "" }; ; ) {
@@ -207,8 +290,8 @@ async function resealSome(
   return { count, last: rows.length < SECRETS_AT_ONCE || last === undefined ? null : last };
 }
 
-/** Whether anything is wrapped with another master key. After `activate` nothing more comes. */
-export async function isAnyLeft({ store }: RotationOptions, id: string): Promise<boolean> {
+/** Whether anything is wrapped with another master key. After `activate` nothing new is. */
+async function isAnyLeft({ store }: RotationOptions, id: string): Promise<boolean> {
   const { signingKeys, tenantKeys } = store.read.tables;
   for (const table of [signingKeys, tenantKeys]) {
     const [row] = await store.read.db
@@ -221,7 +304,7 @@ export async function isAnyLeft({ store }: RotationOptions, id: string): Promise
   return false;
 }
 
-export async function finish(store: Store, id: string): Promise<void> {
+async function finish(store: Store, id: string): Promise<void> {
   await store.write(async (tx) => {
     const state = await lockState(tx);
     if (state.is_rotating && state.master_key_id === id) await changeState(tx, state, { is_rotating: false });

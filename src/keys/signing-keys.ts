@@ -1,5 +1,5 @@
 // The keys that sign the tokens of the local issuer and the receipts. A rotation retires them: what they have signed can
-// be checked for ever, and their tokens are taken until the last of them has expired.
+// be checked for ever, and their tokens are accepted until the last of them has expired.
 
 import { eq } from "drizzle-orm";
 import { type CryptoKey, calculateJwkThumbprint, exportJWK, generateKeyPair, importJWK, type JWK } from "jose";
@@ -50,7 +50,7 @@ async function newSigningKey(purpose: KeyPurpose): Promise<NewSigningKey> {
   };
 }
 
-/** One for each purpose. */
+/** A key for each purpose. */
 export const newSigningKeys = (): Promise<NewSigningKey[]> => Promise.all(PURPOSES.map(newSigningKey));
 
 /** Stores new keys, unless others are in use for their purposes. */
@@ -100,8 +100,8 @@ export async function makeFirstSigningKeys(
 }
 
 /**
- * From about a second later on no gateway takes a token that was made before, nor one that was forged with an earlier key:
- * no key is left that verifies it.
+ * About a second later no gateway accepts a token that was made before, nor one that was forged with an earlier key: no key
+ * is left that verifies it.
  */
 export async function replaceIssuerKey(store: Pick<Store, "write" | "clock">, masterKeys: MasterKeys): Promise<void> {
   const made = [await newSigningKey("issuer")];
@@ -116,7 +116,7 @@ export async function replaceIssuerKey(store: Pick<Store, "write" | "clock">, ma
   });
 }
 
-/** @param known those of an earlier load, which need not be opened again */
+/** @param known the keys of an earlier load, which need not be opened again */
 export async function loadSigningKeys(
   read: Reader,
   masterKeys: MasterKeys,
@@ -143,7 +143,7 @@ export async function loadSigningKeys(
     },
     /** The keys that verify tokens now. */
     issuerJwks: () => issuer,
-    /** Every public key, those of retired signing keys too: what they signed can be checked for ever. */
+    /** Every public key, of retired signing keys too: what they signed can be checked for ever. */
     publicJwks: () => all,
   };
 }

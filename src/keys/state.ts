@@ -1,8 +1,11 @@
-// The one row about all keys. Whoever makes a key reads it under its lock, in the same write: so no key is wrapped with a
-// master key that a rotation has left behind, however long its maker was paused.
-import { eq } from "drizzle-orm";
+// The state of all keys in the database, and which gateways have them. Every write that makes a key reads the one row of the
+// state under its lock, so no key is wrapped with a master key that a rotation has left behind, however long the process was
+// paused. A rotation begins only when each gateway that runs has the new master key. A gateway that was killed counts until
+// its lease has run out by the database's clock.
+import { and, eq, gt, lte, notInArray, sql } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
-import type { Reader, Tx } from "../storage/store.ts";
+import { StartupProblem } from "../core/startup.ts";
+import type { Reader, Store, Tx } from "../storage/store.ts";
 import type { MasterKeys } from "./master-keys.ts";
 
 export type KeyringState = Reader["tables"]["keyring"]["$inferSelect"];
@@ -34,7 +37,7 @@ export async function changeState(
   return { ...state, ...changed };
 }
 
-/** @throws Fault `unavailable` when this process has not got that key */
+/** @throws Fault `unavailable` when this process does not have that key */
 export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
   const key = masterKeys.find(id);
   if (key !== null) return key;
@@ -42,4 +45,85 @@ export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
     retryAfterSeconds: RETRY_AFTER_SECONDS,
     cause: new Error(`there is no master key ${id} here`),
   });
+}
+
+export const HOLDER_LEASE_MS = 15_000;
+const RENEW_MS = 5_000;
+
+/** Enters this gateway as one that runs. @param alone whether no other gateway can run on this database */
+export function createHolder(store: Store, masterKeys: MasterKeys, replica: string, alone: boolean) {
+  let written = "";
+  let writtenAt = Number.NEGATIVE_INFINITY;
+
+  function write(tx: Tx, master_key_ids: string, seen_version: number) {
+    const { keyHolders: t } = tx.tables;
+    const lease_until = sql<number>`${tx.now} + ${HOLDER_LEASE_MS}`;
+    const held = { master_key_ids, seen_version, lease_until };
+    return tx.db
+      .insert(t)
+      .values({ replica, ...held })
+      .onConflictDoUpdate({ target: t.replica, set: held });
+  }
+
+  return {
+    /**
+     * After this no rotation begins to a key that this gateway does not have.
+     *
+     * @throws StartupProblem when such a rotation has begun
+     */
+    enter: () =>
+      store.write(async (tx) => {
+        const { master_key_id, version } = await lockState(tx);
+        if (master_key_id !== null && masterKeys.find(master_key_id) === null) throw anotherMasterKey();
+        const { keyHolders: t } = tx.tables;
+        const gone = alone ? undefined : lte(t.lease_until, tx.now);
+        await tx.db.delete(t).where(gone);
+        await write(tx, masterKeys.ids().join(" "), version);
+      }),
+    /** Writes what has changed, and the lease every few seconds. */
+    async renew(seenVersion: number): Promise<void> {
+      const ids = masterKeys.ids().join(" ");
+      const held = `${ids} ${seenVersion}`;
+      const startedAt = performance.now();
+      if (held === written && startedAt - writtenAt < RENEW_MS) return;
+      await store.write((tx) => write(tx, ids, seenVersion), { urgent: true });
+      [written, writtenAt] = [held, startedAt];
+    },
+    leave: () =>
+      store.write(async ({ db, tables: { keyHolders: t } }) => {
+        await db.delete(t).where(eq(t.replica, replica));
+      }),
+  };
+}
+
+export function anotherMasterKey(): StartupProblem {
+  return new StartupProblem(
+    "TOLLGATE_MASTER_KEY (or master.key in the data directory) must be the key that this database was made with, or that " +
+      "its keys were rotated to; while they are rotated both are needed (TOLLGATE_NEW_MASTER_KEY)",
+  );
+}
+
+export interface Lacking {
+  readonly replica: string;
+  /** Whether it runs a version of the program that knows of no rotation. */
+  readonly isOlder: boolean;
+}
+
+/**
+ * Gateways that run without the master key, or have not read the keys since that version. A lease far in the future counts
+ * too: the database's clock may have gone back.
+ */
+export async function lackingHolders({ db, tables, now }: Tx, id: string, version: number): Promise<Lacking[]> {
+  const { keyHolders: t, replicas } = tables;
+  const holders = await db.select().from(t).where(gt(t.lease_until, now));
+  const older = await db
+    .select({ replica: replicas.id })
+    .from(replicas)
+    .where(and(gt(replicas.lease_until, now), notInArray(replicas.id, db.select({ replica: t.replica }).from(t))));
+  const lacks = (held: (typeof holders)[number]) =>
+    held.seen_version < version || !held.master_key_ids.split(" ").includes(id);
+  return [
+    ...holders.filter(lacks).map(({ replica }) => ({ replica, isOlder: false })),
+    ...older.map(({ replica }) => ({ replica, isOlder: true })),
+  ];
 }

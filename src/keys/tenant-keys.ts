@@ -30,7 +30,7 @@ interface TenantKeyOptions {
   readonly clock: Clock;
 }
 
-/** What the wrapped key is bound to. That of a first key is older than the numbers. */
+/** What the wrapped key is bound to. The identity of a first key is older than the numbers. */
 export function tenantKeyIdentity(tenant: string, number: number): string {
   return number === FIRST ? `tenant:${tenant}` : `tenant-key:${number}:${tenant}`;
 }
@@ -48,7 +48,7 @@ export function createTenantKeys({ store, masterKeys, clock }: TenantKeyOptions)
   let known = boundedCache<string, TenantKeys>(TENANTS_CACHED_MAX);
 
   async function stored(tenant: string): Promise<TenantKeys | null> {
-    // What is forgotten during the read is not remembered after it.
+    // Keys that are forgotten during the read are not remembered after it.
     const cache = known;
     const rows = await tenantKeyQuery(store.read).execute({ tenant });
     const newest = rows.at(-1)?.number;
@@ -111,7 +111,7 @@ export function createTenantKeys({ store, masterKeys, clock }: TenantKeyOptions)
     first: async (tenant: string) => numbered(await keysOf(tenant), FIRST),
     newest: async (tenant: string) => (await keysOf(tenant)).newest,
     numbered: keyOf,
-    /** The next one who asks reads the keys anew. */
+    /** The next use of a tenant's keys reads them from the database. */
     forget() {
       known = boundedCache(TENANTS_CACHED_MAX);
     },

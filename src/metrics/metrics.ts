@@ -19,10 +19,10 @@ import {
 } from "../core/meters.ts";
 import { ERROR_CLASSES, MODES, POLICY_ACTIONS, type PolicyAction } from "../core/states.ts";
 import { COMMIT, VERSION } from "../core/version.ts";
-import { text } from "../http/answers.ts";
 import { pathPattern, routes } from "../http/elysia.ts";
-import { hostPart } from "../http/host-part.ts";
+import { hostPart } from "../http/listener.ts";
 import { listenPlain } from "../http/plain-listener.ts";
+import { text } from "../http/responses.ts";
 import { createGuardedEdge } from "../http/server.ts";
 
 /** Up to the usual deadline of an upstream call. */

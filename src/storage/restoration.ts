@@ -40,7 +40,7 @@ function withFile<T>(path: string, work: (file: Database) => T): T {
   }
 }
 
-/** Longer than the time between two renewals of a lease (gateway/executor/replica-lease.ts, facilitator/wallet/leases.ts). */
+/** Longer than the time between two renewals of a lease (gateway/executor/ownership.ts, facilitator/wallet/leases.ts). */
 const RENEWED_MS = 6_000;
 
 /**

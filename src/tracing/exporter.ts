@@ -10,10 +10,9 @@ import { endsWithin } from "../concurrency/deadline.ts";
 import { createUnderWay } from "../concurrency/under-way.ts";
 import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
-import type { Answer } from "../http/answer.ts";
-import { readBody } from "../http/body.ts";
-import { type Outbound, OutboundError } from "../http/outbound.ts";
-import { retryAfterMs } from "../http/retry-after.ts";
+import type { Answer } from "../http/client/answer.ts";
+import { readBody } from "../http/client/body.ts";
+import { type Outbound, OutboundError, retryAfterMs } from "../http/client/outbound.ts";
 
 /** Until the end of the answer. */
 const REQUEST_MS = 10_000;

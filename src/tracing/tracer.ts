@@ -40,7 +40,7 @@ import type { Log } from "../core/log.ts";
 import type { NewSpan, Span, SpanFields, Tracer } from "../core/tracing.ts";
 import type { SamplerName, TracingOptions } from "../core/tracing-options.ts";
 import { VERSION } from "../core/version.ts";
-import { createOutbound } from "../http/outbound.ts";
+import { createOutbound } from "../http/client/outbound.ts";
 import { createExporter, createSpanQueue } from "./exporter.ts";
 
 /** How long the last spans may take at the end of the process. */

@@ -1,5 +1,7 @@
 import { expect, test } from "bun:test";
-import { bodyOf, freeBody, type LargeBody, PART_BYTES, wholeOf } from "./body.ts";
+import { createHash } from "node:crypto";
+import { atOnce } from "../concurrency/steps.ts";
+import { bodyOf, freeBody, type LargeBody, PART_BYTES, sha256Of, wholeOf } from "./body.ts";
 
 test("the memory of a body is given back once, of one in one piece, in parts, and joined", async () => {
   const piece = new Uint8Array(10);
@@ -14,4 +16,18 @@ test("the memory of a body is given back once, of one in one piece, in parts, an
   expect(whole.byteLength).toBe(PART_BYTES + 3);
   for (let time = 0; time < 2; time++) freeBody(joined);
   expect(whole.byteLength).toBe(0);
+});
+
+test("a hash made in steps is that of the whole, and of the same bytes made once", () => {
+  for (const size of [0, 1, 262_143, 262_144, 262_145, 3_000_000]) {
+    const bytes = new Uint8Array(size).map((_, at) => at * 7);
+    const steps = sha256Of(bytes);
+    let made = 0;
+    let step = steps.next();
+    for (; !step.done; step = steps.next()) made++;
+    expect(step.value).toBe(createHash("sha256").update(bytes).digest("hex"));
+    expect(made).toBe(Math.max(Math.ceil(size / 262_144) - 1, 0));
+    expect(sha256Of(bytes).next().done).toBe(true);
+    expect(atOnce(sha256Of(bytes))).toBe(step.value);
+  }
 });

@@ -1,6 +1,6 @@
 // Follows one JSON object while it arrives, in pieces of any length, and reports the members of its top level. Only the
-// short texts that are asked for are kept, so an object of any length takes the same memory. It accepts and refuses the
-// same texts as `json-scanner.ts`. In one file, since its states share one place in the text.
+// short texts that are asked for are kept, so an object of any length takes the same memory. It accepts and refuses exactly the
+// texts that `json-scan.ts` does.
 import { JSON_DEPTH_MAX } from "../core/limits.ts";
 
 /** A value of the object, or of the object in one of its members. */
@@ -17,7 +17,7 @@ export interface Member {
 /** What is reported; made once for many objects. */
 export interface Followed {
   readonly top: FollowedKeys;
-  /** One of the top-level keys: if its value is an object, the members of that are reported too. */
+  /** One of the top-level keys: if its value is an object, the members of that object are reported too. */
   readonly outerKey: string;
   readonly inner: FollowedKeys;
   /** Longer values are not kept. */
@@ -33,7 +33,7 @@ interface FollowedKeys {
 export interface MemberHandler {
   /** A member of the top level begins: what was reported inside an earlier member of this key is void. */
   comes(key: string): void;
-  /** Its value begins. */
+  /** The value of the member begins. */
   begins(key: string, at: number): void;
   /** The value has ended, but the member has not: what follows may still be malformed. */
   ends(member: Member): void;

@@ -1,21 +1,55 @@
 // The outline of a JSON text, read straight from its bytes: whether it is JSON at all, and where the values of a few
-// keys stand. Nothing is built, so a body of 32 MiB costs no second copy and no object tree, and a value can be
-// replaced in place without touching its neighbours.
+// watched keys stand, in whatever way the keys are written. Nothing is built, so a body of 32 MiB costs no second copy and no
+// object tree, and a value can be replaced in place without touching its neighbours. The scan works in steps, each of which
+// may end anywhere, even in the middle of a string, so no text takes long in one piece.
+import type { Steps } from "../concurrency/steps.ts";
+import { JSON_DEPTH_MAX } from "../core/limits.ts";
 
-import { atOnce, type Steps } from "../concurrency/steps.ts";
-import { ScanError, spaceEnd } from "./json-bytes.ts";
-import { LEFT, type Listed, Scan, type ScannedItem } from "./json-scanner.ts";
-import { createProbe, type Finding, toFinding, type Watched } from "./watched-keys.ts";
-
+const SPACE = 0x20;
+const QUOTE = 0x22;
+const COMMA = 0x2c;
+const COLON = 0x3a;
 const OPEN_BRACKET = 0x5b;
+const BACKSLASH = 0x5c;
+const CLOSE_BRACKET = 0x5d;
 const OPEN_BRACE = 0x7b;
+const CLOSE_BRACE = 0x7d;
+
+const PLUS = 0x2b;
+const MINUS = 0x2d;
+const POINT = 0x2e;
+const ZERO = 0x30;
+const LARGE_E = 0x45;
+const SMALL_E = 0x65;
+const LETTER_F = 0x66;
+const LETTER_N = 0x6e;
+const LETTER_T = 0x74;
+
+const SLASH = 0x2f;
+const LETTER_U = 0x75;
+const NINE = 0x39;
+const TAB = 0x09;
+const LINE_FEED = 0x0a;
+const RETURN = 0x0d;
+/** Set in lower case letters alone. */
+const LETTER_CASE = 0x20;
+/** The longest escape: `\u0061`. */
+const ESCAPE_BYTES = 6;
+
+const encoder = new TextEncoder();
+const SIMPLE_ESCAPES = new Set(encoder.encode('"\\/bfnrt'));
+
+const TRUE = encoder.encode("true");
+const FALSE = encoder.encode("false");
+const NULL = encoder.encode("null");
+const NOTHING: readonly Probe[] = [];
 
 /** Bytes of one step: less than a millisecond, whatever they are. */
 const STEP_BYTES = 65_536;
 
-export interface Outline {
-  /** One for each watched key, in their order. */
-  readonly findings: readonly Finding[];
+interface Outline {
+  /** A finding for each watched key, in their order. */
+  readonly findings: readonly FoundKey[];
   /** The index after the object; -1 when it does not end properly. */
   readonly end: number;
   /** Why the object does not end: no JSON (or cut off), or nested too deep. */
@@ -31,11 +65,6 @@ export interface Items {
 }
 
 /** The index of the first byte at or after `at` that is no JSON white space. */
-export function skipSpace(bytes: Uint8Array, at: number): number {
-  return spaceEnd(bytes, at, bytes.length);
-}
-
-/** The same in steps. */
 export function* skipSpaceInSteps(bytes: Uint8Array, at: number, stepBytes = STEP_BYTES): Steps<number> {
   for (let next = at; ; next += stepBytes) {
     const until = Math.min(next + stepBytes, bytes.length);
@@ -49,11 +78,6 @@ export function* skipSpaceInSteps(bytes: Uint8Array, at: number, stepBytes = STE
  * The outline of the object that opens at `start`. When it is malformed or cut off, the findings are of the
  * complete members before that place. Well-formed UTF-8 is not checked here.
  */
-export function outlineObject(bytes: Uint8Array, start: number, watched: readonly Watched[]): Outline {
-  return atOnce(objectOutline(bytes, start, watched));
-}
-
-/** The same in steps. */
 export function* objectOutline(
   bytes: Uint8Array,
   start: number,
@@ -66,12 +90,10 @@ export function* objectOutline(
   return { findings: probes.map(toFinding), end, problem: problem === "too many" ? "malformed" : problem };
 }
 
-/** The items of the array that opens at `start`, none of them looked into. At most `most` are listed. */
-export function outlineArray(bytes: Uint8Array, start: number, most: number): Items {
-  return atOnce(arrayOutline(bytes, start, most, []));
-}
-
-/** The same in steps, and with what is found of the watched keys in each item. */
+/**
+ * The items of the array that opens at `start`, with what is found of the watched keys in each item. At most `most` are
+ * listed.
+ */
 export function* arrayOutline(
   bytes: Uint8Array,
   start: number,
@@ -97,4 +119,522 @@ function* ended(scan: Scan, opens: boolean): Steps<{ end: number; problem: Items
     if (!(error instanceof ScanError)) throw error;
     return { end: -1, problem: error.problem };
   }
+}
+
+export interface ScannedItem extends ByteRange {
+  /** What was found of the watched keys, where the item is an object. */
+  readonly findings: readonly FoundKey[];
+}
+
+/** The items of the outermost array. */
+interface Listed {
+  readonly items: ScannedItem[];
+  readonly most: number;
+  readonly watched: readonly Watched[];
+}
+
+/** A member whose key is watched, or a listed item, while its value is read. */
+interface Noted {
+  /** Null for an item. */
+  readonly probe: Probe | null;
+  /** What is looked for inside the value, if it is an object. */
+  readonly inside: readonly Probe[];
+  readonly isExact: boolean;
+  start: number;
+  /** -1 until it is known. */
+  end: number;
+}
+
+/** Returned instead of an index: the step has ended before the value did. */
+const LEFT = -1;
+
+/** What may come next in an object or array: a first key or item or the end, a key or item, and so on. */
+const FIRST = 0;
+const NEXT = 1;
+const COLON_NEXT = 2;
+const VALUE_NEXT = 3;
+const AFTER_VALUE = 4;
+type ScanState = 0 | 1 | 2 | 3 | 4;
+
+/** The parts of a number that have digits. */
+const WHOLE = 0;
+const FRACTION = 1;
+const EXPONENT = 2;
+
+/** Most texts have little white space. */
+function skip(bytes: Uint8Array, at: number, until: number): number {
+  const byte = bytes[at];
+  return byte !== undefined && byte <= SPACE ? spaceEnd(bytes, at, until) : at;
+}
+
+/** The index after the byte that has to be at `at`. */
+function pass(bytes: Uint8Array, at: number, byte: number): number {
+  if (bytes[at] !== byte) throw new ScanError("malformed");
+  return at + 1;
+}
+
+/**
+ * Whether the byte ends the object or array. A number at the very end of a cut-off text may itself be cut, so a member
+ * counts once the byte after it is seen.
+ */
+function closes(byte: number | undefined, end: number, state: ScanState, member: Noted | null): boolean {
+  if (byte !== end || (state !== FIRST && state !== AFTER_VALUE)) return false;
+  noteMember(member);
+  return true;
+}
+
+/**
+ * Values are read by recursion, which is fastest. When a step ends, the innermost function leaves a closure that goes on
+ * later, and then each one around it leaves one too, which goes on where the inner one has ended.
+ */
+class Scan {
+  readonly #bytes: Uint8Array;
+  readonly #listed: Listed | null;
+  readonly #stepBytes: number;
+  /** The innermost first. */
+  #left: ((end: number) => number)[];
+  #from: number;
+  /** Where this step ends; the last step ends with the text. */
+  #until = 0;
+
+  /** @param listed null for an object */
+  constructor(
+    bytes: Uint8Array,
+    start: number,
+    stepBytes: number,
+    { probes = NOTHING, listed = null }: { probes?: readonly Probe[]; listed?: Listed | null },
+  ) {
+    this.#bytes = bytes;
+    this.#from = start;
+    this.#stepBytes = stepBytes;
+    this.#listed = listed;
+    this.#left = [() => (listed === null ? this.#object(start, 0, probes) : this.#array(start, 0))];
+  }
+
+  /** The index after the value, or LEFT. @throws ScanError */
+  step(): number {
+    const left = this.#left;
+    this.#left = [];
+    this.#from += this.#stepBytes;
+    this.#until = Math.min(this.#from, this.#bytes.length + 1);
+    let end = LEFT;
+    for (const [index, goOn] of left.entries()) {
+      end = goOn(end);
+      if (end !== LEFT) continue;
+      this.#left.push(...left.slice(index + 1));
+      break;
+    }
+    return end;
+  }
+
+  #leave(goOn: (end: number) => number): number {
+    this.#left.push(goOn);
+    return LEFT;
+  }
+
+  #object(start: number, depth: number, probes: readonly Probe[]): number {
+    if (depth >= JSON_DEPTH_MAX) throw new ScanError("too deep");
+    return this.#members(start + 1, depth, probes, FIRST, null);
+  }
+
+  #members(from: number, depth: number, probes: readonly Probe[], first: ScanState, given: Noted | null): number {
+    const bytes = this.#bytes;
+    let at = from;
+    let state = first;
+    let member = given;
+    for (;;) {
+      at = skip(bytes, at, this.#until);
+      if (at >= this.#until) return this.#leaveMembers(at, depth, probes, state, member);
+      if (closes(bytes[at], CLOSE_BRACE, state, member)) return at + 1;
+      switch (state) {
+        case AFTER_VALUE:
+          at = pass(bytes, at, COMMA);
+          noteMember(member);
+          state = NEXT;
+          break;
+        case COLON_NEXT:
+          at = pass(bytes, at, COLON);
+          state = VALUE_NEXT;
+          break;
+        case VALUE_NEXT:
+          at = this.#noted(at, depth, member);
+          state = AFTER_VALUE;
+          if (at === LEFT) return this.#leaveMembers(LEFT, depth, probes, state, member);
+          break;
+        default: {
+          const end = this.#string(pass(bytes, at, QUOTE));
+          if (end === LEFT) return this.#leaveKey(at, depth, probes);
+          member = memberOf(bytes, at + 1, end - 1, probes);
+          at = end;
+          state = COLON_NEXT;
+        }
+      }
+    }
+  }
+
+  /** A value, whose place is noted if it is watched. */
+  #noted(start: number, depth: number, noted: Noted | null): number {
+    if (noted === null) return this.#value(start, depth + 1, NOTHING);
+    noted.start = start;
+    forget(noted.inside);
+    noted.end = this.#value(start, depth + 1, noted.inside);
+    return noted.end;
+  }
+
+  /** @param at LEFT: at the end of the value of `member` */
+  #leaveMembers(at: number, depth: number, probes: readonly Probe[], state: ScanState, member: Noted | null): number {
+    return this.#leave((end) => {
+      if (at === LEFT && member !== null) member.end = end;
+      return this.#members(at === LEFT ? end : at, depth, probes, state, member);
+    });
+  }
+
+  #leaveKey(start: number, depth: number, probes: readonly Probe[]): number {
+    return this.#leave((end) => {
+      const member = memberOf(this.#bytes, start + 1, end - 1, probes);
+      return this.#members(end, depth, probes, COLON_NEXT, member);
+    });
+  }
+
+  #array(start: number, depth: number): number {
+    if (depth >= JSON_DEPTH_MAX) throw new ScanError("too deep");
+    return this.#items(start + 1, depth, FIRST, null);
+  }
+
+  #items(from: number, depth: number, first: ScanState, given: Noted | null): number {
+    const bytes = this.#bytes;
+    const listed = depth === 0 ? this.#listed : null;
+    let at = from;
+    let state = first;
+    let item = given;
+    for (;;) {
+      at = skip(bytes, at, this.#until);
+      if (at >= this.#until) return this.#leaveItems(at, depth, state, item);
+      if (closes(bytes[at], CLOSE_BRACKET, state, null)) return at + 1;
+      if (state === AFTER_VALUE) {
+        at = pass(bytes, at, COMMA);
+        state = NEXT;
+      } else {
+        item = startItem(listed);
+        at = this.#noted(at, depth, item);
+        state = AFTER_VALUE;
+        if (at === LEFT) return this.#leaveItems(LEFT, depth, state, item);
+        this.#endItem(item, at);
+      }
+    }
+  }
+
+  #leaveItems(at: number, depth: number, state: ScanState, item: Noted | null): number {
+    return this.#leave((end) => {
+      if (at === LEFT) this.#endItem(item, end);
+      return this.#items(at === LEFT ? end : at, depth, state, item);
+    });
+  }
+
+  #endItem(item: Noted | null, end: number): void {
+    if (item === null || this.#listed === null) return;
+    this.#listed.items.push({ start: item.start, end, findings: item.inside.map(toFinding) });
+  }
+
+  #value(start: number, depth: number, probes: readonly Probe[]): number {
+    switch (this.#bytes[start]) {
+      case QUOTE:
+        return this.#string(start + 1);
+      case OPEN_BRACE:
+        return this.#object(start, depth, probes);
+      case OPEN_BRACKET:
+        return this.#array(start, depth);
+      case LETTER_T:
+        return scanWord(this.#bytes, start, TRUE);
+      case LETTER_F:
+        return scanWord(this.#bytes, start, FALSE);
+      case LETTER_N:
+        return scanWord(this.#bytes, start, NULL);
+      default:
+        return this.#number(start);
+    }
+  }
+
+  /** @param from inside the string */
+  #string(from: number): number {
+    const bytes = this.#bytes;
+    const until = this.#until;
+    let at = from;
+    while (at < until) {
+      const byte = bytes[at];
+      if (byte === QUOTE) return at + 1;
+      if (byte === undefined || byte < SPACE) throw new ScanError("malformed");
+      at = byte === BACKSLASH ? scanEscape(bytes, at) : at + 1;
+    }
+    return this.#leaveString(at);
+  }
+
+  #leaveString(at: number): number {
+    return this.#leave(() => this.#string(at));
+  }
+
+  #number(start: number): number {
+    const bytes = this.#bytes;
+    const whole = bytes[start] === MINUS ? start + 1 : start;
+    const first = bytes[whole];
+    const second = bytes[whole + 1];
+    // Most numbers have one digit.
+    if ((second === COMMA || second === CLOSE_BRACE || second === CLOSE_BRACKET) && isDigit(first)) return whole + 1;
+    return first === ZERO ? this.#afterDigits(whole + 1, WHOLE) : this.#digits(whole, WHOLE);
+  }
+
+  /** At least one digit. */
+  #digits(start: number, part: number): number {
+    if (!isDigit(this.#bytes[start])) throw new ScanError("malformed");
+    return this.#moreDigits(start + 1, part);
+  }
+
+  #moreDigits(from: number, part: number): number {
+    const bytes = this.#bytes;
+    const until = this.#until;
+    let at = from;
+    while (at < until && isDigit(bytes[at])) at++;
+    return at < until ? this.#afterDigits(at, part) : this.#leaveDigits(at, part);
+  }
+
+  #leaveDigits(at: number, part: number): number {
+    return this.#leave(() => this.#moreDigits(at, part));
+  }
+
+  #afterDigits(at: number, part: number): number {
+    const byte = this.#bytes[at];
+    if (byte === POINT && part === WHOLE) return this.#digits(at + 1, FRACTION);
+    if ((byte !== SMALL_E && byte !== LARGE_E) || part === EXPONENT) return at;
+    const sign = this.#bytes[at + 1];
+    return this.#digits(sign === PLUS || sign === MINUS ? at + 2 : at + 1, EXPONENT);
+  }
+}
+
+/** Null when the key is not watched. */
+function memberOf(bytes: Uint8Array, start: number, end: number, probes: readonly Probe[]): Noted | null {
+  if (probes.length === 0) return null;
+  const probe = findProbe(bytes, start, end, probes);
+  if (probe === null) return null;
+  const isExact = spells(bytes, start, end, probe.key, false);
+  return { probe, inside: isExact ? probe.inside : NOTHING, isExact, start: -1, end: -1 };
+}
+
+function noteMember(member: Noted | null): void {
+  if (member?.probe != null) note(member.probe, member.isExact, member.start, member.end);
+}
+
+function startItem(listed: Listed | null): Noted | null {
+  if (listed === null) return null;
+  const { items, most, watched } = listed;
+  if (items.length === most) throw new ScanError("too many");
+  return { probe: null, inside: watched.map(createProbe), isExact: false, start: -1, end: -1 };
+}
+
+/** A key to look for, in ASCII, and the keys to look for inside its value when that is an object. */
+export interface Watched {
+  readonly key: string;
+  readonly inside: readonly Watched[];
+}
+
+/** A span of bytes: from `start` up to, but not including, `end`. */
+export interface ByteRange {
+  readonly start: number;
+  readonly end: number;
+}
+
+/** What was found of a watched key. */
+export interface FoundKey {
+  /** The key's value, the last one where the key appears again; null when the key is not there. */
+  readonly value: ByteRange | null;
+  /** The key appears more than once, in whatever letter case. */
+  readonly isRepeated: boolean;
+  /** The key appears in another letter case or with U+0000 behind it, which lenient decoders take for the key. */
+  readonly isMiscased: boolean;
+  readonly inside: readonly FoundKey[];
+}
+
+export function watch(key: string, ...inside: Watched[]): Watched {
+  return { key, inside };
+}
+
+/** A finding while it is searched for. There is one for each watched key, however many members the object has. */
+interface Probe {
+  readonly key: string;
+  /** The length of the key where it is written at its shortest. */
+  readonly bytesMin: number;
+  /** The first byte of the key, with the bit of lower case. */
+  readonly first: number;
+  readonly inside: readonly Probe[];
+  start: number;
+  /** -1 while there is no value. */
+  end: number;
+  seen: number;
+  isMiscased: boolean;
+}
+
+function createProbe({ key, inside }: Watched): Probe {
+  return {
+    key,
+    bytesMin: key.length,
+    first: key.charCodeAt(0) | LETTER_CASE,
+    inside: inside.map(createProbe),
+    start: -1,
+    end: -1,
+    seen: 0,
+    isMiscased: false,
+  };
+}
+
+function toFinding({ inside, start, end, seen, isMiscased }: Probe): FoundKey {
+  const value = end === -1 ? null : { start, end };
+  return { value, isRepeated: seen > 1, isMiscased, inside: inside.map(toFinding) };
+}
+
+/** Drops what was found inside an earlier value of the key: the last of equal keys counts. */
+function forget(probes: readonly Probe[]): void {
+  for (const probe of probes) {
+    probe.end = -1;
+    probe.seen = 0;
+    probe.isMiscased = false;
+    forget(probe.inside);
+  }
+}
+
+/** Length and first byte tell most keys apart, without a look at the rest. */
+function findProbe(bytes: Uint8Array, start: number, end: number, probes: readonly Probe[]): Probe | null {
+  const length = end - start;
+  const first = bytes[start] ?? 0;
+  const isPlain = first < 0x80 && first !== BACKSLASH;
+  for (const probe of probes) {
+    if (length < probe.bytesMin) continue;
+    if (isPlain && (first | LETTER_CASE) !== probe.first) continue;
+    if (spells(bytes, start, end, probe.key, true)) return probe;
+  }
+  return null;
+}
+
+/** Whether the bytes of a key, without its quotes, write `key`; folded: are what a lenient decoder takes for it. */
+function spells(bytes: Uint8Array, start: number, end: number, key: string, isFolded: boolean): boolean {
+  let at = start;
+  for (let index = 0; index < key.length; index++) {
+    if (at >= end) return false;
+    const wanted = key.charCodeAt(index);
+    // Keys are nearly always written without escapes.
+    if (bytes[at] === wanted) {
+      at++;
+      continue;
+    }
+    const unit = readUnit(bytes, at);
+    if (unit !== wanted && (!isFolded || fold(unit) !== fold(wanted))) return false;
+    at += unitBytes(bytes, at);
+  }
+  return at === end || (isFolded && at < end && readUnit(bytes, at) === 0);
+}
+
+/** The character at `at` inside a string, if it may stand in a watched key; else -1. */
+function readUnit(bytes: Uint8Array, at: number): number {
+  const byte = bytes[at] ?? 0;
+  const second = bytes[at + 1] ?? 0;
+  if (byte === BACKSLASH) return second === LETTER_U ? readHex(bytes, at + 2) : readSimpleEscape(second);
+  if (byte < 0x80) return byte;
+  if (byte < 0xe0) return ((byte & 0x1f) << 6) | (second & 0x3f);
+  if (byte < 0xf0) return ((byte & 0x0f) << 12) | ((second & 0x3f) << 6) | ((bytes[at + 2] ?? 0) & 0x3f);
+  return -1;
+}
+
+/** Escapes that name another character than themselves (`\n`) stand in no watched key. */
+function readSimpleEscape(letter: number): number {
+  return letter === SLASH || letter === QUOTE || letter === BACKSLASH ? letter : -1;
+}
+
+/** Four hexadecimal digits, which have been checked. */
+function readHex(bytes: Uint8Array, start: number): number {
+  let value = 0;
+  for (let at = start; at < start + 4; at++) {
+    const digit = bytes[at] ?? 0;
+    value = value * 16 + (digit <= NINE ? digit - ZERO : (digit | 0x20) - 0x57);
+  }
+  return value;
+}
+
+function unitBytes(bytes: Uint8Array, at: number): number {
+  const byte = bytes[at] ?? 0;
+  if (byte === BACKSLASH) return bytes[at + 1] === LETTER_U ? ESCAPE_BYTES : 2;
+  if (byte < 0x80) return 1;
+  if (byte < 0xe0) return 2;
+  return byte < 0xf0 ? 3 : 4;
+}
+
+/** In upper case: ASCII letters, and all that lenient decoders may take for one. */
+function fold(unit: number): number {
+  if (unit >= 0x61 && unit <= 0x7a) return unit - 0x20;
+  switch (unit) {
+    case 0x130: // capital i with dot
+    case 0x131: // dotless i
+      return 0x49;
+    case 0x17f: // long s
+      return 0x53;
+    case 0x212a: // Kelvin sign
+      return 0x4b;
+    default:
+      return unit;
+  }
+}
+
+function note(probe: Probe, isExact: boolean, start: number, end: number): void {
+  probe.seen++;
+  if (isExact) {
+    probe.start = start;
+    probe.end = end;
+  } else {
+    probe.isMiscased = true;
+  }
+}
+
+class ScanError extends Error {
+  readonly problem: "malformed" | "too deep" | "too many";
+  constructor(problem: ScanError["problem"]) {
+    super(problem);
+    this.problem = problem;
+  }
+}
+
+/** The index of the first byte at or after `at`, and before `until`, that is no JSON white space. */
+function spaceEnd(bytes: Uint8Array, at: number, until: number): number {
+  let next = at;
+  while (next < until) {
+    const byte = bytes[next];
+    if (byte !== SPACE && byte !== LINE_FEED && byte !== RETURN && byte !== TAB) return next;
+    next++;
+  }
+  return next;
+}
+
+/** @throws ScanError */
+function scanWord(bytes: Uint8Array, start: number, word: Uint8Array): number {
+  for (let offset = 0; offset < word.length; offset++) {
+    if (bytes[start + offset] !== word[offset]) throw new ScanError("malformed");
+  }
+  return start + word.length;
+}
+
+/** The index after the escape at `start`. @throws ScanError */
+function scanEscape(bytes: Uint8Array, start: number): number {
+  const letter = bytes[start + 1];
+  if (letter !== undefined && SIMPLE_ESCAPES.has(letter)) return start + 2;
+  if (letter !== LETTER_U) throw new ScanError("malformed");
+  for (let at = start + 2; at < start + ESCAPE_BYTES; at++) {
+    if (!isHexDigit(bytes[at])) throw new ScanError("malformed");
+  }
+  return start + ESCAPE_BYTES;
+}
+
+function isHexDigit(byte: number | undefined): boolean {
+  if (byte === undefined || isDigit(byte)) return byte !== undefined;
+  const letter = byte | 0x20;
+  return letter >= 0x61 && letter <= 0x66;
+}
+
+function isDigit(byte: number | undefined): boolean {
+  return byte !== undefined && byte >= ZERO && byte <= NINE;
 }

@@ -21,7 +21,7 @@ export function parseJson(bytes: Uint8Array, freeField: string | null = null): u
   return atOnce(readJson(bytes, freeField));
 }
 
-/** The same in steps. For a small text the first step does everything. */
+/** `parseJson`, in steps. The first step does everything for a small text. */
 export function* readJson(bytes: Uint8Array, freeField: string | null = null): Steps<unknown> {
   const reader = new JsonReader(decodeUtf8(bytes), freeField);
   while (reader.step()) yield;
@@ -74,7 +74,7 @@ class JsonReader {
   #level: JsonLevel | undefined;
   #freeValues = 0;
   #at = 0;
-  #place: ExpectedNext = "value";
+  #expected: ExpectedNext = "value";
 
   constructor(text: string, freeField: string | null) {
     this.#text = text;
@@ -96,7 +96,7 @@ class JsonReader {
     SPACE.test(this.#text);
     this.#at = SPACE.lastIndex;
     const character = this.#text[this.#at];
-    switch (this.#place) {
+    switch (this.#expected) {
       case "value":
         this.#readValue(character);
         return true;
@@ -126,7 +126,7 @@ class JsonReader {
 
   #pass(next: ExpectedNext): void {
     this.#at++;
-    this.#place = next;
+    this.#expected = next;
   }
 
   #afterValue(character: string | undefined): void {
@@ -150,7 +150,7 @@ class JsonReader {
     if (level?.free && ++this.#freeValues > JSON_FREE_VALUES_MAX) {
       refuse(`${this.#freeField}: more than ${JSON_FREE_VALUES_MAX} values`);
     }
-    this.#place = level === undefined ? "nothing" : "comma or end";
+    this.#expected = level === undefined ? "nothing" : "comma or end";
     if (level === undefined) this.value = value;
     else if (level.array !== null) this.#putItem(level.array, value);
     else if (level.key !== "__proto__") level.object[level.key] = value;
@@ -193,7 +193,7 @@ class JsonReader {
     } else if (level.keys.add(key).size > JSON_KEYS_MAX) {
       refuse(`${shownField(key)}: the object has more than ${JSON_KEYS_MAX} keys`);
     }
-    this.#place = "colon";
+    this.#expected = "colon";
   }
 
   #readString(): string {

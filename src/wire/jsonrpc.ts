@@ -1,26 +1,39 @@
-// JSON-RPC 2.0 as MCP uses it, read and rewritten on the bytes themselves: the form of a request, and the replacement of
-// an id in place. Bodies are never re-serialised, so big numbers, key order and spacing survive.
+// JSON-RPC 2.0 as MCP uses it, read and rewritten on the bytes themselves: the one request of a polled call, what an MCP
+// client posts on the streaming path, and the replacement of an id in place. Bodies are never re-serialised, so big numbers,
+// key order and spacing survive.
+//
+// What is read here must be what the upstream reads, so a key that decoders could resolve in two ways (given twice, in
+// another letter case, which some decoders fold, or with U+0000 behind it, where some end) is refused.
 import { isUtf8 } from "node:buffer";
 import type { Steps } from "../concurrency/steps.ts";
+import { BATCH_MESSAGES_MAX } from "../core/limits.ts";
 import { hasControls } from "../core/text.ts";
-import { objectOutline, skipSpaceInSteps } from "./json-scan.ts";
-import { type Finding, type Span, watch } from "./watched-keys.ts";
+import {
+  arrayOutline,
+  type ByteRange,
+  type FoundKey,
+  type Items,
+  objectOutline,
+  skipSpaceInSteps,
+  type Watched,
+  watch,
+} from "./json-scan.ts";
 
 export interface RpcRequest extends MessageFacts {
   readonly ok: true;
   readonly method: string;
   /** Where the id stands. */
-  readonly id: Span;
+  readonly id: ByteRange;
 }
 
 /** What is read of a message that has a method. */
-export interface MessageFacts {
+interface MessageFacts {
   /** `params.name` of a `tools/call`. */
   readonly tool: string | null;
   /** The protocol version that the message itself names in `params._meta` (protocol 2026-07-28 and later). */
   readonly protocolVersion: string | null;
   /** The findings for `PARAMS`, in their order. */
-  readonly params: readonly Finding[];
+  readonly params: readonly FoundKey[];
 }
 
 export interface RpcProblem {
@@ -35,7 +48,7 @@ const SESSIONLESS_SINCE = "2026-07-28";
 const VERSION_KEY = "io.modelcontextprotocol/protocolVersion";
 /** The params that are judged here, or repeated in headers (wire/mcp-headers.ts). One scan of the body finds them. */
 export const PARAMS = ["name", "arguments", "uri", "taskId", "_meta"] as const;
-export const PARAMS_KEY = watch(
+const PARAMS_KEY = watch(
   "params",
   ...PARAMS.map((key) => (key === "_meta" ? watch(key, watch(VERSION_KEY)) : watch(key))),
 );
@@ -52,28 +65,27 @@ const OPEN_BRACE = 0x7b;
 const decoder = new TextDecoder();
 const encoder = new TextEncoder();
 
-/**
- * Judges whether a body is exactly one JSON-RPC 2.0 request. What is read here must be what the upstream
- * reads, so a key that decoders could resolve in two ways (given twice, in another letter case, which some
- * decoders fold, or with U+0000 behind it, where some end) is refused.
- */
+/** Judges whether a body is exactly one JSON-RPC 2.0 request. */
 export function* parseRpcRequest(body: Uint8Array): Steps<RpcRequest | RpcProblem> {
   if (!isUtf8(body)) return problem("not valid UTF-8");
   const start = yield* skipSpaceInSteps(body, 0);
   if (body[start] === OPEN_BRACKET) return problem("must be one JSON-RPC request, not a batch");
   if (body[start] !== OPEN_BRACE) return problem("must be a JSON-RPC request object");
-  const outline = yield* objectOutline(body, start, REQUEST_KEYS);
-  if (outline.problem === "too deep") return problem("nested too deeply");
-  if (outline.problem !== null) return problem("not valid JSON");
-  if ((yield* skipSpaceInSteps(body, outline.end)) !== body.length) return problem("not valid JSON");
-  return judgeRequest(body, outline.findings);
+  const { findings, ...outline } = yield* objectOutline(body, start, REQUEST_KEYS);
+  return (yield* problemOf(body, outline)) ?? judgeRequest(body, findings);
 }
 
-function judgeRequest(body: Uint8Array, findings: readonly Finding[]): RpcRequest | RpcProblem {
-  for (const [index, { key }] of REQUEST_KEYS.entries()) {
-    const ambiguity = ambiguityOf(key, findings[index]);
-    if (ambiguity !== null) return problem(ambiguity);
-  }
+/** Why the body is not one JSON text; null when it is. */
+function* problemOf(body: Uint8Array, { end, problem: why }: Pick<Items, "end" | "problem">): Steps<RpcProblem | null> {
+  if (why === "too many") return problem(`a batch of more than ${BATCH_MESSAGES_MAX} messages`);
+  if (why === "too deep") return problem("nested too deeply");
+  const isWhole = why === null && (yield* skipSpaceInSteps(body, end)) === body.length;
+  return isWhole ? null : problem("not valid JSON");
+}
+
+function judgeRequest(body: Uint8Array, findings: readonly FoundKey[]): RpcRequest | RpcProblem {
+  const ambiguity = firstAmbiguity(REQUEST_KEYS, findings);
+  if (ambiguity !== null) return problem(ambiguity);
   const [jsonrpc, id, method, params] = findings;
   if (readShort(body, jsonrpc) !== "2.0") return problem('jsonrpc: must be "2.0"');
   const name = readMethod(body, method);
@@ -88,10 +100,96 @@ function judgeRequest(body: Uint8Array, findings: readonly Finding[]): RpcReques
   return "ok" in judged ? judged : { ok: true, method: name, id: id.value, ...judged };
 }
 
+/** A request, a notification or a response, on the streaming path. */
+export interface RpcMessage extends MessageFacts {
+  /** Null for a response. */
+  readonly method: string | null;
+  /** Whether it is judged and paid for; otherwise it is part of the connection. */
+  readonly isCall: boolean;
+}
+
+export interface RpcMessages {
+  readonly ok: true;
+  readonly isBatch: boolean;
+  readonly messages: readonly RpcMessage[];
+}
+
+const MESSAGE_KEYS = [...REQUEST_KEYS, watch("result"), watch("error")];
+
+/** Requests that the connection and its dialogues need, and no tool, resource or prompt answers. So is every `…/list`. */
+const CONNECTION_REQUESTS = new Set([
+  ...["initialize", "ping", "server/discover", "subscriptions/listen", "completion/complete", "logging/setLevel"],
+  ...["tasks/get", "tasks/update", "tasks/cancel", "resources/subscribe", "resources/unsubscribe"],
+]);
+
+/** Judges whether a body is one JSON-RPC 2.0 message or a batch of them, as strictly as `parseRpcRequest` does. */
+export function* parseRpcMessages(body: Uint8Array): Steps<RpcMessages | RpcProblem> {
+  if (!isUtf8(body)) return problem("not valid UTF-8");
+  const start = yield* skipSpaceInSteps(body, 0);
+  if (body[start] === OPEN_BRACKET) return yield* parseBatch(body, start);
+  if (body[start] !== OPEN_BRACE) return NO_MESSAGE;
+  const { findings, ...outline } = yield* objectOutline(body, start, MESSAGE_KEYS);
+  const malformed = yield* problemOf(body, outline);
+  if (malformed !== null) return malformed;
+  const message = judgeMessage(body, findings);
+  return message.ok ? { ok: true, isBatch: false, messages: [message.value] } : message;
+}
+
+/** Each message is judged while the batch is read, so nothing is read twice. */
+function* parseBatch(body: Uint8Array, start: number): Steps<RpcMessages | RpcProblem> {
+  const outline = yield* arrayOutline(body, start, BATCH_MESSAGES_MAX, MESSAGE_KEYS);
+  const malformed = yield* problemOf(body, outline);
+  if (malformed !== null) return malformed;
+  if (outline.items.length === 0) return problem("an empty batch");
+  const messages: RpcMessage[] = [];
+  for (const item of outline.items) {
+    const message = body[item.start] === OPEN_BRACE ? judgeMessage(body, item.findings) : NO_MESSAGE;
+    if (!message.ok) return message;
+    messages.push(message.value);
+  }
+  return { ok: true, isBatch: true, messages };
+}
+
+const NO_MESSAGE = problem("must be a JSON-RPC message object");
+
+const RESPONSE: RpcMessage = { method: null, tool: null, isCall: false, protocolVersion: null, params: [] };
+
+type ParsedMessage = { readonly ok: true; readonly value: RpcMessage } | RpcProblem;
+
+function judgeMessage(body: Uint8Array, findings: readonly FoundKey[]): ParsedMessage {
+  const ambiguity = firstAmbiguity(MESSAGE_KEYS, findings);
+  if (ambiguity !== null) return problem(ambiguity);
+  const [jsonrpc, id, method, params, result, error] = findings;
+  if (readShort(body, jsonrpc) !== "2.0") return problem('jsonrpc: must be "2.0"');
+  const isAnswer = result?.value != null || error?.value != null;
+  if (method?.value == null) {
+    if (!isAnswer || id?.value == null) return problem("method: required, but for a response");
+    return { ok: true, value: RESPONSE };
+  }
+  // A message that one decoder takes for a request and another for a response is judged as neither.
+  if (isAnswer) return problem("result, error: not in a message that has a method");
+  const name = readMethod(body, method);
+  if (typeof name !== "string") return name;
+  const hasId = id?.value != null;
+  if (id?.value != null && !isId(body, id.value)) return problem("id: must be a string or a number");
+  const judged = judgeParams(body, name, params);
+  if ("ok" in judged) return judged;
+  return { ok: true, value: { method: name, isCall: !isConnection(name, hasId), ...judged } };
+}
+
+/**
+ * A message not known to be part of the connection is a call, so that nothing gets past the policy by its form. Without an id
+ * it is a notification, but a server may act on a notification that has the name of a request.
+ */
+function isConnection(method: string, hasId: boolean): boolean {
+  if (!hasId) return method.startsWith("notifications/");
+  return CONNECTION_REQUESTS.has(method) || method.endsWith("/list");
+}
+
 const TOOLS_CALL = "tools/call";
 
 /** A server may ignore letter case, and what calls a tool there must not pass for something else here. */
-export function readMethod(body: Uint8Array, method: Finding | undefined): string | RpcProblem {
+function readMethod(body: Uint8Array, method: FoundKey | undefined): string | RpcProblem {
   const name = readName(body, method);
   if (name === null || name === "") return problem(`method: must be a non-empty string ${OF_NAMES}`);
   const isCalling = name.toUpperCase().toLowerCase() === TOOLS_CALL;
@@ -101,7 +199,7 @@ export function readMethod(body: Uint8Array, method: Finding | undefined): strin
 const NO_PARAMS: MessageFacts = { tool: null, protocolVersion: null, params: [] };
 
 /** The params of a message that has a method. */
-export function judgeParams(body: Uint8Array, method: string, params: Finding | undefined): MessageFacts | RpcProblem {
+function judgeParams(body: Uint8Array, method: string, params: FoundKey | undefined): MessageFacts | RpcProblem {
   if (params?.value == null) return NO_PARAMS;
   const isCall = method === TOOLS_CALL;
   if (isCall && body[params.value.start] !== OPEN_BRACE) return problem("params: must be an object");
@@ -119,17 +217,26 @@ export function judgeParams(body: Uint8Array, method: string, params: Finding | 
   return { tool, ...judged };
 }
 
+/** Of the keys at the top; null when every decoder reads them in one way. */
+function firstAmbiguity(keys: readonly Watched[], findings: readonly FoundKey[]): string | null {
+  for (const [index, { key }] of keys.entries()) {
+    const ambiguity = ambiguityOf(key, findings[index]);
+    if (ambiguity !== null) return ambiguity;
+  }
+  return null;
+}
+
 /** Null when every decoder reads the key in one way. */
-export function ambiguityOf(field: string, finding: Finding | undefined): string | null {
+export function ambiguityOf(field: string, finding: FoundKey | undefined): string | null {
   if (finding?.isMiscased) return `${field}: must be spelled exactly like this`;
   return finding?.isRepeated ? `${field}: given twice` : null;
 }
 
-export function problem(text: string): RpcProblem {
+function problem(text: string): RpcProblem {
   return { ok: false, problem: text };
 }
 
-export function readShort(body: Uint8Array, finding: Finding | undefined): string | null {
+function readShort(body: Uint8Array, finding: FoundKey | undefined): string | null {
   const span = finding?.value ?? null;
   if (span === null || body[span.start] !== QUOTE || span.end - span.start > SHORT_BYTES_MAX) return null;
   return String(JSON.parse(decoder.decode(body.subarray(span.start, span.end))));
@@ -141,12 +248,12 @@ const OF_NAMES = `of at most ${SHORT_BYTES_MAX} bytes, without control character
  * A string that all decoders read alike: no lone surrogates, which decoders replace, no control characters, at which some
  * stop, and no blanks around it, which some strip.
  */
-function readName(body: Uint8Array, finding: Finding | undefined): string | null {
+function readName(body: Uint8Array, finding: FoundKey | undefined): string | null {
   const name = readShort(body, finding);
   return name?.isWellFormed() && !hasControls(name) && name.trim() === name ? name : null;
 }
 
-export function isId(body: Uint8Array, span: Span): boolean {
+function isId(body: Uint8Array, span: ByteRange): boolean {
   if (span.end - span.start > SHORT_BYTES_MAX) return false;
   const first = body[span.start];
   return first === QUOTE || first === 0x2d || (first !== undefined && first >= 0x30 && first <= 0x39);
@@ -158,7 +265,7 @@ export function isSessionless(version: string | null): boolean {
 }
 
 /** `body` with the bytes of `span` replaced. */
-export function splice(body: Uint8Array, span: Span, replacement: Uint8Array): Uint8Array {
+export function splice(body: Uint8Array, span: ByteRange, replacement: Uint8Array): Uint8Array {
   const out = new Uint8Array(body.length - (span.end - span.start) + replacement.length);
   out.set(body.subarray(0, span.start));
   out.set(replacement, span.start);

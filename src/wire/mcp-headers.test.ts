@@ -2,8 +2,8 @@ import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { atOnce } from "../concurrency/steps.ts";
 import { hasControls } from "../core/text.ts";
+import { parseRpcMessages } from "./jsonrpc.ts";
 import { mirrorProblem } from "./mcp-headers.ts";
-import { parseRpcMessages } from "./mcp-messages.ts";
 
 const encode = (text: string) => new TextEncoder().encode(text);
 const body = (method: string, params?: unknown) => ({ jsonrpc: "2.0", id: 1, method, params });

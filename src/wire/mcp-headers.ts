@@ -2,8 +2,8 @@
 // and `Mcp-Param-*`. Routers and meters in front of a server rely on them, while the body is what was judged and paid for.
 // So a header that contradicts the body makes the request invalid.
 import { parseJson } from "./json.ts";
-import { ambiguityOf, PARAMS } from "./jsonrpc.ts";
-import type { Finding, Span } from "./watched-keys.ts";
+import type { ByteRange, FoundKey } from "./json-scan.ts";
+import { ambiguityOf, PARAMS, type RpcMessage } from "./jsonrpc.ts";
 
 const METHOD = "mcp-method";
 const NAME = "mcp-name";
@@ -41,11 +41,7 @@ function isParam(name: string): boolean {
 }
 
 /** A message as it was judged, so that it is not read a second time. */
-export interface JudgedMessage {
-  readonly method: string | null;
-  /** Of `PARAMS`, in their order. */
-  readonly params: readonly Finding[];
-}
+export type JudgedMessage = Pick<RpcMessage, "method" | "params">;
 
 export interface MirrorProblem {
   readonly header: string;
@@ -59,13 +55,13 @@ export interface MirrorProblem {
  * @param judged what `body` is; null for a batch
  */
 export function mirrorProblem(headers: Headers, body: Uint8Array, judged: JudgedMessage | null): MirrorProblem | null {
-  const mirrors = [...headers].filter(([name]) => isMirror(name));
-  if (mirrors.length === 0) return null;
-  if (mirrors.length > PARAMS_MAX) {
+  const echoed = [...headers].filter(([name]) => isMirror(name));
+  if (echoed.length === 0) return null;
+  if (echoed.length > PARAMS_MAX) {
     return { header: "Mcp-Param-*", problem: `there are more than ${PARAMS_MAX} of them` };
   }
   const message = judged === null ? null : readMessage(body, judged);
-  for (const [header, value] of mirrors) {
+  for (const [header, value] of echoed) {
     const problem = message === null ? "says of a batch what one message is" : judge(header, value, message);
     if (problem !== null) return { header: shownHeader(header), problem };
   }
@@ -95,13 +91,13 @@ function readMessage(body: Uint8Array, { method, params }: JudgedMessage): Messa
   };
 }
 
-function readText(body: Uint8Array, key: string, finding: Finding | undefined): string | null {
+function readText(body: Uint8Array, key: string, finding: FoundKey | undefined): string | null {
   const span = certain(key, finding);
   if (span === null || body[span.start] !== QUOTE || span.end - span.start > TEXT_BYTES_MAX) return null;
   return String(JSON.parse(new TextDecoder().decode(body.subarray(span.start, span.end))));
 }
 
-function readArguments(body: Uint8Array, finding: Finding | undefined): Arguments {
+function readArguments(body: Uint8Array, finding: FoundKey | undefined): Arguments {
   const span = certain("arguments", finding);
   if (span === null || span.end - span.start > ARGUMENTS_BYTES_MAX) return argumentsOf(null);
   try {
@@ -113,7 +109,7 @@ function readArguments(body: Uint8Array, finding: Finding | undefined): Argument
 }
 
 /** Null when decoders may read different things. */
-function certain(key: string, finding: Finding | undefined): Span | null {
+function certain(key: string, finding: FoundKey | undefined): ByteRange | null {
   return ambiguityOf(key, finding) === null ? (finding?.value ?? null) : null;
 }
 
@@ -128,7 +124,7 @@ function judge(header: string, value: string, message: Message): string | null {
   return said === message.name ? null : "is not what the body names";
 }
 
-/** Blanks around it are stripped on the way. */
+/** Blanks around a value are stripped on the way. */
 const PLAIN = /^(?![\t ])[\t\x20-\x7e]*(?<![\t ])$/;
 const WRAPPED = /^=\?base64\?(.*)\?=$/i;
 const WRAPPED_EXACTLY = /^=\?base64\?((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)\?=$/;

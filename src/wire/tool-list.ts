@@ -4,9 +4,15 @@
 import { createPace, type Pace } from "../concurrency/pace.ts";
 import type { Steps } from "../concurrency/steps.ts";
 import { POLICY_ENTRY_CHARACTERS_MAX } from "../core/limits.ts";
-import { arrayOutline, objectOutline, skipSpaceInSteps } from "./json-scan.ts";
-import type { ScannedItem } from "./json-scanner.ts";
-import { type Finding, type Span, watch } from "./watched-keys.ts";
+import {
+  arrayOutline,
+  type ByteRange,
+  type FoundKey,
+  objectOutline,
+  type ScannedItem,
+  skipSpaceInSteps,
+  watch,
+} from "./json-scan.ts";
 
 const ANSWER_KEYS = [watch("result", watch("tools"), watch("cacheScope"))];
 const PRIVATE = Buffer.from('"private"');
@@ -20,7 +26,7 @@ const ANSWERS_MAX = 1_000;
 const NAME_UNITS_MAX = 2 * POLICY_ENTRY_CHARACTERS_MAX + 1;
 /** The longest way to write a unit: `\u0061`. */
 const UNIT_BYTES_MAX = 6;
-/** The work of judging a tool, besides its name. */
+/** The work of judging a tool, its name apart. */
 const JUDGE_WORK = 4_000;
 /** Moving this many bytes costs as much as looking at one. */
 const MOVED_BYTES = 8;
@@ -38,7 +44,7 @@ export interface DeniedTools {
   readonly listIsPrivate?: boolean;
 }
 
-interface Edit extends Span {
+interface Edit extends ByteRange {
   readonly insert?: Uint8Array;
 }
 
@@ -47,9 +53,9 @@ export class UnreadableAnswer extends Error {}
 
 /**
  * A JSON-RPC message, or a batch, without the tools in its results for which `isDenied` holds. It is written over the
- * input, and shorter, unless something is inserted. Returns the input itself when nothing changes, or is neither an object nor an array. Text that
- * is no proper JSON counts as unreadable, since some clients may read it all the same: some decoders take NaN, or the first
- * of two texts.
+ * input, and shorter, unless something is inserted. Returns the input itself when nothing changes, or when it is neither an
+ * object nor an array. Text that is no proper JSON counts as unreadable, since some clients may read it all the same: some
+ * decoders take NaN, or the first of two texts.
  *
  * @throws UnreadableAnswer
  */
@@ -74,8 +80,8 @@ export function* withoutTools(
   return hasInserts ? edited(text, cuts) : yield* without(text, cuts, pace);
 }
 
-/** The result's `cacheScope` as private: in the place of its own, or as its first member. */
-function privacyOf(result: Finding | undefined): Edit {
+/** The result's `cacheScope` as private: instead of its own, or as its first member. */
+function privacyOf(result: FoundKey | undefined): Edit {
   const scope = result?.inside[1];
   if (scope?.isRepeated || scope?.isMiscased) throw new UnreadableAnswer("a key given twice");
   if (scope?.value != null) return { ...scope.value, insert: PRIVATE };
@@ -94,7 +100,7 @@ function edited(text: Uint8Array, edits: readonly Edit[]): Uint8Array {
 }
 
 /** The watched keys found in each answer. */
-function* answersIn(text: Uint8Array, stepBytes?: number): Steps<readonly (readonly Finding[])[]> {
+function* answersIn(text: Uint8Array, stepBytes?: number): Steps<readonly (readonly FoundKey[])[]> {
   const start = yield* skipSpaceInSteps(text, 0, stepBytes);
   if (text[start] === OPEN_BRACKET) {
     const { items, end, problem } = yield* arrayOutline(text, start, ANSWERS_MAX, ANSWER_KEYS, stepBytes);
@@ -115,7 +121,7 @@ function* checkEnd(text: Uint8Array, end: number, problem: string | null, stepBy
 }
 
 /** Where the list of tools stands; null when there is none. */
-function toolsOf(text: Uint8Array, result: Finding | undefined): Span | null {
+function toolsOf(text: Uint8Array, result: FoundKey | undefined): ByteRange | null {
   const tools = result?.inside[0];
   const isAmbiguous = [result, tools].some((found) => found?.isRepeated || found?.isMiscased);
   if (isAmbiguous) throw new UnreadableAnswer("a key given twice");
@@ -124,7 +130,7 @@ function toolsOf(text: Uint8Array, result: Finding | undefined): Span | null {
 
 /** Adds a cut for each denied item, with the comma that separates it from what stays. */
 function* cut(
-  cuts: Span[],
+  cuts: ByteRange[],
   items: readonly ScannedItem[],
   isDenied: (item: ScannedItem) => boolean,
   pace: Pace,
@@ -155,7 +161,7 @@ function isToolDenied(
 }
 
 /** The part of the name that a rule may name. */
-function readName(text: Uint8Array, { start, end }: Span): string {
+function readName(text: Uint8Array, { start, end }: ByteRange): string {
   const least = start + 1 + UNIT_BYTES_MAX * NAME_UNITS_MAX;
   if (end <= least) return parseName(text.subarray(start, end));
   let at = start + 1;
@@ -167,7 +173,7 @@ function parseName(quoted: Uint8Array): string {
   return String(JSON.parse(new TextDecoder().decode(quoted))).slice(0, NAME_UNITS_MAX);
 }
 
-function* without(text: Uint8Array, cuts: readonly Span[], pace: Pace): Steps<Uint8Array> {
+function* without(text: Uint8Array, cuts: readonly ByteRange[], pace: Pace): Steps<Uint8Array> {
   let size = cuts[0]?.start ?? 0;
   for (const [at, { end }] of cuts.entries()) {
     const next = cuts[at + 1]?.start ?? text.length;

@@ -17,7 +17,7 @@ afterAll(() => place.remove());
 
 test("of one account that floods and twenty that want some settlements too, each of the twenty gets a place", async () => {
   const store = await place.open();
-  const facilitator = settling(store, { atWorkMax: AT_WORK });
+  const facilitator = settling(store, { inFlightMax: AT_WORK });
   const release = Promise.withResolvers<void>();
   // Nodes that are slow.
   facilitator.turns.readiness = async () => {

@@ -1,4 +1,4 @@
-// What a failover to an asynchronous standby loses, as the manual says it (operations, Failover): calls that were accepted a
+// What a failover to an asynchronous standby loses, as the manual says it (replicas, Failover): calls that were accepted a
 // moment before are gone. A payment is never taken twice for that.
 
 import { expect, setDefaultTimeout, test } from "bun:test";

@@ -12,8 +12,8 @@ const FLOOD = 800;
 /** Less than what a silent connection is given to live once it has been used. */
 const ANSWER_MS_MAX = 30_000;
 
-const crowded = () =>
-  startGateway({ program: ["prlimit", `--nofile=${OPEN_FILES}:${OPEN_FILES}`, "--", tollgateBinary()] });
+const crowded = (openFiles = OPEN_FILES) =>
+  startGateway({ program: ["prlimit", `--nofile=${openFiles}:${openFiles}`, "--", tollgateBinary()] });
 
 /** Connections that send this and stay, each for as long as the gateway lets it. */
 class Flood implements Disposable {
@@ -75,22 +75,27 @@ test("connections that were used and are silent give way to those that come", as
   await using gateway = await crowded();
   const tenant = await tenantOf(gateway, `http://127.0.0.1:${upstream.port}/`);
   using flood = new Flood();
-  await flood.open(gateway, "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n");
+  await flood.open(gateway, HEALTH);
   expect(await tenant.statusOf(await tenant.call())).toBe("succeeded");
   expect(gateway.log()).toContain("connections_refused");
 });
 
+const HEALTH = "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
+
+/** Whether a request on the connection is answered. */
+function isAnswered(socket: Socket): Promise<boolean> {
+  const { promise, resolve } = Promise.withResolvers<boolean>();
+  if (socket.destroyed) resolve(false);
+  socket.removeAllListeners();
+  socket.once("data", (bytes) => resolve(bytes.toString().startsWith("HTTP/1.1 200")));
+  for (const event of ["close", "error"]) socket.on(event, () => resolve(false));
+  socket.write(HEALTH);
+  return promise;
+}
+
 test("an address that holds most connections loses some, and others are let in and lose none", async () => {
   await using gateway = await crowded();
   const { port } = new URL(gateway.url);
-  const health = "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
-  /** Whether a request on the connection is answered. */
-  const isAnswered = (socket: Socket) =>
-    new Promise<boolean>((resolve) => {
-      socket.once("data", (bytes) => resolve(bytes.toString().startsWith("HTTP/1.1 200")));
-      for (const event of ["close", "error"]) socket.once(event, () => resolve(false));
-      socket.write(health);
-    });
   const open = () => connect({ port: Number(port), host: "127.0.0.1" });
   const kept = open();
   expect(await isAnswered(kept)).toBe(true);
@@ -105,6 +110,56 @@ test("an address that holds most connections loses some, and others are let in a
   }
   expect(await isAnswered(kept)).toBe(true);
   kept.destroy();
+});
+
+/** Far more than the gateway looks at in one go, and than its system's limit leaves for connections. */
+const MANY_FILES = 4_700;
+const MANY_CONNECTIONS = 5_000;
+const EACH_SECOND = 800;
+/** How long it goes on once connections are ended, and how long that may take on a busy machine. */
+const FLOOD_MS = 6_000;
+const FULL_MS_MAX = 60_000;
+
+test("an address that fills thousands of descriptors again and again closes the port to nobody", async () => {
+  await using gateway = await crowded(MANY_FILES);
+  const port = Number(new URL(gateway.url).port);
+  const open = () => connect({ port, host: "127.0.0.1", localAddress: "127.0.0.9" });
+  const kept = open();
+  expect(await isAnswered(kept)).toBe(true);
+  const flood = new Set<Socket>();
+  const begun = performance.now();
+  let made = 0;
+  const flooding = setInterval(() => {
+    const due = (EACH_SECOND * (performance.now() - begun)) / 1000;
+    for (; made < due && flood.size < MANY_CONNECTIONS; made++) {
+      const socket = connect({ port, host: "127.0.0.1", localAddress: "127.0.0.66" }, () => socket.write(HEALTH));
+      socket.on("error", () => {}).on("close", () => flood.delete(socket));
+      socket.resume();
+      flood.add(socket);
+    }
+  }, 20);
+  try {
+    let until = begun + FULL_MS_MAX;
+    let isFull = false;
+    while (performance.now() < until) {
+      if (!isFull && gateway.log().includes("connections_ended")) {
+        isFull = true;
+        until = performance.now() + FLOOD_MS;
+      }
+      // Most of the time this address has only the connection from before the flood.
+      await Bun.sleep(100);
+      const socket = open();
+      expect(await isAnswered(socket)).toBe(true);
+      socket.destroy();
+      expect(await isAnswered(kept)).toBe(true);
+    }
+  } finally {
+    clearInterval(flooding);
+    for (const socket of flood) socket.destroy();
+    kept.destroy();
+  }
+  expect(gateway.log()).toContain("connections_ended");
+  expect(gateway.log()).not.toContain("connections_refused");
 });
 
 test("connections that send nothing end no call that is under way, and the port opens again", async () => {

@@ -96,7 +96,7 @@ test.concurrent("running calls go on though all replicas stand still for longer 
   expect(await runningCalls([null, null], standStill)).toEqual([UNHARMED, UNHARMED]);
 }, 150_000);
 
-/** Calls of an agent that may run two at a time, all through one replica: what becomes of them when that is lost. */
+/** Calls of an agent of which each replica may run two at a time, all through one: what becomes of them when that is lost. */
 async function leftBehind(lose: (gateway: Gateway) => unknown, comeBack: (gateway: Gateway) => unknown): Promise<void> {
   await using replicas = await openReplicas();
   const held = Promise.withResolvers<void>();
@@ -108,7 +108,7 @@ async function leftBehind(lose: (gateway: Gateway) => unknown, comeBack: (gatewa
     return Response.json({ hello: "world" });
   });
   try {
-    const env = { TOLLGATE_AGENT_CONCURRENCY: "2" };
+    const env = { TOLLGATE_AGENT_CONCURRENCY: "4" };
     const other = await replicas.start({ env });
     const lost = await replicas.start({ env });
     const tenant = await replicas.tenant(other);

@@ -88,6 +88,43 @@ contract((at) => {
     ]);
   });
 
+  test.each(["application/json", "text/event-stream"])(
+    "a list of tools in %s is private on each page to clients whose protocol knows of caches",
+    async (type) => {
+      const shown = { name: "read_all" };
+      const pages: Record<string, object> = {
+        "1": { tools: [{ name: "delete_all" }, shown], nextCursor: "2", ttlMs: 5, cacheScope: "public" },
+        "2": { tools: [shown] },
+      };
+      const route = at.upstream(({ body }) => {
+        const { id, params } = JSON.parse(new TextDecoder().decode(body));
+        const text = JSON.stringify({ jsonrpc: "2.0", id, result: pages[params.cursor] });
+        const [before, after] = type === "application/json" ? ["", ""] : ["data: ", "\n\n"];
+        return new Response(before + text + after, { headers: { "content-type": type } });
+      });
+      const tenant = await tenantWith({
+        default: "allow",
+        on_error: "deny",
+        rules: [{ action: "deny", match: { tools: ["delete_all"] } }],
+      });
+      const { id } = await tenant.agent({ upstream_url: route.url, ...MCP });
+      const listed = async (cursor: string, headers: Record<string, string>, version?: string) => {
+        const _meta = version === undefined ? {} : { "io.modelcontextprotocol/protocolVersion": version };
+        const json = { jsonrpc: "2.0", id: 1, method: "tools/list", params: { cursor, _meta } };
+        const { text } = await tenant.send("POST", `/v1/proxy/${id}/stream`, { json, headers });
+        return JSON.parse(text.slice(text.indexOf("{"))).result;
+      };
+      const first = { tools: [shown], nextCursor: "2", ttlMs: 5 };
+      const modern = "2026-07-28";
+      for (const [headers, version] of [[{ "mcp-protocol-version": modern }], [{}, modern]] as const) {
+        expect(await listed("1", headers, version)).toEqual({ ...first, cacheScope: "private" });
+        expect(await listed("2", headers, version)).toEqual({ tools: [shown], cacheScope: "private" });
+      }
+      expect(await listed("1", { "mcp-protocol-version": "2025-11-25" })).toEqual({ ...first, cacheScope: "public" });
+      expect(await listed("2", {})).toEqual({ tools: [shown] });
+    },
+  );
+
   test("the observed rate counts this call, denied ones too, per caller and agent", async () => {
     const tenant = await tenantWith({
       default: "allow",

@@ -76,4 +76,20 @@ contract((at) => {
       expect(answer.headers.get("cache-control")).toBe(cacheControl);
     });
   });
+
+  test.each([
+    ["mcp", MCP],
+    ["http", {}],
+  ])("the events that answer a POST to an %s agent ask proxies to hold none of them back", async (_, fields) => {
+    const own: Record<string, string>[] = [{}, { "x-accel-buffering": "yes" }];
+    for (const upstreams of own) {
+      const headers = { "content-type": "text/event-stream; charset=utf-8", ...upstreams };
+      const route = at.upstream(() => new Response("data: 1\n\n", { headers }));
+      const tenant = at.tenant();
+      const { id } = await tenant.agent({ ...fields, upstream_url: route.url });
+      const json = { jsonrpc: "2.0", id: 1, method: "ping" };
+      const answer = await tenant.send("POST", `/v1/proxy/${id}/stream`, { json });
+      expect([answer.text, answer.headers.get("x-accel-buffering")]).toEqual(["data: 1\n\n", "no"]);
+    }
+  });
 });

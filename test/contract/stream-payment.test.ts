@@ -108,6 +108,39 @@ contract(
       expect(route.seen.length).toBe(0);
     });
 
+    test.each(["", "/stream"])(
+      "no 402 of a call%s may be kept, and a decline is told in its payment's version",
+      async (form) => {
+        const { tenant, id, route } = await open();
+        const send = async (headers: Record<string, string>) => {
+          const answer = await tenant.send("POST", `/v1/proxy/${id}${form}`, { json: { n: 1 }, headers });
+          expect([answer.status, answer.headers.get("cache-control")]).toEqual([402, "no-store"]);
+          return answer;
+        };
+        const told = (answer: Answer) =>
+          ["payment-response", "x-payment-response"].filter((name) => answer.headers.has(name));
+        const { headers: tooLittle } = await pay({ value: 1n });
+        for (const refused of [{}, { "x-payment": "garbage" }, tooLittle])
+          expect(told(await send(refused))).toEqual([]);
+        for (const [version, name, network] of [
+          ["headers", "x-payment-response", "base"],
+          ["version2Headers", "payment-response", "eip155:8453"],
+        ] as const) {
+          const payment = await pay();
+          const { nonce, from } = payment.authorization;
+          facilitator.answer(nonce, () => notCollected());
+          // At once, and when the payment comes again.
+          for (let n = 0; n < 2; n++) {
+            const answer = await send(payment[version]);
+            expect(told(answer)).toEqual([name]);
+            const declined = { success: false, transaction: "", network, payer: from.toLowerCase() };
+            expect(settlementTold(answer, name)).toEqual(declined);
+          }
+        }
+        expect(route.seen).toEqual([]);
+      },
+    );
+
     describe("a streamed call whose payment is of unknown outcome", () => {
       test("is 503, and the same payment goes on where it stood", async () => {
         const { tenant, id, route, headers, first, land, becomes } = await openUnknown();

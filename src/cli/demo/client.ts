@@ -8,9 +8,9 @@
 import { bytesToHex, type Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { systemClock } from "../../core/clock.ts";
-import type { AnswerHeaders } from "../../http/answer.ts";
-import { readBody } from "../../http/body.ts";
-import { createOutbound, OutboundError } from "../../http/outbound.ts";
+import type { AnswerHeaders } from "../../http/client/answer.ts";
+import { readBody } from "../../http/client/body.ts";
+import { createOutbound, OutboundError } from "../../http/client/outbound.ts";
 import { ASSET, CHAIN_ID, NETWORK, X402_VERSION } from "../../x402/kind.ts";
 
 const ANSWER_BYTES_MAX = 1024 * 1024;

@@ -1,7 +1,7 @@
 // The scenario of the demo: a paid call of an http agent from its challenge to its record, step by step, and more
 // briefly a priced tool of an mcp agent. All through HTTP, like a caller; only balances come from the chain.
 import type { Hex } from "viem";
-import { STATUS, SUCCESS } from "../../http/answers.ts";
+import { STATUS, SUCCESS } from "../../http/responses.ts";
 import { type DemoChain, usdc } from "./chain.ts";
 import {
   type Agents,

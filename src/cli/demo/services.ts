@@ -14,7 +14,7 @@ import type { Log } from "../../core/log.ts";
 import { silentMeters } from "../../core/meters.ts";
 import { type RunningFacilitator, startFacilitator } from "../../facilitator/start.ts";
 import { startGateway } from "../../gateway/start.ts";
-import { json, STATUS, SUCCESS } from "../../http/answers.ts";
+import { json, STATUS, SUCCESS } from "../../http/responses.ts";
 import { runAccount } from "../account.ts";
 import { prepareMasterKeys } from "../open.ts";
 import { runPki } from "../pki.ts";

@@ -9,7 +9,7 @@ import { TOKEN_ADDRESS } from "../../chain/token.ts";
 import type { FacilitatorConfig } from "../../config.ts";
 import { systemClock } from "../../core/clock.ts";
 import { createLocalSigner } from "../../facilitator/wallet/signer.ts";
-import type { Outbound } from "../../http/outbound.ts";
+import type { Outbound } from "../../http/client/outbound.ts";
 import { CHAIN_ID, TOKEN_NAME, TOKEN_VERSION } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
 import {

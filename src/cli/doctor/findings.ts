@@ -5,7 +5,7 @@ import { withDeadline } from "../../concurrency/deadline.ts";
 import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
 import { systemClock } from "../../core/clock.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import { type Outbound, OutboundError } from "../../http/outbound.ts";
+import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
 import { fitOf, newestVersion, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/migrate.ts";
 
 /** `fail`: the service would refuse work. `warn`: it works, and the operator should do something about it. */

@@ -1,9 +1,11 @@
 // The limits of an account: which kind of payment it may settle, how much in one transaction, and how much in one
-// UTC day; and how much gas it may have burned on one. Pure; amounts are smallest units of the token, gas is in wei,
-// and what equals a limit is allowed.
+// UTC day; and how much gas it may have burned on one; with what the account has used of them on a day. Amounts are smallest
+// units of the token, gas is in wei, and what equals a limit is allowed. Who changes what is used holds the account's lock.
+
+import { and, count, eq } from "drizzle-orm";
+import type { Reader, Tx } from "../../storage/store.ts";
 import { NETWORK, TOKEN } from "../../x402/kind.ts";
-import type { Payment, Requirements } from "../../x402/types.ts";
-import type { Used } from "./daily-limits.ts";
+import type { Hex, Payment, Requirements } from "../../x402/types.ts";
 
 const TOKEN_LOWER = TOKEN.toLowerCase();
 
@@ -70,6 +72,14 @@ export function isShutOut(reverts: number, hasCode: boolean): boolean {
   return reverts >= (hasCode ? 2 : 5);
 }
 
+/**
+ * Whether a payer without code has as many payments under way as it may have: by one transaction that moves its money it
+ * can make all of them revert. A payer with code holds their gas instead.
+ */
+export function exceedsOpen(open: number, hasCode: boolean): boolean {
+  return !hasCode && open >= 256;
+}
+
 /** Whether `more` exceeds the bound, beside what is used and held. A first payment of the day may be dearer than that. */
 export function exceedsGasOfAll(used: bigint, more: bigint, dailyGasAllWei: bigint): boolean {
   return dailyGasAllWei > 0n && used > 0n && used + more > dailyGasAllWei;
@@ -109,4 +119,67 @@ export function checkGuardrails(
   const isOver =
     exceedsGas(used.gasBurned, limits.dailyGasWei) || exceedsGasOfAll(used.gasUsed, 1n, limits.dailyGasAllWei);
   return isOver ? "over_daily_gas" : null;
+}
+
+export interface DayOfAccount {
+  readonly account: string;
+  /** `2026-11-21` */
+  readonly day: string;
+}
+
+export interface Used {
+  /** Smallest units of the token. */
+  readonly reserved: bigint;
+  /** Wei, of reverted transactions. */
+  readonly gasBurned: bigint;
+  /** Wei, of all transactions, with what open payments hold; counted only where that has a bound. */
+  readonly gasUsed: bigint;
+}
+
+/** The UTC day of `now` (milliseconds), `2026-11-21`. */
+export function utcDay(now: number): string {
+  return new Date(now).toISOString().slice(0, 10);
+}
+
+/** Taken before any row of a payment is written, and before a payer's lock: another order could end in a deadlock. */
+export function lockDays(tx: Tx, account: string): Promise<void> {
+  return tx.lock(`ceiling:${account}`);
+}
+
+export async function usedOn(reader: Reader, { account, day }: DayOfAccount): Promise<Used> {
+  const { facilitatorDays: t } = reader.tables;
+  const [row] = await reader.db
+    .select({ reserved: t.reserved, gas_burned: t.gas_burned, gas_used: t.gas_used })
+    .from(t)
+    .where(and(eq(t.account, account), eq(t.day, day)));
+  return {
+    reserved: BigInt(row?.reserved ?? 0),
+    gasBurned: BigInt(row?.gas_burned ?? 0),
+    gasUsed: BigInt(row?.gas_used ?? 0),
+  };
+}
+
+/** How many payments of the payer for this account reverted on the day. Another account's reverts are no matter of its own. */
+export async function revertsOf(reader: Reader, { account, day }: DayOfAccount, payer: Hex): Promise<number> {
+  const { facilitatorPayments: t } = reader.tables;
+  const [row] = await reader.db
+    .select({ reverts: count() })
+    .from(t)
+    .where(and(eq(t.payer, payer), eq(t.reverted_on, day), eq(t.account, account)));
+  return Number(row?.reverts ?? 0);
+}
+
+/** Adds to what is used, or takes from it. A day that has been cleaned up has nothing to give back. */
+export async function change(tx: Tx, of: DayOfAccount, by: Partial<Used>): Promise<void> {
+  const { facilitatorDays: t } = tx.tables;
+  const used = await usedOn(tx, of);
+  const sum = (name: keyof Used) => {
+    const next = used[name] + (by[name] ?? 0n);
+    return String(next > 0n ? next : 0n);
+  };
+  const set = { reserved: sum("reserved"), gas_burned: sum("gasBurned"), gas_used: sum("gasUsed") };
+  await tx.db
+    .insert(t)
+    .values({ account: of.account, day: of.day, ...set })
+    .onConflictDoUpdate({ target: [t.account, t.day], set });
 }

@@ -17,13 +17,13 @@ import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import type { Queries, Store, Tx } from "../../storage/store.ts";
 import { CHAIN_ID, TOKEN } from "../../x402/kind.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import { usedOn, utcDay } from "./daily-limits.ts";
-import { heldOf } from "./held-funds.ts";
-import { claimedWithoutTransaction } from "./open-payments.ts";
+import { usedOn, utcDay } from "./guardrails.ts";
 import {
   claimedPayment,
+  claimedWithoutTransaction,
   claimPayment,
   findPayment,
+  heldOf,
   markSent,
   markSentAgain,
   recordFailed,
@@ -241,6 +241,26 @@ eachStore((makePlace, dialect) => {
       const open = (await allPayments(store)).filter((row) => row.account === account && row.status !== "failed");
       expect(await reservedOn(store.read, account, utcDay(NOON))).toBe(5n * BigInt(open.length));
     }
+  }, 30_000);
+
+  test("a payer without code has 256 payments under way at most, while an account's gas is bounded", async () => {
+    await emptied(store);
+    const bounded = { dailyCeiling: 10n ** 30n, dailyGasWei: 10n ** 30n, dailyGasAllWei: 0n };
+    const claimIn = (tx: Tx, n: number, more: object = {}) =>
+      claimPayment(tx, { ...claimOf(n, ACCOUNTS[n % 2] ?? "", 1n), limits: bounded, ...more }, NOON);
+    const claim = (n: number, more?: object) => store.write((tx) => claimIn(tx, n, more));
+    await store.write(async (tx) => {
+      for (let n = 0; n < 256; n += 1) expect(await claimIn(tx, n)).toBe("claimed");
+    });
+    await store.write((tx) => markSent(tx, claimOf(0, "", 1n), word(1), NOON));
+    expect(await claim(256)).toBe("gas held");
+    expect(await claim(257, { limits: { ...bounded, dailyGasWei: 0n } })).toBe("claimed");
+    expect(await claim(258, { hasCode: true })).toBe("claimed");
+    for (const n of [1, 2, 3]) await store.write((tx) => withdrawClaim(tx, claimOf(n, "", 1n)));
+    expect(await claim(256)).toBe("claimed");
+    expect(await claim(1)).toBe("gas held");
+    await store.write((tx) => recordSettled(tx, key(0), included(0), NOON));
+    expect(await claim(1)).toBe("claimed");
   }, 30_000);
 
   test("a claim is read back as it was made, to 256 bits", async () => {

@@ -5,16 +5,27 @@
 // A claim belongs to the attempt that made it, and carries its name. An attempt may continue late, after a pause or a
 // lost answer, and find another claim under the same key: the same authorization on other terms. So whoever sends, fails
 // or withdraws a claim names the claim that it has read; if another one is stored, nothing changes.
-// In one file, since each transition is right only beside the others.
-import { and, eq, inArray, sql } from "drizzle-orm";
-import type { Tables } from "../../../db/schema.ts";
+// Beside the transitions stand what a simulation found, as a claim keeps it; what of a payer's balance is held, without
+// which one balance could be spent many times and all but the first transfer revert; and the payments under way.
+import { and, asc, count, eq, gt, inArray, ne, or, sql } from "drizzle-orm";
+import { oneOf, type Tables } from "../../../db/schema.ts";
+import type { Balance } from "../../chain/chain.ts";
 import { COLLECTION_EVENTS } from "../../core/states.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
-import { change, lockDays, revertsOf, usedOn } from "./daily-limits.ts";
-import { exceedsCeiling, exceedsGas, exceedsGasAtOnce, exceedsGasOfAll, isShutOut, type Limits } from "./guardrails.ts";
-import { gasReserved, heldOf, lockPayer, type Measured, type PaymentsTable } from "./held-funds.ts";
-import type { SimulatedGas } from "./simulated-gas.ts";
+import {
+  change,
+  exceedsCeiling,
+  exceedsGas,
+  exceedsGasAtOnce,
+  exceedsGasOfAll,
+  exceedsOpen,
+  isShutOut,
+  type Limits,
+  lockDays,
+  revertsOf,
+  usedOn,
+} from "./guardrails.ts";
 
 export type FacilitatorPayment = Tables["facilitatorPayments"]["$inferSelect"];
 
@@ -113,7 +124,9 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
   if (exceedsGas(gasBurned, limits.dailyGasWei)) return "gas";
   if (isShutOut(await revertsOf(tx, of, key.payer), claim.hasCode)) return "reverts";
   if (exceedsGasOfAll(gasUsed, gasHeld, limits.dailyGasAllWei)) return "gas held";
-  if ((await heldOf(tx, key.payer, balance)) + value > balance.amount) return "held";
+  const ofPayer = await heldOf(tx, key.payer, balance);
+  if (ofPayer.value + value > balance.amount) return "held";
+  if (limits.dailyGasWei > 0n && exceedsOpen(ofPayer.open, claim.hasCode)) return "gas held";
   if (limits.dailyGasWei > 0n && more > 0n) {
     const held = await gasReserved(tx, account, key.payer);
     if (exceedsGasAtOnce({ burned: gasBurned, ...held, more }, limits.dailyGasWei)) return "gas held";
@@ -328,4 +341,151 @@ export async function countAttempt(tx: Tx, key: PaymentKey): Promise<void> {
     .update(t)
     .set({ attempts: sql`${t.attempts} + 1` })
     .where(hasKey(t, key));
+}
+
+/** It holds for the wallet that it was made for. */
+export interface SimulatedGas {
+  readonly limit: bigint;
+  readonly from: Hex;
+  /** Whether it may share a transaction with other payments. */
+  readonly mayShare: boolean;
+}
+
+type Kept = Pick<PaymentsTable["$inferSelect"], "wallet" | "gas_limit" | "may_share">;
+
+/** As it was for the claim; null for what an earlier version has claimed. */
+export function simulatedGas({ wallet, gas_limit, may_share }: Kept): SimulatedGas | null {
+  if (wallet === null || gas_limit === null) return null;
+  return { limit: BigInt(gas_limit), from: wallet, mayShare: may_share === true };
+}
+
+/** What a claim is measured against. */
+export type Measured = Pick<Balance, "amount" | "block"> & {
+  /** Nonces of open payments whose authorization had been used or cancelled by the end of the block. */
+  readonly landed?: ReadonlySet<Hex>;
+};
+
+/** Sent payments of one payer, each of which is a question to a node. */
+const SENT_MAX = 50;
+
+type PaymentsTable = Tables["facilitatorPayments"];
+
+/** The exact condition of the partial indexes, without which SQLite would scan the table. */
+function isOpen(t: PaymentsTable) {
+  return sql`${t.status} in ('claimed', 'sent')`;
+}
+
+/** Only a claim takes this lock, after the lock of the account, so there is no deadlock. */
+function lockPayer(tx: Tx, payer: Hex): Promise<void> {
+  return tx.lock(`payer:${payer}`);
+}
+
+/**
+ * The sum of payments that are claimed or sent, with their number, and of those settled after the block whose balance it
+ * is compared with. That is all that our transfers can still take from that balance: each was claimed first, under the payer's lock, so
+ * none is missed; one that settled up to the block is in the balance already; one that failed can't land. So our
+ * transfers for a payer never revert each other, however old the balance is by now, and whichever process made them.
+ * Both kinds are read in one statement, because a payment that settles between two could be missing in both. One that
+ * landed by that block and is not recorded yet (`landed`) takes nothing more from the balance, whoever used it. What a
+ * reorganisation undoes counts once it has been noticed.
+ *
+ * The payer alone names the rows, for there is one token on one chain: so the indexes by payer are taken.
+ */
+export async function heldOf(
+  tx: Tx,
+  payer: Hex,
+  { block, landed }: Pick<Measured, "block" | "landed">,
+): Promise<{ readonly value: bigint; readonly open: number }> {
+  const { facilitatorPayments: t } = tx.tables;
+  const rows = await tx.db
+    .select({ nonce: t.nonce, status: t.status, value: t.value })
+    .from(t)
+    .where(and(eq(t.payer, payer), or(isOpen(t), and(sql`${t.status} = 'settled'`, gt(t.block_number, block)))));
+  const held = rows.filter(({ nonce, status }) => status === "settled" || landed?.has(nonce) !== true);
+  return {
+    value: held.reduce((sum, { value }) => sum + BigInt(value), 0n),
+    open: rows.filter(({ status }) => status !== "settled").length,
+  };
+}
+
+/** The nonces of the payer's sent payments, those first that are the likeliest to be in a block. */
+export async function sentNonces(reader: Reader, payer: Hex): Promise<Hex[]> {
+  const { facilitatorPayments: t } = reader.tables;
+  const rows = await reader.db
+    .select({ nonce: t.nonce })
+    .from(t)
+    .where(and(eq(t.payer, payer), isOpen(t), eq(t.status, "sent")))
+    .orderBy(asc(t.created_at))
+    .limit(SENT_MAX);
+  return rows.map(({ nonce }) => nonce);
+}
+
+/** Wei that its open payments may burn by their payers' code, and those of this payer. Read under the account's lock, so no claim comes between. */
+async function gasReserved(tx: Tx, account: string, payer: Hex): Promise<{ reserved: bigint; own: bigint }> {
+  const { facilitatorPayments: t } = tx.tables;
+  const rows = await tx.db
+    .select({ wei: t.gas_reserved, payer: t.payer })
+    .from(t)
+    .where(and(eq(t.account, account), isOpen(t), ne(t.gas_reserved, "0")));
+  const sumOf = (those: typeof rows) => those.reduce((sum, { wei }) => sum + BigInt(wei), 0n);
+  return { reserved: sumOf(rows), own: sumOf(rows.filter((row) => row.payer === payer)) };
+}
+
+/** A statement that names more than this would be slow to plan. */
+const NAMED_MAX = 100;
+
+/** Claims for which nothing was ever broadcast, the oldest first. */
+export function claimedWithoutTransaction(reader: Reader, limit: number): Promise<FacilitatorPayment[]> {
+  const { facilitatorPayments: t } = reader.tables;
+  return reader.db
+    .select()
+    .from(t)
+    .where(and(isOpen(t), eq(t.status, "claimed")))
+    .orderBy(asc(t.created_at))
+    .limit(limit)
+    .execute();
+}
+
+/** The number of open payments of each account that has any, in one walk along their index. */
+export async function openByAccount(reader: Reader): Promise<ReadonlyMap<string, number>> {
+  const { facilitatorPayments: t } = reader.tables;
+  const rows = await reader.db
+    .select({ account: t.account, open: count() })
+    .from(t)
+    .where(isOpen(t))
+    .groupBy(t.account);
+  return new Map(rows.map(({ account, open }) => [account, Number(open)]));
+}
+
+export interface SentPayment {
+  readonly payment: FacilitatorPayment;
+  /** That of its first transaction. */
+  readonly wallet: Hex | null;
+}
+
+/** Payments of which a transaction is stored, and whose outcome is open. */
+export function sentPayments(reader: Reader): Promise<SentPayment[]> {
+  const { facilitatorPayments: t, facilitatorTransactions: first } = reader.tables;
+  return reader.db
+    .select({ payment: t, wallet: first.wallet })
+    .from(t)
+    .leftJoin(first, eq(first.hash, t.transaction_hash))
+    .where(and(isOpen(t), eq(t.status, "sent")))
+    .orderBy(asc(t.created_at))
+    .execute();
+}
+
+/** The names of those that are claimed or sent. The index by payer is taken, since the payer names few of them. */
+export async function openAmong(reader: Reader, keys: readonly PaymentKey[]): Promise<ReadonlySet<string>> {
+  const { facilitatorPayments: t } = reader.tables;
+  const payers = [...new Set(keys.map(({ payer }) => payer))];
+  const open = new Set<string>();
+  for (let start = 0; start < payers.length; start += NAMED_MAX) {
+    const rows = await reader.db
+      .select({ payer: t.payer, nonce: t.nonce })
+      .from(t)
+      .where(and(oneOf(t.payer, payers.slice(start, start + NAMED_MAX)), isOpen(t)));
+    for (const row of rows) open.add(paymentName(row));
+  }
+  return open;
 }

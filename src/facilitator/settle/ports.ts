@@ -11,8 +11,7 @@ import type { Authorization, Hex } from "../../x402/types.ts";
 import type { Verifier } from "../../x402/verifier/verifier.ts";
 import type { Limits } from "../payments/guardrails.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";
-import type { ClaimedPayment } from "../payments/payments.ts";
-import type { SimulatedGas } from "../payments/simulated-gas.ts";
+import type { ClaimedPayment, SimulatedGas } from "../payments/payments.ts";
 import type { SettlementWaiters } from "./waiters.ts";
 
 /** This process does not work for the wallet (any more). Nothing of it is stored, or the wallet's new holder knows of it. */
@@ -79,5 +78,5 @@ export interface SettleOptions {
   /** Finds what was collected and is not recorded. */
   readonly findOwnTransfer: FindOwnTransfer;
   /** Settlements at work at once, of all accounts together; tests lower it. */
-  readonly atWorkMax?: number;
+  readonly inFlightMax?: number;
 }

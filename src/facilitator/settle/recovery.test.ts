@@ -147,7 +147,7 @@ test("a run that is wanted at any moment of the end of another one begins", asyn
         store: { ...store, read: { ...store.read, db: { ...store.read.db, select } } },
         clock: { now: () => NOON },
         log: silentLog,
-        atWork: { sendingSince: () => () => false },
+        inFlight: { sendingSince: () => () => false },
         wallet: { worksFor: () => true },
       } as unknown as Parameters<typeof createResume>[0]);
       await resume.run();

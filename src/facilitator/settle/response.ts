@@ -1,13 +1,17 @@
 // What `/settle` answers: one coarse reason for every failed collection, and a Fault for what can't be judged now. The
-// exact reason goes to the log and to the store.
+// exact reason, which no caller learns, goes to the log and to the operator's table. It is only a note there: a failure to
+// store it changes no answer.
+
+import { sql } from "drizzle-orm";
+import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
+import type { Store } from "../../storage/store.ts";
 import { NETWORK } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
-import { type GuardrailProblem, isOfDay } from "../payments/guardrails.ts";
+import { type GuardrailProblem, isOfDay, utcDay } from "../payments/guardrails.ts";
 import type { FacilitatorPayment } from "../payments/payments.ts";
-import type { RefusalLog } from "./refusals.ts";
 import type { SettlementRequest } from "./request.ts";
 
 const ERROR_REASON = "payment could not be collected";
@@ -83,7 +87,7 @@ export function createSettlementResponses(log: Log, refusals: RefusalLog, meters
       const { status, transaction_hash: transaction, reason, foreign_transaction } = record;
       // A payment that is only claimed has no hash yet, and "" would say that it can't land.
       const isOpen = transaction === null || (status === "sent" && isAwaited);
-      if (isOpen && status !== "failed") throw inFlight();
+      if (isOpen && status !== "failed") throw beingSettled();
       log.info("settlement_answered", { ...request.named, status, transaction, reason, foreign_transaction });
       if (status === "failed" || transaction === null) return failure(request, "");
       if (status === "sent") return failure(request, transaction);
@@ -105,7 +109,7 @@ export function createSettlementResponses(log: Log, refusals: RefusalLog, meters
       meters.settlement("refused");
       await refusals.note({ ...request.named, reason: "claimed_on_other_terms" });
       if (status === "failed") return failure(request, "");
-      if (transaction === null) throw inFlight();
+      if (transaction === null) throw beingSettled();
       return failure(request, transaction);
     },
   };
@@ -125,7 +129,7 @@ function failure({ key }: SettlementRequest, transaction: Hex | ""): SettleRespo
   return { success: false, errorReason: ERROR_REASON, transaction, network: NETWORK, payer: key.payer };
 }
 
-export function inFlight(): Fault {
+export function beingSettled(): Fault {
   return new Fault("unavailable", "this payment is being settled", {
     retryAfterSeconds: IN_FLIGHT_RETRY_SECONDS,
   });
@@ -135,4 +139,62 @@ export function unavailable(): Fault {
   return new Fault("unavailable", "no settlement is possible now", {
     retryAfterSeconds: UNREADY_RETRY_SECONDS,
   });
+}
+
+/** An account chooses payers and nonces, so it could fill the table. Beyond this number only the log has the reasons. */
+const NOTES_PER_DAY_MAX = 10_000;
+
+interface RefusalRecord {
+  readonly account: string;
+  readonly payer: Hex;
+  readonly nonce: Hex;
+  readonly reason: string;
+}
+
+type RefusalLog = ReturnType<typeof createRefusalLog>;
+
+interface RefusalLogOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+export function createRefusalLog({ store, clock, log }: RefusalLogOptions) {
+  let today = "";
+  const notes = new Map<string, number>();
+
+  function isFull(account: string, now: number): boolean {
+    const day = utcDay(now);
+    if (day !== today) notes.clear();
+    today = day;
+    const count = (notes.get(account) ?? 0) + 1;
+    notes.set(account, count);
+    return count > NOTES_PER_DAY_MAX;
+  }
+
+  return {
+    /** Never rejects. */
+    async note(refusal: RefusalRecord): Promise<void> {
+      log.info("payment_refused", { ...refusal });
+      const now = clock.now();
+      if (isFull(refusal.account, now)) return;
+      try {
+        await keep(store, refusal, now);
+      } catch (error) {
+        log.warn("refusal_not_stored", { account: refusal.account, error });
+      }
+    },
+  };
+}
+
+function keep(store: Store, { account, payer, nonce, reason }: RefusalRecord, now: number): Promise<unknown> {
+  return store.write(({ db, tables: { facilitatorRefusals: t } }) =>
+    db
+      .insert(t)
+      .values({ account, payer, nonce, reason, attempts: 1, created_at: now, updated_at: now })
+      .onConflictDoUpdate({
+        target: [t.account, t.payer, t.nonce],
+        set: { reason, attempts: sql`${t.attempts} + 1`, updated_at: now },
+      }),
+  );
 }

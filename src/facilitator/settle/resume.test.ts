@@ -214,7 +214,7 @@ describe.each(["sqlite", "postgres"] as const)("interrupted settling on %s, with
   });
 
   test("a request beyond those that may be at work is told to come again", async () => {
-    const service = settling(store, { atWorkMax: 3 });
+    const service = settling(store, { inFlightMax: 3 });
     const { promise: go, resolve } = Promise.withResolvers<void>();
     service.turns.simulate = async () => {
       await go;
@@ -229,7 +229,7 @@ describe.each(["sqlite", "postgres"] as const)("interrupted settling on %s, with
   });
 
   test("an account whose settlements are slow keeps none of another's from its place", async () => {
-    const service = settling(store, { atWorkMax: 3 });
+    const service = settling(store, { inFlightMax: 3 });
     const { promise: go, resolve } = Promise.withResolvers<void>();
     const quick = await request();
     service.turns.simulate = async ({ nonce }) => {

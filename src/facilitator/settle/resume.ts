@@ -1,31 +1,30 @@
 // Claims without a transaction that this process is to see to: claimed elsewhere for a wallet that it works for, or left
 // behind by a crash, or by a database that went away. They are sent while they are valid, and fail otherwise; until one of
-// the two is possible they are tried again. Each write names the
-// claim that was read and changes nothing if that claim is gone, so this is safe beside others who still work on the
-// payment, and beside a later claim of the same authorization.
-
+// the two is possible they are tried again. Each write names the claim that was read and changes nothing if that claim is
+// gone, so this is safe beside others who still work on the payment, and beside a later claim of the same authorization.
 import type { Receipt } from "../../chain/rpc-types.ts";
+import { boundedCache } from "../../concurrency/bounded-cache.ts";
 import { endsWithin } from "../../concurrency/deadline.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Log, LogFields } from "../../core/log.ts";
-import { silentMeters } from "../../core/meters.ts";
-import { claimedWithoutTransaction } from "../payments/open-payments.ts";
+import { type Meters, silentMeters } from "../../core/meters.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
 import {
   type ClaimedPayment,
   claimedPayment,
+  claimedWithoutTransaction,
   type FacilitatorPayment,
   markSent,
   paymentName,
   recordFailed,
   recordSettled,
+  simulatedGas,
 } from "../payments/payments.ts";
-import { simulatedGas } from "../payments/simulated-gas.ts";
-import type { AtWork } from "./at-work.ts";
-import type { FoundPayments } from "./found.ts";
+import type { InFlight } from "./claims.ts";
 import type { Gas, SettleOptions } from "./ports.ts";
 import { windowProblem } from "./request.ts";
 
-/** Larger than AT_WORK_MAX, so a batch always holds claims that are not in flight. */
+/** Larger than IN_FLIGHT_MAX, so a batch always holds claims that are not in flight. */
 const CLAIMS_AT_ONCE = 5_000;
 const SIMULATIONS_AT_ONCE = 16;
 /** They wait together for a nonce each, and may share transactions. */
@@ -38,12 +37,12 @@ const TRY_AGAIN_MS = 250;
 const LEFT_BEHIND_MS = 10_000;
 
 interface ResumeOptions extends SettleOptions {
-  readonly atWork: Pick<AtWork, "sendingSince">;
-  readonly onFound: FoundPayments;
+  readonly inFlight: Pick<InFlight, "sendingSince">;
+  readonly onRecovered: RecoveredPayments;
 }
 
 export function createResume(options: ResumeOptions) {
-  const { store, clock, log, wallet, atWork } = options;
+  const { store, clock, log, wallet, inFlight } = options;
   const resumeOne = createResumeOne(options);
   /** By payment. */
   const underWay = new Set<string>();
@@ -53,7 +52,7 @@ export function createResume(options: ResumeOptions) {
 
   /** Without those that this process is sending. */
   async function readClaims(): Promise<FacilitatorPayment[]> {
-    const isSending = atWork.sendingSince();
+    const isSending = inFlight.sendingSince();
     const resuming = new Set(underWay);
     const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
     return rows.filter((row) => !isSending(row) && !resuming.has(paymentName(row)));
@@ -209,7 +208,7 @@ function createResumeOne(options: ResumeOptions) {
 }
 
 function createUnsentEnd(options: ResumeOptions) {
-  const { store, clock, log, meters = silentMeters, outcomes, findOwnTransfer, onFound } = options;
+  const { store, clock, log, meters = silentMeters, outcomes, findOwnTransfer, onRecovered } = options;
 
   async function collected(payment: ClaimedPayment, { hash, blockNumber, blockHash }: Receipt): Promise<boolean> {
     const { key } = payment;
@@ -219,7 +218,7 @@ function createUnsentEnd(options: ResumeOptions) {
       return (await markSent(tx, payment, hash, now)) && recordSettled(tx, key, inclusion, now);
     });
     if (isSettled) {
-      onFound(key, hash);
+      onRecovered(key, hash);
       outcomes.announce(key);
     }
     return true;
@@ -243,5 +242,25 @@ function createUnsentEnd(options: ResumeOptions) {
     const own = await findOwnTransfer(payment.authorization);
     if (own === "unknown") return false;
     return own === null ? fail(payment, reason) : collected(payment, own);
+  };
+}
+
+/** Half of them are remembered for certain. A process that starts again counts from zero anyway. */
+const REMEMBERED_MAX = 20_000;
+
+type RecoveredPayments = ReturnType<typeof createRecoveredPayments>;
+
+/**
+ * Payments that were collected by a transaction of ours before a restore, and that the database has forgotten: each is told
+ * and counted once, wherever it is found and however often it is presented.
+ */
+export function createRecoveredPayments(log: Log, meters: Pick<Meters, "settlement">) {
+  const told = boundedCache<string, true>(REMEMBERED_MAX);
+  return ({ payer, nonce }: Pick<PaymentKey, "payer" | "nonce">, transaction: Hex): void => {
+    const name = paymentName({ payer, nonce });
+    if (told.get(name) !== undefined) return;
+    told.set(name, true);
+    meters.settlement("settled");
+    log.warn("forgotten_payment_found", { payer, nonce, transaction });
   };
 }

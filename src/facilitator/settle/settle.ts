@@ -6,32 +6,42 @@ import type { SettleRequest } from "../../x402/codec.ts";
 import { NETWORK } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
 import { checkRequirements } from "../../x402/verify.ts";
-import { type DayOfAccount, revertsOf, usedOn, utcDay } from "../payments/daily-limits.ts";
-import { checkGuardrails, type FacilitatorAccount, isShutOut } from "../payments/guardrails.ts";
+import {
+  checkGuardrails,
+  type DayOfAccount,
+  type FacilitatorAccount,
+  isShutOut,
+  revertsOf,
+  usedOn,
+  utcDay,
+} from "../payments/guardrails.ts";
 import { countAttempt, type FacilitatorPayment, findPayment } from "../payments/payments.ts";
-import { createAtWork } from "./at-work.ts";
-import { createCollect } from "./collect.ts";
-import { createFoundPayments } from "./found.ts";
+import { createCollect, createInFlight } from "./claims.ts";
 import type { SettleOptions } from "./ports.ts";
-import { createRefusalLog } from "./refusals.ts";
 import { isSameTerms, type SettlementRequest, settlementRequest, windowProblem } from "./request.ts";
-import { createSettlementResponses, inFlight, type SettlementRefusal, type SettleResponse } from "./response.ts";
-import { createResume } from "./resume.ts";
+import {
+  beingSettled,
+  createRefusalLog,
+  createSettlementResponses,
+  type SettlementRefusal,
+  type SettleResponse,
+} from "./response.ts";
+import { createRecoveredPayments, createResume } from "./resume.ts";
 
 /** Attempts for one request: between two looks, others may claim the payment and withdraw the claim. */
 const TURNS_MAX = 3;
 /** Settlements at work at once. Memory stays bounded while node and wallet are slow. */
-const AT_WORK_MAX = 2_000;
+const IN_FLIGHT_MAX = 2_000;
 
 export type Settle = ReturnType<typeof createSettle>;
 
 export function createSettle(options: SettleOptions) {
   const { store, clock, log, meters = silentMeters, chain, verifier, limits } = options;
   const responses = createSettlementResponses(log, createRefusalLog({ store, clock, log }), meters);
-  const atWork = createAtWork(options.atWorkMax ?? AT_WORK_MAX);
-  const onFound = createFoundPayments(log, meters);
-  const resume = createResume({ ...options, atWork, onFound });
-  const collect = createCollect({ ...options, responses, atWork, onOrphanedClaim: resume.soon });
+  const inFlight = createInFlight(options.inFlightMax ?? IN_FLIGHT_MAX);
+  const onRecovered = createRecoveredPayments(log, meters);
+  const resume = createResume({ ...options, inFlight, onRecovered });
+  const collect = createCollect({ ...options, responses, inFlight, onOrphanedClaim: resume.soon });
 
   /**
    * On another network the same nonce belongs to another payment, unless the payer signed it for this network, whatever
@@ -62,8 +72,8 @@ export function createSettle(options: SettleOptions) {
     const found = await options.findOwnTransfer(authorization);
     if (found === null) return null;
     if (signedBy !== "payer" && !(await chain.isSignedByContract(authorization, signature))) return null;
-    if (found === "unknown") throw inFlight();
-    onFound(key, found.hash);
+    if (found === "unknown") throw beingSettled();
+    onRecovered(key, found.hash);
     return found.hash;
   }
 
@@ -86,7 +96,7 @@ export function createSettle(options: SettleOptions) {
    * tells, by a clock that may have been set forward or back since.
    */
   function isAwaited(record: FacilitatorPayment): boolean {
-    return atWork.has(record) || Math.abs(clock.now() - record.created_at) < limits.inclusionTimeoutMs;
+    return inFlight.has(record) || Math.abs(clock.now() - record.created_at) < limits.inclusionTimeoutMs;
   }
 
   /** For the operator; a failure to count fails no answer. */
@@ -132,7 +142,7 @@ export function createSettle(options: SettleOptions) {
         // Another process may have collected it meanwhile, and that is why it can't be collected again.
         if ((await recordOf(request)) === null) return refuseUnlessForgotten(request, found);
       }
-      throw inFlight();
+      throw beingSettled();
     },
     /** Goes on with claims that a crash left without a transaction, until there are none. Never rejects. */
     recover: resume.run,

@@ -3,8 +3,7 @@
 import { createEndWaiters } from "../../concurrency/end-waiters.ts";
 import type { Store } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
-import { openAmong } from "../payments/open-payments.ts";
-import { type FacilitatorPayment, findPayment, paymentName } from "../payments/payments.ts";
+import { type FacilitatorPayment, findPayment, openAmong, paymentName } from "../payments/payments.ts";
 
 /** Other processes work for wallets only on a database that can be shared. A look is for lost answers elsewhere. */
 const LOOK_AGAIN_MS = { shared: 250, alone: 1000 };

@@ -1,7 +1,8 @@
 // Which payments share a transaction.
+
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/multicall.ts";
+import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/token.ts";
 import { byTransaction, type SendJob } from "./batch.ts";
 
 const anyJob = fc.record({

@@ -2,7 +2,7 @@
 // stored in one write, so that either all of them may be broadcast or none.
 
 import type { Fees } from "../../chain/fees.ts";
-import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/multicall.ts";
+import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/token.ts";
 import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";

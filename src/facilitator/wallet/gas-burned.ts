@@ -2,7 +2,7 @@
 import { and, eq, isNotNull, isNull } from "drizzle-orm";
 import type { Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import { change, lockDays } from "../payments/daily-limits.ts";
+import { change, lockDays } from "../payments/guardrails.ts";
 import { findPayment } from "../payments/payments.ts";
 
 /** A transaction of ours in which a payment's transfer reverted, and what that cost. */

@@ -9,7 +9,7 @@ import { silentLog } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import { utcDay } from "../payments/daily-limits.ts";
+import { utcDay } from "../payments/guardrails.ts";
 import { type ClaimedPayment, claimPayment, findPayment, markSent, recordFailed } from "../payments/payments.ts";
 import { createBatchStore, NotClaimed } from "./batch.ts";
 import { markBurned } from "./gas-burned.ts";

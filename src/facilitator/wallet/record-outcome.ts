@@ -7,7 +7,7 @@ import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import { utcDay } from "../payments/daily-limits.ts";
+import { utcDay } from "../payments/guardrails.ts";
 import {
   findPayment,
   type PaymentFailure,

@@ -2,7 +2,7 @@
 // is sent alone: its code could burn the gas of its neighbours. And the chain must have Multicall3 where it is expected.
 
 import type { Chain } from "../../chain/chain.ts";
-import { MULTICALL3_CHECKSUMMED } from "../../chain/multicall.ts";
+import { MULTICALL3_CHECKSUMMED } from "../../chain/token.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";

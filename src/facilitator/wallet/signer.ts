@@ -6,7 +6,7 @@ import { privateKeyToAccount } from "viem/accounts";
 import type { Fees } from "../../chain/fees.ts";
 import { exchange } from "../../chain/json-rpc.ts";
 import { data, hex } from "../../chain/rpc-types.ts";
-import type { Outbound } from "../../http/outbound.ts";
+import type { Outbound } from "../../http/client/outbound.ts";
 import { lowerHex } from "../../x402/fields.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";

@@ -5,8 +5,13 @@ import { TOKEN_ADDRESS } from "../../chain/token.ts";
 import type { Store } from "../../storage/store.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import { sentPayments } from "../payments/open-payments.ts";
-import { claimedPayment, type FacilitatorPayment, findPayment, paymentName } from "../payments/payments.ts";
+import {
+  claimedPayment,
+  type FacilitatorPayment,
+  findPayment,
+  paymentName,
+  sentPayments,
+} from "../payments/payments.ts";
 import type { WalletLeases } from "./leases.ts";
 import type { PendingNonces, PendingPayment, UsedNonce } from "./pending.ts";
 import {

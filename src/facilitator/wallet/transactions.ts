@@ -5,8 +5,7 @@
 import { and, asc, eq, gte, or } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import type { Fees } from "../../chain/fees.ts";
-import { aggregateData, MULTICALL3, SHARED_GAS } from "../../chain/multicall.ts";
-import { GAS_MAX, TOKEN_ADDRESS, transferData } from "../../chain/token.ts";
+import { aggregateData, GAS_MAX, MULTICALL3, SHARED_GAS, TOKEN_ADDRESS, transferData } from "../../chain/token.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import type { ClaimedPayment } from "../payments/payments.ts";

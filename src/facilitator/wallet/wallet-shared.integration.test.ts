@@ -9,7 +9,7 @@ import type { RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
 import { newPayment, type TestWallet, type WalletOptions } from "../../../test/support/chain/wallet.ts";
 import { type Payment, useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { until } from "../../../test/support/until.ts";
-import { MULTICALL3 } from "../../chain/multicall.ts";
+import { MULTICALL3 } from "../../chain/token.ts";
 import multicall3 from "../../cli/demo/multicall3.json" with { type: "json" };
 import type { Hex } from "../../x402/types.ts";
 import { requireMulticall3 } from "./sharing.ts";

@@ -1,24 +1,26 @@
-// The lists in which an agent stands, one for each answer to "which status, protocol and tag", so that a page of agents
-// is a scan of one index, and its total is kept. Also the texts that a search reads. Every write of an agent must call
-// this module in the same write.
-import { and, eq, inArray } from "drizzle-orm";
+// How a page of agents is found. An agent is in one list for each answer to "which status, protocol and tag", so a page by
+// these is a scan of one index, at the same cost for any number of agents, and its total is stored. A page by a part of
+// the texts is found by a search in steps of limited bytes. Every write of an agent must call `moveBetweenLists` in the
+// same transaction.
+import { and, desc, eq, gte, inArray, lt, type SQL, sql } from "drizzle-orm";
+import { oneOf } from "../../../db/schema.ts";
+import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import { type AgentStatus, agentStatus, type Protocol } from "../../core/states.ts";
-import type { Tx } from "../../storage/store.ts";
-import { addToTotals } from "../../storage/totals.ts";
-import { type AgentRow, decodeTags } from "./model.ts";
-import { searchText } from "./search.ts";
+import type { Reader, Tx } from "../../storage/store.ts";
+import { addToTotals, totalOf } from "../../storage/totals.ts";
+import { type AgentRow, decodeTags, tagNeedle } from "./model.ts";
 
 /**
  * @param status null: all but the inactive ones
  * @param protocol null: any
  * @param tag null: any
  */
-export function listOf(status: AgentStatus | null, protocol: Protocol | null, tag: string | null): string {
+function listOf(status: AgentStatus | null, protocol: Protocol | null, tag: string | null): string {
   // The migration that made the lists of older agents has the same spelling.
   return `${status ?? "live"}/${protocol ?? "any"}${tag === null ? "" : `/${tag}`}`;
 }
 
-/** All that are not inactive. The quota counts these. */
+/** All agents that are not inactive. The quota counts these. */
 export const LIVE = listOf(null, null, null);
 
 function listsOf(row: AgentRow): Set<string> {
@@ -59,12 +61,12 @@ export async function moveBetweenLists(
 
 async function writeSearch(tx: Tx, before: AgentRow | null, after: AgentRow): Promise<void> {
   const { agentSearch: t } = tx.tables;
-  const next = searchOf(after);
+  const next = searchEntry(after);
   if (before === null) {
     await tx.db.insert(t).values(next);
     return;
   }
-  const last = searchOf(before);
+  const last = searchEntry(before);
   if (Bun.deepEquals(last, next)) return;
   const { tenant, inactive, id } = last;
   await tx.db
@@ -73,10 +75,201 @@ async function writeSearch(tx: Tx, before: AgentRow | null, after: AgentRow): Pr
     .where(and(eq(t.tenant, tenant), eq(t.inactive, inactive), eq(t.id, id)));
 }
 
-function searchOf(row: AgentRow) {
+function searchEntry(row: AgentRow) {
   const { tenant, id, protocol, tags } = row;
   const status = agentStatus(row);
   const text = searchText(row);
   const size = Buffer.byteLength(text) + Buffer.byteLength(tags ?? "");
   return { tenant, inactive: status === "inactive", id, status, protocol, size, tags, text };
+}
+
+// Case folding for the search over names and descriptions. SQLite folds only ASCII and Postgres folds by locale, so
+// both the stored text and the searched one are folded here and compared byte by byte.
+
+/** Keeps a match from running from the name into the description. */
+const SEPARATOR = "\u0001";
+
+/** Lower case first, for letters like ẞ that have no upper case of their own; then upper, where ß is SS. */
+export function fold(text: string): string {
+  return text.replaceAll(SEPARATOR, "").toLowerCase().toUpperCase();
+}
+
+export function searchText(agent: { readonly name: string; readonly description: string }): string {
+  return `${fold(agent.name)}${SEPARATOR}${fold(agent.description)}`;
+}
+
+export interface AgentFilter {
+  /** Null: all but the inactive ones. */
+  readonly status: AgentStatus | null;
+  readonly protocol: Protocol | null;
+  readonly tag: string | null;
+  /** Part of the name or the description, in any case. */
+  readonly q: string | null;
+  readonly limit: number;
+  readonly offset: number;
+}
+
+interface FoundAgents {
+  /** Newest first. */
+  readonly ids: readonly string[];
+  readonly total: number;
+}
+
+/** Agents of one step along a list: less than a millisecond. */
+const SKIPPED_MAX = 5_000;
+/** Entries and bytes of text of one search step. The hardest search takes 2 ms for them. */
+const SEARCHED_MAX = 512;
+const SEARCHED_BYTES_MAX = 256 * 1024;
+/** Whole agents read at once. One may have hundreds of KiB and then takes a millisecond. */
+const ROWS_AT_ONCE = 4;
+
+/** Above every ID of an agent. */
+const LAST_ID = "agt_~";
+
+/** @param callerSignal aborted when the caller has gone: the search ends at its next step then */
+export function findAgents(
+  reader: Reader,
+  tenant: string,
+  filter: AgentFilter,
+  callerSignal?: AbortSignal,
+): Promise<FoundAgents> {
+  const { q } = filter;
+  return q === null || q === "" ? inList(reader, tenant, filter) : bySearch(reader, tenant, filter, q, callerSignal);
+}
+
+async function inList(reader: Reader, tenant: string, filter: AgentFilter): Promise<FoundAgents> {
+  const { status, protocol, tag, limit, offset } = filter;
+  const list = listOf(status, protocol, tag);
+  const total = await totalOf(reader, tenant, list);
+  if (offset >= total) return { ids: [], total };
+  let below = LAST_ID;
+  let left = offset;
+  for (; left > SKIPPED_MAX; left -= SKIPPED_MAX) {
+    const skipped = { below, offset: SKIPPED_MAX - 1, limit: 1 };
+    const [last] = await inStoreTurns(tenant, () => idsBelow(reader, tenant, list, skipped));
+    if (last === undefined) return { ids: [], total };
+    below = last;
+  }
+  const ids = await idsBelow(reader, tenant, list, { below, offset: left, limit });
+  // An agent that has come since the total was read is on the page already.
+  return { ids, total: ids.length === 0 ? total : Math.max(total, offset + ids.length) };
+}
+
+interface PageStart {
+  readonly below: string;
+  readonly limit: number;
+  readonly offset: number;
+}
+
+/** Newest first. */
+async function idsBelow(
+  { db, tables: { agentLists: t } }: Reader,
+  tenant: string,
+  list: string,
+  { below, limit, offset }: PageStart,
+): Promise<string[]> {
+  const rows = await db
+    .select({ id: t.id })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), eq(t.list, list), lt(t.id, below)))
+    .orderBy(desc(t.id))
+    .limit(limit)
+    .offset(offset);
+  return rows.map(({ id }) => id);
+}
+
+async function bySearch(
+  reader: Reader,
+  tenant: string,
+  filter: AgentFilter,
+  q: string,
+  callerSignal: AbortSignal | undefined,
+): Promise<FoundAgents> {
+  const { limit, offset } = filter;
+  const search = searchOf(reader, tenant, filter, q);
+  const ids: string[] = [];
+  let total = 0;
+  for (let below: string | null = LAST_ID; below !== null && !callerSignal?.aborted; ) {
+    const from: string = below;
+    const { matches, last } = await inStoreTurns(tenant, () => searchStep(reader, search, from));
+    const skipped = Math.max(offset - total, 0);
+    ids.push(...matches.slice(skipped, skipped + limit - ids.length));
+    total += matches.length;
+    below = last;
+  }
+  return { ids, total };
+}
+
+interface AgentSearch {
+  /** The entries that are searched: all inactive ones, or all others. */
+  readonly along: SQL | undefined;
+  readonly matches: SQL | undefined;
+}
+
+function searchOf({ tables: { agentSearch: t } }: Reader, tenant: string, filter: AgentFilter, q: string): AgentSearch {
+  const { status, protocol, tag } = filter;
+  return {
+    along: and(eq(t.tenant, tenant), eq(t.inactive, status === "inactive")),
+    matches: and(
+      status === null ? undefined : eq(t.status, status),
+      protocol === null ? undefined : eq(t.protocol, protocol),
+      tag === null ? undefined : contains(t.tags, tagNeedle(tag)),
+      contains(t.text, fold(q)),
+    ),
+  };
+}
+
+type SearchColumn = Reader["tables"]["agentSearch"]["tags" | "text"];
+
+/** `like` minds case or not by database and knows wildcards; replace() compares bytes in both. */
+function contains(column: SearchColumn, needle: string): SQL {
+  return sql`replace(${column}, ${needle}, '') <> ${column}`;
+}
+
+interface SearchStep {
+  /** Newest first. */
+  readonly matches: readonly string[];
+  /** Where the next step begins; null at the end. */
+  readonly last: string | null;
+}
+
+/** Searches the next entries, as many as the bytes of one step allow. */
+async function searchStep(reader: Reader, { along, matches }: AgentSearch, below: string): Promise<SearchStep> {
+  const { agentSearch: t } = reader.tables;
+  const next = await reader.db
+    .select({ id: t.id, size: t.size })
+    .from(t)
+    .where(and(along, lt(t.id, below)))
+    .orderBy(desc(t.id))
+    .limit(SEARCHED_MAX);
+  let bytes = 0;
+  const taken = next.findIndex(({ size }) => {
+    bytes += size;
+    return bytes > SEARCHED_BYTES_MAX;
+  });
+  const entries = taken === -1 ? next : next.slice(0, Math.max(taken, 1));
+  const last = entries.at(-1);
+  if (last === undefined) return { matches: [], last: null };
+  const found = await reader.db
+    .select({ id: t.id })
+    .from(t)
+    .where(and(along, lt(t.id, below), gte(t.id, last.id), matches))
+    .orderBy(desc(t.id));
+  const isEnd = entries.length === next.length && next.length < SEARCHED_MAX;
+  return { matches: found.map(({ id }) => id), last: isEnd ? null : last.id };
+}
+
+/** The agents of these IDs, in their order, read a few at a time as they are asked for. */
+export async function* readAgents(
+  { db, tables: { agents: t } }: Reader,
+  tenant: string,
+  ids: readonly string[],
+): AsyncGenerator<AgentRow> {
+  for (let at = 0; at < ids.length; at += ROWS_AT_ONCE) {
+    yield* await db
+      .select()
+      .from(t)
+      .where(and(eq(t.tenant, tenant), oneOf(t.id, ids.slice(at, at + ROWS_AT_ONCE))))
+      .orderBy(desc(t.id));
+  }
 }

@@ -3,8 +3,7 @@ import { fresh, openCatalog, PRICING, UPSTREAM_URL } from "../../../test/support
 import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import { postgresClient } from "../../storage/postgres/pool.ts";
-import type { InvocableAgent } from "./look-up.ts";
-import { findAgent } from "./service.ts";
+import { findAgent, type InvocableAgent } from "./store.ts";
 
 const databases = {
   sqlite: async () => null,

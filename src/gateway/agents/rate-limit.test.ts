@@ -1,6 +1,11 @@
 import { describe, expect, test } from "bun:test";
+import { SQL } from "bun";
 import fc from "fast-check";
-import { type Bucket, createRateLimiter, take } from "./rate-limit.ts";
+import { useStore } from "../../../test/support/stores/one-store.ts";
+import { eachPostgres } from "../../../test/support/stores/postgres-kinds.ts";
+import { addAgent, type Place, postgresPlace } from "../../../test/support/stores/stores.ts";
+import type { Store } from "../../storage/store.ts";
+import { type Asked, type Bucket, createRateLimiter, removeFullBuckets, take, takeTokens } from "./rate-limit.ts";
 
 const rates = fc.oneof(fc.double({ min: 1e-4, max: 1e4, noNaN: true }), fc.constantFrom(0.1, 1 / 3, 1, 7));
 const bursts = fc.integer({ min: 1, max: 50 });
@@ -131,5 +136,171 @@ describe("the rate limits of all agents", () => {
     const unlimited = { ...agent, invocation_rate_limit: null, invocation_burst: null };
     for (let call = 0; call < 100; call++) expect(limiter.take("acme", unlimited)).toBeNull();
     expect(limiter.take("acme", { ...agent, invocation_burst: 1 })).toBeNull();
+  });
+});
+
+// The bucket in the database against the one in memory, which is the rule.
+
+const START = 1_790_000_000_000_000;
+const SECOND = 1_000_000;
+const HOUR = 3_600 * SECOND;
+let serial = 0;
+
+/** An agent's bucket at times of the test's choosing, in microseconds. */
+function bucketOf(store: Store, fields: Partial<Asked> = {}) {
+  const asked = { tenant: "acme", agentId: `agt_${++serial}`, revision: 0, perSecond: 1, depth: 5, ...fields };
+  return {
+    ...asked,
+    at: (now: number, count = 1, changes: Partial<Asked> = {}) =>
+      store.execute(takeTokens(`${now}::bigint`), {
+        ...asked,
+        count,
+        ...changes,
+      }),
+  };
+}
+
+/** How many tokens the bucket in memory gives. */
+function granted(bucket: Bucket | null, now: number, perSecond: number, depth: number, count: number) {
+  let current = bucket;
+  let tokens = 0;
+  while (tokens < count) {
+    const taken = take(current, now / 1000, perSecond, depth);
+    current = taken.bucket;
+    if (taken.retryAfterSeconds !== null) break;
+    tokens += 1;
+  }
+  return { bucket: current, tokens };
+}
+
+describe("the bucket in the database", () => {
+  let store: Store;
+  useStore("postgres", (opened) => {
+    store = opened.store;
+  });
+
+  const rates = fc.oneof(fc.double({ min: 1e-4, max: 1e4, noNaN: true }), fc.constantFrom(0.1, 1 / 3, 1, 7));
+  const steps = fc.array(
+    fc.record({
+      gap: fc.oneof(fc.nat(5 * SECOND), fc.nat(2_000), fc.constantFrom(0, SECOND, 1e12)),
+      count: fc.integer({ min: 1, max: 40 }),
+    }),
+    { minLength: 1, maxLength: 40 },
+  );
+
+  test("gives what the one in memory gives, to within a token, and a token to whoever waits as told", async () => {
+    await fc.assert(
+      fc.asyncProperty(rates, fc.integer({ min: 1, max: 50 }), steps, async (perSecond, depth, asked) => {
+        const { at } = bucketOf(store, { perSecond, depth });
+        let now = START;
+        let [inMemory, here] = [0, 0];
+        let bucket: Bucket | null = null;
+        let waitMs = 0;
+        for (const { gap, count } of asked) {
+          now += gap;
+          const rule = granted(bucket, now, perSecond, depth, count);
+          bucket = rule.bucket;
+          inMemory += rule.tokens;
+          const given = await at(now, count);
+          here += given.count;
+          expect(Math.abs(here - inMemory)).toBeLessThanOrEqual(1);
+          waitMs = given.waitMs;
+        }
+        const waited = now + Math.ceil(waitMs * 1000);
+        expect((await at(waited)).count).toBe(1);
+      }),
+      { numRuns: 200 },
+    );
+  }, 60_000);
+
+  test("gives nothing for a clock that is set back, and fills up from there", async () => {
+    const { at } = bucketOf(store, { perSecond: 10, depth: 5 });
+    expect((await at(START, 9)).count).toBe(5);
+    expect(await at(START - HOUR, 9)).toEqual({ count: 0, waitMs: 100 });
+    expect((await at(START - HOUR + SECOND / 10, 9)).count).toBe(1);
+    expect((await at(START - HOUR + 10 * SECOND, 9)).count).toBe(5);
+  });
+
+  test("gives no more than a full one for a clock that is set ahead", async () => {
+    const { at } = bucketOf(store, { perSecond: 10, depth: 5 });
+    expect((await at(START, 9)).count).toBe(5);
+    expect((await at(START + HOUR, 9)).count).toBe(5);
+    expect((await at(START, 9)).count).toBe(0);
+  });
+
+  test("is a full one with each PATCH, once for all replicas, also for one that does not know of it yet", async () => {
+    const { at } = bucketOf(store, { perSecond: 1e-9, depth: 3 });
+    expect((await at(START, 5)).count).toBe(3);
+    const patched = { revision: 1, depth: 4 };
+    expect((await at(START, 1)).count).toBe(0);
+    expect((await at(START, 1, patched)).count).toBe(1);
+    expect((await at(START, 2)).count).toBe(2);
+    expect((await at(START, 9, patched)).count).toBe(1);
+    expect((await at(START, 9)).count).toBe(0);
+  });
+
+  test.each([5e-324, 1e-300, 1e300, Number.MAX_VALUE])("takes a rate of %p", async (perSecond) => {
+    const { at } = bucketOf(store, { perSecond, depth: Number.MAX_SAFE_INTEGER });
+    expect((await at(START, 7)).count).toBe(7);
+    expect((await at(START + 1, 7)).count).toBe(7);
+    expect((await at(START + HOUR, 7)).count).toBe(7);
+  });
+
+  test("of many agents is taken from in one go, each its own", async () => {
+    const buckets = Array.from({ length: 100 }, (_, i) => bucketOf(store, { depth: i + 1 }));
+    const statement = takeTokens(`${START}::bigint`);
+    const { execute } = store;
+    const given = await Promise.all(buckets.map(({ at: _, ...asked }) => execute(statement, { ...asked, count: 60 })));
+    expect(given.map((one) => one?.count)).toEqual(buckets.map(({ depth }) => Math.min(depth, 60)));
+  });
+});
+
+eachPostgres((kind) => {
+  let place: Place;
+  let store: Store;
+  useStore(
+    async () => postgresPlace(await kind.freshDatabase()),
+    (opened) => ({ place, store } = opened),
+  );
+
+  test("gives its tokens once to two replicas that take them all the time, beside those who clean up", async () => {
+    const other = await place.open();
+    try {
+      const statement = takeTokens();
+      const asked = { tenant: "acme", revision: 0, perSecond: 1e-9, depth: 100, count: 1 };
+      const agents = Array.from({ length: 10 }, (_, i) => `agt_busy_${i}`);
+      const cleaning = Promise.all([removeFullBuckets(store), removeFullBuckets(other)]);
+      const given = await Promise.all(
+        [store, other].flatMap(({ execute }) =>
+          agents.flatMap((agentId) =>
+            Array.from({ length: 80 }, async () => (await execute(statement, { ...asked, agentId })).count),
+          ),
+        ),
+      );
+      await cleaning;
+      expect(given.reduce((sum, count) => sum + count)).toBe(100 * agents.length);
+    } finally {
+      await other.close();
+    }
+  }, 30_000);
+});
+
+describe("clean-up", () => {
+  test("removes buckets that are full again or of deleted agents, and no other", async () => {
+    const place = await postgresPlace();
+    const store = await place.open();
+    await using client = new SQL(place.url, { max: 1 });
+    const longAgo = Date.now() * 1000 - HOUR;
+    const full = bucketOf(store, { perSecond: 1 });
+    const empty = bucketOf(store, { perSecond: 1e-9 });
+    const orphan = bucketOf(store, { perSecond: 1e-9 });
+    const fresh = bucketOf(store, { perSecond: 1e9 });
+    for (const { agentId } of [full, empty, fresh]) await store.write((tx) => addAgent(tx, agentId));
+    for (const { at } of [full, empty, orphan]) await at(longAgo, 5);
+    await fresh.at(Date.now() * 1000, 5);
+    await removeFullBuckets(store);
+    const left = await client`select agent_id from agent_buckets order by agent_id`;
+    await store.close();
+    expect([...left]).toEqual([{ agent_id: empty.agentId }, { agent_id: fresh.agentId }]);
   });
 });

@@ -1,18 +1,131 @@
 // The HTTP side of agents: reads requests, calls the service, shows views.
-import { invalidField } from "../../core/fault.ts";
+
+import { Type } from "@sinclair/typebox";
+import { invalidField, overQuota } from "../../core/fault.ts";
 import { TAG_CHARACTERS_MAX } from "../../core/limits.ts";
 import { AGENT_STATUSES, PROTOCOLS } from "../../core/states.ts";
 import { textProblem } from "../../core/text.ts";
-import { empty } from "../../http/answers.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyReader, oneOf, page, type Query, queryOf } from "../../http/input.ts";
-import { jsonList } from "../../http/json-list.ts";
-import { respondJson } from "../../http/large-response.ts";
+import { operation } from "../../http/openapi.ts";
+import { empty, jsonList, respondJson } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { AgentCreate, AgentPatch, agentView } from "./model.ts";
-import { create, get, list, patch, remove } from "./openapi.ts";
-import type { AgentFilter } from "./pages.ts";
+import type { AgentFilter } from "./lists.ts";
+import { Agent, AgentCreate, AgentPage, AgentPatch, agentView } from "./model.ts";
 import { type AgentDeps, createAgentService } from "./service.ts";
+
+const EXAMPLE = {
+  id: "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
+  name: "weather",
+  description: "Forecasts for any place.",
+  tags: ["weather"],
+  metadata: { team: "maps" },
+  status: "active",
+  suspended: false,
+  created_by: "alice",
+  created_at: "2026-11-21T10:00:00.000Z",
+  updated_at: "2026-11-21T10:00:00.000Z",
+  upstream_url: "https://weather.example.com/mcp",
+  credential_ref: null,
+  invocation_rate_limit: null,
+  invocation_burst: null,
+  emit_receipts: false,
+  capture_body: true,
+  protocol: "mcp",
+  mcp_transport: "streamable_http",
+  mcp_protocol_version: null,
+  pricing: null,
+};
+
+const agentId = { id: { description: "The agent's ID, `agt_<uuidv7>`.", example: EXAMPLE.id } };
+const agent = { schema: Agent, example: EXAMPLE };
+
+const create = operation({
+  tag: "Agents",
+  summary: "Register an agent",
+  description:
+    "Without an `upstream_url` the agent is `pending` and takes no calls. Left out, `protocol` is `http`, `capture_body` is true and `emit_receipts` is false.",
+  body: {
+    schema: AgentCreate,
+    examples: {
+      http: { name: "echo", upstream_url: "https://echo.example.com/run" },
+      mcp: {
+        name: "weather",
+        description: EXAMPLE.description,
+        tags: EXAMPLE.tags,
+        metadata: EXAMPLE.metadata,
+        upstream_url: EXAMPLE.upstream_url,
+        protocol: "mcp",
+        mcp_transport: "streamable_http",
+      },
+    },
+  },
+  responses: [{ status: "created", description: "The agent.", ...agent }],
+  errors: ["forbidden", "invalid_request", "conflict", "payload_too_large", "over_limit"],
+  answers: {
+    over_limit: {
+      description: "The tenant has as many agents that are not inactive as it may have.",
+      example: overQuota(10_000, "agents that are not inactive").message,
+    },
+  },
+});
+
+const list = operation({
+  tag: "Agents",
+  summary: "List agents",
+  description: "Newest first. Inactive agents are left out unless `status=inactive` asks for them.",
+  query: {
+    limit: { description: "At most this many, 1 to 100.", schema: Type.Integer({ default: 20 }) },
+    offset: { description: "Leave out this many.", schema: Type.Integer({ default: 0 }) },
+    status: { description: "One status.", schema: Type.Unsafe({ type: "string", enum: AGENT_STATUSES }) },
+    protocol: { description: "One protocol.", schema: Type.Unsafe({ type: "string", enum: PROTOCOLS }) },
+    tag: { description: "Agents that have this tag." },
+    q: { description: "Part of the name or the description, in any case." },
+  },
+  responses: [
+    {
+      status: "ok",
+      description: "A page of agents.",
+      schema: AgentPage,
+      example: { data: [EXAMPLE], total: 1, limit: 20, offset: 0 },
+    },
+  ],
+  errors: ["invalid_request"],
+});
+
+const get = operation({
+  tag: "Agents",
+  summary: "Read an agent",
+  path: agentId,
+  responses: [{ status: "ok", description: "The agent.", ...agent }],
+  errors: ["not_found"],
+});
+
+const patch = operation({
+  tag: "Agents",
+  summary: "Update an agent",
+  description: "An inactive agent is not found. Setting the rate fields starts a full bucket.",
+  path: agentId,
+  body: {
+    schema: AgentPatch,
+    examples: {
+      limit: { invocation_rate_limit: 5, invocation_burst: 10 },
+      suspend: { suspended: true },
+      clear: { upstream_url: null },
+    },
+  },
+  responses: [{ status: "ok", description: "The agent as it is now.", ...agent }],
+  errors: ["forbidden", "invalid_request", "not_found", "conflict", "payload_too_large"],
+});
+
+const remove = operation({
+  tag: "Agents",
+  summary: "Delete an agent",
+  description: "The agent becomes inactive: its record stays, its name is free. Doing it again is fine.",
+  path: agentId,
+  responses: [{ status: "empty", description: "It is inactive." }],
+  errors: ["forbidden", "not_found"],
+});
 
 /** Limits the cost of one search. */
 const SEARCH_CHARACTERS_MAX = 256;

@@ -1,6 +1,6 @@
 // The agents of a tenant in the database. The schema keeps names unique. A change of an agent is made under its lock,
 // and an agent can only name a credential that exists.
-import { and, eq, isNull } from "drizzle-orm";
+import { and, eq, gt, isNotNull, isNull } from "drizzle-orm";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault, invalidField, overQuota } from "../../core/fault.ts";
@@ -8,13 +8,17 @@ import type { HostRules } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
 import { type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { totalOf } from "../../storage/totals.ts";
-import { NOT_ALLOWED } from "../credentials/service.ts";
-import { holdCredential, mayGoTo } from "../credentials/store.ts";
-import { LIVE, moveBetweenLists } from "./lists.ts";
-import { agentLookUp, type InvocableAgent } from "./look-up.ts";
-import { type AgentCreate, type AgentPatch, type AgentRow, decodePricing } from "./model.ts";
-import { type AgentFilter, findAgents, readAgents } from "./pages.ts";
-import { createdFields, patchedFields } from "./rules.ts";
+import { holdCredential, mayGoTo, NOT_ALLOWED, usedAtInTurns } from "../credentials/service.ts";
+import { type AgentFilter, findAgents, LIVE, moveBetweenLists, readAgents } from "./lists.ts";
+import {
+  type AgentCreate,
+  type AgentPatch,
+  type AgentRow,
+  createdFields,
+  decodePricing,
+  patchedFields,
+} from "./model.ts";
+import type { InvocableAgent } from "./store.ts";
 
 export interface AgentDeps {
   readonly store: Store;
@@ -25,15 +29,6 @@ export interface AgentDeps {
   readonly agentsMax: number;
   /** Called with each agent that a write may have changed, before the write is acknowledged. */
   changed?(tenant: string, id: string): void;
-}
-
-/** The agent, even an inactive one; null when the tenant has none with this ID. For the path of every call. */
-export async function findAgent(
-  { execute }: Pick<Store, "execute">,
-  tenant: string,
-  id: string,
-): Promise<InvocableAgent | null> {
-  return isId("agt", id) ? execute(agentLookUp, { tenant, id }) : null;
 }
 
 export interface Price {
@@ -98,7 +93,7 @@ async function requireCredential(tx: Tx, agent: CredentialUse, changes: Partial<
 }
 
 export function createAgentService({ store, clock, rules, agentsMax, changed }: AgentDeps) {
-  /** Reports a failed write too, since it may have been made after all. */
+  /** Reports a failed write too, since the write may have been made after all. */
   const change = <T>(tenant: string, id: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
     store.write(work).finally(() => changed?.(tenant, id));
 
@@ -144,7 +139,7 @@ export function createAgentService({ store, clock, rules, agentsMax, changed }: 
       if (!isId("agt", id)) throw noSuchAgent();
       return withFreeName("agent", () =>
         change(tenant, id, async (tx) => {
-          // Two changes may be valid alone but not together, so the lock makes them one after the other.
+          // Two changes may be valid alone but not together, so the lock makes one wait for the other.
           await tx.lock(`agent:${tenant}:${id}`);
           const row = await findRow(tx, tenant, id);
           if (row.deleted_at !== null) throw noSuchAgent();
@@ -193,3 +188,24 @@ async function updated(tx: Tx, row: AgentRow, fields: AgentChanges, now: number)
   await moveBetweenLists(tx, row, next);
   return next;
 }
+
+/** The first live agent of the tenant that uses the credential at a URL which its allowed hosts leave out; null for none. */
+export const agentShutOut = usedAtInTurns({
+  pageAfter: ({ db, tables: { agents } }, { tenant, credentialId }, after, limit) =>
+    db
+      .select({ id: agents.id, name: agents.name, url: agents.upstream_url })
+      .from(agents)
+      .where(
+        and(
+          eq(agents.tenant, tenant),
+          eq(agents.credential_ref, credentialId),
+          isNull(agents.deleted_at),
+          isNotNull(agents.upstream_url),
+          gt(agents.id, after),
+        ),
+      )
+      .orderBy(agents.id)
+      .limit(limit),
+  urlOf: ({ url }) => url,
+  nameOf: ({ id, name }) => `the agent ${JSON.stringify(name)} (${id})`,
+});

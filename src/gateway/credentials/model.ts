@@ -93,7 +93,7 @@ export const CredentialList = Type.Object(
   { $id: "CredentialList", additionalProperties: false },
 );
 
-/** Of the stored form; null for any host. */
+/** The allowed hosts of their stored form; null for any host. */
 export function decodeHosts(stored: string | null): string[] | null {
   return stored === null ? null : JSON.parse(stored);
 }

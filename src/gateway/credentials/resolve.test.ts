@@ -3,10 +3,10 @@ import { mkdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { eq } from "drizzle-orm";
 import { type Catalog, fresh, openCatalog } from "../../../test/support/stores/catalog.ts";
-import { fetchJson, type JsonLimits } from "../../http/fetch-json.ts";
-import { createOutbound } from "../../http/outbound.ts";
-import { CredentialFailure } from "./failure.ts";
+import { fetchJson, type JsonLimits } from "../../http/client/fetch-json.ts";
+import { createOutbound } from "../../http/client/outbound.ts";
 import { createCredentialResolver, type ResolverDeps } from "./resolve.ts";
+import { CredentialFailure } from "./secrets-stores.ts";
 
 let catalog: Catalog;
 beforeAll(async () => {

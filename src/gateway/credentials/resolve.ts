@@ -1,7 +1,6 @@
 // From a credential's ID to its secret, and to the header that carries it. The record is read for every call, so a
-// rotation or deletion is in force at once on every replica. Only answers of a secrets store are cached, for one
-// version of the record and at most a minute.
-
+// rotation or deletion is in force at once on every replica. Only what a secrets store answered is cached, for one version of
+// the record and at most a minute. No message here repeats any part of a secret.
 import { randomBytes } from "node:crypto";
 import { CryptoHasher } from "bun";
 import type { AuthType } from "../../../db/schema.ts";
@@ -11,13 +10,17 @@ import { Fault } from "../../core/fault.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import type { SealedSecret } from "../../keys/tenant-keys.ts";
 import type { Reader } from "../../storage/store.ts";
-import { CredentialFailure } from "./failure.ts";
-import { type CredentialHeader, credentialHeader } from "./secret.ts";
-import { readFromDirectory } from "./secrets-dir.ts";
-import { secretIdentity } from "./service.ts";
-import { findSecret, mayGoTo, type StoredSecret } from "./store.ts";
-import { type FetchJson, readFromVault, type VaultSettings } from "./vault.ts";
-import { isPlainSegment, parseVaultRef } from "./vault-ref.ts";
+import type { CredentialHeader } from "../upstream/headers.ts";
+import {
+  CredentialFailure,
+  type FetchJson,
+  isPlainSegment,
+  parseVaultRef,
+  readFromDirectory,
+  readFromVault,
+  type VaultSettings,
+} from "./secrets-stores.ts";
+import { findSecret, mayGoTo, type StoredSecret, secretIdentity } from "./service.ts";
 
 export interface ResolverDeps {
   readonly store: { readonly read: Reader };
@@ -48,7 +51,7 @@ export function createCredentialResolver(deps: ResolverDeps) {
 
 export function createSecretReader(deps: ResolverDeps) {
   const open = secretOpener(deps);
-  /** The secret itself, for other uses than a header. @throws like the function of `createCredentialResolver` */
+  /** The secret itself, for other uses than a header. @throws what the function of `createCredentialResolver` throws */
   return async (tenant: string, credentialId: string, url: string) => {
     const stored = await requireSecret(deps, tenant, credentialId, url);
     const { auth_type } = stored;
@@ -67,6 +70,17 @@ async function requireSecret(deps: ResolverDeps, tenant: string, id: string, url
   if (stored === null) throw new CredentialFailure("no such credential");
   if (!mayGoTo(stored, url)) throw new CredentialFailure("the credential is not for this host");
   return stored;
+}
+
+/** Visible ASCII, with blanks only inside: it arrives unchanged and cannot end the header. */
+const HEADER_SAFE = /^[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?$/;
+
+/** The header that carries the secret; undefined when no header can. */
+export function credentialHeader(authType: Exclude<AuthType, "none">, secret: string): CredentialHeader | undefined {
+  if (!HEADER_SAFE.test(secret)) return undefined;
+  return authType === "bearer"
+    ? { name: "authorization", value: `Bearer ${secret}` }
+    : { name: "x-api-key", value: secret };
 }
 
 function requireHeader(authType: Exclude<AuthType, "none">, secret: string): CredentialHeader {
@@ -126,7 +140,7 @@ interface Fetched {
 /** Reads from the secrets store: one shared request per secret, and the answer is cached. */
 function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.now() }: ResolverDeps) {
   const cache = tenantCache<string, Fetched>(CACHED_BYTES_MAX);
-  const underWay = new Map<string, Promise<string | CredentialFailure>>();
+  const inFlight = new Map<string, Promise<string | CredentialFailure>>();
 
   async function read(tenant: string, vaultRef: string): Promise<string> {
     const parsed = parseVaultRef(vaultRef);
@@ -154,11 +168,11 @@ function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.
   }
 
   function outcomeOf(key: string, tenant: string, vaultRef: string) {
-    const flying = underWay.get(key);
-    if (flying !== undefined) return afterShared(flying, tenant);
-    const flight = fetchAndKeep(key, tenant, vaultRef).finally(() => underWay.delete(key));
-    underWay.set(key, flight);
-    return flight;
+    const shared = inFlight.get(key);
+    if (shared !== undefined) return afterShared(shared, tenant);
+    const own = fetchAndKeep(key, tenant, vaultRef).finally(() => inFlight.delete(key));
+    inFlight.set(key, own);
+    return own;
   }
 
   return async (key: string, tenant: string, vaultRef: string): Promise<string> => {

@@ -2,8 +2,7 @@ import { describe, expect, test } from "bun:test";
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { fresh, outcome, useCatalog } from "../../../test/support/stores/catalog.ts";
-import { secretIdentity } from "./service.ts";
-import { findSecret } from "./store.ts";
+import { findSecret, secretIdentity } from "./service.ts";
 
 const { catalog, send } = useCatalog();
 const create = (body: object, tenant?: string) => send("POST", "/v1/credentials", body, tenant);

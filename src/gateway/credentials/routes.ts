@@ -1,12 +1,112 @@
 // The HTTP side of credentials: reads requests, calls the service, shows metadata.
-import { empty, json } from "../../http/answers.ts";
+
+import { overQuota } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyReader } from "../../http/input.ts";
-import { jsonList } from "../../http/json-list.ts";
+import { operation } from "../../http/openapi.ts";
+import { empty, json, jsonList } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { CredentialCreate, CredentialRotate, credentialView } from "./model.ts";
-import { create, get, list, remove, rotate } from "./openapi.ts";
+import { Credential, CredentialCreate, CredentialList, CredentialRotate, credentialView } from "./model.ts";
 import { type CredentialDeps, createCredentialService } from "./service.ts";
+
+const EXAMPLE = {
+  id: "cred_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
+  name: "weather key",
+  auth_type: "bearer",
+  source: "managed",
+  masked_hint: "…x7Qp",
+  allowed_hosts: ["api.example.com"],
+  version: 1,
+  created_at: "2026-11-21T10:00:00.000Z",
+  updated_at: "2026-11-21T10:00:00.000Z",
+};
+
+const credentialId = { id: { description: "The credential's ID, `cred_<uuidv7>`.", example: EXAMPLE.id } };
+const credential = { schema: Credential, example: EXAMPLE };
+
+const create = operation({
+  tag: "Credentials",
+  summary: "Store a credential",
+  description: "The secret is encrypted before it is stored and is never shown again.",
+  body: {
+    schema: CredentialCreate,
+    examples: {
+      managed: {
+        name: "weather key",
+        auth_type: "bearer",
+        source: "managed",
+        plaintext: "a-secret-that-ends-in-x7Qp",
+        allowed_hosts: ["api.example.com"],
+      },
+      vault: { name: "search key", auth_type: "api_key", source: "vault", vault_ref: "search/api#key" },
+    },
+  },
+  responses: [{ status: "created", description: "Its metadata.", ...credential }],
+  errors: ["forbidden", "invalid_request", "conflict", "payload_too_large", "over_limit"],
+  answers: {
+    over_limit: {
+      description: "The tenant has as many credentials as it may have.",
+      example: overQuota(1_000, "credentials").message,
+    },
+  },
+});
+
+const list = operation({
+  tag: "Credentials",
+  summary: "List credentials",
+  description: "All of the tenant, newest first; metadata only.",
+  responses: [
+    {
+      status: "ok",
+      description: "The credentials.",
+      schema: CredentialList,
+      example: { credentials: [EXAMPLE] },
+    },
+  ],
+  errors: [],
+});
+
+const get = operation({
+  tag: "Credentials",
+  summary: "Read a credential's metadata",
+  path: credentialId,
+  responses: [{ status: "ok", description: "Its metadata.", ...credential }],
+  errors: ["not_found"],
+});
+
+const rotate = operation({
+  tag: "Credentials",
+  summary: "Rotate a credential",
+  description:
+    "Replaces the secret. Calls made from now on carry the new one. A list of `allowed_hosts` that shuts out a live " +
+    "agent, the settlement configuration or an open payment is refused.",
+  path: credentialId,
+  body: {
+    schema: CredentialRotate,
+    examples: {
+      managed: { plaintext: "a-new-secret-that-ends-in-m2Rt" },
+      vault: { vault_ref: "search/api-2#key" },
+    },
+  },
+  responses: [
+    {
+      status: "ok",
+      description: "Its metadata, with the next version.",
+      schema: Credential,
+      example: { ...EXAMPLE, masked_hint: "…m2Rt", version: 2 },
+    },
+  ],
+  errors: ["forbidden", "invalid_request", "not_found", "conflict", "payload_too_large"],
+});
+
+const remove = operation({
+  tag: "Credentials",
+  summary: "Delete a credential",
+  description: "Refused while an agent that is not inactive names it.",
+  path: credentialId,
+  responses: [{ status: "empty", description: "It is gone, and its name is free." }],
+  errors: ["forbidden", "not_found", "conflict"],
+});
 
 const readCreate = bodyReader(CredentialCreate);
 const readRotate = bodyReader(CredentialRotate);

@@ -1,6 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { credentialHeader, maskedHint } from "./secret.ts";
+import { credentialHeader } from "./resolve.ts";
+import { maskedHint } from "./service.ts";
 
 describe("the hint of a secret", () => {
   test("shows at most the last four characters, and only of more than eight", () => {

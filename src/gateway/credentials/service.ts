@@ -1,6 +1,6 @@
 // The credentials of a tenant in the database. A managed secret is sealed before it gets near the store, for
 // one version of one credential; the sealed bytes are read where a secret is resolved and nowhere else.
-import { and, eq } from "drizzle-orm";
+import { and, desc, eq, getTableColumns, lt } from "drizzle-orm";
 import type { CredentialSource } from "../../../db/schema.ts";
 import { findInTurns } from "../../concurrency/store-turns.ts";
 import { isAllowedUrl, parseAllowedHosts } from "../../core/allowed-hosts.ts";
@@ -8,32 +8,30 @@ import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault, invalidField, overQuota } from "../../core/fault.ts";
 import { isId, newId } from "../../core/id.ts";
-import { NAME_CHARACTERS_MAX } from "../../core/limits.ts";
+import { NAME_CHARACTERS_MAX, PLAINTEXT_BYTES_MAX } from "../../core/limits.ts";
 import { checkText } from "../../core/text.ts";
 import type { Keyring } from "../../keys/keyring.ts";
-import { type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
+import { bind, prepared, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { addToTotals, totalOf } from "../../storage/totals.ts";
 import { type CredentialCreate, type CredentialRotate, type CredentialRow, decodeHosts } from "./model.ts";
-import { maskedHint, plaintextProblem } from "./secret.ts";
-import { findRow, metadataOf, readCredentials } from "./store.ts";
-import { parseVaultRef } from "./vault-ref.ts";
+import { parseVaultRef } from "./secrets-stores.ts";
 
 export interface CredentialDeps {
   readonly store: Store;
   readonly clock: Clock;
   readonly keyring: Pick<Keyring, "sealSecret">;
-  /** What may name a credential: while one of them does, it can't be deleted. */
+  /** What may name a credential: a credential that is named can't be deleted. */
   readonly namedBy: readonly NamedBy[];
-  /** What may use a credential at a URL: a list of hosts that shuts one of them out is refused. */
+  /** What may use a credential at a URL: `allowed_hosts` that leave one of these URLs out are refused. */
   readonly usedAt: readonly UsedAt[];
   /** How many a tenant may have. */
   readonly credentialsMax: number;
 }
 
-export type NamedBy = (tx: Tx, tenant: string, id: string) => Promise<boolean>;
+type NamedBy = (tx: Tx, tenant: string, id: string) => Promise<boolean>;
 
 /** What uses the credential at a URL that is not allowed, by a name for its tenant; null when nothing does. */
-export type UsedAt = (
+type UsedAt = (
   reader: Reader,
   tenant: string,
   id: string,
@@ -58,7 +56,7 @@ interface CredentialUses<R extends { readonly id: string }> {
  */
 const USES_AT_ONCE = 32;
 
-/** A credential may have thousands of uses: read them in steps, in turn with other tenants and other requests. */
+/** A credential may have thousands of uses: they are read in steps, between which other tenants and requests go on. */
 export function usedAtInTurns<R extends { readonly id: string }>(uses: CredentialUses<R>): UsedAt {
   return async (reader, tenant, credentialId, isAllowed) => {
     const found = await findInTurns(
@@ -79,6 +77,7 @@ const ROTATION_ATTEMPTS_MAX = 32;
 
 /** The name of the total that counts a tenant's credentials. */
 const TOTAL = "credentials";
+
 /** What a secret is sealed for: one version of one credential of one tenant. */
 export function secretIdentity(tenant: string, id: string, version: number): string {
   return `credential:${id}:${version}:${tenant}`;
@@ -95,11 +94,29 @@ async function requireRow(reader: Reader, tenant: string, id: string): Promise<C
   return row;
 }
 
+/** Why a text can't be stored as a secret, or null. Tokens and PEM bundles are both fine. */
+function plaintextProblem(plaintext: string): string | null {
+  if (!plaintext.isWellFormed()) return "must not contain lone surrogates";
+  const bytes = Buffer.byteLength(plaintext);
+  return bytes >= 1 && bytes <= PLAINTEXT_BYTES_MAX ? null : `must be 1 to ${PLAINTEXT_BYTES_MAX} bytes`;
+}
+
+const SHOWN = 4;
+const HIDDEN_WHOLE_MAX = 8;
+
+/** `…` and the last four characters; of eight or fewer only their number. */
+export function maskedHint(plaintext: string): string {
+  const characters = [...plaintext];
+  if (characters.length <= HIDDEN_WHOLE_MAX) return "*".repeat(characters.length);
+  // Postgres stores no U+0000.
+  return `…${characters.slice(-SHOWN).join("").replaceAll("\0", "*")}`;
+}
+
 type Secret =
   | { readonly source: "managed"; readonly plaintext: string }
   | { readonly source: "vault"; readonly vault_ref: string };
 
-/** The one secret that goes with the source. @throws Fault `invalid_request` */
+/** The secret that goes with the source. @throws Fault `invalid_request` */
 function checkedSecret(source: CredentialSource, { plaintext, vault_ref }: CredentialRotate): Secret {
   return source === "managed" ? managedSecret(plaintext, vault_ref) : vaultSecret(vault_ref, plaintext);
 }
@@ -144,8 +161,8 @@ async function secretColumns({ keyring }: CredentialDeps, tenant: string, id: st
 }
 
 /**
- * Checked before the write, since the list may be long. An agent that is changed at the same moment may slip through.
- * Its calls then fail, since the hosts are compared for each call too.
+ * Checks before the write, since the list may be long. An agent that is changed at the same moment may slip through; its
+ * calls fail then, since the hosts are compared for each call too.
  *
  * @throws Fault `conflict`, naming what is shut out
  */
@@ -228,7 +245,7 @@ export function createCredentialService(deps: CredentialDeps) {
       return requireRow(store.read, tenant, id);
     },
 
-    /** All of them, newest first, read lazily. */
+    /** All credentials of the tenant, newest first, read lazily. */
     list: ({ tenant }: Caller): AsyncIterable<CredentialRow> => readCredentials(store.read, tenant),
 
     async rotate({ tenant }: Caller, id: string, body: CredentialRotate): Promise<CredentialRow> {
@@ -253,4 +270,83 @@ export function createCredentialService(deps: CredentialDeps) {
       });
     },
   };
+}
+
+/** A row holds up to 64 KiB of a secret, which SQLite must read past to reach the later columns. */
+const ROWS_AT_ONCE = 64;
+/** Above every ID of a credential. */
+const LAST_ID = "cred_~";
+
+/** The columns without the sealed secret and the number of its key. */
+function metadataOf({ credentials }: Reader["tables"]) {
+  const { sealed: _sealed, key_number: _number, ...metadata } = getTableColumns(credentials);
+  return metadata;
+}
+
+const secretQuery = prepared(({ db, tables: { credentials } }: Reader) =>
+  db
+    .select({
+      auth_type: credentials.auth_type,
+      vault_ref: credentials.vault_ref,
+      version: credentials.version,
+      sealed: credentials.sealed,
+      key_number: credentials.key_number,
+      allowed_hosts: credentials.allowed_hosts,
+    })
+    .from(credentials)
+    .where(
+      and(eq(credentials.tenant, bind(credentials.tenant, "tenant")), eq(credentials.id, bind(credentials.id, "id"))),
+    ),
+);
+
+export type StoredSecret = Awaited<ReturnType<ReturnType<typeof secretQuery>["execute"]>>[number];
+
+/** The columns for resolving a secret; null when the tenant has no credential of this ID. */
+export async function findSecret(reader: Reader, tenant: string, id: string): Promise<StoredSecret | null> {
+  if (!isId("cred", id)) return null;
+  const [row] = await secretQuery(reader).execute({ tenant, id });
+  return row ?? null;
+}
+
+/** Whether the secret of a credential with these `allowed_hosts` may go to the host of the URL. */
+export function mayGoTo({ allowed_hosts }: Pick<CredentialRow, "allowed_hosts">, url: string): boolean {
+  const hosts = decodeHosts(allowed_hosts);
+  return hosts === null || isAllowedUrl(url, hosts);
+}
+
+/**
+ * The tenant's credential, locked until the write ends. Call it before writing a record that names the credential. Null
+ * when there is none.
+ */
+export async function holdCredential(tx: Tx, tenant: string, id: string): Promise<CredentialRow | null> {
+  if (!isId("cred", id)) return null;
+  await tx.lock(`credential:${tenant}:${id}`);
+  return findRow(tx, tenant, id);
+}
+
+async function findRow(reader: Reader, tenant: string, id: string): Promise<CredentialRow | null> {
+  if (!isId("cred", id)) return null;
+  const { credentials } = reader.tables;
+  const [row] = await reader.db
+    .select(metadataOf(reader.tables))
+    .from(credentials)
+    .where(and(eq(credentials.tenant, tenant), eq(credentials.id, id)));
+  return row ?? null;
+}
+
+/** All credentials of a tenant, newest first, read lazily in groups, since each row may hold a large secret. */
+async function* readCredentials(reader: Reader, tenant: string): AsyncGenerator<CredentialRow> {
+  const { credentials: t } = reader.tables;
+  for (let below = LAST_ID; ; ) {
+    const rows = await reader.db
+      .select(metadataOf(reader.tables))
+      .from(t)
+      .where(and(eq(t.tenant, tenant), lt(t.id, below)))
+      .orderBy(desc(t.id))
+      .limit(ROWS_AT_ONCE);
+    yield* rows;
+    const last = rows.at(-1);
+    if (last === undefined || rows.length < ROWS_AT_ONCE) return;
+    below = last.id;
+  }
 }

@@ -3,8 +3,8 @@ import { startRawUpstream, startUpstream, type Upstream } from "../../../test/su
 import { type JobParts, LOOPBACK, makeJob } from "../../../test/support/stores/jobs.ts";
 import { hostRules } from "../../core/host.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import { createDecoderShare } from "../../http/decoder-share.ts";
-import { createOutbound, type Outbound, OutboundError } from "../../http/outbound.ts";
+import { createDecoderShare } from "../../http/client/decode.ts";
+import { createOutbound, type Outbound, OutboundError } from "../../http/client/outbound.ts";
 import { callHttp, runCall } from "./call.ts";
 import type { WorkerSettings } from "./job.ts";
 import { createResponseMemory } from "./workers/response-memory.ts";

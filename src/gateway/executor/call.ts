@@ -5,17 +5,25 @@ import { createHash, type Hash } from "node:crypto";
 import { type Stoppable, type StopSignal, untilFirst } from "../../concurrency/stop.ts";
 import { CLAIM_BELIEVED_MS, isWallOlder } from "../../core/age.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
-import type { Answer } from "../../http/answer.ts";
-import { type BodyRead, bodyAtOnce, readBody } from "../../http/body.ts";
-import type { DecodedFor } from "../../http/decode.ts";
-import type { DecoderShare } from "../../http/decoder-share.ts";
-import type { Outbound, OutboundRequest } from "../../http/outbound.ts";
-import { requestSafely } from "../../http/retry.ts";
+import type { Answer } from "../../http/client/answer.ts";
+import { type BodyRead, bodyAtOnce, readBody } from "../../http/client/body.ts";
+import type { DecodedFor, DecoderShare } from "../../http/client/decode.ts";
+import { type Outbound, type OutboundRequest, requestSafely } from "../../http/client/outbound.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { CallError, type CallStop, upstreamFailureOf } from "../upstream/failure.ts";
 import { credentialHeaders, ownHeaders } from "../upstream/headers.ts";
-import type { Job, Outcome, WorkerSettings } from "./job.ts";
-import { answered, failed, keep, lostCall, newTrace, noteHead, type Trace } from "./outcome.ts";
+import {
+  answered,
+  failed,
+  type Job,
+  keep,
+  lostCall,
+  newTrace,
+  noteHead,
+  type Outcome,
+  type Trace,
+  type WorkerSettings,
+} from "./job.ts";
 import { isCounted } from "./workers/messages.ts";
 import type { MemoryHold, ResponseMemory } from "./workers/response-memory.ts";
 
@@ -46,7 +54,7 @@ export interface UpstreamRequest {
 }
 
 /**
- * Runs `call` under the deadline of the settings and turns whatever happens into an outcome. Never rejects.
+ * Runs `call` under the deadline of the settings and turns all that happens into an outcome. Never rejects.
  *
  * @param stop of this call alone: aborted, by a CallStop, when the caller cancels, and here when its time is over
  * @param keep receives the function that releases the memory of a long response; by default it is called at once
@@ -120,9 +128,8 @@ export async function callHttp(job: Job, context: CallContext): Promise<Outcome>
   noteHead(context.trace, response);
   const { capture, receipt } = job.call;
   const digest = receipt ? createBodyDigest() : null;
-  const read = readStart(context, response, capture ? CAPTURE_BYTES_MAX : 0, digest);
-  // Most need no wait, which would cost as much as a parse of the answer.
-  const start = read instanceof Promise ? await read : read;
+  const wanted = [context, response, capture ? CAPTURE_BYTES_MAX : 0, digest] as const;
+  const start = startAtOnce(...wanted) ?? (await readStart(...wanted));
   const body = { start, size: context.trace.resp_size ?? 0, sha256: digest?.of(start) ?? null };
   return answered(context.trace, response.status, keep(body, capture), performance.now());
 }
@@ -149,22 +156,34 @@ export function send(context: CallContext, request: UpstreamRequest): Promise<An
  *
  * @param digest receives the bytes after the first ones
  */
-export function readStart(
+export async function readStart(
   context: CallContext,
   response: Answer,
   captureBytes: number,
   digest: BodyDigest | null = null,
-): Bun.MaybePromise<Uint8Array> {
-  const limits = {
-    maxBytes: context.settings.max_response_bytes,
+): Promise<Uint8Array> {
+  return startOf(context, await readBody(response, readLimits(context, captureBytes, digest)));
+}
+
+/** `readStart` of a body that is there already, as most are: a wait would cost as much as a parse of the answer. */
+function startAtOnce(
+  context: CallContext,
+  response: Answer,
+  captureBytes: number,
+  digest: BodyDigest | null,
+): Uint8Array | null {
+  const body = bodyAtOnce(response, readLimits(context, captureBytes, digest));
+  return body === null ? null : startOf(context, body);
+}
+
+function readLimits({ settings, hold, decodedFor }: CallContext, captureBytes: number, digest: BodyDigest | null) {
+  return {
+    maxBytes: settings.max_response_bytes,
     captureBytes,
-    grow: (bytes: number) => context.hold.grow(bytes),
-    decodedFor: context.decodedFor,
+    grow: (bytes: number) => hold.grow(bytes),
+    decodedFor,
     ...(digest !== null && { beyond: digest.beyond }),
   };
-  const body = bodyAtOnce(response, limits);
-  if (body !== null) return startOf(context, body);
-  return readBody(response, limits).then((read) => startOf(context, read));
 }
 
 function startOf({ trace, settings }: CallContext, { size, tooLarge: isTooLarge, captured }: BodyRead): Uint8Array {

@@ -1,6 +1,6 @@
 import { expect, jest, test } from "bun:test";
 import fc from "fast-check";
-import { createRunSlots, createStarvedQueues } from "./run-slots.ts";
+import { createRunSlots, createStarvedQueues } from "./queue.ts";
 
 const call = (tenant: string, id: string, body_bytes = 0) => ({ tenant, id, body_bytes });
 

@@ -1,6 +1,7 @@
-import { expect, jest, test } from "bun:test";
+import { expect, jest, spyOn, test } from "bun:test";
 import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { clock, makePool, slowCredential, useScheduling, well } from "../../../test/support/stores/scheduling.ts";
+import { CLAIM_BELIEVED_MS } from "../../core/age.ts";
 import type { Store } from "../../storage/store.ts";
 import { freeMemory, partsOf } from "../../wire/body.ts";
 import { createClaims } from "../invocations/claims.ts";
@@ -159,20 +160,19 @@ test("a call that ran when the process died ends as internal, and is not made ag
   expect(next.jobs).toEqual([]);
 });
 
-test("a lease is renewed on time, however long the look for pending calls takes", async () => {
+test("a lease is renewed on time, however long the check for pending calls takes", async () => {
   jest.useFakeTimers();
   try {
     let renewals = 0;
     const store: Store = {
       ...scheduling.store(),
-      isShared: true,
       execute: () => new Promise(() => {}),
       write(work, options) {
         if (options?.urgent) renewals++;
         return scheduling.store().write(work, options);
       },
     };
-    const { scheduler } = scheduling.open({ store });
+    const { scheduler } = scheduling.open({ store, isShared: true });
     const recovering = scheduler.recover();
     jest.advanceTimersByTime(1);
     await recovering;
@@ -196,6 +196,35 @@ test("a call that is cancelled while its credential is resolved never reaches th
   resolved.resolve();
   await untilEnded(one.row.id);
   expect(jobs).toEqual([]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
+});
+
+test("a call that is cancelled during the last look before it is made never reaches the upstream", async () => {
+  const { resolving, resolved, resolveCredential } = slowCredential();
+  const { jobs, pool } = makePool(well);
+  const one = await scheduling.acceptOne("cred_1");
+  let cancelled: Promise<unknown> | undefined;
+  let isLooking = false;
+  const store: Store = {
+    ...scheduling.store(),
+    get read() {
+      // The look still finds the claim, since the cancel is stored right after it.
+      if (isLooking) cancelled ??= scheduling.store().write((tx) => abandon(tx, one.row, "cancelled", clock.now()));
+      if (isLooking) scheduler.stop(one.row.id);
+      return scheduling.store().read;
+    },
+  };
+  const { scheduler, untilEnded } = scheduling.open({ pool, resolveCredential, store });
+  scheduler.offer(one);
+  await resolving.promise;
+  isLooking = true;
+  const wall = Date.now();
+  const later = spyOn(Date, "now").mockImplementation(() => wall + CLAIM_BELIEVED_MS);
+  resolved.resolve();
+  await untilEnded(one.row.id);
+  await cancelled;
+  later.mockRestore();
+  expect([cancelled === undefined, jobs]).toEqual([false, []]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
 });
 

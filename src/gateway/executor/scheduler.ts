@@ -15,22 +15,22 @@ import {
 } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { recordEnd } from "../upstream/record-end.ts";
-import { CallQueues } from "./call-queues.ts";
+import { failed, type Job, newTrace, type Outcome } from "./job.ts";
 import {
   type Claiming,
   type ClaimingOptions,
   createClaiming,
+  createReplicaLease,
   createRunningCalls,
+  type ReplicaLeaseOptions,
   type RunningCall,
   type ScheduledCall,
-} from "./claiming.ts";
-import type { Job, Outcome } from "./job.ts";
-import { failed, newTrace } from "./outcome.ts";
-import { createReplicaLease, type ReplicaLeaseOptions } from "./replica-lease.ts";
+} from "./ownership.ts";
+import { CallQueues } from "./queue.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
 const SLOTS = 4096;
-/** Agents that are found in one look for pending calls. */
+/** Agents with pending calls that one query finds. */
 const AGENTS_AT_ONCE = 128;
 const RUNNING_BODY_BYTES_MAX = 96 * 1024 * 1024;
 const LAST_RECORDS_MS = 5_000;
@@ -94,7 +94,7 @@ export class Scheduler {
     const slot = this.#queues.reserve(row.agent_id, item);
     if (slot === null) return null;
     const { claims, replica: owner } = this.#options;
-    // Known from here on, since it can be cancelled from the commit on, of which the answer may come late.
+    // The call is known from here on, since it can be cancelled from its commit on, and the answer of the commit may come late.
     const reserved = this.#claiming.begin(row.agent_id, item);
     return {
       claim: { owner, token: reserved.token },
@@ -114,8 +114,8 @@ export class Scheduler {
   }
 
   /** A call of this agent has been paid for, and is now pending like any other. */
-  take(tenant: string, agentId: string): void {
-    this.#queues.look(tenant, agentId);
+  checkPending(tenant: string, agentId: string): void {
+    this.#queues.checkPending(tenant, agentId);
   }
 
   /** Another replica has left: takes up what it left pending, sooner than the next sweep would. */
@@ -168,7 +168,7 @@ export class Scheduler {
       const claimed =
         item.claimed === undefined
           ? await this.#claiming.claim(running, inHand, item.body_bytes)
-          : await this.#claiming.keep(running, inHand);
+          : await this.#claiming.confirm(running, inHand);
       isTaken = claimed !== null;
       if (claimed !== null) {
         claims.took(token, item.id);
@@ -191,7 +191,7 @@ export class Scheduler {
     const next = (after: string) =>
       store.execute(waitingAgents, { replica, now: clock.now(), after, limit: AGENTS_AT_ONCE });
     for (let agents = await next(""), last = agents.at(-1); last !== undefined; last = agents.at(-1)) {
-      for (const { tenant, agent_id } of agents) this.#queues.look(tenant, agent_id);
+      for (const { tenant, agent_id } of agents) this.#queues.checkPending(tenant, agent_id);
       if (agents.length < AGENTS_AT_ONCE) return;
       agents = await next(last.agent_id);
     }
@@ -215,7 +215,7 @@ const NO_CREDENTIAL: JobCredential = { header: null, version: "" };
 function createDispatch(options: SchedulerOptions, claiming: Claiming, isDraining: () => boolean) {
   const { log, pool, resolveCredential, tracer = null } = options;
 
-  /** Null when it can't be had. */
+  /** Null when the credential can't be resolved. */
   async function resolve({ tenant, id }: InvocationKey, credential_ref: string, url: string) {
     try {
       return await untilStored(() => resolveCredential(tenant, credential_ref, url), isDraining);
@@ -255,7 +255,7 @@ function createDispatch(options: SchedulerOptions, claiming: Claiming, isDrainin
         claim_seen_at,
         body: sent,
       });
-    // The second look is for a cancel that came during the check.
+    // `stopped` is read again for a cancel that came during the check.
     if (running.stopped || !(await claiming.stillHolds(running)) || running.stopped) return ended();
     const outcome = await sendOnce(body, running.believedAt.wall);
     if (!outcome.is_stale) return outcome;

@@ -1,5 +1,5 @@
 // The caller, by the bearer token (RFC 6750) of the local issuer or of an OIDC issuer. A token's signature is checked
-// once. After that the token is known until it expires or the issuer's keys change. In one file, since the checks count in their order.
+// once. After that the token is known until it expires or the issuer's keys change. Also the scope that a request needs.
 import {
   type CryptoKey,
   decodeJwt,
@@ -16,12 +16,12 @@ import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { hasControls } from "../../core/text.ts";
+import { pathPattern } from "../../http/elysia.ts";
 import { STRANGERS } from "../../http/server.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import { madeAfter } from "../../keys/revocations.ts";
 import { SIGNING_ALGORITHM } from "../../keys/signing-keys.ts";
-import { type IssuerKeySource, type Keys, openIssuerKeys } from "./issuer-keys.ts";
-import { type LocalKeyring, localKeys } from "./local-keys.ts";
+import { type IssuerKeySource, type Keys, type LocalKeyring, localKeys, openIssuerKeys } from "./issuer-keys.ts";
 
 /** Issuer and audience of the tokens that the local issuer signs. */
 export const LOCAL_ISSUER = "tollgate";
@@ -40,7 +40,7 @@ const REMOTE_ALGORITHMS = [
   ...["ES256", "ES384", "ES512", "EdDSA", "Ed25519"],
 ];
 
-export interface ClaimNames {
+interface ClaimNames {
   readonly tenant: string;
   readonly user: string;
   readonly scope: string;
@@ -70,7 +70,7 @@ interface Known {
   readonly keys: Keys;
   /** The newest revocation of the time when it was made. */
   readonly madeAfter: number;
-  /** The newest that is known not to concern it. */
+  /** The newest revocation that is known not to concern it. */
   heldAgainst: number;
   /** When its `exp` has passed: milliseconds since the epoch. */
   readonly until: number;
@@ -88,7 +88,7 @@ export function createIdentity(options: IdentityOptions) {
   const { clock, claims } = options;
 
   async function judge(authorization: string): Promise<Caller> {
-    // Until the check the tenant is unknown, so strangers share their turns.
+    // Until the check the tenant is unknown, so all strangers share one tenant's part of the event loop.
     await turnOf(STRANGERS);
     const token = bearerToken(authorization);
     precheck(token, issuer, clock.now());
@@ -167,10 +167,10 @@ function refused(reason: string, cause?: unknown): Fault {
   });
 }
 
-/** Its message is the reason. */
+/** The message of a refusal is the reason for the log. */
 class Refusal extends Error {}
 
-/** In words of ours: those of the library may quote what the token says. */
+/** The reason in our words: the library's may quote what the token says. */
 function whyInvalid(error: unknown): string {
   if (error instanceof errors.JWKSNoMatchingKey) return "unknown key";
   if (error instanceof errors.JWSSignatureVerificationFailed) return "wrong signature";
@@ -302,4 +302,34 @@ export function isPrincipal(value: unknown): value is string {
 function readScopes(value: unknown): string[] {
   if (typeof value === "string") return value.split(" ").filter((scope) => scope !== "");
   return Array.isArray(value) ? value.filter((scope) => typeof scope === "string") : [];
+}
+
+const READING: ReadonlySet<string> = new Set(["GET", "HEAD", "OPTIONS"]);
+
+/** Routes that need no scope: calls of agents, and reads that have the form of a write. */
+const EXEMPT = [
+  ["POST", "/v1/proxy/:id"],
+  ["POST", "/v1/proxy/:id/stream"],
+  ["DELETE", "/v1/proxy/:id/stream"],
+  ["POST", "/v1/proxy/:id/invocations/:inv_id/cancel"],
+  ["POST", "/v1/policy/evaluate"],
+].map(([method = "", path = ""]) => ({ method, pattern: pathPattern(path) }));
+
+/**
+ * Throws Fault `forbidden` where the caller lacks the scope for managing, which every request that writes needs if the
+ * operator has set one. The exempt routes are named, so a new route that writes can't be forgotten.
+ *
+ * @param scope null when every token of a tenant may write
+ */
+export function managePermission(scope: string | null) {
+  return (caller: Caller, method: string, path: string): void => {
+    if (scope === null || READING.has(method) || caller.scopes.has(scope)) return;
+    if (EXEMPT.some((route) => route.method === method && route.pattern.test(path))) return;
+    const error = `the token lacks the scope ${scope}`;
+    // RFC 6750, section 3.1.
+    const challenge = `Bearer error="insufficient_scope", scope="${scope}"`;
+    throw new Fault("forbidden", error, {
+      answer: { body: { error }, headers: { "www-authenticate": challenge } },
+    });
+  };
 }

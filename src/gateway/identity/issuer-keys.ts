@@ -1,8 +1,9 @@
-// The verification keys of a remote OIDC issuer. They are kept fresh without a timer: a request for the keys starts a
-// fetch that is due. While the issuer is away the known keys stay in use, since it issues no tokens then and the old
-// ones expire.
+// The verification keys of the issuer of tokens, a remote OIDC issuer or the local one. Keys of a remote issuer are kept
+// fresh without a timer: a request for the keys starts a fetch that is due. While the issuer is away the known keys stay in
+// use, since it issues no tokens then and the old ones expire.
 import { createLocalJWKSet, type JSONWebKeySet, type JWTVerifyGetKey } from "jose";
 import type { Log } from "../../core/log.ts";
+import type { Keyring } from "../../keys/keyring.ts";
 
 /** A key that the issuer has removed verifies nothing after this time. */
 const FRESH_MS = 5 * 60_000;
@@ -15,7 +16,7 @@ const STALE_MAX_MS = 24 * 3_600_000;
 const KEYS_MAX = 100;
 const ASYMMETRIC = ["RSA", "EC", "OKP"];
 
-export interface IssuerKeysOptions {
+interface IssuerKeysOptions {
   readonly issuer: string;
   /** Null: by discovery. */
   readonly jwksUrl: string | null;
@@ -45,7 +46,7 @@ export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
   let printed = "";
   let answeredAt = Number.NEGATIVE_INFINITY;
   let askedAt = Number.NEGATIVE_INFINITY;
-  let underWay: Promise<void> | null = null;
+  let inFlight: Promise<void> | null = null;
 
   function accept(set: JSONWebKeySet): void {
     const print = JSON.stringify(set);
@@ -68,17 +69,17 @@ export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
       log.warn("issuer_keys_not_fetched", { issuer: options.issuer, error });
       extend();
     } finally {
-      underWay = null;
+      inFlight = null;
     }
   }
 
-  /** Joins the fetch under way, or starts one unless the last was just before. */
+  /** Joins the fetch in flight, or starts one unless the last was just before. */
   async function ask(): Promise<void> {
-    if (underWay === null && now() - askedAt >= RETRY_AFTER_MS) {
+    if (inFlight === null && now() - askedAt >= RETRY_AFTER_MS) {
       askedAt = now();
-      underWay = fetchKeys();
+      inFlight = fetchKeys();
     }
-    await underWay;
+    await inFlight;
   }
 
   function usable(): Keys | null {
@@ -141,4 +142,36 @@ function isVerificationKey(key: unknown): key is JSONWebKeySet["keys"][number] {
 
 function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+export type LocalKeyring = Pick<
+  Keyring,
+  "issuerJwks" | "isFresh" | "isUsable" | "refreshed" | "renewed" | "revocations"
+>;
+
+/**
+ * The keys of the local issuer. They change when a command in another process rotates them, so a token with an unknown key
+ * makes the gateway read the database once more. No token is accepted while its revocations have been unreadable for long.
+ */
+export function localKeys(keyring: LocalKeyring): IssuerKeySource {
+  let jwks = keyring.issuerJwks();
+  let keys: Keys = createLocalJWKSet(jwks);
+  function current(): Keys {
+    if (jwks === keyring.issuerJwks()) return keys;
+    jwks = keyring.issuerJwks();
+    keys = createLocalJWKSet(jwks);
+    return keys;
+  }
+  return {
+    fresh: () => (keyring.isFresh() ? current() : null),
+    async settled() {
+      await keyring.refreshed();
+      return keyring.isUsable() ? current() : null;
+    },
+    async renewed(used) {
+      await keyring.renewed();
+      const next = current();
+      return next === used ? null : next;
+    },
+  };
 }

@@ -8,11 +8,11 @@ import { silentLog } from "../../core/log.ts";
 import { newKey } from "../../keys/envelope.ts";
 import { type Keyring, openKeyring } from "../../keys/keyring.ts";
 import { REVOCATION_CLAIM, revokeTokens } from "../../keys/revocations.ts";
-import { rotate } from "../../keys/rotate.ts";
+import { rotate } from "../../keys/rotation.ts";
 import type { SigningKey } from "../../keys/signing-keys.ts";
 import type { Store } from "../../storage/store.ts";
 import { createIdentity, type Identity } from "./identity.ts";
-import type { LocalKeyring } from "./local-keys.ts";
+import type { LocalKeyring } from "./issuer-keys.ts";
 
 const place = sqlitePlace();
 const masterKeys = onlyMasterKey(newKey());

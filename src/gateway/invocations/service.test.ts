@@ -12,7 +12,7 @@ import { ERROR_CLASSES, INVOCATION_EVENTS, INVOCATION_STATUSES } from "../../cor
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
 import { counted, joinTotals } from "../../storage/totals.ts";
-import { dropLeases, endOrphans, renewLease } from "../executor/replica-lease.ts";
+import { dropLeases, endOrphans, renewReplicaLease } from "../executor/ownership.ts";
 import { waitingAgents } from "./commands/queue.ts";
 import { callHeaders, capturedBodies, findInvocation, readHistory } from "./history.ts";
 import { cleanUp } from "./retention.ts";
@@ -151,7 +151,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
         [own, "rep_own"],
       ] as const;
       for (const [key, owner] of owners) await take(key, owner);
-      for (const [, owner] of owners) await store.write((tx) => renewLease(tx, owner));
+      for (const [, owner] of owners) await store.write((tx) => renewReplicaLease(tx, owner));
       // This process's own clock has no part in it.
       clock.time += 3_600_000;
       expect(await endOrphans(store, clock, "rep_own")).toEqual([]);

@@ -2,6 +2,7 @@
 // listed.
 import api from "./api.md" with { type: "text" };
 import architecture from "./architecture.md" with { type: "text" };
+import configuration from "./configuration.md" with { type: "text" };
 import decisions from "./decisions.md" with { type: "text" };
 import development from "./development.md" with { type: "text" };
 import facilitator from "./facilitator.md" with { type: "text" };
@@ -10,12 +11,13 @@ import install from "./install.md" with { type: "text" };
 import monitoring from "./monitoring.md" with { type: "text" };
 import operations from "./operations.md" with { type: "text" };
 import payments from "./payments.md" with { type: "text" };
+import replicas from "./replicas.md" with { type: "text" };
 import security from "./security.md" with { type: "text" };
 import streaming from "./streaming.md" with { type: "text" };
 import troubleshooting from "./troubleshooting.md" with { type: "text" };
 
 export interface Page {
-  /** Its file without the ending, its place below /docs, and the topic of `tollgate help`. */
+  /** The name of its file without the ending, its path below /docs, and the topic of `tollgate help`. */
   readonly name: string;
   readonly title: string;
   readonly summary: string;
@@ -29,11 +31,9 @@ const SUMMARIES = [
   ["api", "every endpoint of the gateway by example, and its errors", api],
   ["payments", "give an agent a price, collect it, and pay for a call", payments],
   ["streaming", "answers as they come, and ordinary MCP clients", streaming],
-  [
-    "operations",
-    "configuration, commands, doctor, backup, restore, upgrade, keys, replicas, failover, log",
-    operations,
-  ],
+  ["operations", "doctor, backup, restore, upgrade, keys, memory, log, TLS and connections, task by task", operations],
+  ["configuration", "every variable and every command, with its default", configuration],
+  ["replicas", "several gateways on one Postgres: what they share, failover and clocks", replicas],
   ["growing", "how much a machine carries, replicas, a standby, cells, which engines fit", growing],
   ["monitoring", "metrics, alert rules, a dashboard, every event of the log, and traces", monitoring],
   ["facilitator", "run the service that settles payments: certificates, gas, ceilings, reorgs", facilitator],

@@ -4,8 +4,7 @@ import { silentLog } from "../../core/log.ts";
 import { routes } from "../../http/elysia.ts";
 import { createEdge, type Edge } from "../../http/server.ts";
 import { PAGES } from "./pages.ts";
-import { htmlOf, type Section, sectionsOf } from "./render.ts";
-import { manualRoutes } from "./routes.ts";
+import { htmlOf, manualRoutes, type Section, sectionsOf } from "./routes.ts";
 
 let edge: Edge;
 beforeAll(() => {

@@ -21,7 +21,9 @@ import type { ChainLook } from "./chain-look.ts";
 import type { FacilitatorClient } from "./facilitator-client.ts";
 import {
   askedMs,
+  isUnsent,
   needsLook,
+  outcomeBy,
   pauseAfter,
   type SettlementVerdict,
   type SettleOutcome,
@@ -68,15 +70,14 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const span = await beginAttemptSpan(options, open);
   const startedAt = performance.now();
   const told = await client.settle({ ...open, expected: expectedOf(open), span, mayLeave: mark }, stop);
-  const found = needsLook(told, open, askedAt) ? await options.look?.(authorizationOf(open)) : null;
-  const outcome = found ?? told;
+  const found = needsLook(told, open, askedAt) ? await options.look?.(authorizationOf(open)) : undefined;
+  const outcome = outcomeBy(told, found, open);
   meters.settlementTook(performance.now() - startedAt);
   span?.end({ outcome: outcome.kind, ...(outcome.kind !== "collected" && { errorType: outcome.kind }) });
   const now = clock.now();
   // Judged by the time of the request, since the answer may have been on its way for long.
   const verdict = verdictOf(outcome, { ...open, asked_ms: askedMs(open, now) }, askedAt);
-  const wasUnsent = outcome.kind === "unsent" || outcome.kind === "deferred";
-  const next = { now, wasUnsent, at: now + pauseAfter(open.attempts, Math.random()) };
+  const next = { now, outcome: outcome.kind, at: now + pauseAfter(open.attempts, Math.random()) };
   // Wait for a store that is away. Asking again instead is worse: many facilitators answer that they can't collect a
   // payment which they themselves have collected.
   const { call, isClosed } = await untilStored(
@@ -85,7 +86,7 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
     STORE_PAUSE_MS_MOST,
   );
   // Of two replicas that learn the same outcome, the one that closes the payment counts it.
-  if (isClosed || verdict.kind === "open") meters.settlement(shownVerdict(verdict, wasUnsent));
+  if (isClosed || verdict.kind === "open") meters.settlement(shownVerdict(verdict, isUnsent(outcome)));
   tell(log, open, outcome, verdict);
   if (call?.settlement_status === "settled") options.paid(open.tenant, open.agent_id);
 }
@@ -96,7 +97,7 @@ function shownVerdict(verdict: SettlementVerdict, wasUnsent: boolean): Settlemen
   return verdict.reason === "unknown" ? "given_up" : verdict.reason;
 }
 
-/** A part of the trace of its call, whoever accepted that, and when. If its headers can't be read, it begins a trace. */
+/** The span is a part of the trace of its call. If the headers of the call can't be read, the span begins a trace. */
 async function beginAttemptSpan({ traces = null }: AttemptOptions, open: OpenPayment): Promise<Span | null> {
   if (traces === null) return null;
   const { tenant, agent_id: agentId, invocation_id: invocationId, attempts: attempt, facilitator_url } = open;

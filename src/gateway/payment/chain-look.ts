@@ -1,8 +1,8 @@
-// What the chain says of a payment that a facilitator leaves open. The gateway only reads, and believes nodes as the
-// facilitator does: that something did not happen is read at the hash of a block.
+// What the chain says of a payment that a facilitator leaves open. The gateway only reads. That nothing was collected is
+// final, so no single node is believed: all that answer must say so, each at a block of its own after that time.
 
-import type { Chain } from "../../chain/chain.ts";
-import { useBy } from "../../chain/find-use.ts";
+import type { AuthorizationState, Chain } from "../../chain/chain.ts";
+import { type Use, useBy } from "../../chain/find-use.ts";
 import { isPaidBy } from "../../chain/token.ts";
 import { withDeadline } from "../../concurrency/deadline.ts";
 import type { Log } from "../../core/log.ts";
@@ -12,22 +12,27 @@ import type { SettleOutcome } from "./outcome.ts";
 /** Of one look, which a caller may be waiting for. */
 const LOOK_MS = 6_000;
 /** After its time an unused authorization proves that nothing was collected, with some room for the chain's clock. */
-const OVER_SECONDS = 60n;
+const OVER_SECONDS = 60;
 
 /** Null when the chain does not tell yet, or no node answers. */
 export type ChainLook = (authorization: Authorization) => Promise<SettleOutcome | null>;
 
-export function createChainLook(chain: Pick<Chain, "newest" | "isUsed" | "findUse" | "receipt">, log: Log): ChainLook {
+export function createChainLook(chain: Pick<Chain, "states" | "findUse" | "receipt">, log: Log): ChainLook {
   const over = (why: string): SettleOutcome => ({ kind: "declined", definite: true, isFinal: true, why });
 
   async function look(authorization: Authorization): Promise<SettleOutcome | null> {
-    const head = await chain.newest();
-    if (!(await chain.isUsed(authorization, head))) {
-      const isOver = BigInt(head.timestamp) > authorization.validBefore + OVER_SECONDS;
-      return isOver ? over("unused on the chain after its time") : null;
+    const states = await chain.states(authorization);
+    const used = states.filter(({ isUsed }) => isUsed);
+    if (used.length === 0) return isOver(authorization, states) ? over("unused on the chain after its time") : null;
+    // A node that knows of a use may lie behind or ahead of the others, and it is found by one of these heads.
+    for (const { head } of used) {
+      const use = await useBy(chain, authorization, head);
+      if (use !== null) return meaningOf(authorization, use);
     }
-    const use = await useBy(chain, authorization, head);
-    if (use === null) return null;
+    return null;
+  }
+
+  async function meaningOf(authorization: Authorization, use: Use): Promise<SettleOutcome | null> {
     if (use.cancelled) return over("cancelled on the chain");
     const receipt = await chain.receipt(use.hash);
     if (receipt === null) return null;
@@ -43,4 +48,9 @@ export function createChainLook(chain: Pick<Chain, "newest" | "isUsed" | "findUs
       return null;
     }
   };
+}
+
+/** Of an authorization that no node shows as used. */
+function isOver({ validBefore }: Authorization, states: readonly AuthorizationState[]): boolean {
+  return states.length > 0 && states.every(({ head }) => BigInt(head.timestamp - OVER_SECONDS) > validBefore);
 }

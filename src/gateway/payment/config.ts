@@ -1,15 +1,22 @@
-// A tenant's settlement configuration in the database: which facilitator collects its payments, and the credential
-// that is shown to it.
+// A tenant's settlement configuration, from its routes to the database: which facilitator collects its payments, and the
+// credential that is shown to it.
+
+import { type Static, Type } from "@sinclair/typebox";
 import { and, eq, isNotNull } from "drizzle-orm";
+import type { Tables } from "../../../db/schema.ts";
 import type { Caller } from "../../core/caller.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault, invalidField } from "../../core/fault.ts";
 import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import { checkText } from "../../core/text.ts";
+import { formatDateTime } from "../../core/time.ts";
+import { routes } from "../../http/elysia.ts";
+import { bodyReader } from "../../http/input.ts";
+import { operation } from "../../http/openapi.ts";
+import { json } from "../../http/responses.ts";
+import { scopeOf } from "../../http/server.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
-import { NOT_ALLOWED } from "../credentials/service.ts";
-import { holdCredential, mayGoTo } from "../credentials/store.ts";
-import type { SettlementConfigPatch, SettlementConfigRow } from "./model.ts";
+import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 
 const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
   db
@@ -62,7 +69,7 @@ export interface SettlementConfigDeps {
   readonly rules: HostRules;
 }
 
-export function createSettlementConfigService({ store, clock, rules }: SettlementConfigDeps) {
+function createSettlementConfigService({ store, clock, rules }: SettlementConfigDeps) {
   return {
     /** @throws Fault `not_found` */
     async get({ tenant }: Caller): Promise<SettlementConfigRow> {
@@ -130,4 +137,97 @@ async function put(tx: Tx, config: SettlementConfigRow): Promise<void> {
   const { settlementConfigs: t } = tx.tables;
   const { tenant: _tenant, created_at: _created_at, ...changes } = config;
   await tx.db.insert(t).values(config).onConflictDoUpdate({ target: t.tenant, set: changes });
+}
+
+export type SettlementConfigRow = Tables["settlementConfigs"]["$inferSelect"];
+
+const fields = {
+  facilitator_url: Type.String({
+    description: "An https URL and no local or private host; payments are sent to `/settle` below it.",
+  }),
+  facilitator_credential_ref: Type.String({
+    description:
+      "ID of a credential of the tenant. A PEM bundle (client certificate, private key, optionally the server's CA) is the TLS client identity; anything else is sent by its `auth_type`.",
+  }),
+};
+
+const SettlementConfigPatch = Type.Partial(Type.Object(fields), {
+  $id: "SettlementConfigPatch",
+  additionalProperties: false,
+  description: "An absent key leaves the value; the first configuration must give both.",
+});
+type SettlementConfigPatch = Static<typeof SettlementConfigPatch>;
+
+const dateTime = Type.String({ format: "date-time" });
+
+const SettlementConfig = Type.Object(
+  { ...fields, created_at: dateTime, updated_at: dateTime },
+  { $id: "SettlementConfig", additionalProperties: false },
+);
+
+function settlementConfigView(row: SettlementConfigRow): Static<typeof SettlementConfig> {
+  return {
+    facilitator_url: row.facilitator_url,
+    facilitator_credential_ref: row.facilitator_credential_ref,
+    created_at: formatDateTime(row.created_at),
+    updated_at: formatDateTime(row.updated_at),
+  };
+}
+
+const EXAMPLE = {
+  facilitator_url: "https://facilitator.example.com:8443",
+  facilitator_credential_ref: "cred_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
+  created_at: "2026-11-21T10:00:00.000Z",
+  updated_at: "2026-11-21T10:00:00.000Z",
+};
+
+const answer = {
+  status: "ok",
+  description: "The configuration.",
+  schema: SettlementConfig,
+  example: EXAMPLE,
+} as const;
+
+const get = operation({
+  tag: "Settlement",
+  summary: "Read the settlement configuration",
+  responses: [answer],
+  errors: ["not_found"],
+});
+
+const patch = operation({
+  tag: "Settlement",
+  summary: "Configure settlement",
+  description:
+    "From now on payments of the tenant's calls are collected through this facilitator before the call is made. " +
+    "Payments that are open already stay with the facilitator that they were sent to.",
+  body: {
+    schema: SettlementConfigPatch,
+    example: {
+      facilitator_url: EXAMPLE.facilitator_url,
+      facilitator_credential_ref: EXAMPLE.facilitator_credential_ref,
+    },
+  },
+  responses: [answer],
+  errors: ["forbidden", "invalid_request", "payload_too_large"],
+});
+
+const readPatch = bodyReader(SettlementConfigPatch);
+
+export function settlementRoutes(deps: SettlementConfigDeps) {
+  const service = createSettlementConfigService(deps);
+  return routes()
+    .get(
+      "/v1/settlement/config",
+      async ({ request }) => json("ok", settlementConfigView(await service.get(scopeOf(request).caller))),
+      { detail: get },
+    )
+    .patch(
+      "/v1/settlement/config",
+      async ({ request }) => {
+        const body = await readPatch(request);
+        return json("ok", settlementConfigView(await service.patch(scopeOf(request).caller, body)));
+      },
+      { parse: "none", detail: patch },
+    );
 }

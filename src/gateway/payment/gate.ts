@@ -16,7 +16,7 @@ import {
 import { canonicalSignature } from "../../x402/eip3009.ts";
 import type { Payment } from "../../x402/types.ts";
 import { checkRequirements, checkWindow, type SignedBy } from "../../x402/verify.ts";
-import type { RestoreGuard } from "./restore-guard.ts";
+import type { RestoreGuard } from "./restored.ts";
 
 /** How long a payment must still be valid when it comes in: the time that settling takes. */
 const MARGIN_SECONDS = 6;

@@ -2,6 +2,8 @@ import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import {
   askedMs,
+  needsLook,
+  outcomeBy,
   outcomeOf,
   pauseAfter,
   type SettlementWindow,
@@ -170,6 +172,30 @@ describe("a payment", () => {
     expect(verdict(later, { ...UNSURE, valid_before: T / 1000 }, T + HOUR)).toBe("open");
   });
 
+  test("that was put off is looked up on the chain when its time is over, and what that tells decides how it ends", () => {
+    const later: SettleOutcome = { kind: "deferred", why: "" };
+    const window = { ...FIRST, valid_before: T / 1000 };
+    expect([T - 1, T].map((now) => needsLook(later, window, now))).toEqual([false, true]);
+    expect([0, 1].map((asked_ms) => needsLook(UNSENT, { ...window, asked_ms }, T))).toEqual([false, true]);
+    const after = (found: SettleOutcome | null | undefined, changes: Partial<SettlementWindow> = {}) =>
+      verdict(outcomeBy(later, found, { ...window, ...changes }), { ...window, ...changes }, T + HOUR);
+    const over: SettleOutcome = { ...refusal(true), isFinal: true } as SettleOutcome;
+    expect([undefined, null, COLLECTED, over].map((found) => after(found))).toEqual([
+      "expired",
+      "open",
+      "settled",
+      "expired",
+    ]);
+    const unsure = { sent_at: T, unknown_since: T };
+    expect([undefined, null, COLLECTED, over].map((found) => after(found, unsure))).toEqual([
+      "open",
+      "open",
+      "settled",
+      "declined",
+    ]);
+    expect([24 * HOUR - 1, 24 * HOUR].map((asked_ms) => after(null, { asked_ms }))).toEqual(["open", "unknown"]);
+  });
+
   test("ends with its time, and not before, when it never left the gateway", () => {
     const window = { ...FIRST, valid_before: T / 1000 };
     expect(verdict(UNSENT, window, T + 3_999)).toBe("open");
@@ -186,12 +212,14 @@ describe("a payment", () => {
   });
 
   test("counts as asked for only while the gateway asked, whatever a clock did meanwhile", () => {
-    const at = (updated_at: number, unknown_since: number | null = T) =>
-      askedMs({ asked_ms: 1000, unknown_since, updated_at }, T);
+    const at = (updated_at: number, unknown_since: number | null = T, valid_before = T / 1000 + 60) =>
+      askedMs({ asked_ms: 1000, unknown_since, updated_at, valid_before }, T);
     expect(at(T - 60_000)).toBe(61_000);
     expect(at(T - 25 * HOUR)).toBe(601_000);
     expect(at(T + HOUR)).toBe(1000);
     expect(at(T - 60_000, null)).toBe(1000);
+    expect(at(T - 60_000, null, T / 1000 - 1)).toBe(61_000);
+    expect(askedMs({ asked_ms: 0, unknown_since: null, updated_at: 0, valid_before: 0 }, T)).toBe(0);
   });
 
   test("is settled when it was collected, however late that is learned", () => {

@@ -1,6 +1,6 @@
 // What a facilitator's answer to `/settle` means, and what becomes of the payment. Pure. The rule behind both:
 // unknown is never reported as failed, for the money may have moved or may still move.
-import type { JsonAnswer } from "../../http/fetch-json.ts";
+import type { JsonAnswer } from "../../http/client/fetch-json.ts";
 import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
 
@@ -21,10 +21,11 @@ export type SettleOutcome =
       readonly isFinal?: true;
       readonly why: string;
     }
-  /** The facilitator does not take it now, and certainly nothing came of this attempt. */
-  | { readonly kind: "deferred"; readonly why: string }
-  /** Certainly no byte of the payment has left the gateway in this attempt. */
-  | { readonly kind: "unsent"; readonly why: string }
+  /**
+   * `deferred`: the facilitator does not take it now, and says that nothing came of this attempt. `unsent`: certainly no byte
+   * of the payment has left the gateway in this attempt. `isInDoubt`: the chain was asked and does not tell yet.
+   */
+  | { readonly kind: "deferred" | "unsent"; readonly why: string; readonly isInDoubt?: true }
   /** `why` is for the log, in our own words. `isSign`: the facilitator says that the payment is on its way. */
   | { readonly kind: "unknown"; readonly why: string; readonly isSign?: true };
 
@@ -115,25 +116,21 @@ export interface SettlementWindow {
   readonly sent_at: number | null;
   /** Null when no earlier attempt can have reached the facilitator. */
   readonly unknown_since: number | null;
-  /** Milliseconds, this attempt included. */
+  /** Milliseconds, this attempt included. More than 0 once the facilitator has had the payment, or may have. */
   readonly asked_ms: number;
 }
 
 /**
- * How long the facilitator has been asked so far. Time in which the gateway did not run, and time that a clock has
- * jumped over, count little.
+ * How long the facilitator has been asked so far about a payment that is in doubt or whose time is over. Time in which the
+ * gateway did not run, and time that a clock has jumped over, count little.
  *
  * @param now milliseconds, as `updated_at` is
  */
 export function askedMs(
-  {
-    asked_ms,
-    unknown_since,
-    updated_at,
-  }: Pick<SettlementWindow, "asked_ms" | "unknown_since"> & { updated_at: number },
+  { asked_ms, unknown_since, valid_before, updated_at }: Omit<SettlementWindow, "sent_at"> & { updated_at: number },
   now: number,
 ): number {
-  if (unknown_since === null) return asked_ms;
+  if (unknown_since === null && (asked_ms === 0 || now < valid_before * 1000)) return asked_ms;
   return asked_ms + Math.min(Math.max(now - updated_at, 0), ASKING_GAP_MS_MAX);
 }
 
@@ -149,29 +146,52 @@ export function verdictOf(outcome: SettleOutcome, window: SettlementWindow, aske
   const { unknown_since, valid_before, sent_at } = window;
   // An earlier attempt may have left a transaction behind, which can land until the authorization expires.
   const isExpired = askedAt >= valid_before * 1000 + CHAIN_TIME_MARGIN_MS;
-  if ((outcome.kind === "unsent" || outcome.kind === "deferred") && sent_at === null) {
-    return isExpired ? { kind: "refused", reason: "expired" } : { kind: "open" };
-  }
+  const isInDoubt = isUnsent(outcome) && outcome.isInDoubt === true;
+  if (isUnsent(outcome) && sent_at === null && isExpired && !isInDoubt) return { kind: "refused", reason: "expired" };
   const isCertain = unknown_since === null || (isDecline(outcome) && isExpired);
   if (outcome.kind === "declined" && (isCertain || outcome.isFinal)) {
     return { kind: "refused", reason: "declined" };
   }
-  if (unknown_since !== null && window.asked_ms >= ASKED_MS_MAX) return { kind: "refused", reason: "unknown" };
-  return { kind: "open" };
+  const isGivenUp = (unknown_since !== null || isInDoubt) && window.asked_ms >= ASKED_MS_MAX;
+  return isGivenUp ? { kind: "refused", reason: "unknown" } : { kind: "open" };
 }
 
 /**
- * Whether the chain is to be asked: the answer is a sign that the payment may have landed, or its time is over after an
- * attempt that ended unknown.
+ * Whether the chain is to be asked: the answer is a sign that the payment may have landed, or its time is over and the
+ * facilitator has had it.
  */
 export function needsLook(
   outcome: SettleOutcome,
-  { unknown_since, valid_before }: SettlementWindow,
+  { unknown_since, valid_before, asked_ms }: SettlementWindow,
   askedAt: number,
 ): boolean {
   if (outcome.kind === "unknown" && outcome.isSign) return true;
-  if (unknown_since === null || outcome.kind === "collected") return false;
-  return askedAt >= valid_before * 1000 || (outcome.kind === "declined" && outcome.mayHaveLanded === true);
+  if (outcome.kind === "collected") return false;
+  const isOver = askedAt >= valid_before * 1000;
+  if (unknown_since === null)
+    return isOver && (outcome.kind === "deferred" || (outcome.kind === "unsent" && asked_ms > 0));
+  return isOver || (outcome.kind === "declined" && outcome.mayHaveLanded === true);
+}
+
+/**
+ * What an attempt has come to by the facilitator's answer and by what the chain says. A payment that was only ever put
+ * off ends by its time, but for a use that is found, and not while the chain does not tell.
+ *
+ * @param found null when the chain does not tell yet; undefined when it was not asked
+ */
+export function outcomeBy(
+  told: SettleOutcome,
+  found: SettleOutcome | null | undefined,
+  { sent_at }: Pick<SettlementWindow, "sent_at">,
+): SettleOutcome {
+  if (!isUnsent(told) || sent_at !== null) return found ?? told;
+  if (found === null) return { ...told, isInDoubt: true };
+  return found?.kind === "collected" ? found : told;
+}
+
+/** Whether the attempt left the outcome as it was. */
+export function isUnsent(outcome: SettleOutcome): outcome is Extract<SettleOutcome, { kind: "deferred" | "unsent" }> {
+  return outcome.kind === "unsent" || outcome.kind === "deferred";
 }
 
 /** Whether it says that no attempt, an earlier one included, has collected the payment or will. */

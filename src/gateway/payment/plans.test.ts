@@ -45,7 +45,7 @@ async function changes(): Promise<[string, unknown[]][]> {
   });
   const tx = { db, tables: defineSchema(columns.postgres) } as unknown as Tx;
   await lease(tx, OPEN, 6, 7);
-  await postpone(tx, OPEN, { at: 9, now: 8, wasUnsent: false });
+  await postpone(tx, OPEN, { at: 9, now: 8, outcome: "unknown" });
   await mayLeave(tx, OPEN, 8);
   await closeUnsent(tx, { tenant: OPEN.tenant, id: OPEN.invocation_id }, 8);
   return asked;

@@ -14,7 +14,7 @@ import { silentLog } from "../../core/log.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { cleanUp } from "../invocations/retention.ts";
 import { abandon, claim } from "../invocations/service.ts";
-import { createRestoreGuard } from "./restore-guard.ts";
+import { createRestoreGuard } from "./restored.ts";
 import { paymentOf } from "./store.ts";
 
 for (const [name, databaseUrl] of Object.entries(databases)) {

@@ -1,15 +1,13 @@
 // Payments of calls: the check at the gate, the record that is written with the invocation, and the response headers
 // after the settlement. The steps of one paid call, from top to bottom: check, paymentRow, insertPayment (in the write
 // that accepts the call), settle.
-
 import { endsWithin, unlessAborted } from "../../concurrency/deadline.ts";
 import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Store, Tx } from "../../storage/store.ts";
-import type { CallBody } from "../../wire/body.ts";
-import { hashOf } from "../../wire/digest.ts";
-import { paymentResponse, type WireRequirements } from "../../x402/codec.ts";
+import { type CallBody, hashOf } from "../../wire/body.ts";
+import { paymentResponse, settleRequestJson, type WireRequirements } from "../../x402/codec.ts";
 import { authorizationDigest } from "../../x402/eip3009.ts";
 import { ASSET, NETWORK } from "../../x402/kind.ts";
 import type { Payment } from "../../x402/types.ts";
@@ -17,7 +15,7 @@ import type { Verifier } from "../../x402/verifier/verifier.ts";
 import { keyOf } from "../../x402/verify.ts";
 import type { Price } from "../agents/service.ts";
 import type { InvocationKey, InvocationRow } from "../invocations/service.ts";
-import { findSettlementConfig } from "./config.ts";
+import { findSettlementConfig, type SettlementConfigRow } from "./config.ts";
 import {
   baseUrl,
   declined,
@@ -30,12 +28,9 @@ import {
   refused,
   signedPayment,
 } from "./gate.ts";
-import type { SettlementConfigRow } from "./model.ts";
-import { paymentRowOf } from "./new-row.ts";
-import type { RestoreGuard } from "./restore-guard.ts";
+import type { RestoreGuard } from "./restored.ts";
 import type { Settler } from "./settler.ts";
-import { findPayment, isOpen, type PaymentRow, paymentOf } from "./store.ts";
-import { closeIfUnsent } from "./unsent.ts";
+import { closeIfUnsent, findPayment, isOpen, type PaymentRow, paymentOf } from "./store.ts";
 
 const LOOK_AGAIN_MS = 200;
 
@@ -296,3 +291,35 @@ function settledHeaders({ settlement, payment_payer }: InvocationRow, { x402_ver
   const { name, value } = paymentResponse(version, { transaction: tx_hash, payer: payment_payer ?? "" });
   return { [name.toLowerCase()]: value };
 }
+
+/** The row of a payment that was verified, before anything of it has left. */
+function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUntil: number): PaymentRow {
+  const { payment, wire, body_sha256, digest, config } = charge;
+  const { validBefore } = payment.authorization;
+  return {
+    ...keyOf(payment.authorization),
+    tenant: row.tenant,
+    invocation_id: row.id,
+    agent_id: row.agent_id,
+    caller: row.caller,
+    body_sha256,
+    authorization_digest: digest,
+    x402_version: payment.x402Version,
+    valid_before: Number(validBefore > LATEST_SECONDS ? LATEST_SECONDS : validBefore),
+    facilitator_url: config?.facilitator_url ?? null,
+    facilitator_credential_ref: config?.facilitator_credential_ref ?? null,
+    settle_request: config === null ? null : JSON.stringify(settleRequestJson(payment, wire)),
+    attempts: config === null ? 0 : 1,
+    unsent_attempts: 0,
+    sent_at: null,
+    unknown_since: null,
+    asked_ms: 0,
+    call_credential_ref: null,
+    next_attempt_at: config === null ? null : leaseUntil,
+    created_at: now,
+    updated_at: now,
+  };
+}
+
+/** Later than any clock of ours will ever show, and exact as a number. */
+const LATEST_SECONDS = 9_000_000_000_000n;

@@ -12,8 +12,11 @@ import {
 import { Fault } from "../../core/fault.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
 import type { SettleOutcome } from "./outcome.ts";
-import type { SettlerOptions } from "./settler.ts";
-import { paymentOf } from "./store.ts";
+import { createSettlementLimits, type SettlementPermit, type SettlerOptions } from "./settler.ts";
+import { mayLeave, type OpenPayment, paymentOf } from "./store.ts";
+
+/** As a facilitator that answers 403. */
+const REFUSED: SettleOutcome = { kind: "declined", definite: false, why: "" };
 
 for (const [name, databaseUrl] of Object.entries(databases)) {
   describe(`on ${name}`, () => {
@@ -140,6 +143,33 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.stop(0);
     });
 
+    test("an attempt that was paused before it sent its payment makes the decline of a later one no final one", async () => {
+      await store().write((tx) => tx.db.delete(tx.tables.payments));
+      const tenant = await configured();
+      const { key, payment } = await recorded(
+        replica(() => UNKNOWN),
+        await priced(tenant),
+      );
+      clock.time += LEASE_MS;
+      let isLeased = false;
+      // Another replica has read the payment and is about to lease it when the paused attempt goes on.
+      const late: Store = {
+        ...store(),
+        async write(work) {
+          if (!isLeased)
+            expect(await store().write((tx) => mayLeave(tx, payment as OpenPayment, clock.now()))).toBe(true);
+          isLeased = true;
+          return store().write(work);
+        },
+      };
+      const at = replica(() => REFUSED, { store: late });
+      at.settler.start();
+      await until(() => at.attempts() === 1);
+      await at.settler.stop(5_000);
+      expect(await shown(key)).toEqual(["pending", null, "pending"]);
+      expect((await paymentOf(store().read, tenant, key.id))?.unknown_since).not.toBeNull();
+    });
+
     test("an attempt that another replica has overtaken refuses nothing, and may collect", async () => {
       const tenant = await configured();
       for (const [outcome, expected] of [
@@ -261,3 +291,44 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
     });
   });
 }
+
+const fill = (take: () => SettlementPermit | null) => {
+  const places: SettlementPermit[] = [];
+  for (let place = take(); place !== null; place = take()) places.push(place);
+  return places;
+};
+
+describe("the limits of settlements", () => {
+  test("put off a tenant with too many under way, and nobody else, until some have ended", () => {
+    const room = createSettlementLimits();
+    const places = fill(() => (room.isCrowded("t") ? null : room.enter("t")));
+    expect(places.length).toBe(3584);
+    expect(room.isCrowded("u")).toBe(false);
+    places[0]?.release();
+    expect(room.isCrowded("t")).toBe(false);
+  });
+
+  test("are shares by tenant in the background, bounded for a facilitator and in all, and come back", () => {
+    const room = createSettlementLimits();
+    let serial = 0;
+    const own = fill(() => (serial < 200 ? room.take("a", `own-${++serial}`) : null));
+    expect([own.length, room.ofTenant("a")]).toEqual([112, 0]);
+    for (const place of own) place.release();
+    const stuck = fill(() => room.take("b", "shared"));
+    expect(stuck.length).toBe(28);
+    const others = ["c", "d", "e"].map((tenant) => fill(() => room.take(tenant, "shared")).length);
+    expect(Math.min(...others)).toBeGreaterThan(0);
+    for (const place of stuck) place.release();
+    expect(fill(() => room.take("c", "shared")).length).toBeGreaterThan(10);
+    expect(room.take("b", "another")).not.toBeNull();
+  });
+
+  test("are few at a facilitator that lets attempts run out of time, until one ends in time", () => {
+    const room = createSettlementLimits();
+    room.learn("one", false);
+    const few = fill(() => room.take("a", "one"));
+    expect([few.length, fill(() => room.take("a", "two")).length]).toEqual([2, 28]);
+    room.learn("one", true);
+    expect(fill(() => room.take("b", "one")).length).toBeGreaterThan(20);
+  });
+});

@@ -1,15 +1,13 @@
 // Decides when a recorded payment is attempted: once before its call is answered, and while the outcome is unknown,
 // again in the background until it is certain. The database holds the open payments. Each attempt leases its payment,
 // so that after a crash it is tried again, here or on another replica.
-
 import { endsWithin } from "../../concurrency/deadline.ts";
+import { createFairShare, type FairShare } from "../../concurrency/fair-share.ts";
 import { type Poll, poll } from "../../concurrency/poll.ts";
 import { type AttemptOptions, attemptSettlement, shown } from "./attempt.ts";
 import { PAUSE_MS_MOST } from "./outcome.ts";
-import type { RestoreGuard } from "./restore-guard.ts";
-import { createSettlementLimits } from "./settlement-limits.ts";
-import { dueOf, makeDue, type OpenPayment, postpone, tenantsWithOpen } from "./store.ts";
-import { leaseUnlessOver } from "./unsent.ts";
+import type { RestoreGuard } from "./restored.ts";
+import { dueOf, leaseUnlessOver, makeDue, type OpenPayment, postpone, tenantsWithOpen } from "./store.ts";
 
 /** After an attempt in this process; and for what another one has left, which becomes due when nobody here knows. */
 const [LOOK_MS, LOOK_MS_MOST] = [250, 2_000];
@@ -170,7 +168,7 @@ async function isPutOff({ store, clock, guard }: SettlerOptions, seen: OpenPayme
   const end = seen.valid_before * 1000 + EXPIRED_MARGIN_MS;
   if (!guard.mayBeOlder(seen.valid_before) || now > end) return false;
   const at = Math.min(end, now + PAUSE_MS_MOST);
-  await store.write((tx) => postpone(tx, seen, { at, now, wasUnsent: false }));
+  await store.write((tx) => postpone(tx, seen, { at, now, outcome: "unknown" }));
   return true;
 }
 
@@ -183,5 +181,77 @@ function createFarOffSearch({ store, clock }: Pick<SettlerOptions, "store" | "cl
     const now = clock.now();
     const latest = Math.max(leaseUntil(), now + PAUSE_MS_MOST) + FAR_OFF_MARGIN_MS;
     await makeDue(store, now, latest);
+  };
+}
+
+// Limits of settlements under way, shared fairly by tenant: in all, in the background, and in the background at one
+// facilitator. A facilitator that let its last attempt time out gets few places, so that it can't hold up the others.
+
+/** Each holds two connections, the caller's and the facilitator's, for as long as the facilitator is silent. */
+const UNDER_WAY_MAX = 4096;
+const IN_BACKGROUND_MAX = 128;
+const FACILITATOR_MAX = 32;
+const TROUBLED_MAX = 2;
+/** Facilitators in trouble that are remembered. Beyond it the oldest is forgotten and gets another chance. */
+const TROUBLED_KEPT_MAX = 10_000;
+
+export interface SettlementPermit {
+  release(): void;
+}
+
+export function createSettlementLimits() {
+  const underWay = createFairShare({ size: UNDER_WAY_MAX });
+  const background = createFairShare({ size: IN_BACKGROUND_MAX });
+  /** Many tenants share a facilitator, and one tenant's waiting payments must not keep the others out. */
+  const byFacilitator = new Map<string, FairShare>();
+  const troubled = new Set<string>();
+
+  function takeAt(facilitator: string, tenant: string): FairShare | null {
+    const places = byFacilitator.get(facilitator) ?? createFairShare({ size: FACILITATOR_MAX });
+    const isTried = troubled.has(facilitator) && FACILITATOR_MAX - places.free >= TROUBLED_MAX;
+    if (isTried || places.take(tenant) !== null) return null;
+    byFacilitator.set(facilitator, places);
+    return places;
+  }
+
+  return {
+    /** Counts a settlement of the tenant, in the background or not. */
+    enter(tenant: string): SettlementPermit {
+      // What was accepted is attempted, whether or not there is room for more.
+      const isCounted = underWay.take(tenant) === null;
+      return { release: () => isCounted && underWay.giveBack(tenant) };
+    },
+    /** Whether the tenant has as many settlements under way as it may have. */
+    isCrowded: (tenant: string) => underWay.roomOf(tenant) === 0,
+    full: () => background.free === 0,
+    /** Places in the background that a tenant may still take. */
+    ofTenant: (tenant: string) => background.roomOf(tenant),
+    /** A place in the background, or null when there is none. */
+    take(tenant: string, facilitator: string): SettlementPermit | null {
+      const places = takeAt(facilitator, tenant);
+      if (places === null) return null;
+      const giveBack = () => {
+        places.giveBack(tenant);
+        if (places.free === FACILITATOR_MAX) byFacilitator.delete(facilitator);
+      };
+      if (background.take(tenant) !== null) {
+        giveBack();
+        return null;
+      }
+      return {
+        release() {
+          background.giveBack(tenant);
+          giveBack();
+        },
+      };
+    },
+    /** Whether the facilitator's last attempt ended before its time was over. */
+    learn(facilitator: string, inTime: boolean) {
+      troubled.delete(facilitator);
+      if (inTime) return;
+      troubled.add(facilitator);
+      const [oldest] = troubled;
+      if (troubled.size > TROUBLED_KEPT_MAX && oldest !== undefined) troubled.delete(oldest);
+    },
   };
 }

@@ -3,9 +3,13 @@
 // an authorization can be used once by anyone.
 import { and, asc, eq, exists, gt, isNotNull, isNull, lte, notExists, notInArray, type SQL, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
+import type { Call } from "../../core/call.ts";
+import { isEnded } from "../../core/states.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
-import { askedMs } from "./outcome.ts";
+import { usedAtInTurns } from "../credentials/service.ts";
+import { type InvocationKey, refuseSettlement } from "../invocations/service.ts";
+import { askedMs, type SettleOutcome } from "./outcome.ts";
 
 export type PaymentRow = Tables["payments"]["$inferSelect"];
 
@@ -154,19 +158,19 @@ function refusal({ db, tables: { payments: t, refusedCalls: r } }: Tx) {
 /**
  * The attempt has left no certain outcome.
  *
- * @param wasUnsent certainly nothing came of it: it sent nothing, or the facilitator did not take it
  * @returns false when the outcome is known, or another replica has taken the payment for an attempt of its own since
  */
 export async function postpone(
   tx: Tx,
   open: OpenPayment,
-  { at, now, wasUnsent }: { readonly at: number; readonly now: number; readonly wasUnsent: boolean },
+  { at, now, outcome }: { readonly at: number; readonly now: number; readonly outcome: SettleOutcome["kind"] },
 ): Promise<boolean> {
+  const asked_ms = askedMs(open, now);
   return changed(tx, isOwnAttempt(tx, open), {
     next_attempt_at: at,
-    asked_ms: askedMs(open, now),
+    asked_ms: outcome === "deferred" ? Math.max(asked_ms, 1) : asked_ms,
     updated_at: now,
-    ...(wasUnsent
+    ...(outcome === "unsent" || outcome === "deferred"
       ? { unsent_attempts: open.unsent_attempts + 1, sent_at: open.sent_at }
       : { sent_at: open.sent_at ?? now, unknown_since: open.unknown_since ?? now }),
   });
@@ -270,3 +274,61 @@ export async function makeDue(store: Store, now: number, after: number): Promise
     await tx.db.update(t).set({ next_attempt_at: now }).where(isLater);
   });
 }
+
+/**
+ * Closes the payment of a call that ended before anything of the payment was sent: it is never sent. In the write that ends
+ * the call, or later. False when the payment may have left: then it stays open.
+ */
+export async function closeIfUnsent(tx: Tx, key: InvocationKey, now: number): Promise<boolean> {
+  const attempts = await closeUnsent(tx, key, now);
+  if (attempts === null) return false;
+  await refuseSettlement(tx, key, JSON.stringify({ attempts, reason: "cancelled" }), now);
+  return true;
+}
+
+/** Takes a due payment for another attempt, like `lease`. If its call has ended and nothing was sent, it is closed. */
+export async function leaseUnlessOver(
+  tx: Tx,
+  seen: OpenPayment,
+  now: number,
+  until: number,
+): Promise<OpenPayment | null> {
+  const key = { tenant: seen.tenant, id: seen.invocation_id };
+  const isOver = seen.sent_at === null && (await isCallOver(tx, key)) && (await closeIfUnsent(tx, key, now));
+  return isOver ? null : lease(tx, seen, now, until);
+}
+
+async function isCallOver({ db, tables: { invocations: t } }: Tx, { tenant, id }: InvocationKey): Promise<boolean> {
+  const [row] = await db
+    .select({ status: t.status })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), eq(t.id, id)));
+  return row !== undefined && isEnded(row.status);
+}
+
+// Paid calls that are still to be made and need a credential. Their callers paid because the calls can be made, so until
+// then the credential is neither deleted nor kept from their hosts.
+
+export async function paidCallNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
+  const { payments: t } = reader.tables;
+  const calls = await reader.db
+    .select({ nonce: t.nonce })
+    .from(t)
+    .where(and(eq(t.tenant, tenant), eq(t.call_credential_ref, id)))
+    .limit(1);
+  return calls.length > 0;
+}
+
+/** What of them goes to a URL that is not allowed, for its tenant; null when nothing does. */
+export const paidCallShutOut = usedAtInTurns({
+  pageAfter: ({ db, tables: { payments: t, openInvocations: open } }, { tenant, credentialId }, after, limit) =>
+    db
+      .select({ id: t.invocation_id, call: open.call })
+      .from(t)
+      .innerJoin(open, and(eq(open.tenant, t.tenant), eq(open.id, t.invocation_id)))
+      .where(and(eq(t.tenant, tenant), eq(t.call_credential_ref, credentialId), gt(t.invocation_id, after)))
+      .orderBy(t.invocation_id)
+      .limit(limit),
+  urlOf: ({ call }) => (JSON.parse(call) as Call).url,
+  nameOf: ({ id }) => `a paid call that is still to be made (${id})`,
+});

@@ -33,7 +33,7 @@ interface StoredPolicy {
   readonly version: number;
   readonly default: PolicyAction;
   readonly on_error: PolicyAction;
-  /** As they are stored. */
+  /** In their stored form. */
   readonly rules: string;
   readonly updated_at: number;
 }
@@ -50,14 +50,14 @@ interface CachedPolicy {
   readonly until: number;
 }
 
-/** `failed` when it cannot be read now: with what it was when it last could, or null when it never could. */
+/** `failed` when the policy can't be read now; `last` is the policy that was read last, null when none ever was. */
 export type PolicyLookup =
   | { readonly failed: false; readonly policy: KnownPolicy | null }
   | { readonly failed: true; readonly last: KnownPolicy | null; readonly cause: unknown };
 
 const INPUT = inputRows<string>({ tenant: ["text", (tenant) => tenant] });
 
-/** Null when the tenant has no policy. Of many tenants at once, since each one's is looked at every second. */
+/** Null when the tenant has no policy. Many tenants are read at once, since each policy is looked at every second. */
 const versionLookUp: Command<string, number | null> = {
   name: "policy",
   kind: "look_up",
@@ -85,14 +85,14 @@ const policyQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
     .where(eq(t.tenant, bind(t.tenant, "tenant"))),
 );
 
-interface Options {
+interface PolicyCacheOptions {
   readonly store: Pick<Store, "execute" | "read">;
   readonly log: Log;
   /** Milliseconds of a clock that never goes back. */
   readonly now?: () => number;
 }
 
-export function createPolicyCache({ store, log, now = () => performance.now() }: Options) {
+export function createPolicyCache({ store, log, now = () => performance.now() }: PolicyCacheOptions) {
   const known = boundedCache<string, CachedPolicy>(BYTES_MAX);
   const reading = new Map<string, Promise<CachedPolicy>>();
   const forgotten = new WeakSet<Promise<CachedPolicy>>();
@@ -122,10 +122,10 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
     }
   }
 
-  /** One shared read for all requests at the same time, unless the policy changed since the read began. */
+  /** Shares one read among all requests at the same time, unless the policy changed since the read began. */
   function readOnce(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
-    const underWay = reading.get(tenant);
-    if (underWay !== undefined) return underWay;
+    const inFlight = reading.get(tenant);
+    if (inFlight !== undefined) return inFlight;
     const own = read(tenant, last)
       .then((entry) => {
         if (reading.get(tenant) === own) known.set(tenant, entry, entry.weight);
@@ -138,14 +138,14 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
     return own;
   }
 
-  /** A policy that was put during the read, or during the wait for a turn, is newer. */
+  /** A policy that was put while this one was read or waited for is newer. */
   function newestOf(tenant: string, { policy }: CachedPolicy): KnownPolicy | null {
     const put = known.get(tenant)?.policy ?? null;
     return (put?.version ?? 0) > (policy?.version ?? 0) ? put : policy;
   }
 
   async function lookUp(tenant: string, last: CachedPolicy | undefined): Promise<PolicyLookup> {
-    // The time limit is for the read only, not for the wait for a turn.
+    // The time limit is for the read only, not for the wait that lets other requests go first.
     const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(READ_MS_MAX, entry) : entry);
     const shared = reading.get(tenant);
     try {
@@ -168,7 +168,7 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
       const last = known.get(tenant);
       return isFresh(last) ? { failed: false, policy: last.policy } : lookUp(tenant, last);
     },
-    /** Begins to read it for a `find` that follows, which tells what fails. */
+    /** Begins to read the policy for a `find` that follows, which reports a failure. */
     readAhead(tenant: string): void {
       const last = known.get(tenant);
       if (!isFresh(last) && !reading.has(tenant)) readOnce(tenant, last).catch(() => {});
@@ -188,8 +188,8 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
     },
     /** To be called when it is unknown whether a policy has been put. */
     forget(tenant: string) {
-      const underWay = reading.get(tenant);
-      if (underWay !== undefined) forgotten.add(underWay);
+      const inFlight = reading.get(tenant);
+      if (inFlight !== undefined) forgotten.add(inFlight);
       reading.delete(tenant);
       const last = known.get(tenant);
       if (last !== undefined) known.set(tenant, { ...last, until: Number.NEGATIVE_INFINITY }, last.weight);

@@ -46,7 +46,7 @@ const insertTogether = (rows: number) =>
           reason: sql.placeholder(`reason${at}`),
         })),
       )
-      // A commit whose answer was lost is made again.
+      // A commit whose answer was lost is repeated.
       .onConflictDoNothing(),
   );
 
@@ -81,13 +81,13 @@ export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: De
   const buffer: DecisionRow[] = [];
   let running = false;
   let closed = false;
-  /** How many were put into the buffer, and how many of those have left it. */
+  /** Decisions that were put into the buffer, and how many of these have left it. */
   let put = 0;
   let stored = 0;
-  /** Resolves when the current try ends. */
-  let turn: Promise<void> = Promise.resolve();
+  /** Resolves when the current attempt ends. */
+  let attempt: Promise<void> = Promise.resolve();
 
-  /** One try at the oldest ones. */
+  /** One attempt to store the oldest decisions. */
   async function writeSome(): Promise<void> {
     let group: readonly DecisionRow[] = [];
     await store.write((tx) => {
@@ -103,14 +103,14 @@ export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: De
     let pause = PAUSE_MS_MIN;
     while (buffer.length > 0 && !closed) {
       const trying = writeSome();
-      turn = trying.catch(() => {});
+      attempt = trying.catch(() => {});
       try {
         await trying;
         pause = PAUSE_MS_MIN;
       } catch (error) {
         log.warn("policy_decisions_delayed", { buffered: buffer.length, error });
-        turn = Bun.sleep(pause);
-        await turn;
+        attempt = Bun.sleep(pause);
+        await attempt;
         pause = Math.min(pause * 2, PAUSE_MS_MAX);
       }
     }
@@ -120,7 +120,7 @@ export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: De
   async function settle(ms: number): Promise<void> {
     const until = put;
     const done = async () => {
-      while (stored < until && !closed) await turn;
+      while (stored < until && !closed) await attempt;
     };
     // Ignores the time limit's error: decisions that are not stored yet stay in the buffer.
     await within(ms, done()).catch(() => {});
@@ -128,8 +128,8 @@ export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: De
 
   return {
     /**
-     * Records decisions of one tenant: each deny before it resolves, any other soon after it returns, which it does at once. Those of the
-     * messages of one batch come together, and are one write: a request has no more of the store's places than that.
+     * Records decisions of one tenant: a deny is durable when this resolves; any other decision is written soon after. The
+     * decisions on the messages of one batch are one write, so that a request takes one slot of the store.
      *
      * @throws Fault `unavailable`, as rejection, when the store can't take them now
      */
@@ -144,12 +144,11 @@ export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: De
         running = true;
         void actFor(null, writeAll);
       }
-      const [one] = first;
-      if (one !== undefined) return store.write((tx) => insertAll(tx, first));
+      if (first.length > 0) return store.write((tx) => insertAll(tx, first));
     },
     /** Resolves when what was recorded until now can be read, or `ms` have passed. */
     settle,
-    /** The same for the last time. Decisions that can't be stored within `ms` are lost, and logged as lost. */
+    /** Settles for the last time. Decisions that can't be stored within `ms` are lost, and logged as lost. */
     async close(ms: number) {
       await settle(ms);
       closed = true;
@@ -171,7 +170,7 @@ export const DECISIONS: TimedTable = {
   kept: null,
 };
 
-/** Removes the decisions that are older than `days`; 0 keeps all. What the database can't drop goes in small groups. */
+/** Removes the decisions that are older than `days`; 0 keeps all. Rows that no drop of a period covers go in small groups. */
 export async function removeOldDecisions(store: Store, clock: Clock, days: number): Promise<void> {
   if (days === 0) return;
   const time = await store.periods.drop(DECISIONS, clock.now() - days * DAY_MS);

@@ -1,6 +1,6 @@
 // The policy document on the wire and in the store: its schema, and what its texts may hold. Pure. A stored document is
-// checked by the same rules when it is read, so that one of a newer program, or a damaged one, is an error and never a
-// policy with fewer rules.
+// checked by the same rules when it is read, so that a document of a newer program, or a damaged one, is an error and never
+// a policy with fewer rules.
 import { type Static, Type } from "@sinclair/typebox";
 import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { createPace } from "../../concurrency/pace.ts";
@@ -115,12 +115,12 @@ function workOf({ match: { agents = [], tools = [] } }: Rule): number {
 }
 
 function checkRule({ match: { agents = [], tools = [] } }: Rule, field: string): void {
-  for (const [place, agent] of agents.entries()) {
-    checkEntry(`${field}.agents.${place}`, agent, agent, "must not contain *, which only tools may end with");
+  for (const [at, agent] of agents.entries()) {
+    checkEntry(`${field}.agents.${at}`, agent, agent, "must not contain *, which only tools may end with");
   }
-  for (const [place, tool] of tools.entries()) {
+  for (const [at, tool] of tools.entries()) {
     const plain = tool.endsWith("*") ? tool.slice(0, -1) : tool;
-    checkEntry(`${field}.tools.${place}`, tool, plain, "must have * only once, at its end");
+    checkEntry(`${field}.tools.${at}`, tool, plain, "must have * only once, at its end");
   }
 }
 
@@ -146,25 +146,23 @@ export function* formatRules(rules: readonly Rule[]): Steps<string> {
 
 const storedRule = TypeCompiler.Compile(Rule);
 
-class UnknownRules extends Error {}
-
 /**
  * Rules in their stored form.
  *
- * @throws an Error of any kind when this program does not understand all of them
+ * @throws Error when this program does not understand all of them
  */
 export function* parseRules(stored: string): Steps<Rule[]> {
   const pace = createPace();
   const rules: Rule[] = [];
   if (stored === "[]") return rules;
-  if (!stored.startsWith("[") || !stored.endsWith("]")) throw new UnknownRules("stored rules that are no list");
+  if (!stored.startsWith("[") || !stored.endsWith("]")) throw new Error("stored rules that are no list");
   for (const line of stored.slice(1, -1).split(BETWEEN_RULES)) {
     // One rule, or several rules of a document that was stored before the form had line breaks.
     const parsed: unknown[] = JSON.parse(`[${line}]`);
-    if (parsed.length === 0) throw new UnknownRules("stored rules with a gap");
+    if (parsed.length === 0) throw new Error("stored rules with a gap");
     for (const rule of parsed) {
       if (rules.length === POLICY_RULES_MAX || !storedRule.Check(rule)) {
-        throw new UnknownRules("stored rules of a form that this program does not know");
+        throw new Error("stored rules of a form that this program does not know");
       }
       checkRule(rule, "rules");
       rules.push(rule);

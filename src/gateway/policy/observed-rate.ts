@@ -2,22 +2,27 @@
 // is counted for every caller, whether or not a rule asks for it, since a policy that is put now judges by the
 // minute before it. Exact to the millisecond: a call 60,000 ms ago is not counted any more, so that a caller who
 // calls evenly N times a minute is observed at N. Calls of one millisecond share an entry, so a caller's memory
-// is bounded at any rate. Each replica counts what it sees itself; from when a rule asks for the rate, several count
-// together (shared-rate.ts), and each adds the calls that it saw by itself before.
+// is bounded at any rate.
+//
+// Each replica counts in memory what it sees itself. Once a rule asks for the rate, the replicas count the caller together,
+// in rows of the database, and each adds the calls that it counted in memory before.
 
+import { createGathering } from "../../concurrency/gathered.ts";
 import { tenantCache } from "../../concurrency/tenant-cache.ts";
+import { within } from "../../storage/failures.ts";
+import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCounter, type Store } from "../../storage/store.ts";
 
 export const RATE_WINDOW_MS = 60_000;
-/** Callers that are kept. Beyond its share a tenant loses some of its own, which are then counted from zero. */
+/** Callers in memory. A tenant beyond its share loses some of its own, which are then counted from zero. */
 const CALLERS_MAX = 200_000;
 
 /** The calls of one caller, oldest first: entry i says that `counts[i]` of them came at `times[i]`. */
-interface Calls {
+interface CallTimes {
   times: number[];
   counts: number[];
   /** The first entry that is not too old. */
   first: number;
-  /** Of the entries from the first one on. */
+  /** The sum of the counts from the first entry on. */
   total: number;
 }
 
@@ -25,9 +30,9 @@ interface Calls {
  * @param now milliseconds of a clock that never goes back
  */
 export function createCallRates(now: () => number = () => performance.now(), callersMax: number = CALLERS_MAX) {
-  const known = tenantCache<string, Calls>(callersMax);
+  const known = tenantCache<string, CallTimes>(callersMax);
 
-  function callsOf(tenant: string, key: string): Calls {
+  function callsOf(tenant: string, key: string): CallTimes {
     const kept = known.get(key);
     if (kept !== undefined) return kept;
     const calls = { times: [], counts: [], first: 0, total: 0 };
@@ -55,7 +60,7 @@ export function createCallRates(now: () => number = () => performance.now(), cal
   };
 }
 
-function add(calls: Calls, at: number): void {
+function add(calls: CallTimes, at: number): void {
   const last = calls.times.length - 1;
   calls.total += 1;
   if (calls.times[last] === at) {
@@ -67,7 +72,7 @@ function add(calls: Calls, at: number): void {
 }
 
 /** Drops what came at `until` or before. */
-function forget(calls: Calls, until: number): void {
+function forget(calls: CallTimes, until: number): void {
   const { times, counts } = calls;
   while (calls.first < times.length && (times[calls.first] ?? 0) <= until) {
     calls.total -= counts[calls.first] ?? 0;
@@ -79,4 +84,175 @@ function forget(calls: Calls, until: number): void {
     calls.counts = counts.slice(calls.first);
     calls.first = 0;
   }
+}
+
+interface CallsOfCaller {
+  readonly tenant: string;
+  readonly agentId: string;
+  readonly user: string;
+  /** New calls. */
+  readonly count: number;
+}
+
+const WINDOW = RATE_WINDOW_MS * 1000;
+/** A clock that was set back by more restarts the minute. A smaller difference could be that of two servers' clocks. */
+const BACK_MAX = 1_000_000;
+
+const INPUT = inputRows<CallsOfCaller>({
+  tenant: ["text", ({ tenant }) => tenant],
+  agent_id: ["text", ({ agentId }) => agentId],
+  user_name: ["text", ({ user }) => user],
+  count: ["bigint", ({ count }) => count],
+});
+
+const callerOf = (agentId: unknown, user: unknown) => `${agentId} ${user}`;
+
+/**
+ * The statement that counts calls, to the microsecond of the server's clock, and gives how many there were in the last
+ * minute with them. A row for each caller counts all of its calls, and a row for each time it called says how many those
+ * were by then. The calls of the last minute are all calls less those counted in the newest row that is older, so a call
+ * costs the same at any rate. While the statement waits for the row of a caller, others may add calls that it does not see,
+ * but none that is over a minute old, and it only looks for those.
+ *
+ * @param now what gives the time in microseconds; for tests
+ */
+export function countCalls(now: string = NOW_MICROSECONDS): SharedCounter<CallsOfCaller, number> {
+  return {
+    name: "calls",
+    kind: "counter",
+    tenantOf: ({ tenant }) => tenant,
+    bytesOf: () => 192,
+    // A statement changes a row once.
+    keyOf: ({ agentId, user }) => callerOf(agentId, user),
+    postgres: {
+      text: `with called as (
+          insert into caller_rates as c (tenant, agent_id, user_name, at, counted, gone, added)
+          select tenant, agent_id, user_name, ${now}, count, 0, count
+          from ${INPUT.source}
+          order by tenant collate "C", agent_id collate "C", user_name collate "C"
+          on conflict (tenant, agent_id, user_name) do update set (at, counted, gone, added) = (
+            select next.at, c.counted + excluded.added,
+              case when next.at < c.at or next.at - ${WINDOW} >= c.at then c.counted
+                else greatest(c.gone, (
+                  select max(l.counted) from caller_calls l
+                  where l.tenant = c.tenant and l.agent_id = c.agent_id and l.user_name = c.user_name
+                    and l.at > c.at - ${WINDOW} and l.at <= next.at - ${WINDOW}))
+              end,
+              excluded.added
+            from (select ${now} as now) as clock,
+              lateral (
+                select case when clock.now < c.at - ${BACK_MAX} then clock.now else greatest(clock.now, c.at + 1) end as at
+              ) as next
+          )
+          returning tenant, agent_id, user_name, at, counted, gone
+        ), logged as (
+          insert into caller_calls as l (tenant, agent_id, user_name, at, counted)
+          select tenant, agent_id, user_name, at, counted from called
+          on conflict (tenant, agent_id, user_name, at) do update set counted = greatest(l.counted, excluded.counted)
+        )
+        select agent_id, user_name, counted - gone as rate from called`,
+      valuesOf: INPUT.values,
+      outputsOf(inputs, rows) {
+        const rates = new Map(rows.map((row) => [callerOf(row["agent_id"], row["user_name"]), Number(row["rate"])]));
+        return inputs.map(({ agentId, user }) => rates.get(callerOf(agentId, user)) ?? Number.NaN);
+      },
+    },
+  };
+}
+
+const ROWS_AT_ONCE = 1_000;
+/** A caller may look for a call until the call has been outside of the window for as long as the window is. */
+const KEPT = 3 * WINDOW;
+
+/**
+ * Deletes calls that nobody looks for any more, and those that a wrong clock has left in the future. A locked row is skipped,
+ * so that the statement never waits while it holds rows. Both ends of the index are read in its order, and no further:
+ * millions may have gathered.
+ */
+const forgetCalls: SharedCounter<null, number> = {
+  name: "forget calls",
+  kind: "counter",
+  tenantOf: () => FOR_ALL,
+  bytesOf: () => 0,
+  postgres: {
+    text: `with clock as materialized (select (extract(epoch from statement_timestamp()) * 1000000)::bigint as now), old as (
+        delete from caller_calls where ctid = any(
+          array(
+            select ctid from caller_calls where at < (select now from clock) - ${KEPT}
+            order by at limit ${ROWS_AT_ONCE} for update skip locked)
+          || array(
+            select ctid from caller_calls where at > (select now from clock) + ${WINDOW}
+            order by at desc limit ${ROWS_AT_ONCE} for update skip locked))
+        returning tenant, agent_id, user_name
+      ), idle as (
+        delete from caller_rates where ctid = any(array(
+          select c.ctid from caller_rates c
+          where (c.tenant, c.agent_id, c.user_name) in (select tenant, agent_id, user_name from old)
+            and (c.at < (select now from clock) - ${KEPT} or c.at > (select now from clock) + ${WINDOW})
+          for update skip locked))
+      )
+      select count(*) as rows from old`,
+    valuesOf: () => [],
+    outputsOf: (inputs, [row]) => inputs.map(() => Number(row?.["rows"])),
+  },
+};
+
+/** Removes the calls that no rate counts any more, and says how many. */
+export async function removeOldCalls(execute: Store["execute"]): Promise<number> {
+  let removed = 0;
+  for (let rows = ROWS_AT_ONCE; rows >= ROWS_AT_ONCE; removed += rows) {
+    rows = await execute(forgetCalls, null);
+  }
+  return removed;
+}
+
+type CallingUser = Omit<CallsOfCaller, "count">;
+
+/** When a time-out comes this late, the process stood still, and the result may be there already. */
+const STOOD_STILL_MS = 250;
+
+/** Asks the database for all of the replica's waiting calls of a caller at once. */
+function createSharedCallRates(execute: Store["execute"]) {
+  const counting = countCalls();
+  const questions = createGathering(async (caller: CallingUser, count) => {
+    const rate = await execute(counting, { ...caller, count });
+    return (index) => rate - count + index + 1;
+  });
+  return (caller: CallingUser): Promise<number> => questions.join(`${caller.agentId} ${caller.user}`, caller);
+}
+
+/** The outcome of `work`, unless that takes more than `ms` of the time in which this process is at work. */
+async function inTime<T>(ms: number, work: Promise<T>): Promise<T> {
+  const startedAt = performance.now();
+  try {
+    return await within(ms, work);
+  } catch (error) {
+    if (performance.now() - startedAt < ms + STOOD_STILL_MS) throw error;
+    return within(ms, work);
+  }
+}
+
+/** @param now milliseconds of a clock that never goes back */
+export function createObservedRates({ isShared, execute }: Pick<Store, "isShared" | "execute">, now?: () => number) {
+  const own = createCallRates(now);
+  const shared = isShared ? createSharedCallRates(execute) : null;
+  return {
+    /**
+     * Counts a call and gives the rate with it: at once, if nobody asks for what other replicas have counted. Calls that
+     * were counted here alone, before there was a rule, are part of the rate.
+     *
+     * @param sharedMsMax how long it may take to count the call in the database; null: nobody asks for that
+     * @throws Fault `unavailable`, as rejection, when the call can't be counted in the database
+     */
+    observe({ tenant, agentId, user }: CallingUser, sharedMsMax: number | null): Bun.MaybePromise<number> {
+      if (shared === null || sharedMsMax === null) return own.observe(tenant, agentId, user);
+      return inTime(sharedMsMax, shared({ tenant, agentId, user })).then(
+        (rate) => rate + own.observed(agentId, user),
+        (error) => {
+          own.observe(tenant, agentId, user);
+          throw error;
+        },
+      );
+    },
+  };
 }

@@ -1,17 +1,157 @@
-// The HTTP side of policy: reads requests, calls the service, shows the document and the decisions.
-import { POLICY_ENTRY_CHARACTERS_MAX } from "../../core/limits.ts";
+// The HTTP side of policy: its operations, and the shapes on the wire other than the document itself.
+
+import { type Static, Type } from "@sinclair/typebox";
+import { idTime } from "../../core/id.ts";
+import { PAGE_LIMIT_DEFAULT, POLICY_ENTRY_CHARACTERS_MAX } from "../../core/limits.ts";
+import { PROTOCOLS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { json } from "../../http/answers.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyUser, limitOf, queryOf } from "../../http/input.ts";
-import { piecesOf, respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/large-response.ts";
+import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../http/input.ts";
+import { operation } from "../../http/openapi.ts";
+import { json, piecesOf, respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import type { KnownPolicy } from "./cache.ts";
-import { PolicyReplace } from "./document.ts";
-import { decisionView, PolicyEvaluate } from "./model.ts";
-import { decisions, evaluate, get, put } from "./openapi.ts";
+import type { DecisionRow } from "./decisions.ts";
+import { Action, Policy, PolicyReplace } from "./document.ts";
 import type { PolicyService } from "./service.ts";
+
+const count = (least: number, description: string) =>
+  Type.Optional(
+    Type.Integer({
+      minimum: least,
+      maximum: Number.MAX_SAFE_INTEGER,
+      description,
+      "x-expected": `an integer of at least ${least}`,
+    }),
+  );
+
+const PolicyEvaluate = Type.Object(
+  {
+    agent_id: Type.String({ description: "The agent that would be called." }),
+    mcp_tool: Type.Optional(
+      nullable(Type.String({ description: "The tool of a `tools/call`, of an mcp agent." }), "a tool's name"),
+    ),
+    body_bytes: count(0, "Size of the request body; 0 when left out."),
+    rate_per_min: count(0, "The observed rate, with this call; 1 when left out."),
+    document: Type.Optional(PolicyReplace),
+  },
+  { $id: "PolicyEvaluate", additionalProperties: false },
+);
+
+const verdict = {
+  action: Action,
+  matched_rule: Type.Union([Type.Integer(), Type.Null()], {
+    description: "Position of the rule that decided, from 1; null when `default` or `on_error` did.",
+  }),
+  reason: Type.String(),
+};
+
+const PolicyVerdict = Type.Object(verdict, { $id: "PolicyVerdict", additionalProperties: false });
+
+const PolicyVersion = Type.Object(
+  { version: Type.Integer(), updated_at: Type.String({ format: "date-time" }) },
+  { $id: "PolicyVersion", additionalProperties: false },
+);
+
+const PolicyDecision = Type.Object(
+  {
+    id: Type.String({ description: "`pdec_<uuidv7>`" }),
+    agent_id: Type.String(),
+    protocol: Type.Union(PROTOCOLS.map((protocol) => Type.Literal(protocol))),
+    mcp_tool: Type.Union([Type.String(), Type.Null()]),
+    ...verdict,
+    created_at: Type.String({ format: "date-time" }),
+  },
+  { $id: "PolicyDecision", additionalProperties: false },
+);
+
+const PolicyDecisions = Type.Object(
+  { data: Type.Array(PolicyDecision), limit: Type.Integer() },
+  { $id: "PolicyDecisions", additionalProperties: false },
+);
+
+function decisionView(row: DecisionRow): Static<typeof PolicyDecision> {
+  const { id, agent_id, protocol, mcp_tool, action, matched_rule, reason } = row;
+  const created_at = formatDateTime(idTime(id));
+  return { id, agent_id, protocol, mcp_tool, action, matched_rule, reason, created_at };
+}
+
+const AGENT_ID = "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f";
+const DOCUMENT = {
+  default: "allow",
+  on_error: "deny",
+  rules: [
+    { action: "deny", match: { tools: ["delete_*", "drop_table"] } },
+    { action: "allow", match: { agents: [AGENT_ID], tools: ["read_*"] } },
+    { action: "warn", match: { max_body_bytes: 1_048_576 } },
+    { action: "deny", match: { rate_per_min: 600 } },
+  ],
+};
+const VERSION = { version: 3, updated_at: "2026-11-21T10:00:00.000Z" };
+const VERDICT = { action: "deny", matched_rule: 1, reason: "rule 1: deny" };
+
+const get = operation({
+  tag: "Policy",
+  summary: "Read the policy",
+  description: "A tenant without a policy has version 0 and no rules, and its calls are not judged.",
+  responses: [{ status: "ok", description: "The document.", schema: Policy, example: { ...DOCUMENT, ...VERSION } }],
+  errors: [],
+});
+
+const put = operation({
+  tag: "Policy",
+  summary: "Replace the policy",
+  description:
+    "The whole document, also with no rules. Rules are tried in order, the first that matches decides, else `default`. `deny` refuses the call, `warn` lets it pass with a header that says why.",
+  body: { schema: PolicyReplace, example: DOCUMENT },
+  responses: [{ status: "ok", description: "It is in force.", schema: PolicyVersion, example: VERSION }],
+  errors: ["forbidden", "invalid_request", "payload_too_large"],
+});
+
+const decisions = operation({
+  tag: "Policy",
+  summary: "List policy decisions",
+  description: "Newest first: one for every call that the policy judged, whatever it said.",
+  query: LIMIT_QUERY,
+  responses: [
+    {
+      status: "ok",
+      description: "The newest decisions.",
+      schema: PolicyDecisions,
+      example: {
+        data: [
+          {
+            id: "pdec_019aa4d9-1f00-7c3e-8a51-6f2d3c4b5a69",
+            agent_id: AGENT_ID,
+            protocol: "mcp",
+            mcp_tool: "delete_file",
+            ...VERDICT,
+            created_at: "2026-11-21T10:07:12.000Z",
+          },
+        ],
+        limit: PAGE_LIMIT_DEFAULT,
+      },
+    },
+  ],
+  errors: ["invalid_request"],
+});
+
+const evaluate = operation({
+  tag: "Policy",
+  summary: "Try the policy",
+  description:
+    "What the policy would say of a call, or what `document` would say if it were the policy. Nothing is counted or recorded.",
+  body: {
+    schema: PolicyEvaluate,
+    examples: {
+      stored: { agent_id: "agt_…", mcp_tool: "delete_file", body_bytes: 240, rate_per_min: 12 },
+      document: { agent_id: "agt_…", mcp_tool: "delete_file", document: DOCUMENT },
+    },
+  },
+  responses: [{ status: "ok", description: "The verdict.", schema: PolicyVerdict, example: VERDICT }],
+  errors: ["invalid_request", "not_found", "payload_too_large"],
+});
 
 const withReplace = bodyUser(PolicyReplace);
 const withEvaluate = bodyUser(PolicyEvaluate);

@@ -3,7 +3,7 @@ import { SQL } from "bun";
 import { AGENT, caller, clock, document } from "../../../test/support/stores/policies.ts";
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
-import { findAgent } from "../agents/service.ts";
+import { findAgent } from "../agents/store.ts";
 import type { Rule } from "./document.ts";
 import { createPolicyService } from "./service.ts";
 

@@ -13,7 +13,7 @@ import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import type { Store, Tx } from "../../storage/store.ts";
-import { findAgent } from "../agents/service.ts";
+import { findAgent } from "../agents/store.ts";
 import { createPolicyCache, type KnownPolicy, type PolicyLookup } from "./cache.ts";
 import { createDecisionLog, type DecisionRow, newestDecisions } from "./decisions.ts";
 import { checkRules, formatRules, type PolicyReplace } from "./document.ts";
@@ -25,31 +25,31 @@ import {
   type PolicyVerdict,
   toolsDeniedToAll,
 } from "./evaluate.ts";
-import { createObservedRates } from "./shared-rate.ts";
+import { createObservedRates } from "./observed-rate.ts";
 
 const RETRY_AFTER_SECONDS = 5;
 /** Rules up to this length are written to a caller at once. */
 const SHORT_CHARACTERS = 16_384;
-/** How long a read of the decisions waits for those that are being stored. */
+/** How long a read of the decisions waits for decisions that are being stored. */
 const SETTLE_MS_MAX = 2_000;
 /** How long a stop waits for a store that is away. */
 const CLOSE_MS_MAX = 10_000;
 /**
- * How long a call waits to be counted if on_error is to decide then. An answer is due within 10 s, and the store may take
- * 9 s of those for the call that was let pass, or for the record that it was not.
+ * How long a call waits to be counted if on_error decides after that. An answer is due within 10 s, and the store may take
+ * 9 s of these for the accepted call, or for the record of the refusal.
  */
 const COUNT_MS_MAX = 750;
 /** When on_error says deny, nothing is lost by waiting longer: after that the call is refused without a record. */
 const COUNT_MS_MAX_OR_DENY = 9_000;
 
-/** A call that has come to the policy. */
+/** A call that the policy judges. */
 export interface PolicyCall extends Omit<EvaluatedCall, "rate"> {
   readonly tenant: string;
   readonly user: string;
 }
 
-/** A call as it might come. */
-export interface DryRun {
+/** A call to try. */
+interface DryRun {
   readonly agent_id: string;
   readonly mcp_tool: string | null;
   readonly body_bytes: number;
@@ -58,7 +58,7 @@ export interface DryRun {
   readonly document: PolicyReplace | null;
 }
 
-export interface PolicyDeps {
+interface PolicyDeps {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
@@ -165,7 +165,7 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
   }
 
   return {
-    /** For a call that will be judged when something else has been read: so it does not wait for one after the other. */
+    /** Begins to read the policy for a call that waits for another read first, so that the call waits for the longer one only. */
     readAhead: cache.readAhead,
 
     /**
@@ -185,13 +185,13 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
       });
     },
 
-    /** The same for the messages of one batch: each is a call of its own, and all are counted and recorded together. */
+    /** Judges the messages of one batch: each is a call of its own, and all are counted and recorded together. */
     async judgeAll(calls: readonly PolicyCall[]): Promise<PolicyVerdict[]> {
       const judged = await Promise.all(calls.map(async (call) => ({ call, verdict: await verdictFor(call) })));
-      const told = judged.flatMap(({ call, verdict }) => (verdict === null ? [] : [{ call, verdict }]));
-      await decisions.record(...told.map(({ call, verdict }) => decisionOf(call, verdict, clock.now())));
-      for (const { verdict } of told) meters.policyDecided(verdict.action);
-      return told.map(({ verdict }) => verdict);
+      const decided = judged.flatMap(({ call, verdict }) => (verdict === null ? [] : [{ call, verdict }]));
+      await decisions.record(...decided.map(({ call, verdict }) => decisionOf(call, verdict, clock.now())));
+      for (const { verdict } of decided) meters.policyDecided(verdict.action);
+      return decided.map(({ verdict }) => verdict);
     },
 
     /**
@@ -224,7 +224,7 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
       const policy = await cache.newest(tenant);
       if (policy?.compiled === null) throw new Fault("internal", "a stored policy that makes no sense");
       if (policy === null || policy.rules.length <= SHORT_CHARACTERS) return policy;
-      // It takes its time to write it to the caller, and many may have waited for this moment.
+      // Writing long rules to a caller takes time, and many callers may have waited for this moment.
       return inOneStep(() => policy, tenant);
     },
 
@@ -239,13 +239,13 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
         cache.took(tenant, { ...document, ...replaced, rules, compiled }, document.rules);
         return replaced;
       } catch (error) {
-        // A write that fails may have been made all the same.
+        // A write that fails may have been made nevertheless.
         cache.forget(tenant);
         throw error;
       }
     },
 
-    /** Newest first, with those that this replica recorded until now. */
+    /** The newest decisions first, with all that this replica has recorded until now. */
     async newest({ tenant }: Caller, limit: number) {
       await decisions.settle(SETTLE_MS_MAX);
       return newestDecisions(store.read, tenant, limit);
@@ -263,7 +263,7 @@ interface Replaced {
 
 type PolicyFields = Omit<Tables["policies"]["$inferInsert"], "tenant" | "version">;
 
-/** One statement, so that each of two replacements at once gets a version of its own. */
+/** Replaces the policy in one statement, so that each of two replacements at once gets a version of its own. */
 async function replacePolicy(tx: Tx, tenant: string, fields: PolicyFields): Promise<Replaced> {
   const { policies: t } = tx.tables;
   const [row] = await tx.db

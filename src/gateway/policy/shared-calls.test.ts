@@ -6,7 +6,7 @@ import { useStore } from "../../../test/support/stores/one-store.ts";
 import { eachPostgres } from "../../../test/support/stores/postgres-kinds.ts";
 import { type Place, postgresPlace } from "../../../test/support/stores/stores.ts";
 import type { Store } from "../../storage/store.ts";
-import { countCalls, removeOldCalls } from "./shared-calls.ts";
+import { countCalls, removeOldCalls } from "./observed-rate.ts";
 
 const START = 1_790_000_000_000_000;
 const SECOND = 1_000_000;

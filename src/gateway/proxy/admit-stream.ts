@@ -3,12 +3,15 @@
 // pending. The same payment sent again resumes it on any replica, and only one request gets it: each claims with a
 // token of its own.
 
+import { bodyInSteps } from "../../concurrency/steps.ts";
 import { thisMoment } from "../../core/age.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { untilStored } from "../../storage/failures.ts";
-import { type CallBody, startOf } from "../../wire/body.ts";
+import { type CallBody, hashOf, startOf, wholeOf } from "../../wire/body.ts";
+import { parseRpcMessages, type RpcMessage, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
+import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import {
   type Claims,
@@ -20,12 +23,20 @@ import {
 import type { PaidHeaders, Payments } from "../payment/service.ts";
 import type { OpenedCall, OpenedConnection, StreamCall, StreamPermit, StreamRequest } from "../streaming/service.ts";
 import type { StreamLimits } from "../streaming/stream-limits.ts";
-import { faultOf, otherPath, withId } from "./call-faults.ts";
-import { type CheckedCall, type CheckOptions, checkCall, type Form, knownAgent, refuseLoop } from "./checks.ts";
-import { mayCall } from "./may-call.ts";
-import { acceptedOf, hashForReceipt, type RecordOptions, record } from "./record.ts";
-import { passedToStream } from "./request-headers.ts";
-import { STREAMING, type StreamForm } from "./stream-form.ts";
+import {
+  type CallKind,
+  type CheckedCall,
+  type CheckOptions,
+  checkCall,
+  checkRate,
+  existing,
+  invocableUrl,
+  type ParsedRequest,
+  type ProxyCall,
+  refuseLoop,
+} from "./checks.ts";
+import { acceptedOf, faultOf, otherPath, type RecordOptions, record, withId } from "./record.ts";
+import { mcpVersion, passedToStream, passesEchoedHeaders } from "./request-headers.ts";
 
 export interface AdmitStreamOptions extends CheckOptions, Pick<RecordOptions, "replica" | "meters"> {
   readonly payments: Payments;
@@ -44,10 +55,10 @@ const RETRY_AFTER_SECONDS = 5;
  */
 export async function admitStream(options: AdmitStreamOptions, call: StreamCall) {
   const checked = await checkCall(options, call, STREAMING);
-  const { agent, form, body, paymentState } = checked;
+  const { agent, parsed, body, paymentState } = checked;
   if (paymentState.kind === "earlier")
     return { opened: await resume(options, call, checked, paymentState.id, null), body };
-  const place = await options.limits.take(call.caller.tenant, agent.id, form.calls.length > 0, call.signal);
+  const place = await options.limits.take(call.caller.tenant, agent.id, parsed.calls.length > 0, call.signal);
   try {
     return { opened: await open(options, call, checked, place), body };
   } catch (error) {
@@ -59,19 +70,19 @@ export async function admitStream(options: AdmitStreamOptions, call: StreamCall)
 async function open(
   options: AdmitStreamOptions,
   call: StreamCall,
-  checked: CheckedCall<StreamForm>,
+  checked: CheckedCall<ParsedStreamRequest>,
   place: StreamPermit,
 ): Promise<OpenedCall> {
   const { payments, claims, pseudonym, replica: owner } = options;
-  const { agent, form } = checked;
+  const { agent, parsed } = checked;
   const headers = passedToStream(call.headers, {
     protocol: agent.protocol,
-    mirrors: form.mirrors,
+    echoedMcpHeaders: parsed.echoedMcpHeaders,
     pseudonym,
     session: call.session,
     resumes: false,
   });
-  const hash = await hashForReceipt(call, checked);
+  const hash = agent.emit_receipts ? await hashOf(checked.body, call.caller.tenant) : null;
   const whole = acceptedOf(options, call, checked, { mode: "streaming", headers, hash });
   // Store only the part of the body that may be shown: a caller who resumes the call sends the body again.
   const accepted = { ...whole, body: shownPart(checked) };
@@ -87,7 +98,7 @@ async function open(
   const opened = await attempt(claims, id, async (held) => {
     const claim = { owner, token: held.token };
     const { isNew, ...stored } = await record(options, checked, { accepted, claim });
-    const parts = { ...held, key, place, isOwed: false };
+    const parts = { ...held, key, place, isResumable: false };
     return isNew ? openedOf(parts, checked, accepted.call, {}) : stored.id;
   });
   return typeof opened === "string" ? resume(options, call, checked, opened, place) : opened;
@@ -114,14 +125,14 @@ async function attempt<T>(
 }
 
 /** The start of the body, as far as it is captured. */
-function shownPart({ agent, body }: CheckedCall<Form>): CallBody {
+function shownPart({ agent, body }: CheckedCall<ParsedRequest>): CallBody {
   return agent.capture_body ? startOf(body, CAPTURE_BYTES_MAX) : new Uint8Array();
 }
 
 async function resume(
   options: AdmitStreamOptions,
   call: StreamCall,
-  checked: CheckedCall<StreamForm>,
+  checked: CheckedCall<ParsedStreamRequest>,
   id: string,
   place: StreamPermit | null,
 ): Promise<OpenedCall> {
@@ -150,17 +161,17 @@ interface WaitingCall {
 async function take(
   options: AdmitStreamOptions,
   call: StreamCall,
-  checked: CheckedCall<StreamForm>,
+  checked: CheckedCall<ParsedStreamRequest>,
   { key, paid, place }: WaitingCall,
 ): Promise<OpenedCall> {
   const { store, payments, claims } = options;
-  const own = place ?? options.limits.owed(key.tenant, checked.agent.id);
+  const own = place ?? options.limits.forResumed(key.tenant, checked.agent.id);
   const opened = await attempt(claims, key.id, async (held) => {
     const claimed = await claimAs(options, call, key, held.token);
     if (claimed === null) return null;
     const isTold = Object.keys(paid).length > 0;
     const responseHeaders = isTold ? paid : await payments.recall(key.tenant, key.id);
-    return openedOf({ ...held, key, place: own, isOwed: true }, checked, claimed.call, responseHeaders);
+    return openedOf({ ...held, key, place: own, isResumable: true }, checked, claimed.call, responseHeaders);
   }).catch((error) => {
     own.release();
     throw error;
@@ -205,8 +216,8 @@ function unknownYet(id: string): Fault {
 }
 
 function openedOf(
-  held: Pick<OpenedCall, "key" | "token" | "claimedAt" | "place" | "isOwed">,
-  { agent, form, warning }: CheckedCall<StreamForm>,
+  held: Pick<OpenedCall, "key" | "token" | "claimedAt" | "place" | "isResumable">,
+  { agent, parsed, warning }: CheckedCall<ParsedStreamRequest>,
   { url, protocol, credential_ref, headers, request_id, capture, receipt }: Call,
   paid: PaidHeaders,
 ): OpenedCall {
@@ -214,7 +225,7 @@ function openedOf(
   const { tenant } = held.key;
   const request = { tenant, agentId: agent.id, url, credential_ref, headers, request_id };
   // Headers that mirror the body came with the protocol that knows of caches.
-  const listsTools = form.listsTools && protocol === "mcp" ? { isNewest: form.mirrors } : null;
+  const listsTools = parsed.listsTools && protocol === "mcp" ? { isNewest: parsed.echoedMcpHeaders } : null;
   return { ...held, ...request, capture, receipt, listsTools, responseHeaders };
 }
 
@@ -228,12 +239,13 @@ export async function admitConnection(
   request: StreamRequest,
   method: OpenedConnection["method"],
 ): Promise<OpenedConnection> {
-  const agent = await knownAgent(options, request);
+  const agent = existing(await options.findAgent(request.caller.tenant, request.agentId));
   refuseLoop(options, request);
   if (agent.protocol !== "mcp") {
     throw new Fault("method_not_allowed", "the agent's protocol has other methods", { allow: ["POST"] });
   }
-  const url = await mayCall(options, request.caller.tenant, agent);
+  const url = invocableUrl(agent);
+  checkRate(await options.takeToken(request.caller.tenant, agent));
   const place = await options.limits.take(request.caller.tenant, agent.id, false, request.signal);
   return {
     tenant: request.caller.tenant,
@@ -243,7 +255,7 @@ export async function admitConnection(
     headers: passedToStream(request.headers, {
       protocol: agent.protocol,
       // There is no body, so no header repeats parts of it.
-      mirrors: false,
+      echoedMcpHeaders: false,
       pseudonym: options.pseudonym,
       session: request.session,
       resumes: method === "GET" && request.session !== null,
@@ -252,4 +264,57 @@ export async function admitConnection(
     place,
     method,
   };
+}
+
+// What the body of a call on the streaming path asks of its agent: one JSON-RPC message or a batch of them.
+
+export interface ParsedStreamRequest extends ParsedRequest {
+  readonly listsTools: boolean;
+}
+
+const PLAIN: ParsedStreamRequest = {
+  method: null,
+  tool: null,
+  calls: [{ tool: null }],
+  echoedMcpHeaders: false,
+  listsTools: false,
+};
+
+const STREAMING: CallKind<ParsedStreamRequest> = {
+  suffix: "/stream",
+  plain: PLAIN,
+  parse,
+  parseAny: async (body, { caller }) => {
+    const bytes = await wholeOf(body, caller.tenant);
+    const messages = await bodyInSteps(bytes, parseRpcMessages(bytes), caller.tenant);
+    return { ...PLAIN, listsTools: listsTools(messages) };
+  },
+};
+
+async function parse(_: InvocableAgent, body: CallBody, { headers, caller }: ProxyCall): Promise<ParsedStreamRequest> {
+  const bytes = await wholeOf(body, caller.tenant);
+  const parsed = await bodyInSteps(bytes, parseRpcMessages(bytes), caller.tenant);
+  if (!parsed.ok) throw new Fault("invalid_request", `body: ${parsed.problem}`);
+  const { messages } = parsed;
+  const calls = messages.filter(({ isCall }) => isCall);
+  const shown = shownMessage(messages, calls);
+  const only = parsed.isBatch ? null : (messages[0] ?? null);
+  const echoedMcpHeaders = passesEchoedHeaders(
+    headers,
+    bytes,
+    only,
+    mcpVersion(headers) ?? only?.protocolVersion ?? null,
+  );
+  const { method = null, tool = null } = shown ?? {};
+  return { method, tool, calls, echoedMcpHeaders, listsTools: listsTools(parsed) };
+}
+
+function listsTools(parsed: RpcMessages | RpcProblem): boolean {
+  return parsed.ok && parsed.messages.some(({ method }) => method?.endsWith("/list"));
+}
+
+/** For a batch the history shows its call, if it has exactly one. */
+function shownMessage(messages: readonly RpcMessage[], calls: readonly RpcMessage[]): RpcMessage | undefined {
+  if (messages.length === 1) return messages[0];
+  return calls.length === 1 ? calls[0] : undefined;
 }

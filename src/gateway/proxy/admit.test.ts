@@ -11,7 +11,7 @@ import { routes } from "../../http/elysia.ts";
 import { createEdge } from "../../http/server.ts";
 import { openStore } from "../../storage/open.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
-import type { InvocableAgent } from "../agents/look-up.ts";
+import type { InvocableAgent } from "../agents/store.ts";
 import { type CompletionWaiters, createCompletionWaiters } from "../invocations/completion-waiters.ts";
 import { readHistory } from "../invocations/history.ts";
 import { createLostCommits } from "../invocations/lost-commits.ts";

@@ -4,16 +4,15 @@
 
 import { bodyInSteps } from "../../concurrency/steps.ts";
 import { Fault } from "../../core/fault.ts";
-import { type CallBody, wholeOf } from "../../wire/body.ts";
+import { type CallBody, hashOf, wholeOf } from "../../wire/body.ts";
 import { parseRpcRequest } from "../../wire/jsonrpc.ts";
-import type { InvocableAgent } from "../agents/look-up.ts";
+import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import type { AcceptedCall } from "../invocations/service.ts";
 import type { PaidHeaders, Payments } from "../payment/service.ts";
-import { otherPath } from "./call-faults.ts";
-import { type CallKind, type CheckOptions, checkCall, type Form, type ProxyCall } from "./checks.ts";
-import { acceptedOf, type Draft, hashForReceipt, type RecordOptions, record, type StoredCall } from "./record.ts";
-import { mcpVersion, passedHeaders, passesMirrors } from "./request-headers.ts";
+import { type CallKind, type CheckOptions, checkCall, type ParsedRequest, type ProxyCall } from "./checks.ts";
+import { acceptedOf, type Draft, otherPath, type RecordOptions, record, type StoredCall } from "./record.ts";
+import { mcpVersion, passedHeaders, passesEchoedHeaders } from "./request-headers.ts";
 
 /** A place for a call that is about to be stored, and its claim for the same write. Either `run` or `giveBack` follows. */
 export interface ReservedPlace {
@@ -38,27 +37,24 @@ export interface Admitted extends StoredCall {
   readonly warning: string | null;
 }
 
-/** For an http agent. The gateway does not read its body, so no header can repeat parts of it. */
-const PLAIN: Form = { method: null, tool: null, calls: [{ tool: null }], mirrors: false };
+/** The gateway does not read the body, so no header can repeat parts of it. */
+const PLAIN: ParsedRequest = { method: null, tool: null, calls: [{ tool: null }], echoedMcpHeaders: false };
 
-const TRANSACTIONAL: CallKind<Form> = {
-  suffix: "",
-  anyForm: () => PLAIN,
-  formOf: (agent, body, call) => (agent.protocol === "mcp" ? requestForm(agent, body, call) : PLAIN),
-};
+const TRANSACTIONAL: CallKind<ParsedRequest> = { suffix: "", plain: PLAIN, parse, parseAny: async () => PLAIN };
 
 /** Exactly one request. */
-async function requestForm(
+async function parse(
   { mcp_protocol_version }: InvocableAgent,
   body: CallBody,
   { headers, caller }: ProxyCall,
-): Promise<Form> {
+): Promise<ParsedRequest> {
   const bytes = body instanceof Uint8Array ? body : await wholeOf(body, caller.tenant);
   const request = await bodyInSteps(bytes, parseRpcRequest(bytes), caller.tenant);
   if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
   const { method, tool, protocolVersion } = request;
   const version = mcpVersion(headers) ?? protocolVersion ?? mcp_protocol_version;
-  return { method, tool, calls: [{ tool }], mirrors: passesMirrors(headers, bytes, request, version) };
+  const echoedMcpHeaders = passesEchoedHeaders(headers, bytes, request, version);
+  return { method, tool, calls: [{ tool }], echoedMcpHeaders };
 }
 
 /**
@@ -70,9 +66,8 @@ export async function admit(options: AdmitOptions, call: ProxyCall): Promise<Adm
   const checked = await checkCall(options, call, TRANSACTIONAL);
   const { paymentState, warning } = checked;
   if (paymentState.kind === "earlier") return { id: paymentState.id, isNew: false, payment: null, warning };
-  const headers = passedHeaders(call.headers, checked.form.mirrors, options.pseudonym);
-  const hashed = hashForReceipt(call, checked);
-  const hash = hashed instanceof Promise ? await hashed : hashed;
+  const headers = passedHeaders(call.headers, checked.parsed.echoedMcpHeaders, options.pseudonym);
+  const hash = checked.agent.emit_receipts ? await hashOf(checked.body, call.caller.tenant) : null;
   const accepted = acceptedOf(options, call, checked, { mode: "transactional", headers, hash });
   // A call that waits for its settlement is offered when the payment has been collected.
   const isReady = accepted.row.settlement_status === null;

@@ -1,19 +1,17 @@
 // The record of a call that has passed the checks: its row, what is kept to make it, and its payment, in one write.
-
 import type { Call } from "../../core/call.ts";
 import type { Clock } from "../../core/clock.ts";
-import { Fault } from "../../core/fault.ts";
+import { Fault, type FaultDetail, type FaultKind } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Mode } from "../../core/states.ts";
 import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
-import { hashOf } from "../../wire/digest.ts";
-import { holdCredential, mayGoTo } from "../credentials/store.ts";
+import { holdCredential, mayGoTo } from "../credentials/service.ts";
 import type { LostCommits } from "../invocations/lost-commits.ts";
 import { type AcceptedCall, accept, type Claim, type InvocationRow } from "../invocations/service.ts";
 import { type Charge, type Payments, type PricedCall, paidColumns } from "../payment/service.ts";
 import { insertPayment, type PaymentRow } from "../payment/store.ts";
-import type { CheckedCall, Form, ProxyCall } from "./checks.ts";
+import type { CheckedCall, ParsedRequest, ProxyCall } from "./checks.ts";
 
 /** How often an earlier call in the way may turn out to be a refused one before it is accepted as the earlier call. */
 const TRIES_MAX = 3;
@@ -42,19 +40,11 @@ export interface StoredCall {
   readonly payment: PaymentRow | null;
 }
 
-/** The hash of a body that a receipt will name; null, and at once, where there will be none. */
-export function hashForReceipt(
-  { caller }: ProxyCall,
-  { agent, body }: CheckedCall<Form>,
-): Bun.MaybePromise<string | null> {
-  return agent.emit_receipts ? hashOf(body, caller.tenant) : null;
-}
-
 /** The call as it is to be stored. */
 export function acceptedOf(
   options: RecordOptions,
   call: ProxyCall,
-  checked: CheckedCall<Form>,
+  checked: CheckedCall<ParsedRequest>,
   { mode, headers, hash }: { readonly mode: Mode; readonly headers: Call["headers"]; readonly hash: string | null },
 ): AcceptedCall {
   const { agent, url, body, idempotency } = checked;
@@ -79,7 +69,7 @@ export function acceptedOf(
  */
 export async function record(
   options: RecordOptions,
-  { paymentState }: CheckedCall<Form>,
+  { paymentState }: CheckedCall<ParsedRequest>,
   draft: Draft,
 ): Promise<StoredCall> {
   const { row, call } = draft.accepted;
@@ -163,18 +153,18 @@ const UNPAID = {
   settlement: null,
 };
 
-function chargeOf({ paymentState }: CheckedCall<Form>): Charge | null {
+function chargeOf({ paymentState }: CheckedCall<ParsedRequest>): Charge | null {
   return paymentState.kind === "charge" ? paymentState.charge : null;
 }
 
 function newRow(
   { store, clock, replica }: RecordOptions,
   { caller }: ProxyCall,
-  checked: CheckedCall<Form>,
+  checked: CheckedCall<ParsedRequest>,
   mode: Mode,
   req_sha256: string | null,
 ): InvocationRow {
-  const { agent, model, form, body } = checked;
+  const { agent, model, parsed, body } = checked;
   const now = clock.now();
   const charge = chargeOf(checked);
   return {
@@ -186,8 +176,8 @@ function newRow(
     status: "pending",
     error_class: null,
     model,
-    mcp_method: form.method,
-    mcp_tool: form.tool,
+    mcp_method: parsed.method,
+    mcp_tool: parsed.tool,
     ...(charge === null ? UNPAID : paidColumns(charge)),
     upstream_status: null,
     latency_ms: null,
@@ -206,4 +196,40 @@ function newRow(
     updated_at: now,
     completed_at: null,
   };
+}
+
+// Refusals of a call that has a record. They carry its ID, so that the caller can look it up.
+
+interface ResponseExtras extends Pick<FaultDetail, "retryAfterSeconds"> {
+  readonly headers?: Readonly<Record<string, string>>;
+}
+
+export function faultOf(
+  kind: FaultKind,
+  message: string,
+  id: string,
+  { headers, ...detail }: ResponseExtras = {},
+): Fault {
+  const named = { ...headers, "x-service-invocation-id": id };
+  return new Fault(kind, message, { ...detail, answer: { body: { error: message }, headers: named } });
+}
+
+/** Adds the invocation's ID to any Fault of the work. */
+export async function withId<T>(id: string, work: Promise<T>): Promise<T> {
+  try {
+    return await work;
+  } catch (error) {
+    if (!(error instanceof Fault)) throw error;
+    const { kind, message, retryAfterSeconds, answer } = error;
+    const detail = {
+      headers: answer?.headers ?? {},
+      ...(retryAfterSeconds !== undefined && { retryAfterSeconds }),
+    };
+    throw faultOf(kind, message, id, detail);
+  }
+}
+
+/** The key or payment belongs to a call that was sent to the agent's other path. */
+export function otherPath(id: string): Fault {
+  return faultOf("conflict", "this key or payment belongs to a call on the agent's other path", id);
 }

@@ -65,7 +65,7 @@ describe("Prefer with a time to wait", () => {
   });
 });
 
-const MCP = { protocol: "mcp", mirrors: true, pseudonym: "self", session: null, resumes: false } as const;
+const MCP = { protocol: "mcp", echoedMcpHeaders: true, pseudonym: "self", session: null, resumes: false } as const;
 
 describe("the content type on the streaming path", () => {
   const types = [

@@ -24,18 +24,18 @@ const VERSION = "mcp-protocol-version";
  * The headers that pass to the upstream. This is an allow list, so no header passes by mistake. The caller's MCP
  * session is not the gateway's, so it does not pass.
  *
- * @param mirrors whether headers that repeat parts of the body pass
+ * @param echoedMcpHeaders whether headers that repeat parts of the body pass
  * @param pseudonym the name of this deployment in `Via`
  */
-export function passedHeaders(headers: Headers, mirrors: boolean, pseudonym: string): [string, string][] {
-  const passed = headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
+export function passedHeaders(headers: Headers, echoedMcpHeaders: boolean, pseudonym: string): [string, string][] {
+  const passed = headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders) && name !== SESSION);
   passed.push(viaHeader(headers, pseudonym));
   return passed;
 }
 
 export interface StreamPassing {
   readonly protocol: Protocol;
-  readonly mirrors: boolean;
+  readonly echoedMcpHeaders: boolean;
   readonly pseudonym: string;
   /** The upstream's ID of the caller's session at an mcp agent. */
   readonly session: string | null;
@@ -44,18 +44,18 @@ export interface StreamPassing {
 }
 
 /**
- * The same for the streaming path, where the session is the caller's own, and an event stream may be resumed.
+ * The headers that pass on the streaming path, where the session is the caller's own and an event stream may be resumed.
  *
  * The body of an MCP message was judged as JSON in UTF-8, so the server gets that content type. With another charset
  * (Express accepts UTF-7) the server would read a different message than the one that was judged.
  */
 export function passedToStream(
   headers: Headers,
-  { protocol, mirrors, pseudonym, session, resumes }: StreamPassing,
+  { protocol, echoedMcpHeaders, pseudonym, session, resumes }: StreamPassing,
 ): [string, string][] {
   const via = viaHeader(headers, pseudonym);
-  if (protocol !== "mcp") return [...headersWhere(headers, (name) => isPassed(name, mirrors)), via];
-  const passed = headersWhere(headers, (name) => isPassed(name, mirrors) && name !== SESSION);
+  if (protocol !== "mcp") return [...headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders)), via];
+  const passed = headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders) && name !== SESSION);
   const outgoing = passed.map(([name, value]): [string, string] => {
     return [name, name === "content-type" ? "application/json" : value];
   });
@@ -65,9 +65,9 @@ export function passedToStream(
 }
 
 /** Some servers read `_` as `-` in header names, so `Mcp-Session_Id` would smuggle in an unchecked session. */
-function isPassed(name: string, mirrors: boolean): boolean {
+function isPassed(name: string, echoedMcpHeaders: boolean): boolean {
   if (!name.startsWith("mcp-")) return PASSED.has(name);
-  return isMirror(name) ? mirrors : !name.includes("_");
+  return isMirror(name) ? echoedMcpHeaders : !name.includes("_");
 }
 
 /** The protocol version that the caller names in a header. */
@@ -83,7 +83,7 @@ export function mcpVersion(headers: Headers): string | null {
  * @param version in which the message is sent
  * @throws Fault `invalid_request` that names the header
  */
-export function passesMirrors(
+export function passesEchoedHeaders(
   headers: Headers,
   body: Uint8Array,
   judged: JudgedMessage | null,

@@ -4,10 +4,10 @@ import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import { PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
 import { isEnded } from "../../core/states.ts";
-import { jsonText } from "../../http/answers.ts";
 import { routes } from "../../http/elysia.ts";
 import { readBody as readWhole } from "../../http/intake.ts";
-import { type Scope, type StraightRoute, scopeOf } from "../../http/server.ts";
+import { jsonText } from "../../http/responses.ts";
+import { type FastPath, type Scope, scopeOf } from "../../http/server.ts";
 import type { Store } from "../../storage/store.ts";
 import type { CompletionWaiters } from "../invocations/completion-waiters.ts";
 import { findInvocation } from "../invocations/history.ts";
@@ -98,8 +98,8 @@ async function waitFor(
   await completionWaiters.wait(key, seconds, signal, look).catch(() => null);
 }
 
-/** The road of POST /v1/proxy/:id for all but odd spellings of its path. */
-export function straightCalls(options: ProxyRoutesOptions): StraightRoute {
+/** The fast path of POST /v1/proxy/:id for all but odd spellings of its path. */
+export function fastCalls(options: ProxyRoutesOptions): FastPath {
   return {
     method: "POST",
     prefix: "/v1/proxy/",

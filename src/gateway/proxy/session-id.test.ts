@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { createSessionIds, type SessionOwner } from "./session-id.ts";
+import { createSessionIds, type SessionOwner } from "./stream-routes.ts";
 
 const OWNER: SessionOwner = { tenant: "acme", agentId: "agt_1", user: "alice" };
 const keyOf = async (tenant: string) => new TextEncoder().encode(`key of ${tenant}`);

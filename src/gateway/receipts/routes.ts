@@ -1,11 +1,57 @@
 // The HTTP side of receipts: one by its invocation, and a tenant's in the order of their chain.
-import { json } from "../../http/answers.ts";
+
+import { Type } from "@sinclair/typebox";
 import { routes } from "../../http/elysia.ts";
-import { page, queryOf } from "../../http/input.ts";
-import { respondLarge } from "../../http/large-response.ts";
+import { PAGE_QUERY, page, queryOf } from "../../http/input.ts";
+import { operation } from "../../http/openapi.ts";
+import { json, respondLarge } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { find, JSON_LINES, list } from "./openapi.ts";
 import type { Receipts } from "./service.ts";
+
+const JSON_LINES = "application/jsonl";
+
+const Receipt = Type.Object(
+  {
+    receipt: Type.String({
+      description:
+        "A compact JWS (EdDSA). Its claims name the caller, the call, how it ended, the SHA-256 of both bodies, payment and settlement, and `previous`: the SHA-256 of the tenant's receipt before it.",
+    }),
+  },
+  { $id: "Receipt", additionalProperties: false },
+);
+
+const EXAMPLE_JWS =
+  "eyJhbGciOiJFZERTQSIsImtpZCI6IjVmMGMiLCJ0eXAiOiJyZWNlaXB0K2p3dCJ9.eyJyZWNlaXB0X2lkIjoicmNwdF8wMTlhYTRkOSJ9.c2lnbmF0dXJl";
+
+const find = operation({
+  tag: "Invocations",
+  summary: "Read a trust receipt",
+  description:
+    "Of a call that has ended, if its agent had `emit_receipts` when it was made. While the payment of an ended call is still open there is none. Check it with `tollgate receipt verify`.",
+  path: {
+    id: { description: "The invocation's ID.", example: "inv_0199a7c2-6a2b-7d4c-8e01-7b1c2d3e4f50" },
+  },
+  responses: [{ status: "ok", description: "The receipt.", schema: Receipt, example: { receipt: EXAMPLE_JWS } }],
+  errors: ["not_found"],
+});
+
+const list = operation({
+  tag: "Invocations",
+  summary: "Export trust receipts",
+  description:
+    "Oldest first, one compact JWS a line. The pages one after the other are the file that `tollgate receipt verify` takes.",
+  query: PAGE_QUERY,
+  responses: [
+    {
+      status: "ok",
+      description: "One page; empty after the last receipt.",
+      mediaType: JSON_LINES,
+      schema: Type.String(),
+      example: `${EXAMPLE_JWS}\n`,
+    },
+  ],
+  errors: ["invalid_request"],
+});
 
 export function receiptRoutes(receipts: Pick<Receipts, "find" | "page">) {
   return routes()
@@ -18,9 +64,9 @@ export function receiptRoutes(receipts: Pick<Receipts, "find" | "page">) {
       "/v1/receipts",
       async ({ request }) => {
         const { caller } = scopeOf(request);
-        const place = page(queryOf(request));
+        const range = page(queryOf(request));
         return respondLarge({ tenant: caller.tenant, request, type: JSON_LINES }, async () => {
-          const lines = await receipts.page(caller, place);
+          const lines = await receipts.page(caller, range);
           return lines.map((line) => `${line}\n`).join("");
         });
       },

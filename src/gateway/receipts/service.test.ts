@@ -19,9 +19,8 @@ import {
   type InvocationRow,
   refuseSettlement,
 } from "../invocations/service.ts";
-import type { ReceiptClaims } from "./claims.ts";
+import { createReceiptChain, type ReceiptClaims, receiptKeys } from "./claims.ts";
 import { createReceipts, type Receipts, removeOldReceipts } from "./service.ts";
-import { createReceiptChain, receiptKeys } from "./verify.ts";
 
 const DAY_MS = 86_400_000;
 const AGENT = "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f";
@@ -283,6 +282,20 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
     await next.stop();
     expect(await owed(caller)).toBe(0);
     expect(claimsOf(await receipts.find(caller, id)).invocation_id).toBe(id);
+  });
+
+  test("tenants whose receipts can't be made hold up nobody behind them, however many they are", async () => {
+    // The first by name, and as many as get their receipts made at once.
+    const broken = { settlement_status: "settled", settlement: "{" } as const;
+    const failing = Array.from({ length: 16 }, (_, n) => ({ ...newTenant(), tenant: `a-${serial}-${n}` }));
+    for (const each of failing) await call(each, broken);
+    const behind = newTenant();
+    await call(behind);
+    const next = serve(store, keyring);
+    next.start();
+    await next.stop();
+    expect([await owed(behind), await owed(failing[0] ?? behind)]).toEqual([0, 1]);
+    await place.execute("delete from receipts_due");
   });
 
   test("a new signing key goes on with the chain, and the old receipts still hold", async () => {

@@ -47,7 +47,7 @@ export async function isDue(reader: Reader, tenant: string, invocationId: string
 }
 
 /** Invocations that are owed a receipt, oldest first. */
-export async function dueOf(reader: Reader, tenant: string, limit: number): Promise<InvocationRow[]> {
+export async function receiptsDueOf(reader: Reader, tenant: string, limit: number): Promise<InvocationRow[]> {
   const { receiptsDue: due, invocations: t } = reader.tables;
   const owed = await reader.db
     .select({ id: due.invocation_id })
@@ -64,7 +64,7 @@ export async function dueOf(reader: Reader, tenant: string, limit: number): Prom
     .orderBy(asc(t.id));
 }
 
-export async function headOf(reader: Reader, tenant: string): Promise<ChainHead> {
+export async function chainHeadOf(reader: Reader, tenant: string): Promise<ChainHead> {
   const [head] = await headQuery(reader).execute({ tenant });
   return head ?? null;
 }
@@ -106,7 +106,7 @@ export async function findReceipt(reader: Reader, tenant: string, invocation_id:
   return row?.jws ?? null;
 }
 
-/** Oldest first. The places in a chain have no gaps, so a page costs the same wherever it stands. */
+/** Oldest first. The sequence of a chain has no gaps, so every page costs the same. */
 export async function receiptPage(
   reader: Reader,
   tenant: string,
@@ -129,7 +129,7 @@ export async function receiptPage(
   return rows.map(({ jws }) => jws);
 }
 
-/** By the time of their calls, so that one is found by the ID of its call. */
+/** Receipts go by the time of their calls, so that a receipt is found by the ID of its call. */
 export const RECEIPTS: TimedTable = {
   name: "receipts",
   key: "invocation_id",

@@ -2,23 +2,18 @@
 // A request is sent again only when it certainly never reached the upstream.
 import { unlessAborted } from "../../concurrency/deadline.ts";
 import type { Log } from "../../core/log.ts";
-import type { Answer } from "../../http/answer.ts";
-import { isEncoded, Undecodable } from "../../http/codings.ts";
-import type { DecodedFor } from "../../http/decode.ts";
-import type { DecoderShare } from "../../http/decoder-share.ts";
-import type { Outbound } from "../../http/outbound.ts";
-import type { ReadAhead } from "../../http/read-ahead.ts";
-import { BODILESS } from "../../http/response-parser.ts";
-import { requestSafely } from "../../http/retry.ts";
+import { type Answer, isEncoded, Undecodable } from "../../http/client/answer.ts";
+import type { DecodedFor, DecoderShare } from "../../http/client/decode.ts";
+import { type Outbound, requestSafely } from "../../http/client/outbound.ts";
+import type { ReadAhead } from "../../http/client/read-ahead.ts";
+import { BODILESS } from "../../http/client/response-parser.ts";
 import { untilStored } from "../../storage/failures.ts";
 import type { CallBody } from "../../wire/body.ts";
-import { CallError, credentialProblem } from "../upstream/failure.ts";
+import { CallError, type CallStop, credentialProblem } from "../upstream/failure.ts";
 import { type CredentialHeader, credentialHeaders } from "../upstream/headers.ts";
-import type { ExchangeTimeouts } from "./exchange-timeouts.ts";
-import type { Budget } from "./memory-budget.ts";
 import { decodedChunks, type Ended, relayBody } from "./relay.ts";
 import { answerHeaders } from "./response-headers.ts";
-import type { ResponseRecorder } from "./response-recorder.ts";
+import type { Budget, ResponseRecorder } from "./response-recorder.ts";
 import type { OpenedRequest } from "./service.ts";
 import { filterEvents, filterJson, HELD_BYTES_MAX } from "./tool-filter.ts";
 
@@ -51,7 +46,7 @@ export interface StreamExchange {
   /** Headers of the answer beside the upstream's. */
   readonly responseHeaders: Readonly<Record<string, string>>;
   /** Whether the claim of this process still holds. Asked right before the upstream is dialled. */
-  isOurs(): Bun.MaybePromise<boolean>;
+  isOurs(): Promise<boolean>;
   /** Called once, if there was an answer. A whole answer ends for the caller after this. */
   ended(how: Ended): Promise<void>;
 }
@@ -73,8 +68,7 @@ export async function headOf(
   signal.throwIfAborted();
   const { credential_ref: ref } = opened;
   const credential = ref === null ? null : await unlessAborted(signal, credentialOf(deps, opened, ref, signal));
-  const ours = isOurs();
-  if (!(ours instanceof Promise ? await unlessAborted(signal, ours) : ours)) throw endedElsewhere();
+  if (!(await unlessAborted(signal, isOurs()))) throw endedElsewhere();
   const headers = [...opened.headers, ...own, ...credentialHeaders(credential)];
   recorder.dialled();
   const { url, tenant } = opened;
@@ -174,3 +168,72 @@ function filterOf(
   if (isEvents && (denied ?? commentMs) !== null) return filterEvents({ ...options, isDenied: denied });
   return denied === null ? null : filterJson({ ...options, isDenied: denied });
 }
+
+// The timeouts of one exchange with an upstream, and the reason why it was stopped. Only the side that is waited for
+// can run out of time: while the caller reads slowly, the upstream does not count as silent.
+
+export interface ExchangeTimeoutLimits {
+  /** The wait for the head of the answer, in milliseconds. */
+  readonly headMs: number;
+  /** Each silence of the upstream after it; null for no limit. */
+  readonly silenceMs: number | null;
+  /** How long the caller may leave available bytes unread. */
+  readonly callerMs: number;
+}
+
+/** @param callerSignal aborted when the caller has gone */
+export function startExchangeTimeouts(
+  { headMs, silenceMs, callerMs }: ExchangeTimeoutLimits,
+  callerSignal: AbortSignal,
+) {
+  const controller = new AbortController();
+  const limits = { head: headMs, upstream: silenceMs, caller: callerMs };
+  let limit: number | null = null;
+  let since = 0;
+  let dueAt = Number.POSITIVE_INFINITY;
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  let isOver: CallStop = "timeout";
+
+  const stop = (why: CallStop) => {
+    clearTimeout(timer);
+    if (!controller.signal.aborted) controller.abort(why);
+  };
+  const onGone = () => stop("cancelled");
+
+  /** No new timer for each piece: a timer that fires too early is armed again for the rest of the time. */
+  function arm(at: number): void {
+    clearTimeout(timer);
+    dueAt = at;
+    timer = setTimeout(look, Math.max(0, at - performance.now()));
+  }
+
+  function look(): void {
+    dueAt = Number.POSITIVE_INFINITY;
+    if (limit === null) return;
+    if (performance.now() - since >= limit) stop(isOver);
+    else arm(since + limit);
+  }
+
+  callerSignal.addEventListener("abort", onGone, { once: true });
+  if (callerSignal.aborted) onGone();
+  return {
+    /** Its reason is a CallStop. */
+    signal: controller.signal,
+    stop,
+    /** Restarts the time. */
+    waitFor(whom: "head" | "upstream" | "caller") {
+      limit = limits[whom];
+      since = performance.now();
+      isOver = whom === "caller" ? "cancelled" : "timeout";
+      if (limit !== null && since + limit < dueAt && !controller.signal.aborted) arm(since + limit);
+    },
+    /** Stops all waiting. */
+    end() {
+      clearTimeout(timer);
+      limit = null;
+      callerSignal.removeEventListener("abort", onGone);
+    },
+  };
+}
+
+export type ExchangeTimeouts = ReturnType<typeof startExchangeTimeouts>;

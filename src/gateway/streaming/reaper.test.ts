@@ -5,7 +5,7 @@ import { silentLog } from "../../core/log.ts";
 import { takeCommand, waitingAgents } from "../invocations/commands/queue.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { accept, claim, collectSettlement, type InvocationRow } from "../invocations/service.ts";
-import { keepOwed } from "../proxy/owed.ts";
+import { keepResumablePaidCall } from "../proxy/checks.ts";
 import { createReaper, KEPT_MS } from "./reaper.ts";
 
 const PAID = {
@@ -75,7 +75,7 @@ for (const [name, place] of Object.entries(places)) {
       expect(await watchFor(KEPT_MS - 1)).toEqual([]);
       // Its caller has tried.
       const look = () => findInvocation(store.read, "acme", unclaimed.id);
-      keepOwed({ store, clock, log: silentLog }, await look())[Symbol.dispose]();
+      keepResumablePaidCall({ store, clock, log: silentLog }, await look())[Symbol.dispose]();
       // On Postgres one write may be done before another that was asked for first.
       while ((await look()).updated_at !== now) await store.write(async () => {});
       expect(await watchFor(LOOK_MS)).toEqual([]);

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { connect } from "node:net";
-import { bodyChunks } from "../../http/body.ts";
-import { startExchangeTimeouts } from "./exchange-timeouts.ts";
+import { bodyChunks } from "../../http/client/body.ts";
+import { startExchangeTimeouts } from "./exchange.ts";
 import { type Ended, relayBody } from "./relay.ts";
 
 const chunksOf = (response: Response) => bodyChunks(response, { maxBytes: Number.MAX_SAFE_INTEGER });

@@ -7,13 +7,12 @@
 // that begins with silence opens with a comment, which event streams have for that; other answers wait. What has been
 // taken from the stream is not sent before the event loop has turned, and a stream that errors earlier takes it along,
 // the head too. So an answer that breaks off is held open for a moment first.
-import type { Answer } from "../../http/answer.ts";
-import { bodyChunks } from "../../http/body.ts";
-import { isEncoded, Undecodable } from "../../http/codings.ts";
-import type { Chunks, DecodedFor } from "../../http/decode.ts";
-import { OutboundError } from "../../http/outbound.ts";
+import { type Answer, isEncoded, Undecodable } from "../../http/client/answer.ts";
+import { bodyChunks } from "../../http/client/body.ts";
+import type { Chunks, DecodedFor } from "../../http/client/decode.ts";
+import { OutboundError } from "../../http/client/outbound.ts";
 import { freeMemory } from "../../wire/body.ts";
-import type { ExchangeTimeouts } from "./exchange-timeouts.ts";
+import type { ExchangeTimeouts } from "./exchange.ts";
 
 /** How an answer ended that had a head: `broken` by the upstream or by the timeouts, `failed` by the gateway. */
 export type Ended = "whole" | "broken" | "failed";

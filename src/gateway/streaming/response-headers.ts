@@ -1,8 +1,7 @@
 // The headers of a streamed answer: the upstream's, but for those of its connection, those in which the gateway itself
 // speaks, and those that would speak for the gateway: to the caller about the whole origin, which is the gateway's and
 // no single upstream's, or to the proxies that stand before it.
-import type { Answer } from "../../http/answer.ts";
-import { isEncoded } from "../../http/codings.ts";
+import { type Answer, isEncoded } from "../../http/client/answer.ts";
 
 const LEFT_BEHIND = new Set([
   "connection",

@@ -1,13 +1,13 @@
 // Records a streamed answer while it passes: its head, the time of its first byte, its length, the captured start, and
 // the hash for the receipt.
 import { createHash } from "node:crypto";
+import { createFairShare } from "../../concurrency/fair-share.ts";
 import type { Call } from "../../core/call.ts";
 import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
-import type { Answer } from "../../http/answer.ts";
+import type { Answer } from "../../http/client/answer.ts";
 import { freeMemory } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
-import type { TenantBudget } from "./memory-budget.ts";
 
 /** A longer content type would only fill the record. */
 const CONTENT_TYPE_CHARACTERS_MAX = 256;
@@ -103,3 +103,24 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
 }
 
 export type ResponseRecorder = ReturnType<typeof createResponseRecorder>;
+
+/**
+ * Memory that all exchanges share, so that it is bounded however many there are.
+ *
+ * @returns the share of a tenant
+ */
+export function createBudget(bytesMax: number) {
+  const memory = createFairShare({ size: bytesMax, least: 0 });
+  return (tenant: string) => ({
+    /** Takes as many of the bytes as the tenant may have now, and gives how many those are. */
+    take(bytes: number) {
+      const taken = Math.min(bytes, memory.roomOf(tenant));
+      memory.take(tenant, null, taken);
+      return taken;
+    },
+    giveBack: (bytes: number) => memory.giveBack(tenant, null, bytes),
+  });
+}
+
+export type Budget = ReturnType<typeof createBudget>;
+export type TenantBudget = ReturnType<Budget>;

@@ -63,7 +63,7 @@ export interface OpenedCall extends OpenedRequest {
   /** Before the claim was asked for. */
   readonly claimedAt: Moment;
   /** Whether it waited for its payment. Then the caller may come back for it until the upstream is dialled. */
-  readonly isOwed: boolean;
+  readonly isResumable: boolean;
   readonly capture: boolean;
   /** Whether a receipt will say the hash of the answer. */
   readonly receipt: boolean;

@@ -108,19 +108,19 @@ test("no call is let in when it is time to stop, nor waits any longer", async ()
 test("a call that was accepted before takes no other's place, and those of each tenant are bounded", async () => {
   const stopping = new AbortController().signal;
   const room = createStreamLimits({ agentConcurrency: 2, stopping, waitMs: 20 });
-  const owed = (tenant: string) => room.owed(tenant, "agt_1");
-  const own = [await owed("hostile"), await owed("hostile")];
+  const resumed = (tenant: string) => room.forResumed(tenant, "agt_1");
+  const own = [await resumed("hostile"), await resumed("hostile")];
   // The agent's places are taken now; further ones stand beside them.
   const beside: StreamPermit[] = [];
   for (;;) {
     try {
-      beside.push(await owed("hostile"));
+      beside.push(await resumed("hostile"));
     } catch {
       break;
     }
   }
   expect(beside.length).toBe(1792);
-  expect(await owed("other")).toBeDefined();
+  expect(await resumed("other")).toBeDefined();
   expect(await room.take("acme", "agt_2", true, stopping)).toBeDefined();
   for (const place of [...own, ...beside]) place.release();
   expect(await room.take("acme", "agt_1", true, stopping)).toBeDefined();

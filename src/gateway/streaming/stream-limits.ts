@@ -11,7 +11,7 @@ const CALLS_MAX = 4096;
 const CONNECTIONS_MAX = 8192;
 const AGENT_CONNECTIONS_MAX = 1024;
 /** Calls that were accepted before and run outside the limit. */
-const OWED_MAX = 2048;
+const RESUMED_MAX = 2048;
 /** A caller holds its connection while it waits, so it does not wait for long. */
 const WAIT_MS = 10_000;
 const WAITING_MAX = 4096;
@@ -31,7 +31,7 @@ export function createStreamLimits({ agentConcurrency, stopping, waitMs = WAIT_M
   const waits = { waitMs, stopping };
   const calls = createPlaces({ size: CALLS_MAX, agentMax: agentConcurrency }, waits);
   const others = createPlaces({ size: CONNECTIONS_MAX, agentMax: AGENT_CONNECTIONS_MAX }, waits);
-  const beside = createFairShare({ size: OWED_MAX });
+  const beside = createFairShare({ size: RESUMED_MAX });
   return {
     /**
      * Waits up to `waitMs` for a place.
@@ -48,7 +48,7 @@ export function createStreamLimits({ agentConcurrency, stopping, waitMs = WAIT_M
      *
      * @throws Fault `unavailable` when the tenant has very many of them
      */
-    owed(tenant: string, agentId: string): StreamPermit {
+    forResumed(tenant: string, agentId: string): StreamPermit {
       const ordinary = calls.takeNow(tenant, agentId);
       if (ordinary !== null) return ordinary;
       if (beside.take(tenant) !== null) throw full();

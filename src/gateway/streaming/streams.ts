@@ -7,7 +7,7 @@ import { createUnderWay } from "../../concurrency/under-way.ts";
 import { CLAIM_BELIEVED_MS, isOlder } from "../../core/age.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Span, Tracer } from "../../core/tracing.ts";
-import { createReadAhead } from "../../http/read-ahead.ts";
+import { createReadAhead } from "../../http/client/read-ahead.ts";
 import { within } from "../../storage/failures.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, freeBody } from "../../wire/body.ts";
@@ -17,11 +17,22 @@ import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
 import { type RecordEndOptions, recordEnd } from "../upstream/record-end.ts";
-import { answerOf, type ExchangeDeps, headOf, type StreamExchange } from "./exchange.ts";
-import { type ExchangeTimeoutLimits, type ExchangeTimeouts, startExchangeTimeouts } from "./exchange-timeouts.ts";
-import { createBudget } from "./memory-budget.ts";
+import {
+  answerOf,
+  type ExchangeDeps,
+  type ExchangeTimeoutLimits,
+  type ExchangeTimeouts,
+  headOf,
+  type StreamExchange,
+  startExchangeTimeouts,
+} from "./exchange.ts";
 import type { Ended } from "./relay.ts";
-import { CAPTURE_BUDGET_BYTES, createResponseRecorder, type ResponseRecorder } from "./response-recorder.ts";
+import {
+  CAPTURE_BUDGET_BYTES,
+  createBudget,
+  createResponseRecorder,
+  type ResponseRecorder,
+} from "./response-recorder.ts";
 import type { OpenedCall, OpenedConnection, OpenedRequest } from "./service.ts";
 import { FILTER_MEMORY_BYTES } from "./tool-filter.ts";
 
@@ -80,7 +91,7 @@ export function createStreams(options: StreamsDeps) {
       const leave = underWay.enter();
       calls.set(opened.key.id, timeouts);
       // A paid call is not stopped because others need its memory.
-      if (!opened.isOwed) end.endBy(() => timeouts.stop("crowded"));
+      if (!opened.isResumable) end.endBy(() => timeouts.stop("crowded"));
       const recorder = createResponseRecorder(opened, captureMemory(opened.key.tenant));
       const span = spanOf(deps, opened, "POST", opened.key.id);
       async function conclude(ending: Ending, detail: string | null): Promise<void> {
@@ -224,7 +235,7 @@ async function runConnection(deps: Deps, { opened, timeouts, recorder, conclude 
       isDenied: method === "GET" ? await deps.deniedTools(tenant, agentId) : null,
       commentMs: method === "GET" ? COMMENT_MS : null,
       responseHeaders: {},
-      isOurs: () => true,
+      isOurs: async () => true,
       ended: async (how) => conclude(endingOf(recorder, how, timeouts.signal)),
     };
     return await answerOf(deps, exchange, await headOf(deps, exchange, null));
@@ -236,7 +247,7 @@ async function runConnection(deps: Deps, { opened, timeouts, recorder, conclude 
 }
 
 /** Asks the store only when the claim is so old that others may have ended the call. */
-function isStillClaimed({ read }: Store, { key, token, claimedAt }: OpenedCall): Bun.MaybePromise<boolean> {
+async function isStillClaimed({ read }: Store, { key, token, claimedAt }: OpenedCall): Promise<boolean> {
   return !isOlder(claimedAt, CLAIM_BELIEVED_MS) || holdsClaim(read, key, token);
 }
 
@@ -256,8 +267,8 @@ function faultOf({ kind, message }: UpstreamFailure, cause: unknown, headers: Re
 }
 
 /** A paid call that was stopped before the upstream was dialled stays pending, and its caller may come back for it. */
-function isStillOwed({ isOwed }: OpenedCall, { latency_ms, error_class }: Ending): boolean {
-  return isOwed && latency_ms === null && STOPPED_CLASSES.has(error_class);
+function isStillResumable({ isResumable }: OpenedCall, { latency_ms, error_class }: Ending): boolean {
+  return isResumable && latency_ms === null && STOPPED_CLASSES.has(error_class);
 }
 
 /** Ends the record of a call, or gives it back to its caller. Never rejects. */
@@ -267,7 +278,7 @@ async function conclusionOf(
   ending: Ending,
   givenUp: AbortSignal,
 ): Promise<void> {
-  if (!isStillOwed(opened, ending)) return recordEnd(deps, opened, ending, () => givenUp.aborted);
+  if (!isStillResumable(opened, ending)) return recordEnd(deps, opened, ending, () => givenUp.aborted);
   const { store, clock, claims } = deps;
   const { key, token } = opened;
   // If this write fails, the regular comparison of claims with the database gives the claim back.

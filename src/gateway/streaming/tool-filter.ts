@@ -4,11 +4,18 @@
 
 import { createPace, type Pace } from "../../concurrency/pace.ts";
 import { inOneStep, inTurnSteps, type Steps } from "../../concurrency/steps.ts";
-import type { Chunks } from "../../http/decode.ts";
+import type { Chunks } from "../../http/client/decode.ts";
 import { type DeniedTools, UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
-import { afterBom, type EventOptions, LINE_FEED, RETURN, rewritten } from "./event-filter.ts";
-import { createEventFinder, type EventFinder } from "./event-finder.ts";
-import type { TenantBudget } from "./memory-budget.ts";
+import {
+  afterBom,
+  createEventFinder,
+  type EventFinder,
+  type EventOptions,
+  LINE_FEED,
+  RETURN,
+  rewritten,
+} from "./event-filter.ts";
+import type { TenantBudget } from "./response-recorder.ts";
 
 type IsDenied = DeniedTools;
 

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { Fault } from "../../core/fault.ts";
-import { Undecodable } from "../../http/codings.ts";
-import { OutboundError } from "../../http/outbound.ts";
+import { Undecodable } from "../../http/client/answer.ts";
+import { OutboundError } from "../../http/client/outbound.ts";
 import { CallError, type CallStop, credentialProblem, upstreamFailureOf } from "./failure.ts";
 
 const running = new AbortController().signal;

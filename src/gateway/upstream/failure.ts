@@ -3,8 +3,8 @@
 import type { StopSignal } from "../../concurrency/stop.ts";
 import { Fault, type FaultKind } from "../../core/fault.ts";
 import type { ErrorClass } from "../../core/states.ts";
-import { Undecodable } from "../../http/codings.ts";
-import { OutboundError } from "../../http/outbound.ts";
+import { Undecodable } from "../../http/client/answer.ts";
+import { OutboundError } from "../../http/client/outbound.ts";
 
 /**
  * Why the gateway stopped a call: the reason of its abort signal. `crowded` means that others need the memory of a body

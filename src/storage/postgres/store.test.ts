@@ -7,7 +7,7 @@ import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import { renewLease } from "../../gateway/executor/replica-lease.ts";
+import { renewReplicaLease } from "../../gateway/executor/ownership.ts";
 import { type Tx, UniqueViolation } from "../store.ts";
 import { postgresQueries, postgresTables } from "./pool.ts";
 import { openPostgres } from "./store.ts";
@@ -132,7 +132,7 @@ describe("on Postgres alone", () => {
       const came = await outcome(store.write((tx) => addAgent(tx, `${i}`)));
       return isLocked ? "not held up" : came;
     });
-    const renew = (tx: Tx) => renewLease(tx, "rep_1");
+    const renew = (tx: Tx) => renewReplicaLease(tx, "rep_1");
     expect(await store.write(renew, { urgent: true })).toBeGreaterThan(0);
     isLocked = false;
     await somebody.unsafe("rollback");

@@ -4,10 +4,11 @@ import { sql } from "drizzle-orm";
 import { drizzle } from "drizzle-orm/bun-sqlite";
 import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
+import { actFor } from "../../concurrency/request-turns.ts";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
 import { migrateSqlite } from "../migrate.ts";
-import type { Command, Queries, Tx } from "../store.ts";
+import { type Command, type Queries, type Tx, UniqueViolation } from "../store.ts";
 import { createGroupCommit, type GroupCommit } from "./group.ts";
 import { createSqliteTotals, type SqliteTotals } from "./totals-log.ts";
 
@@ -156,6 +157,29 @@ test("writes of one turn of the event loop share a commit, and those that wait f
   // Two, unless the machine is so busy that a group runs out of time.
   expect(begun()).toBeLessThan(20);
   expect(total()).toEqual([100]);
+});
+
+test("what a tenant's requests make fail is undone alone, and the commit of all others is neither undone nor made again", async () => {
+  const { counting, begun } = countingGroup(60_000);
+  const ran: string[] = [];
+  const noted = (id: string) => (tx: Tx) => {
+    ran.push(id);
+    return add(id)(tx);
+  };
+  const works: Promise<unknown>[] = [];
+  for (let i = 0; i < 5; i++) {
+    works.push(counting.write(noted(`n${i}`)), counting.execute(store, { id: `c${i}` }));
+    // A name that is in use.
+    works.push(actFor("hostile", () => counting.write(noted("n0"))));
+  }
+  const outcomes = await settled(works);
+  for (let i = 0; i < 5; i++) {
+    expect(outcomes[3 * i]).toBe(`n${i}`);
+    expect(outcomes[3 * i + 2]).toBeInstanceOf(UniqueViolation);
+  }
+  expect(ran.toSorted()).toEqual([...Array(6).fill("n0"), "n1", "n2", "n3", "n4"]);
+  expect(replicas()).toHaveLength(10);
+  expect([begun(), ...total()]).toEqual([1, 5]);
 });
 
 test("a commit that fails refuses every write of its group, those that failed by themselves too", async () => {

@@ -150,7 +150,8 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     read: { ...read, urgent: read },
     write: group.write,
     execute(command, input) {
-      if (command.kind === "counter") throw new Error(`${command.name}: counted in memory where nobody shares the database`);
+      if (command.kind === "counter")
+        throw new Error(`${command.name}: counted in memory where nobody shares the database`);
       return command.kind === "look_up" ? lookUp(command, input) : group.execute(command, input);
     },
     onCallEnded: ends.subscribe,

@@ -1,7 +1,7 @@
 // What tests of settling need: a facilitator's settle over a real store, with hand-made doubles of the chain and of
 // the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
 import type { FindOwnTransfer } from "../../../src/chain/own-transfer.ts";
-import { usedOn, utcDay } from "../../../src/facilitator/payments/daily-limits.ts";
+import { usedOn, utcDay } from "../../../src/facilitator/payments/guardrails.ts";
 import {
   type ClaimedPayment,
   claimPayment,
@@ -96,7 +96,7 @@ function recordingLog(lines: Logged[]) {
 
 interface SettlingOptions {
   readonly inclusionTimeoutMs?: number;
-  readonly atWorkMax?: number;
+  readonly inFlightMax?: number;
   /** Payments that may be under way at once. */
   readonly capacity?: number;
   readonly maxPerTransaction?: bigint;
@@ -196,7 +196,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
       minValue: options.minValue ?? 0n,
       inclusionTimeoutMs: options.inclusionTimeoutMs ?? 15_000,
     },
-    ...(options.atWorkMax === undefined ? {} : { atWorkMax: options.atWorkMax }),
+    ...(options.inFlightMax === undefined ? {} : { inFlightMax: options.inFlightMax }),
   });
 
   return {

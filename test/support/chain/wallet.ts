@@ -10,7 +10,7 @@ import { createSettlementWaiters } from "../../../src/facilitator/settle/waiters
 import type { WalletLeases } from "../../../src/facilitator/wallet/leases.ts";
 import { createLocalSigner, type Signer } from "../../../src/facilitator/wallet/signer.ts";
 import { createWallet, type WalletOptions as ProductOptions } from "../../../src/facilitator/wallet/wallet.ts";
-import { createOutbound } from "../../../src/http/outbound.ts";
+import { createOutbound } from "../../../src/http/client/outbound.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { CHAIN_ID, TOKEN } from "../../../src/x402/kind.ts";
 import { sqlitePlace } from "../stores/stores.ts";

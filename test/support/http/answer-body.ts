@@ -1,5 +1,5 @@
 // The body of an answer as it was sent, whatever it is encoded with.
-import type { Answer } from "../../../src/http/answer.ts";
+import type { Answer } from "../../../src/http/client/answer.ts";
 
 export async function sentBytes({ body }: Answer): Promise<Uint8Array> {
   return new Response(body as ReadableStream<Uint8Array<ArrayBuffer>> | null).bytes();

@@ -1,7 +1,7 @@
 // Encoded bodies of answers, and how reading them fails.
 import { expect } from "bun:test";
 import zlib from "node:zlib";
-import { OutboundError } from "../../../src/http/outbound.ts";
+import { OutboundError } from "../../../src/http/client/outbound.ts";
 
 export const MIB = 1024 * 1024;
 export const LIMITS = { maxBytes: 8 * MIB, captureBytes: MIB };

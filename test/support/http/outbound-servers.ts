@@ -8,7 +8,7 @@ import {
   OutboundError,
   type OutboundOptions,
   type OutboundRequest,
-} from "../../../src/http/outbound.ts";
+} from "../../../src/http/client/outbound.ts";
 import { OTHER_SERVER, SERVER, TEST_CA } from "./certificates.ts";
 
 const OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";

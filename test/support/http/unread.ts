@@ -1,6 +1,6 @@
 // Callers that ask, and do not take their answer: as many connections as are wanted, each with a small buffer.
 import { connect } from "node:net";
-import { keepReceiveBufferSmall } from "../../../src/http/socket-options.ts";
+import { keepReceiveBufferSmall } from "../../../src/http/bun/socket-options.ts";
 import type { Gateway } from "../gateway/gateway.ts";
 
 /** Resolves when the answer has begun, or never will. No more of it is read, and its connection stays. */

@@ -5,8 +5,8 @@ import { runCall } from "../../../src/gateway/executor/call.ts";
 import type { Outcome, WorkerSettings } from "../../../src/gateway/executor/job.ts";
 import { createMcp } from "../../../src/gateway/executor/mcp/call.ts";
 import { createResponseMemory } from "../../../src/gateway/executor/workers/response-memory.ts";
-import { createDecoderShare } from "../../../src/http/decoder-share.ts";
-import { createOutbound } from "../../../src/http/outbound.ts";
+import { createDecoderShare } from "../../../src/http/client/decode.ts";
+import { createOutbound } from "../../../src/http/client/outbound.ts";
 import type { Recorded } from "../http/upstream.ts";
 import { type JobParts, LOOPBACK, makeJob } from "../stores/jobs.ts";
 

@@ -68,6 +68,7 @@ export function useScheduling() {
         log: silentLog,
         pool: makePool(well).pool,
         replica: "rep_1",
+        isShared: false,
         agentConcurrency: 4,
         agentMaxRaised() {},
         claims: createClaims(),

@@ -10,7 +10,7 @@ import { silentMeters } from "../../../src/core/meters.ts";
 import { findInvocation } from "../../../src/gateway/invocations/history.ts";
 import { accept, type InvocationRow } from "../../../src/gateway/invocations/service.ts";
 import type { SettleOutcome } from "../../../src/gateway/payment/outcome.ts";
-import { createRestoreGuard } from "../../../src/gateway/payment/restore-guard.ts";
+import { createRestoreGuard } from "../../../src/gateway/payment/restored.ts";
 import { type Charge, createPayments, type PricedCall, paidColumns } from "../../../src/gateway/payment/service.ts";
 import { createSettler, type Settler, type SettlerOptions } from "../../../src/gateway/payment/settler.ts";
 import { insertPayment } from "../../../src/gateway/payment/store.ts";

@@ -10,12 +10,19 @@ import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../.
 import { isMirror } from "../../../wire/mcp-headers.ts";
 import { CallError } from "../../upstream/failure.ts";
 import { type CallContext, jobHeaders, send, type Upstreams } from "../call.ts";
-import type { Job, Outcome } from "../job.ts";
-import { answered, keep, noteHead } from "../outcome.ts";
-import { createMcpWire, MCP_HEADERS, type McpWire, SESSION_HEADER, VERSION_HEADER } from "./handshake.ts";
-import type { RpcAnswer } from "./response.ts";
-import { createSessions, type Session, type Sessions, type SessionTarget } from "./sessions.ts";
-import { isEventStream, readMessage, readStreamAnswer } from "./stream-answer.ts";
+import { answered, type Job, keep, noteHead, type Outcome } from "../job.ts";
+import { isEventStream, type RpcAnswer, readMessage, readStreamAnswer } from "./response.ts";
+import {
+  createMcpWire,
+  createSessions,
+  MCP_HEADERS,
+  type McpWire,
+  SESSION_HEADER,
+  type Session,
+  type Sessions,
+  type SessionTarget,
+  VERSION_HEADER,
+} from "./sessions.ts";
 
 /** The newest version that knows sessions. */
 const NEWEST_SESSION_VERSION = "2025-11-25";
@@ -168,8 +175,8 @@ function headersOf(call: McpAttempt): Array<[string, string]> {
   const { job, session } = call;
   const version = versionOf(call);
   // A server may have negotiated a version without the headers that repeat parts of the body.
-  const mirrors = isSessionless(version);
-  const passed = job.call.headers.filter(([name]) => !REPLACED_HEADERS.has(name) && (mirrors || !isMirror(name)));
+  const echoes = isSessionless(version);
+  const passed = job.call.headers.filter(([name]) => !REPLACED_HEADERS.has(name) && (echoes || !isMirror(name)));
   return [
     ...passed.map(([name, value]): [string, string] => [name, value]),
     ...MCP_HEADERS,

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { createDecoderShare, type DecoderShare } from "../../../http/decoder-share.ts";
+import { createDecoderShare, type DecoderShare } from "../../../http/client/decode.ts";
 import { createBorrower, createLender } from "./decoder-loans.ts";
 
 const SIZE = 1000;

@@ -1,7 +1,7 @@
 // The memory of decoders is shared out in one place, on the main thread: a part for each thread would be too small for a
 // fair share where there are many. Workers borrow it by messages, and messages tell them what to give back. When a worker
 // dies, its loans end.
-import type { DecoderShare } from "../../../http/decoder-share.ts";
+import type { DecoderShare } from "../../../http/client/decode.ts";
 
 interface Loan {
   readonly id: number;

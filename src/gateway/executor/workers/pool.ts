@@ -1,12 +1,21 @@
-// The workers that make upstream calls, seen from the scheduler: a job goes in, exactly one outcome comes out.
-// A worker that dies is replaced. The calls it was running end `internal`: the upstream may have seen them, and nothing
-// is sent twice.
+// The workers that make upstream calls, seen from the scheduler: a job goes in, exactly one outcome comes out. A job is handed
+// over only to a worker that has said it is ready, so a job that waits here has certainly not run. A worker that dies is
+// replaced, more slowly when deaths follow one another. The calls that it was running end `internal`: the upstream may have
+// seen them, and nothing is sent twice.
 import type { Log } from "../../../core/log.ts";
-import type { DecoderShare } from "../../../http/decoder-share.ts";
-import type { Job, Outcome, WorkerSettings } from "../job.ts";
-import { lostCall } from "../outcome.ts";
-import { isCounted } from "./messages.ts";
-import { createWorkerHandle, type WorkerHandle } from "./worker-handle.ts";
+import type { DecoderShare } from "../../../http/client/decode.ts";
+import { failed, type Job, lostCall, newTrace, type Outcome, type WorkerSettings } from "../job.ts";
+import { createLender } from "./decoder-loans.ts";
+import {
+  batchOfJobs,
+  charactersOf,
+  type FromWorker,
+  isCounted,
+  type Result,
+  resultsOf,
+  type ToWorker,
+  type WorkerStart,
+} from "./messages.ts";
 
 export interface WorkerPool {
   /** Never rejects. The pool takes the job's body over: a large one is moved, not copied. */
@@ -27,7 +36,7 @@ export interface NewWorkerPool extends WorkerPool {
 }
 
 export interface WorkerPoolOptions {
-  /** Workers. */
+  /** How many workers there are. */
   readonly size: number;
   readonly settings: WorkerSettings;
   /** The memory that the decoders of all workers share with those of other threads. */
@@ -35,7 +44,7 @@ export interface WorkerPoolOptions {
   readonly log: Log;
   /** For tests: makes the thread. */
   readonly spawn?: () => Worker;
-  /** For tests: how late a job's outcome may be before its worker counts as stuck. */
+  /** For tests: how late, after its deadline, a job's outcome may be before its worker counts as stuck. */
   readonly graceMs?: number;
 }
 
@@ -53,10 +62,8 @@ function spawnWorker(): Worker {
 }
 
 export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
-  const { size, settings, decoders, log, spawn = spawnWorker, graceMs = GRACE_MS } = options;
-  const handles = Array.from({ length: size }, () =>
-    createWorkerHandle({ settings, workers: size, decoders, log, spawn, graceMs }),
-  );
+  const handleOptions = { spawn: spawnWorker, graceMs: GRACE_MS, ...options };
+  const handles = Array.from({ length: options.size }, () => createWorkerHandle(handleOptions));
   /** The worker of each job that runs, or whose response still counts as its memory. */
   const handleOf = new Map<string, WorkerHandle>();
   let isClosed = false;
@@ -98,4 +105,300 @@ function chooseHandle(handles: readonly WorkerHandle[], { session_key }: Job): W
     if (least !== undefined && handle.load() < least.load()) least = handle;
   }
   return least;
+}
+
+interface Pending {
+  readonly job: Job;
+  readonly resolve: (outcome: Outcome) => void;
+  /** The tick in which it was handed over. */
+  since: number;
+}
+
+/** After so many failed starts in a row, waiting jobs end instead of waiting for ever. */
+const FAILED_STARTS_MAX = 5;
+
+const TICKS_PER_GRACE = 30;
+/**
+ * Handed over in one turn of the event loop, for both threads work on it in one piece: jobs, and characters of what a
+ * tenant chooses of them. One alone may have 80,000.
+ */
+const JOBS_AT_ONCE = 256;
+const CHARACTERS_AT_ONCE = 256 * 1024;
+
+/** One worker of the pool, and the jobs that it has. */
+function createWorkerHandle(options: Required<WorkerPoolOptions>) {
+  const { size: workers, settings, log, graceMs } = options;
+  const waiting = new Map<string, Pending>();
+  const running = new Map<string, Pending>();
+  const news = createNews();
+  let isFlushing = false;
+  let isClosed = false;
+  // Time is counted in ticks, so that a pause of this thread or of the machine counts as a single tick.
+  let ticks = 0;
+  const ticksMax = Math.ceil((settings.upstream_timeout_ms / graceMs) * TICKS_PER_GRACE) + TICKS_PER_GRACE;
+  const watchdog = setInterval(watch, graceMs / TICKS_PER_GRACE);
+  watchdog.unref();
+
+  const supervisor = createSupervisor({ kind: "start", settings, workers }, options, {
+    onReady: flushSoon,
+    onResults(results) {
+      for (const { id, outcome } of results) {
+        running.get(id)?.resolve(outcome);
+        running.delete(id);
+        if (isCounted(outcome)) news.counted(id);
+      }
+    },
+    onDeath(failedStarts) {
+      news.forget();
+      endAll(running, "the worker died");
+      if (failedStarts >= FAILED_STARTS_MAX) endAll(waiting, "no worker can be started");
+    },
+  });
+
+  /** Every call ends by its deadline, so a worker that is silent long after that is stuck. */
+  function watch(): void {
+    ticks++;
+    const [oldest] = running.values();
+    if (oldest === undefined || ticks - oldest.since <= ticksMax) return;
+    log.error("worker_stuck", { running: running.size });
+    supervisor.replace();
+  }
+
+  function flushSoon(): void {
+    if (isFlushing) return;
+    isFlushing = true;
+    setImmediate(flush);
+  }
+
+  /** One message per turn, with what came up in it. */
+  function flush(): void {
+    isFlushing = false;
+    if ((waiting.size === 0 && news.isEmpty()) || !supervisor.isReady()) return;
+    const handed = firstOf(waiting);
+    for (const id of handed.keys()) waiting.delete(id);
+    try {
+      const { batch, transfer } = batchOfJobs(handed.values().map(({ job }) => job));
+      supervisor.post({ kind: "work", jobs: batch, ...news.take() }, transfer);
+    } catch (error) {
+      log.error("jobs_not_handed_over", { error });
+      endAll(handed, "the job could not be handed over");
+    }
+    for (const [id, pending] of handed) {
+      pending.since = ticks;
+      running.set(id, pending);
+    }
+    if (waiting.size > 0) flushSoon();
+  }
+
+  return {
+    start: supervisor.start,
+    run(job: Job): Promise<Outcome> {
+      if (isClosed) return Promise.resolve(lostCall("the worker pool is closed"));
+      const { promise, resolve } = Promise.withResolvers<Outcome>();
+      waiting.set(job.id, { job, resolve, since: ticks });
+      flushSoon();
+      return promise;
+    },
+    cancel(id: string) {
+      const pending = waiting.get(id);
+      if (pending !== undefined) {
+        waiting.delete(id);
+        pending.resolve(failed(newTrace(), "cancelled", "cancelled", 0));
+      } else if (running.has(id)) {
+        news.cancelled(id);
+        flushSoon();
+      }
+    },
+    /** The response of a job is recorded, or never will be. */
+    recorded(id: string) {
+      if (news.recorded(id)) flushSoon();
+    },
+    /** Jobs whose outcome is not known yet. */
+    load: () => waiting.size + running.size,
+    async close() {
+      isClosed = true;
+      clearInterval(watchdog);
+      endAll(waiting, "the worker pool is closed");
+      endAll(running, "the worker pool is closed");
+      await supervisor.close();
+    },
+  };
+}
+
+/** As many as go over at once, and at least one. */
+function firstOf(waiting: ReadonlyMap<string, Pending>): Map<string, Pending> {
+  const first = new Map<string, Pending>();
+  let characters = 0;
+  for (const [id, pending] of waiting) {
+    characters += charactersOf(pending.job);
+    if (first.size > 0 && characters > CHARACTERS_AT_ONCE) break;
+    first.set(id, pending);
+    if (first.size === JOBS_AT_ONCE) break;
+  }
+  return first;
+}
+
+type WorkerHandle = ReturnType<typeof createWorkerHandle>;
+
+/** Collects the news for the worker about its jobs. */
+function createNews() {
+  /** Jobs that are done, and whose responses count as memory of the worker. */
+  const counted = new Set<string>();
+  let cancel: string[] = [];
+  let recorded: string[] = [];
+
+  function take() {
+    const taken = { cancel, recorded };
+    cancel = [];
+    recorded = [];
+    return taken;
+  }
+
+  return {
+    isEmpty: () => cancel.length + recorded.length === 0,
+    cancelled: (id: string) => void cancel.push(id),
+    counted: (id: string) => void counted.add(id),
+    /** Returns whether the worker must be told. */
+    recorded: (id: string) => counted.delete(id) && recorded.push(id) > 0,
+    take,
+    /** The worker is gone. */
+    forget() {
+      counted.clear();
+      take();
+    },
+  };
+}
+
+function endAll(jobs: Map<string, Pending>, detail: string): void {
+  for (const { resolve } of jobs.values()) resolve(lostCall(detail));
+  jobs.clear();
+}
+
+interface SupervisorEvents {
+  /** A worker takes work from now on. */
+  onReady(): void;
+  onResults(results: readonly Result[]): void;
+  /** @param failedStarts deaths in a row without ever having been ready */
+  onDeath(failedStarts: number): void;
+}
+
+/** A worker that lived this long starts the count of deaths again. */
+const CALM_MS = 10_000;
+const PAUSE_MS_MIN = 50;
+const PAUSE_MS_MAX = 5000;
+const CLOSE_TIMEOUT_MS = 3000;
+
+/** Keeps one worker alive: starts it, and replaces it when it dies. */
+export function createSupervisor(
+  start: WorkerStart,
+  options: Pick<Required<WorkerPoolOptions>, "decoders" | "log" | "spawn">,
+  events: SupervisorEvents,
+) {
+  const { decoders, log, spawn } = options;
+  let worker: Worker | null = null;
+  let isReady = false;
+  let isClosed = false;
+  let spawnedAt = 0;
+  let deaths = 0;
+  let failedStarts = 0;
+  let respawn: ReturnType<typeof setTimeout> | undefined;
+  /** Made by close(), so that no earlier death has settled it. */
+  let closed: PromiseWithResolvers<void> | null = null;
+
+  const lender = createLender(decoders, (news) => worker?.postMessage({ kind: "loans", news }));
+
+  function launch(): void {
+    spawnedAt = performance.now();
+    try {
+      const next = spawn();
+      worker = listenTo(next, log, {
+        message: (message) => next === worker && receive(message),
+        closed: () => next === worker && bury(),
+      });
+      worker.postMessage(start);
+    } catch (error) {
+      log.error("worker_not_started", { error });
+      bury();
+    }
+  }
+
+  function receive(message: FromWorker): void {
+    switch (message.kind) {
+      case "ready":
+        isReady = true;
+        events.onReady();
+        break;
+      case "done":
+        events.onResults(resultsOf(message.results));
+        break;
+      case "loans":
+        lender.asked(message.requests);
+        break;
+      case "closed":
+        closed?.resolve();
+        break;
+    }
+  }
+
+  function bury(): void {
+    worker = null;
+    lender.clear();
+    failedStarts = isReady ? 0 : failedStarts + 1;
+    isReady = false;
+    closed?.resolve();
+    events.onDeath(failedStarts);
+    if (isClosed) return;
+    deaths = performance.now() - spawnedAt > CALM_MS ? 1 : deaths + 1;
+    const pause = deaths === 1 ? 0 : Math.min(PAUSE_MS_MIN * 2 ** (deaths - 2), PAUSE_MS_MAX);
+    log.error("worker_died", { deaths, respawn_in_ms: pause });
+    respawn = setTimeout(launch, pause);
+  }
+
+  return {
+    /** Launches the first worker. Called once. */
+    start: launch,
+    /** Whether there is a worker that takes work. */
+    isReady: () => isReady,
+    /** Hands a message to the worker, which must be ready. */
+    post(message: ToWorker, transfer: ArrayBuffer[]) {
+      worker?.postMessage(message, transfer);
+    },
+    /** Ends a stuck worker as if it had died. */
+    replace() {
+      const stuck = worker;
+      if (stuck === null) return;
+      // Do not wait for its `close`, which comes only when the thread has ended.
+      bury();
+      stuck.terminate();
+    },
+    /** Lets the worker close its sessions, then ends it for good. */
+    async close() {
+      isClosed = true;
+      clearTimeout(respawn);
+      const last = worker;
+      if (last === null) return;
+      closed ??= Promise.withResolvers<void>();
+      last.postMessage({ kind: "close" } satisfies ToWorker);
+      const timer = setTimeout(closed.resolve, CLOSE_TIMEOUT_MS);
+      await closed.promise;
+      clearTimeout(timer);
+      worker = null;
+      last.terminate();
+    },
+  };
+}
+
+/**
+ * An uncaught error fires `error`, then `close`; process.exit and terminate() fire `close` alone (measured,
+ * from source and compiled). A message that can't be read has lost outcomes, so its worker goes too.
+ */
+function listenTo(worker: Worker, log: Log, handlers: { message(message: FromWorker): void; closed(): void }): Worker {
+  worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
+    if (data.kind === "blocked") log.warn(data.event, data.fields);
+    else handlers.message(data);
+  };
+  worker.onmessageerror = () => worker.terminate();
+  worker.onerror = (event) => log.error("worker_failed", { message: event.message });
+  worker.addEventListener("close", () => handlers.closed());
+  return worker;
 }

@@ -2,8 +2,8 @@ import { describe, expect, test } from "bun:test";
 import { startUpstream } from "../../../../test/support/http/upstream.ts";
 import { LOOPBACK, makeJob } from "../../../../test/support/stores/jobs.ts";
 import { hostRules } from "../../../core/host.ts";
-import { createDecoderShare } from "../../../http/decoder-share.ts";
-import { createOutbound } from "../../../http/outbound.ts";
+import { createDecoderShare } from "../../../http/client/decode.ts";
+import { createOutbound } from "../../../http/client/outbound.ts";
 import { callHttp, runCall } from "../call.ts";
 import { createResponseMemory, type MemoryHold, type ResponseMemory } from "./response-memory.ts";
 

@@ -1,11 +1,12 @@
 // What the commands of a call promise, the same on every kind of store: alone, many at once, and when some of them fail.
 import { expect, test } from "bun:test";
-import { and, eq, inArray } from "drizzle-orm";
+import { and, eq, inArray, lt, sql } from "drizzle-orm";
 import fc from "fast-check";
 import type { CountDimension, Tables } from "../../../../db/schema.ts";
 import { accepted, SUCCESS } from "../../../../test/support/stores/invocations.ts";
 import { eachStore, useStore } from "../../../../test/support/stores/one-store.ts";
 import type { Place } from "../../../../test/support/stores/stores.ts";
+import { until } from "../../../../test/support/until.ts";
 import type { CallEnd } from "../../../core/call-end.ts";
 import { Fault } from "../../../core/fault.ts";
 import { newId } from "../../../core/id.ts";
@@ -13,7 +14,7 @@ import { IDEMPOTENCY_HOURS } from "../../../core/limits.ts";
 import { type Store, UniqueViolation } from "../../../storage/store.ts";
 import { counted } from "../../../storage/totals.ts";
 import { PART_BYTES, partsOf } from "../../../wire/body.ts";
-import { removeOrphanedParts, storePartCommand } from "../bodies.ts";
+import { REMOVED_PARTS_AT_ONCE, removeOrphanedParts, storePartCommand } from "../bodies.ts";
 import { capturedBodies, findInvocation } from "../history.ts";
 import {
   type AcceptedCall,
@@ -213,6 +214,33 @@ eachStore((makePlace, dialect) => {
       expect(await store.read.db.select().from(orphanedParts)).toEqual([]);
     }
   }, 60_000);
+
+  if (dialect === "postgres")
+    test("of two replicas that remove one body, none removes the note of it while parts are left", async () => {
+      const { bodyParts: t, orphanedParts: notes } = store.read.tables;
+      const call = withBody(bytes(6 * PART_BYTES), { body_captured: false });
+      await accept(store, call);
+      expect(await take(store, keyOf(call))).not.toBeNull();
+      await end(store, keyOf(call));
+      const [begun, gone] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+      const other = await place.open();
+      const removing = other.write(async ({ db }) => {
+        await db.delete(t).where(and(eq(t.invocation_id, call.row.id), lt(t.n, REMOVED_PARTS_AT_ONCE)));
+        begun.resolve();
+        await gone.promise;
+      });
+      await begun.promise;
+      const behind = removeOrphanedParts(store);
+      const isWaiting = sql`datname = current_database() and wait_event_type = 'Lock'`;
+      const waits = other.read.db.select({ n: sql`1` }).from(sql`pg_stat_activity`).where(isWaiting);
+      await until(async () => (await waits).length > 0, 5_000).finally(gone.resolve);
+      await Promise.all([removing, behind]);
+      await other.close();
+      const parts = await store.read.db.select({ n: t.n }).from(t).where(eq(t.invocation_id, call.row.id));
+      expect(await store.read.db.select().from(notes)).toHaveLength(parts.length > 0 ? 1 : 0);
+      await removeOrphanedParts(store);
+      expect(await store.read.db.select().from(notes)).toEqual([]);
+    });
 
   test("of a streamed call only the start is stored, which whoever resumes it does not need whole", async () => {
     const streamed = withBody(bytes(MIB), { mode: "streaming", req_size: 5 * MIB });

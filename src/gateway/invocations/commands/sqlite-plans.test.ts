@@ -4,7 +4,7 @@ import { Database } from "bun:sqlite";
 import { afterAll, expect, test } from "bun:test";
 import { join } from "node:path";
 import { sqlitePlace } from "../../../../test/support/stores/stores.ts";
-import { agentLookUp } from "../../agents/look-up.ts";
+import { agentLookUp } from "../../agents/store.ts";
 import { storePartCommand } from "../bodies.ts";
 import { acceptCommand, acceptInPartsCommand, acceptPlainCommand } from "./accept.ts";
 import { endCommand } from "./end.ts";

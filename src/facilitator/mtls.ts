@@ -1,0 +1,337 @@
+// The mutual-TLS port. A client without a valid certificate of the client CA is refused in the handshake; the others
+// are known by the fingerprint of theirs. There is no inner port that plain bytes are relayed to: node:tls hands
+// its verified sockets to the HTTP side directly, so no other process can get in between.
+import { constants, X509Certificate } from "node:crypto";
+import { createServer, type Server, type TLSSocket, type TlsOptions } from "node:tls";
+import { createReservedShare } from "../concurrency/reserved-share.ts";
+import { parseCertificates } from "../core/certificates.ts";
+import type { Clock } from "../core/clock.ts";
+import type { Log } from "../core/log.ts";
+import { listenProblem, StartupProblem } from "../core/startup.ts";
+import { type ConnectionLimits, type HttpOptions, type KnownPeer, serveConnections } from "../http/http1.ts";
+
+/** By the certificate that the handshake has verified. */
+export interface Peer extends KnownPeer {
+  /** SHA-256 of the certificate, lower-case hex. */
+  readonly fingerprint: string;
+  readonly certificate: X509Certificate;
+}
+
+export interface ListenerLimits extends ConnectionLimits {
+  readonly handshakeMs: number;
+  /** Handshakes under way at a time. One more ends the oldest; an honest peer's handshake is never that for long. */
+  readonly handshakes: number;
+  /** Connections in all, shared out among the accounts, so that none shuts out the others. */
+  readonly connections: number;
+}
+
+export const LISTENER_LIMITS: ListenerLimits = {
+  handshakeMs: 5_000,
+  handshakes: 1_024,
+  connections: 4_096,
+  idleMs: 60_000,
+  headMs: 10_000,
+  bodyMs: 10_000,
+  flushMs: 10_000,
+};
+
+/** Certificates that belong to no account share one part. No account has this name. */
+const STRANGERS = "";
+const SWEEP_MS = 250;
+/** A summary of refused handshakes is logged this often at most; anybody can cause them. */
+const REFUSALS_EVERY_MS = 10_000;
+
+export interface MtlsListenerOptions {
+  readonly host: string;
+  /** 0 takes a free one. */
+  readonly port: number;
+  readonly tls: TlsMaterial;
+  readonly answer: HttpOptions<Peer>["answer"];
+  /** The account that a certificate is of; null for none. */
+  readonly ownerOf: (fingerprint: string) => Promise<string | null>;
+  readonly bodyBytesMax: number;
+  readonly limits: ListenerLimits;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+export type MtlsListener = Awaited<ReturnType<typeof listenMutualTls>>;
+
+/** @throws StartupProblem when certificate and key are unusable, or it can't have its address */
+export async function listenMutualTls(options: MtlsListenerOptions) {
+  const server = createTlsServer(options.tls);
+  const sockets = admit(server, options);
+  let roots = parseCertificates(options.tls.clientCa);
+  await listen(server, options);
+  const sweeping = setInterval(sockets.sweep, SWEEP_MS);
+  const address = server.address();
+  const port = typeof address === "object" && address !== null ? address.port : options.port;
+
+  /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
+  async function drain(): Promise<void> {
+    server.close();
+    sockets.closeIdle();
+    await sockets.empty();
+  }
+
+  return {
+    port,
+    /**
+     * Handshakes from now on are made with this; connections and requests at work go on. Those whose certificate no CA
+     * of it has issued end, when they have answered what they are at work on.
+     *
+     * @throws when it can't be used: then nothing has changed
+     */
+    renew(tls: TlsMaterial): void {
+      const next = parseCertificates(tls.clientCa);
+      server.setSecureContext(secureOptions(tls));
+      const isAnyGone = roots.some((root) => !next.some((each) => each.fingerprint256 === root.fingerprint256));
+      roots = next;
+      if (isAnyGone) sockets.keep((certificate) => next.some((root) => isIssuedBy(certificate, root)));
+    },
+    drain,
+    /** Closes everything. */
+    async stop(): Promise<void> {
+      sockets.closeAll();
+      await drain();
+      clearInterval(sweeping);
+    },
+  };
+}
+
+/** Complete each time: Bun keeps nothing from the context before. */
+function secureOptions({ cert, key, clientCa }: TlsMaterial): TlsOptions {
+  return {
+    cert,
+    key,
+    ca: clientCa,
+    requestCert: true,
+    rejectUnauthorized: true,
+    minVersion: "TLSv1.2",
+    ALPNProtocols: ["http/1.1"],
+    // A resumed session would carry a certificate past the check of its dates.
+    secureOptions: constants.SSL_OP_NO_TICKET,
+  };
+}
+
+/** Directly; a chain with other certificates in between is judged in a handshake only. */
+function isIssuedBy(certificate: X509Certificate, root: X509Certificate): boolean {
+  return certificate.checkIssued(root) && certificate.verify(root.publicKey);
+}
+
+function createTlsServer(tls: TlsMaterial): Server {
+  try {
+    return createServer(secureOptions(tls));
+  } catch (cause) {
+    throw new StartupProblem(
+      "TOLLGATE_TLS_CERT_FILE and TOLLGATE_TLS_KEY_FILE must be a certificate and its private key, and TOLLGATE_CLIENT_CA_FILE the certificates of a CA",
+      { cause },
+    );
+  }
+}
+
+function listen(server: Server, { host, port, log }: MtlsListenerOptions): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const refuse = (cause: Error) => reject(listenProblem(host, port, "TOLLGATE_PORT", cause));
+    server.once("error", refuse);
+    server.listen({ host, port }, () => {
+      server.off("error", refuse);
+      server.on("error", (error) => log.error("listener_failed", { port: "TOLLGATE_PORT", error }));
+      resolve();
+    });
+  });
+}
+
+/** Counts connections from their first packet on, and hands those with a verified certificate to HTTP. */
+function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, log }: MtlsListenerOptions) {
+  const http = serveConnections({ answer, bodyBytesMax, limits, clock, log });
+  const sockets = new Set<TLSSocket>();
+  /** When each has to be done, the oldest first. */
+  const handshakes = new Map<TLSSocket, number>();
+  const shares = createReservedShare(limits.connections);
+  const refused = refusals(log);
+  const awaitEmpty: (() => void)[] = [];
+
+  server.on("connection", (raw) => {
+    // In Bun it is the socket that the handshake makes secure.
+    const socket = raw as TLSSocket;
+    sockets.add(socket);
+    handshakes.set(socket, performance.now() + limits.handshakeMs);
+    socket.on("error", () => socket.destroy());
+    socket.on("close", () => {
+      sockets.delete(socket);
+      handshakes.delete(socket);
+      if (sockets.size === 0) for (const tell of awaitEmpty.splice(0)) tell();
+    });
+    // The oldest handshake makes room for a new one. It may be the new one itself.
+    const [oldest] = handshakes.keys();
+    if (sockets.size > limits.connections || handshakes.size > limits.handshakes) oldest?.destroy();
+  });
+  server.on("tlsClientError", (error, socket) => {
+    refused("code" in error ? String(error.code) : error.message, socket.remoteAddress);
+    socket.destroy();
+  });
+  server.on("secureConnection", (socket) => {
+    const peer = peerOf(socket);
+    if (peer === null) refuse(socket, "no verified certificate");
+    else void enter(socket, peer);
+  });
+
+  function refuse(socket: TLSSocket, reason: string): void {
+    refused(reason, socket.remoteAddress);
+    socket.destroy();
+  }
+
+  /** The time limit of the handshake holds until it is known whose share the connection counts to. */
+  async function enter(socket: TLSSocket, peer: Peer): Promise<void> {
+    const owner = await ownerOf(peer.fingerprint).catch((error) => {
+      log.warn("account_lookup_failed", { error });
+      return null;
+    });
+    if (!handshakes.delete(socket) || socket.destroyed) return;
+    const share = owner ?? STRANGERS;
+    if (shares.take(share)) http.take(socket, peer, () => shares.giveBack(share));
+    else refuse(socket, "too many connections");
+  }
+
+  return {
+    sweep() {
+      const now = performance.now();
+      for (const [socket, deadline] of handshakes) {
+        if (now <= deadline) break;
+        socket.destroy();
+      }
+      http.sweep();
+    },
+    closeIdle() {
+      for (const socket of handshakes.keys()) socket.destroy();
+      http.closeIdle();
+    },
+    /** Connections whose certificate is still trusted. Handshakes under way began with what was trusted before. */
+    keep(isTrusted: (certificate: X509Certificate) => boolean) {
+      for (const socket of handshakes.keys()) socket.destroy();
+      const known = new Map<string, boolean>();
+      http.keep(({ fingerprint, certificate }) => {
+        const trusted = known.get(fingerprint) ?? isTrusted(certificate);
+        known.set(fingerprint, trusted);
+        return trusted;
+      });
+    },
+    closeAll() {
+      for (const socket of sockets) socket.destroy();
+    },
+    empty(): Promise<void> {
+      if (sockets.size === 0) return Promise.resolve();
+      return new Promise((resolve) => {
+        awaitEmpty.push(resolve);
+      });
+    },
+  };
+}
+
+/** Null for what the handshake should not have let through. */
+function peerOf(socket: TLSSocket): Peer | null {
+  if (!socket.authorized || socket.isSessionReused()) return null;
+  const certificate = new X509Certificate(socket.getPeerCertificate().raw);
+  const expiresAt = Date.parse(certificate.validTo);
+  const fingerprint = certificate.fingerprint256.replaceAll(":", "").toLowerCase();
+  if (!/^[0-9a-f]{64}$/.test(fingerprint) || !Number.isFinite(expiresAt)) return null;
+  return { fingerprint, certificate, expiresAt };
+}
+
+function refusals(log: Log): (reason: string, address: string | undefined) => void {
+  let count = 0;
+  let toldAt = Number.NEGATIVE_INFINITY;
+  return (reason, address) => {
+    log.debug("handshake_refused", { reason, address });
+    count++;
+    const now = performance.now();
+    if (now - toldAt < REFUSALS_EVERY_MS) return;
+    log.info("handshakes_refused", { count, last_reason: reason, last_address: address });
+    [count, toldAt] = [0, now];
+  };
+}
+
+const LOOK_MS = 1_000;
+
+/** PEM. */
+export interface TlsMaterial {
+  /** The server's certificate and what leads from it to a root. */
+  readonly cert: string;
+  /** Without a passphrase. */
+  readonly key: string;
+  /** The one or more roots of client certificates. */
+  readonly clientCa: string;
+}
+
+/** What the files hold now. */
+export interface TlsReading {
+  /** The same for the same content, and for no other. */
+  readonly digest: string;
+  judge():
+    | { readonly tls: TlsMaterial; readonly warnings: readonly string[] }
+    | { readonly tls: null; readonly problem: string };
+}
+
+interface Following {
+  readonly read: () => Promise<TlsReading>;
+  /** What is in force. */
+  readonly tls: TlsMaterial;
+  /** Puts it in force. When it throws, the last one stays. */
+  readonly take: (tls: TlsMaterial) => void;
+  readonly log: Log;
+  /** Between two looks; tests shorten it. */
+  readonly lookMs?: number;
+}
+
+/** Returns what ends it. */
+/**
+ * Follows the certificate, key and client CA while the port runs: to renew them, one only has to write the files. A change
+ * counts once two looks in a row have found the same content, so a half-written one does not. If the new content can't be
+ * used, the last one stays in force, and that is logged once.
+ */
+export function followTlsFiles({ read, tls, take, log, lookMs = LOOK_MS }: Following): () => void {
+  let inForce = tls;
+  let seen = "";
+  let judged = "";
+  let looking = false;
+
+  async function look(): Promise<void> {
+    const reading = await read();
+    const isSettled = reading.digest === seen;
+    seen = reading.digest;
+    if (!isSettled || reading.digest === judged) return;
+    judged = reading.digest;
+    const found = reading.judge();
+    if (found.tls === null) log.error("tls_files_refused", { problem: found.problem });
+    else if (!isSame(found.tls, inForce)) put(found.tls, found.warnings);
+  }
+
+  function put(next: TlsMaterial, warnings: readonly string[]): void {
+    try {
+      take(next);
+    } catch (error) {
+      log.error("tls_files_refused", { error });
+      return;
+    }
+    inForce = next;
+    log.info("tls_files_taken");
+    for (const warning of warnings) log.warn("tls_files_suspect", { warning });
+  }
+
+  const timer = setInterval(() => {
+    // While a file system hangs, it is not asked again.
+    if (looking) return;
+    looking = true;
+    void look()
+      .catch((error) => log.error("tls_files_not_read", { error }))
+      .finally(() => {
+        looking = false;
+      });
+  }, lookMs);
+  return () => clearInterval(timer);
+}
+
+function isSame(a: TlsMaterial, b: TlsMaterial): boolean {
+  return a.cert === b.cert && a.key === b.key && a.clientCa === b.clientCa;
+}

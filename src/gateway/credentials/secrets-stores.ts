@@ -1,0 +1,175 @@
+// Where secrets of tenants are read from: files of a mounted folder, and HashiCorp Vault or OpenBao. A tenant's reference,
+// `path#key`, can't lead out of the tenant's own prefix, neither in a file system nor in a URL.
+import { constants } from "node:fs";
+import { open, realpath } from "node:fs/promises";
+import { join, sep } from "node:path";
+import { PLAINTEXT_BYTES_MAX, VAULT_REF_CHARACTERS_MAX } from "../../core/limits.ts";
+import { hasControls, textProblem } from "../../core/text.ts";
+import type { JsonAnswer, JsonLimits } from "../../http/client/fetch-json.ts";
+
+/**
+ * Why a secret could not be resolved. The message is for the log: it names places and statuses, and never any part of a
+ * secret. The caller of the agent learns only `credential_error`.
+ */
+export class CredentialFailure extends Error {
+  override readonly name = "CredentialFailure";
+}
+
+interface VaultRef {
+  readonly segments: readonly string[];
+  /** Null when the reference names none. */
+  readonly key: string | null;
+}
+
+type VaultRefResult = { readonly ok: true; readonly ref: VaultRef } | { readonly ok: false; readonly reason: string };
+
+/** Whether a name can stand between two slashes of any path and mean only itself. */
+export function isPlainSegment(segment: string): boolean {
+  if (segment === "" || segment === "." || segment === "..") return false;
+  return segment.isWellFormed() && !hasControls(segment) && !/[/\\%?#]/.test(segment);
+}
+
+export function parseVaultRef(text: string): VaultRefResult {
+  const problem = textProblem(text, { min: 1, max: VAULT_REF_CHARACTERS_MAX });
+  if (problem !== null) return { ok: false, reason: problem };
+  const hash = text.indexOf("#");
+  const path = hash === -1 ? text : text.slice(0, hash);
+  const key = hash === -1 ? null : text.slice(hash + 1);
+  const segments = path.split("/");
+  if (!segments.every(isPlainSegment)) {
+    return { ok: false, reason: "must be a path of plain names below the tenant's own prefix" };
+  }
+  if (key !== null && (key === "" || key.includes("#"))) {
+    return { ok: false, reason: "must name one key after #" };
+  }
+  return { ok: true, ref: { segments, key } };
+}
+
+/** Bytes of a secret and a line break. */
+const FILE_BYTES_MAX = PLAINTEXT_BYTES_MAX + 2;
+
+/** @throws CredentialFailure when the file is no regular file of UTF-8 text, too large, or not readable */
+async function readTextFile(path: string): Promise<string> {
+  try {
+    // Without O_NONBLOCK, opening a named pipe would wait for its writer.
+    const file = await open(path, constants.O_RDONLY | constants.O_NONBLOCK);
+    try {
+      if (!(await file.stat()).isFile()) throw new CredentialFailure("a secret's file is not a regular file");
+      const buffer = Buffer.alloc(FILE_BYTES_MAX + 1);
+      const { bytesRead } = await file.read(buffer, 0, buffer.length, 0);
+      if (bytesRead > FILE_BYTES_MAX) throw new CredentialFailure("a secret's file is too large");
+      return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(buffer.subarray(0, bytesRead));
+    } finally {
+      await file.close();
+    }
+  } catch (cause) {
+    if (cause instanceof CredentialFailure) throw cause;
+    throw new CredentialFailure("a secret's file can't be read", { cause });
+  }
+}
+
+/**
+ * The text of the file `<dir>/<tenant>/<path>`, the layout of secret mounts of containers, or the field of it that `ref`
+ * names; null when there is no such file. The file must lie in the tenant's folder after all symbolic links are followed.
+ *
+ * @param tenant a plain segment
+ * @throws CredentialFailure when the file is there but holds no such secret, or lies elsewhere
+ */
+export async function readFromDirectory(dir: string, tenant: string, ref: VaultRef): Promise<string | null> {
+  const home = await resolved(join(dir, tenant));
+  if (home === null) return null;
+  const path = await resolved(join(home, ...ref.segments));
+  if (path === null) return null;
+  if (!path.startsWith(home + sep)) {
+    throw new CredentialFailure("a secret's file lies outside the tenant's folder");
+  }
+  const text = await readTextFile(path);
+  return ref.key === null ? text.replace(/\r?\n$/, "") : fieldOf(parsed(text), ref.key);
+}
+
+const MISSING = ["ENOENT", "ENOTDIR", "ENAMETOOLONG"];
+
+async function resolved(path: string): Promise<string | null> {
+  try {
+    return await realpath(path);
+  } catch (cause) {
+    if (cause instanceof Error && "code" in cause && MISSING.some((code) => code === cause.code)) return null;
+    throw new CredentialFailure("a secret's path can't be followed", { cause });
+  }
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    // The parser's own message may quote the text.
+    throw new CredentialFailure("a secret's file is not JSON, and its reference names a field");
+  }
+}
+
+/** The text in an object's field. @throws CredentialFailure when there is none */
+function fieldOf(value: unknown, key: string): string {
+  if (typeof value === "object" && value !== null && Object.hasOwn(value, key)) {
+    const field: unknown = Reflect.get(value, key);
+    if (typeof field === "string") return field;
+  }
+  throw new CredentialFailure("a secret has no text under the key that its reference names");
+}
+
+export interface VaultSettings {
+  readonly address: string;
+  /** Path below `/v1/` with the segment `{tenant}`. */
+  readonly prefix: string;
+  readonly token: string;
+  /** Where the token came from, when that was a file: it is read again for each request. */
+  readonly tokenFile: string | null;
+}
+
+/** A GET, whatever its status. Rejects when there is no answer within the limits. */
+export type FetchJson = (
+  url: string,
+  headers: Readonly<Record<string, string>>,
+  limits: JsonLimits,
+) => Promise<JsonAnswer>;
+
+const LIMITS: JsonLimits = { timeoutMs: 5_000, bytesMax: 64 * 1024 };
+const DEFAULT_KEY = "value";
+
+/**
+ * The text under the key that `ref` names, from the key-value engine, version 2, of HashiCorp Vault or OpenBao; null when
+ * there is no such secret. `GET /v1/<mount>/data/<path>` answers `{ data: { data: { … }, metadata: { … } } }`.
+ *
+ * @param tenant a plain segment
+ * @throws CredentialFailure when Vault does not answer with the secret
+ */
+export async function readFromVault(
+  settings: VaultSettings,
+  fetchJson: FetchJson,
+  tenant: string,
+  ref: VaultRef,
+): Promise<string | null> {
+  const prefix = settings.prefix.replaceAll("{tenant}", encodeURIComponent(tenant));
+  const path = ref.segments.map(encodeURIComponent).join("/");
+  const url = `${settings.address.replace(/\/+$/, "")}/v1/${prefix}/${path}`;
+  const answer = await ask(fetchJson, url, await currentToken(settings));
+  if (answer.status === 404) return null;
+  if (answer.status !== 200) throw new CredentialFailure(`vault answered ${answer.status}`);
+  return fieldOf(propertyOf(propertyOf(answer.body, "data"), "data"), ref.key ?? DEFAULT_KEY);
+}
+
+async function ask(fetchJson: FetchJson, url: string, token: string) {
+  try {
+    return await fetchJson(url, { "x-vault-token": token, "x-vault-request": "true" }, LIMITS);
+  } catch (cause) {
+    throw new CredentialFailure("vault gave no answer", { cause });
+  }
+}
+
+/** @throws when the file can't be read */
+export async function currentToken({ token, tokenFile }: Pick<VaultSettings, "token" | "tokenFile">): Promise<string> {
+  return tokenFile === null ? token : (await readTextFile(tokenFile)).trim();
+}
+
+function propertyOf(value: unknown, key: string): unknown {
+  return typeof value === "object" && value !== null ? Reflect.get(value, key) : undefined;
+}

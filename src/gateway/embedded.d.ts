@@ -1,0 +1,18 @@
+// Pages, and the style and the script of the manual's site, are imported as text and so become part of the binary.
+declare module "*.md" {
+  const text: string;
+  export default text;
+}
+declare module "*/style.css" {
+  const text: string;
+  export default text;
+}
+declare module "*/search.js" {
+  const text: string;
+  export default text;
+}
+// A file imported `with { type: "file" }` is embedded in the binary, and its import is the path to it.
+declare module "swagger-ui-dist/*" {
+  const path: string;
+  export default path;
+}

@@ -1,0 +1,299 @@
+import { expect, setSystemTime, test } from "bun:test";
+import { accepted } from "../../../test/support/stores/invocations.ts";
+import { eachStore } from "../../../test/support/stores/one-store.ts";
+import { clock, makePool, useScheduling, well } from "../../../test/support/stores/scheduling.ts";
+import { postgresPlace } from "../../../test/support/stores/stores.ts";
+import { thisMoment } from "../../core/age.ts";
+import { Fault } from "../../core/fault.ts";
+import { silentLog } from "../../core/log.ts";
+import type { Store } from "../../storage/store.ts";
+import { PART_BYTES } from "../../wire/body.ts";
+import { compareOnce, createClaims } from "../invocations/claims.ts";
+import { findKey } from "../invocations/idempotency.ts";
+import { createLostCommits } from "../invocations/lost-commits.ts";
+import { abandon, accept } from "../invocations/service.ts";
+import { createReplicaLease, createRunningCalls, endOrphans, renewReplicaLease } from "./ownership.ts";
+
+const wallClock = { now: () => Date.now() };
+
+eachStore((makePlace) => {
+  test.each([
+    ["pending", null],
+    ["claimed in the same write", { owner: "rep_dead", token: "t" }],
+  ] as const)("a call that was refused and appeared %s leaves nothing when its replica dies", async (_, claim) => {
+    const place = await makePlace();
+    const store = await place.open();
+    const refusals = () => createLostCommits({ store, clock: wallClock, log: silentLog });
+    const { row, ...one } = accepted(wallClock.now(), { accepted_by: "rep_dead" });
+    const idempotency = { key: "k", body_sha256: "b", asked_at: wallClock.now(), latest: wallClock.now() };
+    const call = { ...one.call, headers: [["idempotency-key", "k"]] as const };
+    expect(await refusals().wasStored({ tenant: row.tenant, id: row.id, claim: claim?.token ?? null })).toBe(false);
+    await accept(store, { ...one, row, call, idempotency }, claim);
+    await store.write((tx) => renewReplicaLease(tx, "rep_2"));
+    await refusals().removeAppeared();
+    await endOrphans(store, wallClock, "rep_2");
+    expect(await store.read.db.select().from(store.read.tables.invocations)).toEqual([]);
+    expect(await findKey(store, row, idempotency)).toBeNull();
+    await store.close();
+    place.remove();
+  });
+});
+
+/** A replica that comes or goes is counted at the next renewal. */
+const COUNTED_MS_MAX = 10_000;
+
+test("replicas divide the limit of an agent by how many of them live, and each may run one call at least", async () => {
+  const place = await postgresPlace();
+  const store = await place.open();
+  const refusals = { removeAppeared: async () => {} };
+  const raised: string[] = [];
+  const begin = async (agentConcurrency: number, replica: string, previous: string | null = null) => {
+    const agentMaxRaised = () => void raised.push(replica);
+    const parts = { store, clock: wallClock, log: silentLog, isShared: true, refusals, agentMaxRaised };
+    const lease = createReplicaLease({ ...parts, replica, agentConcurrency, previous });
+    await lease.recover();
+    return lease;
+  };
+  const counted = async (leases: (typeof first)[], maxima: number[]) => {
+    const end = performance.now() + COUNTED_MS_MAX;
+    const now = () => leases.map(({ agentMax }) => agentMax());
+    while (performance.now() < end && !Bun.deepEquals(now(), maxima)) await Bun.sleep(20);
+    expect(now()).toEqual(maxima);
+  };
+  const first = await begin(64, "rep_1");
+  expect(first.agentMax()).toBe(64);
+  const [second, few] = [await begin(64, "rep_2"), await begin(2, "rep_3")];
+  expect(second.agentMax()).toBe(32);
+  await counted([first, second, few], [21, 21, 1]);
+  // One stops, and one was killed: it renews its lease no more.
+  await few.leave();
+  await second.leave();
+  await place.execute("insert into replicas (id, lease_until) select 'rep_killed', lease_until from replicas");
+  await counted([first], [32]);
+  await place.execute("update replicas set lease_until = lease_until - 20000 where id = 'rep_killed'");
+  await counted([first], [64]);
+  raised.splice(0);
+  // It stands still for so long that others may have taken it for gone: nothing begins before it has renewed its lease.
+  setSystemTime(Date.now() + 16_000);
+  expect(first.agentMax()).toBe(0);
+  await counted([first], [64]);
+  expect(raised).toEqual(["rep_1"]);
+  setSystemTime();
+  // A process on the data directory of one that was killed does not count that one.
+  await first.leave();
+  await store.write((tx) => renewReplicaLease(tx, "rep_1"));
+  const next = await begin(64, "rep_4", "rep_1");
+  expect(next.agentMax()).toBe(64);
+  await next.leave();
+  await store.close();
+}, 60_000);
+
+eachStore((makePlace) => {
+  test("the row of a replica that is gone stays for an hour after its lease, and no longer", async () => {
+    const place = await makePlace();
+    const store = await place.open();
+    for (const id of ["rep_1", "rep_2", "rep_3"]) await store.write((tx) => renewReplicaLease(tx, id));
+    const age = (id: string, ms: number) =>
+      place.execute(`update replicas set lease_until = lease_until - ${ms} where id = '${id}'`);
+    await age("rep_2", 3_500_000);
+    await age("rep_3", 3_700_000);
+    // Nobody is judged while not all have had time to renew.
+    await endOrphans(store, wallClock, "rep_1", () => false);
+    const { replicas: t } = store.read.tables;
+    const ids = async () => (await store.read.db.select().from(t).orderBy(t.id)).map(({ id }) => id);
+    expect(await ids()).toEqual(["rep_1", "rep_2", "rep_3"]);
+    await endOrphans(store, wallClock, "rep_1");
+    expect(await ids()).toEqual(["rep_1", "rep_2"]);
+    await store.close();
+    place.remove();
+  });
+});
+
+const scheduling = useScheduling();
+
+/** A store that runs the n-th command that writes, and then says that it could not. */
+function losingAnswer(n: number): Store {
+  let commands = 0;
+  return {
+    ...scheduling.store(),
+    async execute(command, input) {
+      const output = await scheduling.store().execute(command, input);
+      if (command.kind !== "look_up" && ++commands === n) throw new Fault("unavailable", "the answer was lost");
+      return output;
+    },
+  };
+}
+
+for (const [n, what] of [
+  [1, "claim"],
+  [2, "record"],
+] as const) {
+  test(`a ${what} that was stored without an answer neither loses nor repeats the call`, async () => {
+    const { jobs, pool } = makePool(well);
+    const { scheduler, untilEnded } = scheduling.open({ pool, store: losingAnswer(n) });
+    const one = await scheduling.acceptOne();
+    scheduler.offer(one);
+    await untilEnded(one.row.id);
+    expect(jobs).toHaveLength(1);
+    expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
+  });
+}
+
+test("a large body is read before its call is taken, so that a process which dies over it leaves a pending call", async () => {
+  const { jobs, pool } = makePool(well);
+  const real = scheduling.store();
+  const store: Store = {
+    ...real,
+    async execute(command, input) {
+      const output = await real.execute(command, input);
+      if (command.name === "claim")
+        await real.write(async ({ db, tables }) => void (await db.delete(tables.bodyParts)));
+      return output;
+    },
+  };
+  const { scheduler, untilEnded } = scheduling.open({ pool, store });
+  const one = accepted(clock.now(), {}, "x".repeat(3 * PART_BYTES));
+  await accept(real, one);
+  await scheduler.start();
+  await untilEnded(one.row.id);
+  expect(jobs.map(({ body }) => body.byteLength)).toEqual([3 * PART_BYTES]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
+});
+
+test("calls that were taken without an answer are given back, and then made once", async () => {
+  const { jobs, pool } = makePool(well);
+  const claims = createClaims();
+  const { scheduler, untilEnded } = scheduling.open({ pool, claims, store: losingAnswer(1) });
+  const calls = [await scheduling.acceptOne(), await scheduling.acceptOne()];
+  await scheduler.start();
+  await scheduling.store().write(async () => {});
+  expect(await scheduling.statusOf(calls[0]?.row.id ?? "")).toEqual(["running", null]);
+  const released = (tenant: string, agentId: string) => scheduler.checkPending(tenant, agentId);
+  await compareOnce({
+    store: scheduling.store(),
+    clock,
+    log: silentLog,
+    replica: "rep_1",
+    claims,
+    stop: () => {},
+    released,
+  });
+  for (const { row } of calls) await untilEnded(row.id);
+  expect(jobs).toHaveLength(2);
+});
+
+test("a call that is cancelled before the answer of the write that took its block is not made", async () => {
+  const { stored, answered, store } = scheduling.slowAnswers("take");
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = scheduling.open({ pool, store });
+  const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
+  await scheduler.start();
+  await stored.promise;
+  expect(await abandon(scheduling.store(), one.row, "cancelled", clock.now())).toBe(true);
+  scheduler.stop(one.row.id);
+  answered.resolve();
+  await untilEnded(other.row.id);
+  await scheduler.drain(5_000);
+  expect(jobs.map(({ id }) => id)).toEqual([other.row.id]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
+});
+
+test("a call of a block that was ended while its process was paused is not made", async () => {
+  const { stored, answered, store } = scheduling.slowAnswers("take");
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = scheduling.open({ pool, store });
+  const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
+  await scheduler.start();
+  await stored.promise;
+  const later = await scheduling.takenForDead(one);
+  answered.resolve();
+  await untilEnded(other.row.id);
+  later.mockRestore();
+  expect(jobs.map(({ id }) => id)).toEqual([other.row.id]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "internal"]);
+});
+
+test("a call that is refused to its caller before the answer of the write that took its block is given back", async () => {
+  const { stored, answered, store } = scheduling.slowAnswers("take");
+  const { jobs, pool } = makePool(well);
+  const unnoted = new Set<string>();
+  const { scheduler, untilEnded } = scheduling.open({
+    pool,
+    store,
+    refusals: { removeAppeared: async () => {}, unnoted },
+  });
+  const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
+  await scheduler.start();
+  await stored.promise;
+  unnoted.add(one.row.id);
+  answered.resolve();
+  await untilEnded(other.row.id);
+  await scheduler.drain(5_000);
+  expect(jobs.map(({ id }) => id)).toEqual([other.row.id]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["pending", null]);
+});
+
+test("a call that is cancelled before the answer of the write that claimed it is not made", async () => {
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = scheduling.open({ pool });
+  const one = accepted(clock.now());
+  const place = scheduler.reserve(one);
+  await accept(scheduling.store(), one, place?.claim);
+  expect(await abandon(scheduling.store(), one.row, "cancelled", clock.now())).toBe(true);
+  scheduler.stop(one.row.id);
+  place?.run(one);
+  await untilEnded(one.row.id);
+  await scheduler.drain(5_000);
+  expect(jobs).toEqual([]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
+});
+
+const heldCall = (id: string) => ({
+  agentId: "agt_1",
+  key: { tenant: "acme", id },
+  token: `token of ${id}`,
+  believedAt: thisMoment(),
+});
+
+test("a call that holds a slot is stopped, and others are not", () => {
+  const running = createRunningCalls();
+  const [one, other] = [running.add(heldCall("1")), running.add(heldCall("2"))];
+  running.stop("1");
+  expect([one.stopped, other.stopped, running.size]).toEqual([true, false, 2]);
+  running.remove("1");
+  expect(running.size).toBe(1);
+});
+
+test("of a call that holds no slot every block that is being taken is told, and no later one", async () => {
+  const running = createRunningCalls();
+  running.add(heldCall("held"));
+  const answer = Promise.withResolvers<void>();
+  const block = () =>
+    running.whileTaking(async (stopped) => {
+      await answer.promise;
+      return [...stopped];
+    });
+  const blocks = [block(), block()];
+  running.stop("1");
+  running.stop("held");
+  answer.resolve();
+  expect(await Promise.all(blocks)).toEqual([["1"], ["1"]]);
+  expect(await block()).toEqual([]);
+});
+
+test("what is being claimed by its ID is known by agent, until the claim has an answer, also a bad one", async () => {
+  const running = createRunningCalls();
+  const [first, second] = [Promise.withResolvers<string>(), Promise.withResolvers<string>()];
+  const claims = [
+    running.whileClaiming(running.add(heldCall("1")), () => first.promise),
+    running.whileClaiming(running.add(heldCall("2")), () => second.promise).catch((error: Error) => error.message),
+  ];
+  expect([...running.claimingOf("agt_1")]).toEqual(["1", "2"]);
+  expect([...running.claimingOf("agt_2")]).toEqual([]);
+  first.resolve("claimed");
+  expect(await claims[0]).toBe("claimed");
+  expect([...running.claimingOf("agt_1")]).toEqual(["2"]);
+  second.reject(new Error("the store is away"));
+  expect(await claims[1]).toBe("the store is away");
+  expect([...running.claimingOf("agt_1")]).toEqual([]);
+});

@@ -1,0 +1,337 @@
+// Answers of HTTP/1.1 (RFC 9112), read by llhttp, the strict parser of Node.js, which undici ships as WebAssembly.
+// Node's own client passes on every chunk separately (measured on Bun 1.4.5: 17 µs each, and 4.7 s in one go for an
+// upstream that sends chunks of one byte); here all chunks of a slice become one piece (0.2 µs each). A body that is sent
+// with its length is only counted: nothing in it is read, and nothing of it copied.
+// One per thread, since the WebAssembly module calls back without naming the parser that it works for.
+// In one file, since the callbacks of one parser share its state.
+import { isNamed } from "./answer.ts";
+
+/** A length that is exact as a number. */
+const LENGTH = /^\d{1,15}$/;
+/** Bytes that are parsed in one go: two milliseconds at most, whatever is in them. */
+export const SLICE_BYTES_MAX = 64 * 1024;
+/**
+ * Bytes of all heads of an answer, and of its trailers: four times what Node's client takes. The runtime's server sends
+ * each field of a long head separately (measured: 4 ms for 250 fields of a kilobyte), so it must not be much longer.
+ */
+const HEAD_BYTES_MAX = 64 * 1024;
+/** As many as the runtime's `fetch` takes. */
+const FIELDS_MAX = 256;
+/** Interim answers before the final one, of which honest servers send one or two. */
+const INTERIM_MAX = 100;
+const STATUS_MIN = 100;
+const SWITCHING_PROTOCOLS = 101;
+const FINAL_STATUS_MIN = 200;
+const STATUS_MAX = 599;
+/** Answers that have no body (RFC 9110), whatever their heads say of one. */
+export const BODILESS: ReadonlySet<number> = new Set([204, 205, 304]);
+
+/** Constants of llhttp: a kind of parser, errors, and what a callback may return. */
+const TYPE_RESPONSE = 2;
+const OK = 0;
+const PAUSED = 21;
+const GO_ON = 0;
+const SKIP_BODY = 1;
+const REFUSE = -1;
+
+/** Below this a loop copies faster than `set`, which needs a view. */
+const SET_BYTES_MIN = 32;
+
+/** The head is taken for text so far at a time: once for most. */
+const TEXT_BYTES = 2048;
+
+const NOTHING = new Uint8Array();
+
+export interface ResponseHead {
+  readonly status: number;
+  /** Names and values in turn, as they came. */
+  readonly fields: readonly string[];
+}
+
+export interface ParsedSlice {
+  /** When these bytes have completed it. */
+  readonly head: ResponseHead | null;
+  /** What these bytes hold of the body. */
+  readonly body: Uint8Array | null;
+  /** A code says what breaks the protocol or a limit; everything before that is valid. */
+  readonly state: "more" | "whole" | { readonly code: string };
+  /** How many bytes belong to the answer. */
+  readonly used: number;
+}
+
+interface Llhttp {
+  readonly memory: WebAssembly.Memory;
+  _initialize(): void;
+  malloc(bytes: number): number;
+  llhttp_alloc(type: number): number;
+  llhttp_free(parser: number): void;
+  llhttp_reset(parser: number): void;
+  llhttp_execute(parser: number, at: number, length: number): number;
+  llhttp_get_error_pos(parser: number): number;
+  llhttp_message_needs_eof(parser: number): number;
+}
+
+/** The parser whose bytes are being parsed. Callbacks come only during that. */
+let current: ResponseParser | null = null;
+let llhttp: Llhttp | null = null;
+/** Where the bytes to parse are put, and a view of it. */
+let input = 0;
+let inputView = Buffer.alloc(0);
+
+function library(): Llhttp {
+  if (llhttp !== null) return llhttp;
+  const env = {
+    wasm_on_url: () => GO_ON,
+    wasm_on_status: (_: number, _at: number, length: number) => current?.onReason(length) ?? REFUSE,
+    wasm_on_message_begin: () => current?.onMessageBegin() ?? REFUSE,
+    wasm_on_header_field: (_: number, at: number, length: number) => current?.onName(at, length) ?? REFUSE,
+    wasm_on_header_value: (_: number, at: number, length: number) => current?.onValue(at, length) ?? REFUSE,
+    wasm_on_headers_complete: (_: number, status: number, _upgrade: number, keepsAlive: number) =>
+      current?.onHead(status, keepsAlive !== 0) ?? REFUSE,
+    wasm_on_body: (_: number, at: number, length: number) => current?.onBody(at, length) ?? REFUSE,
+    wasm_on_message_complete: () => current?.onComplete() ?? REFUSE,
+  };
+  // `import` would copy each of its 60,000 bytes as a property of a module object: 50 ms of each thread's start (measured).
+  const binary: Uint8Array<ArrayBuffer> = require("undici/lib/llhttp/llhttp-wasm.js");
+  const instance = new WebAssembly.Instance(new WebAssembly.Module(binary), { env });
+  llhttp = instance.exports as unknown as Llhttp;
+  llhttp._initialize();
+  input = llhttp.malloc(SLICE_BYTES_MAX);
+  inputView = Buffer.from(llhttp.memory.buffer, input, SLICE_BYTES_MAX);
+  return llhttp;
+}
+
+export class ResponseParser {
+  readonly #llhttp = library();
+  readonly #pointer = this.#llhttp.llhttp_alloc(TYPE_RESPONSE);
+  #isHead = false;
+  #slice: Uint8Array = NOTHING;
+  /** Of the slice as text. */
+  #start: string | null = null;
+  #fields: string[] = [];
+  #isNameOpen = false;
+  /** Bytes of heads in the slices before this one, and of the fields in this one. */
+  #headBytes = 0;
+  #sliceHeadBytes = 0;
+  #trailerBytes = 0;
+  #interim = 0;
+  #status = 0;
+  #head: ResponseHead | null = null;
+  #body: Uint8Array | null = null;
+  #bodyBytes = 0;
+  #isWhole = false;
+  #keepsAlive = false;
+  /** Of a body that was sent with its length, what has not come yet. */
+  #left: number | null = null;
+  #refusal: string | null = null;
+
+  /** From now on the answer to another request is parsed. */
+  begin(method: string): void {
+    this.#llhttp.llhttp_reset(this.#pointer);
+    this.#isHead = method === "HEAD";
+    this.#headBytes = 0;
+    this.#trailerBytes = 0;
+    this.#interim = 0;
+    this.#status = 0;
+    this.#isWhole = false;
+    this.#keepsAlive = false;
+    this.#left = null;
+    this.#refusal = null;
+  }
+
+  /** @param slice no more than SLICE_BYTES_MAX; it must stay as it is, for the body may be a view of it */
+  parse(slice: Uint8Array): ParsedSlice {
+    return this.#left === null ? this.#parse(slice) : this.#count(slice, 0);
+  }
+
+  #parse(slice: Uint8Array): ParsedSlice {
+    const { memory, llhttp_execute, llhttp_get_error_pos } = this.#llhttp;
+    // Memory that has grown has another buffer.
+    if (inputView.length === 0) inputView = Buffer.from(memory.buffer, input, SLICE_BYTES_MAX);
+    inputView.set(slice);
+    this.#slice = slice;
+    this.#start = null;
+    this.#head = null;
+    this.#body = null;
+    this.#bodyBytes = 0;
+    this.#sliceHeadBytes = 0;
+    current = this;
+    const result = llhttp_execute(this.#pointer, input, slice.length);
+    current = null;
+    this.#slice = NOTHING;
+    this.#start = null;
+    const used = result === OK ? slice.length : llhttp_get_error_pos(this.#pointer) - input;
+    if (this.#status === 0) this.#headBytes += used;
+    if (this.#left !== null) return this.#count(slice, used);
+    return { head: this.#head, body: this.#takeBody(), state: this.#stateOf(result), used };
+  }
+
+  /** Parses a slice of a body that is sent with its length, from there on. */
+  #count(slice: Uint8Array, from: number): ParsedSlice {
+    const left = this.#left ?? 0;
+    const used = Math.min(slice.length, from + left);
+    this.#left = left - (used - from);
+    this.#isWhole = this.#left === 0;
+    const body = used > from ? slice.subarray(from, used) : null;
+    const head = from > 0 ? this.#head : null;
+    return { head, body, state: this.#isWhole ? "whole" : "more", used };
+  }
+
+  /** Whether the answer ends with its connection, because nothing else says where it ends. */
+  get endsWithConnection(): boolean {
+    return (
+      this.#status !== 0 &&
+      !this.#isWhole &&
+      this.#left === null &&
+      this.#llhttp.llhttp_message_needs_eof(this.#pointer) !== 0
+    );
+  }
+
+  /** Whether the answer whose head has come may have a body. */
+  get hasBody(): boolean {
+    return !this.#isHead && !BODILESS.has(this.#status);
+  }
+
+  /** Whether the connection may carry another request after this answer. */
+  get keepsAlive(): boolean {
+    return this.#isWhole && this.#keepsAlive;
+  }
+
+  /** Gives its memory back; it can't be used any more. */
+  free(): void {
+    this.#llhttp.llhttp_free(this.#pointer);
+  }
+
+  #stateOf(result: number): ParsedSlice["state"] {
+    if (this.#isWhole) return "whole";
+    if (this.#refusal !== null) return { code: this.#refusal };
+    if (result !== OK) return { code: "InvalidHTTPResponse" };
+    return this.#headBytes > HEAD_BYTES_MAX ? { code: "HeadTooLarge" } : "more";
+  }
+
+  #takeBody(): Uint8Array | null {
+    const [body, length] = [this.#body, this.#bodyBytes];
+    this.#body = null;
+    if (body === null || length === body.length) return body;
+    // Not a view: it would keep the whole slice in memory for the few bytes that are in it.
+    return body.slice(0, length);
+  }
+
+  #refuse(code: string): number {
+    this.#refusal = code;
+    return REFUSE;
+  }
+
+  #text(at: number, length: number): string {
+    const [from, to] = [at - input, at - input + length];
+    if (to > TEXT_BYTES) return inputView.toString("latin1", from, to);
+    this.#start ??= inputView.toString("latin1", 0, Math.min(this.#slice.length, TEXT_BYTES));
+    return this.#start.slice(from, to);
+  }
+
+  onMessageBegin(): number {
+    this.#fields = [];
+    this.#isNameOpen = false;
+    return GO_ON;
+  }
+
+  /** The phrase after the status, which means nothing. */
+  onReason(length: number): number {
+    return this.#addToHead(length);
+  }
+
+  /** Within a slice, bytes are counted field by field, since the slice may complete a head that is too large. */
+  #addToHead(bytes: number): number {
+    this.#sliceHeadBytes += bytes;
+    const isTooLarge = this.#headBytes + this.#sliceHeadBytes > HEAD_BYTES_MAX;
+    return isTooLarge ? this.#refuse("HeadTooLarge") : GO_ON;
+  }
+
+  onName(at: number, length: number): number {
+    if (this.#status !== 0) return this.#onTrailer(length);
+    if (this.#addToHead(length) !== GO_ON) return REFUSE;
+    const name = this.#text(at, length);
+    if (this.#isNameOpen) this.#fields.push(`${this.#fields.pop()}${name}`);
+    else if (this.#fields.length >= 2 * FIELDS_MAX) return this.#refuse("TooManyHeaders");
+    else this.#fields.push(name);
+    this.#isNameOpen = true;
+    return GO_ON;
+  }
+
+  onValue(at: number, length: number): number {
+    if (this.#status !== 0) return this.#onTrailer(length);
+    if (this.#addToHead(length) !== GO_ON) return REFUSE;
+    const value = this.#text(at, length);
+    // A value that continues in the next slice is not a new one.
+    if (this.#isNameOpen) this.#fields.push(value);
+    else this.#fields.push(`${this.#fields.pop()}${value}`);
+    this.#isNameOpen = false;
+    return GO_ON;
+  }
+
+  /** Trailers are dropped. */
+  #onTrailer(length: number): number {
+    this.#trailerBytes += length;
+    return this.#trailerBytes > HEAD_BYTES_MAX ? this.#refuse("HeadTooLarge") : GO_ON;
+  }
+
+  onHead(status: number, keepsAlive: boolean): number {
+    // Nobody asked for another protocol.
+    const isStatus = status >= STATUS_MIN && status <= STATUS_MAX && status !== SWITCHING_PROTOCOLS;
+    if (!isStatus) return this.#refuse("InvalidStatus");
+    if (status < FINAL_STATUS_MIN) {
+      return ++this.#interim > INTERIM_MAX ? this.#refuse("TooManyInterimAnswers") : GO_ON;
+    }
+    this.#status = status;
+    this.#keepsAlive = keepsAlive;
+    this.#head = { status, fields: this.#fields };
+    if (!this.hasBody) return SKIP_BODY;
+    this.#left = lengthOf(this.#fields);
+    return this.#left === null ? GO_ON : SKIP_BODY;
+  }
+
+  onBody(at: number, length: number): number {
+    const start = at - input;
+    if (this.#body === null) {
+      this.#body = this.#slice.subarray(start, start + length);
+      this.#bodyBytes = length;
+      return GO_ON;
+    }
+    // This is the second part in the slice, so from now on the parts are joined.
+    if (this.#body.buffer === this.#slice.buffer) {
+      const whole = new Uint8Array(this.#slice.length);
+      whole.set(this.#body);
+      this.#body = whole;
+    }
+    const end = this.#bodyBytes;
+    if (length < SET_BYTES_MIN) {
+      for (let i = 0; i < length; i++) this.#body[end + i] = this.#slice[start + i] ?? 0;
+    } else this.#body.set(this.#slice.subarray(start, start + length), end);
+    this.#bodyBytes = end + length;
+    return GO_ON;
+  }
+
+  onComplete(): number {
+    if (this.#status === 0) return GO_ON;
+    this.#isWhole = this.#left === null;
+    return PAUSED;
+  }
+}
+
+/**
+ * The length of a body that nothing else delimits; null for any other body.
+ *
+ * @param fields names and values in turn; the parser has refused those that contradict each other
+ */
+function lengthOf(fields: readonly string[]): number | null {
+  let length: number | null = null;
+  for (let at = 0; at + 1 < fields.length; at += 2) {
+    const name = fields[at] ?? "";
+    if (isNamed(name, "transfer-encoding")) return null;
+    if (!isNamed(name, "content-length")) continue;
+    const value = fields[at + 1] ?? "";
+    if (length !== null || !LENGTH.test(value)) return null;
+    length = Number(value);
+  }
+  return length;
+}
