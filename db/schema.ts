@@ -3,7 +3,7 @@
 // epoch; JSON is kept as text; every row of a tenant carries the tenant.
 // In one file, since queries join what stands side by side here.
 import { type Column, type GetColumnData, inArray, type SQL, sql } from "drizzle-orm";
-import type { Hex } from "../src/core/hex.ts";
+import type { Hex } from "../src/core/bytes.ts";
 import type {
   AgentStatus,
   CollectionStatus,
@@ -65,7 +65,7 @@ function catalogTables(c: Columns) {
       sealed: c.bytes(),
       /** Which of its tenant's keys wraps its data key. */
       key_number: c.whole().notNull(),
-      /** JSON array of the hosts that the secret may go to, as core/allowed-hosts.ts spells them; null for any. */
+      /** JSON array of the hosts that the secret may go to, as core/host.ts spells them; null for any. */
       allowed_hosts: c.text(),
       created_at: c.whole().notNull(),
       updated_at: c.whole().notNull(),

@@ -19,9 +19,9 @@ import {
 } from "./config/rules.ts";
 import { fileProblem, valueProblem, writtenPath } from "./config/values.ts";
 import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type VariableRow } from "./config/variables.ts";
-import { systemClock } from "./core/clock.ts";
-import { suggest } from "./core/suggest.ts";
-import type { TracingOptions } from "./core/tracing-options.ts";
+import { suggest } from "./core/text.ts";
+import { systemClock } from "./core/time.ts";
+import type { TracingOptions } from "./core/tracing.ts";
 import { type Environment, OWN_VARIABLES } from "./environment.ts";
 
 export const processEnvironment: Environment = process.env;

@@ -16,11 +16,10 @@ import {
   type Purpose,
   processEnvironment,
 } from "./config.ts";
-import { systemClock } from "./core/clock.ts";
 import { Fault } from "./core/fault.ts";
 import { type Meters, silentMeters } from "./core/meters.ts";
-import { PassingStartupProblem, StartupProblem } from "./core/startup.ts";
-import { VERSION } from "./core/version.ts";
+import { PassingStartupProblem, StartupProblem, VERSION } from "./core/startup.ts";
+import { systemClock } from "./core/time.ts";
 import { restartInCleanEnvironment } from "./environment.ts";
 
 const FAILED = 1;
@@ -101,7 +100,7 @@ async function serve(line: CommandLine): Promise<void> {
   else await runFacilitator(config.facilitator, log, meters);
   const { startWatchdog } = await import("./cli/process.ts");
   startWatchdog(config.log);
-  const { watchLoop } = await import("./concurrency/loop-watch.ts");
+  const { watchLoop } = await import("./kernel/loop-watch.ts");
   // Begun last: a start holds the loop for long, and nobody waits yet.
   const stopWatching = watchLoop("main", config.blockedMs, log.warn, meters.loopLate);
   process.on("exit", stopWatching);

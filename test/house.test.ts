@@ -252,7 +252,7 @@ test("what the rules allow is left alone", () => {
     ["src/config.ts", "export const a = process.env;"],
     ["src/http/a.ts", `import { SQL } from "bun"; export const a = [SQL, "a process, and fetch; Bun"];`],
     ["src/http/a.ts", "export const a = { fetch: (x) => x, b: process.pid + Bun.main };"],
-    ["src/core/clock.ts", "export const now = () => Date.now();"],
+    ["src/core/time.ts", "export const now = () => Date.now();"],
     [
       "src/http/a.ts",
       "export const a = { async fetch(request: Request) { return at(new Date(5), app.fetch(request)); } };",

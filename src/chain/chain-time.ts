@@ -1,8 +1,9 @@
 // The time of day by the chain, which the token goes by: a payment is over, or not yet valid, when the chain's time says
 // so, and not because a clock of ours is wrong.
-import type { Clock } from "../core/clock.ts";
+
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
+import type { Clock } from "../core/time.ts";
 import type { Chain } from "./chain.ts";
 import type { NewestBlock } from "./newest-block.ts";
 

@@ -1,8 +1,8 @@
 // What the facilitator asks of the chain. That something did not happen is only ever read at the hash of a block, since a
 // node that is behind proves nothing.
 
-import { type Clock, systemClock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
+import { type Clock, systemClock } from "../core/time.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";

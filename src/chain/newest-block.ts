@@ -3,7 +3,7 @@
 // compared, and those behind or far ahead are put aside: a node that stands still answers every question, and so would keep
 // the others from being asked.
 
-import type { Clock } from "../core/clock.ts";
+import type { Clock } from "../core/time.ts";
 import { type Head, NEWEST, type Rpc, StaleNode } from "./rpc.ts";
 import type * as wire from "./rpc-types.ts";
 

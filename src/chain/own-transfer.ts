@@ -1,6 +1,6 @@
 // Whether a transaction of one of our own wallets has moved the money of an authorization, by what the chain says alone: for
 // a database that was restored to an older state, and has forgotten what was collected since.
-import type { Clock } from "../core/clock.ts";
+import type { Clock } from "../core/time.ts";
 import { DAY_MS, HOUR_MS } from "../core/time.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";

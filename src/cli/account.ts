@@ -4,11 +4,11 @@
 import { certificateFile, readCertificates } from "../config/pem.ts";
 import { amount, valueProblem } from "../config/values.ts";
 import type { Config } from "../config.ts";
-import { systemClock } from "../core/clock.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { suggest } from "../core/suggest.ts";
+import { suggest } from "../core/text.ts";
+import { systemClock } from "../core/time.ts";
 import {
   addAccount,
   addCertificate,

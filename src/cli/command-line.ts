@@ -1,7 +1,7 @@
 // The command line: which command, with which words and flags. Like the configuration it reports all problems at once,
 // with the word that was probably meant.
 import { VARIABLES } from "../config.ts";
-import { suggest } from "../core/suggest.ts";
+import { suggest } from "../core/text.ts";
 
 interface Grammar {
   /** What must follow the command, in the words of the help. */

@@ -2,7 +2,7 @@
 // looked at; the checks themselves are in doctor/.
 import { type Config, type FacilitatorConfig, processEnvironment, unknownVariables, VARIABLES } from "../config.ts";
 import { parseCertificates } from "../core/certificates.ts";
-import { systemClock } from "../core/clock.ts";
+import { systemClock } from "../core/time.ts";
 import { createOutbound } from "../http/client/outbound.ts";
 import { chainClockFindings, lookAtNodes, nodesFindings, walletFindings } from "./doctor/chain.ts";
 import { databaseChecks, keyFindings, type Opening, openDatabase } from "./doctor/database.ts";

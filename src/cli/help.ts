@@ -2,7 +2,7 @@
 // `tollgate help TOPIC` prints as they are.
 import { COMMON, DEMO, FACILITATOR, GATEWAY } from "../config/variables.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { suggest } from "../core/suggest.ts";
+import { suggest } from "../core/text.ts";
 import { PAGES } from "../gateway/manual/pages.ts";
 
 const USAGE = `tollgate: a multi-tenant gateway for agents, and the facilitator that settles their payments

@@ -193,7 +193,7 @@ test("a closed or full standard error is survived", () => {
 test("lines that are held are written when the process exits", async () => {
   const script = `
     import { openLog } from ${JSON.stringify(`${import.meta.dir}/log.ts`)};
-    import { systemClock } from ${JSON.stringify(`${import.meta.dir}/../core/clock.ts`)};
+    import { systemClock } from ${JSON.stringify(`${import.meta.dir}/../core/time.ts`)};
     openLog({ level: "info", format: "json", clock: systemClock }).info("last words");
     process.exit(3);`;
   const child = Bun.spawn([process.execPath, "-e", script], { stderr: "pipe" });

@@ -2,8 +2,8 @@
 // together, since a system call per line would be expensive on the accept path. The rest is written when the process
 // exits. A log that can't be written never stops the product: lines are dropped and counted.
 import { writeSync } from "node:fs";
-import type { Clock } from "../core/clock.ts";
 import { LOG_LEVELS, type LogFields, type LogLevel } from "../core/log.ts";
+import type { Clock } from "../core/time.ts";
 
 const STANDARD_ERROR = 2;
 const FLUSH_AT_CHARACTERS = 16_384;

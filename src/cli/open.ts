@@ -3,9 +3,9 @@ import { closeSync, existsSync, mkdirSync, openSync, statSync, unlinkSync } from
 import { join } from "node:path";
 import { DATA_DIR_MUST } from "../config/rules.ts";
 import type { Config } from "../config.ts";
-import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
+import { systemClock } from "../core/time.ts";
 import {
   DATABASE_FILE,
   findMasterKeys,

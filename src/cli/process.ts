@@ -2,8 +2,8 @@
 // process answers nothing, hears no signal and holds its leases, and no process manager restarts it by itself. So a thread
 // watches the main loop and ends the process; this file is that thread's entry too.
 
-import { systemClock } from "../core/clock.ts";
 import type { LogLevel } from "../core/log.ts";
+import { systemClock } from "../core/time.ts";
 import { type OpenLog, openLog } from "./log.ts";
 
 const FAILED = 1;

@@ -4,8 +4,8 @@
 import { join } from "node:path";
 import { SignJWT } from "jose";
 import type { Config } from "../config.ts";
-import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
+import { systemClock } from "../core/time.ts";
 import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity/identity.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";

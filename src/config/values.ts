@@ -4,8 +4,8 @@
 import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { isIP } from "node:net";
 import { dirname, resolve } from "node:path";
-import type { Hex } from "../core/hex.ts";
-import { parseHostList } from "../core/host-list.ts";
+import type { Hex } from "../core/bytes.ts";
+import { parseHostList } from "../core/host.ts";
 
 export interface Kind<T> {
   /** Completes "NAME must be …". */

@@ -4,7 +4,7 @@
 import { availableParallelism } from "node:os";
 import { LOG_LEVELS } from "../core/log.ts";
 import { DAY_MS } from "../core/time.ts";
-import { SAMPLERS } from "../core/tracing-options.ts";
+import { SAMPLERS } from "../core/tracing.ts";
 import * as pem from "./pem.ts";
 import * as money from "./values.ts";
 import * as value from "./values.ts";

@@ -1,5 +1,5 @@
 import { afterEach, expect, spyOn, test } from "bun:test";
-import { isOlder, isWallOlder, thisMoment } from "./age.ts";
+import { isOlder, isWallOlder, thisMoment } from "../kernel/time.ts";
 
 const MINUTE_MS = 60_000;
 const restore: { mockRestore(): void }[] = [];

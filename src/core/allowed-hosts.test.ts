@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { isAllowedUrl, parseAllowedHosts } from "./allowed-hosts.ts";
+import { isAllowedUrl, parseAllowedHosts } from "./host.ts";
 
 const hostsOf = (...entries: string[]) => {
   const parsed = parseAllowedHosts(entries);

@@ -1,6 +1,9 @@
-// Bytes in the form that the database drivers and the encoders of Node want them.
+// Bytes in the forms that others want them in.
 
-/** The same bytes as a Buffer: a view, not a copy. */
+/** A view of the bytes as a Buffer, for database drivers and the encoders of Node; nothing is copied. */
 export function asBuffer(bytes: Uint8Array): Buffer {
   return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 }
+
+/** Bytes as Ethereum writes them: `0x` and hexadecimal digits, of lower case wherever two of them are compared. */
+export type Hex = `0x${string}`;

@@ -1,7 +1,20 @@
-// The call as it was accepted: stored with the invocation until it has been made, so a later change of the
-// agent does not reach it. It survives JSON and a structured clone.
-import type { Protocol } from "./states.ts";
+// A call: who makes it, what is stored of it until it has been made, and its end.
+import type { ErrorClass, Mode, Protocol, SettlementStatus } from "./states.ts";
 
+/** The tenant that owns all data the call may see, and the user within it. */
+export interface Caller {
+  readonly tenant: string;
+  readonly user: string;
+  readonly scopes: ReadonlySet<string>;
+}
+
+/** Needed to receive captured bodies. */
+export const READ_BODY_SCOPE = "invocations:read_body";
+
+/**
+ * The call as it was accepted: stored with the invocation until it has been made, so a later change of the agent does not
+ * reach it. It survives JSON and a structured clone.
+ */
 export interface Call {
   readonly url: string;
   readonly protocol: Protocol;
@@ -14,3 +27,53 @@ export interface Call {
   readonly headers: ReadonlyArray<readonly [name: string, value: string]>;
   readonly request_id: string;
 }
+
+/**
+ * The end of a call, announced once it is durable to all that listen: waiters, the log and the metrics, and later webhooks.
+ * It says what the record says, and holds no body and no secret.
+ */
+export interface CallEnd {
+  readonly tenant: string;
+  readonly invocation_id: string;
+  readonly agent_id: string;
+  /** The user who made the call. */
+  readonly caller: string;
+  readonly mode: Mode;
+  readonly model: string | null;
+  readonly mcp_method: string | null;
+  /** Of the request that was accepted; null when what ended the call did not have it at hand. */
+  readonly request_id: string | null;
+  readonly status: "succeeded" | "failed";
+  readonly error_class: ErrorClass | null;
+  readonly upstream_status: number | null;
+  /** The upstream call from first dial to last byte, retries included; null when there was none. */
+  readonly latency_ms: number | null;
+  /** Until the first byte of a streamed body. */
+  readonly ttft_ms: number | null;
+  /** Bytes of the request's body. */
+  readonly req_size: number | null;
+  /** Bytes of the whole decoded response; null when no response came. */
+  readonly resp_size: number | null;
+  readonly response_truncated: boolean;
+  readonly response_content_type: string | null;
+  /** Milliseconds since the epoch, by the database's clock. */
+  readonly accepted_at: number;
+  readonly ended_at: number;
+  /** Null for a call that cost nothing. */
+  readonly payment: CallPayment | null;
+  /** What went wrong, for the log only. */
+  readonly detail: string | null;
+}
+
+export interface CallPayment {
+  /** As the record names it: `base`. */
+  readonly network: string;
+  /** As the record names it: `USDC`. */
+  readonly asset: string;
+  /** In the token's smallest units, in decimal. */
+  readonly amount: string;
+  /** Null where the tenant has no facilitator: the payment was verified only. */
+  readonly settlement_status: SettlementStatus | null;
+}
+
+export type CallEndListener = (end: CallEnd) => void;

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { timeBounds } from "./clock.ts";
+import { timeBounds } from "./time.ts";
 
 test("the bounds of the time: no later than what has passed, and no earlier than the clock or that says, whatever the steps", () => {
   let [wall, own] = [1_000_000, 50];

@@ -1,8 +1,15 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import ipaddr from "ipaddr.js";
-import { checkWrittenUrl, type HostRules, hostRules, isExempt, isGlobalUnicast, mayDial } from "./host.ts";
-import { parseAddress } from "./ip-ranges.ts";
+import {
+  checkWrittenUrl,
+  type HostRules,
+  hostRules,
+  isExempt,
+  isGlobalUnicast,
+  mayDial,
+  parseAddress,
+} from "./host.ts";
 
 const dials = (address: string, rules: HostRules) => mayDial("host.test", address, rules);
 const accepts = (url: string, rules = hostRules({ allow: [] })) => checkWrittenUrl(url, rules).ok;

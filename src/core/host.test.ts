@@ -1,9 +1,14 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import ipaddr from "ipaddr.js";
-import { checkWrittenUrl, hostRules, isGlobalUnicast, type WrittenRules } from "./host.ts";
-import { literalAddress } from "./host-list.ts";
-import { parseAddress } from "./ip-ranges.ts";
+import {
+  checkWrittenUrl,
+  hostRules,
+  isGlobalUnicast,
+  literalAddress,
+  parseAddress,
+  type WrittenRules,
+} from "./host.ts";
 
 const NOBODY = hostRules({ allow: [] });
 const accepts = (url: string, allow = NOBODY) => checkWrittenUrl(url, allow).ok;

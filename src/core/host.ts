@@ -1,11 +1,210 @@
+// Hosts and their addresses: how each is spelled, which URLs may be stored, which addresses may be dialled, who is exempt,
+// and which hosts a secret may go to. Pure, and in terms of addresses as bytes: every spelling of an address is folded into
+// one form before it is judged, and what can't be read is refused.
+
+export const URL_CHARACTERS_MAX = 2048;
+/** Hosts that one credential may be for. */
+export const ALLOWED_HOSTS_MAX = 32;
+
+/** 4 or 16 bytes, in network order. */
+export type Address = Uint8Array;
+
+export interface Network {
+  readonly address: Address;
+  /** Bits. */
+  readonly prefix: number;
+}
+
+const V4_PART = "(0|[1-9]\\d?|1\\d\\d|2[0-4]\\d|25[0-5])";
+const V4 = new RegExp(`^${[V4_PART, V4_PART, V4_PART, V4_PART].join("\\.")}$`);
+
+function parseV4(text: string): Address | null {
+  const match = V4.exec(text);
+  if (match === null) return null;
+  const [, a, b, c, d] = match;
+  return Uint8Array.of(Number(a), Number(b), Number(c), Number(d));
+}
+
+/** Colon-separated groups as bytes; an IPv4 address may stand for the last two. */
+function parseGroups(text: string): number[] | null {
+  if (text === "") return [];
+  const bytes: number[] = [];
+  const groups = text.split(":");
+  for (const [index, group] of groups.entries()) {
+    const v4 = index === groups.length - 1 && group.includes(".") ? parseV4(group) : null;
+    if (v4 !== null) {
+      bytes.push(...v4);
+      continue;
+    }
+    if (!/^[0-9a-f]{1,4}$/i.test(group)) return null;
+    const value = Number.parseInt(group, 16);
+    bytes.push(value >> 8, value & 0xff);
+  }
+  return bytes;
+}
+
+function parseV6(text: string): Address | null {
+  if (text.length > 45) return null;
+  const halves = text.split("::");
+  const head = parseGroups(halves[0] ?? "");
+  const tail = parseGroups(halves[1] ?? "");
+  if (head === null || tail === null || halves.length > 2) return null;
+  const gap = 16 - head.length - tail.length;
+  if (halves.length === 1 ? gap !== 0 : gap < 2) return null;
+  // The IPv4 form ends an address, so it can't stand before the gap.
+  if (halves.length === 2 && halves[0]?.includes(".")) return null;
+  const address = new Uint8Array(16);
+  address.set(head);
+  address.set(tail, 16 - tail.length);
+  return address;
+}
+
+/** Reads a canonical IPv4 or any textual IPv6 address (RFC 4291 section 2.2), no zone and no brackets. */
+export function parseAddress(text: string): Address | null {
+  return text.includes(":") ? parseV6(text) : parseV4(text);
+}
+
+function parseNetwork(text: string): Network | null {
+  const slash = text.indexOf("/");
+  const address = parseAddress(slash < 0 ? text : text.slice(0, slash));
+  if (address === null) return null;
+  const bits = address.length * 8;
+  if (slash < 0) return { address, prefix: bits };
+  const suffix = text.slice(slash + 1);
+  if (!/^(0|[1-9]\d{0,2})$/.test(suffix) || Number(suffix) > bits) return null;
+  return { address, prefix: Number(suffix) };
+}
+
+function contains(network: Network, address: Address): boolean {
+  if (network.address.length !== address.length) return false;
+  let bits = network.prefix;
+  for (let index = 0; bits > 0; index++, bits -= 8) {
+    const mask = bits >= 8 ? 0xff : (0xff << (8 - bits)) & 0xff;
+    if ((((network.address[index] ?? 0) ^ (address[index] ?? 0)) & mask) !== 0) return false;
+  }
+  return true;
+}
+
+function inAny(networks: readonly Network[], address: Address): boolean {
+  return networks.some((network) => contains(network, address));
+}
+
+function table(...texts: string[]): Network[] {
+  return texts.map((text) => {
+    const network = parseNetwork(text);
+    if (network === null) throw new Error(`no network: ${text}`);
+    return network;
+  });
+}
+
+const MAPPED = table("::ffff:0:0/96");
+
+/** IPv6 forms that carry an IPv4 address, and the byte where it starts. */
+const EMBEDDINGS = [
+  { networks: MAPPED, offset: 12 },
+  // IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), NAT64 (RFC 6052).
+  { networks: table("::/96", "::ffff:0:0:0/96", "64:ff9b::/96"), offset: 12 },
+  // 6to4 (RFC 3056).
+  { networks: table("2002::/16"), offset: 2 },
+];
+
+function embeddedV4(address: Address): Address | null {
+  const form = EMBEDDINGS.find((candidate) => inAny(candidate.networks, address));
+  return form === undefined ? null : address.slice(form.offset, form.offset + 4);
+}
+
+/** The kernel dials an IPv4-mapped address as the IPv4 address itself, so the two are one. */
+function unmapped(address: Address): Address {
+  return inAny(MAPPED, address) ? address.slice(12) : address;
+}
+
+export function isSame(one: Address, other: Address): boolean {
+  return one.length === other.length && one.every((byte, index) => byte === other[index]);
+}
+
+// Host names and addresses as texts of URLs and of settings: how each is spelled, and lists of them.
+
+export interface HostList {
+  readonly names: ReadonlySet<string>;
+  readonly networks: readonly Network[];
+}
+
+/** The name without the dots that only say "absolute". */
+function bareName(hostname: string): string {
+  return hostname.toLowerCase().replace(/\.+$/, "");
+}
+
+/** Whether the text could be a name at all (RFC 1035 section 2.3.4); it bounds what reaches the resolver. */
+function isName(name: string): boolean {
+  return name.length <= 253 && name.split(".").every((label) => label.length > 0 && label.length <= 63);
+}
+
+/** The address that a URL's host spells out, or null when the host is a name. */
+export function literalAddress(hostname: string): string | null {
+  const text = hostname.startsWith("[") ? hostname.slice(1, -1) : hostname;
+  return parseAddress(text) === null ? null : text;
+}
+
+/**
+ * A name or an address as URLs spell it, so that IDNs and the short forms of addresses compare equal; null when it is
+ * none.
+ */
+function canonicalHost(text: string): string | null {
+  const bare = /^\[.*\]$/.test(text) ? text.slice(1, -1) : text;
+  if (bare.includes(":")) return parseV6(bare) === null ? null : (URL.parse(`http://[${bare}]/`)?.hostname ?? null);
+  if (!/^[^\s/\\?#@:*[\]%]+$/.test(text)) return null;
+  const url = URL.parse(`http://${text}/`);
+  const name = url === null ? "" : bareName(url.hostname);
+  return isName(name) ? name : null;
+}
+
+function parseEntry(entry: string): Network | string | null {
+  const text = entry.trim();
+  const network = parseNetwork(/^\[.*\]$/.test(text) ? text.slice(1, -1) : text);
+  if (network !== null) {
+    const inMapped = network.prefix >= 96 && inAny(MAPPED, network.address);
+    return inMapped ? { address: network.address.slice(12), prefix: network.prefix - 96 } : network;
+  }
+  const name = canonicalHost(text);
+  return name === null ? null : (parseNetwork(name) ?? name);
+}
+
+/**
+ * Names are exact: a name does not stand for the names under it.
+ * @throws Error that quotes the first entry which is no host, address or CIDR.
+ */
+export function parseHostList(entries: readonly string[]): HostList {
+  const names = new Set<string>();
+  const networks: Network[] = [];
+  for (const entry of entries) {
+    const parsed = parseEntry(entry);
+    if (parsed === null) throw new Error(`${JSON.stringify(entry)} is no host name, address or CIDR`);
+    if (typeof parsed === "string") names.add(parsed);
+    else networks.push(parsed);
+  }
+  return { names, networks };
+}
+
+// Ports at which a server of another protocol listens, which might take the lines of a request for commands: mail, chat,
+// file sharing and so on. The Fetch standard's list of bad ports, and two stores that read commands line by line.
+
+const BAD_PORTS: ReadonlySet<number> = new Set([
+  ...[0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104],
+  ...[109, 110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427, 465, 512, 513, 514, 515],
+  ...[526, 530, 531, 532, 540, 548, 554, 556, 563, 587, 601, 636, 989, 990, 993, 995, 1719, 1720, 1723, 2049],
+  ...[3659, 4045, 4190, 5060, 5061, 6000, 6566, 6665, 6666, 6667, 6668, 6669, 6679, 6697, 10_080],
+  // Redis and memcached.
+  ...[6379, 11_211],
+]);
+
+/** @param port of a URL: empty for the one of its scheme */
+export function isBadPort(port: string): boolean {
+  return port !== "" && BAD_PORTS.has(Number(port));
+}
+
 // The rules for upstream hosts: which URLs may be stored, which addresses may be dialled, and who is exempt.
 // Pure, and in terms of addresses as bytes: every spelling is folded before it is judged, and what can't be
 // read is refused. A stored URL is judged for a clear error early; what protects is the rule at dial time.
-
-import { isBadPort } from "./blocked-ports.ts";
-import { bareName, type HostList, isName, literalAddress, parseHostList } from "./host-list.ts";
-import { type Address, embeddedV4, inAny, isSame, parseAddress, table, unmapped } from "./ip-ranges.ts";
-import { URL_CHARACTERS_MAX } from "./limits.ts";
 
 /** Beside the rules that always hold. */
 export interface HostRules {
@@ -195,4 +394,44 @@ export function checkWrittenUrl(text: string, rules: HostRules): WrittenUrl {
     return refuse("must not name a port that belongs to another protocol");
   }
   return { ok: true, url };
+}
+
+// The hosts that a secret may go to: names or addresses, and `*.` before a name for the names under it. Entries are
+// kept in the spelling that URL parsing gives a host, so that one text is compared with another.
+
+const WILDCARD = "*.";
+
+export type AllowedHosts =
+  | { readonly ok: true; readonly hosts: readonly string[] }
+  /** `index` is of the entry that is wrong; null when it is the list. */
+  | { readonly ok: false; readonly index: number | null; readonly reason: string };
+
+/** Reads what a caller gives as a list. An entry that says the same as another one is kept once. */
+export function parseAllowedHosts(entries: readonly string[]): AllowedHosts {
+  if (entries.length === 0 || entries.length > ALLOWED_HOSTS_MAX) {
+    return { ok: false, index: null, reason: `must be 1 to ${ALLOWED_HOSTS_MAX} host names, or null` };
+  }
+  const hosts = entries.map(canonicalEntry);
+  const index = hosts.indexOf(null);
+  if (index >= 0) {
+    const reason = "must be a host without a port, or *. and a host name";
+    return { ok: false, index, reason };
+  }
+  return { ok: true, hosts: [...new Set(hosts.filter((host) => host !== null))] };
+}
+
+function canonicalEntry(entry: string): string | null {
+  if (!entry.startsWith(WILDCARD)) return canonicalHost(entry);
+  const name = canonicalHost(entry.slice(WILDCARD.length));
+  // No name is under an address.
+  return name === null || literalAddress(name) !== null ? null : `${WILDCARD}${name}`;
+}
+
+/** Whether a request to this URL, dialled as it is written, goes to one of the hosts. */
+export function isAllowedUrl(url: string, hosts: readonly string[]): boolean {
+  const hostname = bareName(URL.parse(url)?.hostname ?? "");
+  if (hostname === "") return false;
+  return hosts.some((host) =>
+    host.startsWith(WILDCARD) ? hostname.length >= host.length && hostname.endsWith(host.slice(1)) : hostname === host,
+  );
 }

@@ -1,6 +1,6 @@
-// The port of what is counted and measured. Names and forms of the metrics are in src/metrics; whoever counts knows none
+// The port of what is counted and measured. Names and forms of the metrics are in src/metrics; what counts knows none
 // of them. No tenant, agent or caller passes here, so none can become a label.
-import type { CallEndListener } from "./call-end.ts";
+import type { CallEndListener } from "./call.ts";
 import type { PolicyAction } from "./states.ts";
 
 /** What a priced call's payment came to at the gateway, before it is settled. Requests that repeat a call are not counted. */

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { isBadPort } from "./blocked-ports.ts";
+import { isBadPort } from "./host.ts";
 
 test("ports of other protocols are told from those that HTTP servers have", () => {
   for (const port of ["22", "25", "110", "143", "465", "587", "6000", "6379", "6667", "11211"])

@@ -1,13 +1,14 @@
-// A problem that keeps a process from starting and that only its operator can mend. The command line prints the message
-// without a stack and ends with status 2, as it does for a problem of the configuration.
+// What a process tells at its start: the version of its build, and a problem that only its operator can remove.
+import { version } from "../../package.json" with { type: "json" };
 
+/** The command line prints the message without a stack and ends with status 2, as for a problem of the configuration. */
 export class StartupProblem extends Error {
   override readonly name = "StartupProblem";
 }
 
 /**
- * One that may pass without anything being mended here, such as a database that is away for a moment. The process ends with
- * status 1, and whoever has started it should do so again.
+ * A problem that may pass by itself, such as a database that is away for a moment. The process ends with status 1, and the
+ * process manager should start it again.
  */
 export class PassingStartupProblem extends StartupProblem {}
 
@@ -25,3 +26,11 @@ export function listenProblem(host: string, port: number, variable: string, caus
       : `TOLLGATE_HOST must be an address to listen on: ${host} is not an address of this machine`;
   return new StartupProblem(problem, { cause });
 }
+
+/** Written in package.json alone, and embedded when the binary is made. */
+export const VERSION: string = version;
+
+declare const TOLLGATE_COMMIT: string | undefined;
+
+/** Null when run from source, or built where nothing told the commit. */
+export const COMMIT: string | null = (typeof TOLLGATE_COMMIT === "string" && TOLLGATE_COMMIT) || null;

@@ -66,7 +66,7 @@ export const COLLECTION_EVENTS = {
 export const INVOCATION_EVENTS = {
   /** A replica took a place for the call; the upstream may see it from now on. */
   claim: { from: "pending", to: "running" },
-  /** Whoever claimed it gives it back: certainly nothing of it has left. */
+  /** The holder of the claim gives it back: certainly nothing of it has left. */
   release: { from: "running", to: "pending" },
   succeed: { from: "running", to: "succeeded" },
   /** The upstream failed it, its replica died, or the caller cancelled it. */

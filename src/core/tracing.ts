@@ -65,7 +65,7 @@ export function naming(span: Span, headers: HeaderPairs): HeaderPairs {
   return [...headers.filter(([name]) => !NAMES.has(name)), ...span.headers];
 }
 
-/** The same for headers that are changed in place. */
+/** Sets the fields of a trace in headers that are changed in place. */
 export function nameIn(headers: Headers, span: Span): void {
   for (const name of NAMES) headers.delete(name);
   for (const [name, value] of span.headers) headers.set(name, value);
@@ -96,4 +96,35 @@ export async function inSpan<T>(
     span.end({ errorType: error instanceof Error ? error.name : "error" });
     throw error;
   }
+}
+
+// How traces are switched on and sent: the configuration, as far as it is theirs.
+
+export const SAMPLERS = [
+  "always_on",
+  "always_off",
+  "traceidratio",
+  "parentbased_always_on",
+  "parentbased_always_off",
+  "parentbased_traceidratio",
+] as const;
+export type SamplerName = (typeof SAMPLERS)[number];
+
+type Pairs = ReadonlyArray<readonly [name: string, value: string]>;
+
+export interface TracingOptions {
+  /** Base URL of the collector. */
+  readonly endpoint: string;
+  /** Of each request to it; they may hold a key. */
+  readonly headers: Pairs;
+  /** Null for the service's own name. */
+  readonly serviceName: string | null;
+  readonly resource: Pairs;
+  readonly sampler: SamplerName;
+  /** Of the samplers by ratio: from 0 to 1. */
+  readonly ratio: number;
+  /** The most that are recorded, whatever the sampler says. */
+  readonly tracesPerSecond: number;
+  /** PEM of extra trusted roots. */
+  readonly extraCa: string | null;
 }

@@ -3,10 +3,10 @@
 import { and, asc, count, eq } from "drizzle-orm";
 import type { Tables } from "../../db/schema.ts";
 import { parseCertificates } from "../core/certificates.ts";
-import type { Clock } from "../core/clock.ts";
 import { Fault, invalidField } from "../core/fault.ts";
-import { NAME_CHARACTERS_MAX } from "../core/limits.ts";
 import { checkText } from "../core/text.ts";
+import type { Clock } from "../core/time.ts";
+import { NAME_CHARACTERS_MAX } from "../kernel/limits.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../storage/store.ts";
 import type { FacilitatorAccount } from "./payments/guardrails.ts";
 

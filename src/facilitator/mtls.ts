@@ -3,12 +3,12 @@
 // its verified sockets to the HTTP side directly, so no other process can get in between.
 import { constants, X509Certificate } from "node:crypto";
 import { createServer, type Server, type TLSSocket, type TlsOptions } from "node:tls";
-import { createReservedShare } from "../concurrency/reserved-share.ts";
 import { parseCertificates } from "../core/certificates.ts";
-import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { listenProblem, StartupProblem } from "../core/startup.ts";
+import type { Clock } from "../core/time.ts";
 import { type ConnectionLimits, type HttpOptions, type KnownPeer, serveConnections } from "../http/http1.ts";
+import { createReservedShare } from "../kernel/share.ts";
 
 /** By the certificate that the handshake has verified. */
 export interface Peer extends KnownPeer {

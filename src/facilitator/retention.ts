@@ -3,8 +3,8 @@
 // groups, each its own write, so that settlements pass between them.
 import { and, eq, inArray, lt, sql } from "drizzle-orm";
 import { oneOf } from "../../db/schema.ts";
-import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
+import type { Clock } from "../core/time.ts";
 import { DAY_MS } from "../core/time.ts";
 import { removeInGroups } from "../storage/cleanup.ts";
 import type { Store, Tx } from "../storage/store.ts";

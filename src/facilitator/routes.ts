@@ -1,13 +1,13 @@
 // The facilitator's three endpoints. `/settle` stands behind the account of the client certificate, which is looked
 // up before anything of the request is read; the other two are open, and all that the plain port has.
 import { Fault } from "../core/fault.ts";
-import { SETTLE_BODY_BYTES_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import type { Tracer } from "../core/tracing.ts";
 import { routes } from "../http/elysia.ts";
 import { json } from "../http/responses.ts";
 import { createGuardedEdge, createScopes } from "../http/server.ts";
+import { SETTLE_BODY_BYTES_MAX } from "../kernel/limits.ts";
 import type { Reader } from "../storage/store.ts";
 import { parseJson } from "../wire/json.ts";
 import { parseSettleRequest, type SettleRequest } from "../x402/codec.ts";

@@ -1,20 +1,19 @@
 // Puts the parts of the gateway together and hands each what it needs. Nothing runs before start.ts starts it.
 // In one file, since nothing else knows all of them.
 import type { AnyElysia } from "elysia";
-import type { UnderWay } from "../concurrency/under-way.ts";
-import type { CallEnd } from "../core/call-end.ts";
-import { timeBounds } from "../core/clock.ts";
+import type { CallEnd } from "../core/call.ts";
 import type { HostRules } from "../core/host.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
-import type { Tracer } from "../core/tracing.ts";
-import type { TracingOptions } from "../core/tracing-options.ts";
-import { COMMIT, VERSION } from "../core/version.ts";
+import { COMMIT, VERSION } from "../core/startup.ts";
+import { timeBounds } from "../core/time.ts";
+import type { Tracer, TracingOptions } from "../core/tracing.ts";
 import { pseudonymOf } from "../core/via.ts";
 import type { DecoderShare } from "../http/client/decode.ts";
 import { fetchJson } from "../http/client/fetch-json.ts";
 import { createOutbound, type Outbound } from "../http/client/outbound.ts";
 import { routes } from "../http/elysia.ts";
+import type { UnderWay } from "../kernel/wait.ts";
 import type { Keyring } from "../keys/keyring.ts";
 import { announceEnds, type Subscriber } from "../storage/postgres/announcements.ts";
 import type { Store } from "../storage/store.ts";

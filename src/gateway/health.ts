@@ -1,11 +1,11 @@
 // The open paths: health, readiness, version and public keys. None needs a token, none names a tenant.
 
 import { Type } from "@sinclair/typebox";
-import { actFor, afterShared } from "../concurrency/request-turns.ts";
 import { routes } from "../http/elysia.ts";
 import { operation } from "../http/openapi.ts";
 import { json } from "../http/responses.ts";
 import { STRANGERS } from "../http/server.ts";
+import { actFor, afterShared } from "../kernel/turns.ts";
 import type { Store } from "../storage/store.ts";
 
 const status = Type.Object({ status: Type.String() });

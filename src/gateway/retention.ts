@@ -1,8 +1,9 @@
 // Every age rule of the gateway. About every hour, while the clock is steady, one of the replicas removes old rows. Each
 // replica prepares the periods of the tables that new rows will need.
-import { type Poll, poll } from "../concurrency/poll.ts";
+
 import type { Log } from "../core/log.ts";
 import { HOUR_MS } from "../core/time.ts";
+import { type Poll, poll } from "../kernel/loop.ts";
 import { withClockStepGuard } from "../storage/cleanup.ts";
 import { leaseJob } from "../storage/leases.ts";
 import { type Periods, periodHours, type Store, type TimedTable } from "../storage/store.ts";

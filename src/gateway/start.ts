@@ -1,21 +1,20 @@
 // Starts the gateway: storage, identity, what runs calls, then the listener. It stops in reverse order.
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
-import { endsWithin } from "../concurrency/deadline.ts";
-import { createUnderWay } from "../concurrency/under-way.ts";
-import { systemClock } from "../core/clock.ts";
 import { hostRules } from "../core/host.ts";
 import { newId } from "../core/id.ts";
-import { WAIT_SECONDS_MAX } from "../core/limits.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
-import { VERSION } from "../core/version.ts";
+import { VERSION } from "../core/startup.ts";
+import { systemClock } from "../core/time.ts";
 import { createDecoderShare } from "../http/client/decode.ts";
 import { fetchDocument } from "../http/client/fetch-json.ts";
 import { createOutbound, type Outbound } from "../http/client/outbound.ts";
 import { ownAddresses } from "../http/client/resolve.ts";
 import { hostPart, type Listener, listen } from "../http/listener.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
+import { WAIT_SECONDS_MAX } from "../kernel/limits.ts";
+import { createUnderWay, endsWithin } from "../kernel/wait.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";
 import { acquireDataDirLock, takeOver } from "../storage/data-dir.ts";

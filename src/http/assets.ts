@@ -1,8 +1,9 @@
 // Files that the server shows to a browser, each made or read once, when it is first asked for. Each has a tag, so that a copy that is still
 // good is not sent again; pages have a policy that limits the browser to this server and to files of its own.
 // One per thread, since the share bounds the memory of all files that are being sent.
-import { turnOf } from "../concurrency/request-turns.ts";
-import { ANSWER_WAIT_MS_MAX } from "../core/limits.ts";
+
+import { ANSWER_WAIT_MS_MAX } from "../kernel/limits.ts";
+import { turnOf } from "../kernel/turns.ts";
 import { createLargeResponses, notModified, PIECE_CHARACTERS, piecesOfBytes, SMALL_CHARACTERS } from "./responses.ts";
 import { STRANGERS } from "./server.ts";
 

@@ -3,8 +3,8 @@
 // handed to it (measured). Bodies are read before they are judged, up to a bound; answers are small.
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
 import type { Socket } from "node:net";
-import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
+import type { Clock } from "../core/time.ts";
 import { MALFORMED_HTTP } from "./responses.ts";
 
 /** Who is at the other end. */

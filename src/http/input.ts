@@ -2,11 +2,11 @@
 // the field. One per thread, since the limit on large bodies bounds the memory of all routes together.
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { type TypeCheck, TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
-import { createLimiter } from "../concurrency/limiter.ts";
-import { bodyInSteps } from "../concurrency/steps.ts";
 import { Fault, invalidField } from "../core/fault.ts";
-import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../core/limits.ts";
 import { parseDateTime } from "../core/time.ts";
+import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../kernel/limits.ts";
+import { createLimiter } from "../kernel/share.ts";
+import { bodyInSteps } from "../kernel/turns.ts";
 import { readJson } from "../wire/json.ts";
 import { readBytes } from "./intake.ts";
 import { scopeOf } from "./server.ts";

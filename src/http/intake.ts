@@ -1,11 +1,9 @@
 // Takes in request bodies, and drops what no response needs. They are bounded in size, in time, in silence, and in the memory that all of them and those of
 // each tenant hold. Of a large body only received bytes count, so one that never arrives takes nothing from others. When
 // others hold more than their part, a body that finds too little memory waits, unread, for all that it may need, and the
-// slowest of their bodies is refused: see concurrency/commons.ts.
+// slowest of their bodies is refused: see kernel/share.ts.
 // One per thread, since the share bounds the memory of all bodies together.
-import { Commons, type Stake } from "../concurrency/commons.ts";
-import { createFairShare } from "../concurrency/fair-share.ts";
-import { doneInTurns } from "../concurrency/turns.ts";
+
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import {
   BODY_INTAKE_BYTES_MAX,
@@ -15,7 +13,9 @@ import {
   PASSED_OVER_COUNT_MAX,
   PASSED_OVER_MS_MAX,
   PASSED_OVER_SILENCE_MS_MAX,
-} from "../core/limits.ts";
+} from "../kernel/limits.ts";
+import { Commons, createFairShare, type Stake } from "../kernel/share.ts";
+import { doneInTurns } from "../kernel/turns.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
 import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
 

@@ -3,10 +3,10 @@
 // taken, a new one has the place of one that is only held open. So who asks at once is answered, though others hold on,
 // through the same proxy or from as many addresses as there are connections.
 import { createServer, type Server, type Socket } from "node:net";
-import { createReservedShare } from "../concurrency/reserved-share.ts";
-import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
+import { systemClock } from "../core/time.ts";
+import { createReservedShare } from "../kernel/share.ts";
 import { type ConnectionLimits, serveConnections } from "./http1.ts";
 
 export interface PlainListenerLimits extends ConnectionLimits {

@@ -11,13 +11,10 @@
 //
 // One per thread, since the share, and the limit on lists in the making, bound the memory of all routes together.
 
-import { createFairQueue, enter, type FairQueue } from "../concurrency/fair-queue.ts";
-import { createFairShare } from "../concurrency/fair-share.ts";
-import { createLimiter } from "../concurrency/limiter.ts";
-import { inStoreTurns } from "../concurrency/store-turns.ts";
-import { doneInTurns } from "../concurrency/turns.ts";
 import { Fault, type FaultKind } from "../core/fault.ts";
-import { ANSWER_BYTES_MAX, ANSWER_WAIT_MS_MAX } from "../core/limits.ts";
+import { ANSWER_BYTES_MAX, ANSWER_WAIT_MS_MAX } from "../kernel/limits.ts";
+import { createFairQueue, createFairShare, createLimiter, enter, type FairQueue } from "../kernel/share.ts";
+import { doneInTurns, inStoreTurns } from "../kernel/turns.ts";
 
 /** The one table of kinds and statuses. */
 export const STATUS = {

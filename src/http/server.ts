@@ -1,13 +1,14 @@
 // The HTTP edge of both services: it numbers every request, lets only known callers at what is guarded, turns every
 // Fault into an answer, and writes the access log. Routes themselves only know Faults.
 // One per thread, since a scope is kept under the request that it belongs to.
-import { actFor, turnOf } from "../concurrency/request-turns.ts";
-import type { Caller } from "../core/caller.ts";
+
+import type { Caller } from "../core/call.ts";
 import { Fault } from "../core/fault.ts";
-import { REQUEST_ID_CHARACTERS_MAX } from "../core/limits.ts";
 import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
 import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
+import { REQUEST_ID_CHARACTERS_MAX } from "../kernel/limits.ts";
+import { actFor, turnOf } from "../kernel/turns.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
 import { createBodyDrainer, declaredLength } from "./intake.ts";
 import { faultResponse } from "./responses.ts";

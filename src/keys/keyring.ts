@@ -3,10 +3,10 @@
 import { hkdfSync } from "node:crypto";
 import { notInArray } from "drizzle-orm";
 import type { KeyPurpose } from "../../db/schema.ts";
-import { endsWithin } from "../concurrency/deadline.ts";
-import { type Poll, poll } from "../concurrency/poll.ts";
-import { type Clock, systemClock } from "../core/clock.ts";
 import { type Log, silentLog } from "../core/log.ts";
+import { type Clock, systemClock } from "../core/time.ts";
+import { type Poll, poll } from "../kernel/loop.ts";
+import { endsWithin } from "../kernel/wait.ts";
 import type { WrappedKeys } from "../storage/look.ts";
 import type { Reader, Store } from "../storage/store.ts";
 import { unwrap } from "./envelope.ts";

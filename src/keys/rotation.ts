@@ -7,7 +7,7 @@
 //   reseal     wraps the data keys of secrets with the newest keys of their tenants
 //   finish     when nothing is wrapped with another master key: only now the earlier one goes
 import { and, asc, eq, isNotNull, isNull, lt, max, ne, sql } from "drizzle-orm";
-import type { Clock } from "../core/clock.ts";
+import type { Clock } from "../core/time.ts";
 import type { Store, Tx } from "../storage/store.ts";
 import { newKey, resealDataKey, unwrap, wrap } from "./envelope.ts";
 import type { MasterKeys } from "./master-keys.ts";

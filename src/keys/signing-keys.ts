@@ -4,7 +4,7 @@
 import { eq } from "drizzle-orm";
 import { type CryptoKey, calculateJwkThumbprint, exportJWK, generateKeyPair, importJWK, type JWK } from "jose";
 import type { KeyPurpose } from "../../db/schema.ts";
-import type { Clock } from "../core/clock.ts";
+import type { Clock } from "../core/time.ts";
 import { DAY_MS } from "../core/time.ts";
 import type { Reader, Store, Tx } from "../storage/store.ts";
 import { unwrap, wrap } from "./envelope.ts";

@@ -1,8 +1,8 @@
 // The keys of tenants: the newest of a tenant seals its secrets, each of them opens what it has sealed, and the first is
 // what other keys are derived from.
 import { asc, eq } from "drizzle-orm";
-import { boundedCache } from "../concurrency/bounded-cache.ts";
-import type { Clock } from "../core/clock.ts";
+import type { Clock } from "../core/time.ts";
+import { boundedCache } from "../kernel/cache.ts";
 import { bind, prepared, type Reader, type Store } from "../storage/store.ts";
 import { newKey, open, seal, unwrap, wrap } from "./envelope.ts";
 import type { MasterKeys } from "./master-keys.ts";

@@ -2,10 +2,7 @@
 // from the start, with zeros for all labels that can be listed; what only the other service counts stays zero. No label says
 // anything about a tenant. In one file, since it is one table of metrics and what they are counted with.
 import { Counter, Gauge, Histogram, Registry } from "prom-client";
-import { endsWithin } from "../concurrency/deadline.ts";
-import { createGathering } from "../concurrency/gathered.ts";
-import type { CallEnd } from "../core/call-end.ts";
-import { systemClock } from "../core/clock.ts";
+import type { CallEnd } from "../core/call.ts";
 import type { Log } from "../core/log.ts";
 import {
   type GaugeSources,
@@ -17,13 +14,16 @@ import {
   SETTLEMENT_OUTCOMES,
   type SettlementOutcome,
 } from "../core/meters.ts";
+import { COMMIT, VERSION } from "../core/startup.ts";
 import { ERROR_CLASSES, MODES, POLICY_ACTIONS, type PolicyAction } from "../core/states.ts";
-import { COMMIT, VERSION } from "../core/version.ts";
+import { systemClock } from "../core/time.ts";
 import { pathPattern, routes } from "../http/elysia.ts";
 import { hostPart } from "../http/listener.ts";
 import { listenPlain } from "../http/plain-listener.ts";
 import { text } from "../http/responses.ts";
 import { createGuardedEdge } from "../http/server.ts";
+import { createGathering } from "../kernel/batch.ts";
+import { endsWithin } from "../kernel/wait.ts";
 
 /** Up to the usual deadline of an upstream call. */
 const UPSTREAM_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300];

@@ -1,8 +1,8 @@
 // How rows are removed for their age: tenant by tenant, since the tables are ordered that way, in small groups, each a write
 // of its own, so that other writes pass between them; and only while the clock that tells the age runs evenly.
 import { asc, gt } from "drizzle-orm";
-import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
+import type { Clock } from "../core/time.ts";
 import type { Reader, Store, Tx } from "./store.ts";
 
 const ROWS_AT_ONCE = 200;

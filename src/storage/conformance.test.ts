@@ -3,7 +3,7 @@ import { and, asc, count, desc, eq, getTableColumns, getTableName, inArray, sql 
 import fc from "fast-check";
 import { eachStore, useStore } from "../../test/support/stores/one-store.ts";
 import { addAgent, agent, agentIds, outcome, type Place, shown } from "../../test/support/stores/stores.ts";
-import type { CallEnd } from "../core/call-end.ts";
+import type { CallEnd } from "../core/call.ts";
 import { Fault } from "../core/fault.ts";
 import { type Log, silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";

@@ -23,8 +23,8 @@ import {
 } from "node:fs";
 import { hostname, uptime } from "node:os";
 import { dirname, join } from "node:path";
-import type { Clock } from "../core/clock.ts";
 import { StartupProblem } from "../core/startup.ts";
+import type { Clock } from "../core/time.ts";
 
 const LOCK_FILE = "tollgate.lock";
 

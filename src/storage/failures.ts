@@ -3,9 +3,9 @@
 import { SQLiteError } from "bun:sqlite";
 import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
-import { withDeadline } from "../concurrency/deadline.ts";
 import { Fault } from "../core/fault.ts";
 import { PassingStartupProblem, StartupProblem } from "../core/startup.ts";
+import { withDeadline } from "../kernel/wait.ts";
 import { CommitUnknown, STORE_RETRY_AFTER_SECONDS, STORE_UNAVAILABLE, UniqueViolation } from "./store.ts";
 
 export function unavailable(cause: unknown): Fault {

@@ -5,7 +5,7 @@
 // work and protects nothing: a process that was held up while it had it goes on beside the next one, so the work must be
 // right then too.
 import { and, type Column, eq, not, or, type SQL, sql } from "drizzle-orm";
-import { isOlder, type Moment, thisMoment } from "../core/age.ts";
+import { isOlder, type Moment, thisMoment } from "../kernel/time.ts";
 import type { Store } from "./store.ts";
 
 /** Parts of the time that a lease is kept, after each of which it is renewed, or asked for again. */

@@ -6,9 +6,9 @@ import type { Database } from "bun:sqlite";
 import type { SQL } from "bun";
 import postgres0001 from "../../db/postgres/0001_initial.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
-import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
+import type { Clock } from "../core/time.ts";
 import { sqlState } from "./failures.ts";
 
 export interface SchemaVersion {

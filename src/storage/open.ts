@@ -1,7 +1,7 @@
 // The choice of the database: Postgres when there is a DATABASE_URL, SQLite in the data directory otherwise.
 import { join } from "node:path";
-import type { Clock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
+import type { Clock } from "../core/time.ts";
 import { openPostgres } from "./postgres/store.ts";
 import { openSqlite } from "./sqlite/store.ts";
 import type { Store } from "./store.ts";

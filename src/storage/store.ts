@@ -3,11 +3,11 @@
 import { type Column, type SQL, sql } from "drizzle-orm";
 import type { BaseSQLiteDatabase } from "drizzle-orm/sqlite-core";
 import type { CountDimension, Tables } from "../../db/schema.ts";
-import type { CallEnd, CallEndListener } from "../core/call-end.ts";
-import type { Clock } from "../core/clock.ts";
+import type { CallEnd, CallEndListener } from "../core/call.ts";
 import { Fault } from "../core/fault.ts";
 import { type IdPrefix, idFloor, idTime } from "../core/id.ts";
 import type { Log } from "../core/log.ts";
+import type { Clock } from "../core/time.ts";
 import { DAY_MS, HOUR_MS } from "../core/time.ts";
 
 /** Drizzle in its SQLite types. The Postgres adapter casts to it, since the same calls build queries on both. */

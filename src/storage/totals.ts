@@ -5,8 +5,8 @@
 // Clean-up makes one row of those of many hours, so that each piece of the history keeps its own part.
 import { and, eq, gt, inArray, lt, lte, or, type SQL, sql } from "drizzle-orm";
 import { type CountDimension, oneOf } from "../../db/schema.ts";
-import type { Clock } from "../core/clock.ts";
 import { idTime } from "../core/id.ts";
+import type { Clock } from "../core/time.ts";
 import { HOUR_MS } from "../core/time.ts";
 import { bind, type LoggedTotals, prepared, type Reader, type Store, type Tx } from "./store.ts";
 

@@ -6,13 +6,12 @@
 import { type ExportResult, ExportResultCode } from "@opentelemetry/core";
 import { ProtobufTraceSerializer } from "@opentelemetry/otlp-transformer";
 import { BatchSpanProcessor, type ReadableSpan, type SpanExporter, type SpanProcessor } from "@opentelemetry/sdk-trace";
-import { endsWithin } from "../concurrency/deadline.ts";
-import { createUnderWay } from "../concurrency/under-way.ts";
-import { systemClock } from "../core/clock.ts";
 import type { Log } from "../core/log.ts";
+import { systemClock } from "../core/time.ts";
 import type { Answer } from "../http/client/answer.ts";
 import { readBody } from "../http/client/body.ts";
 import { type Outbound, OutboundError, retryAfterMs } from "../http/client/outbound.ts";
+import { createUnderWay, endsWithin } from "../kernel/wait.ts";
 
 /** Until the end of the answer. */
 const REQUEST_MS = 10_000;

@@ -1,6 +1,6 @@
 // Loads what traces need only where they are switched on: it takes time and memory.
 import type { Log } from "../core/log.ts";
-import type { TracingOptions } from "../core/tracing-options.ts";
+import type { TracingOptions } from "../core/tracing.ts";
 import type { RunningTracer } from "./tracer.ts";
 
 /** @param service the name of the service, where the operator gives none */

@@ -2,7 +2,7 @@ import { expect, test } from "bun:test";
 import { ROOT_CONTEXT, SpanKind, TraceFlags, trace } from "@opentelemetry/api";
 import { type Sampler, SamplingDecision } from "@opentelemetry/sdk-trace";
 import fc from "fast-check";
-import { SAMPLERS } from "../core/tracing-options.ts";
+import { SAMPLERS } from "../core/tracing.ts";
 import { createSampler, type SamplingOptions } from "./tracer.ts";
 
 const TRACE = "0af7651916cd43dd8448eb211c80319c";

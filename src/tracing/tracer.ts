@@ -34,13 +34,12 @@ import {
   ATTR_HTTP_ROUTE,
   ATTR_SERVER_ADDRESS,
 } from "@opentelemetry/semantic-conventions";
-import { endsWithin } from "../concurrency/deadline.ts";
-import { createReservedShare } from "../concurrency/reserved-share.ts";
 import type { Log } from "../core/log.ts";
-import type { NewSpan, Span, SpanFields, Tracer } from "../core/tracing.ts";
-import type { SamplerName, TracingOptions } from "../core/tracing-options.ts";
-import { VERSION } from "../core/version.ts";
+import { VERSION } from "../core/startup.ts";
+import type { NewSpan, SamplerName, Span, SpanFields, Tracer, TracingOptions } from "../core/tracing.ts";
 import { createOutbound } from "../http/client/outbound.ts";
+import { createReservedShare } from "../kernel/share.ts";
+import { endsWithin } from "../kernel/wait.ts";
 import { createExporter, createSpanQueue } from "./exporter.ts";
 
 /** How long the last spans may take at the end of the process. */

@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import { createHash } from "node:crypto";
-import { atOnce } from "../concurrency/steps.ts";
+import { atOnce } from "../kernel/turns.ts";
 import { bodyOf, freeBody, type LargeBody, PART_BYTES, sha256Of, wholeOf } from "./body.ts";
 
 test("the memory of a body is given back once, of one in one piece, in parts, and joined", async () => {

@@ -5,7 +5,7 @@
 // One per thread, since a digest is kept under the very bytes that it is of.
 
 import { createHash } from "node:crypto";
-import { bodyInSteps, inSteps, type Steps } from "../concurrency/steps.ts";
+import { bodyInSteps, inSteps, type Steps } from "../kernel/turns.ts";
 
 /**
  * Of a part, and the most that is in one piece. On SQLite to store one takes 3 ms of the event loop with its commit

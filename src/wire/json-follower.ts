@@ -1,7 +1,7 @@
 // Follows one JSON object while it arrives, in pieces of any length, and reports the members of its top level. Only the
 // short texts that are asked for are kept, so an object of any length takes the same memory. It accepts and refuses exactly the
 // texts that `json-scan.ts` does.
-import { JSON_DEPTH_MAX } from "../core/limits.ts";
+import { JSON_DEPTH_MAX } from "../kernel/limits.ts";
 
 /** A value of the object, or of the object in one of its members. */
 export interface Member {

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { atOnce, type Steps } from "../concurrency/steps.ts";
-import { JSON_DEPTH_MAX } from "../core/limits.ts";
+import { JSON_DEPTH_MAX } from "../kernel/limits.ts";
+import { atOnce, type Steps } from "../kernel/turns.ts";
 import { arrayOutline, type FoundKey, objectOutline, skipSpaceInSteps, type Watched, watch } from "./json-scan.ts";
 
 const encoder = new TextEncoder();

@@ -2,8 +2,9 @@
 // watched keys stand, in whatever way the keys are written. Nothing is built, so a body of 32 MiB costs no second copy and no
 // object tree, and a value can be replaced in place without touching its neighbours. The scan works in steps, each of which
 // may end anywhere, even in the middle of a string, so no text takes long in one piece.
-import type { Steps } from "../concurrency/steps.ts";
-import { JSON_DEPTH_MAX } from "../core/limits.ts";
+
+import { JSON_DEPTH_MAX } from "../kernel/limits.ts";
+import type { Steps } from "../kernel/turns.ts";
 
 const SPACE = 0x20;
 const QUOTE = 0x22;

@@ -3,9 +3,9 @@
 // was sent. It also can't be interrupted, and a body of the largest size takes it longer than others should wait. So the
 // value is built here, in steps.
 
-import { atOnce, type Steps } from "../concurrency/steps.ts";
 import { Fault, shownField } from "../core/fault.ts";
-import { JSON_DEPTH_MAX, JSON_FREE_VALUES_MAX, JSON_ITEMS_MAX, JSON_KEYS_MAX } from "../core/limits.ts";
+import { JSON_DEPTH_MAX, JSON_FREE_VALUES_MAX, JSON_ITEMS_MAX, JSON_KEYS_MAX } from "../kernel/limits.ts";
+import { atOnce, type Steps } from "../kernel/turns.ts";
 
 /** The size of one step, which takes a fraction of a millisecond. */
 const TOKENS_MAX = 1024;

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { atOnce } from "../concurrency/steps.ts";
-import { BATCH_MESSAGES_MAX } from "../core/limits.ts";
+import { BATCH_MESSAGES_MAX } from "../kernel/limits.ts";
+import { atOnce } from "../kernel/turns.ts";
 import { isSessionless, parseRpcMessages, parseRpcRequest, splice } from "./jsonrpc.ts";
 
 const encoder = new TextEncoder();

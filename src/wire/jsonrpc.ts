@@ -5,9 +5,9 @@
 // What is read here must be what the upstream reads, so a key that decoders could resolve in two ways (given twice, in
 // another letter case, which some decoders fold, or with U+0000 behind it, where some end) is refused.
 import { isUtf8 } from "node:buffer";
-import type { Steps } from "../concurrency/steps.ts";
-import { BATCH_MESSAGES_MAX } from "../core/limits.ts";
 import { hasControls } from "../core/text.ts";
+import { BATCH_MESSAGES_MAX } from "../kernel/limits.ts";
+import type { Steps } from "../kernel/turns.ts";
 import {
   arrayOutline,
   type ByteRange,

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { atOnce } from "../concurrency/steps.ts";
 import { hasControls } from "../core/text.ts";
+import { atOnce } from "../kernel/turns.ts";
 import { parseRpcMessages } from "./jsonrpc.ts";
 import { mirrorProblem } from "./mcp-headers.ts";
 

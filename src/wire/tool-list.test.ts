@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { atOnce } from "../concurrency/steps.ts";
+import { atOnce } from "../kernel/turns.ts";
 import { withoutTools as inSteps, UnreadableAnswer } from "./tool-list.ts";
 
 const withoutTools = (text: Uint8Array, isDenied: (tool: string) => boolean, stepBytes?: number) =>

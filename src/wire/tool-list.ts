@@ -1,9 +1,9 @@
 // Removes tools from the answer to `tools/list`, on the bytes themselves: what is left stays as the server wrote it. The
 // server chooses the answer's length and content, so everything is done in steps.
 
-import { createPace, type Pace } from "../concurrency/pace.ts";
-import type { Steps } from "../concurrency/steps.ts";
-import { POLICY_ENTRY_CHARACTERS_MAX } from "../core/limits.ts";
+import { POLICY_ENTRY_CHARACTERS_MAX } from "../kernel/limits.ts";
+import type { Steps } from "../kernel/turns.ts";
+import { createPace, type Pace } from "../kernel/turns.ts";
 import {
   arrayOutline,
   type ByteRange,

@@ -2,11 +2,8 @@
 // and answers out. Reading is strict in every known field and ignores the others, since official clients
 // and servers add some. Version 2 differs in spelling only, and is translated into version 1.
 import { Fault, invalidField } from "../core/fault.ts";
-import {
-  CHALLENGE_DESCRIPTION_CHARACTERS_MAX,
-  PAYMENT_HEADER_CHARACTERS_MAX,
-  URL_CHARACTERS_MAX,
-} from "../core/limits.ts";
+import { URL_CHARACTERS_MAX } from "../core/host.ts";
+import { CHALLENGE_DESCRIPTION_CHARACTERS_MAX, PAYMENT_HEADER_CHARACTERS_MAX } from "../kernel/limits.ts";
 import { parseJson } from "../wire/json.ts";
 import {
   addressIn,

@@ -1,8 +1,8 @@
 // Strict readers of the payment protocol's JSON: each returns a value in the form of types.ts, or throws a
 // Fault that names the field by its path. No message repeats a value, since a signature may stand in any field.
 import { invalidField } from "../core/fault.ts";
-import { SIGNATURE_BYTES_MAX } from "../core/limits.ts";
 import { textProblem } from "../core/text.ts";
+import { SIGNATURE_BYTES_MAX } from "../kernel/limits.ts";
 import type { Authorization, Hex } from "./types.ts";
 
 /** A JSON object, and where it stands: "" for the outermost. */

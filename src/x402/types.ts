@@ -1,7 +1,7 @@
 // The payment protocol's values, after reading: integers are bigint, addresses and other hex are lower case, so
 // that two spellings of one thing are equal. The wire's own spellings live in codec.ts alone.
 
-import type { Hex } from "../core/hex.ts";
+import type { Hex } from "../core/bytes.ts";
 
 export type { Hex };
 

@@ -3,8 +3,8 @@
 // by one statement for each turn.
 import { mkdtempSync } from "node:fs";
 import { join } from "node:path";
-import { systemClock } from "../../src/core/clock.ts";
 import { silentLog } from "../../src/core/log.ts";
+import { systemClock } from "../../src/core/time.ts";
 import { accept, claim, finish } from "../../src/gateway/invocations/service.ts";
 import { openStore } from "../../src/storage/open.ts";
 import type { Store } from "../../src/storage/store.ts";

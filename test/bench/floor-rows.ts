@@ -1,8 +1,8 @@
 // The floor of accepts on Postgres: the very rows that an accept writes, in the tables that the gateway has with all their
 // indexes, by one autocommit statement with `unnest` for all that wait. Nothing is checked, and nothing else is stored.
 import { SQL } from "bun";
-import { systemClock } from "../../src/core/clock.ts";
 import { silentLog } from "../../src/core/log.ts";
+import { systemClock } from "../../src/core/time.ts";
 import { openPostgres } from "../../src/storage/postgres/store.ts";
 import { inputRows } from "../../src/storage/store.ts";
 import { anyShard, periodOf } from "../../src/storage/totals.ts";

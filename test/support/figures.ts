@@ -65,19 +65,19 @@ function fullFolders(sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 308, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 278, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 53_634,
+    most: 53_661,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
     what: "files in the kernel",
-    most: 0,
+    most: 10,
     find: (sources) => [...sources.keys()].filter((path) => path.startsWith("src/kernel/")),
   },
   { what: "short files with one importer in the same folder", most: 11, find: slices },
-  { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 3, find: fullFolders },
+  { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 1, find: fullFolders },
   {
     what: "type names that several files declare",
     most: 13,
@@ -96,13 +96,13 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 491,
+    most: 454,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {
     what: "comments that can't be read alone",
-    most: 15,
+    most: 12,
     find: matches(/(?:^|\n)\s*(?:\/\/|\/\*\*|\*)\s+(?:The same|Of (?:those|what|none|that|these|which))\b[^\n]*/g),
   },
-  { what: "words that we don't use", most: 18, find: matches(new RegExp(`\\b(?:${unusedWords.join("|")})\\b`, "gi")) },
+  { what: "words that we don't use", most: 11, find: matches(new RegExp(`\\b(?:${unusedWords.join("|")})\\b`, "gi")) },
 ];

@@ -12,8 +12,8 @@ const STATE =
 /** The only files with state at their top level: it is one per thread, and each says why. */
 const STATE_OWNERS = new Set(
   [
-    "concurrency/request-turns concurrency/store-turns concurrency/thread-turns concurrency/turns",
-    "concurrency/whole-turn",
+    "kernel/turns",
+
     "core/id chain/json-rpc wire/body cli/demo/client gateway/executor/workers/worker",
     "http/assets http/bun/socket-options http/client/connections http/client/response-parser http/elysia http/input",
     "http/intake http/responses http/server storage/sqlite/checkpoint-thread",
@@ -25,7 +25,7 @@ const TEST_LINES_MAX = 650;
 /** The areas of the source, the first prefix that fits. */
 const AREAS = [
   ["src/core/", "core"],
-  ["src/concurrency/", "concurrency"],
+  ["src/kernel/", "kernel"],
   ["src/wire/", "wire"],
   ["src/x402/", "x402"],
   ["src/chain/", "chain"],
@@ -52,19 +52,19 @@ const AREAS = [
 type Area = (typeof AREAS)[number][1];
 
 /** What each area may import beside itself. The schema is the store's vocabulary: who sees the one sees the other. */
-const SERVICE = ["core", "concurrency", "wire", "x402", "chain", "db", "storage", "http", "keys"] as const;
+const SERVICE = ["core", "kernel", "wire", "x402", "chain", "db", "storage", "http", "keys"] as const;
 const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
   core: ["package.json"],
-  concurrency: ["core"],
-  wire: ["core", "concurrency"],
-  x402: ["core", "concurrency", "wire"],
-  chain: ["core", "concurrency", "wire", "x402", "http"],
+  kernel: ["core"],
+  wire: ["core", "kernel"],
+  x402: ["core", "kernel", "wire"],
+  chain: ["core", "kernel", "wire", "x402", "http"],
   db: ["core"],
-  storage: ["core", "concurrency", "db"],
-  http: ["core", "concurrency", "wire"],
-  keys: ["core", "concurrency", "db", "storage"],
-  metrics: ["core", "concurrency", "http"],
-  tracing: ["core", "concurrency", "http"],
+  storage: ["core", "kernel", "db"],
+  http: ["core", "kernel", "wire"],
+  keys: ["core", "kernel", "db", "storage"],
+  metrics: ["core", "kernel", "http"],
+  tracing: ["core", "kernel", "http"],
   gateway: SERVICE,
   "gateway/start": [...SERVICE, "gateway", "tracing"],
   facilitator: SERVICE,
@@ -72,7 +72,7 @@ const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
   environment: ["core"],
   config: ["core", "environment"],
   cli: [...SERVICE, "tracing", "gateway", "facilitator", "gateway/start", "facilitator/start", "config", "environment"],
-  main: ["core", "concurrency", "metrics", "config", "environment", "cli", "gateway/start", "facilitator/start"],
+  main: ["core", "kernel", "metrics", "config", "environment", "cli", "gateway/start", "facilitator/start"],
   // It makes what is shipped, and is no part of it.
   packaging: ["package.json"],
   "package.json": [],
@@ -119,7 +119,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "wall time",
-    owners: ["src/core/clock.ts"],
+    owners: ["src/core/time.ts"],
     pattern: /\bDate\.now\b|\bnew Date(\(\)|;|\s*$)|(?<![.\w]|new )Date\(|\bTemporal\.Now\b|\btimeOrigin\b/m,
   },
   {

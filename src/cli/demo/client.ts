@@ -7,7 +7,7 @@
 
 import { bytesToHex, type Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
-import { systemClock } from "../../core/clock.ts";
+import { systemClock } from "../../core/time.ts";
 import type { AnswerHeaders } from "../../http/client/answer.ts";
 import { readBody } from "../../http/client/body.ts";
 import { createOutbound, OutboundError } from "../../http/client/outbound.ts";

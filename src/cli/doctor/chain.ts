@@ -7,7 +7,7 @@ import type { Block } from "../../chain/rpc-types.ts";
 import * as wire from "../../chain/rpc-types.ts";
 import { TOKEN_ADDRESS } from "../../chain/token.ts";
 import type { FacilitatorConfig } from "../../config.ts";
-import { systemClock } from "../../core/clock.ts";
+import { systemClock } from "../../core/time.ts";
 import { createLocalSigner } from "../../facilitator/wallet/signer.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
 import { CHAIN_ID, TOKEN_NAME, TOKEN_VERSION } from "../../x402/kind.ts";

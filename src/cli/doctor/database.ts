@@ -5,9 +5,9 @@ import { closeSync, constants, existsSync, fsyncSync, openSync, writeSync } from
 import { statfs } from "node:fs/promises";
 import { dirname, join, resolve } from "node:path";
 import type { Config } from "../../config.ts";
-import { systemClock } from "../../core/clock.ts";
 import { silentLog } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
+import { systemClock } from "../../core/time.ts";
 import { keysThatDoNotOpen } from "../../keys/keyring.ts";
 import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE, type MasterKeys } from "../../keys/master-keys.ts";
 import { type DatabaseLook, NO_KEYS } from "../../storage/look.ts";

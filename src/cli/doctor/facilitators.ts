@@ -2,11 +2,10 @@
 // own certificate or header. Tenants that show the same to the same server count as one. Their names are shown to the
 // operator, and nothing of their secrets.
 
-import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Config } from "../../config.ts";
 import { parseCertificates } from "../../core/certificates.ts";
-import { systemClock } from "../../core/clock.ts";
 import { hostRules } from "../../core/host.ts";
+import { systemClock } from "../../core/time.ts";
 import { createSecretReader } from "../../gateway/credentials/resolve.ts";
 import { CredentialFailure } from "../../gateway/credentials/secrets-stores.ts";
 import { clientIdentity } from "../../gateway/payment/facilitator-client.ts";
@@ -14,6 +13,7 @@ import { exchangeJson, fetchJson } from "../../http/client/fetch-json.ts";
 import { createOutbound, type Outbound, OutboundError } from "../../http/client/outbound.ts";
 import { ownAddresses } from "../../http/client/resolve.ts";
 import type { ClientIdentity } from "../../http/client/tls-contexts.ts";
+import { mapLimit } from "../../kernel/loop.ts";
 import { openSealed } from "../../keys/keyring.ts";
 import type { DatabaseLook } from "../../storage/look.ts";
 import { fitOf } from "../../storage/migrate.ts";

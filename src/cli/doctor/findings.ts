@@ -1,11 +1,12 @@
 // What the doctor finds: each finding is one line, all of them make the exit status. Checks run side by side, each with a limit
 // in time, and their findings come in the order of the checks. A check that throws becomes a finding, without the words of an
 // error that may show a secret. The bounds that several checks judge by stand here too.
-import { withDeadline } from "../../concurrency/deadline.ts";
+
 import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
-import { systemClock } from "../../core/clock.ts";
 import { StartupProblem } from "../../core/startup.ts";
+import { systemClock } from "../../core/time.ts";
 import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
+import { withDeadline } from "../../kernel/wait.ts";
 import { fitOf, newestVersion, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/migrate.ts";
 
 /** `fail`: the service would refuse work. `warn`: it works, and the operator should do something about it. */

@@ -2,10 +2,10 @@
 // the payer's balance in one write, then sent, then waited for. If something goes wrong before a transaction is stored, the
 // claim is given back, and that claim alone.
 import type { Balance } from "../../chain/chain.ts";
-import { endsWithin } from "../../concurrency/deadline.ts";
-import { mapLimit } from "../../concurrency/map-limit.ts";
-import { createReservedShare, mayTake } from "../../concurrency/reserved-share.ts";
 import { silentMeters } from "../../core/meters.ts";
+import { mapLimit } from "../../kernel/loop.ts";
+import { createReservedShare, mayTake } from "../../kernel/share.ts";
+import { endsWithin } from "../../kernel/wait.ts";
 import type { Hex } from "../../x402/types.ts";
 import { utcDay } from "../payments/guardrails.ts";
 import { createPaymentSpans } from "../payments/payment-spans.ts";

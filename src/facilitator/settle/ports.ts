@@ -3,9 +3,9 @@
 import type { Chain } from "../../chain/chain.ts";
 import type { TimeSpan } from "../../chain/chain-time.ts";
 import type { FindOwnTransfer } from "../../chain/own-transfer.ts";
-import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
+import type { Clock } from "../../core/time.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { Verifier } from "../../x402/verifier/verifier.ts";

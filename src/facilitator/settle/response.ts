@@ -3,10 +3,10 @@
 // store it changes no answer.
 
 import { sql } from "drizzle-orm";
-import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
+import type { Clock } from "../../core/time.ts";
 import type { Store } from "../../storage/store.ts";
 import { NETWORK } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";

@@ -3,11 +3,11 @@
 // the two is possible they are tried again. Each write names the claim that was read and changes nothing if that claim is
 // gone, so this is safe beside others who still work on the payment, and beside a later claim of the same authorization.
 import type { Receipt } from "../../chain/rpc-types.ts";
-import { boundedCache } from "../../concurrency/bounded-cache.ts";
-import { endsWithin } from "../../concurrency/deadline.ts";
-import { mapLimit } from "../../concurrency/map-limit.ts";
 import type { Log, LogFields } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
+import { boundedCache } from "../../kernel/cache.ts";
+import { mapLimit } from "../../kernel/loop.ts";
+import { endsWithin } from "../../kernel/wait.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import {
   type ClaimedPayment,

@@ -1,6 +1,6 @@
 // Requests that wait for a payment to end. An outcome decided in this process is announced and wakes them at once. One
 // that was decided in another process is found by looking: one query now and then for all of them.
-import { createEndWaiters } from "../../concurrency/end-waiters.ts";
+import { createEndWaiters } from "../../kernel/wait.ts";
 import type { Store } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
 import { type FacilitatorPayment, findPayment, openAmong, paymentName } from "../payments/payments.ts";

@@ -3,10 +3,10 @@
 
 import type { Fees } from "../../chain/fees.ts";
 import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/token.ts";
-import { mapLimit } from "../../concurrency/map-limit.ts";
-import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
+import { mapLimit } from "../../kernel/loop.ts";
 import { type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { markSent, markSentAgain } from "../payments/payments.ts";

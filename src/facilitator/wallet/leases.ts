@@ -3,10 +3,11 @@
 // when they are not renewed. A process that was paused for longer finds out before it acts: by the age of its own last
 // renewal, and in each write that stores a signed transaction, by the wallet's token. Beneath that, the unique nonces keep
 // two that believe to hold one wallet from harm.
-import { every } from "../../concurrency/every.ts";
-import type { Clock } from "../../core/clock.ts";
+
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
+import { every } from "../../kernel/loop.ts";
 import { createLeaseTrust } from "../../storage/leases.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";

@@ -4,7 +4,7 @@
 
 import type { Chain } from "../../chain/chain.ts";
 import type { Block } from "../../chain/rpc-types.ts";
-import { mapLimit } from "../../concurrency/map-limit.ts";
+import { mapLimit } from "../../kernel/loop.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { WalletLeases } from "./leases.ts";

@@ -2,9 +2,9 @@
 // when two processes find out the same thing, one writes it and the other reads what was written.
 
 import type { Block, Receipt } from "../../chain/rpc-types.ts";
-import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
+import type { Clock } from "../../core/time.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import { utcDay } from "../payments/guardrails.ts";

@@ -5,9 +5,9 @@
 import type { Chain } from "../../chain/chain.ts";
 import { type Fees, freeingFees, quoteFees, raiseFees } from "../../chain/fees.ts";
 import type { Block } from "../../chain/rpc-types.ts";
-import { mapLimit } from "../../concurrency/map-limit.ts";
-import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
+import { mapLimit } from "../../kernel/loop.ts";
 import { type Store, UniqueViolation } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { WalletLeases } from "./leases.ts";

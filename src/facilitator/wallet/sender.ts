@@ -4,10 +4,10 @@
 
 import type { Chain } from "../../chain/chain.ts";
 import { quoteFees } from "../../chain/fees.ts";
-import { endsWithin } from "../../concurrency/deadline.ts";
-import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
+import { endsWithin } from "../../kernel/wait.ts";
 import { type Store, UniqueViolation } from "../../storage/store.ts";
 import { WalletNotHeld } from "../settle/ports.ts";
 import { byTransaction, createBatchStore, NotClaimed, type SendJob, type SignedJobs, signBatch } from "./batch.ts";

@@ -4,9 +4,9 @@
 
 import type { Chain } from "../../chain/chain.ts";
 import { gweiToWei } from "../../chain/fees.ts";
-import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
+import type { Clock } from "../../core/time.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";

@@ -4,8 +4,8 @@
 // same transaction.
 import { and, desc, eq, gte, inArray, lt, type SQL, sql } from "drizzle-orm";
 import { oneOf } from "../../../db/schema.ts";
-import { inStoreTurns } from "../../concurrency/store-turns.ts";
 import { type AgentStatus, agentStatus, type Protocol } from "../../core/states.ts";
+import { inStoreTurns } from "../../kernel/turns.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import { addToTotals, totalOf } from "../../storage/totals.ts";
 import { type AgentRow, decodeTags, tagNeedle } from "./model.ts";

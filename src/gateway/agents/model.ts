@@ -5,17 +5,17 @@ import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { invalidField } from "../../core/fault.ts";
 import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
+import { AGENT_STATUSES, agentStatus } from "../../core/states.ts";
+import { checkText } from "../../core/text.ts";
+import { formatDateTime } from "../../core/time.ts";
+import { nullable } from "../../http/input.ts";
 import {
   DESCRIPTION_CHARACTERS_MAX,
   METADATA_BYTES_MAX,
   NAME_CHARACTERS_MAX,
   TAG_CHARACTERS_MAX,
   TAGS_MAX,
-} from "../../core/limits.ts";
-import { AGENT_STATUSES, agentStatus } from "../../core/states.ts";
-import { checkText } from "../../core/text.ts";
-import { formatDateTime } from "../../core/time.ts";
-import { nullable } from "../../http/input.ts";
+} from "../../kernel/limits.ts";
 
 export type AgentRow = Tables["agents"]["$inferSelect"];
 

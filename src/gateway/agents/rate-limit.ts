@@ -2,9 +2,9 @@
 // monotonic there and in milliseconds. Where several replicas share a database, the buckets are rows of it, and each replica
 // asks for all its waiting calls of an agent in one statement.
 
-import { createGathering } from "../../concurrency/gathered.ts";
-import { tenantCache } from "../../concurrency/tenant-cache.ts";
-import { BURST_DEFAULT, RETRY_AFTER_SECONDS_MAX } from "../../core/limits.ts";
+import { createGathering } from "../../kernel/batch.ts";
+import { tenantCache } from "../../kernel/cache.ts";
+import { BURST_DEFAULT, RETRY_AFTER_SECONDS_MAX } from "../../kernel/limits.ts";
 import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCounter, type Store } from "../../storage/store.ts";
 
 /** Buckets in memory. At the limit the tenant with the most loses one, and its agent starts again with a full bucket. */

@@ -2,7 +2,6 @@
 
 import { Type } from "@sinclair/typebox";
 import { invalidField, overQuota } from "../../core/fault.ts";
-import { TAG_CHARACTERS_MAX } from "../../core/limits.ts";
 import { AGENT_STATUSES, PROTOCOLS } from "../../core/states.ts";
 import { textProblem } from "../../core/text.ts";
 import { routes } from "../../http/elysia.ts";
@@ -10,6 +9,7 @@ import { bodyReader, oneOf, page, type Query, queryOf } from "../../http/input.t
 import { operation } from "../../http/openapi.ts";
 import { empty, jsonList, respondJson } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
+import { TAG_CHARACTERS_MAX } from "../../kernel/limits.ts";
 import type { AgentFilter } from "./lists.ts";
 import { Agent, AgentCreate, AgentPage, AgentPatch, agentView } from "./model.ts";
 import { type AgentDeps, createAgentService } from "./service.ts";

@@ -1,11 +1,11 @@
 // The agents of a tenant in the database. The schema keeps names unique. A change of an agent is made under its lock,
 // and an agent can only name a credential that exists.
 import { and, eq, gt, isNotNull, isNull } from "drizzle-orm";
-import type { Caller } from "../../core/caller.ts";
-import type { Clock } from "../../core/clock.ts";
+import type { Caller } from "../../core/call.ts";
 import { Fault, invalidField, overQuota } from "../../core/fault.ts";
 import type { HostRules } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
+import type { Clock } from "../../core/time.ts";
 import { type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { totalOf } from "../../storage/totals.ts";
 import { holdCredential, mayGoTo, NOT_ALLOWED, usedAtInTurns } from "../credentials/service.ts";

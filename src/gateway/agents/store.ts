@@ -5,10 +5,10 @@
 // A change made here is in force when it is acknowledged. A change on another replica is in force when the cached agent
 // expires (decisions.md, section 4, allows 2 s).
 
-import { afterShared } from "../../concurrency/request-turns.ts";
-import { tenantCache } from "../../concurrency/tenant-cache.ts";
 import { isId } from "../../core/id.ts";
 import type { Protocol } from "../../core/states.ts";
+import { tenantCache } from "../../kernel/cache.ts";
+import { afterShared } from "../../kernel/turns.ts";
 import { type Command, inputRows, type Store } from "../../storage/store.ts";
 
 /** Everything but the catalog's texts. */

@@ -2,14 +2,10 @@
 // sealed secret is not even read for it.
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
-import {
-  ALLOWED_HOSTS_MAX,
-  NAME_CHARACTERS_MAX,
-  PLAINTEXT_BYTES_MAX,
-  VAULT_REF_CHARACTERS_MAX,
-} from "../../core/limits.ts";
+import { ALLOWED_HOSTS_MAX } from "../../core/host.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { nullable } from "../../http/input.ts";
+import { NAME_CHARACTERS_MAX, PLAINTEXT_BYTES_MAX, VAULT_REF_CHARACTERS_MAX } from "../../kernel/limits.ts";
 
 export type CredentialRow = Omit<Tables["credentials"]["$inferSelect"], "sealed" | "key_number">;
 

@@ -4,9 +4,9 @@
 import { randomBytes } from "node:crypto";
 import { CryptoHasher } from "bun";
 import type { AuthType } from "../../../db/schema.ts";
-import { afterShared } from "../../concurrency/request-turns.ts";
-import { tenantCache } from "../../concurrency/tenant-cache.ts";
 import { Fault } from "../../core/fault.ts";
+import { tenantCache } from "../../kernel/cache.ts";
+import { afterShared } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import type { SealedSecret } from "../../keys/tenant-keys.ts";
 import type { Reader } from "../../storage/store.ts";

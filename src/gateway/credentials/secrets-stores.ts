@@ -3,9 +3,9 @@
 import { constants } from "node:fs";
 import { open, realpath } from "node:fs/promises";
 import { join, sep } from "node:path";
-import { PLAINTEXT_BYTES_MAX, VAULT_REF_CHARACTERS_MAX } from "../../core/limits.ts";
 import { hasControls, textProblem } from "../../core/text.ts";
 import type { JsonAnswer, JsonLimits } from "../../http/client/fetch-json.ts";
+import { PLAINTEXT_BYTES_MAX, VAULT_REF_CHARACTERS_MAX } from "../../kernel/limits.ts";
 
 /**
  * Why a secret could not be resolved. The message is for the log: it names places and statuses, and never any part of a

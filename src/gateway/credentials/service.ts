@@ -2,14 +2,14 @@
 // one version of one credential; the sealed bytes are read where a secret is resolved and nowhere else.
 import { and, desc, eq, getTableColumns, lt } from "drizzle-orm";
 import type { CredentialSource } from "../../../db/schema.ts";
-import { findInTurns } from "../../concurrency/store-turns.ts";
-import { isAllowedUrl, parseAllowedHosts } from "../../core/allowed-hosts.ts";
-import type { Caller } from "../../core/caller.ts";
-import type { Clock } from "../../core/clock.ts";
+import type { Caller } from "../../core/call.ts";
 import { Fault, invalidField, overQuota } from "../../core/fault.ts";
+import { isAllowedUrl, parseAllowedHosts } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
-import { NAME_CHARACTERS_MAX, PLAINTEXT_BYTES_MAX } from "../../core/limits.ts";
 import { checkText } from "../../core/text.ts";
+import type { Clock } from "../../core/time.ts";
+import { NAME_CHARACTERS_MAX, PLAINTEXT_BYTES_MAX } from "../../kernel/limits.ts";
+import { findInTurns } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import { bind, prepared, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { addToTotals, totalOf } from "../../storage/totals.ts";

@@ -2,13 +2,13 @@
 // request as every protocol sends it, and the plain http call. A request is sent again only when it certainly
 // never reached the upstream.
 import { createHash, type Hash } from "node:crypto";
-import { type Stoppable, type StopSignal, untilFirst } from "../../concurrency/stop.ts";
-import { CLAIM_BELIEVED_MS, isWallOlder } from "../../core/age.ts";
-import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import type { Answer } from "../../http/client/answer.ts";
 import { type BodyRead, bodyAtOnce, readBody } from "../../http/client/body.ts";
 import type { DecodedFor, DecoderShare } from "../../http/client/decode.ts";
 import { type Outbound, type OutboundRequest, requestSafely } from "../../http/client/outbound.ts";
+import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { CLAIM_BELIEVED_MS, isWallOlder } from "../../kernel/time.ts";
+import { type Stoppable, type StopSignal, untilFirst } from "../../kernel/wait.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { CallError, type CallStop, upstreamFailureOf } from "../upstream/failure.ts";
 import { credentialHeaders, ownHeaders } from "../upstream/headers.ts";

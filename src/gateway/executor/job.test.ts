@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
-import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { errorClassOf } from "../../core/states.ts";
+import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
 import { answered, failed, keep, lostCall, newTrace, noteHead } from "./job.ts";
 
 const HASH = "ab".repeat(32);

@@ -2,9 +2,9 @@
 // exactly one Outcome comes back. Everything in them survives a structured clone. And how an outcome is judged, from what
 // happened to the stored end.
 import type { Call } from "../../core/call.ts";
-import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Answer } from "../../http/client/answer.ts";
+import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
 import type { CallBody } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 

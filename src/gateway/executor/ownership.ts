@@ -5,11 +5,11 @@
 // Pending calls come to a replica by claims: a call alone by its ID, or an agent's oldest ones together in a block. Before a
 // claim is written it is known here, since the answer of the write may come late or never.
 import { and, count, eq, ne, notInArray, type SQL, sql } from "drizzle-orm";
-import { every } from "../../concurrency/every.ts";
-import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../core/age.ts";
-import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
 import { HOUR_MS } from "../../core/time.ts";
+import { every } from "../../kernel/loop.ts";
+import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../kernel/time.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { createLeaseTrust, whereLeaseHolds } from "../../storage/leases.ts";
 import type { Store, Tx } from "../../storage/store.ts";

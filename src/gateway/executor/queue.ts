@@ -5,7 +5,7 @@
 // A call that runs takes a slot, and memory for its body. Both are shared out by tenant, and an agent has a limit of slots of
 // its own. When something is given back, the queues that wait for what others hold are served: those of the tenant that holds
 // the least first, which take turns among themselves.
-import { createFairShare, leastFirst, type Shortage } from "../../concurrency/fair-share.ts";
+import { createFairShare, leastFirst, type Shortage } from "../../kernel/share.ts";
 
 /** Kept in memory, and read ahead for one tenant. The others are found in the database. */
 const WAITING_MAX = 20_000;

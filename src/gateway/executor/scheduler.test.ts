@@ -1,7 +1,7 @@
 import { expect, jest, spyOn, test } from "bun:test";
 import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { clock, makePool, slowCredential, useScheduling, well } from "../../../test/support/stores/scheduling.ts";
-import { CLAIM_BELIEVED_MS } from "../../core/age.ts";
+import { CLAIM_BELIEVED_MS } from "../../kernel/time.ts";
 import type { Store } from "../../storage/store.ts";
 import { freeMemory, partsOf } from "../../wire/body.ts";
 import { createClaims } from "../invocations/claims.ts";

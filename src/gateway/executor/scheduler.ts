@@ -1,8 +1,8 @@
 // From accepted to ended: claims a call durably, hands it to a worker, records what came back. The database is
 // the queue; what is in memory may vanish at any moment without losing or repeating a call.
 
-import { endsWithin } from "../../concurrency/deadline.ts";
 import type { Tracer } from "../../core/tracing.ts";
+import { endsWithin } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import type { CallBody } from "../../wire/body.ts";
 import {

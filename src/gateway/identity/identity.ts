@@ -9,15 +9,15 @@ import {
   type JWTVerifyOptions,
   jwtVerify,
 } from "jose";
-import { turnOf } from "../../concurrency/request-turns.ts";
-import { tenantCache } from "../../concurrency/tenant-cache.ts";
-import type { Caller } from "../../core/caller.ts";
-import type { Clock } from "../../core/clock.ts";
+import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { hasControls } from "../../core/text.ts";
+import type { Clock } from "../../core/time.ts";
 import { pathPattern } from "../../http/elysia.ts";
 import { STRANGERS } from "../../http/server.ts";
+import { tenantCache } from "../../kernel/cache.ts";
+import { turnOf } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import { madeAfter } from "../../keys/revocations.ts";
 import { SIGNING_ALGORITHM } from "../../keys/signing-keys.ts";

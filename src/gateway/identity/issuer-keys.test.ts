@@ -11,7 +11,7 @@ import {
   time,
   useIssuers,
 } from "../../../test/support/http/identity.ts";
-import type { Caller } from "../../core/caller.ts";
+import type { Caller } from "../../core/call.ts";
 
 useIssuers();
 

@@ -7,11 +7,11 @@
 // since all at once would hold up the event loop. Once they are going, no call is accepted with them any more.
 import { and, eq, gt, gte, inArray, lte, notExists, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/schema.ts";
-import { every } from "../../concurrency/every.ts";
-import { inOneStep } from "../../concurrency/steps.ts";
-import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import type { Log } from "../../core/log.ts";
 import type { Mode } from "../../core/states.ts";
+import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { every } from "../../kernel/loop.ts";
+import { inOneStep } from "../../kernel/turns.ts";
 import {
   type Command,
   inputRows,

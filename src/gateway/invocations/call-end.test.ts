@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { clock, places } from "../../../test/support/stores/stores.ts";
-import type { CallEnd } from "../../core/call-end.ts";
+import type { CallEnd } from "../../core/call.ts";
 import type { Store } from "../../storage/store.ts";
 import { findInvocation } from "./history.ts";
 import {

@@ -4,9 +4,9 @@
 // for ever.
 
 import { and, eq, isNotNull, sql } from "drizzle-orm";
-import { every } from "../../concurrency/every.ts";
-import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
+import { every } from "../../kernel/loop.ts";
 import type { Store } from "../../storage/store.ts";
 import { abandon, type InvocationKey, release } from "./service.ts";
 

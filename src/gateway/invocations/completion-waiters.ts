@@ -1,11 +1,11 @@
 // Callers that wait for a call to end (`Prefer: wait`). An end in this process wakes them at once. An end on another
 // replica is found by one query every second for all of them.
-import { unlessAborted, withDeadline } from "../../concurrency/deadline.ts";
-import { createEndWaiters } from "../../concurrency/end-waiters.ts";
-import { createFairShare } from "../../concurrency/fair-share.ts";
-import { inTurns } from "../../concurrency/turns.ts";
+
 import { Fault } from "../../core/fault.ts";
 import { isEnded } from "../../core/states.ts";
+import { createFairShare } from "../../kernel/share.ts";
+import { inTurns } from "../../kernel/turns.ts";
+import { createEndWaiters, unlessAborted, withDeadline } from "../../kernel/wait.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
 
 const LOOK_AGAIN_MS = 1000;

@@ -7,7 +7,7 @@
 import { and, desc, eq, gte, is, isNotNull, lt, type Placeholder, type SQL, type SQLWrapper, sql } from "drizzle-orm";
 import { SQLiteTable } from "drizzle-orm/sqlite-core";
 import { type CountDimension, oneOf } from "../../../db/schema.ts";
-import { inStoreTurns } from "../../concurrency/store-turns.ts";
+import { inStoreTurns } from "../../kernel/turns.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import { openCalls } from "../../storage/totals.ts";
 import type { InvocationRow } from "./service.ts";

@@ -5,8 +5,8 @@ import { and, eq } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
-import { IDEMPOTENCY_HOURS } from "../../core/limits.ts";
 import { HOUR_MS } from "../../core/time.ts";
+import { IDEMPOTENCY_HOURS } from "../../kernel/limits.ts";
 import { type Command, type CommandRunner, inputRows, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 

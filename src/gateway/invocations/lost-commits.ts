@@ -3,9 +3,9 @@
 // A note of each such call is kept in a table of its own. A call with a note is never claimed and its payment is never
 // attempted. Its record is removed with all that depends on it, so that the same key or payment can be sent again.
 import { and, eq, inArray, isNull, lte, or, sql } from "drizzle-orm";
-import type { Clock } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { removeInGroups } from "../../storage/cleanup.ts";
 import { untilStored, within } from "../../storage/failures.ts";

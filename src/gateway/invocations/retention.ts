@@ -2,9 +2,9 @@
 // cannot drop in whole pieces goes in small groups, each its own write, so that calls pass between them.
 import { and, eq, inArray, isNull, lt, notExists, or, type SQL, sql } from "drizzle-orm";
 import { oneOf } from "../../../db/schema.ts";
-import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
 import { DAY_MS, HOUR_MS } from "../../core/time.ts";
 import { removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
 import { type DroppedRange, keyedById, type Store, type TimedTable, type Tx } from "../../storage/store.ts";

@@ -5,11 +5,9 @@
 // and made into text as they are taken.
 
 import { type Static, Type } from "@sinclair/typebox";
-import { inOneStep } from "../../concurrency/steps.ts";
 import { asBuffer } from "../../core/bytes.ts";
-import { READ_BODY_SCOPE } from "../../core/caller.ts";
+import { READ_BODY_SCOPE } from "../../core/call.ts";
 import { idTime } from "../../core/id.ts";
-import { CAPTURE_BYTES_MAX, PAGE_LIMIT_DEFAULT } from "../../core/limits.ts";
 import { ERROR_CLASSES, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
@@ -17,6 +15,8 @@ import { PAGE_QUERY, queryOf } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json, respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
+import { CAPTURE_BYTES_MAX, PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
+import { inOneStep } from "../../kernel/turns.ts";
 import type { Reader } from "../../storage/store.ts";
 import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
 import type { InvocationRow } from "./service.ts";

@@ -1,6 +1,7 @@
 import { expect, test } from "bun:test";
 import { join } from "node:path";
-import * as limits from "../../core/limits.ts";
+import { ALLOWED_HOSTS_MAX, URL_CHARACTERS_MAX } from "../../core/host.ts";
+import * as limits from "../../kernel/limits.ts";
 
 const page = await Bun.file(join(import.meta.dir, "security.md")).text();
 
@@ -43,10 +44,10 @@ const ROWS: [name: string, ...parts: string[]][] = [
   ["description", count(limits.DESCRIPTION_CHARACTERS_MAX)],
   ["tags", `${limits.TAGS_MAX} of ${limits.TAG_CHARACTERS_MAX}`],
   ["metadata", `${limits.METADATA_BYTES_MAX / 1024} KiB`],
-  ["URL", count(limits.URL_CHARACTERS_MAX)],
+  ["URL", count(URL_CHARACTERS_MAX)],
   ["secret", count(limits.PLAINTEXT_BYTES_MAX)],
   ["reference to a secret", count(limits.VAULT_REF_CHARACTERS_MAX)],
-  ["`allowed_hosts`", count(limits.ALLOWED_HOSTS_MAX)],
+  ["`allowed_hosts`", count(ALLOWED_HOSTS_MAX)],
   ["rules of a policy", count(limits.POLICY_RULES_MAX)],
   ["list in a rule", count(limits.POLICY_LIST_MAX), count(limits.POLICY_ENTRY_CHARACTERS_MAX)],
   ["payment header", count(limits.PAYMENT_HEADER_CHARACTERS_MAX)],

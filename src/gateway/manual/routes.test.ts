@@ -1,8 +1,8 @@
 import { beforeAll, describe, expect, test } from "bun:test";
-import { atOnce } from "../../concurrency/steps.ts";
 import { silentLog } from "../../core/log.ts";
 import { routes } from "../../http/elysia.ts";
 import { createEdge, type Edge } from "../../http/server.ts";
+import { atOnce } from "../../kernel/turns.ts";
 import { PAGES } from "./pages.ts";
 import { htmlOf, manualRoutes, type Section, sectionsOf } from "./routes.ts";
 

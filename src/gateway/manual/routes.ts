@@ -3,10 +3,10 @@
 // HTML in the Markdown is shown as text, and links between pages lead to where the pages are served.
 
 import { Marked, type RendererObject, type Token, type Tokens } from "marked";
-import { inTurnSteps, type Steps } from "../../concurrency/steps.ts";
 import { type Asset, asset, madeOnce, pageAsset } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { STRANGERS } from "../../http/server.ts";
+import { inTurnSteps, type Steps } from "../../kernel/turns.ts";
 import { PAGES, type Page } from "./pages.ts";
 import script from "./search.js" with { type: "text" };
 import style from "./style.css" with { type: "text" };

@@ -1,9 +1,9 @@
 // The OpenAPI document, made from the routes themselves when it is first asked for. The plugin that makes it is mounted on
 // an instance of its own, because it would also serve a page that loads its scripts from a public network.
 import { Elysia } from "elysia";
-import { inOneStep, inTurnSteps, type Steps } from "../../concurrency/steps.ts";
 import { operation, plainSchema, SECURITY_SCHEMES, type ServerDoc, TAGS } from "../../http/openapi.ts";
 import { STRANGERS } from "../../http/server.ts";
+import { inOneStep, inTurnSteps, type Steps } from "../../kernel/turns.ts";
 import { requirementsOf, settleRequestJson } from "../../x402/codec.ts";
 import { NETWORK, SCHEME, TOKEN, X402_VERSION } from "../../x402/kind.ts";
 import { SettleRequest, SettleResponse, SupportedKinds } from "../../x402/schemas.ts";

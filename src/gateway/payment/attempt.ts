@@ -1,12 +1,12 @@
 // One attempt to settle a recorded payment, from the request to the record of its outcome. The outcome, the state of
 // the call and its totals are one write. Any failure on the way leaves the payment open, and leased.
 import { and, eq } from "drizzle-orm";
-import { withDeadline } from "../../concurrency/deadline.ts";
-import type { Clock, TimeBounds } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters, SettlementOutcome } from "../../core/meters.ts";
+import type { Clock, TimeBounds } from "../../core/time.ts";
 import { formatDateTime } from "../../core/time.ts";
 import type { NewSpan, Span, Tracer } from "../../core/tracing.ts";
+import { withDeadline } from "../../kernel/wait.ts";
 import { unavailable, untilStored } from "../../storage/failures.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { Authorization } from "../../x402/types.ts";

@@ -4,8 +4,8 @@
 import type { AuthorizationState, Chain } from "../../chain/chain.ts";
 import { type Use, useBy } from "../../chain/find-use.ts";
 import { isPaidBy } from "../../chain/token.ts";
-import { withDeadline } from "../../concurrency/deadline.ts";
 import type { Log } from "../../core/log.ts";
+import { withDeadline } from "../../kernel/wait.ts";
 import type { Authorization } from "../../x402/types.ts";
 import type { SettleOutcome } from "./outcome.ts";
 

@@ -4,11 +4,11 @@
 import { type Static, Type } from "@sinclair/typebox";
 import { and, eq, isNotNull } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
-import type { Caller } from "../../core/caller.ts";
-import type { Clock } from "../../core/clock.ts";
+import type { Caller } from "../../core/call.ts";
 import { Fault, invalidField } from "../../core/fault.ts";
 import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import { checkText } from "../../core/text.ts";
+import type { Clock } from "../../core/time.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyReader } from "../../http/input.ts";

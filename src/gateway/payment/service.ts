@@ -1,10 +1,11 @@
 // Payments of calls: the check at the gate, the record that is written with the invocation, and the response headers
 // after the settlement. The steps of one paid call, from top to bottom: check, paymentRow, insertPayment (in the write
 // that accepts the call), settle.
-import { endsWithin, unlessAborted } from "../../concurrency/deadline.ts";
-import type { Clock } from "../../core/clock.ts";
+
 import { Fault } from "../../core/fault.ts";
 import type { Meters } from "../../core/meters.ts";
+import type { Clock } from "../../core/time.ts";
+import { endsWithin, unlessAborted } from "../../kernel/wait.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { type CallBody, hashOf } from "../../wire/body.ts";
 import { paymentResponse, settleRequestJson, type WireRequirements } from "../../x402/codec.ts";

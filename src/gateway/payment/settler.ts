@@ -1,9 +1,10 @@
 // Decides when a recorded payment is attempted: once before its call is answered, and while the outcome is unknown,
 // again in the background until it is certain. The database holds the open payments. Each attempt leases its payment,
 // so that after a crash it is tried again, here or on another replica.
-import { endsWithin } from "../../concurrency/deadline.ts";
-import { createFairShare, type FairShare } from "../../concurrency/fair-share.ts";
-import { type Poll, poll } from "../../concurrency/poll.ts";
+
+import { type Poll, poll } from "../../kernel/loop.ts";
+import { createFairShare, type FairShare } from "../../kernel/share.ts";
+import { endsWithin } from "../../kernel/wait.ts";
 import { type AttemptOptions, attemptSettlement, shown } from "./attempt.ts";
 import { PAUSE_MS_MOST } from "./outcome.ts";
 import type { RestoreGuard } from "./restored.ts";

@@ -4,12 +4,11 @@
 // fails: then the last known on_error applies.
 
 import { eq } from "drizzle-orm";
-import { boundedCache } from "../../concurrency/bounded-cache.ts";
-import { createLimiter } from "../../concurrency/limiter.ts";
-import { afterShared } from "../../concurrency/request-turns.ts";
-import { inSteps } from "../../concurrency/steps.ts";
 import type { Log } from "../../core/log.ts";
 import type { PolicyAction } from "../../core/states.ts";
+import { boundedCache } from "../../kernel/cache.ts";
+import { createLimiter } from "../../kernel/share.ts";
+import { afterShared, inSteps } from "../../kernel/turns.ts";
 import { within } from "../../storage/failures.ts";
 import { bind, type Command, inputRows, prepared, type Reader, type Store } from "../../storage/store.ts";
 import { parseRules, type Rule } from "./document.ts";

@@ -9,11 +9,11 @@
 
 import { and, desc, eq, inArray, lt, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
-import { actFor } from "../../concurrency/request-turns.ts";
-import type { Clock } from "../../core/clock.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
+import { actFor } from "../../kernel/turns.ts";
 import { removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
 import { within } from "../../storage/failures.ts";
 import { keyedById, prepared, type Reader, type Store, type TimedTable, type Tx } from "../../storage/store.ts";

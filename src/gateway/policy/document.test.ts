@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
-import { atOnce } from "../../concurrency/steps.ts";
 import { Fault } from "../../core/fault.ts";
+import { atOnce } from "../../kernel/turns.ts";
 import { checkRules, formatRules, parseRules, type Rule } from "./document.ts";
 
 function problem(match: Rule["match"]): string | null {

@@ -3,12 +3,12 @@
 // a policy with fewer rules.
 import { type Static, Type } from "@sinclair/typebox";
 import { TypeCompiler } from "@sinclair/typebox/compiler";
-import { createPace } from "../../concurrency/pace.ts";
-import type { Steps } from "../../concurrency/steps.ts";
 import { invalidField } from "../../core/fault.ts";
-import { POLICY_ENTRY_CHARACTERS_MAX, POLICY_LIST_MAX, POLICY_RULES_MAX } from "../../core/limits.ts";
 import { POLICY_ACTIONS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
+import { POLICY_ENTRY_CHARACTERS_MAX, POLICY_LIST_MAX, POLICY_RULES_MAX } from "../../kernel/limits.ts";
+import type { Steps } from "../../kernel/turns.ts";
+import { createPace } from "../../kernel/turns.ts";
 
 /** Tool names may hold any control characters, and a rule must be able to name them. */
 const ENTRY = { min: 1, max: POLICY_ENTRY_CHARACTERS_MAX, controls: true };

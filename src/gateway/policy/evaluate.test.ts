@@ -1,8 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { createPace } from "../../concurrency/pace.ts";
-import { atOnce } from "../../concurrency/steps.ts";
 import { POLICY_ACTIONS, type PolicyAction } from "../../core/states.ts";
+import { atOnce, createPace } from "../../kernel/turns.ts";
 import type { PolicyReplace, Rule } from "./document.ts";
 import {
   addRule,

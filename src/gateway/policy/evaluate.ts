@@ -2,9 +2,10 @@
 // version, in steps, since its tenant chooses its size. After that a call or a tool costs the same for lists of any
 // length: the rules that name an agent or a tool are found by two searches in an index of all lists, and sets of rules are
 // bits. Pure.
-import { createPace, type Pace } from "../../concurrency/pace.ts";
-import type { Steps } from "../../concurrency/steps.ts";
+
 import type { PolicyAction, Protocol } from "../../core/states.ts";
+import type { Steps } from "../../kernel/turns.ts";
+import { createPace, type Pace } from "../../kernel/turns.ts";
 import type { PolicyReplace, Rule } from "./document.ts";
 
 export interface PolicyVerdict {

@@ -7,8 +7,8 @@
 // Each replica counts in memory what it sees itself. Once a rule asks for the rate, the replicas count the caller together,
 // in rows of the database, and each adds the calls that it counted in memory before.
 
-import { createGathering } from "../../concurrency/gathered.ts";
-import { tenantCache } from "../../concurrency/tenant-cache.ts";
+import { createGathering } from "../../kernel/batch.ts";
+import { tenantCache } from "../../kernel/cache.ts";
 import { within } from "../../storage/failures.ts";
 import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCounter, type Store } from "../../storage/store.ts";
 

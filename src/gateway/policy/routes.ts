@@ -2,7 +2,6 @@
 
 import { type Static, Type } from "@sinclair/typebox";
 import { idTime } from "../../core/id.ts";
-import { PAGE_LIMIT_DEFAULT, POLICY_ENTRY_CHARACTERS_MAX } from "../../core/limits.ts";
 import { PROTOCOLS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
@@ -11,6 +10,7 @@ import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../http/in
 import { operation } from "../../http/openapi.ts";
 import { json, piecesOf, respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
+import { PAGE_LIMIT_DEFAULT, POLICY_ENTRY_CHARACTERS_MAX } from "../../kernel/limits.ts";
 import type { KnownPolicy } from "./cache.ts";
 import type { DecisionRow } from "./decisions.ts";
 import { Action, Policy, PolicyReplace } from "./document.ts";

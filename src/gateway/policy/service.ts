@@ -4,14 +4,14 @@
 // there is a policy, nor its on_error, so it lets no call pass (503).
 import { sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
-import { andThen } from "../../concurrency/and-then.ts";
-import { inOneStep, inSteps } from "../../concurrency/steps.ts";
-import type { Caller } from "../../core/caller.ts";
-import type { Clock } from "../../core/clock.ts";
+import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
+import type { Clock } from "../../core/time.ts";
+import { andThen } from "../../kernel/and-then.ts";
+import { inOneStep, inSteps } from "../../kernel/turns.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { findAgent } from "../agents/store.ts";
 import { createPolicyCache, type KnownPolicy, type PolicyLookup } from "./cache.ts";

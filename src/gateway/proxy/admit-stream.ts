@@ -3,11 +3,11 @@
 // pending. The same payment sent again resumes it on any replica, and only one request gets it: each claims with a
 // token of its own.
 
-import { bodyInSteps } from "../../concurrency/steps.ts";
-import { thisMoment } from "../../core/age.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
-import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { thisMoment } from "../../kernel/time.ts";
+import { bodyInSteps } from "../../kernel/turns.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, hashOf, startOf, wholeOf } from "../../wire/body.ts";
 import { parseRpcMessages, type RpcMessage, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";

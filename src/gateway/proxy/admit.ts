@@ -2,8 +2,8 @@
 // before its 202. A call that the checks refuse leaves no invocation behind. A call whose payment the facilitator
 // declines does, since it is recorded before money can move.
 
-import { bodyInSteps } from "../../concurrency/steps.ts";
 import { Fault } from "../../core/fault.ts";
+import { bodyInSteps } from "../../kernel/turns.ts";
 import { type CallBody, hashOf, wholeOf } from "../../wire/body.ts";
 import { parseRpcRequest } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/store.ts";

@@ -4,10 +4,10 @@
 // back, it is let in even if the agent or the policy has changed since.
 
 import { and, eq } from "drizzle-orm";
-import type { Clock, TimeBounds } from "../../core/clock.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import { agentStatus } from "../../core/states.ts";
+import type { Clock, TimeBounds } from "../../core/time.ts";
 import { viaProblem } from "../../core/via.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, hashOf } from "../../wire/body.ts";

@@ -1,6 +1,6 @@
 // How the calls of agents are documented.
 import { Type } from "@sinclair/typebox";
-import { READ_BODY_SCOPE } from "../../core/caller.ts";
+import { READ_BODY_SCOPE } from "../../core/call.ts";
 import { operation, type ResponseDoc } from "../../http/openapi.ts";
 import { requirementsOf } from "../../x402/codec.ts";
 import { X402_VERSION } from "../../x402/kind.ts";

@@ -1,10 +1,10 @@
 // The record of a call that has passed the checks: its row, what is kept to make it, and its payment, in one write.
 import type { Call } from "../../core/call.ts";
-import type { Clock } from "../../core/clock.ts";
 import { Fault, type FaultDetail, type FaultKind } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Mode } from "../../core/states.ts";
+import type { Clock } from "../../core/time.ts";
 import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { holdCredential, mayGoTo } from "../credentials/service.ts";
 import type { LostCommits } from "../invocations/lost-commits.ts";

@@ -1,8 +1,8 @@
 // Reads the headers of a proxy call, strictly, and chooses those that pass to the upstream.
 import { invalidField } from "../../core/fault.ts";
-import { IDEMPOTENCY_KEY_CHARACTERS_MAX, SERVICE_MODEL_BYTES_MAX, WAIT_SECONDS_MAX } from "../../core/limits.ts";
 import type { Protocol } from "../../core/states.ts";
 import { viaHeader } from "../../core/via.ts";
+import { IDEMPOTENCY_KEY_CHARACTERS_MAX, SERVICE_MODEL_BYTES_MAX, WAIT_SECONDS_MAX } from "../../kernel/limits.ts";
 import { isSessionless } from "../../wire/jsonrpc.ts";
 import { isMirror, type JudgedMessage, mirrorProblem } from "../../wire/mcp-headers.ts";
 

@@ -1,13 +1,14 @@
 // The routes of calls on the transactional path: made, polled, cancelled.
-import type { UnderWay } from "../../concurrency/under-way.ts";
-import type { Clock } from "../../core/clock.ts";
+
 import { Fault } from "../../core/fault.ts";
-import { PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
 import { isEnded } from "../../core/states.ts";
+import type { Clock } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
 import { readBody as readWhole } from "../../http/intake.ts";
 import { jsonText } from "../../http/responses.ts";
 import { type FastPath, type Scope, scopeOf } from "../../http/server.ts";
+import { PROXY_BODY_BYTES_MAX } from "../../kernel/limits.ts";
+import type { UnderWay } from "../../kernel/wait.ts";
 import type { Store } from "../../storage/store.ts";
 import type { CompletionWaiters } from "../invocations/completion-waiters.ts";
 import { findInvocation } from "../invocations/history.ts";

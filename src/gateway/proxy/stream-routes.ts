@@ -2,12 +2,12 @@
 // upstream, and the connection, which stays open however long either side is silent.
 
 import { createHmac, timingSafeEqual } from "node:crypto";
-import { boundedCache } from "../../concurrency/bounded-cache.ts";
 import { Fault } from "../../core/fault.ts";
-import { CAPTURE_BYTES_MAX, PROXY_BODY_BYTES_MAX } from "../../core/limits.ts";
 import { routes } from "../../http/elysia.ts";
 import { readBody as readWhole } from "../../http/intake.ts";
 import { scopeOf } from "../../http/server.ts";
+import { boundedCache } from "../../kernel/cache.ts";
+import { CAPTURE_BYTES_MAX, PROXY_BODY_BYTES_MAX } from "../../kernel/limits.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { leadsBack } from "../streaming/response-headers.ts";
 import type { AskedCall, AskedStream, OpenedConnection } from "../streaming/service.ts";

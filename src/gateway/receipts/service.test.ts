@@ -4,7 +4,7 @@ import { eq, sql } from "drizzle-orm";
 import { onlyMasterKey } from "../../../test/support/keys.ts";
 import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { places } from "../../../test/support/stores/stores.ts";
-import type { Caller } from "../../core/caller.ts";
+import type { Caller } from "../../core/call.ts";
 import { silentLog } from "../../core/log.ts";
 import { newKey } from "../../keys/envelope.ts";
 import { type Keyring, openKeyring } from "../../keys/keyring.ts";

@@ -5,13 +5,13 @@
 // by the replica that it came to.
 
 import { CompactSign } from "jose";
-import { type Poll, poll } from "../../concurrency/poll.ts";
-import type { Caller } from "../../core/caller.ts";
-import type { Clock } from "../../core/clock.ts";
+import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId, newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
+import { type Poll, poll } from "../../kernel/loop.ts";
 import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/signing-keys.ts";
 import { within } from "../../storage/failures.ts";
 import { steadyJobLease } from "../../storage/leases.ts";

@@ -1,7 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { createPace } from "../../concurrency/pace.ts";
-import { atOnce } from "../../concurrency/steps.ts";
+import { atOnce, createPace } from "../../kernel/turns.ts";
 import { UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 import { rewritten } from "./event-filter.ts";
 

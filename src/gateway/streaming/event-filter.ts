@@ -1,7 +1,6 @@
 // An event of an event stream (WHATWG HTML, section 9.2) without the tools that are denied, on the bytes themselves and
 // in steps: it may be long, or have millions of lines.
-import type { Pace } from "../../concurrency/pace.ts";
-import type { Steps } from "../../concurrency/steps.ts";
+import type { Pace, Steps } from "../../kernel/turns.ts";
 import { skipSpaceInSteps } from "../../wire/json-scan.ts";
 import { UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 

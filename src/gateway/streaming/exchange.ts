@@ -1,12 +1,13 @@
 // One exchange with an upstream, from its credential to the answer that goes on to the caller.
 // A request is sent again only when it certainly never reached the upstream.
-import { unlessAborted } from "../../concurrency/deadline.ts";
+
 import type { Log } from "../../core/log.ts";
 import { type Answer, isEncoded, Undecodable } from "../../http/client/answer.ts";
 import type { DecodedFor, DecoderShare } from "../../http/client/decode.ts";
 import { type Outbound, requestSafely } from "../../http/client/outbound.ts";
 import type { ReadAhead } from "../../http/client/read-ahead.ts";
 import { BODILESS } from "../../http/client/response-parser.ts";
+import { unlessAborted } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { CallError, type CallStop, credentialProblem } from "../upstream/failure.ts";

@@ -5,10 +5,10 @@
 
 import { and, asc, eq, sql } from "drizzle-orm";
 import { paidFor } from "../../../db/schema.ts";
-import { every } from "../../concurrency/every.ts";
-import type { Clock } from "../../core/clock.ts";
-import { RETRY_AFTER_SECONDS_MAX } from "../../core/limits.ts";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
+import { RETRY_AFTER_SECONDS_MAX } from "../../kernel/limits.ts";
+import { every } from "../../kernel/loop.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { type InvocationKey, withdraw } from "../invocations/service.ts";
 

@@ -1,7 +1,7 @@
 // What is captured of an answer is its start, byte for byte, whatever length the answer tells.
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
+import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
 import { createBudget, createResponseRecorder } from "./response-recorder.ts";
 
 const KEPT = { capture: true, receipt: false };

@@ -1,11 +1,11 @@
 // Records a streamed answer while it passes: its head, the time of its first byte, its length, the captured start, and
 // the hash for the receipt.
 import { createHash } from "node:crypto";
-import { createFairShare } from "../../concurrency/fair-share.ts";
 import type { Call } from "../../core/call.ts";
-import { CAPTURE_BYTES_MAX } from "../../core/limits.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Answer } from "../../http/client/answer.ts";
+import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { createFairShare } from "../../kernel/share.ts";
 import { freeMemory } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 

@@ -1,8 +1,8 @@
 // The types of the streaming path: the request as it came (Asked…) and as it is sent (Opened…). Admission
 // (proxy/admit-stream.ts) turns the first into the second.
-import type { Moment } from "../../core/age.ts";
-import type { Call } from "../../core/call.ts";
-import type { Caller } from "../../core/caller.ts";
+
+import type { Call, Caller } from "../../core/call.ts";
+import type { Moment } from "../../kernel/time.ts";
 import type { CallBody } from "../../wire/body.ts";
 import type { InvocationKey } from "../invocations/service.ts";
 

@@ -2,9 +2,9 @@
 // counted apart, so that neither path holds up the other. Messages that are not calls (a notification, the answer to a
 // question of a running call, an event stream) have places of their own: a call that waits for them can't keep them
 // out.
-import { createFairQueue, enter } from "../../concurrency/fair-queue.ts";
-import { createFairShare, type FairShareOptions } from "../../concurrency/fair-share.ts";
+
 import { Fault } from "../../core/fault.ts";
+import { createFairQueue, createFairShare, enter, type FairShareOptions } from "../../kernel/share.ts";
 import type { StreamPermit } from "./service.ts";
 
 const CALLS_MAX = 4096;

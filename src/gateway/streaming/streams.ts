@@ -2,12 +2,11 @@
 // connection: a stream can't be handed to a worker (Bun 1.4.5 refuses to transfer a ReadableStream), and passing its
 // pieces by messages would copy each of them and lose the back-pressure that keeps memory flat.
 
-import { endsWithin } from "../../concurrency/deadline.ts";
-import { createUnderWay } from "../../concurrency/under-way.ts";
-import { CLAIM_BELIEVED_MS, isOlder } from "../../core/age.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Span, Tracer } from "../../core/tracing.ts";
 import { createReadAhead } from "../../http/client/read-ahead.ts";
+import { CLAIM_BELIEVED_MS, isOlder } from "../../kernel/time.ts";
+import { createUnderWay, endsWithin } from "../../kernel/wait.ts";
 import { within } from "../../storage/failures.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, freeBody } from "../../wire/body.ts";

@@ -2,9 +2,8 @@
 // held until it is whole and then passes as it came, unless a tool must be taken out of it. What can't be read, or is
 // too long to be held, does not pass. All that takes longer for a longer answer is done in steps.
 
-import { createPace, type Pace } from "../../concurrency/pace.ts";
-import { inOneStep, inTurnSteps, type Steps } from "../../concurrency/steps.ts";
 import type { Chunks } from "../../http/client/decode.ts";
+import { createPace, inOneStep, inTurnSteps, type Pace, type Steps } from "../../kernel/turns.ts";
 import { type DeniedTools, UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 import {
   afterBom,

@@ -1,10 +1,11 @@
 // The one failure table: from an error to the error class of the record, the words of the log and the words for the
 // caller. Both paths use it, and nothing else decides the error class of a failure.
-import type { StopSignal } from "../../concurrency/stop.ts";
+
 import { Fault, type FaultKind } from "../../core/fault.ts";
 import type { ErrorClass } from "../../core/states.ts";
 import { Undecodable } from "../../http/client/answer.ts";
 import { OutboundError } from "../../http/client/outbound.ts";
+import type { StopSignal } from "../../kernel/wait.ts";
 
 /**
  * Why the gateway stopped a call: the reason of its abort signal. `crowded` means that others need the memory of a body

@@ -1,6 +1,7 @@
 // The end of a call that was claimed here, made durable: the same for both paths.
-import type { Clock } from "../../core/clock.ts";
+
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
 import { untilStored } from "../../storage/failures.ts";
 import type { Store } from "../../storage/store.ts";
 import { type ClaimedKey, type Claims, type Ending, finish } from "../invocations/service.ts";

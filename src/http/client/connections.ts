@@ -5,9 +5,9 @@
 // One per thread, since all sockets of a thread share one buffer, which is emptied at each read.
 import net from "node:net";
 import tls from "node:tls";
-import { createLimiter } from "../../concurrency/limiter.ts";
-import type { StopSignal } from "../../concurrency/stop.ts";
-import { tenantCache } from "../../concurrency/tenant-cache.ts";
+import { tenantCache } from "../../kernel/cache.ts";
+import { createLimiter } from "../../kernel/share.ts";
+import type { StopSignal } from "../../kernel/wait.ts";
 import { type CallBody, partsOf } from "../../wire/body.ts";
 import { keepReceiveBufferSmall } from "../bun/socket-options.ts";
 import { type Answer, isNamed } from "./answer.ts";

@@ -1,10 +1,9 @@
 // Decodes the encodings of one body while it is read: within bounds, in turns by tenant, and with memory that is counted
 // before it is used. A sender of little that unpacks to much, or of much that unpacks to nothing, gets only its share.
 
-import { Commons } from "../../concurrency/commons.ts";
-import type { StopSignal } from "../../concurrency/stop.ts";
-import { inThreadTurn } from "../../concurrency/thread-turns.ts";
-import { doneInTurns } from "../../concurrency/turns.ts";
+import { Commons } from "../../kernel/share.ts";
+import { doneInTurns, inThreadTurn } from "../../kernel/turns.ts";
+import type { StopSignal } from "../../kernel/wait.ts";
 import {
   BROTLI_ROOM_BYTES,
   BrotliDecoder,
@@ -326,7 +325,7 @@ class BrotliLayer implements Layer {
 /**
  * The memory of all decoders of the process, in all threads, shared out by tenant first. An answer of a few hundred bytes
  * can make its decoder hold 16 MiB for as long as it stays open. So nobody decodes before the memory is granted, and a
- * tenant that holds more than its part gives way when others wait: see concurrency/commons.ts.
+ * tenant that holds more than its part gives way when others wait: see kernel/share.ts.
  */
 export interface DecoderShare {
   /**

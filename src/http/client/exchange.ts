@@ -1,9 +1,8 @@
 // One request on a connection and its answer. Nothing is lost: bytes that came before the connection broke are delivered
 // before the error. The answer is read no faster than it is taken.
 
-import type { StopSignal } from "../../concurrency/stop.ts";
-import { inTurns, mayDoAtOnce } from "../../concurrency/turns.ts";
-import { type TurnWaiter, waitWholeTurn } from "../../concurrency/whole-turn.ts";
+import { inTurns, mayDoAtOnce, type TurnWaiter, waitWholeTurn } from "../../kernel/turns.ts";
+import type { StopSignal } from "../../kernel/wait.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { type Answer, ReceivedAnswer } from "./answer.ts";
 import type { AnswerReadAhead, Source } from "./read-ahead.ts";

@@ -4,12 +4,11 @@
 //
 // A POST is sent once; other requests are sent again when a kept-alive connection closes without an answer. So whatever
 // must not happen twice is sent as a POST.
-import { unlessAborted } from "../../concurrency/deadline.ts";
-import type { StopSignal } from "../../concurrency/stop.ts";
-import { tenantCache } from "../../concurrency/tenant-cache.ts";
-import { isBadPort } from "../../core/blocked-ports.ts";
-import { type HostRules, isExempt } from "../../core/host.ts";
-import { literalAddress } from "../../core/host-list.ts";
+
+import { type HostRules, isBadPort, isExempt, literalAddress } from "../../core/host.ts";
+import { tenantCache } from "../../kernel/cache.ts";
+import type { StopSignal } from "../../kernel/wait.ts";
+import { unlessAborted } from "../../kernel/wait.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { type Answer, requestFields } from "./answer.ts";
 import { openTransport } from "./connections.ts";

@@ -2,7 +2,7 @@
 // not read. A connection delivers what it has in one go, half a megabyte and more, so thousands of them would fill the
 // memory before any could be paused. So each tenant has a share. When it is used up, none of the tenant's connections is
 // read, head or body, until some of it is taken; what is not read stays with its sender.
-import { createFairShare, type FairShare } from "../../concurrency/fair-share.ts";
+import { createFairShare, type FairShare } from "../../kernel/share.ts";
 
 /** How a connection is paused. Both may be called again. */
 export interface Source {

@@ -2,8 +2,7 @@ import { describe, expect, test } from "bun:test";
 import dgram from "node:dgram";
 import dns from "node:dns";
 import { networkInterfaces } from "node:os";
-import { hostRules, type WrittenRules } from "../../core/host.ts";
-import { isSame, parseAddress } from "../../core/ip-ranges.ts";
+import { hostRules, isSame, parseAddress, type WrittenRules } from "../../core/host.ts";
 import { createResolver, type Lookup, ownAddresses } from "./resolve.ts";
 
 const NOBODY = hostRules({ allow: [] });

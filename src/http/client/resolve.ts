@@ -2,14 +2,20 @@
 // were judged are dialled, so a name that changes its answers later (DNS rebinding, SSRF) gains nothing.
 
 import { networkInterfaces } from "node:os";
-import { withDeadline } from "../../concurrency/deadline.ts";
-import { createLimiter } from "../../concurrency/limiter.ts";
-import { afterShared } from "../../concurrency/request-turns.ts";
-import { tenantCache } from "../../concurrency/tenant-cache.ts";
-import { type HostRules, isDeniedName, localAddresses, mayDial } from "../../core/host.ts";
-import { literalAddress } from "../../core/host-list.ts";
-import { type Address, parseAddress } from "../../core/ip-ranges.ts";
+import {
+  type Address,
+  type HostRules,
+  isDeniedName,
+  literalAddress,
+  localAddresses,
+  mayDial,
+  parseAddress,
+} from "../../core/host.ts";
 import { StartupProblem } from "../../core/startup.ts";
+import { tenantCache } from "../../kernel/cache.ts";
+import { createLimiter } from "../../kernel/share.ts";
+import { afterShared } from "../../kernel/turns.ts";
+import { withDeadline } from "../../kernel/wait.ts";
 
 /** All addresses of a name; rejects when it has none. */
 export type Lookup = (name: string) => Promise<ReadonlyArray<{ readonly address: string }>>;

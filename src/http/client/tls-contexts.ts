@@ -2,7 +2,7 @@
 // own takes 4 ms, so contexts are kept, with a share for each tenant.
 import { createPrivateKey } from "node:crypto";
 import tls from "node:tls";
-import { tenantCache } from "../../concurrency/tenant-cache.ts";
+import { tenantCache } from "../../kernel/cache.ts";
 
 /** What a call shows to a server that asks for a certificate. All PEM. */
 export interface ClientIdentity {

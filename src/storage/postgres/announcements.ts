@@ -2,8 +2,8 @@
 // left. It is a help and no more: whatever is lost on the way is found by looking, a second or two later. NOTIFY takes a
 // lock of the whole server at its commit, so it is never a part of a write, and the IDs of ended calls are batched.
 import type { SQL } from "bun";
-import { every } from "../../concurrency/every.ts";
 import type { Log } from "../../core/log.ts";
+import { every } from "../../kernel/loop.ts";
 import { within } from "../failures.ts";
 import type { Store } from "../store.ts";
 import { postgresClient } from "./pool.ts";

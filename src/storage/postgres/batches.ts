@@ -1,9 +1,10 @@
 // Commands on Postgres: those that come in one turn of the event loop, and while others are being written, share a
 // transaction, in which each kind is one statement. A command alone is written at once.
-import { createFairShare } from "../../concurrency/fair-share.ts";
-import { inSlices } from "../../concurrency/slices.ts";
-import { createTurnQueue } from "../../concurrency/turn-queue.ts";
+
 import { Fault } from "../../core/fault.ts";
+import { createTurnQueue } from "../../kernel/batch.ts";
+import { inSlices } from "../../kernel/loop.ts";
+import { createFairShare } from "../../kernel/share.ts";
 import { unavailable } from "../failures.ts";
 import { type Command, type CommandBase, CommitUnknown, type SqlRow, type Tx } from "../store.ts";
 import type { DatabaseConnection } from "./pool.ts";

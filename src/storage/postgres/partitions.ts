@@ -9,8 +9,8 @@
 // Behind: partitions whose rows are all too old are dropped. The rows that must stay go into the first partition, which
 // reaches back to the lowest key. Their part of the totals goes with the others in the same transaction.
 import type { SQL } from "bun";
-import type { Clock } from "../../core/clock.ts";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
 import { DAY_MS, HOUR_MS } from "../../core/time.ts";
 import { sqlState, within } from "../failures.ts";
 import { type DroppedRange, type Periods, periodHours, type TimedTable } from "../store.ts";

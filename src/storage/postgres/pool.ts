@@ -5,7 +5,7 @@ import { PgDatabase, PgDialect, type PreparedQueryConfig } from "drizzle-orm/pg-
 import { PgRemoteSession, type RemoteCallback } from "drizzle-orm/pg-proxy";
 import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
-import { createReservedShare } from "../../concurrency/reserved-share.ts";
+import { createReservedShare } from "../../kernel/share.ts";
 import { clientError, isConnectionLost, isServerReadOnly, unavailable, within } from "../failures.ts";
 import type { Queries, Reader } from "../store.ts";
 

@@ -1,9 +1,10 @@
 // The store on Postgres: each work is one ordinary transaction on a bounded pool, right at every isolation from read
 // committed upwards. Every wait has a limit, and a server that comes back is found again by the next call.
-import { poll } from "../../concurrency/poll.ts";
-import { actingTenant } from "../../concurrency/request-turns.ts";
-import type { Clock } from "../../core/clock.ts";
+
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
+import { poll } from "../../kernel/loop.ts";
+import { actingTenant } from "../../kernel/turns.ts";
 import { startProblem, within } from "../failures.ts";
 import { migratePostgres } from "../migrate.ts";
 import { type CommandBase, createCallEnds, NOW, type Reader, type SqlRow, type Store } from "../store.ts";

@@ -1,7 +1,7 @@
 // Transactions that write on Postgres: each is begun with a shard for its totals, and again when another one has undone
 // it. What became of a commit without an answer is unknown, and said to be.
 import { sql } from "drizzle-orm";
-import type { CallEnd } from "../../core/call-end.ts";
+import type { CallEnd } from "../../core/call.ts";
 import {
   isConnectionLost,
   isTransactionUndone,

@@ -9,12 +9,12 @@
 // In one file, since what a failure undoes is seen only with all of it.
 import { type Database, SQLiteError } from "bun:sqlite";
 import type { CountDimension, Tables } from "../../../db/schema.ts";
-import { createFairShare } from "../../concurrency/fair-share.ts";
-import { actingTenant } from "../../concurrency/request-turns.ts";
-import { inSlices } from "../../concurrency/slices.ts";
-import { createTurnQueue } from "../../concurrency/turn-queue.ts";
-import type { CallEnd } from "../../core/call-end.ts";
+import type { CallEnd } from "../../core/call.ts";
 import type { Log } from "../../core/log.ts";
+import { createTurnQueue } from "../../kernel/batch.ts";
+import { inSlices } from "../../kernel/loop.ts";
+import { createFairShare } from "../../kernel/share.ts";
+import { actingTenant } from "../../kernel/turns.ts";
 import { sqliteCommitFailure, sqliteFailure, unavailable } from "../failures.ts";
 import {
   type Command,

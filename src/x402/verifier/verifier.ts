@@ -3,10 +3,9 @@
 // message, one of each tenant in turn. While there is no worker, because few wait, or it starts, or has died, the main
 // thread judges them in its turns.
 
-import { createFairShare } from "../../concurrency/fair-share.ts";
-import { createRoundRobin } from "../../concurrency/round-robin.ts";
-import { inTurns } from "../../concurrency/turns.ts";
 import { Fault } from "../../core/fault.ts";
+import { createFairShare, createRoundRobin } from "../../kernel/share.ts";
+import { inTurns } from "../../kernel/turns.ts";
 import { checkSignature, type SignedBy } from "../verify.ts";
 import { type Answer, createVerifierThread, type Signed, type ThreadOptions } from "./thread.ts";
 

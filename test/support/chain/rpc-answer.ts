@@ -1,7 +1,7 @@
 // How the answer in a message is found when the whole message is in memory: the plain way, to hold the other one to.
 import { createHash } from "node:crypto";
 import { createParser } from "eventsource-parser";
-import { atOnce } from "../../../src/concurrency/steps.ts";
+import { atOnce } from "../../../src/kernel/turns.ts";
 import { objectOutline, skipSpaceInSteps, watch } from "../../../src/wire/json-scan.ts";
 
 const KEYS = [watch("id"), watch("method"), watch("result"), watch("error", watch("code"))];

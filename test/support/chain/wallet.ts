@@ -3,8 +3,8 @@
 import type { Hex } from "viem";
 import { generatePrivateKey } from "viem/accounts";
 import { type Chain, createChain } from "../../../src/chain/chain.ts";
-import { systemClock } from "../../../src/core/clock.ts";
 import { type Log, silentLog } from "../../../src/core/log.ts";
+import { systemClock } from "../../../src/core/time.ts";
 import { type ClaimedPayment, claimPayment, findPayment } from "../../../src/facilitator/payments/payments.ts";
 import { createSettlementWaiters } from "../../../src/facilitator/settle/waiters.ts";
 import type { WalletLeases } from "../../../src/facilitator/wallet/leases.ts";

@@ -3,7 +3,7 @@
 import { mkdtempSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { endsWithin } from "../../../src/concurrency/deadline.ts";
+import { endsWithin } from "../../../src/kernel/wait.ts";
 import { tollgateBinary } from "./binary.ts";
 
 export const START_MS_MAX = 40_000;

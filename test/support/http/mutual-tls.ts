@@ -2,12 +2,12 @@
 // clients to try it with.
 import { connect as connectTcp, type Socket } from "node:net";
 import { type ConnectionOptions, connect, type TLSSocket } from "node:tls";
-import { SETTLE_BODY_BYTES_MAX } from "../../../src/core/limits.ts";
 import type { Log, LogFields } from "../../../src/core/log.ts";
 import { addAccount, ownerOf } from "../../../src/facilitator/accounts.ts";
 import { LISTENER_LIMITS, type ListenerLimits, listenMutualTls } from "../../../src/facilitator/mtls.ts";
 import { createPeerEdge } from "../../../src/facilitator/routes.ts";
 import type { SettleResponse } from "../../../src/facilitator/settle/response.ts";
+import { SETTLE_BODY_BYTES_MAX } from "../../../src/kernel/limits.ts";
 import { sqlitePlace } from "../stores/stores.ts";
 import { makePki, type TestIdentity } from "./pki.ts";
 

@@ -1,6 +1,6 @@
 // Policies over a store of a test, with callers whose tenants are new.
 import { expect } from "bun:test";
-import type { Caller } from "../../../src/core/caller.ts";
+import type { Caller } from "../../../src/core/call.ts";
 import { Fault } from "../../../src/core/fault.ts";
 import { type Log, silentLog } from "../../../src/core/log.ts";
 import type { PolicyAction } from "../../../src/core/states.ts";

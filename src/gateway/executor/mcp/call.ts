@@ -2,9 +2,9 @@
 // session gets one, shared by the calls of the same key. Only a request that was refused for lack of a session
 // is sent again, since it never ran.
 
-import { bodyInSteps } from "../../../concurrency/steps.ts";
-import type { StopSignal } from "../../../concurrency/stop.ts";
-import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
+import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
+import { bodyInSteps } from "../../../kernel/turns.ts";
+import type { StopSignal } from "../../../kernel/wait.ts";
 import { wholeOf } from "../../../wire/body.ts";
 import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
 import { isMirror } from "../../../wire/mcp-headers.ts";

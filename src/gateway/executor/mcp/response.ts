@@ -3,10 +3,10 @@
 // dropped. Of a message is told whether it is the response, its captured start, its length and its SHA-256, all with the
 // caller's id in place of the id on the wire. Only the captured start is kept, however long the message is.
 import { createHash, type Hash } from "node:crypto";
-import { inOneStep } from "../../../concurrency/steps.ts";
 import type { Answer } from "../../../http/client/answer.ts";
 import { bodyChunks } from "../../../http/client/body.ts";
 import { BodyTooLarge, type Chunks } from "../../../http/client/decode.ts";
+import { inOneStep } from "../../../kernel/turns.ts";
 import { EventStreamReader, Utf8Reader } from "../../../wire/event-stream.ts";
 import { followedKeys, JsonFollower, type Member, type MemberHandler } from "../../../wire/json-follower.ts";
 import { ID_TEXT_BYTES_MAX, isSameId, splice } from "../../../wire/jsonrpc.ts";

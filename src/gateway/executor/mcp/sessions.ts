@@ -1,10 +1,11 @@
 // The upstream sessions of MCP servers, of protocol versions up to 2025-11-25; later ones have none. A session is opened once
 // per key, for any number of waiting calls. It is kept while it is used, and closed when it is idle, forgotten by the server,
 // or one too many of its tenant.
-import { endsWithin } from "../../../concurrency/deadline.ts";
-import { createFairShare } from "../../../concurrency/fair-share.ts";
-import { VERSION } from "../../../core/version.ts";
+
+import { VERSION } from "../../../core/startup.ts";
 import type { Answer } from "../../../http/client/answer.ts";
+import { createFairShare } from "../../../kernel/share.ts";
+import { endsWithin } from "../../../kernel/wait.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
 import { credentialHeaders } from "../../upstream/headers.ts";
 import { type CallContext, decodedForCall, readStart, send, type Upstreams } from "../call.ts";

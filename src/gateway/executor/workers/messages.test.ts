@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { atOnce } from "../../../concurrency/steps.ts";
+import { atOnce } from "../../../kernel/turns.ts";
 import { type CallBody, LargeBody, PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { batchOf, itemsOf, type WithBody } from "./messages.ts";
 

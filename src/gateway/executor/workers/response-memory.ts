@@ -2,11 +2,10 @@
 // as all it may ever need, and is not read on before it has it. So no answer that has begun waits for another that has,
 // and a waiting one loses nothing but time, up to its own deadline.
 
-import { createFairQueue, enter, type FairQueue } from "../../../concurrency/fair-queue.ts";
-import { createFairShare } from "../../../concurrency/fair-share.ts";
-import type { StopSignal } from "../../../concurrency/stop.ts";
-import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { type AnswerReadAhead, createReadAhead } from "../../../http/client/read-ahead.ts";
+import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
+import { createFairQueue, createFairShare, enter, type FairQueue } from "../../../kernel/share.ts";
+import type { StopSignal } from "../../../kernel/wait.ts";
 
 /** Answers up to this length are short. */
 export const FREE_BYTES = 16 * 1024;

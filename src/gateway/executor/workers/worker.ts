@@ -2,12 +2,12 @@
 // configuration; its settings come with the first message, then jobs and cancels, a batch per turn each way.
 // One per thread, since this is the thread.
 
-import { watchLoop } from "../../../concurrency/loop-watch.ts";
-import { Stop } from "../../../concurrency/stop.ts";
-import { inTurns } from "../../../concurrency/turns.ts";
 import { hostRules } from "../../../core/host.ts";
 import { createOutbound } from "../../../http/client/outbound.ts";
 import { ownAddresses } from "../../../http/client/resolve.ts";
+import { watchLoop } from "../../../kernel/loop-watch.ts";
+import { inTurns } from "../../../kernel/turns.ts";
+import { Stop } from "../../../kernel/wait.ts";
 import type { CallStop } from "../../upstream/failure.ts";
 import { callHttp, runCall } from "../call.ts";
 import type { Job, WorkerSettings } from "../job.ts";

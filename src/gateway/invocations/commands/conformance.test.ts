@@ -7,10 +7,10 @@ import { accepted, SUCCESS } from "../../../../test/support/stores/invocations.t
 import { eachStore, useStore } from "../../../../test/support/stores/one-store.ts";
 import type { Place } from "../../../../test/support/stores/stores.ts";
 import { until } from "../../../../test/support/until.ts";
-import type { CallEnd } from "../../../core/call-end.ts";
+import type { CallEnd } from "../../../core/call.ts";
 import { Fault } from "../../../core/fault.ts";
 import { newId } from "../../../core/id.ts";
-import { IDEMPOTENCY_HOURS } from "../../../core/limits.ts";
+import { IDEMPOTENCY_HOURS } from "../../../kernel/limits.ts";
 import { type Store, UniqueViolation } from "../../../storage/store.ts";
 import { counted } from "../../../storage/totals.ts";
 import { PART_BYTES, partsOf } from "../../../wire/body.ts";

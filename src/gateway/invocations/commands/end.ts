@@ -1,9 +1,9 @@
 // The one end of every call, for every reason: the call leaves the open ones, and its row in the history, its totals, its
 // bodies and what it is owed are written once. Listeners are called when that is durable.
-import type { CallEnd, CallPayment } from "../../../core/call-end.ts";
+import type { CallEnd, CallPayment } from "../../../core/call.ts";
 import { idTime } from "../../../core/id.ts";
-import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
+import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
 import { type Command, type CommandEffects, inputRows } from "../../../storage/store.ts";
 import { PART_BYTES, partsOf } from "../../../wire/body.ts";
 import { LEAVES_PARTS, leavesParts } from "../bodies.ts";

@@ -7,9 +7,9 @@
 
 import { and, count, min, type SQL, sql } from "drizzle-orm";
 import { idFloor, idTime } from "../../../core/id.ts";
-import { CAPTURE_BYTES_MAX } from "../../../core/limits.ts";
 import type { QueueSize } from "../../../core/meters.ts";
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
+import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
 import {
   type Command,
   type CommandEffects,

@@ -1,0 +1,149 @@
+// Many pieces taken together: a queue by turns of tenants, and one question for all who ask the same.
+//
+// What waits to be done, several pieces at a time. While all that waits is done together, it is in the order of arrival.
+// When there is more, one piece of each tenant in turn is taken, and the pieces of one tenant in their order: a tenant that
+// has little to do waits for one round, however much another one has.
+import { inSlices } from "./loop.ts";
+
+interface OfTenant {
+  readonly tenant: string;
+}
+
+/** First in, first out; what was taken can be put back. */
+class Line<T> {
+  /** The next one stands last. */
+  #next: T[] = [];
+  #added: T[] = [];
+
+  get isEmpty(): boolean {
+    return this.#next.length === 0 && this.#added.length === 0;
+  }
+
+  add(item: T): void {
+    this.#added.push(item);
+  }
+
+  putBack(item: T): void {
+    this.#next.push(item);
+  }
+
+  take(): T | undefined {
+    if (this.#next.length === 0) [this.#next, this.#added] = [this.#added.reverse(), []];
+    return this.#next.pop();
+  }
+}
+
+export function createTurnQueue<T extends OfTenant>() {
+  /** Behind all that stand in lines. */
+  let arrived: T[] = [];
+  /** Those for which there was no room at once, by tenant. The first tenant has the next turn. */
+  let lines = new Map<string, Line<T>>();
+  let inLines = 0;
+
+  /** Each of them once, so that the rest of a long line costs nothing when some of it are taken. */
+  function lineUp(): void {
+    for (const item of arrived) {
+      const line = lines.get(item.tenant) ?? new Line<T>();
+      lines.set(item.tenant, line);
+      line.add(item);
+    }
+    inLines += arrived.length;
+    arrived = [];
+  }
+
+  return {
+    get size(): number {
+      return arrived.length + inLines;
+    },
+    add: (item: T): void => void arrived.push(item),
+    /** Takes out the next ones, at most so many. */
+    take(most: number): readonly T[] {
+      if (inLines === 0 && arrived.length <= most) {
+        const all = arrived;
+        arrived = [];
+        return all;
+      }
+      lineUp();
+      const taken: T[] = [];
+      // A tenant that is not through stands last again, and the loop comes to it there.
+      for (const [tenant, line] of lines) {
+        if (taken.length === most) break;
+        const item = line.take();
+        if (item !== undefined) taken.push(item);
+        lines.delete(tenant);
+        if (!line.isEmpty) lines.set(tenant, line);
+      }
+      inLines -= taken.length;
+      return taken;
+    },
+    /** What was taken last and could not be done yet: it comes next, in this order. */
+    putBack(items: readonly T[]): void {
+      if (items.length === 0) return;
+      const others = lines;
+      lines = new Map(items.map(({ tenant }) => [tenant, others.get(tenant) ?? new Line<T>()]));
+      for (const item of items.toReversed()) lines.get(item.tenant)?.putBack(item);
+      for (const [tenant, line] of others) if (!lines.has(tenant)) lines.set(tenant, line);
+      inLines += items.length;
+    },
+  };
+}
+
+// Many who want the same asked at about the same time, each for itself: one question for all of them. The first one is
+// asked at the end of its turn of the event loop; those that come while a question is under way are asked for together
+// when it has been answered. So however many come, there is one question at a time, and it says how many they are.
+
+interface Waiter<A> {
+  resolve(answer: A): void;
+  reject(error: unknown): void;
+}
+
+interface Round<S, A> {
+  readonly subject: S;
+  readonly waiters: Waiter<A>[];
+}
+
+/**
+ * @param ask asks for so many, and gives what answers each of them, by its place from 0 in the order of arrival
+ */
+export function createGathering<S, A>(ask: (subject: S, count: number) => Promise<(place: number) => A>) {
+  /** By key, those who are asked for next. */
+  const gathering = new Map<string, Round<S, A>>();
+  const asking = new Set<string>();
+
+  async function askNext(key: string): Promise<void> {
+    const round = gathering.get(key);
+    if (round === undefined) return;
+    gathering.delete(key);
+    asking.add(key);
+    try {
+      const answerOf = await ask(round.subject, round.waiters.length);
+      void inSlices([...round.waiters.entries()], ([place, { resolve }]) => resolve(answerOf(place)));
+    } catch (error) {
+      // Those who came meanwhile have waited as well, and to ask again could take them as long once more.
+      const behind = gathering.get(key)?.waiters ?? [];
+      gathering.delete(key);
+      void inSlices([...round.waiters, ...behind], ({ reject }) => reject(error));
+    }
+    asking.delete(key);
+    if (gathering.has(key)) void askNext(key);
+  }
+
+  return {
+    /**
+     * What is answered to one more.
+     *
+     * @param key what is asked about; the subject is the same whenever the key is
+     */
+    join(key: string, subject: S): Promise<A> {
+      const { promise, resolve, reject } = Promise.withResolvers<A>();
+      const round = gathering.get(key);
+      if (round !== undefined) {
+        round.waiters.push({ resolve, reject });
+        return promise;
+      }
+      gathering.set(key, { subject, waiters: [{ resolve, reject }] });
+      if (!asking.has(key)) setImmediate(() => void askNext(key));
+      return promise;
+    },
+  };
+}

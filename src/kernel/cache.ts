@@ -1,0 +1,147 @@
+// Caches with a bound: one for what the process itself asks for, one with a share for each tenant.
+//
+// A map that forgets entries that were not used lately. It keeps two generations: a used entry moves to the young one,
+// and when that is full the old one is dropped. So a hit costs one look-up and memory stays bounded, without the list
+// that an exact least-recently-used order needs.
+
+interface CacheEntry<V> {
+  readonly value: V;
+  readonly weight: number;
+}
+
+/** @param weightMax the weight of all entries together; half of it is kept for certain */
+export function boundedCache<K, V>(weightMax: number) {
+  let young = new Map<K, CacheEntry<V>>();
+  let old = new Map<K, CacheEntry<V>>();
+  let youngWeight = 0;
+
+  function remove(key: K): void {
+    old.delete(key);
+    const held = young.get(key);
+    if (held === undefined) return;
+    youngWeight -= held.weight;
+    young.delete(key);
+  }
+
+  function put(key: K, entry: CacheEntry<V>): void {
+    if (youngWeight + entry.weight > weightMax / 2) [old, young, youngWeight] = [young, new Map(), 0];
+    young.set(key, entry);
+    youngWeight += entry.weight;
+  }
+
+  return {
+    get(key: K): V | undefined {
+      const fresh = young.get(key);
+      if (fresh !== undefined) return fresh.value;
+      const aged = old.get(key);
+      if (aged === undefined) return undefined;
+      old.delete(key);
+      put(key, aged);
+      return aged.value;
+    },
+    /** `weight` is the entry's share of the cache's bound. */
+    set(key: K, value: V, weight = 1): void {
+      remove(key);
+      if (weight <= weightMax / 2) put(key, { value, weight });
+    },
+  };
+}
+
+// A cache that callers fill by what they send, with a share for each tenant. A tenant that fills it loses entries of its
+// own, and displaces those of others only up to an even share. Of a tenant's entries the oldest goes first, unless it was
+// used since the last time it was considered (the "clock" algorithm), so a hit costs one look-up.
+
+interface TenantEntry<V> {
+  readonly tenant: string;
+  readonly value: V;
+  readonly weight: number;
+  isUsed: boolean;
+}
+
+interface CacheShare<K> {
+  weight: number;
+  /** The oldest first. */
+  readonly keys: Set<K>;
+}
+
+/**
+ * @param weightMax the weight of all entries together
+ * @param evicted called with the key of each entry that was removed to make room
+ */
+export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void) {
+  const entries = new Map<K, TenantEntry<V>>();
+  const shares = new Map<string, CacheShare<K>>();
+  let weightOfAll = 0;
+
+  function remove(key: K): void {
+    const entry = entries.get(key);
+    const share = entry === undefined ? undefined : shares.get(entry.tenant);
+    if (entry === undefined || share === undefined) return;
+    entries.delete(key);
+    share.keys.delete(key);
+    share.weight -= entry.weight;
+    weightOfAll -= entry.weight;
+    if (share.keys.size === 0) shares.delete(entry.tenant);
+  }
+
+  /** Removes the oldest entry that was not used. Each is passed over at most once, so this ends. */
+  function removeOneOf({ keys }: CacheShare<K>): void {
+    for (const key of keys) {
+      const entry = entries.get(key);
+      if (entry?.isUsed !== true) {
+        remove(key);
+        evicted?.(key);
+        return;
+      }
+      entry.isUsed = false;
+      keys.delete(key);
+      keys.add(key);
+    }
+  }
+
+  /** The share that makes room: the tenant's own, or that of the next tenant with more than an even share. */
+  function evictFrom(own: CacheShare<K> | undefined, weight: number): CacheShare<K> | undefined {
+    const even = weightMax / (shares.size + (own === undefined ? 1 : 0));
+    if (own !== undefined && own.weight + weight > even) return own;
+    for (let left = shares.size; left > 0; left--) {
+      const [next] = shares;
+      if (next === undefined) break;
+      const [tenant, share] = next;
+      if (share.weight > even) return share;
+      // It is considered last from now on.
+      shares.delete(tenant);
+      shares.set(tenant, share);
+    }
+    return own ?? shares.values().next().value;
+  }
+
+  function makeRoom(tenant: string, weight: number): void {
+    while (weightOfAll + weight > weightMax) {
+      const share = evictFrom(shares.get(tenant), weight);
+      if (share === undefined) return;
+      removeOneOf(share);
+    }
+  }
+
+  return {
+    get(key: K): V | undefined {
+      const entry = entries.get(key);
+      if (entry === undefined) return undefined;
+      entry.isUsed = true;
+      return entry.value;
+    },
+    /** `weight` is the entry's part of the cache's bound. A key belongs to one tenant. */
+    set(tenant: string, key: K, value: V, weight = 1): void {
+      remove(key);
+      if (weight > weightMax) return;
+      makeRoom(tenant, weight);
+      const share = shares.get(tenant) ?? { weight: 0, keys: new Set<K>() };
+      shares.set(tenant, share);
+      share.keys.add(key);
+      share.weight += weight;
+      weightOfAll += weight;
+      entries.set(key, { tenant, value, weight, isUsed: false });
+    },
+    delete: remove,
+  };
+}

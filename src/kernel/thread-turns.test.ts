@@ -1,0 +1,29 @@
+import { expect, test } from "bun:test";
+import { inThreadTurn } from "./turns.ts";
+
+test("two pieces of work are done at once, of two tenants, and nobody waits for more than one of each other tenant", async () => {
+  const begun: string[] = [];
+  const ends: (() => void)[] = [];
+  const piece = (tenant: string) =>
+    inThreadTurn(tenant, () => {
+      begun.push(tenant);
+      const { promise, resolve } = Promise.withResolvers<void>();
+      ends.push(resolve);
+      return promise;
+    });
+  const all = [piece("a"), piece("a"), piece("a"), piece("b"), piece("c")];
+  expect(begun).toEqual(["a", "b"]);
+  for (let count = 0; count < all.length; count++) {
+    ends.shift()?.();
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+  await Promise.all(all);
+  expect(begun).toEqual(["a", "b", "a", "c", "a"]);
+});
+
+test("a piece of work that fails takes no other one along", async () => {
+  const failed = inThreadTurn("a", () => Promise.reject(new Error("corrupt")));
+  const next = inThreadTurn("a", async () => "done");
+  expect(await failed.catch((error: Error) => error.message)).toBe("corrupt");
+  expect(await next).toBe("done");
+});

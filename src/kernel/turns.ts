@@ -1,0 +1,330 @@
+// Turns of the event loop: how work that callers, upstreams and the store cause gives the loop back in time. Work that one
+// tenant can make much of is done in steps, a few milliseconds of them in one turn, one tenant after the other. So nobody
+// holds up the others by sending much, or by sending little that makes much work.
+//
+// - `inTurns` and what stands on it: steps over what callers and upstreams send
+// - `turnOf`: when a request begins
+// - `inThreadTurn`: long work in the runtime's pool of threads
+// - `inStoreTurns`: steps over stored rows, which SQLite reads on the event loop
+// - `waitWholeTurn`: what the sockets bring next
+//
+// One per thread, since a thread has one event loop, and all work on it shares its turns.
+
+import { AsyncLocalStorage } from "node:async_hooks";
+import { createFairQueue, createFairShare, createRoundRobin, enter } from "./share.ts";
+
+const TURN_MS = 4;
+/** What a step leads to, up to the write to a caller, runs after the turn and may cost more than the step. */
+const STEPS_MAX = 8;
+
+/** Returns whether there is more to do at once. */
+type TurnStep = () => boolean;
+
+const waitingSteps = createRoundRobin<TurnStep>();
+let isScheduled = false;
+
+/** Does this step in one of the next turns, and again until it returns false: one of each tenant in turn. */
+export function inTurns(step: TurnStep, tenant: string): void {
+  waitingSteps.add(tenant, step);
+  schedule();
+}
+
+/** Until when short steps may be done at once in this turn of the event loop, of performance.now(). */
+let atOnceUntil: number | null = null;
+
+/**
+ * Whether a short step may be done at once: nobody waits for a turn, and what was done at once in this turn of the event
+ * loop has not taken its time yet. To wait for a turn takes longer than most short steps.
+ */
+export function mayDoAtOnce(): boolean {
+  if (waitingSteps.size > 0) return false;
+  const now = performance.now();
+  if (atOnceUntil === null) {
+    atOnceUntil = now + TURN_MS;
+    setImmediate(() => {
+      atOnceUntil = null;
+    });
+  }
+  return now < atOnceUntil;
+}
+
+/** Resolves when the last step has been done. Rejects with what a step throws. */
+export function doneInTurns(step: TurnStep, tenant: string): Promise<void> {
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  inTurns(() => {
+    try {
+      if (step()) return true;
+      resolve();
+    } catch (error) {
+      reject(error);
+    }
+    return false;
+  }, tenant);
+  return promise;
+}
+
+function schedule(): void {
+  if (isScheduled || waitingSteps.size === 0) return;
+  isScheduled = true;
+  setImmediate(takeTurn);
+}
+
+function takeTurn(): void {
+  isScheduled = false;
+  const until = performance.now() + TURN_MS;
+  try {
+    for (let steps = 0; steps < STEPS_MAX && performance.now() < until; steps++) {
+      const next = waitingSteps.next();
+      if (next === undefined) break;
+      if (next.item()) waitingSteps.add(next.tenant, next.item);
+    }
+  } finally {
+    // A step that throws does not stop the others.
+    schedule();
+  }
+}
+
+// How long one step is of work that is done in steps. Its cost is counted and not timed, so the same work always takes
+// the same steps.
+
+/** Adds to the work of the current step, and returns whether the step should end. */
+export type Pace = (work: number) => boolean;
+
+/** The work of one step. A unit is the cost of looking at a byte: a nanosecond or two. */
+const STEP_WORK = 262_144;
+
+export function createPace(most: number = STEP_WORK): Pace {
+  let done = 0;
+  return (work) => {
+    done += work;
+    if (done < most) return false;
+    done = 0;
+    return true;
+  };
+}
+
+export type Steps<T> = Generator<void, T, void>;
+
+/** All the steps at once, for what is small, or has a thread to itself. */
+export function atOnce<T>(steps: Steps<T>): T {
+  for (;;) {
+    const { done, value } = steps.next();
+    if (done) return value;
+  }
+}
+
+/**
+ * Does the first step at once, since most work has no other, and the rest in turns with all such work.
+ *
+ * @param signal ends it before the next step
+ * @throws what a step throws; the signal's reason
+ */
+export async function inSteps<T>(steps: Steps<T>, tenant: string, signal?: AbortSignal): Promise<T> {
+  let step = steps.next();
+  if (!step.done) {
+    await doneInTurns(() => {
+      signal?.throwIfAborted();
+      step = steps.next();
+      return !step.done;
+    }, tenant);
+  }
+  return step.value as T;
+}
+
+/** Does all steps in turns, the first too, where many may have work at the same moment or that step may be long. */
+export function inTurnSteps<T>(steps: Steps<T>, tenant: string, signal?: AbortSignal): Promise<T> {
+  function* later(): Steps<T> {
+    yield;
+    return yield* steps;
+  }
+  return inSteps(later(), tenant, signal);
+}
+
+/** Does a piece of work that can't be split, and may be long, in a turn with all such work. */
+export function inOneStep<T>(piece: () => T, tenant: string): Promise<Awaited<T>> {
+  function* steps(): Steps<T> {
+    yield;
+    return piece();
+  }
+  return Promise.resolve(inSteps(steps(), tenant)) as Promise<Awaited<T>>;
+}
+
+/** A body up to this size is judged at once. */
+const SMALL_BYTES = 16_384;
+
+/** Does steps over a body. The first steps of many large bodies at once would be too much for one turn. */
+export function bodyInSteps<T>(body: Pick<Uint8Array, "byteLength">, steps: Steps<T>, tenant: string): Promise<T> {
+  const run = body.byteLength > SMALL_BYTES ? inTurnSteps : inSteps;
+  return run(steps, tenant);
+}
+
+// When a request begins. Requests that arrive in one turn of the event loop begin at once, for up to a few
+// milliseconds; the others follow in the next turns, one tenant after the other, for as long again. So a thousand
+// requests that arrive together hold up no timers and no streams, and a tenant that sends few waits behind few.
+// One per thread, since a thread has one event loop, and all requests share its turns.
+
+/** Includes what a request does up to its first wait, such as a query of SQLite. */
+const BEGUN_MS_MAX = 8;
+/** Requests that begin together before their cost is measured. */
+const BEGUN_AT_ONCE = 4;
+/** This many promise steps bring a request to its first wait, or far enough. */
+const STEPS = 32;
+
+const waitingRequests = createRoundRobin<() => void>();
+/** When the first request of this turn of the event loop began; null before that. */
+let turnBeganAt: number | null = null;
+
+const acting = new AsyncLocalStorage<string | null>();
+
+/** The tenant whose request the calling code serves; null for the process's own work. The store shares its turns by it. */
+export const actingTenant = (): string | null => acting.getStore() ?? null;
+
+/** Runs `work`, with all that follows from it, for this tenant; null for work that a request only starts. */
+export const actFor = <T>(tenant: string | null, work: () => T): T => acting.run(tenant, work);
+
+/** Undefined when a request of the tenant may begin at once; else it may when this resolves. */
+export function turnOf(tenant: string): Promise<void> | undefined {
+  const now = performance.now();
+  if (turnBeganAt === null) beginTurn(now);
+  else if (waitingRequests.size > 0 || now - turnBeganAt > BEGUN_MS_MAX) {
+    return new Promise((resolve) => waitingRequests.add(tenant, resolve));
+  }
+  return undefined;
+}
+
+/**
+ * For work that another request has begun and this one waits for too. Thousands may wait for it, and would all go on at
+ * once. So each goes on when a request of its tenant may begin.
+ *
+ * @throws what it rejects with
+ */
+export async function afterShared<T>(shared: Promise<T>, tenant: string): Promise<T> {
+  try {
+    return await shared;
+  } finally {
+    if (turnBeganAt === null) beginTurn(performance.now());
+    await new Promise<void>((resolve) => waitingRequests.add(tenant, resolve));
+  }
+}
+
+function beginTurn(now: number): void {
+  turnBeganAt = now;
+  setImmediate(nextTurn);
+}
+
+async function nextTurn(): Promise<void> {
+  turnBeganAt = null;
+  if (waitingRequests.size === 0) return;
+  const began = performance.now();
+  beginTurn(began);
+  while (waitingRequests.size > 0 && performance.now() - began <= BEGUN_MS_MAX) {
+    for (let begun = 0; begun < BEGUN_AT_ONCE; begun++) waitingRequests.next()?.item();
+    for (let step = 0; step < STEPS; step++) await null;
+  }
+}
+
+// Work that takes long in one piece runs in the runtime's pool of threads, two pieces of two tenants at a time, and then
+// one of each other tenant in turn. So nobody waits behind much work of somebody else, and the pool stays free for what
+// else it is for. One per thread, since all work that a thread sends to the pool has to be counted together.
+
+const AT_ONCE = 2;
+
+/** Never rejects. */
+type ThreadWork = () => Promise<void>;
+
+const waitingPieces = createRoundRobin<ThreadWork>();
+const busy = new Set<string>();
+
+/** Rejects with what the work rejects with. */
+export function inThreadTurn<T>(tenant: string, work: () => Promise<T>): Promise<T> {
+  const { promise, resolve, reject } = Promise.withResolvers<T>();
+  waitingPieces.add(tenant, () => work().then(resolve, reject));
+  begin();
+  return promise;
+}
+
+function begin(): void {
+  while (busy.size < AT_ONCE) {
+    const next = waitingPieces.next(busy);
+    if (next === undefined) return;
+    void run(next.tenant, next.item);
+  }
+}
+
+async function run(tenant: string, piece: ThreadWork): Promise<void> {
+  busy.add(tenant);
+  await piece();
+  busy.delete(tenant);
+  begin();
+}
+
+// Turns of the event loop for work on stored rows that is done in steps: SQLite answers on the event loop, and one long
+// piece would hold up every tenant. Few steps are taken in one turn, and they are shared out by tenant.
+// One per thread, since a thread has one event loop, and SQLite works on it.
+
+/** Steps of all such work together; a tenant alone may take two. */
+const STEPS_AT_ONCE = 3;
+
+const steps = createFairQueue(createFairShare({ size: STEPS_AT_ONCE }));
+
+/** Takes a step when it is the tenant's turn, in a turn of the event loop with few other such steps. */
+export async function inStoreTurns<T>(tenant: string, step: () => Promise<T>): Promise<T> {
+  await enter(steps, { tenant, agent: null, amount: 1 });
+  try {
+    await new Promise((resolve) => setImmediate(resolve));
+    return await step();
+  } finally {
+    steps.giveBack(tenant, null, 1);
+  }
+}
+
+/**
+ * The first row that is wanted, or null. Rows are read in the order of their IDs, a page in each step.
+ *
+ * @param pageAfter at most `limit` rows with IDs above this one
+ */
+export async function findInTurns<R extends { readonly id: string }>(
+  tenant: string,
+  limit: number,
+  pageAfter: (id: string, limit: number) => Promise<readonly R[]>,
+  isWanted: (row: R) => boolean,
+): Promise<R | null> {
+  for (let after = ""; ; ) {
+    const page = await inStoreTurns(tenant, () => pageAfter(after, limit));
+    const found = page.find(isWanted);
+    if (found !== undefined) return found;
+    const last = page.at(-1);
+    if (last === undefined || page.length < limit) return null;
+    after = last.id;
+  }
+}
+
+// What waits for a whole turn of the event loop, to see what the sockets bring next: all of a turn together, since a timer
+// for each costs 0.6 µs (measured on Bun 1.4.5).
+// One per thread, since a thread has one event loop.
+
+export interface TurnWaiter {
+  turned(): void;
+}
+
+let turnWaiters: TurnWaiter[] = [];
+
+/** Its `turned` is called when every socket has been looked at once more. */
+export function waitWholeTurn(waiter: TurnWaiter): void {
+  if (turnWaiters.push(waiter) === 1) setImmediate(lookAgain);
+}
+
+/** What is set for the end of a turn runs before the sockets are looked at again, so a whole turn has passed at the second. */
+function lookAgain(): void {
+  setImmediate(tellAll, turnWaiters);
+  turnWaiters = [];
+}
+
+function tellAll(waiters: TurnWaiter[]): void {
+  try {
+    for (let next = waiters.shift(); next !== undefined; next = waiters.shift()) next.turned();
+  } finally {
+    // One that throws does not stop the others.
+    if (waiters.length > 0) setImmediate(tellAll, waiters);
+  }
+}

@@ -1,0 +1,252 @@
+// Waiting: for a time, for a signal, for the last of what is under way, and for the end of something.
+//
+// Waits that end after a time, by the monotonic clock of timers, or by a signal. The work goes on after that, and its
+// outcome is ignored.
+
+/** The outcome of `work`, unless `ms` pass first: then rejects with what `late` gives. */
+export async function withDeadline<T>(ms: number, work: Promise<T>, late: () => unknown): Promise<T> {
+  const { promise, reject } = Promise.withResolvers<never>();
+  // The runtime would warn on standard error of a negative time, which is one that has passed.
+  const timer = setTimeout(() => reject(late()), Math.max(ms, 0));
+  try {
+    return await Promise.race([work, promise]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** Whether `work` ends within `ms`. Rejects if it does so first. */
+export async function endsWithin(ms: number, work: Promise<unknown>): Promise<boolean> {
+  const { promise, resolve } = Promise.withResolvers<false>();
+  const timer = setTimeout(resolve, Math.max(ms, 0), false);
+  try {
+    return await Promise.race([work.then(() => true), promise]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** The outcome of `work`; rejects with the signal's reason as soon as that is aborted. */
+export async function unlessAborted<T>(signal: StopSignal, work: Promise<T>): Promise<T> {
+  const { promise, reject } = Promise.withResolvers<never>();
+  const onAbort = () => reject(signal.reason);
+  signal.addEventListener("abort", onAbort, { once: true });
+  if (signal.aborted) onAbort();
+  try {
+    return await Promise.race([work, promise]);
+  } finally {
+    signal.removeEventListener("abort", onAbort);
+  }
+}
+
+// A signal that something is to stop, of the form of the runtime's AbortSignal. That one is an event target, which costs
+// each small call 2 of its 27 µs on the thread, with one listener that comes and goes (measured on Bun 1.4.5).
+
+/** What those need of a signal who wait for something. An AbortSignal has it. */
+export interface StopSignal {
+  readonly aborted: boolean;
+  readonly reason: unknown;
+  /** @throws the reason */
+  throwIfAborted(): void;
+  addEventListener(type: "abort", listener: () => void, options?: { readonly once: true }): void;
+  removeEventListener(type: "abort", listener: () => void): void;
+}
+
+/** What can be stopped. An AbortController has it. */
+export interface Stoppable {
+  readonly signal: StopSignal;
+  abort(reason: unknown): void;
+}
+
+export class Stop implements StopSignal, Stoppable {
+  aborted = false;
+  reason: unknown = undefined;
+  /** Few at a time. */
+  readonly #listeners: (() => void)[] = [];
+
+  get signal(): StopSignal {
+    return this;
+  }
+
+  /** Only the first reason counts. */
+  abort(reason: unknown): void {
+    if (this.aborted) return;
+    this.aborted = true;
+    this.reason = reason;
+    // One may remove another.
+    for (let next = this.#listeners.shift(); next !== undefined; next = this.#listeners.shift()) next();
+  }
+
+  throwIfAborted(): void {
+    if (this.aborted) throw this.reason;
+  }
+
+  addEventListener(_: "abort", listener: () => void): void {
+    if (!this.aborted && !this.#listeners.includes(listener)) this.#listeners.push(listener);
+  }
+
+  removeEventListener(_: "abort", listener: () => void): void {
+    const at = this.#listeners.indexOf(listener);
+    if (at >= 0) this.#listeners.splice(at, 1);
+  }
+}
+
+/**
+ * Does work that the first of them stops. Nothing is left at any of them afterwards: a timeout that somebody listens to is
+ * kept for its whole time.
+ */
+export async function untilFirst<T>(
+  signals: readonly StopSignal[],
+  work: (first: StopSignal) => Promise<T>,
+): Promise<T> {
+  const first = new Stop();
+  const listening = signals.map((signal) => ({ signal, tell: () => first.abort(signal.reason) }));
+  for (const { signal, tell } of listening) {
+    if (signal.aborted) tell();
+    else signal.addEventListener("abort", tell, { once: true });
+  }
+  try {
+    return await work(first);
+  } finally {
+    for (const { signal, tell } of listening) signal.removeEventListener("abort", tell);
+  }
+}
+
+// Counts what is under way, for those who wait until nothing is.
+
+export type UnderWay = ReturnType<typeof createUnderWay>;
+
+export function createUnderWay() {
+  let count = 0;
+  let idle = Promise.withResolvers<void>();
+  return {
+    /** Something is under way until the returned function is called. Calling that again does nothing. */
+    enter(): () => void {
+      count++;
+      let isIn = true;
+      return () => {
+        if (!isIn) return;
+        isIn = false;
+        count--;
+        if (count > 0) return;
+        idle.resolve();
+        idle = Promise.withResolvers<void>();
+      };
+    },
+    /** Resolves when nothing is under way. */
+    async idle(): Promise<void> {
+      while (count > 0) await idle.promise;
+    },
+  };
+}
+
+// Many who wait until something ends, such as a call or a payment. An end that is decided in this process is announced and
+// wakes them at once. One that another process decides is found by looking: one question now and then for all who wait.
+
+/** In one question. */
+const LOOKED_FOR_MAX = 500;
+
+interface EndWaitersOptions<K> {
+  nameOf(key: K): string;
+  /** The pause between two questions. */
+  readonly lookAgainMs: number;
+  /** The names of those that have ended, or are gone. */
+  endedAmong(keys: readonly K[]): Promise<readonly string[]>;
+  /** Lets one who waits go on; at once where it is left out. */
+  wake?(key: K, goOn: () => void): void;
+}
+
+interface Wait<K, T> {
+  readonly key: K;
+  readonly ms: number;
+  /** Ends the wait. */
+  readonly signal?: AbortSignal;
+  /**
+   * What it is now; undefined when nobody can say, and another look is to be taken.
+   *
+   * @param isLast whether what is found is taken, ended or not
+   */
+  look(isLast: () => boolean): Promise<T | undefined>;
+  isEnded(found: T): boolean;
+}
+
+interface Listeners<K> {
+  readonly key: K;
+  readonly wakes: Set<() => void>;
+}
+
+export function createEndWaiters<K>(options: EndWaitersOptions<K>) {
+  const { nameOf, lookAgainMs, endedAmong, wake = (_, goOn) => goOn() } = options;
+  const waiting = new Map<string, Listeners<K>>();
+  let isReleased = false;
+  let isLooking = false;
+
+  function announce(name: string): void {
+    for (const goOn of waiting.get(name)?.wakes ?? []) goOn();
+  }
+
+  async function lookForAll(): Promise<void> {
+    const keys = [...waiting.values()].map(({ key }) => key);
+    for (let at = 0; at < keys.length; at += LOOKED_FOR_MAX) {
+      for (const name of await endedAmong(keys.slice(at, at + LOOKED_FOR_MAX))) announce(name);
+    }
+  }
+
+  function scheduleLook(): void {
+    if (isLooking || waiting.size === 0) return;
+    isLooking = true;
+    setTimeout(async () => {
+      // If the store is away, the next question is the same.
+      await lookForAll().catch(() => {});
+      isLooking = false;
+      scheduleLook();
+    }, lookAgainMs).unref();
+  }
+
+  /** Resolves at the next announcement, after `ms`, or when the signal aborts. */
+  function nextChance(key: K, ms: number, signal?: AbortSignal): { passed: Promise<void>; forget(): void } {
+    const name = nameOf(key);
+    const { promise, resolve } = Promise.withResolvers<void>();
+    const goOn = () => wake(key, resolve);
+    const listeners = waiting.get(name) ?? { key, wakes: new Set() };
+    waiting.set(name, listeners);
+    listeners.wakes.add(goOn);
+    const timer = setTimeout(goOn, ms);
+    signal?.addEventListener("abort", goOn);
+    function forget() {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", goOn);
+      listeners.wakes.delete(goOn);
+      if (listeners.wakes.size === 0) waiting.delete(name);
+    }
+    return { passed: promise, forget };
+  }
+
+  return {
+    /** After the write that ended it is durable. */
+    announce,
+    /** Ends all waits, now and from now on, since the process is about to end: each gets what is known. */
+    release(): void {
+      isReleased = true;
+      for (const { wakes } of waiting.values()) for (const goOn of wakes) goOn();
+    },
+    /** What `look` finds once it has ended; or as it is after `ms`, when the signal aborts, or at the release. */
+    async wait<T>({ key, ms, signal, look, isEnded }: Wait<K, T>): Promise<T> {
+      const until = performance.now() + ms;
+      for (;;) {
+        const left = until - performance.now();
+        const isLast = () => left <= 0 || isReleased || signal?.aborted === true;
+        // Listening starts before looking, so that an end in between is not missed.
+        const chance = nextChance(key, Math.max(0, left), signal);
+        scheduleLook();
+        try {
+          const found = await look(isLast);
+          if (found !== undefined && (isEnded(found) || isLast())) return found;
+          await chance.passed;
+        } finally {
+          chance.forget();
+        }
+      }
+    },
+  };
+}
