@@ -9,7 +9,7 @@ import type { NewestBlock } from "./newest-block.ts";
 
 /** How old the newest known block may be. Its time is carried on by our own clock, so it need not be asked often. */
 const FRESH_MS = 10_000;
-/** The same for the time that the next block would have. */
+/** How old the time may be that the next block would have. */
 const NEXT_FRESH_MS = 1000;
 /** A block may be seen this long after its time: by then the next one comes. */
 const BLOCK_MS = 2000;

@@ -20,7 +20,7 @@ const EARLY_LOOKS = 4;
 const EARLY_PAUSE_MS = 700;
 /** Twice the base fee of such a block is still enough. */
 const BASE_FEE_FRESH_MS = 10_000;
-/** Wei per gas: no price is too high for a simulation. Whoever pays judges that. */
+/** Wei per gas: no price is too high for a simulation. The wallet that pays judges that. */
 const ANY_PRICE = 2n ** 64n;
 const TIP_FRESH_MS = 5000;
 
@@ -59,7 +59,7 @@ export interface Chain {
   simulate(authorization: Authorization, signature: Hex, from: Hex): Promise<Simulation>;
   /** The newest block, never one before what was seen; it may be as old as `ageMs`. */
   newest(ageMs?: number): Promise<wire.Block>;
-  /** The same block, with when it was seen first. */
+  /** The newest block, with when it was seen first. */
   sighting(ageMs: number): Promise<NewestBlock>;
   /** False where the newest block stands still and is old: then no node tells what the chain is now. */
   isFresh(): boolean;

@@ -70,7 +70,7 @@ function amount(field: string, given: string | null): string | null {
   return digits;
 }
 
-/** Whoever changes an account holds its lock, so that no certificate is added to one that is being removed. */
+/** A change of an account holds its lock, so that no certificate is added to one that is being removed. */
 function lockAccount(tx: Tx, name: string): Promise<void> {
   return tx.lock(`account:${name}`);
 }

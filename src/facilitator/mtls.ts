@@ -266,7 +266,7 @@ export interface TlsMaterial {
 
 /** What the files hold now. */
 export interface TlsReading {
-  /** The same for the same content, and for no other. */
+  /** Equal for equal content, and for no other. */
   readonly digest: string;
   judge():
     | { readonly tls: TlsMaterial; readonly warnings: readonly string[] }

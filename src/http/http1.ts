@@ -141,7 +141,7 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
         if (now > connection.deadline) socket.resetAndDestroy();
       }
     },
-    /** Of these the one whose time is up first; null while all of them are being answered. */
+    /** Among the sockets, the one whose time is up first; null while all of them are being answered. */
     nextToClose(sockets: Iterable<Socket>): Socket | null {
       let next: Socket | null = null;
       let first = Number.POSITIVE_INFINITY;

@@ -22,7 +22,7 @@ import {
 import { NETWORK, NETWORK_CAIP2, SCHEME, TOKEN, TOKEN_NAME, TOKEN_VERSION, X402_VERSION } from "./kind.ts";
 import type { Hex, Payment, Requirements } from "./types.ts";
 
-/** `reason` names the field and repeats no value: it may be shown to whoever sent it. */
+/** `reason` names the field and repeats no value: it may be shown to the sender. */
 export type Parsed<T> = { readonly ok: true; readonly value: T } | { readonly ok: false; readonly reason: string };
 
 export interface SettleRequest {

@@ -85,7 +85,7 @@ function readPlain(signature: Hex): PlainSignature | null {
   return { r, s, recovery };
 }
 
-/** The signature as the token takes it from a plain account; null when it would not, whoever signed. */
+/** The signature as the token takes it from a plain account; null when the token would not take it. */
 export function canonicalSignature(signature: Hex): Hex | null {
   const plain = readPlain(signature);
   if (plain === null) return null;

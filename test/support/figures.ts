@@ -68,7 +68,7 @@ export const FIGURES: readonly Figure[] = [
   { what: "product files", most: 278, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 53_661,
+    most: 53_662,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -101,8 +101,8 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "comments that can't be read alone",
-    most: 12,
+    most: 0,
     find: matches(/(?:^|\n)\s*(?:\/\/|\/\*\*|\*)\s+(?:The same|Of (?:those|what|none|that|these|which))\b[^\n]*/g),
   },
-  { what: "words that we don't use", most: 11, find: matches(new RegExp(`\\b(?:${unusedWords.join("|")})\\b`, "gi")) },
+  { what: "words that we don't use", most: 0, find: matches(new RegExp(`\\b(?:${unusedWords.join("|")})\\b`, "gi")) },
 ];

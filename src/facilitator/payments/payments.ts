@@ -3,8 +3,9 @@
 // payment is claimed once, sent once, and gives its reservation back at most once.
 //
 // A claim belongs to the attempt that made it, and carries its name. An attempt may continue late, after a pause or a
-// lost answer, and find another claim under the same key: the same authorization on other terms. So whoever sends, fails
-// or withdraws a claim names the claim that it has read; if another one is stored, nothing changes.
+// lost answer, and find another claim under the same key: the same authorization on other terms. So an attempt that sends,
+// fails or withdraws a claim names the claim that it has read; if another one is stored, nothing changes.
+//
 // Beside the transitions stand what a simulation found, as a claim keeps it; what of a payer's balance is held, without
 // which one balance could be spent many times and all but the first transfer revert; and the payments under way.
 import { and, asc, count, eq, gt, inArray, ne, or, sql } from "drizzle-orm";
@@ -386,7 +387,7 @@ function lockPayer(tx: Tx, payer: Hex): Promise<void> {
  * none is missed; one that settled up to the block is in the balance already; one that failed can't land. So our
  * transfers for a payer never revert each other, however old the balance is by now, and whichever process made them.
  * Both kinds are read in one statement, because a payment that settles between two could be missing in both. One that
- * landed by that block and is not recorded yet (`landed`) takes nothing more from the balance, whoever used it. What a
+ * landed by that block and is not recorded yet (`landed`) takes nothing more from the balance, no matter who used it. What a
  * reorganisation undoes counts once it has been noticed.
  *
  * The payer alone names the rows, for there is one token on one chain: so the indexes by payer are taken.

@@ -92,7 +92,7 @@ export function createResume(options: ResumeOptions) {
   return {
     /** Resolves when no claim without a transaction is left. Never rejects. */
     run: (): Promise<void> => rounds.start(0),
-    /** The same, if some process seems to have left any behind. Never rejects. */
+    /** Resumes claims if some process seems to have left any behind. Never rejects. */
     async takeUp(): Promise<void> {
       if (await isAnyLeftBehind()) await rounds.start(0);
     },
@@ -163,7 +163,7 @@ function createRounds(log: Log, round: () => Promise<{ readonly done: number; re
       if (wanted && !stopped) await pause(pauseMs);
       pauseMs = Math.min(2 * pauseMs, 8_000);
     }
-    // With the last look at `wanted`, so that whoever wants another run now starts one.
+    // With the last look at `wanted`, so that a wish for another run from now on starts one.
     running = null;
   }
 
@@ -189,7 +189,7 @@ function createResumeOne(options: ResumeOptions) {
       const late = windowProblem({ payment }, await chain.time());
       if (late !== null) return await endUnsent(payment, late);
       if (!(await wallet.readiness()).ready) return false;
-      // Whoever can send it does.
+      // Another process can send it, and does.
       if (!wallet.canSend()) return !wallet.worksFor(row.wallet);
       let gas = known;
       if (gas === null) {

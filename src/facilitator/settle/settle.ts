@@ -146,7 +146,7 @@ export function createSettle(options: SettleOptions) {
     },
     /** Goes on with claims that a crash left without a transaction, until there are none. Never rejects. */
     recover: resume.run,
-    /** The same, now and then: another process may have ended, or lost its database, and left some. Never rejects. */
+    /** Resumes claims now and then: another process may have ended, or lost its database, and left some. Never rejects. */
     takeUp: resume.takeUp,
     /** Sends what others have claimed for wallets of this process; true when there was any. Never rejects. */
     takeClaimed: resume.takeClaimed,

@@ -1,4 +1,4 @@
-// Records how a payment ended, or that its block is gone, and tells whoever waits. Each record is a guarded write, so
+// Records how a payment ended, or that its block is gone, and tells those that wait. Each record is a guarded write, so
 // when two processes find out the same thing, one writes it and the other reads what was written.
 
 import type { Block, Receipt } from "../../chain/rpc-types.ts";

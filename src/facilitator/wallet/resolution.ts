@@ -27,7 +27,7 @@ const BEHIND_BLOCKS = 50;
 const LOOK_UPS_MAX = 5;
 /** Wallet nonces for one payment. With these used up it waits until its time is over. */
 const NONCES_MAX = 4;
-/** Of those that share a transaction. */
+/** Payments that share a transaction, judged at a time. */
 const PAYMENTS_PARALLEL = 16;
 
 export type Resolver = ReturnType<typeof createPaymentResolver>;
@@ -243,7 +243,7 @@ async function receiptOf(chain: Chain, pendingNonce: PendingNonce): Promise<Rece
   return null;
 }
 
-/** Of what has used a nonce for several payments. What was taken from the records at the start does not tell of each. */
+/** The receipt of a transaction that used a nonce for several payments. What was taken from the records at the start does not tell of each. */
 async function sharedReceipt(chain: Chain, { payments, inclusion }: PendingNonce): Promise<Receipt | null> {
   const hash = inclusion?.hash ?? null;
   return payments.size > 1 && hash !== null ? chain.receipt(hash) : null;

@@ -151,7 +151,7 @@ export function createSender(options: SenderOptions) {
   };
 }
 
-/** They are stored. Now they may be broadcast, by whoever works for the wallet by now. */
+/** They are stored. Now they may be broadcast, by the process that holds the wallet by now. */
 function follow({ signer, leases, pendingNonces, schedule }: SenderOptions, signed: readonly SignedJobs[]): void {
   if (!leases.holds(signer.address)) return;
   for (const { jobs, row } of signed) pendingNonces.add(row, jobs.map(asSent));

@@ -41,7 +41,7 @@ export interface Signer {
 /** A signer that has failed is left to other facilitators for so long. */
 const FAILING_MS = 30_000;
 
-/** The same signers, and whether one of them failed lately and has not signed since. */
+/** The signers, watched, and whether one of them failed lately and has not signed since. */
 export function watchSigners(those: readonly Signer[]): { signers: Signer[]; isFailing: () => boolean } {
   const failedAt = new Map<Hex, number>();
   const signers = those.map((signer): Signer => {

@@ -96,7 +96,7 @@ export function createNonceSync({ store, pendingNonces, leases }: NonceSyncOptio
 
   return {
     load,
-    /** The same, unless it was done lately. */
+    /** Loads the pending nonces, unless that was done lately. */
     async refresh(): Promise<void> {
       if (performance.now() - loadedAt >= FRESH_MS) await load();
     },

@@ -125,7 +125,7 @@ export function createWallet(options: WalletOptions) {
     },
     /** When wallets are taken over: claims may wait for them. */
     onTaken: handOver.onTaken,
-    /** The same for what another process has left behind; called now and then. @throws Fault `unavailable` */
+    /** Takes up what another process has left behind; called now and then. @throws Fault `unavailable` */
     async takeUp(): Promise<void> {
       await nonceSync.refresh();
       if (pendingNonces.wallets().size > 0 || !pendingNonces.payments().next().done) schedule.wake();

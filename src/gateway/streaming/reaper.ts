@@ -1,6 +1,6 @@
 // Ends paid streaming calls that their caller never fetched. The outcome of the payment was unknown, the caller was
 // told to send it again, and meanwhile it was collected. A caller that does not come back in time has paid for a call
-// that is not made, and the record says so. The time is measured by this process alone: it starts anew with each start
+// that is not made, and the record says so. The time is measured by this process alone: it starts again with each start
 // and each try of the caller (which changes `updated_at`), and no clock can shorten it.
 
 import { and, asc, eq, sql } from "drizzle-orm";

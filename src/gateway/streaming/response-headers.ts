@@ -65,7 +65,7 @@ function isLeftBehind(name: string): boolean {
   );
 }
 
-/** Of what was encoded, when it passes decoded. */
+/** Headers that describe the encoded body: they stay behind when the body passes decoded. */
 const OF_ENCODED = new Set(["content-encoding", "content-md5", "content-digest", "digest", "repr-digest"]);
 
 /**
