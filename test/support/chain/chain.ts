@@ -28,6 +28,8 @@ import type { SignedPayment } from "./payments.ts";
 
 const ANVIL = fileURLToPath(import.meta.resolve("@foundry-rs/anvil-linux-amd64/bin/anvil"));
 const START_MS_MAX = 20_000;
+/** Longer than the node takes for a block, on a busy machine too. */
+const UNMINED_MS = 3_000;
 const MINED_MS_MAX = 10_000;
 /** About what a block of Base takes, so that blocks never fill up in tests. */
 const BLOCK_GAS = 200_000_000;
@@ -113,7 +115,9 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
   const mined = async (hash: Hex) => {
     if (paused) return;
     if (options.blockTimeSeconds !== undefined) await mine();
-    const receipt = await client.waitForTransactionReceipt({ hash, timeout: MINED_MS_MAX });
+    const receiptWithin = (timeout: number) => client.waitForTransactionReceipt({ hash, timeout });
+    // A transaction that comes right when the node mines by itself again now and then stays in its pool (seen on anvil 1.7.1).
+    const receipt = await receiptWithin(UNMINED_MS).catch(() => mine().then(() => receiptWithin(MINED_MS_MAX)));
     if (receipt.status !== "success") throw new Error(`the chain reverted ${hash}`);
   };
   /** Moves the node's recommendations, so it is high only where something waits that has to be overtaken. */
