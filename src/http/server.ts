@@ -8,7 +8,7 @@ import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
 import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
 import { REQUEST_ID_CHARACTERS_MAX } from "../kernel/limits.ts";
-import { actFor, turnOf } from "../kernel/turns.ts";
+import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
 import { createBodyDrainer, declaredLength } from "./intake.ts";
 import { faultResponse } from "./responses.ts";
@@ -277,13 +277,12 @@ const WAITING_BODY_BYTES_MAX = 16 * 1024;
  * connection ends with the answer, or one connection full of short bodies in chunks would keep the event loop.
  */
 function turnOfStranger(context: RequestContext): Promise<void> | undefined {
-  const turn = turnOf(STRANGERS);
-  if (turn === undefined) return undefined;
+  if (!isTurnUsedUp()) return undefined;
   const { headers } = context.original;
   const length = headers.get("content-length") ?? "0";
   context.endsConnection = headers.has("transfer-encoding");
   const isShort = /^\d{1,5}$/.test(length) && Number(length) <= WAITING_BODY_BYTES_MAX;
-  return isShort && !context.endsConnection ? turn : undefined;
+  return isShort && !context.endsConnection ? turnOf(STRANGERS) : undefined;
 }
 
 /** @param mayTell whether a stranger's request may have another log line */

@@ -1,6 +1,4 @@
-// Work that is repeated, and work on many items.
-//
-// Work that is repeated while the process runs.
+// Work that is repeated while the process runs, and work on many items.
 
 /**
  * Does the work `ms` after it last ended, the first time after `ms`. The work may return a number: the pause before the

@@ -182,14 +182,17 @@ export const actingTenant = (): string | null => acting.getStore() ?? null;
 /** Runs `work`, with all that follows from it, for this tenant; null for work that a request only starts. */
 export const actFor = <T>(tenant: string | null, work: () => T): T => acting.run(tenant, work);
 
+/** Whether a request that begins now has to wait. If not, it counts as begun in this turn of the event loop. */
+export function isTurnUsedUp(): boolean {
+  const now = performance.now();
+  if (turnBeganAt !== null) return waitingRequests.size > 0 || now - turnBeganAt > BEGUN_MS_MAX;
+  beginTurn(now);
+  return false;
+}
+
 /** Undefined when a request of the tenant may begin at once; else it may when this resolves. */
 export function turnOf(tenant: string): Promise<void> | undefined {
-  const now = performance.now();
-  if (turnBeganAt === null) beginTurn(now);
-  else if (waitingRequests.size > 0 || now - turnBeganAt > BEGUN_MS_MAX) {
-    return new Promise((resolve) => waitingRequests.add(tenant, resolve));
-  }
-  return undefined;
+  return isTurnUsedUp() ? new Promise((resolve) => waitingRequests.add(tenant, resolve)) : undefined;
 }
 
 /**
