@@ -31,11 +31,7 @@ const HANDSHAKE_MS = 50;
 const FREED_PART = 64;
 /** So many are opened to see how many are in use, which takes 0.5 ms; fewer are opened between two looks. */
 const PROBED = 48;
-/**
- * When fewer than one in so many are left, whoever holds most loses as many; twice as early they are counted. While as many
- * are in use, it is noted whose the connections are, which takes 0.8 µs of a request (measured): too much for those of a
- * port with few. A connection from before that counts as a stranger's until its next request; they are too few to lose any.
- */
+/** When fewer than one in so many are left, whoever holds most loses as many; twice as early they are counted. */
 const ZONE_PART = 16;
 /** Descriptors in a window. To look at one takes 2 ms. */
 const WINDOW = 1_024;
@@ -43,6 +39,11 @@ const WINDOW = 1_024;
 const WINDOWS_MAX = 4;
 /** How many times as many as the others have on average somebody holds before losing any. */
 const MUCH_MORE = 5 / 4;
+/**
+ * While few descriptors are in use, so many requests are noted between two looks: each takes 0.7 µs (measured), which would
+ * be two percent of the accepts. A connection whose requests were not noted counts as a stranger's.
+ */
+const NOTED = 32;
 /** Anybody can cause these log lines, so each is written this often at most. */
 const LOG_EVERY_MS = 10_000;
 
@@ -75,12 +76,12 @@ export function listen(options: ListenerOptions) {
   const toldAt = new Map<string, number>();
   const zone = Math.max(PROBED, Math.ceil(openMax / ZONE_PART));
   const census = createCensus(port, openMax, zone);
-  /** When many descriptors were last in use. A connection that is silent for longer than `idleSeconds` is closed. */
-  let manyAt = Number.NEGATIVE_INFINITY;
-  let isNoting = false;
+  /** How many requests may be noted before the next look. */
+  let notes = NOTED;
 
   function owned(request: Request, tenant: string): void {
-    if (!isNoting) return;
+    if (notes <= 0) return;
+    notes--;
     const peer = first.server.requestIP(request);
     if (peer !== null) census.note(peerName(peer), tenant);
   }
@@ -101,17 +102,11 @@ export function listen(options: ListenerOptions) {
     );
   }
 
-  function relieve(used: number) {
-    const now = performance.now();
-    if (used > zone) manyAt = now;
-    isNoting = now - manyAt < options.idleSeconds * 1_000;
-    return used > openMax - 2 * zone ? census.relieve(used - (openMax - zone)) : census.rest(isNoting);
-  }
-
   function look(): void {
     const freed = Math.ceil(openMax / FREED_PART);
     const used = leastInUse(listening === null ? Math.max(PROBED, freed) : PROBED);
-    const crowded = relieve(used);
+    notes = used > zone ? Number.POSITIVE_INFINITY : NOTED;
+    const crowded = census.relieve(used);
     if (crowded.ended > 0) tell("warn", "connections_ended", { count: crowded.ended, ...crowded.whose });
     if (listening === null) {
       if (used <= openMax - freed) reopen();
@@ -285,11 +280,24 @@ function createCensus(port: number, openMax: number, zone: number) {
     return ended.length;
   }
 
+  /** Forgets the counts. When many tenants are noted, it counts on instead, to forget those of connections that are gone. */
+  function rest() {
+    if (owners.size > openMax) countNext();
+    else {
+      windows.length = 0;
+      total.clear();
+      next = 0;
+    }
+    return { ended: 0, whose: {}, isRelieved: false };
+  }
+
   return {
     /** Notes the tenant whose request came last on a connection. */
     note: (peer: string, tenant: string): void => void owners.set(peer, TENANT + tenant),
     /** @returns how many connections were ended, and whether somebody can lose some or not all are counted yet */
-    relieve(excess: number) {
+    relieve(used: number) {
+      if (used <= openMax - 2 * zone) return rest();
+      const excess = used - (openMax - zone);
       let ended = 0;
       for (let looked = 0; looked < Math.min(WINDOWS_MAX, windowCount); looked++) {
         ended += endSome(countNext(), excess - ended);
@@ -298,17 +306,6 @@ function createCensus(port: number, openMax: number, zone: number) {
       const largest = most();
       const whose = largest?.holder.startsWith(TENANT) ? { tenant: largest.holder.slice(TENANT.length) } : {};
       return { ended, whose, isRelieved: windows.length < windowCount || largest !== null };
-    },
-    /** Forgets the counts, and the tenants of connections that are gone: all of them where none is noted any more. */
-    rest(isNoting: boolean) {
-      if (isNoting && owners.size > openMax) countNext();
-      else {
-        windows.length = 0;
-        total.clear();
-        next = 0;
-        if (!isNoting) [owners, earlier] = [new Map(), new Map()];
-      }
-      return { ended: 0, whose: {}, isRelieved: false };
     },
   };
 }

@@ -19,10 +19,11 @@ const crowded = (openFiles = OPEN_FILES) =>
 class Flood implements Disposable {
   readonly #sockets: Socket[] = [];
 
-  async open(gateway: Gateway, sent: string, localAddress = "127.0.0.1"): Promise<void> {
+  async open(gateway: Gateway, sent: string, ...from: readonly string[]): Promise<void> {
     const port = Number(new URL(gateway.url).port);
-    const opening = Array.from({ length: FLOOD }, () => {
+    const opening = Array.from({ length: FLOOD }, (_, at) => {
       const { promise, resolve } = Promise.withResolvers<void>();
+      const localAddress = from[at % from.length] ?? "127.0.0.1";
       const socket = connect({ port, host: "127.0.0.1", localAddress }, () => {
         if (sent === "") resolve();
         else socket.write(sent);
@@ -220,30 +221,40 @@ for (const [who, ...sent] of HOGS) {
   });
 }
 
-test("connections that send nothing end no call that is under way, and the port opens again", async () => {
-  const arrived = Promise.withResolvers<void>();
-  const release = Promise.withResolvers<void>();
-  const fetch = async () => {
-    arrived.resolve();
-    await release.promise;
-    return new Response("here");
-  };
-  using upstream = Bun.serve({ hostname: "127.0.0.1", port: 0, idleTimeout: 0, fetch });
-  await using gateway = await crowded();
-  const tenant = await tenantOf(gateway, `http://127.0.0.1:${upstream.port}/`);
-  const answered = tenant.call();
-  await arrived.promise;
-  {
-    using flood = new Flood();
-    await flood.open(gateway, "");
-    await until(() => gateway.log().includes("connections_refused"));
-    release.resolve();
-    expect((await answered).status).toBe(202);
-  }
-  expect((await insist(`${gateway.url}/healthz`)).status).toBe(200);
-  expect(await tenant.statusOf(await answered)).toBe("succeeded");
-  await gateway.stop();
-});
+const MANY_ADDRESSES = Array.from({ length: 100 }, (_, at) => `127.0.1.${at + 1}`);
+
+/** Each with where they come from, and what becomes of them. */
+const SILENT: [of: string, event: string, ...from: string[]][] = [
+  ["all of one address", "connections_ended", "127.0.0.1"],
+  ["a few of each address", "connections_refused", ...MANY_ADDRESSES],
+];
+
+for (const [of, event, ...from] of SILENT) {
+  test(`connections that send nothing, ${of}, end no call that is under way, and everybody is let in again`, async () => {
+    const arrived = Promise.withResolvers<void>();
+    const release = Promise.withResolvers<void>();
+    const fetch = async () => {
+      arrived.resolve();
+      await release.promise;
+      return new Response("here");
+    };
+    using upstream = Bun.serve({ hostname: "127.0.0.1", port: 0, idleTimeout: 0, fetch });
+    await using gateway = await crowded();
+    const tenant = await tenantOf(gateway, `http://127.0.0.1:${upstream.port}/`);
+    const answered = tenant.call();
+    await arrived.promise;
+    {
+      using flood = new Flood();
+      await flood.open(gateway, "", ...from);
+      await until(() => gateway.log().includes(event));
+      release.resolve();
+      expect((await answered).status).toBe(202);
+    }
+    expect((await insist(`${gateway.url}/healthz`)).status).toBe(200);
+    expect(await tenant.statusOf(await answered)).toBe("succeeded");
+    await gateway.stop();
+  });
+}
 
 async function until(holds: () => boolean): Promise<void> {
   const deadline = performance.now() + ANSWER_MS_MAX;
