@@ -1,10 +1,10 @@
 // The port of the gateway. Bun's server accepts every connection for which there is a descriptor, and reports none. A
 // flood of them would leave no descriptor for upstream calls and the database; and where there are many descriptors, 16
-// KiB of an unfinished head on each would fill the memory. So near a part of them whoever holds most connections loses
-// some. A connection is its tenant's once a token came on it, since behind one proxy all have its address; before that it
-// is a stranger's of its address. The port is closed, which closes idle connections too, only where nobody holds much more
-// than others: of strangers with one address, those who hold few can't be told from others. Bun allows 12 s for a first
-// head, and the silence limit for later ones (measured).
+// KiB of an unfinished head on each would fill the memory. So near a part of them the holder of most connections loses
+// some. That is a tenant, of the connections on which its token came last, since behind one proxy all have its address;
+// those without a token are held by the strangers of their address. The port is closed, which closes idle connections too,
+// only where no holder has much more than others, or there are only strangers of one address: those of them who hold few
+// can't be told from others. Bun allows 12 s for a first head, and the silence limit for later ones (measured).
 import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
@@ -31,17 +31,17 @@ const HANDSHAKE_MS = 50;
 const FREED_PART = 64;
 /** So many are opened to see how many are in use, which takes 0.5 ms; fewer are opened between two looks. */
 const PROBED = 48;
-/** When fewer than one in so many are left, whoever holds most loses as many; twice as early they are counted. */
+/** When fewer than one in so many are left, the holder of most loses as many; twice as early they are counted. */
 const ZONE_PART = 16;
 /** Descriptors in a window. To look at one takes 2 ms. */
 const WINDOW = 1_024;
 /** Of one look, while more has to be known or ended. */
 const WINDOWS_MAX = 4;
-/** How many times as many as the others have on average somebody holds before losing any. */
+/** How many times as many as the others have on average a holder has before it loses any. */
 const MUCH_MORE = 5 / 4;
 /**
- * While few descriptors are in use, so many requests are noted between two looks: each takes 0.7 µs (measured), which would
- * be two percent of the accepts. A connection whose requests were not noted counts as a stranger's.
+ * Of so many requests between two looks it is noted whose they are; of all, when more descriptors are in use than one in
+ * `ZONE_PART`. To note one takes 0.7 µs (measured), so that all would be two percent of the accepts.
  */
 const NOTED = 32;
 /** Anybody can cause these log lines, so each is written this often at most. */
@@ -255,7 +255,7 @@ function createCensus(port: number, openMax: number, zone: number) {
     return byHolder;
   }
 
-  /** Who holds most, and how many more than others on average. Null where that is little. */
+  /** The holder of most, and how many more than others have on average. Null where that is little. */
   function most(): { holder: string; more: number } | null {
     let all = 0;
     let [holder, held] = ["", 0];
@@ -263,7 +263,8 @@ function createCensus(port: number, openMax: number, zone: number) {
       all += its;
       if (its > held) [holder, held] = [each, its];
     }
-    // A tenant alone makes room for those who have none yet; strangers alone can't be told from them.
+    // A tenant is compared with those who have none yet too, so it makes room even alone. Strangers alone can't, since
+    // those who have few yet can't be told from the others.
     const others = total.size - (holder.startsWith(TENANT) ? 0 : 1);
     const average = (all - held) / others;
     // Without the second condition a caller with thirty would lose them to thousands of addresses with one each.
@@ -294,7 +295,7 @@ function createCensus(port: number, openMax: number, zone: number) {
   return {
     /** Notes the tenant whose request came last on a connection. */
     note: (peer: string, tenant: string): void => void owners.set(peer, TENANT + tenant),
-    /** @returns how many connections were ended, and whether somebody can lose some or not all are counted yet */
+    /** @returns how many connections were ended, and whether a holder can lose some or not all are counted yet */
     relieve(used: number) {
       if (used <= openMax - 2 * zone) return rest();
       const excess = used - (openMax - zone);
