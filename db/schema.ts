@@ -294,8 +294,10 @@ function paymentTables(c: Columns) {
       asked_ms: c.whole().notNull(),
       /** The upstream's credential, until the call has ended: it can't be deleted before. */
       call_credential_ref: c.text(),
-      /** When the settlement is due to be tried (again); null when it is over. */
+      /** When the settlement is due to be tried (again), or to be confirmed; null when it is over. */
       next_attempt_at: c.whole(),
+      /** When it was collected, while a reorganisation may still change by which transaction, and afterwards. */
+      settled_at: c.whole(),
       created_at: c.whole().notNull(),
       updated_at: c.whole().notNull(),
     }),

@@ -11,7 +11,7 @@ const LOG_BLOCKS_FEW = 10;
 const LOG_QUESTIONS_MAX = 10;
 
 /** Of Base, about. */
-const BLOCK_SECONDS = 2;
+export const BLOCK_SECONDS = 2;
 /** Blocks after the one at which the authorization should have ended. */
 const BLOCKS_LATER = 500;
 /** Blocks of one search. */

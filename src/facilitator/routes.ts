@@ -4,6 +4,7 @@ import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import type { Tracer } from "../core/tracing.ts";
+import { FINAL_AFTER } from "../http/client/fetch-json.ts";
 import { routes } from "../http/elysia.ts";
 import { json } from "../http/responses.ts";
 import { createGuardedEdge, createScopes } from "../http/server.ts";
@@ -30,6 +31,8 @@ export interface FacilitatorRoutes {
   /** Left out where traces are off. */
   readonly tracer?: Tracer | null;
   settle(account: FacilitatorAccount, request: SettleRequest): Promise<SettleResponse>;
+  /** After so long no reorganisation changes the transaction of a payment any more. */
+  readonly finalAfterSeconds: number;
   readiness(): Promise<{ readonly ready: true } | { readonly ready: false; readonly reason: string }>;
 }
 
@@ -65,7 +68,7 @@ export function createPeerEdge(options: FacilitatorRoutes) {
         const { span } = scope;
         const response = await (span === null || tracer === null ? settle() : tracer.during(span, settle));
         scope.note("outcome", response.success ? "settled" : "failed");
-        return json("ok", response);
+        return json("ok", response, response.success ? { [FINAL_AFTER]: `${options.finalAfterSeconds}` } : {});
       },
       { parse: "none" },
     );

@@ -18,6 +18,7 @@
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
 import { createChainTime } from "../chain/chain-time.ts";
+import { BLOCK_SECONDS } from "../chain/find-use.ts";
 import { createOwnTransfers } from "../chain/own-transfer.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
@@ -138,6 +139,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
     tracer,
     // The port is opened before anything is signed, so requests wait until the wallet knows its nonces.
     settle: (account, request) => started.promise.then(() => settle.settle(account, request)),
+    finalAfterSeconds: options.limits.confirmations * BLOCK_SECONDS,
     readiness: wallet.readiness,
   });
   const listener = await listenMutualTls({

@@ -151,12 +151,8 @@ export async function composeGateway(parts: GatewayParts) {
   const agents = createAgentCache(store);
   const policy = createPolicyService({ store, clock, log, meters });
   const checks = {
-    store,
-    clock,
+    ...{ store, clock, log, meters, replica },
     time: timeBounds(clock),
-    log,
-    meters,
-    replica,
     refusals,
     payments,
     policy,
@@ -172,7 +168,8 @@ export async function composeGateway(parts: GatewayParts) {
   };
   meters.gauges({ queue: () => queueSize(store), running: () => scheduler.running() + streaming.running() });
   const announcements = announceEnds(parts, replica, subscriber(completionWaiters, scheduler, stop));
-  const receipts = createReceipts({ store, clock, log, replica, signingKey: () => keyring.signingKey("receipts") });
+  const signingKey = () => keyring.signingKey("receipts");
+  const receipts = createReceipts({ store, clock, log, replica, confirm: settler.confirm, signingKey });
   const calls = { ...checks, completionWaiters, admitting: parts.admitting, ...takenBy(scheduler), stop };
   const api = routes()
     .use(managementRoutes(parts, agents))

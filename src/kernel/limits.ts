@@ -64,3 +64,7 @@ export const SIGNATURE_BYTES_MAX = 4 * KIB;
 /** Clients take in 16 KiB of headers in all, and send this part of the challenge back in one. */
 export const CHALLENGE_DESCRIPTION_CHARACTERS_MAX = 256;
 export const SETTLE_BODY_BYTES_MAX = 64 * KIB;
+/** When the gateway's nodes are asked whether a settlement stands, if its facilitator names no time: 12 blocks, and some. */
+export const SETTLEMENT_FINAL_MS = 30_000;
+/** After so long a collected payment counts as final, even if nobody answers. */
+export const SETTLEMENT_CONFIRM_MS_MAX = 120_000;

@@ -5,7 +5,9 @@
 import type { Database } from "bun:sqlite";
 import type { SQL } from "bun";
 import postgres0001 from "../../db/postgres/0001_initial.sql" with { type: "text" };
+import postgres0002 from "../../db/postgres/0002_settlement_confirmation.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
+import sqlite0002 from "../../db/sqlite/0002_settlement_confirmation.sql" with { type: "text" };
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
@@ -23,7 +25,11 @@ export interface SchemaVersion {
 }
 
 /** Version n stands at index n − 1. */
-export const SCHEMA_VERSIONS: readonly SchemaVersion[] = [{ sqlite: sqlite0001, postgres: postgres0001, floor: 1 }];
+export const SCHEMA_VERSIONS: readonly SchemaVersion[] = [
+  { sqlite: sqlite0001, postgres: postgres0001, floor: 1 },
+  // The first version would close a payment that is still to be confirmed, and its call would have no receipt.
+  { sqlite: sqlite0002, postgres: postgres0002, floor: 2 },
+];
 
 /** What this program brings a schema to. */
 export const newestVersion = (): number => SCHEMA_VERSIONS.length;

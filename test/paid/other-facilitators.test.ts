@@ -1,5 +1,6 @@
 // What other facilitators answer, told by a stand-in for them, and what the chain says of the payment: the real token.
 import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { decodeJwt } from "jose";
 import { writeCaFile } from "../contract/priced.ts";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { collected, notCollected, startFacilitatorStandIn } from "../support/chain/facilitator-stand-in.ts";
@@ -29,7 +30,7 @@ beforeAll(async () => {
   };
   [looking, blind] = await Promise.all([open({ TOLLGATE_RPC_URLS: chain.url }), open({})]);
   const pricing = { amount: `${VALUE}`, asset: "USDC", network: "base", pay_to: PAYEE };
-  const fields = { upstream_url: upstream.url, pricing };
+  const fields = { upstream_url: upstream.url, pricing, emit_receipts: true };
   agents = new Map();
   for (const tenant of [looking, blind]) agents.set(tenant, await tenant.agent(fields));
 });
@@ -148,6 +149,50 @@ test("a payment that was only put off until its time was over is looked up where
     putOff(looking, { status: "settled" }),
     putOff(blind, { status: "settlement_failed", reason: "expired" }),
   ]);
+});
+
+/** What the signed receipt of the call says of its settlement. */
+async function receiptOf(tenant: PayingTenant, id: string) {
+  for (;;) {
+    const { status, body } = await tenant.send("GET", `/v1/invocations/${id}/receipt`);
+    if (status === 200) return decodeJwt<{ settlement: { tx_hash: string } }>(body.receipt).settlement;
+    await Bun.sleep(100);
+  }
+}
+
+test("a payment that a reorganisation moves to another transaction has that one in its record and its receipt", async () => {
+  for (const [tenant, seconds] of [
+    [looking, "2"],
+    [blind, "2"],
+    // Final long after the receipt has been asked for.
+    [looking, "60"],
+    [blind, "60"],
+  ] as const) {
+    const payment = await funded();
+    const { nonce } = payment.authorization;
+    const hashes = [await chain.collectAsStranger(payment)];
+    facilitator.answer(nonce, (asked) => {
+      const answer = collected(asked, { transaction: hashes.at(-1) });
+      answer.headers.set("settlement-final-after", seconds);
+      return answer;
+    });
+    const answer = await call(tenant, payment);
+    const { invocation_id: id } = answer.body;
+    expect((await closed(tenant, id)).settlement.tx_hash).toBe(hashes[0]);
+    await chain.reorg(1);
+    // Otherwise the stranger's transaction would be the one that it was.
+    await chain.collectAsStranger(await funded());
+    hashes.push(await chain.collectAsStranger(payment));
+    expect(hashes[1]).not.toBe(hashes[0]);
+    const shown = async () => (await tenant.send("GET", `/v1/invocations/${id}`)).body.settlement;
+    while (seconds === "2" && (await shown()).tx_hash === hashes[0]) await Bun.sleep(100);
+    expect((await receiptOf(tenant, id)).tx_hash).toBe(hashes[1] ?? "");
+    expect(await shown()).toMatchObject({ status: "settled", tx_hash: hashes[1] });
+    const url = new URL("/v1/receipts?limit=100", tenant.callUrl(""));
+    const lines = (await (await fetch(url, { headers: tenant.headers })).text()).split("\n");
+    expect(lines.filter((line) => line !== "" && decodeJwt(line)["invocation_id"] === id)).toHaveLength(1);
+    expect(facilitator.of(nonce)).toHaveLength(tenant === blind ? 2 : 1);
+  }
 });
 
 // The last one here, since the chain's time is moved.

@@ -1,11 +1,11 @@
 // The life of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition is a write
 // guarded by the states that its event may start from. Those that every call goes through are commands.
 
-import { and, eq, sql } from "drizzle-orm";
+import { and, eq, inArray, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
-import { type ErrorClass, INVOCATION_EVENTS, SETTLEMENT_EVENTS } from "../../core/states.ts";
+import { type ErrorClass, INVOCATION_EVENTS, isEnded, SETTLEMENT_EVENTS } from "../../core/states.ts";
 import { bind, type CommandRunner, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { storedRequest, withStoredBody } from "./bodies.ts";
@@ -252,29 +252,54 @@ export const abandon: Abandon = async (...call) =>
  * Records what came of another attempt while the outcome stays open, which the call may not be any more. `settlement` is
  * the sub-record's JSON.
  */
-export async function noteSettlement(tx: Tx, key: InvocationKey, settlement: string, now: number): Promise<void> {
+export async function noteSettlement(
+  tx: Tx,
+  key: InvocationKey,
+  settlement: string,
+  now: number,
+  statuses: NonNullable<InvocationRow["settlement_status"]>[] = ["pending"],
+): Promise<void> {
   for (const t of [tx.tables.openInvocations, tx.tables.endedInvocations]) {
     await tx.db
       .update(t)
       .set({ settlement, updated_at: now })
-      .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, "pending")));
+      .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), inArray(t.settlement_status, statuses)));
   }
 }
 
 /**
  * The payment has been collected: the call may be made, unless it has ended meanwhile. Null when the outcome was
  * known before.
+ *
+ * @param isFinal false when `confirmSettlement` will follow
  */
 export async function collectSettlement(
   tx: Tx,
   key: InvocationKey,
   settlement: string,
   now: number,
+  isFinal = true,
 ): Promise<InvocationRow | null> {
   const fields = { settlement, updated_at: now };
   if (await moveSettlement(tx, "openInvocations", key, "collect", fields)) return found(tx, key);
   if (!(await moveSettlement(tx, "endedInvocations", key, "collectLate", fields))) return null;
-  return withReceipt(tx, key);
+  return isFinal ? withReceipt(tx, key) : found(tx, key);
+}
+
+/** The transaction that has collected the payment is final. A call that has ended is owed its receipt only now. */
+export async function confirmSettlement(
+  tx: Tx,
+  key: InvocationKey,
+  tx_hash: string | null,
+  now: number,
+): Promise<void> {
+  const row = await found(tx, key);
+  const before = JSON.parse(row?.settlement ?? "{}") as { readonly tx_hash?: string };
+  if (row !== null && tx_hash !== null && before.tx_hash !== tx_hash) {
+    const settlement = JSON.stringify({ ...before, tx_hash });
+    await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
+  }
+  if (row !== null && isEnded(row.status)) await withReceipt(tx, key);
 }
 
 /**

@@ -6,12 +6,14 @@ import type { Meters, SettlementOutcome } from "../../core/meters.ts";
 import type { Clock, TimeBounds } from "../../core/time.ts";
 import { formatDateTime } from "../../core/time.ts";
 import type { NewSpan, Span, Tracer } from "../../core/tracing.ts";
+import { SETTLEMENT_CONFIRM_MS_MAX, SETTLEMENT_FINAL_MS } from "../../kernel/limits.ts";
 import { withDeadline } from "../../kernel/wait.ts";
 import { unavailable, untilStored } from "../../storage/failures.ts";
-import type { Store, Tx } from "../../storage/store.ts";
-import type { Authorization } from "../../x402/types.ts";
+import type { Reader, Store, Tx } from "../../storage/store.ts";
+import type { Authorization, Hex } from "../../x402/types.ts";
 import {
   collectSettlement,
+  confirmSettlement,
   type InvocationKey,
   type InvocationRow,
   noteSettlement,
@@ -30,7 +32,16 @@ import {
   settledRecord,
   verdictOf,
 } from "./outcome.ts";
-import { closeCollected, closeRefused, mayLeave, type OpenPayment, postpone } from "./store.ts";
+import {
+  closeCollected,
+  closeConfirmed,
+  closeRefused,
+  isConfirming,
+  mayLeave,
+  type OpenPayment,
+  postpone,
+  postponeConfirming,
+} from "./store.ts";
 
 /** Longest pause between tries to store the outcome, since a caller may be waiting for it. */
 const STORE_PAUSE_MS_MOST = 1_000;
@@ -64,6 +75,7 @@ export interface AttemptOptions {
  * @throws Fault `unavailable` when it has been broken off and the store does not take the outcome
  */
 export async function attemptSettlement(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
+  if (isConfirming(open)) return confirm(options, open, stop);
   const { store, clock, time, log, meters, client } = options;
   const askedAt = time.earliest();
   const mark = () => store.write((tx) => mayLeave(tx, open, clock.now()));
@@ -77,7 +89,12 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const now = clock.now();
   // Judged by the time of the request, since the answer may have been on its way for long.
   const verdict = verdictOf(outcome, { ...open, asked_ms: askedMs(open, now) }, askedAt);
-  const next = { now, outcome: outcome.kind, at: now + pauseAfter(open.attempts, Math.random()) };
+  const next = {
+    now,
+    outcome: outcome.kind,
+    at: now + pauseAfter(open.attempts, Math.random()),
+    finalInMs: options.look === undefined ? null : SETTLEMENT_FINAL_MS,
+  };
   // Wait for a store that is away. Asking again instead is worse: many facilitators answer that they can't collect a
   // payment which they themselves have collected.
   const { call, isClosed } = await untilStored(
@@ -90,6 +107,35 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   tell(log, open, outcome, verdict);
   if (call?.settlement_status === "settled") options.paid(open.tenant, open.agent_id);
 }
+
+/**
+ * Asks by which transaction a collected payment has been collected in the end, since a reorganisation may have changed it:
+ * the nodes, or where there are none the facilitator, which answers once more what it has answered before.
+ */
+async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
+  const { store, clock, log, client, look } = options;
+  const key = { tenant: open.tenant, id: open.invocation_id };
+  const before = transactionIn(await outcomeBefore(store.read, key));
+  const ask = { ...open, expected: expectedOf(open), span: null, mayLeave: async () => true };
+  const outcome = look ? await look(authorizationOf(open), before ?? undefined) : await client.settle(ask, stop);
+  const now = clock.now();
+  const isOver = outcome?.kind === "collected" || outcome?.kind === "declined";
+  if (!isOver && now - (open.settled_at ?? now) < SETTLEMENT_CONFIRM_MS_MAX) {
+    return store.write((tx) => postponeConfirming(tx, open, now + pauseAfter(2, Math.random()), now));
+  }
+  const transaction = outcome?.kind === "collected" ? outcome.transaction : before;
+  const isClosed = await store.write(async (tx) => {
+    if (!(await closeConfirmed(tx, open, now))) return false;
+    await confirmSettlement(tx, key, transaction, now);
+    return true;
+  });
+  if (!isClosed) return;
+  if (outcome?.kind !== "collected") log.error("settlement_not_confirmed", { ...shown(open), transaction });
+  else if (transaction !== before) log.info("settlement_moved", { ...shown(open), transaction, before });
+}
+
+const transactionIn = (call: InvocationRow | null) =>
+  (JSON.parse(call?.settlement ?? "{}") as { readonly tx_hash?: Hex }).tx_hash ?? null;
 
 function shownVerdict(verdict: SettlementVerdict, wasUnsent: boolean): SettlementOutcome {
   if (verdict.kind === "settled") return "settled";
@@ -156,7 +202,7 @@ function authorizationOf(open: OpenPayment): Authorization {
 const expectedOf = (open: OpenPayment) => ({ payer: open.payer, amount: BigInt(storedAuthorization(open).value) });
 
 /** The outcome may be this attempt's own, if the answer of its commit was lost. Reporting it twice does no harm. */
-async function outcomeBefore({ db, tables: { invocations: t } }: Tx, key: InvocationKey) {
+async function outcomeBefore({ db, tables: { invocations: t } }: Reader, key: InvocationKey) {
   const [row] = await db
     .select()
     .from(t)
@@ -187,7 +233,7 @@ async function record(
   tx: Tx,
   open: OpenPayment,
   verdict: SettlementVerdict,
-  next: Parameters<typeof postpone>[2],
+  next: Parameters<typeof postpone>[2] & { readonly finalInMs: number | null },
 ): Promise<RecordedOutcome> {
   const { now } = next;
   const { tenant, invocation_id: id, attempts } = open;
@@ -201,9 +247,13 @@ async function record(
     const reason = JSON.stringify({ attempts, reason: verdict.reason });
     return { call: await seen(tx, key, await refuseSettlement(tx, key, reason, now)), isClosed: true };
   }
-  if (!(await closeCollected(tx, open, now))) return { call: await outcomeBefore(tx, key), isClosed: false };
+  const finalInMs = verdict.finalInMs ?? next.finalInMs;
+  if (!(await closeCollected(tx, open, now, finalInMs))) return { call: await outcomeBefore(tx, key), isClosed: false };
   const { amount } = expectedOf(open);
   const { transaction, fee } = verdict;
   const settled = settledRecord({ attempts, amount, transaction, fee, settled_at: formatDateTime(now) });
-  return { call: await seen(tx, key, await collectSettlement(tx, key, settled, now)), isClosed: true };
+  return {
+    call: await seen(tx, key, await collectSettlement(tx, key, settled, now, finalInMs === null)),
+    isClosed: true,
+  };
 }

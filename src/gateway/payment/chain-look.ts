@@ -6,7 +6,7 @@ import { type Use, useBy } from "../../chain/find-use.ts";
 import { isPaidBy } from "../../chain/token.ts";
 import type { Log } from "../../core/log.ts";
 import { withDeadline } from "../../kernel/wait.ts";
-import type { Authorization } from "../../x402/types.ts";
+import type { Authorization, Hex } from "../../x402/types.ts";
 import type { SettleOutcome } from "./outcome.ts";
 
 /** Of one look, which a caller may be waiting for. */
@@ -14,13 +14,19 @@ const LOOK_MS = 6_000;
 /** After its time an unused authorization proves that nothing was collected, with some room for the chain's clock. */
 const OVER_SECONDS = 60;
 
-/** Null when the chain does not tell yet, or no node answers. */
-export type ChainLook = (authorization: Authorization) => Promise<SettleOutcome | null>;
+/**
+ * Null when the chain does not tell yet, or no node answers.
+ *
+ * @param known the transaction that is said to have collected it: nothing is searched for while it is on the chain
+ */
+export type ChainLook = (authorization: Authorization, known?: Hex) => Promise<SettleOutcome | null>;
 
 export function createChainLook(chain: Pick<Chain, "states" | "findUse" | "receipt">, log: Log): ChainLook {
   const over = (why: string): SettleOutcome => ({ kind: "declined", definite: true, isFinal: true, why });
 
-  async function look(authorization: Authorization): Promise<SettleOutcome | null> {
+  async function look(authorization: Authorization, known: Hex | undefined): Promise<SettleOutcome | null> {
+    const kept = known === undefined ? null : await meaningOf(authorization, { hash: known, cancelled: false });
+    if (kept?.kind === "collected") return kept;
     const states = await chain.states(authorization);
     const used = states.filter(({ isUsed }) => isUsed);
     if (used.length === 0) return isOver(authorization, states) ? over("unused on the chain after its time") : null;
@@ -40,9 +46,9 @@ export function createChainLook(chain: Pick<Chain, "states" | "findUse" | "recei
     return { kind: "collected", transaction: receipt.hash, fee: null };
   }
 
-  return async (authorization) => {
+  return async (authorization, known) => {
     try {
-      return await withDeadline(LOOK_MS, look(authorization), () => new Error(`no answer within ${LOOK_MS} ms`));
+      return await withDeadline(LOOK_MS, look(authorization, known), () => new Error(`no answer within ${LOOK_MS} ms`));
     } catch (error) {
       log.warn("chain_not_read", { error });
       return null;

@@ -2,7 +2,7 @@
 // credential that is shown to it.
 
 import { type Static, Type } from "@sinclair/typebox";
-import { and, eq, isNotNull } from "drizzle-orm";
+import { and, eq, isNotNull, isNull } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Caller } from "../../core/call.ts";
 import { Fault, invalidField } from "../../core/fault.ts";
@@ -38,7 +38,7 @@ export async function settlementNamesCredential(reader: Reader, tenant: string, 
   const open = await reader.db
     .select({ nonce: t.nonce })
     .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, id), isNotNull(t.next_attempt_at)))
+    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, id), isUnsettled(t)))
     .limit(1);
   return open.length > 0;
 }
@@ -58,9 +58,12 @@ export async function settlementShutOut(
   const open = await reader.db
     .selectDistinct({ url: t.facilitator_url })
     .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, id), isNotNull(t.next_attempt_at)));
+    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, id), isUnsettled(t)));
   return open.some(({ url }) => url !== null && !isAllowed(url)) ? "a payment that is being settled" : null;
 }
+
+/** A payment that was collected needs no credential: without it, it is final as it is. */
+const isUnsettled = (t: Tables["payments"]) => and(isNotNull(t.next_attempt_at), isNull(t.settled_at));
 
 export interface SettlementConfigDeps {
   readonly store: Store;

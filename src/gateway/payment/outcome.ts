@@ -10,6 +10,8 @@ export type SettleOutcome =
       readonly transaction: Hex;
       /** Smallest units; null when the facilitator names none, or none that can be. */
       readonly fee: bigint | null;
+      /** How long a reorganisation may still change the transaction. Left out where nobody says. */
+      readonly finalInMs?: number;
     }
   | {
       readonly kind: "declined";
@@ -55,10 +57,10 @@ const USED = /already_used|invalid_transaction_state|duplicate/i;
  * may have left a transaction behind (see verdictOf). A reason that tells of a transfer under way is none, whatever the
  * status; 429 that says when to ask again is none either.
  */
-export function outcomeOf({ status, body, retryAfter }: JsonAnswer, expected: Expected): SettleOutcome {
+export function outcomeOf({ status, body, retryAfter, finalAfter }: JsonAnswer, expected: Expected): SettleOutcome {
   const isObject = typeof body === "object" && body !== null;
   const answer = isObject ? (body as Readonly<Record<string, unknown>>) : {};
-  if (status === 200 && answer["success"] === true) return collected(answer, expected);
+  if (status === 200 && answer["success"] === true) return collected(answer, expected, finality(finalAfter));
   const { transaction, errorReason } = answer;
   const reason = typeof errorReason === "string" ? errorReason : "";
   if (PENDING.test(reason)) return { kind: "unknown", isSign: true, why: "the facilitator says that it is pending" };
@@ -72,7 +74,17 @@ export function outcomeOf({ status, body, retryAfter }: JsonAnswer, expected: Ex
   return { kind: "declined", definite: true, mayHaveLanded, why: "the facilitator could not collect it" };
 }
 
-function collected(answer: Readonly<Record<string, unknown>>, { payer, amount }: Expected): SettleOutcome {
+/** The wait that the facilitator asks for. It is bounded, for a tenant may have any facilitator. */
+function finality(seconds: string | undefined): { readonly finalInMs?: number } {
+  if (seconds === undefined || !/^[0-9]{1,6}$/.test(seconds)) return {};
+  return { finalInMs: Math.min(Number(seconds) * 1000, PAUSE_MS_MOST) };
+}
+
+function collected(
+  answer: Readonly<Record<string, unknown>>,
+  { payer, amount }: Expected,
+  whenFinal: { readonly finalInMs?: number },
+): SettleOutcome {
   const { transaction, network, facilitatorFee } = answer;
   if (typeof transaction !== "string" || !TRANSACTION.test(transaction)) {
     return unknown("a success without a transaction hash");
@@ -89,6 +101,7 @@ function collected(answer: Readonly<Record<string, unknown>>, { payer, amount }:
     kind: "collected",
     transaction: transaction.toLowerCase() as Hex,
     fee: fee !== null && fee <= amount ? fee : null,
+    ...whenFinal,
   };
 }
 
@@ -104,7 +117,7 @@ const CHAIN_TIME_MARGIN_MS = 4_000;
 const ASKING_GAP_MS_MAX = 600_000;
 
 export type SettlementVerdict =
-  | { readonly kind: "settled"; readonly transaction: Hex; readonly fee: bigint | null }
+  | ({ readonly kind: "settled" } & Omit<Extract<SettleOutcome, { kind: "collected" }>, "kind">)
   /** `reason` is shown to the tenant. */
   | { readonly kind: "refused"; readonly reason: "declined" | "expired" | "unknown" }
   | { readonly kind: "open" };
@@ -140,9 +153,7 @@ export function askedMs(
  * @param askedAt when the facilitator was asked, in milliseconds, by a clock that no step has put ahead
  */
 export function verdictOf(outcome: SettleOutcome, window: SettlementWindow, askedAt: number): SettlementVerdict {
-  if (outcome.kind === "collected") {
-    return { kind: "settled", transaction: outcome.transaction, fee: outcome.fee };
-  }
+  if (outcome.kind === "collected") return { ...outcome, kind: "settled" };
   const { unknown_since, valid_before, sent_at } = window;
   // An earlier attempt may have left a transaction behind, which can land until the authorization expires.
   const isExpired = askedAt >= valid_before * 1000 + CHAIN_TIME_MARGIN_MS;

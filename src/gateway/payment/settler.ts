@@ -5,10 +5,20 @@
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
 import { endsWithin } from "../../kernel/wait.ts";
+import type { Store } from "../../storage/store.ts";
 import { type AttemptOptions, attemptSettlement, shown } from "./attempt.ts";
 import { PAUSE_MS_MOST } from "./outcome.ts";
 import type { RestoreGuard } from "./restored.ts";
-import { dueOf, leaseUnlessOver, makeDue, type OpenPayment, postpone, tenantsWithOpen } from "./store.ts";
+import {
+  confirmingOf,
+  dueOf,
+  isConfirming,
+  leaseUnlessOver,
+  makeDue,
+  type OpenPayment,
+  postpone,
+  tenantsWithOpen,
+} from "./store.ts";
 
 /** After an attempt in this process; and for what another one has left, which becomes due when nobody here knows. */
 const [LOOK_MS, LOOK_MS_MOST] = [250, 2_000];
@@ -27,6 +37,8 @@ export interface SettlerOptions extends AttemptOptions {
   readonly guard: RestoreGuard;
 }
 
+/** For one who asks for receipts. */
+const CONFIRMED_AT_ONCE = 64;
 /** Facilitators of one tenant that are passed over in one look. */
 const FULL_MAX = 16;
 
@@ -39,6 +51,7 @@ export function createSettler(options: SettlerOptions) {
   let looking: Poll | undefined;
   let lastTenant = "";
 
+  /** When the lease of a payment that is attempted now runs out. */
   const leaseUntil = () => clock.now() + settleWaitMs + LEASE_MARGIN_MS;
   const searchFarOff = createFarOffSearch(options, leaseUntil);
 
@@ -92,6 +105,8 @@ export function createSettler(options: SettlerOptions) {
     return null;
   }
 
+  const attemptNow = (seen: OpenPayment) => tryAgain(seen).then(() => flights.get(seen.invocation_id));
+
   async function look(): Promise<number | false> {
     try {
       const next = await takeUpDue();
@@ -104,14 +119,9 @@ export function createSettler(options: SettlerOptions) {
     }
   }
 
-  async function idle(): Promise<void> {
-    while (flights.size > 0) await Promise.all(flights.values());
-  }
-
   return {
     /** Aborted when callers stop waiting for attempts under way. */
     stopped: stopped.signal,
-    /** When the lease of a payment that is attempted now runs out. */
     leaseUntil,
     /** The first attempt, right after the record. Resolves when its outcome is recorded; never rejects. */
     attempt,
@@ -119,6 +129,11 @@ export function createSettler(options: SettlerOptions) {
     isCrowded: limits.isCrowded,
     /** The attempt that is under way for this invocation in this process. */
     underWay: (invocationId: string) => flights.get(invocationId),
+    /**
+     * Confirms now what is still to be confirmed of calls of the tenant that are to have a receipt: all of them up to a
+     * number, or one. Resolves when that has been tried. Gives whether there was any.
+     */
+    confirm: (tenant: string, invocationId: string | null) => confirmNow(store, tenant, invocationId, attemptNow),
     /** To be called before any payment is taken. */
     async recover() {
       // On SQLite this is the only process, so nothing works on the attempts of the previous one: make them due.
@@ -133,12 +148,27 @@ export function createSettler(options: SettlerOptions) {
       looking?.stop();
       // Not earlier, even if nothing is under way: callers that waited are still reading the outcome.
       setTimeout(() => stopped.abort(), ms).unref();
-      await endsWithin(ms + LAST_RECORDS_MS, idle());
+      await endsWithin(ms + LAST_RECORDS_MS, ended(flights));
     },
   };
 }
 
 export type Settler = ReturnType<typeof createSettler>;
+
+async function ended(flights: ReadonlyMap<string, Promise<void>>): Promise<void> {
+  while (flights.size > 0) await Promise.all(flights.values());
+}
+
+async function confirmNow(
+  store: Store,
+  tenant: string,
+  invocationId: string | null,
+  attempt: (seen: OpenPayment) => Promise<unknown>,
+): Promise<boolean> {
+  const confirming = await confirmingOf(store.read, tenant, invocationId, CONFIRMED_AT_ONCE);
+  await Promise.all(confirming.map(attempt));
+  return confirming.length > 0;
+}
 
 /**
  * Takes up what is due of a tenant. Payments at a facilitator that has no place left are passed over, so that they hold up
@@ -167,7 +197,7 @@ async function takeUpOf(
 async function isPutOff({ store, clock, guard }: SettlerOptions, seen: OpenPayment): Promise<boolean> {
   const now = clock.now();
   const end = seen.valid_before * 1000 + EXPIRED_MARGIN_MS;
-  if (!guard.mayBeOlder(seen.valid_before) || now > end) return false;
+  if (isConfirming(seen) || !guard.mayBeOlder(seen.valid_before) || now > end) return false;
   const at = Math.min(end, now + PAUSE_MS_MOST);
   await store.write((tx) => postpone(tx, seen, { at, now, outcome: "unknown" }));
   return true;

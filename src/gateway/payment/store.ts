@@ -51,7 +51,7 @@ const byInvocation = prepared(({ db, tables: { payments: t } }: Reader) =>
 );
 
 /** The payment of any tenant: compare it with the caller's before anything of it is shown. */
-export async function findPayment(reader: Reader, key: PaymentKey): Promise<PaymentRow | null> {
+export async function paymentByKey(reader: Reader, key: PaymentKey): Promise<PaymentRow | null> {
   const [row] = await byKey(reader).execute({ ...key });
   return row ?? null;
 }
@@ -176,9 +176,56 @@ export async function postpone(
   });
 }
 
-/** Nothing is left to try, and nothing of what was signed is kept. False when the outcome was known before. */
-export async function closeCollected(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
-  return changed(tx, isThis(tx.tables, open), closing(now));
+/**
+ * The outcome is known. False when it was before.
+ *
+ * @param finalInMs null when nothing is left to ask; then nothing of what was signed is kept
+ */
+export async function closeCollected(
+  tx: Tx,
+  open: OpenPayment,
+  now: number,
+  finalInMs: number | null,
+): Promise<boolean> {
+  const left = finalInMs === null ? closing(now) : { next_attempt_at: now + finalInMs, updated_at: now };
+  return changed(tx, isThis(tx.tables, open), { ...left, settled_at: now });
+}
+
+/** Whether the payment has been collected, and is asked about once more before that is final. */
+export const isConfirming = ({ settled_at }: PaymentRow): boolean => settled_at !== null;
+
+/** A collected payment is final. False when another replica has asked since, or has closed it. */
+export async function closeConfirmed(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
+  return changedAny(tx, isOwnAttempt(tx, open), closing(now));
+}
+
+/** Nobody has said what became of a collected payment: it is asked about again. */
+export async function postponeConfirming(tx: Tx, open: OpenPayment, at: number, now: number): Promise<void> {
+  await changedAny(tx, isOwnAttempt(tx, open), { next_attempt_at: at, updated_at: now });
+}
+
+/** The calls of a tenant that have ended, and whose receipt waits until their payment is final. */
+export async function confirmingOf(
+  { db, tables: { payments: t, endedInvocations: i } }: Reader,
+  tenant: string,
+  id: string | null,
+  limit: number,
+): Promise<OpenPayment[]> {
+  const rows = await db
+    .select({ payment: t })
+    .from(t)
+    .innerJoin(i, and(eq(i.tenant, t.tenant), eq(i.id, t.invocation_id)))
+    .where(
+      and(
+        eq(t.tenant, tenant),
+        id === null ? undefined : eq(t.invocation_id, id),
+        isNotNull(t.next_attempt_at),
+        isNotNull(t.settled_at),
+        eq(i.emit_receipt, true),
+      ),
+    )
+    .limit(limit);
+  return rows.map(({ payment }) => payment).filter(isOpen);
 }
 
 /** Also false while another replica makes an attempt of its own, since that one may still collect it. */
@@ -199,7 +246,7 @@ export async function closeUnsent(
   const [closed] = await tx.db
     .update(t)
     .set(closing(now))
-    .where(and(eq(t.tenant, tenant), eq(t.invocation_id, id), isOpenStill(tx), isNull(t.sent_at)))
+    .where(and(eq(t.tenant, tenant), eq(t.invocation_id, id), isOpenStill(tx), isNull(t.sent_at), isNull(t.settled_at)))
     .returning({ attempts: t.attempts });
   return closed?.attempts ?? null;
 }
@@ -250,8 +297,12 @@ function isOpenStill({ tables: { payments: t } }: Tx): SQL {
 
 type PaymentChanges = Parameters<ReturnType<Tx["db"]["update"]>["set"]>[0];
 
-/** Changes an open payment. */
+/** Changes a payment whose outcome is not known. */
 async function changed(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
+  return changedAny(tx, and(condition, isNull(tx.tables.payments.settled_at)), changes);
+}
+
+async function changedAny(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
   const { payments: t } = tx.tables;
   const rows = await tx.db
     .update(t)

@@ -39,7 +39,10 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
   let receipts: Receipts;
 
   const serve = (on: Store, keys: Keyring, replica = "rep_1") =>
-    createReceipts({ store: on, clock, log: silentLog, replica, signingKey: () => keys.signingKey("receipts") });
+    createReceipts({
+      ...{ store: on, clock, log: silentLog, replica, confirm: async () => false },
+      signingKey: () => keys.signingKey("receipts"),
+    });
 
   beforeAll(async () => {
     place = await makePlace();
@@ -233,7 +236,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
       const signed = { one: 0, other: 0 };
       const counting = (name: keyof typeof signed) =>
         createReceipts({
-          ...{ store, clock, log: silentLog, replica: `rep_${name}` },
+          ...{ store, clock, log: silentLog, replica: `rep_${name}`, confirm: async () => false },
           signingKey() {
             signed[name]++;
             return keyring.signingKey("receipts");

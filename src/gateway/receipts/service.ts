@@ -42,12 +42,14 @@ export function createReceipts(options: EmitterOptions) {
   const emitter = createReceiptEmitter(options);
   // A receipt that can't be made in time stays owed.
   const settle = (tenant: string) => within(SETTLE_MS_MAX, emitter.settle(tenant)).catch(() => {});
+  const confirmed = (tenant: string, id: string | null) =>
+    within(SETTLE_MS_MAX, options.confirm(tenant, id)).catch(() => id !== null);
 
   return {
     start: emitter.start,
     /** @throws Fault `not_found`; `unavailable` when the receipt is owed but not made yet */
     async find({ tenant }: Caller, id: string): Promise<string> {
-      const owed = isId("inv", id) && (await isDue(store.read, tenant, id));
+      const owed = isId("inv", id) && ((await isDue(store.read, tenant, id)) || (await confirmed(tenant, id)));
       if (owed) await settle(tenant);
       const jws = isId("inv", id) ? await findReceipt(store.read, tenant, id) : null;
       if (jws !== null) return jws;
@@ -57,6 +59,7 @@ export function createReceipts(options: EmitterOptions) {
     },
     /** Oldest first. */
     async page({ tenant }: Caller, page: { readonly limit: number; readonly offset: number }) {
+      await confirmed(tenant, null);
       await settle(tenant);
       return receiptPage(store.read, tenant, page);
     },
@@ -95,6 +98,8 @@ interface EmitterOptions {
   readonly log: Log;
   /** This process's ID. */
   readonly replica: string;
+  /** Sees to payments whose calls have ended, and get a receipt as soon as the payment is final. False: there is none. */
+  confirm(tenant: string, invocationId: string | null): Promise<boolean>;
   /** The current key, which changes with a rotation. */
   signingKey(): SigningKey;
 }

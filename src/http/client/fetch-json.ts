@@ -12,9 +12,14 @@ export interface JsonAnswer {
   readonly status: number;
   /** As it was sent. */
   readonly retryAfter?: string | undefined;
+  /** As it was sent. */
+  readonly finalAfter?: string | undefined;
   /** Undefined when the body is no JSON. */
   readonly body: unknown;
 }
+
+/** A facilitator of ours says with it in how many seconds its answer is final: a reorganisation may change the hash before. */
+export const FINAL_AFTER = "settlement-final-after";
 
 const LIMITS: JsonLimits = { timeoutMs: 5000, bytesMax: 1024 * 1024 };
 
@@ -44,6 +49,7 @@ export async function exchangeJson(
   return {
     status: response.status,
     retryAfter: response.headers.get("retry-after") ?? undefined,
+    finalAfter: response.headers.get(FINAL_AFTER) ?? undefined,
     body: parse(body.captured),
   };
 }

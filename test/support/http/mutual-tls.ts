@@ -98,6 +98,7 @@ export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: (
       asked.push(account.name);
       return answers.settle();
     },
+    finalAfterSeconds: 24,
     readiness: async () => (answers.ready ? { ready: true } : { ready: false, reason: "gas wallet low" }),
   });
   const listener = await listenMutualTls({

@@ -5,7 +5,7 @@ import { idTime } from "../../../core/id.ts";
 import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
 import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
 import { type Command, type CommandEffects, inputRows } from "../../../storage/store.ts";
-import { PART_BYTES, partsOf } from "../../../wire/body.ts";
+import { bodyPartsOf, PART_BYTES } from "../../../wire/body.ts";
 import { LEAVES_PARTS, leavesParts } from "../bodies.ts";
 import { addTotals, countErrorClass, countMove, countSettlement } from "../counters.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
@@ -57,6 +57,9 @@ const LOST = SETTLEMENT_EVENTS.lose;
 const sameCall = (own: string, call: string) =>
   sameRow(`(${own}.tenant, ${own}.invocation_id)`, `(${call}.tenant, ${call}.id)`);
 
+/** A collected payment that is asked about once more, after which its call is owed the receipt. */
+const CONFIRMING = "settled_at is not null and coalesce(next_attempt_at, 0) <> 0";
+
 /** How many parts of a request stay that is captured. */
 const PARTS_KEPT = CAPTURE_BYTES_MAX / PART_BYTES;
 
@@ -103,6 +106,7 @@ export const endCommand: Command<EndOfCall, boolean> = {
     const freeCredential = prepare(
       "update payments set call_credential_ref = null where call_credential_ref is not null and tenant = ? and invocation_id = ?",
     );
+    const confirming = prepare(`select 1 from payments where tenant = ? and invocation_id = ? and ${CONFIRMING}`);
     const oweReceipt = prepare("insert into receipts_due (tenant, invocation_id) values (?, ?)");
     const insertBodies = prepare(
       "insert into invocation_bodies (tenant, invocation_id, request, response) values (?, ?, ?, ?)",
@@ -125,7 +129,7 @@ export const endCommand: Command<EndOfCall, boolean> = {
       const isSmall = response !== null && response.byteLength <= SMALL_BODY_BYTES;
       if (request !== null || isSmall) insertBodies.run(tenant, id, request, isSmall ? response : null);
       if (response === null || isSmall) return;
-      for (const [n, part] of partsOf(response).entries()) insertPart.run(id, tenant, n, part);
+      for (const [n, part] of bodyPartsOf(response).entries()) insertPart.run(id, tenant, n, part);
     }
 
     return (end, effects) => {
@@ -144,7 +148,8 @@ export const endCommand: Command<EndOfCall, boolean> = {
       );
       countEnd(effects, end, settlement_status !== row.settlement_status);
       if (row.payment_nonce !== null) freeCredential.run(tenant, id);
-      if (row.emit_receipt && settlement_status !== "pending") oweReceipt.run(tenant, id);
+      const isFinal = row.payment_nonce === null || confirming.get(tenant, id) === null;
+      if (row.emit_receipt && settlement_status !== "pending" && isFinal) oweReceipt.run(tenant, id);
       if (row.request === null) cutRequest(key, row);
       if (row.body_captured) keepBodies(key, row.request, response);
       effects.ended(callEnd(end, row, settlement_status));
@@ -181,11 +186,14 @@ orphaned as (
 ),
 freed as (
   update payments p set call_credential_ref = null from final f
-  where ${sameCall("p", "f")} and f.payment_nonce is not null and coalesce(p.call_credential_ref, '') <> ''
+  where ${sameCall("p", "f")} and f.payment_nonce is not null
+    and (coalesce(p.call_credential_ref, '') <> '' or ${CONFIRMING})
+  returning p.tenant, p.invocation_id, ${CONFIRMING} as is_confirming
 ),
 due as (
   insert into receipts_due (tenant, invocation_id)
   select tenant, id from final where emit_receipt and settled is distinct from 'pending'
+    and (tenant, id) not in (select tenant, invocation_id from freed where is_confirming)
 ),
 totals as (${addTotals({
       calls: "final",

@@ -1,0 +1,138 @@
+// A collected payment until it is final: asked about once more, whatever happens meanwhile to its call or to those who ask.
+import { describe, expect, test } from "bun:test";
+import { and, eq } from "drizzle-orm";
+import { SUCCESS } from "../../../test/support/stores/invocations.ts";
+import { databases, UNKNOWN, until, usePayments } from "../../../test/support/stores/settlements.ts";
+import { claim, finish, type InvocationKey } from "../invocations/service.ts";
+import { settlementNamesCredential } from "./config.ts";
+import type { SettleOutcome } from "./outcome.ts";
+import { paymentOf } from "./store.ts";
+
+const FINAL_MS = 24_000;
+const HASH = `0x${"cd".repeat(32)}` as const;
+const FIRST = { kind: "collected" as const, transaction: HASH, fee: 100n, finalInMs: FINAL_MS } satisfies SettleOutcome;
+const MOVED = { ...FIRST, transaction: `0x${"ef".repeat(32)}` } satisfies SettleOutcome;
+
+for (const [name, databaseUrl] of Object.entries(databases)) {
+  describe(`on ${name}`, () => {
+    const { clock, store, replica, configured, priced, recorded } = usePayments(databaseUrl);
+
+    type Answers = Parameters<typeof replica>[0];
+
+    /** A call whose payment has been collected, and is not final yet. */
+    async function collected(then: Answers) {
+      const at = replica((attempt) => (attempt === 1 ? FIRST : then(attempt)));
+      const { payment, key } = await recorded(at, await priced(await configured()));
+      await store().write(({ db, tables: { openInvocations: t } }) =>
+        db.update(t).set({ emit_receipt: true }).where(eq(t.id, key.id)),
+      );
+      await at.payments.settle(payment);
+      return { at, key };
+    }
+
+    async function end(key: InvocationKey): Promise<void> {
+      const token = crypto.randomUUID();
+      await claim(store(), { key, owner: "rep_1", token, now: clock.now(), inHand: null });
+      expect(await finish(store(), { key, token, request_id: "req" }, SUCCESS, clock.now())).toBe(true);
+    }
+
+    async function owed({ tenant, id }: InvocationKey): Promise<number> {
+      const { db, tables } = store().read;
+      const t = tables.receiptsDue;
+      return (
+        await db
+          .select()
+          .from(t)
+          .where(and(eq(t.tenant, tenant), eq(t.invocation_id, id)))
+      ).length;
+    }
+
+    async function hashOf({ tenant, id }: InvocationKey): Promise<string> {
+      const { db, tables } = store().read;
+      const t = tables.invocations;
+      const [row] = await db
+        .select()
+        .from(t)
+        .where(and(eq(t.tenant, tenant), eq(t.id, id)));
+      return JSON.parse(row?.settlement ?? "{}").tx_hash;
+    }
+
+    const isOver = async ({ tenant, id }: InvocationKey) =>
+      (await paymentOf(store().read, tenant, id))?.next_attempt_at === null;
+
+    for (const [what, order] of Object.entries({
+      "that has ended before": ["end", "confirm"],
+      "that ends afterwards": ["confirm", "end"],
+    })) {
+      test(`it is final with the transaction that the last answer names, and a call ${what} is owed its receipt once`, async () => {
+        const { at, key } = await collected(() => MOVED);
+        at.settler.start();
+        for (const step of order) {
+          expect(await owed(key)).toBe(0);
+          if (step === "end") await end(key);
+          else {
+            clock.time += FINAL_MS + 1;
+            await until(() => isOver(key));
+            expect(await hashOf(key)).toBe(MOVED.transaction);
+          }
+        }
+        expect([await owed(key), at.attempts()]).toEqual([1, 2]);
+        clock.time += 10 * FINAL_MS;
+        await at.settler.stop(0);
+        expect([await owed(key), at.attempts()]).toEqual([1, 2]);
+      });
+    }
+
+    test("it is final when nobody says more for two minutes, and what is known of it stays", async () => {
+      const { at, key } = await collected(() => UNKNOWN);
+      await end(key);
+      at.settler.start();
+      clock.time += FINAL_MS + 1;
+      await until(() => at.attempts() >= 2);
+      expect([await isOver(key), await owed(key)]).toEqual([false, 0]);
+      clock.time += 120_000;
+      await until(() => {
+        clock.time += 1_000;
+        return isOver(key);
+      });
+      expect([await hashOf(key), await owed(key)]).toEqual([HASH, 1]);
+      await at.settler.stop(0);
+    });
+
+    test("it is confirmed at once for one who asks for the receipt of an ended call, and for nobody before", async () => {
+      const { at, key } = await collected(() => MOVED);
+      expect([await at.settler.confirm(key.tenant, key.id), await at.settler.confirm(key.tenant, null)]).toEqual([
+        false,
+        false,
+      ]);
+      await end(key);
+      expect(await at.settler.confirm("another", key.id)).toBe(false);
+      expect(await at.settler.confirm(key.tenant, key.id)).toBe(true);
+      expect([await isOver(key), await hashOf(key), await owed(key), at.attempts()]).toEqual([
+        true,
+        MOVED.transaction,
+        1,
+        2,
+      ]);
+      expect(await at.settler.confirm(key.tenant, null)).toBe(false);
+    });
+
+    test("two replicas that ask at the same time close it once", async () => {
+      const asked = Promise.withResolvers<SettleOutcome>();
+      const { at, key } = await collected(() => asked.promise);
+      await end(key);
+      const other = replica(() => asked.promise);
+      const asking = [at, other].map(({ settler }) => settler.confirm(key.tenant, null));
+      await until(() => at.attempts() + other.attempts() >= 2);
+      asked.resolve(MOVED);
+      await Promise.all(asking);
+      expect([await isOver(key), await hashOf(key), await owed(key)]).toEqual([true, MOVED.transaction, 1]);
+    });
+
+    test("it keeps no credential of its facilitator from being deleted", async () => {
+      const { key } = await collected(() => UNKNOWN);
+      await store().write(({ db, tables: { settlementConfigs: t } }) => db.delete(t).where(eq(t.tenant, key.tenant)));
+      expect(await settlementNamesCredential(store().read, key.tenant, "cred_x")).toBe(false);
+    });
+  });
+}
