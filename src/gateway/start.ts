@@ -13,7 +13,7 @@ import { createOutbound, type Outbound } from "../http/client/outbound.ts";
 import { ownAddresses } from "../http/client/resolve.ts";
 import { hostPart, type Listener, listen } from "../http/listener.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
-import { WAIT_SECONDS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { createUnderWay, endsWithin } from "../kernel/wait.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";
@@ -154,7 +154,7 @@ function edgeOf(
 
 function openPort({ host, port, reusePort, settleWaitMs }: GatewayOptions, edge: Edge, log: Log): Listener {
   // A paid call may wait for its settlement, and then for its end.
-  const waitSeconds = Math.ceil(settleWaitMs / 1000) + WAIT_SECONDS_MAX;
+  const waitSeconds = Math.ceil(settleWaitMs / 1000) + MAX.waitSeconds;
   const idleSeconds = Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX);
   return listen({
     host,

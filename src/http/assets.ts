@@ -2,7 +2,7 @@
 // good is not sent again; pages have a policy that limits the browser to this server and to files of its own.
 // One per thread, since the share bounds the memory of all files that are being sent.
 
-import { ANSWER_WAIT_MS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { turnOf } from "../kernel/turns.ts";
 import { createLargeResponses, notModified, PIECE_CHARACTERS, piecesOfBytes, SMALL_CHARACTERS } from "./responses.ts";
 import { STRANGERS } from "./server.ts";
@@ -18,9 +18,7 @@ const PAGE_POLICY = [
   "frame-ancestors 'none'",
 ].join("; ");
 
-/** Bytes of files that are being sent, a piece of each. They count to no tenant. */
-const BYTES_MAX = 8 * 1024 * 1024;
-const respond = createLargeResponses({ bytesMax: BYTES_MAX, waitMsMax: ANSWER_WAIT_MS_MAX });
+const respond = createLargeResponses({ bytesMax: MAX.assetBytes, waitMsMax: MAX.responseWaitMs });
 
 export interface Asset {
   readonly bytes: Uint8Array;

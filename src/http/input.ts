@@ -4,7 +4,7 @@ import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { type TypeCheck, TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
 import { Fault, invalidField } from "../core/fault.ts";
 import { parseDateTime } from "../core/time.ts";
-import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../kernel/limits.ts";
+import { MAX, PAGE_LIMIT_DEFAULT } from "../kernel/limits.ts";
 import { createLimiter } from "../kernel/share.ts";
 import { bodyInSteps } from "../kernel/turns.ts";
 import { readJson } from "../wire/json.ts";
@@ -49,7 +49,7 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOption
     const { tenant } = scopeOf(request).caller;
     const { promise: over, resolve } = Promise.withResolvers<void>();
     try {
-      const bytes = await readBytes(request, tenant, MANAGEMENT_BODY_BYTES_MAX, { until: over });
+      const bytes = await readBytes(request, tenant, MAX.managementBodyBytes, { until: over });
       const work = async () => use(await read(bytes, tenant));
       return await (bytes.length > SMALL_BYTES ? largeBodies(tenant, work) : work());
     } finally {
@@ -110,7 +110,7 @@ export function dateTime(query: Query, name: string): number | null {
 /** How `limitOf` is documented. */
 export const LIMIT_QUERY = {
   limit: {
-    description: `1 to ${PAGE_LIMIT_MAX}; others are clamped.`,
+    description: `1 to ${MAX.pageItems}; others are clamped.`,
     schema: Type.Integer({ default: PAGE_LIMIT_DEFAULT }),
   },
 };
@@ -123,7 +123,7 @@ export const PAGE_QUERY = {
 
 /** `limit`, clamped to its bounds. */
 export function limitOf(query: Query): number {
-  return clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, PAGE_LIMIT_MAX);
+  return clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, MAX.pageItems);
 }
 
 /** `limit` and `offset`, clamped to their bounds. */

@@ -5,15 +5,7 @@
 // One per thread, since the share bounds the memory of all bodies together.
 
 import { Fault, type FaultDetail } from "../core/fault.ts";
-import {
-  BODY_INTAKE_BYTES_MAX,
-  BODY_INTAKE_MS_MAX,
-  BODY_INTAKE_SILENCE_MS_MAX,
-  PASSED_OVER_BYTES_MAX,
-  PASSED_OVER_COUNT_MAX,
-  PASSED_OVER_MS_MAX,
-  PASSED_OVER_SILENCE_MS_MAX,
-} from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { Commons, createFairShare, type Stake } from "../kernel/share.ts";
 import { doneInTurns } from "../kernel/turns.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
@@ -23,15 +15,9 @@ import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
 const LENGTH = /^\d{1,15}$/;
 /** A body up to this size is not counted: all connections together could not hold enough to matter. */
 const TINY_BYTES = 4096;
-/** How many that come in one piece may be waited for. */
-const ONE_PIECE_MAX = 8_192;
 const LOOK_MS = 1_000;
 /** A body up to this size that is sent with its length is taken in one piece, and counts in full from its start. */
 const SMALL_BYTES = 65_536;
-/** How long a body waits for what others are to give back. */
-const WAIT_MS = 5_000;
-/** Bodies that may wait: each holds up to a mebibyte that is not counted yet. */
-const WAITING_MAX = 32;
 
 export interface IntakeLimits {
   /** What all bodies that are coming in may hold together. */
@@ -157,10 +143,10 @@ export function createIntake(limits: IntakeLimits) {
 }
 
 const intake = createIntake({
-  bytesMax: BODY_INTAKE_BYTES_MAX,
+  bytesMax: MAX.bodyIntakeBytes,
   streamBytes: 32 * 1024,
-  msMax: BODY_INTAKE_MS_MAX,
-  silenceMsMax: BODY_INTAKE_SILENCE_MS_MAX,
+  msMax: MAX.bodyMs,
+  silenceMsMax: MAX.bodySilenceMs,
 });
 
 export const { readBody, readBytes } = intake;
@@ -184,7 +170,7 @@ function createOnePieceReader(msMax: number) {
   let looking: ReturnType<typeof setInterval> | null = null;
 
   function look(): void {
-    const share = createFairShare({ size: ONE_PIECE_MAX });
+    const share = createFairShare({ size: MAX.bodiesInOnePiece });
     const latest = performance.now() - msMax;
     for (const body of waiting) {
       if (body.begunAt <= latest)
@@ -226,7 +212,7 @@ type Scales = ReturnType<typeof createScales>;
 
 function createScales(bytesMax: number) {
   const memory = new Commons({ size: bytesMax });
-  const waiting = createFairShare({ size: WAITING_MAX });
+  const waiting = createFairShare({ size: MAX.bodiesWaiting });
   return {
     /** Of a body that holds nothing yet. */
     stake: (tenant: string): Stake => memory.stake(tenant, null),
@@ -241,7 +227,7 @@ function createScales(bytesMax: number) {
       if (least <= 0 || stake.takeNow(least)) return;
       const amount = memory.worthWaiting(tenant, least, most - stake.amount);
       if (amount === null || waiting.take(tenant) !== null) throw tooMany();
-      const giveUp = setTimeout(() => ending.abort(tooMany()), WAIT_MS);
+      const giveUp = setTimeout(() => ending.abort(tooMany()), MAX.bodyWaitMs);
       try {
         await stake.take(amount, ending.signal);
       } finally {
@@ -351,10 +337,10 @@ export interface DrainLimits {
 }
 
 const DRAIN_LIMITS: DrainLimits = {
-  bytesMax: PASSED_OVER_BYTES_MAX,
-  msMax: PASSED_OVER_MS_MAX,
-  silenceMsMax: PASSED_OVER_SILENCE_MS_MAX,
-  countMax: PASSED_OVER_COUNT_MAX,
+  bytesMax: MAX.drainedBytes,
+  msMax: MAX.drainedMs,
+  silenceMsMax: MAX.drainedSilenceMs,
+  countMax: MAX.drained,
 };
 
 /**

@@ -6,6 +6,7 @@ import { createServer, type Server, type Socket } from "node:net";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
 import { systemClock } from "../core/time.ts";
+import { MAX } from "../kernel/limits.ts";
 import { createReservedShare } from "../kernel/share.ts";
 import { type ConnectionLimits, serveConnections } from "./http1.ts";
 
@@ -15,14 +16,12 @@ export interface PlainListenerLimits extends ConnectionLimits {
 }
 
 const LIMITS: PlainListenerLimits = {
-  connections: 256,
+  connections: MAX.plainConnections,
   idleMs: 10_000,
   headMs: 5_000,
   bodyMs: 5_000,
   flushMs: 10_000,
 };
-/** No route of such a port takes a body. */
-const BODY_BYTES_MAX = 1024;
 const SWEEP_MS = 250;
 /** Anybody can cause these log lines. */
 const LOG_EVERY_MS = 10_000;
@@ -82,7 +81,7 @@ function listen(server: Server, { host, port, variable, log }: PlainListenerOpti
 function admit(server: Server, { answer, variable, log, limits = LIMITS }: PlainListenerOptions) {
   const http = serveConnections<typeof ANYBODY>({
     answer,
-    bodyBytesMax: BODY_BYTES_MAX,
+    bodyBytesMax: MAX.plainBodyBytes,
     limits,
     clock: systemClock,
     log,

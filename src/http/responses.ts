@@ -12,7 +12,7 @@
 // One per thread, since the share, and the limit on lists in the making, bound the memory of all routes together.
 
 import { Fault, type FaultKind } from "../core/fault.ts";
-import { ANSWER_BYTES_MAX, ANSWER_WAIT_MS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { createFairQueue, createFairShare, createLimiter, enter, type FairQueue } from "../kernel/share.ts";
 import { doneInTurns, inStoreTurns } from "../kernel/turns.ts";
 
@@ -174,8 +174,8 @@ export function createLargeResponses({ bytesMax, waitMsMax }: LargeResponsesOpti
 }
 
 export const respondLarge = createLargeResponses({
-  bytesMax: ANSWER_BYTES_MAX,
-  waitMsMax: ANSWER_WAIT_MS_MAX,
+  bytesMax: MAX.responseBytes,
+  waitMsMax: MAX.responseWaitMs,
 });
 
 /** An answer that is the JSON of what `look` finds. */

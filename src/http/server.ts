@@ -7,7 +7,7 @@ import { Fault } from "../core/fault.ts";
 import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
 import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
-import { REQUEST_ID_CHARACTERS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
 import { createBodyDrainer, declaredLength } from "./intake.ts";
@@ -98,7 +98,7 @@ export interface EdgeOptions extends Omit<GuardedEdgeOptions<Caller>, "guard"> {
 
 export type Edge = ReturnType<typeof createGuardedEdge>;
 
-const REQUEST_ID = new RegExp(`^[A-Za-z0-9._-]{1,${REQUEST_ID_CHARACTERS_MAX}}$`);
+const REQUEST_ID = new RegExp(`^[A-Za-z0-9._-]{1,${MAX.requestIdCharacters}}$`);
 
 /** The gateway's: everything under /v1 needs a bearer token. */
 export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
@@ -268,9 +268,6 @@ function mark(response: Response, { requestId, endsConnection }: RequestContext,
   if (draining || endsConnection) response.headers.set("connection", "close");
 }
 
-/** A stranger's request waits for its turn with a body of so many bytes at most. */
-const WAITING_BODY_BYTES_MAX = 16 * 1024;
-
 /**
  * Undefined when a stranger's request may be answered at once. One that has much of a body never waits, since the runtime
  * would keep what arrives of it: 600 connections with a megabyte each took gigabytes. Where the length is not known, the
@@ -281,7 +278,7 @@ function turnOfStranger(context: RequestContext): Promise<void> | undefined {
   const { headers } = context.original;
   const length = headers.get("content-length") ?? "0";
   context.endsConnection = headers.has("transfer-encoding");
-  const isShort = /^\d{1,5}$/.test(length) && Number(length) <= WAITING_BODY_BYTES_MAX;
+  const isShort = /^\d{1,5}$/.test(length) && Number(length) <= MAX.strangerBodyBytes;
   return isShort && !context.endsConnection ? turnOf(STRANGERS) : undefined;
 }
 
@@ -302,7 +299,6 @@ function failed(
 }
 
 const PATH_CHARACTERS_MAX = 256;
-const STRANGERS_LINES_MAX = 20;
 const SUMMED_UP_MS = 1_000;
 
 /** A path as the log shows it. Longer ones are none of our routes. */
@@ -319,7 +315,7 @@ export function createAccessLog(log: Log) {
   let strangers = 0;
 
   function sumUp(): void {
-    const more = strangers - STRANGERS_LINES_MAX;
+    const more = strangers - MAX.strangerLines;
     strangers = 0;
     if (more > 0) log.info("unauthenticated_requests", { count: more });
   }
@@ -327,7 +323,7 @@ export function createAccessLog(log: Log) {
   /** Whether another line may be caused by a stranger; counts it. */
   function mayTell(): boolean {
     if (strangers++ === 0) setTimeout(sumUp, SUMMED_UP_MS).unref();
-    return strangers <= STRANGERS_LINES_MAX;
+    return strangers <= MAX.strangerLines;
   }
 
   return {

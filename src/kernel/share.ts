@@ -11,6 +11,7 @@
 // there is get equal parts; and a newcomer finds something free, however many hold all that they may.
 
 import { Fault } from "../core/fault.ts";
+import { MAX } from "./limits.ts";
 import { inSlices } from "./loop.ts";
 import type { StopSignal } from "./wait.ts";
 
@@ -381,8 +382,6 @@ export function createRoundRobin<T>() {
 // A limit on work that takes memory, connections or rows while it runs: few pieces at once, shared out by tenant, so that
 // a tenant that asks for much delays nobody else for long.
 
-const WAIT_MS_MAX = 5_000;
-
 export interface LimiterOptions {
   /** How much at once. A tenant alone has seven eighths of it, and of those that wait. */
   readonly size: number;
@@ -400,7 +399,7 @@ export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooM
   async function wait(tenant: string): Promise<void> {
     if (waiting.take(tenant) !== null) throw refused();
     try {
-      await enter(queue, { tenant, agent: null, amount: 1 }, AbortSignal.timeout(WAIT_MS_MAX));
+      await enter(queue, { tenant, agent: null, amount: 1 }, AbortSignal.timeout(MAX.limiterWaitMs));
     } catch (cause) {
       throw refused(cause);
     } finally {

@@ -4,6 +4,7 @@
 import { and, asc, count, eq, gt, lt, ne, sql } from "drizzle-orm";
 import { StartupProblem } from "../core/startup.ts";
 import { DAY_MS } from "../core/time.ts";
+import { MAX } from "../kernel/limits.ts";
 import type { Reader, Store } from "../storage/store.ts";
 import { TOKEN_DAYS_MAX } from "./signing-keys.ts";
 
@@ -17,8 +18,6 @@ export function madeAfter(claims: Readonly<Record<string, unknown>>): number {
 
 /** The name of no user: all of the tenant. */
 const EVERYBODY = "";
-/** A gateway keeps about 10 MB for so many. */
-export const REVOCATIONS_MAX = 50_000;
 /** After this the last token that a revocation refuses has expired. */
 const KEPT_MS = (TOKEN_DAYS_MAX + 1) * DAY_MS;
 /** A millisecond or two of reading. */
@@ -95,9 +94,9 @@ export async function revokeTokens(store: Store, tenant: string, user: string | 
       .values({ tenant, user_name: user ?? EVERYBODY, revoked_at })
       .onConflictDoUpdate({ target: [t.tenant, t.user_name], set: { revoked_at } });
     const [row] = await tx.db.select({ kept: count() }).from(t);
-    if (Number(row?.kept) <= REVOCATIONS_MAX) return;
+    if (Number(row?.kept) <= MAX.revokedUsers) return;
     throw new StartupProblem(
-      `no more than ${REVOCATIONS_MAX} users can have their tokens revoked: revoke those of whole tenants (without --user)`,
+      `no more than ${MAX.revokedUsers} users can have their tokens revoked: revoke those of whole tenants (without --user)`,
     );
   });
 }

@@ -11,6 +11,7 @@ import { systemClock } from "../core/time.ts";
 import type { Answer } from "../http/client/answer.ts";
 import { readBody } from "../http/client/body.ts";
 import { type Outbound, OutboundError, retryAfterMs } from "../http/client/outbound.ts";
+import { MAX } from "../kernel/limits.ts";
 import { createUnderWay, endsWithin } from "../kernel/wait.ts";
 
 /** Until the end of the answer. */
@@ -122,8 +123,6 @@ function rejectedOf(bytes: Uint8Array): number {
   }
 }
 
-/** Spans that wait or are in flight. */
-const HELD_MAX = 4096;
 /** Written in one piece: 2 ms of the event loop. */
 const BATCH_MAX = 256;
 const WAIT_MS = 1_000;
@@ -147,7 +146,7 @@ export function createSpanQueue(exporter: SpanExporter, log: Log): SpanProcessor
   };
   const batches = new BatchSpanProcessor({
     exporter: counting,
-    maxQueueSize: HELD_MAX,
+    maxQueueSize: MAX.spans,
     maxExportBatchSize: BATCH_MAX,
     scheduledDelayMillis: WAIT_MS,
     exportTimeoutMillis: EXPORT_MS,
@@ -155,7 +154,7 @@ export function createSpanQueue(exporter: SpanExporter, log: Log): SpanProcessor
   return {
     onStart() {},
     onEnd(span: ReadableSpan): void {
-      if (held >= HELD_MAX) {
+      if (held >= MAX.spans) {
         drops.count(1, "too many wait for the collector");
         return;
       }

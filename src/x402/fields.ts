@@ -2,7 +2,7 @@
 // Fault that names the field by its path. No message repeats a value, since a signature may stand in any field.
 import { invalidField } from "../core/fault.ts";
 import { textProblem } from "../core/text.ts";
-import { SIGNATURE_BYTES_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import type { Authorization, Hex } from "./types.ts";
 
 /** A JSON object, and where it stands: "" for the outermost. */
@@ -101,8 +101,8 @@ export function addressIn(place: FieldScope, key: string): Hex {
 
 export function signatureIn(place: FieldScope, key: string): Hex {
   const signature = hexIn(place, key, SIGNATURE, "must be 0x and the hexadecimal digits of at least 65 bytes");
-  if (signature.length > 2 + 2 * SIGNATURE_BYTES_MAX) {
-    throw invalidField(pathOf(place, key), `must be at most ${SIGNATURE_BYTES_MAX} bytes`);
+  if (signature.length > 2 + 2 * MAX.signatureBytes) {
+    throw invalidField(pathOf(place, key), `must be at most ${MAX.signatureBytes} bytes`);
   }
   return signature;
 }

@@ -9,7 +9,7 @@ import { bodyReader, choiceOf, page, type Query, queryOf } from "../../http/inpu
 import { operation } from "../../http/openapi.ts";
 import { empty, jsonList, respondJson } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { TAG_CHARACTERS_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { AgentFilter } from "./lists.ts";
 import { Agent, AgentCreate, AgentPage, AgentPatch, agentView } from "./model.ts";
 import { type AgentDeps, createAgentService } from "./service.ts";
@@ -127,9 +127,6 @@ const remove = operation({
   errors: ["forbidden", "not_found"],
 });
 
-/** Limits the cost of one search. */
-const SEARCH_CHARACTERS_MAX = 256;
-
 const readCreate = bodyReader(AgentCreate, { freeField: "metadata" });
 const readPatch = bodyReader(AgentPatch, { freeField: "metadata" });
 
@@ -147,8 +144,8 @@ function filterOf(request: Request): AgentFilter {
     ...page(query),
     status: choiceOf(query, "status", AGENT_STATUSES),
     protocol: choiceOf(query, "protocol", PROTOCOLS),
-    tag: textParameter(query, "tag", TAG_CHARACTERS_MAX),
-    q: textParameter(query, "q", SEARCH_CHARACTERS_MAX),
+    tag: textParameter(query, "tag", MAX.tagCharacters),
+    q: textParameter(query, "q", MAX.searchCharacters),
   };
 }
 

@@ -8,6 +8,7 @@
 import { isId } from "../../core/id.ts";
 import type { Protocol } from "../../core/states.ts";
 import { tenantCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { afterShared } from "../../kernel/turns.ts";
 import { type Command, inputRows, type Store } from "../../storage/store.ts";
 
@@ -89,7 +90,6 @@ export async function findAgent(
 }
 
 const REMEMBERED_MS = 1_000;
-const CHARACTERS_MAX = 8 * 1024 * 1024;
 const AGENT_CHARACTERS = 512;
 
 interface CachedAgent {
@@ -113,7 +113,7 @@ function keyOf(tenant: string, id: string): string {
 /** @param now milliseconds of a clock that never goes back */
 export function createAgentCache(store: Pick<Store, "execute">, now: () => number = () => performance.now()) {
   /** Agents by ID. An ID belongs to one tenant. */
-  const known = tenantCache<string, CachedAgent>(CHARACTERS_MAX);
+  const known = tenantCache<string, CachedAgent>(MAX.agentsCharacters);
   const reading = new Map<string, SharedRead>();
 
   /** Shares one read among all requests at the same time, unless the agent was changed since the read began. */

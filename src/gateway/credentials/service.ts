@@ -8,7 +8,7 @@ import { isAllowedUrl, parseAllowedHosts } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
 import { checkText } from "../../core/text.ts";
 import type { Clock } from "../../core/time.ts";
-import { NAME_CHARACTERS_MAX, PLAINTEXT_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { findInTurns } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import { bind, prepared, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
@@ -98,7 +98,7 @@ async function requireRow(reader: Reader, tenant: string, id: string): Promise<C
 function plaintextProblem(plaintext: string): string | null {
   if (!plaintext.isWellFormed()) return "must not contain lone surrogates";
   const bytes = Buffer.byteLength(plaintext);
-  return bytes >= 1 && bytes <= PLAINTEXT_BYTES_MAX ? null : `must be 1 to ${PLAINTEXT_BYTES_MAX} bytes`;
+  return bytes >= 1 && bytes <= MAX.plaintextBytes ? null : `must be 1 to ${MAX.plaintextBytes} bytes`;
 }
 
 const SHOWN = 4;
@@ -219,7 +219,7 @@ export function createCredentialService(deps: CredentialDeps) {
   return {
     async create({ tenant }: Caller, body: CredentialCreate): Promise<CredentialRow> {
       const name = body.name.trim();
-      checkText("name", name, { min: 1, max: NAME_CHARACTERS_MAX });
+      checkText("name", name, { min: 1, max: MAX.nameCharacters });
       const secret = checkedSecret(body.source, body);
       const allowed_hosts = storedHosts(body.allowed_hosts ?? null);
       const refused = overQuota(credentialsMax, "credentials");

@@ -4,7 +4,7 @@
 import type { Call } from "../../core/call.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Answer } from "../../http/client/answer.ts";
-import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { CallBody } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 
@@ -127,7 +127,7 @@ export interface WholeBody {
 /** The stored form of a body. */
 export function keep({ start, size, sha256: resp_sha256 }: WholeBody, capture: boolean): KeptBody {
   if (!capture) return { ...NOT_STORED, resp_sha256 };
-  const response = start.length > CAPTURE_BYTES_MAX ? start.slice(0, CAPTURE_BYTES_MAX) : start;
+  const response = start.length > MAX.capturedBytes ? start.slice(0, MAX.capturedBytes) : start;
   return { response, response_truncated: size > response.length, resp_sha256 };
 }
 

@@ -5,15 +5,13 @@
 // A call that runs takes a slot, and memory for its body. Both are shared out by tenant, and an agent has a limit of slots of
 // its own. When something is given back, the queues that wait for what others hold are served: those of the tenant that holds
 // the least first, which take turns among themselves.
+
+import { MAX } from "../../kernel/limits.ts";
 import { createFairShare, leastFirst, type Shortage } from "../../kernel/share.ts";
 
-/** Kept in memory, and read ahead for one tenant. The others are found in the database. */
-const WAITING_MAX = 20_000;
 const TAKE_AGAIN_MS = 1000;
 /** Calls that are taken from the database together. */
 const BLOCK_MAX = 64;
-/** Calls that have been made and wait for their record may be so many without a slot: while the store is away, no more come. */
-const RECORDING_MAX = 256;
 
 export interface CallQueuesOptions<W extends QueueEntry> extends RunSlotsOptions {
   /** The longest body of a call that is taken in a block. A call with a longer one first needs memory of its own. */
@@ -111,7 +109,7 @@ export class CallQueues<W extends QueueEntry> {
       return;
     }
     const queue = this.#queueOf(item.tenant, agentId);
-    if (queue.keep(item, this.#waiting < WAITING_MAX)) this.#keep(item.tenant, 1);
+    if (queue.keep(item, this.#waiting < MAX.queuedCalls)) this.#keep(item.tenant, 1);
     this.#serve(queue);
   }
 
@@ -153,7 +151,7 @@ export class CallQueues<W extends QueueEntry> {
       this.#giveBack(queue, held);
     };
     const made = () => {
-      if (!hasSlot || this.#recording === RECORDING_MAX) return;
+      if (!hasSlot || this.#recording === MAX.callsRecording) return;
       this.#recording++;
       giveBack();
     };
@@ -256,7 +254,7 @@ export class CallQueues<W extends QueueEntry> {
    */
   #readAhead(queue: AgentQueue<W>): void {
     const { tenant } = queue;
-    const room = Math.min(LENGTH_MAX, WAITING_MAX - (this.#waitingOf.get(tenant) ?? 0));
+    const room = Math.min(MAX.agentQueuedCalls, MAX.queuedCalls - (this.#waitingOf.get(tenant) ?? 0));
     if (queue.isShared || room <= 0) {
       this.#goOn(queue, [], true);
       return;
@@ -290,8 +288,6 @@ export class CallQueues<W extends QueueEntry> {
   }
 }
 
-/** Bodies that may run outside the shared limit, one per tenant: otherwise small bodies could keep a large one out. */
-const EXTRA_BODIES_MAX = 8;
 /** After so many vain tries it is another tenant's turn: a tenant may have thousands of queues. */
 const TRIES_MAX = 16;
 /** After so many of all tenants the others are tried in the next turn of the event loop: there may be thousands of tenants. */
@@ -313,7 +309,7 @@ export type RunSlots = ReturnType<typeof createRunSlots>;
 export function createRunSlots(options: RunSlotsOptions) {
   const slots = createFairShare({ size: options.slots, agentMax: options.agentSlots });
   const bodies = createFairShare({ size: options.bodyBytes, least: 0 });
-  const extra = createFairShare({ size: EXTRA_BODIES_MAX });
+  const extra = createFairShare({ size: MAX.extraBodies });
   /** The calls whose bodies run outside the shared limit. */
   const inExtra = new Set<string>();
 
@@ -430,9 +426,6 @@ export interface QueueEntry {
   readonly body_bytes: number;
 }
 
-/** IDs that one agent's queue keeps in memory. */
-export const LENGTH_MAX = 256;
-
 /**
  * What is in memory of one agent's pending calls, and what is known of those that are only in the database: whether there are
  * any, and behind which ID. It neither takes calls nor starts them.
@@ -503,7 +496,7 @@ export class AgentQueue<W extends QueueEntry> {
    */
   keep(item: W, hasRoom: boolean): boolean {
     const list = this.#isTaking ? this.#offered : this.#waiting;
-    const isKept = hasRoom && !this.#more && list.length < LENGTH_MAX;
+    const isKept = hasRoom && !this.#more && list.length < MAX.agentQueuedCalls;
     if (isKept) list.push(item);
     else {
       this.#more = true;

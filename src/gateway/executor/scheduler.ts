@@ -2,6 +2,7 @@
 // the queue; what is in memory may vanish at any moment without losing or repeating a call.
 
 import type { Tracer } from "../../core/tracing.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { endsWithin } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import type { CallBody } from "../../wire/body.ts";
@@ -29,10 +30,8 @@ import {
 import { CallQueues } from "./queue.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
-const SLOTS = 4096;
 /** Agents with pending calls that one query finds. */
 const AGENTS_AT_ONCE = 128;
-const RUNNING_BODY_BYTES_MAX = 96 * 1024 * 1024;
 const LAST_RECORDS_MS = 5_000;
 
 export interface SchedulerOptions extends ReplicaLeaseOptions, ClaimingOptions {
@@ -61,9 +60,9 @@ export class Scheduler {
     this.#dispatch = createDispatch(options, this.#claiming, isDraining);
     this.#lease = createReplicaLease(options);
     this.#queues = new CallQueues<ScheduledCall>({
-      slots: SLOTS,
+      slots: MAX.runningCalls,
       agentSlots: this.#lease.agentMax,
-      bodyBytes: RUNNING_BODY_BYTES_MAX,
+      bodyBytes: MAX.runningBodyBytes,
       blockBodyBytes: SMALL_BODY_BYTES,
       takeBlock: this.#claiming.takeBlock,
       readOwn: this.#claiming.readOwn,

@@ -9,7 +9,7 @@ import { and, eq, gt, gte, inArray, lte, notExists, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
 import type { Mode } from "../../core/states.ts";
-import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { every } from "../../kernel/loop.ts";
 import { inOneStep } from "../../kernel/turns.ts";
 import {
@@ -211,7 +211,7 @@ const NOTES_AT_ONCE = 64;
 export const REMOVED_PARTS_AT_ONCE = 4;
 
 /** Up to here the parts of a request are removed in the very write that ends its call. */
-const REMOVED_AT_ONCE_BYTES = CAPTURE_BYTES_MAX;
+const REMOVED_AT_ONCE_BYTES = MAX.capturedBytes;
 
 /** Whether the end of a call leaves parts of its request: they are too many to go with it. Of a stream few are stored. */
 export function leavesParts(mode: Mode, size: number | null): boolean {

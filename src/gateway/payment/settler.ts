@@ -2,6 +2,7 @@
 // again in the background until it is certain. The database holds the open payments. Each attempt leases its payment,
 // so that after a crash it is tried again, here or on another replica.
 
+import { MAX } from "../../kernel/limits.ts";
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
 import { endsWithin } from "../../kernel/wait.ts";
@@ -218,28 +219,20 @@ function createFarOffSearch({ store, clock }: Pick<SettlerOptions, "store" | "cl
 // Limits of settlements under way, shared fairly by tenant: in all, in the background, and in the background at one
 // facilitator. A facilitator that let its last attempt time out gets few places, so that it can't hold up the others.
 
-/** Each holds two connections, the caller's and the facilitator's, for as long as the facilitator is silent. */
-const UNDER_WAY_MAX = 4096;
-const IN_BACKGROUND_MAX = 128;
-const FACILITATOR_MAX = 32;
-const TROUBLED_MAX = 2;
-/** Facilitators in trouble that are remembered. Beyond it the oldest is forgotten and gets another chance. */
-const TROUBLED_KEPT_MAX = 10_000;
-
 export interface SettlementPermit {
   release(): void;
 }
 
 export function createSettlementLimits() {
-  const underWay = createFairShare({ size: UNDER_WAY_MAX });
-  const background = createFairShare({ size: IN_BACKGROUND_MAX });
+  const underWay = createFairShare({ size: MAX.firstAttempts });
+  const background = createFairShare({ size: MAX.backgroundAttempts });
   /** Many tenants share a facilitator, and one tenant's waiting payments must not keep the others out. */
   const byFacilitator = new Map<string, FairShare>();
   const troubled = new Set<string>();
 
   function takeAt(facilitator: string, tenant: string): FairShare | null {
-    const places = byFacilitator.get(facilitator) ?? createFairShare({ size: FACILITATOR_MAX });
-    const isTried = troubled.has(facilitator) && FACILITATOR_MAX - places.free >= TROUBLED_MAX;
+    const places = byFacilitator.get(facilitator) ?? createFairShare({ size: MAX.facilitatorAttempts });
+    const isTried = troubled.has(facilitator) && MAX.facilitatorAttempts - places.free >= MAX.troubledAttempts;
     if (isTried || places.take(tenant) !== null) return null;
     byFacilitator.set(facilitator, places);
     return places;
@@ -263,7 +256,7 @@ export function createSettlementLimits() {
       if (places === null) return null;
       const giveBack = () => {
         places.giveBack(tenant);
-        if (places.free === FACILITATOR_MAX) byFacilitator.delete(facilitator);
+        if (places.free === MAX.facilitatorAttempts) byFacilitator.delete(facilitator);
       };
       if (background.take(tenant) !== null) {
         giveBack();
@@ -282,7 +275,7 @@ export function createSettlementLimits() {
       if (inTime) return;
       troubled.add(facilitator);
       const [oldest] = troubled;
-      if (troubled.size > TROUBLED_KEPT_MAX && oldest !== undefined) troubled.delete(oldest);
+      if (troubled.size > MAX.troubledFacilitators && oldest !== undefined) troubled.delete(oldest);
     },
   };
 }

@@ -7,6 +7,7 @@ import { eq } from "drizzle-orm";
 import type { Log } from "../../core/log.ts";
 import type { PolicyAction } from "../../core/states.ts";
 import { boundedCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
 import { afterShared, inSteps } from "../../kernel/turns.ts";
 import { within } from "../../storage/failures.ts";
@@ -20,9 +21,6 @@ const REMEMBERED_MS = 1_000;
  * take 9 s of those for the call itself.
  */
 const READ_MS_MAX = 750;
-/** Compiling a long policy takes much memory. */
-const COMPILED_AT_ONCE = 2;
-const BYTES_MAX = 64 * 1024 * 1024;
 /** Bytes of a compiled policy, a rule and a list entry, without their characters (measured). */
 const POLICY_BYTES = 512;
 const RULE_BYTES = 512;
@@ -92,10 +90,10 @@ interface PolicyCacheOptions {
 }
 
 export function createPolicyCache({ store, log, now = () => performance.now() }: PolicyCacheOptions) {
-  const known = boundedCache<string, CachedPolicy>(BYTES_MAX);
+  const known = boundedCache<string, CachedPolicy>(MAX.policyBytes);
   const reading = new Map<string, Promise<CachedPolicy>>();
   const forgotten = new WeakSet<Promise<CachedPolicy>>();
-  const few = createLimiter({ size: COMPILED_AT_ONCE, tooMany: "too many policies are being read" });
+  const few = createLimiter({ size: MAX.policiesCompiled, tooMany: "too many policies are being read" });
 
   async function read(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
     const until = now() + REMEMBERED_MS;

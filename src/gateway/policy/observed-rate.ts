@@ -9,12 +9,11 @@
 
 import { createGathering } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { within } from "../../storage/failures.ts";
 import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCounter, type Store } from "../../storage/store.ts";
 
 export const RATE_WINDOW_MS = 60_000;
-/** Callers in memory. A tenant beyond its share loses some of its own, which are then counted from zero. */
-const CALLERS_MAX = 200_000;
 
 /** The calls of one caller, oldest first: entry i says that `counts[i]` of them came at `times[i]`. */
 interface CallTimes {
@@ -29,7 +28,7 @@ interface CallTimes {
 /**
  * @param now milliseconds of a clock that never goes back
  */
-export function createCallRates(now: () => number = () => performance.now(), callersMax: number = CALLERS_MAX) {
+export function createCallRates(now: () => number = () => performance.now(), callersMax: number = MAX.callersRated) {
   const known = tenantCache<string, CallTimes>(callersMax);
 
   function callsOf(tenant: string, key: string): CallTimes {

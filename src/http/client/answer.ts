@@ -1,4 +1,5 @@
 // The heads of requests of ours and of their answers: the fields that go on the wire, the fields that come back, and the
+import { MAX } from "../../kernel/limits.ts";
 // encodings that they name. The runtime's Response and Headers have these forms too, but with their streams and promises
 // they took 7 and 2 of the 38 µs of a small call on the thread (measured on Bun 1.4.5).
 
@@ -160,8 +161,6 @@ export class Undecodable extends Error {
   override readonly name = "Undecodable";
 }
 
-/** No honest answer has more codings than this. Each needs a decoder, and memory for the bytes between two. */
-const CODINGS_MAX = 2;
 /** Nor has one a longer list of them, which is parsed for every answer. */
 const LIST_CHARS_MAX = 256;
 
@@ -194,7 +193,7 @@ function codingsIn(headers: AnswerHeaders): Codings {
     if (coding === undefined) return NONE;
     list.push(coding);
   }
-  if (list.length > CODINGS_MAX) return { list, problem: `more than ${CODINGS_MAX} encodings` };
+  if (list.length > MAX.encodings) return { list, problem: `more than ${MAX.encodings} encodings` };
   if (list.filter((coding) => coding === "zstd").length > 1) return { list, problem: "zstd within zstd" };
   return { list, problem: null };
 }

@@ -1,6 +1,7 @@
 // Decodes the encodings of one body while it is read: within bounds, in turns by tenant, and with memory that is counted
 // before it is used. A sender of little that unpacks to much, or of much that unpacks to nothing, gets only its share.
 
+import { MAX } from "../../kernel/limits.ts";
 import { Commons } from "../../kernel/share.ts";
 import { doneInTurns, inThreadTurn } from "../../kernel/turns.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
@@ -337,9 +338,7 @@ export interface DecoderShare {
   take(tenant: string, agent: string, bytes: number, signal: StopSignal, giveWay: () => void): Promise<() => void>;
 }
 
-const DECODER_BYTES_MAX = 192 * 1024 * 1024;
-
-export function createDecoderShare(size = DECODER_BYTES_MAX): DecoderShare {
+export function createDecoderShare(size = MAX.decoderBytes): DecoderShare {
   const commons = new Commons({ size });
   return {
     async take(tenant, agent, bytes, signal, giveWay) {

@@ -7,6 +7,7 @@
 
 import { type HostRules, isBadPort, isExempt, literalAddress } from "../../core/host.ts";
 import { tenantCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
 import { unlessAborted } from "../../kernel/wait.ts";
 import type { CallBody } from "../../wire/body.ts";
@@ -69,8 +70,6 @@ export interface OutboundOptions {
 }
 
 const DIALS_MAX = 4;
-/** URLs kept taken apart. */
-const TARGETS_MAX = 1024;
 
 /**
  * Codes that come only while a socket is opened. Linux has ETIMEDOUT, EHOSTUNREACH and their like for established
@@ -146,7 +145,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
   const contextOf = createTlsContexts(options.extraCa);
   const transport = openTransport();
   /** A URL is mostly one of many calls: to take it apart takes 1 µs of each. */
-  const targets = tenantCache<string, DialTarget>(TARGETS_MAX);
+  const targets = tenantCache<string, DialTarget>(MAX.targets);
 
   function targetOf(text: string, tenant: string): DialTarget {
     const known = targets.get(text);

@@ -4,21 +4,14 @@
 // with its length is only counted: nothing in it is read, and nothing of it copied.
 // One per thread, since the WebAssembly module calls back without naming the parser that it works for.
 // In one file, since the callbacks of one parser share its state.
+
+import { MAX } from "../../kernel/limits.ts";
 import { isNamed } from "./answer.ts";
 
 /** A length that is exact as a number. */
 const LENGTH = /^\d{1,15}$/;
 /** Bytes that are parsed in one go: two milliseconds at most, whatever is in them. */
 export const SLICE_BYTES_MAX = 64 * 1024;
-/**
- * Bytes of all heads of an answer, and of its trailers: four times what Node's client takes. The runtime's server sends
- * each field of a long head separately (measured: 4 ms for 250 fields of a kilobyte), so it must not be much longer.
- */
-const HEAD_BYTES_MAX = 64 * 1024;
-/** As many as the runtime's `fetch` takes. */
-const FIELDS_MAX = 256;
-/** Interim answers before the final one, of which honest servers send one or two. */
-const INTERIM_MAX = 100;
 const STATUS_MIN = 100;
 const SWITCHING_PROTOCOLS = 101;
 const FINAL_STATUS_MIN = 200;
@@ -206,7 +199,7 @@ export class ResponseParser {
     if (this.#isWhole) return "whole";
     if (this.#refusal !== null) return { code: this.#refusal };
     if (result !== OK) return { code: "InvalidHTTPResponse" };
-    return this.#headBytes > HEAD_BYTES_MAX ? { code: "HeadTooLarge" } : "more";
+    return this.#headBytes > MAX.upstreamHeadBytes ? { code: "HeadTooLarge" } : "more";
   }
 
   #takeBody(): Uint8Array | null {
@@ -243,7 +236,7 @@ export class ResponseParser {
   /** Within a slice, bytes are counted field by field, since the slice may complete a head that is too large. */
   #addToHead(bytes: number): number {
     this.#sliceHeadBytes += bytes;
-    const isTooLarge = this.#headBytes + this.#sliceHeadBytes > HEAD_BYTES_MAX;
+    const isTooLarge = this.#headBytes + this.#sliceHeadBytes > MAX.upstreamHeadBytes;
     return isTooLarge ? this.#refuse("HeadTooLarge") : GO_ON;
   }
 
@@ -252,7 +245,7 @@ export class ResponseParser {
     if (this.#addToHead(length) !== GO_ON) return REFUSE;
     const name = this.#text(at, length);
     if (this.#isNameOpen) this.#fields.push(`${this.#fields.pop()}${name}`);
-    else if (this.#fields.length >= 2 * FIELDS_MAX) return this.#refuse("TooManyHeaders");
+    else if (this.#fields.length >= 2 * MAX.upstreamFields) return this.#refuse("TooManyHeaders");
     else this.#fields.push(name);
     this.#isNameOpen = true;
     return GO_ON;
@@ -272,7 +265,7 @@ export class ResponseParser {
   /** Trailers are dropped. */
   #onTrailer(length: number): number {
     this.#trailerBytes += length;
-    return this.#trailerBytes > HEAD_BYTES_MAX ? this.#refuse("HeadTooLarge") : GO_ON;
+    return this.#trailerBytes > MAX.upstreamHeadBytes ? this.#refuse("HeadTooLarge") : GO_ON;
   }
 
   onHead(status: number, keepsAlive: boolean): number {
@@ -280,7 +273,7 @@ export class ResponseParser {
     const isStatus = status >= STATUS_MIN && status <= STATUS_MAX && status !== SWITCHING_PROTOCOLS;
     if (!isStatus) return this.#refuse("InvalidStatus");
     if (status < FINAL_STATUS_MIN) {
-      return ++this.#interim > INTERIM_MAX ? this.#refuse("TooManyInterimAnswers") : GO_ON;
+      return ++this.#interim > MAX.interimAnswers ? this.#refuse("TooManyInterimAnswers") : GO_ON;
     }
     this.#status = status;
     this.#keepsAlive = keepsAlive;

@@ -5,6 +5,7 @@ import { PgDatabase, PgDialect, type PreparedQueryConfig } from "drizzle-orm/pg-
 import { PgRemoteSession, type RemoteCallback } from "drizzle-orm/pg-proxy";
 import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createReservedShare } from "../../kernel/share.ts";
 import { clientError, isConnectionLost, isServerReadOnly, unavailable, within } from "../failures.ts";
 import type { Queries, Reader } from "../store.ts";
@@ -12,7 +13,6 @@ import type { Queries, Reader } from "../store.ts";
 const CONNECT_SECONDS_MAX = 4;
 /** The server gives up a statement, or a transaction whose client is gone, a little after the client has. */
 const SERVER_MS_MAX = 10_000;
-const WAITING_MAX = 20_000;
 
 // A connection keeps no state between two transactions, since a pooler may hand out another one with each. So the limits
 // are set in every transaction, in one message with its beginning: measured on loopback, that costs no more than the
@@ -169,7 +169,7 @@ export function createPermits(max: number) {
     async take(until: number, tenant: string = OWN): Promise<void> {
       const line = waiting.get(tenant) ?? new Set<() => void>();
       if (line.size === 0 && takeNow(tenant)) return;
-      if (line.size >= WAITING_MAX) throw unavailable(new Error("too many wait for a connection"));
+      if (line.size >= MAX.storeWaiting) throw unavailable(new Error("too many wait for a connection"));
       const turn = Promise.withResolvers<void>();
       waiting.set(tenant, line.add(turn.resolve));
       await within(until - performance.now(), turn.promise, () => leave(tenant, turn.resolve));

@@ -2,7 +2,7 @@
 // session gets one, shared by the calls of the same key. Only a request that was refused for lack of a session
 // is sent again, since it never ran.
 
-import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
+import { MAX } from "../../../kernel/limits.ts";
 import { bodyInSteps } from "../../../kernel/turns.ts";
 import type { StopSignal } from "../../../kernel/wait.ts";
 import { wholeOf } from "../../../wire/body.ts";
@@ -151,7 +151,7 @@ async function attempt(call: McpAttempt, context: CallContext): Promise<Reply> {
   const sessionId = response.headers.get(SESSION_HEADER);
   const isEvents = response.ok && isEventStream(response);
   const { capture, receipt: isHashed } = job.call;
-  const options = { wireId, callerId, captureBytes: capture ? CAPTURE_BYTES_MAX : 0, isHashed };
+  const options = { wireId, callerId, captureBytes: capture ? MAX.capturedBytes : 0, isHashed };
   const read = isEvents ? readStreamAnswer : readMessage;
   const message = await read(context, response, { ...options, dropsOthers: isEvents });
   if (isEvents) context.trace.response_content_type = "application/json";

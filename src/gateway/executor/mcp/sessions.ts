@@ -4,6 +4,7 @@
 
 import { VERSION } from "../../../core/startup.ts";
 import type { Answer } from "../../../http/client/answer.ts";
+import { MAX } from "../../../kernel/limits.ts";
 import { createFairShare } from "../../../kernel/share.ts";
 import { endsWithin } from "../../../kernel/wait.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
@@ -22,8 +23,6 @@ export const VERSION_HEADER = "mcp-protocol-version";
 
 /** Not 0, which some servers take for no id at all. */
 const INITIALIZE_ID = 1;
-/** An answer to `initialize` holds names and instructions. A larger one is refused. */
-const INITIALIZE_BYTES_MAX = 128 * 1024;
 /** The deadline of requests that no call waits for. */
 const SIDE_TIMEOUT_MS = 5000;
 
@@ -224,7 +223,7 @@ export function createMcpWire({ outbound, settings, memory, decoders }: Upstream
     const decodedFor = decodedForCall(decoders, hold, signal);
     const bounded = {
       ...settings,
-      max_response_bytes: Math.min(settings.max_response_bytes, INITIALIZE_BYTES_MAX),
+      max_response_bytes: Math.min(settings.max_response_bytes, MAX.initializeBytes),
     };
     try {
       return await step({ outbound, settings: bounded, signal, trace: newTrace(), hold, decodedFor });
@@ -312,7 +311,7 @@ async function readAnswer(context: CallContext, response: Answer): Promise<Uint8
   const message = await (isEvents ? readStreamAnswer : readMessage)(context, response, {
     wireId,
     callerId: encoder.encode(wireId),
-    captureBytes: INITIALIZE_BYTES_MAX,
+    captureBytes: MAX.initializeBytes,
     isHashed: false,
     dropsOthers: isEvents,
   });
