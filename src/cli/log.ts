@@ -8,11 +8,9 @@ import { MAX } from "../kernel/limits.ts";
 
 const STANDARD_ERROR = 2;
 const FLUSH_AT_CHARACTERS = 16_384;
-const FLUSH_AFTER_MS = 20;
 /** Extra space for warnings and errors, so that none is dropped because of many lines at lower levels. */
 const RESERVED_CHARACTERS = 4_194_304;
 const VALUE_CHARACTERS_MAX = 4096;
-const CAUSES_MAX = 8;
 
 export interface LogOptions {
   readonly level: LogLevel;
@@ -74,7 +72,7 @@ function openSink(write: (bytes: Uint8Array) => number) {
 
   function schedule(): void {
     // The timer keeps no process alive: the exit handler writes what it would have written.
-    timer ??= setTimeout(flush, FLUSH_AFTER_MS).unref();
+    timer ??= setTimeout(flush, 20).unref();
   }
 
   function add(line: string, isReserved: boolean): void {
@@ -168,7 +166,7 @@ interface Description {
 
 function describe(error: Error): Description {
   const causes: string[] = [];
-  for (let cause = error.cause; cause !== undefined && causes.length < CAUSES_MAX; ) {
+  for (let cause = error.cause; cause !== undefined && causes.length < 8; ) {
     causes.push(cut(summary(cause)));
     cause = cause instanceof Error ? cause.cause : undefined;
   }

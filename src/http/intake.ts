@@ -15,7 +15,6 @@ import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
 const LENGTH = /^\d{1,15}$/;
 /** A body up to this size is not counted: all connections together could not hold enough to matter. */
 const TINY_BYTES = 4096;
-const LOOK_MS = 1_000;
 /** A body up to this size that is sent with its length is taken in one piece, and counts in full from its start. */
 const SMALL_BYTES = 65_536;
 
@@ -195,7 +194,7 @@ function createOnePieceReader(msMax: number) {
     new Promise((resolve, reject) => {
       const body = { tenant, begunAt: performance.now(), reject };
       waiting.add(body);
-      looking ??= setInterval(look, Math.min(msMax / 10, LOOK_MS)).unref();
+      looking ??= setInterval(look, Math.min(msMax / 10, 1_000)).unref();
       const over = (bytes: Uint8Array) => {
         waiting.delete(body);
         resolve(bytes);

@@ -22,9 +22,6 @@ const LIMITS: PlainListenerLimits = {
   bodyMs: 5_000,
   flushMs: 10_000,
 };
-const SWEEP_MS = 250;
-/** Anybody can cause these log lines. */
-const LOG_EVERY_MS = 10_000;
 /** Nobody is known here, and nothing that is shown expires. */
 const ANYBODY = { expiresAt: Number.POSITIVE_INFINITY };
 
@@ -44,7 +41,7 @@ export async function listenPlain(options: PlainListenerOptions) {
   const server = createServer();
   const sockets = admit(server, options);
   await listen(server, options);
-  const sweeping = setInterval(sockets.sweep, SWEEP_MS);
+  const sweeping = setInterval(sockets.sweep, 250);
   const address = server.address();
 
   /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
@@ -103,7 +100,8 @@ function admit(server: Server, { answer, variable, log, limits = LIMITS }: Plain
 
   function tellCrowded(): void {
     const now = performance.now();
-    if (now - toldAt < LOG_EVERY_MS) return;
+    // Anybody can cause these log lines.
+    if (now - toldAt < 10_000) return;
     toldAt = now;
     log.warn("connections_refused", { port: variable, connections_max: limits.connections });
   }

@@ -299,7 +299,6 @@ function failed(
 }
 
 const PATH_CHARACTERS_MAX = 256;
-const SUMMED_UP_MS = 1_000;
 
 /** A path as the log shows it. Longer ones are none of our routes. */
 export function shownPath(path: string): string {
@@ -322,7 +321,7 @@ export function createAccessLog(log: Log) {
 
   /** Whether another line may be caused by a stranger; counts it. */
   function mayTell(): boolean {
-    if (strangers++ === 0) setTimeout(sumUp, SUMMED_UP_MS).unref();
+    if (strangers++ === 0) setTimeout(sumUp, 1_000).unref();
     return strangers <= MAX.strangerLines;
   }
 

@@ -14,11 +14,11 @@ export interface Limit {
   readonly what: string;
 }
 
-type Row = [size: number, per: Limit["per"], beyond: string, what: string];
+type LimitRow = [size: number, per: Limit["per"], beyond: string, what: string];
 
 const row =
   (unit: Limit["unit"]) =>
-  (...[size, per, beyond, what]: Row): Limit => ({ size, unit, per, beyond, what });
+  (...[size, per, beyond, what]: LimitRow): Limit => ({ size, unit, per, beyond, what });
 
 const [bytes, characters, ms, count] = [row("bytes"), row("characters"), row("ms"), row("count")];
 const KIB = 1024;

@@ -495,11 +495,8 @@ export interface CommonsOptions {
   readonly later?: (look: () => void, ms: number) => void;
 }
 
-const PATIENCE_MS = 1000;
-const LOOK_MS = 100;
 /** Thousands of small holders may be needed, and each one that ends makes work, so few are asked at a time. */
 const ASKED_AT_ONCE = 64;
-const GO_ON_MS = 10;
 
 export class Commons {
   readonly #size: number;
@@ -520,7 +517,7 @@ export class Commons {
   #isShort = false;
   #isLooking = false;
 
-  constructor({ size, patienceMs = PATIENCE_MS, later = setTimeout }: CommonsOptions) {
+  constructor({ size, patienceMs = 1000, later = setTimeout }: CommonsOptions) {
     this.#size = size;
     this.#patienceMs = patienceMs;
     this.#later = later;
@@ -664,7 +661,7 @@ export class Commons {
     this.#asksLeft = ASKED_AT_ONCE;
     let promised = 0;
     for (const waiter of this.#overdue()) promised += this.#makeRoom(waiter, promised);
-    if (this.#queue.size > 0) this.#lookLater(this.#asksLeft > 0 ? LOOK_MS : GO_ON_MS);
+    if (this.#queue.size > 0) this.#lookLater(this.#asksLeft > 0 ? 100 : 10);
     else this.#isShort = false;
   }
 

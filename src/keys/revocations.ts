@@ -18,8 +18,6 @@ export function madeAfter(claims: Readonly<Record<string, unknown>>): number {
 
 /** The name of no user: all of the tenant. */
 const EVERYBODY = "";
-/** After this the last token that a revocation refuses has expired. */
-const KEPT_MS = (TOKEN_DAYS_MAX + 1) * DAY_MS;
 /** A millisecond or two of reading. */
 const ROWS_AT_ONCE = 1_000;
 
@@ -86,7 +84,8 @@ export async function revokeTokens(store: Store, tenant: string, user: string | 
     const next = sql<number>`case when ${keyring.revoked_at} < ${tx.now} then ${tx.now} else ${keyring.revoked_at} + 1 end`;
     const [changed] = await tx.db.update(keyring).set({ revoked_at: next }).returning({ at: keyring.revoked_at });
     const revoked_at = changed?.at ?? 0;
-    await tx.db.delete(t).where(lt(t.revoked_at, revoked_at - KEPT_MS));
+    // By then the last token that a revocation refuses has expired, a day for clocks that differ included.
+    await tx.db.delete(t).where(lt(t.revoked_at, revoked_at - (TOKEN_DAYS_MAX + 1) * DAY_MS));
     // Revocations of single users mean nothing beside one of the tenant.
     if (user === null) await tx.db.delete(t).where(and(eq(t.tenant, tenant), ne(t.user_name, EVERYBODY)));
     await tx.db

@@ -315,12 +315,8 @@ export function createLoopLag(monotonic: () => number = () => performance.now())
   };
 }
 
-const KEPT_MS = 3_000;
-const WAIT_MS_MAX = 1_000;
 /** At most one part in so many of the time goes into finding a value. */
 const PART_OF_TIME = 20;
-/** The last value is given up when finding the next one takes so many times as long as the last time. */
-const SLOWER_MAX = 3;
 
 interface StaleValue<T> {
   readonly value: T;
@@ -346,8 +342,9 @@ export function staleCache<T>(find: () => Promise<T>): () => Promise<T | null> {
       const value = await find();
       const now = performance.now();
       const took = now - startedAt;
-      const until = now + Math.max(KEPT_MS, took * PART_OF_TIME);
-      known = { value, until, usableUntil: until + took * SLOWER_MAX };
+      const until = now + Math.max(3_000, took * PART_OF_TIME);
+      // The last value is given up when finding the next one takes three times as long as the last time.
+      known = { value, until, usableUntil: until + took * 3 };
     } catch {
       known = null;
     } finally {
@@ -358,7 +355,7 @@ export function staleCache<T>(find: () => Promise<T>): () => Promise<T | null> {
   return async () => {
     if (known === null || performance.now() >= known.until) {
       finding ??= refresh();
-      await endsWithin(WAIT_MS_MAX, finding);
+      await endsWithin(1_000, finding);
     }
     return known !== null && performance.now() < known.usableUntil ? known.value : null;
   };

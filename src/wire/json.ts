@@ -7,10 +7,6 @@ import { Fault, shownField } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
 import { atOnce, type Steps } from "../kernel/turns.ts";
 
-/** The size of one step, which takes a fraction of a millisecond. */
-const TOKENS_MAX = 1024;
-const CHARACTERS_MAX = 65_536;
-
 /**
  * The value of a JSON text.
  *
@@ -83,8 +79,9 @@ class JsonReader {
 
   /** Whether there is more. @throws Fault */
   step(): boolean {
-    const until = this.#at + CHARACTERS_MAX;
-    for (let tokens = 0; tokens < TOKENS_MAX && this.#at < until; tokens++) {
+    const until = this.#at + 65_536;
+    // One step takes a fraction of a millisecond.
+    for (let tokens = 0; tokens < 1024 && this.#at < until; tokens++) {
       if (!this.#token()) return false;
     }
     return true;

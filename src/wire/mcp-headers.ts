@@ -24,11 +24,6 @@ const NAME_OF: ReadonlyMap<string, "name" | "uri" | "taskId"> = new Map([
   ["tasks/result", "taskId"],
 ]);
 
-/** Longer than any header, however it is escaped. */
-const TEXT_BYTES_MAX = 128 * 1024;
-/** Arguments are read whole to find the one that a header repeats. That must not hold up others: 10 ms at most. */
-const ARGUMENTS_BYTES_MAX = 16 * 1024;
-
 const QUOTE = 0x22;
 
 /** @param name in lower case */
@@ -94,13 +89,15 @@ function readMessage(body: Uint8Array, { method, params }: JudgedMessage): Messa
 
 function readText(body: Uint8Array, key: string, finding: FoundKey | undefined): string | null {
   const span = certain(key, finding);
-  if (span === null || body[span.start] !== QUOTE || span.end - span.start > TEXT_BYTES_MAX) return null;
+  // Longer than any header, however it is escaped.
+  if (span === null || body[span.start] !== QUOTE || span.end - span.start > 128 * 1024) return null;
   return String(JSON.parse(new TextDecoder().decode(body.subarray(span.start, span.end))));
 }
 
 function readArguments(body: Uint8Array, finding: FoundKey | undefined): Arguments {
   const span = certain("arguments", finding);
-  if (span === null || span.end - span.start > ARGUMENTS_BYTES_MAX) return argumentsOf(null);
+  // Arguments are read whole to find the one that a header repeats. That must not hold up others: 10 ms at most.
+  if (span === null || span.end - span.start > 16 * 1024) return argumentsOf(null);
   try {
     return argumentsOf(parseJson(body.subarray(span.start, span.end)));
   } catch {

@@ -38,7 +38,6 @@ import {
 /** For the facilitators of all tenants together. What has not begun by then is counted, and not looked at. */
 const ALL_MS_MAX = 30_000;
 export const FACILITATORS_MS_MAX = ALL_MS_MAX + 2 * CHECK_MS_MAX;
-const EXCHANGE_MS_MAX = 4_500;
 const AT_ONCE = 8;
 
 interface Settlement {
@@ -167,7 +166,7 @@ async function supportedProblem({ url, tls, header, tenants }: Group, outbound: 
         headers: header === null ? [] : [header],
         tls,
         tenant: tenants[0] ?? "",
-        signal: AbortSignal.timeout(EXCHANGE_MS_MAX),
+        signal: AbortSignal.timeout(4_500),
       },
       MAX.facilitatorBytes,
     );

@@ -10,17 +10,16 @@ import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { nullable } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
+import { UINT256_DIGITS_MAX, UINT256_MAX } from "../../x402/fields.ts";
 
 export type AgentRow = Tables["agents"]["$inferSelect"];
-
-const AMOUNT_DIGITS_MAX = 78;
 
 const amount = (description: string) =>
   Type.String({
     pattern: "^[0-9]+$",
-    maxLength: AMOUNT_DIGITS_MAX,
+    maxLength: UINT256_DIGITS_MAX,
     description,
-    "x-expected": `a decimal string of at most ${AMOUNT_DIGITS_MAX} digits`,
+    "x-expected": `a decimal string of at most ${UINT256_DIGITS_MAX} digits`,
   });
 
 export const Pricing = Type.Object(
@@ -217,7 +216,6 @@ const TAG = { min: 1, max: MAX.tagCharacters };
 const DESCRIPTION = { min: 0, max: MAX.descriptionCharacters, controls: true };
 
 const TOOL_NAME = { min: 1, max: 128 };
-const UINT256_MAX = 2n ** 256n - 1n;
 /** The version is sent as a header. */
 const PROTOCOL_VERSION = /^[\x21-\x7e]{1,64}$/;
 

@@ -196,9 +196,6 @@ export async function removeFullBuckets({ isShared, execute }: Pick<Store, "isSh
   while ((await execute(forgetBuckets, null)) === ROWS_AT_ONCE);
 }
 
-/** A refusal is reused for this long at most: the clock of the database may be set, or its buckets lost in a crash. */
-const REFUSAL_MS_MAX = 1_000;
-
 interface RateRefusal {
   /** No token comes before then. */
   readonly until: number;
@@ -228,7 +225,8 @@ export function createSharedRateLimiter(execute: Store["execute"], now: () => nu
     const granted = await execute(take, { tenant, agentId, revision, count, ...bucketSize(rate, burst) });
     if (granted.count < count) {
       // The server read its clock at some moment in between.
-      const until = askedAt + Math.min(granted.waitMs, REFUSAL_MS_MAX);
+      // A refusal is reused for a second at most: the clock of the database may be set, or its buckets lost in a crash.
+      const until = askedAt + Math.min(granted.waitMs, 1_000);
       refusals.set(tenant, keyOf(agent), { until, tokenAt: now() + granted.waitMs });
     }
     return (index) => (index < granted.count ? null : secondsToTell(granted.waitMs / 1000));

@@ -89,7 +89,6 @@ export async function findAgent(
   return isId("agt", id) ? execute(agentLookUp, { tenant, id }) : null;
 }
 
-const REMEMBERED_MS = 1_000;
 const AGENT_CHARACTERS = 512;
 
 interface CachedAgent {
@@ -121,7 +120,7 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
     const inFlight = reading.get(key);
     if (inFlight !== undefined) return joined(inFlight, tenant, id);
     const agent = findAgent(store, tenant, id);
-    const own: SharedRead = { agent, until: now() + REMEMBERED_MS, isForgotten: false };
+    const own: SharedRead = { agent, until: now() + 1_000, isForgotten: false };
     reading.set(key, own);
     return kept(own, key, tenant, id);
   }

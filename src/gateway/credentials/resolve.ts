@@ -127,9 +127,6 @@ async function openManaged(
   }
 }
 
-const CACHED_MS_MAX = 60_000;
-/** Failures are cached only for a moment, so that a store in trouble is not asked for every call. */
-const FAILURE_CACHED_MS = 1_000;
 const ENTRY_BYTES = 256;
 
 interface Fetched {
@@ -162,7 +159,8 @@ function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.
     });
     const isSecret = typeof outcome === "string";
     const weight = ENTRY_BYTES + (isSecret ? Buffer.byteLength(outcome) : 0);
-    const until = isSecret ? asked + CACHED_MS_MAX : now() + FAILURE_CACHED_MS;
+    // A failure is cached only for a moment, so that a store in trouble is not asked for every call.
+    const until = isSecret ? asked + 60_000 : now() + 1_000;
     cache.set(tenant, key, { outcome, until }, weight);
     return outcome;
   }

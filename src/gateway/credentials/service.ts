@@ -72,9 +72,6 @@ export function usedAtInTurns<R extends { readonly id: string }>(uses: Credentia
   };
 }
 
-/** Retries of a rotation, since each other rotation at the same time may overtake it once. */
-const ROTATION_ATTEMPTS_MAX = 32;
-
 /** The name of the total that counts a tenant's credentials. */
 const TOTAL = "credentials";
 
@@ -102,12 +99,11 @@ function plaintextProblem(plaintext: string): string | null {
 }
 
 const SHOWN = 4;
-const HIDDEN_WHOLE_MAX = 8;
 
 /** `…` and the last four characters; of eight or fewer only their number. */
 export function maskedHint(plaintext: string): string {
   const characters = [...plaintext];
-  if (characters.length <= HIDDEN_WHOLE_MAX) return "*".repeat(characters.length);
+  if (characters.length <= 8) return "*".repeat(characters.length);
   // Postgres stores no U+0000.
   return `…${characters.slice(-SHOWN).join("").replaceAll("\0", "*")}`;
 }
@@ -249,7 +245,8 @@ export function createCredentialService(deps: CredentialDeps) {
     list: ({ tenant }: Caller): AsyncIterable<CredentialRow> => readCredentials(store.read, tenant),
 
     async rotate({ tenant }: Caller, id: string, body: CredentialRotate): Promise<CredentialRow> {
-      for (let attempt = 0; attempt < ROTATION_ATTEMPTS_MAX; attempt++) {
+      // Each other rotation at the same time may overtake this one once.
+      for (let attempt = 0; attempt < 32; attempt++) {
         const row = await rotateOnce(deps, tenant, id, body);
         if (row !== null) return row;
       }

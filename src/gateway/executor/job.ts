@@ -68,9 +68,6 @@ export interface KeptBody {
 
 const NOT_STORED: KeptBody = { response: null, response_truncated: false, resp_sha256: null };
 
-/** A response longer than this would only fill the record. */
-const CONTENT_TYPE_CHARACTERS_MAX = 256;
-
 export function newTrace(): Trace {
   return { dialled_at: null, upstream_status: null, response_content_type: null, resp_size: null };
 }
@@ -78,7 +75,8 @@ export function newTrace(): Trace {
 export function noteHead(trace: Trace, response: Answer): void {
   trace.upstream_status = response.status;
   const type = response.headers.get("content-type");
-  trace.response_content_type = type === null ? null : type.slice(0, CONTENT_TYPE_CHARACTERS_MAX);
+  // A longer content type would only fill the record.
+  trace.response_content_type = type === null ? null : type.slice(0, 256);
   trace.resp_size = null;
 }
 

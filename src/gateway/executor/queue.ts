@@ -9,10 +9,6 @@
 import { MAX } from "../../kernel/limits.ts";
 import { createFairShare, leastFirst, type Shortage } from "../../kernel/share.ts";
 
-const TAKE_AGAIN_MS = 1000;
-/** Calls that are taken from the database together. */
-const BLOCK_MAX = 64;
-
 export interface CallQueuesOptions<W extends QueueEntry> extends RunSlotsOptions {
   /** The longest body of a call that is taken in a block. A call with a longer one first needs memory of its own. */
   readonly blockBodyBytes: number;
@@ -210,7 +206,8 @@ export class CallQueues<W extends QueueEntry> {
   /** Slots, with memory for what is taken for them; none when that is short. */
   #slotsFor(queue: AgentQueue<W>): QueueEntry[] {
     const held: QueueEntry[] = [];
-    while (held.length < BLOCK_MAX) {
+    // So many are taken from the database together.
+    while (held.length < 64) {
       const id = `block ${this.#blockSlots++}`;
       const slot = { tenant: queue.tenant, id, body_bytes: this.#options.blockBodyBytes };
       const short = this.#slots.take(queue.agentId, slot);
@@ -277,7 +274,7 @@ export class CallQueues<W extends QueueEntry> {
     setTimeout(() => {
       queue.fromTheStart();
       this.#goOn(queue, [], true);
-    }, TAKE_AGAIN_MS);
+    }, 1000);
   }
 
   #goOn(queue: AgentQueue<W>, next: readonly W[], hasMore = false): void {
@@ -292,8 +289,6 @@ export class CallQueues<W extends QueueEntry> {
 const TRIES_MAX = 16;
 /** After so many of all tenants the others are tried in the next turn of the event loop: there may be thousands of tenants. */
 const TRIES_TOGETHER = 64;
-/** When the remaining queues are tried, if no call ends before. */
-const TRY_AGAIN_MS = 250;
 
 export interface RunSlotsOptions {
   /** Calls that run at once. */
@@ -402,7 +397,7 @@ export function createStarvedQueues<Q extends { readonly tenant: string }>(
     tryAgain ??= setTimeout(() => {
       tryAgain = undefined;
       serveAll();
-    }, TRY_AGAIN_MS);
+    }, 250);
   }
 
   function serveAll(): void {

@@ -32,7 +32,6 @@ import type { WorkerPool } from "./workers/pool.ts";
 
 /** Agents with pending calls that one query finds. */
 const AGENTS_AT_ONCE = 128;
-const LAST_RECORDS_MS = 5_000;
 
 export interface SchedulerOptions extends ReplicaLeaseOptions, ClaimingOptions {
   readonly pool: WorkerPool;
@@ -147,7 +146,7 @@ export class Scheduler {
     const idle = this.#queues.pause();
     await endsWithin(ms, idle);
     await pool.close();
-    await endsWithin(LAST_RECORDS_MS, idle);
+    await endsWithin(5_000, idle);
     this.#givenUp = true;
   }
 

@@ -29,8 +29,6 @@ export const LOCAL_ISSUER = "tollgate";
 
 const SKEW_SECONDS = 60;
 const RETRY_AFTER_SECONDS = 10;
-/** How many keys are tried for a token that names no key, if several fit. */
-const CANDIDATES_MAX = 10;
 
 const REMOTE_ALGORITHMS = [
   ...["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"],
@@ -261,7 +259,8 @@ async function verifyWithAny(
   token: string,
   checks: JWTVerifyOptions,
 ): Promise<JWTPayload> {
-  let left = CANDIDATES_MAX;
+  // A token that names no key may fit several, of which so many are tried.
+  let left = 10;
   for await (const key of candidates) {
     if (left-- === 0) break;
     try {

@@ -91,8 +91,6 @@ returning invocation_id, n`,
   },
 };
 
-/** For so long the parts of a body are kept for the call that is to be accepted with them. */
-const KEPT_MS = 600_000;
 /** Of one body: so the next part is ready when one is stored, and there is a turn of the event loop in between. */
 const STORED_AT_ONCE = 2;
 
@@ -125,7 +123,8 @@ async function withStoredParts(
 
 /** @throws Fault `unavailable` */
 async function storeParts(store: Store, key: InvocationKey, body: CallBody): Promise<void> {
-  const dueAt = store.clock.now() + KEPT_MS;
+  // Parts of a body are kept for ten minutes for the call that is to be accepted with them.
+  const dueAt = store.clock.now() + 600_000;
   const parts = bodyPartsOf(body).map((bytes, n) => ({ key, n, bytes, dueAt }));
   for (let at = 0; at < parts.length; ) {
     const next = parts.slice(at, at + (at === 0 ? 1 : STORED_AT_ONCE));
@@ -205,7 +204,6 @@ export async function storedStart(
   return Buffer.concat(parts);
 }
 
-const LOOK_MS = 10_000;
 const NOTES_AT_ONCE = 64;
 /** To remove one takes half a millisecond of the event loop on SQLite (measured). */
 export const REMOVED_PARTS_AT_ONCE = 4;
@@ -333,7 +331,7 @@ export async function startRemovingParts(store: Store, log: Log): Promise<() => 
   store.onCallEnded(({ mode, req_size }) => {
     if (!isOver && leavesParts(mode, req_size)) void look();
   });
-  const stop = every(LOOK_MS, look);
+  const stop = every(10_000, look);
   return () => {
     isOver = true;
     stop();

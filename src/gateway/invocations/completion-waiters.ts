@@ -9,15 +9,12 @@ import { inTurns } from "../../kernel/turns.ts";
 import { createEndWaiters, unlessAborted, withDeadline } from "../../kernel/wait.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
 
-const LOOK_AGAIN_MS = 1000;
-const LAST_LOOK_MS = 1000;
-
 /** @param endedAmong those of these calls that have ended */
 export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKey[]) => Promise<readonly string[]>) {
   const places = createFairShare({ size: MAX.waitingCallers });
   const waiters = createEndWaiters<InvocationKey>({
     nameOf: ({ id }) => id,
-    lookAgainMs: LOOK_AGAIN_MS,
+    lookAgainMs: 1000,
     endedAmong,
     // Thousands may wait for one call, and each reads it again when woken, so they take turns.
     wake: ({ tenant }, goOn) =>
@@ -33,7 +30,7 @@ export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKe
   function inTime(reading: Promise<InvocationRow>): Promise<InvocationRow> {
     return unlessAborted(released, reading).catch((error) => {
       if (!released.aborted) throw error;
-      return withDeadline(LAST_LOOK_MS, reading, () => new Fault("unavailable", "the gateway is stopping"));
+      return withDeadline(1000, reading, () => new Fault("unavailable", "the gateway is stopping"));
     });
   }
 

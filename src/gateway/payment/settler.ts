@@ -23,14 +23,6 @@ import {
 
 /** After an attempt in this process; and for what another one has left, which becomes due when nobody here knows. */
 const [LOOK_MS, LOOK_MS_MOST] = [250, 2_000];
-/** Added to the time of an attempt, for recording its outcome. */
-const LEASE_MARGIN_MS = 5_000;
-const LAST_RECORDS_MS = 5_000;
-/** At least between two searches for payments that a clock set back has put far into the future: less than a pause. */
-const SEARCH_MS = 1_000;
-const FAR_OFF_MARGIN_MS = 5_000;
-/** The chain's time may lie behind ours. */
-const EXPIRED_MARGIN_MS = 10_000;
 
 export interface SettlerOptions extends AttemptOptions {
   /** One attempt, at most. */
@@ -40,8 +32,6 @@ export interface SettlerOptions extends AttemptOptions {
 
 /** For one who asks for receipts. */
 const CONFIRMED_AT_ONCE = 64;
-/** Facilitators of one tenant that are passed over in one look. */
-const FULL_MAX = 16;
 
 export function createSettler(options: SettlerOptions) {
   const { store, clock, log, settleWaitMs } = options;
@@ -53,7 +43,8 @@ export function createSettler(options: SettlerOptions) {
   let lastTenant = "";
 
   /** When the lease of a payment that is attempted now runs out. */
-  const leaseUntil = () => clock.now() + settleWaitMs + LEASE_MARGIN_MS;
+  // Five seconds are for recording the outcome of the attempt.
+  const leaseUntil = () => clock.now() + settleWaitMs + 5_000;
   const searchFarOff = createFarOffSearch(options, leaseUntil);
 
   function attempt(open: OpenPayment): Promise<void> {
@@ -149,7 +140,7 @@ export function createSettler(options: SettlerOptions) {
       looking?.stop();
       // Not earlier, even if nothing is under way: callers that waited are still reading the outcome.
       setTimeout(() => stopped.abort(), ms).unref();
-      await endsWithin(ms + LAST_RECORDS_MS, ended(flights));
+      await endsWithin(ms + 5_000, ended(flights));
     },
   };
 }
@@ -183,7 +174,8 @@ async function takeUpOf(
   tryAgain: (seen: OpenPayment) => Promise<string | null>,
 ): Promise<void> {
   const full = new Set<string>();
-  for (let wanted = room(); wanted > 0 && full.size < FULL_MAX; wanted = room()) {
+  // A few full facilitators of one tenant are passed over in one look.
+  for (let wanted = room(); wanted > 0 && full.size < 16; wanted = room()) {
     const tried = await Promise.all((await due(wanted, [...full])).map(tryAgain));
     const found = tried.filter((facilitator) => facilitator !== null);
     if (found.length === 0) return;
@@ -197,7 +189,8 @@ async function takeUpOf(
  */
 async function isPutOff({ store, clock, guard }: SettlerOptions, seen: OpenPayment): Promise<boolean> {
   const now = clock.now();
-  const end = seen.valid_before * 1000 + EXPIRED_MARGIN_MS;
+  // The chain's time may lie behind ours.
+  const end = seen.valid_before * 1000 + 10_000;
   if (isConfirming(seen) || !guard.mayBeOlder(seen.valid_before) || now > end) return false;
   const at = Math.min(end, now + PAUSE_MS_MOST);
   await store.write((tx) => postpone(tx, seen, { at, now, outcome: "unknown" }));
@@ -208,10 +201,11 @@ async function isPutOff({ store, clock, guard }: SettlerOptions, seen: OpenPayme
 function createFarOffSearch({ store, clock }: Pick<SettlerOptions, "store" | "clock">, leaseUntil: () => number) {
   let searchedAt = performance.now();
   return async () => {
-    if (performance.now() - searchedAt < SEARCH_MS) return;
+    // A clock that was set back may have put payments far into the future.
+    if (performance.now() - searchedAt < 1_000) return;
     searchedAt = performance.now();
     const now = clock.now();
-    const latest = Math.max(leaseUntil(), now + PAUSE_MS_MOST) + FAR_OFF_MARGIN_MS;
+    const latest = Math.max(leaseUntil(), now + PAUSE_MS_MOST) + 5_000;
     await makeDue(store, now, latest);
   };
 }

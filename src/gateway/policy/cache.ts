@@ -16,11 +16,6 @@ import { parseRules, type Rule } from "./document.ts";
 import { type CompiledPolicy, compile } from "./evaluate.ts";
 
 const REMEMBERED_MS = 1_000;
-/**
- * How long a call waits for its policy if on_error can decide instead. An answer is due within 10 s, and the store may
- * take 9 s of those for the call itself.
- */
-const READ_MS_MAX = 750;
 /** Bytes of a compiled policy, a rule and a list entry, without their characters (measured). */
 const POLICY_BYTES = 512;
 const RULE_BYTES = 512;
@@ -143,7 +138,9 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
 
   async function lookUp(tenant: string, last: CachedPolicy | undefined): Promise<PolicyLookup> {
     // The time limit is for the read only, not for the wait that lets other requests go first.
-    const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(READ_MS_MAX, entry) : entry);
+    // How long a call waits for its policy if on_error can decide instead. An answer is due within 10 s, and the store
+    // may take 9 s of those for the call itself.
+    const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(750, entry) : entry);
     const shared = reading.get(tenant);
     try {
       if (shared === undefined) return { failed: false, policy: (await inTime(readOnce(tenant, last))).policy };

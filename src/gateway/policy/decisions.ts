@@ -28,7 +28,6 @@ const ROWS_AT_ONCE = 256;
  */
 const ROWS_TOGETHER = 16;
 const PAUSE_MS_MIN = 50;
-const PAUSE_MS_MAX = 2_000;
 
 const insertTogether = (rows: number) =>
   prepared(({ db, tables: { policyDecisions } }: Tx) =>
@@ -111,7 +110,7 @@ export function createDecisionLog({ store, log, bufferedMax = MAX.decisionsBuffe
         log.warn("policy_decisions_delayed", { buffered: buffer.length, error });
         attempt = Bun.sleep(pause);
         await attempt;
-        pause = Math.min(pause * 2, PAUSE_MS_MAX);
+        pause = Math.min(pause * 2, 2_000);
       }
     }
     running = false;

@@ -207,9 +207,6 @@ export async function removeOldCalls(execute: Store["execute"]): Promise<number>
 
 type CallingUser = Omit<CallsOfCaller, "count">;
 
-/** When a time-out comes this late, the process stood still, and the result may be there already. */
-const STOOD_STILL_MS = 250;
-
 /** Asks the database for all of the replica's waiting calls of a caller at once. */
 function createSharedCallRates(execute: Store["execute"]) {
   const counting = countCalls();
@@ -226,7 +223,8 @@ async function inTime<T>(ms: number, work: Promise<T>): Promise<T> {
   try {
     return await within(ms, work);
   } catch (error) {
-    if (performance.now() - startedAt < ms + STOOD_STILL_MS) throw error;
+    // When a time-out comes this late, the process stood still, and the result may be there already.
+    if (performance.now() - startedAt < ms + 250) throw error;
     return within(ms, work);
   }
 }

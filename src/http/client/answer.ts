@@ -161,9 +161,6 @@ export class Undecodable extends Error {
   override readonly name = "Undecodable";
 }
 
-/** Nor has one a longer list of them, which is parsed for every answer. */
-const LIST_CHARS_MAX = 256;
-
 const CODINGS: Readonly<Record<string, Coding>> = {
   gzip: "gzip",
   "x-gzip": "gzip",
@@ -184,7 +181,8 @@ const NONE: Codings = { list: [], problem: null };
 function codingsIn(headers: AnswerHeaders): Codings {
   const value = headers.get("content-encoding");
   if (value === null) return NONE;
-  if (value.length > LIST_CHARS_MAX) return { list: [], problem: "a very long list of encodings" };
+  // No honest answer has a longer list of them, which is parsed for every answer.
+  if (value.length > 256) return { list: [], problem: "a very long list of encodings" };
   const names = value.split(",").map((name) => name.trim().toLowerCase());
   const list: Coding[] = [];
   for (const name of names.reverse()) {

@@ -184,7 +184,6 @@ const MIB = 1024 * KIB;
 
 /** The largest window, for each frame may name its own; tables, a block of each side, and room for what comes out. */
 const ZSTD_BYTES = 2 ** ZSTD_WINDOW_LOG_MAX + 384 * KIB + SYNC_ROOM_BYTES;
-const BROTLI_WINDOW_MAX = 16 * MIB;
 /** Its tables, up to 256 of each of three kinds, and room for what comes out. */
 const BROTLI_BYTES = 4 * MIB + BROTLI_ROOM_BYTES;
 /** The window of 32 KiB, tables, and what surrounds them. */
@@ -194,7 +193,7 @@ const DEFLATE_BYTES = 64 * KIB + SYNC_ROOM_BYTES;
 const NEEDS_MAX: Readonly<Record<Coding, number>> = {
   gzip: DEFLATE_BYTES,
   deflate: DEFLATE_BYTES,
-  br: BROTLI_WINDOW_MAX + BROTLI_BYTES,
+  br: 16 * MIB + BROTLI_BYTES,
   zstd: ZSTD_BYTES,
 };
 

@@ -69,8 +69,6 @@ export interface OutboundOptions {
   readonly lookup?: Lookup;
 }
 
-const DIALS_MAX = 4;
-
 /**
  * Codes that come only while a socket is opened. Linux has ETIMEDOUT, EHOSTUNREACH and their like for established
  * connections too, but the transport tells of whatever ends those as ECONNRESET. EBUSY is the transport's own word for
@@ -174,7 +172,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
       const addresses = judged(resolution, target);
       const tlsContext = contextOf(tenant, tls);
       let failure: unknown = null;
-      for (const address of addresses.slice(0, DIALS_MAX)) {
+      for (const address of addresses.slice(0, 4)) {
         try {
           const parts = { target, address, method, fields, body, signal, tenant, tlsContext, sent, certified, ahead };
           return await transport.send(parts);
@@ -190,8 +188,6 @@ export function createOutbound(options: OutboundOptions): Outbound {
   };
 }
 
-const PAUSES_MS = [100, 400];
-
 /**
  * Sends a request again as long as it certainly never reached the upstream. Resolves with the response head, as
  * `outbound.request` does.
@@ -206,7 +202,7 @@ export function requestSafely(outbound: Outbound, url: string, request: Outbound
 async function again(outbound: Outbound, url: string, request: OutboundRequest, first: unknown): Promise<Answer> {
   const { signal } = request;
   let failure = first;
-  for (const pause of PAUSES_MS) {
+  for (const pause of [100, 400]) {
     const isSafe = failure instanceof OutboundError && failure.kind === "unreached";
     if (!isSafe || signal.aborted) throw failure;
     await sleep(pause, signal);

@@ -12,10 +12,7 @@ import { isNamed } from "./answer.ts";
 const LENGTH = /^\d{1,15}$/;
 /** Bytes that are parsed in one go: two milliseconds at most, whatever is in them. */
 export const SLICE_BYTES_MAX = 64 * 1024;
-const STATUS_MIN = 100;
 const SWITCHING_PROTOCOLS = 101;
-const FINAL_STATUS_MIN = 200;
-const STATUS_MAX = 599;
 /** Answers that have no body (RFC 9110), whatever their heads say of one. */
 export const BODILESS: ReadonlySet<number> = new Set([204, 205, 304]);
 
@@ -26,9 +23,6 @@ const PAUSED = 21;
 const GO_ON = 0;
 const SKIP_BODY = 1;
 const REFUSE = -1;
-
-/** Below this a loop copies faster than `set`, which needs a view. */
-const SET_BYTES_MIN = 32;
 
 /** The head is taken for text so far at a time: once for most. */
 const TEXT_BYTES = 2048;
@@ -270,9 +264,9 @@ export class ResponseParser {
 
   onHead(status: number, keepsAlive: boolean): number {
     // Nobody asked for another protocol.
-    const isStatus = status >= STATUS_MIN && status <= STATUS_MAX && status !== SWITCHING_PROTOCOLS;
+    const isStatus = status >= 100 && status <= 599 && status !== SWITCHING_PROTOCOLS;
     if (!isStatus) return this.#refuse("InvalidStatus");
-    if (status < FINAL_STATUS_MIN) {
+    if (status < 200) {
       return ++this.#interim > MAX.interimAnswers ? this.#refuse("TooManyInterimAnswers") : GO_ON;
     }
     this.#status = status;
@@ -297,7 +291,8 @@ export class ResponseParser {
       this.#body = whole;
     }
     const end = this.#bodyBytes;
-    if (length < SET_BYTES_MIN) {
+    // Below this a loop copies faster than `set`, which needs a view.
+    if (length < 32) {
       for (let i = 0; i < length; i++) this.#body[end + i] = this.#slice[start + i] ?? 0;
     } else this.#body.set(this.#slice.subarray(start, start + length), end);
     this.#bodyBytes = end + length;

@@ -10,7 +10,6 @@ import { createReservedShare } from "../../kernel/share.ts";
 import { clientError, isConnectionLost, isServerReadOnly, unavailable, within } from "../failures.ts";
 import type { Queries, Reader } from "../store.ts";
 
-const CONNECT_SECONDS_MAX = 4;
 /** The server gives up a statement, or a transaction whose client is gone, a little after the client has. */
 const SERVER_MS_MAX = 10_000;
 
@@ -86,7 +85,8 @@ export function postgresClient(databaseUrl: string, parameters: Readonly<Record<
     ...(database === undefined ? {} : { database }),
     max: 1,
     prepare,
-    connectionTimeout: CONNECT_SECONDS_MAX,
+    // Seconds.
+    connectionTimeout: 4,
     // Every pooler passes this one on, and refuses most others.
     connection: { application_name: "tollgate", ...parameters },
   });
@@ -201,9 +201,6 @@ async function connect(databaseUrl: string, until: number): Promise<PooledConnec
   }
 }
 
-/** A server whose connections have answered within this time is taken to live. */
-const SILENCE_MS_MAX = 2_000;
-
 /**
  * Opens pools that lead to one server. When a connection is lost, finds a server that is read-only, or is late while no other
  * of its time has had an answer, the others most likely have the same server: after a failover they would hang, or read
@@ -221,7 +218,8 @@ export function createConnectionPools(databaseUrl: string) {
 
   /** Whether another connection shows that a server lives which has not answered on one since `begunAt`. */
   function livesSince(begunAt: number): boolean {
-    const since = performance.now() - SILENCE_MS_MAX;
+    // A server whose connections have answered within this time is taken to live.
+    const since = performance.now() - 2_000;
     return [...good].some(({ madeAt, answeredAt }) => madeAt < begunAt && answeredAt > since);
   }
 

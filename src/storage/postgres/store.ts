@@ -166,10 +166,6 @@ async function inRead<T>(connection: DatabaseConnection, begin: string, task: ()
 /** While the two clocks go alike, it is asked less and less often, down to a fourth of this. */
 const ASK_EVERY_MS = 2_000;
 const SELDOM = 4;
-/** Less than this is the way there and back. */
-const ALIKE_MS = 20;
-/** The answer was true at some moment during the question, so the answer to a long one says little. */
-const ROUND_TRIP_MS_MAX = 500;
 
 interface DatabaseClockOptions {
   /** The server's time in milliseconds since the epoch. */
@@ -195,12 +191,14 @@ export async function openDatabaseClock({ ask, everyMs = ASK_EVERY_MS }: Databas
     if (answeredAt - askedAt > roundTripMsMax) return true;
     const before = offset;
     offset = time - (askedAt + answeredAt) / 2;
-    return Math.abs(offset - before) > ALIKE_MS;
+    // The way there and back takes up to 20 ms.
+    return Math.abs(offset - before) > 20;
   }
 
   await synchronise(Number.POSITIVE_INFINITY);
   const asking = poll({ leastMs: everyMs, mostMs: everyMs * SELDOM }, () =>
-    synchronise(ROUND_TRIP_MS_MAX).catch(() => true),
+    // The answer was true at some moment during the question, so the answer to a long one says little.
+    synchronise(500).catch(() => true),
   );
   return { now: () => Math.round(offset + performance.now()), stop: asking.stop };
 }

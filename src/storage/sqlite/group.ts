@@ -32,9 +32,6 @@ import type { SqliteTotals } from "./totals-log.ts";
 
 /** It keeps the wait of the first work of a group and the pause of the event loop short, beside the bounds of its size. */
 const GROUP_MS_MAX = 10;
-/** Another process (a command, a backup) may hold the write lock for this long before writes are refused. */
-const BUSY_MS_MAX = 4_000;
-const BUSY_RETRY_MS = 20;
 
 interface GroupOptions {
   /** The only connection of this process that writes; nothing else may run on it while a group runs. */
@@ -239,7 +236,8 @@ export function createGroupCommit(options: GroupOptions) {
       return true;
     } catch (error) {
       busySince ??= performance.now();
-      if (isBusy(error) && performance.now() - busySince < BUSY_MS_MAX) return false;
+      // Another process (a command, a backup) may hold the write lock for this long before writes are refused.
+      if (isBusy(error) && performance.now() - busySince < 4_000) return false;
       busySince = undefined;
       await inSlices(queue.all(), (work) => work.reject(sqliteFailure(error)));
       return false;
@@ -264,7 +262,7 @@ export function createGroupCommit(options: GroupOptions) {
     if (scheduled) return;
     scheduled = true;
     if (busySince === undefined) setImmediate(turn);
-    else setTimeout(turn, BUSY_RETRY_MS);
+    else setTimeout(turn, 20);
   }
 
   function enter<T>({ tenant, ...work }: Omit<WaitingWrite, "resolve" | "reject">): Promise<T> {

@@ -33,9 +33,6 @@ const REPLACED_HEADERS = new Set(["accept", "content-type", SESSION_HEADER, VERS
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
 
-const SWEEP_INTERVAL_MS = 30_000;
-const CLOSE_TIMEOUT_MS = 2000;
-
 /** One request on its way: what it is, and what of it changes with the session. */
 interface McpAttempt {
   readonly job: Job;
@@ -60,7 +57,7 @@ interface Reply {
 export function createMcp(upstreams: Upstreams) {
   const wire = createMcpWire(upstreams);
   const sessions = createSessions(wire);
-  const sweeper = setInterval(() => sessions.sweep(), SWEEP_INTERVAL_MS);
+  const sweeper = setInterval(() => sessions.sweep(), 30_000);
   sweeper.unref();
   return {
     async call(job: Job, context: CallContext): Promise<Outcome> {
@@ -78,7 +75,7 @@ export function createMcp(upstreams: Upstreams) {
     /** Closes all sessions, within two seconds. */
     async close() {
       clearInterval(sweeper);
-      await sessions.close(CLOSE_TIMEOUT_MS);
+      await sessions.close(2000);
     },
   };
 }

@@ -13,8 +13,6 @@ export const FREE_BYTES = 16 * 1024;
 const USUAL_BYTES = 256 * 1024;
 /** What is captured, and the slack that the exchange of an id needs. */
 const CAPTURED_BYTES = MAX.capturedBytes + 8 * 1024;
-/** However many workers there are, a tenant alone must not have all slots of one. */
-const SLOTS_MIN = 4;
 
 /** Slots of one size: an answer of more than `above` bytes needs one. */
 interface SlotsOfSize {
@@ -77,7 +75,8 @@ export class MemoryHold {
  */
 export function createResponseMemory(workers: number, total = MAX.captureBytes) {
   const slots = (bytes: number) => {
-    const size = Math.max(SLOTS_MIN, Math.floor(total / workers / 2 / bytes));
+    // However many workers there are, a tenant alone must not have all slots of one.
+    const size = Math.max(4, Math.floor(total / workers / 2 / bytes));
     return createFairQueue(createFairShare({ size }));
   };
   const sizes = [
