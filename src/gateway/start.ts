@@ -47,10 +47,10 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const [admitting, verifier] = [createUnderWay(), createVerifier({ log })];
+  const [admitting, verifier, decoders] = [createUnderWay(), createVerifier({ log }), createDecoderShare()];
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
   const look = await openChainLook(options, trusted, log);
-  const shared = { look, rules, trusted, decoders: createDecoderShare(), verifier, admitting, log, meters, tracer };
+  const shared = { look, rules, trusted, decoders, verifier, admitting, log, meters, tracer };
   let port = options.port;
   const parts = { options, store, port: () => port, ...state, ...shared };
   const {
@@ -73,6 +73,8 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
   const edge = edgeOf(parts, api);
+  const inUse = () => ({ ...scheduler.inUse(), ...edge.inUse(), decoderBytes: decoders.inUse() });
+  meters.gauges({ inUse });
   const server = openPort(options, edge, log);
   port = server.port;
   // From here on nothing can keep the gateway from starting, so calls may be made.

@@ -2,11 +2,10 @@
 // each tenant hold. Of a large body only received bytes count, so one that never arrives takes nothing from others. When
 // others hold more than their part, a body that finds too little memory waits, unread, for all that it may need, and the
 // slowest of their bodies is refused: see kernel/share.ts.
-// One per thread, since the share bounds the memory of all bodies together.
 
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
-import { Commons, createFairShare, type Stake } from "../kernel/share.ts";
+import { Commons, createFairShare, createLimiter, type Stake } from "../kernel/share.ts";
 import { doneInTurns } from "../kernel/turns.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
 import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
@@ -38,7 +37,23 @@ export interface Held {
   readonly storedMax?: number;
 }
 
-export function createIntake(limits: IntakeLimits) {
+const INTAKE_LIMITS: IntakeLimits = {
+  bytesMax: MAX.bodyIntakeBytes,
+  streamBytes: 32 * 1024,
+  msMax: MAX.bodyMs,
+  silenceMsMax: MAX.bodySilenceMs,
+};
+
+const LARGE_BODIES = {
+  size: MAX.largeBodies,
+  waitingMax: MAX.largeBodiesWaiting,
+  tooMany: "too many large bodies are being read",
+};
+
+export type Intake = ReturnType<typeof createIntake>;
+
+/** What takes in all bodies of a server, whose edge hands it to routes in the scope of a request. */
+export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
   const scales = createScales(limits.bytesMax);
   const readOnePiece = createOnePieceReader(limits.silenceMsMax);
 
@@ -138,17 +153,12 @@ export function createIntake(limits: IntakeLimits) {
       const body = await readBody(...asked);
       return body instanceof Uint8Array ? body : wholeOf(body, asked[1]);
     },
+    /** Few large bodies are worked on at a time. */
+    largeBodies: createLimiter(LARGE_BODIES),
+    /** Bytes of all bodies that are coming in, and of those that are held. */
+    inUse: scales.inUse,
   };
 }
-
-const intake = createIntake({
-  bytesMax: MAX.bodyIntakeBytes,
-  streamBytes: 32 * 1024,
-  msMax: MAX.bodyMs,
-  silenceMsMax: MAX.bodySilenceMs,
-});
-
-export const { readBody, readBytes } = intake;
 
 function tooLarge(bytesMax: number): Fault {
   return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
@@ -215,6 +225,7 @@ function createScales(bytesMax: number) {
   return {
     /** Of a body that holds nothing yet. */
     stake: (tenant: string): Stake => memory.stake(tenant, null),
+    inUse: (): number => memory.inUse,
     /**
      * Counts so much from now on; waits for that when others hold more than their part.
      *

@@ -10,8 +10,8 @@ import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
 import { MAX } from "../kernel/limits.ts";
 import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
-import { createBodyDrainer, declaredLength } from "./intake.ts";
-import { faultResponse } from "./responses.ts";
+import { createBodyDrainer, createIntake, declaredLength, type Intake } from "./intake.ts";
+import { createLargeResponses, faultResponse, type LargeResponses } from "./responses.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
 export interface Scope<C = Caller> {
@@ -28,6 +28,10 @@ export interface Scope<C = Caller> {
   note(name: string, value: string): void;
   /** Null where the request is not traced. */
   readonly span: Span | null;
+  /** What takes in the bodies of all requests. */
+  readonly intake: Intake;
+  /** What sends the large responses of all requests. */
+  readonly responses: LargeResponses;
 }
 
 export type Scopes<C> = ReturnType<typeof createScopes<C>>;
@@ -116,7 +120,7 @@ export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
 export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   const { guard, fastPath, meters = silentMeters, tracer = null } = options;
   const route = createRouter(options.app);
-  const drainBody = createBodyDrainer();
+  const [intake, responses, drainBody] = [createIntake(), createLargeResponses(), createBodyDrainer()];
   const accessLog = createAccessLog(options.log);
   const counted = meters.requestsTo(options.app.routes);
   let draining = false;
@@ -134,7 +138,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       fields["trace_id"] = context.span.traceId;
     }
     const note = noteIn(fields);
-    return { requestId, caller, method: original.method, holdOpen, note, span: context.span };
+    const { method } = original;
+    return { requestId, caller, method, holdOpen, note, span: context.span, intake, responses };
   }
 
   function toRoute(request: Request, { known, path }: RequestContext, scope: Scope<C>): Response | Promise<Response> {
@@ -205,6 +210,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       if (drained !== undefined) await drained;
       return response;
     },
+    /** How much of the bounds of a server is in use. */
+    inUse: () => ({ bodyIntakeBytes: intake.inUse(), responseBytes: responses.inUse() }),
     /** From now on every request is answered 503. */
     drain(): void {
       draining = true;

@@ -91,6 +91,9 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
     get free() {
       return free;
     },
+    get inUse() {
+      return size - free;
+    },
     /**
      * Takes this amount, or says who is short; then nothing is taken. Without an agent only the tenant counts.
      *
@@ -523,6 +526,10 @@ export class Commons {
     this.#later = later;
     this.#share = createFairShare({ size, least: 0 });
     this.#queue = createFairQueue(this.#share, () => (this.#isShort ? this.#partOf() : null));
+  }
+
+  get inUse(): number {
+    return this.#share.inUse;
   }
 
   /** A share that holds nothing yet. */

@@ -23,6 +23,7 @@ import { listenPlain } from "../http/plain-listener.ts";
 import { text } from "../http/responses.ts";
 import { createGuardedEdge } from "../http/server.ts";
 import { createGathering } from "../kernel/batch.ts";
+import { type LimitName, MAX } from "../kernel/limits.ts";
 import { endsWithin } from "../kernel/wait.ts";
 
 /** Up to the usual deadline of an upstream call. */
@@ -202,6 +203,17 @@ function registerGauges(registers: Registry[], sources: GaugeSources, noQueue: Q
       this.set(sources.running?.() ?? 0);
     },
   });
+  new Gauge({
+    name: "tollgate_limit_used_ratio",
+    help: "Which part of a bound of this process is in use, from 0 to 1. Gateway.",
+    labelNames: ["limit"],
+    registers,
+    collect() {
+      for (const [name, used] of Object.entries(sources.inUse?.() ?? {})) {
+        this.set({ limit: snakeCase(name) }, used / MAX[name as LimitName]);
+      }
+    },
+  });
   const balances = staleCache(async () => sources.balances?.() ?? []);
   const wallets: Gauge<"address"> = new Gauge({
     name: "tollgate_wallet_balance_wei",
@@ -215,6 +227,8 @@ function registerGauges(registers: Registry[], sources: GaugeSources, noQueue: Q
     },
   });
 }
+
+const snakeCase = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 
 /** Of a service that has none. A gateway that starts has one, and does not know it yet. */
 const NO_QUEUE: QueueSize = { calls: 0, oldestMs: 0 };

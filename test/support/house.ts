@@ -15,8 +15,8 @@ const STATE_OWNERS = new Set(
     "kernel/turns",
 
     "core/id chain/json-rpc wire/body cli/demo/client gateway/executor/workers/worker",
-    "http/assets http/bun/socket-options http/client/connections http/client/response-parser http/elysia http/input",
-    "http/intake http/responses http/server storage/sqlite/checkpoint-thread",
+    "http/bun/socket-options http/client/connections http/client/response-parser http/elysia http/server",
+    "storage/sqlite/checkpoint-thread",
   ].flatMap((line) => line.split(" ").map((name) => `src/${name}.ts`)),
 );
 /** A suite is read test by test. */

@@ -7,7 +7,7 @@ import { textProblem } from "../../core/text.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyReader, choiceOf, page, type Query, queryOf } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
-import { empty, jsonList, respondJson } from "../../http/responses.ts";
+import { empty } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
 import type { AgentFilter } from "./lists.ts";
@@ -154,9 +154,9 @@ export function agentRoutes(deps: AgentDeps) {
 
   /** Reads the agent again even after a write, so that an answer which waits for memory holds none. */
   function shown(request: Request, id: string, status: "ok" | "created" = "ok"): Promise<Response> {
-    const { caller } = scopeOf(request);
+    const { caller, responses } = scopeOf(request);
     const { tenant } = caller;
-    return respondJson({ tenant, request, status }, async () => agentView(await service.get(caller, id)));
+    return responses.respondJson({ tenant, request, status }, async () => agentView(await service.get(caller, id)));
   }
 
   return routes()
@@ -174,10 +174,10 @@ export function agentRoutes(deps: AgentDeps) {
       async ({ request }) => {
         const filter = filterOf(request);
         const { limit, offset } = filter;
-        const { caller } = scopeOf(request);
+        const { caller, responses } = scopeOf(request);
         const { rows, total } = await service.list(caller, filter, request.signal);
         const rest = { total, limit, offset };
-        return jsonList({ tenant: caller.tenant, request }, { name: "data", rows, view: agentView, rest });
+        return responses.jsonList({ tenant: caller.tenant, request }, { name: "data", rows, view: agentView, rest });
       },
       { detail: list },
     )

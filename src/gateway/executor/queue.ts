@@ -54,6 +54,7 @@ export class CallQueues<W extends QueueEntry> {
   readonly #options: CallQueuesOptions<W>;
   readonly #queues = new Map<string, AgentQueue<W>>();
   readonly #slots: RunSlots;
+  readonly inUse: RunSlots["inUse"];
   /** Queues whose next call waits for slots that other agents hold. */
   readonly #starved: ReturnType<typeof createStarvedQueues<AgentQueue<W>>>;
   /** Calls that all queues keep in memory. */
@@ -70,6 +71,7 @@ export class CallQueues<W extends QueueEntry> {
   constructor(options: CallQueuesOptions<W>) {
     this.#options = options;
     this.#slots = createRunSlots(options);
+    this.inUse = this.#slots.inUse;
     this.#starved = createStarvedQueues(this.#slots, (queue) => {
       const before = this.#running;
       this.#serve(queue);
@@ -335,6 +337,8 @@ export function createRunSlots(options: RunSlotsOptions) {
     heldBy: slots.heldBy,
     /** How many more the tenant may have now. */
     roomOf: (tenant: string) => slots.roomOf(tenant),
+    /** Of the rows of kernel/limits.ts. */
+    inUse: () => ({ runningCalls: slots.inUse, runningBodyBytes: bodies.inUse }),
   };
 }
 

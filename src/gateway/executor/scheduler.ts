@@ -27,7 +27,7 @@ import {
   type RunningCall,
   type ScheduledCall,
 } from "./ownership.ts";
-import { CallQueues } from "./queue.ts";
+import { CallQueues, type RunSlots } from "./queue.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
 /** Agents with pending calls that one query finds. */
@@ -128,6 +128,10 @@ export class Scheduler {
   }
 
   /** How many calls hold a slot here. */
+  inUse(): ReturnType<RunSlots["inUse"]> {
+    return this.#queues.inUse();
+  }
+
   running(): number {
     return this.#running.size;
   }

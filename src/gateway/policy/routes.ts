@@ -8,7 +8,7 @@ import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
-import { json, piecesOf, respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/responses.ts";
+import { json, piecesOf, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { MAX, PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
 import type { KnownPolicy } from "./cache.ts";
@@ -172,8 +172,8 @@ export function policyRoutes(service: PolicyService) {
     .get(
       "/v1/policy",
       async ({ request }) => {
-        const { caller } = scopeOf(request);
-        return respondLarge({ tenant: caller.tenant, request }, async () => {
+        const { caller, responses } = scopeOf(request);
+        return responses.respond({ tenant: caller.tenant, request }, async () => {
           const policy = await service.get(caller);
           if (policy === null) return NO_POLICY;
           const pieces = policyPieces(policy);
@@ -195,9 +195,9 @@ export function policyRoutes(service: PolicyService) {
     .get(
       "/v1/policy/decisions",
       async ({ request }) => {
-        const { caller } = scopeOf(request);
+        const { caller, responses } = scopeOf(request);
         const limit = limitOf(queryOf(request));
-        return respondJson({ tenant: caller.tenant, request }, async () => {
+        return responses.respondJson({ tenant: caller.tenant, request }, async () => {
           const rows = await service.newest(caller, limit);
           return { data: rows.map(decisionView), limit };
         });

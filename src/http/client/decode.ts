@@ -337,7 +337,7 @@ export interface DecoderShare {
   take(tenant: string, agent: string, bytes: number, signal: StopSignal, giveWay: () => void): Promise<() => void>;
 }
 
-export function createDecoderShare(size = MAX.decoderBytes): DecoderShare {
+export function createDecoderShare(size = MAX.decoderBytes): DecoderShare & { readonly inUse: () => number } {
   const commons = new Commons({ size });
   return {
     async take(tenant, agent, bytes, signal, giveWay) {
@@ -347,5 +347,6 @@ export function createDecoderShare(size = MAX.decoderBytes): DecoderShare {
       await stake.take(bytes, signal);
       return () => stake.giveBack();
     },
+    inUse: () => commons.inUse,
   };
 }
