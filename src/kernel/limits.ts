@@ -25,27 +25,22 @@ const KIB = 1024;
 const MIB = 1024 * KIB;
 const PROXY_BODY_BYTES = 32 * MIB;
 
-export const LIMITS = {
-  // Memory of the process; these rows are its memory budgets.
+const MEMORY = {
   bodyIntakeBytes: bytes(192 * MIB, "process", "waits, then 503", "bodies above 4 KiB that are coming in"),
   runningBodyBytes: bytes(96 * MIB, "process", "waits", "bodies of calls that run"),
   captureBytes: bytes(112 * MIB, "process", "waits", "captured answers of polled calls"),
   streamCaptureBytes: bytes(96 * MIB, "process", "captures less", "captured answers of streamed calls"),
   toolListBytes: bytes(96 * MIB, "process", "the call fails", "lists of tools that are filtered"),
-  decoderBytes: bytes(192 * MIB, "process", "waits, then 502", "decoders of encoded answers"),
+  decoderBytes: bytes(192 * MIB, "process", "waits, then the call fails", "decoders of encoded answers"),
   aheadBytes: bytes(48 * MIB, "process", "not read on", "what has come of polled answers and waits"),
   streamAheadBytes: bytes(64 * MIB, "process", "not read on", "what has come of streamed answers and waits"),
-  responseBytes: bytes(
-    64 * MIB,
-    "process",
-    "waits, then 503",
-    "answers above 16 KiB that their callers have not taken",
-  ),
+  responseBytes: bytes(64 * MIB, "process", "waits, then 503", "responses above 16 KiB that callers have not taken"),
   policyBytes: bytes(64 * MIB, "process", "evicted", "policies in memory"),
   assetBytes: bytes(8 * MIB, "process", "waits, then 503", "files of the manual and of Swagger that are being sent"),
-  secretBytes: bytes(8 * MIB, "process", "evicted", "secrets of stores outside in memory"),
+  secretBytes: bytes(8 * MIB, "process", "evicted", "secrets of Vault and of files, in memory"),
+};
 
-  // Connections and requests.
+const REQUESTS = {
   bodyBytes: bytes(PROXY_BODY_BYTES, "each", "413", "body of a proxy call"),
   managementBodyBytes: bytes(MIB, "each", "413", "body of any other request"),
   // For the largest body on a line of half a megabit a second.
@@ -59,12 +54,7 @@ export const LIMITS = {
   largeBodies: count(2, "process", "waits, then 503", "bodies above 16 KiB that are no call and are being read"),
   largeBodiesWaiting: count(64, "process", "503", "bodies above 16 KiB that wait to be read"),
   limiterWaitMs: ms(5_000, "each", "503", "wait for one of few slots"),
-  strangerBodyBytes: bytes(
-    16 * KIB,
-    "each",
-    "answered at once",
-    "body of a stranger's request that waits for its turn",
-  ),
+  strangerBodyBytes: bytes(16 * KIB, "each", "answered at once", "body of a stranger's request that has to wait"),
   strangerLines: count(20, "process", "summed up", "lines of the log for requests of strangers in a second"),
   logCharacters: characters(4_194_304, "process", "dropped, and counted", "lines of the log that wait to be written"),
   // The largest body twice, on a line of five megabits a second.
@@ -79,7 +69,7 @@ export const LIMITS = {
   tokensCharacters: characters(8 * MIB, "process", "evicted", "verified tokens in memory"),
   serviceModelBytes: bytes(256, "each", "400", "`X-Service-Model`"),
   idempotencyKeyCharacters: characters(255, "each", "400", "`Idempotency-Key`"),
-  requestIdCharacters: characters(128, "each", "not taken over", "`X-Request-ID`"),
+  requestIdCharacters: characters(128, "each", "a new one is made", "`X-Request-ID`"),
   jsonDepth: count(64, "each", "400", "depth of JSON"),
   // More than fit into the largest object that is taken, which is metadata of 16 KiB.
   jsonKeys: count(4_096, "each", "400", "keys of an object of JSON that is no call"),
@@ -92,26 +82,16 @@ export const LIMITS = {
   retryAfterSeconds: count(60, "each", "a shorter time", "seconds of `Retry-After`"),
   pageItems: count(100, "each", "fewer items", "page of a list"),
   searchCharacters: characters(256, "each", "400", "search for agents"),
-  plainConnections: count(
-    256,
-    "process",
-    "an idle one is closed",
-    "connections of the metrics port, and of the plain port",
-  ),
-
-  plainPipelined: count(
-    16,
-    "each",
-    "closed",
-    "requests of one connection of these ports behind the one being answered",
-  ),
+  plainConnections: count(256, "process", "an idle one is closed", "connections of the metrics and the plain port"),
+  plainPipelined: count(16, "each", "closed", "requests that wait on one connection of these ports"),
   plainHeadBytes: bytes(16 * KIB, "each", "431", "head of a request to these ports"),
   plainDrainedBytes: bytes(4 * MIB, "each", "closed", "rest of a body that these ports drop"),
   plainBodyBytes: bytes(KIB, "each", "413", "body of a request to the plain ports"),
   // All calls and streams that may run take 28,672; unfinished heads on all of these take 512 MiB (16 KiB each, measured).
   openFiles: count(32_768, "process", "a connection is closed or refused", "open files and connections"),
+};
 
-  // Calls.
+const CALLS = {
   runningCalls: count(4_096, "process", "waits", "polled calls that run"),
   // Otherwise small bodies could keep a large one out.
   extraBodies: count(8, "process", "waits", "bodies of calls that run beside their memory, one of a tenant"),
@@ -150,27 +130,29 @@ export const LIMITS = {
   storeMs: ms(9_000, "each", "503", "one read or write of the database"),
   spans: count(4_096, "process", "dropped, and counted", "spans that wait for the collector"),
   revokedUsers: count(50_000, "process", "refused", "users whose tokens are revoked"),
+};
 
-  // Upstreams.
-  upstreamHeadBytes: bytes(64 * KIB, "each", "502", "head of an answer, and its trailers"),
+const UPSTREAMS = {
+  upstreamHeadBytes: bytes(64 * KIB, "each", "the call fails", "head of an answer, and its trailers"),
   // As many as the runtime's `fetch` takes.
-  upstreamFields: count(256, "each", "502", "fields of such a head"),
+  upstreamFields: count(256, "each", "the call fails", "fields of such a head"),
   // Honest servers send one or two.
-  interimAnswers: count(100, "each", "502", "interim answers before the final one"),
+  interimAnswers: count(100, "each", "the call fails", "interim answers before the final one"),
   // No honest answer has more. Each needs a decoder, and memory for the bytes between two.
-  encodings: count(2, "each", "502", "encodings of an answer"),
-  decoderWaitMs: ms(10_000, "each", "502", "wait of a streamed answer for the memory of its decoders"),
+  encodings: count(2, "each", "the call fails", "encodings of an answer"),
+  decoderWaitMs: ms(10_000, "each", "the call fails", "wait of a streamed answer for the memory of its decoders"),
   toolAnswerBytes: bytes(16 * MIB, "each", "the call fails", "answer, or event, with a list of tools that is filtered"),
   initializeBytes: bytes(128 * KIB, "each", "the call fails", "answer to `initialize`"),
   // No client could use more, and they would only fill memory.
   listedTools: count(10_000, "each", "the call fails", "tools in a list that is filtered"),
   listedAnswers: count(1_000, "each", "the call fails", "answers in a batch with such a list"),
-  lookups: count(512, "process", "waits, then 502", "look-ups of names"),
+  lookups: count(512, "process", "waits, then the call fails", "look-ups of names"),
   resolvedNames: count(1_024, "process", "evicted", "resolved names in memory"),
   targets: count(1_024, "process", "evicted", "URLs of upstreams in memory"),
   tlsContexts: count(128, "process", "evicted", "TLS contexts of client certificates in memory"),
+};
 
-  // What a tenant keeps.
+const KEPT = {
   nameCharacters: characters(128, "each", "400", "name"),
   descriptionCharacters: characters(4_096, "each", "400", "description"),
   tags: count(32, "each", "400", "tags"),
@@ -186,8 +168,9 @@ export const LIMITS = {
   policyList: count(1_000, "each", "400", "entries of a list in a rule"),
   // Longer than the name of any tool that can be called, with a wildcard.
   policyEntryCharacters: characters(1_024, "each", "400", "entry of a list in a rule"),
+};
 
-  // Payments.
+const PAYMENTS = {
   paymentHeaderCharacters: characters(16 * KIB, "each", "402", "payment header"),
   // A plain account's has 65; contract wallets need more.
   signatureBytes: bytes(4 * KIB, "each", "402", "signature of a payment"),
@@ -208,15 +191,27 @@ export const LIMITS = {
   settlements: count(2_000, "process", "503", "settlements at once in a facilitator, shared out by account"),
   walletTransactions: count(2_000, "each", "503", "transactions of one key in no block yet"),
   settleConnections: count(4_096, "process", "an idle one is closed", "connections of the mutual-TLS port, by account"),
-  accountCertificates: count(16, "each", "refused", "certificates of an account"),
+  accountCertificates: count(16, "each", "409", "certificates of an account"),
   // An account chooses payers and nonces, so it could fill the table. Beyond it only the log has the reasons.
   accountNotes: count(10_000, "each", "not stored", "refusals of an account that are stored for a day"),
   paymentsTold: count(20_000, "process", "evicted", "payments whose end has been counted"),
-} satisfies Record<string, Limit>;
+};
 
-export type LimitName = keyof typeof LIMITS;
+/** By the headings of the manual; the first are the memory budgets. */
+export const LIMITS = {
+  Memory: MEMORY,
+  "Connections and requests": REQUESTS,
+  Calls: CALLS,
+  "Answers of upstreams": UPSTREAMS,
+  "What a tenant keeps": KEPT,
+  Payments: PAYMENTS,
+};
 
-export const MAX = Object.fromEntries(Object.entries(LIMITS).map(([name, { size }]) => [name, size])) as Readonly<
+const ALL = { ...MEMORY, ...REQUESTS, ...CALLS, ...UPSTREAMS, ...KEPT, ...PAYMENTS };
+
+export type LimitName = keyof typeof ALL;
+
+export const MAX = Object.fromEntries(Object.entries(ALL).map(([name, { size }]) => [name, size])) as Readonly<
   Record<LimitName, number>
 >;
 

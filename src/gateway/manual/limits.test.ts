@@ -1,61 +1,44 @@
 import { expect, test } from "bun:test";
 import { join } from "node:path";
-import { ALLOWED_HOSTS_MAX, URL_CHARACTERS_MAX } from "../../core/host.ts";
-import { MAX } from "../../kernel/limits.ts";
+import { LIMITS, type Limit } from "../../kernel/limits.ts";
 
-const page = await Bun.file(join(import.meta.dir, "security.md")).text();
+const page = (name: string) => Bun.file(join(import.meta.dir, `${name}.md`)).text();
 
 const MIB = 1024 * 1024;
-const count = (value: number) => value.toLocaleString("en-US");
-const seconds = (ms: number) => `${ms / 1000} s`;
+const SCOPES = { process: "in all", tenant: "a tenant", agent: "an agent", each: "each" };
+const number = (value: number) => value.toLocaleString("en-US");
 
-/** Names of rows, each with what its limit must hold. */
-const ROWS: [name: string, ...parts: string[]][] = [
-  ["body of a proxy call", `${MAX.bodyBytes / MIB} MiB`],
-  ["body of any other request", `${MAX.managementBodyBytes / MIB} MiB`],
-  ["bodies above 4 KiB that are coming in", `${MAX.bodyIntakeBytes / MIB} MiB`],
-  ["time for a body to come in", seconds(MAX.bodyMs), seconds(MAX.bodySilenceMs)],
-  [
-    "rest of a body that nobody needs, dropped before the connection closes",
-    `${MAX.drainedBytes / MIB} MiB`,
-    seconds(MAX.drainedMs),
-    seconds(MAX.drainedSilenceMs),
-    count(MAX.drained),
-  ],
-  ["`X-Service-Model`", count(MAX.serviceModelBytes)],
-  ["`Idempotency-Key`", count(MAX.idempotencyKeyCharacters)],
-  ["`X-Request-ID`", count(MAX.requestIdCharacters)],
-  ["depth of JSON", count(MAX.jsonDepth)],
-  ["JSON that is no call", count(MAX.jsonKeys), count(MAX.jsonItems), count(MAX.jsonFreeValues)],
-  ["JSON-RPC batch", count(MAX.batchMessages)],
-  ["page of a list", count(MAX.pageItems)],
-  [
-    "answers above 16 KiB that their callers have not taken",
-    `${MAX.responseBytes / MIB} MiB`,
-    seconds(MAX.responseWaitMs),
-  ],
-  ["captured body", `${MAX.capturedBytes / MIB} MiB`],
-  ["name", count(MAX.nameCharacters)],
-  ["description", count(MAX.descriptionCharacters)],
-  ["tags", `${MAX.tags} of ${MAX.tagCharacters}`],
-  ["metadata", `${MAX.metadataBytes / 1024} KiB`],
-  ["URL", count(URL_CHARACTERS_MAX)],
-  ["secret", count(MAX.plaintextBytes)],
-  ["reference to a secret", count(MAX.vaultRefCharacters)],
-  ["`allowed_hosts`", count(ALLOWED_HOSTS_MAX)],
-  ["rules of a policy", count(MAX.policyRules)],
-  ["list in a rule", count(MAX.policyList), count(MAX.policyEntryCharacters)],
-  ["payment header", count(MAX.paymentHeaderCharacters)],
-  ["signature of a payment", count(MAX.signatureBytes)],
-  ["body of `/settle`", `${MAX.settleBodyBytes / 1024} KiB`],
-];
+function sizeOf({ size, unit }: Limit): string {
+  if (unit === "ms") return `${number(size / 1000)} s`;
+  if (unit === "bytes" && size % 1024 === 0) return size % MIB === 0 ? `${size / MIB} MiB` : `${size / 1024} KiB`;
+  return unit === "count" ? number(size) : `${number(size)} ${unit}`;
+}
 
-test("the limits that the manual shows are those of the code", () => {
-  const shown = new Map(
-    [...page.matchAll(/^\| (.+?) \| (.+) \|$/gm)].map(([, name = "", limit = ""]) => [name, limit]),
-  );
-  for (const [name, ...parts] of ROWS) {
-    const limit = shown.get(name) ?? "no such row";
-    expect([name, parts.filter((part) => !limit.includes(part))]).toEqual([name, []]);
+const table = (head: readonly string[], rows: readonly (readonly string[])[]) =>
+  [head, head.map(() => "---"), ...rows]
+    .map((cells) => `| ${cells.join(" | ")} |\n`)
+    .join("")
+    .replaceAll(" --- ", "---");
+
+test("the page on security shows every bound of the table, by its headings", async () => {
+  const text = await page("security");
+  for (const [heading, limits] of Object.entries(LIMITS)) {
+    if (heading === "Memory") continue;
+    const rows = Object.values<Limit>(limits).map((limit) => [
+      limit.what,
+      sizeOf(limit),
+      SCOPES[limit.per],
+      limit.beyond,
+    ]);
+    expect(text).toContain(`\n**${heading}**\n\n${table(["what", "limit", "of", "beyond it"], rows)}\n`);
   }
+});
+
+test("the page on operations shows the memory budgets, and what they are together", async () => {
+  const budgets = Object.values<Limit>(LIMITS.Memory);
+  expect(budgets.filter(({ unit, per }) => unit !== "bytes" || per !== "process")).toEqual([]);
+  const together = budgets.reduce((sum, { size }) => sum + size, 0);
+  const rows = budgets.map((limit) => [limit.what, sizeOf(limit), limit.beyond]);
+  rows.push(["together", `${number(together / MIB)} MiB`, ""]);
+  expect(await page("operations")).toContain(`\n${table(["what", "at most", "beyond it"], rows)}\n`);
 });
