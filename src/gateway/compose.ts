@@ -326,6 +326,7 @@ function composeStreaming(parts: StreamingParts) {
     stop: streams.stop,
     raised: limits.raised,
     running: streams.running,
+    inUse: streams.inUse,
     start() {
       stopLooking = startReaper(unclaimed);
     },

@@ -73,8 +73,8 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
   const edge = edgeOf(parts, api);
-  const inUse = () => ({ ...scheduler.inUse(), ...edge.inUse(), decoderBytes: decoders.inUse() });
-  meters.gauges({ inUse });
+  const bounded = [scheduler, streaming, settler, edge, decoders];
+  meters.gauges({ inUse: () => Object.assign({}, ...bounded.map((part) => part.inUse())) });
   const server = openPort(options, edge, log);
   port = server.port;
   // From here on nothing can keep the gateway from starting, so calls may be made.

@@ -119,6 +119,7 @@ export function createSettler(options: SettlerOptions) {
     attempt,
     /** Whether the tenant has so many payments under way that another one would harm other tenants. */
     isCrowded: limits.isCrowded,
+    inUse: limits.inUse,
     /** The attempt that is under way for this invocation in this process. */
     underWay: (invocationId: string) => flights.get(invocationId),
     /**
@@ -242,6 +243,8 @@ export function createSettlementLimits() {
     /** Whether the tenant has as many settlements under way as it may have. */
     isCrowded: (tenant: string) => underWay.roomOf(tenant) === 0,
     full: () => background.free === 0,
+    /** Of the rows of kernel/limits.ts. */
+    inUse: () => ({ firstAttempts: underWay.inUse, backgroundAttempts: background.inUse }),
     /** Places in the background that a tenant may still take. */
     ofTenant: (tenant: string) => background.roomOf(tenant),
     /** A place in the background, or null when there is none. */

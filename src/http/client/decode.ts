@@ -337,7 +337,7 @@ export interface DecoderShare {
   take(tenant: string, agent: string, bytes: number, signal: StopSignal, giveWay: () => void): Promise<() => void>;
 }
 
-export function createDecoderShare(size = MAX.decoderBytes): DecoderShare & { readonly inUse: () => number } {
+export function createDecoderShare(size = MAX.decoderBytes): DecoderShare & { inUse(): { decoderBytes: number } } {
   const commons = new Commons({ size });
   return {
     async take(tenant, agent, bytes, signal, giveWay) {
@@ -347,6 +347,6 @@ export function createDecoderShare(size = MAX.decoderBytes): DecoderShare & { re
       await stake.take(bytes, signal);
       return () => stake.giveBack();
     },
-    inUse: () => commons.inUse,
+    inUse: () => ({ decoderBytes: commons.inUse }),
   };
 }

@@ -55,6 +55,10 @@ class Gate {
     this.#share = createFairShare({ size: bytesMax, least: 0 });
   }
 
+  get inUse(): number {
+    return this.#share.inUse;
+  }
+
   enter(account: UnreadAnswer): void {
     const tenant = this.#tenants.get(account.tenant) ?? { read: new Set(), stopped: new Set(), bytes: 0 };
     this.#tenants.set(account.tenant, tenant);
@@ -178,5 +182,5 @@ class Account implements AnswerReadAhead {
 
 export function createReadAhead(bytesMax: number) {
   const gate = new Gate(bytesMax);
-  return { of: (tenant: string): AnswerReadAhead => new Account(gate, tenant) };
+  return { of: (tenant: string): AnswerReadAhead => new Account(gate, tenant), inUse: () => gate.inUse };
 }

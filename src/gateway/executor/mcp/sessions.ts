@@ -80,7 +80,7 @@ interface KeptSession {
   isRetired: boolean;
 }
 
-const DEFAULT_LIMITS: SessionLimits = { sessions_max: 1000, idle_ms: 600_000, sessionless_ms: 60_000 };
+const DEFAULT_LIMITS: SessionLimits = { sessions_max: MAX.mcpSessions, idle_ms: 600_000, sessionless_ms: 60_000 };
 
 function createEntry(key: string, target: SessionTarget, opened: Opened): KeptSession {
   // 1 was the id of `initialize`.
