@@ -192,7 +192,7 @@ const PAYMENTS = {
   settlements: count(2_000, "process", "503", "settlements at once in a facilitator, shared out by account"),
   walletTransactions: count(2_000, "each", "503", "transactions of one key in no block yet"),
   settleConnections: count(4_096, "process", "an idle one is closed", "connections of the mutual-TLS port, by account"),
-  accountCertificates: count(16, "each", "409", "certificates of an account"),
+  certificates: count(16, "each", "409", "certificates of an account"),
   // An account chooses payers and nonces, so it could fill the table. Beyond it only the log has the reasons.
   accountNotes: count(10_000, "each", "not stored", "refusals of an account that are stored for a day"),
   paymentsTold: count(20_000, "process", "evicted", "payments whose end has been counted"),
@@ -223,7 +223,6 @@ export const PAGE_LIMIT_DEFAULT = 20;
 export const SETTLEMENT_FINAL_MS = 30_000;
 /** After so long a collected payment counts as final, even if nobody answers. */
 export const SETTLEMENT_CONFIRM_MS_MAX = 120_000;
-export const NAME_CHARACTERS_MAX = MAX.nameCharacters;
 export const SETTLE_BODY_BYTES_MAX = MAX.settleBodyBytes;
 export const CAPTURE_BYTES_MAX = MAX.capturedBytes;
 export const IDEMPOTENCY_KEY_CHARACTERS_MAX = MAX.idempotencyKeyCharacters;

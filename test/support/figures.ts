@@ -96,7 +96,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 175,
+    most: 169,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {
