@@ -229,4 +229,3 @@ export const IDEMPOTENCY_KEY_CHARACTERS_MAX = MAX.idempotencyKeyCharacters;
 export const SERVICE_MODEL_BYTES_MAX = MAX.serviceModelBytes;
 export const WAIT_SECONDS_MAX = MAX.waitSeconds;
 export const PROXY_BODY_BYTES_MAX = MAX.bodyBytes;
-export const RETRY_AFTER_SECONDS_MAX = MAX.retryAfterSeconds;
