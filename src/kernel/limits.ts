@@ -143,6 +143,7 @@ const UPSTREAMS = {
   decoderWaitMs: ms(10_000, "each", "the call fails", "wait of a streamed answer for the memory of its decoders"),
   toolAnswerBytes: bytes(16 * MIB, "each", "the call fails", "answer, or event, with a list of tools that is filtered"),
   mcpSessions: count(1_000, "each", "the one unused longest is closed", "sessions with mcp servers in a worker"),
+  mcpSideRequests: count(64, "each", "waits", "requests to mcp servers that no call waits for, in a worker"),
   initializeBytes: bytes(128 * KIB, "each", "the call fails", "answer to `initialize`"),
   // No client could use more, and they would only fill memory.
   listedTools: count(10_000, "each", "the call fails", "tools in a list that is filtered"),
