@@ -17,12 +17,8 @@ import { isMulticall3, MULTICALL3 } from "./token.ts";
 const GAS_RESERVE = 20_000n;
 /** A window that is open by our clock opens on chain at most a block later: the token wants time past its beginning. */
 const EARLY_LOOKS = 4;
-const EARLY_PAUSE_MS = 700;
-/** Twice the base fee of such a block is still enough. */
-const BASE_FEE_FRESH_MS = 10_000;
 /** Wei per gas: no price is too high for a simulation. The wallet that pays judges that. */
 const ANY_PRICE = 2n ** 64n;
-const TIP_FRESH_MS = 5000;
 
 export type Simulation = { readonly ok: true; readonly gas: bigint } | { readonly ok: false; readonly reason: string };
 
@@ -121,7 +117,7 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
   }
 
   async function tip(): Promise<bigint> {
-    if (performance.now() - knownTip.at < TIP_FRESH_MS) return knownTip.value;
+    if (performance.now() - knownTip.at < 5000) return knownTip.value;
     const value = await ask("eth_maxPriorityFeePerGas", [], wire.quantity).catch(() => knownTip.value);
     knownTip = { value, at: performance.now() };
     return value;
@@ -187,7 +183,8 @@ function createSimulate(
   tip: Chain["tip"],
 ): Chain["simulate"] {
   async function estimate(transfer: SimulatedTransfer, at: string): Promise<Simulation> {
-    const [{ block }, suggested] = await Promise.all([newestBlock.newest(BASE_FEE_FRESH_MS), tip()]);
+    // Twice the base fee of a block that is ten seconds old is still enough.
+    const [{ block }, suggested] = await Promise.all([newestBlock.newest(10_000), tip()]);
     const fees = quoteFees(block.baseFee, suggested, ANY_PRICE);
     const priced = fees === null ? null : await estimateGas({ ...transfer, ...pricedBy(fees) }, at);
     // A nearly empty wallet may be unable to pay that price, but the transfer still has to be judged.
@@ -221,7 +218,7 @@ function createSimulate(
     let simulation = await estimate(transaction, "latest");
     // The next block decides, and its time is later. It is asked about only now, since nodes have to build it each time.
     for (let looks = 0; looks < EARLY_LOOKS && isEarly(simulation); looks++) {
-      if (looks > 0) await Bun.sleep(EARLY_PAUSE_MS);
+      if (looks > 0) await Bun.sleep(700);
       simulation = await estimate(transaction, "pending");
     }
     if (simulation.ok) return simulation;

@@ -7,8 +7,6 @@ import * as token from "./token.ts";
 /** Blocks of one eth_getLogs question, first as most nodes take it and then as the strictest do. */
 const LOG_BLOCKS_MAX = 1000;
 const LOG_BLOCKS_FEW = 10;
-/** Of one search. */
-const LOG_QUESTIONS_MAX = 10;
 
 /** Of Base, about. */
 export const BLOCK_SECONDS = 2;
@@ -62,7 +60,7 @@ async function searchUse(
   const ended = [token.AUTHORIZATION_USED, token.AUTHORIZATION_CANCELED];
   const topics = [ended, ...token.authorizationTopics(authorization)];
   let to = last;
-  for (let asked = 0; asked < LOG_QUESTIONS_MAX && to >= first; asked++) {
+  for (let asked = 0; asked < 10 && to >= first; asked++) {
     const from = Math.max(to - step + 1, first);
     const filter = { address: token.TOKEN_ADDRESS, topics, fromBlock: wire.hex(from), toBlock: wire.hex(to) };
     const isDoubtful = (answer: unknown) => Array.isArray(answer) && answer.length === 0;

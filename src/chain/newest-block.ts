@@ -7,8 +7,6 @@ import type { Clock } from "../core/time.ts";
 import { type Head, NEWEST, type Rpc, StaleNode } from "./rpc.ts";
 import type * as wire from "./rpc-types.ts";
 
-/** When all endpoints have said for this long what we did not believe, they are right. */
-const DOUBT_MS_MAX = 30_000;
 /** No chain grows by this much between two looks, unless nobody has looked for weeks. */
 const JUMP_BLOCKS_MAX = 1_000_000;
 const JUMP_SECONDS_MAX = 2 * JUMP_BLOCKS_MAX;
@@ -18,8 +16,6 @@ const LEAP_BLOCKS = 150;
 const STILL_MS = 10_000;
 /** A block whose time differs by so much from the machine's clock does not fit it. */
 const OFF_MS = 30_000;
-/** How often nodes are compared. */
-const COMPARED_EVERY_MS = 2_000;
 
 export interface NewestBlock {
   readonly block: wire.Block;
@@ -39,7 +35,8 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
   let asking: Promise<NewestBlock> | null = null;
 
   const isStill = ({ at }: NewestBlock) => performance.now() - at >= STILL_MS;
-  const isTrusted = () => doubtedAt === null || performance.now() - doubtedAt < DOUBT_MS_MAX;
+  // When all endpoints have said for this long what we did not believe, they are right.
+  const isTrusted = () => doubtedAt === null || performance.now() - doubtedAt < 30_000;
   const isSuspect = (block: wire.Block, known: wire.Block) =>
     isLeap(block, known) || isFarAhead(block, known) || (isAhead(block, clock.now()) && !isAhead(known, clock.now()));
   /** Whether a node that was put aside may be used again. */
@@ -89,7 +86,7 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
     const mayLeap = before !== null && newest !== null && isSuspect(newest, before.block);
     let known = before !== null && (newest === null || mayLeap) ? before : see(newest as wire.Block);
     const isOff = Math.abs(behindMs(known.block, clock.now())) >= OFF_MS;
-    const isDue = performance.now() - comparedAt >= COMPARED_EVERY_MS && (before === null || isStill(known) || isOff);
+    const isDue = performance.now() - comparedAt >= 2_000 && (before === null || isStill(known) || isOff);
     if (rpc.wasContradicted() || mayLeap || isDue) known = await compare(known);
     if (known !== before || (newest !== null && !mayLeap)) doubtedAt = null;
     else doubtedAt ??= performance.now();

@@ -10,7 +10,6 @@ import { CHAIN_ID } from "../x402/kind.ts";
 import { exchange, NoAnswer, RpcError } from "./json-rpc.ts";
 import { type Block, block, hex, quantity } from "./rpc-types.ts";
 
-const TIMEOUT_MS = 3000;
 const RETRY_AFTER_SECONDS = 5;
 
 export type Rpc = ReturnType<typeof createRpc>;
@@ -48,7 +47,7 @@ export interface Head {
   readonly block: Block;
 }
 
-export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS, tracer = null }: RpcOptions) {
+export function createRpc({ urls, outbound, log, onError, timeoutMs = 3000, tracer = null }: RpcOptions) {
   const endpoints = urls.map((url, index) =>
     createEndpoint({ index, url, outbound, log, onError: () => onError?.(index), timeoutMs, tracer }),
   );
@@ -179,12 +178,8 @@ function unreachable(last: unknown): Fault {
   });
 }
 
-const ANSWER_BYTES_MAX = 4 * 1024 * 1024;
 /** The time limit begins when a question is sent, so waiting for a permit does not make the node look slow. */
 const QUESTIONS_PARALLEL = 32;
-/** An endpoint that failed is tested again after this, then after twice as long, up to the longest pause. */
-const COOL_DOWN_MS = 1000;
-const COOL_DOWN_MS_MAX = 30_000;
 
 /** The endpoint says something of the chain that we know better. Another one is asked, and this one stays in use. */
 export class StaleNode extends Error {
@@ -226,7 +221,7 @@ interface EndpointOptions {
  * place in the list, never by its URL.
  */
 function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer }: EndpointOptions) {
-  const server = { outbound, url, timeoutMs, answerBytesMax: ANSWER_BYTES_MAX };
+  const server = { outbound, url, timeoutMs, answerBytesMax: 4 * 1024 * 1024 };
   const permits = createPermits(QUESTIONS_PARALLEL);
   let state: EndpointState = "untested";
   /** In a row, tests aside. */
@@ -241,7 +236,8 @@ function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer 
   function setDown(method: string, error: unknown): void {
     // Questions that were under way together fail together, which counts as one failure.
     if (state !== "down") failures++;
-    testAt = performance.now() + Math.min(COOL_DOWN_MS * 2 ** (failures - 1), COOL_DOWN_MS_MAX);
+    // An endpoint that failed is tested again after a second, then after twice as long, up to half a minute.
+    testAt = performance.now() + Math.min(1000 * 2 ** (failures - 1), 30_000);
     const fields = { endpoint: index, method, error: messageOf(error) };
     log[state === "down" ? "debug" : "warn"]("rpc_endpoint_failed", fields);
     state = "down";
