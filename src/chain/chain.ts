@@ -8,7 +8,7 @@ import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";
 import { RpcError } from "./json-rpc.ts";
 import { createNewestBlock, type NewestBlock } from "./newest-block.ts";
-import { createRpc, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
+import { type Asked, createRpc, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
 import { isMulticall3, MULTICALL3 } from "./token.ts";
@@ -40,10 +40,14 @@ export interface Balance {
   readonly hash: Hex;
 }
 
-/** What one node knows of an authorization. */
-export interface AuthorizationState {
+/** One node, asked alone: what it tells of an authorization. */
+export interface NodeView extends Pick<Chain, "receipt" | "findUse"> {
+  /** Its own newest block. */
   readonly head: wire.Block;
-  readonly isUsed: boolean;
+  /** Whether the authorization had been used or cancelled by the end of that block; null when the node does not tell. */
+  readonly isUsed: Promise<boolean | null>;
+  /** Whether it still answers, and is of our chain. */
+  test(): Promise<boolean>;
 }
 
 export interface Chain {
@@ -93,8 +97,8 @@ export interface Chain {
     authorization: Pick<Authorization, "from" | "nonce">,
     at: Pick<wire.Block, "number" | "hash">,
   ): Promise<boolean>;
-  /** Each node's own newest block, and whether the authorization had been used by its end. Nodes that fail are left out. */
-  states(authorization: Pick<Authorization, "from" | "nonce">): Promise<readonly AuthorizationState[]>;
+  /** What each node tells of the authorization. Those that do not give their newest block are left out. */
+  views(authorization: Pick<Authorization, "from" | "nonce">): Promise<readonly NodeView[]>;
   /** The transaction that used or cancelled the authorization, if it is found in these blocks. */
   findUse(authorization: Authorization, fromBlock: number, toBlock: number): Promise<Use | null>;
   /** @param everywhere to all endpoints, and not only to the first that takes it */
@@ -151,14 +155,9 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
       const asked = at === "pending" ? { params: [address, at] } : { params: [address], at };
       return rpc.ask({ method: "eth_getTransactionCount", ...asked, read: wire.count });
     },
-    receipt: (hash) =>
-      ask("eth_getTransactionReceipt", [hash], (result) => {
-        const receipt = wire.receipt(result);
-        if (receipt !== null && receipt.hash !== hash) throw new TypeError("not the receipt that was asked for");
-        return receipt;
-      }),
+    receipt: (hash) => receipt(rpc, hash),
     isUsed: (authorization, at) => rpc.ask({ ...stateQuestion(authorization), at }),
-    states: (authorization) => statesOf(rpc, authorization),
+    views: (authorization) => viewsOf(rpc, authorization),
     findUse: (authorization, fromBlock, toBlock) => findUse(rpc, authorization, fromBlock, toBlock),
     broadcast: (raw, everywhere) => broadcast(rpc, raw, everywhere),
   };
@@ -169,16 +168,25 @@ function stateQuestion(authorization: Pick<Authorization, "from" | "nonce">) {
   return { method: "eth_call", params: [call], read: wire.truth };
 }
 
-async function statesOf(
-  rpc: Rpc,
-  authorization: Pick<Authorization, "from" | "nonce">,
-): Promise<readonly AuthorizationState[]> {
+async function viewsOf(rpc: Rpc, authorization: Pick<Authorization, "from" | "nonce">): Promise<readonly NodeView[]> {
   const question = stateQuestion(authorization);
-  const asked = (await rpc.heads()).map(async ({ endpoint, block: head }) => {
-    return { head, isUsed: await endpoint.ask({ ...question, at: head }) };
-  });
-  const answers = await Promise.allSettled(asked);
-  return answers.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value] : []));
+  return (await rpc.heads()).map(({ endpoint, block: head }) => ({
+    head,
+    isUsed: endpoint.ask({ ...question, at: head }).catch(() => null),
+    test: endpoint.test,
+    receipt: (hash) => receipt(endpoint, hash),
+    findUse: (authorization, fromBlock, toBlock) => findUse(endpoint, authorization, fromBlock, toBlock),
+  }));
+}
+
+function receipt(rpc: Asked, hash: Hex): Promise<wire.Receipt | null> {
+  const read = (result: unknown) => {
+    const found = wire.receipt(result);
+    if (found !== null && found.hash !== hash) throw new TypeError("not the receipt that was asked for");
+    return found;
+  };
+  const isDoubtful = (answer: unknown) => answer === null;
+  return rpc.ask({ method: "eth_getTransactionReceipt", params: [hash], read, isDoubtful });
 }
 
 function createSimulate(

@@ -14,6 +14,8 @@ const TIMEOUT_MS = 3000;
 const RETRY_AFTER_SECONDS = 5;
 
 export type Rpc = ReturnType<typeof createRpc>;
+/** All nodes together, or one of them. */
+export type Asked = Pick<Rpc, "ask">;
 
 export interface RpcOptions {
   /** Tried in order. */
