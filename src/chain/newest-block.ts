@@ -51,8 +51,10 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
   }
 
   /** The highest counts. What is not higher than a block that stands still, or is ten seconds older, lies behind. */
-  async function compare(known: NewestBlock): Promise<NewestBlock> {
-    const { heads, isFalse } = await judgedHeads(rpc, known, clock);
+  async function compare(known: NewestBlock, isUnknown = false): Promise<NewestBlock> {
+    const { heads, isFalse: isFar } = await judgedHeads(rpc, known, clock);
+    const isAlone = isUnknown ? await unanswered(heads, known.block) : () => false;
+    const isFalse = (block: wire.Block) => isFar(block) || isAlone(block);
     comparedAt = performance.now();
     // Others may have seen a newer one meanwhile.
     const blocks = [known, ...(seen === null ? [] : [seen]), ...heads].map(({ block }) => block);
@@ -62,7 +64,8 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
     const isBehind = (block: wire.Block) =>
       isOlder(block, highest) || (isStill(known) && block.number <= known.block.number);
     for (const { endpoint, block } of heads) {
-      if (isFalse(block)) endpoint.putAside(fits, "ahead of the others");
+      if (isAlone(block)) endpoint.putAside(fits, "a newest block that it does not know");
+      else if (isFalse(block)) endpoint.putAside(fits, "ahead of the others");
       else if (block.number !== highest.number && isBehind(block)) endpoint.putAside(fits, "behind the others");
     }
     return see(highest, known.isFirst);
@@ -90,7 +93,8 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
     let known = before !== null && (newest === null || mayLeap) ? before : see(newest as wire.Block);
     const isOff = Math.abs(behindMs(known.block, clock.now())) >= OFF_MS;
     const isDue = performance.now() - comparedAt >= COMPARED_EVERY_MS && (before === null || isStill(known) || isOff);
-    if (rpc.wasContradicted() || mayLeap || isDue) known = await compare(known);
+    const { isContradicted, isBlockUnknown } = rpc.doubts();
+    if (isContradicted || isBlockUnknown || mayLeap || isDue) known = await compare(known, isBlockUnknown);
     if (known !== before || (newest !== null && !mayLeap)) doubtedAt = null;
     else doubtedAt ??= performance.now();
     askedAt = performance.now();
@@ -130,6 +134,19 @@ async function judgedHeads(rpc: Rpc, known: NewestBlock, clock: Clock) {
   await Promise.all(all.map(({ endpoint }) => endpoint.test()));
   const heads = all.filter(({ endpoint }) => endpoint.state() === "good");
   return { heads, isFalse: falseBeside(heads, known, clock.now()) };
+}
+
+/**
+ * Which blocks no node answers for, not even the one that tells it, while another node has a newest block that it does answer
+ * for. Where none has, the nodes know too little to judge any.
+ */
+async function unanswered(heads: readonly Head[], known: wire.Block): Promise<(block: wire.Block) => boolean> {
+  const own = heads.map(({ endpoint, block }) => endpoint.answersFor(block));
+  const isAnswered = await Promise.all(own);
+  const isKnown = (await Promise.all(heads.map(({ endpoint }) => endpoint.answersFor(known)))).includes(true);
+  const alone = new Set(heads.filter((_, at) => !isAnswered[at]).map(({ block }) => block.hash));
+  if (alone.size === heads.length) return () => false;
+  return ({ hash }) => alone.has(hash) || (!isKnown && hash === known.hash);
 }
 
 function falseBeside(heads: readonly Head[], known: NewestBlock, now: number): (block: wire.Block) => boolean {

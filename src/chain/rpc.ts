@@ -56,6 +56,7 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
   );
 
   let isContradicted = false;
+  let isBlockUnknown = false;
 
   /** The endpoints that work. The others are tested in the background. */
   function good(): Endpoint[] {
@@ -81,13 +82,15 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
       const others = endpoints.filter((each) => !working.includes(each) && !(isAnswered && each.state() === "down"));
       const second = (await askInTurn(others, question, progress)) ?? progress.doubted;
       if (second !== null) return second.give();
+      if (question.at !== undefined) isBlockUnknown = true;
       throw progress.behind ?? unreachable(progress.last);
     },
-    /** Whether an endpoint knew less than another, since this was asked last. */
-    wasContradicted(): boolean {
-      const was = isContradicted;
+    /** Whether an endpoint knew less than another, or none answered for some block, since this was asked last. */
+    doubts() {
+      const were = { isContradicted, isBlockUnknown };
       isContradicted = false;
-      return was;
+      isBlockUnknown = false;
+      return were;
     },
     /** The newest blocks of all endpoints that work; if none does, they are tested first. */
     async heads(): Promise<Head[]> {
@@ -285,11 +288,23 @@ function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer 
     return value;
   }
 
+  /** Whether it tells the state at the end of this block, as a node of the same chain does that has it. */
+  const answersFor = (at: Pick<Block, "number" | "hash">): Promise<boolean> =>
+    requestAt({ method: "eth_getBalance", params: [NOBODY], read: quantity }, at).then(
+      () => true,
+      () => false,
+    );
+
+  async function isFitting(is: (newest: Block) => boolean): Promise<boolean> {
+    const newest = await request(NEWEST);
+    return is(newest) && answersFor(newest);
+  }
+
   async function runTest(): Promise<boolean> {
     try {
       const chainId = await request({ method: "eth_chainId", params: [], read: quantity });
       if (chainId === BigInt(CHAIN_ID)) {
-        if (fits !== null && !fits(await request(NEWEST))) throw new StaleNode("behind the others, or ahead of them");
+        if (fits !== null && !(await isFitting(fits))) throw new StaleNode("behind the others, or ahead of them");
         fits = null;
         if (state === "down") log.info("rpc_endpoint_recovered", { endpoint: index });
         state = "good";
@@ -313,6 +328,7 @@ function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer 
       fits = condition;
       setDown(NEWEST.method, new StaleNode(why));
     },
+    answersFor,
     /** Whether it answers and is of our chain. Those who ask at the same time share one test. */
     test(): Promise<boolean> {
       testing ??= runTest().finally(() => {
@@ -340,6 +356,7 @@ export const NEWEST: Question<Block> = {
   },
 };
 
+const NOBODY = `0x${"0".repeat(40)}`;
 const INVALID_PARAMS = -32_602;
 const INVALID_REQUEST = -32_600;
 
