@@ -8,7 +8,7 @@ import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";
 import { RpcError } from "./json-rpc.ts";
 import { createNewestBlock, type NewestBlock } from "./newest-block.ts";
-import { type Asked, createRpc, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
+import { createRpc, type NodeDoor, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
 import { isMulticall3, MULTICALL3 } from "./token.ts";
@@ -78,8 +78,12 @@ export interface Chain {
   /** What a rollup may take for a transaction of so many bytes in the chain below, in wei; 0 where nothing tells. */
   feeBelow(bytes: number): Promise<bigint>;
   balance(address: Hex): Promise<bigint>;
-  /** What the payer has of the token at the end of the newest block. */
-  balanceOf(payer: Hex): Promise<Balance>;
+  /**
+   * What the payer has of the token at the end of the newest block.
+   *
+   * @param least what it should have: less is believed only when no node knows of more
+   */
+  balanceOf(payer: Hex, least?: bigint): Promise<Balance>;
   /**
    * Whether the address has code at the end of this block, which then decides whether a transfer from it reverts. If no
    * node tells, it counts as having some.
@@ -89,9 +93,14 @@ export interface Chain {
   hasMulticall3(): Promise<boolean>;
   /** Whether the payer is a contract wallet that takes this for its signature. */
   isSignedByContract(authorization: Authorization, signature: Hex): Promise<boolean>;
-  /** Transactions that the address has in the chain up to this block, or with those that wait in the pool. */
-  transactionCount(address: Hex, at: wire.Block | "pending"): Promise<number>;
-  receipt(hash: Hex): Promise<wire.Receipt | null>;
+  /**
+   * Transactions that the address has in the chain up to this block, or with those that wait in the pool.
+   *
+   * @param least how many it should have: fewer are believed only when no node knows of more
+   */
+  transactionCount(address: Hex, at: wire.Block | "pending", least?: number): Promise<number>;
+  /** @param shows what it should show: one that does not is believed only when no node shows more */
+  receipt(hash: Hex, shows?: (receipt: wire.Receipt) => boolean): Promise<wire.Receipt | null>;
   /** Whether the authorization had been used or cancelled by the end of this block. */
   isUsed(
     authorization: Pick<Authorization, "from" | "nonce">,
@@ -144,18 +153,18 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
     tip,
     feeBelow: (bytes) => feeBelow(rpc, bytes),
     balance: (address) => ask("eth_getBalance", [address, "latest"], wire.quantity),
-    balanceOf: async (payer) => balanceAt(rpc, payer, await newest()),
+    balanceOf: async (payer, least = 0n) => balanceAt(rpc, payer, await newest(), least),
     async hasCode(address, at) {
       const question = { method: "eth_getCode", params: [address], at, read: wire.data };
       return (await rpc.ask(question).catch(() => null)) !== "0x";
     },
     hasMulticall3: () => ask("eth_getCode", [MULTICALL3, "latest"], (code) => isMulticall3(wire.data(code))),
     isSignedByContract: (authorization, signature) => isSignedByContract(rpc, authorization, signature),
-    transactionCount: (address, at) => {
+    transactionCount: (address, at, least = 0) => {
       const asked = at === "pending" ? { params: [address, at] } : { params: [address], at };
-      return rpc.ask({ method: "eth_getTransactionCount", ...asked, read: wire.count });
+      return rpc.ask({ method: "eth_getTransactionCount", ...asked, read: wire.count, isDoubtful: isBelow(least) });
     },
-    receipt: (hash) => receipt(rpc, hash),
+    receipt: (hash, shows) => receipt(rpc, hash, shows),
     isUsed: (authorization, at) => rpc.ask({ ...stateQuestion(authorization), at }),
     views: (authorization) => viewsOf(rpc, authorization),
     findUse: (authorization, fromBlock, toBlock) => findUse(rpc, authorization, fromBlock, toBlock),
@@ -179,14 +188,22 @@ async function viewsOf(rpc: Rpc, authorization: Pick<Authorization, "from" | "no
   }));
 }
 
-function receipt(rpc: Asked, hash: Hex): Promise<wire.Receipt | null> {
+async function receipt(
+  rpc: NodeDoor,
+  hash: Hex,
+  shows: (receipt: wire.Receipt) => boolean = () => true,
+): Promise<wire.Receipt | null> {
   const read = (result: unknown) => {
     const found = wire.receipt(result);
     if (found !== null && found.hash !== hash) throw new TypeError("not the receipt that was asked for");
     return found;
   };
-  const isDoubtful = (answer: unknown) => answer === null;
-  return rpc.ask({ method: "eth_getTransactionReceipt", params: [hash], read, isDoubtful });
+  const isShown = (answer: wire.Receipt | RpcError | null) =>
+    answer !== null && !(answer instanceof RpcError) && shows(answer);
+  const question = { method: "eth_getTransactionReceipt", params: [hash], read };
+  const first = await rpc.ask({ ...question, isDoubtful: (answer) => answer === null });
+  if (first === null || shows(first)) return first;
+  return (await rpc.ask({ ...question, isDoubtful: (answer) => !isShown(answer) })) ?? first;
 }
 
 function createSimulate(
@@ -282,18 +299,24 @@ async function isSignedByContract(rpc: Rpc, authorization: Authorization, signat
   }
 }
 
+const isBelow =
+  <T extends number | bigint>(least: T) =>
+  (answer: T | RpcError): boolean =>
+    !(answer instanceof RpcError) && answer < least;
+
 /** At a known block, since payments after it are counted apart. */
 async function balanceAt(
   rpc: Rpc,
   payer: Hex,
   { number, hash, parentHash }: Pick<wire.Block, "number" | "hash" | "parentHash">,
+  least: bigint,
 ): Promise<Balance> {
   const call = { to: token.TOKEN_ADDRESS, data: token.balanceData(payer) };
-  const question = { method: "eth_call", params: [call], read: wire.word };
+  const question = { method: "eth_call", params: [call], read: wire.word, isDoubtful: isBelow(least) };
   try {
     return { amount: await rpc.ask({ ...question, at: { number, hash } }), block: number, hash };
   } catch {
-    // Nodes behind one URL may be a block apart.
+    // NodeDoor behind one URL may be a block apart.
     const before = { number: number - 1, hash: parentHash };
     const amount = await rpc.ask({ ...question, at: before }).catch((cause) => {
       throw cause instanceof StaleNode ? new Fault("unavailable", "nodes are behind", { cause }) : cause;

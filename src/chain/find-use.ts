@@ -1,7 +1,7 @@
 // Which transaction has used or cancelled an authorization, by the token's events.
 import type { Authorization, Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";
-import type { Asked } from "./rpc.ts";
+import type { NodeDoor } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
 
@@ -33,7 +33,7 @@ export interface Use {
 
 /** The newest blocks first, which is where it is. */
 export async function findUse(
-  rpc: Asked,
+  rpc: NodeDoor,
   authorization: Authorization,
   fromBlock: number,
   toBlock: number,
@@ -63,7 +63,7 @@ export async function useBy(
 }
 
 async function searchUse(
-  rpc: Asked,
+  rpc: NodeDoor,
   authorization: Authorization,
   { first, last, step, parallel, most }: LogSteps & { readonly first: number; readonly last: number },
 ): Promise<Use | null> {
@@ -77,7 +77,7 @@ async function searchUse(
   return null;
 }
 
-async function useWithin(rpc: Asked, authorization: Authorization, from: number, to: number): Promise<Use | null> {
+async function useWithin(rpc: NodeDoor, authorization: Authorization, from: number, to: number): Promise<Use | null> {
   const ended = [token.AUTHORIZATION_USED, token.AUTHORIZATION_CANCELED];
   const topics = [ended, ...token.authorizationTopics(authorization)];
   const filter = { address: token.TOKEN_ADDRESS, topics, fromBlock: wire.hex(from), toBlock: wire.hex(to) };

@@ -4,7 +4,7 @@
 // the others from being asked.
 
 import type { Clock } from "../core/time.ts";
-import { type Head, NEWEST, type Rpc, StaleNode } from "./rpc.ts";
+import { ANY_STATE, type Head, NEWEST, type Rpc, StaleNode } from "./rpc.ts";
 import type * as wire from "./rpc-types.ts";
 
 /** When all endpoints have said for this long what we did not believe, they are right. */
@@ -52,10 +52,9 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
 
   /** The highest counts. What is not higher than a block that stands still, or is ten seconds older, lies behind. */
   async function compare(known: NewestBlock, isUnknown = false): Promise<NewestBlock> {
-    const { heads, isFalse: isFar } = await judgedHeads(rpc, known, clock);
-    const isAlone = isUnknown ? await unanswered(heads, known.block) : () => false;
-    const isFalse = (block: wire.Block) => isFar(block) || isAlone(block);
+    const { heads, faultOf } = await judgedHeads(rpc, known, clock, isUnknown);
     comparedAt = performance.now();
+    const isFalse = (block: wire.Block) => faultOf(block) !== null;
     // Others may have seen a newer one meanwhile.
     const blocks = [known, ...(seen === null ? [] : [seen]), ...heads].map(({ block }) => block);
     const credible = blocks.filter((block) => !(isFalse(block) || (isTrusted() && isFarAhead(block, known.block))));
@@ -64,9 +63,9 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
     const isBehind = (block: wire.Block) =>
       isOlder(block, highest) || (isStill(known) && block.number <= known.block.number);
     for (const { endpoint, block } of heads) {
-      if (isAlone(block)) endpoint.putAside(fits, "a newest block that it does not know");
-      else if (isFalse(block)) endpoint.putAside(fits, "ahead of the others");
-      else if (block.number !== highest.number && isBehind(block)) endpoint.putAside(fits, "behind the others");
+      const isLow = block.number !== highest.number && isBehind(block);
+      const fault = faultOf(block) ?? (isLow ? "behind the others" : null);
+      if (fault !== null) endpoint.putAside(fits, fault);
     }
     return see(highest, known.isFirst);
   }
@@ -122,18 +121,28 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
 }
 
 /**
- * The heads of the nodes that are of our chain, and which blocks are false beside them: those far above, or of a later time
+ * The heads of the nodes that are of our chain, and what is wrong with a block beside them: it is far above, or of a later time
  * than, the heads that fit the clock. The middle one of these and of the block that was known before decides, and not a
- * single wrong node. Where no head fits the clock, the clock is wrong. A false head is the occasion to ask again of which
+ * single wrong node. Where no head fits the clock, the clock is wrong. Such a head is the occasion to ask again of which
  * chain the nodes are.
+ *
+ * @param isUnknown no node has answered for some block: then a block that none knows is wrong too
  */
-async function judgedHeads(rpc: Rpc, known: NewestBlock, clock: Clock) {
+async function judgedHeads(rpc: Rpc, known: NewestBlock, clock: Clock, isUnknown: boolean) {
   const all = await rpc.heads();
-  if (!all.some(({ block }) => falseBeside(all, known, clock.now())(block)))
-    return { heads: all, isFalse: () => false };
+  const isAlone = isUnknown ? await unanswered(all, known.block) : () => false;
+  const judge = (heads: readonly Head[]) => {
+    const isAhead = falseBeside(heads, known, clock.now());
+    const faultOf = (block: wire.Block) => {
+      if (isAlone(block)) return "a newest block that it does not know";
+      return isAhead(block) ? "ahead of the others" : null;
+    };
+    return { heads, isAhead, faultOf };
+  };
+  const judged = judge(all);
+  if (!all.some(({ block }) => judged.isAhead(block))) return judged;
   await Promise.all(all.map(({ endpoint }) => endpoint.test()));
-  const heads = all.filter(({ endpoint }) => endpoint.state() === "good");
-  return { heads, isFalse: falseBeside(heads, known, clock.now()) };
+  return judge(all.filter(({ endpoint }) => endpoint.state() === "good"));
 }
 
 /**
@@ -141,9 +150,13 @@ async function judgedHeads(rpc: Rpc, known: NewestBlock, clock: Clock) {
  * for. Where none has, the nodes know too little to judge any.
  */
 async function unanswered(heads: readonly Head[], known: wire.Block): Promise<(block: wire.Block) => boolean> {
-  const own = heads.map(({ endpoint, block }) => endpoint.answersFor(block));
-  const isAnswered = await Promise.all(own);
-  const isKnown = (await Promise.all(heads.map(({ endpoint }) => endpoint.answersFor(known)))).includes(true);
+  const answers = ({ endpoint }: Head, at: wire.Block) =>
+    endpoint.ask({ ...ANY_STATE, at }).then(
+      () => true,
+      () => false,
+    );
+  const isAnswered = await Promise.all(heads.map((head) => answers(head, head.block)));
+  const isKnown = (await Promise.all(heads.map((head) => answers(head, known)))).includes(true);
   const alone = new Set(heads.filter((_, at) => !isAnswered[at]).map(({ block }) => block.hash));
   if (alone.size === heads.length) return () => false;
   return ({ hash }) => alone.has(hash) || (!isKnown && hash === known.hash);

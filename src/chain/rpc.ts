@@ -14,8 +14,8 @@ const TIMEOUT_MS = 3000;
 const RETRY_AFTER_SECONDS = 5;
 
 export type Rpc = ReturnType<typeof createRpc>;
-/** All nodes together, or one of them. */
-export type Asked = Pick<Rpc, "ask">;
+/** All nodes behind one door, or one of them. */
+export type NodeDoor = Pick<Rpc, "ask">;
 
 export interface RpcOptions {
   /** Tried in order. */
@@ -288,23 +288,11 @@ function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer 
     return value;
   }
 
-  /** Whether it tells the state at the end of this block, as a node of the same chain does that has it. */
-  const answersFor = (at: Pick<Block, "number" | "hash">): Promise<boolean> =>
-    requestAt({ method: "eth_getBalance", params: [NOBODY], read: quantity }, at).then(
-      () => true,
-      () => false,
-    );
-
-  async function isFitting(is: (newest: Block) => boolean): Promise<boolean> {
-    const newest = await request(NEWEST);
-    return is(newest) && answersFor(newest);
-  }
-
   async function runTest(): Promise<boolean> {
     try {
       const chainId = await request({ method: "eth_chainId", params: [], read: quantity });
       if (chainId === BigInt(CHAIN_ID)) {
-        if (fits !== null && !(await isFitting(fits))) throw new StaleNode("behind the others, or ahead of them");
+        if (fits !== null) await requestAt(ANY_STATE, fitting(fits, await request(NEWEST)));
         fits = null;
         if (state === "down") log.info("rpc_endpoint_recovered", { endpoint: index });
         state = "good";
@@ -328,7 +316,6 @@ function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer 
       fits = condition;
       setDown(NEWEST.method, new StaleNode(why));
     },
-    answersFor,
     /** Whether it answers and is of our chain. Those who ask at the same time share one test. */
     test(): Promise<boolean> {
       testing ??= runTest().finally(() => {
@@ -356,7 +343,14 @@ export const NEWEST: Question<Block> = {
   },
 };
 
-const NOBODY = `0x${"0".repeat(40)}`;
+function fitting(fits: (newest: Block) => boolean, newest: Block): Block {
+  if (!fits(newest)) throw new StaleNode("behind the others, or ahead of them");
+  return newest;
+}
+
+/** What any node tells at the end of a block that it has. */
+export const ANY_STATE = { method: "eth_getBalance", params: [`0x${"0".repeat(40)}`], read: quantity };
+
 const INVALID_PARAMS = -32_602;
 const INVALID_REQUEST = -32_600;
 
