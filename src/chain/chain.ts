@@ -316,7 +316,7 @@ async function balanceAt(
   try {
     return { amount: await rpc.ask({ ...question, at: { number, hash } }), block: number, hash };
   } catch {
-    // NodeDoor behind one URL may be a block apart.
+    // Nodes behind one URL may be a block apart.
     const before = { number: number - 1, hash: parentHash };
     const amount = await rpc.ask({ ...question, at: before }).catch((cause) => {
       throw cause instanceof StaleNode ? new Fault("unavailable", "nodes are behind", { cause }) : cause;

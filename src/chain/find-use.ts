@@ -5,18 +5,10 @@ import type { NodeDoor } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
 
-interface LogSteps {
-  /** Blocks of one eth_getLogs question. */
-  readonly step: number;
-  /** Questions at a time. */
-  readonly parallel: number;
-  /** Blocks of one search. */
-  readonly most: number;
-}
-
-/** First as most nodes take it and then as the strictest do: no payment is good for so long as 1000 blocks take. */
-const LARGE: LogSteps = { step: 1_000, parallel: 1, most: 10_000 };
-const SMALL: LogSteps = { step: 10, parallel: 5, most: 1_000 };
+/** Blocks of one eth_getLogs question, such questions at a time, and blocks of one search: first as most nodes take them. */
+const LARGE = { step: 1_000, parallel: 1, most: 10_000 };
+/** As the strictest nodes take them. No payment is good for so long as 1000 blocks take. */
+const SMALL = { step: 10, parallel: 5, most: 1_000 };
 
 /** Of Base, about. */
 export const BLOCK_SECONDS = 2;
@@ -65,7 +57,7 @@ export async function useBy(
 async function searchUse(
   rpc: NodeDoor,
   authorization: Authorization,
-  { first, last, step, parallel, most }: LogSteps & { readonly first: number; readonly last: number },
+  { first, last, step, parallel, most }: typeof LARGE & { readonly first: number; readonly last: number },
 ): Promise<Use | null> {
   const least = Math.max(first, last - most + 1);
   for (let to = last; to >= least; to -= step * parallel) {
