@@ -131,18 +131,18 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
 async function judgedHeads(rpc: Rpc, known: NewestBlock, clock: Clock, isUnknown: boolean) {
   const all = await rpc.heads();
   const isAlone = isUnknown ? await unanswered(all, known.block) : () => false;
-  const judge = (heads: readonly Head[]) => {
-    const isAhead = falseBeside(heads, known, clock.now());
+  const judge = (heads: readonly Head[], isAhead: (block: wire.Block) => boolean) => {
     const faultOf = (block: wire.Block) => {
       if (isAlone(block)) return "a newest block that it does not know";
       return isAhead(block) ? "ahead of the others" : null;
     };
-    return { heads, isAhead, faultOf };
+    return { heads, faultOf };
   };
-  const judged = judge(all);
-  if (!all.some(({ block }) => judged.isAhead(block))) return judged;
+  const isSuspect = falseBeside(all, known, clock.now());
+  if (!all.some(({ block }) => isSuspect(block))) return judge(all, () => false);
   await Promise.all(all.map(({ endpoint }) => endpoint.test()));
-  return judge(all.filter(({ endpoint }) => endpoint.state() === "good"));
+  const heads = all.filter(({ endpoint }) => endpoint.state() === "good");
+  return judge(heads, falseBeside(heads, known, clock.now()));
 }
 
 /**
