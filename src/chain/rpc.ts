@@ -13,6 +13,8 @@ import { type Block, block, hex, quantity } from "./rpc-types.ts";
 const RETRY_AFTER_SECONDS = 5;
 
 export type Rpc = ReturnType<typeof createRpc>;
+/** All nodes behind one door, or one of them. */
+export type NodeDoor = Pick<Rpc, "ask">;
 
 export interface RpcOptions {
   /** Tried in order. */
@@ -53,6 +55,7 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = 3000, trac
   );
 
   let isContradicted = false;
+  let isBlockUnknown = false;
 
   /** The endpoints that work. The others are tested in the background. */
   function good(): Endpoint[] {
@@ -78,13 +81,15 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = 3000, trac
       const others = endpoints.filter((each) => !working.includes(each) && !(isAnswered && each.state() === "down"));
       const second = (await askInTurn(others, question, progress)) ?? progress.doubted;
       if (second !== null) return second.give();
+      if (question.at !== undefined) isBlockUnknown = true;
       throw progress.behind ?? unreachable(progress.last);
     },
-    /** Whether an endpoint knew less than another, since this was asked last. */
-    wasContradicted(): boolean {
-      const was = isContradicted;
+    /** Whether an endpoint knew less than another, or none answered for some block, since this was asked last. */
+    doubts() {
+      const were = { isContradicted, isBlockUnknown };
       isContradicted = false;
-      return was;
+      isBlockUnknown = false;
+      return were;
     },
     /** The newest blocks of all endpoints that work; if none does, they are tested first. */
     async heads(): Promise<Head[]> {
@@ -283,7 +288,7 @@ function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer 
     try {
       const chainId = await request({ method: "eth_chainId", params: [], read: quantity });
       if (chainId === BigInt(CHAIN_ID)) {
-        if (fits !== null && !fits(await request(NEWEST))) throw new StaleNode("behind the others, or ahead of them");
+        if (fits !== null) await requestAt(ANY_STATE, fitting(fits, await request(NEWEST)));
         fits = null;
         if (state === "down") log.info("rpc_endpoint_recovered", { endpoint: index });
         state = "good";
@@ -333,6 +338,14 @@ export const NEWEST: Question<Block> = {
     return newest;
   },
 };
+
+function fitting(fits: (newest: Block) => boolean, newest: Block): Block {
+  if (!fits(newest)) throw new StaleNode("behind the others, or ahead of them");
+  return newest;
+}
+
+/** What any node tells at the end of a block that it has. */
+export const ANY_STATE = { method: "eth_getBalance", params: [`0x${"0".repeat(40)}`], read: quantity };
 
 const INVALID_PARAMS = -32_602;
 const INVALID_REQUEST = -32_600;

@@ -6,7 +6,7 @@ import { newId } from "../core/id.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/startup.ts";
-import { systemClock } from "../core/time.ts";
+import { systemClock, timeBounds } from "../core/time.ts";
 import { createDecoderShare } from "../http/client/decode.ts";
 import { fetchDocument } from "../http/client/fetch-json.ts";
 import { createOutbound, type Outbound } from "../http/client/outbound.ts";
@@ -140,7 +140,7 @@ async function openChainLook({ rpcUrls: urls }: GatewayOptions, outbound: Outbou
   if (urls === null) return undefined;
   const chain = createChain({ urls, outbound, log });
   await chain.check();
-  return createChainLook(chain, log);
+  return createChainLook(chain, timeBounds(systemClock), log);
 }
 
 function edgeOf(

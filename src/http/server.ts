@@ -128,18 +128,17 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   /** What is known of the request from now on. */
   function enter(known: Guard<C>, context: RequestContext, request: Request, caller: C): Scope<C> {
     const { original, requestId, startedAt, fields, holdOpen } = context;
+    const { method } = original;
     const [field, shown] = known.shown(caller);
     context.identified(original, shown);
     fields[field] = shown;
     context.known = shown;
     const traced = tracer === null ? null : known.traced(request.method, context.path);
     if (tracer !== null && traced !== null) {
-      const { method } = original;
       context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
       fields["trace_id"] = context.span.traceId;
     }
     const note = noteIn(fields);
-    const { method } = original;
     return { requestId, caller, method, holdOpen, note, span: context.span, intake, responses };
   }
 

@@ -182,7 +182,7 @@ export function needsLook(
 
 /**
  * What an attempt has come to by the facilitator's answer and by what the chain says. A payment that was only ever put
- * off ends by its time, but for a use that is found, and not while the chain does not tell.
+ * off ends by its time, but for a use that is found. None ends while the chain, once it is asked, does not tell.
  *
  * @param found null when the chain does not tell yet; undefined when it was not asked
  */
@@ -191,9 +191,13 @@ export function outcomeBy(
   found: SettleOutcome | null | undefined,
   { sent_at }: Pick<SettlementWindow, "sent_at">,
 ): SettleOutcome {
-  if (!isUnsent(told) || sent_at !== null) return found ?? told;
-  if (found === null) return { ...told, isInDoubt: true };
-  return found?.kind === "collected" ? found : told;
+  if (isUnsent(told) && sent_at === null) {
+    if (found === null) return { ...told, isInDoubt: true };
+    return found?.kind === "collected" ? found : told;
+  }
+  // The facilitator has left an attempt in doubt before, so its word alone does not end the payment while nodes are asked.
+  if (found === null && told.kind === "declined") return unknown("declined, and the chain does not tell yet");
+  return found ?? told;
 }
 
 /** Whether the attempt left the outcome as it was. */
