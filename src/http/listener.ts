@@ -9,6 +9,7 @@
 import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
+import { MAX } from "../kernel/limits.ts";
 import {
   connectionsAt,
   endConnection,
@@ -18,16 +19,8 @@ import {
   refuseHandshakes,
 } from "./bun/socket-options.ts";
 
-/**
- * With this many descriptors in use, callers' and upstream ones together, no connection is accepted. All calls and
- * streams that may run take 28,672; unfinished heads on all of these take 512 MiB (16 KiB each, measured).
- */
-const OPEN_MAX = 32_768;
 /** If the process may open fewer, one in so many is kept for upstream calls, the database and files. */
 const KEPT_PART = 8;
-const LOOK_MS = 50;
-/** A handshake that has begun ends in this time, in most networks. */
-const HANDSHAKE_MS = 50;
 /** One in so many must be free before the port opens again, so that it does not open for a single connection. */
 const FREED_PART = 64;
 /** So many are opened to see how many are in use, which takes 0.5 ms; fewer are opened between two looks. */
@@ -38,10 +31,6 @@ const ZONE_PART = 16;
 const WINDOW = 1_024;
 /** Of one look, while more has to be known or ended, else one. */
 const WINDOWS_MAX = 4;
-/** For so long what was counted is kept, and all requests are noted: ended ones hide how many are in use for a while. */
-const REMEMBERED_MS = 1_000;
-/** Longer than the time of any connection, which is told in 32 bits. */
-const FOR_EVER_MS = 2 ** 32;
 /** How many times as many as the others have on average a holder has before it loses any. */
 const MUCH_MORE = 5 / 4;
 /**
@@ -50,8 +39,6 @@ const MUCH_MORE = 5 / 4;
  * few were noted would look like strangers that send no request.
  */
 const NOTED = 256;
-/** Anybody can cause these log lines, so each is written this often at most. */
-const LOG_EVERY_MS = 10_000;
 
 export interface ListenerOptions {
   readonly host: string;
@@ -94,7 +81,8 @@ export function listen(options: ListenerOptions) {
 
   function tell(level: "warn" | "error", event: string, fields = {}): void {
     const now = performance.now();
-    if (now - (toldAt.get(event) ?? Number.NEGATIVE_INFINITY) < LOG_EVERY_MS) return;
+    // Anybody can cause these log lines, so each is written this often at most.
+    if (now - (toldAt.get(event) ?? Number.NEGATIVE_INFINITY) < 10_000) return;
     toldAt.set(event, now);
     log[level](event, { open_files_max: openMax, ...fields });
   }
@@ -130,7 +118,7 @@ export function listen(options: ListenerOptions) {
     }
   }
 
-  const looking = setInterval(look, LOOK_MS);
+  const looking = setInterval(look, 50);
   return {
     port,
     /**
@@ -140,7 +128,8 @@ export function listen(options: ListenerOptions) {
     async leave(): Promise<void> {
       if (!options.reusePort || listening === null || listening.descriptor === null) return;
       refuseHandshakes(listening.descriptor);
-      await Bun.sleep(HANDSHAKE_MS);
+      // A handshake that has begun ends in this time, in most networks.
+      await Bun.sleep(50);
     },
     /** Listens no more. Resolves when every connection is gone, which `now` sees to. */
     async stop(now: boolean = false): Promise<void> {
@@ -194,7 +183,7 @@ function lowestFree(): number {
 /** Bun has raised the limit as far as it may. Where nothing tells of one (macOS), it is above ours. */
 function mostOpen(): number {
   const limit = /^Max open files +(\d+)/m.exec(readLimits())?.[1];
-  return limit === undefined ? OPEN_MAX : Math.min(OPEN_MAX, Math.floor(Number(limit) * (1 - 1 / KEPT_PART)));
+  return limit === undefined ? MAX.openFiles : Math.min(MAX.openFiles, Math.floor(Number(limit) * (1 - 1 / KEPT_PART)));
 }
 
 function readLimits(): string {
@@ -225,7 +214,7 @@ function leastInUse(probed: number): number {
 const TENANT = "=";
 const isTenant = (holder: string): boolean => holder.startsWith(TENANT);
 
-interface Held extends OpenConnection {
+interface HeldConnection extends OpenConnection {
   readonly holder: string;
 }
 
@@ -263,12 +252,11 @@ function countsOf(holders: readonly string[]) {
 }
 
 /** Ends so many of the connections at most, and leaves the newer half, since callers may just have come. @returns how many */
-function endSome(seen: readonly Held[], count: number, { has, most, tenant }: Losers): number {
-  // The longest unanswered first. A stranger's whole request has been answered; a tenant's may be a call under way.
-  const turn = ({ holder, isUnanswered, unansweredMs }: Held) =>
-    isTenant(holder) && isUnanswered ? unansweredMs - FOR_EVER_MS : unansweredMs;
-  const theirs = seen.filter((each) => has(each.holder) && (turn(each) >= 0 || tenant !== undefined));
-  const inTurn = theirs.sort((a, b) => turn(b) - turn(a));
+function endSome(seen: readonly HeldConnection[], count: number, { has, most, tenant }: Losers): number {
+  // A stranger's whole request has been answered; a tenant's may be a call under way.
+  const isCall = ({ holder, isUnanswered }: HeldConnection) => isTenant(holder) && isUnanswered;
+  const theirs = seen.filter((each) => has(each.holder) && (tenant !== undefined || !isCall(each)));
+  const inTurn = theirs.sort((a, b) => Number(isCall(a)) - Number(isCall(b)) || b.unansweredMs - a.unansweredMs);
   const ended = inTurn.slice(0, Math.ceil(Math.min(count, most, theirs.length / 2)));
   for (const connection of ended) endConnection(connection);
   return ended.length;
@@ -295,7 +283,7 @@ function createCensus(port: number, openMax: number, zone: number) {
     return owner ?? network;
   }
 
-  function seeNext(): Held[] {
+  function seeNext(): HeldConnection[] {
     const seen = connectionsAt(port, next * WINDOW, WINDOW).map((each) => ({ ...each, holder: holderOf(each) }));
     windows[next] = seen.map(({ holder }) => holder);
     next = (next + 1) % windowCount;
@@ -321,7 +309,8 @@ function createCensus(port: number, openMax: number, zone: number) {
     /** @returns how many connections were ended, of which tenant if of one, and whether some can be */
     relieve(used: number) {
       if (used > openMax - 2 * zone) crowdedAt = performance.now();
-      if (performance.now() - crowdedAt > REMEMBERED_MS) return rest();
+      // Descriptors that were freed hide for a while how many are in use.
+      if (performance.now() - crowdedAt > 1_000) return rest();
       const excess = used - (openMax - zone);
       const looks = excess > 0 || windows.length < windowCount ? Math.min(WINDOWS_MAX, windowCount) : 1;
       const seen = Array.from({ length: looks }, seeNext).flat();
