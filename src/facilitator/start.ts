@@ -7,12 +7,12 @@
 //   settle/settle              the order of checks: request, guardrails, response; refusals are noted
 //   settle/claims, payments    simulate, claim with its share of the ceiling (guardrails) and of the payer's balance, send, wait
 //                              (waiters); what each account may have in flight; resume: what a crash left
-//   wallet/leases              which wallets this process works for, where several run (lease-rows, lease-shares)
-//   wallet/sending, sender     which key; its next nonces; signed and stored before anything leaves (batch, transactions,
-//                              signer)
-//   wallet/watcher, broadcast  each new block: what is broadcast again, and which nonces are used by now (reconcile,
-//                              pending, sync); schedule: when it is time for the next look
-//   wallet/resolution          how a payment ended, written down (record-outcome); what is stuck is replaced (replace, fees)
+//   wallet/leases              which wallets this process works for, where several run
+//   wallet/choose-wallet       which key sends the payment, and whether any can
+//   wallet/sender              its next nonces; signed (signer) and stored (transactions) before anything leaves
+//   wallet/watcher             each new block: which nonces are used by now (pending)
+//   wallet/broadcast           what is stored goes to the nodes, again and again; what is stuck is replaced (fees)
+//   wallet/resolution          how a payment ended, written down
 //   chain/chain, rpc           what is asked of the nodes, of which one, and how its answers are read (token, rpc-types,
 //                              newest-block, chain-time)
 import { join } from "node:path";
@@ -54,9 +54,8 @@ import { cleanUpFacilitator } from "./retention.ts";
 import { createOpenEdge, createPeerEdge } from "./routes.ts";
 import { createSettle } from "./settle/settle.ts";
 import { createSettlementWaiters } from "./settle/waiters.ts";
-import { createOwnWallets } from "./wallet/lease-rows.ts";
-import { createWalletLeases } from "./wallet/leases.ts";
-import { requireMulticall3 } from "./wallet/sharing.ts";
+import { requireMulticall3 } from "./wallet/choose-wallet.ts";
+import { createOwnWallets, createWalletLeases } from "./wallet/leases.ts";
 import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
 import { createWallet } from "./wallet/wallet.ts";
 

@@ -11,11 +11,16 @@ import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { utcDay } from "../payments/guardrails.ts";
 import { type ClaimedPayment, claimPayment, findPayment, markSent, recordFailed } from "../payments/payments.ts";
-import { createBatchStore, NotClaimed } from "./batch.ts";
-import { markBurned } from "./gas-burned.ts";
 import { createPendingNonces, type PendingNonce } from "./pending.ts";
-import { createOutcomeRecorder, NotKnownYet } from "./record-outcome.ts";
-import { insertTransactions, type TransactionRow, transactionsOf, transactionsWith } from "./transactions.ts";
+import { createOutcomeRecorder, NotKnownYet } from "./resolution.ts";
+import { createBatchStore, NotClaimed } from "./sender.ts";
+import {
+  insertTransactions,
+  markBurned,
+  type TransactionRow,
+  transactionsOf,
+  transactionsWith,
+} from "./transactions.ts";
 
 const HEAD = { number: 1, timestamp: NOON / 1000, baseFee: 1n, hash: "0x", parentHash: "0x" } as const;
 const clock = { now: () => NOON };

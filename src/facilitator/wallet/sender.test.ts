@@ -4,8 +4,7 @@ import { NO_LEASES } from "../../../test/support/chain/wallet.ts";
 import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import type { Chain } from "../../chain/chain.ts";
 import { silentLog } from "../../core/log.ts";
-import type { SendJob } from "./batch.ts";
-import { createSender } from "./sender.ts";
+import { createSender, type SendJob } from "./sender.ts";
 import { createLocalSigner } from "./signer.ts";
 
 const JOB = {

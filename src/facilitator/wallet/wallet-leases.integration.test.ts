@@ -12,8 +12,7 @@ import { silentLog } from "../../core/log.ts";
 import { systemClock } from "../../core/time.ts";
 import type { Store } from "../../storage/store.ts";
 import { WalletNotHeld } from "../settle/ports.ts";
-import { changeHolder } from "./lease-rows.ts";
-import { createWalletLeases, type WalletLeases } from "./leases.ts";
+import { changeHolder, createWalletLeases, type WalletLeases } from "./leases.ts";
 import type { Signer } from "./signer.ts";
 
 let chain: TestChain;

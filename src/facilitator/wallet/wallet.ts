@@ -13,21 +13,14 @@ import type { PaymentSpans } from "../payments/payment-spans.ts";
 import type { ClaimedPayment } from "../payments/payments.ts";
 import type { Gas } from "../settle/ports.ts";
 import type { SettlementWaiters } from "../settle/waiters.ts";
-import { createBroadcaster } from "./broadcast.ts";
-import { createOwnWallets } from "./lease-rows.ts";
-import type { WalletLeases } from "./leases.ts";
-import { createPendingNonces, type PendingNonces } from "./pending.ts";
-import { createReadinessCheck } from "./readiness.ts";
-import { createOutcomeRecorder } from "./record-outcome.ts";
-import { createReplacer } from "./replace.ts";
-import { createPaymentResolver } from "./resolution.ts";
-import { createWatchSchedule, type WatchSchedule } from "./schedule.ts";
+import { createBroadcaster, createReplacer } from "./broadcast.ts";
+import { createReadinessCheck, createSharing, createWalletChoice, IN_FLIGHT_MAX } from "./choose-wallet.ts";
+import { createOwnWallets, type WalletLeases } from "./leases.ts";
+import { createNonceSync, createPendingNonces, type NonceSync, type PendingNonces } from "./pending.ts";
+import { createOutcomeRecorder, createPaymentResolver } from "./resolution.ts";
 import { createSender, type Sender } from "./sender.ts";
-import { createSending, IN_FLIGHT_MAX } from "./sending.ts";
-import { createSharing } from "./sharing.ts";
 import { type Signer, watchSigners } from "./signer.ts";
-import { createNonceSync, type NonceSync } from "./sync.ts";
-import { createWatcher } from "./watcher.ts";
+import { createWatcher, createWatchSchedule, type WatchSchedule } from "./watcher.ts";
 
 export type Wallet = ReturnType<typeof createWallet>;
 
@@ -70,7 +63,7 @@ export function createWallet(options: WalletOptions) {
   for (const signer of signers) senders.set(signer.address, createSender({ ...parts, signer, sharedMax }));
   const readiness = createReadinessCheck(chain, [...senders.values()], limits.gasLowWaterWei, log);
   const resynchronise = (wallet: Hex) => senders.get(wallet)?.resynchronise();
-  const { send, ...sending } = createSending({
+  const { send, ...choice } = createWalletChoice({
     ...parts,
     readiness,
     senders,
@@ -97,7 +90,7 @@ export function createWallet(options: WalletOptions) {
       ...parts,
       recorder,
       ownWallets: createOwnWallets(store, [...senders.keys()]),
-      simulate: sending.simulate,
+      simulate: choice.simulate,
       send: (payment, gas) => send(payment, gas, true),
     }),
     replace: createReplacer({ ...parts, onConflict: nonceSync.invalidate, onGap: resynchronise }),
@@ -132,7 +125,7 @@ export function createWallet(options: WalletOptions) {
     },
     /** At most about a second old. */
     readiness: readiness.readiness,
-    ...sending,
+    ...choice,
     balances: readiness.balances,
     worksFor: (wallet: Hex | null): boolean => (wallet === null ? !store.isShared : leases.holds(wallet)),
     isAlone: leases.isAlone,
