@@ -1,29 +1,25 @@
-// Sends the nodes what is stored, the same bytes as often as it takes. A node's answer changes no record; it only says
-// when to look at the chain.
-import type { Chain } from "../../chain/chain.ts";
+// What is stored goes to the nodes, the same bytes as often as it takes. A node's answer changes no record; it only says when
+// to look at the chain. What keeps a wallet's nonces moving then is replacement at the same nonce with a higher fee, and
+// filling a nonce at which we have no transaction. Both are stored before they are broadcast, and both count blocks and not
+// time, so a chain that stands still is waited for.
 import { type Fees, freeingFees, quoteFees, raiseFees } from "../../chain/fees.ts";
 import type { Block } from "../../chain/rpc-types.ts";
-import type { Log } from "../../core/log.ts";
-import type { Clock } from "../../core/time.ts";
 import { mapLimit } from "../../kernel/loop.ts";
-import { type Store, UniqueViolation } from "../../storage/store.ts";
+import { UniqueViolation } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import { createPaymentSpans, type PaymentSpans } from "../payments/payment-spans.ts";
-import type { WalletLeases } from "./leases.ts";
-import { isObsolete, newestOf, type PendingNonce, type PendingNonces, type PendingPayment } from "./pending.ts";
+import { isObsolete, newestOf, type PendingNonce, type PendingPayment, type WalletParts } from "./pending.ts";
 import { isExpired } from "./resolution.ts";
 import type { Signer } from "./signer.ts";
 import {
   contentOf,
   insertTransactions,
-  nothing,
   pays,
   reopenNonces,
   signRow,
   type TransactionContent,
   type TransactionRow,
 } from "./transactions.ts";
-import type { WatchSchedule } from "./watcher.ts";
 
 /** Nodes keep few transactions of one sender that arrive out of order, so not many are sent at a time. */
 const PARALLEL = 16;
@@ -32,22 +28,20 @@ const AGAIN_MAX = 50;
 const AGAIN_MS = 5000;
 const RETRY_MS = 1000;
 
-export interface BroadcasterOptions {
-  readonly chain: Chain;
-  readonly log: Log;
-  readonly pendingNonces: PendingNonces;
-  readonly leases: Pick<WalletLeases, "holds">;
-  /** A nonce of this wallet is used that should be free. */
-  readonly onForeignNonce: (wallet: Hex) => void;
-  readonly schedule: Pick<WatchSchedule, "lookAgain">;
+/** Blocks that a transaction may miss before it is replaced, or a nonce may stay empty before it is filled. */
+const MISSED_BLOCKS_MAX = 3;
+const REPLACEMENTS_MAX = 50;
+const GAPS_MAX = 50;
+
+interface BroadcasterOptions extends WalletParts {
   /** Until what a node has accepted is broadcast again. Tests shorten it. */
-  readonly againMs?: number | undefined;
+  readonly againMs: number | undefined;
   /** Left out where traces are off. */
-  readonly spans?: PaymentSpans | undefined;
+  readonly spans: PaymentSpans | undefined;
 }
 
 export function createBroadcaster(options: BroadcasterOptions) {
-  const { chain, log, leases, pendingNonces, schedule, onForeignNonce, againMs = AGAIN_MS } = options;
+  const { chain, log, leases, pendingNonces, resynchronise, lookAgain, againMs = AGAIN_MS } = options;
   const { spans = createPaymentSpans(null) } = options;
   const queue = new Set<PendingNonce>();
   const underWay = new Map<PendingNonce, Promise<void>>();
@@ -66,8 +60,9 @@ export function createBroadcaster(options: BroadcasterOptions) {
     log.debug("transaction_not_accepted", { transaction: row.hash, reception });
     if (reception === "underpriced") await broadcastOver(pendingNonce);
     if (reception !== "nonce used") return;
-    onForeignNonce(pendingNonce.wallet);
-    schedule.lookAgain();
+    // A nonce is used that should be free.
+    resynchronise(pendingNonce.wallet);
+    lookAgain();
   }
 
   /**
@@ -127,15 +122,6 @@ export function createBroadcaster(options: BroadcasterOptions) {
   };
 }
 
-// What keeps a wallet's nonces moving: replacement at the same nonce with a higher fee, and filling a nonce at which we
-// have no transaction. Both are stored before they are broadcast, and both count blocks and not time, so a chain that
-// stands still is waited for.
-
-/** Blocks that a transaction may miss before it is replaced, or a nonce may stay empty before it is filled. */
-const MISSED_BLOCKS_MAX = 3;
-const REPLACEMENTS_MAX = 50;
-const GAPS_MAX = 50;
-
 /** How far a wallet's transactions are in the chain. */
 export interface NonceProgress {
   /** Nonces below it are used. */
@@ -146,23 +132,8 @@ export interface NonceProgress {
 
 export type Replacer = ReturnType<typeof createReplacer>;
 
-export interface ReplacerOptions {
-  readonly chain: Chain;
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
-  readonly leases: Pick<WalletLeases, "fence">;
-  readonly pendingNonces: PendingNonces;
-  /** Wei per gas. */
-  readonly maxFee: bigint;
-  /** Another process has stored transactions of one of our wallets. */
-  readonly onConflict: () => void;
-  /** There are empty nonces before the next one to be given, or before others that wait. */
-  readonly onGap: (wallet: Hex) => void;
-}
-
-export function createReplacer(options: ReplacerOptions) {
-  const { chain, store, clock, log, leases, pendingNonces, maxFee, onConflict, onGap } = options;
+export function createReplacer(parts: WalletParts) {
+  const { chain, store, clock, log, leases, pendingNonces, maxFee, reload, resynchronise } = parts;
 
   /** Those of its payments that may still be made. */
   function content({ wallet, payments, transactions }: PendingNonce, head: Block): TransactionContent {
@@ -218,7 +189,7 @@ export function createReplacer(options: ReplacerOptions) {
     });
     if (reopened) {
       log.warn("nonces_reopened", { wallet: signer.address, nonces: gaps });
-      onConflict();
+      reload();
       return;
     }
     const fees = quoteFees(head.baseFee, await chain.tip(), maxFee);
@@ -226,7 +197,7 @@ export function createReplacer(options: ReplacerOptions) {
     const rows: TransactionRow[] = [];
     for (const nonce of gaps) {
       const position = { nonce, replacement: 0, fees, block: head.number, now: clock.now() };
-      rows.push(await signRow(signer, nothing(signer.address), position));
+      rows.push(await signRow(signer, contentOf(signer.address, []), position));
     }
     if (!(await keep(signer.address, rows))) return;
     for (const row of rows) pendingNonces.add(row, []);
@@ -243,7 +214,7 @@ export function createReplacer(options: ReplacerOptions) {
       return true;
     } catch (error) {
       if (!(error instanceof UniqueViolation)) throw error;
-      onConflict();
+      reload();
       return false;
     }
   }
@@ -259,7 +230,7 @@ export function createReplacer(options: ReplacerOptions) {
     for (let nonce = progress.count; nonce < end && gaps.length < GAPS_MAX; nonce++) {
       if (pendingNonces.of(signer.address, nonce) === undefined) gaps.push(nonce);
     }
-    if (gaps.length > 0 || (next ?? 0) > end) onGap(signer.address);
+    if (gaps.length > 0 || (next ?? 0) > end) resynchronise(signer.address);
     const isIdle = head.number - progress.since >= MISSED_BLOCKS_MAX;
     if (gaps.length > 0 && isIdle) await fill(signer, gaps, head);
   };

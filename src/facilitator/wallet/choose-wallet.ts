@@ -1,59 +1,52 @@
-// Which wallet sends a payment. It is chosen once, at the simulation, since a payer's code may accept the sender of the
-// simulation only.
+// Which wallet sends a payment, and whether any can. The wallet is chosen once, at the simulation, since a payer's code may
+// accept the sender of the simulation only. At the same time it is found out whether the payment may share a transaction with
+// others: Multicall3 passes all of the remaining gas on to each call, so a payer with code is sent alone, as its code could
+// burn the gas of its neighbours.
 import type { Chain } from "../../chain/chain.ts";
 import { quoteFees } from "../../chain/fees.ts";
 import { MULTICALL3_CHECKSUMMED } from "../../chain/token.ts";
 import { Fault } from "../../core/fault.ts";
-import type { Log } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { ClaimedPayment } from "../payments/payments.ts";
 import { type Gas, WalletNotHeld } from "../settle/ports.ts";
-import type { WalletLeases } from "./leases.ts";
-import type { PendingNonces } from "./pending.ts";
-import { type Sender, unavailable } from "./sender.ts";
+import type { WalletParts } from "./pending.ts";
+import { cannotSend, type Sender } from "./sender.ts";
 
 /** Transactions of one key under way, in no block yet. */
 export const IN_FLIGHT_MAX = 2000;
-const BASE_FEE_AGE_MS = 1000;
+/** How old the newest block may be, by which fees are estimated and a payer's code is looked up. */
+const BLOCK_AGE_MS_MAX = 1000;
+/** Whether the facilitator can take payments is asked before every settlement, so the answer is kept for so long. */
+const READINESS_FRESH_MS = 1000;
 
-interface ChoiceOptions {
-  readonly chain: Chain;
-  readonly pendingNonces: PendingNonces;
-  readonly readiness: ReadinessCheck;
-  readonly senders: ReadonlyMap<Hex, Sender>;
-  readonly leases: Pick<WalletLeases, "holds">;
-  /** Wei per gas. */
-  readonly maxFee: bigint;
-  /** Whether payments of this payer may share a transaction with others. */
-  readonly mayShare: (payer: Hex) => Promise<boolean>;
+interface ChoiceOptions extends WalletParts {
+  readonly senders: readonly Sender[];
+  readonly gasLowWaterWei: bigint;
+  /** Most payments of one transaction. */
+  readonly sharedMax: number;
 }
 
 export function createWalletChoice(options: ChoiceOptions) {
-  const { chain, pendingNonces, readiness, senders, leases, maxFee, mayShare } = options;
+  const { chain, pendingNonces, senders, leases, maxFee } = options;
+  const { readiness, balances, able } = createReadinessCheck(options);
+  const mayShare = createSharing(options);
   let turns = 0;
 
   const isHeld = ({ signer }: Sender) => leases.holds(signer.address);
-
-  function loadOf(sender: Sender): number {
-    return sender.waiting() + pendingNonces.load(sender.signer.address);
-  }
+  const loadOf = (sender: Sender) => sender.waiting() + pendingNonces.load(sender.signer.address);
 
   /**
    * The sender with the least to do; equal ones take turns. Those of this process come first, for others have to be handed
    * the payment. If none has gas, any will do, since it won't send then.
    */
   async function leastBusy(): Promise<Sender | undefined> {
-    await readiness.readiness();
-    const withGas = readiness.able().length > 0 ? readiness.able() : [...senders.values()];
+    await readiness();
+    const withGas = able().length > 0 ? able() : senders;
     const held = withGas.filter(isHeld);
-    const able = held.length > 0 ? held : withGas;
-    const first = turns++ % able.length;
-    const loads = [...able.slice(first), ...able.slice(0, first)].map((sender) => ({
-      sender,
-      load: loadOf(sender),
-    }));
-    return loads.sort((a, b) => a.load - b.load)[0]?.sender;
+    const some = held.length > 0 ? held : withGas;
+    const first = turns++ % some.length;
+    return [...some.slice(first), ...some.slice(0, first)].sort((a, b) => loadOf(a) - loadOf(b))[0];
   }
 
   /** Wei that a transaction with that gas and signature may cost, at the fees of now. @throws Fault `unavailable` */
@@ -61,7 +54,7 @@ export function createWalletChoice(options: ChoiceOptions) {
     // The other fields of the transaction and its data take less than 640 bytes.
     const bytes = 640 + signature.length / 2;
     const [{ baseFee }, tip, below] = await Promise.all([
-      chain.newest(BASE_FEE_AGE_MS),
+      chain.newest(BLOCK_AGE_MS_MAX),
       chain.tip(),
       chain.feeBelow(bytes),
     ]);
@@ -75,7 +68,7 @@ export function createWalletChoice(options: ChoiceOptions) {
    */
   async function simulate(authorization: Authorization, signature: Hex) {
     const sender = await leastBusy();
-    if (sender === undefined) throw unavailable("no wallet");
+    if (sender === undefined) throw cannotSend("no wallet");
     const { address } = sender.signer;
     const [simulation, isShareable] = await Promise.all([
       chain.simulate(authorization, signature, address),
@@ -88,11 +81,11 @@ export function createWalletChoice(options: ChoiceOptions) {
   /** @param again it has been sent before */
   async function send(payment: ClaimedPayment, { limit, from, mayShare }: Gas, again: boolean): Promise<void> {
     if (!leases.holds(from)) throw new WalletNotHeld(from);
-    const found = await readiness.readiness();
-    if (!found.ready) throw unavailable(found.reason);
-    const sender = readiness.able().find(({ signer }) => signer.address === from);
-    if (sender === undefined) throw unavailable("gas wallet low");
-    if (loadOf(sender) >= IN_FLIGHT_MAX) throw unavailable("too many payments under way");
+    const found = await readiness();
+    if (!found.ready) throw cannotSend(found.reason);
+    const sender = able().find(({ signer }) => signer.address === from);
+    if (sender === undefined) throw cannotSend("gas wallet low");
+    if (loadOf(sender) >= IN_FLIGHT_MAX) throw cannotSend("too many payments under way");
     // What failed among others is sent alone, so that it can't fail because of a neighbour again.
     await sender.send({ payment, gas: limit, again, mayShare: mayShare && !again });
   }
@@ -102,17 +95,14 @@ export function createWalletChoice(options: ChoiceOptions) {
     costOf,
     send,
     /** Whether this process works for a wallet that had gas at the last look. */
-    canSend: (): boolean => readiness.able().some(isHeld),
+    canSend: (): boolean => able().some(isHeld),
+    readiness,
+    balances,
   };
 }
 
-// Which payments may share a transaction. Multicall3 passes all of the remaining gas on to each call, so a payer with code
-// is sent alone: its code could burn the gas of its neighbours. And the chain must have Multicall3 where it is expected.
-
-const BLOCK_AGE_MS_MAX = 1000;
-
-/** @param paymentsMax of one transaction */
-export function createSharing(chain: Chain, paymentsMax: number, log: Log): (payer: Hex) => Promise<boolean> {
+/** Tells whether payments of a payer may share a transaction with others. */
+function createSharing({ chain, sharedMax, log }: ChoiceOptions): (payer: Hex) => Promise<boolean> {
   let isThere = false;
   let isLogged = false;
 
@@ -126,7 +116,7 @@ export function createSharing(chain: Chain, paymentsMax: number, log: Log): (pay
   }
 
   return async (payer) => {
-    if (paymentsMax <= 1 || !(await hasMulticall3())) return false;
+    if (sharedMax <= 1 || !(await hasMulticall3())) return false;
     return !(await chain.hasCode(payer, await chain.newest(BLOCK_AGE_MS_MAX)));
   };
 }
@@ -143,18 +133,12 @@ export async function requireMulticall3(chain: Chain): Promise<void> {
     );
 }
 
-// Whether the facilitator can take payments: a node answers, and a wallet has gas. It is asked before every settlement,
-// so the answer is kept for a second.
-
-const FRESH_MS = 1000;
-
-export type Readiness =
+type Readiness =
   | { readonly ready: true }
   | { readonly ready: false; readonly reason: "rpc unreachable" | "no fresh block" | "gas wallet low" };
 
-export type ReadinessCheck = ReturnType<typeof createReadinessCheck>;
-
-export function createReadinessCheck(chain: Chain, senders: readonly Sender[], lowWaterWei: bigint, log: Log) {
+/** Whether the facilitator can take payments: a node answers, and a wallet has gas. */
+function createReadinessCheck({ chain, senders, gasLowWaterWei, log }: ChoiceOptions) {
   let able: readonly Sender[] = [];
   /** By address, of the last look; null when it failed. */
   let held: readonly (readonly [address: Hex, wei: bigint])[] | null = null;
@@ -165,7 +149,7 @@ export function createReadinessCheck(chain: Chain, senders: readonly Sender[], l
     try {
       await chain.newest();
       const balances = await Promise.all(senders.map((sender) => chain.balance(sender.signer.address)));
-      able = senders.filter((_, index) => (balances[index] ?? 0n) >= lowWaterWei);
+      able = senders.filter((_, index) => (balances[index] ?? 0n) >= gasLowWaterWei);
       held = senders.map(({ signer }, index) => [signer.address, balances[index] ?? 0n]);
       if (!chain.isFresh()) return { ready: false, reason: "no fresh block" };
       return able.length > 0 ? { ready: true } : { ready: false, reason: "gas wallet low" };
@@ -190,7 +174,8 @@ export function createReadinessCheck(chain: Chain, senders: readonly Sender[], l
 
   async function readiness(): Promise<Readiness> {
     // The next block may come at any moment.
-    const freshMs = known?.readiness.ready === false && known.readiness.reason === "no fresh block" ? 100 : FRESH_MS;
+    const freshMs =
+      known?.readiness.ready === false && known.readiness.reason === "no fresh block" ? 100 : READINESS_FRESH_MS;
     if (known !== null && performance.now() - known.at < freshMs) return known.readiness;
     asking ??= renew();
     return asking;

@@ -3,6 +3,11 @@
 // when they are not renewed. A process that was paused for longer finds out before it acts: by the age of its own last
 // renewal, and in each write that stores a signed transaction, by the wallet's token. Beneath that, the unique nonces keep
 // two that believe to hold one wallet from harm.
+//
+// In the database stand which facilitators live, by its clock, and which of them works for each wallet. A wallet changes hands
+// by a write that is guarded by its token. There is no lock of all: a process that stops in the middle of a write holds up
+// the renewals of nobody. Each facilitator decides for itself alone, from the same rows and one after another: it takes
+// wallets that nobody works for, and gives up what another one should have.
 
 import { and, eq, lt, ne, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
@@ -59,12 +64,13 @@ interface WalletLeasesOptions {
   readonly wallets: readonly Hex[];
 }
 
-export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesOptions): WalletLeases {
+export function createWalletLeases(options: WalletLeasesOptions): WalletLeases {
+  const { store, clock, log, wallets } = options;
   const id = newId("fac", clock.now());
   /** On SQLite this process is the only one. */
   const isOnly = !store.isShared;
   const trust = createLeaseTrust(LEASE_MS);
-  const holders = createHolders({ id, store, log, wallets, isOnly });
+  const holders = createHolders(id, options);
   /** When the lease that holds was asked for (performance.now). A step of the wall clock ends nothing. */
   let renewedAt = Number.NEGATIVE_INFINITY;
   let others = 0;
@@ -151,21 +157,11 @@ export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesO
   };
 }
 
-// Who works for which wallet, as far as this process knows, and how a wallet changes hands: by a write of its own, beside
-// the renewals, since it may have to wait for a process that was stopped in the middle of a write.
-
-export interface HoldersOptions {
-  /** Of this process. */
-  readonly id: string;
-  readonly store: Store;
-  readonly log: Log;
-  /** It can sign for these. */
-  readonly wallets: readonly Hex[];
-  /** Whether no other facilitator can run on this database. */
-  readonly isOnly: boolean;
-}
-
-export function createHolders({ id, store, log, wallets, isOnly }: HoldersOptions) {
+/**
+ * Who works for which wallet, as far as this process knows, and how a wallet changes hands: by a write of its own, beside
+ * the renewals, since it may have to wait for a process that was stopped in the middle of a write.
+ */
+function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions) {
   const known = new Map<Hex, WalletRow>();
   /** When this process has last changed a holder (performance.now). */
   const changedAt = new Map<Hex, number>();
@@ -228,23 +224,19 @@ export function createHolders({ id, store, log, wallets, isOnly }: HoldersOption
      * @returns what changed
      */
     async shareOut(leases: Leases, mayJudge: boolean): Promise<{ taken: Hex[]; givenUp: Hex[] }> {
-      const living = livingOf(leases, mayJudge).filter((each) => !isOnly || each.id === id);
+      const living = livingOf(leases, mayJudge).filter((each) => store.isShared || each.id === id);
       const { take, giveUp } = changesOf(id, living, await holdersAmong(new Set(living.map((each) => each.id))));
       const givenUp = await changeAll(giveUp, "");
       for (const wallet of givenUp) log.info("wallet_handed_over", { wallet, facilitator: id });
       const taken = await changeAll(take, id);
       for (const wallet of taken) log.info("wallet_taken", { wallet, facilitator: id });
       if (mayJudge && living.length < leases.facilitators.length) {
-        await store.write((tx) => removeGone(tx, id, isOnly ? "all" : leases.now));
+        await store.write((tx) => removeGone(tx, id, store.isShared ? leases.now : "all"));
       }
       return { taken, givenUp };
     },
   };
 }
-
-// The leases in the database: which facilitators live, by its clock, and which of them works for each wallet. A wallet
-// changes hands by a write that is guarded by its token. There is no lock of all: a process that stops in the middle of a
-// write holds up the renewals of nobody.
 
 export type WalletRow = Tables["facilitatorWallets"]["$inferSelect"];
 
@@ -339,20 +331,12 @@ export async function removeGone(tx: Tx, id: string, before: number | "all"): Pr
   await tx.db.delete(t).where(and(ne(t.id, id), before === "all" ? undefined : lt(t.lease_until, before - GONE_MS)));
 }
 
-// Which of the living facilitators works for which wallet. Each decides for itself alone, from the same rows and one after
-// another: it takes wallets that nobody works for, and gives up what another one should have. Pure.
-
 export interface LivingFacilitator {
   readonly id: string;
   /** It can sign for these. */
   readonly wallets: readonly Hex[];
   /** Whether its nodes and its signer answer. */
   readonly isAble: boolean;
-}
-
-export interface LeaseChanges {
-  readonly take: readonly Hex[];
-  readonly giveUp: readonly Hex[];
 }
 
 /**
@@ -365,13 +349,19 @@ export function changesOf(
   me: string,
   living: readonly LivingFacilitator[],
   holders: ReadonlyMap<Hex, string | null>,
-): LeaseChanges {
+): { readonly take: readonly Hex[]; readonly giveUp: readonly Hex[] } {
   const counts = new Map(living.map(({ id }) => [id, 0]));
   for (const holder of holders.values()) if (holder !== null) counts.set(holder, (counts.get(holder) ?? 0) + 1);
   const countOf = (id: string) => counts.get(id) ?? 0;
-  const candidatesOf = createCandidates(living);
+  const walletsOf = (one: string | null) => [...holders].filter(([, each]) => each === one).map(([wallet]) => wallet);
+  function candidatesOf(wallet: Hex): string[] {
+    const signing = living.filter(({ wallets }) => wallets.includes(wallet));
+    const known = signing.length > 0 ? signing : living;
+    const able = known.filter(({ isAble }) => isAble);
+    return (able.length > 0 ? able : known).map(({ id }) => id);
+  }
 
-  const free = walletsOf(holders, null);
+  const free = walletsOf(null);
   const take: Hex[] = [];
   for (const wallet of free) {
     const candidates = candidatesOf(wallet);
@@ -380,7 +370,7 @@ export function changesOf(
     counts.set(me, countOf(me) + 1);
   }
 
-  const own = walletsOf(holders, me);
+  const own = walletsOf(me);
   const giveUp = own.filter((wallet) => !candidatesOf(wallet).includes(me));
   // One at a time, and only when every wallet has a holder: else too many would go.
   if (giveUp.length === 0 && free.length === 0) {
@@ -389,17 +379,4 @@ export function changesOf(
     if (spare !== undefined) giveUp.push(spare);
   }
   return { take, giveUp };
-}
-
-function walletsOf(holders: ReadonlyMap<Hex, string | null>, holder: string | null): Hex[] {
-  return [...holders].filter(([, each]) => each === holder).map(([wallet]) => wallet);
-}
-
-function createCandidates(living: readonly LivingFacilitator[]) {
-  return (wallet: Hex): string[] => {
-    const signing = living.filter(({ wallets }) => wallets.includes(wallet));
-    const known = signing.length > 0 ? signing : living;
-    const able = known.filter(({ isAble }) => isAble);
-    return (able.length > 0 ? able : known).map(({ id }) => id);
-  };
 }

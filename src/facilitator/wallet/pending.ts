@@ -1,11 +1,14 @@
 // The open work of the wallets, in memory: the pending nonces (those not certainly used yet, each with all transactions
-// signed for it) and the payments that depend on them, of which several may share a nonce. The rows in the database are the truth; the watcher works on
-// this copy of them.
-import { TOKEN_ADDRESS } from "../../chain/token.ts";
+// signed for it) and the payments that depend on them, of which several may share a nonce. The rows in the database are the
+// truth, and the watcher works on this copy of them. The copy is brought in line with the rows at the start, when a wallet
+// is taken over, and now and then, since another process with the same keys may have stored transactions as well.
+import type { Chain } from "../../chain/chain.ts";
+import type { Log } from "../../core/log.ts";
 import type { CollectionStatus } from "../../core/states.ts";
-import type { Store } from "../../storage/store.ts";
-import { CHAIN_ID } from "../../x402/kind.ts";
+import type { Clock } from "../../core/time.ts";
+import type { Store, Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
+import { keyOf } from "../../x402/verify.ts";
 import {
   type ClaimedPayment,
   claimedPayment,
@@ -18,9 +21,8 @@ import type { WalletLeases } from "./leases.ts";
 import {
   type OpenTransaction,
   openTransactions,
-  type PaymentPart,
-  partsOf,
   pays,
+  sharedParts,
   type TransactionRow,
   transactionsOf,
   transactionsWith,
@@ -71,6 +73,40 @@ export type KnownPayment = ClaimedPayment & Pick<PendingPayment, "status">;
 export const REACH = 4096;
 
 export type PendingNonces = ReturnType<typeof createPendingNonces>;
+
+/** What every part of the wallets works with. */
+export interface WalletParts {
+  readonly chain: Chain;
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly leases: WalletLeases;
+  readonly pendingNonces: PendingNonces;
+  /** Wei per gas. */
+  readonly maxFee: bigint;
+  /** There is something to broadcast, or to watch. */
+  wake(): void;
+  /** The chain is to be looked at soon, even if there is no new block. */
+  lookAgain(): void;
+  /** The database holds something that is not known here, so the next look reads it. */
+  reload(): void;
+  /** Chain and store are to be asked for the wallet's next nonce. */
+  resynchronise(wallet: Hex): void;
+}
+
+/**
+ * Whether every open transaction of the payment is known here, but for one that is being stored. One that another process
+ * has stored may still collect it.
+ */
+export async function areAllKnown(
+  tx: Tx,
+  key: PaymentKey,
+  { of }: Pick<PendingNonces, "of">,
+  storing: Hex | null = null,
+): Promise<boolean> {
+  const rows = await transactionsOf(tx, key);
+  return rows.every((row) => row.hash === storing || !row.open || of(row.wallet, row.wallet_nonce) !== undefined);
+}
 
 export function newestOf(pendingNonce: PendingNonce): TransactionRow {
   return pendingNonce.transactions.at(-1) ?? pendingNonce.transactions[0];
@@ -227,20 +263,15 @@ function createLoads(inReach: () => readonly PendingNonce[]) {
   };
 }
 
-// Brings the pending nonces in line with the database: at the start, when a wallet is taken over, and now and then, since
-// another process with the same keys may have stored transactions as well.
-
 const FRESH_MS = 10_000;
-
-interface NonceSyncOptions {
-  readonly store: Store;
-  readonly pendingNonces: PendingNonces;
-  readonly leases: Pick<WalletLeases, "holds">;
-}
 
 export type NonceSync = ReturnType<typeof createNonceSync>;
 
-export function createNonceSync({ store, pendingNonces, leases }: NonceSyncOptions) {
+export function createNonceSync({
+  store,
+  pendingNonces,
+  leases,
+}: Pick<WalletParts, "store" | "pendingNonces" | "leases">) {
   let loadedAt = Number.NEGATIVE_INFINITY;
 
   function take(row: TransactionRow, found: readonly FacilitatorPayment[]): void {
@@ -254,7 +285,9 @@ export function createNonceSync({ store, pendingNonces, leases }: NonceSyncOptio
   }
 
   async function paymentsOf({ payments }: TransactionRow): Promise<FacilitatorPayment[]> {
-    const found = await Promise.all(payments.map((part) => findPayment(store.read, keyOf(part))));
+    const found = await Promise.all(
+      payments.map((part) => findPayment(store.read, keyOf({ from: part.payer, nonce: part.nonce }))),
+    );
     return found.filter((payment) => payment !== null);
   }
 
@@ -278,7 +311,7 @@ export function createNonceSync({ store, pendingNonces, leases }: NonceSyncOptio
   async function shared(others: readonly OpenTransaction[]): Promise<Hex[]> {
     if (others.length === 0) return [];
     const known = namesKnown();
-    const parts = await partsOf(
+    const parts = await sharedParts(
       store.read,
       others.filter(({ payer }) => payer === null).map(({ hash }) => hash),
     );
@@ -325,8 +358,4 @@ function recordedUse(
   const names = new Set(settled.map(paymentName));
   const paid = new Set([...payments].filter(({ key }) => names.has(paymentName(key))));
   return { hash, succeeded: true, paid, gasWei: 0n, blockNumber, blockHash };
-}
-
-function keyOf({ payer, nonce }: PaymentPart): PaymentKey {
-  return { chain_id: CHAIN_ID, token: TOKEN_ADDRESS, payer, nonce };
 }

@@ -82,7 +82,7 @@ test("a payment with a transaction of which the outcome is not known is not fail
   const pendingNonces = createPendingNonces();
   const [open] = pendingNonces.add(row, [{ ...payment, status: "sent" }]).payments;
   let conflicts = 0;
-  const onConflict = () => void conflicts++;
+  const reload = () => void conflicts++;
   const outcomes = { announce() {} };
   const verdicts = createOutcomeRecorder({
     store,
@@ -90,7 +90,7 @@ test("a payment with a transaction of which the outcome is not known is not fail
     log: silentLog,
     outcomes,
     pendingNonces,
-    onConflict,
+    reload,
     countsAll: false,
   });
   const other = rowOf(payment, 1);

@@ -3,16 +3,16 @@
 // the block's time is past its end, or the nonces of all our transactions for it are used there. When somebody else
 // used the wallet's nonce, the payment gets a new one. So does one that failed in a transaction shared with others and
 // would go through now: it is sent once more alone, since the cause may have been a neighbour.
+//
+// How it ended is recorded, and those that wait are told. Each record is a guarded write, so when two processes find out the
+// same thing, one writes it and the other reads what was written.
 import type { Chain } from "../../chain/chain.ts";
 import type { Use } from "../../chain/find-use.ts";
 import { isOwnTransfer } from "../../chain/own-transfer.ts";
 import type { Block, Receipt } from "../../chain/rpc-types.ts";
 import { isPaidBy, isUsedUp } from "../../chain/token.ts";
-import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
-import type { Clock } from "../../core/time.ts";
 import { mapLimit } from "../../kernel/loop.ts";
-import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import { utcDay } from "../payments/guardrails.ts";
 import {
@@ -24,9 +24,17 @@ import {
 } from "../payments/payments.ts";
 import type { Gas, SettleChain } from "../settle/ports.ts";
 import type { SettlementWaiters } from "../settle/waiters.ts";
-import { newestOf, type PendingNonce, type PendingNonces, type PendingPayment, type UsedNonce } from "./pending.ts";
+import {
+  areAllKnown,
+  newestOf,
+  type PendingNonce,
+  type PendingNonces,
+  type PendingPayment,
+  type UsedNonce,
+  type WalletParts,
+} from "./pending.ts";
 import { NotClaimed } from "./sender.ts";
-import { countLate, markBurned, pays, type Reverted, transactionsOf } from "./transactions.ts";
+import { countLateRevert, markBurned, pays, type Reverted, transactionsOf } from "./transactions.ts";
 
 /** The authorization can only be used after the simulation; this many blocks allow for a node that was behind then. */
 const BEHIND_BLOCKS = 50;
@@ -39,10 +47,7 @@ const PAYMENTS_PARALLEL = 16;
 
 export type Resolver = ReturnType<typeof createPaymentResolver>;
 
-export interface ResolverOptions {
-  readonly chain: Chain;
-  readonly store: Store;
-  readonly log: Log;
+interface ResolverOptions extends WalletParts {
   readonly recorder: OutcomeRecorder;
   /** In lower case. */
   readonly ownWallets: () => Promise<ReadonlySet<Hex>>;
@@ -63,8 +68,8 @@ export function createPaymentResolver(options: ResolverOptions) {
   async function resolve(
     payment: PendingPayment,
     pendingNonce: PendingNonce,
-    head: Block,
-    receipt: Receipt | null,
+    own: End,
+    { head, receipt }: Evidence,
   ): Promise<boolean> {
     if (receipt !== null && payment.status !== "settled" && isPaidBy(payment.authorization, receipt)) {
       await recorder.settle(payment, receipt);
@@ -72,7 +77,6 @@ export function createPaymentResolver(options: ResolverOptions) {
     }
     if (payment.status !== "sent") return true;
     if (payment.moving) return false;
-    const own = endOf(pendingNonce, payment, usedBy(pendingNonce, receipt));
     // A transfer of ours that succeeded has moved the money, so a receipt that does not show it is incomplete.
     if (own.how === "moved") return false;
     const others = [...payment.pendingNonces].filter((other) => other !== pendingNonce);
@@ -82,13 +86,14 @@ export function createPaymentResolver(options: ResolverOptions) {
   }
 
   /** False when nothing can be said yet. What is thrown about one payment holds up no other. */
-  async function resolveAll(pendingNonce: PendingNonce, head: Block, receipt: Receipt | null): Promise<boolean> {
+  async function resolveAll(pendingNonce: PendingNonce, found: Evidence): Promise<boolean> {
     let failure: unknown = null;
     let isWhole = true;
     await mapLimit([...pendingNonce.payments], PAYMENTS_PARALLEL, async (payment) => {
       try {
-        if (!(await resolve(payment, pendingNonce, head, receipt))) isWhole = false;
-        else if (payment.status === "failed") await countLateReverts(payment, pendingNonce, head, receipt);
+        const own = endOf(pendingNonce, payment, found.used);
+        if (!(await resolve(payment, pendingNonce, own, found))) isWhole = false;
+        else if (payment.status === "failed") await countLate(payment, own, found.head);
       } catch (error) {
         failure ??= error;
       }
@@ -97,13 +102,7 @@ export function createPaymentResolver(options: ResolverOptions) {
     return isWhole;
   }
 
-  async function countLateReverts(
-    payment: PendingPayment,
-    pendingNonce: PendingNonce,
-    head: Block,
-    receipt: Receipt | null,
-  ) {
-    const end = endOf(pendingNonce, payment, usedBy(pendingNonce, receipt));
+  async function countLate(payment: PendingPayment, end: End, head: Block): Promise<void> {
     for (const reverted of await charged(chain, payment, head, [end])) await recorder.late(payment, reverted, head);
   }
 
@@ -118,7 +117,7 @@ export function createPaymentResolver(options: ResolverOptions) {
       const used = usedBy(pendingNonce, receipt);
       let isWhole = false;
       try {
-        isWhole = await resolveAll(pendingNonce, head, receipt);
+        isWhole = await resolveAll(pendingNonce, { head, receipt, used });
       } finally {
         // From here on a reorganisation undoes what is settled. Others that share the nonce are resolved as overdue.
         const isAnySettled = [...pendingNonce.payments].some(({ status }) => status === "settled");
@@ -127,14 +126,8 @@ export function createPaymentResolver(options: ResolverOptions) {
       if (!isWhole) throw new NotKnownYet();
       const { wallet, nonce } = pendingNonce;
       if (receipt === null) log.warn("foreign_nonce_used", { wallet, nonce });
-      pendingNonce.inclusion = used ?? {
-        hash: null,
-        succeeded: false,
-        paid: new Set(),
-        gasWei: 0n,
-        blockNumber: head.number,
-        blockHash: head.hash,
-      };
+      const at = { blockNumber: head.number, blockHash: head.hash };
+      pendingNonce.inclusion = used ?? { hash: null, succeeded: false, paid: new Set(), gasWei: 0n, ...at };
     },
     /** A sent payment whose time is past at `head`, or which has no pending nonce left that could make it. */
     async overdue(payment: PendingPayment, head: Block): Promise<void> {
@@ -150,10 +143,8 @@ export function createPaymentResolver(options: ResolverOptions) {
     /** The block in which the nonce was used is not part of the chain. */
     async reorganised(pendingNonce: PendingNonce): Promise<void> {
       const { payments, inclusion } = pendingNonce;
-      log.warn("reorg_detected", {
-        transaction: inclusion?.hash ?? newestOf(pendingNonce).hash,
-        block: inclusion?.blockNumber,
-      });
+      const transaction = inclusion?.hash ?? newestOf(pendingNonce).hash;
+      log.warn("reorg_detected", { transaction, block: inclusion?.blockNumber });
       for (const payment of payments) {
         if (payment.status === "settled" && inclusion?.paid.has(payment)) await recorder.reopen(payment);
       }
@@ -161,6 +152,14 @@ export function createPaymentResolver(options: ResolverOptions) {
       pendingNonce.broadcastAt = 0;
     },
   };
+}
+
+/** What the chain shows of a nonce that is used. */
+interface Evidence {
+  readonly head: Block;
+  /** Of our transaction that used it; null when none is known to. */
+  readonly receipt: Receipt | null;
+  readonly used: UsedNonce | null;
 }
 
 function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulate, send }: ResolverOptions) {
@@ -279,8 +278,6 @@ async function charged(chain: Chain, payment: PendingPayment, head: Block, ends:
   return revertedOf(ends, isWhole);
 }
 
-// What became of one wallet nonce of a payment, as far as a receipt tells. Pure.
-
 /**
  * `moved`: our transfer of this payment succeeded. `reverted`: a transaction of ours that made it alone reverted.
  * `failed among others`: a shared one reverted, or its receipt does not show this payment. `nothing`: a transaction of
@@ -327,9 +324,6 @@ export function isCertainlyUnpaid({ how, isUnshown }: End): boolean {
   return how === "reverted" || how === "nothing" || (how === "failed among others" && !isUnshown);
 }
 
-// Records how a payment ended, or that its block is gone, and tells those that wait. Each record is a guarded write, so
-// when two processes find out the same thing, one writes it and the other reads what was written.
-
 /** Nothing can be said yet, and the next look asks again. It is thrown, as a node's failures are. */
 export class NotKnownYet extends Error {
   override readonly name = "NotKnownYet";
@@ -337,21 +331,16 @@ export class NotKnownYet extends Error {
 
 export type OutcomeRecorder = ReturnType<typeof createOutcomeRecorder>;
 
-export interface OutcomeRecorderOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
-  readonly meters?: Pick<Meters, "settlement">;
+interface RecorderOptions extends Pick<WalletParts, "store" | "clock" | "log" | "reload"> {
+  readonly meters?: Pick<Meters, "settlement"> | undefined;
   readonly outcomes: Pick<SettlementWaiters, "announce">;
   readonly pendingNonces: Pick<PendingNonces, "of">;
-  /** The database holds a transaction that is not known here. */
-  readonly onConflict: () => void;
   /** Whether what all transactions cost has a bound, and so is counted. */
   readonly countsAll: boolean;
 }
 
-export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
-  const { store, clock, log, outcomes, pendingNonces, onConflict, meters = silentMeters } = options;
+export function createOutcomeRecorder(options: RecorderOptions) {
+  const { store, clock, log, outcomes, pendingNonces, reload, meters = silentMeters } = options;
 
   /** Takes over the status that its record has. */
   async function reread(payment: PendingPayment): Promise<void> {
@@ -369,13 +358,11 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
       return await store.write(async (tx) => {
         if (!(await recordFailed(tx, key, failure, { was: "sent", day: dayOf(head), now: clock.now() }))) return false;
         for (const each of reverted) await markBurned(tx, key, each);
-        const rows = await transactionsOf(tx, key);
-        const isJudged = rows.every((row) => !row.open || pendingNonces.of(row.wallet, row.wallet_nonce) !== undefined);
-        if (!isJudged) throw new NotKnownYet();
+        if (!(await areAllKnown(tx, key, pendingNonces))) throw new NotKnownYet();
         return true;
       });
     } catch (error) {
-      if (error instanceof NotKnownYet) onConflict();
+      if (error instanceof NotKnownYet) reload();
       throw error;
     }
   }
@@ -385,7 +372,7 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
     async changedElsewhere(payment: PendingPayment): Promise<void> {
       await reread(payment);
       if (payment.status !== "sent") return;
-      onConflict();
+      reload();
       throw new NotKnownYet();
     },
     async settle(payment: PendingPayment, receipt: Receipt): Promise<void> {
@@ -420,7 +407,7 @@ export function createOutcomeRecorder(options: OutcomeRecorderOptions) {
     },
     /** Its transfer reverted; counts the gas if the payment had failed for another reason before. */
     async late(payment: PendingPayment, reverted: Reverted, head: Block): Promise<void> {
-      if (await store.write((tx) => countLate(tx, payment.key, reverted, dayOf(head))))
+      if (await store.write((tx) => countLateRevert(tx, payment.key, reverted, dayOf(head))))
         log.warn("late_revert", { ...names(payment), ...reverted });
     },
     /** Settled no more, for its block is gone. */

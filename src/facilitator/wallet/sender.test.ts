@@ -50,7 +50,7 @@ test("a next nonce that is doubted while a sender looks at the fees is not belie
     sharedMax: 0,
     leases: NO_LEASES,
     pendingNonces: { add: () => undefined as never, of: () => undefined },
-    schedule: { wake() {} },
+    wake() {},
   });
   try {
     await sender.send(JOB);

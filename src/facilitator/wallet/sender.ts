@@ -1,12 +1,11 @@
-// One key's way to the chain. Payments that wait together share transactions or get consecutive nonces, are signed, and are stored in one
-// write, and only then is the next batch begun: so a nonce is never given twice, none is left out, and nothing
-// leaves the process before it is stored. Broadcasting happens elsewhere, since its failure changes nothing.
+// One key's way to the chain. Payments that wait together share transactions or get consecutive nonces, are signed, and are
+// stored in one write, so that either all of them may be broadcast or none; and only then is the next batch begun. So a nonce
+// is never given twice, none is left out, and nothing leaves the process before it is stored. Broadcasting happens elsewhere,
+// since its failure changes nothing.
 import type { Chain } from "../../chain/chain.ts";
-import { type Fees, quoteFees } from "../../chain/fees.ts";
+import { quoteFees } from "../../chain/fees.ts";
 import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/token.ts";
 import { Fault } from "../../core/fault.ts";
-import type { Log } from "../../core/log.ts";
-import type { Clock } from "../../core/time.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { endsWithin } from "../../kernel/wait.ts";
 import { type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
@@ -14,19 +13,18 @@ import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { markSent, markSentAgain } from "../payments/payments.ts";
 import { WalletNotHeld } from "../settle/ports.ts";
 import type { WalletLeases } from "./leases.ts";
-import type { KnownPayment, PendingNonces } from "./pending.ts";
+import { areAllKnown, type PendingNonces, type WalletParts } from "./pending.ts";
 import type { Signer } from "./signer.ts";
 import {
   areStored,
   contentOf,
   insertTransactions,
+  type PaymentTransfer,
+  type Position,
   signRow,
   storedNonces,
   type TransactionRow,
-  type Transfer,
-  transactionsOf,
 } from "./transactions.ts";
-import type { WatchSchedule } from "./watcher.ts";
 
 const BATCH_MAX = 100;
 /** A tenth of Base's time between blocks: how long a payment waits for others to share a transaction with. */
@@ -37,22 +35,33 @@ const CONFLICT_PAUSE_MS_MAX = 100;
 /** How old the newest block may be that fees are computed from. */
 const BLOCK_AGE_MS_MAX = 1000;
 const RETRY_AFTER_SECONDS = 5;
+const STORE_RETRY_MS = 250;
 
 export type Sender = ReturnType<typeof createSender>;
 
-export interface SenderOptions {
+export interface SendJob extends PaymentTransfer {
+  /** Whether it may share a transaction with others. */
+  readonly mayShare: boolean;
+  /** It was sent before, and none of those transactions can move the money any more. */
+  readonly again: boolean;
+}
+
+interface SignedJobs {
+  readonly jobs: readonly SendJob[];
+  readonly row: TransactionRow;
+}
+
+type BatchParts = Pick<WalletParts, "store" | "clock" | "log"> & {
+  readonly leases: Pick<WalletLeases, "fence">;
+  readonly pendingNonces: Pick<PendingNonces, "of">;
+};
+
+interface SenderOptions extends BatchParts, Pick<WalletParts, "chain" | "maxFee" | "wake"> {
   readonly signer: Signer;
-  readonly chain: Chain;
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
-  /** Wei per gas. */
-  readonly maxFee: bigint;
   /** Most payments of one transaction; up to 1: each has its own. */
   readonly sharedMax: number;
   readonly leases: Pick<WalletLeases, "holds" | "fence">;
   readonly pendingNonces: Pick<PendingNonces, "add" | "of">;
-  readonly schedule: Pick<WatchSchedule, "wake">;
 }
 
 interface QueuedSend {
@@ -62,7 +71,7 @@ interface QueuedSend {
 }
 
 export function createSender(options: SenderOptions) {
-  const { signer, chain, clock, log, maxFee, sharedMax, leases } = options;
+  const { signer, log, sharedMax, leases } = options;
   const batchStore = createBatchStore(options);
   const queue: QueuedSend[] = [];
   /** The payments that are being signed and stored. */
@@ -71,7 +80,8 @@ export function createSender(options: SenderOptions) {
   /** Rises whenever the next nonce is no longer known for certain. */
   let resyncs = 0;
   let running: Promise<void> | null = null;
-  const gathering = createGathering(sharedMax);
+  /** Ends the wait for others to share a transaction with. */
+  let endGathering = () => {};
   let stopped = false;
 
   /** Somebody else uses the key: chain and store are asked for the next nonce. */
@@ -82,11 +92,19 @@ export function createSender(options: SenderOptions) {
 
   async function run(): Promise<void> {
     while (queue.length > 0) {
-      await gathering.wait(() => queue.length);
+      await gather();
       batch = queue.splice(0, BATCH_MAX);
       await sendBatch();
     }
     running = null;
+  }
+
+  /** Until a transaction is full, or for a moment. */
+  async function gather(): Promise<void> {
+    if (sharedMax <= 1 || queue.length >= sharedMax || stopped) return;
+    const { promise, resolve } = Promise.withResolvers<void>();
+    endGathering = resolve;
+    await endsWithin(GATHER_MS, promise);
   }
 
   /** Settles every one of the batch, sooner or later. */
@@ -108,31 +126,20 @@ export function createSender(options: SenderOptions) {
   async function sendSome(those: readonly QueuedSend[]): Promise<readonly QueuedSend[]> {
     if (!leases.holds(signer.address)) throw new WalletNotHeld(signer.address);
     const resyncsBefore = resyncs;
-    const { room, ...start } = await startOf();
+    const { room, ...start } = await startOf(options, next);
     const groups = byTransaction(
       those.map(({ job }) => job),
       sharedMax,
     );
     const { signed, failure } = await signBatch(signer, groups.slice(0, room), start);
     if (failure !== null) log.error("signer_failed", { wallet: signer.address, error: failure });
-    if (signed.length === 0) throw unavailable("signer unreachable", failure);
+    if (signed.length === 0) throw cannotSend("signer unreachable", failure);
     await batchStore.write(signed);
     if (resyncs === resyncsBefore) next = behind({ nonce: start.nonce, room }, signed.length);
     follow(options, signed);
     const stored = new Set(signed.flatMap(({ jobs }) => jobs));
     for (const { job, resolve } of those) if (stored.has(job)) resolve();
     return those.filter(({ job }) => !stored.has(job));
-  }
-
-  async function startOf() {
-    const [newest, tip, free] = await Promise.all([
-      chain.newest(BLOCK_AGE_MS_MAX),
-      chain.tip(),
-      next ?? firstFree(chain, options.store, signer),
-    ]);
-    const fees = quoteFees(newest.baseFee, tip, maxFee);
-    if (fees === null) throw unavailable("gas is too dear now");
-    return { ...free, fees, block: newest.number, now: clock.now() };
   }
 
   return {
@@ -143,10 +150,10 @@ export function createSender(options: SenderOptions) {
     next: (): number | null => next?.nonce ?? null,
     /** Resolves when its transaction is stored. @throws Fault `unavailable`; NotClaimed; WalletNotHeld. Nothing is stored then. */
     send(job: SendJob): Promise<void> {
-      if (stopped) return Promise.reject(unavailable("stopping"));
+      if (stopped) return Promise.reject(cannotSend("stopping"));
       const { promise, resolve, reject } = Promise.withResolvers<void>();
       queue.push({ job, resolve, reject });
-      gathering.came(queue.length);
+      if (queue.length >= sharedMax) endGathering();
       running ??= run();
       return promise;
     },
@@ -155,51 +162,44 @@ export function createSender(options: SenderOptions) {
     async stop(): Promise<void> {
       stopped = true;
       batchStore.stop();
-      gathering.stop();
-      for (const { reject } of queue.splice(0)) reject(unavailable("stopping"));
+      endGathering();
+      for (const { reject } of queue.splice(0)) reject(cannotSend("stopping"));
       await running;
     },
   };
 }
 
-/** They are stored. Now they may be broadcast, by the process that holds the wallet by now. */
-function follow({ signer, leases, pendingNonces, schedule }: SenderOptions, signed: readonly SignedJobs[]): void {
-  if (!leases.holds(signer.address)) return;
-  for (const { jobs, row } of signed) pendingNonces.add(row, jobs.map(asSent));
-  schedule.wake();
+/** Where the next batch begins, at the fees of now. @throws Fault `unavailable` */
+async function startOf({ signer, chain, store, clock, maxFee }: SenderOptions, next: Free | null) {
+  const [newest, tip, free] = await Promise.all([
+    chain.newest(BLOCK_AGE_MS_MAX),
+    chain.tip(),
+    next ?? firstFree(chain, store, signer),
+  ]);
+  const fees = quoteFees(newest.baseFee, tip, maxFee);
+  if (fees === null) throw cannotSend("gas price above the configured maximum");
+  return { ...free, fees, block: newest.number, now: clock.now() };
 }
 
-function asSent({ payment }: SendJob): KnownPayment {
-  return { ...payment, status: "sent" };
+/** They are stored. Now they may be broadcast, by the process that holds the wallet by now. */
+function follow({ signer, leases, pendingNonces, wake }: SenderOptions, signed: readonly SignedJobs[]): void {
+  if (!leases.holds(signer.address)) return;
+  for (const { jobs, row } of signed) {
+    pendingNonces.add(
+      row,
+      jobs.map(({ payment }) => ({ ...payment, status: "sent" })),
+    );
+  }
+  wake();
 }
 
 /** Rejects those that the error is about, and returns the others. */
 function refuse(those: readonly QueuedSend[], error: unknown): readonly QueuedSend[] {
-  const reason = error instanceof UniqueViolation ? unavailable("the wallet is in use", error) : error;
+  const reason = error instanceof UniqueViolation ? cannotSend("the wallet is in use", error) : error;
   const key = error instanceof NotClaimed ? error.key : null;
   const others = key === null ? [] : those.filter(({ job }) => job.payment.key !== key);
   for (const each of those) if (!others.includes(each)) each.reject(reason);
   return others;
-}
-
-/** Waits for others to share a transaction with: until it is full, or for a moment. */
-function createGathering(sharedMax: number) {
-  let full = Promise.withResolvers<void>();
-  let stopped = false;
-  return {
-    async wait(waiting: () => number): Promise<void> {
-      if (sharedMax <= 1 || waiting() >= sharedMax || stopped) return;
-      full = Promise.withResolvers();
-      await endsWithin(GATHER_MS, full.promise);
-    },
-    came(waiting: number): void {
-      if (waiting >= sharedMax) full.resolve();
-    },
-    stop(): void {
-      stopped = true;
-      full.resolve();
-    },
-  };
 }
 
 /** A row of free nonces. */
@@ -230,25 +230,8 @@ function pauseAtRandom(): Promise<void> {
   return new Promise((resolve) => setTimeout(resolve, Math.random() * CONFLICT_PAUSE_MS_MAX));
 }
 
-export function unavailable(message: string, cause?: unknown): Fault {
+export function cannotSend(message: string, cause?: unknown): Fault {
   return new Fault("unavailable", message, { retryAfterSeconds: RETRY_AFTER_SECONDS, cause });
-}
-
-// A batch of payments on its way into the store: put together into transactions, signed with consecutive nonces and
-// stored in one write, so that either all of them may be broadcast or none.
-
-const STORE_RETRY_MS = 250;
-
-export interface SendJob extends Transfer {
-  /** Whether it may share a transaction with others. */
-  readonly mayShare: boolean;
-  /** It was sent before, and none of those transactions can move the money any more. */
-  readonly again: boolean;
-}
-
-export interface SignedJobs {
-  readonly jobs: readonly SendJob[];
-  readonly row: TransactionRow;
 }
 
 /** The payment's record says that it is not to be sent (any more): it is not claimed, or has ended, or was sent elsewhere. */
@@ -260,15 +243,6 @@ export class NotClaimed extends Error {
     super("the payment is not to be sent");
     this.key = key;
   }
-}
-
-export interface BatchStart {
-  readonly nonce: number;
-  readonly fees: Fees;
-  /** The chain's newest block. */
-  readonly block: number;
-  /** Milliseconds. */
-  readonly now: number;
 }
 
 /**
@@ -294,16 +268,16 @@ export function byTransaction(jobs: readonly SendJob[], paymentsMax: number): Se
 }
 
 /** Signs them in order. None is given a nonce after the first that can't be signed, so that there is no gap. */
-export async function signBatch(
+async function signBatch(
   signer: Signer,
   groups: readonly (readonly SendJob[])[],
-  { nonce, fees, block, now }: BatchStart,
+  { nonce, ...at }: Omit<Position, "replacement">,
 ): Promise<{ signed: SignedJobs[]; failure: unknown }> {
   const done: (SignedJobs | undefined)[] = groups.map(() => undefined);
   let failure: unknown = null;
   await mapLimit(groups.entries(), signer.parallel, async ([index, jobs]) => {
     if (failure !== null) return;
-    const position = { nonce: nonce + index, replacement: 0, fees, block, now };
+    const position = { ...at, nonce: nonce + index, replacement: 0 };
     try {
       done[index] = { jobs, row: await signRow(signer, contentOf(signer.address, jobs), position) };
     } catch (error) {
@@ -315,43 +289,24 @@ export async function signBatch(
   return { signed, failure };
 }
 
-export interface BatchStoreOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
-  readonly leases: Pick<WalletLeases, "fence">;
-  readonly pendingNonces: Pick<PendingNonces, "of">;
-}
-
-export function createBatchStore({ store, clock, log, leases, pendingNonces }: BatchStoreOptions) {
+export function createBatchStore({ store, clock, log, leases, pendingNonces }: BatchParts) {
   let stopped = false;
 
   async function mark(tx: Tx, { payment, again }: SendJob, hash: Hex): Promise<void> {
     const { key } = payment;
     const isMarked = again
-      ? (await markSentAgain(tx, key, clock.now())) && (await isJudged(tx, key, hash))
+      ? (await markSentAgain(tx, key, clock.now())) && (await areAllKnown(tx, key, pendingNonces, hash))
       : await markSent(tx, payment, hash, clock.now());
     if (!isMarked) throw new NotClaimed(key);
   }
 
-  /** No other process has sent the payment once more, by a transaction that was not judged here. */
-  async function isJudged(tx: Tx, key: PaymentKey, own: Hex): Promise<boolean> {
-    const rows = await transactionsOf(tx, key);
-    return rows.every(
-      ({ hash, open, wallet, wallet_nonce }) =>
-        hash === own || !open || pendingNonces.of(wallet, wallet_nonce) !== undefined,
-    );
-  }
-
   async function insert(signed: readonly SignedJobs[]): Promise<void> {
     await store.write(async (tx) => {
-      await insertTransactions(
-        tx,
-        signed.map(({ row }) => row),
-      );
+      const rows = signed.map(({ row }) => row);
+      await insertTransactions(tx, rows);
       for (const { jobs, row } of signed) for (const job of jobs) await mark(tx, job, row.hash);
       // Last: when the answer to a commit is lost, the rows in the way of the next try tell that the first one stored them.
-      for (const wallet of new Set(signed.map(({ row }) => row.wallet))) await leases.fence(tx, wallet);
+      for (const wallet of new Set(rows.map((row) => row.wallet))) await leases.fence(tx, wallet);
     });
   }
 

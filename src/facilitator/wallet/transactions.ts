@@ -29,7 +29,7 @@ export interface TransactionRow extends StoredTransaction {
 }
 
 /** A payment that is to be sent, and the gas that it may use. */
-export interface Transfer {
+export interface PaymentTransfer {
   readonly payment: ClaimedPayment;
   readonly gas: bigint;
 }
@@ -64,24 +64,20 @@ export interface Position {
 }
 
 /** The gas of each is capped, however much was estimated, so that a block has room for it. */
-function partOf({ payment, gas }: Transfer): PaymentPart {
+function partOf({ payment, gas }: PaymentTransfer): PaymentPart {
   const { from: payer, nonce } = payment.authorization;
   return { payer, nonce, gas: gas < GAS_MAX ? gas : GAS_MAX };
 }
 
 /** What makes these payments: the transfer itself for one, Multicall3 for several, and nothing for none. */
-export function contentOf(wallet: Hex, transfers: readonly Transfer[]): TransactionContent {
-  if (transfers.length === 0) return nothing(wallet);
+export function contentOf(wallet: Hex, transfers: readonly PaymentTransfer[]): TransactionContent {
+  if (transfers.length === 0) return { to: wallet, data: "0x", gas: NOTHING_GAS, payments: [] };
   const payments = transfers.map(partOf);
   const gas = payments.reduce((sum, part) => sum + part.gas, 0n);
   const calls = transfers.map(({ payment: { authorization, signature } }) => transferData(authorization, signature));
   const [only] = calls;
   if (only !== undefined && calls.length === 1) return { to: TOKEN_ADDRESS, data: only, gas, payments };
   return { to: MULTICALL3, data: aggregateData(TOKEN_ADDRESS, calls), gas: gas + SHARED_GAS, payments };
-}
-
-export function nothing(wallet: Hex): TransactionContent {
-  return { to: wallet, data: "0x", gas: NOTHING_GAS, payments: [] };
 }
 
 /** Whether the transaction makes this payment, alone or among others. */
@@ -168,7 +164,7 @@ export async function openWallets(reader: Reader): Promise<Hex[]> {
 }
 
 /** The payments of those of these transactions that make several. */
-export async function partsOf(
+export async function sharedParts(
   reader: Reader,
   hashes: readonly Hex[],
 ): Promise<{ hash: Hex; payer: Hex; nonce: Hex }[]> {
@@ -245,9 +241,10 @@ export async function closeNonces(tx: Tx, places: readonly WalletNonce[]): Promi
   }
 }
 
-// Gas that reverted transfers have burned. Each counts once, however often it is found and by whichever process.
-
-/** A transaction of ours in which a payment's transfer reverted, and what that cost. */
+/**
+ * A transaction of ours in which a payment's transfer reverted, and the gas that it has burned. Each counts once, however
+ * often it is found and by whichever process.
+ */
 export interface Reverted {
   readonly hash: Hex;
   readonly gasWei: bigint;
@@ -282,7 +279,7 @@ async function isAnyBurned(tx: Tx, { payer, nonce }: PaymentKey): Promise<boolea
  * A transfer reverted after its payment had failed for another reason: its gas counts on this UTC day, and the
  * payment's share of the ceiling, which was given back, is taken again. This is counted once.
  */
-export async function countLate(tx: Tx, key: PaymentKey, reverted: Reverted, on: string): Promise<boolean> {
+export async function countLateRevert(tx: Tx, key: PaymentKey, reverted: Reverted, on: string): Promise<boolean> {
   const known = await findPayment(tx, key);
   if (known === null) return false;
   const { account, day, value } = known;

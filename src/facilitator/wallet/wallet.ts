@@ -14,13 +14,13 @@ import type { ClaimedPayment } from "../payments/payments.ts";
 import type { Gas } from "../settle/ports.ts";
 import type { SettlementWaiters } from "../settle/waiters.ts";
 import { createBroadcaster, createReplacer } from "./broadcast.ts";
-import { createReadinessCheck, createSharing, createWalletChoice, IN_FLIGHT_MAX } from "./choose-wallet.ts";
-import { createOwnWallets, type WalletLeases } from "./leases.ts";
-import { createNonceSync, createPendingNonces, type NonceSync, type PendingNonces } from "./pending.ts";
+import { createWalletChoice, IN_FLIGHT_MAX } from "./choose-wallet.ts";
+import { createOwnWallets, type LeaseListener, type WalletLeases } from "./leases.ts";
+import { createNonceSync, createPendingNonces, type NonceSync, type WalletParts } from "./pending.ts";
 import { createOutcomeRecorder, createPaymentResolver } from "./resolution.ts";
 import { createSender, type Sender } from "./sender.ts";
 import { type Signer, watchSigners } from "./signer.ts";
-import { createWatcher, createWatchSchedule, type WatchSchedule } from "./watcher.ts";
+import { createWatcher } from "./watcher.ts";
 
 export type Wallet = ReturnType<typeof createWallet>;
 
@@ -51,61 +51,51 @@ export interface WalletOptions {
 }
 
 export function createWallet(options: WalletOptions) {
-  const { chain, store, clock, log, leases, outcomes, limits } = options;
+  const { chain, store, clock, log, leases, outcomes, meters, spans, limits } = options;
   const { signers, isFailing } = watchSigners(options.signers);
-  const maxFee = gweiToWei(limits.maxFeeGwei);
   const pendingNonces = createPendingNonces();
-  const schedule = createWatchSchedule(log);
-  const nonceSync = createNonceSync({ store, pendingNonces, leases });
-  const parts = { chain, store, clock, log, leases, pendingNonces, schedule, maxFee };
+  const sync = createNonceSync({ store, pendingNonces, leases });
   const senders = new Map<Hex, Sender>();
+  const parts: WalletParts = {
+    ...{ chain, store, clock, log, leases, pendingNonces },
+    maxFee: gweiToWei(limits.maxFeeGwei),
+    wake: () => watcher.wake(),
+    lookAgain: () => watcher.lookAgain(),
+    reload: sync.invalidate,
+    resynchronise: (wallet) => senders.get(wallet)?.resynchronise(),
+  };
   const sharedMax = limits.batch;
   for (const signer of signers) senders.set(signer.address, createSender({ ...parts, signer, sharedMax }));
-  const readiness = createReadinessCheck(chain, [...senders.values()], limits.gasLowWaterWei, log);
-  const resynchronise = (wallet: Hex) => senders.get(wallet)?.resynchronise();
-  const { send, ...choice } = createWalletChoice({
+  const { gasLowWaterWei, rebroadcastMs: againMs, confirmations } = limits;
+  const choice = createWalletChoice({ ...parts, senders: [...senders.values()], gasLowWaterWei, sharedMax });
+  const { send, ...chosen } = choice;
+  const broadcaster = createBroadcaster({ ...parts, againMs, spans });
+  const countsAll = (limits.dailyGasAllWei ?? 0n) > 0n;
+  const resolver = createPaymentResolver({
     ...parts,
-    readiness,
-    senders,
-    mayShare: createSharing(chain, sharedMax, log),
+    recorder: createOutcomeRecorder({ ...parts, meters, outcomes, countsAll }),
+    ownWallets: createOwnWallets(store, [...senders.keys()]),
+    simulate: choice.simulate,
+    send: (payment, gas) => send(payment, gas, true),
   });
-  const { meters } = options;
-  const recorder = createOutcomeRecorder({
-    ...parts,
-    ...(meters && { meters }),
-    countsAll: (limits.dailyGasAllWei ?? 0n) > 0n,
-    outcomes,
-    onConflict: nonceSync.invalidate,
-  });
-  const broadcaster = createBroadcaster({
-    ...parts,
-    onForeignNonce: resynchronise,
-    againMs: limits.rebroadcastMs,
-    spans: options.spans,
-  });
+  const replace = createReplacer(parts);
+  const { broadcast } = broadcaster;
   const watcher = createWatcher({
     ...parts,
     senders,
-    resolver: createPaymentResolver({
-      ...parts,
-      recorder,
-      ownWallets: createOwnWallets(store, [...senders.keys()]),
-      simulate: choice.simulate,
-      send: (payment, gas) => send(payment, gas, true),
-    }),
-    replace: createReplacer({ ...parts, onConflict: nonceSync.invalidate, onGap: resynchronise }),
-    broadcast: broadcaster.broadcast,
-    refresh: nonceSync.refresh,
-    confirmations: limits.confirmations,
+    resolver,
+    replace,
+    confirmations,
+    broadcast,
+    refresh: sync.refresh,
+  });
+  const handOver = createHandOver(parts, sync, async () => {
+    const found = await choice.readiness();
+    return !isFailing() && (found.ready || found.reason === "gas wallet low");
   });
 
-  const isAble = async () => {
-    const found = await readiness.readiness();
-    return !isFailing() && (found.ready || found.reason === "gas wallet low");
-  };
-  const handOver = createHandOver({ ...parts, nonceSync, resynchronise, isAble });
-
   return {
+    ...chosen,
     /** Payments that may be under way at once, by all keys together. */
     capacity: IN_FLIGHT_MAX * signers.length,
     /**
@@ -120,13 +110,9 @@ export function createWallet(options: WalletOptions) {
     onTaken: handOver.onTaken,
     /** Takes up what another process has left behind; called now and then. @throws Fault `unavailable` */
     async takeUp(): Promise<void> {
-      await nonceSync.refresh();
-      if (pendingNonces.wallets().size > 0 || !pendingNonces.payments().next().done) schedule.wake();
+      await sync.refresh();
+      if (pendingNonces.wallets().size > 0 || !pendingNonces.payments().next().done) watcher.wake();
     },
-    /** At most about a second old. */
-    readiness: readiness.readiness,
-    ...choice,
-    balances: readiness.balances,
     worksFor: (wallet: Hex | null): boolean => (wallet === null ? !store.isShared : leases.holds(wallet)),
     isAlone: leases.isAlone,
     /**
@@ -143,39 +129,34 @@ export function createWallet(options: WalletOptions) {
   };
 }
 
-interface HandOverOptions extends Pick<WalletOptions, "log" | "leases"> {
-  readonly pendingNonces: PendingNonces;
-  readonly schedule: Pick<WatchSchedule, "wake">;
-  readonly nonceSync: NonceSync;
-  resynchronise(wallet: Hex): void;
-  /** Whether this process can send at all now. */
-  isAble(): Promise<boolean>;
-}
-
-/** What this process does when wallets come to it, and when they go. */
-function createHandOver(options: HandOverOptions) {
-  const { log, leases, pendingNonces, schedule, nonceSync, resynchronise, isAble } = options;
+/**
+ * What this process does when wallets come to it, and when they go.
+ *
+ * @param isAble whether this process can send at all now
+ */
+function createHandOver(parts: WalletParts, { load }: NonceSync, isAble: () => Promise<boolean>) {
+  const { log, leases, pendingNonces, resynchronise, reload, wake } = parts;
   let onTaken = () => {};
 
   /** What is open of wallets that this process works for from now on, is taken up. */
   async function takeOver(wallets: readonly Hex[]): Promise<void> {
     for (const wallet of wallets) resynchronise(wallet);
-    await nonceSync.load();
+    await load();
     const count = [...pendingNonces.all()].length;
     if (count > 0) log.info("transactions_resumed", { count });
-    schedule.wake();
+    wake();
   }
 
-  const listener = {
-    async taken(wallets: readonly Hex[]): Promise<void> {
-      nonceSync.invalidate();
+  const listener: LeaseListener = {
+    async taken(wallets) {
+      reload();
       await takeOver(wallets).catch((error) => log.warn("taking_up_failed", { error }));
       onTaken();
     },
-    lost(): void {
+    lost() {
       pendingNonces.release(leases.holds);
       // Some of what was let go may concern a wallet that is kept.
-      nonceSync.invalidate();
+      reload();
     },
     isAble,
   };

@@ -1,14 +1,13 @@
-// When the chain is looked at, and when what is due is broadcast: on each new block, found by polling, while anything is
-// open. With nothing open, no node is asked.
+// When the chain is looked at, what a look finds, and when what is due is broadcast: on each new block, found by polling,
+// while anything is open. With nothing open, no node is asked. One look tells which wallet nonces are used by now, what that
+// means for the payments, what is deep enough in the chain to be closed, what a reorganisation has undone, and what has to be
+// replaced. Each step may fail, and is repeated with the next look; nothing is forgotten before the database knows it.
 import type { Chain } from "../../chain/chain.ts";
 import type { Block } from "../../chain/rpc-types.ts";
-import type { Log } from "../../core/log.ts";
 import { mapLimit } from "../../kernel/loop.ts";
-import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { NonceProgress, Replacer } from "./broadcast.ts";
-import type { WalletLeases } from "./leases.ts";
-import type { PendingNonce, PendingNonces, PendingPayment } from "./pending.ts";
+import type { PendingNonce, PendingPayment, WalletParts } from "./pending.ts";
 import { isExpired, type Resolver } from "./resolution.ts";
 import type { Sender } from "./sender.ts";
 import { closeNonces } from "./transactions.ts";
@@ -17,27 +16,57 @@ import { closeNonces } from "./transactions.ts";
 const POLL_MS = 150;
 /** While there is nothing but blocks to count until an inclusion is final. */
 const CALM_POLL_MS = 1000;
+/** After a failed step, or an answer of a node, the chain is looked at again although there is no new block. */
+const LOOK_AGAIN_MS = 1000;
+const QUESTIONS_PARALLEL = 16;
+const WALLETS_PARALLEL = 4;
 
-export interface WatcherOptions extends ReconcileOptions {
+interface WatcherOptions extends WalletParts {
+  readonly senders: ReadonlyMap<Hex, Sender>;
+  readonly resolver: Resolver;
+  readonly replace: Replacer;
+  /** Blocks until an inclusion counts as final. */
+  readonly confirmations: number;
   /** Begins to broadcast what is due. Nobody waits for it, so a node that hangs does not hold up the next look. */
   readonly broadcast: () => void;
   /** Takes in what other processes have stored. */
   readonly refresh: () => Promise<void>;
 }
 
+/** Does a step whose failure must not hold up the others. Never rejects. */
+type Attempt = (step: string, work: () => Promise<void>) => Promise<void>;
+
 export function createWatcher(options: WatcherOptions) {
-  const { chain, pendingNonces, schedule, broadcast, refresh } = options;
-  const reconcile = createReconcile(options);
+  const { chain, log, pendingNonces, broadcast, refresh } = options;
+  const reconcile = createReconcile(options, attempt);
   let seen: Block | null = null;
+  /** When the chain is looked at although there is no new block (performance.now). */
+  let lookAt = Number.POSITIVE_INFINITY;
   /** When the next round begins (performance.now). */
   let nextAt = Number.POSITIVE_INFINITY;
   let timer: ReturnType<typeof setTimeout> | undefined;
   let round: Promise<void> | null = null;
+  let stopped = false;
 
-  async function turn(): Promise<void> {
+  function lookAgain(): void {
+    lookAt = Math.min(lookAt, performance.now() + LOOK_AGAIN_MS);
+  }
+
+  async function attempt(step: string, work: () => Promise<void>): Promise<void> {
+    if (stopped) return;
+    try {
+      await work();
+    } catch (error) {
+      log.debug("chain_watcher_failed", { step, error });
+      lookAgain();
+    }
+  }
+
+  async function look(): Promise<void> {
     const at = await chain.newest();
-    if (at.hash !== seen?.hash || schedule.isLookDue()) {
-      schedule.looking();
+    if (at.hash !== seen?.hash || performance.now() >= lookAt) {
+      // What asked for a look before is met by this one.
+      lookAt = Number.POSITIVE_INFINITY;
       await refresh();
       await reconcile(at);
       seen = at;
@@ -53,9 +82,9 @@ export function createWatcher(options: WatcherOptions) {
   }
 
   async function run(): Promise<void> {
-    await schedule.attempt("turn", turn);
+    await attempt("turn", look);
     round = null;
-    if (schedule.isStopped() || (pendingNonces.wallets().size === 0 && !isWaiting())) return;
+    if (stopped || (pendingNonces.wallets().size === 0 && !isWaiting())) return;
     scheduleRound(isWaiting() ? POLL_MS : CALM_POLL_MS);
   }
 
@@ -71,96 +100,25 @@ export function createWatcher(options: WatcherOptions) {
     }, ms);
   }
 
-  schedule.onWake(() => {
-    broadcast();
-    // A round under way schedules the next one itself.
-    if (round === null) scheduleRound(POLL_MS);
-  });
-
   return {
+    lookAgain,
+    wake(): void {
+      if (stopped) return;
+      broadcast();
+      // A round under way schedules the next one itself.
+      if (round === null) scheduleRound(POLL_MS);
+    },
     async stop(): Promise<void> {
-      schedule.stop();
+      stopped = true;
       clearTimeout(timer);
       await round;
     },
   };
 }
 
-// When the watcher has work: transactions were stored, or the chain is to be looked at again. Sender and broadcaster
-// note it here and the watcher reads it, so neither of them has to know the watcher, which calls both.
-
-/** After a failed step, or an answer of a node, the chain is looked at again although there is no new block. */
-const LOOK_AGAIN_MS = 1000;
-
-export type WatchSchedule = ReturnType<typeof createWatchSchedule>;
-
-export function createWatchSchedule(log: Log) {
-  /** When the chain is looked at although there is no new block (performance.now). */
-  let lookAt = Number.POSITIVE_INFINITY;
-  let listener = () => {};
-  let stopped = false;
-
-  /** The chain is to be looked at soon, even if there is no new block. */
-  function lookAgain(): void {
-    lookAt = Math.min(lookAt, performance.now() + LOOK_AGAIN_MS);
-  }
-
-  return {
-    lookAgain,
-    isLookDue: (): boolean => performance.now() >= lookAt,
-    /** A look begins: what asked for one before is met by it. */
-    looking(): void {
-      lookAt = Number.POSITIVE_INFINITY;
-    },
-    /** There is something to broadcast, or to watch. */
-    wake(): void {
-      if (!stopped) listener();
-    },
-    onWake(listen: () => void): void {
-      listener = listen;
-    },
-    /** Runs a step whose failure must not hold up the others. Never rejects. */
-    async attempt(step: string, work: () => Promise<void>): Promise<void> {
-      if (stopped) return;
-      try {
-        await work();
-      } catch (error) {
-        log.debug("chain_watcher_failed", { step, error });
-        lookAgain();
-      }
-    },
-    isStopped: (): boolean => stopped,
-    /** No step is begun any more. */
-    stop(): void {
-      stopped = true;
-    },
-  };
-}
-
-// One look at the chain: which wallet nonces are used by now, what that means for the payments, what is deep enough in
-// the chain to be closed, what a reorganisation has undone, and what has to be replaced. Each step may fail, and is
-// repeated with the next look; nothing is forgotten before the database knows it.
-
-const QUESTIONS_PARALLEL = 16;
-const WALLETS_PARALLEL = 4;
-
-export interface ReconcileOptions {
-  readonly chain: Chain;
-  readonly store: Store;
-  readonly leases: Pick<WalletLeases, "holds">;
-  readonly pendingNonces: PendingNonces;
-  readonly senders: ReadonlyMap<Hex, Sender>;
-  readonly resolver: Resolver;
-  readonly replace: Replacer;
-  /** Blocks until an inclusion counts as final. */
-  readonly confirmations: number;
-  readonly schedule: WatchSchedule;
-}
-
 /** Looks at the chain whose newest block this is. Never rejects. */
-export function createReconcile(options: ReconcileOptions): (at: Block) => Promise<void> {
+function createReconcile(options: WatcherOptions, attempt: Attempt): (at: Block) => Promise<void> {
   const { chain, store, leases, pendingNonces, senders, resolver, replace, confirmations } = options;
-  const { attempt } = options.schedule;
   const undoReorganised = createReorganised(options);
   const progresses = new Map<Hex, NonceProgress>();
 
@@ -196,7 +154,7 @@ export function createReconcile(options: ReconcileOptions): (at: Block) => Promi
   }
 
   async function closeDeep(at: Block): Promise<void> {
-    const deep = included(pendingNonces).filter(({ inclusion, payments }) => {
+    const deep = included(pendingNonces.all()).filter(({ inclusion, payments }) => {
       const isDeep = inclusion !== null && at.number - inclusion.blockNumber >= confirmations;
       return isDeep && [...payments].every(({ status }) => status !== "sent");
     });
@@ -222,7 +180,7 @@ export function createReconcile(options: ReconcileOptions): (at: Block) => Promi
 }
 
 /** No question is needed while each block follows the last one seen; anything else may be another branch. */
-function createReorganised({ chain, pendingNonces, resolver }: ReconcileOptions): (at: Block) => Promise<void> {
+function createReorganised({ chain, pendingNonces, resolver }: WatcherOptions): (at: Block) => Promise<void> {
   let head: Block | null = null;
   /** Some block with a transaction of ours has not been seen to be part of the present chain. */
   let isDoubtful = false;
@@ -230,14 +188,14 @@ function createReorganised({ chain, pendingNonces, resolver }: ReconcileOptions)
     if (head !== null && head.hash !== at.hash && head.hash !== at.parentHash) isDoubtful = true;
     head = at;
     if (!isDoubtful) return;
-    const { lost, isWhole } = await sift(chain, included(pendingNonces));
+    const { lost, isWhole } = await sift(chain, included(pendingNonces.all()));
     for (const pendingNonce of lost) await resolver.reorganised(pendingNonce);
     isDoubtful = !isWhole;
   };
 }
 
-function included(pendingNonces: PendingNonces): PendingNonce[] {
-  return [...pendingNonces.all()].filter(({ inclusion }) => inclusion !== null);
+function included(pendingNonces: Iterable<PendingNonce>): PendingNonce[] {
+  return [...pendingNonces].filter(({ inclusion }) => inclusion !== null);
 }
 
 /** Sorts included nonces by whether their block is part of the chain. A node that does not know the block says nothing. */
