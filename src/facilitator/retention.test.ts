@@ -6,7 +6,7 @@ import type { Hex } from "../x402/types.ts";
 import { utcDay } from "./payments/guardrails.ts";
 import { markSent, recordSettled } from "./payments/payments.ts";
 import { cleanUpFacilitator } from "./retention.ts";
-import { createRefusalLog } from "./settle/response.ts";
+import { createRefusalLog } from "./settle/outcome.ts";
 
 const DAY_MS = 86_400_000;
 const word = (n: number): Hex => `0x${n.toString(16).padStart(64, "0")}`;

@@ -19,33 +19,40 @@ import {
   sentNonces,
   withdrawClaim,
 } from "../payments/payments.ts";
-import { type Gas, type SettleOptions, WalletNotHeld } from "./ports.ts";
-import { requirementsText, type SettlementRequest, windowProblem } from "./request.ts";
 import {
-  beingSettled,
-  type SettlementRefusal,
-  type SettlementResponses,
-  type SettleResponse,
-  unavailable,
-} from "./response.ts";
+  BEING_SETTLED,
+  declined,
+  notNow,
+  outcomeOf,
+  overLimit,
+  overShare,
+  putOff,
+  type SettleOutcome,
+} from "./outcome.ts";
+import { type Gas, type SettleOptions, WalletNotHeld } from "./ports.ts";
+import { type Named, requirementsText, type SettlementRequest, windowProblem } from "./request.ts";
 
 /** To a node, for one payment. */
 const QUESTIONS_PARALLEL = 8;
 
-/** "taken": somebody else claimed it in between, so there is a record to answer from. */
-export type Collected = SettleResponse | SettlementRefusal | "taken";
+/**
+ * "taken": somebody else claimed it in between, so there is a record to answer from. `refused`: nothing is claimed, and it is
+ * refused unless it has a record by now.
+ */
+type Collected = SettleOutcome | { readonly refused: SettleOutcome } | "taken";
+
+const REFUSALS = { ceiling: "over_daily_ceiling", reverts: "payer_reverted", gas: "over_daily_gas" } as const;
 
 type ClaimWithGas = ClaimedPayment & Pick<PaymentClaim, "gas" | "gasAtRisk" | "gasHeld" | "hasCode" | "day">;
 
 interface CollectOptions extends SettleOptions {
-  readonly responses: SettlementResponses;
   readonly inFlight: InFlight;
   /** A claim may have been left behind. */
   onOrphanedClaim(): void;
 }
 
 export function createCollect(options: CollectOptions) {
-  const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, responses, inFlight } = options;
+  const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, inFlight } = options;
   const { onOrphanedClaim, spans = createPaymentSpans(null) } = options;
   const claimBeside = createClaim(options);
   const isOverShare = createOpenShares(store, wallet.capacity);
@@ -57,11 +64,13 @@ export function createCollect(options: CollectOptions) {
     const wanted = { key, claim: crypto.randomUUID(), authorization, signature };
     const claimed = await claimFirst(request, wanted, gas);
     if (claimed === "taken") return "taken";
-    if (claimed === "ceiling") return { overLimit: "over_daily_ceiling" };
-    if (claimed === "reverts") return { overLimit: "payer_reverted" };
-    if (claimed === "gas") return { overLimit: "over_daily_gas" };
-    // Not a refusal: payments that hold the balance may still fail, and it may have grown since. Likewise with the gas.
-    if (claimed !== "claimed") throw responses.putOff(request, claimed);
+    if (claimed === "held" || claimed === "gas held") {
+      // Not a refusal: payments that hold the balance may still fail, and it may have grown since. Likewise with the gas.
+      const outcome = putOff(claimed);
+      log.info("settlement_deferred", { ...request.named, reason: outcome.reason });
+      return outcome;
+    }
+    if (claimed !== "claimed") return { refused: overLimit(REFUSALS[claimed], request) };
     try {
       return await spans.during(wanted.key, () => sendAndWait(request, wanted, gas));
     } finally {
@@ -75,11 +84,13 @@ export function createCollect(options: CollectOptions) {
     const sending = spans.step("sign and store", () => send(request, wanted, gas));
     const isSent = await endsWithin(until - performance.now(), sending);
     // The wallet goes on with it after this request.
-    if (!isSent) throw beingSettled();
+    if (!isSent) return BEING_SETTLED;
+    const unsent = await sending;
+    if (unsent !== null) return unsent;
     const record = await spans.step("wait for inclusion", () => outcomes.wait(wanted.key, until - performance.now()));
-    if (record === null) throw beingSettled();
+    if (record === null) return BEING_SETTLED;
     // A later claim may have other terms, and is judged by those.
-    return record.claim === wanted.claim ? responses.fromRecord(request, record, false) : "taken";
+    return record.claim === wanted.claim ? outcomeOf(record, { isAwaited: false, log, named: request.named }) : "taken";
   }
 
   /** Once it is claimed, it counts as being sent here, until `send` knows whether it is. */
@@ -98,17 +109,18 @@ export function createCollect(options: CollectOptions) {
   /**
    * A claim for the wallet of another facilitator is left to that one.
    *
-   * @throws Fault `unavailable` when nothing was signed and stored; the payment can be presented again
+   * @returns the outcome when nothing was signed and stored: the payment can be presented again; null when its record tells
    */
-  async function send(request: SettlementRequest, claimed: ClaimedPayment, gas: Gas): Promise<void> {
+  async function send(request: SettlementRequest, claimed: ClaimedPayment, gas: Gas): Promise<SettleOutcome | null> {
     const { named } = request;
     try {
       await wallet.send(claimed, gas);
+      return null;
     } catch (error) {
-      if (error instanceof WalletNotHeld) return;
+      if (error instanceof WalletNotHeld) return null;
       log.warn("payment_not_sent", { ...named, error });
-      if (await withdraw(request, claimed)) throw unavailable();
-      // No longer claimed, so it was sent or ended after all: its record tells.
+      // No longer claimed, it was sent or ended after all.
+      return (await withdraw(request, claimed)) ? notNow("not sent") : null;
     } finally {
       inFlight.endSending(named);
     }
@@ -128,23 +140,34 @@ export function createCollect(options: CollectOptions) {
   return async (request: SettlementRequest): Promise<Collected> => {
     const { account, named } = request;
     // Equal requests at once need no second simulation.
-    if (inFlight.has(named)) throw beingSettled();
-    if (!inFlight.begin(named)) throw responses.overShare(request, "too many settlements at once");
+    if (inFlight.has(named)) return BEING_SETTLED;
+    if (!inFlight.begin(named)) return impossible(options, named, overShare("too many settlements at once"));
     try {
       const readiness = await wallet.readiness();
-      if (!readiness.ready) throw responses.unready(request, readiness.reason);
-      if (await isOverShare(account)) throw responses.overShare(request, "too many payments under way");
+      if (!readiness.ready) return impossible(options, named, notNow(readiness.reason));
+      if (await isOverShare(account)) return impossible(options, named, overShare("too many payments under way"));
       const { authorization, signature } = request.payment;
       const simulated = await chain.simulate(authorization, signature);
-      if (!simulated.ok) return { failed: simulated.reason };
+      if (!simulated.ok) return { refused: declined(simulated.reason) };
       // The simulation may have taken long.
       const late = windowProblem(request, await chain.time());
-      if (late !== null) return { failed: late };
+      if (late !== null) return { refused: declined(late) };
       return await claimSendWait(request, simulated.gas);
     } finally {
       inFlight.end(named);
     }
   };
+}
+
+/** Nothing is against the payment itself. */
+function impossible(
+  { log, meters = silentMeters }: CollectOptions,
+  named: Named,
+  outcome: SettleOutcome,
+): SettleOutcome {
+  log.warn("settlement_impossible", { ...named, reason: outcome.reason });
+  if (outcome.kind === "over_limit") meters.settlement("over_limit");
+  return outcome;
 }
 
 function createClaim(options: CollectOptions) {
@@ -239,8 +262,6 @@ function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
     return false;
   };
 }
-
-type Named = SettlementRequest["named"];
 
 /**
  * The payments that this process has in flight, with a share of them for each account. Collecting enters them here, and

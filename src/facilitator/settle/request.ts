@@ -21,8 +21,14 @@ export interface SettlementRequest {
   readonly requirements: Requirements;
   /** Whose signature it is. If it isn't the payer's own, it may be a contract wallet's, which only the chain can judge. */
   readonly signedBy: SignedBy;
-  /** For the log: never the signature. */
-  readonly named: { readonly account: string; readonly payer: Hex; readonly nonce: Hex };
+  readonly named: Named;
+}
+
+/** A payment in the log: never with its signature. */
+export interface Named {
+  readonly account: string;
+  readonly payer: Hex;
+  readonly nonce: Hex;
 }
 
 export function settlementRequest(

@@ -3,7 +3,7 @@
 import { createEndWaiters } from "../../kernel/wait.ts";
 import type { Store } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
-import { type FacilitatorPayment, findPayment, openAmong, paymentName } from "../payments/payments.ts";
+import { type FacilitatorPayment, openAmong, paymentName, readPayment } from "../payments/payments.ts";
 
 /** Other processes work for wallets only on a database that can be shared. A look is for lost answers elsewhere. */
 const LOOK_AGAIN_MS = { shared: 250, alone: 1000 };
@@ -37,7 +37,7 @@ export function createSettlementWaiters(store: Store) {
   /** Undefined when the database is away and there is time left to look again. */
   async function look(key: PaymentKey, isLast: () => boolean): Promise<FacilitatorPayment | null | undefined> {
     try {
-      return await findPayment(store.read, key);
+      return await readPayment(store.read, key);
     } catch (error) {
       if (isLast()) throw error;
       return undefined;

@@ -13,8 +13,8 @@ import {
   type ClaimedPayment,
   claimedPayment,
   type FacilitatorPayment,
-  findPayment,
   paymentName,
+  readPayment,
   sentPayments,
 } from "../payments/payments.ts";
 import type { WalletLeases } from "./leases.ts";
@@ -286,7 +286,7 @@ export function createNonceSync({
 
   async function paymentsOf({ payments }: TransactionRow): Promise<FacilitatorPayment[]> {
     const found = await Promise.all(
-      payments.map((part) => findPayment(store.read, keyOf({ from: part.payer, nonce: part.nonce }))),
+      payments.map((part) => readPayment(store.read, keyOf({ from: part.payer, nonce: part.nonce }))),
     );
     return found.filter((payment) => payment !== null);
   }

@@ -16,8 +16,8 @@ import { mapLimit } from "../../kernel/loop.ts";
 import type { Hex } from "../../x402/types.ts";
 import { utcDay } from "../payments/guardrails.ts";
 import {
-  findPayment,
   type PaymentFailure,
+  readPayment,
   recordFailed,
   recordReorganised,
   recordSettled,
@@ -344,7 +344,7 @@ export function createOutcomeRecorder(options: RecorderOptions) {
 
   /** Takes over the status that its record has. */
   async function reread(payment: PendingPayment): Promise<void> {
-    payment.status = (await findPayment(store.read, payment.key))?.status ?? payment.status;
+    payment.status = (await readPayment(store.read, payment.key))?.status ?? payment.status;
   }
 
   /** Undone when an open transaction of the payment was not judged: that one may still collect it. */

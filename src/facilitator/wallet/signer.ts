@@ -24,7 +24,7 @@ export interface Unsigned {
   readonly fees: Fees;
 }
 
-export interface Signed {
+export interface SignedTransaction {
   readonly raw: Hex;
   readonly hash: Hex;
 }
@@ -35,7 +35,7 @@ export interface Signer {
   /** How many it signs at a time. */
   readonly parallel: number;
   /** @throws Error when it can't sign now; nothing it throws holds a secret */
-  sign(transaction: Unsigned): Promise<Signed>;
+  sign(transaction: Unsigned): Promise<SignedTransaction>;
 }
 
 /** A signer that has failed is left to other facilitators for so long. */

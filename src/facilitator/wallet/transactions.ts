@@ -10,7 +10,7 @@ import { aggregateData, GAS_MAX, MULTICALL3, SHARED_GAS, TOKEN_ADDRESS, transfer
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { change, lockDays } from "../payments/guardrails.ts";
-import { type ClaimedPayment, findPayment } from "../payments/payments.ts";
+import { type ClaimedPayment, inGroups, readPayment } from "../payments/payments.ts";
 import type { Signer, Unsigned } from "./signer.ts";
 
 type StoredTransaction = Tables["facilitatorTransactions"]["$inferSelect"];
@@ -39,9 +39,6 @@ export interface WalletNonce {
   readonly wallet: Hex;
   readonly nonce: number;
 }
-
-/** A statement that names more than this would be slow to plan. */
-const NAMED_MAX = 100;
 
 /** What a transfer of nothing costs, exactly. */
 const NOTHING_GAS = 21_000n;
@@ -171,8 +168,7 @@ export async function sharedParts(
   const { facilitatorTransactionPayments: t } = reader.tables;
   const { hash, payer, nonce } = t;
   const parts: { hash: Hex; payer: Hex; nonce: Hex }[] = [];
-  for (let start = 0; start < hashes.length; start += NAMED_MAX) {
-    const some = hashes.slice(start, start + NAMED_MAX);
+  for (const some of inGroups(hashes)) {
     parts.push(...(await reader.db.select({ hash, payer, nonce }).from(t).where(oneOf(t.hash, some))));
   }
   return parts;
@@ -182,8 +178,7 @@ export async function sharedParts(
 export async function transactionsWith(reader: Reader, hashes: readonly Hex[]): Promise<TransactionRow[]> {
   const { facilitatorTransactions: t } = reader.tables;
   const rows: TransactionRow[] = [];
-  for (let start = 0; start < hashes.length; start += NAMED_MAX) {
-    const some = hashes.slice(start, start + NAMED_MAX);
+  for (const some of inGroups(hashes)) {
     rows.push(...(await withPayments(reader, await reader.db.select().from(t).where(oneOf(t.hash, some)))));
   }
   return rows.sort((a, b) => a.wallet_nonce - b.wallet_nonce || a.replacement - b.replacement);
@@ -232,8 +227,7 @@ export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[
 /** Their wallet nonces are used, deep enough in the chain. */
 export async function closeNonces(tx: Tx, places: readonly WalletNonce[]): Promise<void> {
   const { facilitatorTransactions: t } = tx.tables;
-  for (let start = 0; start < places.length; start += NAMED_MAX) {
-    const some = places.slice(start, start + NAMED_MAX);
+  for (const some of inGroups(places)) {
     await tx.db
       .update(t)
       .set({ open: false })
@@ -280,11 +274,11 @@ async function isAnyBurned(tx: Tx, { payer, nonce }: PaymentKey): Promise<boolea
  * payment's share of the ceiling, which was given back, is taken again. This is counted once.
  */
 export async function countLateRevert(tx: Tx, key: PaymentKey, reverted: Reverted, on: string): Promise<boolean> {
-  const known = await findPayment(tx, key);
+  const known = await readPayment(tx, key);
   if (known === null) return false;
   const { account, day, value } = known;
   await lockDays(tx, account);
-  if ((await findPayment(tx, key))?.status !== "failed") return false;
+  if ((await readPayment(tx, key))?.status !== "failed") return false;
   const isCounted = await isAnyBurned(tx, key);
   if (!(await markBurned(tx, key, reverted))) return false;
   if (!isCounted) await change(tx, { account, day }, { reserved: BigInt(value) });

@@ -1,19 +1,20 @@
 // What tests of settling need: a facilitator's settle over a real store, with hand-made doubles of the chain and of
 // the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
 import type { FindOwnTransfer } from "../../../src/chain/own-transfer.ts";
-import { usedOn, utcDay } from "../../../src/facilitator/payments/guardrails.ts";
+import { type FacilitatorAccount, usedOn, utcDay } from "../../../src/facilitator/payments/guardrails.ts";
 import {
   type ClaimedPayment,
   claimPayment,
   type FacilitatorPayment,
-  findPayment,
   markSent,
+  readPayment,
   recordFailed,
   recordSettled,
 } from "../../../src/facilitator/payments/payments.ts";
+import { X402_V1 } from "../../../src/facilitator/routes.ts";
 import type { SettleChain, SettleWallet } from "../../../src/facilitator/settle/ports.ts";
 import { requirementsText } from "../../../src/facilitator/settle/request.ts";
-import { createSettle } from "../../../src/facilitator/settle/settle.ts";
+import { createSettle, type Settle } from "../../../src/facilitator/settle/settle.ts";
 import { createSettlementWaiters } from "../../../src/facilitator/settle/waiters.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { parseSettleRequest, type SettleRequest } from "../../../src/x402/codec.ts";
@@ -201,6 +202,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
 
   return {
     ...settle,
+    settle: answered(settle),
     clock,
     logged,
     outcomes,
@@ -209,12 +211,19 @@ export function settling(store: Store, options: SettlingOptions = {}) {
     settled,
     failed,
     storeSent,
-    record: (asked: SettleRequest) => findPayment(store.read, keyOfRequest(asked)),
+    record: (asked: SettleRequest) => readPayment(store.read, keyOfRequest(asked)),
     reserved: (name = "alpha", time = clock.now()) => reservedOn(store.read, name, utcDay(time)),
     async refusals() {
       const { db, tables } = store.read;
       return db.select().from(tables.facilitatorRefusals);
     },
+  };
+}
+
+/** Settles as the caller is answered. */
+export function answered({ settle }: Pick<Settle, "settle">) {
+  return async (account: FacilitatorAccount, asked: SettleRequest) => {
+    return X402_V1.answer(asked, await settle(account, asked));
   };
 }
 
