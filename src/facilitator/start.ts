@@ -50,7 +50,7 @@ import {
   type TlsReading,
 } from "./mtls.ts";
 import { createPaymentSpans } from "./payments/payment-spans.ts";
-import { cleanUpFacilitator } from "./retention.ts";
+import { cleanUpFacilitator } from "./payments/retention.ts";
 import { createOpenEdge, createPeerEdge } from "./routes.ts";
 import { createSettle } from "./settle/settle.ts";
 import { createSettlementWaiters } from "./settle/waiters.ts";

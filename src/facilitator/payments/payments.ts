@@ -54,7 +54,7 @@ export interface PaymentClaim extends ClaimedPayment {
   readonly hasCode: boolean;
   /** Wei that it may cost, whatever becomes of it; 0 where that has no bound. */
   readonly gasHeld: bigint;
-  readonly gas: SimulatedGas;
+  readonly gas: Gas;
 }
 
 /**
@@ -328,7 +328,7 @@ export async function countAttempt(tx: Tx, key: PaymentKey): Promise<void> {
 }
 
 /** It holds for the wallet that it was made for. */
-export interface SimulatedGas {
+export interface Gas {
   readonly limit: bigint;
   readonly from: Hex;
   /** Whether it may share a transaction with other payments. */
@@ -336,7 +336,7 @@ export interface SimulatedGas {
 }
 
 /** As it was for the claim; null for what an earlier version has claimed. */
-export function simulatedGas({ wallet, gas_limit, may_share }: FacilitatorPayment): SimulatedGas | null {
+export function simulatedGas({ wallet, gas_limit, may_share }: FacilitatorPayment): Gas | null {
   if (wallet === null || gas_limit === null) return null;
   return { limit: BigInt(gas_limit), from: wallet, mayShare: may_share === true };
 }

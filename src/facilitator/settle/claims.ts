@@ -13,12 +13,14 @@ import {
   type Claimed,
   type ClaimedPayment,
   claimPayment,
+  type Gas,
   type Measured,
   openByAccount,
   type PaymentClaim,
   sentNonces,
   withdrawClaim,
 } from "../payments/payments.ts";
+import { WalletNotHeld } from "../wallet/leases.ts";
 import {
   BEING_SETTLED,
   declined,
@@ -29,7 +31,7 @@ import {
   putOff,
   type SettleOutcome,
 } from "./outcome.ts";
-import { type Gas, type SettleOptions, WalletNotHeld } from "./ports.ts";
+import type { SettleOptions } from "./request.ts";
 import { type Named, requirementsText, type SettlementRequest, windowProblem } from "./request.ts";
 
 /** To a node, for one payment. */

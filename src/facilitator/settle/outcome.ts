@@ -7,8 +7,7 @@ import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import { type GuardrailProblem, isOfDay, utcDay } from "../payments/guardrails.ts";
 import type { FacilitatorPayment } from "../payments/payments.ts";
-import type { SettleOptions } from "./ports.ts";
-import type { Named, SettlementRequest } from "./request.ts";
+import type { Named, SettlementRequest, SettleOptions } from "./request.ts";
 
 /** About a block. */
 const IN_FLIGHT_RETRY_SECONDS = 2;
@@ -42,7 +41,7 @@ export function declined(reason: string, hash: Hex | null = null): SettleOutcome
   return { kind: "declined", reason, hash, retryAfterSeconds: null };
 }
 
-export function pendingBy(hash: Hex): SettleOutcome {
+function pendingBy(hash: Hex): SettleOutcome {
   return { kind: "pending", reason: "not included in time", hash, retryAfterSeconds: null };
 }
 

@@ -27,7 +27,7 @@ import {
   type SettleOutcome,
   settledBy,
 } from "./outcome.ts";
-import type { SettleOptions } from "./ports.ts";
+import type { SettleOptions } from "./request.ts";
 import { isSameTerms, type SettlementRequest, settlementRequest, windowProblem } from "./request.ts";
 import { createRecoveredPayments, createResume } from "./resume.ts";
 

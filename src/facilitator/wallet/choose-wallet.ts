@@ -8,8 +8,8 @@ import { MULTICALL3_CHECKSUMMED } from "../../chain/token.ts";
 import { Fault } from "../../core/fault.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
-import type { ClaimedPayment } from "../payments/payments.ts";
-import { type Gas, WalletNotHeld } from "../settle/ports.ts";
+import type { ClaimedPayment, Gas } from "../payments/payments.ts";
+import { WalletNotHeld } from "./leases.ts";
 import type { WalletParts } from "./pending.ts";
 import { cannotSend, type Sender } from "./sender.ts";
 
@@ -26,6 +26,8 @@ interface ChoiceOptions extends WalletParts {
   /** Most payments of one transaction. */
   readonly sharedMax: number;
 }
+
+export type WalletChoice = ReturnType<typeof createWalletChoice>;
 
 export function createWalletChoice(options: ChoiceOptions) {
   const { chain, pendingNonces, senders, leases, maxFee } = options;

@@ -18,7 +18,6 @@ import { every } from "../../kernel/loop.ts";
 import { createLeaseTrust, leaseHolds } from "../../storage/leases.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import { WalletNotHeld } from "../settle/ports.ts";
 import { openWallets } from "./transactions.ts";
 
 /** How long a facilitator counts as alive after it has renewed its lease. */
@@ -28,6 +27,15 @@ const GONE_MS = 60_000;
 const RENEW_MS = 2_000;
 /** A lease that is not renewed counts as over a little before others may see it so. */
 const BELIEVED_MS = LEASE_MS - 1_000;
+
+/** This process does not work for the wallet (any more). Nothing of it is stored, or the wallet's new holder knows of it. */
+export class WalletNotHeld extends Error {
+  override readonly name = "WalletNotHeld";
+
+  constructor(wallet: Hex) {
+    super(`another facilitator works for the wallet ${wallet}`);
+  }
+}
 
 /** What changes with the leases. */
 export interface LeaseListener {
@@ -39,22 +47,7 @@ export interface LeaseListener {
   isAble(): Promise<boolean>;
 }
 
-export interface WalletLeases {
-  /** Takes what is free. @throws Fault `unavailable` */
-  start(listener: LeaseListener): Promise<void>;
-  /** Leaves the wallets to the others. Never rejects. */
-  stop(): Promise<void>;
-  /** Whether this process works for the wallet now, as far as it knows without asking. */
-  holds(wallet: Hex): boolean;
-  /**
-   * To be called in a work that stores what is to be broadcast: it is stored only if the wallet is still held then.
-   *
-   * @throws WalletNotHeld
-   */
-  fence(tx: Tx, wallet: Hex): Promise<void>;
-  /** Whether no other facilitator runs, or did a moment ago. */
-  isAlone(): boolean;
-}
+export type WalletLeases = ReturnType<typeof createWalletLeases>;
 
 interface WalletLeasesOptions {
   readonly store: Store;
@@ -64,7 +57,7 @@ interface WalletLeasesOptions {
   readonly wallets: readonly Hex[];
 }
 
-export function createWalletLeases(options: WalletLeasesOptions): WalletLeases {
+export function createWalletLeases(options: WalletLeasesOptions) {
   const { store, clock, log, wallets } = options;
   const id = newId("fac", clock.now());
   /** On SQLite this process is the only one. */
@@ -132,7 +125,8 @@ export function createWalletLeases(options: WalletLeasesOptions): WalletLeases {
   }
 
   return {
-    async start(listener) {
+    /** Takes what is free. @throws Fault `unavailable` */
+    async start(listener: LeaseListener): Promise<void> {
       await shareOut(await renew(listener), listener);
       if (isOnly) return;
       stopRenewing = every(RENEW_MS, () => {
@@ -140,7 +134,8 @@ export function createWalletLeases(options: WalletLeasesOptions): WalletLeases {
         return renewing;
       });
     },
-    async stop() {
+    /** Leaves the wallets to the others. Never rejects. */
+    async stop(): Promise<void> {
       stopRenewing();
       await renewing;
       holders.clear();
@@ -148,12 +143,19 @@ export function createWalletLeases(options: WalletLeasesOptions): WalletLeases {
       // A lease that can't be dropped runs out.
       await store.write((tx) => dropLease(tx, id)).catch((error) => log.warn("wallet_lease_not_dropped", { error }));
     },
-    holds: (wallet) => holders.tokenOf(wallet) !== null && isBelieved(),
-    async fence(tx, wallet) {
+    /** Whether this process works for the wallet now, as far as it knows without asking. */
+    holds: (wallet: Hex): boolean => holders.tokenOf(wallet) !== null && isBelieved(),
+    /**
+     * To be called in a work that stores what is to be broadcast: it is stored only if the wallet is still held then.
+     *
+     * @throws WalletNotHeld
+     */
+    async fence(tx: Tx, wallet: Hex): Promise<void> {
       const token = holders.tokenOf(wallet);
       if (token === null || !(await holdsUntilCommit(tx, wallet, id, token))) throw new WalletNotHeld(wallet);
     },
-    isAlone: () => isOnly || others === 0,
+    /** Whether no other facilitator runs, or did a moment ago. */
+    isAlone: (): boolean => isOnly || others === 0,
   };
 }
 

@@ -13,17 +13,17 @@ import type { Block, Receipt } from "../../chain/rpc-types.ts";
 import { isPaidBy, isUsedUp } from "../../chain/token.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import { mapLimit } from "../../kernel/loop.ts";
-import type { Hex } from "../../x402/types.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { utcDay } from "../payments/guardrails.ts";
 import {
+  type Gas,
   type PaymentFailure,
   readPayment,
   recordFailed,
   recordReorganised,
   recordSettled,
 } from "../payments/payments.ts";
-import type { Gas, SettleChain } from "../settle/ports.ts";
-import type { SettlementWaiters } from "../settle/waiters.ts";
+import type { WalletChoice } from "./choose-wallet.ts";
 import {
   areAllKnown,
   newestOf,
@@ -51,7 +51,7 @@ interface ResolverOptions extends WalletParts {
   readonly recorder: OutcomeRecorder;
   /** In lower case. */
   readonly ownWallets: () => Promise<ReadonlySet<Hex>>;
-  readonly simulate: SettleChain["simulate"];
+  readonly simulate: WalletChoice["simulate"];
   /** Sends the payment with a new wallet nonce; resolves when it is stored. */
   readonly send: (payment: PendingPayment, gas: Gas) => Promise<void>;
 }
@@ -296,7 +296,7 @@ export interface End {
 
 const UNKNOWN: End = { how: "unknown", isUnshown: false, hash: null, gasWei: 0n, shareWei: 0n };
 
-export function endOf(pendingNonce: PendingNonce, payment: PendingPayment, used: UsedNonce | null): End {
+function endOf(pendingNonce: PendingNonce, payment: PendingPayment, used: UsedNonce | null): End {
   if (used === null || used.hash === null) return UNKNOWN;
   const { hash, gasWei, succeeded } = used;
   const row = pendingNonce.transactions.find((each) => each.hash === hash);
@@ -312,7 +312,7 @@ export function endOf(pendingNonce: PendingNonce, payment: PendingPayment, used:
 }
 
 /** The reverts of a payment. @param isWhole whether it bears the whole cost of what it shared with others */
-export function revertedOf(ends: readonly End[], isWhole: boolean): Reverted[] {
+function revertedOf(ends: readonly End[], isWhole: boolean): Reverted[] {
   return ends.flatMap(({ how, hash, gasWei, shareWei }) => {
     const isReverted = how === "reverted" || how === "failed among others";
     return isReverted && hash !== null ? [{ hash, gasWei: isWhole ? gasWei : shareWei }] : [];
@@ -320,7 +320,7 @@ export function revertedOf(ends: readonly End[], isWhole: boolean): Reverted[] {
 }
 
 /** False where the receipt may lack the payment's events, as a node's answers do now and then. */
-export function isCertainlyUnpaid({ how, isUnshown }: End): boolean {
+function isCertainlyUnpaid({ how, isUnshown }: End): boolean {
   return how === "reverted" || how === "nothing" || (how === "failed among others" && !isUnshown);
 }
 
@@ -333,7 +333,8 @@ export type OutcomeRecorder = ReturnType<typeof createOutcomeRecorder>;
 
 interface RecorderOptions extends Pick<WalletParts, "store" | "clock" | "log" | "reload"> {
   readonly meters?: Pick<Meters, "settlement"> | undefined;
-  readonly outcomes: Pick<SettlementWaiters, "announce">;
+  /** Told of each payment that has ended, after the write is durable. */
+  readonly outcomes: { announce(key: PaymentKey): void };
   readonly pendingNonces: Pick<PendingNonces, "of">;
   /** Whether what all transactions cost has a bound, and so is counted. */
   readonly countsAll: boolean;
@@ -433,6 +434,6 @@ function costOf(payment: PendingPayment, { hash, gasWei, ...at }: Receipt): bigi
   return others.reduce((sum, each) => sum + endOf(each, payment, each.inclusion).shareWei, share);
 }
 
-export function names({ key }: PendingPayment): { payer: Hex; nonce: Hex } {
+function names({ key }: PendingPayment): { payer: Hex; nonce: Hex } {
   return { payer: key.payer, nonce: key.nonce };
 }

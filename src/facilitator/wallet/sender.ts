@@ -11,8 +11,8 @@ import { endsWithin } from "../../kernel/wait.ts";
 import { type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { markSent, markSentAgain } from "../payments/payments.ts";
-import { WalletNotHeld } from "../settle/ports.ts";
 import type { WalletLeases } from "./leases.ts";
+import { WalletNotHeld } from "./leases.ts";
 import { areAllKnown, type PendingNonces, type WalletParts } from "./pending.ts";
 import type { Signer } from "./signer.ts";
 import {

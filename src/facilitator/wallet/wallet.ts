@@ -8,11 +8,9 @@ import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Clock } from "../../core/time.ts";
 import type { Store } from "../../storage/store.ts";
-import type { Hex } from "../../x402/types.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";
-import type { ClaimedPayment } from "../payments/payments.ts";
-import type { Gas } from "../settle/ports.ts";
-import type { SettlementWaiters } from "../settle/waiters.ts";
+import type { ClaimedPayment, Gas } from "../payments/payments.ts";
 import { createBroadcaster, createReplacer } from "./broadcast.ts";
 import { createWalletChoice, IN_FLIGHT_MAX } from "./choose-wallet.ts";
 import { createOwnWallets, type LeaseListener, type WalletLeases } from "./leases.ts";
@@ -32,7 +30,8 @@ export interface WalletOptions {
   readonly meters?: Pick<Meters, "settlement">;
   readonly signers: readonly Signer[];
   readonly leases: WalletLeases;
-  readonly outcomes: Pick<SettlementWaiters, "announce">;
+  /** Told of each payment that has ended, after the write is durable. */
+  readonly outcomes: { announce(key: PaymentKey): void };
   /** Left out where traces are off. */
   readonly spans?: PaymentSpans;
   readonly limits: {

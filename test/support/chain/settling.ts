@@ -12,8 +12,7 @@ import {
   recordSettled,
 } from "../../../src/facilitator/payments/payments.ts";
 import { X402_V1 } from "../../../src/facilitator/routes.ts";
-import type { SettleChain, SettleWallet } from "../../../src/facilitator/settle/ports.ts";
-import { requirementsText } from "../../../src/facilitator/settle/request.ts";
+import { requirementsText, type SettleOptions } from "../../../src/facilitator/settle/request.ts";
 import { createSettle, type Settle } from "../../../src/facilitator/settle/settle.ts";
 import { createSettlementWaiters } from "../../../src/facilitator/settle/waiters.ts";
 import type { Store } from "../../../src/storage/store.ts";
@@ -109,7 +108,7 @@ interface SettlingOptions {
 }
 
 type Simulate = (
-  ...args: Parameters<SettleChain["simulate"]>
+  ...args: Parameters<SettleOptions["chain"]["simulate"]>
 ) => Promise<{ readonly ok: true; readonly gas: bigint } | { readonly ok: false; readonly reason: string }>;
 
 /** What the tests turn: everything may be changed at any time. */
@@ -121,18 +120,18 @@ export function settling(store: Store, options: SettlingOptions = {}) {
   const turns = {
     simulate: (async () => ({ ok: true, gas: 90_000n })) as Simulate,
     /** What the chain's time is, in milliseconds: at first that of the clock. */
-    time: (async () => ({ earliest: clock.time, latest: clock.time })) as SettleChain["time"],
-    isSignedByContract: (async () => false) as SettleChain["isSignedByContract"],
+    time: (async () => ({ earliest: clock.time, latest: clock.time })) as SettleOptions["chain"]["time"],
+    isSignedByContract: (async () => false) as SettleOptions["chain"]["isSignedByContract"],
     balanceOf: (async () => ({ amount: 10n ** 30n, block: 0 })) as (
       payer: Hex,
     ) => Promise<{ readonly amount: bigint; readonly block: number }>,
-    hasCode: (async () => false) as SettleChain["hasCode"],
-    isUsed: (async () => false) as SettleChain["isUsed"],
+    hasCode: (async () => false) as SettleOptions["chain"]["hasCode"],
+    isUsed: (async () => false) as SettleOptions["chain"]["isUsed"],
     findOwnTransfer: (async () => null) as FindOwnTransfer,
-    readiness: (async () => ({ ready: true })) as SettleWallet["readiness"],
+    readiness: (async () => ({ ready: true })) as SettleOptions["wallet"]["readiness"],
     /** What becomes of a payment as soon as it is stored as sent: by default it is settled. */
     afterSend: ((key: PaymentKey) => settled(key)) as (key: PaymentKey) => Promise<unknown>,
-    send: (async (payment: ClaimedPayment) => storeSent(payment)) as SettleWallet["send"],
+    send: (async (payment: ClaimedPayment) => storeSent(payment)) as SettleOptions["wallet"]["send"],
   };
 
   async function storeSent(payment: ClaimedPayment) {
