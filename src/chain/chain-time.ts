@@ -4,8 +4,7 @@
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import type { Clock } from "../core/time.ts";
-import type { Chain } from "./chain.ts";
-import type { NewestBlock } from "./newest-block.ts";
+import type { Chain, NewestBlock } from "./chain.ts";
 
 /** How old the newest known block may be. Its time is carried on by our own clock, so it need not be asked often. */
 const FRESH_MS = 10_000;
@@ -25,7 +24,7 @@ export interface TimeSpan {
 }
 
 /** A block's time in unix seconds, and when it was seen (performance.now): time has gone on since. */
-interface Reading {
+interface ClockReading {
   readonly timestamp: number;
   readonly at: number;
 }
@@ -38,11 +37,11 @@ export interface ChainTimeOptions {
 
 /** It throws Fault `unavailable` when no node answers, and when those that do may stand still. */
 export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => Promise<TimeSpan> {
-  let next: Promise<Reading | null> = Promise.resolve(null);
+  let next: Promise<ClockReading | null> = Promise.resolve(null);
   let askedAt = Number.NEGATIVE_INFINITY;
   let isFar = false;
 
-  async function readNext(): Promise<Reading | null> {
+  async function readNext(): Promise<ClockReading | null> {
     const timestamp = await chain.nextTimestamp();
     return timestamp === null ? null : { timestamp, at: performance.now() };
   }
@@ -51,7 +50,7 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
    * Where blocks are rare, the newest one is old, so the time that the next one would have is asked for. It is asked once
    * for all who need it, because it makes work for a node.
    */
-  function askNext(): Promise<Reading | null> {
+  function askNext(): Promise<ClockReading | null> {
     if (performance.now() - askedAt >= NEXT_FRESH_MS) {
       askedAt = performance.now();
       next = readNext();
@@ -87,6 +86,6 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
   };
 }
 
-function timeOf({ timestamp, at }: Reading): number {
+function timeOf({ timestamp, at }: ClockReading): number {
   return timestamp * 1000 + (performance.now() - at);
 }

@@ -6,10 +6,9 @@ import { type Clock, systemClock } from "../core/time.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";
+import * as wire from "./json-rpc.ts";
 import { RpcError } from "./json-rpc.ts";
-import { createNewestBlock, type NewestBlock } from "./newest-block.ts";
-import { createRpc, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
-import * as wire from "./rpc-types.ts";
+import { createRpc, type Head, NEWEST, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
 import * as token from "./token.ts";
 import { isMulticall3, MULTICALL3 } from "./token.ts";
 
@@ -321,4 +320,166 @@ function receptionOf(message: string): Reception | null {
     return "nonce used";
   }
   return null;
+}
+
+/** When all endpoints have said for this long what we did not believe, they are right. */
+const DOUBT_MS_MAX = 30_000;
+/** No chain grows by this much between two looks, unless nobody has looked for weeks. */
+const JUMP_BLOCKS_MAX = 1_000_000;
+const JUMP_SECONDS_MAX = 2 * JUMP_BLOCKS_MAX;
+/** So many blocks more than the seconds between two heads are no progress, but another chain or nonsense. */
+const LEAP_BLOCKS = 150;
+/** Five blocks of Base. */
+const STILL_MS = 10_000;
+/** A block whose time differs by so much from the machine's clock does not fit it. */
+const OFF_MS = 30_000;
+/** How often nodes are compared. */
+const COMPARED_EVERY_MS = 2_000;
+
+export interface NewestBlock {
+  readonly block: wire.Block;
+  /** By performance.now. */
+  readonly at: number;
+  /** Nobody knows yet whether it stands still. */
+  readonly isFirst: boolean;
+}
+
+/**
+ * The newest block of the chain, as all nodes together know it: it does not go back because one of them is behind, nor
+ * far ahead because one of them is wrong. Where it stands still, leaps, or does not fit the machine's clock, the nodes are
+ * compared, and those behind or far ahead are put aside: a node that stands still answers every question, and so would keep
+ * the others from being asked.
+ * Those who ask at the same time share one question.
+ */
+function createNewestBlock(rpc: Rpc, clock: Clock) {
+  let seen: NewestBlock | null = null;
+  let comparedAt = Number.NEGATIVE_INFINITY;
+  let askedAt = Number.NEGATIVE_INFINITY;
+  /** Since when no endpoint's answer has fitted the chain as we know it. */
+  let doubtedAt: number | null = null;
+  let asking: Promise<NewestBlock> | null = null;
+
+  const isStill = ({ at }: NewestBlock) => performance.now() - at >= STILL_MS;
+  const isTrusted = () => doubtedAt === null || performance.now() - doubtedAt < DOUBT_MS_MAX;
+  const isSuspect = (block: wire.Block, known: wire.Block) =>
+    isLeap(block, known) || isFarAhead(block, known) || (isAhead(block, clock.now()) && !isAhead(known, clock.now()));
+  /** Whether a node that was put aside may be used again. */
+  const fits = (block: wire.Block) => seen === null || !(isOlder(block, seen.block) || isSuspect(block, seen.block));
+
+  function see(block: wire.Block, isFirst = seen === null): NewestBlock {
+    if (seen?.block.hash !== block.hash) seen = { block, at: performance.now(), isFirst };
+    return seen;
+  }
+
+  /** The highest counts. What is not higher than a block that stands still, or is ten seconds older, lies behind. */
+  async function compare(known: NewestBlock): Promise<NewestBlock> {
+    const { heads, isFalse } = await judgedHeads(rpc, known, clock);
+    comparedAt = performance.now();
+    // Others may have seen a newer one meanwhile.
+    const blocks = [known, ...(seen === null ? [] : [seen]), ...heads].map(({ block }) => block);
+    const credible = blocks.filter((block) => !(isFalse(block) || (isTrusted() && isFarAhead(block, known.block))));
+    const highest = credible.reduce((high, block) => (block.number > high.number ? block : high));
+    if (seen !== null && isFalse(seen.block)) seen = null;
+    const isBehind = (block: wire.Block) =>
+      isOlder(block, highest) || (isStill(known) && block.number <= known.block.number);
+    for (const { endpoint, block } of heads) {
+      if (isFalse(block)) endpoint.putAside(fits, "ahead of the others");
+      else if (block.number !== highest.number && isBehind(block)) endpoint.putAside(fits, "behind the others");
+    }
+    return see(highest, known.isFirst);
+  }
+
+  /** Null where all nodes that answer lie behind what is known. */
+  async function ask(known: NewestBlock | null): Promise<wire.Block | null> {
+    const read = (result: unknown) => {
+      const newest = NEWEST.read(result);
+      if (known !== null && isTrusted() && newest.number < known.block.number) throw new StaleNode("an older block");
+      return newest;
+    };
+    try {
+      return await rpc.ask({ ...NEWEST, read });
+    } catch (error) {
+      if (error instanceof StaleNode && known !== null) return null;
+      throw error;
+    }
+  }
+
+  async function question(): Promise<NewestBlock> {
+    const before = seen;
+    const newest = await ask(before);
+    const mayLeap = before !== null && newest !== null && isSuspect(newest, before.block);
+    let known = before !== null && (newest === null || mayLeap) ? before : see(newest as wire.Block);
+    const isOff = Math.abs(behindMs(known.block, clock.now())) >= OFF_MS;
+    const isDue = performance.now() - comparedAt >= COMPARED_EVERY_MS && (before === null || isStill(known) || isOff);
+    if (rpc.wasContradicted() || mayLeap || isDue) known = await compare(known);
+    if (known !== before || (newest !== null && !mayLeap)) doubtedAt = null;
+    else doubtedAt ??= performance.now();
+    askedAt = performance.now();
+    return known;
+  }
+
+  return {
+    /** @param ageMs how old the answer may be */
+    async newest(ageMs = 0): Promise<NewestBlock> {
+      if (seen !== null && performance.now() - askedAt < ageMs) return seen;
+      asking ??= question().finally(() => {
+        asking = null;
+      });
+      return asking;
+    },
+    /** The newest block that any node knows: for a refusal, which a node that knows less would give too. */
+    highest: async () => compare(seen ?? (await question())),
+    /** Whether blocks still come, as far as the nodes tell: a chain that makes some has a new one, or one of this time. */
+    isFresh: () => seen !== null && !(isStill(seen) && behindMs(seen.block, clock.now()) >= OFF_MS),
+    /** Whether the newest block is ten seconds old, both since it was seen and by its time: what it refuses may be good by now. */
+    standsStill: () => seen !== null && isStill(seen) && behindMs(seen.block, clock.now()) >= STILL_MS,
+    /** Whether that is sure when the nodes tell this time (milliseconds): a first block alone does not show that others come. */
+    isSure: (time: number) => seen !== null && (clock.now() - time < OFF_MS || !(seen.isFirst || isStill(seen))),
+  };
+}
+
+/**
+ * The heads of the nodes that are of our chain, and which blocks are false beside them: those far above, or of a later time
+ * than, the heads that fit the clock. The middle one of these and of the block that was known before decides, and not a
+ * single wrong node. Where no head fits the clock, the clock is wrong. A false head is the occasion to ask again of which
+ * chain the nodes are.
+ */
+async function judgedHeads(rpc: Rpc, known: NewestBlock, clock: Clock) {
+  const all = await rpc.heads();
+  if (!all.some(({ block }) => falseBeside(all, known, clock.now())(block)))
+    return { heads: all, isFalse: () => false };
+  await Promise.all(all.map(({ endpoint }) => endpoint.test()));
+  const heads = all.filter(({ endpoint }) => endpoint.state() === "good");
+  return { heads, isFalse: falseBeside(heads, known, clock.now()) };
+}
+
+function falseBeside(heads: readonly Head[], known: NewestBlock, now: number): (block: wire.Block) => boolean {
+  const fitting = heads.map(({ block }) => block).filter((block) => Math.abs(behindMs(block, now)) <= OFF_MS);
+  const heights = fitting.map(({ number }) => number);
+  const isAnchor = heads.length > 1 && !known.isFirst && !isAhead(known.block, now);
+  if (isAnchor) heights.push(known.block.number + Math.max(0, Math.floor(behindMs(known.block, now) / 1000)));
+  const middle = heights.sort((a, b) => a - b)[Math.floor((heights.length - 1) / 2)];
+  if (fitting.length === 0 || middle === undefined) return () => false;
+  return (block) =>
+    block.number > middle + LEAP_BLOCKS || (isAhead(block, now) && fitting.every((each) => isOlder(each, block)));
+}
+
+function behindMs({ timestamp }: wire.Block, now: number): number {
+  return now - timestamp * 1000;
+}
+
+function isAhead(block: wire.Block, now: number): boolean {
+  return behindMs(block, now) < -OFF_MS;
+}
+
+function isOlder(block: wire.Block, than: wire.Block): boolean {
+  return (than.timestamp - block.timestamp) * 1000 >= STILL_MS;
+}
+
+function isLeap(newest: wire.Block, known: wire.Block): boolean {
+  return newest.number - known.number > LEAP_BLOCKS + Math.max(0, newest.timestamp - known.timestamp);
+}
+
+function isFarAhead(newest: wire.Block, known: wire.Block): boolean {
+  return newest.number - known.number > JUMP_BLOCKS_MAX || newest.timestamp - known.timestamp > JUMP_SECONDS_MAX;
 }

@@ -1,7 +1,7 @@
 // Which transaction has used or cancelled an authorization, by the token's events.
 import type { Authorization, Hex } from "../x402/types.ts";
+import * as wire from "./json-rpc.ts";
 import type { Rpc } from "./rpc.ts";
-import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
 
 /** Blocks of one eth_getLogs question, first as most nodes take it and then as the strictest do. */

@@ -1,6 +1,6 @@
 // The facilitator's three endpoints. `/settle` stands behind the account of the client certificate, which is looked
 // up before anything of the request is read; the other two are open, and all that the plain port has. What is asked and
-// answered is the protocol's: x402 version 1 is the only one, and another one is a second value of `Protocol`.
+// answered is the protocol's: x402 version 1 is the only one, and another one is a second value of `PaymentProtocol`.
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
@@ -17,21 +17,21 @@ import { NETWORK, SCHEME, TOKEN, X402_VERSION } from "../x402/kind.ts";
 import { accountOf } from "./accounts.ts";
 import type { Peer } from "./mtls.ts";
 import type { FacilitatorAccount } from "./payments/guardrails.ts";
-import type { SettleOutcome } from "./settle/outcome.ts";
+import type { CollectionOutcome } from "./settle/outcome.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
 
 /** How a protocol asks to settle a payment, and how it shows what came of that. */
-export interface Protocol {
+export interface PaymentProtocol {
   /** As `/supported` lists it. */
   readonly kind: Readonly<Record<string, unknown>>;
   /** @throws Fault `invalid_request` that names the field */
   read(body: unknown): SettleRequest;
   /** @throws Fault for what is not answered with a body of the protocol: a limit, or a settlement that is not possible now */
-  answer(request: SettleRequest, outcome: SettleOutcome): Readonly<Record<string, unknown>>;
+  answer(request: SettleRequest, outcome: CollectionOutcome): Readonly<Record<string, unknown>>;
 }
 
-export const X402_V1: Protocol = {
+export const X402_V1: PaymentProtocol = {
   kind: { x402Version: X402_VERSION, scheme: SCHEME, network: NETWORK, asset: TOKEN },
   read(body) {
     const parsed = parseSettleRequest(body);
@@ -50,7 +50,7 @@ export const X402_V1: Protocol = {
 };
 
 /** As every protocol of HTTP shows an outcome that is none of the payment's own. */
-function refusal(outcome: SettleOutcome): Fault {
+function refusal(outcome: CollectionOutcome): Fault {
   const { retryAfterSeconds } = outcome;
   const isKind = outcome.kind === "over_limit" || outcome.kind === "unavailable";
   const message = isKind ? outcome.message : "this payment is being settled";
@@ -67,7 +67,7 @@ export interface FacilitatorRoutes {
   readonly meters?: Pick<Meters, "requestsTo">;
   /** Left out where traces are off. */
   readonly tracer?: Tracer | null;
-  settle(account: FacilitatorAccount, request: SettleRequest): Promise<SettleOutcome>;
+  settle(account: FacilitatorAccount, request: SettleRequest): Promise<CollectionOutcome>;
   /** After so long no reorganisation changes the transaction of a payment any more. */
   readonly finalAfterSeconds: number;
   readiness(): Promise<{ readonly ready: true } | { readonly ready: false; readonly reason: string }>;

@@ -95,7 +95,7 @@ export function paymentName({ payer, nonce }: Pick<PaymentKey, "payer" | "nonce"
   return `${payer}:${nonce}`;
 }
 
-export async function readPayment(reader: Reader, key: PaymentKey): Promise<FacilitatorPayment | null> {
+export async function storedPayment(reader: Reader, key: PaymentKey): Promise<FacilitatorPayment | null> {
   const { facilitatorPayments: t } = reader.tables;
   const [row] = await reader.db.select().from(t).where(hasKey(t, key));
   return row ?? null;
@@ -141,7 +141,7 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
   const of = { account, day: claim.day };
   await lockDays(tx, account);
   await lockPayer(tx, key.payer);
-  if ((await readPayment(tx, key)) !== null) return "taken";
+  if ((await storedPayment(tx, key)) !== null) return "taken";
   const { reserved, gasBurned, gasUsed } = await usedOn(tx, of);
   if (exceedsCeiling(reserved, value, limits.dailyCeiling)) return "ceiling";
   if (exceedsGas(gasBurned, limits.dailyGasWei)) return "gas";
@@ -305,7 +305,7 @@ type Reservation = Pick<FacilitatorPayment, "account" | "day" | "value" | "gas_h
 
 /** The lock comes before the row: see lockDays. */
 async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {
-  const payment = await readPayment(tx, key);
+  const payment = await storedPayment(tx, key);
   if (payment === null) return null;
   await lockDays(tx, payment.account);
   return payment.account;

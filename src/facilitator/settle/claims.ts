@@ -1,37 +1,47 @@
 // A payment that nothing is against, from the simulation to its block: claimed with its share of the ceiling and of
 // the payer's balance in one write, then sent, then waited for. If something goes wrong before a transaction is stored, the
 // claim is given back, and that claim alone.
-import type { Balance } from "../../chain/chain.ts";
-import { silentMeters } from "../../core/meters.ts";
+import type { Balance, Chain } from "../../chain/chain.ts";
+import type { TimeSpan } from "../../chain/chain-time.ts";
+import type { FindOwnTransfer } from "../../chain/own-transfer.ts";
+import type { Log } from "../../core/log.ts";
+import { type Meters, silentMeters } from "../../core/meters.ts";
+import type { Clock } from "../../core/time.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { createReservedShare, mayTake } from "../../kernel/share.ts";
-import { endsWithin } from "../../kernel/wait.ts";
-import type { Hex } from "../../x402/types.ts";
-import { utcDay } from "../payments/guardrails.ts";
-import { createPaymentSpans } from "../payments/payment-spans.ts";
+import { createEndWaiters, endsWithin } from "../../kernel/wait.ts";
+import type { Store } from "../../storage/store.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
+import type { Verifier } from "../../x402/verifier/verifier.ts";
+import { type Limits, utcDay } from "../payments/guardrails.ts";
+import { createPaymentSpans, type PaymentSpans } from "../payments/payment-spans.ts";
 import {
   type Claimed,
   type ClaimedPayment,
   claimPayment,
+  type FacilitatorPayment,
   type Gas,
   type Measured,
+  openAmong,
   openByAccount,
   type PaymentClaim,
+  paymentName,
   sentNonces,
+  storedPayment,
   withdrawClaim,
 } from "../payments/payments.ts";
 import { WalletNotHeld } from "../wallet/leases.ts";
+import type { Wallet } from "../wallet/wallet.ts";
 import {
   BEING_SETTLED,
+  type CollectionOutcome,
   declined,
   notNow,
-  outcomeOf,
+  outcomeOfRecord,
   overLimit,
   overShare,
   putOff,
-  type SettleOutcome,
 } from "./outcome.ts";
-import type { SettleOptions } from "./request.ts";
 import { type Named, requirementsText, type SettlementRequest, windowProblem } from "./request.ts";
 
 /** To a node, for one payment. */
@@ -41,11 +51,34 @@ const QUESTIONS_PARALLEL = 8;
  * "taken": somebody else claimed it in between, so there is a record to answer from. `refused`: nothing is claimed, and it is
  * refused unless it has a record by now.
  */
-type Collected = SettleOutcome | { readonly refused: SettleOutcome } | "taken";
+type Collected = CollectionOutcome | { readonly refused: CollectionOutcome } | "taken";
 
 const REFUSALS = { ceiling: "over_daily_ceiling", reverts: "payer_reverted", gas: "over_daily_gas" } as const;
 
 type ClaimWithGas = ClaimedPayment & Pick<PaymentClaim, "gas" | "gasAtRisk" | "gasHeld" | "hasCode" | "day">;
+
+/** Of the chain and the wallets only what settling asks of them. */
+export interface SettleOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly meters?: Pick<Meters, "settlement" | "settlementTook">;
+  readonly chain: Pick<Chain, "isSignedByContract" | "balanceOf" | "hasCode" | "isUsed"> &
+    Pick<Wallet, "simulate"> & {
+      /** The time of day by the chain: it decides whether a payment is good yet, or no more. @throws Fault `unavailable` */
+      time(): Promise<TimeSpan>;
+    };
+  readonly wallet: Pick<Wallet, "capacity" | "readiness" | "costOf" | "send" | "worksFor" | "canSend" | "isAlone">;
+  readonly outcomes: SettlementWaiters;
+  readonly verifier: Pick<Verifier, "signedBy">;
+  readonly limits: Limits & { readonly inclusionTimeoutMs: number };
+  /** Left out where traces are off. */
+  readonly spans?: PaymentSpans;
+  /** Finds what was collected and is not recorded. */
+  readonly findOwnTransfer: FindOwnTransfer;
+  /** Settlements at work at once, of all accounts together; tests lower it. */
+  readonly inFlightMax?: number;
+}
 
 interface CollectOptions extends SettleOptions {
   readonly inFlight: InFlight;
@@ -55,7 +88,7 @@ interface CollectOptions extends SettleOptions {
 
 export function createCollect(options: CollectOptions) {
   const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, inFlight } = options;
-  const { onOrphanedClaim, spans = createPaymentSpans(null) } = options;
+  const { spans = createPaymentSpans(null) } = options;
   const claimBeside = createClaim(options);
   const isOverShare = createOpenShares(store, wallet.capacity);
 
@@ -92,7 +125,7 @@ export function createCollect(options: CollectOptions) {
     const record = await spans.step("wait for inclusion", () => outcomes.wait(wanted.key, until - performance.now()));
     if (record === null) return BEING_SETTLED;
     // A later claim may have other terms, and is judged by those.
-    return record.claim === wanted.claim ? outcomeOf(record, { isAwaited: false, log, named: request.named }) : "taken";
+    return record.claim === wanted.claim ? outcomeOfRecord(record, request, false, log) : "taken";
   }
 
   /** Once it is claimed, it counts as being sent here, until `send` knows whether it is. */
@@ -113,7 +146,11 @@ export function createCollect(options: CollectOptions) {
    *
    * @returns the outcome when nothing was signed and stored: the payment can be presented again; null when its record tells
    */
-  async function send(request: SettlementRequest, claimed: ClaimedPayment, gas: Gas): Promise<SettleOutcome | null> {
+  async function send(
+    request: SettlementRequest,
+    claimed: ClaimedPayment,
+    gas: Gas,
+  ): Promise<CollectionOutcome | null> {
     const { named } = request;
     try {
       await wallet.send(claimed, gas);
@@ -122,19 +159,9 @@ export function createCollect(options: CollectOptions) {
       if (error instanceof WalletNotHeld) return null;
       log.warn("payment_not_sent", { ...named, error });
       // No longer claimed, it was sent or ended after all.
-      return (await withdraw(request, claimed)) ? notNow("not sent") : null;
+      return (await withdraw(options, named, claimed)) ? notNow("not sent") : null;
     } finally {
       inFlight.endSending(named);
-    }
-  }
-
-  async function withdraw({ named }: SettlementRequest, claimed: ClaimedPayment): Promise<boolean> {
-    try {
-      return await store.write((tx) => withdrawClaim(tx, claimed));
-    } catch (error) {
-      log.warn("claim_not_withdrawn", { ...named, error });
-      onOrphanedClaim();
-      return true;
     }
   }
 
@@ -161,12 +188,23 @@ export function createCollect(options: CollectOptions) {
   };
 }
 
+/** False when the claim is gone. */
+async function withdraw({ store, log, onOrphanedClaim }: CollectOptions, named: Named, claimed: ClaimedPayment) {
+  try {
+    return await store.write((tx) => withdrawClaim(tx, claimed));
+  } catch (error) {
+    log.warn("claim_not_withdrawn", { ...named, error });
+    onOrphanedClaim();
+    return true;
+  }
+}
+
 /** Nothing is against the payment itself. */
 function impossible(
   { log, meters = silentMeters }: CollectOptions,
   named: Named,
-  outcome: SettleOutcome,
-): SettleOutcome {
+  outcome: CollectionOutcome,
+): CollectionOutcome {
   log.warn("settlement_impossible", { ...named, reason: outcome.reason });
   if (outcome.kind === "over_limit") meters.settlement("over_limit");
   return outcome;
@@ -316,4 +354,52 @@ export type InFlight = ReturnType<typeof createInFlight>;
 /** Per account: one must not hold up another's payment by presenting it with a wrong signature. */
 function nameOf({ account, payer, nonce }: Named): string {
   return `${payer}:${nonce}:${account}`;
+}
+
+/** Other processes work for wallets only on a database that can be shared. A look is for lost answers elsewhere. */
+const LOOK_AGAIN_MS = { shared: 250, alone: 1000 };
+
+export type SettlementWaiters = ReturnType<typeof createSettlementWaiters>;
+
+/**
+ * Requests that wait for a payment to end. An outcome decided in this process is announced and wakes them at once. One that
+ * was decided in another process is found by looking: one query now and then for all of them.
+ */
+export function createSettlementWaiters(store: Store) {
+  const waiters = createEndWaiters<PaymentKey>({
+    nameOf: paymentName,
+    lookAgainMs: LOOK_AGAIN_MS[store.isShared ? "shared" : "alone"],
+    async endedAmong(keys) {
+      const open = await openAmong(store.read, keys);
+      return keys.map(paymentName).filter((name) => !open.has(name));
+    },
+  });
+
+  return {
+    /** After the write that changed the payment is durable. */
+    announce: (key: PaymentKey): void => waiters.announce(paymentName(key)),
+    /** Ends all waits, now and from now on, since the process is about to end: each gets the payment as it is. */
+    release: waiters.release,
+    /**
+     * The payment once it is settled or failed, or as it is after `ms` or at the release; null when there is none.
+     *
+     * @throws Fault `unavailable` when the last look finds no database
+     */
+    wait: (key: PaymentKey, ms: number): Promise<FacilitatorPayment | null> =>
+      waiters.wait({ key, ms, look: (isLast) => look(key, isLast), isEnded }),
+  };
+
+  /** Undefined when the database is away and there is time left to look again. */
+  async function look(key: PaymentKey, isLast: () => boolean): Promise<FacilitatorPayment | null | undefined> {
+    try {
+      return await storedPayment(store.read, key);
+    } catch (error) {
+      if (isLast()) throw error;
+      return undefined;
+    }
+  }
+}
+
+function isEnded(row: FacilitatorPayment | null): boolean {
+  return row === null || row.status === "settled" || row.status === "failed";
 }

@@ -3,11 +3,12 @@
 // one goes to the log and to the operator's table, where it is only a note: a failure to store it changes no answer.
 import { sql } from "drizzle-orm";
 import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import { type GuardrailProblem, isOfDay, utcDay } from "../payments/guardrails.ts";
 import type { FacilitatorPayment } from "../payments/payments.ts";
-import type { Named, SettlementRequest, SettleOptions } from "./request.ts";
+import type { Named, SettlementRequest } from "./request.ts";
 
 /** About a block. */
 const IN_FLIGHT_RETRY_SECONDS = 2;
@@ -21,7 +22,7 @@ const DAY_RETRY_SECONDS = 3600;
  * with the hash if there is one to give. `over_limit`: a limit of the account is against it. `unavailable`: it can't be
  * settled now.
  */
-export type SettleOutcome = {
+export type CollectionOutcome = {
   /** The exact reason. No caller learns it. */
   readonly reason: string;
   /** When to ask again; null where that would change nothing, and where a hash tells more. */
@@ -32,21 +33,21 @@ export type SettleOutcome = {
   | { readonly kind: "over_limit" | "unavailable"; readonly hash: null; readonly message: string }
 );
 
-export function settledBy(hash: Hex): SettleOutcome {
+export function settledBy(hash: Hex): CollectionOutcome {
   return { kind: "settled", reason: "settled", hash, retryAfterSeconds: null };
 }
 
 /** @param hash of a transaction of ours that has moved the money, or may still; null only where there is none */
-export function declined(reason: string, hash: Hex | null = null): SettleOutcome {
+export function declined(reason: string, hash: Hex | null = null): CollectionOutcome {
   return { kind: "declined", reason, hash, retryAfterSeconds: null };
 }
 
-function pendingBy(hash: Hex): SettleOutcome {
+export function pendingBy(hash: Hex): CollectionOutcome {
   return { kind: "pending", reason: "not included in time", hash, retryAfterSeconds: null };
 }
 
 /** There is no hash to give, or there will be a better answer in a moment. */
-export const BEING_SETTLED: SettleOutcome = {
+export const BEING_SETTLED: CollectionOutcome = {
   kind: "pending",
   reason: "being settled",
   hash: null,
@@ -54,26 +55,26 @@ export const BEING_SETTLED: SettleOutcome = {
 };
 
 /** Nothing is against the payment, but it can't be settled now. */
-export function notNow(reason: string): SettleOutcome {
+export function notNow(reason: string): CollectionOutcome {
   const message = "no settlement is possible now";
   return { kind: "unavailable", reason, hash: null, message, retryAfterSeconds: UNREADY_RETRY_SECONDS };
 }
 
 /** What passes by itself says when to ask again; a maximum, or another kind of payment, does not. */
-export function overLimit(reason: GuardrailProblem, { limits, payment }: SettlementRequest): SettleOutcome {
+export function overLimit(reason: GuardrailProblem, { limits, payment }: SettlementRequest): CollectionOutcome {
   const isNever = !isOfDay(reason) || payment.authorization.value > limits.dailyCeiling;
   const message = "the payment is outside the limits of this account";
   return { kind: "over_limit", reason, hash: null, message, retryAfterSeconds: isNever ? null : DAY_RETRY_SECONDS };
 }
 
 /** The account has all that it may have under way; the rest is for others. */
-export function overShare(reason: string): SettleOutcome {
+export function overShare(reason: string): CollectionOutcome {
   const message = "the account has its share of the settlements under way";
   return { kind: "over_limit", reason, hash: null, message, retryAfterSeconds: UNREADY_RETRY_SECONDS };
 }
 
 /** The payer's balance, or the account's gas, would suffice without the payments under way, which may yet fail. */
-export function putOff(by: "held" | "gas held"): SettleOutcome {
+export function putOff(by: "held" | "gas held"): CollectionOutcome {
   const at = { hash: null, retryAfterSeconds: IN_FLIGHT_RETRY_SECONDS };
   if (by === "held") {
     const reason = "the payer's balance is held by others of its payments";
@@ -88,10 +89,12 @@ export function putOff(by: "held" | "gas held"): SettleOutcome {
  *
  * @param isAwaited a request that waits for the block will answer
  */
-export function outcomeOf(
+export function outcomeOfRecord(
   record: FacilitatorPayment,
-  { isAwaited, log, named }: { readonly isAwaited: boolean; readonly log: Log; readonly named: Named },
-): SettleOutcome {
+  { named }: SettlementRequest,
+  isAwaited: boolean,
+  log: Log,
+): CollectionOutcome {
   const { status, transaction_hash: hash, reason, foreign_transaction } = record;
   const isOpen = hash === null || (status === "sent" && isAwaited);
   // A payment that is only claimed has no hash yet, and an answer without one would say that it can't land.
@@ -105,7 +108,7 @@ export function outcomeOf(
  * What others may learn of the record: those who present the same authorization for something else, or from another
  * account. Never a success, and a failure without a hash only when the payment can't land.
  */
-export function outcomeForOthers({ status, transaction_hash: hash }: FacilitatorPayment): SettleOutcome {
+export function outcomeForOthers({ status, transaction_hash: hash }: FacilitatorPayment): CollectionOutcome {
   if (status !== "failed" && hash === null) return BEING_SETTLED;
   return declined("claimed_on_other_terms", status === "failed" ? null : hash);
 }
@@ -115,7 +118,13 @@ const NOTES_PER_DAY_MAX = 10_000;
 
 type RefusalRecord = Named & { readonly reason: string };
 
-export function createRefusalLog({ store, clock, log }: Pick<SettleOptions, "store" | "clock" | "log">) {
+interface RefusalLogOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+export function createRefusalLog({ store, clock, log }: RefusalLogOptions) {
   let today = "";
   const notes = new Map<string, number>();
 

@@ -1,49 +1,15 @@
-// One request to collect a payment, with what every step needs of it; whether it asks for the same as a record; and what
-// settling needs from its surroundings.
-import type { Chain } from "../../chain/chain.ts";
+// One request to collect a payment, with what every step needs of it, and whether it asks for the same as a record. Pure.
 import type { TimeSpan } from "../../chain/chain-time.ts";
-import type { FindOwnTransfer } from "../../chain/own-transfer.ts";
-import type { Log } from "../../core/log.ts";
-import type { Meters } from "../../core/meters.ts";
-import type { Clock } from "../../core/time.ts";
-import type { Store } from "../../storage/store.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import { canonicalSignature } from "../../x402/eip3009.ts";
 import { NETWORK, SCHEME } from "../../x402/kind.ts";
 import type { Hex, Payment, PaymentKey, Requirements } from "../../x402/types.ts";
-import type { Verifier } from "../../x402/verifier/verifier.ts";
 import { checkWindow, keyOf, type SignedBy } from "../../x402/verify.ts";
 import { type FacilitatorAccount, type Limits, limitsOf } from "../payments/guardrails.ts";
-import type { PaymentSpans } from "../payments/payment-spans.ts";
 import type { FacilitatorPayment } from "../payments/payments.ts";
-import type { Wallet } from "../wallet/wallet.ts";
-import type { SettlementWaiters } from "./waiters.ts";
 
 /** A payment must be valid for at least this much longer, or it would miss the next block and waste its gas. */
 const SPARE_SECONDS = 3;
-
-/** Of the chain and the wallets only what settling asks of them. */
-export interface SettleOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
-  readonly meters?: Pick<Meters, "settlement" | "settlementTook">;
-  readonly chain: Pick<Chain, "isSignedByContract" | "balanceOf" | "hasCode" | "isUsed"> &
-    Pick<Wallet, "simulate"> & {
-      /** The time of day by the chain: it decides whether a payment is good yet, or no more. @throws Fault `unavailable` */
-      time(): Promise<TimeSpan>;
-    };
-  readonly wallet: Pick<Wallet, "capacity" | "readiness" | "costOf" | "send" | "worksFor" | "canSend" | "isAlone">;
-  readonly outcomes: SettlementWaiters;
-  readonly verifier: Pick<Verifier, "signedBy">;
-  readonly limits: Limits & { readonly inclusionTimeoutMs: number };
-  /** Left out where traces are off. */
-  readonly spans?: PaymentSpans;
-  /** Finds what was collected and is not recorded. */
-  readonly findOwnTransfer: FindOwnTransfer;
-  /** Settlements at work at once, of all accounts together; tests lower it. */
-  readonly inFlightMax?: number;
-}
 
 export interface SettlementRequest {
   readonly account: string;

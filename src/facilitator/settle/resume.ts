@@ -20,8 +20,7 @@ import {
   recordSettled,
   simulatedGas,
 } from "../payments/payments.ts";
-import type { InFlight } from "./claims.ts";
-import type { SettleOptions } from "./request.ts";
+import type { InFlight, SettleOptions } from "./claims.ts";
 import { windowProblem } from "./request.ts";
 
 /** Larger than IN_FLIGHT_MAX, so a batch always holds claims that are not in flight. */

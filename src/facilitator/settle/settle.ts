@@ -15,19 +15,18 @@ import {
   usedOn,
   utcDay,
 } from "../payments/guardrails.ts";
-import { countAttempt, type FacilitatorPayment, readPayment } from "../payments/payments.ts";
-import { createCollect, createInFlight } from "./claims.ts";
+import { countAttempt, type FacilitatorPayment, storedPayment } from "../payments/payments.ts";
+import { createCollect, createInFlight, type SettleOptions } from "./claims.ts";
 import {
   BEING_SETTLED,
+  type CollectionOutcome,
   createRefusalLog,
   declined,
   outcomeForOthers,
-  outcomeOf,
+  outcomeOfRecord,
   overLimit,
-  type SettleOutcome,
   settledBy,
 } from "./outcome.ts";
-import type { SettleOptions } from "./request.ts";
 import { isSameTerms, type SettlementRequest, settlementRequest, windowProblem } from "./request.ts";
 import { createRecoveredPayments, createResume } from "./resume.ts";
 
@@ -51,17 +50,16 @@ export function createSettle(options: SettleOptions) {
    * the request says.
    */
   async function recordOf({ key, payment, signedBy }: SettlementRequest): Promise<FacilitatorPayment | null> {
-    return payment.network === NETWORK || signedBy === "payer" ? readPayment(store.read, key) : null;
+    return payment.network === NETWORK || signedBy === "payer" ? storedPayment(store.read, key) : null;
   }
 
-  async function refuse({ named }: SettlementRequest, outcome: SettleOutcome): Promise<SettleOutcome> {
+  async function refuse({ named }: SettlementRequest, outcome: CollectionOutcome): Promise<CollectionOutcome> {
     meters.settlement(outcome.kind === "over_limit" ? "over_limit" : "refused");
     await refusals.note({ ...named, reason: outcome.reason });
     return outcome;
   }
 
-  async function fromRecord(request: SettlementRequest): Promise<SettleOutcome | null> {
-    const { named } = request;
+  async function fromRecord(request: SettlementRequest): Promise<CollectionOutcome | null> {
     const record = await recordOf(request);
     if (record === null) return null;
     // Payer and nonce are no secret. Without a signature of the payer, nobody learns what became of the payment.
@@ -71,14 +69,14 @@ export function createSettle(options: SettleOptions) {
       return outcomeForOthers(record);
     }
     await countRetry(request);
-    return outcomeOf(record, { isAwaited: isAwaited(record), log, named });
+    return outcomeOfRecord(record, request, isAwaited(record), log);
   }
 
   /**
    * Whether a payment was collected that has no record; null when it was not. All of it stands on the chain, so anybody could
    * present it; but not with another signature than the payer's.
    */
-  async function forgotten({ key, payment, signedBy }: SettlementRequest): Promise<SettleOutcome | null> {
+  async function forgotten({ key, payment, signedBy }: SettlementRequest): Promise<CollectionOutcome | null> {
     const { authorization, signature } = payment;
     const found = await options.findOwnTransfer(authorization);
     if (found === null) return null;
@@ -112,7 +110,7 @@ export function createSettle(options: SettleOptions) {
   }
 
   /** Null when others have claimed the payment meanwhile, so that its record tells. */
-  async function attempt(request: SettlementRequest): Promise<SettleOutcome | null> {
+  async function attempt(request: SettlementRequest): Promise<CollectionOutcome | null> {
     const known = await fromRecord(request);
     if (known !== null) return known;
     const against = await judge(options, request);
@@ -127,7 +125,7 @@ export function createSettle(options: SettleOptions) {
 
   return {
     /** @throws Fault `unavailable` when nodes, database or the checker of signatures can't be asked */
-    async settle(account: FacilitatorAccount, presented: SettleRequest): Promise<SettleOutcome> {
+    async settle(account: FacilitatorAccount, presented: SettleRequest): Promise<CollectionOutcome> {
       const signedBy = await verifier.signedBy(account.name, presented.payment);
       const request = settlementRequest(account, presented, limits, signedBy);
       for (let turn = 0; turn < TURNS_MAX; turn += 1) {
@@ -148,7 +146,7 @@ export function createSettle(options: SettleOptions) {
 }
 
 /** What can be judged without a simulation; null when nothing is against it. */
-async function judge(options: SettleOptions, request: SettlementRequest): Promise<SettleOutcome | null> {
+async function judge(options: SettleOptions, request: SettlementRequest): Promise<CollectionOutcome | null> {
   const { store, chain } = options;
   const { account, payment, requirements } = request;
   const time = await chain.time();

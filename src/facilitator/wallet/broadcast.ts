@@ -3,7 +3,7 @@
 // filling a nonce at which we have no transaction. Both are stored before they are broadcast, and both count blocks and not
 // time, so a chain that stands still is waited for.
 import { type Fees, freeingFees, quoteFees, raiseFees } from "../../chain/fees.ts";
-import type { Block } from "../../chain/rpc-types.ts";
+import type { Block } from "../../chain/json-rpc.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { UniqueViolation } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";

@@ -14,8 +14,8 @@ import {
   claimedPayment,
   type FacilitatorPayment,
   paymentName,
-  readPayment,
   sentPayments,
+  storedPayment,
 } from "../payments/payments.ts";
 import type { WalletLeases } from "./leases.ts";
 import {
@@ -286,7 +286,7 @@ export function createNonceSync({
 
   async function paymentsOf({ payments }: TransactionRow): Promise<FacilitatorPayment[]> {
     const found = await Promise.all(
-      payments.map((part) => readPayment(store.read, keyOf({ from: part.payer, nonce: part.nonce }))),
+      payments.map((part) => storedPayment(store.read, keyOf({ from: part.payer, nonce: part.nonce }))),
     );
     return found.filter((payment) => payment !== null);
   }

@@ -10,7 +10,7 @@ import type { Store } from "../../storage/store.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { utcDay } from "../payments/guardrails.ts";
-import { type ClaimedPayment, claimPayment, markSent, readPayment, recordFailed } from "../payments/payments.ts";
+import { type ClaimedPayment, claimPayment, markSent, recordFailed, storedPayment } from "../payments/payments.ts";
 import { createPendingNonces, type PendingNonce } from "./pending.ts";
 import { createOutcomeRecorder, NotKnownYet } from "./resolution.ts";
 import { createBatchStore, NotClaimed } from "./sender.ts";
@@ -96,11 +96,11 @@ test("a payment with a transaction of which the outcome is not known is not fail
   const other = rowOf(payment, 1);
   await store.write((tx) => insertTransactions(tx, [other]));
   await expect(verdicts.fail(open!, expired, [], HEAD)).rejects.toBeInstanceOf(NotKnownYet);
-  expect(await readPayment(store.read, payment.key)).toMatchObject({ status: "sent", reason: null });
+  expect(await storedPayment(store.read, payment.key)).toMatchObject({ status: "sent", reason: null });
   expect([open!.status, conflicts]).toEqual(["sent", 1]);
   pendingNonces.add(other, [{ ...payment, status: "sent" }]);
   await verdicts.fail(open!, expired, [], HEAD);
-  expect(await readPayment(store.read, payment.key)).toMatchObject({ status: "failed", reason: "expired" });
+  expect(await storedPayment(store.read, payment.key)).toMatchObject({ status: "failed", reason: "expired" });
 });
 
 /** @param of what this process knows of a nonce */

@@ -8,8 +8,8 @@
 // same thing, one writes it and the other reads what was written.
 import type { Chain } from "../../chain/chain.ts";
 import type { Use } from "../../chain/find-use.ts";
+import type { Block, Receipt } from "../../chain/json-rpc.ts";
 import { isOwnTransfer } from "../../chain/own-transfer.ts";
-import type { Block, Receipt } from "../../chain/rpc-types.ts";
 import { isPaidBy, isUsedUp } from "../../chain/token.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import { mapLimit } from "../../kernel/loop.ts";
@@ -18,10 +18,10 @@ import { utcDay } from "../payments/guardrails.ts";
 import {
   type Gas,
   type PaymentFailure,
-  readPayment,
   recordFailed,
   recordReorganised,
   recordSettled,
+  storedPayment,
 } from "../payments/payments.ts";
 import type { WalletChoice } from "./choose-wallet.ts";
 import {
@@ -345,7 +345,7 @@ export function createOutcomeRecorder(options: RecorderOptions) {
 
   /** Takes over the status that its record has. */
   async function reread(payment: PendingPayment): Promise<void> {
-    payment.status = (await readPayment(store.read, payment.key))?.status ?? payment.status;
+    payment.status = (await storedPayment(store.read, payment.key))?.status ?? payment.status;
   }
 
   /** Undone when an open transaction of the payment was not judged: that one may still collect it. */

@@ -4,8 +4,7 @@
 import { keccak256, parseTransaction, recoverTransactionAddress, type TransactionSerializedEIP1559 } from "viem";
 import { privateKeyToAccount } from "viem/accounts";
 import type { Fees } from "../../chain/fees.ts";
-import { exchange } from "../../chain/json-rpc.ts";
-import { data, hex } from "../../chain/rpc-types.ts";
+import { data, exchange, hex } from "../../chain/json-rpc.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
 import { lowerHex } from "../../x402/fields.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";

@@ -10,7 +10,7 @@ import { aggregateData, GAS_MAX, MULTICALL3, SHARED_GAS, TOKEN_ADDRESS, transfer
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { change, lockDays } from "../payments/guardrails.ts";
-import { type ClaimedPayment, inGroups, readPayment } from "../payments/payments.ts";
+import { type ClaimedPayment, inGroups, storedPayment } from "../payments/payments.ts";
 import type { Signer, Unsigned } from "./signer.ts";
 
 type StoredTransaction = Tables["facilitatorTransactions"]["$inferSelect"];
@@ -274,11 +274,11 @@ async function isAnyBurned(tx: Tx, { payer, nonce }: PaymentKey): Promise<boolea
  * payment's share of the ceiling, which was given back, is taken again. This is counted once.
  */
 export async function countLateRevert(tx: Tx, key: PaymentKey, reverted: Reverted, on: string): Promise<boolean> {
-  const known = await readPayment(tx, key);
+  const known = await storedPayment(tx, key);
   if (known === null) return false;
   const { account, day, value } = known;
   await lockDays(tx, account);
-  if ((await readPayment(tx, key))?.status !== "failed") return false;
+  if ((await storedPayment(tx, key))?.status !== "failed") return false;
   const isCounted = await isAnyBurned(tx, key);
   if (!(await markBurned(tx, key, reverted))) return false;
   if (!isCounted) await change(tx, { account, day }, { reserved: BigInt(value) });

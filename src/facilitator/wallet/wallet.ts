@@ -22,6 +22,20 @@ import { createWatcher } from "./watcher.ts";
 
 export type Wallet = ReturnType<typeof createWallet>;
 
+export interface WalletLimits {
+  readonly gasLowWaterWei: bigint;
+  /** Of all transactions of an account and day; 0, or left out, for no bound. */
+  readonly dailyGasAllWei?: bigint;
+  /** May have a fraction. */
+  readonly maxFeeGwei: number;
+  /** Blocks until an inclusion counts as final. */
+  readonly confirmations: number;
+  /** Until what a node has accepted is broadcast again. Tests shorten it. */
+  readonly rebroadcastMs?: number;
+  /** Most payments of one transaction, through Multicall3; up to 1: each has its own. */
+  readonly batch: number;
+}
+
 export interface WalletOptions {
   readonly chain: Chain;
   readonly store: Store;
@@ -34,19 +48,7 @@ export interface WalletOptions {
   readonly outcomes: { announce(key: PaymentKey): void };
   /** Left out where traces are off. */
   readonly spans?: PaymentSpans;
-  readonly limits: {
-    readonly gasLowWaterWei: bigint;
-    /** Of all transactions of an account and day; 0, or left out, for no bound. */
-    readonly dailyGasAllWei?: bigint;
-    /** May have a fraction. */
-    readonly maxFeeGwei: number;
-    /** Blocks until an inclusion counts as final. */
-    readonly confirmations: number;
-    /** Until what a node has accepted is broadcast again. Tests shorten it. */
-    readonly rebroadcastMs?: number;
-    /** Most payments of one transaction, through Multicall3; up to 1: each has its own. */
-    readonly batch: number;
-  };
+  readonly limits: WalletLimits;
 }
 
 export function createWallet(options: WalletOptions) {

@@ -3,7 +3,7 @@
 // means for the payments, what is deep enough in the chain to be closed, what a reorganisation has undone, and what has to be
 // replaced. Each step may fail, and is repeated with the next look; nothing is forgotten before the database knows it.
 import type { Chain } from "../../chain/chain.ts";
-import type { Block } from "../../chain/rpc-types.ts";
+import type { Block } from "../../chain/json-rpc.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import type { Hex } from "../../x402/types.ts";
 import type { NonceProgress, Replacer } from "./broadcast.ts";

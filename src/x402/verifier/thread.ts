@@ -7,9 +7,9 @@ import type { SignedBy } from "../verify.ts";
 /** What is judged of a payment. */
 export type Signed = Pick<Payment, "authorization" | "signature">;
 /** Null where judging throws. */
-export type Answer = SignedBy | null;
+export type SignerAnswer = SignedBy | null;
 /** Once `ready`, then the answers to one batch after the other. */
-export type FromVerifier = "ready" | readonly Answer[];
+export type FromVerifier = "ready" | readonly SignerAnswer[];
 
 export interface ThreadOptions {
   readonly log: Pick<Log, "debug" | "error">;
@@ -23,7 +23,7 @@ export interface ThreadOptions {
 export interface ThreadEvents<Batch> {
   /** It takes batches from now on. */
   ready(): void;
-  answered(batch: Batch, answers: readonly Answer[]): void;
+  answered(batch: Batch, answers: readonly SignerAnswer[]): void;
   /** It is gone with these. */
   lost(batches: readonly Batch[]): void;
 }

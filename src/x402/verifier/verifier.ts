@@ -7,7 +7,7 @@ import { Fault } from "../../core/fault.ts";
 import { createFairShare, createRoundRobin } from "../../kernel/share.ts";
 import { inTurns } from "../../kernel/turns.ts";
 import { checkSignature, type SignedBy } from "../verify.ts";
-import { type Answer, createVerifierThread, type Signed, type ThreadOptions } from "./thread.ts";
+import { createVerifierThread, type Signed, type SignerAnswer, type ThreadOptions } from "./thread.ts";
 
 /** Of all tenants together; a tenant alone has seven eighths of them. The last of so many waits for six seconds. */
 const WAITING_MAX = 8_192;
@@ -56,7 +56,7 @@ export function createVerifier({ waitingMax = WAITING_MAX, ...options }: Verifie
     }
   }
 
-  function settle(waiting: Waiting, answer: Answer): void {
+  function settle(waiting: Waiting, answer: SignerAnswer): void {
     if (answer === null) judgeHere(waiting);
     else waiting.resolve(answer);
   }

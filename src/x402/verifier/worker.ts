@@ -1,10 +1,10 @@
 // Entry point of a worker thread: says whose signatures payments carry, a batch per message, and nothing else.
 import { checkSignature } from "../verify.ts";
-import type { Answer, FromVerifier, Signed } from "./thread.ts";
+import type { FromVerifier, Signed, SignerAnswer } from "./thread.ts";
 
 declare const self: Worker;
 
-function answerFor(signed: Signed): Answer {
+function answerFor(signed: Signed): SignerAnswer {
   try {
     return checkSignature(signed);
   } catch {

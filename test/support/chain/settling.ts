@@ -7,14 +7,14 @@ import {
   claimPayment,
   type FacilitatorPayment,
   markSent,
-  readPayment,
   recordFailed,
   recordSettled,
+  storedPayment,
 } from "../../../src/facilitator/payments/payments.ts";
 import { X402_V1 } from "../../../src/facilitator/routes.ts";
-import { requirementsText, type SettleOptions } from "../../../src/facilitator/settle/request.ts";
+import { createSettlementWaiters, type SettleOptions } from "../../../src/facilitator/settle/claims.ts";
+import { requirementsText } from "../../../src/facilitator/settle/request.ts";
 import { createSettle, type Settle } from "../../../src/facilitator/settle/settle.ts";
-import { createSettlementWaiters } from "../../../src/facilitator/settle/waiters.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { parseSettleRequest, type SettleRequest } from "../../../src/x402/codec.ts";
 import type { Hex, PaymentKey } from "../../../src/x402/types.ts";
@@ -210,7 +210,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
     settled,
     failed,
     storeSent,
-    record: (asked: SettleRequest) => readPayment(store.read, keyOfRequest(asked)),
+    record: (asked: SettleRequest) => storedPayment(store.read, keyOfRequest(asked)),
     reserved: (name = "alpha", time = clock.now()) => reservedOn(store.read, name, utcDay(time)),
     async refusals() {
       const { db, tables } = store.read;

@@ -6,7 +6,7 @@ import type { Log, LogFields } from "../../../src/core/log.ts";
 import { addAccount, ownerOf } from "../../../src/facilitator/accounts.ts";
 import { LISTENER_LIMITS, type ListenerLimits, listenMutualTls } from "../../../src/facilitator/mtls.ts";
 import { createPeerEdge } from "../../../src/facilitator/routes.ts";
-import { type SettleOutcome, settledBy } from "../../../src/facilitator/settle/outcome.ts";
+import { type CollectionOutcome, settledBy } from "../../../src/facilitator/settle/outcome.ts";
 import { SETTLE_BODY_BYTES_MAX } from "../../../src/kernel/limits.ts";
 import { sqlitePlace } from "../stores/stores.ts";
 import { makePki, type TestIdentity } from "./pki.ts";
@@ -93,7 +93,7 @@ export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: (
   const lines: LogFields[] = [];
   const note = (event: string, fields: LogFields = {}) => void lines.push({ event, ...fields });
   const log: Log = { debug: note, info: note, warn: note, error: note };
-  const answers = { settle: async (): Promise<SettleOutcome> => SETTLEMENT, ready: true };
+  const answers = { settle: async (): Promise<CollectionOutcome> => SETTLEMENT, ready: true };
   const asked: string[] = [];
   const edge = createPeerEdge({
     read: store.read,
