@@ -24,7 +24,7 @@ export interface TimeSpan {
 }
 
 /** A block's time in unix seconds, and when it was seen (performance.now): time has gone on since. */
-interface ClockReading {
+interface TimeReading {
   readonly timestamp: number;
   readonly at: number;
 }
@@ -37,11 +37,11 @@ export interface ChainTimeOptions {
 
 /** It throws Fault `unavailable` when no node answers, and when those that do may stand still. */
 export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => Promise<TimeSpan> {
-  let next: Promise<ClockReading | null> = Promise.resolve(null);
+  let next: Promise<TimeReading | null> = Promise.resolve(null);
   let askedAt = Number.NEGATIVE_INFINITY;
   let isFar = false;
 
-  async function readNext(): Promise<ClockReading | null> {
+  async function readNext(): Promise<TimeReading | null> {
     const timestamp = await chain.nextTimestamp();
     return timestamp === null ? null : { timestamp, at: performance.now() };
   }
@@ -50,7 +50,7 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
    * Where blocks are rare, the newest one is old, so the time that the next one would have is asked for. It is asked once
    * for all who need it, because it makes work for a node.
    */
-  function askNext(): Promise<ClockReading | null> {
+  function askNext(): Promise<TimeReading | null> {
     if (performance.now() - askedAt >= NEXT_FRESH_MS) {
       askedAt = performance.now();
       next = readNext();
@@ -86,6 +86,6 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
   };
 }
 
-function timeOf({ timestamp, at }: ClockReading): number {
+function timeOf({ timestamp, at }: TimeReading): number {
   return timestamp * 1000 + (performance.now() - at);
 }

@@ -28,7 +28,7 @@ export interface RpcOptions {
 }
 
 /** What the endpoints that were asked so far have said. */
-interface Attempts<T> {
+interface Asking<T> {
   behind: StaleNode | null;
   last: unknown;
   /** What a node that knows less would say too. */
@@ -67,7 +67,7 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
      * `unavailable` when none gives a usable answer
      */
     async ask<T>(question: Question<T>): Promise<T> {
-      const progress: Attempts<T> = { behind: null, last: undefined, doubted: null };
+      const progress: Asking<T> = { behind: null, last: undefined, doubted: null };
       const working = good();
       const certain = await askInTurn(working, question, progress);
       if (certain !== null && progress.doubted !== null) isContradicted = true;
@@ -153,7 +153,7 @@ async function answerOf<T>(endpoint: Endpoint, question: Question<T>): Promise<E
 async function askInTurn<T>(
   endpoints: readonly Endpoint[],
   question: Question<T>,
-  progress: Attempts<T>,
+  progress: Asking<T>,
 ): Promise<EndpointAnswer<T> | null> {
   for (const endpoint of endpoints) {
     const state = endpoint.state();

@@ -68,7 +68,7 @@ export const FIGURES: readonly Figure[] = [
   { what: "product files", most: 261, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 53_573,
+    most: 53_679,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -80,12 +80,12 @@ export const FIGURES: readonly Figure[] = [
   { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 0, find: fullFolders },
   {
     what: "type names that several files declare",
-    most: 7,
+    most: 0,
     find: declaredTwice(/^(?:export )?(?:interface|type|class) ([A-Z]\w*)/gm),
   },
   {
     what: "exported functions that several files declare",
-    most: 2,
+    most: 0,
     find: declaredTwice(/^export (?:async )?function (\w+)/gm),
   },
   { what: "values that may be promises", most: 18, find: matches(/\b(MaybePromise|andThen)\b/g) },

@@ -31,7 +31,7 @@ import {
 } from "./gate.ts";
 import type { RestoreGuard } from "./restored.ts";
 import type { Settler } from "./settler.ts";
-import { closeIfUnsent, findPayment, isOpen, type PaymentRow, paymentOf } from "./store.ts";
+import { closeIfUnsent, isOpen, type PaymentRow, paymentByKey, paymentOf } from "./store.ts";
 
 const LOOK_AGAIN_MS = 200;
 
@@ -197,7 +197,7 @@ function isFirstUnderWay({ attempts, unsent_attempts, unknown_since }: PaymentRo
 async function presentedIn(store: Store, headers: Headers): Promise<PaymentRow | null> {
   const [v1, v2] = [headers.get("x-payment"), headers.get("payment-signature")];
   const read = v1 !== null && v2 !== null ? null : readPayment({ v1, v2 });
-  return read?.ok === true ? findPayment(store.read, keyOf(read.value.payment.authorization)) : null;
+  return read?.ok === true ? paymentByKey(store.read, keyOf(read.value.payment.authorization)) : null;
 }
 
 async function usedFor(store: Store, call: RepeatedCall): Promise<string | null> {
@@ -271,7 +271,7 @@ async function paidOrCharged(
 async function usesOf(store: Store, call: RepeatedCall, { payment }: PresentedPayment) {
   const body_sha256 = await hashOf(call.body, call.tenant);
   const digest = Buffer.from(authorizationDigest(payment.authorization)).toString("hex");
-  const row = await findPayment(store.read, keyOf(payment.authorization));
+  const row = await paymentByKey(store.read, keyOf(payment.authorization));
   const isKnown = row !== null && isSameCall(row, call, body_sha256) && row.authorization_digest === digest;
   const known = isKnown ? ({ kind: "known", invocation_id: row.invocation_id } as const) : null;
   return { used: row !== null, known, body_sha256, digest };
