@@ -117,11 +117,10 @@ export function createCollect(options: CollectOptions) {
     // Counted from the claim, as others do who find its record.
     const until = performance.now() + limits.inclusionTimeoutMs;
     const sending = spans.step("sign and store", () => send(request, wanted, gas));
-    const isSent = await endsWithin(until - performance.now(), sending);
+    const isSent = await endsWithin(until - performance.now(), sending).catch(() => null);
+    if (isSent === null) return notNow("not sent");
     // The wallet goes on with it after this request.
     if (!isSent) return BEING_SETTLED;
-    const unsent = await sending;
-    if (unsent !== null) return unsent;
     const record = await spans.step("wait for inclusion", () => outcomes.wait(wanted.key, until - performance.now()));
     if (record === null) return BEING_SETTLED;
     // A later claim may have other terms, and is judged by those.
@@ -144,22 +143,16 @@ export function createCollect(options: CollectOptions) {
   /**
    * A claim for the wallet of another facilitator is left to that one.
    *
-   * @returns the outcome when nothing was signed and stored: the payment can be presented again; null when its record tells
+   * @throws when nothing was signed and stored: the payment can be presented again
    */
-  async function send(
-    request: SettlementRequest,
-    claimed: ClaimedPayment,
-    gas: Gas,
-  ): Promise<CollectionOutcome | null> {
-    const { named } = request;
+  async function send({ named }: SettlementRequest, claimed: ClaimedPayment, gas: Gas): Promise<void> {
     try {
       await wallet.send(claimed, gas);
-      return null;
     } catch (error) {
-      if (error instanceof WalletNotHeld) return null;
+      if (error instanceof WalletNotHeld) return;
       log.warn("payment_not_sent", { ...named, error });
-      // No longer claimed, it was sent or ended after all.
-      return (await withdraw(options, named, claimed)) ? notNow("not sent") : null;
+      // No longer claimed, it was sent or ended after all: its record tells.
+      if (await withdraw(options, named, claimed)) throw error;
     } finally {
       inFlight.endSending(named);
     }
