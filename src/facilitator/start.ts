@@ -14,7 +14,7 @@
 //   wallet/broadcast           what is stored goes to the nodes, again and again; what is stuck is replaced (fees)
 //   wallet/resolution          how a payment ended, written down
 //   chain/chain, rpc           what is asked of the nodes, of which one, and how its answers are read (token, json-rpc,
-//                              chain-time)
+//                              newest-block, chain-time)
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
 import { createChainTime } from "../chain/chain-time.ts";
