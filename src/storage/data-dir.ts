@@ -53,8 +53,6 @@ interface LockHolder {
   readonly started_at: number;
 }
 
-const STARTED_MS_APART_MAX = 5_000;
-
 /**
  * Takes the lock where no other process has it.
  *
@@ -71,7 +69,7 @@ export function takeOver(dir: string, holder: string, { now }: Clock) {
     ensurePrivateFile(path);
     const before = readHeld(path);
     const isSame = before?.host === held.host && before.file === held.file;
-    const isOneStart = isSame && Math.abs(before.started_at - held.started_at) < STARTED_MS_APART_MAX;
+    const isOneStart = isSame && Math.abs(before.started_at - held.started_at) < 5_000;
     // Where it can't be written, the next process waits until the lease has run out.
     const note = () => writeFile(path, JSON.stringify(held), () => {});
     return { previous: isOneStart ? before.holder : null, note, release: lock.release };
