@@ -162,8 +162,13 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
   const isFresh = (last: CachedPolicy | undefined): last is CachedPolicy => last !== undefined && now() < last.until;
 
   return {
-    /** At once while the policy is cached. Never rejects. */
-    find(tenant: string): Bun.MaybePromise<PolicyLookup> {
+    /** The fast path of nearly every call: a policy that was read a moment ago; undefined when it has to be read. */
+    cached(tenant: string): KnownPolicy | null | undefined {
+      const last = known.get(tenant);
+      return isFresh(last) ? last.policy : undefined;
+    },
+    /** Never rejects. */
+    async find(tenant: string): Promise<PolicyLookup> {
       const last = known.get(tenant);
       return isFresh(last) ? { failed: false, policy: last.policy } : lookUp(tenant, last);
     },
@@ -173,10 +178,7 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
       if (!isFresh(last) && !reading.has(tenant)) readOnce(tenant, last).catch(() => {});
     },
     /** As it is stored now; null when the tenant has none. */
-    async newest(tenant: string): Promise<KnownPolicy | null> {
-      const { policy } = await readOnce(tenant, known.get(tenant));
-      return policy;
-    },
+    newest: async (tenant: string): Promise<KnownPolicy | null> => (await readOnce(tenant, known.get(tenant))).policy,
     /** To be called when a policy has been put, before that is acknowledged. */
     took(tenant: string, policy: KnownPolicy, rules: readonly Rule[]) {
       reading.delete(tenant);
@@ -195,6 +197,8 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
     },
   };
 }
+
+export type PolicyCache = ReturnType<typeof createPolicyCache>;
 
 function weightOf(stored: string, rules: readonly Rule[]): number {
   const entries = rules.flatMap(({ match: { agents = [], tools = [] } }) => [agents, tools].flat());

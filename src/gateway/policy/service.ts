@@ -8,13 +8,12 @@ import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
-import { type Meters, silentMeters } from "../../core/meters.ts";
+import type { Meters } from "../../core/meters.ts";
 import type { Clock } from "../../core/time.ts";
-import { andThen } from "../../kernel/and-then.ts";
 import { inOneStep, inSteps } from "../../kernel/turns.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { findAgent } from "../agents/store.ts";
-import { createPolicyCache, type KnownPolicy, type PolicyLookup } from "./cache.ts";
+import { createPolicyCache, type KnownPolicy, type PolicyCache, type PolicyLookup } from "./cache.ts";
 import { createDecisionLog, type DecisionRow, newestDecisions } from "./decisions.ts";
 import { checkRules, formatRules, type PolicyReplace } from "./document.ts";
 import {
@@ -25,7 +24,7 @@ import {
   type PolicyVerdict,
   toolsDeniedToAll,
 } from "./evaluate.ts";
-import { createObservedRates } from "./observed-rate.ts";
+import { type CallingUser, createObservedRates, type ObservedRates } from "./observed-rate.ts";
 
 const RETRY_AFTER_SECONDS = 5;
 /** Rules up to this length are written to a caller at once. */
@@ -42,10 +41,11 @@ const COUNT_MS_MAX = 750;
 /** When on_error says deny, nothing is lost by waiting longer: after that the call is refused without a record. */
 const COUNT_MS_MAX_OR_DENY = 9_000;
 
-/** A call that the policy judges. */
-export interface PolicyCall extends Omit<EvaluatedCall, "rate"> {
+/** A call that the policy judges: each message of a batch has a decision of its own, by the tool that it calls. */
+export interface PolicyCall extends Omit<EvaluatedCall, "rate" | "mcp_tool"> {
   readonly tenant: string;
   readonly user: string;
+  readonly tools: readonly (string | null)[];
 }
 
 /** A call to try. */
@@ -69,63 +69,23 @@ interface PolicyDeps {
 
 export type PolicyService = ReturnType<typeof createPolicyService>;
 
-/**
- * What the header X-Service-Policy-Warning says of a call with this verdict; null when it says nothing.
- *
- * @throws Fault `denied`
- */
-export function warningOf(verdict: PolicyVerdict | null): string | null {
-  if (verdict === null || verdict.action === "allow") return null;
-  if (verdict.action === "warn") return verdict.reason;
-  throw new Fault("denied", `denied by policy (${verdict.reason})`);
-}
-
 function onError({ on_error: action }: Pick<KnownPolicy, "on_error">): PolicyVerdict {
   return { action, matched_rule: null, reason: `on_error: ${action}` };
 }
 
-function decisionOf(call: PolicyCall, verdict: PolicyVerdict, now: number): DecisionRow {
-  const { tenant, agent_id, protocol, mcp_tool } = call;
-  return { tenant, id: newId("pdec", now), agent_id, protocol, mcp_tool, ...verdict };
-}
-
-const callerOf = ({ tenant, agent_id: agentId, user }: PolicyCall) => ({ tenant, agentId, user });
+const callerOf = ({ tenant, agent_id: agentId, user }: PolicyCall): CallingUser => ({ tenant, agentId, user });
 
 const NO_POLICY: PolicyVerdict = { action: "allow", matched_rule: null, reason: "no policy" };
 
-function createJudge(rates: ReturnType<typeof createObservedRates>, log: Log) {
-  function verdictOf(tenant: string, policy: KnownPolicy, call: EvaluatedCall): PolicyVerdict {
-    if (policy.compiled === null) return onError(policy);
-    try {
-      return evaluate(policy.compiled, call);
-    } catch (error) {
-      log.error("policy_not_evaluable", { tenant, version: policy.version, error });
-      return onError(policy);
-    }
+/** Pure, but for the log. */
+function verdictOf(log: Log, tenant: string, policy: KnownPolicy, call: EvaluatedCall): PolicyVerdict {
+  if (policy.compiled === null) return onError(policy);
+  try {
+    return evaluate(policy.compiled, call);
+  } catch (error) {
+    log.error("policy_not_evaluable", { tenant, version: policy.version, error });
+    return onError(policy);
   }
-
-  return {
-    verdictOf,
-    /**
-     * The verdict on a call, which is counted with it. When it can't be counted, on_error decides.
-     *
-     * @throws Fault `unavailable` when on_error would deny it, and it is too late to record that
-     */
-    judged(call: PolicyCall, policy: KnownPolicy): Bun.MaybePromise<PolicyVerdict> {
-      const { tenant, agent_id } = call;
-      const isAskedFor = policy.compiled !== null && asksForRate(policy.compiled, agent_id);
-      const msMax = policy.on_error === "deny" ? COUNT_MS_MAX_OR_DENY : COUNT_MS_MAX;
-      const startedAt = performance.now();
-      const observed = rates.observe(callerOf(call), isAskedFor ? msMax : null);
-      const verdictAt = (rate: number) => verdictOf(tenant, policy, { ...call, rate });
-      if (!(observed instanceof Promise)) return verdictAt(observed);
-      return observed.then(verdictAt, (error) => {
-        log.warn("policy_rate_not_counted", { tenant, on_error: policy.on_error, error });
-        if (policy.on_error === "deny" && performance.now() - startedAt > COUNT_MS_MAX) throw error;
-        return onError(policy);
-      });
-    },
-  };
 }
 
 /** @throws Fault `unavailable` when it was never read */
@@ -138,61 +98,90 @@ function lastKnown(log: Log, tenant: string, { last, cause }: Extract<PolicyLook
   return { ...last, compiled: null };
 }
 
-export function createPolicyService({ store, clock, log, meters = silentMeters, now }: PolicyDeps) {
-  const rates = createObservedRates(store, now);
-  const { verdictOf, judged } = createJudge(rates, log);
-  const cache = createPolicyCache({ store, log, ...(now && { now }) });
-  const decisions = createDecisionLog({ store, log });
-
+function createDecider({ log, clock }: PolicyDeps, rates: ObservedRates, cache: PolicyCache) {
   /**
    * The policy in force, null when the tenant has none.
    *
    * @throws Fault `unavailable` when that cannot be known
    */
-  function inForce(tenant: string): Bun.MaybePromise<KnownPolicy | null> {
-    return andThen(cache.find(tenant), (found) => (found.failed ? lastKnown(log, tenant, found) : found.policy));
+  async function inForce(tenant: string): Promise<KnownPolicy | null> {
+    const found = await cache.find(tenant);
+    return found.failed ? lastKnown(log, tenant, found) : found.policy;
   }
 
-  /** Judges a call and counts it; null when the tenant has no policy. */
-  function verdictFor(call: PolicyCall): Bun.MaybePromise<PolicyVerdict | null> {
-    const countAlone = () => void rates.observe(callerOf(call), null);
-    const known = inForce(call.tenant);
-    if (known instanceof Promise) known.catch(countAlone);
-    return andThen(known, (policy) => {
-      if (policy === null) countAlone();
-      return policy === null ? null : judged(call, policy);
+  /** @param rates of each message */
+  function decisionsOf(call: PolicyCall, policy: KnownPolicy, rates: readonly number[]): DecisionRow[] {
+    const { tenant, agent_id, protocol } = call;
+    return call.tools.map((mcp_tool, at) => {
+      const verdict = verdictOf(log, tenant, policy, { ...call, mcp_tool, rate: rates[at] ?? 0 });
+      return { tenant, id: newId("pdec", clock.now()), agent_id, protocol, mcp_tool, ...verdict };
     });
   }
+
+  /** Counts a call here alone, which gives its rate as far as nobody asks for what other replicas have counted. */
+  function decideHere(call: PolicyCall, policy: KnownPolicy | null): DecisionRow[] {
+    const counted = call.tools.map(() => rates.observe(callerOf(call)));
+    return policy === null ? [] : decisionsOf(call, policy, counted);
+  }
+
+  const isCountedTogether = (policy: KnownPolicy | null, { agent_id }: PolicyCall): policy is KnownPolicy =>
+    rates.isShared && policy?.compiled != null && asksForRate(policy.compiled, agent_id);
+
+  async function decideTogether(call: PolicyCall, policy: KnownPolicy): Promise<DecisionRow[]> {
+    const { tenant } = call;
+    const { on_error } = policy;
+    const msMax = on_error === "deny" ? COUNT_MS_MAX_OR_DENY : COUNT_MS_MAX;
+    const startedAt = performance.now();
+    const counting = call.tools.map(() => rates.observeShared(callerOf(call), msMax));
+    try {
+      return decisionsOf(call, policy, await Promise.all(counting));
+    } catch (error) {
+      log.warn("policy_rate_not_counted", { tenant, on_error, error });
+      if (on_error === "deny" && performance.now() - startedAt > COUNT_MS_MAX) throw error;
+      return decisionsOf(call, { ...policy, compiled: null }, []);
+    }
+  }
+
+  return {
+    inForce,
+
+    /** The fast path of `decide`: a policy in memory, without a rule that asks what other replicas have counted; else undefined. */
+    decideNow(call: PolicyCall): DecisionRow[] | undefined {
+      if (call.tools.length === 0) return [];
+      const policy = cache.cached(call.tenant);
+      return policy === undefined || isCountedTogether(policy, call) ? undefined : decideHere(call, policy);
+    },
+
+    /**
+     * Counts a call and gives the decision on each of its messages, to be recorded; none when the tenant has no policy. When
+     * the call can't be counted, on_error decides.
+     *
+     * @throws Fault `unavailable` when the policy cannot be known, or on_error would deny the call and it is too late to
+     * record that
+     */
+    async decide(call: PolicyCall): Promise<DecisionRow[]> {
+      const policy = await inForce(call.tenant).catch((error) => {
+        decideHere(call, null);
+        throw error;
+      });
+      return isCountedTogether(policy, call) ? decideTogether(call, policy) : decideHere(call, policy);
+    },
+  };
+}
+
+export function createPolicyService(deps: PolicyDeps) {
+  const { store, clock, log, now } = deps;
+  const cache = createPolicyCache({ store, log, ...(now && { now }) });
+  const decisions = createDecisionLog(deps);
+  const { inForce, decideNow, decide } = createDecider(deps, createObservedRates(store, now), cache);
 
   return {
     /** Begins to read the policy for a call that waits for another read first, so that the call waits for the longer one only. */
     readAhead: cache.readAhead,
-
-    /**
-     * Judges a call, counts it and records the decision; null, and at once where that is known, when the tenant has no
-     * policy. A deny is durable when this resolves.
-     *
-     * @throws Fault `unavailable` when the policy cannot be known, the call not be counted, or a decision that must be
-     * recorded first cannot be
-     */
-    judge(call: PolicyCall): Bun.MaybePromise<PolicyVerdict | null> {
-      return andThen(verdictFor(call), (verdict) => {
-        if (verdict === null) return null;
-        return andThen(decisions.record(decisionOf(call, verdict, clock.now())), () => {
-          meters.policyDecided(verdict.action);
-          return verdict;
-        });
-      });
-    },
-
-    /** Judges the messages of one batch: each is a call of its own, and all are counted and recorded together. */
-    async judgeAll(calls: readonly PolicyCall[]): Promise<PolicyVerdict[]> {
-      const judged = await Promise.all(calls.map(async (call) => ({ call, verdict: await verdictFor(call) })));
-      const decided = judged.flatMap(({ call, verdict }) => (verdict === null ? [] : [{ call, verdict }]));
-      await decisions.record(...decided.map(({ call, verdict }) => decisionOf(call, verdict, clock.now())));
-      for (const { verdict } of decided) meters.policyDecided(verdict.action);
-      return decided.map(({ verdict }) => verdict);
-    },
+    decideNow,
+    decide,
+    recordNow: decisions.recordNow,
+    record: decisions.record,
 
     /**
      * Which tools of an mcp agent are denied to everyone, whatever the size and rate of the call; null when the
@@ -216,7 +205,7 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
       const call = { agent_id, protocol: agent.protocol, ...conditions };
       if (document !== null) return evaluate(await inSteps(compile(document), tenant), call);
       const policy = await inForce(tenant);
-      return policy === null ? NO_POLICY : verdictOf(tenant, policy, call);
+      return policy === null ? NO_POLICY : verdictOf(log, tenant, policy, call);
     },
 
     /** Null when the tenant has none. The rules are JSON already, and known to be rules. */

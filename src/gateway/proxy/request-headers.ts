@@ -124,11 +124,6 @@ function headerBytes(value: string): Uint8Array {
   return Buffer.from(value, "latin1");
 }
 
-/** Whether the headers carry a payment of either version, readable or not. */
-export function bringsPayment(headers: Headers): boolean {
-  return headers.has("x-payment") || headers.has("payment-signature");
-}
-
 const VISIBLE_ASCII = /^[\x21-\x7e]+$/;
 
 export function idempotencyKey(headers: Headers): string | null {
