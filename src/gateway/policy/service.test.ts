@@ -15,10 +15,9 @@ import { silentLog } from "../../core/log.ts";
 import { POLICY_ACTIONS } from "../../core/states.ts";
 import { atOnce } from "../../kernel/turns.ts";
 import type { Store } from "../../storage/store.ts";
-import { createPolicyCache } from "./cache.ts";
 import type { Rule } from "./document.ts";
 import { compile, evaluate } from "./evaluate.ts";
-import { createPolicyService } from "./service.ts";
+import { createPolicyCache, createPolicyService } from "./service.ts";
 
 describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
   let opened: OpenPlace;

@@ -208,7 +208,7 @@ const FINDING: { readonly [N in Need]?: (gathering: Gathering) => Promise<KnownC
     await options.policy.record(decided.rows);
     return decided;
   },
-  payment: findPayment,
+  payment: checkedPayment,
 };
 
 function aboutCall(known: KnownCall, rows: readonly DecisionRow[]): Decided {
@@ -308,7 +308,7 @@ function touch(store: Store, { tenant, id }: InvocationKey, now: number): Promis
 // The payment.
 
 /** Undefined when it has made a call before. @throws Fault `payment_required`, `unavailable` */
-async function findPayment({ options, call, kind, known }: Gathering): Promise<KnownCall["payment"]> {
+async function checkedPayment({ options, call, kind, known }: Gathering): Promise<KnownCall["payment"]> {
   const { caller, headers, note } = call;
   const [agent, body, { tenant, user }] = [agentIn(known), had(known.body), caller];
   const price = sumOf(had(known.parsed).calls.map(({ tool }) => priceOf(agent, tool)));

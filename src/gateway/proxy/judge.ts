@@ -93,8 +93,8 @@ export function judge(call: KnownCall): Need | Fault | "pass" {
   if (refusal !== null) return refusal;
   // Two effects, which the specification wants here: a call that comes this far counts, even if it is denied; and its
   // decision is in the record before the caller hears of it, also when its payment then refuses it.
+  if (decided !== undefined && call.recorded !== decided) return "recorded";
   if (decided === undefined || !isAbout(decided, agent, parsed)) return "decided";
-  if (call.recorded !== decided) return "recorded";
   const denied = decided.rows.find(({ action }) => action === "deny");
   if (denied !== undefined) return new Fault("denied", `denied by policy (${denied.reason})`);
   if (call.payment === undefined && (agent.pricing !== null || call.presented !== null)) return "payment";

@@ -16,6 +16,7 @@ import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
 import { type RecordEndOptions, recordEnd } from "../upstream/record-end.ts";
+import type { Ended } from "./exchange.ts";
 import {
   answerOf,
   type ExchangeDeps,
@@ -25,7 +26,6 @@ import {
   type StreamExchange,
   startExchangeTimeouts,
 } from "./exchange.ts";
-import type { Ended } from "./relay.ts";
 import {
   CAPTURE_BUDGET_BYTES,
   createBudget,
