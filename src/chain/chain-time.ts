@@ -25,7 +25,7 @@ export interface TimeSpan {
 }
 
 /** A block's time in unix seconds, and when it was seen (performance.now): time has gone on since. */
-interface Reading {
+interface TimeReading {
   readonly timestamp: number;
   readonly at: number;
 }
@@ -38,11 +38,11 @@ export interface ChainTimeOptions {
 
 /** It throws Fault `unavailable` when no node answers, and when those that do may stand still. */
 export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => Promise<TimeSpan> {
-  let next: Promise<Reading | null> = Promise.resolve(null);
+  let next: Promise<TimeReading | null> = Promise.resolve(null);
   let askedAt = Number.NEGATIVE_INFINITY;
   let isFar = false;
 
-  async function readNext(): Promise<Reading | null> {
+  async function readNext(): Promise<TimeReading | null> {
     const timestamp = await chain.nextTimestamp();
     return timestamp === null ? null : { timestamp, at: performance.now() };
   }
@@ -51,7 +51,7 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
    * Where blocks are rare, the newest one is old, so the time that the next one would have is asked for. It is asked once
    * for all who need it, because it makes work for a node.
    */
-  function askNext(): Promise<Reading | null> {
+  function askNext(): Promise<TimeReading | null> {
     if (performance.now() - askedAt >= NEXT_FRESH_MS) {
       askedAt = performance.now();
       next = readNext();
@@ -87,6 +87,6 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
   };
 }
 
-function timeOf({ timestamp, at }: Reading): number {
+function timeOf({ timestamp, at }: TimeReading): number {
   return timestamp * 1000 + (performance.now() - at);
 }

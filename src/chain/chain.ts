@@ -101,7 +101,7 @@ export interface Chain {
   broadcast(raw: Hex, everywhere: boolean): Promise<Reception>;
 }
 
-interface Transfer {
+interface SimulatedTransfer {
   readonly authorization: Authorization;
   readonly signature: Hex;
   readonly from: Hex;
@@ -186,7 +186,7 @@ function createSimulate(
   newestBlock: ReturnType<typeof createNewestBlock>,
   tip: Chain["tip"],
 ): Chain["simulate"] {
-  async function estimate(transfer: Transfer, at: string): Promise<Simulation> {
+  async function estimate(transfer: SimulatedTransfer, at: string): Promise<Simulation> {
     const [{ block }, suggested] = await Promise.all([newestBlock.newest(BASE_FEE_FRESH_MS), tip()]);
     const fees = quoteFees(block.baseFee, suggested, ANY_PRICE);
     const priced = fees === null ? null : await estimateGas({ ...transfer, ...pricedBy(fees) }, at);
@@ -197,7 +197,7 @@ function createSimulate(
   }
 
   /** Null when nodes can't tell for that price or that wallet, or give an impossible answer. */
-  async function estimateGas(transfer: Transfer, at: string): Promise<Simulation | null> {
+  async function estimateGas(transfer: SimulatedTransfer, at: string): Promise<Simulation | null> {
     const { authorization, signature, ...rest } = transfer;
     const data = token.transferData(authorization, signature);
     const call = { to: token.TOKEN_ADDRESS, data, gas: wire.hex(token.GAS_MAX), ...rest };

@@ -1,6 +1,5 @@
 // One JSON-RPC exchange over HTTP, bounded in time and size and read strictly: what chain nodes and remote signers
 // have in common. Its errors never hold a URL, for the URLs of nodes carry API keys.
-// One per thread, since the IDs of requests only have to differ from one another.
 import { readBody } from "../http/client/body.ts";
 import { type Outbound, OutboundError } from "../http/client/outbound.ts";
 
@@ -40,12 +39,12 @@ function shown(text: string): string {
 }
 
 const encoder = new TextEncoder();
-let lastId = 0;
+/** Every exchange has a connection to itself, so one ID serves all. */
+const ID = 1;
 
 /** @throws RpcError, NoAnswer */
 export async function exchange(server: RpcServer, method: string, params: readonly unknown[]): Promise<unknown> {
-  const id = ++lastId;
-  const body = encoder.encode(JSON.stringify({ jsonrpc: "2.0", id, method, params }));
+  const body = encoder.encode(JSON.stringify({ jsonrpc: "2.0", id: ID, method, params }));
   const { status, bytes } = await post(server, body);
   const answer = parse(bytes);
   if (answer === null || answer["jsonrpc"] !== "2.0") throw new NoAnswer(`status ${status}, no JSON-RPC answer`);
@@ -53,12 +52,12 @@ export async function exchange(server: RpcServer, method: string, params: readon
   const { error } = answer;
   if (isObject(error) && !isOverloaded) {
     // An error about a request that could not be read has no id.
-    if (answer["id"] !== id && answer["id"] !== null) throw new NoAnswer("an answer to another request");
+    if (answer["id"] !== ID && answer["id"] !== null) throw new NoAnswer("an answer to another request");
     const { code, message, data } = error;
     if (typeof code === "number" && typeof message === "string") throw new RpcError(code, message, data);
   }
   if (status !== 200) throw new NoAnswer(`status ${status}`);
-  if (answer["id"] !== id) throw new NoAnswer("an answer to another request");
+  if (answer["id"] !== ID) throw new NoAnswer("an answer to another request");
   if (!Object.hasOwn(answer, "result")) throw new NoAnswer("an answer without a result");
   return answer["result"];
 }

@@ -29,15 +29,15 @@ export interface RpcOptions {
 }
 
 /** What the endpoints that were asked so far have said. */
-interface Progress<T> {
+interface Asking<T> {
   behind: StaleNode | null;
   last: unknown;
   /** What a node that knows less would say too. */
-  doubted: Answer<T> | null;
+  doubted: NodeAnswer<T> | null;
 }
 
 /** What an endpoint has answered: `give` gives its value, or throws the error that is its answer. */
-interface Answer<T> {
+interface NodeAnswer<T> {
   give(): T;
   readonly isDoubtful: boolean;
 }
@@ -68,7 +68,7 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
      * `unavailable` when none gives a usable answer
      */
     async ask<T>(question: Question<T>): Promise<T> {
-      const progress: Progress<T> = { behind: null, last: undefined, doubted: null };
+      const progress: Asking<T> = { behind: null, last: undefined, doubted: null };
       const working = good();
       const certain = await askInTurn(working, question, progress);
       if (certain !== null && progress.doubted !== null) isContradicted = true;
@@ -134,7 +134,7 @@ function isAnswer<T>(question: Question<T>, error: unknown): error is RpcError {
 }
 
 /** @throws what is no answer */
-async function answerOf<T>(endpoint: Endpoint, question: Question<T>): Promise<Answer<T>> {
+async function answerOf<T>(endpoint: Endpoint, question: Question<T>): Promise<NodeAnswer<T>> {
   try {
     const value = await endpoint.ask(question);
     return { give: () => value, isDoubtful: question.isDoubtful?.(value) === true };
@@ -154,8 +154,8 @@ async function answerOf<T>(endpoint: Endpoint, question: Question<T>): Promise<A
 async function askInTurn<T>(
   endpoints: readonly Endpoint[],
   question: Question<T>,
-  progress: Progress<T>,
-): Promise<Answer<T> | null> {
+  progress: Asking<T>,
+): Promise<NodeAnswer<T> | null> {
   for (const endpoint of endpoints) {
     const state = endpoint.state();
     if (state === "wrongChain" || (state !== "good" && !(await endpoint.test()))) continue;

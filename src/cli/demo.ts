@@ -36,7 +36,7 @@ const PAYER_UNITS = 10_000_000n;
 const SIGNER_WEI = 10n ** 18n;
 
 /** What is running, and how it is taken down again. */
-interface Run {
+interface RunningDemo {
   readonly anvil: Anvil;
   readonly terminal: Terminal;
   readonly log: Log;
@@ -57,7 +57,7 @@ export function startDemo(named: string | null, log: Log) {
   const opened = new AsyncDisposableStack();
   const dir = temporaryDirectory(opened);
   const failure = Promise.withResolvers<never>();
-  const run: Run = {
+  const run: RunningDemo = {
     anvil,
     terminal,
     log,
@@ -112,7 +112,7 @@ function temporaryDirectory(opened: AsyncDisposableStack): string {
   return dir;
 }
 
-async function play(run: Run): Promise<void> {
+async function play(run: RunningDemo): Promise<void> {
   const { terminal, dir, opened, log } = run;
   terminal.section("tollgate demo: a paid call, from the challenge to the money");
   const [payer, payee] = [newAccount(), newAccount()];
@@ -140,7 +140,7 @@ async function play(run: Run): Promise<void> {
   await showSummary(scenario, facilitator, dir);
 }
 
-async function startSettling(run: Run, payer: DemoAccount) {
+async function startSettling(run: RunningDemo, payer: DemoAccount) {
   const signer = newAccount();
   const chain = await startChain(run, payer, signer);
   const certificates = await step(run, "certificates", async () => {
@@ -161,7 +161,7 @@ async function startSettling(run: Run, payer: DemoAccount) {
   return { chain, certificates, facilitator };
 }
 
-async function startChain(run: Run, payer: DemoAccount, signer: DemoAccount): Promise<DemoChain> {
+async function startChain(run: RunningDemo, payer: DemoAccount, signer: DemoAccount): Promise<DemoChain> {
   const { anvil } = run;
   const node = await step(run, "chain", async (signal) => {
     const home = join(run.dir, "chain");
@@ -181,7 +181,7 @@ async function startChain(run: Run, payer: DemoAccount, signer: DemoAccount): Pr
 
 /** One step of the start: its line appears when it is done, with the time that it took. */
 async function step<T>(
-  run: Run,
+  run: RunningDemo,
   name: string,
   work: (signal: AbortSignal) => Promise<[result: T, detail: string]>,
 ): Promise<T> {
@@ -199,7 +199,7 @@ async function step<T>(
 }
 
 /** @throws DemoProblem when it takes too long, or when everything is being stopped */
-async function bounded<T>(run: Run, msMax: number, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
+async function bounded<T>(run: RunningDemo, msMax: number, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
   run.signal.throwIfAborted();
   const late = new AbortController();
   const timer = setTimeout(() => late.abort(new DemoProblem(`it took longer than ${msMax / 1000} s`)), msMax);

@@ -110,16 +110,14 @@ export const SAMPLERS = [
 ] as const;
 export type SamplerName = (typeof SAMPLERS)[number];
 
-type Pairs = ReadonlyArray<readonly [name: string, value: string]>;
-
 export interface TracingOptions {
   /** Base URL of the collector. */
   readonly endpoint: string;
   /** Of each request to it; they may hold a key. */
-  readonly headers: Pairs;
+  readonly headers: HeaderPairs;
   /** Null for the service's own name. */
   readonly serviceName: string | null;
-  readonly resource: Pairs;
+  readonly resource: HeaderPairs;
   readonly sampler: SamplerName;
   /** Of the samplers by ratio: from 0 to 1. */
   readonly ratio: number;

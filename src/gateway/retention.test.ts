@@ -14,7 +14,7 @@ import { leaseJob } from "../storage/leases.ts";
 import { createPartitions } from "../storage/postgres/partitions.ts";
 import { periodHours, type Store } from "../storage/store.ts";
 import { joinTotals } from "../storage/totals.ts";
-import { partsOf } from "../wire/body.ts";
+import { bodyPartsOf } from "../wire/body.ts";
 import { findInvocation, readHistory } from "./invocations/history.ts";
 import { findByIdempotencyKey, SLOT_HOURS, slotsOf } from "./invocations/idempotency.ts";
 import { cleanUp, ENDED_CALLS } from "./invocations/retention.ts";
@@ -186,7 +186,7 @@ eachStore((makePlace, dialect) => {
     expect(payments.map(({ id }) => id).sort()).toEqual([unpaid.id, open.id].sort());
 
     const taken = await claim(store, { key: open, owner: "r", token: "t", now: clock.time, inHand: null });
-    expect(Buffer.concat(partsOf(taken?.body ?? new Uint8Array())).toString()).toBe(LARGE);
+    expect(Buffer.concat(bodyPartsOf(taken?.body ?? new Uint8Array())).toString()).toBe(LARGE);
     await finish(store, { key: open, token: "t", request_id: "q" }, SUCCESS, clock.time);
     await expectExact();
     await store.write(async ({ db }) => {

@@ -161,7 +161,8 @@ function openPort({ host, port, reusePort, settleWaitMs }: GatewayOptions, edge:
     port,
     reusePort,
     idleSeconds,
-    answer: (request, server) => edge.fetch(request, (held) => server.timeout(request, held ? 0 : idleSeconds)),
+    answer: (request, server, owned) =>
+      edge.fetch(request, (held) => server.timeout(request, held ? 0 : idleSeconds), owned),
     log,
   });
 }

@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { freeMemory, LargeBody, PART_BYTES, partsOf, startOf } from "../wire/body.ts";
+import { bodyPartsOf, freeMemory, LargeBody, PART_BYTES, startOf } from "../wire/body.ts";
 import { gather } from "./body-buffer.ts";
 
 const MIB = 1024 * 1024;
@@ -21,7 +21,7 @@ test("a body comes out as it came in, in however many pieces, and little more th
         expect(body.held).toBeGreaterThanOrEqual(at);
         expect(body.held).toBeLessThanOrEqual(Math.min(sizeMax, 2 * at, at + PART_BYTES));
       }
-      const parts = partsOf(body.body());
+      const parts = bodyPartsOf(body.body());
       expect(Buffer.compare(Buffer.concat(parts), all)).toBe(0);
       for (const part of parts.slice(0, -1)) expect(part.buffer.byteLength).toBe(PART_BYTES);
       expect(parts.at(-1)?.buffer.byteLength).toBe(sizeMax - (parts.length - 1) * PART_BYTES);
@@ -51,9 +51,9 @@ test("what is not stored is kept in the pieces in which it came, where they are 
       const whole = body.body();
       expect(whole.byteLength).toBe(sizeMax);
       expect(body.held).toBe(0);
-      const parts = partsOf(whole);
+      const parts = bodyPartsOf(whole);
       expect(Buffer.compare(Buffer.concat(parts), Buffer.concat(all))).toBe(0);
-      const stored = partsOf(startOf(whole, storedParts * PART_BYTES));
+      const stored = bodyPartsOf(startOf(whole, storedParts * PART_BYTES));
       expect(Buffer.concat(stored).byteLength).toBe(Math.min(sizeMax, storedParts * PART_BYTES));
       for (const part of stored.slice(0, -1)) expect(part.byteLength).toBe(PART_BYTES);
       const steps = whole instanceof LargeBody ? whole.joined() : null;

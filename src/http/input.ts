@@ -90,7 +90,7 @@ export function queryOf(request: Request): Query {
 }
 
 /** A query parameter that must be one of `values`. */
-export function oneOf<T extends string>(query: Query, name: string, values: readonly T[]): T | null {
+export function choiceOf<T extends string>(query: Query, name: string, values: readonly T[]): T | null {
   const given = query.get(name);
   if (given === null) return null;
   const value = values.find((candidate) => candidate === given);

@@ -125,6 +125,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   function enter(known: Guard<C>, context: RequestContext, request: Request, caller: C): Scope<C> {
     const { original, requestId, startedAt, fields, holdOpen } = context;
     const [field, shown] = known.shown(caller);
+    context.identified(original, shown);
     fields[field] = shown;
     context.known = shown;
     const traced = tracer === null ? null : known.traced(request.method, context.path);
@@ -181,14 +182,15 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
      * The server leaves the body of an answer to HEAD out, and its length, where it has one, in.
      *
      * @param holdOpen as in the request's scope
+     * @param identified is told whose request it is, once that is known
      */
-    async fetch(original: Request, holdOpen: (held: boolean) => void = holdNothing): Promise<Response> {
+    async fetch(original: Request, holdOpen: HoldOpen = nothing, identified: Identified = nothing): Promise<Response> {
       const startedAt = performance.now();
       const { request, path } = withRoutableUrl(original);
       const sentId = request.headers.get("x-request-id");
       const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const unknown = { known: STRANGERS, span: null, endsConnection: false };
+      const unknown = { identified, known: STRANGERS, span: null, endsConnection: false };
       const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...unknown };
       let response: Response;
       try {
@@ -236,8 +238,11 @@ function onFastPath<C>(fastPath: FastPath<C> | undefined, request: Request, path
 /** Stands for all unknown callers where others are told apart by tenant. No tenant has this name. */
 export const STRANGERS = "";
 
-/** For servers that close no silent connection. */
-const holdNothing = () => {};
+type HoldOpen = Scope<never>["holdOpen"];
+type Identified = (request: Request, known: string) => void;
+
+/** For servers that close no silent connection, and don't ask whose connections they have. */
+const nothing = () => {};
 
 /** The fields of a request's line in the log, which one object gathers while the request is answered. */
 type Fields = Record<string, string | number>;
@@ -254,7 +259,8 @@ interface RequestContext {
   /** Of performance.now(). */
   readonly startedAt: number;
   readonly fields: Fields;
-  readonly holdOpen: (held: boolean) => void;
+  readonly holdOpen: HoldOpen;
+  readonly identified: Identified;
   /** Whose request it is, as far as that is known yet. */
   known: string;
   /** Null where it is not traced. */

@@ -92,14 +92,14 @@ export function createTurnQueue<T extends OfTenant>() {
 // asked at the end of its turn of the event loop; those that come while a question is under way are asked for together
 // when it has been answered. So however many come, there is one question at a time, and it says how many they are.
 
-interface Waiter<A> {
+interface BatchWaiter<A> {
   resolve(answer: A): void;
   reject(error: unknown): void;
 }
 
 interface Round<S, A> {
   readonly subject: S;
-  readonly waiters: Waiter<A>[];
+  readonly waiters: BatchWaiter<A>[];
 }
 
 /**

@@ -158,18 +158,18 @@ export interface Waiter extends ShareRequest {
 export type FairQueue = ReturnType<typeof createFairQueue>;
 
 /** Since when each waits, in the order of arrival. */
-type Line = Map<Waiter, number>;
+type WaitingLine = Map<Waiter, number>;
 
 /** @param partNow what each tenant may hold now and no more; null where the share itself knows */
 export function createFairQueue(share: FairShare, partNow: () => number | null = () => null) {
-  const waiting = new Map<string, Map<string | null, Line>>();
+  const waiting = new Map<string, Map<string | null, WaitingLine>>();
   const open = createOpenAgents((tenant, agent) => waiting.get(tenant)?.has(agent) === true);
   let size = 0;
 
   function enqueue(waiter: Waiter): void {
-    const agents = waiting.get(waiter.tenant) ?? new Map<string | null, Line>();
+    const agents = waiting.get(waiter.tenant) ?? new Map<string | null, WaitingLine>();
     waiting.set(waiter.tenant, agents);
-    const line: Line = agents.get(waiter.agent) ?? new Map<Waiter, number>();
+    const line: WaitingLine = agents.get(waiter.agent) ?? new Map<Waiter, number>();
     agents.set(waiter.agent, line.set(waiter, performance.now()));
     size++;
     open.look(waiter.tenant, waiter.agent);
@@ -187,7 +187,7 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
   }
 
   /** Gives the first in line its share, or says what is short. */
-  function serveLine(line: Line | undefined): Shortage | null {
+  function serveLine(line: WaitingLine | undefined): Shortage | null {
     const [next] = line?.keys() ?? [];
     if (next === undefined) return "own";
     const short = share.take(next.tenant, next.agent, next.amount, partNow());
@@ -299,7 +299,7 @@ function createOpenAgents(isWaiting: (tenant: string, agent: string | null) => b
   };
 }
 
-const waitersOf = (waiting: ReadonlyMap<string, ReadonlyMap<string | null, Line>>): Waiter[] =>
+const waitersOf = (waiting: ReadonlyMap<string, ReadonlyMap<string | null, WaitingLine>>): Waiter[] =>
   [...waiting.values()].flatMap((agents) => [...agents.values()].flatMap((line) => [...line.keys()]));
 
 function toTheEnd<K, V>(map: Map<K, V>, key: K): void {

@@ -45,7 +45,7 @@ export function acquireDataDirLock(dir: string) {
 }
 
 /** Where and when a process held the lock. A copy of the directory, or the one of another machine, shows another file or start. */
-interface Held {
+interface LockHolder {
   readonly holder: string;
   readonly host: string;
   readonly file: string;
@@ -65,7 +65,7 @@ export function takeOver(dir: string, holder: string, { now }: Clock): { previou
   try {
     lock = acquireDataDirLock(dir);
     const { dev, ino } = statSync(join(dir, LOCK_FILE));
-    const held: Held = { holder, host: hostname(), file: `${dev} ${ino}`, started_at: now() - uptime() * 1000 };
+    const held: LockHolder = { holder, host: hostname(), file: `${dev} ${ino}`, started_at: now() - uptime() * 1000 };
     const path = join(dir, "tollgate.replica");
     ensurePrivateFile(path);
     const before = readHeld(path);
@@ -79,9 +79,9 @@ export function takeOver(dir: string, holder: string, { now }: Clock): { previou
   }
 }
 
-function readHeld(path: string): Held | null {
+function readHeld(path: string): LockHolder | null {
   try {
-    return JSON.parse(readFileSync(path, "utf8")) as Held;
+    return JSON.parse(readFileSync(path, "utf8")) as LockHolder;
   } catch {
     return null;
   }

@@ -50,11 +50,9 @@ const VALUE_CHARACTERS_MAX = 256;
 const KINDS = { server: SpanKind.SERVER, client: SpanKind.CLIENT, internal: SpanKind.INTERNAL };
 const PROPAGATOR = new W3CTraceContextPropagator();
 
-type Pairs = Span["headers"];
-
 const GETTER = {
-  get: (headers: Pairs, wanted: string) => headers.find(([name]) => name === wanted)?.[1],
-  keys: (headers: Pairs) => headers.map(([name]) => name),
+  get: (headers: Span["headers"], wanted: string) => headers.find(([name]) => name === wanted)?.[1],
+  keys: (headers: Span["headers"]) => headers.map(([name]) => name),
 };
 
 export interface RunningTracer extends Tracer {
@@ -125,7 +123,7 @@ class BegunSpan implements Span {
     return this.#span.spanContext().traceId;
   }
 
-  get headers(): Pairs {
+  get headers(): Span["headers"] {
     return headersOf(this.context);
   }
 
@@ -143,7 +141,7 @@ class BegunSpan implements Span {
   }
 }
 
-function headersOf(context: Context): Pairs {
+function headersOf(context: Context): Span["headers"] {
   const headers: [string, string][] = [];
   PROPAGATOR.inject(context, headers, {
     set(pairs, name, value) {

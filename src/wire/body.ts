@@ -49,7 +49,7 @@ export class LargeBody {
       at += part.byteLength;
       freeMemory(part);
     }
-    this.#parts = partsOf(whole);
+    this.#parts = bodyPartsOf(whole);
     this.#whole = whole;
     return whole;
   }
@@ -73,7 +73,7 @@ export function freeBody(body: CallBody): void {
 }
 
 /** The parts of a body as they are stored; of one in a single piece, views of it. */
-export function partsOf(body: CallBody): readonly Uint8Array[] {
+export function bodyPartsOf(body: CallBody): readonly Uint8Array[] {
   if (body instanceof LargeBody) return body.parts;
   if (body.byteLength <= PART_BYTES) return [body];
   const count = Math.ceil(body.byteLength / PART_BYTES);
@@ -110,7 +110,7 @@ export function* sha256Of(body: CallBody): Steps<string> {
   if (hashed !== undefined) return hashed;
   const hash = createHash("sha256");
   let isBegun = false;
-  for (const part of partsOf(body)) {
+  for (const part of bodyPartsOf(body)) {
     for (let at = 0; at < part.length; at += STEP_BYTES) {
       if (isBegun) yield;
       isBegun = true;

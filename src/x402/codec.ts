@@ -9,8 +9,8 @@ import {
   addressIn,
   authorizationIn,
   type FieldScope,
+  fieldName,
   lowerHex,
-  nameIn,
   objectIn,
   outermost,
   secondsIn,
@@ -121,8 +121,8 @@ function decodeBase64(text: string, name: string): Uint8Array {
 function readPayment(place: FieldScope): Payment {
   return {
     x402Version: versionIn(place, X402_VERSION),
-    scheme: nameIn(place, "scheme"),
-    network: nameIn(place, "network"),
+    scheme: fieldName(place, "scheme"),
+    network: fieldName(place, "network"),
     ...readPayload(place),
   };
 }
@@ -137,8 +137,8 @@ function readPayload(place: FieldScope): Pick<Payment, "authorization" | "signat
 
 function readRequirements(place: FieldScope): Requirements {
   return {
-    scheme: nameIn(place, "scheme"),
-    network: nameIn(place, "network"),
+    scheme: fieldName(place, "scheme"),
+    network: fieldName(place, "network"),
     maxAmountRequired: uint256In(place, "maxAmountRequired"),
     asset: addressIn(place, "asset"),
     payTo: addressIn(place, "payTo"),
@@ -149,10 +149,10 @@ function readRequirements(place: FieldScope): Requirements {
 
 /** Names of version 1 do not count here: an offer made in version 2 names networks by CAIP-2. */
 function readAccepted(place: FieldScope): AcceptedTerms {
-  const network = nameIn(place, "network");
+  const network = fieldName(place, "network");
   if (!CAIP2.test(network)) throw invalidField("accepted.network", "must be a CAIP-2 network");
   return {
-    scheme: nameIn(place, "scheme"),
+    scheme: fieldName(place, "scheme"),
     network: network === NETWORK_CAIP2 ? NETWORK : network,
     amount: uint256In(place, "amount"),
     asset: addressIn(place, "asset"),

@@ -57,7 +57,7 @@ export function versionIn<V extends number>(place: FieldScope, version: V): V {
 }
 
 /** A word such as a scheme or a network. The codec does not judge which ones are known. */
-export function nameIn(place: FieldScope, key: string): string {
+export function fieldName(place: FieldScope, key: string): string {
   return textIn(place, key, NAME_CHARACTERS_MAX);
 }
 

@@ -149,10 +149,10 @@ eachDatabase((database) => {
     expect(await count(sql, ORPHANS)).toBe(0);
     const kept = "select count(*), max(n) from body_parts where invocation_id in (select id from invocations where";
     expect((await sql.rows(`${kept} agent_id = '${hidden}')`))[0]?.map(Number)).toEqual([0, 0]);
-    const partsOf = (size: number) => Math.ceil(Math.min(size, MIB) / PART);
+    const bodyPartsOf = (size: number) => Math.ceil(Math.min(size, MIB) / PART);
     const expected = [...answers].reduce(
-      (sum, [id, { length }]) => sum + (hashes.has(id) ? partsOf(length) : 0),
-      SIZES.reduce((sum, size) => sum + partsOf(size), 0),
+      (sum, [id, { length }]) => sum + (hashes.has(id) ? bodyPartsOf(length) : 0),
+      SIZES.reduce((sum, size) => sum + bodyPartsOf(size), 0),
     );
     expect((await sql.rows(`${kept} agent_id = '${shown}')`))[0]?.map(Number)).toEqual([expected, 1]);
     await until(

@@ -68,7 +68,7 @@ export const FIGURES: readonly Figure[] = [
   { what: "product files", most: 278, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 53_872,
+    most: 53_978,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -80,12 +80,12 @@ export const FIGURES: readonly Figure[] = [
   { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 1, find: fullFolders },
   {
     what: "type names that several files declare",
-    most: 13,
+    most: 1,
     find: declaredTwice(/^(?:export )?(?:interface|type|class) ([A-Z]\w*)/gm),
   },
   {
     what: "exported functions that several files declare",
-    most: 5,
+    most: 1,
     find: declaredTwice(/^export (?:async )?function (\w+)/gm),
   },
   { what: "values that may be promises", most: 0, find: matches(/\b(MaybePromise|andThen)\b/g) },

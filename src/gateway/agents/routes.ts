@@ -5,7 +5,7 @@ import { invalidField, overQuota } from "../../core/fault.ts";
 import { AGENT_STATUSES, PROTOCOLS } from "../../core/states.ts";
 import { textProblem } from "../../core/text.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyReader, oneOf, page, type Query, queryOf } from "../../http/input.ts";
+import { bodyReader, choiceOf, page, type Query, queryOf } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { empty, jsonList, respondJson } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
@@ -145,8 +145,8 @@ function filterOf(request: Request): AgentFilter {
   const query = queryOf(request);
   return {
     ...page(query),
-    status: oneOf(query, "status", AGENT_STATUSES),
-    protocol: oneOf(query, "protocol", PROTOCOLS),
+    status: choiceOf(query, "status", AGENT_STATUSES),
+    protocol: choiceOf(query, "protocol", PROTOCOLS),
     tag: textParameter(query, "tag", TAG_CHARACTERS_MAX),
     q: textParameter(query, "q", SEARCH_CHARACTERS_MAX),
   };

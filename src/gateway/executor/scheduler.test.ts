@@ -3,7 +3,7 @@ import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { clock, makePool, slowCredential, useScheduling, well } from "../../../test/support/stores/scheduling.ts";
 import { CLAIM_BELIEVED_MS } from "../../kernel/time.ts";
 import type { Store } from "../../storage/store.ts";
-import { freeMemory, partsOf } from "../../wire/body.ts";
+import { bodyPartsOf, freeMemory } from "../../wire/body.ts";
 import { createClaims } from "../invocations/claims.ts";
 import { abandon, accept } from "../invocations/service.ts";
 import type { Outcome } from "./job.ts";
@@ -246,7 +246,7 @@ test("a call that was ended while its process was paused is not made", async () 
 test("a worker that finds the claim too old sends nothing, and the call is tried again with its whole body", async () => {
   const bodies: string[] = [];
   const { jobs, pool } = makePool(async ({ body }) => {
-    const [part] = partsOf(body);
+    const [part] = bodyPartsOf(body);
     bodies.push(new TextDecoder().decode(part));
     // As the pool takes over a large one.
     if (part !== undefined) freeMemory(part);
@@ -254,7 +254,7 @@ test("a worker that finds the claim too old sends nothing, and the call is tried
   });
   const { scheduler, untilEnded } = scheduling.open({ pool });
   const one = await scheduling.acceptOne();
-  scheduler.offer({ ...one, body: new Uint8Array(partsOf(one.body)[0] ?? []) });
+  scheduler.offer({ ...one, body: new Uint8Array(bodyPartsOf(one.body)[0] ?? []) });
   await untilEnded(one.row.id);
   expect(bodies).toEqual(["hello", "hello"]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);

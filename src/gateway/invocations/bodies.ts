@@ -21,7 +21,7 @@ import {
   type Tx,
   UniqueViolation,
 } from "../../storage/store.ts";
-import { bodyOf, type CallBody, partsOf } from "../../wire/body.ts";
+import { bodyOf, bodyPartsOf, type CallBody } from "../../wire/body.ts";
 import { isInParts, partsGone, sameRequest } from "./commands/accept.ts";
 import type { AcceptedCall, InvocationKey } from "./service.ts";
 
@@ -126,7 +126,7 @@ async function withStoredParts(
 /** @throws Fault `unavailable` */
 async function storeParts(store: Store, key: InvocationKey, body: CallBody): Promise<void> {
   const dueAt = store.clock.now() + KEPT_MS;
-  const parts = partsOf(body).map((bytes, n) => ({ key, n, bytes, dueAt }));
+  const parts = bodyPartsOf(body).map((bytes, n) => ({ key, n, bytes, dueAt }));
   for (let at = 0; at < parts.length; ) {
     const next = parts.slice(at, at + (at === 0 ? 1 : STORED_AT_ONCE));
     const stored = await Promise.all(next.map((part) => store.execute(storePartCommand, part))).catch(tryLater);

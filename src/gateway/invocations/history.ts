@@ -7,7 +7,7 @@ import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
 import { INVOCATION_STATUSES, isEnded, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { HOUR_MS } from "../../core/time.ts";
-import { dateTime, oneOf, page, type Query } from "../../http/input.ts";
+import { choiceOf, dateTime, page, type Query } from "../../http/input.ts";
 import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import { counted, countedWithReach } from "../../storage/totals.ts";
@@ -123,11 +123,11 @@ export async function capturedResponse(reader: Reader, row: InvocationRow): Prom
 function readFilters(query: Query): Filter[] {
   const filters: [CountDimension, string | null][] = [
     ["agent", query.get("agent_id")],
-    ["status", oneOf(query, "status", INVOCATION_STATUSES)],
-    ["mode", oneOf(query, "mode", MODES)],
+    ["status", choiceOf(query, "status", INVOCATION_STATUSES)],
+    ["mode", choiceOf(query, "mode", MODES)],
     ["error_class", query.get("error_class")],
     ["model", query.get("model")],
-    ["settlement", oneOf(query, "settlement", SETTLEMENT_STATUSES)],
+    ["settlement", choiceOf(query, "settlement", SETTLEMENT_STATUSES)],
   ];
   return filters.filter((filter): filter is [CountDimension, string] => filter[1] !== null);
 }

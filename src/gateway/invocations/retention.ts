@@ -97,7 +97,7 @@ async function removePayments(
   return rows.length;
 }
 
-type Bodies = Tx["tables"]["invocationBodies"] | Tx["tables"]["bodyParts"];
+type BodyTable = Tx["tables"]["invocationBodies"] | Tx["tables"]["bodyParts"];
 
 /** Only bodies whose call has been made, since a stored call must still be made. */
 function removeBodies(tx: Tx, old: OlderThan, limit: number): Promise<number> {
@@ -109,11 +109,11 @@ function removeBodiesOfNone(tx: Tx, old: OlderThan, limit: number): Promise<numb
   return removeSomeBodies(tx, old, limit, isOfNone(tx, tx.tables.invocationBodies));
 }
 
-function isMade(tx: Tx, bodies: Bodies): SQL | undefined {
+function isMade(tx: Tx, bodies: BodyTable): SQL | undefined {
   return notExists(callOf(tx, bodies, tx.tables.openInvocations));
 }
 
-function isOfNone(tx: Tx, bodies: Bodies): SQL | undefined {
+function isOfNone(tx: Tx, bodies: BodyTable): SQL | undefined {
   return and(isMade(tx, bodies), notExists(callOf(tx, bodies, tx.tables.endedInvocations)));
 }
 
@@ -137,7 +137,11 @@ async function removeSomeParts(tx: Tx, before: string, condition: typeof isMade)
   return rows.length;
 }
 
-function callOf({ db }: Tx, bodies: Bodies, calls: Tx["tables"]["openInvocations"] | Tx["tables"]["endedInvocations"]) {
+function callOf(
+  { db }: Tx,
+  bodies: BodyTable,
+  calls: Tx["tables"]["openInvocations"] | Tx["tables"]["endedInvocations"],
+) {
   return db
     .select({ id: calls.id })
     .from(calls)

@@ -269,7 +269,7 @@ const QUICK_BYTES = 65_536;
 const PIECE_BYTES = 48 * 1024;
 
 /** By the keys that they are shown under; null where there is none. */
-type Bodies = Readonly<Record<string, Uint8Array | null>>;
+type BodiesByName = Readonly<Record<string, Uint8Array | null>>;
 
 /**
  * A call as it is shown to one who polls it. The body is shown to the user who made the call, and to tokens that may read all
@@ -296,7 +296,7 @@ interface Shown {
   readonly view: object;
   /** Of the bodies as they were before they were cut. */
   readonly sizes: readonly (number | null)[];
-  read(): Promise<Bodies>;
+  read(): Promise<BodiesByName>;
 }
 
 function withBodies(
@@ -314,7 +314,7 @@ function withBodies(
   });
 }
 
-function* piecesOf(view: object, bodies: Bodies): Generator<string, void> {
+function* piecesOf(view: object, bodies: BodiesByName): Generator<string, void> {
   yield JSON.stringify(view).slice(0, -1);
   for (const [key, body] of Object.entries(bodies)) {
     if (body === null) continue;

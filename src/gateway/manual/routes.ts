@@ -151,7 +151,7 @@ function servedAt(href: string): string {
 /** The page as HTML, a step for each heading: the longest page took 30 ms in one piece where it was the first (measured). */
 export function* htmlOf(markdown: string): Steps<string> {
   let html = "";
-  for (const part of partsOf(markdown)) {
+  for (const part of bodyPartsOf(markdown)) {
     html += marked.parse(part, { async: false });
     yield;
   }
@@ -162,7 +162,7 @@ export function* htmlOf(markdown: string): Steps<string> {
 /** The sections of a page, each in a step. */
 export function* sectionsOf(page: string, markdown: string): Steps<Section[]> {
   const sections: Section[] = [];
-  for (const part of partsOf(markdown)) {
+  for (const part of bodyPartsOf(markdown)) {
     const [heading, ...rest] = marked.lexer(part);
     if (heading?.type === "heading") {
       const anchor = (heading as Tokens.Heading).depth === 1 ? "" : anchorOf(heading["text"]);
@@ -175,7 +175,7 @@ export function* sectionsOf(page: string, markdown: string): Steps<Section[]> {
 }
 
 /** Each heading with what stands below it. A link can't refer to a definition in another part. */
-function partsOf(markdown: string): string[] {
+function bodyPartsOf(markdown: string): string[] {
   const parts: string[][] = [[]];
   let isCode = false;
   for (const line of markdown.split(/(?<=\n)/)) {

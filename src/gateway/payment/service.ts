@@ -32,7 +32,7 @@ import type { InvocationKey, InvocationRow } from "../invocations/service.ts";
 import { findSettlementConfig, type SettlementConfigRow } from "./config.ts";
 import type { RestoreGuard } from "./restored.ts";
 import type { Settler } from "./settler.ts";
-import { closeIfUnsent, findUsedPayment, isOpen, type PaymentRow, paymentOf } from "./store.ts";
+import { closeIfUnsent, isOpen, type PaymentRow, paymentByKey, paymentOf } from "./store.ts";
 
 const LOOK_AGAIN_MS = 200;
 
@@ -201,7 +201,7 @@ function isFirstUnderWay({ attempts, unsent_attempts, unknown_since }: PaymentRo
 async function presentedIn(store: Store, payment: PaymentTexts): Promise<PaymentRow | null> {
   if (payment.v1 !== null && payment.v2 !== null) return null;
   const read = readPayment(payment);
-  return read.ok ? findUsedPayment(store.read, keyOf(read.value.payment.authorization)) : null;
+  return read.ok ? paymentByKey(store.read, keyOf(read.value.payment.authorization)) : null;
 }
 
 async function usedFor(store: Store, call: RepeatedCall): Promise<string | null> {
@@ -275,7 +275,7 @@ async function paidOrCharged(
 async function usesOf(store: Store, call: RepeatedCall, { payment }: PresentedPayment) {
   const body_sha256 = await hashOf(call.body, call.tenant);
   const digest = Buffer.from(authorizationDigest(payment.authorization)).toString("hex");
-  const row = await findUsedPayment(store.read, keyOf(payment.authorization));
+  const row = await paymentByKey(store.read, keyOf(payment.authorization));
   const isKnown = row !== null && isSameCall(row, call, body_sha256) && row.authorization_digest === digest;
   const known = isKnown ? ({ kind: "known", invocation_id: row.invocation_id } as const) : null;
   return { used: row !== null, known, body_sha256, digest };

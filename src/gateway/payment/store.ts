@@ -51,7 +51,7 @@ const byInvocation = prepared(({ db, tables: { payments: t } }: Reader) =>
 );
 
 /** The payment of any tenant: compare it with the caller's before anything of it is shown. */
-export async function findUsedPayment(reader: Reader, key: PaymentKey): Promise<PaymentRow | null> {
+export async function paymentByKey(reader: Reader, key: PaymentKey): Promise<PaymentRow | null> {
   const [row] = await byKey(reader).execute({ ...key });
   return row ?? null;
 }

@@ -92,7 +92,7 @@ function bareValue(value: string): string {
   return value.slice(from, to);
 }
 
-type HeaderPairs = ReadonlyArray<readonly [name: string, value: string]>;
+type HeaderFields = ReadonlyArray<readonly [name: string, value: string]>;
 
 /** The client manages connections and lengths, whatever headers a caller passes. */
 const OWNED_HEADERS = new Set([
@@ -108,7 +108,7 @@ const OWNED_HEADERS = new Set([
 ]);
 
 /** Without them some servers would assume others. `identity` asks for no encoding. */
-const DEFAULTS: HeaderPairs = [
+const DEFAULTS: HeaderFields = [
   ["accept", "*/*"],
   ["user-agent", "tollgate"],
   ["accept-encoding", "identity"],
@@ -125,7 +125,7 @@ const VALUE = /^[^\0\r\n\u0100-\uffff]*$/;
  *
  * @throws TypeError when one can't be sent; its message quotes nothing
  */
-export function requestFields(pairs: HeaderPairs): string {
+export function requestFields(pairs: HeaderFields): string {
   const given = new Set<string>();
   let lines = "";
   for (const [name, value] of pairs) {
@@ -146,7 +146,7 @@ function lineOf(name: string, value: string): string {
 }
 
 /** The lines where a name comes more than once, by the runtime's rules for what becomes one field then. */
-function joinedFields(pairs: HeaderPairs): string {
+function joinedFields(pairs: HeaderFields): string {
   const headers = new Headers();
   for (const [name, value] of pairs) if (!OWNED_HEADERS.has(name.toLowerCase())) headers.append(name, value);
   for (const [name, value] of DEFAULTS) if (!headers.has(name)) headers.set(name, value);

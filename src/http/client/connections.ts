@@ -8,7 +8,7 @@ import tls from "node:tls";
 import { tenantCache } from "../../kernel/cache.ts";
 import { createLimiter } from "../../kernel/share.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
-import { type CallBody, partsOf } from "../../wire/body.ts";
+import { bodyPartsOf, type CallBody } from "../../wire/body.ts";
 import { keepReceiveBufferSmall } from "../bun/socket-options.ts";
 import { type Answer, isNamed } from "./answer.ts";
 import { Exchange, TransportError, type TransportRequest } from "./exchange.ts";
@@ -185,7 +185,7 @@ class UpstreamConnection implements KeptConnection {
 }
 
 function* piecesOf(body: CallBody): Generator<Uint8Array, void> {
-  for (const part of partsOf(body)) {
+  for (const part of bodyPartsOf(body)) {
     for (let at = 0; at < part.length; at += PIECE_BYTES) yield part.subarray(at, at + PIECE_BYTES);
   }
 }

@@ -323,7 +323,7 @@ async function dropSecond(tx: SQL, table: TimedTable, first: Partition, second: 
   return true;
 }
 
-interface Kept {
+interface RowsToKeep {
   readonly range: DroppedRange;
   /** One for each row, in the same order. */
   readonly tenants: readonly string[];
@@ -334,7 +334,7 @@ interface Kept {
  * Looks for what must stay, with its totals, before anything is locked that others want. Null when that is too much. Looked
  * for once: what a row stays for may go meanwhile, and it would be missing where the totals count it.
  */
-async function keepers(tx: SQL, table: TimedTable, { name, from, to }: Partition): Promise<Kept | null> {
+async function keepers(tx: SQL, table: TimedTable, { name, from, to }: Partition): Promise<RowsToKeep | null> {
   const range = { rows: name, from: keyOf(table, from), to: keyOf(table, to) };
   // Nobody changes a row of it from here on, while all may still be read.
   await tx.unsafe(`lock table ${name} in share mode`);
@@ -352,7 +352,7 @@ async function keepers(tx: SQL, table: TimedTable, { name, from, to }: Partition
 const joined = ({ key }: TimedTable, { rows }: DroppedRange) =>
   `${rows} v join unnest($1::text[], $2::text[]) as k (tenant, key) on k.tenant = v.tenant and k.key = v.${key}`;
 
-async function keepRows(tx: SQL, table: TimedTable, { range, tenants, keys }: Kept, into: string): Promise<void> {
+async function keepRows(tx: SQL, table: TimedTable, { range, tenants, keys }: RowsToKeep, into: string): Promise<void> {
   if (keys.length > 0) await tx.unsafe(`insert into ${into} select v.* from ${joined(table, range)}`, [tenants, keys]);
 }
 
@@ -362,7 +362,7 @@ const COUNTED = "tenant, agent_id, mode, status, model, settlement_status";
 async function dropTotals(
   tx: SQL,
   table: TimedTable,
-  { range, tenants, keys }: Kept,
+  { range, tenants, keys }: RowsToKeep,
   { from, to }: Pick<Partition, "from" | "to">,
 ) {
   const open = `from open_invocations where id >= ${range.from} and id < ${range.to}`;

@@ -1,6 +1,5 @@
 // Entry point of a thread with a connection of its own that moves the log of a SQLite database into the database file.
 // Writers and readers go on meanwhile.
-// One per thread, since this is the thread.
 import { Database } from "bun:sqlite";
 
 export type ToCheckpointThread = { readonly kind: "open"; readonly path: string } | { readonly kind: "move" | "close" };
@@ -14,9 +13,14 @@ declare const self: Worker;
 /** Only a process that rebuilds the index of the log after a crash, or another checkpoint, is waited for. */
 const BUSY_MS = 1_000;
 
-let connection: Database | null = null;
+function open(path: string): Database {
+  const connection = new Database(path, { readwrite: true });
+  connection.run(`pragma busy_timeout = ${BUSY_MS}`);
+  connection.run("pragma synchronous = full");
+  return connection;
+}
 
-function move(): string | null {
+function move(connection: Database | null): string | null {
   try {
     connection?.run("pragma wal_checkpoint(passive)");
     return null;
@@ -29,20 +33,24 @@ function post(message: FromCheckpointThread): void {
   self.postMessage(message);
 }
 
-self.onmessage = ({ data }: MessageEvent<ToCheckpointThread>) => {
-  switch (data.kind) {
-    case "open":
-      connection = new Database(data.path, { readwrite: true });
-      connection.run(`pragma busy_timeout = ${BUSY_MS}`);
-      connection.run("pragma synchronous = full");
-      break;
-    case "move":
-      post({ kind: "moved", error: move() });
-      break;
-    case "close":
-      connection?.close();
-      connection = null;
-      post({ kind: "closed" });
-      break;
-  }
-};
+function serve(): (message: ToCheckpointThread) => void {
+  let connection: Database | null = null;
+  return (message) => {
+    switch (message.kind) {
+      case "open":
+        connection = open(message.path);
+        break;
+      case "move":
+        post({ kind: "moved", error: move(connection) });
+        break;
+      case "close":
+        connection?.close();
+        connection = null;
+        post({ kind: "closed" });
+        break;
+    }
+  };
+}
+
+const take = serve();
+self.onmessage = ({ data }: MessageEvent<ToCheckpointThread>) => take(data);

@@ -89,7 +89,7 @@ class Effects implements CommandEffects {
 }
 
 /** How far a group has come. */
-interface Progress {
+interface GroupProgress {
   readonly answers: (() => void)[];
   readonly counts: Counts;
   /** Works that were begun. */
@@ -167,7 +167,7 @@ function createGroupRunner(
     (apart || write.mayFail ? runApart : runWork)(write, counts);
 
   /** Runs works for as long as a group takes. */
-  async function runSome(group: readonly WaitingWrite[], apart: boolean, progress: Progress): Promise<void> {
+  async function runSome(group: readonly WaitingWrite[], apart: boolean, progress: GroupProgress): Promise<void> {
     const late = performance.now() + groupMs;
     let bytes = 0;
     for (const work of group) {
@@ -199,7 +199,7 @@ function createGroupRunner(
     },
     /** Runs as many works as fit into the bounds of a group, and commits. Never throws. */
     async run(group: readonly WaitingWrite[], apart: boolean): Promise<GroupOutcome> {
-      const progress: Progress = { answers: [], counts: new Map(), ran: 0 };
+      const progress: GroupProgress = { answers: [], counts: new Map(), ran: 0 };
       try {
         await runSome(group, apart, progress);
         const tellStored = totals.write(progress.counts);

@@ -5,11 +5,11 @@ import type { Payment } from "../types.ts";
 import type { SignedBy } from "../verify.ts";
 
 /** What is judged of a payment. */
-export type Signed = Pick<Payment, "authorization" | "signature">;
+export type SignedAuthorization = Pick<Payment, "authorization" | "signature">;
 /** Null where judging throws. */
-export type Answer = SignedBy | null;
+export type Verdict = SignedBy | null;
 /** Once `ready`, then the answers to one batch after the other. */
-export type FromVerifier = "ready" | readonly Answer[];
+export type FromVerifier = "ready" | readonly Verdict[];
 
 export interface ThreadOptions {
   readonly log: Pick<Log, "debug" | "error">;
@@ -23,7 +23,7 @@ export interface ThreadOptions {
 export interface ThreadEvents<Batch> {
   /** It takes batches from now on. */
   ready(): void;
-  answered(batch: Batch, answers: readonly Answer[]): void;
+  answered(batch: Batch, answers: readonly Verdict[]): void;
   /** It is gone with these. */
   lost(batches: readonly Batch[]): void;
 }
@@ -43,7 +43,7 @@ function spawnWorker(): Worker {
     : new Worker(new URL("./worker.ts", import.meta.url).href);
 }
 
-export function createVerifierThread<Batch extends readonly Signed[]>(
+export function createVerifierThread<Batch extends readonly SignedAuthorization[]>(
   { log, spawn = spawnWorker, idleMs = IDLE_MS, stuckMs = STUCK_MS }: ThreadOptions,
   events: ThreadEvents<Batch>,
 ) {

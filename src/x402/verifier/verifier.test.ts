@@ -13,7 +13,7 @@ import {
 import { silentLog } from "../../core/log.ts";
 import { canonicalSignature } from "../eip3009.ts";
 import { checkSignature, type SignedBy } from "../verify.ts";
-import type { FromVerifier, Signed } from "./thread.ts";
+import type { FromVerifier, SignedAuthorization } from "./thread.ts";
 import { createVerifier, type VerifierOptions } from "./verifier.ts";
 
 const WORKER = new URL("./worker.ts", import.meta.url).href;
@@ -41,7 +41,7 @@ function watched(script = WORKER) {
       if (data === "ready") ready.resolve();
     });
     const post = worker.postMessage.bind(worker);
-    worker.postMessage = (batch: readonly Signed[]) => {
+    worker.postMessage = (batch: readonly SignedAuthorization[]) => {
       sent += batch.length;
       post(batch);
     };
@@ -53,7 +53,7 @@ function watched(script = WORKER) {
 /** A worker that answers when it is told to. */
 function standIn() {
   let worker: Worker | null = null;
-  const batches: (readonly Signed[])[] = [];
+  const batches: (readonly SignedAuthorization[])[] = [];
   const ends: string[] = [];
   const say = (data: FromVerifier) => worker?.onmessage?.(new MessageEvent("message", { data }));
   return {
@@ -61,7 +61,7 @@ function standIn() {
       const made = Object.assign(new EventTarget(), {
         ref() {},
         unref() {},
-        postMessage: (batch: readonly Signed[]) => void batches.push(batch),
+        postMessage: (batch: readonly SignedAuthorization[]) => void batches.push(batch),
         terminate: () => void ends.push("terminated"),
       });
       worker = made as unknown as Worker;
@@ -82,21 +82,21 @@ function standIn() {
 const [ANY] = fc.sample(anyAuthorization, 1);
 if (ANY === undefined) throw new Error("no authorization");
 
-async function payments(count: number): Promise<Signed[]> {
+async function payments(count: number): Promise<SignedAuthorization[]> {
   const good = await signed(`0x${"41".repeat(32)}`, ANY!);
   return Array.from({ length: count }, (_, at) =>
     at % 2 === 0 ? good : { ...good, authorization: { ...good.authorization, value: BigInt(at) } },
   );
 }
 
-const expected = (all: readonly Signed[]) => all.map(checkSignature);
+const expected = (all: readonly SignedAuthorization[]) => all.map(checkSignature);
 
 /** The turns that are due now have been taken. */
 async function turns(): Promise<void> {
   for (let turn = 0; turn < 4; turn++) await new Promise(setImmediate);
 }
 
-async function viems({ authorization, signature }: Signed): Promise<SignedBy> {
+async function viems({ authorization, signature }: SignedAuthorization): Promise<SignedBy> {
   // What the token refuses in any case is nobody's, though viem recovers it.
   if (canonicalSignature(signature) === null) return "other";
   try {
@@ -107,7 +107,7 @@ async function viems({ authorization, signature }: Signed): Promise<SignedBy> {
   }
 }
 
-const anySigned: fc.Arbitrary<{ made: Promise<Signed> }> = fc
+const anySigned: fc.Arbitrary<{ made: Promise<SignedAuthorization> }> = fc
   .record({
     key: anyPrivateKey,
     unsigned: anyAuthorization,
@@ -115,7 +115,7 @@ const anySigned: fc.Arbitrary<{ made: Promise<Signed> }> = fc
     bytes: anyHex(65),
   })
   .map(({ key, unsigned, how, bytes }) => ({
-    made: signed(key, unsigned).then(({ authorization, signature }): Signed => {
+    made: signed(key, unsigned).then(({ authorization, signature }): SignedAuthorization => {
       if (how === "value") return { signature, authorization: { ...authorization, value: authorization.value ^ 1n } };
       if (how === "payer") return { signature, authorization: { ...authorization, from: unsigned.from } };
       return { authorization, signature: how === "signature" ? bytes : signature };

@@ -7,7 +7,7 @@ import { Fault } from "../../core/fault.ts";
 import { createFairShare, createRoundRobin } from "../../kernel/share.ts";
 import { inTurns } from "../../kernel/turns.ts";
 import { checkSignature, type SignedBy } from "../verify.ts";
-import { type Answer, createVerifierThread, type Signed, type ThreadOptions } from "./thread.ts";
+import { createVerifierThread, type SignedAuthorization, type ThreadOptions, type Verdict } from "./thread.ts";
 
 /** Of all tenants together; a tenant alone has seven eighths of them. The last of so many waits for six seconds. */
 const WAITING_MAX = 8_192;
@@ -18,7 +18,7 @@ const BATCH = 8;
 /** What the main thread judges of the queue takes its turns as one tenant's work does. */
 const TURN = "signatures of payments";
 
-interface Waiting extends Signed {
+interface Waiting extends SignedAuthorization {
   readonly owner: string;
   readonly resolve: (signedBy: SignedBy) => void;
   readonly reject: (error: unknown) => void;
@@ -56,7 +56,7 @@ export function createVerifier({ waitingMax = WAITING_MAX, ...options }: Verifie
     }
   }
 
-  function settle(waiting: Waiting, answer: Answer): void {
+  function settle(waiting: Waiting, answer: Verdict): void {
     if (answer === null) judgeHere(waiting);
     else waiting.resolve(answer);
   }
@@ -107,7 +107,7 @@ export function createVerifier({ waitingMax = WAITING_MAX, ...options }: Verifie
      * @param owner the tenant or account that waits for it
      * @throws Fault `unavailable` when too many wait
      */
-    async signedBy(owner: string, { authorization, signature }: Signed): Promise<SignedBy> {
+    async signedBy(owner: string, { authorization, signature }: SignedAuthorization): Promise<SignedBy> {
       if (places.take(owner) !== null) {
         throw new Fault("unavailable", "too many payments wait to be verified", { retryAfterSeconds: 1 });
       }

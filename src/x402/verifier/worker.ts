@@ -1,10 +1,10 @@
 // Entry point of a worker thread: says whose signatures payments carry, a batch per message, and nothing else.
 import { checkSignature } from "../verify.ts";
-import type { Answer, FromVerifier, Signed } from "./thread.ts";
+import type { FromVerifier, SignedAuthorization, Verdict } from "./thread.ts";
 
 declare const self: Worker;
 
-function answerFor(signed: Signed): Answer {
+function answerFor(signed: SignedAuthorization): Verdict {
   try {
     return checkSignature(signed);
   } catch {
@@ -17,6 +17,6 @@ function post(message: FromVerifier): void {
   self.postMessage(message);
 }
 
-self.onmessage = ({ data }: MessageEvent<readonly Signed[]>) => post(data.map(answerFor));
+self.onmessage = ({ data }: MessageEvent<readonly SignedAuthorization[]>) => post(data.map(answerFor));
 
 post("ready");

@@ -6,11 +6,11 @@ import {
   jobsOf,
   type ToWorker,
 } from "../../../src/gateway/executor/workers/messages.ts";
-import { type CallBody, partsOf } from "../../../src/wire/body.ts";
+import { bodyPartsOf, type CallBody } from "../../../src/wire/body.ts";
 
 declare const self: Worker;
 
-const bytesOf = (body: CallBody) => (body instanceof Uint8Array ? body : Buffer.concat(partsOf(body)));
+const bytesOf = (body: CallBody) => (body instanceof Uint8Array ? body : Buffer.concat(bodyPartsOf(body)));
 
 const post = (message: FromWorker) => self.postMessage(message);
 

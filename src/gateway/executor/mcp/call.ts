@@ -4,7 +4,6 @@
 
 import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
 import { bodyInSteps } from "../../../kernel/turns.ts";
-import type { StopSignal } from "../../../kernel/wait.ts";
 import { wholeOf } from "../../../wire/body.ts";
 import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
 import { isMirror } from "../../../wire/mcp-headers.ts";
@@ -105,14 +104,14 @@ async function callInSession(
   const { signal, trace } = context;
   const target = targetOf(plain.job);
   const key = JSON.stringify([plain.job.session_key, target.offer]);
-  const known = await unlessStopped(sessions.find(key), signal);
+  const known = await sessions.find(key, target, signal);
   const attemptOn = (session: Session | null) =>
     sessions.use(session, () => attemptInSession({ ...plain, session }, context, wire));
   const first = await attemptOn(known);
   const isSettled = first.refusal === null || (known !== null && known.id === null);
   if (isSettled) return first.outcome;
   Object.assign(trace, { upstream_status: null, response_content_type: null, resp_size: null });
-  const renewed = await unlessStopped(sessions.renew(key, target, known, first.refusal === 404), signal);
+  const renewed = await sessions.renew(key, target, known, first.refusal === 404, signal);
   if (renewed === null || isSameForServer(plain, known, renewed)) return first.outcome;
   // The memory for decoding is taken while nothing else is held: see decodedForCall.
   context.hold.release();
@@ -201,14 +200,4 @@ function targetOf(job: Job): SessionTarget {
 
 function headerOf(job: Job, wanted: string): string | null {
   return job.call.headers.find(([name]) => name === wanted)?.[1] ?? null;
-}
-
-/** @throws the signal's reason as soon as the call is stopped; the shared work goes on for the other calls */
-function unlessStopped<T>(work: Promise<T>, signal: StopSignal): Promise<T> {
-  const { promise, resolve, reject } = Promise.withResolvers<T>();
-  const onAbort = () => reject(signal.reason);
-  signal.addEventListener("abort", onAbort, { once: true });
-  if (signal.aborted) onAbort();
-  work.then(resolve, reject).finally(() => signal.removeEventListener("abort", onAbort));
-  return promise;
 }

@@ -1,13 +1,13 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { atOnce } from "../../../kernel/turns.ts";
-import { type CallBody, LargeBody, PART_BYTES, partsOf } from "../../../wire/body.ts";
+import { bodyPartsOf, type CallBody, LargeBody, PART_BYTES } from "../../../wire/body.ts";
 import { batchOf, itemsOf, type WithBody } from "./messages.ts";
 
 const LONG = 64 * 1024;
 
 const partOf = (size: number) => new Uint8Array(size < 8 ? PART_BYTES : size).fill(size);
-const bytesOf = (body: CallBody | null) => (body === null ? null : Buffer.concat(partsOf(body)));
+const bytesOf = (body: CallBody | null) => (body === null ? null : Buffer.concat(bodyPartsOf(body)));
 
 const anyBody = fc.oneof(
   fc.constant(null),

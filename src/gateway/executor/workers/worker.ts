@@ -1,6 +1,5 @@
 // Entry point of a worker thread: makes upstream calls and nothing else. It knows neither database nor
 // configuration; its settings come with the first message, then jobs and cancels, a batch per turn each way.
-// One per thread, since this is the thread.
 
 import { hostRules } from "../../../core/host.ts";
 import { createOutbound } from "../../../http/client/outbound.ts";
@@ -79,27 +78,30 @@ function createCaller(settings: WorkerSettings, workers: number) {
   };
 }
 
-type UpstreamCaller = ReturnType<typeof createCaller>;
+/** Takes what the main thread sends, from the first message on, which says how to call. */
+function serve(): (message: ToWorker) => void {
+  let caller: ReturnType<typeof createCaller> | null = null;
+  return (message) => {
+    switch (message.kind) {
+      case "start":
+        caller = createCaller(message.settings, message.workers);
+        watchLoop("upstream calls", message.settings.blocked_ms, (event, fields = {}) =>
+          post({ kind: "blocked", event, fields }),
+        );
+        post({ kind: "ready" });
+        break;
+      case "work":
+        caller?.take(jobsOf(message.jobs), message.cancel, message.recorded);
+        break;
+      case "loans":
+        caller?.decoders.receive(message.news);
+        break;
+      case "close":
+        void caller?.close().then(() => post({ kind: "closed" }));
+        break;
+    }
+  };
+}
 
-let caller: UpstreamCaller | null = null;
-
-self.onmessage = ({ data }: MessageEvent<ToWorker>) => {
-  switch (data.kind) {
-    case "start":
-      caller = createCaller(data.settings, data.workers);
-      watchLoop("upstream calls", data.settings.blocked_ms, (event, fields = {}) =>
-        post({ kind: "blocked", event, fields }),
-      );
-      post({ kind: "ready" });
-      break;
-    case "work":
-      caller?.take(jobsOf(data.jobs), data.cancel, data.recorded);
-      break;
-    case "loans":
-      caller?.decoders.receive(data.news);
-      break;
-    case "close":
-      void caller?.close().then(() => post({ kind: "closed" }));
-      break;
-  }
-};
+const take = serve();
+self.onmessage = ({ data }: MessageEvent<ToWorker>) => take(data);

@@ -10,7 +10,7 @@ import {
   type SqliteStatement,
   type SqlRow,
 } from "../../../storage/store.ts";
-import { type CallBody, PART_BYTES, partsOf } from "../../../wire/body.ts";
+import { bodyPartsOf, type CallBody, PART_BYTES } from "../../../wire/body.ts";
 import { addTotals, countWhole } from "../counters.ts";
 import { IDEMPOTENCY_MS, type Idempotency, slotsOf } from "../idempotency.ts";
 import type { InvocationRow } from "../service.ts";
@@ -119,7 +119,7 @@ function isSmall(body: CallBody): body is Uint8Array {
 }
 
 function partOf(body: CallBody, n: number): Uint8Array | null {
-  return isSmall(body) ? null : (partsOf(body)[n] ?? null);
+  return isSmall(body) ? null : (bodyPartsOf(body)[n] ?? null);
 }
 
 const NAMES = Object.keys(COLUMNS).join(", ");
@@ -202,7 +202,7 @@ const WITH_ITS_BODY: AcceptKind = {
     );
     return ({ row: { tenant, id }, body }) => {
       if (isSmall(body)) return;
-      for (const [n, part] of partsOf(body).entries()) insertPart.run(id, tenant, n, part);
+      for (const [n, part] of bodyPartsOf(body).entries()) insertPart.run(id, tenant, n, part);
     };
   },
   postgres: (source) => ({

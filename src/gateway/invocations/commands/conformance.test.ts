@@ -13,7 +13,7 @@ import { newId } from "../../../core/id.ts";
 import { IDEMPOTENCY_HOURS } from "../../../kernel/limits.ts";
 import { type Store, UniqueViolation } from "../../../storage/store.ts";
 import { counted } from "../../../storage/totals.ts";
-import { PART_BYTES, partsOf } from "../../../wire/body.ts";
+import { bodyPartsOf, PART_BYTES } from "../../../wire/body.ts";
 import { REMOVED_PARTS_AT_ONCE, removeOrphanedParts, storePartCommand } from "../bodies.ts";
 import { capturedBodies, findInvocation } from "../history.ts";
 import {
@@ -183,7 +183,10 @@ eachStore((makePlace, dialect) => {
       for (const each of [captured, forgotten]) expect(await accept(store, each)).toBe(each.row.id);
       for (const each of [captured, forgotten]) {
         const taken = await take(store, keyOf(each));
-        expect([size, taken !== null && Buffer.compare(Buffer.concat(partsOf(taken.body)), body)]).toEqual([size, 0]);
+        expect([size, taken !== null && Buffer.compare(Buffer.concat(bodyPartsOf(taken.body)), body)]).toEqual([
+          size,
+          0,
+        ]);
         expect(
           await end(store, keyOf(each), {
             ...SUCCESS,

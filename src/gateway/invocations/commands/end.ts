@@ -5,7 +5,7 @@ import { idTime } from "../../../core/id.ts";
 import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
 import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
 import { type Command, type CommandEffects, inputRows } from "../../../storage/store.ts";
-import { PART_BYTES, partsOf } from "../../../wire/body.ts";
+import { bodyPartsOf, PART_BYTES } from "../../../wire/body.ts";
 import { LEAVES_PARTS, leavesParts } from "../bodies.ts";
 import { addTotals, countErrorClass, countMove, countSettlement } from "../counters.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
@@ -129,7 +129,7 @@ export const endCommand: Command<EndOfCall, boolean> = {
       const isSmall = response !== null && response.byteLength <= SMALL_BODY_BYTES;
       if (request !== null || isSmall) insertBodies.run(tenant, id, request, isSmall ? response : null);
       if (response === null || isSmall) return;
-      for (const [n, part] of partsOf(response).entries()) insertPart.run(id, tenant, n, part);
+      for (const [n, part] of bodyPartsOf(response).entries()) insertPart.run(id, tenant, n, part);
     }
 
     return (end, effects) => {
