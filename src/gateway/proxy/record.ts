@@ -143,16 +143,6 @@ async function requireCredential(
   if (!mayGoTo(held, url)) throw new Fault("agent_not_invocable", "the agent's credential is not for its host");
 }
 
-const UNPAID = {
-  payment_network: null,
-  payment_asset: null,
-  payment_amount: null,
-  payment_payer: null,
-  payment_nonce: null,
-  settlement_status: null,
-  settlement: null,
-};
-
 function newRow(
   { store, clock, replica }: RecordOptions,
   { caller }: ProxyCall,
@@ -162,7 +152,7 @@ function newRow(
 ): InvocationRow {
   const { agent, model, parsed, body, payment } = checked;
   const now = clock.now();
-  return {
+  const row: InvocationRow = {
     tenant: caller.tenant,
     id: newId("inv", now),
     agent_id: agent.id,
@@ -173,7 +163,13 @@ function newRow(
     model,
     mcp_method: parsed.method,
     mcp_tool: parsed.tool,
-    ...(payment === null ? UNPAID : paidColumns(payment.charge)),
+    payment_network: null,
+    payment_asset: null,
+    payment_amount: null,
+    payment_payer: null,
+    payment_nonce: null,
+    settlement_status: null,
+    settlement: null,
     upstream_status: null,
     latency_ms: null,
     ttft_ms: null,
@@ -191,6 +187,7 @@ function newRow(
     updated_at: now,
     completed_at: null,
   };
+  return payment === null ? row : { ...row, ...paidColumns(payment.charge) };
 }
 
 // Refusals of a call that has a record. They carry its ID, so that the caller can look it up.
