@@ -8,6 +8,7 @@
 import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
+import { MAX } from "../kernel/limits.ts";
 import {
   connectionsAt,
   endConnection,
@@ -17,16 +18,8 @@ import {
   refuseHandshakes,
 } from "./bun/socket-options.ts";
 
-/**
- * With this many descriptors in use, callers' and upstream ones together, no connection is accepted. All calls and
- * streams that may run take 28,672; unfinished heads on all of these take 512 MiB (16 KiB each, measured).
- */
-const OPEN_MAX = 32_768;
 /** If the process may open fewer, one in so many is kept for upstream calls, the database and files. */
 const KEPT_PART = 8;
-const LOOK_MS = 50;
-/** A handshake that has begun ends in this time, in most networks. */
-const HANDSHAKE_MS = 50;
 /** One in so many must be free before the port opens again, so that it does not open for a single connection. */
 const FREED_PART = 64;
 /** So many are opened to see how many are in use, which takes 0.5 ms; fewer are opened between two looks. */
@@ -44,8 +37,6 @@ const MUCH_MORE = 5 / 4;
  * `ZONE_PART`. To note one takes 0.7 µs (measured), so that all would be two percent of the accepts.
  */
 const NOTED = 32;
-/** Anybody can cause these log lines, so each is written this often at most. */
-const LOG_EVERY_MS = 10_000;
 
 export interface ListenerOptions {
   readonly host: string;
@@ -88,7 +79,8 @@ export function listen(options: ListenerOptions) {
 
   function tell(level: "warn" | "error", event: string, fields = {}): void {
     const now = performance.now();
-    if (now - (toldAt.get(event) ?? Number.NEGATIVE_INFINITY) < LOG_EVERY_MS) return;
+    // Anybody can cause these log lines, so each is written this often at most.
+    if (now - (toldAt.get(event) ?? Number.NEGATIVE_INFINITY) < 10_000) return;
     toldAt.set(event, now);
     log[level](event, { open_files_max: openMax, ...fields });
   }
@@ -124,7 +116,7 @@ export function listen(options: ListenerOptions) {
     }
   }
 
-  const looking = setInterval(look, LOOK_MS);
+  const looking = setInterval(look, 50);
   return {
     port,
     /**
@@ -134,7 +126,8 @@ export function listen(options: ListenerOptions) {
     async leave(): Promise<void> {
       if (!options.reusePort || listening === null || listening.descriptor === null) return;
       refuseHandshakes(listening.descriptor);
-      await Bun.sleep(HANDSHAKE_MS);
+      // A handshake that has begun ends in this time, in most networks.
+      await Bun.sleep(50);
     },
     /** Listens no more. Resolves when every connection is gone, which `now` sees to. */
     async stop(now: boolean = false): Promise<void> {
@@ -188,7 +181,7 @@ function lowestFree(): number {
 /** Bun has raised the limit as far as it may. Where nothing tells of one (macOS), it is above ours. */
 function mostOpen(): number {
   const limit = /^Max open files +(\d+)/m.exec(readLimits())?.[1];
-  return limit === undefined ? OPEN_MAX : Math.min(OPEN_MAX, Math.floor(Number(limit) * (1 - 1 / KEPT_PART)));
+  return limit === undefined ? MAX.openFiles : Math.min(MAX.openFiles, Math.floor(Number(limit) * (1 - 1 / KEPT_PART)));
 }
 
 function readLimits(): string {

@@ -7,11 +7,11 @@ import { Fault } from "../core/fault.ts";
 import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
 import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
-import { REQUEST_ID_CHARACTERS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
-import { createBodyDrainer, declaredLength } from "./intake.ts";
-import { faultResponse } from "./responses.ts";
+import { createBodyDrainer, createIntake, declaredLength, type Intake } from "./intake.ts";
+import { createLargeResponses, faultResponse, type LargeResponses } from "./responses.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
 export interface Scope<C = Caller> {
@@ -28,6 +28,10 @@ export interface Scope<C = Caller> {
   note(name: string, value: string): void;
   /** Null where the request is not traced. */
   readonly span: Span | null;
+  /** What takes in the bodies of all requests. */
+  readonly intake: Intake;
+  /** What sends the large responses of all requests. */
+  readonly responses: LargeResponses;
 }
 
 export type Scopes<C> = ReturnType<typeof createScopes<C>>;
@@ -98,7 +102,7 @@ export interface EdgeOptions extends Omit<GuardedEdgeOptions<Caller>, "guard"> {
 
 export type Edge = ReturnType<typeof createGuardedEdge>;
 
-const REQUEST_ID = new RegExp(`^[A-Za-z0-9._-]{1,${REQUEST_ID_CHARACTERS_MAX}}$`);
+const REQUEST_ID = new RegExp(`^[A-Za-z0-9._-]{1,${MAX.requestIdCharacters}}$`);
 
 /** The gateway's: everything under /v1 needs a bearer token. */
 export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
@@ -116,7 +120,7 @@ export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
 export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   const { guard, fastPath, meters = silentMeters, tracer = null } = options;
   const route = createRouter(options.app);
-  const drainBody = createBodyDrainer();
+  const [intake, responses, drainBody] = [createIntake(), createLargeResponses(), createBodyDrainer()];
   const accessLog = createAccessLog(options.log);
   const counted = meters.requestsTo(options.app.routes);
   let draining = false;
@@ -124,18 +128,18 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   /** What is known of the request from now on. */
   function enter(known: Guard<C>, context: RequestContext, request: Request, caller: C): Scope<C> {
     const { original, requestId, startedAt, fields, holdOpen } = context;
+    const { method } = original;
     const [field, shown] = known.shown(caller);
     context.identified(original, shown);
     fields[field] = shown;
     context.known = shown;
     const traced = tracer === null ? null : known.traced(request.method, context.path);
     if (tracer !== null && traced !== null) {
-      const { method } = original;
       context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
       fields["trace_id"] = context.span.traceId;
     }
     const note = noteIn(fields);
-    return { requestId, caller, method: original.method, holdOpen, note, span: context.span };
+    return { requestId, caller, method, holdOpen, note, span: context.span, intake, responses };
   }
 
   function toRoute(request: Request, { known, path }: RequestContext, scope: Scope<C>): Response | Promise<Response> {
@@ -207,6 +211,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       if (drained !== undefined) await drained;
       return response;
     },
+    /** How much of the bounds of a server is in use. */
+    inUse: () => ({ bodyIntakeBytes: intake.inUse(), responseBytes: responses.inUse() }),
     /** From now on every request is answered 503. */
     drain(): void {
       draining = true;
@@ -274,9 +280,6 @@ function mark(response: Response, { requestId, endsConnection }: RequestContext,
   if (draining || endsConnection) response.headers.set("connection", "close");
 }
 
-/** A stranger's request waits for its turn with a body of so many bytes at most. */
-const WAITING_BODY_BYTES_MAX = 16 * 1024;
-
 /**
  * Undefined when a stranger's request may be answered at once. One that has much of a body never waits, since the runtime
  * would keep what arrives of it: 600 connections with a megabyte each took gigabytes. Where the length is not known, the
@@ -287,7 +290,7 @@ function turnOfStranger(context: RequestContext): Promise<void> | undefined {
   const { headers } = context.original;
   const length = headers.get("content-length") ?? "0";
   context.endsConnection = headers.has("transfer-encoding");
-  const isShort = /^\d{1,5}$/.test(length) && Number(length) <= WAITING_BODY_BYTES_MAX;
+  const isShort = /^\d{1,5}$/.test(length) && Number(length) <= MAX.strangerBodyBytes;
   return isShort && !context.endsConnection ? turnOf(STRANGERS) : undefined;
 }
 
@@ -308,8 +311,6 @@ function failed(
 }
 
 const PATH_CHARACTERS_MAX = 256;
-const STRANGERS_LINES_MAX = 20;
-const SUMMED_UP_MS = 1_000;
 
 /** A path as the log shows it. Longer ones are none of our routes. */
 export function shownPath(path: string): string {
@@ -325,15 +326,15 @@ export function createAccessLog(log: Log) {
   let strangers = 0;
 
   function sumUp(): void {
-    const more = strangers - STRANGERS_LINES_MAX;
+    const more = strangers - MAX.strangerLines;
     strangers = 0;
     if (more > 0) log.info("unauthenticated_requests", { count: more });
   }
 
   /** Whether another line may be caused by a stranger; counts it. */
   function mayTell(): boolean {
-    if (strangers++ === 0) setTimeout(sumUp, SUMMED_UP_MS).unref();
-    return strangers <= STRANGERS_LINES_MAX;
+    if (strangers++ === 0) setTimeout(sumUp, 1_000).unref();
+    return strangers <= MAX.strangerLines;
   }
 
   return {

@@ -65,18 +65,18 @@ function fullFolders(sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 278, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 272, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 53_978,
+    most: 53_939,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
     what: "files in the kernel",
-    most: 10,
+    most: 9,
     find: (sources) => [...sources.keys()].filter((path) => path.startsWith("src/kernel/")),
   },
-  { what: "short files with one importer in the same folder", most: 11, find: slices },
+  { what: "short files with one importer in the same folder", most: 10, find: slices },
   { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 1, find: fullFolders },
   {
     what: "type names that several files declare",
@@ -96,7 +96,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 454,
+    most: 168,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {

@@ -14,6 +14,7 @@ import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { actFor } from "../../kernel/turns.ts";
 import { removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
 import { within } from "../../storage/failures.ts";
@@ -21,7 +22,6 @@ import { keyedById, prepared, type Reader, type Store, type TimedTable, type Tx 
 
 export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
 
-const BUFFERED_MAX = 20_000;
 const ROWS_AT_ONCE = 256;
 /**
  * Rows of one statement, if there are so many. On Postgres this takes a fifth of the time and a seventh of the CPU of
@@ -29,7 +29,6 @@ const ROWS_AT_ONCE = 256;
  */
 const ROWS_TOGETHER = 16;
 const PAUSE_MS_MIN = 50;
-const PAUSE_MS_MAX = 2_000;
 
 const insertTogether = (rows: number) =>
   prepared(({ db, tables: { policyDecisions } }: Tx) =>
@@ -80,7 +79,7 @@ interface DecisionLogOptions {
 }
 
 export function createDecisionLog(options: DecisionLogOptions) {
-  const { store, log, meters = silentMeters, bufferedMax = BUFFERED_MAX } = options;
+  const { store, log, meters = silentMeters, bufferedMax = MAX.decisionsBuffered } = options;
   const buffer: DecisionRow[] = [];
   let running = false;
   let closed = false;
@@ -114,7 +113,7 @@ export function createDecisionLog(options: DecisionLogOptions) {
         log.warn("policy_decisions_delayed", { buffered: buffer.length, error });
         attempt = Bun.sleep(pause);
         await attempt;
-        pause = Math.min(pause * 2, PAUSE_MS_MAX);
+        pause = Math.min(pause * 2, 2_000);
       }
     }
     running = false;

@@ -13,6 +13,7 @@ import type { Meters } from "../../core/meters.ts";
 import type { PolicyAction } from "../../core/states.ts";
 import type { Clock } from "../../core/time.ts";
 import { boundedCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
 import { afterShared, inOneStep, inSteps } from "../../kernel/turns.ts";
 import { within } from "../../storage/failures.ts";
@@ -34,10 +35,6 @@ import { type CallingUser, createObservedRates, type ObservedRates } from "./obs
 const RETRY_AFTER_SECONDS = 5;
 /** Rules up to this length are written to a caller at once. */
 const SHORT_CHARACTERS = 16_384;
-/** How long a read of the decisions waits for decisions that are being stored. */
-const SETTLE_MS_MAX = 2_000;
-/** How long a stop waits for a store that is away. */
-const CLOSE_MS_MAX = 10_000;
 /**
  * How long a call waits to be counted if on_error decides after that. An answer is due within 10 s, and the store may take
  * 9 s of these for the accepted call, or for the record of the refusal.
@@ -241,12 +238,14 @@ export function createPolicyService(deps: PolicyDeps) {
 
     /** The newest decisions first, with all that this replica has recorded until now. */
     async newest({ tenant }: Caller, limit: number) {
-      await decisions.settle(SETTLE_MS_MAX);
+      // Decisions that are being stored are waited for so long.
+      await decisions.settle(2_000);
       return newestDecisions(store.read, tenant, limit);
     },
 
     /** To be called when no calls come any more, before the store is closed. */
-    close: () => decisions.close(CLOSE_MS_MAX),
+    // A stop waits so long for a store that is away.
+    close: () => decisions.close(10_000),
   };
 }
 
@@ -275,14 +274,6 @@ async function replacePolicy(tx: Tx, tenant: string, fields: PolicyFields): Prom
 // fails: then the last known on_error applies.
 
 const REMEMBERED_MS = 1_000;
-/**
- * How long a call waits for its policy if on_error can decide instead. An answer is due within 10 s, and the store may
- * take 9 s of those for the call itself.
- */
-const READ_MS_MAX = 750;
-/** Compiling a long policy takes much memory. */
-const COMPILED_AT_ONCE = 2;
-const BYTES_MAX = 64 * 1024 * 1024;
 /** Bytes of a compiled policy, a rule and a list entry, without their characters (measured). */
 const POLICY_BYTES = 512;
 const RULE_BYTES = 512;
@@ -352,10 +343,10 @@ interface PolicyCacheOptions {
 }
 
 export function createPolicyCache({ store, log, now = () => performance.now() }: PolicyCacheOptions) {
-  const known = boundedCache<string, CachedPolicy>(BYTES_MAX);
+  const known = boundedCache<string, CachedPolicy>(MAX.policyBytes);
   const reading = new Map<string, Promise<CachedPolicy>>();
   const forgotten = new WeakSet<Promise<CachedPolicy>>();
-  const few = createLimiter({ size: COMPILED_AT_ONCE, tooMany: "too many policies are being read" });
+  const few = createLimiter({ size: MAX.policiesCompiled, tooMany: "too many policies are being read" });
 
   async function read(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
     const until = now() + REMEMBERED_MS;
@@ -405,7 +396,9 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
 
   async function lookUp(tenant: string, last: CachedPolicy | undefined): Promise<PolicyLookup> {
     // The time limit is for the read only, not for the wait that lets other requests go first.
-    const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(READ_MS_MAX, entry) : entry);
+    // How long a call waits for its policy if on_error can decide instead. An answer is due within 10 s, and the store
+    // may take 9 s of those for the call itself.
+    const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(750, entry) : entry);
     const shared = reading.get(tenant);
     try {
       if (shared === undefined) return { failed: false, policy: (await inTime(readOnce(tenant, last))).policy };

@@ -5,7 +5,6 @@ import { createHmac, timingSafeEqual } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
-import { readBody as readWhole } from "../../http/intake.ts";
 import { scopeOf } from "../../http/server.ts";
 import { boundedCache } from "../../kernel/cache.ts";
 import { CAPTURE_BYTES_MAX, PROXY_BODY_BYTES_MAX } from "../../kernel/limits.ts";
@@ -65,13 +64,13 @@ export function streamRoutes(options: StreamRoutesOptions) {
 
 async function call(options: StreamRoutesOptions, request: Request, agentId: string): Promise<Response> {
   const { scope, asked, over } = askedOf(request, agentId);
-  const { note, caller, holdOpen } = scope;
+  const { note, caller, holdOpen, intake } = scope;
   const { streams, admission } = options;
   const { promise: until, resolve: sent } = Promise.withResolvers<void>();
   const { promise: ending, resolve: endBy } = Promise.withResolvers<() => void>();
   async function readBody(): Promise<CallBody> {
     const held = { until, endBy: ending, storedMax: CAPTURE_BYTES_MAX };
-    const body = await readWhole(request, caller.tenant, PROXY_BODY_BYTES_MAX, held);
+    const body = await intake.readBody(request, caller.tenant, PROXY_BODY_BYTES_MAX, held);
     // From here on only the timeouts of the exchange limit the connection.
     holdOpen(true);
     return body;

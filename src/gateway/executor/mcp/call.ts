@@ -2,7 +2,7 @@
 // session gets one, shared by the calls of the same key. Only a request that was refused for lack of a session
 // is sent again, since it never ran.
 
-import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
+import { MAX } from "../../../kernel/limits.ts";
 import { bodyInSteps } from "../../../kernel/turns.ts";
 import { wholeOf } from "../../../wire/body.ts";
 import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
@@ -32,9 +32,6 @@ const REPLACED_HEADERS = new Set(["accept", "content-type", SESSION_HEADER, VERS
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
 
-const SWEEP_INTERVAL_MS = 30_000;
-const CLOSE_TIMEOUT_MS = 2000;
-
 /** One request on its way: what it is, and what of it changes with the session. */
 interface McpAttempt {
   readonly job: Job;
@@ -59,7 +56,7 @@ interface Reply {
 export function createMcp(upstreams: Upstreams) {
   const wire = createMcpWire(upstreams);
   const sessions = createSessions(wire);
-  const sweeper = setInterval(() => sessions.sweep(), SWEEP_INTERVAL_MS);
+  const sweeper = setInterval(() => sessions.sweep(), 30_000);
   sweeper.unref();
   return {
     async call(job: Job, context: CallContext): Promise<Outcome> {
@@ -77,7 +74,7 @@ export function createMcp(upstreams: Upstreams) {
     /** Closes all sessions, within two seconds. */
     async close() {
       clearInterval(sweeper);
-      await sessions.close(CLOSE_TIMEOUT_MS);
+      await sessions.close(2000);
     },
   };
 }
@@ -150,7 +147,7 @@ async function attempt(call: McpAttempt, context: CallContext): Promise<Reply> {
   const sessionId = response.headers.get(SESSION_HEADER);
   const isEvents = response.ok && isEventStream(response);
   const { capture, receipt: isHashed } = job.call;
-  const options = { wireId, callerId, captureBytes: capture ? CAPTURE_BYTES_MAX : 0, isHashed };
+  const options = { wireId, callerId, captureBytes: capture ? MAX.capturedBytes : 0, isHashed };
   const read = isEvents ? readStreamAnswer : readMessage;
   const message = await read(context, response, { ...options, dropsOthers: isEvents });
   if (isEvents) context.trace.response_content_type = "application/json";

@@ -4,6 +4,7 @@
 
 import { VERSION } from "../../../core/startup.ts";
 import type { Answer } from "../../../http/client/answer.ts";
+import { MAX } from "../../../kernel/limits.ts";
 import { createFairQueue, createFairShare, enter } from "../../../kernel/share.ts";
 import { endsWithin, Stop, type StopSignal, unlessAborted, untilFirst } from "../../../kernel/wait.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
@@ -22,11 +23,8 @@ export const VERSION_HEADER = "mcp-protocol-version";
 
 /** Not 0, which some servers take for no id at all. */
 const INITIALIZE_ID = 1;
-/** An answer to `initialize` holds names and instructions. A larger one is refused. */
-const INITIALIZE_BYTES_MAX = 128 * 1024;
-/** The deadline of requests that no call waits for, the wait for a place included, and how many of them run at a time. */
+/** The deadline of requests that no call waits for, the wait for a place included. */
 const SIDE_TIMEOUT_MS = 5000;
-const SIDE_PLACES = 64;
 
 /** Visible ASCII, as the protocol demands of session ids. */
 const TOKEN = /^[\x21-\x7e]{1,1024}$/;
@@ -84,7 +82,12 @@ interface KeptSession {
   isRetired: boolean;
 }
 
-const DEFAULT_LIMITS: SessionLimits = { sessions_max: 1000, idle_ms: 600_000, sessionless_ms: 60_000, open_ms: 30_000 };
+const DEFAULT_LIMITS: SessionLimits = {
+  sessions_max: MAX.mcpSessions,
+  idle_ms: 600_000,
+  sessionless_ms: 60_000,
+  open_ms: 30_000,
+};
 
 function createEntry(key: string, target: SessionTarget, opened: Opened): KeptSession {
   // 1 was the id of `initialize`.
@@ -248,7 +251,7 @@ function oldestFor(tenant: string, entries: ReadonlyMap<string, KeptSession>): K
  * DELETE.
  */
 export function createMcpWire({ outbound, settings, memory, decoders }: Upstreams) {
-  const places = createFairQueue(createFairShare({ size: SIDE_PLACES }));
+  const places = createFairQueue(createFairShare({ size: MAX.mcpSideRequests }));
 
   /** Runs a step that is no call's own. One URL counts as one agent. */
   async function within<T>(
@@ -260,7 +263,7 @@ export function createMcpWire({ outbound, settings, memory, decoders }: Upstream
     const decodedFor = decodedForCall(decoders, hold, signal);
     const bounded = {
       ...settings,
-      max_response_bytes: Math.min(settings.max_response_bytes, INITIALIZE_BYTES_MAX),
+      max_response_bytes: Math.min(settings.max_response_bytes, MAX.initializeBytes),
     };
     try {
       return await step({ outbound, settings: bounded, signal, trace: newTrace(), hold, decodedFor });
@@ -358,7 +361,7 @@ async function readAnswer(context: CallContext, response: Answer): Promise<Uint8
   const message = await (isEvents ? readStreamAnswer : readMessage)(context, response, {
     wireId,
     callerId: encoder.encode(wireId),
-    captureBytes: INITIALIZE_BYTES_MAX,
+    captureBytes: MAX.initializeBytes,
     isHashed: false,
     dropsOthers: isEvents,
   });
