@@ -48,9 +48,8 @@ import { createSettler, type SettlerOptions } from "./payment/settler.ts";
 import { paidCallNamesCredential, paidCallShutOut } from "./payment/store.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { createPolicyService, type PolicyService } from "./policy/service.ts";
-import type { AdmitStreamOptions } from "./proxy/admit-stream.ts";
 import { fastCalls, type ProxyRoutesOptions, proxyRoutes } from "./proxy/routes.ts";
-import { createSessionIds, createStreamHandler, streamRoutes } from "./proxy/stream-routes.ts";
+import { type AdmitStreamOptions, createSessionIds, streamRoutes } from "./proxy/stream-routes.ts";
 import { receiptRoutes } from "./receipts/routes.ts";
 import { createReceipts } from "./receipts/service.ts";
 import { startReaper } from "./streaming/reaper.ts";
@@ -157,8 +156,8 @@ export async function composeGateway(parts: GatewayParts) {
     refusals,
     payments,
     policy,
-    findAgent: agents.find,
-    takeToken: (store.isShared ? createSharedRateLimiter(store.execute) : createRateLimiter()).take,
+    agents,
+    rates: store.isShared ? createSharedRateLimiter(store.execute) : createRateLimiter(),
     pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
   const { agentMax } = scheduler;
@@ -311,7 +310,7 @@ function composeStreaming(parts: StreamingParts) {
   const { stopping } = streams;
   const limits = createStreamLimits({ agentConcurrency: agentMax, stopping });
   const admission = { ...checks, replica, claims, limits, stopping };
-  const path = createStreamHandler({
+  const streamed = streamRoutes({
     streams,
     publicUrl,
     allowedOrigins,
@@ -322,7 +321,7 @@ function composeStreaming(parts: StreamingParts) {
   const unclaimed = { store, clock, log };
   let stopLooking = () => {};
   return {
-    routes: streamRoutes(path),
+    routes: streamed,
     stop: streams.stop,
     raised: limits.raised,
     running: streams.running,

@@ -65,18 +65,18 @@ function fullFolders(sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 262, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 256, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 53_689,
+    most: 53_650,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
     what: "files in the kernel",
-    most: 10,
+    most: 9,
     find: (sources) => [...sources.keys()].filter((path) => path.startsWith("src/kernel/")),
   },
-  { what: "short files with one importer in the same folder", most: 5, find: slices },
+  { what: "short files with one importer in the same folder", most: 4, find: slices },
   { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 0, find: fullFolders },
   {
     what: "type names that several files declare",
@@ -88,7 +88,7 @@ export const FIGURES: readonly Figure[] = [
     most: 0,
     find: declaredTwice(/^export (?:async )?function (\w+)/gm),
   },
-  { what: "values that may be promises", most: 18, find: matches(/\b(MaybePromise|andThen)\b/g) },
+  { what: "values that may be promises", most: 0, find: matches(/\b(MaybePromise|andThen)\b/g) },
   {
     what: "questions for the database's kind outside storage",
     most: 0,
@@ -96,7 +96,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 153,
+    most: 152,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {

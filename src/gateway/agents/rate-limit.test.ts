@@ -119,7 +119,7 @@ describe("the rate limits of all agents", () => {
   test("are a bucket per agent, and a full one with each revision", () => {
     let now = 0;
     const limiter = createRateLimiter(() => now);
-    const takes = (fields: object = {}) => limiter.take("acme", { ...agent, ...fields });
+    const takes = (fields: object = {}) => limiter.takeNow("acme", { ...agent, ...fields });
     expect([takes(), takes(), takes()]).toEqual([null, null, 1]);
     expect([takes({ id: "b" }), takes({ id: "b" }), takes({ id: "b" })]).toEqual([null, null, 1]);
     expect([takes({ rate_revision: 1 }), takes({ rate_revision: 1 }), takes({ rate_revision: 1 })]).toEqual([
@@ -134,8 +134,8 @@ describe("the rate limits of all agents", () => {
   test("keep nothing of an unlimited agent", () => {
     const limiter = createRateLimiter(() => 0);
     const unlimited = { ...agent, invocation_rate_limit: null, invocation_burst: null };
-    for (let call = 0; call < 100; call++) expect(limiter.take("acme", unlimited)).toBeNull();
-    expect(limiter.take("acme", { ...agent, invocation_burst: 1 })).toBeNull();
+    for (let call = 0; call < 100; call++) expect(limiter.takeNow("acme", unlimited)).toBeNull();
+    expect(limiter.takeNow("acme", { ...agent, invocation_burst: 1 })).toBeNull();
   });
 });
 

@@ -64,22 +64,28 @@ function isLimited(agent: RateFields): boolean {
   return agent.invocation_rate_limit !== null || agent.invocation_burst !== null;
 }
 
+export interface RateLimiter {
+  /** The fast path, without a question to the database: takes a token as `take` does; undefined where it has to be asked. */
+  takeNow(tenant: string, agent: RateFields): number | null | undefined;
+  /** Takes a token of the agent: null, or the whole seconds until there is one. */
+  take(tenant: string, agent: RateFields): Promise<number | null>;
+}
+
 /** @param now milliseconds of a clock that never goes back */
-export function createRateLimiter(now: () => number = () => performance.now()) {
+export function createRateLimiter(now: () => number = () => performance.now()): RateLimiter {
   const buckets = tenantCache<string, { readonly revision: number; readonly bucket: Bucket }>(MAX.rateBuckets);
-  return {
-    /** Takes a token of the agent: null, or the whole seconds until there is one. */
-    take(tenant: string, agent: RateFields): number | null {
-      if (!isLimited(agent)) return null;
-      const kept = buckets.get(agent.id);
-      const current = kept?.revision === agent.rate_revision ? kept.bucket : null;
-      const { bucket, retryAfterSeconds } = take(current, now(), agent.invocation_rate_limit, agent.invocation_burst);
-      if (bucket !== null && bucket !== current) {
-        buckets.set(tenant, agent.id, { revision: agent.rate_revision, bucket });
-      }
-      return retryAfterSeconds;
-    },
-  };
+  function takeNow(tenant: string, agent: RateFields): number | null {
+    if (!isLimited(agent)) return null;
+    const kept = buckets.get(agent.id);
+    const current = kept?.revision === agent.rate_revision ? kept.bucket : null;
+    const { bucket, retryAfterSeconds } = take(current, now(), agent.invocation_rate_limit, agent.invocation_burst);
+    if (bucket !== null && bucket !== current) {
+      buckets.set(tenant, agent.id, { revision: agent.rate_revision, bucket });
+    }
+    return retryAfterSeconds;
+  }
+
+  return { takeNow, take: async (tenant, agent) => takeNow(tenant, agent) };
 }
 
 export interface Asked {
@@ -215,7 +221,10 @@ interface Limited {
  *
  * @param now milliseconds of a clock that never goes back
  */
-export function createSharedRateLimiter(execute: Store["execute"], now: () => number = () => performance.now()) {
+export function createSharedRateLimiter(
+  execute: Store["execute"],
+  now: () => number = () => performance.now(),
+): RateLimiter {
   const take = takeTokens();
   const refusals = tenantCache<string, RateRefusal>(MAX.rateRefusals);
 
@@ -232,13 +241,18 @@ export function createSharedRateLimiter(execute: Store["execute"], now: () => nu
     return (index) => (index < granted.count ? null : secondsToTell(granted.waitMs / 1000));
   });
 
+  function takeNow(_: string, agent: RateFields): number | null | undefined {
+    if (!isLimited(agent)) return null;
+    const refusal = refusals.get(keyOf(agent));
+    if (refusal === undefined || now() >= refusal.until) return undefined;
+    return secondsToTell((refusal.tokenAt - now()) / 1000);
+  }
+
   return {
-    /** Takes a token of the agent: null, or the whole seconds until there is one. */
-    take(tenant: string, agent: RateFields): Bun.MaybePromise<number | null> {
-      if (!isLimited(agent)) return null;
-      const refusal = refusals.get(keyOf(agent));
-      if (refusal !== undefined && now() < refusal.until) return secondsToTell((refusal.tokenAt - now()) / 1000);
-      return questions.join(keyOf(agent), { tenant, agent });
+    takeNow,
+    async take(tenant, agent) {
+      const taken = takeNow(tenant, agent);
+      return taken === undefined ? questions.join(keyOf(agent), { tenant, agent }) : taken;
     },
   };
 }

@@ -25,7 +25,7 @@ function replica() {
   const limiter = createSharedRateLimiter(execute, () => time.now);
   const many = (count: number, agent: ReturnType<typeof agentWith>) =>
     Promise.all(Array.from({ length: count }, () => limiter.take("acme", agent)));
-  return { time, take: limiter.take, many };
+  return { time, takeNow: limiter.takeNow, many };
 }
 
 /** How many questions that has taken. */
@@ -37,19 +37,19 @@ async function asked(work: () => Promise<unknown>): Promise<number> {
 
 test("an agent without a limit is called at once, and nothing is asked", () => {
   const before = questions;
-  expect(replica().take("acme", agentWith({}))).toBeNull();
+  expect(replica().takeNow("acme", agentWith({}))).toBeNull();
   expect(questions).toBe(before);
 });
 
 test("calls at once are one question, and a flood of refused ones none", async () => {
-  const { time, take, many } = replica();
+  const { time, takeNow, many } = replica();
   const agent = agentWith({ invocation_rate_limit: 0.001, invocation_burst: 3 });
   expect(
     await asked(async () => expect(await many(500, agent)).toEqual([null, null, null, ...Array(497).fill(60)])),
   ).toBe(1);
   expect(await asked(() => many(1_000, agent))).toBe(0);
   // A refusal is told at once, and believed for a second.
-  expect(take("acme", agent)).toBe(60);
+  expect(takeNow("acme", agent)).toBe(60);
   time.now += 1_000;
   expect(await asked(() => many(1_000, agent))).toBe(1);
 });

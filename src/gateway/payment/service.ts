@@ -8,27 +8,28 @@ import type { Clock } from "../../core/time.ts";
 import { endsWithin, unlessAborted } from "../../kernel/wait.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { type CallBody, hashOf } from "../../wire/body.ts";
-import { paymentResponse, settleRequestJson, type WireRequirements } from "../../x402/codec.ts";
-import { authorizationDigest } from "../../x402/eip3009.ts";
+import { checksummed } from "../../x402/address.ts";
+import {
+  type AcceptedTerms,
+  acceptedMatches,
+  challenge,
+  decodePaymentHeader,
+  decodePaymentSignature,
+  type Parsed,
+  paymentResponse,
+  requirementsFrom,
+  requirementsOf,
+  settleRequestJson,
+  type WireRequirements,
+} from "../../x402/codec.ts";
+import { authorizationDigest, canonicalSignature } from "../../x402/eip3009.ts";
 import { ASSET, NETWORK } from "../../x402/kind.ts";
 import type { Payment } from "../../x402/types.ts";
 import type { Verifier } from "../../x402/verifier/verifier.ts";
-import { keyOf } from "../../x402/verify.ts";
+import { checkRequirements, checkWindow, keyOf, type SignedBy } from "../../x402/verify.ts";
 import type { Price } from "../agents/service.ts";
 import type { InvocationKey, InvocationRow } from "../invocations/service.ts";
 import { findSettlementConfig, type SettlementConfigRow } from "./config.ts";
-import {
-  baseUrl,
-  declined,
-  demanded,
-  type PresentedPayment,
-  paymentHeaders,
-  paymentProblem,
-  paymentRequired,
-  readPayment,
-  refused,
-  signedPayment,
-} from "./gate.ts";
 import type { RestoreGuard } from "./restored.ts";
 import type { Settler } from "./settler.ts";
 import { closeIfUnsent, isOpen, type PaymentRow, paymentByKey, paymentOf } from "./store.ts";
@@ -54,14 +55,17 @@ export interface PricedCall {
   readonly path: string;
   /** Null when the call is free. */
   readonly price: Price | null;
-  readonly headers: Headers;
+  /** What it brings; null for nothing. */
+  readonly payment: PaymentTexts | null;
+  /** The `Host` of its request. */
+  readonly host: string;
   readonly body: CallBody;
   /** Adds details to the log that the caller does not learn. */
   note(name: string, value: string): void;
 }
 
 /** The part of a call that decides whether it was made before. */
-export type RepeatedCall = Omit<PricedCall, "path" | "price" | "note">;
+export type RepeatedCall = Omit<PricedCall, "path" | "price" | "host" | "note">;
 
 /** A verified payment that has not been used here. */
 export interface Charge {
@@ -88,8 +92,8 @@ export interface Payments {
    *   when too many payments of the tenant are under way
    */
   check(call: PricedCall): Promise<PaymentCheck>;
-  /** The row of the payment in the headers, if it was used here before, by any caller. Nothing is verified. */
-  presentedIn(headers: Headers): Promise<PaymentRow | null>;
+  /** The row of a payment, if it was used here before, by any caller. Nothing is verified. */
+  presentedIn(payment: PaymentTexts): Promise<PaymentRow | null>;
   /** The invocation for which the payment of this very call was used before, or null. @throws as `check` */
   usedFor(call: RepeatedCall): Promise<string | null>;
   /**
@@ -166,7 +170,7 @@ export function createPayments(deps: PaymentDeps): Payments {
 
   return {
     check: (call) => check(deps, call),
-    presentedIn: (headers) => presentedIn(store, headers),
+    presentedIn: (payment) => presentedIn(store, payment),
     usedFor: (call) => usedFor(store, call),
     paymentRow: (charge, row, callCredentialRef) => ({
       ...paymentRowOf(charge, row, clock.now(), settler.leaseUntil()),
@@ -192,23 +196,23 @@ function isFirstUnderWay({ attempts, unsent_attempts, unknown_since }: PaymentRo
   return attempts === 1 && unsent_attempts === 0 && unknown_since === null;
 }
 
-async function presentedIn(store: Store, headers: Headers): Promise<PaymentRow | null> {
-  const [v1, v2] = [headers.get("x-payment"), headers.get("payment-signature")];
-  const read = v1 !== null && v2 !== null ? null : readPayment({ v1, v2 });
-  return read?.ok === true ? paymentByKey(store.read, keyOf(read.value.payment.authorization)) : null;
+async function presentedIn(store: Store, payment: PaymentTexts): Promise<PaymentRow | null> {
+  if (payment.v1 !== null && payment.v2 !== null) return null;
+  const read = readPayment(payment);
+  return read.ok ? paymentByKey(store.read, keyOf(read.value.payment.authorization)) : null;
 }
 
 async function usedFor(store: Store, call: RepeatedCall): Promise<string | null> {
-  const read = readPayment(paymentHeaders(call.headers));
+  const read = call.payment === null ? null : readPayment(call.payment);
   if (read?.ok !== true) return null;
   return (await usesOf(store, call, read.value)).known?.invocation_id ?? null;
 }
 
 async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck> {
   const { price, agent_id, path } = call;
-  const read = readPayment(paymentHeaders(call.headers));
+  const read = call.payment === null ? null : readPayment(call.payment);
   if (price === null) return read?.ok === true ? paidOrFree(deps, call, read.value) : { kind: "free" };
-  const resource = `${baseUrl(deps.publicUrl, call.headers)}${path}`;
+  const resource = `${baseUrl(deps.publicUrl, call.host)}${path}`;
   const timeoutSeconds = deps.guard.timeoutSeconds(unixSeconds(deps.clock));
   const wire = demanded({ ...price, agent_id, resource, timeoutSeconds });
   if (read === null) {
@@ -323,3 +327,152 @@ function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUnti
 
 /** Later than any clock of ours will ever show, and exact as a number. */
 const LATEST_SECONDS = 9_000_000_000_000n;
+
+// The gate of a priced call, without a database: the price that is demanded, the payment that is brought, and whether it meets
+// the demand. Callers learn only that a payment failed; the exact reason is for the log.
+
+/** How long a payment must still be valid when it comes in: the time that settling takes. */
+const MARGIN_SECONDS = 6;
+/** A name or address, with or without a port. Anything else in the header must not get into a URL for others. */
+const HOST = /^(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?$/i;
+
+interface PresentedPayment {
+  readonly payment: Payment;
+  /** What a version 2 payment says that it answers. */
+  readonly accepted: AcceptedTerms | null;
+}
+
+/** A call without the payment that it needs. Each kind of call shows this to its callers in its own way. */
+export class PaymentRefused extends Fault {
+  /** What has to be paid; null when a payment was brought that is not good. */
+  readonly challenge: WireRequirements | null;
+
+  constructor(message: string, challenge: WireRequirements | null = null) {
+    super("payment_required", message);
+    this.challenge = challenge;
+  }
+}
+
+const refused = () => new PaymentRefused("the payment could not be verified");
+const declined = (headers: Readonly<Record<string, string>>) => {
+  const error = "the payment could not be settled";
+  return new Fault("payment_required", error, { answer: { body: { error }, headers } });
+};
+
+/** The payment that a call brings, by the version of the protocol, unread. */
+export interface PaymentTexts {
+  readonly v1: string | null;
+  readonly v2: string | null;
+}
+
+/** Where the payment of a call comes from; null when it brings none. */
+export type PaymentSource = (headers: Headers) => PaymentTexts | null;
+
+/** The payment comes in a header of the request, and a refusal is a 402. */
+export const paidByHeader = {
+  payment(headers: Headers): PaymentTexts | null {
+    const [v1, v2] = [headers.get("x-payment"), headers.get("payment-signature")];
+    return v1 === null && v2 === null ? null : { v1, v2 };
+  },
+  /** The challenge goes out in both versions at once. */
+  refused(refusal: PaymentRefused): Fault {
+    if (refusal.challenge === null) return refusal;
+    const { body, header } = challenge(refusal.challenge, refusal.message);
+    return new Fault("payment_required", refusal.message, {
+      answer: { body, headers: { "payment-required": header } },
+    });
+  },
+};
+
+/** @throws Fault `invalid_request` when the call brings payments of both versions */
+function readPayment({ v1, v2 }: PaymentTexts): Parsed<PresentedPayment> {
+  if (v1 === null) return readVersion2(v2 ?? "");
+  if (v2 === null) return readVersion1(v1);
+  throw new Fault("invalid_request", "X-PAYMENT: can't be sent together with PAYMENT-SIGNATURE");
+}
+
+/**
+ * The payment, its signature made canonical and checked.
+ *
+ * @param check says whose signature it is
+ * @param note receives the exact reason of a refusal
+ * @throws Fault `payment_required`
+ */
+async function signedPayment(
+  read: Parsed<PresentedPayment>,
+  check: (payment: Payment) => Promise<SignedBy>,
+  note: (reason: string) => void,
+): Promise<PresentedPayment> {
+  if (!read.ok) {
+    note(read.reason);
+    throw new PaymentRefused("the payment could not be read");
+  }
+  const { payment, accepted } = read.value;
+  const signature = canonicalSignature(payment.signature);
+  // A contract wallet's signature can't be judged without a chain, and there is none here.
+  if (signature === null || (await check(payment)) !== "payer") {
+    note("invalid_signature");
+    throw refused();
+  }
+  return { payment: { ...payment, signature }, accepted };
+}
+
+function readVersion1(text: string): Parsed<PresentedPayment> {
+  const read = decodePaymentHeader(text);
+  return read.ok ? { ok: true, value: { payment: read.value, accepted: null } } : read;
+}
+
+function readVersion2(text: string): Parsed<PresentedPayment> {
+  const read = decodePaymentSignature(text);
+  if (!read.ok) return read;
+  const { accepted, ...payment } = read.value;
+  return { ok: true, value: { payment, accepted } };
+}
+
+/** Why the payment is not the one that is asked for; null when it is. @param now Unix seconds */
+function paymentProblem(
+  { payment, accepted }: PresentedPayment,
+  wire: WireRequirements,
+  now: number,
+  guard: RestoreGuard,
+): string | null {
+  if (accepted !== null && !acceptedMatches(accepted, wire)) return "answers_another_offer";
+  const { validBefore } = payment.authorization;
+  return (
+    checkRequirements(payment, requirementsFrom(wire), { exactValue: true }) ??
+    checkWindow(payment.authorization, now, MARGIN_SECONDS) ??
+    (validBefore > guard.latest(now) ? "valid_too_long" : null) ??
+    (guard.mayBeOlder(validBefore) ? "may_be_older_than_the_restore" : null)
+  );
+}
+
+interface Demand {
+  readonly amount: bigint;
+  /** As the agent's owner wrote it. */
+  readonly pay_to: string;
+  readonly agent_id: string;
+  /** The absolute URL of the call. */
+  readonly resource: string;
+  readonly timeoutSeconds: number;
+}
+
+export function demanded({ amount, pay_to, agent_id, resource, timeoutSeconds }: Demand): WireRequirements {
+  const requirements = requirementsOf({
+    amount,
+    // Official clients refuse an address in mixed case whose checksum is wrong.
+    payTo: checksummed(pay_to) === pay_to ? pay_to : pay_to.toLowerCase(),
+    resource,
+    description: `One call of ${agent_id}`,
+  });
+  return { ...requirements, maxTimeoutSeconds: timeoutSeconds };
+}
+
+const paymentRequired = (wire: WireRequirements) =>
+  new PaymentRefused("the agent is priced: a payment is required, in X-PAYMENT or PAYMENT-SIGNATURE", wire);
+
+/** The base URL of this gateway, as configured or from the request's Host. Without a slash at its end. */
+export function baseUrl(publicUrl: string | null, host: string): string {
+  if (publicUrl !== null) return publicUrl.replace(/\/+$/, "");
+  const url = HOST.test(host) ? URL.parse(`http://${host}`) : null;
+  return url === null ? "http://localhost" : url.origin;
+}

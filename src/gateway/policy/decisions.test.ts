@@ -1,6 +1,15 @@
 import { describe, expect, test } from "bun:test";
 import { type OpenPlace, useStore } from "../../../test/support/stores/one-store.ts";
-import { AGENT, all, caller, clock, document, policiesOn } from "../../../test/support/stores/policies.ts";
+import {
+  AGENT,
+  all,
+  allJudged,
+  caller,
+  clock,
+  document,
+  judged,
+  policiesOn,
+} from "../../../test/support/stores/policies.ts";
 import { newId } from "../../core/id.ts";
 import { silentLog } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
@@ -21,9 +30,9 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const [one, other] = [caller(), caller()];
       const policy = service();
       await policy.put(one.me, document([{ action: "warn", match: { tools: ["read_*"] } }]));
-      await policy.judge(one.call());
+      await judged(policy, one.call());
       clock.time += 7;
-      await policy.judge(one.call({ protocol: "http", mcp_tool: null, body_bytes: 99 }));
+      await judged(policy, one.call({ protocol: "http", tools: [null], body_bytes: 99 }));
       const shared = { tenant: one.tenant, id: expect.stringMatching(/^pdec_/), agent_id: AGENT };
       expect(await policy.newest(one.me, 10)).toEqual([
         {
@@ -43,10 +52,10 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const { me, tenant, call } = caller();
       const policy = service();
       await policy.put(me, all("deny"));
-      await policy.judge(call());
+      await judged(policy, call());
       expect((await stored(tenant)).map((row) => row.action)).toEqual(["deny"]);
       await without("policy_decisions", async () => {
-        expect(await Promise.resolve(policy.judge(call())).catch(() => "failed")).toBe("failed");
+        expect(await judged(policy, call()).catch(() => "failed")).toBe("failed");
       });
       expect(await stored(tenant)).toHaveLength(1);
     });
@@ -55,9 +64,9 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const { me, tenant, call } = caller();
       const policy = service();
       await policy.put(me, all("allow"));
-      await policy.judge(call());
+      await judged(policy, call());
       await without("policy_decisions", async () => {
-        for (let n = 0; n < 50; n++) expect((await policy.judge(call()))?.action).toBe("allow");
+        for (let n = 0; n < 50; n++) expect((await judged(policy, call()))?.action).toBe("allow");
       });
       expect(await policy.newest(me, 100)).toHaveLength(51);
       expect(await stored(tenant)).toHaveLength(51);
@@ -72,11 +81,11 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       };
       const policy = createPolicyService({ store: { ...store, write }, clock, log: silentLog });
       await policy.put(me, document([{ action: "deny", match: { tools: ["drop"] } }]));
-      await policy.judge(call());
+      await judged(policy, call());
       await policy.newest(me, 1);
       writes = 0;
       const tools = Array.from({ length: 100 }, (_, at) => (at % 4 === 0 ? "read" : "drop"));
-      const verdicts = await policy.judgeAll(tools.map((mcp_tool) => call({ mcp_tool })));
+      const verdicts = await allJudged(policy, call({ tools }));
       expect(verdicts.map(({ action }) => action)).toEqual(tools.map((tool) => (tool === "drop" ? "deny" : "allow")));
       // One more for those that need not be durable.
       expect(writes).toBeLessThanOrEqual(2);
@@ -89,7 +98,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const { me, tenant, call } = caller();
       await service().put(me, all("allow"));
       const policy = createPolicyService({ store: losingAnswer(1), clock, log: silentLog });
-      await Promise.all([policy.judge(call()), policy.judge(call())]);
+      await Promise.all([judged(policy, call()), judged(policy, call())]);
       await policy.close();
       expect(await stored(tenant)).toHaveLength(2);
     });
@@ -98,8 +107,8 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const { me, tenant, call } = caller();
       const policy = service();
       await policy.put(me, all("warn"));
-      const judged = Array.from({ length: 1000 }, () => policy.judge(call()));
-      await Promise.all(judged);
+      const each = Array.from({ length: 1000 }, () => judged(policy, call()));
+      await Promise.all(each);
       await policy.close();
       const rows = await stored(tenant);
       expect([rows.length, new Set(rows.map(({ id }) => id)).size]).toEqual([1000, 1000]);
@@ -115,14 +124,14 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
         ...{ action: "allow", matched_rule: null, reason: "default: allow" },
       });
       await without("policy_decisions", async () => {
-        await decisions.record(row());
-        await decisions.record(row());
-        expect(await Promise.resolve(decisions.record(row())).catch(() => "failed")).toBe("failed");
+        await decisions.record([row()]);
+        await decisions.record([row()]);
+        expect(await decisions.record([row()]).catch(() => "failed")).toBe("failed");
         await decisions.close(20);
       });
       expect(errors).toEqual([["policy_decisions_lost", { count: 2 }]]);
       expect(await stored(tenant)).toHaveLength(0);
-      await decisions.record(row());
+      await decisions.record([row()]);
       expect(await stored(tenant)).toHaveLength(1);
     });
 
@@ -131,10 +140,10 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const policy = service();
       for (const { me } of [one, other]) await policy.put(me, all("warn"));
       const start = clock.time;
-      for (let n = 0; n < 300; n++) await policy.judge(one.call());
-      await policy.judge(other.call());
+      for (let n = 0; n < 300; n++) await judged(policy, one.call());
+      await judged(policy, other.call());
       clock.time = start + 86_400_000;
-      await policy.judge(one.call());
+      await judged(policy, one.call());
       await policy.newest(one.me, 1);
       const near = async () => [(await stored(one.tenant)).length, (await stored(other.tenant)).length];
       await removeOldDecisions(store, clock, 0);

@@ -11,6 +11,7 @@ import { and, desc, eq, inArray, lt, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
+import { type Meters, silentMeters } from "../../core/meters.ts";
 import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
@@ -72,11 +73,13 @@ function numbered(rows: readonly DecisionRow[]): Record<string, unknown> {
 interface DecisionLogOptions {
   readonly store: Store;
   readonly log: Log;
+  readonly meters?: Pick<Meters, "policyDecided">;
   /** Tests shorten it. */
   readonly bufferedMax?: number;
 }
 
-export function createDecisionLog({ store, log, bufferedMax = MAX.decisionsBuffered }: DecisionLogOptions) {
+export function createDecisionLog(options: DecisionLogOptions) {
+  const { store, log, meters = silentMeters, bufferedMax = MAX.decisionsBuffered } = options;
   const buffer: DecisionRow[] = [];
   let running = false;
   let closed = false;
@@ -125,25 +128,39 @@ export function createDecisionLog({ store, log, bufferedMax = MAX.decisionsBuffe
     await within(ms, done()).catch(() => {});
   }
 
+  function count(rows: readonly DecisionRow[]): void {
+    for (const { action } of rows) meters.policyDecided(action);
+  }
+
+  function bufferAll(rows: readonly DecisionRow[]): void {
+    buffer.push(...rows);
+    put += rows.length;
+    if (rows.length === 0 || running) return;
+    running = true;
+    void actFor(null, writeAll);
+  }
+
+  const mustWait = ({ action }: DecisionRow) => action === "deny" || buffer.length >= bufferedMax || closed;
+
   return {
+    /** The fast path of decisions that hold up no call: records them as `record` does; false where they have to wait. */
+    recordNow(rows: readonly DecisionRow[]): boolean {
+      if (rows.some(mustWait)) return false;
+      bufferAll(rows);
+      count(rows);
+      return true;
+    },
     /**
      * Records decisions of one tenant: a deny is durable when this resolves; any other decision is written soon after. The
      * decisions on the messages of one batch are one write, so that a request takes one slot of the store.
      *
-     * @throws Fault `unavailable`, as rejection, when the store can't take them now
+     * @throws Fault `unavailable` when the store can't take them now
      */
-    record(...rows: DecisionRow[]): Bun.MaybePromise<void> {
-      const isFull = buffer.length >= bufferedMax || closed;
-      const [first, later] = [true, false].map((isFirst) =>
-        rows.filter(({ action }) => (action === "deny" || isFull) === isFirst),
-      ) as [DecisionRow[], DecisionRow[]];
-      buffer.push(...later);
-      put += later.length;
-      if (later.length > 0 && !running) {
-        running = true;
-        void actFor(null, writeAll);
-      }
-      if (first.length > 0) return store.write((tx) => insertAll(tx, first));
+    async record(rows: readonly DecisionRow[]): Promise<void> {
+      const { first = [], later = [] } = Object.groupBy(rows, (row) => (mustWait(row) ? "first" : "later"));
+      bufferAll(later);
+      if (first.length > 0) await store.write((tx) => insertAll(tx, first));
+      count(rows);
     },
     /** Resolves when what was recorded until now can be read, or `ms` have passed. */
     settle,

@@ -205,7 +205,7 @@ export async function removeOldCalls(execute: Store["execute"]): Promise<number>
   return removed;
 }
 
-type CallingUser = Omit<CallsOfCaller, "count">;
+export type CallingUser = Omit<CallsOfCaller, "count">;
 
 /** Asks the database for all of the replica's waiting calls of a caller at once. */
 function createSharedCallRates(execute: Store["execute"]) {
@@ -232,24 +232,28 @@ async function inTime<T>(ms: number, work: Promise<T>): Promise<T> {
 /** @param now milliseconds of a clock that never goes back */
 export function createObservedRates({ isShared, execute }: Pick<Store, "isShared" | "execute">, now?: () => number) {
   const own = createCallRates(now);
-  const shared = isShared ? createSharedCallRates(execute) : null;
+  const shared = createSharedCallRates(execute);
   return {
+    /** Whether other replicas count the calls of a caller too. */
+    isShared,
+    /** Counts a call in memory and gives the rate with it, as far as it was counted here. */
+    observe: ({ tenant, agentId, user }: CallingUser): number => own.observe(tenant, agentId, user),
     /**
-     * Counts a call and gives the rate with it: at once, if nobody asks for what other replicas have counted. Calls that
-     * were counted here alone, before there was a rule, are part of the rate.
+     * Counts a call in the database and gives the rate with it. Calls that were counted here alone, before there was a
+     * rule, are part of the rate. A call that can't be counted there is counted here.
      *
-     * @param sharedMsMax how long it may take to count the call in the database; null: nobody asks for that
-     * @throws Fault `unavailable`, as rejection, when the call can't be counted in the database
+     * @param msMax how long it may take
+     * @throws Fault `unavailable` when the call can't be counted in the database
      */
-    observe({ tenant, agentId, user }: CallingUser, sharedMsMax: number | null): Bun.MaybePromise<number> {
-      if (shared === null || sharedMsMax === null) return own.observe(tenant, agentId, user);
-      return inTime(sharedMsMax, shared({ tenant, agentId, user })).then(
-        (rate) => rate + own.observed(agentId, user),
-        (error) => {
-          own.observe(tenant, agentId, user);
-          throw error;
-        },
-      );
+    async observeShared({ tenant, agentId, user }: CallingUser, msMax: number): Promise<number> {
+      try {
+        return (await inTime(msMax, shared({ tenant, agentId, user }))) + own.observed(agentId, user);
+      } catch (error) {
+        own.observe(tenant, agentId, user);
+        throw error;
+      }
     },
   };
 }
+
+export type ObservedRates = ReturnType<typeof createObservedRates>;

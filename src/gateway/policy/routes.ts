@@ -11,10 +11,9 @@ import { operation } from "../../http/openapi.ts";
 import { json, piecesOf, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { MAX, PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
-import type { KnownPolicy } from "./cache.ts";
 import type { DecisionRow } from "./decisions.ts";
 import { Action, Policy, PolicyReplace } from "./document.ts";
-import type { PolicyService } from "./service.ts";
+import type { KnownPolicy, PolicyService } from "./service.ts";
 
 const count = (least: number, description: string) =>
   Type.Optional(

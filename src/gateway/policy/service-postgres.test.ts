@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import { SQL } from "bun";
-import { AGENT, caller, clock, document } from "../../../test/support/stores/policies.ts";
+import { AGENT, caller, clock, document, judged } from "../../../test/support/stores/policies.ts";
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import { findAgent } from "../agents/store.ts";
@@ -34,15 +34,15 @@ test("a store that does not answer is as good as one that fails", async () => {
   let time = 0;
   const policy = createPolicyService({ store, clock, log: silentLog, now: () => time });
   await policy.put(me, document([], { on_error: "warn" }));
-  expect((await policy.judge(call()))?.reason).toBe("default: allow");
+  expect((await judged(policy, call()))?.reason).toBe("default: allow");
   await whileLocked(place, "policies", async () => {
     time = 1000;
     const started = performance.now();
-    expect((await policy.judge(call()))?.reason).toBe("on_error: warn");
+    expect((await judged(policy, call()))?.reason).toBe("on_error: warn");
     // The store itself gives up after nine seconds.
     expect(performance.now() - started).toBeLessThan(8_000);
   });
-  expect((await policy.judge(call()))?.reason).toBe("default: allow");
+  expect((await judged(policy, call()))?.reason).toBe("default: allow");
   await policy.close();
   await store.close();
 }, 30_000);
@@ -58,7 +58,7 @@ test("a policy is read, however many other reads wait for the database", async (
   await whileLocked(place, "agents", async () => {
     waiting = Array.from({ length: 100 }, () => findAgent(store, me.tenant, AGENT));
     time = 2000;
-    expect((await policy.judge(call()))?.reason).toBe("rule 1: allow");
+    expect((await judged(policy, call()))?.reason).toBe("rule 1: allow");
   });
   await Promise.all(waiting);
   await policy.close();
@@ -70,7 +70,7 @@ test("a call that the server does not count is judged by on_error, and counted a
   const store = await place.open();
   const { me, call } = caller();
   const policy = createPolicyService({ store, clock, log: silentLog });
-  const reason = async () => (await policy.judge(call()))?.reason;
+  const reason = async () => (await judged(policy, call()))?.reason;
   const rules: Rule[] = [{ action: "deny", match: { rate_per_min: 3 } }];
   await place.execute("alter table caller_rates rename to gone");
   for (const on_error of ["warn", "deny"] as const) {

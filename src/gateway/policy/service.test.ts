@@ -1,15 +1,23 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { type OpenPlace, useStore } from "../../../test/support/stores/one-store.ts";
-import { AGENT, all, caller, clock, document, faultOf, policiesOn } from "../../../test/support/stores/policies.ts";
+import {
+  AGENT,
+  all,
+  caller,
+  clock,
+  document,
+  faultOf,
+  judged,
+  policiesOn,
+} from "../../../test/support/stores/policies.ts";
 import { silentLog } from "../../core/log.ts";
 import { POLICY_ACTIONS } from "../../core/states.ts";
 import { atOnce } from "../../kernel/turns.ts";
 import type { Store } from "../../storage/store.ts";
-import { createPolicyCache } from "./cache.ts";
 import type { Rule } from "./document.ts";
 import { compile, evaluate } from "./evaluate.ts";
-import { createPolicyService, warningOf } from "./service.ts";
+import { createPolicyCache, createPolicyService } from "./service.ts";
 
 describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
   let opened: OpenPlace;
@@ -25,7 +33,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const { me, call, tenant } = caller();
       const policy = service();
       expect(await policy.get(me)).toBeNull();
-      expect(await policy.judge(call())).toBeNull();
+      expect(await judged(policy, call())).toBeNull();
       expect(await policy.deniedTools(tenant, AGENT)).toBeNull();
       expect(await policy.newest(me, 10)).toEqual([]);
     });
@@ -58,17 +66,17 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const { me, call } = caller();
       let time = 0;
       const [here, there] = [service({ now: () => time }), service({ now: () => time })];
-      expect(await there.judge(call())).toBeNull();
+      expect(await judged(there, call())).toBeNull();
       await here.put(me, all("deny"));
-      expect((await here.judge(call()))?.action).toBe("deny");
+      expect((await judged(here, call()))?.action).toBe("deny");
       time = 999;
-      expect(await there.judge(call())).toBeNull();
+      expect(await judged(there, call())).toBeNull();
       time = 1000;
-      expect((await there.judge(call()))?.action).toBe("deny");
+      expect((await judged(there, call()))?.action).toBe("deny");
       await here.put(me, all("warn"));
-      expect((await here.judge(call()))?.action).toBe("warn");
+      expect((await judged(here, call()))?.action).toBe("warn");
       time = 2000;
-      expect((await there.judge(call()))?.action).toBe("warn");
+      expect((await judged(there, call()))?.action).toBe("warn");
     });
 
     test("is in force on another replica also when nobody heard that it was put", async () => {
@@ -76,7 +84,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const policy = createPolicyService({ store: losingAnswer(2), clock, log: silentLog });
       await policy.put(me, all("allow"));
       expect((await faultOf(policy.put(me, all("deny")))).kind).toBe("unavailable");
-      expect((await policy.judge(call()))?.action).toBe("deny");
+      expect((await judged(policy, call()))?.action).toBe("deny");
     });
 
     test("is the newer one of two that were put at once, whichever is told first", async () => {
@@ -120,11 +128,11 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
         document([...Array<Rule>(version).fill(nothing), { action: fitting(version + 1), match: {} }]);
       await replicas[0]?.put(me, newer(1));
       let last = 1;
-      let judged = 0;
+      let count = 0;
       const judge = async (replica = replicas[0]) => {
-        for (; last < 30; judged++) {
+        for (; last < 30; count++) {
           const least = last;
-          const verdict = await replica?.judge(call());
+          const verdict = replica && (await judged(replica, call()));
           const at = verdict?.matched_rule ?? 0;
           expect(verdict?.action).toBe(fitting(at));
           if (replica === replicas[0]) expect(at - 1).toBeGreaterThanOrEqual(least);
@@ -141,7 +149,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       await Promise.all([put(), judge(), judge(), judge(replicas[1])]);
       for (const replica of replicas) await replica.close();
       const rows = await stored(tenant);
-      expect(rows.length).toBe(judged);
+      expect(rows.length).toBe(count);
       for (const { matched_rule, action, reason } of rows) {
         expect([action, reason]).toEqual([fitting(matched_rule ?? 0), `rule ${matched_rule}: ${action}`]);
       }
@@ -163,8 +171,8 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       await fc.assert(
         fc.asyncProperty(any, async (given) => {
           await policy.put(me, given);
-          const expected = evaluate(atOnce(compile(given)), { ...call(), rate: 1 });
-          expect(await policy.judge(call())).toEqual(expected);
+          const expected = evaluate(atOnce(compile(given)), { ...call(), mcp_tool: "read_file", rate: 1 });
+          expect(await judged(policy, call())).toEqual(expected);
         }),
         { numRuns: 25 },
       );
@@ -175,23 +183,23 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
     const { me, call } = caller();
     let time = 0;
     const policy = service({ now: () => time });
-    for (let before = 0; before < 3; before++) await policy.judge(call());
+    for (let before = 0; before < 3; before++) await judged(policy, call());
     await policy.put(me, document([{ action: "deny", match: { rate_per_min: 4 } }]));
     time = 10;
     const actions = [];
-    for (let after = 0; after < 3; after++) actions.push((await policy.judge(call()))?.action);
+    for (let after = 0; after < 3; after++) actions.push((await judged(policy, call()))?.action);
     expect(actions).toEqual(["allow", "deny", "deny"]);
-    expect((await policy.judge(call({ user: "bob" })))?.action).toBe("allow");
-    expect((await policy.judge(call({ agent_id: "agt_2" })))?.action).toBe("allow");
+    expect((await judged(policy, call({ user: "bob" })))?.action).toBe("allow");
+    expect((await judged(policy, call({ agent_id: "agt_2" })))?.action).toBe("allow");
     time = 59_999;
-    expect((await policy.judge(call()))?.action).toBe("deny");
+    expect((await judged(policy, call()))?.action).toBe("deny");
     time = 60_010;
     // There the server has counted by its own time.
     if (dialect === "postgres") {
       for (const table of ["caller_rates", "caller_calls"])
         await opened.place.execute(`update ${table} set at = at - 60000000`);
     }
-    expect((await policy.judge(call()))?.action).toBe("allow");
+    expect((await judged(policy, call()))?.action).toBe("allow");
   });
 
   describe("on_error of a policy", () => {
@@ -201,17 +209,17 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
         let time = 0;
         const policy = service({ now: () => time });
         await policy.put(me, document([{ action: "allow", match: {} }], { default: "deny", on_error: action }));
-        await policy.judge(call());
+        await judged(policy, call());
         await without("policies", async () => {
           time = 999;
-          expect((await policy.judge(call()))?.reason).toBe("rule 1: allow");
+          expect((await judged(policy, call()))?.reason).toBe("rule 1: allow");
           time = 1000;
           const verdict = { action, matched_rule: null, reason: `on_error: ${action}` };
-          expect(await policy.judge(call())).toEqual(verdict);
+          expect(await judged(policy, call())).toEqual(verdict);
           expect((await policy.deniedTools(tenant, AGENT))?.("x")).toBe(action === "deny");
           expect((await policy.newest(me, 1))[0]).toMatchObject({ ...verdict, mcp_tool: "read_file" });
         });
-        expect((await policy.judge(call()))?.reason).toBe("rule 1: allow");
+        expect((await judged(policy, call()))?.reason).toBe("rule 1: allow");
       });
 
       test(`decides with ${action}, of the stored document, when its rules make no sense`, async () => {
@@ -221,9 +229,9 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
           `update policies set version = 2, rules = '[{"action":"maybe","match":{}}]' where tenant = '${tenant}'`,
         );
         const policy = service();
-        expect((await policy.judge(call()))?.reason).toBe(`on_error: ${action}`);
+        expect((await judged(policy, call()))?.reason).toBe(`on_error: ${action}`);
         await policy.put(me, all("allow"));
-        expect((await policy.judge(call()))?.reason).toBe("rule 1: allow");
+        expect((await judged(policy, call()))?.reason).toBe("rule 1: allow");
       });
     }
 
@@ -232,13 +240,13 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       let time = 0;
       const policy = service({ now: () => time });
       await policy.put(me, document([], { on_error: "allow" }));
-      await policy.judge(call());
+      await judged(policy, call());
       await policy.put(me, document([], { on_error: "deny" }));
       await without("policies", async () => {
         time = 1000;
-        expect((await policy.judge(call()))?.reason).toBe("on_error: deny");
+        expect((await judged(policy, call()))?.reason).toBe("on_error: deny");
         await policy.put(me, document([], { on_error: "allow" })).catch(() => {});
-        expect((await policy.judge(call()))?.reason).toBe("on_error: deny");
+        expect((await judged(policy, call()))?.reason).toBe("on_error: deny");
       });
     });
 
@@ -247,23 +255,15 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       await service().put(me, all("allow"));
       const policy = service();
       await without("policies", async () => {
-        for (const ask of [() => policy.judge(call()), () => policy.deniedTools(tenant, AGENT)]) {
+        for (const ask of [() => judged(policy, call()), () => policy.deniedTools(tenant, AGENT)]) {
           const { kind, retryAfterSeconds } = await faultOf(ask());
           expect([kind, retryAfterSeconds]).toEqual(["unavailable", 5]);
         }
       });
-      expect((await policy.judge(call()))?.action).toBe("allow");
+      expect((await judged(policy, call()))?.action).toBe("allow");
       expect(await policy.newest(me, 10)).toHaveLength(1);
     });
   });
 
   test("both databases were met", () => expect(store.isShared).toBe(dialect === "postgres"));
-});
-
-test("a verdict of a policy lets pass, warns or refuses", () => {
-  const verdict = { matched_rule: 3, reason: "rule 3: x" };
-  expect(warningOf(null)).toBeNull();
-  expect(warningOf({ ...verdict, action: "allow" })).toBeNull();
-  expect(warningOf({ ...verdict, action: "warn" })).toBe("rule 3: x");
-  expect(() => warningOf({ ...verdict, action: "deny" })).toThrow("denied by policy (rule 3: x)");
 });

@@ -2,30 +2,35 @@
 // policy every call passes. When the policy cannot be read or evaluated, its on_error decides: that of the stored
 // document, else that of the last one that was read here. A replica that never could read it does not know whether
 // there is a policy, nor its on_error, so it lets no call pass (503).
-import { sql } from "drizzle-orm";
+
+import { eq, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
-import { type Meters, silentMeters } from "../../core/meters.ts";
+import type { Meters } from "../../core/meters.ts";
+import type { PolicyAction } from "../../core/states.ts";
 import type { Clock } from "../../core/time.ts";
-import { andThen } from "../../kernel/and-then.ts";
-import { inOneStep, inSteps } from "../../kernel/turns.ts";
-import type { Store, Tx } from "../../storage/store.ts";
+import { boundedCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
+import { createLimiter } from "../../kernel/share.ts";
+import { afterShared, inOneStep, inSteps } from "../../kernel/turns.ts";
+import { within } from "../../storage/failures.ts";
+import { bind, type Command, inputRows, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import { findAgent } from "../agents/store.ts";
-import { createPolicyCache, type KnownPolicy, type PolicyLookup } from "./cache.ts";
 import { createDecisionLog, type DecisionRow, newestDecisions } from "./decisions.ts";
-import { checkRules, formatRules, type PolicyReplace } from "./document.ts";
+import { checkRules, formatRules, type PolicyReplace, parseRules, type Rule } from "./document.ts";
 import {
   asksForRate,
+  type CompiledPolicy,
   compile,
   type EvaluatedCall,
   evaluate,
   type PolicyVerdict,
   toolsDeniedToAll,
 } from "./evaluate.ts";
-import { createObservedRates } from "./observed-rate.ts";
+import { type CallingUser, createObservedRates, type ObservedRates } from "./observed-rate.ts";
 
 const RETRY_AFTER_SECONDS = 5;
 /** Rules up to this length are written to a caller at once. */
@@ -38,10 +43,11 @@ const COUNT_MS_MAX = 750;
 /** When on_error says deny, nothing is lost by waiting longer: after that the call is refused without a record. */
 const COUNT_MS_MAX_OR_DENY = 9_000;
 
-/** A call that the policy judges. */
-export interface PolicyCall extends Omit<EvaluatedCall, "rate"> {
+/** A call that the policy judges: each message of a batch has a decision of its own, by the tool that it calls. */
+export interface PolicyCall extends Omit<EvaluatedCall, "rate" | "mcp_tool"> {
   readonly tenant: string;
   readonly user: string;
+  readonly tools: readonly (string | null)[];
 }
 
 /** A call to try. */
@@ -65,63 +71,23 @@ interface PolicyDeps {
 
 export type PolicyService = ReturnType<typeof createPolicyService>;
 
-/**
- * What the header X-Service-Policy-Warning says of a call with this verdict; null when it says nothing.
- *
- * @throws Fault `denied`
- */
-export function warningOf(verdict: PolicyVerdict | null): string | null {
-  if (verdict === null || verdict.action === "allow") return null;
-  if (verdict.action === "warn") return verdict.reason;
-  throw new Fault("denied", `denied by policy (${verdict.reason})`);
-}
-
 function onError({ on_error: action }: Pick<KnownPolicy, "on_error">): PolicyVerdict {
   return { action, matched_rule: null, reason: `on_error: ${action}` };
 }
 
-function decisionOf(call: PolicyCall, verdict: PolicyVerdict, now: number): DecisionRow {
-  const { tenant, agent_id, protocol, mcp_tool } = call;
-  return { tenant, id: newId("pdec", now), agent_id, protocol, mcp_tool, ...verdict };
-}
-
-const callerOf = ({ tenant, agent_id: agentId, user }: PolicyCall) => ({ tenant, agentId, user });
+const callerOf = ({ tenant, agent_id: agentId, user }: PolicyCall): CallingUser => ({ tenant, agentId, user });
 
 const NO_POLICY: PolicyVerdict = { action: "allow", matched_rule: null, reason: "no policy" };
 
-function createJudge(rates: ReturnType<typeof createObservedRates>, log: Log) {
-  function verdictOf(tenant: string, policy: KnownPolicy, call: EvaluatedCall): PolicyVerdict {
-    if (policy.compiled === null) return onError(policy);
-    try {
-      return evaluate(policy.compiled, call);
-    } catch (error) {
-      log.error("policy_not_evaluable", { tenant, version: policy.version, error });
-      return onError(policy);
-    }
+/** Pure, but for the log. */
+function verdictOf(log: Log, tenant: string, policy: KnownPolicy, call: EvaluatedCall): PolicyVerdict {
+  if (policy.compiled === null) return onError(policy);
+  try {
+    return evaluate(policy.compiled, call);
+  } catch (error) {
+    log.error("policy_not_evaluable", { tenant, version: policy.version, error });
+    return onError(policy);
   }
-
-  return {
-    verdictOf,
-    /**
-     * The verdict on a call, which is counted with it. When it can't be counted, on_error decides.
-     *
-     * @throws Fault `unavailable` when on_error would deny it, and it is too late to record that
-     */
-    judged(call: PolicyCall, policy: KnownPolicy): Bun.MaybePromise<PolicyVerdict> {
-      const { tenant, agent_id } = call;
-      const isAskedFor = policy.compiled !== null && asksForRate(policy.compiled, agent_id);
-      const msMax = policy.on_error === "deny" ? COUNT_MS_MAX_OR_DENY : COUNT_MS_MAX;
-      const startedAt = performance.now();
-      const observed = rates.observe(callerOf(call), isAskedFor ? msMax : null);
-      const verdictAt = (rate: number) => verdictOf(tenant, policy, { ...call, rate });
-      if (!(observed instanceof Promise)) return verdictAt(observed);
-      return observed.then(verdictAt, (error) => {
-        log.warn("policy_rate_not_counted", { tenant, on_error: policy.on_error, error });
-        if (policy.on_error === "deny" && performance.now() - startedAt > COUNT_MS_MAX) throw error;
-        return onError(policy);
-      });
-    },
-  };
 }
 
 /** @throws Fault `unavailable` when it was never read */
@@ -134,61 +100,90 @@ function lastKnown(log: Log, tenant: string, { last, cause }: Extract<PolicyLook
   return { ...last, compiled: null };
 }
 
-export function createPolicyService({ store, clock, log, meters = silentMeters, now }: PolicyDeps) {
-  const rates = createObservedRates(store, now);
-  const { verdictOf, judged } = createJudge(rates, log);
-  const cache = createPolicyCache({ store, log, ...(now && { now }) });
-  const decisions = createDecisionLog({ store, log });
-
+function createDecider({ log, clock }: PolicyDeps, rates: ObservedRates, cache: PolicyCache) {
   /**
    * The policy in force, null when the tenant has none.
    *
    * @throws Fault `unavailable` when that cannot be known
    */
-  function inForce(tenant: string): Bun.MaybePromise<KnownPolicy | null> {
-    return andThen(cache.find(tenant), (found) => (found.failed ? lastKnown(log, tenant, found) : found.policy));
+  async function inForce(tenant: string): Promise<KnownPolicy | null> {
+    const found = await cache.find(tenant);
+    return found.failed ? lastKnown(log, tenant, found) : found.policy;
   }
 
-  /** Judges a call and counts it; null when the tenant has no policy. */
-  function verdictFor(call: PolicyCall): Bun.MaybePromise<PolicyVerdict | null> {
-    const countAlone = () => void rates.observe(callerOf(call), null);
-    const known = inForce(call.tenant);
-    if (known instanceof Promise) known.catch(countAlone);
-    return andThen(known, (policy) => {
-      if (policy === null) countAlone();
-      return policy === null ? null : judged(call, policy);
+  /** @param rates of each message */
+  function decisionsOf(call: PolicyCall, policy: KnownPolicy, rates: readonly number[]): DecisionRow[] {
+    const { tenant, agent_id, protocol } = call;
+    return call.tools.map((mcp_tool, at) => {
+      const verdict = verdictOf(log, tenant, policy, { ...call, mcp_tool, rate: rates[at] ?? 0 });
+      return { tenant, id: newId("pdec", clock.now()), agent_id, protocol, mcp_tool, ...verdict };
     });
   }
+
+  /** Counts a call here alone, which gives its rate as far as nobody asks for what other replicas have counted. */
+  function decideHere(call: PolicyCall, policy: KnownPolicy | null): DecisionRow[] {
+    const counted = call.tools.map(() => rates.observe(callerOf(call)));
+    return policy === null ? [] : decisionsOf(call, policy, counted);
+  }
+
+  const isCountedTogether = (policy: KnownPolicy | null, { agent_id }: PolicyCall): policy is KnownPolicy =>
+    rates.isShared && policy?.compiled != null && asksForRate(policy.compiled, agent_id);
+
+  async function decideTogether(call: PolicyCall, policy: KnownPolicy): Promise<DecisionRow[]> {
+    const { tenant } = call;
+    const { on_error } = policy;
+    const msMax = on_error === "deny" ? COUNT_MS_MAX_OR_DENY : COUNT_MS_MAX;
+    const startedAt = performance.now();
+    const counting = call.tools.map(() => rates.observeShared(callerOf(call), msMax));
+    try {
+      return decisionsOf(call, policy, await Promise.all(counting));
+    } catch (error) {
+      log.warn("policy_rate_not_counted", { tenant, on_error, error });
+      if (on_error === "deny" && performance.now() - startedAt > COUNT_MS_MAX) throw error;
+      return decisionsOf(call, { ...policy, compiled: null }, []);
+    }
+  }
+
+  return {
+    inForce,
+
+    /** The fast path of `decide`: a policy in memory, without a rule that asks what other replicas have counted; else undefined. */
+    decideNow(call: PolicyCall): DecisionRow[] | undefined {
+      if (call.tools.length === 0) return [];
+      const policy = cache.cached(call.tenant);
+      return policy === undefined || isCountedTogether(policy, call) ? undefined : decideHere(call, policy);
+    },
+
+    /**
+     * Counts a call and gives the decision on each of its messages, to be recorded; none when the tenant has no policy. When
+     * the call can't be counted, on_error decides.
+     *
+     * @throws Fault `unavailable` when the policy cannot be known, or on_error would deny the call and it is too late to
+     * record that
+     */
+    async decide(call: PolicyCall): Promise<DecisionRow[]> {
+      const policy = await inForce(call.tenant).catch((error) => {
+        decideHere(call, null);
+        throw error;
+      });
+      return isCountedTogether(policy, call) ? decideTogether(call, policy) : decideHere(call, policy);
+    },
+  };
+}
+
+export function createPolicyService(deps: PolicyDeps) {
+  const { store, clock, log, now } = deps;
+  const cache = createPolicyCache({ store, log, ...(now && { now }) });
+  const decisions = createDecisionLog(deps);
+  const { inForce, decideNow, decide } = createDecider(deps, createObservedRates(store, now), cache);
 
   return {
     /** Begins to read the policy for a call that waits for another read first, so that the call waits for the longer one only. */
     readAhead: cache.readAhead,
-
-    /**
-     * Judges a call, counts it and records the decision; null, and at once where that is known, when the tenant has no
-     * policy. A deny is durable when this resolves.
-     *
-     * @throws Fault `unavailable` when the policy cannot be known, the call not be counted, or a decision that must be
-     * recorded first cannot be
-     */
-    judge(call: PolicyCall): Bun.MaybePromise<PolicyVerdict | null> {
-      return andThen(verdictFor(call), (verdict) => {
-        if (verdict === null) return null;
-        return andThen(decisions.record(decisionOf(call, verdict, clock.now())), () => {
-          meters.policyDecided(verdict.action);
-          return verdict;
-        });
-      });
-    },
-
-    /** Judges the messages of one batch: each is a call of its own, and all are counted and recorded together. */
-    async judgeAll(calls: readonly PolicyCall[]): Promise<PolicyVerdict[]> {
-      const judged = await Promise.all(calls.map(async (call) => ({ call, verdict: await verdictFor(call) })));
-      const decided = judged.flatMap(({ call, verdict }) => (verdict === null ? [] : [{ call, verdict }]));
-      await decisions.record(...decided.map(({ call, verdict }) => decisionOf(call, verdict, clock.now())));
-      for (const { verdict } of decided) meters.policyDecided(verdict.action);
-      return decided.map(({ verdict }) => verdict);
-    },
+    decideNow,
+    decide,
+    recordNow: decisions.recordNow,
+    record: decisions.record,
 
     /**
      * Which tools of an mcp agent are denied to everyone, whatever the size and rate of the call; null when the
@@ -212,7 +207,7 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
       const call = { agent_id, protocol: agent.protocol, ...conditions };
       if (document !== null) return evaluate(await inSteps(compile(document), tenant), call);
       const policy = await inForce(tenant);
-      return policy === null ? NO_POLICY : verdictOf(tenant, policy, call);
+      return policy === null ? NO_POLICY : verdictOf(log, tenant, policy, call);
     },
 
     /** Null when the tenant has none. The rules are JSON already, and known to be rules. */
@@ -271,4 +266,195 @@ async function replacePolicy(tx: Tx, tenant: string, fields: PolicyFields): Prom
     .returning({ version: t.version, updated_at: t.updated_at });
   if (row === undefined) throw new Fault("internal", "a policy that was put is not there");
   return row;
+}
+
+// A cache of compiled policies for the path of every call. A policy that was put here is in force when it is
+// acknowledged, one put on another replica when the cached policy expires (decisions.md, section 4, allows 2 s). After
+// that only the version is read, and the rest if the version has changed. Expired entries are kept for when the store
+// fails: then the last known on_error applies.
+
+const REMEMBERED_MS = 1_000;
+/** Bytes of a compiled policy, a rule and a list entry, without their characters (measured). */
+const POLICY_BYTES = 512;
+const RULE_BYTES = 512;
+const ENTRY_BYTES = 96;
+
+interface StoredPolicy {
+  readonly version: number;
+  readonly default: PolicyAction;
+  readonly on_error: PolicyAction;
+  /** In their stored form. */
+  readonly rules: string;
+  readonly updated_at: number;
+}
+
+export interface KnownPolicy extends StoredPolicy {
+  /** Null when this program cannot make sense of the rules. */
+  readonly compiled: CompiledPolicy | null;
+}
+
+interface CachedPolicy {
+  /** Null: the tenant has none. */
+  readonly policy: KnownPolicy | null;
+  readonly weight: number;
+  readonly until: number;
+}
+
+/** `failed` when the policy can't be read now; `last` is the policy that was read last, null when none ever was. */
+type PolicyLookup =
+  | { readonly failed: false; readonly policy: KnownPolicy | null }
+  | { readonly failed: true; readonly last: KnownPolicy | null; readonly cause: unknown };
+
+const INPUT = inputRows<string>({ tenant: ["text", (tenant) => tenant] });
+
+/** Null when the tenant has no policy. Many tenants are read at once, since each policy is looked at every second. */
+const versionLookUp: Command<string, number | null> = {
+  name: "policy",
+  kind: "look_up",
+  tenantOf: (tenant) => tenant,
+  bytesOf: () => 64,
+  sqlite(prepare) {
+    const find = prepare("select version from policies where tenant = ?");
+    return (tenant) => (find.get(tenant)?.["version"] as number | undefined) ?? null;
+  },
+  postgres: {
+    text: `select input.n, p.version from ${INPUT.source}, policies p where p.tenant = input.tenant`,
+    valuesOf: INPUT.values,
+    outputsOf(inputs, rows) {
+      const found: (number | null)[] = inputs.map(() => null);
+      for (const { n, version } of rows) found[Number(n) - 1] = Number(version);
+      return found;
+    },
+  },
+};
+
+const policyQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
+  db
+    .select()
+    .from(t)
+    .where(eq(t.tenant, bind(t.tenant, "tenant"))),
+);
+
+interface PolicyCacheOptions {
+  readonly store: Pick<Store, "execute" | "read">;
+  readonly log: Log;
+  /** Milliseconds of a clock that never goes back. */
+  readonly now?: () => number;
+}
+
+export function createPolicyCache({ store, log, now = () => performance.now() }: PolicyCacheOptions) {
+  const known = boundedCache<string, CachedPolicy>(MAX.policyBytes);
+  const reading = new Map<string, Promise<CachedPolicy>>();
+  const forgotten = new WeakSet<Promise<CachedPolicy>>();
+  const few = createLimiter({ size: MAX.policiesCompiled, tooMany: "too many policies are being read" });
+
+  async function read(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
+    const until = now() + REMEMBERED_MS;
+    const newest = await store.execute(versionLookUp, tenant);
+    if (newest === null) return { policy: null, weight: POLICY_BYTES, until };
+    if (last?.policy?.version === newest) return { ...last, until };
+    const [row] = await policyQuery(store.read.urgent).execute({ tenant });
+    if (row === undefined) return { policy: null, weight: POLICY_BYTES, until };
+    const { default_action, version, on_error, rules, updated_at } = row;
+    const stored = { version, default: default_action, on_error, rules, updated_at };
+    return few(tenant, () => compiledEntry(tenant, stored, until));
+  }
+
+  async function compiledEntry(tenant: string, stored: StoredPolicy, until: number): Promise<CachedPolicy> {
+    const { version, default: default_action, rules } = stored;
+    try {
+      const parsed = await inSteps(parseRules(rules), tenant);
+      const compiled = await inSteps(compile({ default: default_action, rules: parsed }), tenant);
+      return { policy: { ...stored, compiled }, weight: weightOf(rules, parsed), until };
+    } catch (error) {
+      log.error("policy_not_evaluable", { tenant, version, error });
+      return { policy: { ...stored, compiled: null }, weight: weightOf(rules, []), until };
+    }
+  }
+
+  /** Shares one read among all requests at the same time, unless the policy changed since the read began. */
+  function readOnce(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
+    const inFlight = reading.get(tenant);
+    if (inFlight !== undefined) return inFlight;
+    const own = read(tenant, last)
+      .then((entry) => {
+        if (reading.get(tenant) === own) known.set(tenant, entry, entry.weight);
+        return entry;
+      })
+      .finally(() => {
+        if (reading.get(tenant) === own) reading.delete(tenant);
+      });
+    reading.set(tenant, own);
+    return own;
+  }
+
+  /** A policy that was put while this one was read or waited for is newer. */
+  function newestOf(tenant: string, { policy }: CachedPolicy): KnownPolicy | null {
+    const put = known.get(tenant)?.policy ?? null;
+    return (put?.version ?? 0) > (policy?.version ?? 0) ? put : policy;
+  }
+
+  async function lookUp(tenant: string, last: CachedPolicy | undefined): Promise<PolicyLookup> {
+    // The time limit is for the read only, not for the wait that lets other requests go first.
+    // How long a call waits for its policy if on_error can decide instead. An answer is due within 10 s, and the store
+    // may take 9 s of those for the call itself.
+    const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(750, entry) : entry);
+    const shared = reading.get(tenant);
+    try {
+      if (shared === undefined) return { failed: false, policy: (await inTime(readOnce(tenant, last))).policy };
+      const entry = await afterShared(inTime(shared), tenant);
+      const isOld = forgotten.has(shared) || now() >= entry.until;
+      // A read of its own, so that no other request waits for it.
+      const newest = isOld ? await inTime(read(tenant, known.get(tenant))) : entry;
+      return { failed: false, policy: newestOf(tenant, newest) };
+    } catch (cause) {
+      return { failed: true, last: known.get(tenant)?.policy ?? last?.policy ?? null, cause };
+    }
+  }
+
+  const isFresh = (last: CachedPolicy | undefined): last is CachedPolicy => last !== undefined && now() < last.until;
+
+  return {
+    /** The fast path of nearly every call: a policy that was read a moment ago; undefined when it has to be read. */
+    cached(tenant: string): KnownPolicy | null | undefined {
+      const last = known.get(tenant);
+      return isFresh(last) ? last.policy : undefined;
+    },
+    /** Never rejects. */
+    async find(tenant: string): Promise<PolicyLookup> {
+      const last = known.get(tenant);
+      return isFresh(last) ? { failed: false, policy: last.policy } : lookUp(tenant, last);
+    },
+    /** Begins to read the policy for a `find` that follows, which reports a failure. */
+    readAhead(tenant: string): void {
+      const last = known.get(tenant);
+      if (!isFresh(last) && !reading.has(tenant)) readOnce(tenant, last).catch(() => {});
+    },
+    /** As it is stored now; null when the tenant has none. */
+    newest: async (tenant: string): Promise<KnownPolicy | null> => (await readOnce(tenant, known.get(tenant))).policy,
+    /** To be called when a policy has been put, before that is acknowledged. */
+    took(tenant: string, policy: KnownPolicy, rules: readonly Rule[]) {
+      reading.delete(tenant);
+      // Of two policies put at once, the newer one may be reported first.
+      if ((known.get(tenant)?.policy?.version ?? 0) > policy.version) return;
+      const weight = weightOf(policy.rules, rules);
+      known.set(tenant, { policy, weight, until: now() + REMEMBERED_MS }, weight);
+    },
+    /** To be called when it is unknown whether a policy has been put. */
+    forget(tenant: string) {
+      const inFlight = reading.get(tenant);
+      if (inFlight !== undefined) forgotten.add(inFlight);
+      reading.delete(tenant);
+      const last = known.get(tenant);
+      if (last !== undefined) known.set(tenant, { ...last, until: Number.NEGATIVE_INFINITY }, last.weight);
+    },
+  };
+}
+
+type PolicyCache = ReturnType<typeof createPolicyCache>;
+
+function weightOf(stored: string, rules: readonly Rule[]): number {
+  const entries = rules.flatMap(({ match: { agents = [], tools = [] } }) => [agents, tools].flat());
+  const characters = entries.reduce((sum, entry) => sum + entry.length, 0);
+  return POLICY_BYTES + RULE_BYTES * rules.length + ENTRY_BYTES * entries.length + characters + stored.length;
 }

@@ -9,9 +9,10 @@ import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../stora
 import { holdCredential, mayGoTo } from "../credentials/service.ts";
 import type { LostCommits } from "../invocations/lost-commits.ts";
 import { type AcceptedCall, accept, type Claim, type InvocationRow } from "../invocations/service.ts";
-import { type Charge, type Payments, type PricedCall, paidColumns } from "../payment/service.ts";
+import { type Payments, type PricedCall, paidColumns } from "../payment/service.ts";
 import { insertPayment, type PaymentRow } from "../payment/store.ts";
-import type { CheckedCall, ParsedRequest, ProxyCall } from "./checks.ts";
+import { beingChanged, type CheckedCall, type ProxyCall } from "./gather.ts";
+import type { ParsedRequest } from "./judge.ts";
 
 /** How often an earlier call in the way may turn out to be a refused one before it is accepted as the earlier call. */
 const TRIES_MAX = 3;
@@ -47,9 +48,9 @@ export function acceptedOf(
   checked: CheckedCall<ParsedRequest>,
   { mode, headers, hash }: { readonly mode: Mode; readonly headers: Call["headers"]; readonly hash: string | null },
 ): AcceptedCall {
-  const { agent, url, body, idempotency } = checked;
+  const { agent, body, idempotency } = checked;
   const accepted: Call = {
-    url,
+    url: agent.upstream_url ?? "",
     protocol: agent.protocol,
     mcp_protocol_version: agent.mcp_protocol_version,
     credential_ref: agent.credential_ref,
@@ -69,18 +70,17 @@ export function acceptedOf(
  */
 export async function record(
   options: RecordOptions,
-  { paymentState }: CheckedCall<ParsedRequest>,
+  { payment: asked }: CheckedCall<ParsedRequest>,
   draft: Draft,
 ): Promise<StoredCall> {
   const { row, call } = draft.accepted;
-  const charge = paymentState.kind === "charge" ? paymentState : null;
-  const payment = charge === null ? null : options.payments.paymentRow(charge.charge, row, call.credential_ref);
+  const payment = asked === null ? null : options.payments.paymentRow(asked.charge, row, call.credential_ref);
   for (let tries = 1; ; tries++) {
     let id: string;
     try {
       id = await storeCall(options.store, draft, payment);
     } catch (error) {
-      id = await storedAllTheSame(options, draft, charge?.asked ?? null, error);
+      id = await storedAllTheSame(options, draft, asked?.asked ?? null, error);
     }
     if (id === row.id) {
       if (payment !== null) options.meters.payment("accepted");
@@ -139,22 +139,8 @@ async function requireCredential(
 ): Promise<void> {
   if (credential_ref === null) return;
   const held = await holdCredential(tx, tenant, credential_ref);
-  if (held === null) throw new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
+  if (held === null) throw beingChanged();
   if (!mayGoTo(held, url)) throw new Fault("agent_not_invocable", "the agent's credential is not for its host");
-}
-
-const UNPAID = {
-  payment_network: null,
-  payment_asset: null,
-  payment_amount: null,
-  payment_payer: null,
-  payment_nonce: null,
-  settlement_status: null,
-  settlement: null,
-};
-
-function chargeOf({ paymentState }: CheckedCall<ParsedRequest>): Charge | null {
-  return paymentState.kind === "charge" ? paymentState.charge : null;
 }
 
 function newRow(
@@ -164,10 +150,9 @@ function newRow(
   mode: Mode,
   req_sha256: string | null,
 ): InvocationRow {
-  const { agent, model, parsed, body } = checked;
+  const { agent, model, parsed, body, payment } = checked;
   const now = clock.now();
-  const charge = chargeOf(checked);
-  return {
+  const row: InvocationRow = {
     tenant: caller.tenant,
     id: newId("inv", now),
     agent_id: agent.id,
@@ -178,7 +163,13 @@ function newRow(
     model,
     mcp_method: parsed.method,
     mcp_tool: parsed.tool,
-    ...(charge === null ? UNPAID : paidColumns(charge)),
+    payment_network: null,
+    payment_asset: null,
+    payment_amount: null,
+    payment_payer: null,
+    payment_nonce: null,
+    settlement_status: null,
+    settlement: null,
     upstream_status: null,
     latency_ms: null,
     ttft_ms: null,
@@ -196,6 +187,7 @@ function newRow(
     updated_at: now,
     completed_at: null,
   };
+  return payment === null ? row : { ...row, ...paidColumns(payment.charge) };
 }
 
 // Refusals of a call that has a record. They carry its ID, so that the caller can look it up.

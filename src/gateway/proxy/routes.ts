@@ -1,28 +1,48 @@
-// The routes of calls on the transactional path: made, polled, cancelled.
+// The transactional path: a call that has passed the checks is recorded, paid for and offered to the executor, all before
+// its 202; then it is polled, or cancelled. A call that the checks refuse leaves no invocation behind. A call whose payment
+// the facilitator declines does, since it is recorded before money can move.
 
 import { Fault } from "../../core/fault.ts";
 import { isEnded } from "../../core/states.ts";
-import type { Clock } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
 import { jsonText } from "../../http/responses.ts";
 import { type FastPath, type Scope, scopeOf } from "../../http/server.ts";
-import { PROXY_BODY_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
+import { bodyInSteps } from "../../kernel/turns.ts";
 import type { UnderWay } from "../../kernel/wait.ts";
-import type { Store } from "../../storage/store.ts";
+import { type CallBody, hashOf, wholeOf } from "../../wire/body.ts";
+import { parseRpcRequest } from "../../wire/jsonrpc.ts";
+import type { InvocableAgent } from "../agents/store.ts";
 import type { CompletionWaiters } from "../invocations/completion-waiters.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { pollAnswer } from "../invocations/routes.ts";
-import { abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
-import { type AdmitOptions, admit, isSettled, settle } from "./admit.ts";
+import { type AcceptedCall, abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
+import type { PaidHeaders, Payments } from "../payment/service.ts";
+import { paidByHeader } from "../payment/service.ts";
+import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
+import type { ParsedRequest } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
-import { waitSeconds } from "./request-headers.ts";
+import { acceptedOf, type Draft, otherPath, type RecordOptions, record, type StoredCall } from "./record.ts";
+import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "./request-headers.ts";
 
-export interface ProxyRoutesOptions extends AdmitOptions {
-  readonly store: Store;
-  readonly clock: Clock;
+/** A place for a call that is about to be stored, and its claim for the same write. Either `run` or `giveBack` follows. */
+export interface ReservedPlace {
+  readonly claim: NonNullable<Draft["claim"]>;
+  /** The call is stored and claimed. */
+  run(accepted: AcceptedCall): void;
+  /** The call is not stored, or nobody knows. */
+  giveBack(): void;
+}
+
+export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "replica" | "meters"> {
+  readonly payments: Payments;
   readonly completionWaiters: CompletionWaiters;
   /** Counts the calls that are being admitted. */
   readonly admitting: Pick<UnderWay, "enter">;
+  /** A place for a call that can start as soon as it is stored; null when it has to wait. */
+  reserve(accepted: AcceptedCall): ReservedPlace | null;
+  /** Called with each accepted call that has no place, after it is durable. */
+  offer(accepted: AcceptedCall): void;
   /** Stops the upstream call of an invocation that was ended elsewhere. */
   stop(id: string): void;
 }
@@ -57,26 +77,54 @@ class BodyHold {
   }
 }
 
+/** The gateway does not read the body, so no header can repeat parts of it. */
+const PLAIN: ParsedRequest = { method: null, tool: null, calls: [{ tool: null }], echoedMcpHeaders: false };
+
+const POLLED: CallKind<ParsedRequest> = {
+  ...paidByHeader,
+  suffix: "",
+  plain: PLAIN,
+  parse,
+  parseAny: async () => PLAIN,
+};
+
+/** Exactly one request. */
+async function parse(
+  { mcp_protocol_version }: InvocableAgent,
+  body: CallBody,
+  { headers, caller }: ProxyCall,
+): Promise<ParsedRequest> {
+  const bytes = body instanceof Uint8Array ? body : await wholeOf(body, caller.tenant);
+  const request = await bodyInSteps(bytes, parseRpcRequest(bytes), caller.tenant);
+  if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
+  const { method, tool, protocolVersion } = request;
+  const version = mcpVersion(headers) ?? protocolVersion ?? mcp_protocol_version;
+  const echoedMcpHeaders = passesEchoedHeaders(headers, bytes, request, version);
+  return { method, tool, calls: [{ tool }], echoedMcpHeaders };
+}
+
 /** A stop waits until the call is admitted or refused. */
 async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Scope, agentId: string) {
   const { caller, requestId, note, intake } = scope;
   const { headers } = request;
   const hold = new BodyHold();
-  const readBody = () => intake.readBody(request, caller.tenant, PROXY_BODY_BYTES_MAX, hold);
+  const readBody = () => intake.readBody(request, caller.tenant, MAX.bodyBytes, hold);
   const call = { caller, agentId, headers, requestId, readBody, note };
   const leave = options.admitting.enter();
   const answered: Record<string, string> = {};
   let id: string;
   try {
-    const admitted = await admit(options, call);
+    const checked = await gatherCall(options, call, POLLED);
+    const stored = checked.earlier === null ? await accept(options, call, checked) : earlierCall(checked.earlier);
     hold.end();
-    id = admitted.id;
+    id = stored.id;
     note("invocation_id", id);
     answered["x-service-invocation-id"] = id;
     answered["location"] = `/v1/proxy/${agentId}/invocations/${id}`;
-    if (!isSettled(admitted)) Object.assign(answered, await settle(options, call, admitted));
-    if (admitted.isNew) options.meters.accepted();
-    if (admitted.warning !== null) answered["x-service-policy-warning"] = admitted.warning;
+    if (stored.payment !== null) Object.assign(answered, await options.payments.settle(stored.payment));
+    else if (!stored.isNew) Object.assign(answered, await recall(options, caller.tenant, id));
+    if (stored.isNew) options.meters.accepted();
+    if (checked.warning !== null) answered["x-service-policy-warning"] = checked.warning;
   } finally {
     hold.end();
     leave();
@@ -85,6 +133,41 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
   if (seconds > 0) await waitFor(options, { tenant: caller.tenant, id }, seconds, request.signal);
   // An ID needs no escape in JSON.
   return jsonText("accepted", `{"invocation_id":"${id}"}`, answered);
+}
+
+const earlierCall = (id: string): StoredCall => ({ id, isNew: false, payment: null });
+
+/** Accepts a call, durably. Its body is stored then, so its memory can be freed. */
+async function accept(
+  options: ProxyRoutesOptions,
+  call: ProxyCall,
+  checked: CheckedCall<ParsedRequest>,
+): Promise<StoredCall> {
+  const headers = passedHeaders(call.headers, checked.parsed.echoedMcpHeaders, options.pseudonym);
+  const hash = checked.agent.emit_receipts ? await hashOf(checked.body, call.caller.tenant) : null;
+  const accepted = acceptedOf(options, call, checked, { mode: "transactional", headers, hash });
+  // A call that waits for its settlement is offered when the payment has been collected.
+  const isReady = accepted.row.settlement_status === null;
+  const place = isReady ? options.reserve(accepted) : null;
+  let isRun = false;
+  try {
+    const stored = await record(options, checked, { accepted, claim: place?.claim ?? null });
+    if (stored.isNew && isReady) {
+      isRun = true;
+      if (place === null) options.offer(accepted);
+      else place.run(accepted);
+    }
+    return stored;
+  } finally {
+    if (!isRun) place?.giveBack();
+  }
+}
+
+/** @throws Fault `conflict` when the first call of this key or payment is a streaming one */
+async function recall({ store, payments }: ProxyRoutesOptions, tenant: string, id: string): Promise<PaidHeaders> {
+  const { mode } = await findInvocation(store.read, tenant, id);
+  if (mode === "streaming") throw otherPath(id);
+  return payments.recall(tenant, id);
 }
 
 /** The call is accepted, so its caller must get the ID even if the store fails during the wait. */

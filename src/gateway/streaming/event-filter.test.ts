@@ -2,7 +2,7 @@ import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { atOnce, createPace } from "../../kernel/turns.ts";
 import { UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
-import { rewritten } from "./event-filter.ts";
+import { rewritten } from "./tool-filter.ts";
 
 const isDenied = (tool: string) => tool === "bad";
 const reserve = () => {};

@@ -5,7 +5,7 @@ import { silentLog } from "../../core/log.ts";
 import { takeCommand, waitingAgents } from "../invocations/commands/queue.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { accept, claim, collectSettlement, type InvocationRow } from "../invocations/service.ts";
-import { keepResumablePaidCall } from "../proxy/checks.ts";
+import { keepResumablePaidCall } from "../proxy/gather.ts";
 import { createReaper, KEPT_MS } from "./reaper.ts";
 
 const PAID = {

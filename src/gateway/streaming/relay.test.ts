@@ -1,8 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { connect } from "node:net";
 import { bodyChunks } from "../../http/client/body.ts";
-import { startExchangeTimeouts } from "./exchange.ts";
-import { type Ended, relayBody } from "./relay.ts";
+import { type Ended, relayBody, startExchangeTimeouts } from "./exchange.ts";
 
 const chunksOf = (response: Response) => bodyChunks(response, { maxBytes: Number.MAX_SAFE_INTEGER });
 const LIMITS = { headMs: 1000, silenceMs: 1000, callerMs: 1000 };

@@ -1,34 +1,8 @@
-// The types of the streaming path: the request as it came (Asked…) and as it is sent (Opened…). Admission
-// (proxy/admit-stream.ts) turns the first into the second.
+// What is to be sent on the streaming path: what a request (proxy/stream-routes.ts) has become when it is admitted.
 
-import type { Call, Caller } from "../../core/call.ts";
+import type { Call } from "../../core/call.ts";
 import type { Moment } from "../../kernel/time.ts";
-import type { CallBody } from "../../wire/body.ts";
 import type { InvocationKey } from "../invocations/service.ts";
-
-/** A request to an agent's streaming path, as it came. */
-export interface AskedStream {
-  readonly caller: Caller;
-  readonly agentId: string;
-  readonly headers: Headers;
-  readonly requestId: string;
-  /** Aborted when the caller has gone. */
-  readonly signal: AbortSignal;
-}
-
-/** A POST, as it came. */
-export interface AskedCall extends AskedStream {
-  readBody(): Promise<CallBody>;
-  /** Adds a field to the request's line in the log. */
-  note(name: string, value: string): void;
-}
-
-export interface StreamRequest extends AskedStream {
-  /** The upstream's ID of the MCP session that the caller has shown to be its own. */
-  readonly session: string | null;
-}
-
-export type StreamCall = AskedCall & StreamRequest;
 
 export interface StreamPermit {
   /** A second call does nothing. */

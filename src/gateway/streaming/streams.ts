@@ -17,6 +17,7 @@ import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
 import { type RecordEndOptions, recordEnd } from "../upstream/record-end.ts";
+import type { Ended } from "./exchange.ts";
 import {
   answerOf,
   type ExchangeDeps,
@@ -26,7 +27,6 @@ import {
   type StreamExchange,
   startExchangeTimeouts,
 } from "./exchange.ts";
-import type { Ended } from "./relay.ts";
 import { createBudget, createResponseRecorder, type ResponseRecorder } from "./response-recorder.ts";
 import type { OpenedCall, OpenedConnection, OpenedRequest } from "./service.ts";
 

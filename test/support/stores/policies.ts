@@ -6,7 +6,8 @@ import { type Log, silentLog } from "../../../src/core/log.ts";
 import type { PolicyAction } from "../../../src/core/states.ts";
 import { newestDecisions } from "../../../src/gateway/policy/decisions.ts";
 import type { PolicyReplace, Rule } from "../../../src/gateway/policy/document.ts";
-import { createPolicyService, type PolicyCall } from "../../../src/gateway/policy/service.ts";
+import type { PolicyVerdict } from "../../../src/gateway/policy/evaluate.ts";
+import { createPolicyService, type PolicyCall, type PolicyService } from "../../../src/gateway/policy/service.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import type { OpenPlace } from "./one-store.ts";
 
@@ -25,7 +26,7 @@ export const all = (action: PolicyAction): PolicyReplace => document([{ action, 
 export function caller() {
   const tenant = `tenant ${++serial}`;
   const call = (changes: Partial<PolicyCall> = {}): PolicyCall => ({
-    ...{ tenant, user: "alice", agent_id: AGENT, protocol: "mcp" as const, mcp_tool: "read_file" },
+    ...{ tenant, user: "alice", agent_id: AGENT, protocol: "mcp" as const, tools: ["read_file"] },
     ...{ body_bytes: 10, ...changes },
   });
   return { tenant, me: { tenant, user: "alice", scopes: new Set<string>() }, call };
@@ -39,6 +40,15 @@ export const faultOf = async (work: unknown) => {
   expect(error).toBeInstanceOf(Fault);
   return error as Fault;
 };
+
+/** Counts and judges a call, and records the decisions on its messages, as a call of an agent does; none without a policy. */
+export async function allJudged(policy: PolicyService, call: PolicyCall): Promise<readonly PolicyVerdict[]> {
+  const rows = policy.decideNow(call) ?? (await policy.decide(call));
+  if (!policy.recordNow(rows)) await policy.record(rows);
+  return rows.map(({ action, matched_rule, reason }) => ({ action, matched_rule, reason }));
+}
+
+export const judged = async (policy: PolicyService, call: PolicyCall) => (await allJudged(policy, call))[0] ?? null;
 
 /** @param opened the store, once it is open */
 export function policiesOn(opened: () => OpenPlace) {

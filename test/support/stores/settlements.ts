@@ -125,7 +125,8 @@ export function usePayments(databaseUrl: () => Promise<string | null>) {
       agent_id: newId("agt", clock.now()),
       path: "/v1/proxy/agt_x",
       price: { amount: 1000n, pay_to: PAY_TO },
-      headers: new Headers({ "x-payment": header, host: "localhost" }),
+      payment: { v1: header, v2: null },
+      host: "localhost",
       body: new Uint8Array(3),
       note() {},
     };

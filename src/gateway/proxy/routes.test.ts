@@ -61,13 +61,22 @@ const payments: Payments = {
   cancelled: async () => {},
 };
 
-const noPolicy = { readAhead() {}, judge: async () => null, judgeAll: async () => [] };
+const noPolicy: ProxyRoutesOptions["policy"] = {
+  readAhead() {},
+  decideNow: () => undefined,
+  decide: async () => [],
+  recordNow: () => true,
+  record: async () => {},
+};
 
 async function call(
   store: Store,
   completionWaiters: CompletionWaiters,
   headers: Record<string, string> = {},
-  changed: Partial<Pick<ProxyRoutesOptions, "findAgent" | "policy">> = {},
+  {
+    findAgent = async () => AGENT,
+    ...changed
+  }: Partial<Pick<ProxyRoutesOptions, "policy">> & { readonly findAgent?: () => Promise<InvocableAgent> } = {},
 ) {
   const offered: AcceptedCall[] = [];
   const app = routes().use(
@@ -83,8 +92,8 @@ async function call(
       admitting: createUnderWay(),
       payments,
       policy: noPolicy,
-      findAgent: async () => AGENT,
-      takeToken: () => null,
+      agents: { cached: () => undefined, find: findAgent },
+      rates: { takeNow: () => null, take: async () => null },
       pseudonym: "tollgate-1",
       reserve: () => null,
       offer: (accepted) => void offered.push(accepted),
@@ -96,7 +105,7 @@ async function call(
   const edge = createEdge({ app, log: silentLog, authenticate: () => caller });
   const request = new Request(`http://localhost/v1/proxy/${AGENT.id}`, {
     method: "POST",
-    body: "hello",
+    body: JSON.stringify({ jsonrpc: "2.0", id: 1, method: "ping" }),
     headers,
   });
   return { response: await edge.fetch(request), offered };
@@ -246,14 +255,14 @@ test("a caller who was away waits for its agent and its policy together", async 
 describe("an agent that changes while its call is judged", () => {
   /** @param goesOn whether it changes at each look from then on */
   const judgedWith = async (next: () => typeof AGENT, goesOn = false) => {
-    let agent = AGENT;
+    let agent = goesOn ? next() : AGENT;
     let judged = 0;
     const policy = {
       ...noPolicy,
-      async judge() {
+      async decide() {
         judged++;
         agent = next();
-        return null;
+        return [];
       },
     };
     const findAgent = async () => {
@@ -280,7 +289,12 @@ describe("an agent that changes while its call is judged", () => {
 
   test("puts its callers off when it goes on changing", async () => {
     let changes = 0;
-    const another = () => ({ ...AGENT, upstream_url: `https://example.com/${++changes}` });
+    // Its body is read again whenever the agent has changed.
+    const another = (): typeof AGENT => ({
+      ...AGENT,
+      protocol: "mcp",
+      upstream_url: `https://example.com/${++changes}`,
+    });
     expect(await judgedWith(another, true)).toMatchObject({ status: 503, offered: 0 });
   });
 });

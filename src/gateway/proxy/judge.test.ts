@@ -1,0 +1,120 @@
+import { describe, expect, test } from "bun:test";
+import { Fault } from "../../core/fault.ts";
+import type { InvocableAgent } from "../agents/store.ts";
+import type { InvocationRow } from "../invocations/service.ts";
+import type { DecisionRow } from "../policy/decisions.ts";
+import { type Decided, judge, KnownCall, type ParsedRequest, warningOf } from "./judge.ts";
+
+const AGENT: InvocableAgent = {
+  id: "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
+  upstream_url: "https://example.com/",
+  credential_ref: null,
+  suspended: false,
+  invocation_rate_limit: null,
+  invocation_burst: null,
+  rate_revision: 0,
+  emit_receipts: false,
+  capture_body: true,
+  protocol: "http",
+  mcp_protocol_version: null,
+  pricing: null,
+  deleted_at: null,
+};
+const PARSED: ParsedRequest = { method: null, tool: null, calls: [{ tool: null }], echoedMcpHeaders: false };
+const PAID = { id: "inv_1" } as InvocationRow;
+
+const rowOf = (action: DecisionRow["action"]): DecisionRow => ({
+  ...{ tenant: "acme", id: "pdec_1", agent_id: AGENT.id, protocol: "http", mcp_tool: null },
+  ...{ action, matched_rule: 3, reason: `rule 3: ${action}` },
+});
+const decided = (...rows: DecisionRow[]): Decided => ({ protocol: "http", calls: PARSED.calls, rows });
+const DENIED = decided(rowOf("warn"), rowOf("deny"));
+const ALLOWED = decided(rowOf("allow"));
+
+const UNKNOWN = new KnownCall(new Headers(), "tollgate-1", null);
+/** All that the list may ask for, of a priced call with a key and a payment. */
+const ALL = {
+  ...{
+    agent: { ...AGENT, pricing: "{}" },
+    wait: null,
+    paidCall: null,
+    model: null,
+    body: new Uint8Array(),
+    parsed: PARSED,
+  },
+  ...{ key: "k", earlier: null, decided: ALLOWED, recorded: ALLOWED, payment: null },
+};
+const BRINGS = { ...UNKNOWN, presented: { v1: "x", v2: null }, bringsKey: true };
+
+const told = (call: KnownCall) => {
+  const judgement = judge(call);
+  return judgement instanceof Fault ? `${judgement.kind}: ${judgement.message}` : judgement;
+};
+
+describe("the order of checks", () => {
+  test("asks for one fact after the other, and for none that the call does not need", () => {
+    const asked = (call: KnownCall) => {
+      const needs: string[] = [];
+      for (let known = call; ; ) {
+        const next = judge(known);
+        if (next === "pass" || next instanceof Fault) return needs;
+        needs.push(next);
+        known = { ...known, [next]: next === "key" && !call.bringsKey ? null : ALL[next] };
+      }
+    };
+    const before = ["agent", "wait"];
+    const form = ["model", "body", "parsed", "key"];
+    expect(asked(BRINGS)).toEqual([...before, "paidCall", ...form, "earlier", "decided", "recorded", "payment"]);
+    ALL.agent.pricing = "";
+    const free = { ...UNKNOWN, agent: AGENT };
+    expect(asked(free)).toEqual(["wait", ...form, "decided", "recorded"]);
+    // A key names an earlier call, which is no paid one where the agent is free.
+    expect(asked({ ...free, bringsKey: true })).toEqual(["wait", ...form, "earlier", "decided", "recorded"]);
+  });
+
+  test("lets the first problem of several win", () => {
+    const problems: [Partial<KnownCall>, string][] = [
+      [{ decided: DENIED, recorded: DENIED }, "denied: denied by policy (rule 3: deny)"],
+      [{ wait: 7 }, "rate_limited: the agent's invocation rate limit is exceeded"],
+      [{ agent: { ...AGENT, upstream_url: null } }, "agent_not_invocable: the agent has no upstream_url"],
+      [{ agent: { ...AGENT, suspended: true } }, "agent_not_invocable: the agent is suspended"],
+      [{ agent: { ...AGENT, suspended: true, deleted_at: 1 } }, "agent_not_invocable: the agent is inactive"],
+      [{ loop: new Fault("agent_not_invocable", "the call is a loop") }, "agent_not_invocable: the call is a loop"],
+      [{ agent: null }, "not_found: no such agent"],
+    ];
+    let call: KnownCall = { ...BRINGS, ...ALL };
+    expect(told(call)).toBe("pass");
+    for (const [problem, expected] of problems) {
+      call = { ...call, ...problem };
+      expect(told(call)).toBe(expected);
+    }
+  });
+
+  test("lets a paid call that was not made past state, rate and policy, and past nothing else", () => {
+    const back = { ...BRINGS, agent: { ...AGENT, suspended: true }, paidCall: PAID };
+    expect(told(back)).toBe("model");
+    expect(told({ ...back, model: null })).toBe("body");
+    expect(told({ ...back, model: null, body: new Uint8Array() })).toBe("key");
+    const keyed = { ...back, model: null, body: new Uint8Array(), key: null };
+    expect(told(keyed)).toBe("earlier");
+    expect(told({ ...keyed, earlier: PAID.id })).toBe("parsed");
+    expect(told({ ...keyed, earlier: PAID.id, parsed: PARSED, wait: 7 })).toBe("pass");
+    // It is another call, so it has to wait for its agent as any other.
+    expect(told({ ...keyed, earlier: null, parsed: PARSED })).toBe("agent_not_invocable: the agent is suspended");
+    expect(told({ ...back, loop: new Fault("agent_not_invocable", "the call is a loop") })).toContain("a loop");
+  });
+
+  test("has the policy decide again on what it has not decided on", () => {
+    const call = { ...BRINGS, ...ALL };
+    expect(told({ ...call, parsed: { ...PARSED, calls: [{ tool: null }] } })).toBe("pass");
+    expect(told({ ...call, parsed: { ...PARSED, calls: [{ tool: "drop" }] } })).toBe("decided");
+    expect(told({ ...call, agent: { ...AGENT, protocol: "mcp" } })).toBe("decided");
+  });
+});
+
+test("what the policy warns of is said once, and nothing of what it allows", () => {
+  expect(warningOf([])).toBeNull();
+  expect(warningOf([rowOf("allow")])).toBeNull();
+  expect(warningOf([rowOf("warn"), rowOf("allow"), rowOf("warn")])).toBe("rule 3: warn");
+  expect(warningOf([rowOf("warn"), { ...rowOf("warn"), reason: "default: warn" }])).toBe("rule 3: warn, default: warn");
+});
