@@ -39,6 +39,8 @@ const PIPELINED_MAX = 16;
 const HEAD_BYTES_MAX = 16_384;
 /** So much of a body that is too large is read and dropped, so that its sender gets to read the refusal. */
 const DRAINED_BYTES_MAX = 4 * 1024 * 1024;
+/** Pieces of a body, which are its chunks where those are small: one connection full of single bytes kept the event loop. */
+const PIECES_MAX = 4_096;
 
 interface CallerSocket<P> {
   readonly socket: Socket;
@@ -184,11 +186,12 @@ function leave(connection: CallerSocket<KnownPeer>): void {
 function readBody(incoming: IncomingMessage, bytesMax: number): Promise<Uint8Array<ArrayBuffer> | null> {
   const { promise, resolve } = Promise.withResolvers<Uint8Array<ArrayBuffer> | null>();
   const parts: Uint8Array[] = [];
-  let size = 0;
+  let [size, pieces] = [0, 0];
   const whole = () => resolve(Uint8Array.from(Buffer.concat(parts).subarray(0, bytesMax + 1)));
   incoming.on("data", (part: Uint8Array) => {
     if (size <= bytesMax) parts.push(part);
     size += part.length;
+    if (++pieces === PIECES_MAX) incoming.socket.destroy();
     if (size > DRAINED_BYTES_MAX) whole();
   });
   incoming.on("end", whole);

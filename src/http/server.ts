@@ -8,9 +8,10 @@ import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
 import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
 import { REQUEST_ID_CHARACTERS_MAX } from "../kernel/limits.ts";
+import { createFairShare } from "../kernel/share.ts";
 import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
-import { createBodyDrainer, declaredLength } from "./intake.ts";
+import { createBodyDrainer, declaredLength, inChunks } from "./intake.ts";
 import { faultResponse } from "./responses.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
@@ -119,6 +120,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   const drainBody = createBodyDrainer();
   const accessLog = createAccessLog(options.log);
   const counted = meters.requestsTo(options.app.routes);
+  const turnOfKnown = createTurns();
   let draining = false;
 
   /** What is known of the request from now on. */
@@ -147,7 +149,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
 
   function inTurn(known: Guard<C>, context: RequestContext, request: Request, caller: C): Response | Promise<Response> {
     const scope = enter(known, context, request, caller);
-    const turn = turnOf(context.known);
+    const turn = turnOfKnown(context);
     return turn === undefined ? toRoute(request, context, scope) : turn.then(() => toRoute(request, context, scope));
   }
 
@@ -273,16 +275,31 @@ const WAITING_BODY_BYTES_MAX = 16 * 1024;
 
 /**
  * Undefined when a stranger's request may be answered at once. One that has much of a body never waits, since the runtime
- * would keep what arrives of it: 600 connections with a megabyte each took gigabytes. Where the length is not known, the
- * connection ends with the answer, or one connection full of short bodies in chunks would keep the event loop.
+ * would keep what arrives of it: 600 connections with a megabyte each took gigabytes. Its connection ends with the answer,
+ * or one connection full of such requests would keep the event loop.
  */
 function turnOfStranger(context: RequestContext): Promise<void> | undefined {
   if (!isTurnUsedUp()) return undefined;
   const { headers } = context.original;
   const length = headers.get("content-length") ?? "0";
-  context.endsConnection = headers.has("transfer-encoding");
   const isShort = /^\d{1,5}$/.test(length) && Number(length) <= WAITING_BODY_BYTES_MAX;
-  return isShort && !context.endsConnection ? turnOf(STRANGERS) : undefined;
+  context.endsConnection = !isShort || inChunks(headers);
+  return context.endsConnection ? undefined : turnOf(STRANGERS);
+}
+
+/** Requests with bodies in chunks that may wait for their turns, since the runtime parses the bodies meanwhile. */
+const WAITING_IN_CHUNKS_MAX = 16;
+
+/** The turns of known callers, as `turnOf`. @throws Fault `unavailable`; then the connection ends */
+function createTurns() {
+  const waiting = createFairShare({ size: WAITING_IN_CHUNKS_MAX });
+  return (context: RequestContext): Promise<void> | undefined => {
+    const { known, original } = context;
+    if (!inChunks(original.headers) || !isTurnUsedUp()) return turnOf(known);
+    context.endsConnection = waiting.take(known) !== null;
+    if (context.endsConnection) throw new Fault("unavailable", "too many bodies in chunks", { retryAfterSeconds: 5 });
+    return turnOf(known)?.finally(() => waiting.giveBack(known));
+  };
 }
 
 /** @param mayTell whether a stranger's request may have another log line */

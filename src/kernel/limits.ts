@@ -11,6 +11,8 @@ export const BODY_INTAKE_BYTES_MAX = 192 * MIB;
 /** For the largest body on a line of half a megabit a second. */
 export const BODY_INTAKE_MS_MAX = 600_000;
 export const BODY_INTAKE_SILENCE_MS_MAX = 30_000;
+/** Bodies in chunks that are coming in: each counts for its part of those bytes. */
+export const CHUNKED_BODIES_MAX = 32;
 /** Bytes held of answers that callers are still taking, over the whole process; shared out by tenant. */
 export const ANSWER_BYTES_MAX = 64 * MIB;
 /** How long another answer waits for a share of that. */
@@ -21,6 +23,9 @@ export const PASSED_OVER_MS_MAX = 60_000;
 export const PASSED_OVER_SILENCE_MS_MAX = 5_000;
 /** On so many connections at a time, shared out by tenant; strangers are one. */
 export const PASSED_OVER_COUNT_MAX = 1024;
+/** Of bodies in chunks, which cost the event loop more, and whose clients may wait for the refusal before they send more. */
+export const PASSED_OVER_CHUNKED_MAX = 8;
+export const PASSED_OVER_CHUNKED_SILENCE_MS_MAX = 1_000;
 export const CAPTURE_BYTES_MAX = MIB;
 export const JSON_DEPTH_MAX = 64;
 /** Of one object: more than fit into the largest one that is taken, which is metadata of 16 KiB. */
