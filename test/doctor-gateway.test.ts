@@ -130,10 +130,14 @@ eachDatabase((database) => {
       "configuration",
       ...(database.name === "sqlite" ? ["data directory", "database"] : ["database", "database clock"]),
       "keys",
+      "memory",
       "issuer",
       "vault",
       says(`facilitator ${facilitator.url} of tenant-\\d+$`),
     ]);
+    expect(lines.find(({ what }) => what === "memory")?.text).toStartWith(
+      "at most 1040 MiB beside the program: 192 for",
+    );
     expect(stdout).not.toMatch(/vault-token|never shown|test-only/);
   });
 

@@ -4,6 +4,7 @@
 import { describe, expect, setDefaultTimeout, test } from "bun:test";
 import { connect } from "node:net";
 import { SQL } from "bun";
+import { MAX } from "../src/kernel/limits.ts";
 import { ask, idOf } from "./support/gateway/api.ts";
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { runCommand, temporaryRoot } from "./support/gateway/process.ts";
@@ -164,6 +165,8 @@ test.concurrent("what waits and what runs is told while it does", async () => {
     (found) => found.value("tollgate_queue_depth") === 3 && found.value("tollgate_queue_oldest_age_seconds") > 1,
   );
   expect(held.value("tollgate_running")).toBe(2);
+  expect(held.value("tollgate_limit_used_ratio", { limit: "running_calls" })).toBe(2 / MAX.runningCalls);
+  expect(held.value("tollgate_limit_used_ratio", { limit: "body_intake_bytes" })).toBe(0);
   gate.resolve();
   const after = await scrapeUntil(gateway, (found) => found.value("tollgate_queue_depth") === 0);
   expect(after.value("tollgate_queue_oldest_age_seconds")).toBe(0);

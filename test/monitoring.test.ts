@@ -46,7 +46,7 @@ async function everything(): Promise<Scrape> {
   const routes = ["/v1/proxy/:id", "/v1/proxy/:id/stream", "/readyz", "/healthz", "/settle"];
   const count = meters.requestsTo(routes.map((path) => ({ path })));
   for (const status of [200, 404, 500, 503]) for (const path of routes) count(path, status, 1);
-  meters.gauges({ balances: async () => [["0xabc", 1n]] });
+  meters.gauges({ balances: async () => [["0xabc", 1n]], inUse: () => ({ runningCalls: 1 }) });
   return parseMetrics(await registry.metrics());
 }
 

@@ -7,16 +7,8 @@ import type { Clock } from "../core/time.ts";
 import type { Chain } from "./chain.ts";
 import type { NewestBlock } from "./newest-block.ts";
 
-/** How old the newest known block may be. Its time is carried on by our own clock, so it need not be asked often. */
-const FRESH_MS = 10_000;
-/** How old the time may be that the next block would have. */
-const NEXT_FRESH_MS = 1000;
-/** A block may be seen this long after its time: by then the next one comes. */
-const BLOCK_MS = 2000;
 /** Within this difference our clock may be as right as the chain's time is known here. */
 const NEAR_MS = 3000;
-/** Worth telling the operator. */
-const FAR_MS = 60_000;
 
 /** The time now lies between these, in milliseconds. */
 export interface TimeSpan {
@@ -52,7 +44,7 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
    * for all who need it, because it makes work for a node.
    */
   function askNext(): Promise<TimeReading | null> {
-    if (performance.now() - askedAt >= NEXT_FRESH_MS) {
+    if (performance.now() - askedAt >= 1000) {
       askedAt = performance.now();
       next = readNext();
     }
@@ -61,7 +53,8 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
 
   function tell(differenceMs: number): void {
     const wasFar = isFar;
-    isFar = Math.abs(differenceMs) > FAR_MS;
+    // Worth telling the operator.
+    isFar = Math.abs(differenceMs) > 60_000;
     const seconds = Math.round(differenceMs / 1000);
     if (isFar && !wasFar) log.warn("clock_differs_from_chain", { seconds_ahead: seconds });
     if (!isFar && wasFar) log.info("clock_agrees_with_chain");
@@ -77,13 +70,15 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
   }
 
   return async () => {
-    let time = await timeAt(await chain.sighting(FRESH_MS));
+    // How old the newest known block may be. Its time is carried on by our own clock, so it need not be asked often.
+    let time = await timeAt(await chain.sighting(10_000));
     if (!chain.isSure(time)) time = await timeAt(await chain.sighting(0));
     if (!chain.isSure(time)) throw new Fault("unavailable", "no fresh block", { retryAfterSeconds: 2 });
     const difference = clock.now() - time;
     tell(difference);
     const own = Math.abs(difference) <= NEAR_MS ? clock.now() : time;
-    return { earliest: Math.min(time, own), latest: Math.max(time + BLOCK_MS, own) };
+    // A block may be seen this long after its time: by then the next one comes.
+    return { earliest: Math.min(time, own), latest: Math.max(time + 2000, own) };
   };
 }
 

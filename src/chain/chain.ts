@@ -8,7 +8,7 @@ import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";
 import { RpcError } from "./json-rpc.ts";
 import { createNewestBlock, type NewestBlock } from "./newest-block.ts";
-import { createRpc, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
+import { createRpc, type NodeDoor, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
 import { isMulticall3, MULTICALL3 } from "./token.ts";
@@ -17,12 +17,8 @@ import { isMulticall3, MULTICALL3 } from "./token.ts";
 const GAS_RESERVE = 20_000n;
 /** A window that is open by our clock opens on chain at most a block later: the token wants time past its beginning. */
 const EARLY_LOOKS = 4;
-const EARLY_PAUSE_MS = 700;
-/** Twice the base fee of such a block is still enough. */
-const BASE_FEE_FRESH_MS = 10_000;
 /** Wei per gas: no price is too high for a simulation. The wallet that pays judges that. */
 const ANY_PRICE = 2n ** 64n;
-const TIP_FRESH_MS = 5000;
 
 export type Simulation = { readonly ok: true; readonly gas: bigint } | { readonly ok: false; readonly reason: string };
 
@@ -40,10 +36,14 @@ export interface Balance {
   readonly hash: Hex;
 }
 
-/** What one node knows of an authorization. */
-export interface AuthorizationState {
+/** One node, asked alone: what it tells of an authorization. */
+export interface NodeView extends Pick<Chain, "receipt" | "findUse"> {
+  /** Its own newest block. */
   readonly head: wire.Block;
-  readonly isUsed: boolean;
+  /** Whether the authorization had been used or cancelled by the end of that block; null when the node does not tell. */
+  readonly isUsed: Promise<boolean | null>;
+  /** Whether it still answers, and is of our chain. */
+  test(): Promise<boolean>;
 }
 
 export interface Chain {
@@ -74,8 +74,12 @@ export interface Chain {
   /** What a rollup may take for a transaction of so many bytes in the chain below, in wei; 0 where nothing tells. */
   feeBelow(bytes: number): Promise<bigint>;
   balance(address: Hex): Promise<bigint>;
-  /** What the payer has of the token at the end of the newest block. */
-  balanceOf(payer: Hex): Promise<Balance>;
+  /**
+   * What the payer has of the token at the end of the newest block.
+   *
+   * @param least what it should have: less is believed only when no node knows of more
+   */
+  balanceOf(payer: Hex, least?: bigint): Promise<Balance>;
   /**
    * Whether the address has code at the end of this block, which then decides whether a transfer from it reverts. If no
    * node tells, it counts as having some.
@@ -85,16 +89,21 @@ export interface Chain {
   hasMulticall3(): Promise<boolean>;
   /** Whether the payer is a contract wallet that takes this for its signature. */
   isSignedByContract(authorization: Authorization, signature: Hex): Promise<boolean>;
-  /** Transactions that the address has in the chain up to this block, or with those that wait in the pool. */
-  transactionCount(address: Hex, at: wire.Block | "pending"): Promise<number>;
-  receipt(hash: Hex): Promise<wire.Receipt | null>;
+  /**
+   * Transactions that the address has in the chain up to this block, or with those that wait in the pool.
+   *
+   * @param least how many it should have: fewer are believed only when no node knows of more
+   */
+  transactionCount(address: Hex, at: wire.Block | "pending", least?: number): Promise<number>;
+  /** @param shows what it should show: one that does not is believed only when no node shows more */
+  receipt(hash: Hex, shows?: (receipt: wire.Receipt) => boolean): Promise<wire.Receipt | null>;
   /** Whether the authorization had been used or cancelled by the end of this block. */
   isUsed(
     authorization: Pick<Authorization, "from" | "nonce">,
     at: Pick<wire.Block, "number" | "hash">,
   ): Promise<boolean>;
-  /** Each node's own newest block, and whether the authorization had been used by its end. Nodes that fail are left out. */
-  states(authorization: Pick<Authorization, "from" | "nonce">): Promise<readonly AuthorizationState[]>;
+  /** What each node tells of the authorization. Those that do not give their newest block are left out. */
+  views(authorization: Pick<Authorization, "from" | "nonce">): Promise<readonly NodeView[]>;
   /** The transaction that used or cancelled the authorization, if it is found in these blocks. */
   findUse(authorization: Authorization, fromBlock: number, toBlock: number): Promise<Use | null>;
   /** @param everywhere to all endpoints, and not only to the first that takes it */
@@ -121,7 +130,7 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
   }
 
   async function tip(): Promise<bigint> {
-    if (performance.now() - knownTip.at < TIP_FRESH_MS) return knownTip.value;
+    if (performance.now() - knownTip.at < 5000) return knownTip.value;
     const value = await ask("eth_maxPriorityFeePerGas", [], wire.quantity).catch(() => knownTip.value);
     knownTip = { value, at: performance.now() };
     return value;
@@ -140,25 +149,20 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
     tip,
     feeBelow: (bytes) => feeBelow(rpc, bytes),
     balance: (address) => ask("eth_getBalance", [address, "latest"], wire.quantity),
-    balanceOf: async (payer) => balanceAt(rpc, payer, await newest()),
+    balanceOf: async (payer, least = 0n) => balanceAt(rpc, payer, await newest(), least),
     async hasCode(address, at) {
       const question = { method: "eth_getCode", params: [address], at, read: wire.data };
       return (await rpc.ask(question).catch(() => null)) !== "0x";
     },
     hasMulticall3: () => ask("eth_getCode", [MULTICALL3, "latest"], (code) => isMulticall3(wire.data(code))),
     isSignedByContract: (authorization, signature) => isSignedByContract(rpc, authorization, signature),
-    transactionCount: (address, at) => {
+    transactionCount: (address, at, least = 0) => {
       const asked = at === "pending" ? { params: [address, at] } : { params: [address], at };
-      return rpc.ask({ method: "eth_getTransactionCount", ...asked, read: wire.count });
+      return rpc.ask({ method: "eth_getTransactionCount", ...asked, read: wire.count, isDoubtful: isBelow(least) });
     },
-    receipt: (hash) =>
-      ask("eth_getTransactionReceipt", [hash], (result) => {
-        const receipt = wire.receipt(result);
-        if (receipt !== null && receipt.hash !== hash) throw new TypeError("not the receipt that was asked for");
-        return receipt;
-      }),
+    receipt: (hash, shows) => receipt(rpc, hash, shows),
     isUsed: (authorization, at) => rpc.ask({ ...stateQuestion(authorization), at }),
-    states: (authorization) => statesOf(rpc, authorization),
+    views: (authorization) => viewsOf(rpc, authorization),
     findUse: (authorization, fromBlock, toBlock) => findUse(rpc, authorization, fromBlock, toBlock),
     broadcast: (raw, everywhere) => broadcast(rpc, raw, everywhere),
   };
@@ -169,16 +173,33 @@ function stateQuestion(authorization: Pick<Authorization, "from" | "nonce">) {
   return { method: "eth_call", params: [call], read: wire.truth };
 }
 
-async function statesOf(
-  rpc: Rpc,
-  authorization: Pick<Authorization, "from" | "nonce">,
-): Promise<readonly AuthorizationState[]> {
+async function viewsOf(rpc: Rpc, authorization: Pick<Authorization, "from" | "nonce">): Promise<readonly NodeView[]> {
   const question = stateQuestion(authorization);
-  const asked = (await rpc.heads()).map(async ({ endpoint, block: head }) => {
-    return { head, isUsed: await endpoint.ask({ ...question, at: head }) };
-  });
-  const answers = await Promise.allSettled(asked);
-  return answers.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value] : []));
+  return (await rpc.heads()).map(({ endpoint, block: head }) => ({
+    head,
+    isUsed: endpoint.ask({ ...question, at: head }).catch(() => null),
+    test: endpoint.test,
+    receipt: (hash) => receipt(endpoint, hash),
+    findUse: (authorization, fromBlock, toBlock) => findUse(endpoint, authorization, fromBlock, toBlock),
+  }));
+}
+
+async function receipt(
+  rpc: NodeDoor,
+  hash: Hex,
+  shows: (receipt: wire.Receipt) => boolean = () => true,
+): Promise<wire.Receipt | null> {
+  const read = (result: unknown) => {
+    const found = wire.receipt(result);
+    if (found !== null && found.hash !== hash) throw new TypeError("not the receipt that was asked for");
+    return found;
+  };
+  const isShown = (answer: wire.Receipt | RpcError | null) =>
+    answer !== null && !(answer instanceof RpcError) && shows(answer);
+  const question = { method: "eth_getTransactionReceipt", params: [hash], read };
+  const first = await rpc.ask({ ...question, isDoubtful: (answer) => answer === null });
+  if (first === null || shows(first)) return first;
+  return (await rpc.ask({ ...question, isDoubtful: (answer) => !isShown(answer) })) ?? first;
 }
 
 function createSimulate(
@@ -187,7 +208,8 @@ function createSimulate(
   tip: Chain["tip"],
 ): Chain["simulate"] {
   async function estimate(transfer: SimulatedTransfer, at: string): Promise<Simulation> {
-    const [{ block }, suggested] = await Promise.all([newestBlock.newest(BASE_FEE_FRESH_MS), tip()]);
+    // Twice the base fee of a block that is ten seconds old is still enough.
+    const [{ block }, suggested] = await Promise.all([newestBlock.newest(10_000), tip()]);
     const fees = quoteFees(block.baseFee, suggested, ANY_PRICE);
     const priced = fees === null ? null : await estimateGas({ ...transfer, ...pricedBy(fees) }, at);
     // A nearly empty wallet may be unable to pay that price, but the transfer still has to be judged.
@@ -221,7 +243,7 @@ function createSimulate(
     let simulation = await estimate(transaction, "latest");
     // The next block decides, and its time is later. It is asked about only now, since nodes have to build it each time.
     for (let looks = 0; looks < EARLY_LOOKS && isEarly(simulation); looks++) {
-      if (looks > 0) await Bun.sleep(EARLY_PAUSE_MS);
+      if (looks > 0) await Bun.sleep(700);
       simulation = await estimate(transaction, "pending");
     }
     if (simulation.ok) return simulation;
@@ -274,14 +296,20 @@ async function isSignedByContract(rpc: Rpc, authorization: Authorization, signat
   }
 }
 
+const isBelow =
+  <T extends number | bigint>(least: T) =>
+  (answer: T | RpcError): boolean =>
+    !(answer instanceof RpcError) && answer < least;
+
 /** At a known block, since payments after it are counted apart. */
 async function balanceAt(
   rpc: Rpc,
   payer: Hex,
   { number, hash, parentHash }: Pick<wire.Block, "number" | "hash" | "parentHash">,
+  least: bigint,
 ): Promise<Balance> {
   const call = { to: token.TOKEN_ADDRESS, data: token.balanceData(payer) };
-  const question = { method: "eth_call", params: [call], read: wire.word };
+  const question = { method: "eth_call", params: [call], read: wire.word, isDoubtful: isBelow(least) };
   try {
     return { amount: await rpc.ask({ ...question, at: { number, hash } }), block: number, hash };
   } catch {

@@ -1,14 +1,14 @@
 // Which transaction has used or cancelled an authorization, by the token's events.
 import type { Authorization, Hex } from "../x402/types.ts";
-import type { Rpc } from "./rpc.ts";
+import type { Chain } from "./chain.ts";
+import type { NodeDoor } from "./rpc.ts";
 import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
 
-/** Blocks of one eth_getLogs question, first as most nodes take it and then as the strictest do. */
-const LOG_BLOCKS_MAX = 1000;
-const LOG_BLOCKS_FEW = 10;
-/** Of one search. */
-const LOG_QUESTIONS_MAX = 10;
+/** Blocks of one eth_getLogs question, such questions at a time, and blocks of one search: first as most nodes take them. */
+const LARGE = { step: 1_000, parallel: 1, most: 10_000 };
+/** As the strictest nodes take them. No payment is good for so long as 1000 blocks take. */
+const SMALL = { step: 10, parallel: 5, most: 1_000 };
 
 /** Of Base, about. */
 export const BLOCK_SECONDS = 2;
@@ -25,23 +25,23 @@ export interface Use {
 
 /** The newest blocks first, which is where it is. */
 export async function findUse(
-  rpc: Rpc,
+  rpc: NodeDoor,
   authorization: Authorization,
   fromBlock: number,
   toBlock: number,
 ): Promise<Use | null> {
   // A first block that is yet to come was a node's error: the search then goes as far back as one question does.
-  const first = Math.max(fromBlock > toBlock ? toBlock - LOG_BLOCKS_MAX : fromBlock, 0);
+  const first = Math.max(fromBlock > toBlock ? toBlock - LARGE.step : fromBlock, 0);
   try {
-    return await searchUse(rpc, authorization, { first, last: toBlock, step: LOG_BLOCKS_MAX });
+    return await searchUse(rpc, authorization, { first, last: toBlock, ...LARGE });
   } catch {
-    return searchUse(rpc, authorization, { first, last: toBlock, step: LOG_BLOCKS_FEW });
+    return searchUse(rpc, authorization, { first, last: toBlock, ...SMALL });
   }
 }
 
 /** The use up to this block: looked for where it must be, if blocks come as they usually do, and then among the newest. */
 export async function useBy(
-  chain: { findUse(authorization: Authorization, fromBlock: number, toBlock: number): Promise<Use | null> },
+  chain: Pick<Chain, "findUse">,
   authorization: Authorization,
   head: wire.Block,
 ): Promise<Use | null> {
@@ -55,24 +55,28 @@ export async function useBy(
 }
 
 async function searchUse(
-  rpc: Rpc,
+  rpc: NodeDoor,
   authorization: Authorization,
-  { first, last, step }: { readonly first: number; readonly last: number; readonly step: number },
+  { first, last, step, parallel, most }: typeof LARGE & { readonly first: number; readonly last: number },
 ): Promise<Use | null> {
-  const ended = [token.AUTHORIZATION_USED, token.AUTHORIZATION_CANCELED];
-  const topics = [ended, ...token.authorizationTopics(authorization)];
-  let to = last;
-  for (let asked = 0; asked < LOG_QUESTIONS_MAX && to >= first; asked++) {
-    const from = Math.max(to - step + 1, first);
-    const filter = { address: token.TOKEN_ADDRESS, topics, fromBlock: wire.hex(from), toBlock: wire.hex(to) };
-    const isDoubtful = (answer: unknown) => Array.isArray(answer) && answer.length === 0;
-    const logs = await rpc.ask({ method: "eth_getLogs", params: [filter], read: wire.logEntries, isDoubtful });
-    // The node may not have filtered.
-    const log = logs.find((each) => token.isEndOf(authorization, each));
-    if (log !== undefined) {
-      return { hash: log.transactionHash, cancelled: log.topics[0] === token.AUTHORIZATION_CANCELED };
-    }
-    to = from - 1;
+  const least = Math.max(first, last - most + 1);
+  for (let to = last; to >= least; to -= step * parallel) {
+    const ends = Array.from({ length: parallel }, (_, at) => to - at * step).filter((end) => end >= least);
+    const asked = ends.map((end) => useWithin(rpc, authorization, Math.max(end - step + 1, least), end));
+    const use = (await Promise.all(asked)).find((each) => each !== null);
+    if (use !== undefined) return use;
   }
   return null;
+}
+
+async function useWithin(rpc: NodeDoor, authorization: Authorization, from: number, to: number): Promise<Use | null> {
+  const ended = [token.AUTHORIZATION_USED, token.AUTHORIZATION_CANCELED];
+  const topics = [ended, ...token.authorizationTopics(authorization)];
+  const filter = { address: token.TOKEN_ADDRESS, topics, fromBlock: wire.hex(from), toBlock: wire.hex(to) };
+  const isDoubtful = (answer: unknown) => Array.isArray(answer) && answer.length === 0;
+  const logs = await rpc.ask({ method: "eth_getLogs", params: [filter], read: wire.logEntries, isDoubtful });
+  // The node may not have filtered.
+  const log = logs.find((each) => token.isEndOf(authorization, each));
+  if (log === undefined) return null;
+  return { hash: log.transactionHash, cancelled: log.topics[0] === token.AUTHORIZATION_CANCELED };
 }

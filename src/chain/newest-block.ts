@@ -4,11 +4,9 @@
 // the others from being asked.
 
 import type { Clock } from "../core/time.ts";
-import { type Head, NEWEST, type Rpc, StaleNode } from "./rpc.ts";
+import { ANY_STATE, type Head, NEWEST, type Rpc, StaleNode } from "./rpc.ts";
 import type * as wire from "./rpc-types.ts";
 
-/** When all endpoints have said for this long what we did not believe, they are right. */
-const DOUBT_MS_MAX = 30_000;
 /** No chain grows by this much between two looks, unless nobody has looked for weeks. */
 const JUMP_BLOCKS_MAX = 1_000_000;
 const JUMP_SECONDS_MAX = 2 * JUMP_BLOCKS_MAX;
@@ -18,8 +16,6 @@ const LEAP_BLOCKS = 150;
 const STILL_MS = 10_000;
 /** A block whose time differs by so much from the machine's clock does not fit it. */
 const OFF_MS = 30_000;
-/** How often nodes are compared. */
-const COMPARED_EVERY_MS = 2_000;
 
 export interface NewestBlock {
   readonly block: wire.Block;
@@ -39,7 +35,8 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
   let asking: Promise<NewestBlock> | null = null;
 
   const isStill = ({ at }: NewestBlock) => performance.now() - at >= STILL_MS;
-  const isTrusted = () => doubtedAt === null || performance.now() - doubtedAt < DOUBT_MS_MAX;
+  // When all endpoints have said for this long what we did not believe, they are right.
+  const isTrusted = () => doubtedAt === null || performance.now() - doubtedAt < 30_000;
   const isSuspect = (block: wire.Block, known: wire.Block) =>
     isLeap(block, known) || isFarAhead(block, known) || (isAhead(block, clock.now()) && !isAhead(known, clock.now()));
   /** Whether a node that was put aside may be used again. */
@@ -51,9 +48,10 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
   }
 
   /** The highest counts. What is not higher than a block that stands still, or is ten seconds older, lies behind. */
-  async function compare(known: NewestBlock): Promise<NewestBlock> {
-    const { heads, isFalse } = await judgedHeads(rpc, known, clock);
+  async function compare(known: NewestBlock, isUnknown = false): Promise<NewestBlock> {
+    const { heads, faultOf } = await judgedHeads(rpc, known, clock, isUnknown);
     comparedAt = performance.now();
+    const isFalse = (block: wire.Block) => faultOf(block) !== null;
     // Others may have seen a newer one meanwhile.
     const blocks = [known, ...(seen === null ? [] : [seen]), ...heads].map(({ block }) => block);
     const credible = blocks.filter((block) => !(isFalse(block) || (isTrusted() && isFarAhead(block, known.block))));
@@ -62,8 +60,9 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
     const isBehind = (block: wire.Block) =>
       isOlder(block, highest) || (isStill(known) && block.number <= known.block.number);
     for (const { endpoint, block } of heads) {
-      if (isFalse(block)) endpoint.putAside(fits, "ahead of the others");
-      else if (block.number !== highest.number && isBehind(block)) endpoint.putAside(fits, "behind the others");
+      const isLow = block.number !== highest.number && isBehind(block);
+      const fault = faultOf(block) ?? (isLow ? "behind the others" : null);
+      if (fault !== null) endpoint.putAside(fits, fault);
     }
     return see(highest, known.isFirst);
   }
@@ -89,8 +88,9 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
     const mayLeap = before !== null && newest !== null && isSuspect(newest, before.block);
     let known = before !== null && (newest === null || mayLeap) ? before : see(newest as wire.Block);
     const isOff = Math.abs(behindMs(known.block, clock.now())) >= OFF_MS;
-    const isDue = performance.now() - comparedAt >= COMPARED_EVERY_MS && (before === null || isStill(known) || isOff);
-    if (rpc.wasContradicted() || mayLeap || isDue) known = await compare(known);
+    const isDue = performance.now() - comparedAt >= 2_000 && (before === null || isStill(known) || isOff);
+    const { isContradicted, isBlockUnknown } = rpc.doubts();
+    if (isContradicted || isBlockUnknown || mayLeap || isDue) known = await compare(known, isBlockUnknown);
     if (known !== before || (newest !== null && !mayLeap)) doubtedAt = null;
     else doubtedAt ??= performance.now();
     askedAt = performance.now();
@@ -118,18 +118,45 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
 }
 
 /**
- * The heads of the nodes that are of our chain, and which blocks are false beside them: those far above, or of a later time
+ * The heads of the nodes that are of our chain, and what is wrong with a block beside them: it is far above, or of a later time
  * than, the heads that fit the clock. The middle one of these and of the block that was known before decides, and not a
- * single wrong node. Where no head fits the clock, the clock is wrong. A false head is the occasion to ask again of which
+ * single wrong node. Where no head fits the clock, the clock is wrong. Such a head is the occasion to ask again of which
  * chain the nodes are.
+ *
+ * @param isUnknown no node has answered for some block: then a block that none knows is wrong too
  */
-async function judgedHeads(rpc: Rpc, known: NewestBlock, clock: Clock) {
+async function judgedHeads(rpc: Rpc, known: NewestBlock, clock: Clock, isUnknown: boolean) {
   const all = await rpc.heads();
-  if (!all.some(({ block }) => falseBeside(all, known, clock.now())(block)))
-    return { heads: all, isFalse: () => false };
+  const isAlone = isUnknown ? await unanswered(all, known.block) : () => false;
+  const judge = (heads: readonly Head[], isAhead: (block: wire.Block) => boolean) => {
+    const faultOf = (block: wire.Block) => {
+      if (isAlone(block)) return "a newest block that it does not know";
+      return isAhead(block) ? "ahead of the others" : null;
+    };
+    return { heads, faultOf };
+  };
+  const isSuspect = falseBeside(all, known, clock.now());
+  if (!all.some(({ block }) => isSuspect(block))) return judge(all, () => false);
   await Promise.all(all.map(({ endpoint }) => endpoint.test()));
   const heads = all.filter(({ endpoint }) => endpoint.state() === "good");
-  return { heads, isFalse: falseBeside(heads, known, clock.now()) };
+  return judge(heads, falseBeside(heads, known, clock.now()));
+}
+
+/**
+ * Which blocks no node answers for, not even the one that tells it, while another node has a newest block that it does answer
+ * for. Where none has, the nodes know too little to judge any.
+ */
+async function unanswered(heads: readonly Head[], known: wire.Block): Promise<(block: wire.Block) => boolean> {
+  const answers = ({ endpoint }: Head, at: wire.Block) =>
+    endpoint.ask({ ...ANY_STATE, at }).then(
+      () => true,
+      () => false,
+    );
+  const isAnswered = await Promise.all(heads.map((head) => answers(head, head.block)));
+  const isKnown = (await Promise.all(heads.map((head) => answers(head, known)))).includes(true);
+  const alone = new Set(heads.filter((_, at) => !isAnswered[at]).map(({ block }) => block.hash));
+  if (alone.size === heads.length) return () => false;
+  return ({ hash }) => alone.has(hash) || (!isKnown && hash === known.hash);
 }
 
 function falseBeside(heads: readonly Head[], known: NewestBlock, now: number): (block: wire.Block) => boolean {

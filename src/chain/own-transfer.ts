@@ -8,12 +8,6 @@ import { useBy } from "./find-use.ts";
 import type { Block, Receipt } from "./rpc-types.ts";
 import { isPaidBy } from "./token.ts";
 
-/** For a gateway that still asks: it does so for a day, and may have been away for a while. */
-const ASKED_MS_MAX = 7 * DAY_MS;
-/** After the restore: a forgotten transaction that nodes still hold lands within this time. */
-const LANDS_MS_MAX = HOUR_MS;
-/** Clocks differ, and the chain's time is its own. */
-const MARGIN_MS = 60_000;
 interface OwnTransferOptions {
   /** Of the database, in milliseconds; null for one that never was restored. */
   readonly restoredAt: number | null;
@@ -31,12 +25,15 @@ export type FindOwnTransfer = (authorization: Authorization) => Promise<Receipt 
 
 export function createOwnTransfers({ restoredAt, clock, chain, ownWallets }: OwnTransferOptions): FindOwnTransfer {
   function mayBeForgotten({ validAfter }: Authorization): boolean {
-    if (restoredAt === null || clock.now() - restoredAt > ASKED_MS_MAX) return false;
-    return Number(validAfter) * 1000 <= restoredAt + MARGIN_MS;
+    // A gateway asks for a day, and may have been away for a while.
+    if (restoredAt === null || clock.now() - restoredAt > 7 * DAY_MS) return false;
+    // Clocks differ, and the chain's time is its own.
+    return Number(validAfter) * 1000 <= restoredAt + 60_000;
   }
 
   function mayStillLand({ validBefore }: Authorization, head: Block): boolean {
-    return restoredAt !== null && clock.now() - restoredAt <= LANDS_MS_MAX && BigInt(head.timestamp) < validBefore;
+    // A forgotten transaction that nodes still hold lands within an hour after the restore.
+    return restoredAt !== null && clock.now() - restoredAt <= HOUR_MS && BigInt(head.timestamp) < validBefore;
   }
 
   return async (authorization) => {

@@ -10,10 +10,11 @@ import { CHAIN_ID } from "../x402/kind.ts";
 import { exchange, NoAnswer, RpcError } from "./json-rpc.ts";
 import { type Block, block, hex, quantity } from "./rpc-types.ts";
 
-const TIMEOUT_MS = 3000;
 const RETRY_AFTER_SECONDS = 5;
 
 export type Rpc = ReturnType<typeof createRpc>;
+/** All nodes behind one door, or one of them. */
+export type NodeDoor = Pick<Rpc, "ask">;
 
 export interface RpcOptions {
   /** Tried in order. */
@@ -48,12 +49,13 @@ export interface Head {
   readonly block: Block;
 }
 
-export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS, tracer = null }: RpcOptions) {
+export function createRpc({ urls, outbound, log, onError, timeoutMs = 3000, tracer = null }: RpcOptions) {
   const endpoints = urls.map((url, index) =>
     createEndpoint({ index, url, outbound, log, onError: () => onError?.(index), timeoutMs, tracer }),
   );
 
   let isContradicted = false;
+  let isBlockUnknown = false;
 
   /** The endpoints that work. The others are tested in the background. */
   function good(): Endpoint[] {
@@ -79,13 +81,15 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = TIMEOUT_MS
       const others = endpoints.filter((each) => !working.includes(each) && !(isAnswered && each.state() === "down"));
       const second = (await askInTurn(others, question, progress)) ?? progress.doubted;
       if (second !== null) return second.give();
+      if (question.at !== undefined) isBlockUnknown = true;
       throw progress.behind ?? unreachable(progress.last);
     },
-    /** Whether an endpoint knew less than another, since this was asked last. */
-    wasContradicted(): boolean {
-      const was = isContradicted;
+    /** Whether an endpoint knew less than another, or none answered for some block, since this was asked last. */
+    doubts() {
+      const were = { isContradicted, isBlockUnknown };
       isContradicted = false;
-      return was;
+      isBlockUnknown = false;
+      return were;
     },
     /** The newest blocks of all endpoints that work; if none does, they are tested first. */
     async heads(): Promise<Head[]> {
@@ -179,12 +183,8 @@ function unreachable(last: unknown): Fault {
   });
 }
 
-const ANSWER_BYTES_MAX = 4 * 1024 * 1024;
 /** The time limit begins when a question is sent, so waiting for a permit does not make the node look slow. */
 const QUESTIONS_PARALLEL = 32;
-/** An endpoint that failed is tested again after this, then after twice as long, up to the longest pause. */
-const COOL_DOWN_MS = 1000;
-const COOL_DOWN_MS_MAX = 30_000;
 
 /** The endpoint says something of the chain that we know better. Another one is asked, and this one stays in use. */
 export class StaleNode extends Error {
@@ -226,7 +226,7 @@ interface EndpointOptions {
  * place in the list, never by its URL.
  */
 function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer }: EndpointOptions) {
-  const server = { outbound, url, timeoutMs, answerBytesMax: ANSWER_BYTES_MAX };
+  const server = { outbound, url, timeoutMs, answerBytesMax: 4 * 1024 * 1024 };
   const permits = createPermits(QUESTIONS_PARALLEL);
   let state: EndpointState = "untested";
   /** In a row, tests aside. */
@@ -241,7 +241,8 @@ function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer 
   function setDown(method: string, error: unknown): void {
     // Questions that were under way together fail together, which counts as one failure.
     if (state !== "down") failures++;
-    testAt = performance.now() + Math.min(COOL_DOWN_MS * 2 ** (failures - 1), COOL_DOWN_MS_MAX);
+    // An endpoint that failed is tested again after a second, then after twice as long, up to half a minute.
+    testAt = performance.now() + Math.min(1000 * 2 ** (failures - 1), 30_000);
     const fields = { endpoint: index, method, error: messageOf(error) };
     log[state === "down" ? "debug" : "warn"]("rpc_endpoint_failed", fields);
     state = "down";
@@ -287,7 +288,7 @@ function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer 
     try {
       const chainId = await request({ method: "eth_chainId", params: [], read: quantity });
       if (chainId === BigInt(CHAIN_ID)) {
-        if (fits !== null && !fits(await request(NEWEST))) throw new StaleNode("behind the others, or ahead of them");
+        if (fits !== null) await requestAt(ANY_STATE, fitting(fits, await request(NEWEST)));
         fits = null;
         if (state === "down") log.info("rpc_endpoint_recovered", { endpoint: index });
         state = "good";
@@ -337,6 +338,14 @@ export const NEWEST: Question<Block> = {
     return newest;
   },
 };
+
+function fitting(fits: (newest: Block) => boolean, newest: Block): Block {
+  if (!fits(newest)) throw new StaleNode("behind the others, or ahead of them");
+  return newest;
+}
+
+/** What any node tells at the end of a block that it has. */
+export const ANY_STATE = { method: "eth_getBalance", params: [`0x${"0".repeat(40)}`], read: quantity };
 
 const INVALID_PARAMS = -32_602;
 const INVALID_REQUEST = -32_600;

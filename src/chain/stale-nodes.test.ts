@@ -160,6 +160,33 @@ describe("among nodes of which one is wrong", () => {
     },
   );
 
+  test.each([3, 100])(
+    "one that tells a newest block %p blocks ahead, of which it knows no more itself, is put aside until it does, and its block is forgotten",
+    async (blocks) => {
+      const [bad] = relays as [RpcRelay];
+      const { chain, lines } = connect(bad.url, real.url);
+      const { authorization } = await newPayment(real);
+      const isUsed = async () => chain.isUsed(authorization, await chain.newest()).catch(() => null);
+      expect(await isUsed()).toBe(false);
+      tellAhead(bad, { blocks });
+      await until(async () => (await isUsed()) === false);
+      const asked = bad.count("eth_chainId");
+      // Tested again, and put aside for longer.
+      await until(async () => {
+        expect(await isUsed()).toBe(false);
+        return bad.count("eth_chainId") >= asked + 2;
+      });
+      await expectReal(chain);
+      expect(failures(lines)).toEqual(["rpc_endpoint_failed 0 a newest block that it does not know"]);
+      bad.heal();
+      await until(async () => {
+        await chain.newest();
+        return failures(lines).includes("rpc_endpoint_recovered 0");
+      });
+      await expectReal(chain);
+    },
+  );
+
   test("one that tells a time of now and a number far below is not believed against the others", async () => {
     const [bad, other] = relays as [RpcRelay, RpcRelay];
     await real.mine(500);

@@ -162,8 +162,6 @@ function unknown(word: string, problem: string, known: readonly string[]): strin
   return `${shown(word)} ${problem}${meant === null ? "" : `; did you mean ${meant}?`}`;
 }
 
-const SHOWN_CHARACTERS_MAX = 40;
-
 function shown(word: string): string {
-  return JSON.stringify(word.slice(0, SHOWN_CHARACTERS_MAX)).slice(1, -1);
+  return JSON.stringify(word.slice(0, 40)).slice(1, -1);
 }

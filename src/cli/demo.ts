@@ -30,7 +30,6 @@ import {
 import { openTerminal, type Terminal } from "./demo/terminal.ts";
 import { quoted } from "./program.ts";
 
-const STEP_MS_MAX = 20_000;
 const SCENARIO_MS_MAX = 60_000;
 const PAYER_UNITS = 10_000_000n;
 const SIGNER_WEI = 10n ** 18n;
@@ -188,7 +187,7 @@ async function step<T>(
   const startedAt = performance.now();
   run.terminal.begin(name);
   try {
-    const [result, detail] = await bounded(run, STEP_MS_MAX, work);
+    const [result, detail] = await bounded(run, 20_000, work);
     run.terminal.done(name, detail, performance.now() - startedAt);
     return result;
   } catch (error) {

@@ -4,6 +4,7 @@ import { type Config, type FacilitatorConfig, processEnvironment, unknownVariabl
 import { parseCertificates } from "../core/certificates.ts";
 import { systemClock } from "../core/time.ts";
 import { createOutbound } from "../http/client/outbound.ts";
+import { LIMITS } from "../kernel/limits.ts";
 import { chainClockFindings, lookAtNodes, nodesFindings, walletFindings } from "./doctor/chain.ts";
 import { databaseChecks, keyFindings, type Opening, openDatabase } from "./doctor/database.ts";
 import { FACILITATORS_MS_MAX, facilitatorFindings } from "./doctor/facilitators.ts";
@@ -51,6 +52,7 @@ function gatewayChecks(config: Config, opening: Opening): Check[] {
       look: () => keyFindings(config, opening),
       advice: "restore the master key from where it is kept: without it no secret opens, and no service starts",
     },
+    { what: "memory", look: async () => findings("memory", [], memoryText()) },
     { what: "issuer", look: () => issuerFindings(config.identity.oidc, trusted) },
     ...(vault === null ? [] : [{ what: "vault", look: () => vaultFindings(vault, trusted) }]),
     {
@@ -60,6 +62,13 @@ function gatewayChecks(config: Config, opening: Opening): Check[] {
       look: () => facilitatorFindings(config, opening, trusted),
     },
   ];
+}
+
+/** The budgets of memory, which a busy process may come to together. */
+function memoryText(): string {
+  const budgets = Object.values(LIMITS.Memory).map(({ what, size }) => ({ what, mib: size / 1024 ** 2 }));
+  const together = budgets.reduce((sum, { mib }) => sum + mib, 0);
+  return `at most ${together} MiB beside the program: ${budgets.map(({ what, mib }) => `${mib} for ${what}`).join(", ")}`;
 }
 
 function facilitatorChecks(config: FacilitatorConfig, opening: Opening): Check[] {

@@ -84,8 +84,6 @@ function topicList(): string {
   return PAGES.map(({ name, summary }) => `  ${name.padEnd(width)}  ${summary}\n`).join("");
 }
 
-const TOPIC_SHOWN_MAX = 40;
-
 /**
  * The page of the manual on a topic.
  *
@@ -97,7 +95,7 @@ export function topicText(topic: string): string {
   const names = PAGES.map(({ name }) => name);
   const meant = suggest(topic.toLowerCase(), names);
   const hint = meant === null ? `the topics are ${names.join(", ")}` : `did you mean ${meant}?`;
-  const shown = JSON.stringify(topic.slice(0, TOPIC_SHOWN_MAX)).slice(1, -1);
+  const shown = JSON.stringify(topic.slice(0, 40)).slice(1, -1);
   throw new StartupProblem(`${shown} is no topic; ${hint}`);
 }
 

@@ -4,15 +4,13 @@
 import { writeSync } from "node:fs";
 import { LOG_LEVELS, type LogFields, type LogLevel } from "../core/log.ts";
 import type { Clock } from "../core/time.ts";
+import { MAX } from "../kernel/limits.ts";
 
 const STANDARD_ERROR = 2;
 const FLUSH_AT_CHARACTERS = 16_384;
-const FLUSH_AFTER_MS = 20;
-const HELD_CHARACTERS_MAX = 4_194_304;
 /** Extra space for warnings and errors, so that none is dropped because of many lines at lower levels. */
 const RESERVED_CHARACTERS = 4_194_304;
 const VALUE_CHARACTERS_MAX = 4096;
-const CAUSES_MAX = 8;
 
 export interface LogOptions {
   readonly level: LogLevel;
@@ -74,11 +72,11 @@ function openSink(write: (bytes: Uint8Array) => number) {
 
   function schedule(): void {
     // The timer keeps no process alive: the exit handler writes what it would have written.
-    timer ??= setTimeout(flush, FLUSH_AFTER_MS).unref();
+    timer ??= setTimeout(flush, 20).unref();
   }
 
   function add(line: string, isReserved: boolean): void {
-    const most = isReserved ? HELD_CHARACTERS_MAX + RESERVED_CHARACTERS : HELD_CHARACTERS_MAX;
+    const most = isReserved ? MAX.logCharacters + RESERVED_CHARACTERS : MAX.logCharacters;
     if (characters + rest.length > most) {
       dropped++;
       return;
@@ -168,7 +166,7 @@ interface Description {
 
 function describe(error: Error): Description {
   const causes: string[] = [];
-  for (let cause = error.cause; cause !== undefined && causes.length < CAUSES_MAX; ) {
+  for (let cause = error.cause; cause !== undefined && causes.length < 8; ) {
     causes.push(cut(summary(cause)));
     cause = cause instanceof Error ? cause.cause : undefined;
   }

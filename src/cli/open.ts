@@ -97,7 +97,6 @@ export function requireMasterKeys(config: DataPlace & Pick<Config, "masterKeys">
   );
 }
 
-const PATIENCE_MS = 60_000;
 const PAUSE_MS_MOST = 500;
 
 /** A store for a command whose writes may be done twice: beside a busy gateway, a write may wait for long. */
@@ -105,7 +104,7 @@ function patient(store: Store): Store {
   return {
     ...store,
     write(work, bytes) {
-      const until = performance.now() + PATIENCE_MS;
+      const until = performance.now() + 60_000;
       return untilStored(
         () => store.write(work, bytes),
         () => performance.now() > until,

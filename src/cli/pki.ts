@@ -8,7 +8,7 @@ import { join } from "node:path";
 import type { Extension, JsonGeneralName, X509Certificate } from "@peculiar/x509";
 import * as value from "../config/values.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { systemClock } from "../core/time.ts";
+import { DAY_MS, HOUR_MS, systemClock } from "../core/time.ts";
 import { placePrivateFile, syncDirectory } from "../storage/data-dir.ts";
 import type { CommandLine } from "./command-line.ts";
 import { programText, quoted, thisProgram } from "./program.ts";
@@ -40,7 +40,6 @@ interface PkiRequest {
 const CLIENT_NAME = /^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$/;
 /** The names of the other files. */
 const TAKEN_NAMES = ["ca", "server"];
-const HOSTS_MAX = 100;
 
 const HOST_MUST =
   "--host must be given, once for each host name or IP address that the server is called by (*.name too)";
@@ -82,7 +81,7 @@ function readWanted(
 function readHosts(given: readonly string[]): readonly string[] | null {
   const hosts = given.map(readHost);
   const good = hosts.flatMap((host) => host ?? []);
-  if (good.length < hosts.length || good.length === 0 || good.length > HOSTS_MAX) return null;
+  if (good.length < hosts.length || good.length === 0 || good.length > 100) return null;
   return [...new Set(good)];
 }
 
@@ -210,8 +209,6 @@ interface CertifiedKey {
 const KEYS = { name: "ECDSA", namedCurve: "P-256" } as const;
 const SIGNATURE = { name: "ECDSA", hash: "SHA-256" } as const;
 
-const HOUR_MS = 3_600_000;
-const DAY_MS = 24 * HOUR_MS;
 /** The clocks of two machines may differ by this much. */
 const BACKDATED_MS = HOUR_MS;
 const CA_DAYS = 3_652;

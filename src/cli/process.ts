@@ -7,8 +7,6 @@ import { systemClock } from "../core/time.ts";
 import { type OpenLog, openLog } from "./log.ts";
 
 const FAILED = 1;
-/** Ctrl-C reaches a program under npx twice, from the terminal and from npx; that is not a second request. */
-const SECOND_SIGNAL_AFTER_MS = 1000;
 
 /**
  * A promise that nobody waits for takes nothing down with it: what it was part of has failed, and only that. An
@@ -29,7 +27,8 @@ export function drainOnSignal(stop: () => Promise<void>, log: OpenLog): void {
   let askedAt: number | null = null;
   const onSignal = async (signal: string) => {
     if (askedAt !== null) {
-      if (performance.now() - askedAt > SECOND_SIGNAL_AFTER_MS) process.exit(FAILED);
+      // Ctrl-C reaches a program under npx twice, from the terminal and from npx; that is not a second request.
+      if (performance.now() - askedAt > 1000) process.exit(FAILED);
       return;
     }
     askedAt = performance.now();
@@ -47,7 +46,6 @@ export function drainOnSignal(stop: () => Promise<void>, log: OpenLog): void {
   process.on("SIGINT", onSignal);
 }
 
-const LIMIT_MS = 10_000;
 /** How often the main loop counts a beat, and how often the watch looks. */
 const TICKS_PER_LIMIT = 20;
 
@@ -64,7 +62,7 @@ function spawnThread(): Worker {
 }
 
 /** Begins the watch over the calling thread. It keeps no process alive. */
-export function startWatchdog(log: WatchOrder["log"], limitMs: number = LIMIT_MS): void {
+export function startWatchdog(log: WatchOrder["log"], limitMs: number = 10_000): void {
   const beats = new Int32Array(new SharedArrayBuffer(Int32Array.BYTES_PER_ELEMENT));
   setInterval(() => Atomics.add(beats, 0, 1), limitMs / TICKS_PER_LIMIT).unref();
   const thread = spawnThread();

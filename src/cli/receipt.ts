@@ -9,7 +9,6 @@ import type { CommandLine } from "./command-line.ts";
 
 const FILE_BYTES_MAX = 1024 ** 3;
 const LINE_BYTES_MAX = 64 * 1024;
-const JWKS_BYTES_MAX = 1024 ** 2;
 /** As URLs spell hosts that are this machine. */
 const LOOPBACK = /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/;
 
@@ -116,7 +115,7 @@ function fetchKeys(url: string): Promise<unknown> {
 }
 
 async function readKeyFile(path: string): Promise<unknown> {
-  if ((await stat(path)).size > JWKS_BYTES_MAX) throw new Error("it is too large");
+  if ((await stat(path)).size > 1024 ** 2) throw new Error("it is too large");
   return JSON.parse(await readFile(path, "utf8"));
 }
 

@@ -41,6 +41,8 @@ export interface GaugeSources {
   readonly queue?: () => Promise<QueueSize>;
   /** Calls that this process makes now. */
   readonly running?: () => number;
+  /** How much of the bounds of this process is in use, by their names in kernel/limits.ts. */
+  readonly inUse?: () => Readonly<Record<string, number>>;
   /** In wei, by address; rejects when they cannot be known. */
   readonly balances?: () => Promise<readonly (readonly [address: string, wei: bigint])[]>;
 }

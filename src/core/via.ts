@@ -1,7 +1,6 @@
 // `Via` (RFC 9110, section 7.6.3): the proxies that a call has come through. A deployment finds itself in it by its
 // pseudonym, which all its replicas share, and so ends a call that leads back to itself.
 
-const TIMES_MAX = 3;
 const CHARACTERS_MAX = 4096;
 const PSEUDONYM_HEX = 16;
 
@@ -21,7 +20,7 @@ export function viaProblem(headers: Headers, pseudonym: string): string | null {
     .toLowerCase()
     .split(/[\s,]+/)
     .filter((word) => word === pseudonym).length;
-  return times > TIMES_MAX ? `is a loop: it has come through here ${times} times` : null;
+  return times > 3 ? `is a loop: it has come through here ${times} times` : null;
 }
 
 /** The caller's list with this deployment behind it. */

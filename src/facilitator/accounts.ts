@@ -6,8 +6,9 @@ import { parseCertificates } from "../core/certificates.ts";
 import { Fault, invalidField } from "../core/fault.ts";
 import { checkText } from "../core/text.ts";
 import type { Clock } from "../core/time.ts";
-import { NAME_CHARACTERS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../storage/store.ts";
+import { UINT256_DIGITS_MAX, UINT256_MAX } from "../x402/fields.ts";
 import type { FacilitatorAccount } from "./payments/guardrails.ts";
 
 type AccountRow = Tables["facilitatorAccounts"]["$inferSelect"];
@@ -28,11 +29,6 @@ export interface NewAccount {
 
 /** Two names that differ in these only would look the same everywhere. */
 const INVISIBLE = /[\p{Cf}\p{Zl}\p{Zp}]/u;
-/** More than any rotation needs, and few enough for a list. */
-const CERTIFICATES_MAX = 16;
-const UINT256_MAX = 2n ** 256n - 1n;
-/** Digits of the largest integer of 256 bits. */
-const DIGITS_MAX = 78;
 
 /**
  * SHA-256 of the first certificate in a PEM text, lower-case hex.
@@ -56,7 +52,7 @@ function firstCertificate(pem: string) {
 
 function accountName(given: string): string {
   const name = given.trim();
-  checkText("name", name, { min: 1, max: NAME_CHARACTERS_MAX });
+  checkText("name", name, { min: 1, max: MAX.nameCharacters });
   if (INVISIBLE.test(name)) throw invalidField("name", "must not contain invisible characters");
   return name;
 }
@@ -64,7 +60,7 @@ function accountName(given: string): string {
 function amount(field: string, given: string | null): string | null {
   if (given === null) return null;
   const digits = /^0*([0-9]+)$/.exec(given)?.[1];
-  if (digits === undefined || digits.length > DIGITS_MAX || BigInt(digits) > UINT256_MAX) {
+  if (digits === undefined || digits.length > UINT256_DIGITS_MAX || BigInt(digits) > UINT256_MAX) {
     throw invalidField(field, "must be a whole number of at most 256 bits, in decimal digits");
   }
   return digits;
@@ -125,8 +121,8 @@ export async function addCertificate(store: Store, clock: Clock, given: string, 
     return await store.write(async (tx) => {
       await lockAccount(tx, name);
       if (!(await exists(tx, name))) throw noSuchAccount();
-      if ((await certificatesOf(tx, name)) >= CERTIFICATES_MAX) {
-        throw new Fault("conflict", `an account has at most ${CERTIFICATES_MAX} certificates: remove one of ${name}`);
+      if ((await certificatesOf(tx, name)) >= MAX.certificates) {
+        throw new Fault("conflict", `an account has at most ${MAX.certificates} certificates: remove one of ${name}`);
       }
       await insertCertificate(tx, name, fingerprint, clock.now());
       return fingerprint;

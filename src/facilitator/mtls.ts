@@ -9,6 +9,7 @@ import { listenProblem, StartupProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
 import { keepReceiveBufferSmall, SMALL_BODIES_BUFFER_BYTES } from "../http/bun/socket-options.ts";
 import { type ConnectionLimits, type HttpOptions, type KnownPeer, serveConnections } from "../http/http1.ts";
+import { MAX } from "../kernel/limits.ts";
 import { createReservedShare } from "../kernel/share.ts";
 
 /** By the certificate that the handshake has verified. */
@@ -29,7 +30,7 @@ export interface ListenerLimits extends ConnectionLimits {
 export const LISTENER_LIMITS: ListenerLimits = {
   handshakeMs: 5_000,
   handshakes: 1_024,
-  connections: 4_096,
+  connections: MAX.settleConnections,
   idleMs: 60_000,
   headMs: 10_000,
   bodyMs: 10_000,
@@ -38,9 +39,6 @@ export const LISTENER_LIMITS: ListenerLimits = {
 
 /** Certificates that belong to no account share one part. No account has this name. */
 const STRANGERS = "";
-const SWEEP_MS = 250;
-/** A summary of refused handshakes is logged this often at most; anybody can cause them. */
-const REFUSALS_EVERY_MS = 10_000;
 
 export interface MtlsListenerOptions {
   readonly host: string;
@@ -64,7 +62,7 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
   const sockets = admit(server, options);
   let roots = parseCertificates(options.tls.clientCa);
   await listen(server, options);
-  const sweeping = setInterval(sockets.sweep, SWEEP_MS);
+  const sweeping = setInterval(sockets.sweep, 250);
   const address = server.address();
   const port = typeof address === "object" && address !== null ? address.port : options.port;
 
@@ -248,13 +246,12 @@ function refusals(log: Log): (reason: string, address: string | undefined) => vo
     log.debug("handshake_refused", { reason, address });
     count++;
     const now = performance.now();
-    if (now - toldAt < REFUSALS_EVERY_MS) return;
+    // A summary of refused handshakes is logged this often at most; anybody can cause them.
+    if (now - toldAt < 10_000) return;
     log.info("handshakes_refused", { count, last_reason: reason, last_address: address });
     [count, toldAt] = [0, now];
   };
 }
-
-const LOOK_MS = 1_000;
 
 /** PEM. */
 export interface TlsMaterial {
@@ -292,7 +289,7 @@ interface Following {
  * counts once two looks in a row have found the same content, so a half-written one does not. If the new content can't be
  * used, the last one stays in force, and that is logged once.
  */
-export function followTlsFiles({ read, tls, take, log, lookMs = LOOK_MS }: Following): () => void {
+export function followTlsFiles({ read, tls, take, log, lookMs = 1_000 }: Following): () => void {
   let inForce = tls;
   let seen = "";
   let judged = "";

@@ -9,6 +9,7 @@ import { COMMIT, VERSION } from "../core/startup.ts";
 import { timeBounds } from "../core/time.ts";
 import type { Tracer, TracingOptions } from "../core/tracing.ts";
 import { pseudonymOf } from "../core/via.ts";
+import { type Assets, createAssets } from "../http/assets.ts";
 import type { DecoderShare } from "../http/client/decode.ts";
 import { fetchJson } from "../http/client/fetch-json.ts";
 import { createOutbound, type Outbound } from "../http/client/outbound.ts";
@@ -167,6 +168,7 @@ export async function composeGateway(parts: GatewayParts) {
     streaming.stop(id);
   };
   meters.gauges({ queue: () => queueSize(store), running: () => scheduler.running() + streaming.running() });
+  const assets = createAssets();
   const announcements = announceEnds(parts, replica, subscriber(completionWaiters, scheduler, stop));
   const signingKey = () => keyring.signingKey("receipts");
   const receipts = createReceipts({ store, clock, log, replica, confirm: settler.confirm, signingKey });
@@ -190,7 +192,7 @@ export async function composeGateway(parts: GatewayParts) {
     receipts,
     refusals,
     comparing: { store, clock, log, replica, claims, stop, released: takeUp },
-    app: withDocs(api),
+    app: withDocs(api, assets),
     fastPath: fastCalls(calls),
   };
 }
@@ -251,11 +253,11 @@ function shownEnd(end: CallEnd) {
   };
 }
 
-function withDocs(api: AnyElysia) {
+function withDocs(api: AnyElysia, assets: Assets) {
   return routes()
     .use(api)
-    .use(docsRoutes(api, { version: VERSION }))
-    .use(manualRoutes());
+    .use(docsRoutes(api, assets, { version: VERSION }))
+    .use(manualRoutes(assets));
 }
 
 function managementRoutes({ options, store, keyring, rules }: GatewayParts, agents: AgentCache) {
@@ -324,6 +326,7 @@ function composeStreaming(parts: StreamingParts) {
     stop: streams.stop,
     raised: limits.raised,
     running: streams.running,
+    inUse: streams.inUse,
     start() {
       stopLooking = startReaper(unclaimed);
     },

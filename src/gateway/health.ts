@@ -69,9 +69,6 @@ const jwks = operation({
   errors: [],
 });
 
-const READY_WITHIN_MS = 2_000;
-const GOOD_FOR_MS = 1_000;
-
 interface HealthRoutesOptions {
   readonly store: Store;
   readonly version: string;
@@ -86,7 +83,7 @@ function createReadiness({ probe }: Pick<Store, "probe">) {
   const forget = () => {
     latest = null;
   };
-  const ask = () => actFor(null, () => probe(READY_WITHIN_MS)).finally(() => setTimeout(forget, GOOD_FOR_MS).unref());
+  const ask = () => actFor(null, () => probe(2_000)).finally(() => setTimeout(forget, 1_000).unref());
   return () => {
     latest ??= ask();
     return afterShared(latest, STRANGERS);

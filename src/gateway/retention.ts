@@ -17,18 +17,11 @@ import { removeOldCalls } from "./policy/observed-rate.ts";
 import { removeOldReceipts } from "./receipts/service.ts";
 import { RECEIPTS } from "./receipts/store.ts";
 
-/** More often than the lease allows, so that a process that lives for less than an hour takes part too. */
-const EVERY_MS = 10 * 60_000;
-const LEASE_MS = 0.9 * HOUR_MS;
 /** A commit that waits for a standby can be as late as the standby's return. */
 const REFUSAL_NOTE_DAYS = 7;
 
 /** Calls that replicas have counted are of no use after minutes: how often to look when there are some, and when not. */
 const [CALLS_EVERY_MS, CALLS_SELDOM_MS] = [30_000, 480_000];
-const CALLS_LEASE_MS = 0.9 * CALLS_EVERY_MS;
-
-/** The first preparation, when the start is over and what had to wait for it is done. Until then there is room too. */
-const FIRST_MS = 60_000;
 
 /** Starts before calls are taken, since each end of a call writes into a table that goes by age. Gives what stops it. */
 export async function startRetention(store: Store, retention: Retention, log: Log): Promise<() => void> {
@@ -41,10 +34,12 @@ export async function startRetention(store: Store, retention: Retention, log: Lo
       log.warn("history_not_prepared", { error });
       return [];
     });
-  const first = setTimeout(prepared, FIRST_MS);
-  const stop = withClockStepGuard({ clock, log, everyMs: EVERY_MS }, async () => {
+  // The start is over by then, and what had to wait for it is done. Until then there is room too.
+  const first = setTimeout(prepared, 60_000);
+  // More often than the lease allows, so that a process that lives for less than an hour takes part too.
+  const stop = withClockStepGuard({ clock, log, everyMs: 10 * 60_000 }, async () => {
     const starts = await prepared();
-    if (!(await leaseJob(store, "retention", LEASE_MS))) return;
+    if (!(await leaseJob(store, "retention", 0.9 * HOUR_MS))) return;
     await Promise.all([
       // Captured bodies after body_days, whole records after history_days, idempotency keys when they expire.
       cleanUp(store, clock, retention, log).then(() => joinTotals(store, clock, starts)),
@@ -75,7 +70,7 @@ function startRemovingCalls(store: Store, log: Log): Poll | null {
 
 /** Whether this process has the lease, and there were calls to remove. */
 export async function removeCallsOnLease(store: Store): Promise<boolean> {
-  if (!store.isShared || !(await leaseJob(store, "caller calls", CALLS_LEASE_MS))) return false;
+  if (!store.isShared || !(await leaseJob(store, "caller calls", 0.9 * CALLS_EVERY_MS))) return false;
   return (await removeOldCalls(store.execute)) > 0;
 }
 

@@ -6,14 +6,14 @@ import { newId } from "../core/id.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/startup.ts";
-import { systemClock } from "../core/time.ts";
+import { systemClock, timeBounds } from "../core/time.ts";
 import { createDecoderShare } from "../http/client/decode.ts";
 import { fetchDocument } from "../http/client/fetch-json.ts";
 import { createOutbound, type Outbound } from "../http/client/outbound.ts";
 import { ownAddresses } from "../http/client/resolve.ts";
 import { hostPart, type Listener, listen } from "../http/listener.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
-import { WAIT_SECONDS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { createUnderWay, endsWithin } from "../kernel/wait.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";
@@ -47,10 +47,10 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const [admitting, verifier] = [createUnderWay(), createVerifier({ log })];
+  const [admitting, verifier, decoders] = [createUnderWay(), createVerifier({ log }), createDecoderShare()];
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
   const look = await openChainLook(options, trusted, log);
-  const shared = { look, rules, trusted, decoders: createDecoderShare(), verifier, admitting, log, meters, tracer };
+  const shared = { look, rules, trusted, decoders, verifier, admitting, log, meters, tracer };
   let port = options.port;
   const parts = { options, store, port: () => port, ...state, ...shared };
   const {
@@ -73,6 +73,8 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
   const edge = edgeOf(parts, api);
+  const bounded = [scheduler, streaming, settler, edge, decoders];
+  meters.gauges({ inUse: () => Object.assign({}, ...bounded.map((part) => part.inUse())) });
   const server = openPort(options, edge, log);
   port = server.port;
   // From here on nothing can keep the gateway from starting, so calls may be made.
@@ -138,7 +140,7 @@ async function openChainLook({ rpcUrls: urls }: GatewayOptions, outbound: Outbou
   if (urls === null) return undefined;
   const chain = createChain({ urls, outbound, log });
   await chain.check();
-  return createChainLook(chain, log);
+  return createChainLook(chain, timeBounds(systemClock), log);
 }
 
 function edgeOf(
@@ -154,14 +156,15 @@ function edgeOf(
 
 function openPort({ host, port, reusePort, settleWaitMs }: GatewayOptions, edge: Edge, log: Log): Listener {
   // A paid call may wait for its settlement, and then for its end.
-  const waitSeconds = Math.ceil(settleWaitMs / 1000) + WAIT_SECONDS_MAX;
+  const waitSeconds = Math.ceil(settleWaitMs / 1000) + MAX.waitSeconds;
   const idleSeconds = Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX);
   return listen({
     host,
     port,
     reusePort,
     idleSeconds,
-    answer: (request, server) => edge.fetch(request, (held) => server.timeout(request, held ? 0 : idleSeconds)),
+    answer: (request, server, owned) =>
+      edge.fetch(request, (held) => server.timeout(request, held ? 0 : idleSeconds), owned),
     log,
   });
 }

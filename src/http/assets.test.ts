@@ -1,9 +1,9 @@
 import { expect, test } from "bun:test";
-import { asset, madeOnce } from "./assets.ts";
+import { asset, createAssets } from "./assets.ts";
 
 test("an asset that could not be made is made again for the next request, and once for all after that", async () => {
   let tries = 0;
-  const serve = madeOnce(async () => {
+  const serve = createAssets().madeOnce(async () => {
     tries++;
     if (tries === 1) throw new Error("not now");
     return asset("hello", "text/plain");

@@ -1,10 +1,16 @@
 // Files that the server shows to a browser, each made or read once, when it is first asked for. Each has a tag, so that a copy that is still
 // good is not sent again; pages have a policy that limits the browser to this server and to files of its own.
-// One per thread, since the share bounds the memory of all files that are being sent.
 
-import { ANSWER_WAIT_MS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { turnOf } from "../kernel/turns.ts";
-import { createLargeResponses, notModified, PIECE_CHARACTERS, piecesOfBytes, SMALL_CHARACTERS } from "./responses.ts";
+import {
+  createLargeResponses,
+  type LargeResponses,
+  notModified,
+  PIECE_CHARACTERS,
+  piecesOfBytes,
+  SMALL_CHARACTERS,
+} from "./responses.ts";
 import { STRANGERS } from "./server.ts";
 
 const PAGE_POLICY = [
@@ -17,10 +23,6 @@ const PAGE_POLICY = [
   "form-action 'none'",
   "frame-ancestors 'none'",
 ].join("; ");
-
-/** Bytes of files that are being sent, a piece of each. They count to no tenant. */
-const BYTES_MAX = 8 * 1024 * 1024;
-const respond = createLargeResponses({ bytesMax: BYTES_MAX, waitMsMax: ANSWER_WAIT_MS_MAX });
 
 export interface Asset {
   readonly bytes: Uint8Array;
@@ -47,23 +49,36 @@ export function pageAsset(html: string): Asset {
   return { ...page, headers: { ...page.headers, ...guards } };
 }
 
-/**
- * A handler that makes its file for the first request, so that no start waits for it (Swagger's files and the document
- * took a fifth of every start).
- */
-export function madeOnce(make: () => Asset | Promise<Asset>) {
-  let made: Promise<Asset> | null = null;
-  const forget = (error: unknown): never => {
-    made = null;
-    throw error;
-  };
-  return async ({ request }: { readonly request: Request }): Promise<Response> => {
-    made ??= Promise.try(make).catch(forget);
-    return serveAsset(request, await made);
+export type Assets = ReturnType<typeof createAssets>;
+
+/** The files of a server, which share a budget: a piece of each that is being sent. They count to no tenant. */
+export function createAssets() {
+  const { respond, inUse } = createLargeResponses({ bytesMax: MAX.assetBytes });
+  return {
+    /**
+     * A handler that makes its file for the first request, so that no start waits for it (Swagger's files and the document
+     * took a fifth of every start).
+     */
+    madeOnce(make: () => Asset | Promise<Asset>) {
+      let made: Promise<Asset> | null = null;
+      const forget = (error: unknown): never => {
+        made = null;
+        throw error;
+      };
+      return async ({ request }: { readonly request: Request }): Promise<Response> => {
+        made ??= Promise.try(make).catch(forget);
+        return serveAsset(respond, request, await made);
+      };
+    },
+    inUse,
   };
 }
 
-async function serveAsset(request: Request, { bytes, type, headers }: Asset): Promise<Response> {
+async function serveAsset(
+  respond: LargeResponses["respond"],
+  request: Request,
+  { bytes, type, headers }: Asset,
+): Promise<Response> {
   const known = request.headers.get("if-none-match") ?? "";
   const isCurrent = known.split(",").some((tag) => tag.trim().replace(/^W\//, "") === headers["etag"]);
   if (isCurrent) return notModified({ ...headers, "content-type": type });

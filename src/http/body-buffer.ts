@@ -5,8 +5,6 @@ import { bodyOf, type CallBody, freeMemory, PART_BYTES } from "../wire/body.ts";
 
 /** The most that is held beyond what has arrived, in the first part. */
 const AHEAD_BYTES = 64 * 1024;
-/** Smaller pieces are joined, because each that is kept costs more than its bytes. */
-const KEPT_BYTES_MIN = 64 * 1024;
 
 export interface Gathered {
   /** Bytes held in memory. */
@@ -51,7 +49,8 @@ export function gather(sizeMax: number, storedMax: number = Number.POSITIVE_INFI
 
   function isKept(bytes: Uint8Array): boolean {
     const isStored = fullBytes + (used === PART_BYTES ? used : 0) < storedMax;
-    return !isStored && bytes.byteLength >= KEPT_BYTES_MIN && bytes.byteLength === bytes.buffer.byteLength;
+    // Smaller pieces are joined, because each that is kept costs more than its bytes.
+    return !isStored && bytes.byteLength >= 64 * 1024 && bytes.byteLength === bytes.buffer.byteLength;
   }
 
   return {

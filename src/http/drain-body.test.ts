@@ -4,7 +4,7 @@ import { connect, type Socket } from "node:net";
 import { Fault } from "../core/fault.ts";
 import { silentLog } from "../core/log.ts";
 import { routes } from "./elysia.ts";
-import { createBodyDrainer, type DrainLimits, readBytes } from "./intake.ts";
+import { createBodyDrainer, type DrainLimits } from "./intake.ts";
 import { empty } from "./responses.ts";
 import { createEdge, type Edge, scopeOf } from "./server.ts";
 
@@ -87,7 +87,8 @@ describe("a client that writes its whole body first", () => {
     .post(
       "/v1/taken",
       async ({ request }) => {
-        await readBytes(request, scopeOf(request).caller.tenant, MIB);
+        const { caller, intake } = scopeOf(request);
+        await intake.readBytes(request, caller.tenant, MIB);
         return empty();
       },
       { parse: "none" },

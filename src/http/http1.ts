@@ -5,6 +5,7 @@ import { createServer, type IncomingMessage, type ServerResponse } from "node:ht
 import type { Socket } from "node:net";
 import type { Log } from "../core/log.ts";
 import type { Clock } from "../core/time.ts";
+import { MAX } from "../kernel/limits.ts";
 import { MALFORMED_HTTP } from "./responses.ts";
 
 /** Who is at the other end. */
@@ -34,14 +35,6 @@ export interface HttpOptions<P extends KnownPeer> {
   readonly log: Log;
 }
 
-/** Requests that may wait on one connection behind the one that is being answered. */
-const PIPELINED_MAX = 16;
-const HEAD_BYTES_MAX = 16_384;
-/** So much of a body that is too large is read and dropped, so that its sender gets to read the refusal. */
-const DRAINED_BYTES_MAX = 4 * 1024 * 1024;
-/** Pieces of a body, which are its chunks where those are small: one connection full of single bytes kept the event loop. */
-const PIECES_MAX = 4_096;
-
 interface CallerSocket<P> {
   readonly socket: Socket;
   readonly peer: P;
@@ -61,7 +54,7 @@ interface CallerSocket<P> {
 export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, limits, clock, log }: HttpOptions<P>) {
   const connections = new Map<object, CallerSocket<P>>();
   // Bun only tells the peer of this time; the sweep enforces it.
-  const server = createServer({ maxHeaderSize: HEAD_BYTES_MAX, keepAliveTimeout: limits.idleMs });
+  const server = createServer({ maxHeaderSize: MAX.plainHeadBytes, keepAliveTimeout: limits.idleMs });
   server.on("request", (request, response) => {
     const connection = connections.get(request.socket);
     if (connection === undefined) request.socket.destroy();
@@ -85,7 +78,7 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
 
   function enqueue(connection: CallerSocket<P>, request: IncomingMessage, response: ServerResponse): void {
     connection.open++;
-    if (connection.open > PIPELINED_MAX + 1) {
+    if (connection.open > MAX.plainPipelined + 1) {
       connection.socket.resetAndDestroy();
       return;
     }
@@ -191,8 +184,9 @@ function readBody(incoming: IncomingMessage, bytesMax: number): Promise<Uint8Arr
   incoming.on("data", (part: Uint8Array) => {
     if (size <= bytesMax) parts.push(part);
     size += part.length;
-    if (++pieces === PIECES_MAX) incoming.socket.destroy();
-    if (size > DRAINED_BYTES_MAX) whole();
+    // They are its chunks where those are small: one connection full of single bytes kept the event loop.
+    if (++pieces === MAX.plainPieces) incoming.socket.destroy();
+    if (size > MAX.plainDrainedBytes) whole();
   });
   incoming.on("end", whole);
   incoming.on("error", () => resolve(null));

@@ -1,26 +1,18 @@
 // What routes read of a request: checked JSON and query parameters. Everything that is wrong becomes a Fault that names
-// the field. One per thread, since the limit on large bodies bounds the memory of all routes together.
+// the field.
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { type TypeCheck, TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
 import { Fault, invalidField } from "../core/fault.ts";
 import { parseDateTime } from "../core/time.ts";
-import { MANAGEMENT_BODY_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX } from "../kernel/limits.ts";
-import { createLimiter } from "../kernel/share.ts";
+import { MAX, PAGE_LIMIT_DEFAULT } from "../kernel/limits.ts";
 import { bodyInSteps } from "../kernel/turns.ts";
 import { readJson } from "../wire/json.ts";
-import { readBytes } from "./intake.ts";
 import { scopeOf } from "./server.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
 
 /** Up to this size a body also takes little memory once it is parsed. */
 const SMALL_BYTES = 16_384;
-/** A body of short texts takes a hundred times its bytes, with garbage not collected yet (measured). */
-const largeBodies = createLimiter({
-  size: 2,
-  waitingMax: 64,
-  tooMany: "too many large bodies are being read",
-});
 
 interface BodyOptions {
   readonly freeField?: string;
@@ -46,12 +38,13 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOption
     if (!JSON_TYPE.test(request.headers.get("content-type") ?? "")) {
       throw new Fault("invalid_request", "content-type: must be application/json");
     }
-    const { tenant } = scopeOf(request).caller;
+    const { caller, intake } = scopeOf(request);
+    const { tenant } = caller;
     const { promise: over, resolve } = Promise.withResolvers<void>();
     try {
-      const bytes = await readBytes(request, tenant, MANAGEMENT_BODY_BYTES_MAX, { until: over });
+      const bytes = await intake.readBytes(request, tenant, MAX.managementBodyBytes, { until: over });
       const work = async () => use(await read(bytes, tenant));
-      return await (bytes.length > SMALL_BYTES ? largeBodies(tenant, work) : work());
+      return await (bytes.length > SMALL_BYTES ? intake.largeBodies(tenant, work) : work());
     } finally {
       resolve();
     }
@@ -110,7 +103,7 @@ export function dateTime(query: Query, name: string): number | null {
 /** How `limitOf` is documented. */
 export const LIMIT_QUERY = {
   limit: {
-    description: `1 to ${PAGE_LIMIT_MAX}; others are clamped.`,
+    description: `1 to ${MAX.pageItems}; others are clamped.`,
     schema: Type.Integer({ default: PAGE_LIMIT_DEFAULT }),
   },
 };
@@ -123,7 +116,7 @@ export const PAGE_QUERY = {
 
 /** `limit`, clamped to its bounds. */
 export function limitOf(query: Query): number {
-  return clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, PAGE_LIMIT_MAX);
+  return clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, MAX.pageItems);
 }
 
 /** `limit` and `offset`, clamped to their bounds. */

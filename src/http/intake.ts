@@ -2,22 +2,10 @@
 // each tenant hold. Of a large body only received bytes count, so one that never arrives takes nothing from others. When
 // others hold more than their part, a body that finds too little memory waits, unread, for all that it may need, and the
 // slowest of their bodies is refused: see kernel/share.ts.
-// One per thread, since the share bounds the memory of all bodies together.
 
 import { Fault, type FaultDetail } from "../core/fault.ts";
-import {
-  BODY_INTAKE_BYTES_MAX,
-  BODY_INTAKE_MS_MAX,
-  BODY_INTAKE_SILENCE_MS_MAX,
-  CHUNKED_BODIES_MAX,
-  PASSED_OVER_BYTES_MAX,
-  PASSED_OVER_CHUNKED_MAX,
-  PASSED_OVER_CHUNKED_SILENCE_MS_MAX,
-  PASSED_OVER_COUNT_MAX,
-  PASSED_OVER_MS_MAX,
-  PASSED_OVER_SILENCE_MS_MAX,
-} from "../kernel/limits.ts";
-import { Commons, createFairShare, type FairShare, type Stake } from "../kernel/share.ts";
+import { MAX } from "../kernel/limits.ts";
+import { Commons, createFairShare, createLimiter, type FairShare, type Stake } from "../kernel/share.ts";
 import { doneInTurns } from "../kernel/turns.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
 import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
@@ -26,15 +14,8 @@ import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
 const LENGTH = /^\d{1,15}$/;
 /** A body up to this size is not counted: all connections together could not hold enough to matter. */
 const TINY_BYTES = 4096;
-/** How many that come in one piece may be waited for. */
-const ONE_PIECE_MAX = 8_192;
-const LOOK_MS = 1_000;
 /** A body up to this size that is sent with its length is taken in one piece, and counts in full from its start. */
 const SMALL_BYTES = 65_536;
-/** How long a body waits for what others are to give back. */
-const WAIT_MS = 5_000;
-/** Bodies that may wait: each holds up to a mebibyte that is not counted yet. */
-const WAITING_MAX = 32;
 
 export interface IntakeLimits {
   /** What all bodies that are coming in may hold together. */
@@ -56,7 +37,23 @@ export interface Held {
   readonly storedMax?: number;
 }
 
-export function createIntake(limits: IntakeLimits) {
+const INTAKE_LIMITS: IntakeLimits = {
+  bytesMax: MAX.bodyIntakeBytes,
+  streamBytes: 32 * 1024,
+  msMax: MAX.bodyMs,
+  silenceMsMax: MAX.bodySilenceMs,
+};
+
+const LARGE_BODIES = {
+  size: MAX.largeBodies,
+  waitingMax: MAX.largeBodiesWaiting,
+  tooMany: "too many large bodies are being read",
+};
+
+export type Intake = ReturnType<typeof createIntake>;
+
+/** What takes in all bodies of a server, whose edge hands it to routes in the scope of a request. */
+export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
   const scales = createScales(limits.bytesMax);
   const readOnePiece = createOnePieceReader(limits.silenceMsMax);
 
@@ -156,17 +153,12 @@ export function createIntake(limits: IntakeLimits) {
       const body = await readBody(...asked);
       return body instanceof Uint8Array ? body : wholeOf(body, asked[1]);
     },
+    /** Few large bodies are worked on at a time. */
+    largeBodies: createLimiter(LARGE_BODIES),
+    /** Bytes of all bodies that are coming in, and of those that are held. */
+    inUse: scales.inUse,
   };
 }
-
-const intake = createIntake({
-  bytesMax: BODY_INTAKE_BYTES_MAX,
-  streamBytes: 32 * 1024,
-  msMax: BODY_INTAKE_MS_MAX,
-  silenceMsMax: BODY_INTAKE_SILENCE_MS_MAX,
-});
-
-export const { readBody, readBytes } = intake;
 
 function tooLarge(bytesMax: number): Fault {
   return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
@@ -187,7 +179,7 @@ function createOnePieceReader(msMax: number) {
   let looking: ReturnType<typeof setInterval> | null = null;
 
   function look(): void {
-    const share = createFairShare({ size: ONE_PIECE_MAX });
+    const share = createFairShare({ size: MAX.bodiesInOnePiece });
     const latest = performance.now() - msMax;
     for (const body of waiting) {
       if (body.begunAt <= latest)
@@ -212,7 +204,7 @@ function createOnePieceReader(msMax: number) {
     new Promise((resolve, reject) => {
       const body = { tenant, begunAt: performance.now(), reject };
       waiting.add(body);
-      looking ??= setInterval(look, Math.min(msMax / 10, LOOK_MS)).unref();
+      looking ??= setInterval(look, Math.min(msMax / 10, 1_000)).unref();
       const over = (bytes: Uint8Array) => {
         waiting.delete(body);
         resolve(bytes);
@@ -229,12 +221,13 @@ type Scales = ReturnType<typeof createScales>;
 
 function createScales(bytesMax: number) {
   const memory = new Commons({ size: bytesMax });
-  const waiting = createFairShare({ size: WAITING_MAX });
+  const waiting = createFairShare({ size: MAX.bodiesWaiting });
   // All that has come of them is parsed in one turn of the event loop, at 0.4 ms for a read full of chunks of one byte.
-  const chunkedLeast = Math.ceil(bytesMax / CHUNKED_BODIES_MAX);
+  const chunkedLeast = Math.ceil(bytesMax / MAX.chunkedBodies);
   return {
     /** Of a body that holds nothing yet. */
     stake: (tenant: string): Stake => memory.stake(tenant, null),
+    inUse: (): number => memory.inUse,
     /**
      * Counts so much from now on; waits for that when others hold more than their part.
      *
@@ -247,7 +240,7 @@ function createScales(bytesMax: number) {
       if (least <= 0 || stake.takeNow(least)) return;
       const amount = memory.worthWaiting(tenant, least, Math.max(floor, most) - stake.amount);
       if (amount === null || waiting.take(tenant) !== null) throw tooMany();
-      const giveUp = setTimeout(() => ending.abort(tooMany()), WAIT_MS);
+      const giveUp = setTimeout(() => ending.abort(tooMany()), MAX.bodyWaitMs);
       try {
         await stake.take(amount, ending.signal);
       } finally {
@@ -361,10 +354,10 @@ export interface DrainLimits {
 }
 
 const DRAIN_LIMITS: DrainLimits = {
-  bytesMax: PASSED_OVER_BYTES_MAX,
-  msMax: PASSED_OVER_MS_MAX,
-  silenceMsMax: PASSED_OVER_SILENCE_MS_MAX,
-  countMax: PASSED_OVER_COUNT_MAX,
+  bytesMax: MAX.drainedBytes,
+  msMax: MAX.drainedMs,
+  silenceMsMax: MAX.drainedSilenceMs,
+  countMax: MAX.drained,
 };
 
 /**
@@ -380,8 +373,8 @@ const DRAIN_LIMITS: DrainLimits = {
  */
 export function createBodyDrainer(limits: DrainLimits = DRAIN_LIMITS) {
   const inFlight = createFairShare({ size: limits.countMax });
-  const chunked = createFairShare({ size: PASSED_OVER_CHUNKED_MAX });
-  const chunkedLimits = { ...limits, silenceMsMax: PASSED_OVER_CHUNKED_SILENCE_MS_MAX };
+  const chunked = createFairShare({ size: MAX.drainedChunked });
+  const chunkedLimits = { ...limits, silenceMsMax: MAX.drainedChunkedSilenceMs };
 
   /** @returns whether nothing is left */
   async function drainWhole(request: Request, caller: string, share: FairShare, within: DrainLimits): Promise<boolean> {

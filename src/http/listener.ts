@@ -1,44 +1,42 @@
 // The port of the gateway. Bun's server accepts every connection for which there is a descriptor, and reports none. A
 // flood of them would leave no descriptor for upstream calls and the database; and where there are many descriptors, 16
-// KiB of an unfinished head on each would fill the memory. So near a part of them the address with most connections loses
-// some. The port is closed, which closes idle connections too, only where no address holds much more than others: behind
-// one proxy all connections have its address, and callers who hold few can't be told from others. Bun allows 12 s for a
-// first head, and the silence limit for later ones (measured).
+// KiB of an unfinished head on each would fill the memory. So near a part of them the holder of most connections loses
+// some. That is a tenant, of the connections on which its token came last, since behind one proxy all have its address;
+// those without a token are held by the strangers of their address. The port is closed, which closes idle connections too,
+// only where no holder has much more than others, or there are only strangers of one address: those of them who hold few
+// can't be told from others. Bun allows 12 s for a first head, and the silence limit for later ones (measured).
 import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
+import { MAX } from "../kernel/limits.ts";
 import {
   connectionsAt,
   endConnection,
   letMoreWait,
   type OpenConnection,
+  peerName,
   refuseHandshakes,
 } from "./bun/socket-options.ts";
 
-/**
- * With this many descriptors in use, callers' and upstream ones together, no connection is accepted. All calls and
- * streams that may run take 28,672; unfinished heads on all of these take 512 MiB (16 KiB each, measured).
- */
-const OPEN_MAX = 32_768;
 /** If the process may open fewer, one in so many is kept for upstream calls, the database and files. */
 const KEPT_PART = 8;
-const LOOK_MS = 50;
-/** A handshake that has begun ends in this time, in most networks. */
-const HANDSHAKE_MS = 50;
 /** One in so many must be free before the port opens again, so that it does not open for a single connection. */
 const FREED_PART = 64;
 /** So many are opened to see how many are in use, which takes 0.5 ms; fewer are opened between two looks. */
 const PROBED = 48;
-/** When fewer than one in so many are left, the address that holds most loses as many; twice as early they are counted. */
+/** When fewer than one in so many are left, the holder of most loses as many; twice as early they are counted. */
 const ZONE_PART = 16;
 /** Descriptors in a window. To look at one takes 2 ms. */
 const WINDOW = 1_024;
 /** Of one look, while more has to be known or ended. */
 const WINDOWS_MAX = 4;
-/** How many times as many as the others have on average an address holds before it loses any. */
+/** How many times as many as the others have on average a holder has before it loses any. */
 const MUCH_MORE = 5 / 4;
-/** Anybody can cause these log lines, so each is written this often at most. */
-const LOG_EVERY_MS = 10_000;
+/**
+ * Of so many requests between two looks it is noted whose they are; of all, when more descriptors are in use than one in
+ * `ZONE_PART`. To note one takes 0.7 µs (measured), so that all would be two percent of the accepts.
+ */
+const NOTED = 32;
 
 export interface ListenerOptions {
   readonly host: string;
@@ -48,9 +46,12 @@ export interface ListenerOptions {
   readonly reusePort: boolean;
   /** After so long without a byte a connection is closed. */
   readonly idleSeconds: number;
-  readonly answer: (request: Request, server: Bun.Server<undefined>) => Response | Promise<Response>;
+  /** @param owned tells the tenant of a request that is not answered yet */
+  readonly answer: (request: Request, server: Bun.Server<undefined>, owned: Owned) => Response | Promise<Response>;
   readonly log: Log;
 }
+
+type Owned = (request: Request, tenant: string) => void;
 
 export type Listener = ReturnType<typeof listen>;
 
@@ -58,7 +59,7 @@ export type Listener = ReturnType<typeof listen>;
 export function listen(options: ListenerOptions) {
   const { log } = options;
   const openMax = mostOpen();
-  const first = serve(options, options.port);
+  const first = serve(options, options.port, owned);
   const port = first.server.port ?? options.port;
   let listening: OpenPort | null = first;
   /** Servers that no longer listen but still have connections. */
@@ -66,10 +67,20 @@ export function listen(options: ListenerOptions) {
   const toldAt = new Map<string, number>();
   const zone = Math.max(PROBED, Math.ceil(openMax / ZONE_PART));
   const census = createCensus(port, openMax, zone);
+  /** How many requests may be noted before the next look. */
+  let notes = NOTED;
+
+  function owned(request: Request, tenant: string): void {
+    if (notes <= 0) return;
+    notes--;
+    const peer = first.server.requestIP(request);
+    if (peer !== null) census.note(peerName(peer), tenant);
+  }
 
   function tell(level: "warn" | "error", event: string, fields = {}): void {
     const now = performance.now();
-    if (now - (toldAt.get(event) ?? Number.NEGATIVE_INFINITY) < LOG_EVERY_MS) return;
+    // Anybody can cause these log lines, so each is written this often at most.
+    if (now - (toldAt.get(event) ?? Number.NEGATIVE_INFINITY) < 10_000) return;
     toldAt.set(event, now);
     log[level](event, { open_files_max: openMax, ...fields });
   }
@@ -86,8 +97,9 @@ export function listen(options: ListenerOptions) {
   function look(): void {
     const freed = Math.ceil(openMax / FREED_PART);
     const used = leastInUse(listening === null ? Math.max(PROBED, freed) : PROBED);
-    const crowded = used > openMax - 2 * zone ? census.relieve(used - (openMax - zone)) : census.forget();
-    if (crowded.ended > 0) tell("warn", "connections_ended", { count: crowded.ended });
+    notes = used > zone ? Number.POSITIVE_INFINITY : NOTED;
+    const crowded = census.relieve(used);
+    if (crowded.ended > 0) tell("warn", "connections_ended", { count: crowded.ended, ...crowded.whose });
     if (listening === null) {
       if (used <= openMax - freed) reopen();
     } else if (used >= openMax && !crowded.isRelieved) {
@@ -98,13 +110,13 @@ export function listen(options: ListenerOptions) {
 
   function reopen(): void {
     try {
-      listening = serve(options, port);
+      listening = serve(options, port, owned);
     } catch (error) {
       tell("error", "listen_failed", { error });
     }
   }
 
-  const looking = setInterval(look, LOOK_MS);
+  const looking = setInterval(look, 50);
   return {
     port,
     /**
@@ -114,7 +126,8 @@ export function listen(options: ListenerOptions) {
     async leave(): Promise<void> {
       if (!options.reusePort || listening === null || listening.descriptor === null) return;
       refuseHandshakes(listening.descriptor);
-      await Bun.sleep(HANDSHAKE_MS);
+      // A handshake that has begun ends in this time, in most networks.
+      await Bun.sleep(50);
     },
     /** Listens no more. Resolves when every connection is gone, which `now` sees to. */
     async stop(now: boolean = false): Promise<void> {
@@ -132,13 +145,13 @@ interface OpenPort {
   readonly descriptor: number | null;
 }
 
-function serve(options: ListenerOptions, port: number): OpenPort {
+function serve(options: ListenerOptions, port: number, owned: Owned): OpenPort {
   const from = lowestFree();
-  const server = serving(options, port);
+  const server = serving(options, port, owned);
   return { server, descriptor: letMoreWait(from, mostOpen()) };
 }
 
-function serving({ host, reusePort, idleSeconds, answer }: ListenerOptions, port: number): Bun.Server<undefined> {
+function serving({ host, reusePort, idleSeconds, answer }: ListenerOptions, port: number, owned: Owned) {
   try {
     return Bun.serve({
       hostname: host,
@@ -150,7 +163,7 @@ function serving({ host, reusePort, idleSeconds, answer }: ListenerOptions, port
       idleTimeout: idleSeconds,
       // Each route has its own limit, and answers as it should when that is passed.
       maxRequestBodySize: Number.MAX_SAFE_INTEGER,
-      fetch: answer,
+      fetch: (request, server) => answer(request, server, owned),
     });
   } catch (cause) {
     const shared = "; gateways of one user share a port when all of them have TOLLGATE_REUSE_PORT=1";
@@ -168,7 +181,7 @@ function lowestFree(): number {
 /** Bun has raised the limit as far as it may. Where nothing tells of one (macOS), it is above ours. */
 function mostOpen(): number {
   const limit = /^Max open files +(\d+)/m.exec(readLimits())?.[1];
-  return limit === undefined ? OPEN_MAX : Math.min(OPEN_MAX, Math.floor(Number(limit) * (1 - 1 / KEPT_PART)));
+  return limit === undefined ? MAX.openFiles : Math.min(MAX.openFiles, Math.floor(Number(limit) * (1 - 1 / KEPT_PART)));
 }
 
 function readLimits(): string {
@@ -195,74 +208,98 @@ function leastInUse(probed: number): number {
   return (opened.at(-1) ?? 0) + 1 - probed;
 }
 
+/** Stands before the tenant in the name of a holder, and in no address. */
+const TENANT = "=";
+
 /**
- * Who holds how many connections. All descriptors are too many for one look, so they are counted by windows, and each
- * window's last count stands until the next one.
+ * Who holds how many connections, a tenant or the strangers of an address. All descriptors are too many for one look, so
+ * they are counted by windows, and each window's last count stands until the next one.
  */
 function createCensus(port: number, openMax: number, zone: number) {
   const windows: Map<string, number>[] = [];
   const total = new Map<string, number>();
   const windowCount = Math.ceil(openMax / WINDOW);
   let next = 0;
+  /** The tenants of connections by their peers: of those noted or seen since all were last counted, and of earlier ones. */
+  let [owners, earlier] = [new Map<string, string>(), new Map<string, string>()];
 
-  function add(address: string, count: number): void {
-    const sum = (total.get(address) ?? 0) + count;
-    if (sum === 0) total.delete(address);
-    else total.set(address, sum);
+  function holderOf({ peer, address }: OpenConnection): string {
+    const owner = owners.get(peer) ?? earlier.get(peer);
+    if (owner !== undefined) owners.set(peer, owner);
+    return owner ?? address;
+  }
+
+  function add(holder: string, count: number): void {
+    const sum = (total.get(holder) ?? 0) + count;
+    if (sum === 0) total.delete(holder);
+    else total.set(holder, sum);
   }
 
   /** Counts the next window, and tells its connections. */
-  function countNext(): OpenConnection[] {
+  function countNext(): Map<string, OpenConnection[]> {
     const window = next;
     next = (next + 1) % windowCount;
-    for (const [address, held] of windows[window] ?? []) add(address, -held);
-    const connections = connectionsAt(port, window * WINDOW, WINDOW);
-    const byAddress = Map.groupBy(connections, ({ address }) => address);
-    windows[window] = new Map([...byAddress].map(([address, its]) => [address, its.length]));
-    for (const [address, held] of windows[window]) add(address, held);
-    return connections;
+    for (const [holder, held] of windows[window] ?? []) add(holder, -held);
+    const byHolder = Map.groupBy(connectionsAt(port, window * WINDOW, WINDOW), holderOf);
+    windows[window] = new Map([...byHolder].map(([holder, its]) => [holder, its.length]));
+    for (const [holder, held] of windows[window]) add(holder, held);
+    // All that are open have been seen by now.
+    if (next === 0) [owners, earlier] = [new Map(), owners];
+    return byHolder;
   }
 
-  /** The address that holds most, and how many more than others on average. Null where that is little. */
-  function most(): { address: string; more: number } | null {
+  /** The holder of most, and how many more than others have on average. Null where that is little. */
+  function most(): { holder: string; more: number } | null {
     let all = 0;
-    let [address, held] = ["", 0];
+    let [holder, held] = ["", 0];
     for (const [each, its] of total) {
       all += its;
-      if (its > held) [address, held] = [each, its];
+      if (its > held) [holder, held] = [each, its];
     }
-    const average = (all - held) / (total.size - 1);
+    // A tenant is compared with those who have none yet too, so it makes room even alone. Strangers alone can't, since
+    // those who have few yet can't be told from the others.
+    const others = total.size - (holder.startsWith(TENANT) ? 0 : 1);
+    const average = (all - held) / others;
     // Without the second condition a caller with thirty would lose them to thousands of addresses with one each.
-    return total.size > 1 && held > average * MUCH_MORE && held >= zone ? { address, more: held - average } : null;
+    return others > 0 && held > average * MUCH_MORE && held >= zone ? { holder, more: held - average } : null;
   }
 
   /** Ends so many of the connections at most, the longest silent first. @returns how many */
-  function endSome(connections: OpenConnection[], count: number): number {
+  function endSome(byHolder: Map<string, OpenConnection[]>, count: number): number {
     const largest = most();
     if (largest === null || count <= 0) return 0;
-    const its = connections
-      .filter(({ address }) => address === largest.address)
-      .sort((a, b) => b.silentMs - a.silentMs);
+    const its = (byHolder.get(largest.holder) ?? []).sort((a, b) => b.silentMs - a.silentMs);
     const ended = its.slice(0, Math.ceil(Math.min(count, largest.more)));
     for (const connection of ended) endConnection(connection);
     return ended.length;
   }
 
+  /** Forgets the counts. When many tenants are noted, it counts on instead, to forget those of connections that are gone. */
+  function rest() {
+    if (owners.size > openMax) countNext();
+    else {
+      windows.length = 0;
+      total.clear();
+      next = 0;
+    }
+    return { ended: 0, whose: {}, isRelieved: false };
+  }
+
   return {
-    /** @returns how many connections were ended, and whether an address can lose some or not all are counted yet */
-    relieve(excess: number) {
+    /** Notes the tenant whose request came last on a connection. */
+    note: (peer: string, tenant: string): void => void owners.set(peer, TENANT + tenant),
+    /** @returns how many connections were ended, and whether a holder can lose some or not all are counted yet */
+    relieve(used: number) {
+      if (used <= openMax - 2 * zone) return rest();
+      const excess = used - (openMax - zone);
       let ended = 0;
       for (let looked = 0; looked < Math.min(WINDOWS_MAX, windowCount); looked++) {
         ended += endSome(countNext(), excess - ended);
         if (windows.length === windowCount && ended >= excess) break;
       }
-      return { ended, isRelieved: windows.length < windowCount || most() !== null };
-    },
-    forget() {
-      windows.length = 0;
-      total.clear();
-      next = 0;
-      return { ended: 0, isRelieved: false };
+      const largest = most();
+      const whose = largest?.holder.startsWith(TENANT) ? { tenant: largest.holder.slice(TENANT.length) } : {};
+      return { ended, whose, isRelieved: windows.length < windowCount || largest !== null };
     },
   };
 }

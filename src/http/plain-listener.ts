@@ -6,6 +6,7 @@ import { createServer, type Server, type Socket } from "node:net";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
 import { systemClock } from "../core/time.ts";
+import { MAX } from "../kernel/limits.ts";
 import { createReservedShare } from "../kernel/share.ts";
 import { keepReceiveBufferSmall, SMALL_BODIES_BUFFER_BYTES } from "./bun/socket-options.ts";
 import { type ConnectionLimits, serveConnections } from "./http1.ts";
@@ -16,17 +17,12 @@ export interface PlainListenerLimits extends ConnectionLimits {
 }
 
 const LIMITS: PlainListenerLimits = {
-  connections: 256,
+  connections: MAX.plainConnections,
   idleMs: 10_000,
   headMs: 5_000,
   bodyMs: 5_000,
   flushMs: 10_000,
 };
-/** No route of such a port takes a body. */
-const BODY_BYTES_MAX = 1024;
-const SWEEP_MS = 250;
-/** Anybody can cause these log lines. */
-const LOG_EVERY_MS = 10_000;
 /** Nobody is known here, and nothing that is shown expires. */
 const ANYBODY = { expiresAt: Number.POSITIVE_INFINITY };
 
@@ -46,7 +42,7 @@ export async function listenPlain(options: PlainListenerOptions) {
   const server = createServer();
   const sockets = admit(server, options);
   await listen(server, options);
-  const sweeping = setInterval(sockets.sweep, SWEEP_MS);
+  const sweeping = setInterval(sockets.sweep, 250);
   const address = server.address();
 
   /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
@@ -84,7 +80,7 @@ function listen(server: Server, { host, port, variable, log }: PlainListenerOpti
 function admit(server: Server, { answer, variable, log, limits = LIMITS }: PlainListenerOptions) {
   const http = serveConnections<typeof ANYBODY>({
     answer,
-    bodyBytesMax: BODY_BYTES_MAX,
+    bodyBytesMax: MAX.plainBodyBytes,
     limits,
     clock: systemClock,
     log,
@@ -106,7 +102,8 @@ function admit(server: Server, { answer, variable, log, limits = LIMITS }: Plain
 
   function tellCrowded(): void {
     const now = performance.now();
-    if (now - toldAt < LOG_EVERY_MS) return;
+    // Anybody can cause these log lines.
+    if (now - toldAt < 10_000) return;
     toldAt = now;
     log.warn("connections_refused", { port: variable, connections_max: limits.connections });
   }

@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import { Fault } from "../core/fault.ts";
-import { createLargeResponses, jsonList, piecesOf, type RespondLarge, type ResponseParts } from "./responses.ts";
+import { createLargeResponses, type LargeResponses, piecesOf, type ResponseParts } from "./responses.ts";
 
 const KIB = 1024;
 const SIZE = 1024 * KIB;
@@ -9,7 +9,7 @@ const LONG = "x".repeat(512 * KIB);
 
 const PIECE = "x".repeat(32 * KIB);
 
-const giving = (waitMsMax = 60_000) => createLargeResponses({ bytesMax: SIZE, waitMsMax });
+const giving = (waitMsMax = 60_000) => createLargeResponses({ bytesMax: SIZE, waitMsMax }).respond;
 const asked = (tenant = "acme", signal?: AbortSignal) => ({
   tenant,
   request: new Request("http://localhost/", signal ? { signal } : {}),
@@ -30,7 +30,7 @@ function* failing(): Generator<string, void> {
 }
 
 /** Asks for answers and takes none, until there is no room. Gives how much is held then. */
-async function filled(give: RespondLarge, tenant: string): Promise<number> {
+async function filled(give: LargeResponses["respond"], tenant: string): Promise<number> {
   for (let held = 0; ; held += PIECE.length) {
     if ((await kindOf(give(asked(tenant), async () => PIECE))) !== "given") return held;
   }
@@ -159,7 +159,7 @@ test("a wait for room ends with an answer that says so, or when its caller goes"
 });
 
 test("of many answers that are taken at once, few pieces are made in a turn of the event loop", async () => {
-  const give = createLargeResponses({ bytesMax: 100 * SIZE, waitMsMax: 60_000 });
+  const give = createLargeResponses({ bytesMax: 100 * SIZE, waitMsMax: 60_000 }).respond;
   let made = 0;
   function* pieces(): Generator<string, void> {
     for (let left = 20; left > 0; left--) {
@@ -210,7 +210,7 @@ function listed(
   view: (row: number) => object,
   rest?: Readonly<Record<string, unknown>>,
 ): Promise<Response> {
-  return jsonList(asked(), { name: "data", rows: () => source, view, ...(rest && { rest }) });
+  return createLargeResponses().jsonList(asked(), { name: "data", rows: () => source, view, ...(rest && { rest }) });
 }
 
 const small = (row: number) => ({ row, text: "…" });

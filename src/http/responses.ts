@@ -8,11 +8,9 @@
 // Measured on Bun 1.4.5: a stream is pulled when the socket has taken the last piece. It is cancelled as soon as the
 // caller is gone (at once, if that was before the response), and for a HEAD. A caller that takes nothing for as long as a
 // connection may be silent is gone. A stream has no length: a length that is given with it is left out.
-//
-// One per thread, since the share, and the limit on lists in the making, bound the memory of all routes together.
 
 import { Fault, type FaultKind } from "../core/fault.ts";
-import { ANSWER_BYTES_MAX, ANSWER_WAIT_MS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { createFairQueue, createFairShare, createLimiter, enter, type FairQueue } from "../kernel/share.ts";
 import { doneInTurns, inStoreTurns } from "../kernel/turns.ts";
 
@@ -50,7 +48,7 @@ const JSON_HEADERS = { "content-type": "application/json", "x-content-type-optio
 type Headers_ = Readonly<Record<string, string>>;
 
 /**
- * A short JSON response; respondLarge sends what may be long. `application/json` has no charset parameter (RFC
+ * A short JSON response; createLargeResponses sends what may be long. `application/json` has no charset parameter (RFC
  * 8259, section 11).
  */
 export function json(status: keyof typeof SUCCESS, value: unknown, headers?: Headers_): Response {
@@ -125,20 +123,14 @@ export interface LargeResponse {
 /** Makes JSON or another text; or parts, if it is held in another form than text. */
 export type Make = () => Promise<string | ResponseParts>;
 
-/**
- * An answer of what `make` makes, which is called again if there was no room for it.
- *
- * @throws Fault `unavailable` when the tenant's callers leave no room for long; what `make` throws
- */
-export type RespondLarge = (answer: LargeResponse, make: Make) => Promise<Response>;
+export type LargeResponses = ReturnType<typeof createLargeResponses>;
 
-export interface LargeResponsesOptions {
-  readonly bytesMax: number;
-  readonly waitMsMax: number;
-}
-
-export function createLargeResponses({ bytesMax, waitMsMax }: LargeResponsesOptions): RespondLarge {
-  const queue = createFairQueue(createFairShare({ size: bytesMax, least: 0 }));
+/** The large responses that share one budget: all of a server, whose edge hands them to routes in the scope of a request. */
+export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax = MAX.responseWaitMs } = {}) {
+  const share = createFairShare({ size: bytesMax, least: 0 });
+  const queue = createFairQueue(share);
+  /** Lists in the making: each may have read large items before its memory is counted. */
+  const begun = createLimiter({ size: MAX.listsBegun, tooMany: "too many lists are being made" });
 
   /** What is sent; or its weight, if there is no room for it. What was made is dropped then. */
   async function tried(room: ResponseShare, make: Make): Promise<string | ReadableStream<Uint8Array> | number> {
@@ -150,7 +142,12 @@ export function createLargeResponses({ bytesMax, waitMsMax }: LargeResponsesOpti
     return parts.weight;
   }
 
-  return async ({ tenant, request, weight = 0, ...answer }, make) => {
+  /**
+   * An answer of what `make` makes, which is called again if there was no room for it.
+   *
+   * @throws Fault `unavailable` when the tenant's callers leave no room for long; what `make` throws
+   */
+  async function respond({ tenant, request, weight = 0, ...answer }: LargeResponse, make: Make): Promise<Response> {
     const { status = "ok", type = "application/json", headers } = answer;
     const room = new ResponseShare(queue, tenant, () =>
       AbortSignal.any([request.signal, AbortSignal.timeout(waitMsMax)]),
@@ -170,17 +167,23 @@ export function createLargeResponses({ bytesMax, waitMsMax }: LargeResponsesOpti
       room.leave();
       throw error;
     }
+  }
+
+  return {
+    respond,
+    /** An answer that is the JSON of what `look` finds. */
+    respondJson: (answer: LargeResponse, look: () => Promise<unknown>): Promise<Response> =>
+      respond(answer, async () => JSON.stringify(await look())),
+    /**
+     * A response that holds a list of items, which may be as large as callers made them. A few items are made at a time,
+     * with turns of the event loop in between. A short list is sent whole; a long one is made only as fast as its caller
+     * takes it, so that slow readers fill no memory.
+     */
+    jsonList: <T>(answer: LargeResponse, list: JsonList<T>): Promise<Response> =>
+      respond(answer, () => begun(answer.tenant, () => beginningOf(answer.tenant, list))),
+    /** Bytes of them now. */
+    inUse: (): number => share.inUse,
   };
-}
-
-export const respondLarge = createLargeResponses({
-  bytesMax: ANSWER_BYTES_MAX,
-  waitMsMax: ANSWER_WAIT_MS_MAX,
-});
-
-/** An answer that is the JSON of what `look` finds. */
-export function respondJson(answer: LargeResponse, look: () => Promise<unknown>): Promise<Response> {
-  return respondLarge(answer, async () => JSON.stringify(await look()));
 }
 
 /** The part of the share that one answer holds. */
@@ -272,9 +275,6 @@ const LONG_WEIGHT = 512 * 1024;
 /** How long items are read and made into text in one turn. */
 const TURN_MS = 2;
 
-/** Lists in the making: each may have read large items before its memory is counted. */
-const begun = createLimiter({ size: 16, tooMany: "too many lists are being made" });
-
 export interface JsonList<T> {
   /** The key of the list. */
   readonly name: string;
@@ -284,15 +284,6 @@ export interface JsonList<T> {
   readonly view: (row: T) => object;
   /** What stands beside the list. */
   readonly rest?: Readonly<Record<string, unknown>>;
-}
-
-/**
- * A response that holds a list of items, which may be as large as callers made them. A few items are made at a time, with
- * turns of the event loop in between. A short list is sent whole; a long one is made only as fast as its caller takes it,
- * so that slow readers fill no memory.
- */
-export function jsonList<T>(answer: LargeResponse, list: JsonList<T>): Promise<Response> {
-  return respondLarge(answer, () => begun(answer.tenant, () => beginningOf(answer.tenant, list)));
 }
 
 /** Whole when it is short. */

@@ -7,12 +7,12 @@ import { Fault } from "../core/fault.ts";
 import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
 import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
-import { REQUEST_ID_CHARACTERS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { createFairShare } from "../kernel/share.ts";
 import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
-import { createBodyDrainer, declaredLength, inChunks } from "./intake.ts";
-import { faultResponse } from "./responses.ts";
+import { createBodyDrainer, createIntake, declaredLength, type Intake, inChunks } from "./intake.ts";
+import { createLargeResponses, faultResponse, type LargeResponses } from "./responses.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
 export interface Scope<C = Caller> {
@@ -29,6 +29,10 @@ export interface Scope<C = Caller> {
   note(name: string, value: string): void;
   /** Null where the request is not traced. */
   readonly span: Span | null;
+  /** What takes in the bodies of all requests. */
+  readonly intake: Intake;
+  /** What sends the large responses of all requests. */
+  readonly responses: LargeResponses;
 }
 
 export type Scopes<C> = ReturnType<typeof createScopes<C>>;
@@ -99,7 +103,7 @@ export interface EdgeOptions extends Omit<GuardedEdgeOptions<Caller>, "guard"> {
 
 export type Edge = ReturnType<typeof createGuardedEdge>;
 
-const REQUEST_ID = new RegExp(`^[A-Za-z0-9._-]{1,${REQUEST_ID_CHARACTERS_MAX}}$`);
+const REQUEST_ID = new RegExp(`^[A-Za-z0-9._-]{1,${MAX.requestIdCharacters}}$`);
 
 /** The gateway's: everything under /v1 needs a bearer token. */
 export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
@@ -117,26 +121,26 @@ export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
 export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   const { guard, fastPath, meters = silentMeters, tracer = null } = options;
   const route = createRouter(options.app);
-  const drainBody = createBodyDrainer();
-  const accessLog = createAccessLog(options.log);
+  const [intake, responses, drainBody] = [createIntake(), createLargeResponses(), createBodyDrainer()];
+  const [accessLog, turnOfKnown] = [createAccessLog(options.log), createTurns()];
   const counted = meters.requestsTo(options.app.routes);
-  const turnOfKnown = createTurns();
   let draining = false;
 
   /** What is known of the request from now on. */
   function enter(known: Guard<C>, context: RequestContext, request: Request, caller: C): Scope<C> {
     const { original, requestId, startedAt, fields, holdOpen } = context;
+    const { method } = original;
     const [field, shown] = known.shown(caller);
+    context.identified(original, shown);
     fields[field] = shown;
     context.known = shown;
     const traced = tracer === null ? null : known.traced(request.method, context.path);
     if (tracer !== null && traced !== null) {
-      const { method } = original;
       context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
       fields["trace_id"] = context.span.traceId;
     }
     const note = noteIn(fields);
-    return { requestId, caller, method: original.method, holdOpen, note, span: context.span };
+    return { requestId, caller, method, holdOpen, note, span: context.span, intake, responses };
   }
 
   function toRoute(request: Request, { known, path }: RequestContext, scope: Scope<C>): Response | Promise<Response> {
@@ -183,14 +187,15 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
      * The server leaves the body of an answer to HEAD out, and its length, where it has one, in.
      *
      * @param holdOpen as in the request's scope
+     * @param identified is told whose request it is, once that is known
      */
-    async fetch(original: Request, holdOpen: (held: boolean) => void = holdNothing): Promise<Response> {
+    async fetch(original: Request, holdOpen: HoldOpen = nothing, identified: Identified = nothing): Promise<Response> {
       const startedAt = performance.now();
       const { request, path } = withRoutableUrl(original);
       const sentId = request.headers.get("x-request-id");
       const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const unknown = { known: STRANGERS, span: null, endsConnection: false };
+      const unknown = { identified, known: STRANGERS, span: null, endsConnection: false };
       const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...unknown };
       let response: Response;
       try {
@@ -207,6 +212,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       if (drained !== undefined) await drained;
       return response;
     },
+    /** How much of the bounds of a server is in use. */
+    inUse: () => ({ bodyIntakeBytes: intake.inUse(), responseBytes: responses.inUse() }),
     /** From now on every request is answered 503. */
     drain(): void {
       draining = true;
@@ -238,8 +245,11 @@ function onFastPath<C>(fastPath: FastPath<C> | undefined, request: Request, path
 /** Stands for all unknown callers where others are told apart by tenant. No tenant has this name. */
 export const STRANGERS = "";
 
-/** For servers that close no silent connection. */
-const holdNothing = () => {};
+type HoldOpen = Scope<never>["holdOpen"];
+type Identified = (request: Request, known: string) => void;
+
+/** For servers that close no silent connection, and don't ask whose connections they have. */
+const nothing = () => {};
 
 /** The fields of a request's line in the log, which one object gathers while the request is answered. */
 type Fields = Record<string, string | number>;
@@ -256,7 +266,8 @@ interface RequestContext {
   /** Of performance.now(). */
   readonly startedAt: number;
   readonly fields: Fields;
-  readonly holdOpen: (held: boolean) => void;
+  readonly holdOpen: HoldOpen;
+  readonly identified: Identified;
   /** Whose request it is, as far as that is known yet. */
   known: string;
   /** Null where it is not traced. */
@@ -270,9 +281,6 @@ function mark(response: Response, { requestId, endsConnection }: RequestContext,
   if (draining || endsConnection) response.headers.set("connection", "close");
 }
 
-/** A stranger's request waits for its turn with a body of so many bytes at most. */
-const WAITING_BODY_BYTES_MAX = 16 * 1024;
-
 /**
  * Undefined when a stranger's request may be answered at once. One that has much of a body never waits, since the runtime
  * would keep what arrives of it: 600 connections with a megabyte each took gigabytes. Its connection ends with the answer,
@@ -282,17 +290,14 @@ function turnOfStranger(context: RequestContext): Promise<void> | undefined {
   if (!isTurnUsedUp()) return undefined;
   const { headers } = context.original;
   const length = headers.get("content-length") ?? "0";
-  const isShort = /^\d{1,5}$/.test(length) && Number(length) <= WAITING_BODY_BYTES_MAX;
+  const isShort = /^\d{1,5}$/.test(length) && Number(length) <= MAX.strangerBodyBytes;
   context.endsConnection = !isShort || inChunks(headers);
   return context.endsConnection ? undefined : turnOf(STRANGERS);
 }
 
-/** Requests with bodies in chunks that may wait for their turns, since the runtime parses the bodies meanwhile. */
-const WAITING_IN_CHUNKS_MAX = 16;
-
-/** The turns of known callers, as `turnOf`. @throws Fault `unavailable`; then the connection ends */
+/** The turns of known callers, as `turnOf`. Few wait with bodies in chunks, which the runtime parses meanwhile. @throws Fault `unavailable`; then the connection ends */
 function createTurns() {
-  const waiting = createFairShare({ size: WAITING_IN_CHUNKS_MAX });
+  const waiting = createFairShare({ size: MAX.chunkedWaiting });
   return (context: RequestContext): Promise<void> | undefined => {
     const { known, original } = context;
     if (!inChunks(original.headers) || !isTurnUsedUp()) return turnOf(known);
@@ -319,8 +324,6 @@ function failed(
 }
 
 const PATH_CHARACTERS_MAX = 256;
-const STRANGERS_LINES_MAX = 20;
-const SUMMED_UP_MS = 1_000;
 
 /** A path as the log shows it. Longer ones are none of our routes. */
 export function shownPath(path: string): string {
@@ -336,15 +339,15 @@ export function createAccessLog(log: Log) {
   let strangers = 0;
 
   function sumUp(): void {
-    const more = strangers - STRANGERS_LINES_MAX;
+    const more = strangers - MAX.strangerLines;
     strangers = 0;
     if (more > 0) log.info("unauthenticated_requests", { count: more });
   }
 
   /** Whether another line may be caused by a stranger; counts it. */
   function mayTell(): boolean {
-    if (strangers++ === 0) setTimeout(sumUp, SUMMED_UP_MS).unref();
-    return strangers <= STRANGERS_LINES_MAX;
+    if (strangers++ === 0) setTimeout(sumUp, 1_000).unref();
+    return strangers <= MAX.strangerLines;
   }
 
   return {

@@ -1,75 +1,239 @@
-// The fixed limits that several rooms share or the interface names. Those that an operator may move are in
-// config/variables.ts; those of one mechanism stand with it.
+// The bounds of the process: what load, a tenant or an upstream can reach. Metrics, the doctor and the manual read the rows;
+// code takes the sizes from `MAX`. What an operator may set stands in config/variables.ts, and constants of protocols and
+// pauses of the process's own work stand where they are used.
+import { ALLOWED_HOSTS_MAX, URL_CHARACTERS_MAX } from "../core/host.ts";
 
+export interface Limit {
+  readonly size: number;
+  readonly unit: "bytes" | "characters" | "ms" | "count";
+  /** `process`: of all callers together, shared out by tenant where tenants can take from it. `each`: of each such thing. */
+  readonly per: "process" | "tenant" | "agent" | "each";
+  /** What happens there: a status, a wait, or what is left out. */
+  readonly beyond: string;
+  /** What is bounded, in the words of the manual. */
+  readonly what: string;
+}
+
+type LimitRow = [size: number, per: Limit["per"], beyond: string, what: string];
+
+const row =
+  (unit: Limit["unit"]) =>
+  (...[size, per, beyond, what]: LimitRow): Limit => ({ size, unit, per, beyond, what });
+
+const [bytes, characters, ms, count] = [row("bytes"), row("characters"), row("ms"), row("count")];
 const KIB = 1024;
 const MIB = 1024 * KIB;
+const PROXY_BODY_BYTES = 32 * MIB;
 
-export const PROXY_BODY_BYTES_MAX = 32 * MIB;
-export const MANAGEMENT_BODY_BYTES_MAX = MIB;
-/** Bytes received of bodies that are still coming in, over the whole process; shared out by tenant. */
-export const BODY_INTAKE_BYTES_MAX = 192 * MIB;
-/** For the largest body on a line of half a megabit a second. */
-export const BODY_INTAKE_MS_MAX = 600_000;
-export const BODY_INTAKE_SILENCE_MS_MAX = 30_000;
-/** Bodies in chunks that are coming in: each counts for its part of those bytes. */
-export const CHUNKED_BODIES_MAX = 32;
-/** Bytes held of answers that callers are still taking, over the whole process; shared out by tenant. */
-export const ANSWER_BYTES_MAX = 64 * MIB;
-/** How long another answer waits for a share of that. */
-export const ANSWER_WAIT_MS_MAX = 5_000;
-/** What is read and dropped of a body after its refusal: the largest one twice, on a line of five megabits a second. */
-export const PASSED_OVER_BYTES_MAX = 2 * PROXY_BODY_BYTES_MAX;
-export const PASSED_OVER_MS_MAX = 60_000;
-export const PASSED_OVER_SILENCE_MS_MAX = 5_000;
-/** On so many connections at a time, shared out by tenant; strangers are one. */
-export const PASSED_OVER_COUNT_MAX = 1024;
-/** Of bodies in chunks, which cost the event loop more, and whose clients may wait for the refusal before they send more. */
-export const PASSED_OVER_CHUNKED_MAX = 8;
-export const PASSED_OVER_CHUNKED_SILENCE_MS_MAX = 1_000;
-export const CAPTURE_BYTES_MAX = MIB;
-export const JSON_DEPTH_MAX = 64;
-/** Of one object: more than fit into the largest one that is taken, which is metadata of 16 KiB. */
-export const JSON_KEYS_MAX = 4096;
-/** Of one list, likewise. */
-export const JSON_ITEMS_MAX = 8192;
-/** Of all values in metadata: a thing that is no more than 16 KiB has fewer. */
-export const JSON_FREE_VALUES_MAX = 16_384;
+const MEMORY = {
+  bodyIntakeBytes: bytes(192 * MIB, "process", "waits, then 503", "bodies above 4 KiB that are coming in"),
+  runningBodyBytes: bytes(96 * MIB, "process", "waits", "bodies of calls that run"),
+  captureBytes: bytes(112 * MIB, "process", "waits", "captured answers of polled calls"),
+  streamCaptureBytes: bytes(96 * MIB, "process", "captures less", "captured answers of streamed calls"),
+  toolListBytes: bytes(96 * MIB, "process", "the call fails", "lists of tools that are filtered"),
+  decoderBytes: bytes(192 * MIB, "process", "waits, then the call fails", "decoders of encoded answers"),
+  aheadBytes: bytes(48 * MIB, "process", "not read on", "what has come of polled answers and waits"),
+  streamAheadBytes: bytes(64 * MIB, "process", "not read on", "what has come of streamed answers and waits"),
+  responseBytes: bytes(64 * MIB, "process", "waits, then 503", "responses above 16 KiB that callers have not taken"),
+  policyBytes: bytes(64 * MIB, "process", "evicted", "policies in memory"),
+  assetBytes: bytes(8 * MIB, "process", "waits, then 503", "files of the manual and of Swagger that are being sent"),
+  secretBytes: bytes(8 * MIB, "process", "evicted", "secrets of Vault and of files, in memory"),
+};
 
-export const SERVICE_MODEL_BYTES_MAX = 256;
-export const IDEMPOTENCY_KEY_CHARACTERS_MAX = 255;
+const REQUESTS = {
+  bodyBytes: bytes(PROXY_BODY_BYTES, "each", "413", "body of a proxy call"),
+  managementBodyBytes: bytes(MIB, "each", "413", "body of any other request"),
+  // For the largest body on a line of half a megabit a second.
+  bodyMs: ms(600_000, "each", "400", "time for a body to come in"),
+  bodySilenceMs: ms(30_000, "each", "400", "silence of a body that is coming in"),
+  bodyWaitMs: ms(5_000, "each", "503", "wait of a body for memory"),
+  // Each holds up to a mebibyte that is not counted yet.
+  bodiesWaiting: count(32, "process", "503", "bodies that wait for memory"),
+  // The runtime parses what has come of all of them in one turn of the event loop.
+  chunkedBodies: count(32, "process", "waits, then 503", "bodies in chunks that are coming in"),
+  chunkedWaiting: count(16, "process", "503, and closed", "requests with bodies in chunks that wait for their turn"),
+  bodiesInOnePiece: count(8_192, "process", "503", "bodies of at most 64 KiB that are late"),
+  // A body of short texts takes a hundred times its bytes, with garbage not collected yet (measured).
+  largeBodies: count(2, "process", "waits, then 503", "bodies above 16 KiB that are no call and are being read"),
+  largeBodiesWaiting: count(64, "process", "503", "bodies above 16 KiB that wait to be read"),
+  limiterWaitMs: ms(5_000, "each", "503", "wait for one of few slots"),
+  strangerBodyBytes: bytes(16 * KIB, "each", "answered at once", "body of a stranger's request that has to wait"),
+  strangerLines: count(20, "process", "summed up", "lines of the log for requests of strangers in a second"),
+  logCharacters: characters(4_194_304, "process", "dropped, and counted", "lines of the log that wait to be written"),
+  // The largest body twice, on a line of five megabits a second.
+  drainedBytes: bytes(2 * PROXY_BODY_BYTES, "each", "closed", "rest of a body that nobody needs"),
+  drainedMs: ms(60_000, "each", "closed", "time for that rest"),
+  drainedSilenceMs: ms(5_000, "each", "closed", "silence of that rest"),
+  drained: count(1_024, "process", "closed", "connections on which such a rest is dropped"),
+  drainedChunked: count(8, "process", "closed", "connections on which such a rest is dropped that comes in chunks"),
+  // The client may wait for the answer before it sends more.
+  drainedChunkedSilenceMs: ms(1_000, "each", "closed", "silence of a rest in chunks"),
+  responseWaitMs: ms(5_000, "each", "503", "wait for room for another answer"),
+  listsBegun: count(16, "process", "waits, then 503", "lists that are being made"),
+  tokenCharacters: characters(8_192, "each", "401", "token"),
+  principalCharacters: characters(256, "each", "401", "tenant or user in a token"),
+  tokensCharacters: characters(8 * MIB, "process", "evicted", "verified tokens in memory"),
+  serviceModelBytes: bytes(256, "each", "400", "`X-Service-Model`"),
+  idempotencyKeyCharacters: characters(255, "each", "400", "`Idempotency-Key`"),
+  requestIdCharacters: characters(128, "each", "a new one is made", "`X-Request-ID`"),
+  jsonDepth: count(64, "each", "400", "depth of JSON"),
+  // More than fit into the largest object that is taken, which is metadata of 16 KiB.
+  jsonKeys: count(4_096, "each", "400", "keys of an object of JSON that is no call"),
+  jsonItems: count(8_192, "each", "400", "items of a list of JSON that is no call"),
+  jsonFreeValues: count(16_384, "each", "400", "values in metadata"),
+  batchMessages: count(100, "each", "400", "messages of a JSON-RPC batch"),
+  rpcNameBytes: bytes(KIB, "each", "400", "id, method and name of a tool in JSON-RPC"),
+  echoedHeaders: count(32, "each", "400", "`Mcp-Param-*` headers"),
+  waitSeconds: count(60, "each", "a shorter wait", "seconds of `Prefer: wait`"),
+  retryAfterSeconds: count(60, "each", "a shorter time", "seconds of `Retry-After`"),
+  pageItems: count(100, "each", "fewer items", "page of a list"),
+  searchCharacters: characters(256, "each", "400", "search for agents"),
+  plainConnections: count(256, "process", "an idle one is closed", "connections of the metrics and the plain port"),
+  plainPipelined: count(16, "each", "closed", "requests that wait on one connection of these ports"),
+  plainHeadBytes: bytes(16 * KIB, "each", "431", "head of a request to these ports"),
+  plainDrainedBytes: bytes(4 * MIB, "each", "closed", "rest of a body that these ports drop"),
+  plainPieces: count(4_096, "each", "closed", "chunks of a body to these ports and to the mutual-TLS port"),
+  plainBodyBytes: bytes(KIB, "each", "413", "body of a request to the plain ports"),
+  // All calls and streams that may run take 28,672; unfinished heads on all of these take 512 MiB (16 KiB each, measured).
+  openFiles: count(32_768, "process", "a connection is closed or refused", "open files and connections"),
+};
+
+const CALLS = {
+  runningCalls: count(4_096, "process", "waits", "polled calls that run"),
+  // Otherwise small bodies could keep a large one out.
+  extraBodies: count(8, "process", "waits", "bodies of calls that run beside their memory, one of a tenant"),
+  callsRecording: count(256, "process", "no more are made", "calls that have been made and wait for their record"),
+  queuedCalls: count(20_000, "process", "stay in the database", "IDs of waiting calls in memory"),
+  agentQueuedCalls: count(256, "agent", "stay in the database", "IDs of waiting calls in memory"),
+  runningStreams: count(4_096, "process", "waits, then 503", "streamed calls that run"),
+  mcpConnections: count(8_192, "process", "waits, then 503", "messages and streams of mcp agents that are no call"),
+  agentMcpConnections: count(1_024, "agent", "waits, then 503", "messages and streams that are no call"),
+  resumedStreams: count(2_048, "process", "503", "streams of calls that were accepted before"),
+  // A caller holds its connection while it waits, so it does not wait for long.
+  streamWaitMs: ms(10_000, "each", "503", "wait for a slot of a stream"),
+  streamsWaiting: count(4_096, "process", "503", "callers that wait for such a slot"),
+  agentStreamsWaiting: count(256, "agent", "503", "callers that wait for such a slot"),
+  callerSilenceMs: ms(300_000, "each", "the stream ends", "time for which a caller leaves a stream unread"),
+  waitingCallers: count(8_192, "process", "answered at once", "callers that wait for an end"),
+  capturedBytes: bytes(MIB, "each", "cut off", "captured body"),
+  decisionsBuffered: count(20_000, "process", "written with the call", "decisions of policies that are to be written"),
+  callersRated: count(200_000, "process", "counted from zero", "callers whose rate a policy asks for"),
+  rateBuckets: count(100_000, "process", "evicted", "token buckets in memory"),
+  rateRefusals: count(10_000, "process", "evicted", "refusals of shared token buckets in memory"),
+  policiesCompiled: count(2, "process", "waits, then 503", "policies that are being read"),
+  agentsCharacters: characters(8 * MIB, "process", "evicted", "agents in memory"),
+  tenantKeys: count(10_000, "process", "evicted", "keys of tenants in memory"),
+  // With more of them the database is far too slow, and memory would run out next.
+  storeWaiting: count(20_000, "process", "503", "reads and writes that wait for the database"),
+  // Together with those of other replicas they leave room below Postgres's usual limit of 100.
+  storeWriters: count(7, "process", "waits, then 503", "connections of Postgres that write"),
+  storeFirstWriters: count(1, "process", "waits, then 503", "connections for urgent writes"),
+  storeBatchers: count(2, "process", "waits, then 503", "connections for commands"),
+  storeLargeBatchers: count(2, "process", "waits, then 503", "connections for commands with large bodies"),
+  storeReaders: count(6, "process", "waits, then 503", "connections that read"),
+  storeFirstReaders: count(3, "process", "waits, then 503", "connections for urgent reads"),
+  storeCounters: count(3, "process", "waits, then 503", "connections that count"),
+  // From the wait for a connection to the answer; the interface promises 10 s.
+  storeMs: ms(9_000, "each", "503", "one read or write of the database"),
+  spans: count(4_096, "process", "dropped, and counted", "spans that wait for the collector"),
+  revokedUsers: count(50_000, "process", "refused", "users whose tokens are revoked"),
+};
+
+const UPSTREAMS = {
+  upstreamHeadBytes: bytes(64 * KIB, "each", "the call fails", "head of an answer, and its trailers"),
+  // As many as the runtime's `fetch` takes.
+  upstreamFields: count(256, "each", "the call fails", "fields of such a head"),
+  // Honest servers send one or two.
+  interimAnswers: count(100, "each", "the call fails", "interim answers before the final one"),
+  // No honest answer has more. Each needs a decoder, and memory for the bytes between two.
+  encodings: count(2, "each", "the call fails", "encodings of an answer"),
+  decoderWaitMs: ms(10_000, "each", "the call fails", "wait of a streamed answer for the memory of its decoders"),
+  toolAnswerBytes: bytes(16 * MIB, "each", "the call fails", "answer, or event, with a list of tools that is filtered"),
+  mcpSessions: count(1_000, "each", "the one unused longest is closed", "sessions with mcp servers in a worker"),
+  mcpSideRequests: count(64, "each", "waits", "requests to mcp servers that no call waits for, in a worker"),
+  initializeBytes: bytes(128 * KIB, "each", "the call fails", "answer to `initialize`"),
+  // No client could use more, and they would only fill memory.
+  listedTools: count(10_000, "each", "the call fails", "tools in a list that is filtered"),
+  listedAnswers: count(1_000, "each", "the call fails", "answers in a batch with such a list"),
+  lookups: count(512, "process", "waits, then the call fails", "look-ups of names"),
+  resolvedNames: count(1_024, "process", "evicted", "resolved names in memory"),
+  targets: count(1_024, "process", "evicted", "URLs of upstreams in memory"),
+  tlsContexts: count(128, "process", "evicted", "TLS contexts of client certificates in memory"),
+};
+
+const KEPT = {
+  nameCharacters: characters(128, "each", "400", "name"),
+  descriptionCharacters: characters(4_096, "each", "400", "description"),
+  tags: count(32, "each", "400", "tags"),
+  tagCharacters: characters(64, "each", "400", "tag"),
+  metadataBytes: bytes(16 * KIB, "each", "400", "metadata"),
+  urlCharacters: characters(URL_CHARACTERS_MAX, "each", "400", "URL"),
+  // Enough for the tools of any known server. The row is read for each call, so it must stay small.
+  pricedTools: count(500, "each", "400", "prices of single tools"),
+  plaintextBytes: bytes(64 * KIB, "each", "400", "secret"),
+  vaultRefCharacters: characters(1_024, "each", "400", "reference to a secret"),
+  allowedHosts: count(ALLOWED_HOSTS_MAX, "each", "400", "`allowed_hosts`"),
+  policyRules: count(500, "each", "400", "rules of a policy"),
+  policyList: count(1_000, "each", "400", "entries of a list in a rule"),
+  // Longer than the name of any tool that can be called, with a wildcard.
+  policyEntryCharacters: characters(1_024, "each", "400", "entry of a list in a rule"),
+};
+
+const PAYMENTS = {
+  paymentHeaderCharacters: characters(16 * KIB, "each", "402", "payment header"),
+  // A plain account's has 65; contract wallets need more.
+  signatureBytes: bytes(4 * KIB, "each", "402", "signature of a payment"),
+  // Clients take in 16 KiB of headers in all, and send this part of the challenge back in one.
+  challengeCharacters: characters(256, "each", "cut off", "description of an agent in a challenge"),
+  // The last of so many waits for six seconds.
+  verifications: count(8_192, "process", "503", "signatures that wait to be verified"),
+  facilitatorBytes: bytes(64 * KIB, "each", "the outcome is unknown", "answer of a facilitator"),
+  // Each holds two connections, the caller's and the facilitator's, for as long as the facilitator is silent.
+  firstAttempts: count(4_096, "process", "503", "first settlement attempts under way"),
+  backgroundAttempts: count(128, "process", "waits", "settlements in the background"),
+  facilitatorAttempts: count(32, "each", "waits", "settlements in the background at one facilitator"),
+  troubledAttempts: count(2, "each", "waits", "such settlements where the last answer timed out"),
+  troubledFacilitators: count(10_000, "process", "the oldest is forgotten", "facilitators in trouble"),
+  // Signing with a larger one takes so long that a few handshakes would hold up everybody else's.
+  rsaBits: count(4_096, "each", "400", "bits of the RSA key in a client bundle"),
+  settleBodyBytes: bytes(64 * KIB, "each", "413", "body of `/settle`"),
+  settlements: count(2_000, "process", "503", "settlements at once in a facilitator, shared out by account"),
+  walletTransactions: count(2_000, "each", "503", "transactions of one key in no block yet"),
+  settleConnections: count(4_096, "process", "an idle one is closed", "connections of the mutual-TLS port, by account"),
+  certificates: count(16, "each", "409", "certificates of an account"),
+  // An account chooses payers and nonces, so it could fill the table. Beyond it only the log has the reasons.
+  accountNotes: count(10_000, "each", "not stored", "refusals of an account that are stored for a day"),
+  paymentsTold: count(20_000, "process", "evicted", "payments whose end has been counted"),
+};
+
+/** By the headings of the manual; the first are the memory budgets. */
+export const LIMITS = {
+  Memory: MEMORY,
+  "Connections and requests": REQUESTS,
+  Calls: CALLS,
+  "Answers of upstreams": UPSTREAMS,
+  "What a tenant keeps": KEPT,
+  Payments: PAYMENTS,
+};
+
+const ALL = { ...MEMORY, ...REQUESTS, ...CALLS, ...UPSTREAMS, ...KEPT, ...PAYMENTS };
+
+export type LimitName = keyof typeof ALL;
+
+export const MAX = Object.fromEntries(Object.entries(ALL).map(([name, { size }]) => [name, size])) as Readonly<
+  Record<LimitName, number>
+>;
+
 export const IDEMPOTENCY_HOURS = 24;
-export const REQUEST_ID_CHARACTERS_MAX = 128;
-export const WAIT_SECONDS_MAX = 60;
-export const RETRY_AFTER_SECONDS_MAX = 60;
-
-export const NAME_CHARACTERS_MAX = 128;
-export const DESCRIPTION_CHARACTERS_MAX = 4096;
-export const TAGS_MAX = 32;
-export const TAG_CHARACTERS_MAX = 64;
-export const METADATA_BYTES_MAX = 16 * KIB;
-export const PLAINTEXT_BYTES_MAX = 65_536;
-export const VAULT_REF_CHARACTERS_MAX = 1024;
 export const BURST_DEFAULT = 20;
-
-/** JSON-RPC messages of one batch, each of which is judged. */
-export const BATCH_MESSAGES_MAX = 100;
-
 export const PAGE_LIMIT_DEFAULT = 20;
-export const PAGE_LIMIT_MAX = 100;
-
-export const POLICY_RULES_MAX = 500;
-/** Entries of one list of a rule. */
-export const POLICY_LIST_MAX = 1000;
-/** Longer than the name of any tool that can be called, with a wildcard. */
-export const POLICY_ENTRY_CHARACTERS_MAX = 1024;
-
-export const PAYMENT_HEADER_CHARACTERS_MAX = 16 * KIB;
-/** Of a plain account 65; contract wallets need more. */
-export const SIGNATURE_BYTES_MAX = 4 * KIB;
-/** Clients take in 16 KiB of headers in all, and send this part of the challenge back in one. */
-export const CHALLENGE_DESCRIPTION_CHARACTERS_MAX = 256;
-export const SETTLE_BODY_BYTES_MAX = 64 * KIB;
 /** When the gateway's nodes are asked whether a settlement stands, if its facilitator names no time: 12 blocks, and some. */
 export const SETTLEMENT_FINAL_MS = 30_000;
 /** After so long a collected payment counts as final, even if nobody answers. */
 export const SETTLEMENT_CONFIRM_MS_MAX = 120_000;
+export const SETTLE_BODY_BYTES_MAX = MAX.settleBodyBytes;
+export const CAPTURE_BYTES_MAX = MAX.capturedBytes;
+export const IDEMPOTENCY_KEY_CHARACTERS_MAX = MAX.idempotencyKeyCharacters;
+export const SERVICE_MODEL_BYTES_MAX = MAX.serviceModelBytes;
+export const WAIT_SECONDS_MAX = MAX.waitSeconds;
+export const PROXY_BODY_BYTES_MAX = MAX.bodyBytes;

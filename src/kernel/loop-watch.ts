@@ -4,7 +4,6 @@ import type { Log } from "../core/log.ts";
 
 /** A timer of 5 ms costs 1 % of a core, this one half of that. A pause is reported up to this much too short. */
 const TICK_MS = 10;
-const LINE_EVERY_MS = 1_000;
 
 interface Pause {
   readonly ms: number;
@@ -49,7 +48,7 @@ export function watchLoop(
       if (ms > (longest?.ms ?? 0)) longest = { ms: rounded(ms), cpu_ms };
     }
     cpu = used;
-    if (tickedAt - toldAt >= LINE_EVERY_MS) tell();
+    if (tickedAt - toldAt >= 1_000) tell();
   }
 
   const timer = setInterval(tick, TICK_MS);

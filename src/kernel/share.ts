@@ -11,6 +11,7 @@
 // there is get equal parts; and a newcomer finds something free, however many hold all that they may.
 
 import { Fault } from "../core/fault.ts";
+import { MAX } from "./limits.ts";
 import { inSlices } from "./loop.ts";
 import type { StopSignal } from "./wait.ts";
 
@@ -89,6 +90,9 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
   return {
     get free() {
       return free;
+    },
+    get inUse() {
+      return size - free;
     },
     /**
      * Takes this amount, or says who is short; then nothing is taken. Without an agent only the tenant counts.
@@ -381,8 +385,6 @@ export function createRoundRobin<T>() {
 // A limit on work that takes memory, connections or rows while it runs: few pieces at once, shared out by tenant, so that
 // a tenant that asks for much delays nobody else for long.
 
-const WAIT_MS_MAX = 5_000;
-
 export interface LimiterOptions {
   /** How much at once. A tenant alone has seven eighths of it, and of those that wait. */
   readonly size: number;
@@ -400,7 +402,7 @@ export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooM
   async function wait(tenant: string): Promise<void> {
     if (waiting.take(tenant) !== null) throw refused();
     try {
-      await enter(queue, { tenant, agent: null, amount: 1 }, AbortSignal.timeout(WAIT_MS_MAX));
+      await enter(queue, { tenant, agent: null, amount: 1 }, AbortSignal.timeout(MAX.limiterWaitMs));
     } catch (cause) {
       throw refused(cause);
     } finally {
@@ -496,11 +498,8 @@ export interface CommonsOptions {
   readonly later?: (look: () => void, ms: number) => void;
 }
 
-const PATIENCE_MS = 1000;
-const LOOK_MS = 100;
 /** Thousands of small holders may be needed, and each one that ends makes work, so few are asked at a time. */
 const ASKED_AT_ONCE = 64;
-const GO_ON_MS = 10;
 
 export class Commons {
   readonly #size: number;
@@ -521,12 +520,16 @@ export class Commons {
   #isShort = false;
   #isLooking = false;
 
-  constructor({ size, patienceMs = PATIENCE_MS, later = setTimeout }: CommonsOptions) {
+  constructor({ size, patienceMs = 1000, later = setTimeout }: CommonsOptions) {
     this.#size = size;
     this.#patienceMs = patienceMs;
     this.#later = later;
     this.#share = createFairShare({ size, least: 0 });
     this.#queue = createFairQueue(this.#share, () => (this.#isShort ? this.#partOf() : null));
+  }
+
+  get inUse(): number {
+    return this.#share.inUse;
   }
 
   /** A share that holds nothing yet. */
@@ -665,7 +668,7 @@ export class Commons {
     this.#asksLeft = ASKED_AT_ONCE;
     let promised = 0;
     for (const waiter of this.#overdue()) promised += this.#makeRoom(waiter, promised);
-    if (this.#queue.size > 0) this.#lookLater(this.#asksLeft > 0 ? LOOK_MS : GO_ON_MS);
+    if (this.#queue.size > 0) this.#lookLater(this.#asksLeft > 0 ? 100 : 10);
     else this.#isShort = false;
   }
 

@@ -182,8 +182,6 @@ const FRESH_MS = 2_000;
 const USABLE_MS = 10_000;
 /** The longest wait for a look: a request is answered within ten seconds, nine of which a write may take. */
 const WAIT_MS_MAX = 500;
-/** Least time between the beginnings of two looks. */
-const PAUSE_MS = 100;
 
 /**
  * Looks at the database about every second for what other processes change. What was seen is fresh for two seconds. A caller
@@ -229,7 +227,8 @@ export function createWatch(
   function lookAgain(): Promise<void> {
     next ??= (async () => {
       await inFlight;
-      const pause = startedAt + PAUSE_MS - now();
+      // Two looks begin at least so far apart.
+      const pause = startedAt + 100 - now();
       if (pause > 0) await Bun.sleep(pause);
       next = null;
       await lookNow();

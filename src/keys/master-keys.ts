@@ -32,8 +32,6 @@ interface MasterKeyPlaces {
   readonly files: readonly string[];
 }
 
-/** After a key was not found, the files are not read again for this long. */
-const LOOK_AGAIN_MS = 500;
 /** 32 bytes in standard base64; the padding may be missing. */
 const KEY = /^[A-Za-z0-9+/]{43}=?$/;
 
@@ -67,7 +65,8 @@ export function openMasterKeys({ own, next, files }: MasterKeyPlaces): MasterKey
     find(id) {
       const found = known.get(id);
       if (found !== undefined) return found;
-      if (missed.id === id && performance.now() - missed.at < LOOK_AGAIN_MS) return null;
+      // After a key was not found, the files are not read again for this long.
+      if (missed.id === id && performance.now() - missed.at < 500) return null;
       look();
       missed = { id, at: performance.now() };
       return known.get(id) ?? null;

@@ -2,8 +2,9 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { type Place, places } from "../../test/support/stores/stores.ts";
 import { StartupProblem } from "../core/startup.ts";
+import { MAX } from "../kernel/limits.ts";
 import type { Store } from "../storage/store.ts";
-import { createRevocations, REVOCATIONS_MAX, revokeTokens } from "./revocations.ts";
+import { createRevocations, revokeTokens } from "./revocations.ts";
 
 const TENANTS = ["acme", "other"];
 const USERS = ["alice", "bob"];
@@ -93,7 +94,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
         : "select i from generate_series(1, MAX) as s (i)";
     await place.execute("delete from token_revocations");
     // They are recent: those that are older than every token are removed.
-    const from = `(${numbers.replace("MAX", String(REVOCATIONS_MAX))}) as numbers`;
+    const from = `(${numbers.replace("MAX", String(MAX.revokedUsers))}) as numbers`;
     await place.execute(
       `insert into token_revocations (tenant, user_name, revoked_at) select 'many', 'user' || i, 4000000000000 + i from ${from}`,
     );

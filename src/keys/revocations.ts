@@ -4,6 +4,7 @@
 import { and, asc, count, eq, gt, lt, ne, sql } from "drizzle-orm";
 import { StartupProblem } from "../core/startup.ts";
 import { DAY_MS } from "../core/time.ts";
+import { MAX } from "../kernel/limits.ts";
 import type { Reader, Store } from "../storage/store.ts";
 import { TOKEN_DAYS_MAX } from "./signing-keys.ts";
 
@@ -17,10 +18,6 @@ export function madeAfter(claims: Readonly<Record<string, unknown>>): number {
 
 /** The name of no user: all of the tenant. */
 const EVERYBODY = "";
-/** A gateway keeps about 10 MB for so many. */
-export const REVOCATIONS_MAX = 50_000;
-/** After this the last token that a revocation refuses has expired. */
-const KEPT_MS = (TOKEN_DAYS_MAX + 1) * DAY_MS;
 /** A millisecond or two of reading. */
 const ROWS_AT_ONCE = 1_000;
 
@@ -87,7 +84,8 @@ export async function revokeTokens(store: Store, tenant: string, user: string | 
     const next = sql<number>`case when ${keyring.revoked_at} < ${tx.now} then ${tx.now} else ${keyring.revoked_at} + 1 end`;
     const [changed] = await tx.db.update(keyring).set({ revoked_at: next }).returning({ at: keyring.revoked_at });
     const revoked_at = changed?.at ?? 0;
-    await tx.db.delete(t).where(lt(t.revoked_at, revoked_at - KEPT_MS));
+    // By then the last token that a revocation refuses has expired, a day for clocks that differ included.
+    await tx.db.delete(t).where(lt(t.revoked_at, revoked_at - (TOKEN_DAYS_MAX + 1) * DAY_MS));
     // Revocations of single users mean nothing beside one of the tenant.
     if (user === null) await tx.db.delete(t).where(and(eq(t.tenant, tenant), ne(t.user_name, EVERYBODY)));
     await tx.db
@@ -95,9 +93,9 @@ export async function revokeTokens(store: Store, tenant: string, user: string | 
       .values({ tenant, user_name: user ?? EVERYBODY, revoked_at })
       .onConflictDoUpdate({ target: [t.tenant, t.user_name], set: { revoked_at } });
     const [row] = await tx.db.select({ kept: count() }).from(t);
-    if (Number(row?.kept) <= REVOCATIONS_MAX) return;
+    if (Number(row?.kept) <= MAX.revokedUsers) return;
     throw new StartupProblem(
-      `no more than ${REVOCATIONS_MAX} users can have their tokens revoked: revoke those of whole tenants (without --user)`,
+      `no more than ${MAX.revokedUsers} users can have their tokens revoked: revoke those of whole tenants (without --user)`,
     );
   });
 }

@@ -26,7 +26,6 @@ import { createTenantKeys, DEPLOYMENT, tenantKeyIdentity } from "./tenant-keys.t
 
 /** A gateway that was killed counts until its lease has run out. */
 const GATEWAYS_MS_MAX = HOLDER_LEASE_MS + 5_000;
-const LOOK_MS = 100;
 
 interface NextMasterKey {
   /** Makes the next master key durable where the gateways find it. @returns the key's ID */
@@ -73,7 +72,7 @@ async function gatewaysWithout(store: Store, id: string, version: number, ms: nu
   for (;;) {
     const lacks = await store.write((tx) => lackingHolders(tx, id, version));
     if (lacks.length === 0 || performance.now() > until) return lacks;
-    await Bun.sleep(LOOK_MS);
+    await Bun.sleep(100);
   }
 }
 

@@ -15,8 +15,6 @@ import { changeState, lockState, readState, requireMasterKey } from "./state.ts"
 export const SIGNING_ALGORITHM = "EdDSA";
 /** The longest life of a token of the local issuer. */
 export const TOKEN_DAYS_MAX = 365;
-/** A day for clocks that differ. */
-const VERIFIES_MS = (TOKEN_DAYS_MAX + 1) * DAY_MS;
 const PURPOSES: readonly KeyPurpose[] = ["issuer", "receipts"];
 
 export interface SigningKey {
@@ -132,7 +130,9 @@ export async function loadSigningKeys(
     current.set(purpose, before?.kid === row.kid ? before : await openSigningKey(row, masterKeys));
   }
   const now = clock.now();
-  const verifies = ({ retired_at }: SigningKeyRow) => retired_at === null || now < retired_at + VERIFIES_MS;
+  // A day is for clocks that differ.
+  const verifies = ({ retired_at }: SigningKeyRow) =>
+    retired_at === null || now < retired_at + (TOKEN_DAYS_MAX + 1) * DAY_MS;
   const issuer = jwks(rows.filter((row) => row.purpose === "issuer" && verifies(row)));
   const all = jwks(rows);
   return {

@@ -48,7 +48,6 @@ export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
 }
 
 export const HOLDER_LEASE_MS = 15_000;
-const RENEW_MS = 5_000;
 
 /** Enters this gateway as one that runs. @param alone whether no other gateway can run on this database */
 export function createHolder(store: Store, masterKeys: MasterKeys, replica: string, alone: boolean) {
@@ -85,7 +84,7 @@ export function createHolder(store: Store, masterKeys: MasterKeys, replica: stri
       const ids = masterKeys.ids().join(" ");
       const held = `${ids} ${seenVersion}`;
       const startedAt = performance.now();
-      if (held === written && startedAt - writtenAt < RENEW_MS) return;
+      if (held === written && startedAt - writtenAt < 5_000) return;
       await store.write((tx) => write(tx, ids, seenVersion), { urgent: true });
       [written, writtenAt] = [held, startedAt];
     },

@@ -3,12 +3,12 @@
 import { asc, eq } from "drizzle-orm";
 import type { Clock } from "../core/time.ts";
 import { boundedCache } from "../kernel/cache.ts";
+import { MAX } from "../kernel/limits.ts";
 import { bind, prepared, type Reader, type Store } from "../storage/store.ts";
 import { newKey, open, seal, unwrap, wrap } from "./envelope.ts";
 import type { MasterKeys } from "./master-keys.ts";
 import { lockState, requireMasterKey } from "./state.ts";
 
-const TENANTS_CACHED_MAX = 10_000;
 const FIRST = 1;
 /** The deployment's own key is kept as that of a tenant whose name no token can have. It seals nothing. */
 export const DEPLOYMENT = "";
@@ -45,7 +45,7 @@ const tenantKeyQuery = prepared((reader: Reader) => {
 });
 
 export function createTenantKeys({ store, masterKeys, clock }: TenantKeyOptions) {
-  let known = boundedCache<string, TenantKeys>(TENANTS_CACHED_MAX);
+  let known = boundedCache<string, TenantKeys>(MAX.tenantKeys);
 
   async function stored(tenant: string): Promise<TenantKeys | null> {
     // Keys that are forgotten during the read are not remembered after it.
@@ -113,7 +113,7 @@ export function createTenantKeys({ store, masterKeys, clock }: TenantKeyOptions)
     numbered: keyOf,
     /** The next use of a tenant's keys reads them from the database. */
     forget() {
-      known = boundedCache(TENANTS_CACHED_MAX);
+      known = boundedCache(MAX.tenantKeys);
     },
   };
 }

@@ -23,6 +23,7 @@ import { listenPlain } from "../http/plain-listener.ts";
 import { text } from "../http/responses.ts";
 import { createGuardedEdge } from "../http/server.ts";
 import { createGathering } from "../kernel/batch.ts";
+import { type LimitName, MAX } from "../kernel/limits.ts";
 import { endsWithin } from "../kernel/wait.ts";
 
 /** Up to the usual deadline of an upstream call. */
@@ -202,6 +203,17 @@ function registerGauges(registers: Registry[], sources: GaugeSources, noQueue: Q
       this.set(sources.running?.() ?? 0);
     },
   });
+  new Gauge({
+    name: "tollgate_limit_used_ratio",
+    help: "Which part of a bound of this process is in use, from 0 to 1. Gateway.",
+    labelNames: ["limit"],
+    registers,
+    collect() {
+      for (const [name, used] of Object.entries(sources.inUse?.() ?? {})) {
+        this.set({ limit: snakeCase(name) }, used / MAX[name as LimitName]);
+      }
+    },
+  });
   const balances = staleCache(async () => sources.balances?.() ?? []);
   const wallets: Gauge<"address"> = new Gauge({
     name: "tollgate_wallet_balance_wei",
@@ -215,6 +227,8 @@ function registerGauges(registers: Registry[], sources: GaugeSources, noQueue: Q
     },
   });
 }
+
+const snakeCase = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 
 /** Of a service that has none. A gateway that starts has one, and does not know it yet. */
 const NO_QUEUE: QueueSize = { calls: 0, oldestMs: 0 };
@@ -315,12 +329,8 @@ export function createLoopLag(monotonic: () => number = () => performance.now())
   };
 }
 
-const KEPT_MS = 3_000;
-const WAIT_MS_MAX = 1_000;
 /** At most one part in so many of the time goes into finding a value. */
 const PART_OF_TIME = 20;
-/** The last value is given up when finding the next one takes so many times as long as the last time. */
-const SLOWER_MAX = 3;
 
 interface StaleValue<T> {
   readonly value: T;
@@ -346,8 +356,9 @@ export function staleCache<T>(find: () => Promise<T>): () => Promise<T | null> {
       const value = await find();
       const now = performance.now();
       const took = now - startedAt;
-      const until = now + Math.max(KEPT_MS, took * PART_OF_TIME);
-      known = { value, until, usableUntil: until + took * SLOWER_MAX };
+      const until = now + Math.max(3_000, took * PART_OF_TIME);
+      // The last value is given up when finding the next one takes three times as long as the last time.
+      known = { value, until, usableUntil: until + took * 3 };
     } catch {
       known = null;
     } finally {
@@ -358,7 +369,7 @@ export function staleCache<T>(find: () => Promise<T>): () => Promise<T | null> {
   return async () => {
     if (known === null || performance.now() >= known.until) {
       finding ??= refresh();
-      await endsWithin(WAIT_MS_MAX, finding);
+      await endsWithin(1_000, finding);
     }
     return known !== null && performance.now() < known.usableUntil ? known.value : null;
   };

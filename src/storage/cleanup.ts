@@ -53,9 +53,6 @@ export async function* tenantsIn(reader: Reader, table: TableOfTenants): AsyncGe
   }
 }
 
-/** By how much the clock may drift from the monotonic one between two runs. */
-const DRIFT_MS_MAX = 60_000;
-
 interface ClockStepGuardOptions {
   readonly clock: Clock;
   readonly log: Log;
@@ -74,7 +71,8 @@ export function withClockStepGuard(options: ClockStepGuardOptions, work: () => P
   const timer = setInterval(() => {
     const before = offset;
     offset = clock.now() - monotonic();
-    if (Math.abs(offset - before) > DRIFT_MS_MAX) {
+    // The clock may drift from the monotonic one by a minute between two runs.
+    if (Math.abs(offset - before) > 60_000) {
       log.warn("cleanup_deferred", { by_ms: Math.round(offset - before) });
       return;
     }

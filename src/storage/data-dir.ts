@@ -53,8 +53,6 @@ interface LockHolder {
   readonly started_at: number;
 }
 
-const STARTED_MS_APART_MAX = 5_000;
-
 /**
  * Takes the lock where no other process has it, and notes who holds it.
  *
@@ -71,7 +69,7 @@ export function takeOver(dir: string, holder: string, { now }: Clock): { previou
     const before = readHeld(path);
     writeFileSync(path, JSON.stringify(held));
     const isSame = before?.host === held.host && before.file === held.file;
-    const isOneStart = isSame && Math.abs(before.started_at - held.started_at) < STARTED_MS_APART_MAX;
+    const isOneStart = isSame && Math.abs(before.started_at - held.started_at) < 5_000;
     return { previous: isOneStart ? before.holder : null, release: lock.release };
   } catch {
     // Another replica has the directory, or nobody may write there: then leases run out as everywhere.

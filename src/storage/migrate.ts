@@ -185,7 +185,6 @@ const WAIT_MINUTES = 5;
 const MIGRATION_LOCK_WAIT = `${WAIT_MINUTES}min`;
 /** While it waits for a table all that come after it wait too, so it gives up soon, undoes all, and tries again. */
 const TABLE_LOCK_WAIT = "500ms";
-const PAUSE_MS = 1_000;
 /** A lock that was not had, or not in time, and two that wait for each other. */
 const HELD_UP = /^(55P03|40P01)$/;
 /**
@@ -203,7 +202,6 @@ const LOCK_ROW = "insert into schema_versions (version, applied_at, floor) value
 const TAKE_LOCK = "select version from schema_versions where version = 0 for update nowait";
 /** Two that make one table at once: one of them is told so in one of these ways, and finds the table the next time. */
 const MADE_MEANWHILE = /^(23505|42P07|42710)$/;
-const MAKING_MAX = 5;
 
 /**
  * A transaction that may take long, as one that is killed with its program. It is read committed, whatever the database's
@@ -229,7 +227,7 @@ async function makeLockRow(client: SQL): Promise<void> {
       });
       return;
     } catch (error) {
-      if (tries === MAKING_MAX || !MADE_MEANWHILE.test(sqlState(error) ?? "")) throw error;
+      if (tries === 5 || !MADE_MEANWHILE.test(sqlState(error) ?? "")) throw error;
     }
   }
 }
@@ -246,7 +244,7 @@ export async function migratePostgres(client: SQL, tools: MigrationTools): Promi
     } catch (error) {
       if (!HELD_UP.test(sqlState(error) ?? "") || performance.now() > until) throw error;
     }
-    await Bun.sleep(PAUSE_MS);
+    await Bun.sleep(1_000);
   }
 }
 

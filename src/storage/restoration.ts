@@ -28,20 +28,15 @@ export function unmarkCopy(path: string): void {
   withFile(path, (file) => file.run("pragma user_version = 0"));
 }
 
-const BUSY_MS = 10_000;
-
 function withFile<T>(path: string, work: (file: Database) => T): T {
   const file = new Database(path, { readwrite: true, create: false });
   try {
-    file.run(`pragma busy_timeout = ${BUSY_MS}`);
+    file.run("pragma busy_timeout = 10000");
     return work(file);
   } finally {
     file.close();
   }
 }
-
-/** Longer than the time between two renewals of a lease (gateway/executor/ownership.ts, facilitator/wallet/leases.ts). */
-const RENEWED_MS = 6_000;
 
 /**
  * Records that the database was restored to an older state just now. If it is cut short, no service starts before it has
@@ -61,7 +56,8 @@ export async function recordRestore(store: Store, settle: () => Promise<void>): 
       .onConflictDoUpdate({ target: t.one, set: { restored_at: now, is_done: false } });
   });
   // While the server was away all leases have run out. A service that was not stopped finds the database again only now.
-  if (store.isShared) await Bun.sleep(RENEWED_MS);
+  // Longer than the time between two renewals of a lease (gateway/executor/ownership.ts, facilitator/wallet/leases.ts).
+  if (store.isShared) await Bun.sleep(6_000);
   await store.write((tx) => requireNoService(store, tx));
   await settle();
   await store.write(async ({ db, tables: { restoration: t } }) => {

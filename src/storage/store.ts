@@ -411,8 +411,6 @@ export interface Periods {
 
 const LADDER_HOURS = [1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 720, 1440, 2880] as const;
 const ENDLESS_HOURS = 720;
-/** With those made ahead there are about 60. */
-const PIECES_MAX = 52;
 
 /**
  * The width of the pieces for rows that are kept for so many days, 0 for ever: the narrowest of which there are not too
@@ -420,7 +418,8 @@ const PIECES_MAX = 52;
  */
 export function periodHours(days: number): number {
   if (days === 0) return ENDLESS_HOURS;
-  const least = (days * DAY_MS) / HOUR_MS / PIECES_MAX;
+  // With those made ahead there are about 60.
+  const least = (days * DAY_MS) / HOUR_MS / 52;
   return LADDER_HOURS.find((hours) => hours >= least) ?? Math.ceil(least / ENDLESS_HOURS) * ENDLESS_HOURS;
 }
 

@@ -204,7 +204,6 @@ async function tableAndLog(
 const ROWS_AT_ONCE = 40;
 /** Values that are looked at in one go: to read them takes 2 ms on SQLite. A tenant may have named any number of models. */
 const LOOKED_AT_ONCE = 1_000;
-const PAUSE_MS = 4;
 /** Most calls have ended by then. Those that have not add rows, which are brought together the next time. */
 const QUIET_HOURS = 2;
 
@@ -286,7 +285,7 @@ async function joinFirst(store: Store, from: number): Promise<void> {
     last = looked.at(-1);
     isMore = looked.length === LOOKED_AT_ONCE;
     // Others go on meanwhile.
-    if (isMore) await Bun.sleep(PAUSE_MS);
+    if (isMore) await Bun.sleep(4);
   }
 }
 

@@ -11,13 +11,12 @@ import { systemClock } from "../core/time.ts";
 import type { Answer } from "../http/client/answer.ts";
 import { readBody } from "../http/client/body.ts";
 import { type Outbound, OutboundError, retryAfterMs } from "../http/client/outbound.ts";
+import { MAX } from "../kernel/limits.ts";
 import { createUnderWay, endsWithin } from "../kernel/wait.ts";
 
 /** Until the end of the answer. */
 const REQUEST_MS = 10_000;
 const ANSWER_BYTES_MAX = 64 * 1024;
-/** The most that a `Retry-After` is obeyed: spans that wait are dropped once there are many. */
-const RETRY_AFTER_MS_MAX = 30_000;
 
 interface CollectorOptions {
   /** The base URL of the collector. */
@@ -27,7 +26,6 @@ interface CollectorOptions {
   readonly outbound: Outbound;
 }
 
-const PAUSES_MS = [1_000, 4_000];
 const FOR_NOW = new Set([429, 502, 503, 504]);
 
 /** Why a batch was not taken. */
@@ -70,7 +68,7 @@ export function createExporter({ endpoint, headers, outbound }: CollectorOptions
     await new Promise(setImmediate);
     const body = ProtobufTraceSerializer.serializeRequest(spans);
     if (body === undefined) return { message: "could not be written", againMs: null };
-    for (const pause of PAUSES_MS) {
+    for (const pause of [1_000, 4_000]) {
       const refusal = await sendOnce(body);
       if (refusal === null || refusal.againMs === null) return refusal;
       if (await endsWithin(Math.max(pause, refusal.againMs), stopping.promise)) return refusal;
@@ -100,7 +98,8 @@ export function createExporter({ endpoint, headers, outbound }: CollectorOptions
 
 function refusalIn({ status, headers }: Answer, bytes: Uint8Array): UntakenBatch | null {
   if (status < 200 || status > 299) {
-    const asked = retryAfterMs(headers.get("retry-after"), systemClock.now(), RETRY_AFTER_MS_MAX);
+    // A longer `Retry-After` is not obeyed: spans that wait are dropped once there are many.
+    const asked = retryAfterMs(headers.get("retry-after"), systemClock.now(), 30_000);
     return { message: `answered ${status}`, againMs: FOR_NOW.has(status) ? (asked ?? 0) : null };
   }
   const rejected = rejectedOf(bytes);
@@ -122,15 +121,6 @@ function rejectedOf(bytes: Uint8Array): number {
   }
 }
 
-/** Spans that wait or are in flight. */
-const HELD_MAX = 4096;
-/** Written in one piece: 2 ms of the event loop. */
-const BATCH_MAX = 256;
-const WAIT_MS = 1_000;
-/** More than the exporter takes with all its tries. */
-const EXPORT_MS = 100_000;
-const TELL_MS = 60_000;
-
 /** @param exporter whose `result.error` has a message for the log */
 export function createSpanQueue(exporter: SpanExporter, log: Log): SpanProcessor {
   let held = 0;
@@ -147,15 +137,17 @@ export function createSpanQueue(exporter: SpanExporter, log: Log): SpanProcessor
   };
   const batches = new BatchSpanProcessor({
     exporter: counting,
-    maxQueueSize: HELD_MAX,
-    maxExportBatchSize: BATCH_MAX,
-    scheduledDelayMillis: WAIT_MS,
-    exportTimeoutMillis: EXPORT_MS,
+    maxQueueSize: MAX.spans,
+    // Written in one piece: 2 ms of the event loop.
+    maxExportBatchSize: 256,
+    scheduledDelayMillis: 1_000,
+    // More than the exporter takes with all its tries.
+    exportTimeoutMillis: 100_000,
   });
   return {
     onStart() {},
     onEnd(span: ReadableSpan): void {
-      if (held >= HELD_MAX) {
+      if (held >= MAX.spans) {
         drops.count(1, "too many wait for the collector");
         return;
       }
@@ -192,7 +184,7 @@ function createDrops(log: Log) {
       if (count === 0) return;
       tell();
       pause();
-    }, TELL_MS);
+    }, 60_000);
     timer.unref();
   }
 

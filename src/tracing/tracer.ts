@@ -42,11 +42,6 @@ import { createReservedShare } from "../kernel/share.ts";
 import { endsWithin } from "../kernel/wait.ts";
 import { createExporter, createSpanQueue } from "./exporter.ts";
 
-/** How long the last spans may take at the end of the process. */
-const LAST_SPANS_MS = 2_000;
-/** For logging that the last spans were dropped. */
-const ABORTED_MS = 500;
-const VALUE_CHARACTERS_MAX = 256;
 const KINDS = { server: SpanKind.SERVER, client: SpanKind.CLIENT, internal: SpanKind.INTERNAL };
 const PROPAGATOR = new W3CTraceContextPropagator();
 
@@ -75,7 +70,7 @@ export function createTracer(options: TracingOptions, service: string, log: Log)
       ...(serviceName !== null && { "service.name": serviceName }),
     }),
     sampler: createSampler(options, (context) => String(context.getValue(payerKey))),
-    spanLimits: { attributeValueLengthLimit: VALUE_CHARACTERS_MAX },
+    spanLimits: { attributeValueLengthLimit: 256 },
     spanProcessors: [createSpanQueue(exporter, log)],
   });
   const tracer = provider.getTracer("tollgate", VERSION);
@@ -94,9 +89,10 @@ export function createTracer(options: TracingOptions, service: string, log: Log)
     },
     async stop(): Promise<void> {
       const sent = provider.shutdown().catch(() => {});
-      if (await endsWithin(LAST_SPANS_MS, sent)) return;
+      if (await endsWithin(2_000, sent)) return;
       exporter.abort();
-      await endsWithin(ABORTED_MS, sent);
+      // For logging that the last spans were dropped.
+      await endsWithin(500, sent);
     },
   };
 }

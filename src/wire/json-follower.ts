@@ -1,7 +1,7 @@
 // Follows one JSON object while it arrives, in pieces of any length, and reports the members of its top level. Only the
 // short texts that are asked for are kept, so an object of any length takes the same memory. It accepts and refuses exactly the
 // texts that `json-scan.ts` does.
-import { JSON_DEPTH_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 
 /** A value of the object, or of the object in one of its members. */
 export interface Member {
@@ -331,7 +331,7 @@ export class JsonFollower {
   }
 
   #open(isObject: boolean): void {
-    if (this.#depth >= JSON_DEPTH_MAX) {
+    if (this.#depth >= MAX.jsonDepth) {
       this.#state = OVER;
       return;
     }

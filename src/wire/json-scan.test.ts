@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { JSON_DEPTH_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { atOnce, type Steps } from "../kernel/turns.ts";
 import { arrayOutline, type FoundKey, objectOutline, skipSpaceInSteps, type Watched, watch } from "./json-scan.ts";
 
@@ -165,8 +165,8 @@ describe("the outline of a JSON object", () => {
 
   test("refuses what is nested too deep, without recursing into it", () => {
     const deep = (levels: number) => `{"a":${"[".repeat(levels)}${"]".repeat(levels)}}`;
-    expect(outline(deep(JSON_DEPTH_MAX - 1)).isWhole).toBe(true);
-    expect(outline(deep(JSON_DEPTH_MAX)).problem).toBe("too deep");
+    expect(outline(deep(MAX.jsonDepth - 1)).isWhole).toBe(true);
+    expect(outline(deep(MAX.jsonDepth)).problem).toBe("too deep");
     expect(outline(`{"a":${"[".repeat(1_000_000)}`).problem).toBe("too deep");
   });
 });

@@ -3,7 +3,7 @@
 // object tree, and a value can be replaced in place without touching its neighbours. The scan works in steps, each of which
 // may end anywhere, even in the middle of a string, so no text takes long in one piece.
 
-import { JSON_DEPTH_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import type { Steps } from "../kernel/turns.ts";
 
 const SPACE = 0x20;
@@ -234,7 +234,7 @@ class Scan {
   }
 
   #object(start: number, depth: number, probes: readonly Probe[]): number {
-    if (depth >= JSON_DEPTH_MAX) throw new ScanError("too deep");
+    if (depth >= MAX.jsonDepth) throw new ScanError("too deep");
     return this.#members(start + 1, depth, probes, FIRST, null);
   }
 
@@ -298,7 +298,7 @@ class Scan {
   }
 
   #array(start: number, depth: number): number {
-    if (depth >= JSON_DEPTH_MAX) throw new ScanError("too deep");
+    if (depth >= MAX.jsonDepth) throw new ScanError("too deep");
     return this.#items(start + 1, depth, FIRST, null);
   }
 

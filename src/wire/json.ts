@@ -4,12 +4,8 @@
 // value is built here, in steps.
 
 import { Fault, shownField } from "../core/fault.ts";
-import { JSON_DEPTH_MAX, JSON_FREE_VALUES_MAX, JSON_ITEMS_MAX, JSON_KEYS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { atOnce, type Steps } from "../kernel/turns.ts";
-
-/** The size of one step, which takes a fraction of a millisecond. */
-const TOKENS_MAX = 1024;
-const CHARACTERS_MAX = 65_536;
 
 /**
  * The value of a JSON text.
@@ -83,8 +79,9 @@ class JsonReader {
 
   /** Whether there is more. @throws Fault */
   step(): boolean {
-    const until = this.#at + CHARACTERS_MAX;
-    for (let tokens = 0; tokens < TOKENS_MAX && this.#at < until; tokens++) {
+    const until = this.#at + 65_536;
+    // One step takes a fraction of a millisecond.
+    for (let tokens = 0; tokens < 1024 && this.#at < until; tokens++) {
       if (!this.#token()) return false;
     }
     return true;
@@ -147,8 +144,8 @@ class JsonReader {
   /** A value that is whole. */
   #put(value: unknown): void {
     const level = this.#level;
-    if (level?.free && ++this.#freeValues > JSON_FREE_VALUES_MAX) {
-      refuse(`${this.#freeField}: more than ${JSON_FREE_VALUES_MAX} values`);
+    if (level?.free && ++this.#freeValues > MAX.jsonFreeValues) {
+      refuse(`${this.#freeField}: more than ${MAX.jsonFreeValues} values`);
     }
     this.#expected = level === undefined ? "nothing" : "comma or end";
     if (level === undefined) this.value = value;
@@ -161,14 +158,14 @@ class JsonReader {
   }
 
   #putItem(array: unknown[], value: unknown): void {
-    if (array.push(value) <= JSON_ITEMS_MAX) return;
-    refuse(`${shownField(this.#level?.key || "body")}: the list has more than ${JSON_ITEMS_MAX} items`);
+    if (array.push(value) <= MAX.jsonItems) return;
+    refuse(`${shownField(this.#level?.key || "body")}: the list has more than ${MAX.jsonItems} items`);
   }
 
   #open(array: unknown[] | null): void {
     const parent = this.#level;
     const depth = this.#levels.length;
-    if (depth === JSON_DEPTH_MAX) refuse(`body: nested deeper than ${JSON_DEPTH_MAX} levels`);
+    if (depth === MAX.jsonDepth) refuse(`body: nested deeper than ${MAX.jsonDepth} levels`);
     const free = parent !== undefined && (parent.free || (depth === 1 && parent.key === this.#freeField));
     const level = { array, object: {}, keys: new Set<string>(), free, key: parent?.key ?? "" };
     this.#level = level;
@@ -190,8 +187,8 @@ class JsonReader {
     level.key = key;
     if (level.keys.has(key)) {
       if (!level.free) refuse(`${shownField(key)}: given twice`);
-    } else if (level.keys.add(key).size > JSON_KEYS_MAX) {
-      refuse(`${shownField(key)}: the object has more than ${JSON_KEYS_MAX} keys`);
+    } else if (level.keys.add(key).size > MAX.jsonKeys) {
+      refuse(`${shownField(key)}: the object has more than ${MAX.jsonKeys} keys`);
     }
     this.#expected = "colon";
   }

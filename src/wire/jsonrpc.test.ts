@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { BATCH_MESSAGES_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { atOnce } from "../kernel/turns.ts";
 import { isSessionless, parseRpcMessages, parseRpcRequest, splice } from "./jsonrpc.ts";
 
@@ -227,8 +227,8 @@ describe("a batch", () => {
   });
 
   test("may have as many messages as allowed and no more", () => {
-    expect(parse(Array(BATCH_MESSAGES_MAX).fill(toolCall("a")))).toMatchObject({ ok: true });
-    expect(parse(Array(BATCH_MESSAGES_MAX + 1).fill(toolCall("a")))).toEqual({
+    expect(parse(Array(MAX.batchMessages).fill(toolCall("a")))).toMatchObject({ ok: true });
+    expect(parse(Array(MAX.batchMessages + 1).fill(toolCall("a")))).toEqual({
       ok: false,
       problem: "a batch of more than 100 messages",
     });

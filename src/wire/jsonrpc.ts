@@ -6,7 +6,7 @@
 // another letter case, which some decoders fold, or with U+0000 behind it, where some end) is refused.
 import { isUtf8 } from "node:buffer";
 import { hasControls } from "../core/text.ts";
-import { BATCH_MESSAGES_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import type { Steps } from "../kernel/turns.ts";
 import {
   arrayOutline,
@@ -53,10 +53,8 @@ const PARAMS_KEY = watch(
   ...PARAMS.map((key) => (key === "_meta" ? watch(key, watch(VERSION_KEY)) : watch(key))),
 );
 const REQUEST_KEYS = [watch("jsonrpc"), watch("id"), watch("method"), PARAMS_KEY];
-/** Ids, methods and tool names are stored and written to the wire again, so they are bounded. */
-const SHORT_BYTES_MAX = 1024;
 /** The length of an id in an answer, where every character may be escaped. */
-export const ID_TEXT_BYTES_MAX = 6 * SHORT_BYTES_MAX;
+export const ID_TEXT_BYTES_MAX = 6 * MAX.rpcNameBytes;
 
 const QUOTE = 0x22;
 const OPEN_BRACKET = 0x5b;
@@ -77,7 +75,7 @@ export function* parseRpcRequest(body: Uint8Array): Steps<RpcRequest | RpcProble
 
 /** Why the body is not one JSON text; null when it is. */
 function* problemOf(body: Uint8Array, { end, problem: why }: Pick<Items, "end" | "problem">): Steps<RpcProblem | null> {
-  if (why === "too many") return problem(`a batch of more than ${BATCH_MESSAGES_MAX} messages`);
+  if (why === "too many") return problem(`a batch of more than ${MAX.batchMessages} messages`);
   if (why === "too deep") return problem("nested too deeply");
   const isWhole = why === null && (yield* skipSpaceInSteps(body, end)) === body.length;
   return isWhole ? null : problem("not valid JSON");
@@ -137,7 +135,7 @@ export function* parseRpcMessages(body: Uint8Array): Steps<RpcMessages | RpcProb
 
 /** Each message is judged while the batch is read, so nothing is read twice. */
 function* parseBatch(body: Uint8Array, start: number): Steps<RpcMessages | RpcProblem> {
-  const outline = yield* arrayOutline(body, start, BATCH_MESSAGES_MAX, MESSAGE_KEYS);
+  const outline = yield* arrayOutline(body, start, MAX.batchMessages, MESSAGE_KEYS);
   const malformed = yield* problemOf(body, outline);
   if (malformed !== null) return malformed;
   if (outline.items.length === 0) return problem("an empty batch");
@@ -238,11 +236,11 @@ function problem(text: string): RpcProblem {
 
 function readShort(body: Uint8Array, finding: FoundKey | undefined): string | null {
   const span = finding?.value ?? null;
-  if (span === null || body[span.start] !== QUOTE || span.end - span.start > SHORT_BYTES_MAX) return null;
+  if (span === null || body[span.start] !== QUOTE || span.end - span.start > MAX.rpcNameBytes) return null;
   return String(JSON.parse(decoder.decode(body.subarray(span.start, span.end))));
 }
 
-const OF_NAMES = `of at most ${SHORT_BYTES_MAX} bytes, without control characters or blanks around it`;
+const OF_NAMES = `of at most ${MAX.rpcNameBytes} bytes, without control characters or blanks around it`;
 
 /**
  * A string that all decoders read alike: no lone surrogates, which decoders replace, no control characters, at which some
@@ -254,7 +252,7 @@ function readName(body: Uint8Array, finding: FoundKey | undefined): string | nul
 }
 
 function isId(body: Uint8Array, span: ByteRange): boolean {
-  if (span.end - span.start > SHORT_BYTES_MAX) return false;
+  if (span.end - span.start > MAX.rpcNameBytes) return false;
   const first = body[span.start];
   return first === QUOTE || first === 0x2d || (first !== undefined && first >= 0x30 && first <= 0x39);
 }

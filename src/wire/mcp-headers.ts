@@ -1,6 +1,8 @@
 // The headers in which an MCP request of protocol 2026-07-28 and later repeats what its body says: `Mcp-Method`, `Mcp-Name`
 // and `Mcp-Param-*`. Routers and meters in front of a server rely on them, while the body is what was judged and paid for.
 // So a header that contradicts the body makes the request invalid.
+
+import { MAX } from "../kernel/limits.ts";
 import { parseJson } from "./json.ts";
 import type { ByteRange, FoundKey } from "./json-scan.ts";
 import { ambiguityOf, PARAMS, type RpcMessage } from "./jsonrpc.ts";
@@ -21,12 +23,6 @@ const NAME_OF: ReadonlyMap<string, "name" | "uri" | "taskId"> = new Map([
   ["tasks/cancel", "taskId"],
   ["tasks/result", "taskId"],
 ]);
-
-/** Longer than any header, however it is escaped. */
-const TEXT_BYTES_MAX = 128 * 1024;
-/** Arguments are read whole to find the one that a header repeats. That must not hold up others: 10 ms at most. */
-const ARGUMENTS_BYTES_MAX = 16 * 1024;
-const PARAMS_MAX = 32;
 
 const QUOTE = 0x22;
 
@@ -57,8 +53,8 @@ export interface MirrorProblem {
 export function mirrorProblem(headers: Headers, body: Uint8Array, judged: JudgedMessage | null): MirrorProblem | null {
   const echoed = [...headers].filter(([name]) => isMirror(name));
   if (echoed.length === 0) return null;
-  if (echoed.length > PARAMS_MAX) {
-    return { header: "Mcp-Param-*", problem: `there are more than ${PARAMS_MAX} of them` };
+  if (echoed.length > MAX.echoedHeaders) {
+    return { header: "Mcp-Param-*", problem: `there are more than ${MAX.echoedHeaders} of them` };
   }
   const message = judged === null ? null : readMessage(body, judged);
   for (const [header, value] of echoed) {
@@ -93,13 +89,15 @@ function readMessage(body: Uint8Array, { method, params }: JudgedMessage): Messa
 
 function readText(body: Uint8Array, key: string, finding: FoundKey | undefined): string | null {
   const span = certain(key, finding);
-  if (span === null || body[span.start] !== QUOTE || span.end - span.start > TEXT_BYTES_MAX) return null;
+  // Longer than any header, however it is escaped.
+  if (span === null || body[span.start] !== QUOTE || span.end - span.start > 128 * 1024) return null;
   return String(JSON.parse(new TextDecoder().decode(body.subarray(span.start, span.end))));
 }
 
 function readArguments(body: Uint8Array, finding: FoundKey | undefined): Arguments {
   const span = certain("arguments", finding);
-  if (span === null || span.end - span.start > ARGUMENTS_BYTES_MAX) return argumentsOf(null);
+  // Arguments are read whole to find the one that a header repeats. That must not hold up others: 10 ms at most.
+  if (span === null || span.end - span.start > 16 * 1024) return argumentsOf(null);
   try {
     return argumentsOf(parseJson(body.subarray(span.start, span.end)));
   } catch {

@@ -1,7 +1,7 @@
 // Removes tools from the answer to `tools/list`, on the bytes themselves: what is left stays as the server wrote it. The
 // server chooses the answer's length and content, so everything is done in steps.
 
-import { POLICY_ENTRY_CHARACTERS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import type { Steps } from "../kernel/turns.ts";
 import { createPace, type Pace } from "../kernel/turns.ts";
 import {
@@ -18,12 +18,9 @@ const ANSWER_KEYS = [watch("result", watch("tools"), watch("cacheScope"))];
 const PRIVATE = Buffer.from('"private"');
 const SAYS_PRIVATE = Buffer.from('"cacheScope":"private",');
 const TOOL_KEYS = [watch("name")];
-/** Tools in one text. No client could use more, and they would only fill memory. */
-const TOOLS_MAX = 10_000;
-const ANSWERS_MAX = 1_000;
 
 /** No rule can name more characters than this, so of a longer name only this much is judged. */
-const NAME_UNITS_MAX = 2 * POLICY_ENTRY_CHARACTERS_MAX + 1;
+const NAME_UNITS_MAX = 2 * MAX.policyEntryCharacters + 1;
 /** The longest way to write a unit: `\u0061`. */
 const UNIT_BYTES_MAX = 6;
 /** The work of judging a tool, its name apart. */
@@ -65,7 +62,7 @@ export function* withoutTools(
   { pace = createPace(), stepBytes }: { pace?: Pace; stepBytes?: number | undefined } = {},
 ): Steps<Uint8Array> {
   const cuts: Edit[] = [];
-  let toolsLeft = TOOLS_MAX;
+  let toolsLeft = MAX.listedTools;
   for (const [result] of yield* answersIn(text, stepBytes)) {
     const tools = toolsOf(text, result);
     if (tools === null) continue;
@@ -103,7 +100,7 @@ function edited(text: Uint8Array, edits: readonly Edit[]): Uint8Array {
 function* answersIn(text: Uint8Array, stepBytes?: number): Steps<readonly (readonly FoundKey[])[]> {
   const start = yield* skipSpaceInSteps(text, 0, stepBytes);
   if (text[start] === OPEN_BRACKET) {
-    const { items, end, problem } = yield* arrayOutline(text, start, ANSWERS_MAX, ANSWER_KEYS, stepBytes);
+    const { items, end, problem } = yield* arrayOutline(text, start, MAX.listedAnswers, ANSWER_KEYS, stepBytes);
     yield* checkEnd(text, end, problem, stepBytes);
     return items.map(({ findings }) => findings);
   }

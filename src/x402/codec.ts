@@ -3,7 +3,7 @@
 // and servers add some. Version 2 differs in spelling only, and is translated into version 1.
 import { Fault, invalidField } from "../core/fault.ts";
 import { URL_CHARACTERS_MAX } from "../core/host.ts";
-import { CHALLENGE_DESCRIPTION_CHARACTERS_MAX, PAYMENT_HEADER_CHARACTERS_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { parseJson } from "../wire/json.ts";
 import {
   addressIn,
@@ -109,8 +109,8 @@ function headerJson(text: string, name: string): FieldScope {
 
 /** RFC 4648 section 4, with or without padding. The decoder skips unknown characters, so the way back is compared. */
 function decodeBase64(text: string, name: string): Uint8Array {
-  if (text.length > PAYMENT_HEADER_CHARACTERS_MAX) {
-    throw invalidField(name, `must be at most ${PAYMENT_HEADER_CHARACTERS_MAX} characters`);
+  if (text.length > MAX.paymentHeaderCharacters) {
+    throw invalidField(name, `must be at most ${MAX.paymentHeaderCharacters} characters`);
   }
   const bytes = Buffer.from(text, "base64");
   const padded = bytes.toString("base64");
@@ -228,8 +228,8 @@ export function challenge(wire: WireRequirements, error: string) {
 
 function shortened(description: string): string {
   const characters = [...description];
-  if (characters.length <= CHALLENGE_DESCRIPTION_CHARACTERS_MAX) return description;
-  return `${characters.slice(0, CHALLENGE_DESCRIPTION_CHARACTERS_MAX - 1).join("")}…`;
+  if (characters.length <= MAX.challengeCharacters) return description;
+  return `${characters.slice(0, MAX.challengeCharacters - 1).join("")}…`;
 }
 
 /** The header that tells a caller what became of its payment, in the version in which it paid. No transaction: declined. */

@@ -2,7 +2,7 @@
 // Fault that names the field by its path. No message repeats a value, since a signature may stand in any field.
 import { invalidField } from "../core/fault.ts";
 import { textProblem } from "../core/text.ts";
-import { SIGNATURE_BYTES_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import type { Authorization, Hex } from "./types.ts";
 
 /** A JSON object, and where it stands: "" for the outermost. */
@@ -11,9 +11,9 @@ export interface FieldScope {
   readonly fields: Readonly<Record<string, unknown>>;
 }
 
-const NAME_CHARACTERS_MAX = 64;
-const UINT256_DIGITS_MAX = 78;
-const UINT256_MAX = 2n ** 256n - 1n;
+/** Digits of the largest integer of 256 bits. */
+export const UINT256_DIGITS_MAX = 78;
+export const UINT256_MAX = 2n ** 256n - 1n;
 const ADDRESS = /^0x[0-9a-fA-F]{40}$/;
 const WORD = /^0x[0-9a-fA-F]{64}$/;
 /** At least the 65 bytes of a plain signature: the 64 of EIP-2098 are no signature to the token. */
@@ -58,7 +58,7 @@ export function versionIn<V extends number>(place: FieldScope, version: V): V {
 
 /** A word such as a scheme or a network. The codec does not judge which ones are known. */
 export function fieldName(place: FieldScope, key: string): string {
-  return textIn(place, key, NAME_CHARACTERS_MAX);
+  return textIn(place, key, 64);
 }
 
 export function textIn(place: FieldScope, key: string, charactersMax: number): string {
@@ -101,8 +101,8 @@ export function addressIn(place: FieldScope, key: string): Hex {
 
 export function signatureIn(place: FieldScope, key: string): Hex {
   const signature = hexIn(place, key, SIGNATURE, "must be 0x and the hexadecimal digits of at least 65 bytes");
-  if (signature.length > 2 + 2 * SIGNATURE_BYTES_MAX) {
-    throw invalidField(pathOf(place, key), `must be at most ${SIGNATURE_BYTES_MAX} bytes`);
+  if (signature.length > 2 + 2 * MAX.signatureBytes) {
+    throw invalidField(pathOf(place, key), `must be at most ${MAX.signatureBytes} bytes`);
   }
   return signature;
 }

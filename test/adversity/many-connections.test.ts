@@ -19,10 +19,11 @@ const crowded = (openFiles = OPEN_FILES) =>
 class Flood implements Disposable {
   readonly #sockets: Socket[] = [];
 
-  async open(gateway: Gateway, sent: string, localAddress = "127.0.0.1"): Promise<void> {
+  async open(gateway: Gateway, sent: string, ...from: readonly string[]): Promise<void> {
     const port = Number(new URL(gateway.url).port);
-    const opening = Array.from({ length: FLOOD }, () => {
+    const opening = Array.from({ length: FLOOD }, (_, at) => {
       const { promise, resolve } = Promise.withResolvers<void>();
+      const localAddress = from[at % from.length] ?? "127.0.0.1";
       const socket = connect({ port, host: "127.0.0.1", localAddress }, () => {
         if (sent === "") resolve();
         else socket.write(sent);
@@ -83,14 +84,40 @@ test("connections that were used and are silent give way to those that come", as
 const HEALTH = "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
 
 /** Whether a request on the connection is answered. */
-function isAnswered(socket: Socket): Promise<boolean> {
+function isAnswered(socket: Socket, request = HEALTH): Promise<boolean> {
   const { promise, resolve } = Promise.withResolvers<boolean>();
   if (socket.destroyed) resolve(false);
   socket.removeAllListeners();
   socket.once("data", (bytes) => resolve(bytes.toString().startsWith("HTTP/1.1 200")));
   for (const event of ["close", "error"]) socket.on(event, () => resolve(false));
-  socket.write(HEALTH);
+  socket.write(request);
   return promise;
+}
+
+/** Opens connections in the place of those that it loses, some each second, until it is disposed of. */
+class SteadyFlood implements Disposable {
+  readonly #sockets = new Set<Socket>();
+  readonly #opening: ReturnType<typeof setInterval>;
+
+  constructor(gateway: Gateway, sent: string, { most, localAddress }: { most: number; localAddress: string }) {
+    const port = Number(new URL(gateway.url).port);
+    const begun = performance.now();
+    let made = 0;
+    this.#opening = setInterval(() => {
+      const due = Math.min((EACH_SECOND * (performance.now() - begun)) / 1000, made + AT_ONCE);
+      for (; made < due && this.#sockets.size < most; made++) {
+        const socket = connect({ port, host: "127.0.0.1", localAddress }, () => socket.write(sent));
+        socket.on("error", () => {}).on("close", () => this.#sockets.delete(socket));
+        socket.resume();
+        this.#sockets.add(socket);
+      }
+    }, 20);
+  }
+
+  [Symbol.dispose](): void {
+    clearInterval(this.#opening);
+    for (const socket of this.#sockets) socket.destroy();
+  }
 }
 
 test("an address that holds most connections loses some, and others are let in and lose none", async () => {
@@ -116,6 +143,7 @@ test("an address that holds most connections loses some, and others are let in a
 const MANY_FILES = 4_700;
 const MANY_CONNECTIONS = 5_000;
 const EACH_SECOND = 800;
+const AT_ONCE = 50;
 /** How long it goes on once connections are ended, and how long that may take on a busy machine. */
 const FLOOD_MS = 6_000;
 const FULL_MS_MAX = 60_000;
@@ -126,19 +154,9 @@ test("an address that fills thousands of descriptors again and again closes the 
   const open = () => connect({ port, host: "127.0.0.1", localAddress: "127.0.0.9" });
   const kept = open();
   expect(await isAnswered(kept)).toBe(true);
-  const flood = new Set<Socket>();
   const begun = performance.now();
-  let made = 0;
-  const flooding = setInterval(() => {
-    const due = (EACH_SECOND * (performance.now() - begun)) / 1000;
-    for (; made < due && flood.size < MANY_CONNECTIONS; made++) {
-      const socket = connect({ port, host: "127.0.0.1", localAddress: "127.0.0.66" }, () => socket.write(HEALTH));
-      socket.on("error", () => {}).on("close", () => flood.delete(socket));
-      socket.resume();
-      flood.add(socket);
-    }
-  }, 20);
-  try {
+  {
+    using _flood = new SteadyFlood(gateway, HEALTH, { most: MANY_CONNECTIONS, localAddress: "127.0.0.66" });
     let until = begun + FULL_MS_MAX;
     let isFull = false;
     while (performance.now() < until) {
@@ -153,39 +171,90 @@ test("an address that fills thousands of descriptors again and again closes the 
       socket.destroy();
       expect(await isAnswered(kept)).toBe(true);
     }
-  } finally {
-    clearInterval(flooding);
-    for (const socket of flood) socket.destroy();
-    kept.destroy();
   }
+  kept.destroy();
   expect(gateway.log()).toContain("connections_ended");
   expect(gateway.log()).not.toContain("connections_refused");
 });
 
-test("connections that send nothing end no call that is under way, and the port opens again", async () => {
-  const arrived = Promise.withResolvers<void>();
-  const release = Promise.withResolvers<void>();
-  const fetch = async () => {
-    arrived.resolve();
-    await release.promise;
-    return new Response("here");
-  };
-  using upstream = Bun.serve({ hostname: "127.0.0.1", port: 0, idleTimeout: 0, fetch });
-  await using gateway = await crowded();
-  const tenant = await tenantOf(gateway, `http://127.0.0.1:${upstream.port}/`);
-  const answered = tenant.call();
-  await arrived.promise;
-  {
-    using flood = new Flood();
-    await flood.open(gateway, "");
-    await until(() => gateway.log().includes("connections_refused"));
-    release.resolve();
-    expect((await answered).status).toBe(202);
-  }
-  expect((await insist(`${gateway.url}/healthz`)).status).toBe(200);
-  expect(await tenant.statusOf(await answered)).toBe("succeeded");
-  await gateway.stop();
-});
+const KEPT = 5;
+const NEW = 50;
+
+/** Each with what a connection sends of its only request, behind the tenant's token where it has one. */
+const HOGS: [who: string, line: string, tenant: string | null, more: string][] = [
+  ["a tenant that keeps silent connections", "GET /v1/agents", "many", "\r\n"],
+  ["a tenant that stops in tiny bodies", "POST /v1/agents", "many", "content-length: 9\r\n\r\n{"],
+  ["strangers that stop in their heads", "GET /v1/agents", null, ""],
+];
+
+async function requestOf(gateway: Gateway, line: string, tenant: string | null, more = "\r\n"): Promise<string> {
+  const token = tenant === null ? "" : `authorization: Bearer ${await gateway.token({ tenant, user: "me" })}\r\n`;
+  return `${line} HTTP/1.1\r\nhost: x\r\n${token}${more}`;
+}
+
+for (const [who, ...sent] of HOGS) {
+  test(`${who}: some are ended, and callers at the address are let in and lose none`, async () => {
+    await using gateway = await crowded();
+    const { port } = new URL(gateway.url);
+    const open = () => connect({ port: Number(port), host: "127.0.0.1" });
+    const request = await requestOf(gateway, "GET /v1/agents", "few");
+    const hogs = await requestOf(gateway, ...sent);
+    const kept = Array.from({ length: KEPT }, open);
+    const early: Socket[] = [];
+    // One at a time, so that the callers send requests while many are open, and not yet too many.
+    while (!/connections_(ended|refused)/.test(gateway.log()) && early.length < FLOOD) {
+      for (const socket of kept) expect(await isAnswered(socket, request)).toBe(true);
+      const hog = open().on("error", () => {});
+      hog.resume().write(hogs);
+      early.push(hog);
+    }
+    using _flood = new SteadyFlood(gateway, hogs, { most: FLOOD, localAddress: "127.0.0.1" });
+    for (let asked = 0; asked < NEW; asked++) {
+      const socket = open();
+      expect(await isAnswered(socket, request)).toBe(true);
+      socket.destroy();
+    }
+    for (const socket of kept) expect(await isAnswered(socket, request)).toBe(true);
+    for (const socket of [...kept, ...early]) socket.destroy();
+    expect(gateway.log()).toMatch(sent[1] === null ? /"connections_ended"/ : /"connections_ended".*"tenant":"many"/);
+    expect(gateway.log()).not.toContain("connections_refused");
+  });
+}
+
+const MANY_ADDRESSES = Array.from({ length: 100 }, (_, at) => `127.0.1.${at + 1}`);
+
+/** Each with where they come from, and what becomes of them. */
+const SILENT: [of: string, event: string, ...from: string[]][] = [
+  ["all of one address", "connections_ended", "127.0.0.1"],
+  ["a few of each address", "connections_refused", ...MANY_ADDRESSES],
+];
+
+for (const [of, event, ...from] of SILENT) {
+  test(`connections that send nothing, ${of}, end no call that is under way, and everybody is let in again`, async () => {
+    const arrived = Promise.withResolvers<void>();
+    const release = Promise.withResolvers<void>();
+    const fetch = async () => {
+      arrived.resolve();
+      await release.promise;
+      return new Response("here");
+    };
+    using upstream = Bun.serve({ hostname: "127.0.0.1", port: 0, idleTimeout: 0, fetch });
+    await using gateway = await crowded();
+    const tenant = await tenantOf(gateway, `http://127.0.0.1:${upstream.port}/`);
+    const answered = tenant.call();
+    await arrived.promise;
+    {
+      using flood = new Flood();
+      await flood.open(gateway, "", ...from);
+      await until(() => gateway.log().includes(event));
+      release.resolve();
+      expect((await answered).status).toBe(202);
+    }
+    expect((await insist(`${gateway.url}/healthz`)).status).toBe(200);
+    expect(await tenant.statusOf(await answered)).toBe("succeeded");
+    await gateway.stop();
+  });
+}
 
 async function until(holds: () => boolean): Promise<void> {
   const deadline = performance.now() + ANSWER_MS_MAX;

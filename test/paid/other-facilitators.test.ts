@@ -7,6 +7,7 @@ import { collected, notCollected, startFacilitatorStandIn } from "../support/cha
 import { openPayingTenant, type PayingTenant } from "../support/chain/paying.ts";
 import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
+import { steppedClock } from "../support/gateway/stepped-clock.ts";
 import { startUpstream } from "../support/http/upstream.ts";
 
 setDefaultTimeout(60_000);
@@ -196,24 +197,46 @@ test("a payment that a reorganisation moves to another transaction has that one 
 });
 
 // The last one here, since the chain's time is moved.
-test("after an attempt in doubt an unused nonce is a decline by a block that is later than a minute past its time, and by none before", async () => {
-  const payment = await funded();
-  const { nonce, validBefore } = payment.authorization;
-  facilitator.answer(nonce, () => new Response("away", { status: 502 }));
-  const { body } = await call(looking, payment);
-  facilitator.answer(nonce, () => notCollected({ errorReason: "invalid_exact_evm_payload_nonce_already_used" }));
+test("after an attempt in doubt an unused nonce is a decline by a block that is later than a minute past its time by our own clock too, and by none before", async () => {
+  const clock = steppedClock();
+  const env = { TOLLGATE_CA_FILE: caFile, TOLLGATE_RPC_URLS: chain.url };
+  await using gateway = await startGateway({ env, program: clock.program });
+  const tenant = await openPayingTenant(gateway, { url: facilitator.url, client: { bundle: "a word" } });
+  const pricing = { amount: `${VALUE}`, asset: "USDC", network: "base", pay_to: PAYEE };
+  const agent = await tenant.agent({ upstream_url: upstream.url, pricing });
+  const end = Math.floor(Date.now() / 1000) + 600;
+  const inDoubt = async (validBefore: number) => {
+    const payment = await funded(validBefore);
+    const { nonce } = payment.authorization;
+    facilitator.answer(nonce, () => new Response("away", { status: 502 }));
+    const { body } = await tenant.send("POST", `/v1/proxy/${agent}`, { n: 1 }, payment.headers);
+    facilitator.answer(nonce, () => notCollected({ errorReason: "invalid_exact_evm_payload_nonce_already_used" }));
+    return { id: body.invocation_id };
+  };
+  const [earlier, later] = [await inDoubt(end - 1), await inDoubt(end)];
   const blockAt = async (second: number) => {
     await chain.rpc("evm_setNextBlockTimestamp", [second]);
     await chain.mine();
   };
-  await blockAt(Number(validBefore) + 60);
-  // The second of them comes when what came of the first is recorded.
-  await facilitator.arrival(nonce, facilitator.of(nonce).length + 2);
-  const { body: open } = await looking.send("GET", `/v1/invocations/${body.invocation_id}`);
-  expect(open).toMatchObject({ status: "pending", settlement: { status: "pending" } });
-  await blockAt(Number(validBefore) + 61);
-  expect(await closed(looking, body.invocation_id)).toMatchObject({
-    status: "failed",
-    settlement: { status: "settlement_failed" },
-  });
+  /** After so many attempts whose outcome is recorded. */
+  const expectOpen = async ({ id }: typeof later, attempts: number) => {
+    for (;;) {
+      const { body } = await tenant.send("GET", `/v1/invocations/${id}`);
+      expect(body).toMatchObject({ status: "pending", settlement: { status: "pending" } });
+      if (body.settlement.attempts >= attempts) return body.settlement.attempts;
+      await Bun.sleep(50);
+    }
+  };
+  const declined = { status: "failed", settlement: { status: "settlement_failed" } };
+  await blockAt(end + 60);
+  await expectOpen(earlier, 1 + (await expectOpen(earlier, 1)));
+  const before = await expectOpen(later, 1);
+  await gateway.stop();
+  // A step counts for nothing while the gateway runs.
+  clock.set((end + 61) * 1000 - Date.now());
+  await gateway.restart();
+  expect(await closed(tenant, earlier.id)).toMatchObject(declined);
+  await expectOpen(later, before + 1);
+  await blockAt(end + 61);
+  expect(await closed(tenant, later.id)).toMatchObject(declined);
 });

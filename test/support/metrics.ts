@@ -10,6 +10,7 @@ export const METRICS: Readonly<Record<string, Shape>> = {
   tollgate_queue_depth: ["gauge"],
   tollgate_queue_oldest_age_seconds: ["gauge"],
   tollgate_running: ["gauge"],
+  tollgate_limit_used_ratio: ["gauge", "limit"],
   tollgate_upstream_duration_seconds: ["histogram", "le"],
   tollgate_http_requests_total: ["counter", "route", "status"],
   tollgate_http_request_duration_seconds: ["histogram", "le", "route"],

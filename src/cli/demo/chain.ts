@@ -14,7 +14,6 @@ import multicall3 from "./multicall3.json" with { type: "json" };
 export const BLOCK_SECONDS = 2;
 /** Else anvil would keep the state of every block on the disk: 350 KB each (measured). */
 const STATES_KEPT = 64;
-const START_CHARACTERS_MAX = 65_536;
 
 /** By platform and architecture as Node names them; of each there is a package `@foundry-rs/anvil-…`. */
 const PACKAGES: Readonly<Record<string, string>> = {
@@ -124,7 +123,7 @@ async function announcedPort(output: ReadableStream<Uint8Array>): Promise<string
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return null;
-    seen = (seen + decoder.decode(value, { stream: true })).slice(-START_CHARACTERS_MAX);
+    seen = (seen + decoder.decode(value, { stream: true })).slice(-65_536);
     const port = /Listening on 127\.0\.0\.1:(\d+)\n/.exec(seen)?.[1];
     if (port !== undefined) {
       reader.releaseLock();
@@ -134,7 +133,6 @@ async function announcedPort(output: ReadableStream<Uint8Array>): Promise<string
   }
 }
 
-const RPC_MS_MAX = 10_000;
 const DECIMALS = 6;
 
 /** Smallest units as USDC, exactly. */
@@ -177,7 +175,7 @@ export type DemoChain = Awaited<ReturnType<typeof furnishChain>>;
 function rpc(url: string): CallNode {
   return async (method, params) => {
     const body = { jsonrpc: "2.0", id: 1, method, params };
-    const answer = await ask({ method: "POST", url, body }, AbortSignal.timeout(RPC_MS_MAX));
+    const answer = await ask({ method: "POST", url, body }, AbortSignal.timeout(10_000));
     if (at(answer.body, "error") !== undefined) {
       throw new DemoProblem(`the chain refused ${method}: ${textAt(answer.body, "error", "message")}`);
     }

@@ -24,8 +24,6 @@ import { at, DemoProblem } from "./client.ts";
 const HOST = "127.0.0.1";
 /** The facilitator's account, and the name in the certificate of its client. */
 const CLIENT = "gateway";
-/** No work of the demo takes longer, and nobody waits for it after Ctrl-C. */
-const DRAIN_MS = 1000;
 const TOKEN_HOURS = 12;
 
 type Certificates = Awaited<ReturnType<typeof makeCertificates>>;
@@ -93,7 +91,8 @@ export async function startDemoGateway(dir: string, log: Log) {
 
 /** Ignores the environment of the demo's own process. */
 function configured(mode: "gateway" | "facilitator", variables: Readonly<Record<string, string>>): Config {
-  const all = { TOLLGATE_MODE: mode, TOLLGATE_HOST: HOST, TOLLGATE_DRAIN_MS: String(DRAIN_MS), ...variables };
+  // No work of the demo takes longer than a second, and nobody waits for it after Ctrl-C.
+  const all = { TOLLGATE_MODE: mode, TOLLGATE_HOST: HOST, TOLLGATE_DRAIN_MS: "1000", ...variables };
   const { config, problems } = loadConfig("serve", new Map(), all, false);
   if (config === null) throw new DemoProblem(problems.join("; "));
   return config;
@@ -110,9 +109,6 @@ function portNear(usual: number): string {
     return "0";
   }
 }
-
-/** The demo sends only small bodies, and nobody else knows these servers. */
-const BODY_BYTES_MAX = 64 * 1024;
 
 /** Answers with the hash of what it is sent, and when. */
 export function startNotary() {
@@ -144,7 +140,8 @@ function serve(path: string, post: (request: Request) => Promise<Response>) {
     port: 0,
     development: false,
     reusePort: false,
-    maxRequestBodySize: BODY_BYTES_MAX,
+    // The demo sends only small bodies, and nobody else knows these servers.
+    maxRequestBodySize: 64 * 1024,
     routes: { [path]: { POST: post } },
     fetch: () => new Response(null, { status: STATUS.method_not_allowed }),
   });

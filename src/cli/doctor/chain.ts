@@ -26,11 +26,6 @@ import {
   warning,
 } from "./findings.ts";
 
-const TIMEOUT_MS = 3_000;
-/** For all first questions to a node. */
-const NODE_MS_MAX = 4_500;
-const ANSWER_BYTES_MAX = 1024 * 1024;
-
 const ABI = parseAbi([
   "function name() view returns (string)",
   "function version() view returns (string)",
@@ -62,7 +57,7 @@ export async function lookAtNodes(urls: readonly string[], outbound: Outbound): 
 
 function openNode(url: string, place: number, outbound: Outbound): Node {
   const { certificateProblem, ...watched } = observed(outbound);
-  const server = { outbound: watched.outbound, url, timeoutMs: TIMEOUT_MS, answerBytesMax: ANSWER_BYTES_MAX };
+  const server = { outbound: watched.outbound, url, timeoutMs: 3_000, answerBytesMax: 1024 * 1024 };
   return {
     place,
     ask: async (method, params, read) => read(await exchange(server, method, params)),
@@ -73,7 +68,7 @@ function openNode(url: string, place: number, outbound: Outbound): Node {
 async function lookAtNode(node: Node): Promise<NodeLook> {
   const { place } = node;
   try {
-    const answer = await inTime(answerOf(node), NODE_MS_MAX);
+    const answer = await inTime(answerOf(node), 4_500);
     return { place, answer, certificate: node.certificateProblem() };
   } catch (error) {
     return { place, answer: reasonOf(error), certificate: null };

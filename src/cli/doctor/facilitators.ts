@@ -13,6 +13,7 @@ import { exchangeJson, fetchJson } from "../../http/client/fetch-json.ts";
 import { createOutbound, type Outbound, OutboundError } from "../../http/client/outbound.ts";
 import { ownAddresses } from "../../http/client/resolve.ts";
 import type { ClientIdentity } from "../../http/client/tls-contexts.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { openSealed } from "../../keys/keyring.ts";
 import type { DatabaseLook } from "../../storage/look.ts";
@@ -37,8 +38,6 @@ import {
 /** For the facilitators of all tenants together. What has not begun by then is counted, and not looked at. */
 const ALL_MS_MAX = 30_000;
 export const FACILITATORS_MS_MAX = ALL_MS_MAX + 2 * CHECK_MS_MAX;
-const ANSWER_BYTES_MAX = 64 * 1024;
-const EXCHANGE_MS_MAX = 4_500;
 const AT_ONCE = 8;
 
 interface Settlement {
@@ -167,9 +166,9 @@ async function supportedProblem({ url, tls, header, tenants }: Group, outbound: 
         headers: header === null ? [] : [header],
         tls,
         tenant: tenants[0] ?? "",
-        signal: AbortSignal.timeout(EXCHANGE_MS_MAX),
+        signal: AbortSignal.timeout(4_500),
       },
-      ANSWER_BYTES_MAX,
+      MAX.facilitatorBytes,
     );
     if (status === 200) return kindsProblem(body);
     const text = `it answers ${status} to GET /supported`;

@@ -4,7 +4,7 @@
 
 import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import { systemClock } from "../../core/time.ts";
+import { DAY_MS, systemClock } from "../../core/time.ts";
 import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
 import { withDeadline } from "../../kernel/wait.ts";
 import { fitOf, newestVersion, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/migrate.ts";
@@ -45,11 +45,9 @@ export function isHealthy(found: readonly Finding[]): boolean {
   return found.every(({ state }) => state !== "fail");
 }
 
-/** Columns of the name of what was looked at. A tenant may have chosen a longer name, which does not move the other lines. */
-const WIDTH_MAX = 60;
-
 export function report(found: readonly Finding[]): string {
-  const width = Math.min(Math.max(...found.map(({ what }) => what.length)), WIDTH_MAX);
+  // A tenant may have chosen a longer name, which does not move the other lines.
+  const width = Math.min(Math.max(...found.map(({ what }) => what.length)), 60);
   const lines = found.map(({ what, state, text, advice }) => {
     const told = advice === null ? text : `${text}; ${advice}`;
     return `${state.padEnd(4)}  ${printable(what).padEnd(width)}  ${printable(told)}\n`;
@@ -117,16 +115,13 @@ function nameOf(error: unknown): string {
 }
 
 const GIB = 1024 ** 3;
-const FREE_BYTES_MIN = GIB;
-const SKEW_MS_MAX = 30_000;
-const DAY_MS = 86_400_000;
 
 /** @param name of the file system, such as the directory that lies there */
 export function freeSpaceProblem(name: string, freeBytes: number): Problem | null {
   const text = `${name} has ${bytesText(freeBytes)} free`;
   const advice = "make room: on a full disk no call is taken";
   if (freeBytes <= 0) return failure(text, advice);
-  return freeBytes < FREE_BYTES_MIN ? warning(text, advice) : null;
+  return freeBytes < GIB ? warning(text, advice) : null;
 }
 
 export function bytesText(bytes: number): string {
@@ -157,7 +152,7 @@ export function timeText(time: number): string {
 
 /** @param aheadMs how far the clock of `whose` is ahead of this machine's */
 export function skewProblem(whose: string, aheadMs: number, advice: string): Problem | null {
-  if (Math.abs(aheadMs) <= SKEW_MS_MAX) return null;
+  if (Math.abs(aheadMs) <= 30_000) return null;
   const seconds = Math.round(Math.abs(aheadMs) / 1000);
   return warning(`${whose} is ${seconds} s ${aheadMs > 0 ? "ahead of" : "behind"} this machine's clock`, advice);
 }
@@ -188,9 +183,6 @@ export function schemaProblem(schema: Schema): Problem | null {
   }
 }
 
-/** The Date header has whole seconds (RFC 9110, section 5.6.7). */
-const HALF_SECOND_MS = 500;
-
 interface Observed {
   readonly outbound: Outbound;
   /** What is wrong with the certificate of the server that was asked. */
@@ -214,7 +206,8 @@ export function observed(outbound: Outbound): Observed {
         const from = systemClock.now();
         const response = await outbound.request(url, { ...request, certified });
         const date = Date.parse(response.headers.get("date") ?? "");
-        if (!Number.isNaN(date)) aheadMs = date + HALF_SECOND_MS - (from + systemClock.now()) / 2;
+        // The Date header has whole seconds (RFC 9110, section 5.6.7).
+        if (!Number.isNaN(date)) aheadMs = date + 500 - (from + systemClock.now()) / 2;
         return response;
       },
     },

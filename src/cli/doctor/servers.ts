@@ -58,7 +58,6 @@ const USUAL: Readonly<Record<string, string>> = {
 };
 
 const LIMITS = { timeoutMs: 4_500, bytesMax: 64 * 1024 };
-const TTL_SECONDS_MIN = 14 * 86_400;
 
 type Vault = NonNullable<Config["vault"]>;
 
@@ -115,7 +114,7 @@ function ttlOf(body: unknown): number | null {
 function judgeToken(ttl: number | null, isRenewed: boolean): { problem: Problem | null; fine: string } {
   if (ttl === null) return { problem: null, fine: "it answers, and the token is good without end" };
   const fine = `it answers, and the token is good for ${ttl} s`;
-  if (isRenewed || ttl >= TTL_SECONDS_MIN) return { problem: null, fine };
+  if (isRenewed || ttl >= 14 * 86_400) return { problem: null, fine };
   const advice = "have it renewed, or hand it over by TOLLGATE_VAULT_TOKEN_FILE from an agent that does";
   return { problem: warning(`the token is good for ${ttl} s, and this program does not renew it`, advice), fine };
 }

@@ -169,7 +169,8 @@ function createClaim(options: CollectOptions) {
    */
   return async (request: SettlementRequest, wanted: ClaimedPayment, gas: Gas): Promise<Claimed> => {
     const { payer } = wanted.key;
-    const balance = await chain.balanceOf(payer);
+    // The simulation has just moved that much, so a node that knows of less may be wrong.
+    const balance = await chain.balanceOf(payer, wanted.authorization.value);
     const day = utcDay((await chain.time()).earliest);
     const measured = { ...wanted, day, gas, ...(await gasAtRiskOf(options, request, { gas, balance })) };
     const claimed = await claim(request, measured, balance);

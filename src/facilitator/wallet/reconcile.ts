@@ -39,8 +39,8 @@ export function createReconcile(options: ReconcileOptions): (at: Block) => Promi
   const progresses = new Map<Hex, NonceProgress>();
 
   async function progressOf(wallet: Hex, at: Block): Promise<NonceProgress> {
-    const count = await chain.transactionCount(wallet, at);
     const known = progresses.get(wallet);
+    const count = await chain.transactionCount(wallet, at, known?.count);
     const isKnown = known?.count === count && known.since <= at.number;
     const progress = isKnown ? known : { count, since: at.number };
     progresses.set(wallet, progress);

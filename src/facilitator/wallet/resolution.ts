@@ -216,12 +216,13 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
     // It was used after all, maybe by us: the next block tells.
     if (isUsedUp(reason)) return false;
     // After a revert alone it is not tried again, even if it would go through now: the cause was on the payer's side.
-    if (!simulation.ok || ends.some(({ how }) => how === "reverted")) {
-      const failure = { reason: isOver ? "expired" : reason, foreign_transaction: null };
-      await recorder.fail(payment, failure, await charged(chain, payment, head, ends), head);
-      return true;
-    }
-    return payment.pendingNonces.size < NONCES_MAX && sendAgain(payment, simulation.gas);
+    if (simulation.ok && !ends.some(({ how }) => how === "reverted"))
+      return payment.pendingNonces.size < NONCES_MAX && sendAgain(payment, simulation.gas);
+    // What is recorded now is final, so every node is asked for itself whether it knows of a use.
+    if (await isUsedByAny(chain, payment)) return false;
+    const failure = { reason: isOver ? "expired" : reason, foreign_transaction: null };
+    await recorder.fail(payment, failure, await charged(chain, payment, head, ends), head);
+    return true;
   }
 
   /**
@@ -235,9 +236,16 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
   };
 }
 
+async function isUsedByAny(chain: Chain, { authorization }: PendingPayment): Promise<boolean> {
+  const views = await chain.views(authorization);
+  return (await Promise.all(views.map(({ isUsed }) => isUsed))).includes(true);
+}
+
 async function receiptOf(chain: Chain, pendingNonce: PendingNonce): Promise<Receipt | null> {
+  const shows = (receipt: Receipt) =>
+    [...pendingNonce.payments].every(({ authorization }) => isPaidBy(authorization, receipt));
   for (const { hash } of [...pendingNonce.transactions].reverse()) {
-    const receipt = await chain.receipt(hash);
+    const receipt = await chain.receipt(hash, shows);
     if (receipt !== null) return receipt;
   }
   return null;

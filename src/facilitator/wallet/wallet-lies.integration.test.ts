@@ -4,7 +4,7 @@
 import { describe, expect, test } from "bun:test";
 import { numberToHex } from "viem";
 import type { TestChain } from "../../../test/support/chain/chain.ts";
-import type { RpcFault, RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
+import { type RpcFault, type RpcRelay, startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
 import { newPayment } from "../../../test/support/chain/wallet.ts";
 import { useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { until } from "../../../test/support/until.ts";
@@ -92,6 +92,43 @@ describe("a collected payment", () => {
     30_000,
   );
 });
+
+test.each<[string, Record<string, RpcFault>]>([
+  ["receipts of a revert without events", { eth_getTransactionReceipt: inReceipts({ status: "0x0", logs: [] }) }],
+  ["receipts without events", { eth_getTransactionReceipt: inReceipts({ logs: [] }) }],
+  ["no transaction of the wallet", { eth_getTransactionCount: { kind: "result", result: "0x0" } }],
+])("a payment is settled by what the second node shows while the first one shows %s", async (_, faults) => {
+  const wallet = await start({}, [chain.url]);
+  const before = await newPayment(chain);
+  await wallet.collect(before);
+  expect((await wallet.ended(before))?.status).toBe("settled");
+  for (const [method, fault] of Object.entries(faults)) relay.on(method, fault);
+  const payment = await newPayment(chain);
+  await wallet.collect(payment);
+  await mineUntil(async () => (await wallet.payment(payment))?.status !== "sent");
+  expect((await wallet.payment(payment))?.status).toBe("settled");
+});
+
+test("a collected payment is not failed by a first node that denies its transaction and its use, while another one knows of the use", async () => {
+  const other = await startRpcRelay(chain.url);
+  const wallet = await start({}, [other.url]);
+  const payment = await newPayment(chain);
+  relay.on("eth_getTransactionReceipt", inReceipts({ status: "0x0", logs: [] }));
+  relay.on("eth_call", { kind: "result", result: `0x${"00".repeat(32)}` });
+  other.on("eth_getTransactionReceipt", none);
+  const message = "execution reverted: FiatTokenV2: authorization is expired";
+  relay.on("eth_estimateGas", { kind: "error", code: 3, message });
+  await wallet.claim(payment);
+  await wallet.send(payment);
+  const asked = relay.count("eth_call");
+  await mineUntil(async () => {
+    return relay.count("eth_call") >= asked + 7 || (await wallet.payment(payment))?.status !== "sent";
+  });
+  expect((await wallet.payment(payment))?.status).toBe("sent");
+  relay.heal();
+  expect(await wallet.ended(payment)).toMatchObject({ status: "settled", reason: null });
+  await other.stop();
+}, 30_000);
 
 test("a block of a time far ahead ends no payment that the token would still take", async () => {
   const wallet = await start();

@@ -119,7 +119,6 @@ interface FoundAgents {
 const SKIPPED_MAX = 5_000;
 /** Entries and bytes of text of one search step. The hardest search takes 2 ms for them. */
 const SEARCHED_MAX = 512;
-const SEARCHED_BYTES_MAX = 256 * 1024;
 /** Whole agents read at once. One may have hundreds of KiB and then takes a millisecond. */
 const ROWS_AT_ONCE = 4;
 
@@ -245,7 +244,7 @@ async function searchStep(reader: Reader, { along, matches }: AgentSearch, below
   let bytes = 0;
   const taken = next.findIndex(({ size }) => {
     bytes += size;
-    return bytes > SEARCHED_BYTES_MAX;
+    return bytes > 256 * 1024;
   });
   const entries = taken === -1 ? next : next.slice(0, Math.max(taken, 1));
   const last = entries.at(-1);

@@ -9,24 +9,17 @@ import { AGENT_STATUSES, agentStatus } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { nullable } from "../../http/input.ts";
-import {
-  DESCRIPTION_CHARACTERS_MAX,
-  METADATA_BYTES_MAX,
-  NAME_CHARACTERS_MAX,
-  TAG_CHARACTERS_MAX,
-  TAGS_MAX,
-} from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
+import { UINT256_DIGITS_MAX, UINT256_MAX } from "../../x402/fields.ts";
 
 export type AgentRow = Tables["agents"]["$inferSelect"];
-
-const AMOUNT_DIGITS_MAX = 78;
 
 const amount = (description: string) =>
   Type.String({
     pattern: "^[0-9]+$",
-    maxLength: AMOUNT_DIGITS_MAX,
+    maxLength: UINT256_DIGITS_MAX,
     description,
-    "x-expected": `a decimal string of at most ${AMOUNT_DIGITS_MAX} digits`,
+    "x-expected": `a decimal string of at most ${UINT256_DIGITS_MAX} digits`,
   });
 
 export const Pricing = Type.Object(
@@ -68,7 +61,7 @@ const Transport = nullable(Type.Literal("streamable_http"), "streamable_http");
 
 /** The fields that create and update share, described for create. */
 const settable = {
-  description: Type.String({ description: `At most ${DESCRIPTION_CHARACTERS_MAX} characters.` }),
+  description: Type.String({ description: `At most ${MAX.descriptionCharacters} characters.` }),
   metadata: Type.Unsafe<Record<string, unknown>>(
     Type.Object({}, { description: "Any values; at most 16 KiB as JSON.", "x-expected": "a JSON object" }),
   ),
@@ -89,10 +82,10 @@ const settable = {
 };
 
 const Name = Type.String({
-  description: `1 to ${NAME_CHARACTERS_MAX} characters, unique among the tenant's agents that are not inactive.`,
+  description: `1 to ${MAX.nameCharacters} characters, unique among the tenant's agents that are not inactive.`,
 });
 const Tags = Type.Array(Type.String(), {
-  description: `At most ${TAGS_MAX} tags of 1 to ${TAG_CHARACTERS_MAX} characters.`,
+  description: `At most ${MAX.tags} tags of 1 to ${MAX.tagCharacters} characters.`,
   "x-expected": "an array of strings",
 });
 
@@ -218,14 +211,11 @@ export function agentView(row: AgentRow): Static<typeof Agent> {
   };
 }
 
-const NAME = { min: 1, max: NAME_CHARACTERS_MAX };
-const TAG = { min: 1, max: TAG_CHARACTERS_MAX };
-const DESCRIPTION = { min: 0, max: DESCRIPTION_CHARACTERS_MAX, controls: true };
+const NAME = { min: 1, max: MAX.nameCharacters };
+const TAG = { min: 1, max: MAX.tagCharacters };
+const DESCRIPTION = { min: 0, max: MAX.descriptionCharacters, controls: true };
 
-/** Enough for the tools of any known server. The row is read for each call, so it must stay small. */
-const TOOLS_MAX = 500;
 const TOOL_NAME = { min: 1, max: 128 };
-const UINT256_MAX = 2n ** 256n - 1n;
 /** The version is sent as a header. */
 const PROTOCOL_VERSION = /^[\x21-\x7e]{1,64}$/;
 
@@ -318,7 +308,7 @@ function checkProtocolVersion(version: string): void {
 }
 
 function storedTags(tags: readonly string[]): string {
-  if (tags.length > TAGS_MAX) throw invalidField("tags", `must be at most ${TAGS_MAX}`);
+  if (tags.length > MAX.tags) throw invalidField("tags", `must be at most ${MAX.tags}`);
   for (const [index, tag] of tags.entries()) checkText(`tags.${index}`, tag, TAG);
   return encodeTags(tags);
 }
@@ -326,14 +316,14 @@ function storedTags(tags: readonly string[]): string {
 /** Any values: JSON writes U+0000 and lone surrogates as escapes, so they can be stored and come back. */
 function storedMetadata(metadata: Record<string, unknown>): string {
   const json = JSON.stringify(metadata);
-  if (Buffer.byteLength(json) <= METADATA_BYTES_MAX) return json;
-  throw invalidField("metadata", `must be at most ${METADATA_BYTES_MAX} bytes as JSON`);
+  if (Buffer.byteLength(json) <= MAX.metadataBytes) return json;
+  throw invalidField("metadata", `must be at most ${MAX.metadataBytes} bytes as JSON`);
 }
 
 function storedPricing(pricing: Pricing): string {
   checkAmount("pricing.amount", pricing.amount);
   const tools = Object.entries(pricing.tools ?? {});
-  if (tools.length > TOOLS_MAX) throw invalidField("pricing.tools", `must be at most ${TOOLS_MAX}`);
+  if (tools.length > MAX.pricedTools) throw invalidField("pricing.tools", `must be at most ${MAX.pricedTools}`);
   for (const [name, amount] of tools) {
     checkText("pricing.tools", name, TOOL_NAME);
     checkAmount(`pricing.tools.${name}`, amount);

@@ -4,11 +4,9 @@
 
 import { createGathering } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
-import { BURST_DEFAULT, RETRY_AFTER_SECONDS_MAX } from "../../kernel/limits.ts";
+import { BURST_DEFAULT, MAX } from "../../kernel/limits.ts";
 import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCounter, type Store } from "../../storage/store.ts";
 
-/** Buckets in memory. At the limit the tenant with the most loses one, and its agent starts again with a full bucket. */
-const BUCKETS_MAX = 100_000;
 const RATE_DEFAULT = 1;
 /** Absorbs rounding errors, so that a caller who waits for Retry-After is let in. */
 const TOLERANCE = 1e-6;
@@ -50,7 +48,7 @@ function bucketSize(rate: number | null, burst: number | null) {
 
 /** The value of Retry-After when a token comes in so many seconds. */
 function secondsToTell(seconds: number): number {
-  return Math.min(Math.max(Math.ceil(seconds - TOLERANCE), 1), RETRY_AFTER_SECONDS_MAX);
+  return Math.min(Math.max(Math.ceil(seconds - TOLERANCE), 1), MAX.retryAfterSeconds);
 }
 
 /** The fields of an agent that its rate limit needs. */
@@ -68,7 +66,7 @@ function isLimited(agent: RateFields): boolean {
 
 /** @param now milliseconds of a clock that never goes back */
 export function createRateLimiter(now: () => number = () => performance.now()) {
-  const buckets = tenantCache<string, { readonly revision: number; readonly bucket: Bucket }>(BUCKETS_MAX);
+  const buckets = tenantCache<string, { readonly revision: number; readonly bucket: Bucket }>(MAX.rateBuckets);
   return {
     /** Takes a token of the agent: null, or the whole seconds until there is one. */
     take(tenant: string, agent: RateFields): number | null {
@@ -198,11 +196,6 @@ export async function removeFullBuckets({ isShared, execute }: Pick<Store, "isSh
   while ((await execute(forgetBuckets, null)) === ROWS_AT_ONCE);
 }
 
-/** At the limit an agent's refusal is forgotten, and the database asked again. */
-const REFUSALS_MAX = 10_000;
-/** A refusal is reused for this long at most: the clock of the database may be set, or its buckets lost in a crash. */
-const REFUSAL_MS_MAX = 1_000;
-
 interface RateRefusal {
   /** No token comes before then. */
   readonly until: number;
@@ -224,7 +217,7 @@ interface Limited {
  */
 export function createSharedRateLimiter(execute: Store["execute"], now: () => number = () => performance.now()) {
   const take = takeTokens();
-  const refusals = tenantCache<string, RateRefusal>(REFUSALS_MAX);
+  const refusals = tenantCache<string, RateRefusal>(MAX.rateRefusals);
 
   const questions = createGathering(async ({ tenant, agent }: Limited, count) => {
     const { id: agentId, rate_revision: revision, invocation_rate_limit: rate, invocation_burst: burst } = agent;
@@ -232,7 +225,8 @@ export function createSharedRateLimiter(execute: Store["execute"], now: () => nu
     const granted = await execute(take, { tenant, agentId, revision, count, ...bucketSize(rate, burst) });
     if (granted.count < count) {
       // The server read its clock at some moment in between.
-      const until = askedAt + Math.min(granted.waitMs, REFUSAL_MS_MAX);
+      // A refusal is reused for a second at most: the clock of the database may be set, or its buckets lost in a crash.
+      const until = askedAt + Math.min(granted.waitMs, 1_000);
       refusals.set(tenant, keyOf(agent), { until, tokenAt: now() + granted.waitMs });
     }
     return (index) => (index < granted.count ? null : secondsToTell(granted.waitMs / 1000));

@@ -7,9 +7,9 @@ import { textProblem } from "../../core/text.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyReader, choiceOf, page, type Query, queryOf } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
-import { empty, jsonList, respondJson } from "../../http/responses.ts";
+import { empty } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { TAG_CHARACTERS_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { AgentFilter } from "./lists.ts";
 import { Agent, AgentCreate, AgentPage, AgentPatch, agentView } from "./model.ts";
 import { type AgentDeps, createAgentService } from "./service.ts";
@@ -127,9 +127,6 @@ const remove = operation({
   errors: ["forbidden", "not_found"],
 });
 
-/** Limits the cost of one search. */
-const SEARCH_CHARACTERS_MAX = 256;
-
 const readCreate = bodyReader(AgentCreate, { freeField: "metadata" });
 const readPatch = bodyReader(AgentPatch, { freeField: "metadata" });
 
@@ -147,8 +144,8 @@ function filterOf(request: Request): AgentFilter {
     ...page(query),
     status: choiceOf(query, "status", AGENT_STATUSES),
     protocol: choiceOf(query, "protocol", PROTOCOLS),
-    tag: textParameter(query, "tag", TAG_CHARACTERS_MAX),
-    q: textParameter(query, "q", SEARCH_CHARACTERS_MAX),
+    tag: textParameter(query, "tag", MAX.tagCharacters),
+    q: textParameter(query, "q", MAX.searchCharacters),
   };
 }
 
@@ -157,9 +154,9 @@ export function agentRoutes(deps: AgentDeps) {
 
   /** Reads the agent again even after a write, so that an answer which waits for memory holds none. */
   function shown(request: Request, id: string, status: "ok" | "created" = "ok"): Promise<Response> {
-    const { caller } = scopeOf(request);
+    const { caller, responses } = scopeOf(request);
     const { tenant } = caller;
-    return respondJson({ tenant, request, status }, async () => agentView(await service.get(caller, id)));
+    return responses.respondJson({ tenant, request, status }, async () => agentView(await service.get(caller, id)));
   }
 
   return routes()
@@ -177,10 +174,10 @@ export function agentRoutes(deps: AgentDeps) {
       async ({ request }) => {
         const filter = filterOf(request);
         const { limit, offset } = filter;
-        const { caller } = scopeOf(request);
+        const { caller, responses } = scopeOf(request);
         const { rows, total } = await service.list(caller, filter, request.signal);
         const rest = { total, limit, offset };
-        return jsonList({ tenant: caller.tenant, request }, { name: "data", rows, view: agentView, rest });
+        return responses.jsonList({ tenant: caller.tenant, request }, { name: "data", rows, view: agentView, rest });
       },
       { detail: list },
     )

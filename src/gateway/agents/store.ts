@@ -8,6 +8,7 @@
 import { isId } from "../../core/id.ts";
 import type { Protocol } from "../../core/states.ts";
 import { tenantCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { afterShared } from "../../kernel/turns.ts";
 import { type Command, inputRows, type Store } from "../../storage/store.ts";
 
@@ -88,8 +89,6 @@ export async function findAgent(
   return isId("agt", id) ? execute(agentLookUp, { tenant, id }) : null;
 }
 
-const REMEMBERED_MS = 1_000;
-const CHARACTERS_MAX = 8 * 1024 * 1024;
 const AGENT_CHARACTERS = 512;
 
 interface CachedAgent {
@@ -113,7 +112,7 @@ function keyOf(tenant: string, id: string): string {
 /** @param now milliseconds of a clock that never goes back */
 export function createAgentCache(store: Pick<Store, "execute">, now: () => number = () => performance.now()) {
   /** Agents by ID. An ID belongs to one tenant. */
-  const known = tenantCache<string, CachedAgent>(CHARACTERS_MAX);
+  const known = tenantCache<string, CachedAgent>(MAX.agentsCharacters);
   const reading = new Map<string, SharedRead>();
 
   /** Shares one read among all requests at the same time, unless the agent was changed since the read began. */
@@ -121,7 +120,7 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
     const inFlight = reading.get(key);
     if (inFlight !== undefined) return joined(inFlight, tenant, id);
     const agent = findAgent(store, tenant, id);
-    const own: SharedRead = { agent, until: now() + REMEMBERED_MS, isForgotten: false };
+    const own: SharedRead = { agent, until: now() + 1_000, isForgotten: false };
     reading.set(key, own);
     return kept(own, key, tenant, id);
   }

@@ -5,7 +5,7 @@ import type { Tables } from "../../../db/schema.ts";
 import { ALLOWED_HOSTS_MAX } from "../../core/host.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { nullable } from "../../http/input.ts";
-import { NAME_CHARACTERS_MAX, PLAINTEXT_BYTES_MAX, VAULT_REF_CHARACTERS_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 
 export type CredentialRow = Omit<Tables["credentials"]["$inferSelect"], "sealed" | "key_number">;
 
@@ -30,20 +30,20 @@ const AllowedHosts = nullable(
 const secretFields = {
   plaintext: Type.Optional(
     Type.String({
-      description: `The secret, 1 to ${PLAINTEXT_BYTES_MAX} bytes; required when source is \`managed\`.`,
+      description: `The secret, 1 to ${MAX.plaintextBytes} bytes; required when source is \`managed\`.`,
       writeOnly: true,
     }),
   ),
   vault_ref: Type.Optional(
     Type.String({
-      description: `\`path#key\` below the tenant's own prefix, at most ${VAULT_REF_CHARACTERS_MAX} characters; required when source is \`vault\`.`,
+      description: `\`path#key\` below the tenant's own prefix, at most ${MAX.vaultRefCharacters} characters; required when source is \`vault\`.`,
     }),
   ),
 };
 
 export const CredentialCreate = Type.Object(
   {
-    name: Type.String({ description: `1 to ${NAME_CHARACTERS_MAX} characters, unique within the tenant.` }),
+    name: Type.String({ description: `1 to ${MAX.nameCharacters} characters, unique within the tenant.` }),
     auth_type: AuthType,
     source: Source,
     ...secretFields,

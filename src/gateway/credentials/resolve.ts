@@ -6,6 +6,7 @@ import { CryptoHasher } from "bun";
 import type { AuthType } from "../../../db/schema.ts";
 import { Fault } from "../../core/fault.ts";
 import { tenantCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { afterShared } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import type { SealedSecret } from "../../keys/tenant-keys.ts";
@@ -126,10 +127,6 @@ async function openManaged(
   }
 }
 
-const CACHED_MS_MAX = 60_000;
-/** Failures are cached only for a moment, so that a store in trouble is not asked for every call. */
-const FAILURE_CACHED_MS = 1_000;
-const CACHED_BYTES_MAX = 8 * 1024 * 1024;
 const ENTRY_BYTES = 256;
 
 interface Fetched {
@@ -139,7 +136,7 @@ interface Fetched {
 
 /** Reads from the secrets store: one shared request per secret, and the answer is cached. */
 function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.now() }: ResolverDeps) {
-  const cache = tenantCache<string, Fetched>(CACHED_BYTES_MAX);
+  const cache = tenantCache<string, Fetched>(MAX.secretBytes);
   const inFlight = new Map<string, Promise<string | CredentialFailure>>();
 
   async function read(tenant: string, vaultRef: string): Promise<string> {
@@ -162,7 +159,8 @@ function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.
     });
     const isSecret = typeof outcome === "string";
     const weight = ENTRY_BYTES + (isSecret ? Buffer.byteLength(outcome) : 0);
-    const until = isSecret ? asked + CACHED_MS_MAX : now() + FAILURE_CACHED_MS;
+    // A failure is cached only for a moment, so that a store in trouble is not asked for every call.
+    const until = isSecret ? asked + 60_000 : now() + 1_000;
     cache.set(tenant, key, { outcome, until }, weight);
     return outcome;
   }

@@ -4,7 +4,7 @@ import { overQuota } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyReader } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
-import { empty, json, jsonList } from "../../http/responses.ts";
+import { empty, json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { Credential, CredentialCreate, CredentialList, CredentialRotate, credentialView } from "./model.ts";
 import { type CredentialDeps, createCredentialService } from "./service.ts";
@@ -125,9 +125,12 @@ export function credentialRoutes(deps: CredentialDeps) {
     .get(
       "/v1/credentials",
       ({ request }) => {
-        const { caller } = scopeOf(request);
+        const { caller, responses } = scopeOf(request);
         const rows = () => service.list(caller);
-        return jsonList({ tenant: caller.tenant, request }, { name: "credentials", rows, view: credentialView });
+        return responses.jsonList(
+          { tenant: caller.tenant, request },
+          { name: "credentials", rows, view: credentialView },
+        );
       },
       { detail: list },
     )

@@ -5,7 +5,7 @@ import { open, realpath } from "node:fs/promises";
 import { join, sep } from "node:path";
 import { hasControls, textProblem } from "../../core/text.ts";
 import type { JsonAnswer, JsonLimits } from "../../http/client/fetch-json.ts";
-import { PLAINTEXT_BYTES_MAX, VAULT_REF_CHARACTERS_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 
 /**
  * Why a secret could not be resolved. The message is for the log: it names places and statuses, and never any part of a
@@ -30,7 +30,7 @@ export function isPlainSegment(segment: string): boolean {
 }
 
 export function parseVaultRef(text: string): VaultRefResult {
-  const problem = textProblem(text, { min: 1, max: VAULT_REF_CHARACTERS_MAX });
+  const problem = textProblem(text, { min: 1, max: MAX.vaultRefCharacters });
   if (problem !== null) return { ok: false, reason: problem };
   const hash = text.indexOf("#");
   const path = hash === -1 ? text : text.slice(0, hash);
@@ -46,7 +46,7 @@ export function parseVaultRef(text: string): VaultRefResult {
 }
 
 /** Bytes of a secret and a line break. */
-const FILE_BYTES_MAX = PLAINTEXT_BYTES_MAX + 2;
+const FILE_BYTES_MAX = MAX.plaintextBytes + 2;
 
 /** @throws CredentialFailure when the file is no regular file of UTF-8 text, too large, or not readable */
 async function readTextFile(path: string): Promise<string> {

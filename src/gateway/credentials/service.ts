@@ -8,7 +8,7 @@ import { isAllowedUrl, parseAllowedHosts } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
 import { checkText } from "../../core/text.ts";
 import type { Clock } from "../../core/time.ts";
-import { NAME_CHARACTERS_MAX, PLAINTEXT_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { findInTurns } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import { bind, prepared, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
@@ -72,9 +72,6 @@ export function usedAtInTurns<R extends { readonly id: string }>(uses: Credentia
   };
 }
 
-/** Retries of a rotation, since each other rotation at the same time may overtake it once. */
-const ROTATION_ATTEMPTS_MAX = 32;
-
 /** The name of the total that counts a tenant's credentials. */
 const TOTAL = "credentials";
 
@@ -98,16 +95,15 @@ async function requireRow(reader: Reader, tenant: string, id: string): Promise<C
 function plaintextProblem(plaintext: string): string | null {
   if (!plaintext.isWellFormed()) return "must not contain lone surrogates";
   const bytes = Buffer.byteLength(plaintext);
-  return bytes >= 1 && bytes <= PLAINTEXT_BYTES_MAX ? null : `must be 1 to ${PLAINTEXT_BYTES_MAX} bytes`;
+  return bytes >= 1 && bytes <= MAX.plaintextBytes ? null : `must be 1 to ${MAX.plaintextBytes} bytes`;
 }
 
 const SHOWN = 4;
-const HIDDEN_WHOLE_MAX = 8;
 
 /** `…` and the last four characters; of eight or fewer only their number. */
 export function maskedHint(plaintext: string): string {
   const characters = [...plaintext];
-  if (characters.length <= HIDDEN_WHOLE_MAX) return "*".repeat(characters.length);
+  if (characters.length <= 8) return "*".repeat(characters.length);
   // Postgres stores no U+0000.
   return `…${characters.slice(-SHOWN).join("").replaceAll("\0", "*")}`;
 }
@@ -219,7 +215,7 @@ export function createCredentialService(deps: CredentialDeps) {
   return {
     async create({ tenant }: Caller, body: CredentialCreate): Promise<CredentialRow> {
       const name = body.name.trim();
-      checkText("name", name, { min: 1, max: NAME_CHARACTERS_MAX });
+      checkText("name", name, { min: 1, max: MAX.nameCharacters });
       const secret = checkedSecret(body.source, body);
       const allowed_hosts = storedHosts(body.allowed_hosts ?? null);
       const refused = overQuota(credentialsMax, "credentials");
@@ -249,7 +245,8 @@ export function createCredentialService(deps: CredentialDeps) {
     list: ({ tenant }: Caller): AsyncIterable<CredentialRow> => readCredentials(store.read, tenant),
 
     async rotate({ tenant }: Caller, id: string, body: CredentialRotate): Promise<CredentialRow> {
-      for (let attempt = 0; attempt < ROTATION_ATTEMPTS_MAX; attempt++) {
+      // Each other rotation at the same time may overtake this one once.
+      for (let attempt = 0; attempt < 32; attempt++) {
         const row = await rotateOnce(deps, tenant, id, body);
         if (row !== null) return row;
       }

@@ -4,7 +4,7 @@ import { type JobParts, LOOPBACK, makeJob } from "../../../test/support/stores/j
 import { hostRules } from "../../core/host.ts";
 import { createDecoderShare } from "../../http/client/decode.ts";
 import { createOutbound, type Outbound, OutboundError } from "../../http/client/outbound.ts";
-import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { callHttp, runCall } from "./call.ts";
 import type { WorkerSettings } from "./job.ts";
 import { createResponseMemory } from "./workers/response-memory.ts";
@@ -129,7 +129,7 @@ describe("a polled http call", () => {
     const upstream = keep(startUpstream(() => new Response(new Uint8Array(3_000_000).fill(97))));
     const outcome = await call(upstream.url);
     expect(outcome).toMatchObject({ status: "succeeded", resp_size: 3_000_000, response_truncated: true });
-    expect(outcome.response?.length).toBe(CAPTURE_BYTES_MAX);
+    expect(outcome.response?.length).toBe(MAX.capturedBytes);
   });
 
   test("counts and stores the decoded body", async () => {

@@ -6,7 +6,7 @@ import type { Answer } from "../../http/client/answer.ts";
 import { type BodyRead, bodyAtOnce, readBody } from "../../http/client/body.ts";
 import type { DecodedFor, DecoderShare } from "../../http/client/decode.ts";
 import { type Outbound, type OutboundRequest, requestSafely } from "../../http/client/outbound.ts";
-import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { CLAIM_BELIEVED_MS, isWallOlder } from "../../kernel/time.ts";
 import { type Stoppable, type StopSignal, untilFirst } from "../../kernel/wait.ts";
 import type { CallBody } from "../../wire/body.ts";
@@ -128,7 +128,7 @@ export async function callHttp(job: Job, context: CallContext): Promise<Outcome>
   noteHead(context.trace, response);
   const { capture, receipt } = job.call;
   const digest = receipt ? createBodyDigest() : null;
-  const wanted = [context, response, capture ? CAPTURE_BYTES_MAX : 0, digest] as const;
+  const wanted = [context, response, capture ? MAX.capturedBytes : 0, digest] as const;
   const start = startAtOnce(...wanted) ?? (await readStart(...wanted));
   const body = { start, size: context.trace.resp_size ?? 0, sha256: digest?.of(start) ?? null };
   return answered(context.trace, response.status, keep(body, capture), performance.now());

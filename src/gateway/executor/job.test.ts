@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import { errorClassOf } from "../../core/states.ts";
-import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { answered, failed, keep, lostCall, newTrace, noteHead } from "./job.ts";
 
 const HASH = "ab".repeat(32);
@@ -63,7 +63,7 @@ describe("a call without a whole answer", () => {
 
 describe("the captured start of a body", () => {
   test("is the whole body up to the limit", () => {
-    const body = new Uint8Array(CAPTURE_BYTES_MAX);
+    const body = new Uint8Array(MAX.capturedBytes);
     expect(keep({ start: body, size: body.length, sha256: HASH }, true)).toEqual({
       response: body,
       response_truncated: false,
@@ -72,9 +72,9 @@ describe("the captured start of a body", () => {
   });
 
   test("is cut at the limit, and says so", () => {
-    const start = new Uint8Array(CAPTURE_BYTES_MAX + 32);
+    const start = new Uint8Array(MAX.capturedBytes + 32);
     const stored = keep({ start, size: 5_000_000, sha256: null }, true);
-    expect(stored.response?.length).toBe(CAPTURE_BYTES_MAX);
+    expect(stored.response?.length).toBe(MAX.capturedBytes);
     expect(stored.response_truncated).toBe(true);
   });
 });

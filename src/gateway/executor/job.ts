@@ -4,7 +4,7 @@
 import type { Call } from "../../core/call.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Answer } from "../../http/client/answer.ts";
-import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { CallBody } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 
@@ -68,9 +68,6 @@ export interface KeptBody {
 
 const NOT_STORED: KeptBody = { response: null, response_truncated: false, resp_sha256: null };
 
-/** A response longer than this would only fill the record. */
-const CONTENT_TYPE_CHARACTERS_MAX = 256;
-
 export function newTrace(): Trace {
   return { dialled_at: null, upstream_status: null, response_content_type: null, resp_size: null };
 }
@@ -78,7 +75,8 @@ export function newTrace(): Trace {
 export function noteHead(trace: Trace, response: Answer): void {
   trace.upstream_status = response.status;
   const type = response.headers.get("content-type");
-  trace.response_content_type = type === null ? null : type.slice(0, CONTENT_TYPE_CHARACTERS_MAX);
+  // A longer content type would only fill the record.
+  trace.response_content_type = type === null ? null : type.slice(0, 256);
   trace.resp_size = null;
 }
 
@@ -127,7 +125,7 @@ export interface WholeBody {
 /** The stored form of a body. */
 export function keep({ start, size, sha256: resp_sha256 }: WholeBody, capture: boolean): KeptBody {
   if (!capture) return { ...NOT_STORED, resp_sha256 };
-  const response = start.length > CAPTURE_BYTES_MAX ? start.slice(0, CAPTURE_BYTES_MAX) : start;
+  const response = start.length > MAX.capturedBytes ? start.slice(0, MAX.capturedBytes) : start;
   return { response, response_truncated: size > response.length, resp_sha256 };
 }
 

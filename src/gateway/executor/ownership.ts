@@ -28,10 +28,6 @@ import type { CallBlock, OwnBlock, QueueEntry } from "./queue.ts";
 
 /** How long a replica counts as alive after it has renewed its lease. */
 const LEASE_MS = 15_000;
-const RENEW_MS = 5_000;
-const SWEEP_MS = 2_000;
-/** The row of a replica that is gone stays for so long: much longer than what it accepted last is only its own to make. */
-const KEPT_MS = HOUR_MS;
 const ORPHANS_AT_ONCE = 200;
 
 /** Renews this replica's lease. Gives the database's time. */
@@ -89,7 +85,8 @@ export async function endOrphans(
         .limit(ORPHANS_AT_ONCE);
       for (const key of orphans) await abandon(tx, key, "internal", clock.now());
       // On either side: the database's clock may have gone back.
-      await tx.db.delete(replicas).where(sql`abs(${replicas.lease_until} - ${tx.now}) > ${KEPT_MS}`);
+      // The row of a replica that is gone stays for an hour, much longer than only it may make what it accepted last.
+      await tx.db.delete(replicas).where(sql`abs(${replicas.lease_until} - ${tx.now}) > ${HOUR_MS}`);
       return orphans;
     });
     ended.push(...group);
@@ -185,7 +182,7 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
         await renew();
         const warn = (error: unknown) => log.warn("lease_not_renewed", { error });
         // On a timer of its own, so that slow work elsewhere can't delay it: a lease that runs out ends live calls.
-        renewal = setInterval(() => void renew().catch(warn), RENEW_MS);
+        renewal = setInterval(() => void renew().catch(warn), 5_000);
         return;
       }
       // This process holds the lock of the data directory, so no other process runs.
@@ -194,7 +191,7 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
       if (orphans.length > 0) log.warn("orphaned_calls_ended", { calls: orphans.length });
     },
     startSweeping(takeUpPending: () => Promise<void>): void {
-      if (isShared) stopSweeping = every(SWEEP_MS, () => sweep(takeUpPending));
+      if (isShared) stopSweeping = every(2_000, () => sweep(takeUpPending));
     },
     stopSweeping: () => stopSweeping(),
     /** Drops the lease: no call runs on it any more, on either path. */

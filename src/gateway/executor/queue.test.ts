@@ -1,6 +1,7 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { AgentQueue, CallQueues, LENGTH_MAX, type QueueEntry } from "./queue.ts";
+import { MAX } from "../../kernel/limits.ts";
+import { AgentQueue, CallQueues, type QueueEntry } from "./queue.ts";
 
 /** More than there are slots. */
 const AGENTS = ["a", "b", "c", "d", "e", "f", "g"] as const;
@@ -497,9 +498,9 @@ test("every call is started once, in whatever order calls come, and blocks are a
 
 test("more than it keeps in memory is left to the database, and looked for behind what was taken last", () => {
   const queue = new AgentQueue<QueueEntry>("t", "a");
-  for (let id = 0; id < LENGTH_MAX; id++) expect(queue.keep(call(id), true)).toBe(true);
+  for (let id = 0; id < MAX.agentQueuedCalls; id++) expect(queue.keep(call(id), true)).toBe(true);
   expect(queue.keep(call(300), true)).toBe(false);
-  expect([queue.length, queue.wantsMore, queue.isDry]).toEqual([LENGTH_MAX, true, false]);
+  expect([queue.length, queue.wantsMore, queue.isDry]).toEqual([MAX.agentQueuedCalls, true, false]);
   // Calls before those that are in memory may have been left out, too.
   expect(queue.beginTaking()).toBe("");
   expect(queue.wantsMore).toBe(false);

@@ -5,15 +5,9 @@
 // A call that runs takes a slot, and memory for its body. Both are shared out by tenant, and an agent has a limit of slots of
 // its own. When something is given back, the queues that wait for what others hold are served: those of the tenant that holds
 // the least first, which take turns among themselves.
-import { createFairShare, leastFirst, type Shortage } from "../../kernel/share.ts";
 
-/** Kept in memory, and read ahead for one tenant. The others are found in the database. */
-const WAITING_MAX = 20_000;
-const TAKE_AGAIN_MS = 1000;
-/** Calls that are taken from the database together. */
-const BLOCK_MAX = 64;
-/** Calls that have been made and wait for their record may be so many without a slot: while the store is away, no more come. */
-const RECORDING_MAX = 256;
+import { MAX } from "../../kernel/limits.ts";
+import { createFairShare, leastFirst, type Shortage } from "../../kernel/share.ts";
 
 export interface CallQueuesOptions<W extends QueueEntry> extends RunSlotsOptions {
   /** The longest body of a call that is taken in a block. A call with a longer one first needs memory of its own. */
@@ -60,6 +54,7 @@ export class CallQueues<W extends QueueEntry> {
   readonly #options: CallQueuesOptions<W>;
   readonly #queues = new Map<string, AgentQueue<W>>();
   readonly #slots: RunSlots;
+  readonly inUse: RunSlots["inUse"];
   /** Queues whose next call waits for slots that other agents hold. */
   readonly #starved: ReturnType<typeof createStarvedQueues<AgentQueue<W>>>;
   /** Calls that all queues keep in memory. */
@@ -76,6 +71,7 @@ export class CallQueues<W extends QueueEntry> {
   constructor(options: CallQueuesOptions<W>) {
     this.#options = options;
     this.#slots = createRunSlots(options);
+    this.inUse = this.#slots.inUse;
     this.#starved = createStarvedQueues(this.#slots, (queue) => {
       const before = this.#running;
       this.#serve(queue);
@@ -111,7 +107,7 @@ export class CallQueues<W extends QueueEntry> {
       return;
     }
     const queue = this.#queueOf(item.tenant, agentId);
-    if (queue.keep(item, this.#waiting < WAITING_MAX)) this.#keep(item.tenant, 1);
+    if (queue.keep(item, this.#waiting < MAX.queuedCalls)) this.#keep(item.tenant, 1);
     this.#serve(queue);
   }
 
@@ -153,7 +149,7 @@ export class CallQueues<W extends QueueEntry> {
       this.#giveBack(queue, held);
     };
     const made = () => {
-      if (!hasSlot || this.#recording === RECORDING_MAX) return;
+      if (!hasSlot || this.#recording === MAX.callsRecording) return;
       this.#recording++;
       giveBack();
     };
@@ -212,7 +208,8 @@ export class CallQueues<W extends QueueEntry> {
   /** Slots, with memory for what is taken for them; none when that is short. */
   #slotsFor(queue: AgentQueue<W>): QueueEntry[] {
     const held: QueueEntry[] = [];
-    while (held.length < BLOCK_MAX) {
+    // So many are taken from the database together.
+    while (held.length < 64) {
       const id = `block ${this.#blockSlots++}`;
       const slot = { tenant: queue.tenant, id, body_bytes: this.#options.blockBodyBytes };
       const short = this.#slots.take(queue.agentId, slot);
@@ -256,7 +253,7 @@ export class CallQueues<W extends QueueEntry> {
    */
   #readAhead(queue: AgentQueue<W>): void {
     const { tenant } = queue;
-    const room = Math.min(LENGTH_MAX, WAITING_MAX - (this.#waitingOf.get(tenant) ?? 0));
+    const room = Math.min(MAX.agentQueuedCalls, MAX.queuedCalls - (this.#waitingOf.get(tenant) ?? 0));
     if (queue.isShared || room <= 0) {
       this.#goOn(queue, [], true);
       return;
@@ -279,7 +276,7 @@ export class CallQueues<W extends QueueEntry> {
     setTimeout(() => {
       queue.fromTheStart();
       this.#goOn(queue, [], true);
-    }, TAKE_AGAIN_MS);
+    }, 1000);
   }
 
   #goOn(queue: AgentQueue<W>, next: readonly W[], hasMore = false): void {
@@ -290,14 +287,10 @@ export class CallQueues<W extends QueueEntry> {
   }
 }
 
-/** Bodies that may run outside the shared limit, one per tenant: otherwise small bodies could keep a large one out. */
-const EXTRA_BODIES_MAX = 8;
 /** After so many vain tries it is another tenant's turn: a tenant may have thousands of queues. */
 const TRIES_MAX = 16;
 /** After so many of all tenants the others are tried in the next turn of the event loop: there may be thousands of tenants. */
 const TRIES_TOGETHER = 64;
-/** When the remaining queues are tried, if no call ends before. */
-const TRY_AGAIN_MS = 250;
 
 export interface RunSlotsOptions {
   /** Calls that run at once. */
@@ -313,7 +306,7 @@ export type RunSlots = ReturnType<typeof createRunSlots>;
 export function createRunSlots(options: RunSlotsOptions) {
   const slots = createFairShare({ size: options.slots, agentMax: options.agentSlots });
   const bodies = createFairShare({ size: options.bodyBytes, least: 0 });
-  const extra = createFairShare({ size: EXTRA_BODIES_MAX });
+  const extra = createFairShare({ size: MAX.extraBodies });
   /** The calls whose bodies run outside the shared limit. */
   const inExtra = new Set<string>();
 
@@ -344,6 +337,8 @@ export function createRunSlots(options: RunSlotsOptions) {
     heldBy: slots.heldBy,
     /** How many more the tenant may have now. */
     roomOf: (tenant: string) => slots.roomOf(tenant),
+    /** Of the rows of kernel/limits.ts. */
+    inUse: () => ({ runningCalls: slots.inUse, runningBodyBytes: bodies.inUse }),
   };
 }
 
@@ -406,7 +401,7 @@ export function createStarvedQueues<Q extends { readonly tenant: string }>(
     tryAgain ??= setTimeout(() => {
       tryAgain = undefined;
       serveAll();
-    }, TRY_AGAIN_MS);
+    }, 250);
   }
 
   function serveAll(): void {
@@ -429,9 +424,6 @@ export interface QueueEntry {
   readonly id: string;
   readonly body_bytes: number;
 }
-
-/** IDs that one agent's queue keeps in memory. */
-export const LENGTH_MAX = 256;
 
 /**
  * What is in memory of one agent's pending calls, and what is known of those that are only in the database: whether there are
@@ -503,7 +495,7 @@ export class AgentQueue<W extends QueueEntry> {
    */
   keep(item: W, hasRoom: boolean): boolean {
     const list = this.#isTaking ? this.#offered : this.#waiting;
-    const isKept = hasRoom && !this.#more && list.length < LENGTH_MAX;
+    const isKept = hasRoom && !this.#more && list.length < MAX.agentQueuedCalls;
     if (isKept) list.push(item);
     else {
       this.#more = true;

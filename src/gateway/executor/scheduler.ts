@@ -2,6 +2,7 @@
 // the queue; what is in memory may vanish at any moment without losing or repeating a call.
 
 import type { Tracer } from "../../core/tracing.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { endsWithin } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import type { CallBody } from "../../wire/body.ts";
@@ -26,14 +27,11 @@ import {
   type RunningCall,
   type ScheduledCall,
 } from "./ownership.ts";
-import { CallQueues } from "./queue.ts";
+import { CallQueues, type RunSlots } from "./queue.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
-const SLOTS = 4096;
 /** Agents with pending calls that one query finds. */
 const AGENTS_AT_ONCE = 128;
-const RUNNING_BODY_BYTES_MAX = 96 * 1024 * 1024;
-const LAST_RECORDS_MS = 5_000;
 
 export interface SchedulerOptions extends ReplicaLeaseOptions, ClaimingOptions {
   readonly pool: WorkerPool;
@@ -61,9 +59,9 @@ export class Scheduler {
     this.#dispatch = createDispatch(options, this.#claiming, isDraining);
     this.#lease = createReplicaLease(options);
     this.#queues = new CallQueues<ScheduledCall>({
-      slots: SLOTS,
+      slots: MAX.runningCalls,
       agentSlots: this.#lease.agentMax,
-      bodyBytes: RUNNING_BODY_BYTES_MAX,
+      bodyBytes: MAX.runningBodyBytes,
       blockBodyBytes: SMALL_BODY_BYTES,
       takeBlock: this.#claiming.takeBlock,
       readOwn: this.#claiming.readOwn,
@@ -130,6 +128,10 @@ export class Scheduler {
   }
 
   /** How many calls hold a slot here. */
+  inUse(): ReturnType<RunSlots["inUse"]> {
+    return this.#queues.inUse();
+  }
+
   running(): number {
     return this.#running.size;
   }
@@ -148,7 +150,7 @@ export class Scheduler {
     const idle = this.#queues.pause();
     await endsWithin(ms, idle);
     await pool.close();
-    await endsWithin(LAST_RECORDS_MS, idle);
+    await endsWithin(5_000, idle);
     this.#givenUp = true;
   }
 

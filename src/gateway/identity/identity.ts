@@ -17,6 +17,7 @@ import type { Clock } from "../../core/time.ts";
 import { pathPattern } from "../../http/elysia.ts";
 import { STRANGERS } from "../../http/server.ts";
 import { tenantCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { turnOf } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import { madeAfter } from "../../keys/revocations.ts";
@@ -26,14 +27,8 @@ import { type IssuerKeySource, type Keys, type LocalKeyring, localKeys, openIssu
 /** Issuer and audience of the tokens that the local issuer signs. */
 export const LOCAL_ISSUER = "tollgate";
 
-const TOKEN_CHARACTERS_MAX = 8192;
-const PRINCIPAL_CHARACTERS_MAX = 256;
 const SKEW_SECONDS = 60;
-/** Characters of all known tokens, which are about ten thousand tokens. */
-const KNOWN_CHARACTERS_MAX = 8 * 1024 * 1024;
 const RETRY_AFTER_SECONDS = 10;
-/** How many keys are tried for a token that names no key, if several fit. */
-const CANDIDATES_MAX = 10;
 
 const REMOTE_ALGORITHMS = [
   ...["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"],
@@ -83,7 +78,7 @@ interface Issuer {
 }
 
 export function createIdentity(options: IdentityOptions) {
-  const known = tenantCache<string, Known>(KNOWN_CHARACTERS_MAX);
+  const known = tenantCache<string, Known>(MAX.tokensCharacters);
   const { issuer, keys, revocations } = openIssuer(options);
   const { clock, claims } = options;
 
@@ -180,7 +175,7 @@ function whyInvalid(error: unknown): string {
 }
 
 function bearerToken(authorization: string): string {
-  if (authorization.length > TOKEN_CHARACTERS_MAX) throw refused("the token is too long");
+  if (authorization.length > MAX.tokenCharacters) throw refused("the token is too long");
   const token = /^bearer +([\w-]+\.[\w-]+\.[\w-]+)$/i.exec(authorization)?.[1];
   if (token === undefined) throw refused("not a bearer token");
   return token;
@@ -264,7 +259,8 @@ async function verifyWithAny(
   token: string,
   checks: JWTVerifyOptions,
 ): Promise<JWTPayload> {
-  let left = CANDIDATES_MAX;
+  // A token that names no key may fit several, of which so many are tried.
+  let left = 10;
   for await (const key of candidates) {
     if (left-- === 0) break;
     try {
@@ -292,7 +288,7 @@ export function isPrincipal(value: unknown): value is string {
   return (
     typeof value === "string" &&
     value !== "" &&
-    value.length <= PRINCIPAL_CHARACTERS_MAX &&
+    value.length <= MAX.principalCharacters &&
     value.isWellFormed() &&
     !hasControls(value)
   );

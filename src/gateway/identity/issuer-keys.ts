@@ -9,11 +9,8 @@ import type { Keyring } from "../../keys/keyring.ts";
 const FRESH_MS = 5 * 60_000;
 /** From this age on keys are fetched again in the background, so that no request waits for it. */
 const REFRESH_AFTER_MS = 4 * 60_000;
-/** Least time between two fetches, whatever tokens come in. A new key is accepted within 30 s of its publication. */
-const RETRY_AFTER_MS = 10_000;
 /** Keys are used for at most this long after the last answer of the issuer. */
 const STALE_MAX_MS = 24 * 3_600_000;
-const KEYS_MAX = 100;
 const ASYMMETRIC = ["RSA", "EC", "OKP"];
 
 interface IssuerKeysOptions {
@@ -75,7 +72,8 @@ export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
 
   /** Joins the fetch in flight, or starts one unless the last was just before. */
   async function ask(): Promise<void> {
-    if (inFlight === null && now() - askedAt >= RETRY_AFTER_MS) {
+    // Least time between two fetches, whatever tokens come in. A new key is accepted within 30 s of its publication.
+    if (inFlight === null && now() - askedAt >= 10_000) {
       askedAt = now();
       inFlight = fetchKeys();
     }
@@ -115,7 +113,7 @@ export async function fetchKeySet({
   const set = await fetchJson(jwksUrl ?? (await discover(issuer, fetchJson)));
   const listed = isRecord(set) ? set["keys"] : null;
   if (!Array.isArray(listed)) throw new Error("the key set has no keys");
-  const keys = listed.slice(0, KEYS_MAX).filter(isVerificationKey);
+  const keys = listed.slice(0, 100).filter(isVerificationKey);
   if (keys.length === 0) throw new Error("the key set has no key that can verify a token");
   return { keys };
 }

@@ -9,7 +9,7 @@ import { and, eq, gt, gte, inArray, lte, notExists, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
 import type { Mode } from "../../core/states.ts";
-import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { every } from "../../kernel/loop.ts";
 import { inOneStep } from "../../kernel/turns.ts";
 import {
@@ -91,8 +91,6 @@ returning invocation_id, n`,
   },
 };
 
-/** For so long the parts of a body are kept for the call that is to be accepted with them. */
-const KEPT_MS = 600_000;
 /** Of one body: so the next part is ready when one is stored, and there is a turn of the event loop in between. */
 const STORED_AT_ONCE = 2;
 
@@ -125,7 +123,8 @@ async function withStoredParts(
 
 /** @throws Fault `unavailable` */
 async function storeParts(store: Store, key: InvocationKey, body: CallBody): Promise<void> {
-  const dueAt = store.clock.now() + KEPT_MS;
+  // Parts of a body are kept for ten minutes for the call that is to be accepted with them.
+  const dueAt = store.clock.now() + 600_000;
   const parts = bodyPartsOf(body).map((bytes, n) => ({ key, n, bytes, dueAt }));
   for (let at = 0; at < parts.length; ) {
     const next = parts.slice(at, at + (at === 0 ? 1 : STORED_AT_ONCE));
@@ -205,13 +204,12 @@ export async function storedStart(
   return Buffer.concat(parts);
 }
 
-const LOOK_MS = 10_000;
 const NOTES_AT_ONCE = 64;
 /** To remove one takes half a millisecond of the event loop on SQLite (measured). */
 export const REMOVED_PARTS_AT_ONCE = 4;
 
 /** Up to here the parts of a request are removed in the very write that ends its call. */
-const REMOVED_AT_ONCE_BYTES = CAPTURE_BYTES_MAX;
+const REMOVED_AT_ONCE_BYTES = MAX.capturedBytes;
 
 /** Whether the end of a call leaves parts of its request: they are too many to go with it. Of a stream few are stored. */
 export function leavesParts(mode: Mode, size: number | null): boolean {
@@ -333,7 +331,7 @@ export async function startRemovingParts(store: Store, log: Log): Promise<() => 
   store.onCallEnded(({ mode, req_size }) => {
     if (!isOver && leavesParts(mode, req_size)) void look();
   });
-  const stop = every(LOOK_MS, look);
+  const stop = every(10_000, look);
   return () => {
     isOver = true;
     stop();

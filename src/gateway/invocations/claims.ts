@@ -10,7 +10,6 @@ import { every } from "../../kernel/loop.ts";
 import type { Store } from "../../storage/store.ts";
 import { abandon, type InvocationKey, release } from "./service.ts";
 
-const LOOK_MS = 1_000;
 /** Where this is the only process, the two can differ only after trouble with the disk. */
 const LOOK_MS_ALONE = 10_000;
 
@@ -67,7 +66,7 @@ interface CompareOptions {
 /** Starts comparing. Returns a function that stops it. */
 export function compareClaims(options: CompareOptions): () => void {
   const { store, log } = options;
-  const pause = store.isShared ? LOOK_MS : LOOK_MS_ALONE;
+  const pause = store.isShared ? 1_000 : LOOK_MS_ALONE;
   return every(pause, () => compareOnce(options).catch((error) => log.warn("running_calls_not_compared", { error })));
 }
 

@@ -3,22 +3,18 @@
 
 import { Fault } from "../../core/fault.ts";
 import { isEnded } from "../../core/states.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { inTurns } from "../../kernel/turns.ts";
 import { createEndWaiters, unlessAborted, withDeadline } from "../../kernel/wait.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
 
-const LOOK_AGAIN_MS = 1000;
-const LAST_LOOK_MS = 1000;
-/** Beyond this a caller is answered at once: `wait` is only a preference (RFC 7240, section 4.3). */
-const WAITING_MAX = 8192;
-
 /** @param endedAmong those of these calls that have ended */
 export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKey[]) => Promise<readonly string[]>) {
-  const places = createFairShare({ size: WAITING_MAX });
+  const places = createFairShare({ size: MAX.waitingCallers });
   const waiters = createEndWaiters<InvocationKey>({
     nameOf: ({ id }) => id,
-    lookAgainMs: LOOK_AGAIN_MS,
+    lookAgainMs: 1000,
     endedAmong,
     // Thousands may wait for one call, and each reads it again when woken, so they take turns.
     wake: ({ tenant }, goOn) =>
@@ -34,7 +30,7 @@ export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKe
   function inTime(reading: Promise<InvocationRow>): Promise<InvocationRow> {
     return unlessAborted(released, reading).catch((error) => {
       if (!released.aborted) throw error;
-      return withDeadline(LAST_LOOK_MS, reading, () => new Fault("unavailable", "the gateway is stopping"));
+      return withDeadline(1000, reading, () => new Fault("unavailable", "the gateway is stopping"));
     });
   }
 

@@ -8,7 +8,7 @@ import { idFloor, isId } from "../../core/id.ts";
 import { INVOCATION_STATUSES, isEnded, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { HOUR_MS } from "../../core/time.ts";
 import { choiceOf, dateTime, page, type Query } from "../../http/input.ts";
-import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
 import { counted, countedWithReach } from "../../storage/totals.ts";
 import { storedStart } from "./bodies.ts";
@@ -95,7 +95,7 @@ async function shownStart(
   size: number | null,
 ): Promise<Uint8Array | null> {
   if (size === null || size <= SMALL_BODY_BYTES) return null;
-  return storedStart(reader, key, kind, Math.min(size, CAPTURE_BYTES_MAX));
+  return storedStart(reader, key, kind, Math.min(size, MAX.capturedBytes));
 }
 
 /** The captured bodies; both null when capture was off, or when they have been cleaned up. */

@@ -15,8 +15,6 @@ import { countWhole } from "./counters.ts";
 import { freeIdempotencyKey } from "./idempotency.ts";
 import type { InvocationKey } from "./service.ts";
 
-/** A caller is answered within ten seconds. This is the rest after a write that used up its own time. */
-const DECIDE_MS_MAX = 700;
 const PAUSE_MS_MOST = 500;
 
 interface UnsureCall extends InvocationKey {
@@ -80,7 +78,8 @@ export function createLostCommits({ store, clock, log }: LostCommitsOptions) {
       unnoted.add(call.id);
       const deciding = wasAccepted(call, () => isLate);
       try {
-        const isStored = await within(DECIDE_MS_MAX, deciding);
+        // A caller is answered within ten seconds, and this is the rest after a write that used up its own time.
+        const isStored = await within(700, deciding);
         unnoted.delete(call.id);
         return isStored;
       } catch {

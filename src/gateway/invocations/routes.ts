@@ -13,9 +13,9 @@ import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
 import { PAGE_QUERY, queryOf } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
-import { json, respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/responses.ts";
+import { json, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { CAPTURE_BYTES_MAX, PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
+import { MAX, PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
 import { inOneStep } from "../../kernel/turns.ts";
 import type { Reader } from "../../storage/store.ts";
 import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
@@ -305,9 +305,9 @@ function withBodies(
   { view, sizes, read }: Shown,
 ): Promise<Response> {
   const isQuick = Math.max(req_size ?? 0, resp_size ?? 0) <= QUICK_BYTES;
-  const held = sizes.map((size) => (body_captured ? Math.min(size ?? 0, CAPTURE_BYTES_MAX) : 0));
+  const held = sizes.map((size) => (body_captured ? Math.min(size ?? 0, MAX.capturedBytes) : 0));
   const weight = held.reduce((sum, bytes) => sum + bytes, 0);
-  return respondLarge({ tenant, request, weight }, async () => {
+  return scopeOf(request).responses.respond({ tenant, request, weight }, async () => {
     const bodies = await (isQuick ? read() : inOneStep(read, tenant));
     const pieces = piecesOf(view, bodies);
     return weight <= SMALL_CHARACTERS ? [...pieces].join("") : { weight, pieces };
@@ -332,8 +332,9 @@ export function invocationRoutes(reader: Reader) {
     .get(
       "/v1/invocations",
       async ({ request }) => {
-        const { tenant } = scopeOf(request).caller;
-        return respondJson({ tenant, request }, async () => {
+        const { caller, responses } = scopeOf(request);
+        const { tenant } = caller;
+        return responses.respondJson({ tenant, request }, async () => {
           const { rows, ...rest } = await readHistory(reader, tenant, queryOf(request), request.signal);
           return { data: rows.map(listItem), ...rest };
         });

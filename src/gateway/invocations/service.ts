@@ -77,9 +77,6 @@ export interface PendingCall {
   readonly body: CallBody;
 }
 
-/** How often a key may be freed by a call that is just being refused, before its next call gives up. */
-const KEY_TRIES_MAX = 5;
-
 /**
  * Stores an accepted call. With an idempotency key that another call already took, nothing is stored and that
  * call's ID is the answer.
@@ -125,7 +122,8 @@ async function acceptStored(
 ): Promise<string> {
   const accepting = { row, call: JSON.stringify(call), body, idempotency, claim };
   const command = acceptOf(accepting);
-  for (let tries = 0; tries < KEY_TRIES_MAX; tries++) {
+  // A call that is just being refused frees its key, and the next one may be refused as well.
+  for (let tries = 0; tries < 5; tries++) {
     if (await writer.execute(command, accepting)) return row.id;
     if (idempotency === null) throw partsGone();
     const first = await findByIdempotencyKey(writer, row, idempotency);

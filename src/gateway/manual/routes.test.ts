@@ -1,5 +1,6 @@
 import { beforeAll, describe, expect, test } from "bun:test";
 import { silentLog } from "../../core/log.ts";
+import { createAssets } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { createEdge, type Edge } from "../../http/server.ts";
 import { atOnce } from "../../kernel/turns.ts";
@@ -8,7 +9,7 @@ import { htmlOf, manualRoutes, type Section, sectionsOf } from "./routes.ts";
 
 let edge: Edge;
 beforeAll(() => {
-  const app = routes().use(manualRoutes());
+  const app = routes().use(manualRoutes(createAssets()));
   const authenticate = () => ({ tenant: "t", user: "u", scopes: new Set<string>() });
   edge = createEdge({ app, log: silentLog, authenticate });
 });

@@ -3,7 +3,7 @@
 // HTML in the Markdown is shown as text, and links between pages lead to where the pages are served.
 
 import { Marked, type RendererObject, type Token, type Tokens } from "marked";
-import { type Asset, asset, madeOnce, pageAsset } from "../../http/assets.ts";
+import { type Asset, type Assets, asset, pageAsset } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { STRANGERS } from "../../http/server.ts";
 import { inTurnSteps, type Steps } from "../../kernel/turns.ts";
@@ -11,7 +11,7 @@ import { PAGES, type Page } from "./pages.ts";
 import script from "./search.js" with { type: "text" };
 import style from "./style.css" with { type: "text" };
 
-export function manualRoutes(pages: readonly Page[] = PAGES) {
+export function manualRoutes({ madeOnce }: Assets, pages: readonly Page[] = PAGES) {
   const hidden = { detail: { hide: true } };
   const app = routes().get("/docs/", () => Response.redirect("../docs"), hidden);
   for (const [path, make] of Object.entries(manualAssets(pages))) {

@@ -2,6 +2,7 @@ import { beforeAll, describe, expect, test } from "bun:test";
 import { Validator } from "@seriousme/openapi-schema-validator";
 import { Type } from "@sinclair/typebox";
 import { silentLog } from "../../core/log.ts";
+import { createAssets } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { operation } from "../../http/openapi.ts";
 import { json } from "../../http/responses.ts";
@@ -46,7 +47,7 @@ function api() {
 async function edgeOf(given: ReturnType<typeof api>): Promise<Edge> {
   const app = routes()
     .use(given)
-    .use(docsRoutes(given, { version: "1.2.3" }));
+    .use(docsRoutes(given, createAssets(), { version: "1.2.3" }));
   return createEdge({
     app,
     log: silentLog,

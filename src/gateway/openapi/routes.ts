@@ -6,18 +6,18 @@ import { readFileSync } from "node:fs";
 import faviconPath from "swagger-ui-dist/favicon-32x32.png" with { type: "file" };
 import stylePath from "swagger-ui-dist/swagger-ui.css" with { type: "file" };
 import bundlePath from "swagger-ui-dist/swagger-ui-bundle.js" with { type: "file" };
-import { type Asset, asset, madeOnce, pageAsset } from "../../http/assets.ts";
+import { type Asset, type Assets, asset, pageAsset } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { apiDocument, type DescribedApi } from "./document.ts";
 
 /** Routes that document `api`, which is every route of the gateway but these. */
-export function docsRoutes(api: DescribedApi, { version }: { readonly version: string }) {
-  const assets = {
+export function docsRoutes(api: DescribedApi, { madeOnce }: Assets, { version }: { readonly version: string }) {
+  const files = {
     ...pageAssets(),
     "/swagger/json": async () => asset(await apiDocument(api, version), "application/json"),
   };
   const app = routes().get("/swagger/", () => Response.redirect("../swagger"), { detail: { hide: true } });
-  for (const [path, make] of Object.entries(assets)) {
+  for (const [path, make] of Object.entries(files)) {
     app.get(path, madeOnce(make), { detail: { hide: true } });
   }
   return app;

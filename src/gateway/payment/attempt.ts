@@ -45,8 +45,6 @@ import {
 
 /** Longest pause between tries to store the outcome, since a caller may be waiting for it. */
 const STORE_PAUSE_MS_MOST = 1_000;
-/** How long an attempt waits to learn what trace it is a part of. */
-const PARENT_MS = 1_000;
 
 export interface AttemptOptions {
   readonly store: Store;
@@ -148,7 +146,8 @@ async function beginAttemptSpan({ traces = null }: AttemptOptions, open: OpenPay
   if (traces === null) return null;
   const { tenant, agent_id: agentId, invocation_id: invocationId, attempts: attempt, facilitator_url } = open;
   const reading = traces.callHeaders({ tenant, id: invocationId });
-  const parent = await withDeadline(PARENT_MS, reading, () => null).catch(() => null);
+  // An attempt waits so long to learn what trace it is a part of.
+  const parent = await withDeadline(1_000, reading, () => null).catch(() => null);
   const host = URL.parse(facilitator_url)?.hostname;
   return traces.tracer.begin({
     kind: "client",

@@ -7,9 +7,8 @@ import type { Span } from "../../core/tracing.ts";
 import { exchangeJson } from "../../http/client/fetch-json.ts";
 import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
 import type { ClientIdentity } from "../../http/client/tls-contexts.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
-
-const ANSWER_BYTES_MAX = 64 * 1024;
 
 interface HeaderField {
   readonly name: string;
@@ -70,7 +69,7 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
         tenant: attempt.tenant,
         signal,
       },
-      ANSWER_BYTES_MAX,
+      MAX.facilitatorBytes,
     );
     attempt.span?.set({ status: answer.status });
     return outcomeOf(answer, attempt.expected);
@@ -120,8 +119,6 @@ function settleUrl(facilitatorUrl: string): string {
 // order in the text does not matter. No message here repeats any part of the text.
 
 const MARK = /-----(BEGIN|END) ([A-Z0-9 ]{1,64})-----/g;
-/** Signing with a larger one takes so long that a few handshakes would hold up everybody else's. */
-const RSA_BITS_MAX = 4096;
 
 interface PemBlock {
   readonly label: string;
@@ -183,8 +180,8 @@ function privateKey(pem: string): KeyObject {
   } catch {
     throw new Error("the bundle's private key can't be read");
   }
-  if ((key.asymmetricKeyDetails?.modulusLength ?? 0) <= RSA_BITS_MAX) return key;
-  throw new Error(`the bundle's private key is longer than ${RSA_BITS_MAX} bits`);
+  if ((key.asymmetricKeyDetails?.modulusLength ?? 0) <= MAX.rsaBits) return key;
+  throw new Error(`the bundle's private key is longer than ${MAX.rsaBits} bits`);
 }
 
 /** What leads from the leaf towards its root, which the server has already. */

@@ -196,6 +196,16 @@ describe("a payment", () => {
     expect([24 * HOUR - 1, 24 * HOUR].map((asked_ms) => after(null, { asked_ms }))).toEqual(["open", "unknown"]);
   });
 
+  test("is not declined while the chain, once it is asked, does not tell, whatever the facilitator says after an attempt in doubt", () => {
+    const window = { ...UNSURE, valid_before: T / 1000 };
+    for (const told of [refusal(true), refusal(false), { ...refusal(true), mayHaveLanded: true } as SettleOutcome]) {
+      const after = (found: SettleOutcome | null, asked_ms = 1000) =>
+        verdict(outcomeBy(told, found, window), { ...window, asked_ms }, T + HOUR);
+      expect([after(null), after(COLLECTED), after(null, 24 * HOUR)]).toEqual(["open", "settled", "unknown"]);
+    }
+    expect(verdict(outcomeBy(refusal(true), undefined, window), window, T + HOUR)).toBe("declined");
+  });
+
   test("ends with its time, and not before, when it never left the gateway", () => {
     const window = { ...FIRST, valid_before: T / 1000 };
     expect(verdict(UNSENT, window, T + 3_999)).toBe("open");

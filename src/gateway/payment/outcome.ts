@@ -109,13 +109,6 @@ function isAbsent(value: unknown): boolean {
   return value === undefined || value === null;
 }
 
-/** How long to go on asking a facilitator that never gives a certain answer. */
-const ASKED_MS_MAX = 24 * 3_600_000;
-/** The chain's time may lie behind ours. */
-const CHAIN_TIME_MARGIN_MS = 4_000;
-/** Longer than two attempts lie apart while the gateway runs, unless very many payments wait for one facilitator. */
-const ASKING_GAP_MS_MAX = 600_000;
-
 export type SettlementVerdict =
   | ({ readonly kind: "settled" } & Omit<Extract<SettleOutcome, { kind: "collected" }>, "kind">)
   /** `reason` is shown to the tenant. */
@@ -144,7 +137,8 @@ export function askedMs(
   now: number,
 ): number {
   if (unknown_since === null && (asked_ms === 0 || now < valid_before * 1000)) return asked_ms;
-  return asked_ms + Math.min(Math.max(now - updated_at, 0), ASKING_GAP_MS_MAX);
+  // Two attempts lie less apart while the gateway runs, unless very many payments wait for one facilitator.
+  return asked_ms + Math.min(Math.max(now - updated_at, 0), 600_000);
 }
 
 /**
@@ -156,14 +150,16 @@ export function verdictOf(outcome: SettleOutcome, window: SettlementWindow, aske
   if (outcome.kind === "collected") return { ...outcome, kind: "settled" };
   const { unknown_since, valid_before, sent_at } = window;
   // An earlier attempt may have left a transaction behind, which can land until the authorization expires.
-  const isExpired = askedAt >= valid_before * 1000 + CHAIN_TIME_MARGIN_MS;
+  // The chain's time may lie behind ours.
+  const isExpired = askedAt >= valid_before * 1000 + 4_000;
   const isInDoubt = isUnsent(outcome) && outcome.isInDoubt === true;
   if (isUnsent(outcome) && sent_at === null && isExpired && !isInDoubt) return { kind: "refused", reason: "expired" };
   const isCertain = unknown_since === null || (isDecline(outcome) && isExpired);
   if (outcome.kind === "declined" && (isCertain || outcome.isFinal)) {
     return { kind: "refused", reason: "declined" };
   }
-  const isGivenUp = (unknown_since !== null || isInDoubt) && window.asked_ms >= ASKED_MS_MAX;
+  // A facilitator that never gives a certain answer is asked for a day.
+  const isGivenUp = (unknown_since !== null || isInDoubt) && window.asked_ms >= 24 * 3_600_000;
   return isGivenUp ? { kind: "refused", reason: "unknown" } : { kind: "open" };
 }
 
@@ -186,7 +182,7 @@ export function needsLook(
 
 /**
  * What an attempt has come to by the facilitator's answer and by what the chain says. A payment that was only ever put
- * off ends by its time, but for a use that is found, and not while the chain does not tell.
+ * off ends by its time, but for a use that is found. None ends while the chain, once it is asked, does not tell.
  *
  * @param found null when the chain does not tell yet; undefined when it was not asked
  */
@@ -195,9 +191,13 @@ export function outcomeBy(
   found: SettleOutcome | null | undefined,
   { sent_at }: Pick<SettlementWindow, "sent_at">,
 ): SettleOutcome {
-  if (!isUnsent(told) || sent_at !== null) return found ?? told;
-  if (found === null) return { ...told, isInDoubt: true };
-  return found?.kind === "collected" ? found : told;
+  if (isUnsent(told) && sent_at === null) {
+    if (found === null) return { ...told, isInDoubt: true };
+    return found?.kind === "collected" ? found : told;
+  }
+  // The facilitator has left an attempt in doubt before, so its word alone does not end the payment while nodes are asked.
+  if (found === null && told.kind === "declined") return unknown("declined, and the chain does not tell yet");
+  return found ?? told;
 }
 
 /** Whether the attempt left the outcome as it was. */

@@ -33,8 +33,6 @@ import type { RestoreGuard } from "./restored.ts";
 import type { Settler } from "./settler.ts";
 import { closeIfUnsent, isOpen, type PaymentRow, paymentByKey, paymentOf } from "./store.ts";
 
-const LOOK_AGAIN_MS = 200;
-
 export interface PaymentDeps {
   readonly store: Store;
   readonly clock: Clock;
@@ -162,7 +160,7 @@ export function createPayments(deps: PaymentDeps): Payments {
       const headers = await responseHeaders(tenant, invocationId);
       if (headers !== null) return headers;
       if (performance.now() >= until) return {};
-      if (settler.underWay(invocationId) === undefined) await Bun.sleep(LOOK_AGAIN_MS);
+      if (settler.underWay(invocationId) === undefined) await Bun.sleep(200);
     }
   }
 

@@ -2,6 +2,7 @@
 // again in the background until it is certain. The database holds the open payments. Each attempt leases its payment,
 // so that after a crash it is tried again, here or on another replica.
 
+import { MAX } from "../../kernel/limits.ts";
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
 import { endsWithin } from "../../kernel/wait.ts";
@@ -22,14 +23,6 @@ import {
 
 /** After an attempt in this process; and for what another one has left, which becomes due when nobody here knows. */
 const [LOOK_MS, LOOK_MS_MOST] = [250, 2_000];
-/** Added to the time of an attempt, for recording its outcome. */
-const LEASE_MARGIN_MS = 5_000;
-const LAST_RECORDS_MS = 5_000;
-/** At least between two searches for payments that a clock set back has put far into the future: less than a pause. */
-const SEARCH_MS = 1_000;
-const FAR_OFF_MARGIN_MS = 5_000;
-/** The chain's time may lie behind ours. */
-const EXPIRED_MARGIN_MS = 10_000;
 
 export interface SettlerOptions extends AttemptOptions {
   /** One attempt, at most. */
@@ -39,8 +32,6 @@ export interface SettlerOptions extends AttemptOptions {
 
 /** For one who asks for receipts. */
 const CONFIRMED_AT_ONCE = 64;
-/** Facilitators of one tenant that are passed over in one look. */
-const FULL_MAX = 16;
 
 export function createSettler(options: SettlerOptions) {
   const { store, clock, log, settleWaitMs } = options;
@@ -52,7 +43,8 @@ export function createSettler(options: SettlerOptions) {
   let lastTenant = "";
 
   /** When the lease of a payment that is attempted now runs out. */
-  const leaseUntil = () => clock.now() + settleWaitMs + LEASE_MARGIN_MS;
+  // Five seconds are for recording the outcome of the attempt.
+  const leaseUntil = () => clock.now() + settleWaitMs + 5_000;
   const searchFarOff = createFarOffSearch(options, leaseUntil);
 
   function attempt(open: OpenPayment): Promise<void> {
@@ -127,6 +119,7 @@ export function createSettler(options: SettlerOptions) {
     attempt,
     /** Whether the tenant has so many payments under way that another one would harm other tenants. */
     isCrowded: limits.isCrowded,
+    inUse: limits.inUse,
     /** The attempt that is under way for this invocation in this process. */
     underWay: (invocationId: string) => flights.get(invocationId),
     /**
@@ -148,7 +141,7 @@ export function createSettler(options: SettlerOptions) {
       looking?.stop();
       // Not earlier, even if nothing is under way: callers that waited are still reading the outcome.
       setTimeout(() => stopped.abort(), ms).unref();
-      await endsWithin(ms + LAST_RECORDS_MS, ended(flights));
+      await endsWithin(ms + 5_000, ended(flights));
     },
   };
 }
@@ -182,7 +175,8 @@ async function takeUpOf(
   tryAgain: (seen: OpenPayment) => Promise<string | null>,
 ): Promise<void> {
   const full = new Set<string>();
-  for (let wanted = room(); wanted > 0 && full.size < FULL_MAX; wanted = room()) {
+  // A few full facilitators of one tenant are passed over in one look.
+  for (let wanted = room(); wanted > 0 && full.size < 16; wanted = room()) {
     const tried = await Promise.all((await due(wanted, [...full])).map(tryAgain));
     const found = tried.filter((facilitator) => facilitator !== null);
     if (found.length === 0) return;
@@ -196,7 +190,8 @@ async function takeUpOf(
  */
 async function isPutOff({ store, clock, guard }: SettlerOptions, seen: OpenPayment): Promise<boolean> {
   const now = clock.now();
-  const end = seen.valid_before * 1000 + EXPIRED_MARGIN_MS;
+  // The chain's time may lie behind ours.
+  const end = seen.valid_before * 1000 + 10_000;
   if (isConfirming(seen) || !guard.mayBeOlder(seen.valid_before) || now > end) return false;
   const at = Math.min(end, now + PAUSE_MS_MOST);
   await store.write((tx) => postpone(tx, seen, { at, now, outcome: "unknown" }));
@@ -207,10 +202,11 @@ async function isPutOff({ store, clock, guard }: SettlerOptions, seen: OpenPayme
 function createFarOffSearch({ store, clock }: Pick<SettlerOptions, "store" | "clock">, leaseUntil: () => number) {
   let searchedAt = performance.now();
   return async () => {
-    if (performance.now() - searchedAt < SEARCH_MS) return;
+    // A clock that was set back may have put payments far into the future.
+    if (performance.now() - searchedAt < 1_000) return;
     searchedAt = performance.now();
     const now = clock.now();
-    const latest = Math.max(leaseUntil(), now + PAUSE_MS_MOST) + FAR_OFF_MARGIN_MS;
+    const latest = Math.max(leaseUntil(), now + PAUSE_MS_MOST) + 5_000;
     await makeDue(store, now, latest);
   };
 }
@@ -218,28 +214,20 @@ function createFarOffSearch({ store, clock }: Pick<SettlerOptions, "store" | "cl
 // Limits of settlements under way, shared fairly by tenant: in all, in the background, and in the background at one
 // facilitator. A facilitator that let its last attempt time out gets few places, so that it can't hold up the others.
 
-/** Each holds two connections, the caller's and the facilitator's, for as long as the facilitator is silent. */
-const UNDER_WAY_MAX = 4096;
-const IN_BACKGROUND_MAX = 128;
-const FACILITATOR_MAX = 32;
-const TROUBLED_MAX = 2;
-/** Facilitators in trouble that are remembered. Beyond it the oldest is forgotten and gets another chance. */
-const TROUBLED_KEPT_MAX = 10_000;
-
 export interface SettlementPermit {
   release(): void;
 }
 
 export function createSettlementLimits() {
-  const underWay = createFairShare({ size: UNDER_WAY_MAX });
-  const background = createFairShare({ size: IN_BACKGROUND_MAX });
+  const underWay = createFairShare({ size: MAX.firstAttempts });
+  const background = createFairShare({ size: MAX.backgroundAttempts });
   /** Many tenants share a facilitator, and one tenant's waiting payments must not keep the others out. */
   const byFacilitator = new Map<string, FairShare>();
   const troubled = new Set<string>();
 
   function takeAt(facilitator: string, tenant: string): FairShare | null {
-    const places = byFacilitator.get(facilitator) ?? createFairShare({ size: FACILITATOR_MAX });
-    const isTried = troubled.has(facilitator) && FACILITATOR_MAX - places.free >= TROUBLED_MAX;
+    const places = byFacilitator.get(facilitator) ?? createFairShare({ size: MAX.facilitatorAttempts });
+    const isTried = troubled.has(facilitator) && MAX.facilitatorAttempts - places.free >= MAX.troubledAttempts;
     if (isTried || places.take(tenant) !== null) return null;
     byFacilitator.set(facilitator, places);
     return places;
@@ -255,6 +243,8 @@ export function createSettlementLimits() {
     /** Whether the tenant has as many settlements under way as it may have. */
     isCrowded: (tenant: string) => underWay.roomOf(tenant) === 0,
     full: () => background.free === 0,
+    /** Of the rows of kernel/limits.ts. */
+    inUse: () => ({ firstAttempts: underWay.inUse, backgroundAttempts: background.inUse }),
     /** Places in the background that a tenant may still take. */
     ofTenant: (tenant: string) => background.roomOf(tenant),
     /** A place in the background, or null when there is none. */
@@ -263,7 +253,7 @@ export function createSettlementLimits() {
       if (places === null) return null;
       const giveBack = () => {
         places.giveBack(tenant);
-        if (places.free === FACILITATOR_MAX) byFacilitator.delete(facilitator);
+        if (places.free === MAX.facilitatorAttempts) byFacilitator.delete(facilitator);
       };
       if (background.take(tenant) !== null) {
         giveBack();
@@ -282,7 +272,7 @@ export function createSettlementLimits() {
       if (inTime) return;
       troubled.add(facilitator);
       const [oldest] = troubled;
-      if (troubled.size > TROUBLED_KEPT_MAX && oldest !== undefined) troubled.delete(oldest);
+      if (troubled.size > MAX.troubledFacilitators && oldest !== undefined) troubled.delete(oldest);
     },
   };
 }

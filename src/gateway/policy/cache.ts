@@ -7,6 +7,7 @@ import { eq } from "drizzle-orm";
 import type { Log } from "../../core/log.ts";
 import type { PolicyAction } from "../../core/states.ts";
 import { boundedCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
 import { afterShared, inSteps } from "../../kernel/turns.ts";
 import { within } from "../../storage/failures.ts";
@@ -15,14 +16,6 @@ import { parseRules, type Rule } from "./document.ts";
 import { type CompiledPolicy, compile } from "./evaluate.ts";
 
 const REMEMBERED_MS = 1_000;
-/**
- * How long a call waits for its policy if on_error can decide instead. An answer is due within 10 s, and the store may
- * take 9 s of those for the call itself.
- */
-const READ_MS_MAX = 750;
-/** Compiling a long policy takes much memory. */
-const COMPILED_AT_ONCE = 2;
-const BYTES_MAX = 64 * 1024 * 1024;
 /** Bytes of a compiled policy, a rule and a list entry, without their characters (measured). */
 const POLICY_BYTES = 512;
 const RULE_BYTES = 512;
@@ -92,10 +85,10 @@ interface PolicyCacheOptions {
 }
 
 export function createPolicyCache({ store, log, now = () => performance.now() }: PolicyCacheOptions) {
-  const known = boundedCache<string, CachedPolicy>(BYTES_MAX);
+  const known = boundedCache<string, CachedPolicy>(MAX.policyBytes);
   const reading = new Map<string, Promise<CachedPolicy>>();
   const forgotten = new WeakSet<Promise<CachedPolicy>>();
-  const few = createLimiter({ size: COMPILED_AT_ONCE, tooMany: "too many policies are being read" });
+  const few = createLimiter({ size: MAX.policiesCompiled, tooMany: "too many policies are being read" });
 
   async function read(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
     const until = now() + REMEMBERED_MS;
@@ -145,7 +138,9 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
 
   async function lookUp(tenant: string, last: CachedPolicy | undefined): Promise<PolicyLookup> {
     // The time limit is for the read only, not for the wait that lets other requests go first.
-    const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(READ_MS_MAX, entry) : entry);
+    // How long a call waits for its policy if on_error can decide instead. An answer is due within 10 s, and the store
+    // may take 9 s of those for the call itself.
+    const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(750, entry) : entry);
     const shared = reading.get(tenant);
     try {
       if (shared === undefined) return { failed: false, policy: (await inTime(readOnce(tenant, last))).policy };

@@ -13,6 +13,7 @@ import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { actFor } from "../../kernel/turns.ts";
 import { removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
 import { within } from "../../storage/failures.ts";
@@ -20,7 +21,6 @@ import { keyedById, prepared, type Reader, type Store, type TimedTable, type Tx 
 
 export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
 
-const BUFFERED_MAX = 20_000;
 const ROWS_AT_ONCE = 256;
 /**
  * Rows of one statement, if there are so many. On Postgres this takes a fifth of the time and a seventh of the CPU of
@@ -28,7 +28,6 @@ const ROWS_AT_ONCE = 256;
  */
 const ROWS_TOGETHER = 16;
 const PAUSE_MS_MIN = 50;
-const PAUSE_MS_MAX = 2_000;
 
 const insertTogether = (rows: number) =>
   prepared(({ db, tables: { policyDecisions } }: Tx) =>
@@ -77,7 +76,7 @@ interface DecisionLogOptions {
   readonly bufferedMax?: number;
 }
 
-export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: DecisionLogOptions) {
+export function createDecisionLog({ store, log, bufferedMax = MAX.decisionsBuffered }: DecisionLogOptions) {
   const buffer: DecisionRow[] = [];
   let running = false;
   let closed = false;
@@ -111,7 +110,7 @@ export function createDecisionLog({ store, log, bufferedMax = BUFFERED_MAX }: De
         log.warn("policy_decisions_delayed", { buffered: buffer.length, error });
         attempt = Bun.sleep(pause);
         await attempt;
-        pause = Math.min(pause * 2, PAUSE_MS_MAX);
+        pause = Math.min(pause * 2, 2_000);
       }
     }
     running = false;

@@ -6,12 +6,12 @@ import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { invalidField } from "../../core/fault.ts";
 import { POLICY_ACTIONS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
-import { POLICY_ENTRY_CHARACTERS_MAX, POLICY_LIST_MAX, POLICY_RULES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { Steps } from "../../kernel/turns.ts";
 import { createPace } from "../../kernel/turns.ts";
 
 /** Tool names may hold any control characters, and a rule must be able to name them. */
-const ENTRY = { min: 1, max: POLICY_ENTRY_CHARACTERS_MAX, controls: true };
+const ENTRY = { min: 1, max: MAX.policyEntryCharacters, controls: true };
 
 export const Action = Type.Union(
   POLICY_ACTIONS.map((action) => Type.Literal(action)),
@@ -21,9 +21,9 @@ export const Action = Type.Union(
 const list = (description: string) =>
   Type.Optional(
     Type.Array(Type.String(), {
-      maxItems: POLICY_LIST_MAX,
+      maxItems: MAX.policyList,
       description,
-      "x-expected": `an array of at most ${POLICY_LIST_MAX} strings`,
+      "x-expected": `an array of at most ${MAX.policyList} strings`,
     }),
   );
 
@@ -63,9 +63,9 @@ const Rule = Type.Object(
 export type Rule = Static<typeof Rule>;
 
 const Rules = Type.Array(Rule, {
-  maxItems: POLICY_RULES_MAX,
+  maxItems: MAX.policyRules,
   description: "In order: the first that matches decides.",
-  "x-expected": `an array of at most ${POLICY_RULES_MAX} rules`,
+  "x-expected": `an array of at most ${MAX.policyRules} rules`,
 });
 
 const fields = {
@@ -161,7 +161,7 @@ export function* parseRules(stored: string): Steps<Rule[]> {
     const parsed: unknown[] = JSON.parse(`[${line}]`);
     if (parsed.length === 0) throw new Error("stored rules with a gap");
     for (const rule of parsed) {
-      if (rules.length === POLICY_RULES_MAX || !storedRule.Check(rule)) {
+      if (rules.length === MAX.policyRules || !storedRule.Check(rule)) {
         throw new Error("stored rules of a form that this program does not know");
       }
       checkRule(rule, "rules");

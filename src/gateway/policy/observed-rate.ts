@@ -9,12 +9,11 @@
 
 import { createGathering } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { within } from "../../storage/failures.ts";
 import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCounter, type Store } from "../../storage/store.ts";
 
 export const RATE_WINDOW_MS = 60_000;
-/** Callers in memory. A tenant beyond its share loses some of its own, which are then counted from zero. */
-const CALLERS_MAX = 200_000;
 
 /** The calls of one caller, oldest first: entry i says that `counts[i]` of them came at `times[i]`. */
 interface CallTimes {
@@ -29,7 +28,7 @@ interface CallTimes {
 /**
  * @param now milliseconds of a clock that never goes back
  */
-export function createCallRates(now: () => number = () => performance.now(), callersMax: number = CALLERS_MAX) {
+export function createCallRates(now: () => number = () => performance.now(), callersMax: number = MAX.callersRated) {
   const known = tenantCache<string, CallTimes>(callersMax);
 
   function callsOf(tenant: string, key: string): CallTimes {
@@ -208,9 +207,6 @@ export async function removeOldCalls(execute: Store["execute"]): Promise<number>
 
 type CallingUser = Omit<CallsOfCaller, "count">;
 
-/** When a time-out comes this late, the process stood still, and the result may be there already. */
-const STOOD_STILL_MS = 250;
-
 /** Asks the database for all of the replica's waiting calls of a caller at once. */
 function createSharedCallRates(execute: Store["execute"]) {
   const counting = countCalls();
@@ -227,7 +223,8 @@ async function inTime<T>(ms: number, work: Promise<T>): Promise<T> {
   try {
     return await within(ms, work);
   } catch (error) {
-    if (performance.now() - startedAt < ms + STOOD_STILL_MS) throw error;
+    // When a time-out comes this late, the process stood still, and the result may be there already.
+    if (performance.now() - startedAt < ms + 250) throw error;
     return within(ms, work);
   }
 }

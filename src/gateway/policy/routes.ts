@@ -8,9 +8,9 @@ import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
-import { json, piecesOf, respondJson, respondLarge, SMALL_CHARACTERS } from "../../http/responses.ts";
+import { json, piecesOf, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { PAGE_LIMIT_DEFAULT, POLICY_ENTRY_CHARACTERS_MAX } from "../../kernel/limits.ts";
+import { MAX, PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
 import type { KnownPolicy } from "./cache.ts";
 import type { DecisionRow } from "./decisions.ts";
 import { Action, Policy, PolicyReplace } from "./document.ts";
@@ -172,8 +172,8 @@ export function policyRoutes(service: PolicyService) {
     .get(
       "/v1/policy",
       async ({ request }) => {
-        const { caller } = scopeOf(request);
-        return respondLarge({ tenant: caller.tenant, request }, async () => {
+        const { caller, responses } = scopeOf(request);
+        return responses.respond({ tenant: caller.tenant, request }, async () => {
           const policy = await service.get(caller);
           if (policy === null) return NO_POLICY;
           const pieces = policyPieces(policy);
@@ -195,9 +195,9 @@ export function policyRoutes(service: PolicyService) {
     .get(
       "/v1/policy/decisions",
       async ({ request }) => {
-        const { caller } = scopeOf(request);
+        const { caller, responses } = scopeOf(request);
         const limit = limitOf(queryOf(request));
-        return respondJson({ tenant: caller.tenant, request }, async () => {
+        return responses.respondJson({ tenant: caller.tenant, request }, async () => {
           const rows = await service.newest(caller, limit);
           return { data: rows.map(decisionView), limit };
         });
@@ -210,7 +210,7 @@ export function policyRoutes(service: PolicyService) {
         const { caller } = scopeOf(request);
         const verdict = await withEvaluate(request, ({ mcp_tool = null, ...body }) => {
           if (mcp_tool !== null) {
-            checkText("mcp_tool", mcp_tool, { min: 1, max: POLICY_ENTRY_CHARACTERS_MAX, controls: true });
+            checkText("mcp_tool", mcp_tool, { min: 1, max: MAX.policyEntryCharacters, controls: true });
           }
           const { agent_id, body_bytes = 0, rate_per_min: rate = 1, document = null } = body;
           return service.dryRun(caller, { agent_id, mcp_tool, body_bytes, rate, document });

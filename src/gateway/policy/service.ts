@@ -30,10 +30,6 @@ import { createObservedRates } from "./observed-rate.ts";
 const RETRY_AFTER_SECONDS = 5;
 /** Rules up to this length are written to a caller at once. */
 const SHORT_CHARACTERS = 16_384;
-/** How long a read of the decisions waits for decisions that are being stored. */
-const SETTLE_MS_MAX = 2_000;
-/** How long a stop waits for a store that is away. */
-const CLOSE_MS_MAX = 10_000;
 /**
  * How long a call waits to be counted if on_error decides after that. An answer is due within 10 s, and the store may take
  * 9 s of these for the accepted call, or for the record of the refusal.
@@ -247,12 +243,14 @@ export function createPolicyService({ store, clock, log, meters = silentMeters, 
 
     /** The newest decisions first, with all that this replica has recorded until now. */
     async newest({ tenant }: Caller, limit: number) {
-      await decisions.settle(SETTLE_MS_MAX);
+      // Decisions that are being stored are waited for so long.
+      await decisions.settle(2_000);
       return newestDecisions(store.read, tenant, limit);
     },
 
     /** To be called when no calls come any more, before the store is closed. */
-    close: () => decisions.close(CLOSE_MS_MAX),
+    // A stop waits so long for a store that is away.
+    close: () => decisions.close(10_000),
   };
 }
 

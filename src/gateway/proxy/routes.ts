@@ -4,7 +4,6 @@ import { Fault } from "../../core/fault.ts";
 import { isEnded } from "../../core/states.ts";
 import type { Clock } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
-import { readBody as readWhole } from "../../http/intake.ts";
 import { jsonText } from "../../http/responses.ts";
 import { type FastPath, type Scope, scopeOf } from "../../http/server.ts";
 import { PROXY_BODY_BYTES_MAX } from "../../kernel/limits.ts";
@@ -60,10 +59,10 @@ class BodyHold {
 
 /** A stop waits until the call is admitted or refused. */
 async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Scope, agentId: string) {
-  const { caller, requestId, note } = scope;
+  const { caller, requestId, note, intake } = scope;
   const { headers } = request;
   const hold = new BodyHold();
-  const readBody = () => readWhole(request, caller.tenant, PROXY_BODY_BYTES_MAX, hold);
+  const readBody = () => intake.readBody(request, caller.tenant, PROXY_BODY_BYTES_MAX, hold);
   const call = { caller, agentId, headers, requestId, readBody, note };
   const leave = options.admitting.enter();
   const answered: Record<string, string> = {};

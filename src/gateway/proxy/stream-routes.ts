@@ -4,7 +4,6 @@
 import { createHmac, timingSafeEqual } from "node:crypto";
 import { Fault } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
-import { readBody as readWhole } from "../../http/intake.ts";
 import { scopeOf } from "../../http/server.ts";
 import { boundedCache } from "../../kernel/cache.ts";
 import { CAPTURE_BYTES_MAX, PROXY_BODY_BYTES_MAX } from "../../kernel/limits.ts";
@@ -34,12 +33,12 @@ export function streamRoutes(path: StreamHandler) {
 
 async function call(path: StreamHandler, request: Request, agentId: string): Promise<Response> {
   const { scope, streamed, over } = startOf(request, agentId);
-  const { note, caller, holdOpen } = scope;
+  const { note, caller, holdOpen, intake } = scope;
   const { promise: until, resolve: sent } = Promise.withResolvers<void>();
   const { promise: ending, resolve: endBy } = Promise.withResolvers<() => void>();
   async function readBody(): Promise<CallBody> {
     const held = { until, endBy: ending, storedMax: CAPTURE_BYTES_MAX };
-    const body = await readWhole(request, caller.tenant, PROXY_BODY_BYTES_MAX, held);
+    const body = await intake.readBody(request, caller.tenant, PROXY_BODY_BYTES_MAX, held);
     // From here on only the timeouts of the exchange limit the connection.
     holdOpen(true);
     return body;

@@ -4,7 +4,7 @@ import { Type } from "@sinclair/typebox";
 import { routes } from "../../http/elysia.ts";
 import { PAGE_QUERY, page, queryOf } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
-import { json, respondLarge } from "../../http/responses.ts";
+import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import type { Receipts } from "./service.ts";
 
@@ -63,9 +63,9 @@ export function receiptRoutes(receipts: Pick<Receipts, "find" | "page">) {
     .get(
       "/v1/receipts",
       async ({ request }) => {
-        const { caller } = scopeOf(request);
+        const { caller, responses } = scopeOf(request);
         const range = page(queryOf(request));
-        return respondLarge({ tenant: caller.tenant, request, type: JSON_LINES }, async () => {
+        return responses.respond({ tenant: caller.tenant, request, type: JSON_LINES }, async () => {
           const lines = await receipts.page(caller, range);
           return lines.map((line) => `${line}\n`).join("");
         });

@@ -83,8 +83,6 @@ export async function removeOldReceipts(store: Store, clock: Clock, days: number
 const [LOOK_MS, LOOK_MS_MAX] = [250, 2_000];
 /** Receipts of one tenant in one write. */
 const RECEIPTS_AT_ONCE = 64;
-/** A replica that has not renewed its lease for this long loses the work to another one. */
-const LEASE_MS = 9_000;
 /** Tenants whose receipts are made in parallel. */
 const TENANTS_AT_ONCE = 16;
 
@@ -106,7 +104,8 @@ interface EmitterOptions {
 
 function createReceiptEmitter(options: EmitterOptions) {
   const { store, log, replica } = options;
-  const lease = steadyJobLease(store, "receipts", LEASE_MS, replica);
+  // A replica that has not renewed its lease for this long loses the work to another one.
+  const lease = steadyJobLease(store, "receipts", 9_000, replica);
   /** The batch in flight of each tenant. */
   const batches = new Map<string, Promise<boolean>>();
   /** No round goes on after this time of the monotonic clock. */

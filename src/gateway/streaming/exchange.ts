@@ -7,6 +7,7 @@ import type { DecodedFor, DecoderShare } from "../../http/client/decode.ts";
 import { type Outbound, requestSafely } from "../../http/client/outbound.ts";
 import type { ReadAhead } from "../../http/client/read-ahead.ts";
 import { BODILESS } from "../../http/client/response-parser.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { unlessAborted } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import type { CallBody } from "../../wire/body.ts";
@@ -16,12 +17,7 @@ import { decodedChunks, type Ended, relayBody } from "./relay.ts";
 import { answerHeaders } from "./response-headers.ts";
 import type { Budget, ResponseRecorder } from "./response-recorder.ts";
 import type { OpenedRequest } from "./service.ts";
-import { filterEvents, filterJson, HELD_BYTES_MAX } from "./tool-filter.ts";
-
-/** After so much silence an event stream opens with a comment: see relay.ts. */
-const FIRST_COMMENT_MS = 50;
-/** How long to wait for the memory that decoding the answer takes. */
-const DECODER_WAIT_MS = 10_000;
+import { filterEvents, filterJson } from "./tool-filter.ts";
 
 export interface ExchangeDeps {
   readonly log: Log;
@@ -125,7 +121,8 @@ export async function answerOf(
     arePiecesFree: !isEncoded(response.headers),
     timeouts,
     filter: filterOf(exchange, filterMemory, response.ok, isEvents),
-    comments: isEvents ? { firstMs: FIRST_COMMENT_MS, nextMs: commentMs } : null,
+    // After so much silence an event stream opens with a comment: see relay.ts.
+    comments: isEvents ? { firstMs: 50, nextMs: commentMs } : null,
     piece: recorder.piece,
     ended,
   });
@@ -141,7 +138,7 @@ function decodedForExchange(decoders: DecoderShare, { tenant, agentId }: OpenedR
     tenant,
     memory: {
       async take(bytes, closing, giveWay) {
-        const signal = AbortSignal.any([closing, AbortSignal.timeout(DECODER_WAIT_MS)]);
+        const signal = AbortSignal.any([closing, AbortSignal.timeout(MAX.decoderWaitMs)]);
         try {
           return await decoders.take(tenant, agentId, bytes, signal, giveWay);
         } catch (error) {
@@ -163,7 +160,7 @@ function filterOf(
   isOk: boolean,
   isEvents: boolean,
 ) {
-  const options = { bytesMax: HELD_BYTES_MAX, memory: memory(tenant), tenant, signal };
+  const options = { bytesMax: MAX.toolAnswerBytes, memory: memory(tenant), tenant, signal };
   const denied = isOk ? isDenied : null;
   // Comments go between events, so events must pass whole where comments are sent.
   if (isEvents && (denied ?? commentMs) !== null) return filterEvents({ ...options, isDenied: denied });

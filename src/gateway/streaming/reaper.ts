@@ -7,13 +7,13 @@ import { and, asc, eq, sql } from "drizzle-orm";
 import { paidFor } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
-import { RETRY_AFTER_SECONDS_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { every } from "../../kernel/loop.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { type InvocationKey, withdraw } from "../invocations/service.ts";
 
 /** Counted from the last change of the call: twice the longest `Retry-After`, including that of the rate limit. */
-export const KEPT_MS = 2 * RETRY_AFTER_SECONDS_MAX * 1000;
+export const KEPT_MS = 2 * MAX.retryAfterSeconds * 1000;
 const LOOK_MS = 5_000;
 const PAUSE_MS_MAX = 4 * LOOK_MS;
 /** Calls looked at per round. If there are more, the longest unchanged go first and the others come later. */

@@ -47,6 +47,15 @@ test.each([
   expect(answerHeaders(response, {}, false).get("cache-control")).toBe(given);
 });
 
+test("no cache keeps a 402, whatever the upstream that gave it says", () => {
+  for (const given of [{}, { "cache-control": "public, max-age=600" }] as Record<string, string>[]) {
+    for (const isGet of [false, true]) {
+      const response = new Response(null, { status: 402, headers: given });
+      expect(answerHeaders(response, {}, isGet).get("cache-control")).toBe("no-store");
+    }
+  }
+});
+
 test("a header of quotes without an end takes no time", () => {
   const started = performance.now();
   for (const piece of ['"', '"\\', "\\", ',"'] as const) {

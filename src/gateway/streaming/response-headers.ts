@@ -82,7 +82,8 @@ export function answerHeaders(response: Answer, own: Readonly<Record<string, str
     if (decoded && OF_ENCODED.has(name)) continue;
     headers.append(name, value);
   }
-  if (isGet) headers.set("cache-control", forOne(headers.get("cache-control")));
+  if (response.status === 402) headers.set("cache-control", "no-store");
+  else if (isGet) headers.set("cache-control", forOne(headers.get("cache-control")));
   for (const [name, value] of Object.entries(own)) headers.set(name, value);
   return headers;
 }

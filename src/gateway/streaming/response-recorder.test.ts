@@ -1,7 +1,7 @@
 // What is captured of an answer is its start, byte for byte, whatever length the answer tells.
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createBudget, createResponseRecorder } from "./response-recorder.ts";
 
 const KEPT = { capture: true, receipt: false };
@@ -13,7 +13,7 @@ test("the captured start is the answer's own, and its memory is given back", () 
     fc.property(sizes, told, (pieces, how) => {
       const all = Buffer.concat(pieces.map((size, at) => new Uint8Array(size).fill(at + 1)));
       const lengths = { right: all.length, short: all.length >> 1, long: 2 * all.length + 1, nonsense: "-1" };
-      const memory = createBudget(8 * CAPTURE_BYTES_MAX)("t");
+      const memory = createBudget(8 * MAX.capturedBytes)("t");
       const recorder = createResponseRecorder(KEPT, memory);
       const headers = how === "none" ? {} : { "content-length": `${lengths[how as keyof typeof lengths]}` };
       recorder.head(new Response(null, { headers }));
@@ -26,10 +26,10 @@ test("the captured start is the answer's own, and its memory is given back", () 
         at += size;
       }
       const { response, response_truncated, resp_size } = recorder.whole();
-      expect(Buffer.compare(response ?? Buffer.alloc(0), all.subarray(0, CAPTURE_BYTES_MAX))).toBe(0);
+      expect(Buffer.compare(response ?? Buffer.alloc(0), all.subarray(0, MAX.capturedBytes))).toBe(0);
       expect(response?.buffer.byteLength).toBe(response?.byteLength);
-      expect([resp_size, response_truncated]).toEqual([all.length, all.length > CAPTURE_BYTES_MAX]);
-      expect(memory.take(7 * CAPTURE_BYTES_MAX)).toBe(7 * CAPTURE_BYTES_MAX);
+      expect([resp_size, response_truncated]).toEqual([all.length, all.length > MAX.capturedBytes]);
+      expect(memory.take(7 * MAX.capturedBytes)).toBe(7 * MAX.capturedBytes);
     }),
     { numRuns: 60 },
   );

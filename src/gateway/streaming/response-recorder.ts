@@ -4,16 +4,11 @@ import { createHash } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Answer } from "../../http/client/answer.ts";
-import { CAPTURE_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { freeMemory } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 
-/** A longer content type would only fill the record. */
-const CONTENT_TYPE_CHARACTERS_MAX = 256;
-
-/** Memory for captured starts. When a tenant's share is used up, less is captured. */
-export const CAPTURE_BUDGET_BYTES = 96 * 1024 * 1024;
 const START_BYTES_FIRST = 4096;
 /** When so much of an answer has come, its length is believed. */
 const BELIEVED_BYTES = 64 * 1024;
@@ -45,11 +40,11 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
 
   function roomFor(wanted: number): number {
     const ahead = wanted >= BELIEVED_BYTES && length > wanted ? length : 2 * start.length;
-    return Math.min(CAPTURE_BYTES_MAX, Math.max(wanted, ahead, START_BYTES_FIRST));
+    return Math.min(MAX.capturedBytes, Math.max(wanted, ahead, START_BYTES_FIRST));
   }
 
   function keep(bytes: Uint8Array): void {
-    const wanted = Math.min(captured + bytes.length, CAPTURE_BYTES_MAX);
+    const wanted = Math.min(captured + bytes.length, MAX.capturedBytes);
     // After a gap in the capture nothing belongs to the start any more.
     if (captured < size - bytes.length || wanted <= captured) return;
     if (wanted > start.length) grow(roomFor(wanted));
@@ -85,7 +80,8 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
     head(response: Answer) {
       status = response.status;
       length = Number(response.headers.get("content-length")) || 0;
-      contentType = response.headers.get("content-type")?.slice(0, CONTENT_TYPE_CHARACTERS_MAX) ?? null;
+      // A longer content type would only fill the record.
+      contentType = response.headers.get("content-type")?.slice(0, 256) ?? null;
     },
     /** Called with each piece that goes to the caller. */
     piece(bytes: Uint8Array) {
@@ -111,7 +107,7 @@ export type ResponseRecorder = ReturnType<typeof createResponseRecorder>;
  */
 export function createBudget(bytesMax: number) {
   const memory = createFairShare({ size: bytesMax, least: 0 });
-  return (tenant: string) => ({
+  const of = (tenant: string) => ({
     /** Takes as many of the bytes as the tenant may have now, and gives how many those are. */
     take(bytes: number) {
       const taken = Math.min(bytes, memory.roomOf(tenant));
@@ -120,6 +116,7 @@ export function createBudget(bytesMax: number) {
     },
     giveBack: (bytes: number) => memory.giveBack(tenant, null, bytes),
   });
+  return Object.assign(of, { inUse: () => memory.inUse });
 }
 
 export type Budget = ReturnType<typeof createBudget>;

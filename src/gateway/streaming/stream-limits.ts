@@ -4,18 +4,10 @@
 // out.
 
 import { Fault } from "../../core/fault.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createFairQueue, createFairShare, enter, type FairShareOptions } from "../../kernel/share.ts";
 import type { StreamPermit } from "./service.ts";
 
-const CALLS_MAX = 4096;
-const CONNECTIONS_MAX = 8192;
-const AGENT_CONNECTIONS_MAX = 1024;
-/** Calls that were accepted before and run outside the limit. */
-const RESUMED_MAX = 2048;
-/** A caller holds its connection while it waits, so it does not wait for long. */
-const WAIT_MS = 10_000;
-const WAITING_MAX = 4096;
-const AGENT_WAITING_MAX = 256;
 const RETRY_AFTER_SECONDS = 5;
 
 export interface StreamLimitsOptions {
@@ -27,11 +19,11 @@ export interface StreamLimitsOptions {
   readonly waitMs?: number;
 }
 
-export function createStreamLimits({ agentConcurrency, stopping, waitMs = WAIT_MS }: StreamLimitsOptions) {
+export function createStreamLimits({ agentConcurrency, stopping, waitMs = MAX.streamWaitMs }: StreamLimitsOptions) {
   const waits = { waitMs, stopping };
-  const calls = createPlaces({ size: CALLS_MAX, agentMax: agentConcurrency }, waits);
-  const others = createPlaces({ size: CONNECTIONS_MAX, agentMax: AGENT_CONNECTIONS_MAX }, waits);
-  const beside = createFairShare({ size: RESUMED_MAX });
+  const calls = createPlaces({ size: MAX.runningStreams, agentMax: agentConcurrency }, waits);
+  const others = createPlaces({ size: MAX.mcpConnections, agentMax: MAX.agentMcpConnections }, waits);
+  const beside = createFairShare({ size: MAX.resumedStreams });
   return {
     /**
      * Waits up to `waitMs` for a place.
@@ -66,7 +58,7 @@ interface Waits {
 
 function createPlaces(size: Pick<FairShareOptions, "size" | "agentMax">, { waitMs, stopping }: Waits) {
   const queue = createFairQueue(createFairShare(size));
-  const waiting = createFairShare({ size: WAITING_MAX, agentMax: AGENT_WAITING_MAX });
+  const waiting = createFairShare({ size: MAX.streamsWaiting, agentMax: MAX.agentStreamsWaiting });
 
   const placeOf = (tenant: string, agent: string) => once(() => queue.giveBack(tenant, agent, 1));
 

@@ -5,6 +5,7 @@
 import { Fault } from "../../core/fault.ts";
 import type { Span, Tracer } from "../../core/tracing.ts";
 import { createReadAhead } from "../../http/client/read-ahead.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { CLAIM_BELIEVED_MS, isOlder } from "../../kernel/time.ts";
 import { createUnderWay, endsWithin } from "../../kernel/wait.ts";
 import { within } from "../../storage/failures.ts";
@@ -26,24 +27,8 @@ import {
   startExchangeTimeouts,
 } from "./exchange.ts";
 import type { Ended } from "./relay.ts";
-import {
-  CAPTURE_BUDGET_BYTES,
-  createBudget,
-  createResponseRecorder,
-  type ResponseRecorder,
-} from "./response-recorder.ts";
+import { createBudget, createResponseRecorder, type ResponseRecorder } from "./response-recorder.ts";
 import type { OpenedCall, OpenedConnection, OpenedRequest } from "./service.ts";
-import { FILTER_MEMORY_BYTES } from "./tool-filter.ts";
-
-/** Memory for answers that their callers do not read yet. */
-const AHEAD_BYTES = 64 * 1024 * 1024;
-/** How long a caller may leave available bytes unread. */
-const CALLER_SILENCE_MS = 300_000;
-/** An event stream may be silent for hours. A comment shows each end that the other is still there. */
-const COMMENT_MS = 30_000;
-/** How long the end of an answer waits for the record, so that a caller who polls right after it sees the end. */
-const RECORD_WAIT_MS = 1_000;
-const LAST_RECORDS_MS = 5_000;
 
 export interface StreamsDeps extends RecordEndOptions, Omit<ExchangeDeps, "filterMemory" | "readAhead"> {
   readonly upstreamTimeoutMs: number;
@@ -66,9 +51,9 @@ export interface CallerEnd {
 }
 
 export function createStreams(options: StreamsDeps) {
-  const filterMemory = createBudget(FILTER_MEMORY_BYTES);
-  const deps = { ...options, filterMemory, readAhead: createReadAhead(AHEAD_BYTES) };
-  const captureMemory = createBudget(CAPTURE_BUDGET_BYTES);
+  const filterMemory = createBudget(MAX.toolListBytes);
+  const deps = { ...options, filterMemory, readAhead: createReadAhead(MAX.streamAheadBytes) };
+  const captureMemory = createBudget(MAX.streamCaptureBytes);
   const calls = new Map<string, ExchangeTimeouts>();
   const connections = new Set<ExchangeTimeouts>();
   /** Calls that are being admitted, and calls whose end is not recorded yet. */
@@ -100,7 +85,8 @@ export function createStreams(options: StreamsDeps) {
           calls.delete(opened.key.id);
           leave();
         });
-        await within(RECORD_WAIT_MS, recorded).catch(() => {});
+        // How long the end of an answer waits for the record, so that a caller who polls right after it sees the end.
+        await within(1_000, recorded).catch(() => {});
         end.over();
       }
       return runCall(deps, { opened: spanned(opened, span), end, timeouts, recorder, conclude }, body);
@@ -127,6 +113,13 @@ export function createStreams(options: StreamsDeps) {
 
     /** How many calls are made here now. */
     running: () => calls.size,
+    /** Of the rows of kernel/limits.ts. */
+    inUse: () => ({
+      runningStreams: calls.size,
+      streamCaptureBytes: captureMemory.inUse(),
+      toolListBytes: filterMemory.inUse(),
+      streamAheadBytes: deps.readAhead.inUse(),
+    }),
 
     /** Stops the call of an invocation that was ended elsewhere, if it runs here. */
     stop: (id: string) => calls.get(id)?.stop("cancelled"),
@@ -137,7 +130,7 @@ export function createStreams(options: StreamsDeps) {
       await endsWithin(ms, underWay.idle());
       for (const timeouts of calls.values()) timeouts.stop("shutdown");
       for (const timeouts of connections) timeouts.stop("shutdown");
-      await endsWithin(LAST_RECORDS_MS, underWay.idle());
+      await endsWithin(5_000, underWay.idle());
       givenUp.abort();
     },
   };
@@ -153,7 +146,7 @@ const NOTHING_KEPT = { capture: false, receipt: false };
 type Deps = StreamsDeps & ExchangeDeps;
 
 function limitsOf({ upstreamTimeoutMs: ms }: StreamsDeps): ExchangeTimeoutLimits {
-  return { headMs: ms, silenceMs: ms, callerMs: CALLER_SILENCE_MS };
+  return { headMs: ms, silenceMs: ms, callerMs: MAX.callerSilenceMs };
 }
 
 function spanOf(
@@ -232,7 +225,8 @@ async function runConnection(deps: Deps, { opened, timeouts, recorder, conclude 
       own: ownHeaders(request_id, null),
       // A resumed stream replays answers that the caller has missed, lists of tools among them.
       isDenied: method === "GET" ? await deps.deniedTools(tenant, agentId) : null,
-      commentMs: method === "GET" ? COMMENT_MS : null,
+      // An event stream may be silent for hours. A comment shows each end that the other is still there.
+      commentMs: method === "GET" ? 30_000 : null,
       responseHeaders: {},
       isOurs: async () => true,
       ended: async (how) => conclude(endingOf(recorder, how, timeouts.signal)),

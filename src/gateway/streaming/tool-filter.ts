@@ -32,9 +32,6 @@ export interface FilterOptions {
 
 type HoldOptions = Omit<FilterOptions, "isDenied">;
 
-export const HELD_BYTES_MAX = 16 * 1024 * 1024;
-export const FILTER_MEMORY_BYTES = 96 * 1024 * 1024;
-
 /** Work on what passes, all of it in turns: many streams may bring something at once. It ends with the exchange. */
 function worked<T>(steps: Steps<T>, { tenant, signal }: HoldOptions): Promise<T> {
   return inTurnSteps(steps, tenant, signal);

@@ -48,6 +48,7 @@ function openLibrary(name: string) {
     listen: { args: ["i32", "i32"], returns: "i32" },
     getsockname: { args: ["i32", "ptr", "ptr"], returns: "i32" },
     getpeername: { args: ["i32", "ptr", "ptr"], returns: "i32" },
+    inet_ntop: { args: ["i32", "ptr", "ptr", "u32"], returns: "ptr" },
     shutdown: { args: ["i32", "i32"], returns: "i32" },
   }).symbols;
 }
@@ -130,19 +131,27 @@ export function refuseHandshakes(descriptor: number): void {
 const IPPROTO_TCP = 6;
 const TCP_INFO = 11;
 const SHUT_RDWR = 2;
+const [AF_INET, AF_INET6] = [2, 10];
 /** A `struct sockaddr_in6`, the larger of the two. */
 const name = new DataView(new ArrayBuffer(28));
 /** The start of a `struct tcp_info`: so many milliseconds since data was last sent, and received, stand at these places. */
 const info = new Uint32Array(15);
+/** An address as text, and a zero after it. */
+const text = Buffer.alloc(46);
 const [SENT_AT, RECEIVED_AT] = [44 / 4, 52 / 4];
 
 /** A connection that came to the port. */
 export interface OpenConnection {
   readonly descriptor: number;
-  /** In hex; of IPv4 the same whether it came over a socket of IPv6 or not. */
+  /** Of IPv4 the same whether it came over a socket of IPv6 or not. */
   readonly address: string;
+  readonly peer: string;
   readonly silentMs: number;
 }
+
+/** Tells a connection from all that are open. The runtime writes addresses as the system does (measured). */
+export const peerName = ({ address, port }: Pick<Bun.SocketAddress, "address" | "port">): string =>
+  `${address} ${port}`;
 
 /** The connections to this port among so many descriptors. */
 export function connectionsAt(port: number, from: number, count: number): OpenConnection[] {
@@ -154,13 +163,15 @@ export function connectionsAt(port: number, from: number, count: number): OpenCo
     if (system.getsockname(descriptor, ptr(name), ptr(length)) !== 0 || name.getUint16(2) !== port) continue;
     length[0] = name.byteLength;
     if (system.getpeername(descriptor, ptr(name), ptr(length)) !== 0) continue;
-    // The address stands behind the flow in IPv6, of IPv4 at the end of that too.
-    const [at, bytes] = length[0] === name.byteLength ? [8, 16] : [4, 4];
-    const hex = Buffer.from(name.buffer, at, bytes).toString("hex");
+    // The address stands behind the flow in IPv6.
+    const [family, at] = length[0] === name.byteLength ? [AF_INET6, 8] : [AF_INET, 4];
+    system.inet_ntop(family, ptr(name, at), ptr(text), text.byteLength);
+    const shown = text.toString("latin1", 0, text.indexOf(0));
+    const peer = peerName({ address: shown, port: name.getUint16(2) });
     length[0] = info.byteLength;
     system.getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, ptr(info), ptr(length));
     const silentMs = Math.min(info[SENT_AT] ?? 0, info[RECEIVED_AT] ?? 0);
-    found.push({ descriptor, address: hex.replace(/^0{20}ffff/, ""), silentMs });
+    found.push({ descriptor, address: shown.replace(/^::ffff:(?=.*\.)/, ""), peer, silentMs });
   }
   return found;
 }

@@ -1,4 +1,5 @@
 // The heads of requests of ours and of their answers: the fields that go on the wire, the fields that come back, and the
+import { MAX } from "../../kernel/limits.ts";
 // encodings that they name. The runtime's Response and Headers have these forms too, but with their streams and promises
 // they took 7 and 2 of the 38 µs of a small call on the thread (measured on Bun 1.4.5).
 
@@ -160,11 +161,6 @@ export class Undecodable extends Error {
   override readonly name = "Undecodable";
 }
 
-/** No honest answer has more codings than this. Each needs a decoder, and memory for the bytes between two. */
-const CODINGS_MAX = 2;
-/** Nor has one a longer list of them, which is parsed for every answer. */
-const LIST_CHARS_MAX = 256;
-
 const CODINGS: Readonly<Record<string, Coding>> = {
   gzip: "gzip",
   "x-gzip": "gzip",
@@ -185,7 +181,8 @@ const NONE: Codings = { list: [], problem: null };
 function codingsIn(headers: AnswerHeaders): Codings {
   const value = headers.get("content-encoding");
   if (value === null) return NONE;
-  if (value.length > LIST_CHARS_MAX) return { list: [], problem: "a very long list of encodings" };
+  // No honest answer has a longer list of them, which is parsed for every answer.
+  if (value.length > 256) return { list: [], problem: "a very long list of encodings" };
   const names = value.split(",").map((name) => name.trim().toLowerCase());
   const list: Coding[] = [];
   for (const name of names.reverse()) {
@@ -194,7 +191,7 @@ function codingsIn(headers: AnswerHeaders): Codings {
     if (coding === undefined) return NONE;
     list.push(coding);
   }
-  if (list.length > CODINGS_MAX) return { list, problem: `more than ${CODINGS_MAX} encodings` };
+  if (list.length > MAX.encodings) return { list, problem: `more than ${MAX.encodings} encodings` };
   if (list.filter((coding) => coding === "zstd").length > 1) return { list, problem: "zstd within zstd" };
   return { list, problem: null };
 }

@@ -1,6 +1,7 @@
 // Decodes the encodings of one body while it is read: within bounds, in turns by tenant, and with memory that is counted
 // before it is used. A sender of little that unpacks to much, or of much that unpacks to nothing, gets only its share.
 
+import { MAX } from "../../kernel/limits.ts";
 import { Commons } from "../../kernel/share.ts";
 import { doneInTurns, inThreadTurn } from "../../kernel/turns.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
@@ -183,7 +184,6 @@ const MIB = 1024 * KIB;
 
 /** The largest window, for each frame may name its own; tables, a block of each side, and room for what comes out. */
 const ZSTD_BYTES = 2 ** ZSTD_WINDOW_LOG_MAX + 384 * KIB + SYNC_ROOM_BYTES;
-const BROTLI_WINDOW_MAX = 16 * MIB;
 /** Its tables, up to 256 of each of three kinds, and room for what comes out. */
 const BROTLI_BYTES = 4 * MIB + BROTLI_ROOM_BYTES;
 /** The window of 32 KiB, tables, and what surrounds them. */
@@ -193,7 +193,7 @@ const DEFLATE_BYTES = 64 * KIB + SYNC_ROOM_BYTES;
 const NEEDS_MAX: Readonly<Record<Coding, number>> = {
   gzip: DEFLATE_BYTES,
   deflate: DEFLATE_BYTES,
-  br: BROTLI_WINDOW_MAX + BROTLI_BYTES,
+  br: 16 * MIB + BROTLI_BYTES,
   zstd: ZSTD_BYTES,
 };
 
@@ -337,9 +337,7 @@ export interface DecoderShare {
   take(tenant: string, agent: string, bytes: number, signal: StopSignal, giveWay: () => void): Promise<() => void>;
 }
 
-const DECODER_BYTES_MAX = 192 * 1024 * 1024;
-
-export function createDecoderShare(size = DECODER_BYTES_MAX): DecoderShare {
+export function createDecoderShare(size = MAX.decoderBytes): DecoderShare & { inUse(): { decoderBytes: number } } {
   const commons = new Commons({ size });
   return {
     async take(tenant, agent, bytes, signal, giveWay) {
@@ -349,5 +347,6 @@ export function createDecoderShare(size = DECODER_BYTES_MAX): DecoderShare {
       await stake.take(bytes, signal);
       return () => stake.giveBack();
     },
+    inUse: () => ({ decoderBytes: commons.inUse }),
   };
 }

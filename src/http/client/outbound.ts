@@ -7,6 +7,7 @@
 
 import { type HostRules, isBadPort, isExempt, literalAddress } from "../../core/host.ts";
 import { tenantCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
 import { unlessAborted } from "../../kernel/wait.ts";
 import type { CallBody } from "../../wire/body.ts";
@@ -67,10 +68,6 @@ export interface OutboundOptions {
   readonly extraCa: string | null;
   readonly lookup?: Lookup;
 }
-
-const DIALS_MAX = 4;
-/** URLs kept taken apart. */
-const TARGETS_MAX = 1024;
 
 /**
  * Codes that come only while a socket is opened. Linux has ETIMEDOUT, EHOSTUNREACH and their like for established
@@ -146,7 +143,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
   const contextOf = createTlsContexts(options.extraCa);
   const transport = openTransport();
   /** A URL is mostly one of many calls: to take it apart takes 1 µs of each. */
-  const targets = tenantCache<string, DialTarget>(TARGETS_MAX);
+  const targets = tenantCache<string, DialTarget>(MAX.targets);
 
   function targetOf(text: string, tenant: string): DialTarget {
     const known = targets.get(text);
@@ -175,7 +172,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
       const addresses = judged(resolution, target);
       const tlsContext = contextOf(tenant, tls);
       let failure: unknown = null;
-      for (const address of addresses.slice(0, DIALS_MAX)) {
+      for (const address of addresses.slice(0, 4)) {
         try {
           const parts = { target, address, method, fields, body, signal, tenant, tlsContext, sent, certified, ahead };
           return await transport.send(parts);
@@ -191,8 +188,6 @@ export function createOutbound(options: OutboundOptions): Outbound {
   };
 }
 
-const PAUSES_MS = [100, 400];
-
 /**
  * Sends a request again as long as it certainly never reached the upstream. Resolves with the response head, as
  * `outbound.request` does.
@@ -207,7 +202,7 @@ export function requestSafely(outbound: Outbound, url: string, request: Outbound
 async function again(outbound: Outbound, url: string, request: OutboundRequest, first: unknown): Promise<Answer> {
   const { signal } = request;
   let failure = first;
-  for (const pause of PAUSES_MS) {
+  for (const pause of [100, 400]) {
     const isSafe = failure instanceof OutboundError && failure.kind === "unreached";
     if (!isSafe || signal.aborted) throw failure;
     await sleep(pause, signal);

@@ -24,8 +24,6 @@ export interface AnswerReadAhead {
   close(): void;
 }
 
-/** A tenant is read again when it may have this much more. */
-const ROOM_BYTES_MIN = 64 * 1024;
 /** How many are resumed at a time, since each may have much to deliver. */
 const RESUMED_AT_ONCE = 16;
 
@@ -55,6 +53,10 @@ class Gate {
 
   constructor(bytesMax: number) {
     this.#share = createFairShare({ size: bytesMax, least: 0 });
+  }
+
+  get inUse(): number {
+    return this.#share.inUse;
   }
 
   enter(account: UnreadAnswer): void {
@@ -130,7 +132,8 @@ class Gate {
 
   /** If nothing of the tenant is left to be taken, one is resumed whatever others hold: it waits for no other tenant. */
   #resumeOf(name: string, tenant: TenantAnswers): boolean {
-    const hasRoom = this.#share.roomOf(name) >= ROOM_BYTES_MIN;
+    // A tenant is read again when it may have this much more.
+    const hasRoom = this.#share.roomOf(name) >= 64 * 1024;
     if (!hasRoom && tenant.bytes > 0) return false;
     let left = hasRoom ? RESUMED_AT_ONCE : 1;
     for (const account of tenant.stopped) {
@@ -179,5 +182,5 @@ class Account implements AnswerReadAhead {
 
 export function createReadAhead(bytesMax: number) {
   const gate = new Gate(bytesMax);
-  return { of: (tenant: string): AnswerReadAhead => new Account(gate, tenant) };
+  return { of: (tenant: string): AnswerReadAhead => new Account(gate, tenant), inUse: () => gate.inUse };
 }

@@ -13,6 +13,7 @@ import {
 } from "../../core/host.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { tenantCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
 import { afterShared } from "../../kernel/turns.ts";
 import { withDeadline } from "../../kernel/wait.ts";
@@ -33,12 +34,6 @@ export interface ResolveOptions {
   readonly cacheMs?: number;
 }
 
-const LOOKUP_TIMEOUT_MS = 5000;
-const CACHE_MS = 5000;
-const CACHED_NAMES_MAX = 1024;
-/** Look-ups that a name server leaves unanswered time out together: 5,000 blocked the loop for 80 ms, these for 8. */
-const LOOKUPS_MAX = 512;
-
 /**
  * /etc/hosts and the resolv.conf read at the start apply, search domains too. The C library's getaddrinfo would block one
  * of a handful of threads, which file access shares, for as long as a name server is silent: four such names would stop
@@ -54,10 +49,10 @@ function failureName(error: unknown): string {
 
 export function createResolver(options: ResolveOptions) {
   const { rules, lookup = systemLookup } = options;
-  const { lookupTimeoutMs = LOOKUP_TIMEOUT_MS, cacheMs = CACHE_MS } = options;
+  const { lookupTimeoutMs = 5000, cacheMs = 5000 } = options;
   /** One entry of a name serves all tenants, and counts to the one that asked for it last. */
-  const known = tenantCache<string, { readonly resolution: Resolution; readonly until: number }>(CACHED_NAMES_MAX);
-  const few = createLimiter({ size: LOOKUPS_MAX, tooMany: "too many names are being looked up" });
+  const known = tenantCache<string, { readonly resolution: Resolution; readonly until: number }>(MAX.resolvedNames);
+  const few = createLimiter({ size: MAX.lookups, tooMany: "too many names are being looked up" });
   /** By tenant, so that no tenant waits behind another one's look-up. */
   const underWay = new Map<string, Promise<Resolution>>();
 
@@ -118,8 +113,6 @@ export function createResolver(options: ResolveOptions) {
   };
 }
 
-const KNOWN_MS_MAX = 5_000;
-
 function readAddresses(): Address[] {
   const listed = Object.values(networkInterfaces()).flatMap((addresses = []) => addresses);
   return listed.flatMap(({ address }) => parseAddress(address.replace(/%.*$/, "")) ?? []);
@@ -143,7 +136,7 @@ export function ownAddresses(now = () => performance.now()): () => readonly Addr
   let known = firstAddresses();
   let readAt = now();
   return () => {
-    if (now() - readAt < KNOWN_MS_MAX) return known;
+    if (now() - readAt < 5_000) return known;
     readAt = now();
     try {
       known = readAddresses();

@@ -4,25 +4,15 @@
 // with its length is only counted: nothing in it is read, and nothing of it copied.
 // One per thread, since the WebAssembly module calls back without naming the parser that it works for.
 // In one file, since the callbacks of one parser share its state.
+
+import { MAX } from "../../kernel/limits.ts";
 import { isNamed } from "./answer.ts";
 
 /** A length that is exact as a number. */
 const LENGTH = /^\d{1,15}$/;
 /** Bytes that are parsed in one go: two milliseconds at most, whatever is in them. */
 export const SLICE_BYTES_MAX = 64 * 1024;
-/**
- * Bytes of all heads of an answer, and of its trailers: four times what Node's client takes. The runtime's server sends
- * each field of a long head separately (measured: 4 ms for 250 fields of a kilobyte), so it must not be much longer.
- */
-const HEAD_BYTES_MAX = 64 * 1024;
-/** As many as the runtime's `fetch` takes. */
-const FIELDS_MAX = 256;
-/** Interim answers before the final one, of which honest servers send one or two. */
-const INTERIM_MAX = 100;
-const STATUS_MIN = 100;
 const SWITCHING_PROTOCOLS = 101;
-const FINAL_STATUS_MIN = 200;
-const STATUS_MAX = 599;
 /** Answers that have no body (RFC 9110), whatever their heads say of one. */
 export const BODILESS: ReadonlySet<number> = new Set([204, 205, 304]);
 
@@ -33,9 +23,6 @@ const PAUSED = 21;
 const GO_ON = 0;
 const SKIP_BODY = 1;
 const REFUSE = -1;
-
-/** Below this a loop copies faster than `set`, which needs a view. */
-const SET_BYTES_MIN = 32;
 
 /** The head is taken for text so far at a time: once for most. */
 const TEXT_BYTES = 2048;
@@ -206,7 +193,7 @@ export class ResponseParser {
     if (this.#isWhole) return "whole";
     if (this.#refusal !== null) return { code: this.#refusal };
     if (result !== OK) return { code: "InvalidHTTPResponse" };
-    return this.#headBytes > HEAD_BYTES_MAX ? { code: "HeadTooLarge" } : "more";
+    return this.#headBytes > MAX.upstreamHeadBytes ? { code: "HeadTooLarge" } : "more";
   }
 
   #takeBody(): Uint8Array | null {
@@ -243,7 +230,7 @@ export class ResponseParser {
   /** Within a slice, bytes are counted field by field, since the slice may complete a head that is too large. */
   #addToHead(bytes: number): number {
     this.#sliceHeadBytes += bytes;
-    const isTooLarge = this.#headBytes + this.#sliceHeadBytes > HEAD_BYTES_MAX;
+    const isTooLarge = this.#headBytes + this.#sliceHeadBytes > MAX.upstreamHeadBytes;
     return isTooLarge ? this.#refuse("HeadTooLarge") : GO_ON;
   }
 
@@ -252,7 +239,7 @@ export class ResponseParser {
     if (this.#addToHead(length) !== GO_ON) return REFUSE;
     const name = this.#text(at, length);
     if (this.#isNameOpen) this.#fields.push(`${this.#fields.pop()}${name}`);
-    else if (this.#fields.length >= 2 * FIELDS_MAX) return this.#refuse("TooManyHeaders");
+    else if (this.#fields.length >= 2 * MAX.upstreamFields) return this.#refuse("TooManyHeaders");
     else this.#fields.push(name);
     this.#isNameOpen = true;
     return GO_ON;
@@ -272,15 +259,15 @@ export class ResponseParser {
   /** Trailers are dropped. */
   #onTrailer(length: number): number {
     this.#trailerBytes += length;
-    return this.#trailerBytes > HEAD_BYTES_MAX ? this.#refuse("HeadTooLarge") : GO_ON;
+    return this.#trailerBytes > MAX.upstreamHeadBytes ? this.#refuse("HeadTooLarge") : GO_ON;
   }
 
   onHead(status: number, keepsAlive: boolean): number {
     // Nobody asked for another protocol.
-    const isStatus = status >= STATUS_MIN && status <= STATUS_MAX && status !== SWITCHING_PROTOCOLS;
+    const isStatus = status >= 100 && status <= 599 && status !== SWITCHING_PROTOCOLS;
     if (!isStatus) return this.#refuse("InvalidStatus");
-    if (status < FINAL_STATUS_MIN) {
-      return ++this.#interim > INTERIM_MAX ? this.#refuse("TooManyInterimAnswers") : GO_ON;
+    if (status < 200) {
+      return ++this.#interim > MAX.interimAnswers ? this.#refuse("TooManyInterimAnswers") : GO_ON;
     }
     this.#status = status;
     this.#keepsAlive = keepsAlive;
@@ -304,7 +291,8 @@ export class ResponseParser {
       this.#body = whole;
     }
     const end = this.#bodyBytes;
-    if (length < SET_BYTES_MIN) {
+    // Below this a loop copies faster than `set`, which needs a view.
+    if (length < 32) {
       for (let i = 0; i < length; i++) this.#body[end + i] = this.#slice[start + i] ?? 0;
     } else this.#body.set(this.#slice.subarray(start, start + length), end);
     this.#bodyBytes = end + length;

@@ -3,6 +3,7 @@
 import { createPrivateKey } from "node:crypto";
 import tls from "node:tls";
 import { tenantCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 
 /** What a call shows to a server that asks for a certificate. All PEM. */
 export interface ClientIdentity {
@@ -23,7 +24,6 @@ export interface TlsContext {
 
 const QUICK_RSA_BITS = 2048;
 
-const CONTEXTS_MAX = 128;
 /**
  * A context with roots of its own holds a copy of all roots, 0.3 MB that the garbage collector does not see (measured:
  * 1,000 of them, 440 MB of garbage). So the collector is run after this many evictions. That takes 9 ms, and making so
@@ -37,7 +37,7 @@ function distinct(certificates: readonly string[]): string[] {
 }
 
 export function createTlsContexts(extraCa: string | null) {
-  const known = tenantCache<string, TlsContext>(CONTEXTS_MAX, evicted);
+  const known = tenantCache<string, TlsContext>(MAX.tlsContexts, evicted);
   let defaultRoots: string[] | null = null;
   let usual: TlsContext | null = null;
   let evictions = 0;

@@ -9,12 +9,6 @@ import type { Store } from "../store.ts";
 import { postgresClient } from "./pool.ts";
 
 const CHANNEL = "tollgate";
-/** At most so often; the first one after a silence goes at once. */
-const EVERY_MS = 50;
-/** In one announcement, which Postgres bounds to 8,000 bytes. Other replicas find further ends by looking. */
-const IDS_MAX = 180;
-/** So often it tells itself something, to learn whether it still hears. */
-const CHECK_EVERY_MS = 5_000;
 /** What is not done by then is not done any more: a connection to a server that is gone may hang for a quarter of an hour. */
 const ANSWER_MS_MAX = 4_000;
 /**
@@ -60,7 +54,7 @@ export function announceEnds({ options, store, log }: Publisher, replica: string
 const PUBLISH = "select pg_notify($1, $2) where current_setting('transaction_read_only') = 'off'";
 
 export function createAnnouncements(options: AnnouncementsOptions) {
-  const { url, replica, log, checkEveryMs = CHECK_EVERY_MS, answerMsMax = ANSWER_MS_MAX, ...heard } = options;
+  const { url, replica, log, checkEveryMs = 5_000, answerMsMax = ANSWER_MS_MAX, ...heard } = options;
   let client: SQL = postgresClient(url);
   let ids: string[] = [];
   let isWaiting = false;
@@ -117,7 +111,8 @@ export function createAnnouncements(options: AnnouncementsOptions) {
     isWaiting = true;
     const ended = ids;
     ids = [];
-    await Promise.all([publish(ended.join()).catch(() => {}), Bun.sleep(EVERY_MS)]);
+    // The first one after a silence goes at once.
+    await Promise.all([publish(ended.join()).catch(() => {}), Bun.sleep(50)]);
     isWaiting = false;
     if (ids.length > 0 && !isClosed) void flush();
   }
@@ -127,7 +122,8 @@ export function createAnnouncements(options: AnnouncementsOptions) {
   return {
     /** A call has ended here. */
     ended(id: string): void {
-      if (ids.length >= IDS_MAX) return;
+      // One announcement is bounded to 8,000 bytes by Postgres. Other replicas find further ends by looking.
+      if (ids.length >= 180) return;
       ids.push(id);
       if (!isWaiting) void flush();
     },

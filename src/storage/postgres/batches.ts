@@ -3,21 +3,12 @@
 
 import { Fault } from "../../core/fault.ts";
 import { createTurnQueue } from "../../kernel/batch.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { inSlices } from "../../kernel/loop.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { unavailable } from "../failures.ts";
 import { type Command, type CommandBase, CommitUnknown, type SqlRow, type Tx } from "../store.ts";
 import type { DatabaseConnection } from "./pool.ts";
-
-const COMMANDS_MAX = 256;
-const BYTES_MAX = 4 * 1024 * 1024;
-/** A transaction that has not come to its commit by then waits for somebody, and holds up no other any more. */
-const STATEMENTS_MS_MAX = 20;
-/**
- * With more of them the database is far too slow, and memory would run out next. A tenant alone may have seven eighths of
- * them, so that it is refused before its neighbours are.
- */
-const WAITING_MAX = 20_000;
 
 // biome-ignore lint/suspicious/noExplicitAny: commands of all kinds stand in one queue, each beside its own input.
 type AnyCommand = CommandBase<any, any>;
@@ -61,7 +52,7 @@ interface CommandBatchesOptions {
 function createQueue(waitMsMax: number) {
   const waiting = createTurnQueue<WaitingCommand>();
   /** Of all that have not been answered. */
-  const share = createFairShare({ size: WAITING_MAX });
+  const share = createFairShare({ size: MAX.storeWaiting });
   /**
    * By key, the commands behind the one that waits or is being written, in their order. They are not among the waiting,
    * so that however many there are, the others do not wait for them.
@@ -105,10 +96,10 @@ function createQueue(waitMsMax: number) {
       const others: WaitingCommand[] = [];
       let bytes = 0;
       let at = 0;
-      const next = waiting.take(COMMANDS_MAX);
+      const next = waiting.take(256);
       for (const member of next) {
         const { until } = member;
-        if (batch.length > 0 && bytes + member.bytes > BYTES_MAX) break;
+        if (batch.length > 0 && bytes + member.bytes > 4 * 1024 * 1024) break;
         at++;
         if (until <= now) {
           member.reject(unavailable(new Error("the command waited too long")));
@@ -142,7 +133,8 @@ function createExecutions(onFree: () => void) {
         executing.delete(over);
         onFree();
       };
-      const timer = setTimeout(over, STATEMENTS_MS_MAX);
+      // A transaction that has not come to its commit by then waits for somebody, and holds up no other any more.
+      const timer = setTimeout(over, 20);
       executing.add(over);
       return over;
     },

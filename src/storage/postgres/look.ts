@@ -9,9 +9,6 @@ import { NOW } from "../store.ts";
 import { parseDatabaseUrl, postgresClient, postgresReader } from "./pool.ts";
 import { PROBE } from "./transactions.ts";
 
-/** The server gives a statement of a look up after this: the one who looks has gone by then. */
-const STATEMENT_MS_MAX = 4_000;
-
 /** @throws StartupProblem when the server can't be reached or used */
 export async function lookAtPostgres(databaseUrl: string): Promise<DatabaseLook> {
   const client = postgresClient(databaseUrl);
@@ -55,7 +52,8 @@ async function tryWrite(client: SQL): Promise<number> {
   let from = 0;
   try {
     await client.begin(async (tx) => {
-      await tx.unsafe(`set local statement_timeout = ${STATEMENT_MS_MAX}`);
+      // The one who looks has gone by then.
+      await tx.unsafe("set local statement_timeout = 4000");
       from = performance.now();
       await tx.unsafe(PROBE);
       throw undo;

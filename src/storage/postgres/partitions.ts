@@ -64,8 +64,6 @@ function boundsOf(table: TimedTable, from: number, to: number): string {
 
 /** While it waits for a table, all that come after it wait too. */
 const LOCK_WAIT = "250ms";
-const STATEMENT_MAX = "20s";
-const TRIES_MAX = 8;
 const [PAUSE_MS_MIN, PAUSE_MS_MAX] = [20, 400];
 /** A lock that was not had in time, and what comes of several that change the same. */
 const HELD_UP = /^(55P03|40P01|40001)$/;
@@ -80,19 +78,17 @@ async function briefly<T>(client: SQL, locks: readonly string[], work: (tx: SQL)
   for (let tries = 1; ; tries += 1) {
     try {
       return await client.begin("isolation level read committed", async (tx) => {
-        await tx.unsafe(`set local lock_timeout = '${LOCK_WAIT}'; set local statement_timeout = '${STATEMENT_MAX}'`);
+        await tx.unsafe(`set local lock_timeout = '${LOCK_WAIT}'; set local statement_timeout = '20s'`);
         for (const key of locks) await tx.unsafe(...lockStatement(key));
         return await work(tx);
       });
     } catch (error) {
-      if (tries === TRIES_MAX || !HELD_UP.test(sqlState(error) ?? "")) throw error;
+      if (tries === 8 || !HELD_UP.test(sqlState(error) ?? "")) throw error;
       await Bun.sleep(PAUSE_MS_MIN + Math.random() * (PAUSE_MS_MAX - PAUSE_MS_MIN));
     }
   }
 }
 
-/** So far ahead at least, so that a job that comes every hour may fail for long. */
-const AHEAD_HOURS_MIN = 24;
 /** Up to here the server looks through a partition that gets its end while others wait: 32 MiB take it about 20 ms. */
 const SMALL_BYTES = 32 * 1024 * 1024;
 /**
@@ -121,7 +117,8 @@ export async function preparePartitions(
   { hours, now, smallBytes = SMALL_BYTES }: Preparing,
 ): Promise<Partition[]> {
   const present = Math.floor(now / HOUR_MS);
-  const until = boundaryAfter(present, hours) + Math.max(hours, AHEAD_HOURS_MIN);
+  // A day ahead at least, so that a job that comes every hour may fail for long.
+  const until = boundaryAfter(present, hours) + Math.max(hours, 24);
   for (;;) {
     const partitions = await partitionsOf(client, table);
     const last = partitions.at(-1);
@@ -251,8 +248,6 @@ async function attach(
 
 /** With more of them the partition stays, and its other rows are removed one by one. */
 const KEPT_MAX = 5_000;
-/** The statements that keep others waiting. */
-const EXCLUSIVE_MAX = "2s";
 /** A first partition of this size holds more than what was kept, and is worth a drop of its own. */
 const FIRST_BYTES_MIN = 8 * 1024 * 1024;
 
@@ -345,7 +340,8 @@ async function keepers(tx: SQL, table: TimedTable, { name, from, to }: Partition
   if (found.length > KEPT_MAX) return null;
   const kept = { range, tenants: found.map(({ tenant }) => tenant), keys: found.map(({ key }) => key) };
   if (table.isCounted) await dropTotals(tx, table, kept, { from, to });
-  await tx.unsafe(`set local statement_timeout = '${EXCLUSIVE_MAX}'`);
+  // The statements that follow keep others waiting.
+  await tx.unsafe("set local statement_timeout = '2s'");
   return kept;
 }
 

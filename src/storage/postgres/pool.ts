@@ -5,14 +5,13 @@ import { PgDatabase, PgDialect, type PreparedQueryConfig } from "drizzle-orm/pg-
 import { PgRemoteSession, type RemoteCallback } from "drizzle-orm/pg-proxy";
 import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createReservedShare } from "../../kernel/share.ts";
 import { clientError, isConnectionLost, isServerReadOnly, unavailable, within } from "../failures.ts";
 import type { Queries, Reader } from "../store.ts";
 
-const CONNECT_SECONDS_MAX = 4;
 /** The server gives up a statement, or a transaction whose client is gone, a little after the client has. */
 const SERVER_MS_MAX = 10_000;
-const WAITING_MAX = 20_000;
 
 // A connection keeps no state between two transactions, since a pooler may hand out another one with each. So the limits
 // are set in every transaction, in one message with its beginning: measured on loopback, that costs no more than the
@@ -86,7 +85,8 @@ export function postgresClient(databaseUrl: string, parameters: Readonly<Record<
     ...(database === undefined ? {} : { database }),
     max: 1,
     prepare,
-    connectionTimeout: CONNECT_SECONDS_MAX,
+    // Seconds.
+    connectionTimeout: 4,
     // Every pooler passes this one on, and refuses most others.
     connection: { application_name: "tollgate", ...parameters },
   });
@@ -169,7 +169,7 @@ export function createPermits(max: number) {
     async take(until: number, tenant: string = OWN): Promise<void> {
       const line = waiting.get(tenant) ?? new Set<() => void>();
       if (line.size === 0 && takeNow(tenant)) return;
-      if (line.size >= WAITING_MAX) throw unavailable(new Error("too many wait for a connection"));
+      if (line.size >= MAX.storeWaiting) throw unavailable(new Error("too many wait for a connection"));
       const turn = Promise.withResolvers<void>();
       waiting.set(tenant, line.add(turn.resolve));
       await within(until - performance.now(), turn.promise, () => leave(tenant, turn.resolve));
@@ -201,9 +201,6 @@ async function connect(databaseUrl: string, until: number): Promise<PooledConnec
   }
 }
 
-/** A server whose connections have answered within this time is taken to live. */
-const SILENCE_MS_MAX = 2_000;
-
 /**
  * Opens pools that lead to one server. When a connection is lost, finds a server that is read-only, or is late while no other
  * of its time has had an answer, the others most likely have the same server: after a failover they would hang, or read
@@ -221,7 +218,8 @@ export function createConnectionPools(databaseUrl: string) {
 
   /** Whether another connection shows that a server lives which has not answered on one since `begunAt`. */
   function livesSince(begunAt: number): boolean {
-    const since = performance.now() - SILENCE_MS_MAX;
+    // A server whose connections have answered within this time is taken to live.
+    const since = performance.now() - 2_000;
     return [...good].some(({ madeAt, answeredAt }) => madeAt < begunAt && answeredAt > since);
   }
 

@@ -3,6 +3,7 @@
 
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { poll } from "../../kernel/loop.ts";
 import { actingTenant } from "../../kernel/turns.ts";
 import { startProblem, within } from "../failures.ts";
@@ -26,20 +27,6 @@ import {
 } from "./pool.ts";
 import { PROBE, retrySerializationOn, type Writing, write } from "./transactions.ts";
 
-/** Together they leave room for several replicas below Postgres's usual limit of 100. */
-const WRITERS_MAX = 7;
-const FIRST_WRITERS_MAX = 1;
-/** Transactions of commands at once: the next one gathers while these wait for the disk. */
-const BATCHES_MAX = 2;
-/** Transactions at once of commands with large bodies. */
-const LARGE_BATCHES_MAX = 2;
-const READERS_MAX = 6;
-const FIRST_READERS_MAX = 3;
-/** Opened when there is something to count. */
-const COUNTERS_MAX = 3;
-/** The limit of one read or write, from the wait for a connection to the answer; the interface promises 10 s. */
-const CALL_MS_MAX = 9_000;
-
 const POOLER_HINT = { hint: "behind PgBouncer before 1.21, DATABASE_URL needs ?prepare=false" };
 
 interface PostgresOptions {
@@ -52,7 +39,7 @@ interface PostgresOptions {
 
 /** Checks what cannot be changed later, and brings the schema up to date. */
 async function prepareDatabase(options: PostgresOptions): Promise<void> {
-  const { databaseUrl, clock, log, callMsMax = CALL_MS_MAX } = options;
+  const { databaseUrl, clock, log, callMsMax = MAX.storeMs } = options;
   const client = postgresClient(databaseUrl);
   try {
     const capabilities = await within(callMsMax, probeCapabilities(client, databaseUrl));
@@ -70,17 +57,17 @@ async function prepareDatabase(options: PostgresOptions): Promise<void> {
 /** @throws StartupProblem when it can't be reached or used, or belongs to a newer program. */
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
-  const { callMsMax = CALL_MS_MAX } = options;
+  const { callMsMax = MAX.storeMs } = options;
   const begin = beginRead(parseDatabaseUrl(options.databaseUrl).prepare);
   const openPool = createConnectionPools(options.databaseUrl);
-  const writers = openPool(WRITERS_MAX);
-  const firstWriters = openPool(FIRST_WRITERS_MAX);
-  const batchers = openPool(BATCHES_MAX + LARGE_BATCHES_MAX);
-  const readers = openPool(READERS_MAX);
-  const firstReaders = openPool(FIRST_READERS_MAX);
+  const writers = openPool(MAX.storeWriters);
+  const firstWriters = openPool(MAX.storeFirstWriters);
+  const batchers = openPool(MAX.storeBatchers + MAX.storeLargeBatchers);
+  const readers = openPool(MAX.storeReaders);
+  const firstReaders = openPool(MAX.storeFirstReaders);
   const reading: Reading = { readers, callMsMax, begin };
   const lookUps = createLookUps(firstReaders, callMsMax);
-  const counters = openPool(COUNTERS_MAX);
+  const counters = openPool(MAX.storeCounters);
   const sharedCounters = createSharedCounters(counters, callMsMax);
   const clock = await openDatabaseClock({
     async ask() {
@@ -91,8 +78,8 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
   const ends = createCallEnds(options.log);
   const writing: Writing = { writers, begin: BEGIN_WRITE, callMsMax, ended: ends.publish };
   const batches = createCommandLanes({
-    atOnce: BATCHES_MAX,
-    largeAtOnce: LARGE_BATCHES_MAX,
+    atOnce: MAX.storeBatchers,
+    largeAtOnce: MAX.storeLargeBatchers,
     waitMsMax: callMsMax,
     run: (groups, until, committing) =>
       write(
@@ -179,10 +166,6 @@ async function inRead<T>(connection: DatabaseConnection, begin: string, task: ()
 /** While the two clocks go alike, it is asked less and less often, down to a fourth of this. */
 const ASK_EVERY_MS = 2_000;
 const SELDOM = 4;
-/** Less than this is the way there and back. */
-const ALIKE_MS = 20;
-/** The answer was true at some moment during the question, so the answer to a long one says little. */
-const ROUND_TRIP_MS_MAX = 500;
 
 interface DatabaseClockOptions {
   /** The server's time in milliseconds since the epoch. */
@@ -208,12 +191,14 @@ export async function openDatabaseClock({ ask, everyMs = ASK_EVERY_MS }: Databas
     if (answeredAt - askedAt > roundTripMsMax) return true;
     const before = offset;
     offset = time - (askedAt + answeredAt) / 2;
-    return Math.abs(offset - before) > ALIKE_MS;
+    // The way there and back takes up to 20 ms.
+    return Math.abs(offset - before) > 20;
   }
 
   await synchronise(Number.POSITIVE_INFINITY);
   const asking = poll({ leastMs: everyMs, mostMs: everyMs * SELDOM }, () =>
-    synchronise(ROUND_TRIP_MS_MAX).catch(() => true),
+    // The answer was true at some moment during the question, so the answer to a long one says little.
+    synchronise(500).catch(() => true),
   );
   return { now: () => Math.round(offset + performance.now()), stop: asking.stop };
 }

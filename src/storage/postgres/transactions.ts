@@ -141,8 +141,6 @@ export async function write<T>(
   }
 }
 
-/** In a lost connection one try finds the loss, and the next has a new one. */
-const LOST_TRIES_MAX = 4;
 const [PAUSE_MS_LEAST, PAUSE_MS_MOST] = [2, 200];
 
 /**
@@ -160,7 +158,8 @@ async function retrySerialization<T>(until: number, attempt: () => Promise<T>, m
     try {
       return await attempt();
     } catch (thrown) {
-      if (isConnectionLost(thrown) && mayRepeat() && ++lost < LOST_TRIES_MAX) continue;
+      // In a lost connection one try finds the loss, and the next has a new one.
+      if (isConnectionLost(thrown) && mayRepeat() && ++lost < 4) continue;
       if (!isTransactionUndone(thrown)) throw thrown;
       const pause = Math.random() * Math.min(PAUSE_MS_LEAST * 2 ** (tries - 1), PAUSE_MS_MOST);
       if (performance.now() + pause >= until) throw unavailable(thrown);

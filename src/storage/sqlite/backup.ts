@@ -10,8 +10,6 @@ import { fitOf, type Schema, schemaOf, tooNewText, versionsOnSqlite } from "../m
 import { markCopy } from "../restoration.ts";
 import { wrappedKeys } from "./look.ts";
 
-/** A service that starts after a crash, or ends, has the file for itself for a moment. */
-const BUSY_MS = 10_000;
 const MIB = 1024 ** 2;
 /** For the log of the database, which grows while a copy is made. */
 const BYTES_SPARED = 64 * MIB;
@@ -71,7 +69,8 @@ function reading<T>(path: string, work: (connection: Database) => T): T {
   // To read the log of a running service takes the permission to write its index.
   const connection = new Database(path, { readwrite: true, create: false });
   try {
-    connection.run(`pragma busy_timeout = ${BUSY_MS}`);
+    // A service that starts after a crash, or ends, has the file for itself for a moment.
+    connection.run("pragma busy_timeout = 10000");
     return work(connection);
   } finally {
     connection.close();

@@ -7,16 +7,11 @@ import { statSync } from "node:fs";
 import type { Log } from "../../core/log.ts";
 import type { FromCheckpointThread, ToCheckpointThread } from "./checkpoint-thread.ts";
 
-const EVERY_MS = 1_000;
-const LOOK_EVERY_MS = 50;
 /**
  * How often the thread moves what has come meanwhile into a large log, before this one moves the rest. While a tenant sends
  * bodies of a mebibyte, that rest held the event loop for 50 to 150 ms, eight times in 17 s; with this once (measured).
  */
 const AGAIN = 3;
-/** A thread that has not answered for so long is given up. */
-const MOVE_MS_MAX = 60_000;
-const CLOSE_MS_MAX = 3_000;
 
 interface CheckpointOptions {
   /** The connection of this process that writes. */
@@ -57,7 +52,7 @@ export function startCheckpoints({ writer, path, log, walBytes, spawn }: Checkpo
   }
 
   async function look(): Promise<void> {
-    const isDue = performance.now() - lookedAt >= EVERY_MS;
+    const isDue = performance.now() - lookedAt >= 1_000;
     if (writer.inTransaction || (!isDue && !isLarge())) return;
     lookedAt = performance.now();
     const now = changes.get()?.n ?? 0;
@@ -78,7 +73,7 @@ export function startCheckpoints({ writer, path, log, walBytes, spawn }: Checkpo
       .finally(() => {
         isMoving = false;
       });
-  }, LOOK_EVERY_MS);
+  }, 50);
   timer.unref();
   return {
     stop() {
@@ -134,7 +129,8 @@ function createThread(path: string, log: Log, spawn: () => Worker) {
     /** Whether it could be done. */
     async move(): Promise<boolean> {
       worker ??= launch();
-      const answer = await ask("move", "moved", MOVE_MS_MAX);
+      // A thread that has not answered for a minute is given up.
+      const answer = await ask("move", "moved", 60_000);
       if (answer?.kind !== "moved") return false;
       if (answer.error !== null) log.warn("checkpoint_failed", { message: answer.error });
       return answer.error === null;
@@ -143,7 +139,7 @@ function createThread(path: string, log: Log, spawn: () => Worker) {
       if (worker === null) return;
       answered?.(null);
       const last = worker;
-      await ask("close", "closed", CLOSE_MS_MAX);
+      await ask("close", "closed", 3_000);
       worker = null;
       last.terminate();
     },

@@ -12,6 +12,7 @@ import type { CountDimension, Tables } from "../../../db/schema.ts";
 import type { CallEnd } from "../../core/call.ts";
 import type { Log } from "../../core/log.ts";
 import { createTurnQueue } from "../../kernel/batch.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { inSlices } from "../../kernel/loop.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { actingTenant } from "../../kernel/turns.ts";
@@ -31,14 +32,6 @@ import type { SqliteTotals } from "./totals-log.ts";
 
 /** It keeps the wait of the first work of a group and the pause of the event loop short, beside the bounds of its size. */
 const GROUP_MS_MAX = 10;
-/**
- * Works that may wait for their answer. With more of them the disk is far too slow, and memory would run out next. A tenant
- * alone may have seven eighths of them, so that it is refused before its neighbours are.
- */
-const WAITING_MAX = 20_000;
-/** Another process (a command, a backup) may hold the write lock for this long before writes are refused. */
-const BUSY_MS_MAX = 4_000;
-const BUSY_RETRY_MS = 20;
 
 interface GroupOptions {
   /** The only connection of this process that writes; nothing else may run on it while a group runs. */
@@ -228,7 +221,7 @@ export function createGroupCommit(options: GroupOptions) {
   const commandOn = commandsOn(options.writer);
   const runner = createGroupRunner(options, commandOn);
   const queue = createGroupQueue();
-  const share = createFairShare({ size: WAITING_MAX });
+  const share = createFairShare({ size: MAX.storeWaiting });
   let scheduled = false;
   let closed = false;
   let apart = false;
@@ -243,7 +236,8 @@ export function createGroupCommit(options: GroupOptions) {
       return true;
     } catch (error) {
       busySince ??= performance.now();
-      if (isBusy(error) && performance.now() - busySince < BUSY_MS_MAX) return false;
+      // Another process (a command, a backup) may hold the write lock for this long before writes are refused.
+      if (isBusy(error) && performance.now() - busySince < 4_000) return false;
       busySince = undefined;
       await inSlices(queue.all(), (work) => work.reject(sqliteFailure(error)));
       return false;
@@ -268,7 +262,7 @@ export function createGroupCommit(options: GroupOptions) {
     if (scheduled) return;
     scheduled = true;
     if (busySince === undefined) setImmediate(turn);
-    else setTimeout(turn, BUSY_RETRY_MS);
+    else setTimeout(turn, 20);
   }
 
   function enter<T>({ tenant, ...work }: Omit<WaitingWrite, "resolve" | "reject">): Promise<T> {

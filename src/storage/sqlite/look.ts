@@ -10,10 +10,6 @@ import { type DatabaseLook, NO_KEYS, numbered, type TenantKeyRow, type WrappedKe
 import { schemaOf, versionsOnSqlite } from "../migrate.ts";
 import type { Queries } from "../store.ts";
 
-/** A running service holds the write lock for milliseconds, a migration for longer. */
-const WRITE_WAIT_MS = 3_000;
-const PAUSE_MS = 20;
-
 /** A statement that is not done with would keep its connection open, past the end of whatever else holds the file. */
 class FinishedDatabase extends Database {
   readonly #statements: { finalize(): void }[] = [];
@@ -92,7 +88,8 @@ function unreadable(path: string, cause: SQLiteError): StartupProblem {
 }
 
 async function tryWrite(connection: Database, hasSchema: boolean): Promise<number> {
-  const until = performance.now() + WRITE_WAIT_MS;
+  // A running service holds the write lock for milliseconds, a migration for longer.
+  const until = performance.now() + 3_000;
   for (;;) {
     const from = performance.now();
     try {
@@ -106,7 +103,7 @@ async function tryWrite(connection: Database, hasSchema: boolean): Promise<numbe
     } finally {
       if (connection.inTransaction) connection.run("rollback");
     }
-    await Bun.sleep(PAUSE_MS);
+    await Bun.sleep(20);
   }
 }
 

@@ -20,10 +20,6 @@ import { createSqliteTotals } from "./totals-log.ts";
 
 /** How long opening waits for another process that migrates. */
 const OPEN_BUSY_MS = 10_000;
-/** Waiting inside SQLite blocks the event loop. The group commit waits for the write lock without it. */
-const WRITE_BUSY_MS = 0;
-/** Readers of the log wait for nobody, except for a process that rebuilds its index after a crash. */
-const READ_BUSY_MS = 50;
 /**
  * The log is cut to this size when it begins again; below it, its blocks are used again. It is about what it mostly grows to:
  * the fsync of a commit that makes the file longer takes 290 µs, of one in blocks that it has 135 (measured, ext4, 11 pages).
@@ -109,8 +105,10 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const ends = createCallEnds(log);
   const db = drizzle(writer) as unknown as Queries;
   const totals = createSqliteTotals(writer);
-  writer.run(`pragma busy_timeout = ${WRITE_BUSY_MS}`);
-  reader.run(`pragma busy_timeout = ${READ_BUSY_MS}`);
+  // Waiting inside SQLite blocks the event loop. The group commit waits for the write lock without it.
+  writer.run("pragma busy_timeout = 0");
+  // Readers of the log wait for nobody, except for a process that rebuilds its index after a crash.
+  reader.run("pragma busy_timeout = 50");
   const group = createGroupCommit({ writer, db, tables, totals, now, log, ended: ends.publish });
   const checkpoints = startCheckpoints({ writer, path, log, walBytes: WAL_BYTES_MAX });
   // A row that stays as it was would not be written.

@@ -140,8 +140,6 @@ const LOG_BYTES = 1024 * 1024;
 const TOTALS_MAX = 8_192;
 /** Totals that one group brings up to date: about 1 ms. */
 const MOVED_AT_ONCE = 256;
-/** All have been moved after so many groups, or the log would grow faster than it is moved. */
-const GROUPS_MAX = 16;
 
 /** A part of the log on its way into the table. */
 interface Move {
@@ -202,7 +200,8 @@ export function createSqliteTotals(
   /** All that is in the log now, as the next part to be moved. */
   function wholeLog(): Move {
     const counts = logged;
-    const limit = Math.max(movedAtOnce, Math.ceil(totalsIn(counts) / GROUPS_MAX));
+    // All have been moved after so many groups, or the log would grow faster than it is moved.
+    const limit = Math.max(movedAtOnce, Math.ceil(totalsIn(counts) / 16));
     logged = new Map();
     most = 0;
     return { counts, bytes: size, isAsked, some: mover(writer, log, counts, limit) };

@@ -28,13 +28,8 @@ export interface ThreadEvents<Batch> {
   lost(batches: readonly Batch[]): void;
 }
 
-/** The second one is there when the first is done, so that the worker need not wait for the main thread. */
-const BATCHES_MAX = 2;
 /** It takes 7 to 10 MB, which come back when it ends; to start it takes 40 ms of another core (measured, compiled). */
 const IDLE_MS = 30_000;
-const STUCK_MS = 10_000;
-/** After a death the main thread judges alone for so long. */
-const PAUSE_MS = 5_000;
 
 /** See createWorkerPool: in the compiled binary a worker is found by its path below `src`. */
 function spawnWorker(): Worker {
@@ -44,7 +39,7 @@ function spawnWorker(): Worker {
 }
 
 export function createVerifierThread<Batch extends readonly SignedAuthorization[]>(
-  { log, spawn = spawnWorker, idleMs = IDLE_MS, stuckMs = STUCK_MS }: ThreadOptions,
+  { log, spawn = spawnWorker, idleMs = IDLE_MS, stuckMs = 10_000 }: ThreadOptions,
   events: ThreadEvents<Batch>,
 ) {
   let worker: Worker | null = null;
@@ -94,7 +89,8 @@ export function createVerifierThread<Batch extends readonly SignedAuthorization[
 
   function bury(reason: string): void {
     log.error("verifier_died", { reason, batches: batches.length });
-    startableAt = performance.now() + PAUSE_MS;
+    // After a death the main thread judges alone for so long.
+    startableAt = performance.now() + 5_000;
     end();
   }
 
@@ -113,7 +109,8 @@ export function createVerifierThread<Batch extends readonly SignedAuthorization[
     },
     /** Whether there is a worker that takes batches. */
     isReady: (): boolean => isReady,
-    hasRoom: (): boolean => isReady && batches.length < BATCHES_MAX,
+    // The second one is there when the first is done, so that the worker need not wait for the main thread.
+    hasRoom: (): boolean => isReady && batches.length < 2,
     /** There must be room. */
     judge(batch: Batch): void {
       batches.push(batch);

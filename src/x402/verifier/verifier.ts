@@ -4,13 +4,12 @@
 // thread judges them in its turns.
 
 import { Fault } from "../../core/fault.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createFairShare, createRoundRobin } from "../../kernel/share.ts";
 import { inTurns } from "../../kernel/turns.ts";
 import { checkSignature, type SignedBy } from "../verify.ts";
 import { createVerifierThread, type SignedAuthorization, type ThreadOptions, type Verdict } from "./thread.ts";
 
-/** Of all tenants together; a tenant alone has seven eighths of them. The last of so many waits for six seconds. */
-const WAITING_MAX = 8_192;
 /** With no more than these the main thread is done before a worker has started. */
 const FEW = 4;
 /** Per message, about 6 ms of the worker. */
@@ -30,7 +29,7 @@ export interface VerifierOptions extends ThreadOptions {
 
 export type Verifier = ReturnType<typeof createVerifier>;
 
-export function createVerifier({ waitingMax = WAITING_MAX, ...options }: VerifierOptions) {
+export function createVerifier({ waitingMax = MAX.verifications, ...options }: VerifierOptions) {
   const places = createFairShare({ size: waitingMax });
   const queue = createRoundRobin<Waiting>();
   let isTurnDue = false;

@@ -7,7 +7,7 @@ import { addAccount, ownerOf } from "../../../src/facilitator/accounts.ts";
 import { LISTENER_LIMITS, type ListenerLimits, listenMutualTls } from "../../../src/facilitator/mtls.ts";
 import { createPeerEdge } from "../../../src/facilitator/routes.ts";
 import type { SettleResponse } from "../../../src/facilitator/settle/response.ts";
-import { SETTLE_BODY_BYTES_MAX } from "../../../src/kernel/limits.ts";
+import { MAX } from "../../../src/kernel/limits.ts";
 import { sqlitePlace } from "../stores/stores.ts";
 import { makePki, type TestIdentity } from "./pki.ts";
 
@@ -107,7 +107,7 @@ export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: (
     tls: { cert: pki.server.cert, key: pki.server.key, clientCa: pki.ca.cert },
     answer: answer ?? edge.fetch,
     ownerOf: ownerOf(store.read),
-    bodyBytesMax: SETTLE_BODY_BYTES_MAX,
+    bodyBytesMax: MAX.settleBodyBytes,
     limits: { ...LISTENER_LIMITS, ...limits },
     clock,
     log,

@@ -7,6 +7,7 @@ import { createMcp } from "../../../src/gateway/executor/mcp/call.ts";
 import { createResponseMemory } from "../../../src/gateway/executor/workers/response-memory.ts";
 import { createDecoderShare } from "../../../src/http/client/decode.ts";
 import { createOutbound } from "../../../src/http/client/outbound.ts";
+import type { Stoppable } from "../../../src/kernel/wait.ts";
 import type { Recorded } from "../http/upstream.ts";
 import { type JobParts, LOOPBACK, makeJob } from "../stores/jobs.ts";
 
@@ -31,7 +32,7 @@ export function client(settings: Partial<WorkerSettings> = {}, memory = createRe
   keep({ stop: mcp.close });
   return {
     close: mcp.close,
-    send: (url: string, request: unknown, parts: JobParts = {}, stop = new AbortController()) => {
+    send: (url: string, request: unknown, parts: JobParts = {}, stop: Stoppable = new AbortController()) => {
       const body = typeof request === "string" ? request : JSON.stringify(request);
       const call = { protocol: "mcp" as const, ...parts.call };
       return runCall(makeJob(url, { body, ...parts, call }), upstreams, stop, mcp.call);

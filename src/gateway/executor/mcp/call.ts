@@ -2,9 +2,8 @@
 // session gets one, shared by the calls of the same key. Only a request that was refused for lack of a session
 // is sent again, since it never ran.
 
-import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
+import { MAX } from "../../../kernel/limits.ts";
 import { bodyInSteps } from "../../../kernel/turns.ts";
-import type { StopSignal } from "../../../kernel/wait.ts";
 import { wholeOf } from "../../../wire/body.ts";
 import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
 import { isMirror } from "../../../wire/mcp-headers.ts";
@@ -33,9 +32,6 @@ const REPLACED_HEADERS = new Set(["accept", "content-type", SESSION_HEADER, VERS
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
 
-const SWEEP_INTERVAL_MS = 30_000;
-const CLOSE_TIMEOUT_MS = 2000;
-
 /** One request on its way: what it is, and what of it changes with the session. */
 interface McpAttempt {
   readonly job: Job;
@@ -60,7 +56,7 @@ interface Reply {
 export function createMcp(upstreams: Upstreams) {
   const wire = createMcpWire(upstreams);
   const sessions = createSessions(wire);
-  const sweeper = setInterval(() => sessions.sweep(), SWEEP_INTERVAL_MS);
+  const sweeper = setInterval(() => sessions.sweep(), 30_000);
   sweeper.unref();
   return {
     async call(job: Job, context: CallContext): Promise<Outcome> {
@@ -78,7 +74,7 @@ export function createMcp(upstreams: Upstreams) {
     /** Closes all sessions, within two seconds. */
     async close() {
       clearInterval(sweeper);
-      await sessions.close(CLOSE_TIMEOUT_MS);
+      await sessions.close(2000);
     },
   };
 }
@@ -105,14 +101,14 @@ async function callInSession(
   const { signal, trace } = context;
   const target = targetOf(plain.job);
   const key = JSON.stringify([plain.job.session_key, target.offer]);
-  const known = await unlessStopped(sessions.find(key), signal);
+  const known = await sessions.find(key, target, signal);
   const attemptOn = (session: Session | null) =>
     sessions.use(session, () => attemptInSession({ ...plain, session }, context, wire));
   const first = await attemptOn(known);
   const isSettled = first.refusal === null || (known !== null && known.id === null);
   if (isSettled) return first.outcome;
   Object.assign(trace, { upstream_status: null, response_content_type: null, resp_size: null });
-  const renewed = await unlessStopped(sessions.renew(key, target, known, first.refusal === 404), signal);
+  const renewed = await sessions.renew(key, target, known, first.refusal === 404, signal);
   if (renewed === null || isSameForServer(plain, known, renewed)) return first.outcome;
   // The memory for decoding is taken while nothing else is held: see decodedForCall.
   context.hold.release();
@@ -151,7 +147,7 @@ async function attempt(call: McpAttempt, context: CallContext): Promise<Reply> {
   const sessionId = response.headers.get(SESSION_HEADER);
   const isEvents = response.ok && isEventStream(response);
   const { capture, receipt: isHashed } = job.call;
-  const options = { wireId, callerId, captureBytes: capture ? CAPTURE_BYTES_MAX : 0, isHashed };
+  const options = { wireId, callerId, captureBytes: capture ? MAX.capturedBytes : 0, isHashed };
   const read = isEvents ? readStreamAnswer : readMessage;
   const message = await read(context, response, { ...options, dropsOthers: isEvents });
   if (isEvents) context.trace.response_content_type = "application/json";
@@ -201,14 +197,4 @@ function targetOf(job: Job): SessionTarget {
 
 function headerOf(job: Job, wanted: string): string | null {
   return job.call.headers.find(([name]) => name === wanted)?.[1] ?? null;
-}
-
-/** @throws the signal's reason as soon as the call is stopped; the shared work goes on for the other calls */
-function unlessStopped<T>(work: Promise<T>, signal: StopSignal): Promise<T> {
-  const { promise, resolve, reject } = Promise.withResolvers<T>();
-  const onAbort = () => reject(signal.reason);
-  signal.addEventListener("abort", onAbort, { once: true });
-  if (signal.aborted) onAbort();
-  work.then(resolve, reject).finally(() => signal.removeEventListener("abort", onAbort));
-  return promise;
 }

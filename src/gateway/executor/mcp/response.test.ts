@@ -5,7 +5,7 @@ import { LOOPBACK } from "../../../../test/support/stores/jobs.ts";
 import { hostRules } from "../../../core/host.ts";
 import { NOBODY } from "../../../http/client/decode.ts";
 import { createOutbound } from "../../../http/client/outbound.ts";
-import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
+import { MAX } from "../../../kernel/limits.ts";
 import { CallError } from "../../upstream/failure.ts";
 import { newTrace } from "../job.ts";
 import { createResponseMemory } from "../workers/response-memory.ts";
@@ -101,14 +101,14 @@ describe("a message of an MCP server", () => {
   test("may be long, with its id at the very end, and only its start is kept", () => {
     const text = "y".repeat(5_000_000);
     const message = (id: string) => encoder.encode(`{"jsonrpc":"2.0","result":{"text":"${text}"},"id":${id}}`);
-    const [wireId, callerId, captureBytes] = ["17", '"the caller\'s own"', CAPTURE_BYTES_MAX];
+    const [wireId, callerId, captureBytes] = ["17", '"the caller\'s own"', MAX.capturedBytes];
     const reader = read(message(wireId), { wireId, callerId, captureBytes }, [32_768]);
     const given = message(callerId);
     expect(reader.answer()).toEqual({ code: null });
     const { start, size, sha256 } = reader.body();
     expect([size, sha256]).toEqual([given.length, new Bun.CryptoHasher("sha256").update(given).digest("hex")]);
-    expect(start.length).toBeLessThan(CAPTURE_BYTES_MAX + 8 * 1024);
-    expect(Buffer.compare(start.subarray(0, CAPTURE_BYTES_MAX), given.subarray(0, CAPTURE_BYTES_MAX))).toBe(0);
+    expect(start.length).toBeLessThan(MAX.capturedBytes + 8 * 1024);
+    expect(Buffer.compare(start.subarray(0, MAX.capturedBytes), given.subarray(0, MAX.capturedBytes))).toBe(0);
   });
 
   test("is not kept when nobody wants it", () => {
@@ -205,7 +205,7 @@ async function readStream(stream: Uint8Array, lengths: readonly number[], caller
     },
   });
   const ids = { wireId: "1", callerId: encoder.encode(callerId) };
-  const options = { ...ids, captureBytes: CAPTURE_BYTES_MAX, isHashed: true, dropsOthers: true };
+  const options = { ...ids, captureBytes: MAX.capturedBytes, isHashed: true, dropsOthers: true };
   try {
     return (await readStreamAnswer(contextOf(), new Response(body), options)).body();
   } catch (error) {

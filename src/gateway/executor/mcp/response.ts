@@ -197,8 +197,6 @@ export class AnswerReader implements MemberHandler {
 
 /** Bytes read in one go, which takes a millisecond or two at most. */
 const SLICE_BYTES = 8 * 1024;
-/** For so long an answer is read without waiting for a turn, which is enough for most. After that it takes turns. */
-const AT_ONCE_MS = 0.5;
 
 /** How the text of an object begins: a brace, or white space. */
 const NEARLY_OBJECT = new Set(new TextEncoder().encode("{ \n\r\t"));
@@ -300,7 +298,8 @@ async function inSlices(
   tenant: string,
   ready: (slice: Uint8Array) => Promise<() => void>,
 ): Promise<void> {
-  const until = performance.now() + AT_ONCE_MS;
+  // For so long an answer is read without waiting for a turn, which is enough for most. After that it takes turns.
+  const until = performance.now() + 0.5;
   for (let at = 0; at < piece.length; at += SLICE_BYTES) {
     const work = await ready(piece.subarray(at, at + SLICE_BYTES));
     if (performance.now() < until) work();

@@ -1,7 +1,8 @@
 import { describe, expect, test } from "bun:test";
-import { createSessions, type Opened, type SessionLimits, type SessionTarget } from "./sessions.ts";
+import { Stop, type StopSignal } from "../../../kernel/wait.ts";
+import { createSessions, type Opened, type Session, type SessionLimits, type SessionTarget } from "./sessions.ts";
 
-const LIMITS: SessionLimits = { sessions_max: 4, idle_ms: 0, sessionless_ms: 60_000 };
+const LIMITS: SessionLimits = { sessions_max: 4, idle_ms: 0, sessionless_ms: 60_000, open_ms: 60_000 };
 
 function target(url = "http://a/"): SessionTarget {
   return { tenant: "acme", url, credential: null, offer: "2025-11-25", via: null };
@@ -10,12 +11,12 @@ function target(url = "http://a/"): SessionTarget {
 /** A wire that opens numbered sessions, and records. */
 function setUp(limits: Partial<SessionLimits> = {}, id: (count: number) => string | null = (count) => `s${count}`) {
   const closed: Array<string | null> = [];
-  let count = 0;
+  const signals: StopSignal[] = [];
   const gate = { wait: Promise.resolve() };
   const sessions = createSessions(
     {
-      async open(): Promise<Opened | null> {
-        const number = ++count;
+      async open(_, signal): Promise<Opened | null> {
+        const number = signals.push(signal);
         await gate.wait;
         return { id: id(number), version: "2025-11-25" };
       },
@@ -25,7 +26,22 @@ function setUp(limits: Partial<SessionLimits> = {}, id: (count: number) => strin
     },
     { ...LIMITS, ...limits },
   );
-  return { sessions, closed, gate, opened: () => count };
+  /** The waits of a call that goes on, unless there is a signal. */
+  const find = (key: string, signal: StopSignal = new Stop()) => sessions.find(key, target(), signal);
+  const renew = (
+    key: string,
+    to: SessionTarget,
+    refused: Session | null,
+    isForgotten: boolean,
+    signal: StopSignal = new Stop(),
+  ) => sessions.renew(key, to, refused, isForgotten, signal);
+  return { sessions: { ...sessions, find, renew }, closed, gate, signals, opened: () => signals.length };
+}
+
+/** The wait of a call that is cancelled. */
+async function leaves(stop: Stop, wait: Promise<unknown>): Promise<void> {
+  stop.abort("cancelled");
+  expect(await wait.catch((reason) => reason)).toBe("cancelled");
 }
 
 describe("sessions of MCP servers", () => {
@@ -135,5 +151,60 @@ describe("sessions of MCP servers", () => {
     resolve();
     await Promise.all([opening, ended]);
     expect(closed).toEqual(["s1"]);
+  });
+
+  test("are no longer opened when no call waits for them, and one that comes later opens its own", async () => {
+    const { sessions, gate, signals } = setUp();
+    gate.wait = new Promise(() => {});
+    const [first, second] = [new Stop(), new Stop()];
+    const refused = sessions.renew("k", target(), null, false, first);
+    const looks = sessions.find("k", second);
+    await leaves(second, looks);
+    expect(signals.map(({ aborted }) => aborted)).toEqual([false]);
+    await leaves(first, refused);
+    expect(signals.map(({ aborted }) => aborted)).toEqual([true]);
+    expect(await sessions.find("k")).toBeNull();
+    gate.wait = Promise.resolve();
+    expect((await sessions.renew("k", target(), null, false))?.id).toBe("s2");
+  });
+
+  test("are opened for those who joined, whether the first one leaves or not", async () => {
+    const { sessions, gate, signals, opened } = setUp();
+    const { promise, resolve } = Promise.withResolvers<void>();
+    gate.wait = promise;
+    const first = new Stop();
+    const refused = sessions.renew("k", target(), null, false, first);
+    const joined = [sessions.find("k"), sessions.renew("k", target(), null, false)];
+    await leaves(first, refused);
+    expect(signals[0]?.aborted).toBe(false);
+    resolve();
+    expect((await Promise.all(joined)).map((session) => session?.id)).toEqual(["s1", "s1"]);
+    expect([opened(), (await sessions.find("k"))?.id]).toEqual([1, "s1"]);
+  });
+
+  test("are closed when they come after the last call has left, and count no more", async () => {
+    const { sessions, closed, gate } = setUp();
+    for (let at = 1; at <= 8; at++) {
+      const { promise, resolve } = Promise.withResolvers<void>();
+      gate.wait = promise;
+      const stop = new Stop();
+      await leaves(stop, sessions.renew("k", target(), null, false, stop));
+      resolve();
+      await promise;
+    }
+    gate.wait = Promise.resolve();
+    const kept = await sessions.renew("k", target(), null, false);
+    expect(closed).toEqual(["s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8"]);
+    expect(await sessions.find("k")).toBe(kept);
+  });
+
+  test("are no longer opened when that takes too long, however many wait", async () => {
+    const { sessions, gate, signals } = setUp({ open_ms: 1 });
+    const { promise, resolve } = Promise.withResolvers<void>();
+    gate.wait = promise;
+    const asked = [sessions.renew("k", target(), null, false), sessions.find("k")];
+    signals[0]?.addEventListener("abort", resolve);
+    expect(await Promise.all(asked)).toEqual([null, null]);
+    expect(signals).toHaveLength(1);
   });
 });

@@ -1,11 +1,12 @@
 // The upstream sessions of MCP servers, of protocol versions up to 2025-11-25; later ones have none. A session is opened once
-// per key, for any number of waiting calls. It is kept while it is used, and closed when it is idle, forgotten by the server,
-// or one too many of its tenant.
+// per key, for any number of waiting calls, while one of them waits. It is kept while it is used, and closed when it is idle,
+// forgotten by the server, or one too many of its tenant.
 
 import { VERSION } from "../../../core/startup.ts";
 import type { Answer } from "../../../http/client/answer.ts";
-import { createFairShare } from "../../../kernel/share.ts";
-import { endsWithin } from "../../../kernel/wait.ts";
+import { MAX } from "../../../kernel/limits.ts";
+import { createFairQueue, createFairShare, enter } from "../../../kernel/share.ts";
+import { endsWithin, Stop, type StopSignal, unlessAborted, untilFirst } from "../../../kernel/wait.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
 import { credentialHeaders } from "../../upstream/headers.ts";
 import { type CallContext, decodedForCall, readStart, send, type Upstreams } from "../call.ts";
@@ -22,9 +23,7 @@ export const VERSION_HEADER = "mcp-protocol-version";
 
 /** Not 0, which some servers take for no id at all. */
 const INITIALIZE_ID = 1;
-/** An answer to `initialize` holds names and instructions. A larger one is refused. */
-const INITIALIZE_BYTES_MAX = 128 * 1024;
-/** The deadline of requests that no call waits for. */
+/** The deadline of requests that no call waits for, the wait for a place included. */
 const SIDE_TIMEOUT_MS = 5000;
 
 /** Visible ASCII, as the protocol demands of session ids. */
@@ -57,8 +56,8 @@ export interface Session extends Opened {
 }
 
 export interface SessionWire {
-  /** Null when the server could not be initialized. Never rejects. */
-  open(target: SessionTarget): Promise<Opened | null>;
+  /** Null when the server could not be initialized. May give a session after the signal. Never rejects. */
+  open(target: SessionTarget, signal: StopSignal): Promise<Opened | null>;
   /** Never rejects. */
   close(target: SessionTarget, session: Opened): Promise<void>;
 }
@@ -68,6 +67,8 @@ export interface SessionLimits {
   readonly idle_ms: number;
   /** How long a server that opened no session is taken for one without sessions. */
   readonly sessionless_ms: number;
+  /** How long a server may take to open one. */
+  readonly open_ms: number;
 }
 
 interface KeptSession {
@@ -81,7 +82,12 @@ interface KeptSession {
   isRetired: boolean;
 }
 
-const DEFAULT_LIMITS: SessionLimits = { sessions_max: 1000, idle_ms: 600_000, sessionless_ms: 60_000 };
+const DEFAULT_LIMITS: SessionLimits = {
+  sessions_max: MAX.mcpSessions,
+  idle_ms: 600_000,
+  sessionless_ms: 60_000,
+  open_ms: 30_000,
+};
 
 function createEntry(key: string, target: SessionTarget, opened: Opened): KeptSession {
   // 1 was the id of `initialize`.
@@ -96,7 +102,7 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
   const entries = new Map<string, KeptSession>();
   const bySession = new Map<Session, KeptSession>();
   const share = createFairShare({ size: limits.sessions_max });
-  const opening = new Map<string, Promise<Session | null>>();
+  const openings = createOpenings(limits.open_ms, open);
   const closing = new Set<Promise<void>>();
 
   function current(key: string): KeptSession | null {
@@ -131,31 +137,34 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
   }
 
   async function closeAll(): Promise<void> {
-    const last = Promise.allSettled(opening.values());
+    const last = Promise.allSettled(openings.all());
     for (const entry of bySession.values()) closeEntry(entry);
     await last;
     for (const entry of bySession.values()) closeEntry(entry);
     await Promise.allSettled(closing);
   }
 
-  async function open(key: string, target: SessionTarget): Promise<Session | null> {
-    const opened = await wire.open(target);
-    opening.delete(key);
+  async function open(key: string, target: SessionTarget, signal: StopSignal): Promise<Session | null> {
+    const opened = await wire.open(target, signal);
     if (opened === null) return null;
     const entry = createEntry(key, target, opened);
+    bySession.set(entry.session, entry);
+    if (signal.aborted) {
+      closeEntry(entry);
+      return null;
+    }
     while (share.take(target.tenant) !== null) {
       const oldest = oldestFor(target.tenant, entries);
       if (oldest !== null) retire(oldest, false);
     }
     entries.set(key, entry);
-    bySession.set(entry.session, entry);
     return entry.session;
   }
 
   return {
     /** The session of a key, after the one that is just being opened; null when there is none. */
-    async find(key: string): Promise<Session | null> {
-      return current(key)?.session ?? (await opening.get(key)) ?? null;
+    async find(key: string, target: SessionTarget, signal: StopSignal): Promise<Session | null> {
+      return openings.has(key) ? openings.join(key, target, signal) : (current(key)?.session ?? null);
     },
     /**
      * A new session in place of `refused`. Calls that were refused together share one: the first opens it, and the
@@ -163,15 +172,12 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
      *
      * @param isForgotten the server has forgotten `refused`, so there is nothing to close
      */
-    renew(key: string, target: SessionTarget, refused: Session | null, isForgotten: boolean) {
-      const under = opening.get(key);
-      if (under !== undefined) return under;
+    async renew(key: string, target: SessionTarget, refused: Session | null, isForgotten: boolean, signal: StopSignal) {
+      if (openings.has(key)) return openings.join(key, target, signal);
       const entry = current(key);
-      if (entry !== null && entry.session !== refused) return Promise.resolve(entry.session);
+      if (entry !== null && entry.session !== refused) return entry.session;
       if (entry !== null) retire(entry, isForgotten);
-      const opened = open(key, target);
-      opening.set(key, opened);
-      return opened;
+      return openings.join(key, target, signal);
     },
     /** While a call uses a session it is not closed. */
     async use<T>(session: Session | null, work: () => Promise<T>): Promise<T> {
@@ -200,6 +206,38 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
   };
 }
 
+/** Sessions that are being opened. Each holds a connection, for which the slots of the calls stand that wait for it. */
+function createOpenings(ms: number, open: (...of: [string, SessionTarget, StopSignal]) => Promise<Session | null>) {
+  const openings = new Map<string, { session: Promise<Session | null>; stop: Stop; waiting: number }>();
+  return {
+    has: (key: string) => openings.has(key),
+    all: () => [...openings.values()].map(({ session }) => session),
+    /**
+     * The session of a key, whose opening begins with the first call that waits for it, and ends with the last.
+     *
+     * @throws the signal's reason; then the opening goes on for the other calls
+     */
+    async join(key: string, target: SessionTarget, signal: StopSignal): Promise<Session | null> {
+      const stop = new Stop();
+      const opening = openings.get(key) ?? {
+        session: untilFirst([stop, AbortSignal.timeout(ms)], (either) => open(key, target, either)),
+        stop,
+        waiting: 0,
+      };
+      openings.set(key, opening);
+      opening.waiting++;
+      try {
+        return await unlessAborted(signal, opening.session);
+      } finally {
+        if (--opening.waiting === 0) {
+          openings.delete(key);
+          opening.stop.abort("cancelled");
+        }
+      }
+    },
+  };
+}
+
 export type Sessions = ReturnType<typeof createSessions>;
 
 /** The longest unused one of the tenant, or of all when it has none. */
@@ -213,18 +251,19 @@ function oldestFor(tenant: string, entries: ReadonlyMap<string, KeptSession>): K
  * DELETE.
  */
 export function createMcpWire({ outbound, settings, memory, decoders }: Upstreams) {
-  /** Runs a step that no call's own deadline covers. One URL counts as one agent. */
+  const places = createFairQueue(createFairShare({ size: MAX.mcpSideRequests }));
+
+  /** Runs a step that is no call's own. One URL counts as one agent. */
   async function within<T>(
-    timeoutMs: number,
+    signal: StopSignal,
     { tenant, url }: SessionTarget,
     step: (context: CallContext) => Promise<T>,
   ): Promise<T> {
-    const signal = AbortSignal.timeout(timeoutMs);
     const hold = memory.hold(tenant, url, signal);
     const decodedFor = decodedForCall(decoders, hold, signal);
     const bounded = {
       ...settings,
-      max_response_bytes: Math.min(settings.max_response_bytes, INITIALIZE_BYTES_MAX),
+      max_response_bytes: Math.min(settings.max_response_bytes, MAX.initializeBytes),
     };
     try {
       return await step({ outbound, settings: bounded, signal, trace: newTrace(), hold, decodedFor });
@@ -232,11 +271,20 @@ export function createMcpWire({ outbound, settings, memory, decoders }: Upstream
       hold.release();
     }
   }
+
+  /** Runs a step that no call waits for, or leaves it out where its tenant has no place for it in time. */
+  async function aside(target: SessionTarget, step: (context: CallContext) => Promise<void>): Promise<void> {
+    const signal = AbortSignal.timeout(SIDE_TIMEOUT_MS);
+    const { tenant, url } = target;
+    await enter(places, { tenant, agent: url, amount: 1 }, signal);
+    await within(signal, target, step).finally(() => places.giveBack(tenant, url, 1));
+  }
+
   return {
-    open: (target: SessionTarget) =>
-      within(settings.upstream_timeout_ms, target, (context) => initialize(context, target)).catch(() => null),
+    open: (target: SessionTarget, signal: StopSignal) =>
+      within(signal, target, (context) => initialize(context, target)).catch(() => null),
     close: (target: SessionTarget, session: Opened) =>
-      within(SIDE_TIMEOUT_MS, target, (context) => deleteSession(context, target, session)).catch(() => {}),
+      aside(target, (context) => deleteSession(context, target, session)).catch(() => {}),
     /**
      * Tells the server that nobody waits for a request any more. By the protocol a closed connection does not mean that.
      * Never rejects.
@@ -246,7 +294,7 @@ export function createMcpWire({ outbound, settings, memory, decoders }: Upstream
     abandon: (target: SessionTarget, session: Opened, requestId: string) => {
       const params = { requestId: JSON.parse(requestId) as unknown };
       const message = { method: "notifications/cancelled", params };
-      return within(SIDE_TIMEOUT_MS, target, (context) => notify(context, target, session, message)).catch(() => {});
+      return aside(target, (context) => notify(context, target, session, message)).catch(() => {});
     },
   };
 }
@@ -272,7 +320,8 @@ async function initialize(context: CallContext, target: SessionTarget): Promise<
   const id = response.headers.get(SESSION_HEADER);
   if (!response.ok || version === null || (id !== null && !TOKEN.test(id))) return null;
   const opened: Opened = { id, version };
-  await notify(context, target, opened, { method: "notifications/initialized" });
+  // The session is there all the same, and has to be closed.
+  await notify(context, target, opened, { method: "notifications/initialized" }).catch(() => {});
   return opened;
 }
 
@@ -312,7 +361,7 @@ async function readAnswer(context: CallContext, response: Answer): Promise<Uint8
   const message = await (isEvents ? readStreamAnswer : readMessage)(context, response, {
     wireId,
     callerId: encoder.encode(wireId),
-    captureBytes: INITIALIZE_BYTES_MAX,
+    captureBytes: MAX.initializeBytes,
     isHashed: false,
     dropsOthers: isEvents,
   });

@@ -54,9 +54,6 @@ export function isCounted({ response }: Outcome): boolean {
 type JobHead = Omit<Job, "body">;
 type ResultHead = Pick<Result, "id"> & { readonly outcome: Omit<Outcome, "response"> };
 
-/** From here on a clone of a job's head costs less than JSON. */
-const WORDY_CHARACTERS_MIN = 1024;
-
 /** What a tenant chooses of a job's head. */
 export function charactersOf({ call: { url, headers }, credential }: JobHead): number {
   const passed = headers.reduce((sum, [name, value]) => sum + name.length + value.length, 0);
@@ -64,7 +61,8 @@ export function charactersOf({ call: { url, headers }, credential }: JobHead): n
 }
 
 function isWordy(head: JobHead): boolean {
-  return charactersOf(head) > WORDY_CHARACTERS_MIN;
+  // From here on a clone of a job's head costs less than JSON.
+  return charactersOf(head) > 1024;
 }
 
 /** @returns the buffers to transfer, too */
@@ -112,9 +110,6 @@ export interface Batch<Head> {
   readonly long: readonly (readonly Uint8Array[])[];
 }
 
-/** From here on moving a body beats copying it. */
-const LONG_BYTES_MIN = 64 * 1024;
-
 type Entry<Head> = readonly [head: Head, bytes: number | null];
 
 /**
@@ -153,7 +148,8 @@ function entryOf<Head>({ head, body }: WithBody<Head>): Entry<Head> {
 }
 
 function isLong(bytes: number): boolean {
-  return bytes >= LONG_BYTES_MIN;
+  // From here on moving a body beats copying it.
+  return bytes >= 64 * 1024;
 }
 
 function join(parts: readonly Uint8Array[]): Uint8Array {

@@ -48,8 +48,6 @@ export interface WorkerPoolOptions {
   readonly graceMs?: number;
 }
 
-const GRACE_MS = 30_000;
-
 /**
  * The worker is an entry point of its own. From source it lies beside this file; in the compiled binary this
  * file is part of the main entry, and the worker is found by its path below the common root of the entry
@@ -62,7 +60,7 @@ function spawnWorker(): Worker {
 }
 
 export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
-  const handleOptions = { spawn: spawnWorker, graceMs: GRACE_MS, ...options };
+  const handleOptions = { spawn: spawnWorker, graceMs: 30_000, ...options };
   const handles = Array.from({ length: options.size }, () => createWorkerHandle(handleOptions));
   /** The worker of each job that runs, or whose response still counts as its memory. */
   const handleOf = new Map<string, WorkerHandle>();
@@ -114,9 +112,6 @@ interface Pending {
   since: number;
 }
 
-/** After so many failed starts in a row, waiting jobs end instead of waiting for ever. */
-const FAILED_STARTS_MAX = 5;
-
 const TICKS_PER_GRACE = 30;
 /**
  * Handed over in one turn of the event loop, for both threads work on it in one piece: jobs, and characters of what a
@@ -151,7 +146,8 @@ function createWorkerHandle(options: Required<WorkerPoolOptions>) {
     onDeath(failedStarts) {
       news.forget();
       endAll(running, "the worker died");
-      if (failedStarts >= FAILED_STARTS_MAX) endAll(waiting, "no worker can be started");
+      // Waiting jobs end instead of waiting for ever.
+      if (failedStarts >= 5) endAll(waiting, "no worker can be started");
     },
   });
 
@@ -282,12 +278,6 @@ interface SupervisorEvents {
   onDeath(failedStarts: number): void;
 }
 
-/** A worker that lived this long starts the count of deaths again. */
-const CALM_MS = 10_000;
-const PAUSE_MS_MIN = 50;
-const PAUSE_MS_MAX = 5000;
-const CLOSE_TIMEOUT_MS = 3000;
-
 /** Keeps one worker alive: starts it, and replaces it when it dies. */
 export function createSupervisor(
   start: WorkerStart,
@@ -348,8 +338,9 @@ export function createSupervisor(
     closed?.resolve();
     events.onDeath(failedStarts);
     if (isClosed) return;
-    deaths = performance.now() - spawnedAt > CALM_MS ? 1 : deaths + 1;
-    const pause = deaths === 1 ? 0 : Math.min(PAUSE_MS_MIN * 2 ** (deaths - 2), PAUSE_MS_MAX);
+    // A worker that lived this long starts the count of deaths again.
+    deaths = performance.now() - spawnedAt > 10_000 ? 1 : deaths + 1;
+    const pause = deaths === 1 ? 0 : Math.min(50 * 2 ** (deaths - 2), 5000);
     log.error("worker_died", { deaths, respawn_in_ms: pause });
     respawn = setTimeout(launch, pause);
   }
@@ -379,7 +370,7 @@ export function createSupervisor(
       if (last === null) return;
       closed ??= Promise.withResolvers<void>();
       last.postMessage({ kind: "close" } satisfies ToWorker);
-      const timer = setTimeout(closed.resolve, CLOSE_TIMEOUT_MS);
+      const timer = setTimeout(closed.resolve, 3000);
       await closed.promise;
       clearTimeout(timer);
       worker = null;

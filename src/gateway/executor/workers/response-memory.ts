@@ -3,7 +3,7 @@
 // and a waiting one loses nothing but time, up to its own deadline.
 
 import { type AnswerReadAhead, createReadAhead } from "../../../http/client/read-ahead.ts";
-import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
+import { MAX } from "../../../kernel/limits.ts";
 import { createFairQueue, createFairShare, enter, type FairQueue } from "../../../kernel/share.ts";
 import type { StopSignal } from "../../../kernel/wait.ts";
 
@@ -12,13 +12,7 @@ export const FREE_BYTES = 16 * 1024;
 /** Most answers that are not short are no longer than this. */
 const USUAL_BYTES = 256 * 1024;
 /** What is captured, and the slack that the exchange of an id needs. */
-const CAPTURED_BYTES = CAPTURE_BYTES_MAX + 8 * 1024;
-/** Of all workers together. */
-const TOTAL_BYTES = 112 * 1024 * 1024;
-/** Bytes that arrive before an answer has its slot, of all workers together. */
-const AHEAD_BYTES = 48 * 1024 * 1024;
-/** However many workers there are, a tenant alone must not have all slots of one. */
-const SLOTS_MIN = 4;
+const CAPTURED_BYTES = MAX.capturedBytes + 8 * 1024;
 
 /** Slots of one size: an answer of more than `above` bytes needs one. */
 interface SlotsOfSize {
@@ -79,16 +73,17 @@ export class MemoryHold {
  * The share of one of `workers`, half of it for each length of answers. An answer that needs both slots takes them in
  * this order, so no circular wait is possible.
  */
-export function createResponseMemory(workers: number, total = TOTAL_BYTES) {
+export function createResponseMemory(workers: number, total = MAX.captureBytes) {
   const slots = (bytes: number) => {
-    const size = Math.max(SLOTS_MIN, Math.floor(total / workers / 2 / bytes));
+    // However many workers there are, a tenant alone must not have all slots of one.
+    const size = Math.max(4, Math.floor(total / workers / 2 / bytes));
     return createFairQueue(createFairShare({ size }));
   };
   const sizes = [
     { above: FREE_BYTES, slots: slots(USUAL_BYTES) },
     { above: USUAL_BYTES, slots: slots(CAPTURED_BYTES) },
   ];
-  const readAhead = createReadAhead(AHEAD_BYTES / workers);
+  const readAhead = createReadAhead(MAX.aheadBytes / workers);
   return {
     /** @param signal its reason ends a wait */
     hold: (tenant: string, agent: string, signal: StopSignal) =>

@@ -3,7 +3,7 @@
 import type { CallEnd, CallPayment } from "../../../core/call.ts";
 import { idTime } from "../../../core/id.ts";
 import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
-import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
+import { MAX } from "../../../kernel/limits.ts";
 import { type Command, type CommandEffects, inputRows } from "../../../storage/store.ts";
 import { bodyPartsOf, PART_BYTES } from "../../../wire/body.ts";
 import { LEAVES_PARTS, leavesParts } from "../bodies.ts";
@@ -61,7 +61,7 @@ const sameCall = (own: string, call: string) =>
 const CONFIRMING = "settled_at is not null and coalesce(next_attempt_at, 0) <> 0";
 
 /** How many parts of a request stay that is captured. */
-const PARTS_KEPT = CAPTURE_BYTES_MAX / PART_BYTES;
+const PARTS_KEPT = MAX.capturedBytes / PART_BYTES;
 
 const SMALL_RESPONSE = `length(response) <= ${SMALL_BODY_BYTES}`;
 

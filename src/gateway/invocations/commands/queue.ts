@@ -9,7 +9,7 @@ import { and, count, min, type SQL, sql } from "drizzle-orm";
 import { idFloor, idTime } from "../../../core/id.ts";
 import type { QueueSize } from "../../../core/meters.ts";
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
-import { CAPTURE_BYTES_MAX } from "../../../kernel/limits.ts";
+import { MAX } from "../../../kernel/limits.ts";
 import {
   type Command,
   type CommandEffects,
@@ -193,7 +193,7 @@ const isFree = `(o.status = '${WAITS_AS}' and coalesce(o.settlement_status, '') 
     and not exists (select 1 from refused_calls r where r.tenant = o.tenant and r.id = o.id limit 1 offset 0))`;
 
 /** Of a streamed call only what may be shown is stored. */
-const STORED_SIZE = `case when o.mode = 'streaming' and o.req_size > ${CAPTURE_BYTES_MAX} then ${CAPTURE_BYTES_MAX} else o.req_size end`;
+const STORED_SIZE = `case when o.mode = 'streaming' and o.req_size > ${MAX.capturedBytes} then ${MAX.capturedBytes} else o.req_size end`;
 
 /** A claim that was stored without its answer is found by its token. */
 const isOwn = (token: string) => `(o.status = '${RUNS_AS}' and o.claim = ${token})`;
