@@ -184,7 +184,6 @@ function readBody(incoming: IncomingMessage, bytesMax: number): Promise<Uint8Arr
   incoming.on("data", (part: Uint8Array) => {
     if (size <= bytesMax) parts.push(part);
     size += part.length;
-    // They are its chunks where those are small: one connection full of single bytes kept the event loop.
     if (++pieces === MAX.plainPieces) incoming.socket.destroy();
     if (size > MAX.plainDrainedBytes) whole();
   });
