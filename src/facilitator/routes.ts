@@ -9,7 +9,7 @@ import { FINAL_AFTER } from "../http/client/fetch-json.ts";
 import { routes } from "../http/elysia.ts";
 import { json } from "../http/responses.ts";
 import { createGuardedEdge, createScopes } from "../http/server.ts";
-import { SETTLE_BODY_BYTES_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import type { Reader } from "../storage/store.ts";
 import { parseJson } from "../wire/json.ts";
 import { parseSettleRequest, type SettleRequest } from "../x402/codec.ts";
@@ -145,8 +145,8 @@ async function readBody(request: Request): Promise<unknown> {
     throw new Fault("invalid_request", "content-type: must be application/json");
   }
   const bytes = await request.bytes();
-  if (bytes.length > SETTLE_BODY_BYTES_MAX) {
-    throw new Fault("invalid_request", `body: larger than ${SETTLE_BODY_BYTES_MAX} bytes`, {
+  if (bytes.length > MAX.settleBodyBytes) {
+    throw new Fault("invalid_request", `body: larger than ${MAX.settleBodyBytes} bytes`, {
       closesConnection: true,
     });
   }

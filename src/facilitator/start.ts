@@ -28,7 +28,7 @@ import type { Tracer, TracingOptions } from "../core/tracing.ts";
 import { createOutbound, type Outbound } from "../http/client/outbound.ts";
 import { hostPart } from "../http/listener.ts";
 import { listenPlain } from "../http/plain-listener.ts";
-import { SETTLE_BODY_BYTES_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { poll } from "../kernel/loop.ts";
 import { endsWithin } from "../kernel/wait.ts";
 import { DATABASE_FILE } from "../keys/master-keys.ts";
@@ -60,13 +60,10 @@ import { createOwnWallets, createWalletLeases } from "./wallet/leases.ts";
 import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
 import { createWallet, type WalletLimits } from "./wallet/wallet.ts";
 
-const CLEAN_UP_MS = 600_000;
 /** How often this process looks for what another one has left behind. */
 const TAKE_UP_MS = 10_000;
 /** How often it looks for what others have claimed for its wallets: while they claim much, and while they don't. */
 const TAKE_CLAIMED_MS = { leastMs: 50, mostMs: 400 };
-/** For answers that are still being sent when everything else has ended. */
-const LAST_ANSWERS_MS = 2_000;
 
 export interface FacilitatorOptions {
   readonly host: string;
@@ -129,7 +126,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
     tls: options.tls,
     answer: edge.fetch,
     ownerOf: ownerOf(store.read),
-    bodyBytesMax: SETTLE_BODY_BYTES_MAX,
+    bodyBytesMax: MAX.settleBodyBytes,
     limits: LISTENER_LIMITS,
     clock: systemClock,
     log,
@@ -157,7 +154,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   opened.defer(takingUp(log, () => Promise.all([wallet.readiness(), wallet.takeUp(), settle.takeUp()])));
   if (store.isShared) opened.defer(poll(TAKE_CLAIMED_MS, settle.takeClaimed).stop);
   const { clock } = store;
-  opened.defer(withClockStepGuard({ clock, log, everyMs: CLEAN_UP_MS }, () => cleanUpFacilitator(store, clock, log)));
+  opened.defer(withClockStepGuard({ clock, log, everyMs: 600_000 }, () => cleanUpFacilitator(store, clock, log)));
 
   const url = `https://${hostPart(options.host)}:${listener.port}`;
   const openUrl = `http://${hostPart(options.host)}:${openServer.port}`;
@@ -175,7 +172,8 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
       await endsWithin(options.drainMs, drained);
       // Requests that wait for a block get the hash of the transaction that may still land.
       outcomes.release();
-      await endsWithin(LAST_ANSWERS_MS, drained);
+      // For answers that are still being sent when everything else has ended.
+      await endsWithin(2_000, drained);
       await running.disposeAsync();
     },
   };

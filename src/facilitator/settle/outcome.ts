@@ -4,6 +4,7 @@
 import { sql } from "drizzle-orm";
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import { type GuardrailProblem, isOfDay, utcDay } from "../payments/guardrails.ts";
@@ -113,9 +114,6 @@ export function outcomeForOthers({ status, transaction_hash: hash }: Facilitator
   return declined("claimed_on_other_terms", status === "failed" ? null : hash);
 }
 
-/** An account chooses payers and nonces, so it could fill the table. Beyond this number only the log has the reasons. */
-const NOTES_PER_DAY_MAX = 10_000;
-
 type RefusalRecord = Named & { readonly reason: string };
 
 interface RefusalLogOptions {
@@ -134,7 +132,7 @@ export function createRefusalLog({ store, clock, log }: RefusalLogOptions) {
     today = day;
     const count = (notes.get(account) ?? 0) + 1;
     notes.set(account, count);
-    return count > NOTES_PER_DAY_MAX;
+    return count > MAX.accountNotes;
   }
 
   return {

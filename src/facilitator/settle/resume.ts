@@ -5,6 +5,7 @@
 import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import { boundedCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { endsWithin } from "../../kernel/wait.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
@@ -23,7 +24,7 @@ import {
 import type { InFlight, SettleOptions } from "./claims.ts";
 import { windowProblem } from "./request.ts";
 
-/** Larger than IN_FLIGHT_MAX, so a batch always holds claims that are not in flight. */
+/** Larger than MAX.walletTransactions, so a batch always holds claims that are not in flight. */
 const CLAIMS_AT_ONCE = 5_000;
 const SIMULATIONS_AT_ONCE = 16;
 /** They wait together for a nonce each, and may share transactions. */
@@ -220,9 +221,6 @@ async function endUnsent(options: ResumeOptions, payment: ClaimedPayment, reason
   return true;
 }
 
-/** Half of them are remembered for certain. A process that starts again counts from zero anyway. */
-const REMEMBERED_MAX = 20_000;
-
 type RecoveredPayments = ReturnType<typeof createRecoveredPayments>;
 
 /**
@@ -230,7 +228,7 @@ type RecoveredPayments = ReturnType<typeof createRecoveredPayments>;
  * and counted once, wherever it is found and however often it is presented.
  */
 export function createRecoveredPayments(log: Log, meters: Pick<Meters, "settlement">) {
-  const told = boundedCache<string, true>(REMEMBERED_MAX);
+  const told = boundedCache<string, true>(MAX.paymentsTold);
   return ({ payer, nonce }: Pick<PaymentKey, "payer" | "nonce">, transaction: Hex): void => {
     const name = paymentName({ payer, nonce });
     if (told.get(name) !== undefined) return;

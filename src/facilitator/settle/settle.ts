@@ -2,6 +2,7 @@
 // record is answered from it before anything else is judged, so a retry after a lost answer always learns the truth.
 // Nothing here depends on the caller still being there.
 import { silentMeters } from "../../core/meters.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import { NETWORK } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
@@ -32,15 +33,13 @@ import { createRecoveredPayments, createResume } from "./resume.ts";
 
 /** Attempts for one request: between two looks, others may claim the payment and withdraw the claim. */
 const TURNS_MAX = 3;
-/** Settlements at work at once. Memory stays bounded while node and wallet are slow. */
-const IN_FLIGHT_MAX = 2_000;
 
 export type Settle = ReturnType<typeof createSettle>;
 
 export function createSettle(options: SettleOptions) {
   const { store, clock, log, meters = silentMeters, chain, verifier, limits } = options;
   const refusals = createRefusalLog(options);
-  const inFlight = createInFlight(options.inFlightMax ?? IN_FLIGHT_MAX);
+  const inFlight = createInFlight(options.inFlightMax ?? MAX.settlements);
   const onRecovered = createRecoveredPayments(log, meters);
   const resume = createResume({ ...options, inFlight, onRecovered });
   const collect = createCollect({ ...options, inFlight, onOrphanedClaim: resume.soon });

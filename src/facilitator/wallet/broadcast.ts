@@ -30,8 +30,6 @@ const RETRY_MS = 1000;
 
 /** Blocks that a transaction may miss before it is replaced, or a nonce may stay empty before it is filled. */
 const MISSED_BLOCKS_MAX = 3;
-const REPLACEMENTS_MAX = 50;
-const GAPS_MAX = 50;
 
 interface BroadcasterOptions extends WalletParts {
   /** Until what a node has accepted is broadcast again. Tests shorten it. */
@@ -178,7 +176,7 @@ export function createReplacer(parts: WalletParts) {
     const replacements = stuck
       .map((pendingNonce) => replacementOf(pendingNonce, head, tip))
       .filter((each) => each !== null);
-    await mapLimit(replacements.slice(0, REPLACEMENTS_MAX), signer.parallel, (each) => replace(signer, each, head));
+    await mapLimit(replacements.slice(0, 50), signer.parallel, (each) => replace(signer, each, head));
   }
 
   async function fill(signer: Signer, gaps: readonly number[], head: Block): Promise<void> {
@@ -227,7 +225,7 @@ export function createReplacer(parts: WalletParts) {
     // Nonces up to one far ahead are not filled.
     const end = (waiting.findLast(pendingNonces.isInReach)?.nonce ?? progress.count - 1) + 1;
     const gaps: number[] = [];
-    for (let nonce = progress.count; nonce < end && gaps.length < GAPS_MAX; nonce++) {
+    for (let nonce = progress.count; nonce < end && gaps.length < 50; nonce++) {
       if (pendingNonces.of(signer.address, nonce) === undefined) gaps.push(nonce);
     }
     if (gaps.length > 0 || (next ?? 0) > end) resynchronise(signer.address);

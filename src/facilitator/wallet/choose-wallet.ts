@@ -7,14 +7,13 @@ import { quoteFees } from "../../chain/fees.ts";
 import { MULTICALL3_CHECKSUMMED } from "../../chain/token.ts";
 import { Fault } from "../../core/fault.ts";
 import { StartupProblem } from "../../core/startup.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { ClaimedPayment, Gas } from "../payments/payments.ts";
 import { WalletNotHeld } from "./leases.ts";
 import type { WalletParts } from "./pending.ts";
 import { cannotSend, type Sender } from "./sender.ts";
 
-/** Transactions of one key under way, in no block yet. */
-export const IN_FLIGHT_MAX = 2000;
 /** How old the newest block may be, by which fees are estimated and a payer's code is looked up. */
 const BLOCK_AGE_MS_MAX = 1000;
 /** Whether the facilitator can take payments is asked before every settlement, so the answer is kept for so long. */
@@ -87,7 +86,7 @@ export function createWalletChoice(options: ChoiceOptions) {
     if (!found.ready) throw cannotSend(found.reason);
     const sender = able().find(({ signer }) => signer.address === from);
     if (sender === undefined) throw cannotSend("gas wallet low");
-    if (loadOf(sender) >= IN_FLIGHT_MAX) throw cannotSend("too many payments under way");
+    if (loadOf(sender) >= MAX.walletTransactions) throw cannotSend("too many payments under way");
     // What failed among others is sent alone, so that it can't fail because of a neighbour again.
     await sender.send({ payment, gas: limit, again, mayShare: mayShare && !again });
   }

@@ -26,12 +26,8 @@ import {
   type TransactionRow,
 } from "./transactions.ts";
 
-const BATCH_MAX = 100;
-/** A tenth of Base's time between blocks: how long a payment waits for others to share a transaction with. */
-const GATHER_MS = 200;
 /** Another process with the same key took the nonces: back off for a random time, so that it can go first. */
 const CONFLICTS_MAX = 20;
-const CONFLICT_PAUSE_MS_MAX = 100;
 /** How old the newest block may be that fees are computed from. */
 const BLOCK_AGE_MS_MAX = 1000;
 const RETRY_AFTER_SECONDS = 5;
@@ -93,7 +89,7 @@ export function createSender(options: SenderOptions) {
   async function run(): Promise<void> {
     while (queue.length > 0) {
       await gather();
-      batch = queue.splice(0, BATCH_MAX);
+      batch = queue.splice(0, 100);
       await sendBatch();
     }
     running = null;
@@ -104,7 +100,8 @@ export function createSender(options: SenderOptions) {
     if (sharedMax <= 1 || queue.length >= sharedMax || stopped) return;
     const { promise, resolve } = Promise.withResolvers<void>();
     endGathering = resolve;
-    await endsWithin(GATHER_MS, promise);
+    // A tenth of Base's time between blocks: how long a payment waits for others to share a transaction with.
+    await endsWithin(200, promise);
   }
 
   /** Settles every one of the batch, sooner or later. */
@@ -227,7 +224,7 @@ async function firstFree(chain: Chain, store: Store, { address }: Signer): Promi
 }
 
 function pauseAtRandom(): Promise<void> {
-  return new Promise((resolve) => setTimeout(resolve, Math.random() * CONFLICT_PAUSE_MS_MAX));
+  return new Promise((resolve) => setTimeout(resolve, Math.random() * 100));
 }
 
 export function cannotSend(message: string, cause?: unknown): Fault {

@@ -37,9 +37,6 @@ export interface Signer {
   sign(transaction: Unsigned): Promise<SignedTransaction>;
 }
 
-/** A signer that has failed is left to other facilitators for so long. */
-const FAILING_MS = 30_000;
-
 /** The signers, watched, and whether one of them failed lately and has not signed since. */
 export function watchSigners(those: readonly Signer[]): { signers: Signer[]; isFailing: () => boolean } {
   const failedAt = new Map<Hex, number>();
@@ -60,7 +57,8 @@ export function watchSigners(those: readonly Signer[]): { signers: Signer[]; isF
       },
     };
   });
-  const isFailing = () => [...failedAt.values()].some((at) => performance.now() - at < FAILING_MS);
+  // A signer that has failed is left to other facilitators for so long.
+  const isFailing = () => [...failedAt.values()].some((at) => performance.now() - at < 30_000);
   return { signers, isFailing };
 }
 

@@ -7,12 +7,13 @@ import { gweiToWei } from "../../chain/fees.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Clock } from "../../core/time.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";
 import type { ClaimedPayment, Gas } from "../payments/payments.ts";
 import { createBroadcaster, createReplacer } from "./broadcast.ts";
-import { createWalletChoice, IN_FLIGHT_MAX } from "./choose-wallet.ts";
+import { createWalletChoice } from "./choose-wallet.ts";
 import { createOwnWallets, type LeaseListener, type WalletLeases } from "./leases.ts";
 import { createNonceSync, createPendingNonces, type NonceSync, type WalletParts } from "./pending.ts";
 import { createOutcomeRecorder, createPaymentResolver } from "./resolution.ts";
@@ -98,7 +99,7 @@ export function createWallet(options: WalletOptions) {
   return {
     ...chosen,
     /** Payments that may be under way at once, by all keys together. */
-    capacity: IN_FLIGHT_MAX * signers.length,
+    capacity: MAX.walletTransactions * signers.length,
     /**
      * Takes up what was under way when the last process ended. No node has to answer for that: what is to be asked of
      * one is asked when it answers.
