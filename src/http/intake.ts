@@ -73,7 +73,11 @@ export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
     const most = Math.min(sizes.declared, sizes.bytesMax);
     const gathered = gather(most, sizes.storedMax);
     try {
-      const weigh = () => scales.weigh(body, limits.streamBytes + gathered.held, limits.streamBytes + most);
+      const weigh = () => {
+        const floor = body.isChunked && gathered.held > SMALL_BYTES ? scales.chunkedLeast : 0;
+        const [held, all] = [limits.streamBytes + gathered.held, limits.streamBytes + most];
+        return scales.weigh(body, Math.max(floor, held), Math.max(floor, all));
+      };
       await weigh();
       await readInto(gathered, reader, { bytesMax: sizes.bytesMax, tenant }, async () => {
         ending.signal.throwIfAborted();
@@ -222,9 +226,12 @@ type Scales = ReturnType<typeof createScales>;
 function createScales(bytesMax: number) {
   const memory = new Commons({ size: bytesMax });
   const waiting = createFairShare({ size: MAX.bodiesWaiting });
-  // All that has come of them is parsed in one turn of the event loop, at 0.4 ms for a read full of chunks of one byte.
-  const chunkedLeast = Math.ceil(bytesMax / MAX.chunkedBodies);
   return {
+    /**
+     * Of a body in chunks that is not small. All that has come of such bodies is parsed in one turn of the event loop,
+     * at 0.4 ms for a read full of chunks of one byte.
+     */
+    chunkedLeast: Math.ceil(bytesMax / MAX.chunkedBodies),
     /** Of a body that holds nothing yet. */
     stake: (tenant: string): Stake => memory.stake(tenant, null),
     inUse: (): number => memory.inUse,
@@ -234,11 +241,10 @@ function createScales(bytesMax: number) {
      * @param most all that the body may come to
      * @throws Fault `unavailable`, and what ends the body meanwhile
      */
-    async weigh({ stake, tenant, isChunked, ending }: Body, held: number, most: number): Promise<void> {
-      const floor = isChunked ? chunkedLeast : 0;
-      const least = Math.max(floor, held) - stake.amount;
+    async weigh({ stake, tenant, ending }: Body, held: number, most: number): Promise<void> {
+      const least = held - stake.amount;
       if (least <= 0 || stake.takeNow(least)) return;
-      const amount = memory.worthWaiting(tenant, least, Math.max(floor, most) - stake.amount);
+      const amount = memory.worthWaiting(tenant, least, most - stake.amount);
       if (amount === null || waiting.take(tenant) !== null) throw tooMany();
       const giveUp = setTimeout(() => ending.abort(tooMany()), MAX.bodyWaitMs);
       try {
