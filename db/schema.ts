@@ -571,7 +571,7 @@ function facilitatorTables(c: Columns) {
 
 function leaseTables(c: Columns) {
   return {
-    /** The facilitators that run on this database: see src/facilitator/wallet/lease-rows.ts. */
+    /** The facilitators that run on this database: see src/facilitator/wallet/leases.ts. */
     facilitators: c.table("facilitators", {
       id: c.text().notNull(),
       /** The addresses that it can sign for, with spaces between. */

@@ -10,7 +10,7 @@ import {
   head,
   JSON_HEADERS,
   type Port,
-  SETTLED,
+  SETTLEMENT,
   settleRequest,
   startPort,
   until,
@@ -33,7 +33,7 @@ function holdSettling({ answers }: Port) {
   answers.settle = async () => {
     start();
     await go;
-    return SETTLED;
+    return SETTLEMENT;
   };
   return { started, release };
 }
@@ -46,14 +46,14 @@ describe("a connection", () => {
       most = Math.max(most, ++atOnce);
       await Bun.sleep(5);
       atOnce--;
-      return SETTLED;
+      return SETTLEMENT;
     };
     const client = port.dial(port.pki.client);
     client.socket.write(settleRequest() + head("GET", "/nothing") + settleRequest() + head("GET", "/supported"));
     const text = await client.answers(4);
     expect(text.match(/HTTP\/1\.1 \d+/g)?.map((line) => line.slice(-3))).toEqual(["200", "404", "200", "200"]);
     expect(most).toBe(1);
-    port.answers.settle = async () => SETTLED;
+    port.answers.settle = async () => SETTLEMENT;
     client.destroy();
   });
 
@@ -61,14 +61,14 @@ describe("a connection", () => {
     const { promise, resolve } = Promise.withResolvers<void>();
     port.answers.settle = async () => {
       await promise;
-      return SETTLED;
+      return SETTLEMENT;
     };
     const before = port.asked.length;
     const client = port.dial(port.pki.client);
     client.socket.write(settleRequest().repeat(40));
     await client.closed;
     resolve();
-    port.answers.settle = async () => SETTLED;
+    port.answers.settle = async () => SETTLEMENT;
     expect(port.asked.length).toBeLessThanOrEqual(before + 1);
   });
 
@@ -108,11 +108,11 @@ describe("a connection", () => {
   test("is not idle while it waits for a slow settlement", async () => {
     port.answers.settle = async () => {
       await Bun.sleep(2_200);
-      return SETTLED;
+      return SETTLEMENT;
     };
     const response = await port.settle(port.pki.client);
     expect(response.status).toBe(200);
-    port.answers.settle = async () => SETTLED;
+    port.answers.settle = async () => SETTLEMENT;
   });
 
   // A half-closed connection is a closed one too: Bun answers the end of the TLS stream with its own.
@@ -126,7 +126,7 @@ describe("a connection", () => {
       start();
       await Bun.sleep(50);
       resolve();
-      return SETTLED;
+      return SETTLEMENT;
     };
     const client = port.dial(port.pki.client);
     client.socket.write(settleRequest());
@@ -134,7 +134,7 @@ describe("a connection", () => {
     leave(client);
     await client.closed;
     await ended;
-    port.answers.settle = async () => SETTLED;
+    port.answers.settle = async () => SETTLEMENT;
     expect((await port.settle(port.pki.client)).status).toBe(200);
   });
 });

@@ -135,6 +135,17 @@ describe("the documentation", () => {
     expect(named.length).toBeGreaterThan(20);
   });
 
+  test("names every file that a settlement passes as it is, of which there are few", () => {
+    const listed = pages.get("architecture")?.section("One settlement, file by file") ?? "";
+    const [, list = ""] = listed.split("```");
+    const named = list.match(/[a-z][\w/-]*\.ts\b/g) ?? [];
+    const folders = ["src/facilitator", "src"];
+    expect(named.filter((path) => !folders.some((folder) => existsSync(join(ROOT, folder, path))))).toEqual([]);
+    expect(listed).toContain(`passes ${named.length} files`);
+    expect(new Set(named).size).toBe(named.length);
+    expect(named.length).toBeLessThanOrEqual(45);
+  });
+
   test("has a reason for every dependency", () => {
     const rows = tableRows(manual.section("Dependencies"), "| dependency | why |");
     const all = [manifest.dependencies, manifest.optionalDependencies, manifest.devDependencies].flatMap(Object.keys);

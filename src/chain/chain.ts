@@ -6,10 +6,10 @@ import { type Clock, systemClock } from "../core/time.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";
+import * as wire from "./json-rpc.ts";
 import { RpcError } from "./json-rpc.ts";
 import { createNewestBlock, type NewestBlock } from "./newest-block.ts";
 import { createRpc, type NodeDoor, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
-import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
 import { isMulticall3, MULTICALL3 } from "./token.ts";
 

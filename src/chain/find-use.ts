@@ -1,8 +1,8 @@
 // Which transaction has used or cancelled an authorization, by the token's events.
 import type { Authorization, Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";
+import * as wire from "./json-rpc.ts";
 import type { NodeDoor } from "./rpc.ts";
-import * as wire from "./rpc-types.ts";
 import * as token from "./token.ts";
 
 /** Blocks of one eth_getLogs question, such questions at a time, and blocks of one search: first as most nodes take them. */

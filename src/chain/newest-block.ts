@@ -4,8 +4,8 @@
 // the others from being asked.
 
 import type { Clock } from "../core/time.ts";
+import type * as wire from "./json-rpc.ts";
 import { ANY_STATE, type Head, NEWEST, type Rpc, StaleNode } from "./rpc.ts";
-import type * as wire from "./rpc-types.ts";
 
 /** No chain grows by this much between two looks, unless nobody has looked for weeks. */
 const JUMP_BLOCKS_MAX = 1_000_000;

@@ -5,7 +5,7 @@ import { DAY_MS, HOUR_MS } from "../core/time.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";
 import { useBy } from "./find-use.ts";
-import type { Block, Receipt } from "./rpc-types.ts";
+import type { Block, Receipt } from "./json-rpc.ts";
 import { isPaidBy } from "./token.ts";
 
 interface OwnTransferOptions {

@@ -2,9 +2,8 @@ import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { outbound } from "../../test/support/chain/wallet.ts";
 import type { Log, LogFields } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { RpcError } from "./json-rpc.ts";
+import { quantity, RpcError } from "./json-rpc.ts";
 import { createRpc, StaleNode } from "./rpc.ts";
-import { quantity } from "./rpc-types.ts";
 
 type Answer = (call: { id: number; method: string }) => Response | Promise<Response> | object;
 

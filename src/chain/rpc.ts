@@ -7,8 +7,7 @@ import { StartupProblem } from "../core/startup.ts";
 import { inSpan, type Tracer } from "../core/tracing.ts";
 import type { Outbound } from "../http/client/outbound.ts";
 import { CHAIN_ID } from "../x402/kind.ts";
-import { exchange, NoAnswer, RpcError } from "./json-rpc.ts";
-import { type Block, block, hex, quantity } from "./rpc-types.ts";
+import { type Block, block, exchange, hex, NoAnswer, quantity, RpcError } from "./json-rpc.ts";
 
 const RETRY_AFTER_SECONDS = 5;
 
@@ -34,11 +33,11 @@ interface Asking<T> {
   behind: StaleNode | null;
   last: unknown;
   /** What a node that knows less would say too. */
-  doubted: NodeAnswer<T> | null;
+  doubted: EndpointAnswer<T> | null;
 }
 
 /** What an endpoint has answered: `give` gives its value, or throws the error that is its answer. */
-interface NodeAnswer<T> {
+interface EndpointAnswer<T> {
   give(): T;
   readonly isDoubtful: boolean;
 }
@@ -138,7 +137,7 @@ function isAnswer<T>(question: Question<T>, error: unknown): error is RpcError {
 }
 
 /** @throws what is no answer */
-async function answerOf<T>(endpoint: Endpoint, question: Question<T>): Promise<NodeAnswer<T>> {
+async function answerOf<T>(endpoint: Endpoint, question: Question<T>): Promise<EndpointAnswer<T>> {
   try {
     const value = await endpoint.ask(question);
     return { give: () => value, isDoubtful: question.isDoubtful?.(value) === true };
@@ -159,7 +158,7 @@ async function askInTurn<T>(
   endpoints: readonly Endpoint[],
   question: Question<T>,
   progress: Asking<T>,
-): Promise<NodeAnswer<T> | null> {
+): Promise<EndpointAnswer<T> | null> {
   for (const endpoint of endpoints) {
     const state = endpoint.state();
     if (state === "wrongChain" || (state !== "good" && !(await endpoint.test()))) continue;

@@ -3,8 +3,7 @@ import fc from "fast-check";
 import { decodeFunctionData, encodeAbiParameters, encodeEventTopics, parseAbi } from "viem";
 import { newPayer, signPayment } from "../../test/support/chain/payments.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
-import { RpcError } from "./json-rpc.ts";
-import type { LogEntry, Receipt } from "./rpc-types.ts";
+import { type LogEntry, type Receipt, RpcError } from "./json-rpc.ts";
 import * as token from "./token.ts";
 
 const ABI = parseAbi([

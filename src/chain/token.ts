@@ -13,8 +13,7 @@ import { authorizationDigest } from "../x402/eip3009.ts";
 import { lowerHex } from "../x402/fields.ts";
 import { TOKEN } from "../x402/kind.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
-import type { RpcError } from "./json-rpc.ts";
-import type { LogEntry, Receipt } from "./rpc-types.ts";
+import type { LogEntry, Receipt, RpcError } from "./json-rpc.ts";
 
 const PLAIN = parseAbi([
   "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, uint8 v, bytes32 r, bytes32 s)",

@@ -1,5 +1,6 @@
 // The facilitator's three endpoints. `/settle` stands behind the account of the client certificate, which is looked
-// up before anything of the request is read; the other two are open, and all that the plain port has.
+// up before anything of the request is read; the other two are open, and all that the plain port has. What is asked and
+// answered is the protocol's: x402 version 1 is the only one, and another one is a second value of `PaymentProtocol`.
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
@@ -8,7 +9,7 @@ import { FINAL_AFTER } from "../http/client/fetch-json.ts";
 import { routes } from "../http/elysia.ts";
 import { json } from "../http/responses.ts";
 import { createGuardedEdge, createScopes } from "../http/server.ts";
-import { SETTLE_BODY_BYTES_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import type { Reader } from "../storage/store.ts";
 import { parseJson } from "../wire/json.ts";
 import { parseSettleRequest, type SettleRequest } from "../x402/codec.ts";
@@ -16,13 +17,49 @@ import { NETWORK, SCHEME, TOKEN, X402_VERSION } from "../x402/kind.ts";
 import { accountOf } from "./accounts.ts";
 import type { Peer } from "./mtls.ts";
 import type { FacilitatorAccount } from "./payments/guardrails.ts";
-import type { SettleResponse } from "./settle/response.ts";
+import type { CollectionOutcome } from "./settle/outcome.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
 
-const SUPPORTED = {
-  kinds: [{ x402Version: X402_VERSION, scheme: SCHEME, network: NETWORK, asset: TOKEN }],
+/** How a protocol asks to settle a payment, and how it shows what came of that. */
+export interface PaymentProtocol {
+  /** As `/supported` lists it. */
+  readonly kind: Readonly<Record<string, unknown>>;
+  /** @throws Fault `invalid_request` that names the field */
+  read(body: unknown): SettleRequest;
+  /** @throws Fault for what is not answered with a body of the protocol: a limit, or a settlement that is not possible now */
+  answer(request: SettleRequest, outcome: CollectionOutcome): Readonly<Record<string, unknown>>;
+}
+
+export const X402_V1: PaymentProtocol = {
+  kind: { x402Version: X402_VERSION, scheme: SCHEME, network: NETWORK, asset: TOKEN },
+  read(body) {
+    const parsed = parseSettleRequest(body);
+    if (!parsed.ok) throw new Fault("invalid_request", parsed.reason);
+    return parsed.value;
+  },
+  answer({ payment }, outcome) {
+    const of = { network: NETWORK, payer: payment.authorization.from };
+    if (outcome.kind === "settled") return { success: true, transaction: outcome.hash, ...of };
+    const isFailure = outcome.kind === "declined" || (outcome.kind === "pending" && outcome.hash !== null);
+    if (!isFailure) throw refusal(outcome);
+    // One coarse reason. The transaction is "" only when this facilitator has none that may still land.
+    const errorReason = "payment could not be collected";
+    return { success: false, errorReason, transaction: outcome.hash ?? "", ...of };
+  },
 };
+
+/** As every protocol of HTTP shows an outcome that is none of the payment's own. */
+function refusal(outcome: CollectionOutcome): Fault {
+  const { retryAfterSeconds } = outcome;
+  const isKind = outcome.kind === "over_limit" || outcome.kind === "unavailable";
+  const message = isKind ? outcome.message : "this payment is being settled";
+  return new Fault(
+    isKind ? outcome.kind : "unavailable",
+    message,
+    retryAfterSeconds === null ? {} : { retryAfterSeconds },
+  );
+}
 
 export interface FacilitatorRoutes {
   readonly read: Reader;
@@ -30,7 +67,7 @@ export interface FacilitatorRoutes {
   readonly meters?: Pick<Meters, "requestsTo">;
   /** Left out where traces are off. */
   readonly tracer?: Tracer | null;
-  settle(account: FacilitatorAccount, request: SettleRequest): Promise<SettleResponse>;
+  settle(account: FacilitatorAccount, request: SettleRequest): Promise<CollectionOutcome>;
   /** After so long no reorganisation changes the transaction of a payment any more. */
   readonly finalAfterSeconds: number;
   readiness(): Promise<{ readonly ready: true } | { readonly ready: false; readonly reason: string }>;
@@ -38,7 +75,7 @@ export interface FacilitatorRoutes {
 
 function openRoutes({ readiness }: Pick<FacilitatorRoutes, "readiness">) {
   return routes()
-    .get("/supported", () => json("ok", SUPPORTED))
+    .get("/supported", () => json("ok", { kinds: [X402_V1.kind] }))
     .get("/healthz", async () => {
       const state = await readiness();
       if (state.ready) return json("ok", { status: "ok" });
@@ -63,12 +100,14 @@ export function createPeerEdge(options: FacilitatorRoutes) {
       "/settle",
       async ({ request }) => {
         const scope = accounts.of(request);
-        const settleRequest = await readSettleRequest(request);
+        const settleRequest = X402_V1.read(await readBody(request));
         const settle = () => options.settle(scope.caller, settleRequest);
         const { span } = scope;
-        const response = await (span === null || tracer === null ? settle() : tracer.during(span, settle));
-        scope.note("outcome", response.success ? "settled" : "failed");
-        return json("ok", response, response.success ? { [FINAL_AFTER]: `${options.finalAfterSeconds}` } : {});
+        const outcome = await (span === null || tracer === null ? settle() : tracer.during(span, settle));
+        const answer = X402_V1.answer(settleRequest, outcome);
+        const isSettled = outcome.kind === "settled";
+        scope.note("outcome", isSettled ? "settled" : "failed");
+        return json("ok", answer, isSettled ? { [FINAL_AFTER]: `${options.finalAfterSeconds}` } : {});
       },
       { parse: "none" },
     );
@@ -100,18 +139,16 @@ export function createPeerEdge(options: FacilitatorRoutes) {
   };
 }
 
-/** @throws Fault `invalid_request` that names the field */
-async function readSettleRequest(request: Request): Promise<SettleRequest> {
+/** @throws Fault `invalid_request` */
+async function readBody(request: Request): Promise<unknown> {
   if (!JSON_TYPE.test(request.headers.get("content-type") ?? "")) {
     throw new Fault("invalid_request", "content-type: must be application/json");
   }
   const bytes = await request.bytes();
-  if (bytes.length > SETTLE_BODY_BYTES_MAX) {
-    throw new Fault("invalid_request", `body: larger than ${SETTLE_BODY_BYTES_MAX} bytes`, {
+  if (bytes.length > MAX.settleBodyBytes) {
+    throw new Fault("invalid_request", `body: larger than ${MAX.settleBodyBytes} bytes`, {
       closesConnection: true,
     });
   }
-  const parsed = parseSettleRequest(parseJson(bytes));
-  if (!parsed.ok) throw new Fault("invalid_request", parsed.reason);
-  return parsed.value;
+  return parseJson(bytes);
 }

@@ -4,16 +4,16 @@
 // To read it, follow one payment:
 //   mtls, http/http1           who is at the other end, and HTTP on that connection; certificates that change
 //   routes, accounts           the three endpoints, and which account the certificate is of
-//   settle/settle              the order of checks: request, guardrails, response; refusals are noted
-//   settle/claims, payments    simulate, claim with its share of the ceiling (guardrails) and of the payer's balance, send, wait
-//                              (waiters); what each account may have in flight; resume: what a crash left
-//   wallet/leases              which wallets this process works for, where several run (lease-rows, lease-shares)
-//   wallet/sending, sender     which key; its next nonces; signed and stored before anything leaves (batch, transactions,
-//                              signer)
-//   wallet/watcher, broadcast  each new block: what is broadcast again, and which nonces are used by now (reconcile,
-//                              pending, sync); schedule: when it is time for the next look
-//   wallet/resolution          how a payment ended, written down (record-outcome); what is stuck is replaced (replace, fees)
-//   chain/chain, rpc           what is asked of the nodes, of which one, and how its answers are read (token, rpc-types,
+//   settle/settle              the order of checks: request, guardrails, outcome; refusals are noted
+//   settle/claims, payments    simulate, claim with its share of the ceiling (guardrails) and of the payer's balance, send,
+//                              wait; what each account may have in flight; resume: what a crash left
+//   wallet/leases              which wallets this process works for, where several run
+//   wallet/choose-wallet       which key sends the payment, and whether any can
+//   wallet/sender              its next nonces; signed (signer) and stored (transactions) before anything leaves
+//   wallet/watcher             each new block: which nonces are used by now (pending)
+//   wallet/broadcast           what is stored goes to the nodes, again and again; what is stuck is replaced (fees)
+//   wallet/resolution          how a payment ended, written down
+//   chain/chain, rpc           what is asked of the nodes, of which one, and how its answers are read (token, json-rpc,
 //                              newest-block, chain-time)
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
@@ -28,7 +28,7 @@ import type { Tracer, TracingOptions } from "../core/tracing.ts";
 import { createOutbound, type Outbound } from "../http/client/outbound.ts";
 import { hostPart } from "../http/listener.ts";
 import { listenPlain } from "../http/plain-listener.ts";
-import { SETTLE_BODY_BYTES_MAX } from "../kernel/limits.ts";
+import { MAX } from "../kernel/limits.ts";
 import { poll } from "../kernel/loop.ts";
 import { endsWithin } from "../kernel/wait.ts";
 import { DATABASE_FILE } from "../keys/master-keys.ts";
@@ -49,24 +49,21 @@ import {
   type TlsMaterial,
   type TlsReading,
 } from "./mtls.ts";
+import type { Limits } from "./payments/guardrails.ts";
 import { createPaymentSpans } from "./payments/payment-spans.ts";
-import { cleanUpFacilitator } from "./retention.ts";
+import { cleanUpFacilitator } from "./payments/retention.ts";
 import { createOpenEdge, createPeerEdge } from "./routes.ts";
+import { createSettlementWaiters } from "./settle/claims.ts";
 import { createSettle } from "./settle/settle.ts";
-import { createSettlementWaiters } from "./settle/waiters.ts";
-import { createOwnWallets } from "./wallet/lease-rows.ts";
-import { createWalletLeases } from "./wallet/leases.ts";
-import { requireMulticall3 } from "./wallet/sharing.ts";
+import { requireMulticall3 } from "./wallet/choose-wallet.ts";
+import { createOwnWallets, createWalletLeases } from "./wallet/leases.ts";
 import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
-import { createWallet } from "./wallet/wallet.ts";
+import { createWallet, type WalletLimits } from "./wallet/wallet.ts";
 
-const CLEAN_UP_MS = 600_000;
 /** How often this process looks for what another one has left behind. */
 const TAKE_UP_MS = 10_000;
 /** How often it looks for what others have claimed for its wallets: while they claim much, and while they don't. */
 const TAKE_CLAIMED_MS = { leastMs: 50, mostMs: 400 };
-/** For answers that are still being sent when everything else has ended. */
-const LAST_ANSWERS_MS = 2_000;
 
 export interface FacilitatorOptions {
   readonly host: string;
@@ -88,26 +85,7 @@ export interface FacilitatorOptions {
   readonly signers:
     | { readonly kind: "local"; readonly keys: readonly Hex[] }
     | { readonly kind: "remote"; readonly url: string; readonly address: Hex };
-  readonly limits: {
-    /** Smallest units of the token, for accounts without a limit of their own. */
-    readonly maxPerTransaction: bigint;
-    /** Smallest units of the token per account and UTC day, for accounts without a ceiling of their own. */
-    readonly dailyCeiling: bigint;
-    /** Wei that an account's reverted transactions may burn on a UTC day; 0 for no bound. */
-    readonly dailyGasWei: bigint;
-    /** Wei that all its transactions may cost on a day; 0 for no bound. */
-    readonly dailyGasAllWei: bigint;
-    /** Least smallest units of the token of one payment. */
-    readonly minValue: bigint;
-    readonly gasLowWaterWei: bigint;
-    readonly inclusionTimeoutMs: number;
-    /** May have a fraction. */
-    readonly maxFeeGwei: number;
-    /** Blocks until an inclusion counts as final. */
-    readonly confirmations: number;
-    /** Most payments of one transaction, through Multicall3; up to 1: each has its own. */
-    readonly batch: number;
-  };
+  readonly limits: Limits & WalletLimits & { readonly inclusionTimeoutMs: number };
 }
 
 export type RunningFacilitator = Awaited<ReturnType<typeof startFacilitator>>;
@@ -148,7 +126,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
     tls: options.tls,
     answer: edge.fetch,
     ownerOf: ownerOf(store.read),
-    bodyBytesMax: SETTLE_BODY_BYTES_MAX,
+    bodyBytesMax: MAX.settleBodyBytes,
     limits: LISTENER_LIMITS,
     clock: systemClock,
     log,
@@ -176,7 +154,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   opened.defer(takingUp(log, () => Promise.all([wallet.readiness(), wallet.takeUp(), settle.takeUp()])));
   if (store.isShared) opened.defer(poll(TAKE_CLAIMED_MS, settle.takeClaimed).stop);
   const { clock } = store;
-  opened.defer(withClockStepGuard({ clock, log, everyMs: CLEAN_UP_MS }, () => cleanUpFacilitator(store, clock, log)));
+  opened.defer(withClockStepGuard({ clock, log, everyMs: 600_000 }, () => cleanUpFacilitator(store, clock, log)));
 
   const url = `https://${hostPart(options.host)}:${listener.port}`;
   const openUrl = `http://${hostPart(options.host)}:${openServer.port}`;
@@ -194,7 +172,8 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
       await endsWithin(options.drainMs, drained);
       // Requests that wait for a block get the hash of the transaction that may still land.
       outcomes.release();
-      await endsWithin(LAST_ANSWERS_MS, drained);
+      // For answers that are still being sent when everything else has ended.
+      await endsWithin(2_000, drained);
       await running.disposeAsync();
     },
   };

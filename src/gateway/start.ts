@@ -70,6 +70,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // Before anything looks at calls: remove calls that a dead process refused but its disk stored after all.
   await refusals.removeAppeared();
   await scheduler.recover();
+  state.note();
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
   const edge = edgeOf(parts, api);
@@ -122,17 +123,17 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
 }
 
 /** On SQLite the lock was taken before, and all that is left in the database is of processes that are gone. */
-const NOBODY_BEFORE = { previous: null, release() {} };
+const NOBODY_BEFORE = { previous: null, note() {}, release() {} };
 
 /** The keys, the name under which this process holds them, and what a restore of the database has left to mind. */
 async function openState({ databaseUrl, dataDir }: GatewayOptions, store: Store, masterKeys: MasterKeys, log: Log) {
   const keyring = await openKeyring(store, masterKeys, store.clock, log);
   const replica = newId("rep", store.clock.now());
-  const { previous, release } = databaseUrl === null ? NOBODY_BEFORE : takeOver(dataDir, replica, systemClock);
+  const held = databaseUrl === null ? NOBODY_BEFORE : takeOver(dataDir, replica, systemClock);
   const file = databaseUrl === null ? join(dataDir, DATABASE_FILE) : null;
   await keyring.watch(replica, file !== null);
   const restoredAt = await startRestored({ store, file, settle: () => settleRestored(store), log });
-  return { keyring, replica, previous, release, guard: createRestoreGuard(restoredAt) };
+  return { ...held, keyring, replica, guard: createRestoreGuard(restoredAt) };
 }
 
 /** @throws StartupProblem when a node is of another chain; one that can't be reached is asked when it is needed */

@@ -1,10 +1,11 @@
 // The port of the gateway. Bun's server accepts every connection for which there is a descriptor, and reports none. A
 // flood of them would leave no descriptor for upstream calls and the database; and where there are many descriptors, 16
 // KiB of an unfinished head on each would fill the memory. So near a part of them the holder of most connections loses
-// some. That is a tenant, of the connections on which its token came last, since behind one proxy all have its address;
-// those without a token are held by the strangers of their address. The port is closed, which closes idle connections too,
-// only where no holder has much more than others, or there are only strangers of one address: those of them who hold few
-// can't be told from others. Bun allows 12 s for a first head, and the silence limit for later ones (measured).
+// some, the longest unanswered first: who comes to make a request sends it within milliseconds. A holder is a tenant, of
+// the connections on which its token came last, since behind one proxy all have its address; those without a token are
+// held by the strangers of their network, and by all strangers together where no network has much more than others. The
+// port is closed, which closes idle connections too, only where nothing can be ended: calls under way take everything, or
+// no system library was found. Bun allows 12 s for a first head, and the silence limit for later ones (measured).
 import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
@@ -28,15 +29,16 @@ const PROBED = 48;
 const ZONE_PART = 16;
 /** Descriptors in a window. To look at one takes 2 ms. */
 const WINDOW = 1_024;
-/** Of one look, while more has to be known or ended. */
+/** Of one look, while more has to be known or ended, else one. */
 const WINDOWS_MAX = 4;
 /** How many times as many as the others have on average a holder has before it loses any. */
 const MUCH_MORE = 5 / 4;
 /**
  * Of so many requests between two looks it is noted whose they are; of all, when more descriptors are in use than one in
- * `ZONE_PART`. To note one takes 0.7 µs (measured), so that all would be two percent of the accepts.
+ * `ZONE_PART`. To note one takes 0.7 µs (measured), so that these take 0.4 percent of the time. A burst of calls of which
+ * few were noted would look like strangers that send no request.
  */
-const NOTED = 32;
+const NOTED = 256;
 
 export interface ListenerOptions {
   readonly host: string;
@@ -97,12 +99,12 @@ export function listen(options: ListenerOptions) {
   function look(): void {
     const freed = Math.ceil(openMax / FREED_PART);
     const used = leastInUse(listening === null ? Math.max(PROBED, freed) : PROBED);
-    notes = used > zone ? Number.POSITIVE_INFINITY : NOTED;
-    const crowded = census.relieve(used);
-    if (crowded.ended > 0) tell("warn", "connections_ended", { count: crowded.ended, ...crowded.whose });
+    const { count, tenant, isCrowded, isRelieved } = census.relieve(used);
+    notes = used > zone || isCrowded ? Number.POSITIVE_INFINITY : NOTED;
+    if (count > 0) tell("warn", "connections_ended", { count, tenant });
     if (listening === null) {
       if (used <= openMax - freed) reopen();
-    } else if (used >= openMax && !crowded.isRelieved) {
+    } else if (used >= openMax && !isRelieved) {
       close(listening);
       tell("warn", "connections_refused");
     }
@@ -208,98 +210,115 @@ function leastInUse(probed: number): number {
   return (opened.at(-1) ?? 0) + 1 - probed;
 }
 
-/** Stands before the tenant in the name of a holder, and in no address. */
+/** Stands before the tenant in the name of a holder, and in no network. */
 const TENANT = "=";
+const isTenant = (holder: string): boolean => holder.startsWith(TENANT);
+
+interface HeldConnection extends OpenConnection {
+  readonly holder: string;
+}
+
+/** Whose connections are ended, how many at most, and the tenant if they are of one that has much more than others. */
+interface Losers {
+  has(holder: string): boolean;
+  readonly most: number;
+  readonly tenant?: string;
+}
+
+/** @param holders one for each connection */
+function losersAmong(holders: readonly string[], zone: number): Losers {
+  const tenants = countsOf(holders.filter(isTenant));
+  const networks = countsOf(holders.filter((holder) => !isTenant(holder)));
+  const isOfTenant = tenants.held > networks.all;
+  const { most, held } = isOfTenant ? tenants : networks;
+  // A tenant is compared with those who have none yet too, so it makes room even alone.
+  const average = isOfTenant
+    ? (holders.length - held) / (tenants.by.size + networks.by.size)
+    : (networks.all - held) / (networks.by.size - 1);
+  // Without the second condition a caller with thirty would lose them to thousands of networks with one each.
+  if (held > average * MUCH_MORE && held >= zone) {
+    const its = { has: (holder: string) => holder === most, most: held - average };
+    return isOfTenant ? { ...its, tenant: most.slice(TENANT.length) } : its;
+  }
+  const large = networks.all < zone ? tenants.all / Math.max(1, tenants.by.size) : Number.POSITIVE_INFINITY;
+  return { has: (holder) => (tenants.by.get(holder) ?? large) >= large, most: holders.length };
+}
+
+function countsOf(holders: readonly string[]) {
+  const by = new Map<string, number>();
+  for (const holder of holders) by.set(holder, (by.get(holder) ?? 0) + 1);
+  const [most, held] = [...by].reduce((largest, each) => (each[1] > largest[1] ? each : largest), ["", 0]);
+  return { all: holders.length, by, most, held };
+}
+
+/** Ends so many of the connections at most, and leaves the newer half, since callers may just have come. @returns how many */
+function endSome(seen: readonly HeldConnection[], count: number, { has, most, tenant }: Losers): number {
+  // A stranger's whole request has been answered; a tenant's may be a call under way.
+  const isCall = ({ holder, isUnanswered }: HeldConnection) => isTenant(holder) && isUnanswered;
+  const theirs = seen.filter((each) => has(each.holder) && (tenant !== undefined || !isCall(each)));
+  const inTurn = theirs.sort((a, b) => Number(isCall(a)) - Number(isCall(b)) || b.unansweredMs - a.unansweredMs);
+  const ended = inTurn.slice(0, Math.ceil(Math.min(count, most, theirs.length / 2)));
+  for (const connection of ended) endConnection(connection);
+  return ended.length;
+}
 
 /**
- * Who holds how many connections, a tenant or the strangers of an address. All descriptors are too many for one look, so
- * they are counted by windows, and each window's last count stands until the next one.
+ * Who holds the connections, a tenant or the strangers of a network. All descriptors are too many for one look, so they
+ * are looked at by windows, and what each window showed stands until the next time. Nobody loses any before all were seen.
  */
 function createCensus(port: number, openMax: number, zone: number) {
-  const windows: Map<string, number>[] = [];
-  const total = new Map<string, number>();
+  /** The holder of each connection. */
+  const windows: string[][] = [];
   const windowCount = Math.ceil(openMax / WINDOW);
   let next = 0;
+  let crowdedAt = Number.NEGATIVE_INFINITY;
+  /** So many windows, one after the other, had nothing to end. */
+  let barren = 0;
   /** The tenants of connections by their peers: of those noted or seen since all were last counted, and of earlier ones. */
   let [owners, earlier] = [new Map<string, string>(), new Map<string, string>()];
 
-  function holderOf({ peer, address }: OpenConnection): string {
+  function holderOf({ peer, network }: OpenConnection): string {
     const owner = owners.get(peer) ?? earlier.get(peer);
     if (owner !== undefined) owners.set(peer, owner);
-    return owner ?? address;
+    return owner ?? network;
   }
 
-  function add(holder: string, count: number): void {
-    const sum = (total.get(holder) ?? 0) + count;
-    if (sum === 0) total.delete(holder);
-    else total.set(holder, sum);
-  }
-
-  /** Counts the next window, and tells its connections. */
-  function countNext(): Map<string, OpenConnection[]> {
-    const window = next;
+  function seeNext(): HeldConnection[] {
+    const seen = connectionsAt(port, next * WINDOW, WINDOW).map((each) => ({ ...each, holder: holderOf(each) }));
+    windows[next] = seen.map(({ holder }) => holder);
     next = (next + 1) % windowCount;
-    for (const [holder, held] of windows[window] ?? []) add(holder, -held);
-    const byHolder = Map.groupBy(connectionsAt(port, window * WINDOW, WINDOW), holderOf);
-    windows[window] = new Map([...byHolder].map(([holder, its]) => [holder, its.length]));
-    for (const [holder, held] of windows[window]) add(holder, held);
     // All that are open have been seen by now.
     if (next === 0) [owners, earlier] = [new Map(), owners];
-    return byHolder;
+    return seen;
   }
 
-  /** The holder of most, and how many more than others have on average. Null where that is little. */
-  function most(): { holder: string; more: number } | null {
-    let all = 0;
-    let [holder, held] = ["", 0];
-    for (const [each, its] of total) {
-      all += its;
-      if (its > held) [holder, held] = [each, its];
-    }
-    // A tenant is compared with those who have none yet too, so it makes room even alone. Strangers alone can't, since
-    // those who have few yet can't be told from the others.
-    const others = total.size - (holder.startsWith(TENANT) ? 0 : 1);
-    const average = (all - held) / others;
-    // Without the second condition a caller with thirty would lose them to thousands of addresses with one each.
-    return others > 0 && held > average * MUCH_MORE && held >= zone ? { holder, more: held - average } : null;
-  }
-
-  /** Ends so many of the connections at most, the longest silent first. @returns how many */
-  function endSome(byHolder: Map<string, OpenConnection[]>, count: number): number {
-    const largest = most();
-    if (largest === null || count <= 0) return 0;
-    const its = (byHolder.get(largest.holder) ?? []).sort((a, b) => b.silentMs - a.silentMs);
-    const ended = its.slice(0, Math.ceil(Math.min(count, largest.more)));
-    for (const connection of ended) endConnection(connection);
-    return ended.length;
-  }
-
-  /** Forgets the counts. When many tenants are noted, it counts on instead, to forget those of connections that are gone. */
+  /** Forgets the holders. When many tenants are noted, it looks on instead, to forget those of connections that are gone. */
   function rest() {
-    if (owners.size > openMax) countNext();
+    barren = 0;
+    if (owners.size > openMax) seeNext();
     else {
       windows.length = 0;
-      total.clear();
       next = 0;
     }
-    return { ended: 0, whose: {}, isRelieved: false };
+    return { count: 0, tenant: undefined, isCrowded: false, isRelieved: true };
   }
 
   return {
     /** Notes the tenant whose request came last on a connection. */
     note: (peer: string, tenant: string): void => void owners.set(peer, TENANT + tenant),
-    /** @returns how many connections were ended, and whether a holder can lose some or not all are counted yet */
+    /** @returns how many connections were ended, of which tenant if of one, and whether some can be */
     relieve(used: number) {
-      if (used <= openMax - 2 * zone) return rest();
+      if (used > openMax - 2 * zone) crowdedAt = performance.now();
+      // Descriptors that were freed hide for a while how many are in use.
+      if (performance.now() - crowdedAt > 1_000) return rest();
       const excess = used - (openMax - zone);
-      let ended = 0;
-      for (let looked = 0; looked < Math.min(WINDOWS_MAX, windowCount); looked++) {
-        ended += endSome(countNext(), excess - ended);
-        if (windows.length === windowCount && ended >= excess) break;
-      }
-      const largest = most();
-      const whose = largest?.holder.startsWith(TENANT) ? { tenant: largest.holder.slice(TENANT.length) } : {};
-      return { ended, whose, isRelieved: windows.length < windowCount || largest !== null };
+      const looks = excess > 0 || windows.length < windowCount ? Math.min(WINDOWS_MAX, windowCount) : 1;
+      const seen = Array.from({ length: looks }, seeNext).flat();
+      if (excess <= 0 || windows.length < windowCount) return { count: 0, isCrowded: true, isRelieved: true };
+      const losers = losersAmong(windows.flat(), zone);
+      const count = endSome(seen, excess, losers);
+      barren = count > 0 ? 0 : barren + looks;
+      return { count, tenant: losers.tenant, isCrowded: true, isRelieved: barren < windowCount };
     },
   };
 }

@@ -224,7 +224,6 @@ export const PAGE_LIMIT_DEFAULT = 20;
 export const SETTLEMENT_FINAL_MS = 30_000;
 /** After so long a collected payment counts as final, even if nobody answers. */
 export const SETTLEMENT_CONFIRM_MS_MAX = 120_000;
-export const SETTLE_BODY_BYTES_MAX = MAX.settleBodyBytes;
 export const CAPTURE_BYTES_MAX = MAX.capturedBytes;
 export const IDEMPOTENCY_KEY_CHARACTERS_MAX = MAX.idempotencyKeyCharacters;
 export const SERVICE_MODEL_BYTES_MAX = MAX.serviceModelBytes;

@@ -18,7 +18,7 @@ import {
   readFileSync,
   statSync,
   unlinkSync,
-  writeFileSync,
+  writeFile,
   writeSync,
 } from "node:fs";
 import { hostname, uptime } from "node:os";
@@ -54,11 +54,12 @@ interface LockHolder {
 }
 
 /**
- * Takes the lock where no other process has it, and notes who holds it.
+ * Takes the lock where no other process has it.
  *
- * @returns who held it before and is therefore gone; null when nothing proves that. `release` does nothing without a lock
+ * @returns `previous`: who held it before and is therefore gone; null when nothing proves that. `note` tells the next process
+ *   who holds it, once nothing is left of the one before. Without a lock `note` and `release` do nothing
  */
-export function takeOver(dir: string, holder: string, { now }: Clock): { previous: string | null; release(): void } {
+export function takeOver(dir: string, holder: string, { now }: Clock) {
   let lock: ReturnType<typeof acquireDataDirLock> | null = null;
   try {
     lock = acquireDataDirLock(dir);
@@ -67,13 +68,14 @@ export function takeOver(dir: string, holder: string, { now }: Clock): { previou
     const path = join(dir, "tollgate.replica");
     ensurePrivateFile(path);
     const before = readHeld(path);
-    writeFileSync(path, JSON.stringify(held));
     const isSame = before?.host === held.host && before.file === held.file;
     const isOneStart = isSame && Math.abs(before.started_at - held.started_at) < 5_000;
-    return { previous: isOneStart ? before.holder : null, release: lock.release };
+    // Where it can't be written, the next process waits until the lease has run out.
+    const note = () => writeFile(path, JSON.stringify(held), () => {});
+    return { previous: isOneStart ? before.holder : null, note, release: lock.release };
   } catch {
     // Another replica has the directory, or nobody may write there: then leases run out as everywhere.
-    return { previous: null, release: () => lock?.release() };
+    return { previous: null, note() {}, release: () => lock?.release() };
   }
 }
 

@@ -67,7 +67,6 @@ export function checkRequirements(
   return requirements.asset === TOKEN_KEY ? null : "wrong_asset";
 }
 
-export function keyOf(authorization: Authorization): PaymentKey {
-  const { from, nonce } = authorization;
+export function keyOf({ from, nonce }: Pick<Authorization, "from" | "nonce">): PaymentKey {
   return { chain_id: CHAIN_ID, token: TOKEN_KEY, payer: from, nonce };
 }

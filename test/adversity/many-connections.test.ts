@@ -54,8 +54,8 @@ async function insist(url: string, init: RequestInit = {}): Promise<Response> {
   }
 }
 
-async function tenantOf(gateway: Gateway, upstreamUrl: string) {
-  const authorization = `Bearer ${await gateway.token({ tenant: "acme", user: "me" })}`;
+async function tenantOf(gateway: Gateway, upstreamUrl: string, name = "acme") {
+  const authorization = `Bearer ${await gateway.token({ tenant: name, user: "me" })}`;
   const headers = { authorization, "content-type": "application/json", prefer: "wait=20" };
   const body = JSON.stringify({ name: "echo", upstream_url: upstreamUrl });
   const created = await insist(`${gateway.url}/v1/agents`, { method: "POST", headers, body });
@@ -78,7 +78,8 @@ test("connections that were used and are silent give way to those that come", as
   using flood = new Flood();
   await flood.open(gateway, HEALTH);
   expect(await tenant.statusOf(await tenant.call())).toBe("succeeded");
-  expect(gateway.log()).toContain("connections_refused");
+  expect(gateway.log()).toContain("connections_ended");
+  expect(gateway.log()).not.toContain("connections_refused");
 });
 
 const HEALTH = "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
@@ -94,18 +95,25 @@ function isAnswered(socket: Socket, request = HEALTH): Promise<boolean> {
   return promise;
 }
 
+interface SteadyFloodOptions {
+  readonly most: number;
+  /** By turns. */
+  readonly from: readonly string[];
+}
+
 /** Opens connections in the place of those that it loses, some each second, until it is disposed of. */
 class SteadyFlood implements Disposable {
   readonly #sockets = new Set<Socket>();
   readonly #opening: ReturnType<typeof setInterval>;
 
-  constructor(gateway: Gateway, sent: string, { most, localAddress }: { most: number; localAddress: string }) {
+  constructor(gateway: Gateway, sent: string, { most, from }: SteadyFloodOptions) {
     const port = Number(new URL(gateway.url).port);
     const begun = performance.now();
     let made = 0;
     this.#opening = setInterval(() => {
       const due = Math.min((EACH_SECOND * (performance.now() - begun)) / 1000, made + AT_ONCE);
       for (; made < due && this.#sockets.size < most; made++) {
+        const localAddress = from[made % from.length] ?? "127.0.0.1";
         const socket = connect({ port, host: "127.0.0.1", localAddress }, () => socket.write(sent));
         socket.on("error", () => {}).on("close", () => this.#sockets.delete(socket));
         socket.resume();
@@ -156,7 +164,7 @@ test("an address that fills thousands of descriptors again and again closes the 
   expect(await isAnswered(kept)).toBe(true);
   const begun = performance.now();
   {
-    using _flood = new SteadyFlood(gateway, HEALTH, { most: MANY_CONNECTIONS, localAddress: "127.0.0.66" });
+    using _flood = new SteadyFlood(gateway, HEALTH, { most: MANY_CONNECTIONS, from: ["127.0.0.66"] });
     let until = begun + FULL_MS_MAX;
     let isFull = false;
     while (performance.now() < until) {
@@ -208,7 +216,7 @@ for (const [who, ...sent] of HOGS) {
       hog.resume().write(hogs);
       early.push(hog);
     }
-    using _flood = new SteadyFlood(gateway, hogs, { most: FLOOD, localAddress: "127.0.0.1" });
+    using _flood = new SteadyFlood(gateway, hogs, { most: FLOOD, from: ["127.0.0.1"] });
     for (let asked = 0; asked < NEW; asked++) {
       const socket = open();
       expect(await isAnswered(socket, request)).toBe(true);
@@ -223,31 +231,64 @@ for (const [who, ...sent] of HOGS) {
 
 const MANY_ADDRESSES = Array.from({ length: 100 }, (_, at) => `127.0.1.${at + 1}`);
 
-/** Each with where they come from, and what becomes of them. */
-const SILENT: [of: string, event: string, ...from: string[]][] = [
-  ["all of one address", "connections_ended", "127.0.0.1"],
-  ["a few of each address", "connections_refused", ...MANY_ADDRESSES],
+/** Each with where they come from. */
+const STRANGERS: [of: string, ...from: string[]][] = [
+  ["all of one address", "127.0.0.1"],
+  ["many of each of a few addresses", ...MANY_ADDRESSES.slice(0, 20)],
+  ["a few of each of many addresses", ...MANY_ADDRESSES],
 ];
 
-for (const [of, event, ...from] of SILENT) {
-  test(`connections that send nothing, ${of}, end no call that is under way, and everybody is let in again`, async () => {
-    const arrived = Promise.withResolvers<void>();
-    const release = Promise.withResolvers<void>();
-    const fetch = async () => {
-      arrived.resolve();
-      await release.promise;
-      return new Response("here");
-    };
-    using upstream = Bun.serve({ hostname: "127.0.0.1", port: 0, idleTimeout: 0, fetch });
+for (const [of, ...from] of STRANGERS) {
+  test(`heads that never end, ${of}: who comes is let in, and a tenant's connections stay`, async () => {
     await using gateway = await crowded();
-    const tenant = await tenantOf(gateway, `http://127.0.0.1:${upstream.port}/`);
+    const port = Number(new URL(gateway.url).port);
+    const open = () => connect({ port, host: "127.0.0.1" });
+    const request = await requestOf(gateway, "GET /v1/agents", "few");
+    using _flood = new SteadyFlood(gateway, "GET /healthz HTTP/1.1\r\n", { most: FLOOD, from });
+    await until(() => /connections_(ended|refused)/.test(gateway.log()));
+    const kept: Socket[] = [];
+    for (let asked = 0; asked < NEW; asked++) {
+      const socket = open();
+      expect(await isAnswered(socket, request)).toBe(true);
+      if (kept.length < KEPT) kept.push(socket);
+      else socket.destroy();
+    }
+    for (const socket of kept) expect(await isAnswered(socket, request)).toBe(true);
+    for (const socket of kept) socket.destroy();
+    expect(gateway.log()).not.toContain("connections_refused");
+  });
+}
+
+/** Answers no call before it is told to. */
+function slowUpstream() {
+  let calls = 0;
+  const released = Promise.withResolvers<void>();
+  const fetch = async () => {
+    calls++;
+    await released.promise;
+    return new Response("here");
+  };
+  const server = Bun.serve({ hostname: "127.0.0.1", port: 0, idleTimeout: 0, fetch });
+  return {
+    url: `http://127.0.0.1:${server.port}/`,
+    calls: () => calls,
+    release: released.resolve,
+    [Symbol.dispose]: () => void server.stop(true),
+  };
+}
+
+for (const [of, ...from] of STRANGERS) {
+  test(`connections that send nothing, ${of}, end no call that is under way, and everybody is let in again`, async () => {
+    using upstream = slowUpstream();
+    await using gateway = await crowded();
+    const tenant = await tenantOf(gateway, upstream.url);
     const answered = tenant.call();
-    await arrived.promise;
+    await until(() => upstream.calls() === 1);
     {
       using flood = new Flood();
       await flood.open(gateway, "", ...from);
-      await until(() => gateway.log().includes(event));
-      release.resolve();
+      await until(() => gateway.log().includes("connections_ended"));
+      upstream.release();
       expect((await answered).status).toBe(202);
     }
     expect((await insist(`${gateway.url}/healthz`)).status).toBe(200);
@@ -255,6 +296,54 @@ for (const [of, event, ...from] of SILENT) {
     await gateway.stop();
   });
 }
+
+/** So many that none of them has much more than the others. */
+const EQUALS = Array.from({ length: 8 }, (_, at) => `equal-${at}`);
+
+test("tenants that keep equally many connections lose silent ones, but none with a call, and who has few loses none", async () => {
+  using upstream = slowUpstream();
+  await using gateway = await crowded();
+  const open = () => connect({ port: Number(new URL(gateway.url).port), host: "127.0.0.1" });
+  const request = await requestOf(gateway, "GET /v1/agents", "few");
+  const requests = await Promise.all(EQUALS.map((tenant) => requestOf(gateway, "GET /v1/agents", tenant)));
+  const equal = await tenantOf(gateway, upstream.url, EQUALS[0]);
+  const answered = equal.call();
+  await until(() => upstream.calls() === 1);
+  const kept = Array.from({ length: KEPT }, open);
+  for (const socket of kept) expect(await isAnswered(socket, request)).toBe(true);
+  const early: Socket[] = [];
+  while (!/connections_(ended|refused)/.test(gateway.log()) && early.length < FLOOD) {
+    const socket = open();
+    early.push(socket);
+    expect(await isAnswered(socket, requests[early.length % requests.length])).toBe(true);
+  }
+  for (let asked = 0; asked < NEW; asked++) {
+    const socket = open();
+    early.push(socket);
+    expect(await isAnswered(socket, requests[asked % requests.length])).toBe(true);
+  }
+  for (const socket of kept) expect(await isAnswered(socket, request)).toBe(true);
+  upstream.release();
+  expect(await equal.statusOf(await answered)).toBe("succeeded");
+  for (const socket of [...kept, ...early]) socket.destroy();
+  expect(gateway.log()).not.toContain("connections_refused");
+});
+
+/** Of each tenant: with the connections to the upstream that all of them take, too many. */
+const CALLS = 27;
+
+test("calls that take all connections are answered, and new connections are refused until then", async () => {
+  using upstream = slowUpstream();
+  await using gateway = await crowded();
+  const tenants = await Promise.all(EQUALS.map((name) => tenantOf(gateway, upstream.url, name)));
+  const answers = tenants.flatMap(({ call }) => Array.from({ length: CALLS }, call));
+  await until(() => gateway.log().includes("connections_refused"));
+  expect(upstream.calls()).toBe(EQUALS.length * CALLS);
+  upstream.release();
+  for (const answer of await Promise.all(answers)) expect(answer.status).toBe(202);
+  expect((await insist(`${gateway.url}/healthz`)).status).toBe(200);
+  expect(upstream.calls()).toBe(EQUALS.length * CALLS);
+});
 
 async function until(holds: () => boolean): Promise<void> {
   const deadline = performance.now() + ANSWER_MS_MAX;

@@ -1,6 +1,6 @@
 // What processes have used so far, as the kernel counts it: time of a core says more than a clock on a machine that has
 // other things to do.
-import { readdirSync, readFileSync, readlinkSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync, readlinkSync } from "node:fs";
 
 /** USER_HZ, which is 100 on every Linux that Bun runs on. */
 const TICKS_PER_SECOND = 100;
@@ -26,6 +26,22 @@ export function usageOf(pid: number): Usage {
 export function residentMb(pid: number): number {
   const status = readFileSync(`/proc/${pid}/status`, "latin1");
   return Number(/VmRSS:\s+(\d+)/.exec(status)?.[1] ?? 0) / 1024;
+}
+
+const RESIDENT_EVERY_MS = 20;
+
+/**
+ * The resident set of a process from now on until it is asked for, in MB. One look would tell nothing: under load it swings by
+ * half, as garbage is collected once or twice a second.
+ */
+export function residentOver(pid: number): () => { readonly mean: number; readonly least: number } {
+  const seen = [residentMb(pid)];
+  const timer = setInterval(() => existsSync(`/proc/${pid}`) && seen.push(residentMb(pid)), RESIDENT_EVERY_MS);
+  timer.unref();
+  return () => {
+    clearInterval(timer);
+    return { mean: seen.reduce((sum, each) => sum + each, 0) / seen.length, least: Math.min(...seen) };
+  };
 }
 
 /** Seconds of this process so far. */

@@ -1,6 +1,6 @@
 // One load on one process, and everything that is counted of it.
 
-import { residentMb, usageOf } from "./cores.ts";
+import { residentOver, usageOf } from "./cores.ts";
 import type { BenchDatabase } from "./databases.ts";
 import { type Load, runLoad } from "./load.ts";
 import type { Figures } from "./table.ts";
@@ -95,6 +95,7 @@ async function startCounting({ pid, database, helpers = [] }: Target): Promise<(
   const cores = () => [pid, ...helpers].reduce((sum, each) => sum + usageOf(each).whole, 0);
   const [whole, { main }] = [cores(), usageOf(pid)];
   const [server, written] = [database.serverSeconds(), await database.written(pid)];
+  const resident = residentOver(pid);
   return async (count) => {
     const [wholeNow, serverNow] = [cores(), database.serverSeconds()];
     const each = (total: number) => (count === 0 ? 0 : total / count);
@@ -103,7 +104,7 @@ async function startCounting({ pid, database, helpers = [] }: Target): Promise<(
       cpu_us: each((wholeNow - whole) * 1e6),
       main_us: each((usageOf(pid).main - main) * 1e6),
       ...(server_us > 0 && { server_us }),
-      rss_mb: residentMb(pid),
+      rss_mb: resident().mean,
       written: each((await database.written(pid)) - written),
     };
   };

@@ -65,10 +65,10 @@ function fullFolders(sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 272, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 256, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 53_939,
+    most: 53_657,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -76,16 +76,16 @@ export const FIGURES: readonly Figure[] = [
     most: 9,
     find: (sources) => [...sources.keys()].filter((path) => path.startsWith("src/kernel/")),
   },
-  { what: "short files with one importer in the same folder", most: 10, find: slices },
-  { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 1, find: fullFolders },
+  { what: "short files with one importer in the same folder", most: 4, find: slices },
+  { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 0, find: fullFolders },
   {
     what: "type names that several files declare",
-    most: 1,
+    most: 0,
     find: declaredTwice(/^(?:export )?(?:interface|type|class) ([A-Z]\w*)/gm),
   },
   {
     what: "exported functions that several files declare",
-    most: 1,
+    most: 0,
     find: declaredTwice(/^export (?:async )?function (\w+)/gm),
   },
   { what: "values that may be promises", most: 0, find: matches(/\b(MaybePromise|andThen)\b/g) },
@@ -96,7 +96,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 168,
+    most: 153,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {

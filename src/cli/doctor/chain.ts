@@ -2,9 +2,8 @@
 // others; and the wallets that pay for gas. A node is named by its place in the list, since its URL may hold a key.
 // In one file, since the rules judge what the questions found.
 import { decodeFunctionResult, encodeFunctionData, formatEther, parseAbi } from "viem";
-import { exchange, NoAnswer, RpcError } from "../../chain/json-rpc.ts";
-import type { Block } from "../../chain/rpc-types.ts";
-import * as wire from "../../chain/rpc-types.ts";
+import * as wire from "../../chain/json-rpc.ts";
+import { type Block, exchange, NoAnswer, RpcError } from "../../chain/json-rpc.ts";
 import { TOKEN_ADDRESS } from "../../chain/token.ts";
 import type { FacilitatorConfig } from "../../config.ts";
 import { systemClock } from "../../core/time.ts";

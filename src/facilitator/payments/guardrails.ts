@@ -21,12 +21,15 @@ export interface FacilitatorAccount extends AccountLimits {
 }
 
 export interface Limits {
+  /** Smallest units of the token. */
   readonly maxPerTransaction: bigint;
+  /** Smallest units of the token per account and UTC day. */
   readonly dailyCeiling: bigint;
-  /** Of reverted transactions; 0 for no bound. */
+  /** Wei that an account's reverted transactions may burn on a UTC day; 0 for no bound. */
   readonly dailyGasWei: bigint;
-  /** Of all transactions; 0 for no bound. */
+  /** Wei that all its transactions may cost on a day; 0 for no bound. */
   readonly dailyGasAllWei: bigint;
+  /** Least smallest units of the token of one payment. */
   readonly minValue: bigint;
 }
 

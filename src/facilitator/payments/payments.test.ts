@@ -22,13 +22,13 @@ import {
   claimedPayment,
   claimedWithoutTransaction,
   claimPayment,
-  findPayment,
   heldOf,
   markSent,
   markSentAgain,
   recordFailed,
   recordReorganised,
   recordSettled,
+  storedPayment,
   withdrawClaim,
 } from "./payments.ts";
 
@@ -269,7 +269,7 @@ eachStore((makePlace, dialect) => {
     const limits = { dailyCeiling: most, dailyGasWei: 0n, dailyGasAllWei: 0n };
     const claim = { ...claimOf(1, "alpha", most), limits, balance: { amount: most, block: 0 } };
     expect(await store.write((tx) => claimPayment(tx, claim, NOON))).toBe("claimed");
-    const row = await findPayment(store.read, claim.key);
+    const row = await storedPayment(store.read, claim.key);
     if (row === null) throw new Error("no record");
     const { key: name, claim: attempt, authorization, signature } = claim;
     expect(claimedPayment(row)).toEqual({ key: name, claim: attempt, authorization, signature });
@@ -281,7 +281,7 @@ eachStore((makePlace, dialect) => {
   test("the first hash stays until one has settled the payment, and through a reorganisation", async () => {
     await emptied(store);
     const hashes: (string | null | undefined)[] = [];
-    const note = async () => hashes.push((await findPayment(store.read, key(1)))?.transaction_hash);
+    const note = async () => hashes.push((await storedPayment(store.read, key(1)))?.transaction_hash);
     await store.write((tx) => claimPayment(tx, claimOf(1, "alpha", 1n), NOON));
     await store.write((tx) => markSent(tx, claimOf(1, "alpha", 1n), word(1), NOON));
     await store.write((tx) => markSent(tx, claimOf(1, "alpha", 1n), word(2), NOON));
@@ -290,7 +290,7 @@ eachStore((makePlace, dialect) => {
     await store.write((tx) => recordReorganised(tx, key(1), NOON));
     await note();
     expect(hashes).toEqual([word(1), word(3)]);
-    expect(await findPayment(store.read, key(1))).toMatchObject({
+    expect(await storedPayment(store.read, key(1))).toMatchObject({
       status: "sent",
       block_hash: null,
       ended_at: null,

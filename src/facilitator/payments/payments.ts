@@ -8,10 +8,10 @@
 //
 // Beside the transitions stand what a simulation found, as a claim keeps it; what of a payer's balance is held, without
 // which one balance could be spent many times and all but the first transfer revert; and the payments under way.
-import { and, asc, count, eq, gt, inArray, ne, or, sql } from "drizzle-orm";
+import { and, asc, count, eq, gt, inArray, ne, or, type SQL, sql } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import type { Balance } from "../../chain/chain.ts";
-import { COLLECTION_EVENTS } from "../../core/states.ts";
+import { COLLECTION_EVENTS, type CollectionStatus } from "../../core/states.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
 import {
@@ -54,7 +54,7 @@ export interface PaymentClaim extends ClaimedPayment {
   readonly hasCode: boolean;
   /** Wei that it may cost, whatever becomes of it; 0 where that has no bound. */
   readonly gasHeld: bigint;
-  readonly gas: SimulatedGas;
+  readonly gas: Gas;
 }
 
 /**
@@ -83,12 +83,19 @@ function hasKey(t: PaymentsTable, key: PaymentKey) {
   return and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
 }
 
+/** A statement that names more than a hundred would be slow to plan. */
+export function inGroups<T>(items: readonly T[]): T[][] {
+  return Array.from({ length: Math.ceil(items.length / 100) }, (_, index) =>
+    items.slice(100 * index, 100 * (index + 1)),
+  );
+}
+
 /** For maps in memory, where chain and token are the same for all. */
 export function paymentName({ payer, nonce }: Pick<PaymentKey, "payer" | "nonce">): string {
   return `${payer}:${nonce}`;
 }
 
-export async function findPayment(reader: Reader, key: PaymentKey): Promise<FacilitatorPayment | null> {
+export async function storedPayment(reader: Reader, key: PaymentKey): Promise<FacilitatorPayment | null> {
   const { facilitatorPayments: t } = reader.tables;
   const [row] = await reader.db.select().from(t).where(hasKey(t, key));
   return row ?? null;
@@ -110,16 +117,31 @@ export function claimedPayment(row: FacilitatorPayment): ClaimedPayment {
   };
 }
 
-/**
- * Takes the payment, with its share of the account's day and of the payer's balance; or stores nothing.
- */
+/** A change of one payment in one of these states; null when it is in none of them, and nothing has changed. */
+async function changePayment(
+  tx: Tx,
+  key: PaymentKey,
+  from: readonly CollectionStatus[],
+  set: Partial<PaymentsTable["$inferInsert"]>,
+  also?: (t: PaymentsTable) => SQL | undefined,
+): Promise<Reservation | null> {
+  const { facilitatorPayments: t } = tx.tables;
+  const [row] = await tx.db
+    .update(t)
+    .set(set)
+    .where(and(hasKey(t, key), inArray(t.status, [...from]), also?.(t)))
+    .returning(reservation(t));
+  return row ?? null;
+}
+
+/** Takes the payment, with its share of the account's day and of the payer's balance; or stores nothing. */
 export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Promise<Claimed> {
   const { key, account, authorization, limits, balance, gas, gasAtRisk: more, gasHeld } = claim;
   const { value } = authorization;
   const of = { account, day: claim.day };
   await lockDays(tx, account);
   await lockPayer(tx, key.payer);
-  if ((await findPayment(tx, key)) !== null) return "taken";
+  if ((await storedPayment(tx, key)) !== null) return "taken";
   const { reserved, gasBurned, gasUsed } = await usedOn(tx, of);
   if (exceedsCeiling(reserved, value, limits.dailyCeiling)) return "ceiling";
   if (exceedsGas(gasBurned, limits.dailyGasWei)) return "gas";
@@ -173,14 +195,9 @@ export async function markSent(
   hash: Hex,
   now: number,
 ): Promise<boolean> {
-  const { facilitatorPayments: t } = tx.tables;
   const { from, to } = COLLECTION_EVENTS.send;
-  const rows = await tx.db
-    .update(t)
-    .set({ status: to, transaction_hash: hash, updated_at: now })
-    .where(and(hasKey(t, key), eq(t.claim, claim), inArray(t.status, [...from])))
-    .returning({ nonce: t.nonce });
-  return rows.length > 0;
+  const set = { status: to, transaction_hash: hash, updated_at: now };
+  return (await changePayment(tx, key, from, set, (t) => eq(t.claim, claim))) !== null;
 }
 
 /**
@@ -188,13 +205,7 @@ export async function markSent(
  * then. Its row is locked until the commit, so nobody records a failure at the same time.
  */
 export async function markSentAgain(tx: Tx, key: PaymentKey, now: number): Promise<boolean> {
-  const { facilitatorPayments: t } = tx.tables;
-  const rows = await tx.db
-    .update(t)
-    .set({ updated_at: now })
-    .where(and(hasKey(t, key), eq(t.status, COLLECTION_EVENTS.send.to)))
-    .returning({ nonce: t.nonce });
-  return rows.length > 0;
+  return (await changePayment(tx, key, [COLLECTION_EVENTS.send.to], { updated_at: now })) !== null;
 }
 
 /**
@@ -210,23 +221,10 @@ export async function recordSettled(
   cost: bigint | null = null,
 ): Promise<boolean> {
   const account = cost === null ? null : await lockAccountOf(tx, key);
-  const { facilitatorPayments: t } = tx.tables;
   const { from, to } = COLLECTION_EVENTS.settle;
-  const rows = await tx.db
-    .update(t)
-    .set({
-      status: to,
-      transaction_hash: inclusion.transaction_hash,
-      block_number: inclusion.block_number,
-      block_hash: inclusion.block_hash,
-      updated_at: now,
-      ended_at: now,
-    })
-    .where(and(hasKey(t, key), inArray(t.status, [...from])))
-    .returning(reservation(t));
-  const [row] = rows;
-  if (row !== undefined && cost !== null && account !== null) await countCost(tx, key, row, cost);
-  return rows.length > 0;
+  const row = await changePayment(tx, key, from, { ...inclusion, status: to, updated_at: now, ended_at: now });
+  if (row !== null && cost !== null && account !== null) await countCost(tx, key, row, cost);
+  return row !== null;
 }
 
 /** Its part of its day's gas is what it cost, in place of what it held. A reorganisation may make that come again. */
@@ -257,29 +255,19 @@ export async function recordFailed(
 ): Promise<boolean> {
   const account = await lockAccountOf(tx, key);
   if (account === null) return false;
-  const { facilitatorPayments: t } = tx.tables;
-  const { to } = COLLECTION_EVENTS.fail;
-  const [row] = await tx.db
-    .update(t)
-    .set({
-      status: to,
-      reason: failure.reason,
-      foreign_transaction: failure.foreign_transaction,
-      ...(failure.gas_burned !== null && as.was === "sent" && { reverted_on: as.day }),
-      updated_at: now,
-      ended_at: now,
-    })
-    .where(
-      and(
-        hasKey(t, key),
-        eq(t.account, account),
-        eq(t.status, as.was),
-        as.was === "claimed" ? eq(t.claim, as.claim) : undefined,
-      ),
-    )
-    .returning(reservation(t));
-  if (row === undefined) return false;
   const burned = failure.gas_burned;
+  const set = {
+    status: COLLECTION_EVENTS.fail.to,
+    reason: failure.reason,
+    foreign_transaction: failure.foreign_transaction,
+    ...(burned !== null && as.was === "sent" && { reverted_on: as.day }),
+    updated_at: now,
+    ended_at: now,
+  };
+  const row = await changePayment(tx, key, [as.was], set, (t) =>
+    and(eq(t.account, account), as.was === "claimed" ? eq(t.claim, as.claim) : undefined),
+  );
+  if (row === null) return false;
   if (burned === null || as.was === "claimed") {
     // What was sent may still cost as much: a transaction that takes its place, or one that reverts late.
     const gasUsed = as.was === "claimed" ? -BigInt(row.gas_held) : 0n;
@@ -317,7 +305,7 @@ type Reservation = Pick<FacilitatorPayment, "account" | "day" | "value" | "gas_h
 
 /** The lock comes before the row: see lockDays. */
 async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {
-  const payment = await findPayment(tx, key);
+  const payment = await storedPayment(tx, key);
   if (payment === null) return null;
   await lockDays(tx, payment.account);
   return payment.account;
@@ -325,14 +313,9 @@ async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {
 
 /** The block that held it is not part of the chain any more. It keeps its reservation, for it may land again. */
 export async function recordReorganised(tx: Tx, key: PaymentKey, now: number): Promise<boolean> {
-  const { facilitatorPayments: t } = tx.tables;
   const { from, to } = COLLECTION_EVENTS.reorganise;
-  const rows = await tx.db
-    .update(t)
-    .set({ status: to, block_number: null, block_hash: null, updated_at: now, ended_at: null })
-    .where(and(hasKey(t, key), inArray(t.status, [...from])))
-    .returning({ nonce: t.nonce });
-  return rows.length > 0;
+  const set = { status: to, block_number: null, block_hash: null, updated_at: now, ended_at: null };
+  return (await changePayment(tx, key, from, set)) !== null;
 }
 
 /** One more request for a payment that has a record. */
@@ -345,17 +328,15 @@ export async function countAttempt(tx: Tx, key: PaymentKey): Promise<void> {
 }
 
 /** It holds for the wallet that it was made for. */
-export interface SimulatedGas {
+export interface Gas {
   readonly limit: bigint;
   readonly from: Hex;
   /** Whether it may share a transaction with other payments. */
   readonly mayShare: boolean;
 }
 
-type Kept = Pick<PaymentsTable["$inferSelect"], "wallet" | "gas_limit" | "may_share">;
-
 /** As it was for the claim; null for what an earlier version has claimed. */
-export function simulatedGas({ wallet, gas_limit, may_share }: Kept): SimulatedGas | null {
+export function simulatedGas({ wallet, gas_limit, may_share }: FacilitatorPayment): Gas | null {
   if (wallet === null || gas_limit === null) return null;
   return { limit: BigInt(gas_limit), from: wallet, mayShare: may_share === true };
 }
@@ -432,9 +413,6 @@ async function gasReserved(tx: Tx, account: string, payer: Hex): Promise<{ reser
   return { reserved: sumOf(rows), own: sumOf(rows.filter((row) => row.payer === payer)) };
 }
 
-/** A statement that names more than this would be slow to plan. */
-const NAMED_MAX = 100;
-
 /** Claims for which nothing was ever broadcast, the oldest first. */
 export function claimedWithoutTransaction(reader: Reader, limit: number): Promise<FacilitatorPayment[]> {
   const { facilitatorPayments: t } = reader.tables;
@@ -481,11 +459,11 @@ export async function openAmong(reader: Reader, keys: readonly PaymentKey[]): Pr
   const { facilitatorPayments: t } = reader.tables;
   const payers = [...new Set(keys.map(({ payer }) => payer))];
   const open = new Set<string>();
-  for (let start = 0; start < payers.length; start += NAMED_MAX) {
+  for (const some of inGroups(payers)) {
     const rows = await reader.db
       .select({ payer: t.payer, nonce: t.nonce })
       .from(t)
-      .where(and(oneOf(t.payer, payers.slice(start, start + NAMED_MAX)), isOpen(t)));
+      .where(and(oneOf(t.payer, some), isOpen(t)));
     for (const row of rows) open.add(paymentName(row));
   }
   return open;

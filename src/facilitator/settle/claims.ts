@@ -1,52 +1,94 @@
 // A payment that nothing is against, from the simulation to its block: claimed with its share of the ceiling and of
 // the payer's balance in one write, then sent, then waited for. If something goes wrong before a transaction is stored, the
 // claim is given back, and that claim alone.
-import type { Balance } from "../../chain/chain.ts";
-import { silentMeters } from "../../core/meters.ts";
+import type { Balance, Chain } from "../../chain/chain.ts";
+import type { TimeSpan } from "../../chain/chain-time.ts";
+import type { FindOwnTransfer } from "../../chain/own-transfer.ts";
+import type { Log } from "../../core/log.ts";
+import { type Meters, silentMeters } from "../../core/meters.ts";
+import type { Clock } from "../../core/time.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { createReservedShare, mayTake } from "../../kernel/share.ts";
-import { endsWithin } from "../../kernel/wait.ts";
-import type { Hex } from "../../x402/types.ts";
-import { utcDay } from "../payments/guardrails.ts";
-import { createPaymentSpans } from "../payments/payment-spans.ts";
+import { createEndWaiters, endsWithin } from "../../kernel/wait.ts";
+import type { Store } from "../../storage/store.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
+import type { Verifier } from "../../x402/verifier/verifier.ts";
+import { type Limits, utcDay } from "../payments/guardrails.ts";
+import { createPaymentSpans, type PaymentSpans } from "../payments/payment-spans.ts";
 import {
   type Claimed,
   type ClaimedPayment,
   claimPayment,
+  type FacilitatorPayment,
+  type Gas,
   type Measured,
+  openAmong,
   openByAccount,
   type PaymentClaim,
+  paymentName,
   sentNonces,
+  storedPayment,
   withdrawClaim,
 } from "../payments/payments.ts";
-import { type Gas, type SettleOptions, WalletNotHeld } from "./ports.ts";
-import { requirementsText, type SettlementRequest, windowProblem } from "./request.ts";
+import { WalletNotHeld } from "../wallet/leases.ts";
+import type { Wallet } from "../wallet/wallet.ts";
 import {
-  beingSettled,
-  type SettlementRefusal,
-  type SettlementResponses,
-  type SettleResponse,
-  unavailable,
-} from "./response.ts";
+  BEING_SETTLED,
+  type CollectionOutcome,
+  declined,
+  notNow,
+  outcomeOfRecord,
+  overLimit,
+  overShare,
+  putOff,
+} from "./outcome.ts";
+import { type Named, requirementsText, type SettlementRequest, windowProblem } from "./request.ts";
 
 /** To a node, for one payment. */
 const QUESTIONS_PARALLEL = 8;
 
-/** "taken": somebody else claimed it in between, so there is a record to answer from. */
-export type Collected = SettleResponse | SettlementRefusal | "taken";
+/**
+ * "taken": somebody else claimed it in between, so there is a record to answer from. `refused`: nothing is claimed, and it is
+ * refused unless it has a record by now.
+ */
+type Collected = CollectionOutcome | { readonly refused: CollectionOutcome } | "taken";
+
+const REFUSALS = { ceiling: "over_daily_ceiling", reverts: "payer_reverted", gas: "over_daily_gas" } as const;
 
 type ClaimWithGas = ClaimedPayment & Pick<PaymentClaim, "gas" | "gasAtRisk" | "gasHeld" | "hasCode" | "day">;
 
+/** Of the chain and the wallets only what settling asks of them. */
+export interface SettleOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly meters?: Pick<Meters, "settlement" | "settlementTook">;
+  readonly chain: Pick<Chain, "isSignedByContract" | "balanceOf" | "hasCode" | "isUsed"> &
+    Pick<Wallet, "simulate"> & {
+      /** The time of day by the chain: it decides whether a payment is good yet, or no more. @throws Fault `unavailable` */
+      time(): Promise<TimeSpan>;
+    };
+  readonly wallet: Pick<Wallet, "capacity" | "readiness" | "costOf" | "send" | "worksFor" | "canSend" | "isAlone">;
+  readonly outcomes: SettlementWaiters;
+  readonly verifier: Pick<Verifier, "signedBy">;
+  readonly limits: Limits & { readonly inclusionTimeoutMs: number };
+  /** Left out where traces are off. */
+  readonly spans?: PaymentSpans;
+  /** Finds what was collected and is not recorded. */
+  readonly findOwnTransfer: FindOwnTransfer;
+  /** Settlements at work at once, of all accounts together; tests lower it. */
+  readonly inFlightMax?: number;
+}
+
 interface CollectOptions extends SettleOptions {
-  readonly responses: SettlementResponses;
   readonly inFlight: InFlight;
   /** A claim may have been left behind. */
   onOrphanedClaim(): void;
 }
 
 export function createCollect(options: CollectOptions) {
-  const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, responses, inFlight } = options;
-  const { onOrphanedClaim, spans = createPaymentSpans(null) } = options;
+  const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, inFlight } = options;
+  const { spans = createPaymentSpans(null) } = options;
   const claimBeside = createClaim(options);
   const isOverShare = createOpenShares(store, wallet.capacity);
 
@@ -57,11 +99,13 @@ export function createCollect(options: CollectOptions) {
     const wanted = { key, claim: crypto.randomUUID(), authorization, signature };
     const claimed = await claimFirst(request, wanted, gas);
     if (claimed === "taken") return "taken";
-    if (claimed === "ceiling") return { overLimit: "over_daily_ceiling" };
-    if (claimed === "reverts") return { overLimit: "payer_reverted" };
-    if (claimed === "gas") return { overLimit: "over_daily_gas" };
-    // Not a refusal: payments that hold the balance may still fail, and it may have grown since. Likewise with the gas.
-    if (claimed !== "claimed") throw responses.putOff(request, claimed);
+    if (claimed === "held" || claimed === "gas held") {
+      // Not a refusal: payments that hold the balance may still fail, and it may have grown since. Likewise with the gas.
+      const outcome = putOff(claimed);
+      log.info("settlement_deferred", { ...request.named, reason: outcome.reason });
+      return outcome;
+    }
+    if (claimed !== "claimed") return { refused: overLimit(REFUSALS[claimed], request) };
     try {
       return await spans.during(wanted.key, () => sendAndWait(request, wanted, gas));
     } finally {
@@ -73,13 +117,14 @@ export function createCollect(options: CollectOptions) {
     // Counted from the claim, as others do who find its record.
     const until = performance.now() + limits.inclusionTimeoutMs;
     const sending = spans.step("sign and store", () => send(request, wanted, gas));
-    const isSent = await endsWithin(until - performance.now(), sending);
+    const isSent = await endsWithin(until - performance.now(), sending).catch(() => null);
+    if (isSent === null) return notNow("not sent");
     // The wallet goes on with it after this request.
-    if (!isSent) throw beingSettled();
+    if (!isSent) return BEING_SETTLED;
     const record = await spans.step("wait for inclusion", () => outcomes.wait(wanted.key, until - performance.now()));
-    if (record === null) throw beingSettled();
+    if (record === null) return BEING_SETTLED;
     // A later claim may have other terms, and is judged by those.
-    return record.claim === wanted.claim ? responses.fromRecord(request, record, false) : "taken";
+    return record.claim === wanted.claim ? outcomeOfRecord(record, request, false, log) : "taken";
   }
 
   /** Once it is claimed, it counts as being sent here, until `send` knows whether it is. */
@@ -98,29 +143,18 @@ export function createCollect(options: CollectOptions) {
   /**
    * A claim for the wallet of another facilitator is left to that one.
    *
-   * @throws Fault `unavailable` when nothing was signed and stored; the payment can be presented again
+   * @throws when nothing was signed and stored: the payment can be presented again
    */
-  async function send(request: SettlementRequest, claimed: ClaimedPayment, gas: Gas): Promise<void> {
-    const { named } = request;
+  async function send({ named }: SettlementRequest, claimed: ClaimedPayment, gas: Gas): Promise<void> {
     try {
       await wallet.send(claimed, gas);
     } catch (error) {
       if (error instanceof WalletNotHeld) return;
       log.warn("payment_not_sent", { ...named, error });
-      if (await withdraw(request, claimed)) throw unavailable();
-      // No longer claimed, so it was sent or ended after all: its record tells.
+      // No longer claimed, it was sent or ended after all: its record tells.
+      if (await withdraw(options, named, claimed)) throw error;
     } finally {
       inFlight.endSending(named);
-    }
-  }
-
-  async function withdraw({ named }: SettlementRequest, claimed: ClaimedPayment): Promise<boolean> {
-    try {
-      return await store.write((tx) => withdrawClaim(tx, claimed));
-    } catch (error) {
-      log.warn("claim_not_withdrawn", { ...named, error });
-      onOrphanedClaim();
-      return true;
     }
   }
 
@@ -128,23 +162,45 @@ export function createCollect(options: CollectOptions) {
   return async (request: SettlementRequest): Promise<Collected> => {
     const { account, named } = request;
     // Equal requests at once need no second simulation.
-    if (inFlight.has(named)) throw beingSettled();
-    if (!inFlight.begin(named)) throw responses.overShare(request, "too many settlements at once");
+    if (inFlight.has(named)) return BEING_SETTLED;
+    if (!inFlight.begin(named)) return impossible(options, named, overShare("too many settlements at once"));
     try {
       const readiness = await wallet.readiness();
-      if (!readiness.ready) throw responses.unready(request, readiness.reason);
-      if (await isOverShare(account)) throw responses.overShare(request, "too many payments under way");
+      if (!readiness.ready) return impossible(options, named, notNow(readiness.reason));
+      if (await isOverShare(account)) return impossible(options, named, overShare("too many payments under way"));
       const { authorization, signature } = request.payment;
       const simulated = await chain.simulate(authorization, signature);
-      if (!simulated.ok) return { failed: simulated.reason };
+      if (!simulated.ok) return { refused: declined(simulated.reason) };
       // The simulation may have taken long.
       const late = windowProblem(request, await chain.time());
-      if (late !== null) return { failed: late };
+      if (late !== null) return { refused: declined(late) };
       return await claimSendWait(request, simulated.gas);
     } finally {
       inFlight.end(named);
     }
   };
+}
+
+/** False when the claim is gone. */
+async function withdraw({ store, log, onOrphanedClaim }: CollectOptions, named: Named, claimed: ClaimedPayment) {
+  try {
+    return await store.write((tx) => withdrawClaim(tx, claimed));
+  } catch (error) {
+    log.warn("claim_not_withdrawn", { ...named, error });
+    onOrphanedClaim();
+    return true;
+  }
+}
+
+/** Nothing is against the payment itself. */
+function impossible(
+  { log, meters = silentMeters }: CollectOptions,
+  named: Named,
+  outcome: CollectionOutcome,
+): CollectionOutcome {
+  log.warn("settlement_impossible", { ...named, reason: outcome.reason });
+  if (outcome.kind === "over_limit") meters.settlement("over_limit");
+  return outcome;
 }
 
 function createClaim(options: CollectOptions) {
@@ -241,8 +297,6 @@ function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
   };
 }
 
-type Named = SettlementRequest["named"];
-
 /**
  * The payments that this process has in flight, with a share of them for each account. Collecting enters them here, and
  * resuming leaves them alone, so neither has to ask the other.
@@ -294,4 +348,52 @@ export type InFlight = ReturnType<typeof createInFlight>;
 /** Per account: one must not hold up another's payment by presenting it with a wrong signature. */
 function nameOf({ account, payer, nonce }: Named): string {
   return `${payer}:${nonce}:${account}`;
+}
+
+/** Other processes work for wallets only on a database that can be shared. A look is for lost answers elsewhere. */
+const LOOK_AGAIN_MS = { shared: 250, alone: 1000 };
+
+export type SettlementWaiters = ReturnType<typeof createSettlementWaiters>;
+
+/**
+ * Requests that wait for a payment to end. An outcome decided in this process is announced and wakes them at once. One that
+ * was decided in another process is found by looking: one query now and then for all of them.
+ */
+export function createSettlementWaiters(store: Store) {
+  const waiters = createEndWaiters<PaymentKey>({
+    nameOf: paymentName,
+    lookAgainMs: LOOK_AGAIN_MS[store.isShared ? "shared" : "alone"],
+    async endedAmong(keys) {
+      const open = await openAmong(store.read, keys);
+      return keys.map(paymentName).filter((name) => !open.has(name));
+    },
+  });
+
+  return {
+    /** After the write that changed the payment is durable. */
+    announce: (key: PaymentKey): void => waiters.announce(paymentName(key)),
+    /** Ends all waits, now and from now on, since the process is about to end: each gets the payment as it is. */
+    release: waiters.release,
+    /**
+     * The payment once it is settled or failed, or as it is after `ms` or at the release; null when there is none.
+     *
+     * @throws Fault `unavailable` when the last look finds no database
+     */
+    wait: (key: PaymentKey, ms: number): Promise<FacilitatorPayment | null> =>
+      waiters.wait({ key, ms, look: (isLast) => look(key, isLast), isEnded }),
+  };
+
+  /** Undefined when the database is away and there is time left to look again. */
+  async function look(key: PaymentKey, isLast: () => boolean): Promise<FacilitatorPayment | null | undefined> {
+    try {
+      return await storedPayment(store.read, key);
+    } catch (error) {
+      if (isLast()) throw error;
+      return undefined;
+    }
+  }
+}
+
+function isEnded(row: FacilitatorPayment | null): boolean {
+  return row === null || row.status === "settled" || row.status === "failed";
 }

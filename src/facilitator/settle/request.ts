@@ -1,6 +1,4 @@
-// One request to collect a payment, with what every step needs of it, and whether it asks for the same as a record.
-// Pure.
-
+// One request to collect a payment, with what every step needs of it, and whether it asks for the same as a record. Pure.
 import type { TimeSpan } from "../../chain/chain-time.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import { canonicalSignature } from "../../x402/eip3009.ts";
@@ -21,8 +19,14 @@ export interface SettlementRequest {
   readonly requirements: Requirements;
   /** Whose signature it is. If it isn't the payer's own, it may be a contract wallet's, which only the chain can judge. */
   readonly signedBy: SignedBy;
-  /** For the log: never the signature. */
-  readonly named: { readonly account: string; readonly payer: Hex; readonly nonce: Hex };
+  readonly named: Named;
+}
+
+/** A payment in the log: never with its signature. */
+export interface Named {
+  readonly account: string;
+  readonly payer: Hex;
+  readonly nonce: Hex;
 }
 
 export function settlementRequest(

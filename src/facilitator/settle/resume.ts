@@ -2,10 +2,10 @@
 // behind by a crash, or by a database that went away. They are sent while they are valid, and fail otherwise; until one of
 // the two is possible they are tried again. Each write names the claim that was read and changes nothing if that claim is
 // gone, so this is safe beside others who still work on the payment, and beside a later claim of the same authorization.
-import type { Receipt } from "../../chain/rpc-types.ts";
-import type { Log, LogFields } from "../../core/log.ts";
+import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import { boundedCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { endsWithin } from "../../kernel/wait.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
@@ -14,17 +14,17 @@ import {
   claimedPayment,
   claimedWithoutTransaction,
   type FacilitatorPayment,
+  type Gas,
   markSent,
   paymentName,
   recordFailed,
   recordSettled,
   simulatedGas,
 } from "../payments/payments.ts";
-import type { InFlight } from "./claims.ts";
-import type { Gas, SettleOptions } from "./ports.ts";
+import type { InFlight, SettleOptions } from "./claims.ts";
 import { windowProblem } from "./request.ts";
 
-/** Larger than IN_FLIGHT_MAX, so a batch always holds claims that are not in flight. */
+/** Larger than MAX.walletTransactions, so a batch always holds claims that are not in flight. */
 const CLAIMS_AT_ONCE = 5_000;
 const SIMULATIONS_AT_ONCE = 16;
 /** They wait together for a nonce each, and may share transactions. */
@@ -43,7 +43,6 @@ interface ResumeOptions extends SettleOptions {
 
 export function createResume(options: ResumeOptions) {
   const { store, clock, log, wallet, inFlight } = options;
-  const resumeOne = createResumeOne(options);
   /** By payment. */
   const underWay = new Set<string>();
   const rounds = createRounds(log, resumeAll);
@@ -80,7 +79,7 @@ export function createResume(options: ResumeOptions) {
       // Another run may have begun with it meanwhile.
       if (underWay.has(paymentName(row))) return;
       underWay.add(paymentName(row));
-      const isDone = !rounds.isStopped() && (await resumeOne(row, gasOf(row)));
+      const isDone = !rounds.isStopped() && (await resumeOne(options, row, gasOf(row)));
       underWay.delete(paymentName(row));
       counts[isDone ? "done" : "left"] += 1;
     }
@@ -135,31 +134,25 @@ function createRounds(log: Log, round: () => Promise<{ readonly done: number; re
     return endsWithin(ms, promise);
   }
 
-  /** Now and then only. */
-  function say(fields: LogFields): void {
-    wanted = true;
-    if (performance.now() - saidAt < 60_000) return;
-    saidAt = performance.now();
-    log.warn("claims_not_resumed", fields);
-  }
-
-  /** Returns how many are done. */
-  async function attempt(): Promise<number> {
-    try {
-      const { done, left } = await round();
-      if (left > 0) say({ left });
-      return done;
-    } catch (error) {
-      say({ error });
-      return 0;
+  /** Whether anything is done. */
+  async function attempt(): Promise<boolean> {
+    const { done, ...rest } = await round().catch((error: unknown) => ({ done: 0, error }));
+    if (!("left" in rest) || rest.left > 0) {
+      wanted = true;
+      // Now and then only.
+      if (performance.now() - saidAt >= 60_000) {
+        saidAt = performance.now();
+        log.warn("claims_not_resumed", rest);
+      }
     }
+    return done > 0;
   }
 
   async function untilNoneIsLeft(): Promise<void> {
     let pauseMs = TRY_AGAIN_MS;
     while (wanted && !stopped) {
       wanted = false;
-      if ((await attempt()) > 0) pauseMs = TRY_AGAIN_MS;
+      if (await attempt()) pauseMs = TRY_AGAIN_MS;
       if (wanted && !stopped) await pause(pauseMs);
       pauseMs = Math.min(2 * pauseMs, 8_000);
     }
@@ -177,76 +170,56 @@ function createRounds(log: Log, round: () => Promise<{ readonly done: number; re
   };
 }
 
-function createResumeOne(options: ResumeOptions) {
+/** False when nothing can be said or done now. @param known what was simulated a moment ago; null when it is too old */
+async function resumeOne(options: ResumeOptions, row: FacilitatorPayment, known: Gas | null): Promise<boolean> {
   const { log, chain, wallet } = options;
-  const endUnsent = createUnsentEnd(options);
-
-  /** False when nothing can be said or done now. @param known what was simulated a moment ago; null when it is too old */
-  return async (row: FacilitatorPayment, known: Gas | null): Promise<boolean> => {
-    const payment = claimedPayment(row);
-    const { account, payer, nonce } = row;
-    try {
-      const late = windowProblem({ payment }, await chain.time());
-      if (late !== null) return await endUnsent(payment, late);
-      if (!(await wallet.readiness()).ready) return false;
-      // Another process can send it, and does.
-      if (!wallet.canSend()) return !wallet.worksFor(row.wallet);
-      let gas = known;
-      if (gas === null) {
-        const simulated = await chain.simulate(payment.authorization, payment.signature);
-        if (!simulated.ok) return await endUnsent(payment, simulated.reason);
-        ({ gas } = simulated);
-      }
-      await wallet.send(payment, gas);
-      log.info("claim_resumed", { account, payer, nonce });
-      return true;
-    } catch (error) {
-      log.debug("claim_not_resumed", { account, payer, nonce, error });
-      return false;
+  const payment = claimedPayment(row);
+  const { account, payer, nonce } = row;
+  try {
+    const late = windowProblem({ payment }, await chain.time());
+    if (late !== null) return await endUnsent(options, payment, late);
+    if (!(await wallet.readiness()).ready) return false;
+    // Another process can send it, and does.
+    if (!wallet.canSend()) return !wallet.worksFor(row.wallet);
+    let gas = known;
+    if (gas === null) {
+      const simulated = await chain.simulate(payment.authorization, payment.signature);
+      if (!simulated.ok) return await endUnsent(options, payment, simulated.reason);
+      ({ gas } = simulated);
     }
-  };
+    await wallet.send(payment, gas);
+    log.info("claim_resumed", { account, payer, nonce });
+    return true;
+  } catch (error) {
+    log.debug("claim_not_resumed", { account, payer, nonce, error });
+    return false;
+  }
 }
 
-function createUnsentEnd(options: ResumeOptions) {
+/** It has failed, unless the claim is of a state before it was sent. False when nobody can tell. */
+async function endUnsent(options: ResumeOptions, payment: ClaimedPayment, reason: string): Promise<boolean> {
   const { store, clock, log, meters = silentMeters, outcomes, findOwnTransfer, onRecovered } = options;
-
-  async function collected(payment: ClaimedPayment, { hash, blockNumber, blockHash }: Receipt): Promise<boolean> {
-    const { key } = payment;
-    const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
-    const isSettled = await store.write(async (tx) => {
-      const now = clock.now();
-      return (await markSent(tx, payment, hash, now)) && recordSettled(tx, key, inclusion, now);
-    });
-    if (isSettled) {
-      onRecovered(key, hash);
-      outcomes.announce(key);
+  const { key, claim } = payment;
+  const own = await findOwnTransfer(payment.authorization);
+  if (own === "unknown") return false;
+  const now = clock.now();
+  const isEnded = await store.write(async (tx) => {
+    if (own === null) {
+      const failure = { reason, foreign_transaction: null, gas_burned: null };
+      return recordFailed(tx, key, failure, { was: "claimed", claim, now });
     }
-    return true;
+    const inclusion = { transaction_hash: own.hash, block_number: own.blockNumber, block_hash: own.blockHash };
+    return (await markSent(tx, payment, own.hash, now)) && recordSettled(tx, key, inclusion, now);
+  });
+  if (!isEnded) return true;
+  if (own !== null) onRecovered(key, own.hash);
+  else {
+    meters.settlement("failed");
+    log.info("payment_failed", { payer: key.payer, nonce: key.nonce, reason });
   }
-
-  async function fail(payment: ClaimedPayment, reason: string): Promise<boolean> {
-    const { key, claim } = payment;
-    const failure = { reason, foreign_transaction: null, gas_burned: null };
-    const found = { was: "claimed", claim, now: clock.now() } as const;
-    if (await store.write((tx) => recordFailed(tx, key, failure, found))) {
-      const { payer, nonce } = key;
-      meters.settlement("failed");
-      log.info("payment_failed", { payer, nonce, reason });
-      outcomes.announce(key);
-    }
-    return true;
-  }
-
-  /** It has failed, unless the claim is of a state before it was sent. False when nobody can tell. */
-  return async (payment: ClaimedPayment, reason: string): Promise<boolean> => {
-    const own = await findOwnTransfer(payment.authorization);
-    if (own === "unknown") return false;
-    return own === null ? fail(payment, reason) : collected(payment, own);
-  };
+  outcomes.announce(key);
+  return true;
 }
-
-/** Half of them are remembered for certain. A process that starts again counts from zero anyway. */
-const REMEMBERED_MAX = 20_000;
 
 type RecoveredPayments = ReturnType<typeof createRecoveredPayments>;
 
@@ -255,7 +228,7 @@ type RecoveredPayments = ReturnType<typeof createRecoveredPayments>;
  * and counted once, wherever it is found and however often it is presented.
  */
 export function createRecoveredPayments(log: Log, meters: Pick<Meters, "settlement">) {
-  const told = boundedCache<string, true>(REMEMBERED_MAX);
+  const told = boundedCache<string, true>(MAX.paymentsTold);
   return ({ payer, nonce }: Pick<PaymentKey, "payer" | "nonce">, transaction: Hex): void => {
     const name = paymentName({ payer, nonce });
     if (told.get(name) !== undefined) return;

@@ -5,6 +5,7 @@ import { newPayer, type PaymentOptions, signPayment, verifiedAtOnce } from "../.
 import {
   account,
   allPayments,
+  answered,
   ending,
   keyOfRequest,
   parsed,
@@ -21,17 +22,17 @@ import type { Store } from "../../storage/store.ts";
 import { utcDay } from "../payments/guardrails.ts";
 import { createLocalSigner } from "../wallet/signer.ts";
 import { createWallet, type Wallet } from "../wallet/wallet.ts";
-import { createSettle, type Settle } from "./settle.ts";
-import { createSettlementWaiters, type SettlementWaiters } from "./waiters.ts";
+import { createSettlementWaiters, type SettlementWaiters } from "./claims.ts";
+import { createSettle } from "./settle.ts";
 
 let node: TestChain;
 let place: Place;
 let store: Store;
 let wallet: Wallet;
 let outcomes: SettlementWaiters;
-let settle: Settle["settle"];
+let settle: ReturnType<typeof answered>;
 /** The same, for callers that do not wait long. */
-let settleSoon: Settle["settle"];
+let settleSoon: ReturnType<typeof answered>;
 
 beforeAll(async () => {
   node = await startChain();
@@ -74,9 +75,9 @@ beforeAll(async () => {
       isUsed: chain.isUsed,
     },
   };
-  ({ settle } = createSettle({ ...common, ...parts, limits }));
+  settle = answered(createSettle({ ...common, ...parts, limits }));
   const soon = createSettle({ ...common, ...parts, limits: { ...limits, inclusionTimeoutMs: 250 } });
-  settleSoon = soon.settle;
+  settleSoon = answered(soon);
 }, 30_000);
 afterAll(async () => {
   await wallet.stop();

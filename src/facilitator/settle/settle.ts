@@ -1,7 +1,8 @@
-// One `/settle` request from its parsed form to its answer, in the interface's order of checks. A payment that has a
+// One `/settle` request from its parsed form to its outcome, in the interface's order of checks. A payment that has a
 // record is answered from it before anything else is judged, so a retry after a lost answer always learns the truth.
 // Nothing here depends on the caller still being there.
 import { silentMeters } from "../../core/meters.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import { NETWORK } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
@@ -15,74 +16,73 @@ import {
   usedOn,
   utcDay,
 } from "../payments/guardrails.ts";
-import { countAttempt, type FacilitatorPayment, findPayment } from "../payments/payments.ts";
-import { createCollect, createInFlight } from "./claims.ts";
-import type { SettleOptions } from "./ports.ts";
-import { isSameTerms, type SettlementRequest, settlementRequest, windowProblem } from "./request.ts";
+import { countAttempt, type FacilitatorPayment, storedPayment } from "../payments/payments.ts";
+import { createCollect, createInFlight, type SettleOptions } from "./claims.ts";
 import {
-  beingSettled,
+  BEING_SETTLED,
+  type CollectionOutcome,
   createRefusalLog,
-  createSettlementResponses,
-  type SettlementRefusal,
-  type SettleResponse,
-} from "./response.ts";
+  declined,
+  outcomeForOthers,
+  outcomeOfRecord,
+  overLimit,
+  settledBy,
+} from "./outcome.ts";
+import { isSameTerms, type SettlementRequest, settlementRequest, windowProblem } from "./request.ts";
 import { createRecoveredPayments, createResume } from "./resume.ts";
 
 /** Attempts for one request: between two looks, others may claim the payment and withdraw the claim. */
 const TURNS_MAX = 3;
-/** Settlements at work at once. Memory stays bounded while node and wallet are slow. */
-const IN_FLIGHT_MAX = 2_000;
 
 export type Settle = ReturnType<typeof createSettle>;
 
 export function createSettle(options: SettleOptions) {
   const { store, clock, log, meters = silentMeters, chain, verifier, limits } = options;
-  const responses = createSettlementResponses(log, createRefusalLog({ store, clock, log }), meters);
-  const inFlight = createInFlight(options.inFlightMax ?? IN_FLIGHT_MAX);
+  const refusals = createRefusalLog(options);
+  const inFlight = createInFlight(options.inFlightMax ?? MAX.settlements);
   const onRecovered = createRecoveredPayments(log, meters);
   const resume = createResume({ ...options, inFlight, onRecovered });
-  const collect = createCollect({ ...options, responses, inFlight, onOrphanedClaim: resume.soon });
+  const collect = createCollect({ ...options, inFlight, onOrphanedClaim: resume.soon });
 
   /**
    * On another network the same nonce belongs to another payment, unless the payer signed it for this network, whatever
    * the request says.
    */
   async function recordOf({ key, payment, signedBy }: SettlementRequest): Promise<FacilitatorPayment | null> {
-    return payment.network === NETWORK || signedBy === "payer" ? findPayment(store.read, key) : null;
+    return payment.network === NETWORK || signedBy === "payer" ? storedPayment(store.read, key) : null;
   }
 
-  async function answerFromRecord(request: SettlementRequest): Promise<SettleResponse | null> {
+  async function refuse({ named }: SettlementRequest, outcome: CollectionOutcome): Promise<CollectionOutcome> {
+    meters.settlement(outcome.kind === "over_limit" ? "over_limit" : "refused");
+    await refusals.note({ ...named, reason: outcome.reason });
+    return outcome;
+  }
+
+  async function fromRecord(request: SettlementRequest): Promise<CollectionOutcome | null> {
     const record = await recordOf(request);
     if (record === null) return null;
     // Payer and nonce are no secret. Without a signature of the payer, nobody learns what became of the payment.
-    if (!(await isSigned(request, record))) return responses.refuse(request, { failed: "wrong_signature" });
-    if (!isSameTerms(record, request)) return responses.onOtherTerms(request, record);
+    if (!(await isSigned(request, record))) return refuse(request, declined("wrong_signature"));
+    if (!isSameTerms(record, request)) {
+      await refuse(request, declined("claimed_on_other_terms"));
+      return outcomeForOthers(record);
+    }
     await countRetry(request);
-    return responses.fromRecord(request, record, isAwaited(record));
+    return outcomeOfRecord(record, request, isAwaited(record), log);
   }
 
   /**
-   * By which transaction a payment was collected that has no record; null when it was not. All of it stands on the chain,
-   * so anybody could present it; but not with another signature than the payer's.
-   *
-   * @throws Fault `unavailable` when nobody can tell
+   * Whether a payment was collected that has no record; null when it was not. All of it stands on the chain, so anybody could
+   * present it; but not with another signature than the payer's.
    */
-  async function forgotten({ key, payment, signedBy }: SettlementRequest): Promise<Hex | null> {
+  async function forgotten({ key, payment, signedBy }: SettlementRequest): Promise<CollectionOutcome | null> {
     const { authorization, signature } = payment;
     const found = await options.findOwnTransfer(authorization);
     if (found === null) return null;
     if (signedBy !== "payer" && !(await chain.isSignedByContract(authorization, signature))) return null;
-    if (found === "unknown") throw beingSettled();
+    if (found === "unknown") return BEING_SETTLED;
     onRecovered(key, found.hash);
-    return found.hash;
-  }
-
-  async function refuseUnlessForgotten(
-    request: SettlementRequest,
-    refusal: SettlementRefusal,
-  ): Promise<SettleResponse> {
-    const transaction = "failed" in refusal ? await forgotten(request) : null;
-    return transaction === null ? responses.refuse(request, refusal) : responses.collected(request, transaction);
+    return settledBy(found.hash);
   }
 
   /** A contract wallet may accept other signatures than the record's, and only the wallet itself can say so. */
@@ -108,41 +108,30 @@ export function createSettle(options: SettleOptions) {
     }
   }
 
-  /** What can be judged without a simulation; null when nothing is against it. */
-  async function judge(request: SettlementRequest): Promise<SettlementRefusal | null> {
-    const { account, payment, requirements } = request;
-    const time = await chain.time();
-    const late = windowProblem(request, time);
-    if (late !== null) return { failed: late };
-    const problem = checkRequirements(payment, requirements, { exactValue: false });
-    // Network and asset are guardrails, which look at them again.
-    if (problem !== null && problem !== "wrong_network" && problem !== "wrong_asset") {
-      return { failed: problem };
-    }
-    const of = { account, day: utcDay(time.earliest) };
-    const used = await usedOn(store.read, of);
-    const broken = checkGuardrails(payment, requirements, { used, limits: request.limits });
-    if (broken !== null) return { overLimit: broken };
-    return (await isPayerShutOut(options, of, request.key.payer)) ? { overLimit: "payer_reverted" } : null;
+  /** Null when others have claimed the payment meanwhile, so that its record tells. */
+  async function attempt(request: SettlementRequest): Promise<CollectionOutcome | null> {
+    const known = await fromRecord(request);
+    if (known !== null) return known;
+    const against = await judge(options, request);
+    const found = against === null ? await collect(request) : { refused: against };
+    if (found === "taken") return null;
+    if (!("refused" in found)) return found;
+    // Another process may have collected it meanwhile, and that is why it can't be collected again.
+    if ((await recordOf(request)) !== null) return null;
+    const own = found.refused.kind === "declined" ? await forgotten(request) : null;
+    return own ?? refuse(request, found.refused);
   }
 
   return {
-    /**
-     * @throws Fault `over_limit` for a guardrail, `unavailable` where a retry may find another answer
-     */
-    async settle(account: FacilitatorAccount, presented: SettleRequest): Promise<SettleResponse> {
+    /** @throws Fault `unavailable` when nodes, database or the checker of signatures can't be asked */
+    async settle(account: FacilitatorAccount, presented: SettleRequest): Promise<CollectionOutcome> {
       const signedBy = await verifier.signedBy(account.name, presented.payment);
       const request = settlementRequest(account, presented, limits, signedBy);
       for (let turn = 0; turn < TURNS_MAX; turn += 1) {
-        const known = await answerFromRecord(request);
-        if (known !== null) return known;
-        const found = (await judge(request)) ?? (await collect(request));
-        if (found === "taken") continue;
-        if ("success" in found) return found;
-        // Another process may have collected it meanwhile, and that is why it can't be collected again.
-        if ((await recordOf(request)) === null) return refuseUnlessForgotten(request, found);
+        const outcome = await attempt(request);
+        if (outcome !== null) return outcome;
       }
-      throw beingSettled();
+      return BEING_SETTLED;
     },
     /** Goes on with claims that a crash left without a transaction, until there are none. Never rejects. */
     recover: resume.run,
@@ -153,6 +142,25 @@ export function createSettle(options: SettleOptions) {
     /** Ends recovering. Requests at work go on. */
     stop: resume.stop,
   };
+}
+
+/** What can be judged without a simulation; null when nothing is against it. */
+async function judge(options: SettleOptions, request: SettlementRequest): Promise<CollectionOutcome | null> {
+  const { store, chain } = options;
+  const { account, payment, requirements } = request;
+  const time = await chain.time();
+  const late = windowProblem(request, time);
+  if (late !== null) return declined(late);
+  const problem = checkRequirements(payment, requirements, { exactValue: false });
+  // Network and asset are guardrails, which look at them again.
+  if (problem !== null && problem !== "wrong_network" && problem !== "wrong_asset") {
+    return declined(problem);
+  }
+  const of = { account, day: utcDay(time.earliest) };
+  const used = await usedOn(store.read, of);
+  const broken = checkGuardrails(payment, requirements, { used, limits: request.limits });
+  if (broken !== null) return overLimit(broken, request);
+  return (await isPayerShutOut(options, of, request.key.payer)) ? overLimit("payer_reverted", request) : null;
 }
 
 async function isPayerShutOut({ store, chain }: SettleOptions, of: DayOfAccount, payer: Hex): Promise<boolean> {

@@ -3,7 +3,7 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/token.ts";
-import { byTransaction, type SendJob } from "./batch.ts";
+import { byTransaction, type SendJob } from "./sender.ts";
 
 const anyJob = fc.record({
   payment: fc.constant({} as SendJob["payment"]),

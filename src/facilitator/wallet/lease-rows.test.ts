@@ -3,7 +3,7 @@ import { eachPostgres } from "../../../test/support/stores/postgres-kinds.ts";
 import { type Place, places, postgresPlace } from "../../../test/support/stores/stores.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import { changeHolder, dropLease, holdsUntilCommit, LEASE_MS, livingOf, removeGone, renewLease } from "./lease-rows.ts";
+import { changeHolder, dropLease, holdsUntilCommit, LEASE_MS, livingOf, removeGone, renewLease } from "./leases.ts";
 
 const WALLET: Hex = "0x01";
 const facilitator = (id: string, isAble = true) => ({ id, isAble, wallets: [WALLET, "0x02"] as Hex[] });

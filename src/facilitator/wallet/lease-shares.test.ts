@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
 import type { Hex } from "../../x402/types.ts";
-import { changesOf, type LivingFacilitator } from "./lease-shares.ts";
+import { changesOf, type LivingFacilitator } from "./leases.ts";
 
 const WALLETS: readonly Hex[] = ["0x01", "0x02", "0x03", "0x04", "0x05", "0x06", "0x07"];
 const IDS = ["a", "b", "c", "d"];

@@ -3,21 +3,39 @@
 // when they are not renewed. A process that was paused for longer finds out before it acts: by the age of its own last
 // renewal, and in each write that stores a signed transaction, by the wallet's token. Beneath that, the unique nonces keep
 // two that believe to hold one wallet from harm.
+//
+// In the database stand which facilitators live, by its clock, and which of them works for each wallet. A wallet changes hands
+// by a write that is guarded by its token. There is no lock of all: a process that stops in the middle of a write holds up
+// the renewals of nobody. Each facilitator decides for itself alone, from the same rows and one after another: it takes
+// wallets that nobody works for, and gives up what another one should have.
 
+import { and, eq, lt, ne, sql } from "drizzle-orm";
+import type { Tables } from "../../../db/schema.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { every } from "../../kernel/loop.ts";
-import { createLeaseTrust } from "../../storage/leases.ts";
+import { createLeaseTrust, leaseHolds } from "../../storage/leases.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import { WalletNotHeld } from "../settle/ports.ts";
-import { createHolders } from "./holders.ts";
-import { dropLease, holdsUntilCommit, LEASE_MS, type Leases, renewLease } from "./lease-rows.ts";
+import { openWallets } from "./transactions.ts";
 
+/** How long a facilitator counts as alive after it has renewed its lease. */
+export const LEASE_MS = 6_000;
+/** Rows of facilitators that have been gone for so long are removed. */
+const GONE_MS = 60_000;
 const RENEW_MS = 2_000;
 /** A lease that is not renewed counts as over a little before others may see it so. */
 const BELIEVED_MS = LEASE_MS - 1_000;
+
+/** This process does not work for the wallet (any more). Nothing of it is stored, or the wallet's new holder knows of it. */
+export class WalletNotHeld extends Error {
+  override readonly name = "WalletNotHeld";
+
+  constructor(wallet: Hex) {
+    super(`another facilitator works for the wallet ${wallet}`);
+  }
+}
 
 /** What changes with the leases. */
 export interface LeaseListener {
@@ -29,22 +47,7 @@ export interface LeaseListener {
   isAble(): Promise<boolean>;
 }
 
-export interface WalletLeases {
-  /** Takes what is free. @throws Fault `unavailable` */
-  start(listener: LeaseListener): Promise<void>;
-  /** Leaves the wallets to the others. Never rejects. */
-  stop(): Promise<void>;
-  /** Whether this process works for the wallet now, as far as it knows without asking. */
-  holds(wallet: Hex): boolean;
-  /**
-   * To be called in a work that stores what is to be broadcast: it is stored only if the wallet is still held then.
-   *
-   * @throws WalletNotHeld
-   */
-  fence(tx: Tx, wallet: Hex): Promise<void>;
-  /** Whether no other facilitator runs, or did a moment ago. */
-  isAlone(): boolean;
-}
+export type WalletLeases = ReturnType<typeof createWalletLeases>;
 
 interface WalletLeasesOptions {
   readonly store: Store;
@@ -54,12 +57,13 @@ interface WalletLeasesOptions {
   readonly wallets: readonly Hex[];
 }
 
-export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesOptions): WalletLeases {
+export function createWalletLeases(options: WalletLeasesOptions) {
+  const { store, clock, log, wallets } = options;
   const id = newId("fac", clock.now());
   /** On SQLite this process is the only one. */
   const isOnly = !store.isShared;
   const trust = createLeaseTrust(LEASE_MS);
-  const holders = createHolders({ id, store, log, wallets, isOnly });
+  const holders = createHolders(id, options);
   /** When the lease that holds was asked for (performance.now). A step of the wall clock ends nothing. */
   let renewedAt = Number.NEGATIVE_INFINITY;
   let others = 0;
@@ -121,7 +125,8 @@ export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesO
   }
 
   return {
-    async start(listener) {
+    /** Takes what is free. @throws Fault `unavailable` */
+    async start(listener: LeaseListener): Promise<void> {
       await shareOut(await renew(listener), listener);
       if (isOnly) return;
       stopRenewing = every(RENEW_MS, () => {
@@ -129,7 +134,8 @@ export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesO
         return renewing;
       });
     },
-    async stop() {
+    /** Leaves the wallets to the others. Never rejects. */
+    async stop(): Promise<void> {
       stopRenewing();
       await renewing;
       holders.clear();
@@ -137,11 +143,242 @@ export function createWalletLeases({ store, clock, log, wallets }: WalletLeasesO
       // A lease that can't be dropped runs out.
       await store.write((tx) => dropLease(tx, id)).catch((error) => log.warn("wallet_lease_not_dropped", { error }));
     },
-    holds: (wallet) => holders.tokenOf(wallet) !== null && isBelieved(),
-    async fence(tx, wallet) {
+    /** Whether this process works for the wallet now, as far as it knows without asking. */
+    holds: (wallet: Hex): boolean => holders.tokenOf(wallet) !== null && isBelieved(),
+    /**
+     * To be called in a work that stores what is to be broadcast: it is stored only if the wallet is still held then.
+     *
+     * @throws WalletNotHeld
+     */
+    async fence(tx: Tx, wallet: Hex): Promise<void> {
       const token = holders.tokenOf(wallet);
       if (token === null || !(await holdsUntilCommit(tx, wallet, id, token))) throw new WalletNotHeld(wallet);
     },
-    isAlone: () => isOnly || others === 0,
+    /** Whether no other facilitator runs, or did a moment ago. */
+    isAlone: (): boolean => isOnly || others === 0,
   };
+}
+
+/**
+ * Who works for which wallet, as far as this process knows, and how a wallet changes hands: by a write of its own, beside
+ * the renewals, since it may have to wait for a process that was stopped in the middle of a write.
+ */
+function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions) {
+  const known = new Map<Hex, WalletRow>();
+  /** When this process has last changed a holder (performance.now). */
+  const changedAt = new Map<Hex, number>();
+
+  /**
+   * What was read is true, also where its token is lower than the one known here: a failover may have lost commits. Only what
+   * this process has changed since is newer.
+   *
+   * @param rows all of the database, asked for at `askedAt` (performance.now)
+   */
+  function learn(rows: readonly WalletRow[], askedAt: number): void {
+    const read = new Map(rows.map((row) => [row.wallet, row]));
+    for (const wallet of new Set([...known.keys(), ...read.keys()])) {
+      if ((changedAt.get(wallet) ?? Number.NEGATIVE_INFINITY) >= askedAt) continue;
+      const row = read.get(wallet);
+      if (row === undefined) known.delete(wallet);
+      else known.set(wallet, row);
+    }
+  }
+
+  async function change(wallet: Hex, holder: string): Promise<boolean> {
+    const token = await store.write((tx) => changeHolder(tx, wallet, holder, known.get(wallet)?.token ?? 0));
+    if (token === null) return false;
+    changedAt.set(wallet, performance.now());
+    known.set(wallet, { wallet, holder, token });
+    return true;
+  }
+
+  /** Those that have not changed hands elsewhere meanwhile. */
+  async function changeAll(those: readonly Hex[], holder: string): Promise<Hex[]> {
+    const changed: Hex[] = [];
+    for (const wallet of those) if (await change(wallet, holder)) changed.push(wallet);
+    return changed;
+  }
+
+  /** By wallet; null when no living facilitator has it. */
+  async function holdersAmong(alive: ReadonlySet<string>): Promise<Map<Hex, string | null>> {
+    const all = new Set([...known.keys(), ...wallets, ...(await openWallets(store.read))]);
+    return new Map(
+      [...all].sort().map((wallet) => {
+        const holder = known.get(wallet)?.holder ?? "";
+        return [wallet, alive.has(holder) ? holder : null];
+      }),
+    );
+  }
+
+  return {
+    learn,
+    /** The token under which this process holds the wallet; null when it does not. */
+    tokenOf(wallet: Hex): number | null {
+      const row = known.get(wallet);
+      return row?.holder === id ? row.token : null;
+    },
+    held: (): Hex[] => [...known.values()].filter(({ holder }) => holder === id).map(({ wallet }) => wallet),
+    clear: (): void => known.clear(),
+    /**
+     * Takes and gives up what the shares say, and removes rows of facilitators that have been gone for long.
+     *
+     * @param mayJudge whether all live facilitators have had time to renew
+     * @returns what changed
+     */
+    async shareOut(leases: Leases, mayJudge: boolean): Promise<{ taken: Hex[]; givenUp: Hex[] }> {
+      const living = livingOf(leases, mayJudge).filter((each) => store.isShared || each.id === id);
+      const { take, giveUp } = changesOf(id, living, await holdersAmong(new Set(living.map((each) => each.id))));
+      const givenUp = await changeAll(giveUp, "");
+      for (const wallet of givenUp) log.info("wallet_handed_over", { wallet, facilitator: id });
+      const taken = await changeAll(take, id);
+      for (const wallet of taken) log.info("wallet_taken", { wallet, facilitator: id });
+      if (mayJudge && living.length < leases.facilitators.length) {
+        await store.write((tx) => removeGone(tx, id, store.isShared ? leases.now : "all"));
+      }
+      return { taken, givenUp };
+    },
+  };
+}
+
+export type WalletRow = Tables["facilitatorWallets"]["$inferSelect"];
+
+export interface Leases {
+  /** The database's time. */
+  readonly now: number;
+  readonly facilitators: readonly Tables["facilitators"]["$inferSelect"][];
+  readonly wallets: readonly WalletRow[];
+}
+
+/** Renews the lease of this facilitator, and reads those of all. */
+export async function renewLease(tx: Tx, { id, wallets, isAble }: LivingFacilitator): Promise<Leases> {
+  const { facilitators: t, facilitatorWallets } = tx.tables;
+  const own = { wallets: wallets.join(" "), is_able: isAble, lease_until: sql<number>`${tx.now} + ${LEASE_MS}` };
+  const [row] = await tx.db
+    .insert(t)
+    .values({ id, ...own })
+    .onConflictDoUpdate({ target: t.id, set: own })
+    .returning({ lease_until: t.lease_until });
+  return {
+    now: (row?.lease_until ?? 0) - LEASE_MS,
+    facilitators: await tx.db.select().from(t),
+    wallets: await tx.db.select().from(facilitatorWallets),
+  };
+}
+
+/** @param mayJudge whether all live facilitators have had time to renew */
+export function livingOf({ now, facilitators }: Leases, mayJudge: boolean): LivingFacilitator[] {
+  return facilitators
+    .filter(({ lease_until: until }) => !mayJudge || leaseHolds(until, now, LEASE_MS))
+    .map(({ id, wallets, is_able: isAble }) => ({ id, isAble, wallets: wallets.split(" ") as Hex[] }));
+}
+
+/**
+ * Puts the wallet into the hands of this holder, or of nobody (""). It waits for works that hold the wallet until they end,
+ * so what they store is there after it.
+ *
+ * @param token as it was seen; 0 when there was no row
+ * @returns the new token; null when the wallet has changed hands since
+ */
+export async function changeHolder(tx: Tx, wallet: Hex, holder: string, token: number): Promise<number | null> {
+  const { facilitatorWallets: t } = tx.tables;
+  const set = { holder, token: token + 1 };
+  const rows = await tx.db
+    .insert(t)
+    .values({ wallet, ...set })
+    .onConflictDoUpdate({ target: t.wallet, set, setWhere: eq(t.token, token) })
+    .returning({ token: t.token });
+  return rows[0]?.token ?? null;
+}
+
+/**
+ * Whether the wallet is still held under this token. It is then until the end of this work: who takes the wallet over waits
+ * for that, and finds what this work has stored.
+ */
+export async function holdsUntilCommit(tx: Tx, wallet: Hex, holder: string, token: number): Promise<boolean> {
+  const { facilitatorWallets: t } = tx.tables;
+  const rows = await tx.db
+    .update(t)
+    .set({ token })
+    .where(and(eq(t.wallet, wallet), eq(t.holder, holder), eq(t.token, token)))
+    .returning({ wallet: t.wallet });
+  return rows.length > 0;
+}
+
+/** Leaves the wallets to the others at once. */
+export async function dropLease(tx: Tx, id: string): Promise<void> {
+  const { facilitators, facilitatorWallets: t } = tx.tables;
+  await tx.db
+    .update(t)
+    .set({ holder: "", token: sql`${t.token} + 1` })
+    .where(eq(t.holder, id));
+  await tx.db.delete(facilitators).where(eq(facilitators.id, id));
+}
+
+/**
+ * The wallets of all facilitators of this database, now or before: a transaction of any of them is our own.
+ *
+ * @param wallets of this process
+ */
+export function createOwnWallets({ read }: Pick<Store, "read">, wallets: readonly Hex[]) {
+  const { facilitatorWallets: t } = read.tables;
+  return async (): Promise<ReadonlySet<Hex>> => {
+    const rows = await read.db.select({ wallet: t.wallet }).from(t);
+    return new Set([...wallets, ...rows.map(({ wallet }) => wallet)]);
+  };
+}
+
+/** Of facilitators that have been gone for long; or of all others, where this is known to be the only one. */
+export async function removeGone(tx: Tx, id: string, before: number | "all"): Promise<void> {
+  const { facilitators: t } = tx.tables;
+  await tx.db.delete(t).where(and(ne(t.id, id), before === "all" ? undefined : lt(t.lease_until, before - GONE_MS)));
+}
+
+export interface LivingFacilitator {
+  readonly id: string;
+  /** It can sign for these. */
+  readonly wallets: readonly Hex[];
+  /** Whether its nodes and its signer answer. */
+  readonly isAble: boolean;
+}
+
+/**
+ * Wallets go to those that can sign for them and are able to, evenly. A wallet for which nobody can sign any more is watched
+ * by any of them. When none is able, nothing would be gained by a change.
+ *
+ * @param holders of every wallet; null when no living facilitator has it
+ */
+export function changesOf(
+  me: string,
+  living: readonly LivingFacilitator[],
+  holders: ReadonlyMap<Hex, string | null>,
+): { readonly take: readonly Hex[]; readonly giveUp: readonly Hex[] } {
+  const counts = new Map(living.map(({ id }) => [id, 0]));
+  for (const holder of holders.values()) if (holder !== null) counts.set(holder, (counts.get(holder) ?? 0) + 1);
+  const countOf = (id: string) => counts.get(id) ?? 0;
+  const walletsOf = (one: string | null) => [...holders].filter(([, each]) => each === one).map(([wallet]) => wallet);
+  function candidatesOf(wallet: Hex): string[] {
+    const signing = living.filter(({ wallets }) => wallets.includes(wallet));
+    const known = signing.length > 0 ? signing : living;
+    const able = known.filter(({ isAble }) => isAble);
+    return (able.length > 0 ? able : known).map(({ id }) => id);
+  }
+
+  const free = walletsOf(null);
+  const take: Hex[] = [];
+  for (const wallet of free) {
+    const candidates = candidatesOf(wallet);
+    if (!candidates.includes(me) || candidates.some((id) => countOf(id) < countOf(me))) continue;
+    take.push(wallet);
+    counts.set(me, countOf(me) + 1);
+  }
+
+  const own = walletsOf(me);
+  const giveUp = own.filter((wallet) => !candidatesOf(wallet).includes(me));
+  // One at a time, and only when every wallet has a holder: else too many would go.
+  if (giveUp.length === 0 && free.length === 0) {
+    const isUneven = (wallet: Hex) => candidatesOf(wallet).some((id) => countOf(id) <= countOf(me) - 2);
+    const spare = own.find(isUneven);
+    if (spare !== undefined) giveUp.push(spare);
+  }
+  return { take, giveUp };
 }

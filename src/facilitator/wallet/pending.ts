@@ -1,10 +1,32 @@
 // The open work of the wallets, in memory: the pending nonces (those not certainly used yet, each with all transactions
-// signed for it) and the payments that depend on them, of which several may share a nonce. The rows in the database are the truth; the watcher works on
-// this copy of them.
+// signed for it) and the payments that depend on them, of which several may share a nonce. The rows in the database are the
+// truth, and the watcher works on this copy of them. The copy is brought in line with the rows at the start, when a wallet
+// is taken over, and now and then, since another process with the same keys may have stored transactions as well.
+import type { Chain } from "../../chain/chain.ts";
+import type { Log } from "../../core/log.ts";
 import type { CollectionStatus } from "../../core/states.ts";
-import type { Hex } from "../../x402/types.ts";
-import { type ClaimedPayment, claimedPayment, type FacilitatorPayment, paymentName } from "../payments/payments.ts";
-import { pays, type TransactionRow } from "./transactions.ts";
+import type { Clock } from "../../core/time.ts";
+import type { Store, Tx } from "../../storage/store.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
+import { keyOf } from "../../x402/verify.ts";
+import {
+  type ClaimedPayment,
+  claimedPayment,
+  type FacilitatorPayment,
+  paymentName,
+  sentPayments,
+  storedPayment,
+} from "../payments/payments.ts";
+import type { WalletLeases } from "./leases.ts";
+import {
+  type OpenTransaction,
+  openTransactions,
+  pays,
+  sharedParts,
+  type TransactionRow,
+  transactionsOf,
+  transactionsWith,
+} from "./transactions.ts";
 
 /** Where a wallet's nonce was used. */
 export interface UsedNonce {
@@ -51,6 +73,40 @@ export type KnownPayment = ClaimedPayment & Pick<PendingPayment, "status">;
 export const REACH = 4096;
 
 export type PendingNonces = ReturnType<typeof createPendingNonces>;
+
+/** What every part of the wallets works with. */
+export interface WalletParts {
+  readonly chain: Chain;
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly leases: WalletLeases;
+  readonly pendingNonces: PendingNonces;
+  /** Wei per gas. */
+  readonly maxFee: bigint;
+  /** There is something to broadcast, or to watch. */
+  wake(): void;
+  /** The chain is to be looked at soon, even if there is no new block. */
+  lookAgain(): void;
+  /** The database holds something that is not known here, so the next look reads it. */
+  reload(): void;
+  /** Chain and store are to be asked for the wallet's next nonce. */
+  resynchronise(wallet: Hex): void;
+}
+
+/**
+ * Whether every open transaction of the payment is known here, but for one that is being stored. One that another process
+ * has stored may still collect it.
+ */
+export async function areAllKnown(
+  tx: Tx,
+  key: PaymentKey,
+  { of }: Pick<PendingNonces, "of">,
+  storing: Hex | null = null,
+): Promise<boolean> {
+  const rows = await transactionsOf(tx, key);
+  return rows.every((row) => row.hash === storing || !row.open || of(row.wallet, row.wallet_nonce) !== undefined);
+}
 
 export function newestOf(pendingNonce: PendingNonce): TransactionRow {
   return pendingNonce.transactions.at(-1) ?? pendingNonce.transactions[0];
@@ -205,4 +261,101 @@ function createLoads(inReach: () => readonly PendingNonce[]) {
       loads = null;
     },
   };
+}
+
+const FRESH_MS = 10_000;
+
+export type NonceSync = ReturnType<typeof createNonceSync>;
+
+export function createNonceSync({
+  store,
+  pendingNonces,
+  leases,
+}: Pick<WalletParts, "store" | "pendingNonces" | "leases">) {
+  let loadedAt = Number.NEGATIVE_INFINITY;
+
+  function take(row: TransactionRow, found: readonly FacilitatorPayment[]): void {
+    if (pendingNonces.holds(row.hash)) return;
+    const pendingNonce = pendingNonces.add(
+      row,
+      found.map((payment) => ({ ...claimedPayment(payment), status: payment.status })),
+    );
+    const used = recordedUse(row, found, pendingNonce.payments);
+    if (used !== null) pendingNonce.inclusion = used;
+  }
+
+  async function paymentsOf({ payments }: TransactionRow): Promise<FacilitatorPayment[]> {
+    const found = await Promise.all(
+      payments.map((part) => storedPayment(store.read, keyOf({ from: part.payer, nonce: part.nonce }))),
+    );
+    return found.filter((payment) => payment !== null);
+  }
+
+  async function takeAll(hashes: readonly Hex[]): Promise<void> {
+    for (const row of await transactionsWith(store.read, hashes)) take(row, await paymentsOf(row));
+  }
+
+  const namesKnown = () => new Set([...pendingNonces.payments()].map(({ key }) => paymentName(key)));
+
+  /** Sent payments of which no transaction is open: those whose first one is by a wallet that this process works for. */
+  async function adopt(): Promise<void> {
+    const known = namesKnown();
+    for (const { payment, wallet } of await sentPayments(store.read)) {
+      if (known.has(paymentName(payment)) || (wallet !== null && !leases.holds(wallet))) continue;
+      const blocks = (await transactionsOf(store.read, payment)).map((row) => row.stored_at_block);
+      pendingNonces.adopt(payment, blocks.length === 0 ? 0 : Math.min(...blocks));
+    }
+  }
+
+  /** Those of other wallets that make payments which are known here: all of them decide what becomes of a payment. */
+  async function shared(others: readonly OpenTransaction[]): Promise<Hex[]> {
+    if (others.length === 0) return [];
+    const known = namesKnown();
+    const parts = await sharedParts(
+      store.read,
+      others.filter(({ payer }) => payer === null).map(({ hash }) => hash),
+    );
+    const all = [...others, ...parts];
+    const isKnown = ({ payer, nonce }: (typeof all)[number]) =>
+      payer !== null && nonce !== null && known.has(paymentName({ payer, nonce }));
+    return [...new Set(all.filter(isKnown).map(({ hash }) => hash))];
+  }
+
+  /** Takes in what is open in the database, concerns this process, and is not known yet. */
+  async function load(): Promise<void> {
+    const unknown = (await openTransactions(store.read)).filter(({ hash }) => !pendingNonces.holds(hash));
+    const { own = [], others = [] } = Object.groupBy(unknown, ({ wallet }) =>
+      leases.holds(wallet) ? "own" : "others",
+    );
+    await takeAll(own.map(({ hash }) => hash));
+    await adopt();
+    await takeAll(await shared(others));
+    loadedAt = performance.now();
+  }
+
+  return {
+    load,
+    /** Loads the pending nonces, unless that was done lately. */
+    async refresh(): Promise<void> {
+      if (performance.now() - loadedAt >= FRESH_MS) await load();
+    },
+    /** The database holds something that is not known here, so the next refresh reads it. */
+    invalidate(): void {
+      loadedAt = Number.NEGATIVE_INFINITY;
+    },
+  };
+}
+
+/** How the transaction used its nonce, as far as the records of its payments tell: null when none settled by it. */
+function recordedUse(
+  { hash }: TransactionRow,
+  found: readonly FacilitatorPayment[],
+  payments: ReadonlySet<PendingPayment>,
+): UsedNonce | null {
+  const settled = found.filter(({ status, transaction_hash }) => status === "settled" && transaction_hash === hash);
+  const { block_number: blockNumber = null, block_hash: blockHash = null } = settled[0] ?? {};
+  if (blockNumber === null || blockHash === null) return null;
+  const names = new Set(settled.map(paymentName));
+  const paid = new Set([...payments].filter(({ key }) => names.has(paymentName(key))));
+  return { hash, succeeded: true, paid, gasWei: 0n, blockNumber, blockHash };
 }

@@ -10,12 +10,17 @@ import type { Store } from "../../storage/store.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { utcDay } from "../payments/guardrails.ts";
-import { type ClaimedPayment, claimPayment, findPayment, markSent, recordFailed } from "../payments/payments.ts";
-import { createBatchStore, NotClaimed } from "./batch.ts";
-import { markBurned } from "./gas-burned.ts";
+import { type ClaimedPayment, claimPayment, markSent, recordFailed, storedPayment } from "../payments/payments.ts";
 import { createPendingNonces, type PendingNonce } from "./pending.ts";
-import { createOutcomeRecorder, NotKnownYet } from "./record-outcome.ts";
-import { insertTransactions, type TransactionRow, transactionsOf, transactionsWith } from "./transactions.ts";
+import { createOutcomeRecorder, NotKnownYet } from "./resolution.ts";
+import { createBatchStore, NotClaimed } from "./sender.ts";
+import {
+  insertTransactions,
+  markBurned,
+  type TransactionRow,
+  transactionsOf,
+  transactionsWith,
+} from "./transactions.ts";
 
 const HEAD = { number: 1, timestamp: NOON / 1000, baseFee: 1n, hash: "0x", parentHash: "0x" } as const;
 const clock = { now: () => NOON };
@@ -77,7 +82,7 @@ test("a payment with a transaction of which the outcome is not known is not fail
   const pendingNonces = createPendingNonces();
   const [open] = pendingNonces.add(row, [{ ...payment, status: "sent" }]).payments;
   let conflicts = 0;
-  const onConflict = () => void conflicts++;
+  const reload = () => void conflicts++;
   const outcomes = { announce() {} };
   const verdicts = createOutcomeRecorder({
     store,
@@ -85,17 +90,17 @@ test("a payment with a transaction of which the outcome is not known is not fail
     log: silentLog,
     outcomes,
     pendingNonces,
-    onConflict,
+    reload,
     countsAll: false,
   });
   const other = rowOf(payment, 1);
   await store.write((tx) => insertTransactions(tx, [other]));
   await expect(verdicts.fail(open!, expired, [], HEAD)).rejects.toBeInstanceOf(NotKnownYet);
-  expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "sent", reason: null });
+  expect(await storedPayment(store.read, payment.key)).toMatchObject({ status: "sent", reason: null });
   expect([open!.status, conflicts]).toEqual(["sent", 1]);
   pendingNonces.add(other, [{ ...payment, status: "sent" }]);
   await verdicts.fail(open!, expired, [], HEAD);
-  expect(await findPayment(store.read, payment.key)).toMatchObject({ status: "failed", reason: "expired" });
+  expect(await storedPayment(store.read, payment.key)).toMatchObject({ status: "failed", reason: "expired" });
 });
 
 /** @param of what this process knows of a nonce */

@@ -3,23 +3,38 @@
 // the block's time is past its end, or the nonces of all our transactions for it are used there. When somebody else
 // used the wallet's nonce, the payment gets a new one. So does one that failed in a transaction shared with others and
 // would go through now: it is sent once more alone, since the cause may have been a neighbour.
-
+//
+// How it ended is recorded, and those that wait are told. Each record is a guarded write, so when two processes find out the
+// same thing, one writes it and the other reads what was written.
 import type { Chain } from "../../chain/chain.ts";
 import type { Use } from "../../chain/find-use.ts";
+import type { Block, Receipt } from "../../chain/json-rpc.ts";
 import { isOwnTransfer } from "../../chain/own-transfer.ts";
-import type { Block, Receipt } from "../../chain/rpc-types.ts";
 import { isPaidBy, isUsedUp } from "../../chain/token.ts";
-import type { Log } from "../../core/log.ts";
+import { type Meters, silentMeters } from "../../core/meters.ts";
 import { mapLimit } from "../../kernel/loop.ts";
-import type { Store } from "../../storage/store.ts";
-import type { Hex } from "../../x402/types.ts";
-import type { Gas, SettleChain } from "../settle/ports.ts";
-import { NotClaimed } from "./batch.ts";
-import { type End, endOf, isCertainlyUnpaid, revertedOf } from "./end-of-nonce.ts";
-import type { Reverted } from "./gas-burned.ts";
-import { newestOf, type PendingNonce, type PendingPayment, type UsedNonce } from "./pending.ts";
-import { NotKnownYet, names, type OutcomeRecorder } from "./record-outcome.ts";
-import { transactionsOf } from "./transactions.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
+import { utcDay } from "../payments/guardrails.ts";
+import {
+  type Gas,
+  type PaymentFailure,
+  recordFailed,
+  recordReorganised,
+  recordSettled,
+  storedPayment,
+} from "../payments/payments.ts";
+import type { WalletChoice } from "./choose-wallet.ts";
+import {
+  areAllKnown,
+  newestOf,
+  type PendingNonce,
+  type PendingNonces,
+  type PendingPayment,
+  type UsedNonce,
+  type WalletParts,
+} from "./pending.ts";
+import { NotClaimed } from "./sender.ts";
+import { countLateRevert, markBurned, pays, type Reverted, transactionsOf } from "./transactions.ts";
 
 /** The authorization can only be used after the simulation; this many blocks allow for a node that was behind then. */
 const BEHIND_BLOCKS = 50;
@@ -32,14 +47,11 @@ const PAYMENTS_PARALLEL = 16;
 
 export type Resolver = ReturnType<typeof createPaymentResolver>;
 
-export interface ResolverOptions {
-  readonly chain: Chain;
-  readonly store: Store;
-  readonly log: Log;
+interface ResolverOptions extends WalletParts {
   readonly recorder: OutcomeRecorder;
   /** In lower case. */
   readonly ownWallets: () => Promise<ReadonlySet<Hex>>;
-  readonly simulate: SettleChain["simulate"];
+  readonly simulate: WalletChoice["simulate"];
   /** Sends the payment with a new wallet nonce; resolves when it is stored. */
   readonly send: (payment: PendingPayment, gas: Gas) => Promise<void>;
 }
@@ -56,8 +68,8 @@ export function createPaymentResolver(options: ResolverOptions) {
   async function resolve(
     payment: PendingPayment,
     pendingNonce: PendingNonce,
-    head: Block,
-    receipt: Receipt | null,
+    own: End,
+    { head, receipt }: Evidence,
   ): Promise<boolean> {
     if (receipt !== null && payment.status !== "settled" && isPaidBy(payment.authorization, receipt)) {
       await recorder.settle(payment, receipt);
@@ -65,7 +77,6 @@ export function createPaymentResolver(options: ResolverOptions) {
     }
     if (payment.status !== "sent") return true;
     if (payment.moving) return false;
-    const own = endOf(pendingNonce, payment, usedBy(pendingNonce, receipt));
     // A transfer of ours that succeeded has moved the money, so a receipt that does not show it is incomplete.
     if (own.how === "moved") return false;
     const others = [...payment.pendingNonces].filter((other) => other !== pendingNonce);
@@ -75,13 +86,14 @@ export function createPaymentResolver(options: ResolverOptions) {
   }
 
   /** False when nothing can be said yet. What is thrown about one payment holds up no other. */
-  async function resolveAll(pendingNonce: PendingNonce, head: Block, receipt: Receipt | null): Promise<boolean> {
+  async function resolveAll(pendingNonce: PendingNonce, found: Evidence): Promise<boolean> {
     let failure: unknown = null;
     let isWhole = true;
     await mapLimit([...pendingNonce.payments], PAYMENTS_PARALLEL, async (payment) => {
       try {
-        if (!(await resolve(payment, pendingNonce, head, receipt))) isWhole = false;
-        else if (payment.status === "failed") await countLate(payment, pendingNonce, head, receipt);
+        const own = endOf(pendingNonce, payment, found.used);
+        if (!(await resolve(payment, pendingNonce, own, found))) isWhole = false;
+        else if (payment.status === "failed") await countLate(payment, own, found.head);
       } catch (error) {
         failure ??= error;
       }
@@ -90,8 +102,7 @@ export function createPaymentResolver(options: ResolverOptions) {
     return isWhole;
   }
 
-  async function countLate(payment: PendingPayment, pendingNonce: PendingNonce, head: Block, receipt: Receipt | null) {
-    const end = endOf(pendingNonce, payment, usedBy(pendingNonce, receipt));
+  async function countLate(payment: PendingPayment, end: End, head: Block): Promise<void> {
     for (const reverted of await charged(chain, payment, head, [end])) await recorder.late(payment, reverted, head);
   }
 
@@ -106,7 +117,7 @@ export function createPaymentResolver(options: ResolverOptions) {
       const used = usedBy(pendingNonce, receipt);
       let isWhole = false;
       try {
-        isWhole = await resolveAll(pendingNonce, head, receipt);
+        isWhole = await resolveAll(pendingNonce, { head, receipt, used });
       } finally {
         // From here on a reorganisation undoes what is settled. Others that share the nonce are resolved as overdue.
         const isAnySettled = [...pendingNonce.payments].some(({ status }) => status === "settled");
@@ -115,14 +126,8 @@ export function createPaymentResolver(options: ResolverOptions) {
       if (!isWhole) throw new NotKnownYet();
       const { wallet, nonce } = pendingNonce;
       if (receipt === null) log.warn("foreign_nonce_used", { wallet, nonce });
-      pendingNonce.inclusion = used ?? {
-        hash: null,
-        succeeded: false,
-        paid: new Set(),
-        gasWei: 0n,
-        blockNumber: head.number,
-        blockHash: head.hash,
-      };
+      const at = { blockNumber: head.number, blockHash: head.hash };
+      pendingNonce.inclusion = used ?? { hash: null, succeeded: false, paid: new Set(), gasWei: 0n, ...at };
     },
     /** A sent payment whose time is past at `head`, or which has no pending nonce left that could make it. */
     async overdue(payment: PendingPayment, head: Block): Promise<void> {
@@ -138,10 +143,8 @@ export function createPaymentResolver(options: ResolverOptions) {
     /** The block in which the nonce was used is not part of the chain. */
     async reorganised(pendingNonce: PendingNonce): Promise<void> {
       const { payments, inclusion } = pendingNonce;
-      log.warn("reorg_detected", {
-        transaction: inclusion?.hash ?? newestOf(pendingNonce).hash,
-        block: inclusion?.blockNumber,
-      });
+      const transaction = inclusion?.hash ?? newestOf(pendingNonce).hash;
+      log.warn("reorg_detected", { transaction, block: inclusion?.blockNumber });
       for (const payment of payments) {
         if (payment.status === "settled" && inclusion?.paid.has(payment)) await recorder.reopen(payment);
       }
@@ -149,6 +152,14 @@ export function createPaymentResolver(options: ResolverOptions) {
       pendingNonce.broadcastAt = 0;
     },
   };
+}
+
+/** What the chain shows of a nonce that is used. */
+interface Evidence {
+  readonly head: Block;
+  /** Of our transaction that used it; null when none is known to. */
+  readonly receipt: Receipt | null;
+  readonly used: UsedNonce | null;
 }
 
 function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulate, send }: ResolverOptions) {
@@ -273,4 +284,164 @@ async function charged(chain: Chain, payment: PendingPayment, head: Block, ends:
   const isAny = ends.some(({ how }) => how === "failed among others");
   const isWhole = isAny && (await chain.hasCode(payment.authorization.from, head));
   return revertedOf(ends, isWhole);
+}
+
+/**
+ * `moved`: our transfer of this payment succeeded. `reverted`: a transaction of ours that made it alone reverted.
+ * `failed among others`: a shared one reverted, or its receipt does not show this payment. `nothing`: a transaction of
+ * ours without it used the nonce. `unknown`: none of ours is known to have used it.
+ */
+export interface End {
+  readonly how: "moved" | "reverted" | "failed among others" | "nothing" | "unknown";
+  /** A shared transaction succeeded, and the receipt does not show this payment: it failed there, or the receipt lacks it. */
+  readonly isUnshown: boolean;
+  readonly hash: Hex | null;
+  /** What the whole transaction cost. */
+  readonly gasWei: bigint;
+  /** The payment's part of that. */
+  readonly shareWei: bigint;
+}
+
+const UNKNOWN: End = { how: "unknown", isUnshown: false, hash: null, gasWei: 0n, shareWei: 0n };
+
+function endOf(pendingNonce: PendingNonce, payment: PendingPayment, used: UsedNonce | null): End {
+  if (used === null || used.hash === null) return UNKNOWN;
+  const { hash, gasWei, succeeded } = used;
+  const row = pendingNonce.transactions.find((each) => each.hash === hash);
+  const parts = row?.payments ?? [];
+  const known = { isUnshown: false, hash, gasWei, shareWei: gasWei };
+  if (row === undefined || !pays(row, payment.key)) return { ...known, how: "nothing" };
+  if (parts.length === 1) return { ...known, how: succeeded ? "moved" : "reverted" };
+  const all = parts.reduce((sum, { gas }) => sum + gas, 0n);
+  const own = parts.find(({ payer, nonce }) => payer === payment.key.payer && nonce === payment.key.nonce)?.gas ?? all;
+  const shared = { ...known, shareWei: (gasWei * own) / all };
+  if (used.paid.has(payment)) return { ...shared, how: "moved" };
+  return { ...shared, how: "failed among others", isUnshown: succeeded };
+}
+
+/** The reverts of a payment. @param isWhole whether it bears the whole cost of what it shared with others */
+function revertedOf(ends: readonly End[], isWhole: boolean): Reverted[] {
+  return ends.flatMap(({ how, hash, gasWei, shareWei }) => {
+    const isReverted = how === "reverted" || how === "failed among others";
+    return isReverted && hash !== null ? [{ hash, gasWei: isWhole ? gasWei : shareWei }] : [];
+  });
+}
+
+/** False where the receipt may lack the payment's events, as a node's answers do now and then. */
+function isCertainlyUnpaid({ how, isUnshown }: End): boolean {
+  return how === "reverted" || how === "nothing" || (how === "failed among others" && !isUnshown);
+}
+
+/** Nothing can be said yet, and the next look asks again. It is thrown, as a node's failures are. */
+export class NotKnownYet extends Error {
+  override readonly name = "NotKnownYet";
+}
+
+export type OutcomeRecorder = ReturnType<typeof createOutcomeRecorder>;
+
+interface RecorderOptions extends Pick<WalletParts, "store" | "clock" | "log" | "reload"> {
+  readonly meters?: Pick<Meters, "settlement"> | undefined;
+  /** Told of each payment that has ended, after the write is durable. */
+  readonly outcomes: { announce(key: PaymentKey): void };
+  readonly pendingNonces: Pick<PendingNonces, "of">;
+  /** Whether what all transactions cost has a bound, and so is counted. */
+  readonly countsAll: boolean;
+}
+
+export function createOutcomeRecorder(options: RecorderOptions) {
+  const { store, clock, log, outcomes, pendingNonces, reload, meters = silentMeters } = options;
+
+  /** Takes over the status that its record has. */
+  async function reread(payment: PendingPayment): Promise<void> {
+    payment.status = (await storedPayment(store.read, payment.key))?.status ?? payment.status;
+  }
+
+  /** Undone when an open transaction of the payment was not judged: that one may still collect it. */
+  async function fail(
+    { key }: PendingPayment,
+    failure: PaymentFailure,
+    reverted: readonly Reverted[],
+    head: Block,
+  ): Promise<boolean> {
+    try {
+      return await store.write(async (tx) => {
+        if (!(await recordFailed(tx, key, failure, { was: "sent", day: dayOf(head), now: clock.now() }))) return false;
+        for (const each of reverted) await markBurned(tx, key, each);
+        if (!(await areAllKnown(tx, key, pendingNonces))) throw new NotKnownYet();
+        return true;
+      });
+    } catch (error) {
+      if (error instanceof NotKnownYet) reload();
+      throw error;
+    }
+  }
+
+  return {
+    /** Another process has ended it, or has stored another transaction for it. @throws NotKnownYet in the second case */
+    async changedElsewhere(payment: PendingPayment): Promise<void> {
+      await reread(payment);
+      if (payment.status !== "sent") return;
+      reload();
+      throw new NotKnownYet();
+    },
+    async settle(payment: PendingPayment, receipt: Receipt): Promise<void> {
+      const { hash, blockNumber, blockHash } = receipt;
+      const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
+      const cost = options.countsAll ? costOf(payment, receipt) : null;
+      if (await store.write((tx) => recordSettled(tx, payment.key, inclusion, clock.now(), cost))) {
+        payment.status = "settled";
+        meters.settlement("settled");
+        log.info("payment_settled", { ...names(payment), transaction: hash, block: blockNumber });
+      } else await reread(payment);
+      if (payment.status === "failed") {
+        log.error("failed_payment_collected", { ...names(payment), transaction: hash });
+      }
+      outcomes.announce(payment.key);
+    },
+    /** @throws NotKnownYet when another process has sent it once more */
+    async fail(
+      payment: PendingPayment,
+      found: Omit<PaymentFailure, "gas_burned">,
+      reverted: readonly Reverted[],
+      head: Block,
+    ): Promise<void> {
+      const gas = reverted.reduce((sum, { gasWei }) => sum + gasWei, 0n);
+      const failure = { ...found, gas_burned: reverted.length === 0 ? null : gas };
+      if (await fail(payment, failure, reverted, head)) {
+        payment.status = "failed";
+        meters.settlement("failed");
+        log.warn("payment_failed", { ...names(payment), ...failure });
+      } else await reread(payment);
+      outcomes.announce(payment.key);
+    },
+    /** Its transfer reverted; counts the gas if the payment had failed for another reason before. */
+    async late(payment: PendingPayment, reverted: Reverted, head: Block): Promise<void> {
+      if (await store.write((tx) => countLateRevert(tx, payment.key, reverted, dayOf(head))))
+        log.warn("late_revert", { ...names(payment), ...reverted });
+    },
+    /** Settled no more, for its block is gone. */
+    async reopen(payment: PendingPayment): Promise<void> {
+      if (await store.write((tx) => recordReorganised(tx, payment.key, clock.now()))) {
+        payment.status = "sent";
+        meters.settlement("reorganised");
+      } else await reread(payment);
+    },
+  };
+}
+
+function dayOf({ timestamp }: Block): string {
+  return utcDay(timestamp * 1000);
+}
+
+/** What settled it, with the parts that it had in transactions before that failed. */
+function costOf(payment: PendingPayment, { hash, gasWei, ...at }: Receipt): bigint {
+  const used = { hash, gasWei, ...at, paid: new Set([payment]) };
+  const settling = [...payment.pendingNonces].find(({ transactions }) => transactions.some((row) => row.hash === hash));
+  const others = [...payment.pendingNonces].filter((each) => each !== settling);
+  const share = settling === undefined ? gasWei : endOf(settling, payment, used).shareWei;
+  return others.reduce((sum, each) => sum + endOf(each, payment, each.inclusion).shareWei, share);
+}
+
+function names({ key }: PendingPayment): { payer: Hex; nonce: Hex } {
+  return { payer: key.payer, nonce: key.nonce };
 }

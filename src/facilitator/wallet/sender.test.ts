@@ -4,8 +4,7 @@ import { NO_LEASES } from "../../../test/support/chain/wallet.ts";
 import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import type { Chain } from "../../chain/chain.ts";
 import { silentLog } from "../../core/log.ts";
-import type { SendJob } from "./batch.ts";
-import { createSender } from "./sender.ts";
+import { createSender, type SendJob } from "./sender.ts";
 import { createLocalSigner } from "./signer.ts";
 
 const JOB = {
@@ -51,7 +50,7 @@ test("a next nonce that is doubted while a sender looks at the fees is not belie
     sharedMax: 0,
     leases: NO_LEASES,
     pendingNonces: { add: () => undefined as never, of: () => undefined },
-    schedule: { wake() {} },
+    wake() {},
   });
   try {
     await sender.send(JOB);

@@ -4,8 +4,7 @@
 import { keccak256, parseTransaction, recoverTransactionAddress, type TransactionSerializedEIP1559 } from "viem";
 import { privateKeyToAccount } from "viem/accounts";
 import type { Fees } from "../../chain/fees.ts";
-import { exchange } from "../../chain/json-rpc.ts";
-import { data, hex } from "../../chain/rpc-types.ts";
+import { data, exchange, hex } from "../../chain/json-rpc.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
 import { lowerHex } from "../../x402/fields.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
@@ -24,7 +23,7 @@ export interface Unsigned {
   readonly fees: Fees;
 }
 
-export interface Signed {
+export interface SignedTransaction {
   readonly raw: Hex;
   readonly hash: Hex;
 }
@@ -35,11 +34,8 @@ export interface Signer {
   /** How many it signs at a time. */
   readonly parallel: number;
   /** @throws Error when it can't sign now; nothing it throws holds a secret */
-  sign(transaction: Unsigned): Promise<Signed>;
+  sign(transaction: Unsigned): Promise<SignedTransaction>;
 }
-
-/** A signer that has failed is left to other facilitators for so long. */
-const FAILING_MS = 30_000;
 
 /** The signers, watched, and whether one of them failed lately and has not signed since. */
 export function watchSigners(those: readonly Signer[]): { signers: Signer[]; isFailing: () => boolean } {
@@ -61,7 +57,8 @@ export function watchSigners(those: readonly Signer[]): { signers: Signer[]; isF
       },
     };
   });
-  const isFailing = () => [...failedAt.values()].some((at) => performance.now() - at < FAILING_MS);
+  // A signer that has failed is left to other facilitators for so long.
+  const isFailing = () => [...failedAt.values()].some((at) => performance.now() - at < 30_000);
   return { signers, isFailing };
 }
 

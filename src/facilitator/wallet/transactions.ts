@@ -2,13 +2,15 @@
 // Multicall3, or a transfer of nothing to the wallet itself, where the nonce must be used and the payments are over), and
 // its row in the database. A row is stored before its bytes leave the process, so a crash loses sight of nothing that may
 // be on its way to a block.
-import { and, asc, eq, gte, or } from "drizzle-orm";
+
+import { and, asc, eq, gte, isNotNull, isNull, or } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import type { Fees } from "../../chain/fees.ts";
 import { aggregateData, GAS_MAX, MULTICALL3, SHARED_GAS, TOKEN_ADDRESS, transferData } from "../../chain/token.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import type { ClaimedPayment } from "../payments/payments.ts";
+import { change, lockDays } from "../payments/guardrails.ts";
+import { type ClaimedPayment, inGroups, storedPayment } from "../payments/payments.ts";
 import type { Signer, Unsigned } from "./signer.ts";
 
 type StoredTransaction = Tables["facilitatorTransactions"]["$inferSelect"];
@@ -27,7 +29,7 @@ export interface TransactionRow extends StoredTransaction {
 }
 
 /** A payment that is to be sent, and the gas that it may use. */
-export interface Transfer {
+export interface PaymentTransfer {
   readonly payment: ClaimedPayment;
   readonly gas: bigint;
 }
@@ -37,9 +39,6 @@ export interface WalletNonce {
   readonly wallet: Hex;
   readonly nonce: number;
 }
-
-/** A statement that names more than this would be slow to plan. */
-const NAMED_MAX = 100;
 
 /** What a transfer of nothing costs, exactly. */
 const NOTHING_GAS = 21_000n;
@@ -62,24 +61,20 @@ export interface Position {
 }
 
 /** The gas of each is capped, however much was estimated, so that a block has room for it. */
-function partOf({ payment, gas }: Transfer): PaymentPart {
+function partOf({ payment, gas }: PaymentTransfer): PaymentPart {
   const { from: payer, nonce } = payment.authorization;
   return { payer, nonce, gas: gas < GAS_MAX ? gas : GAS_MAX };
 }
 
 /** What makes these payments: the transfer itself for one, Multicall3 for several, and nothing for none. */
-export function contentOf(wallet: Hex, transfers: readonly Transfer[]): TransactionContent {
-  if (transfers.length === 0) return nothing(wallet);
+export function contentOf(wallet: Hex, transfers: readonly PaymentTransfer[]): TransactionContent {
+  if (transfers.length === 0) return { to: wallet, data: "0x", gas: NOTHING_GAS, payments: [] };
   const payments = transfers.map(partOf);
   const gas = payments.reduce((sum, part) => sum + part.gas, 0n);
   const calls = transfers.map(({ payment: { authorization, signature } }) => transferData(authorization, signature));
   const [only] = calls;
   if (only !== undefined && calls.length === 1) return { to: TOKEN_ADDRESS, data: only, gas, payments };
   return { to: MULTICALL3, data: aggregateData(TOKEN_ADDRESS, calls), gas: gas + SHARED_GAS, payments };
-}
-
-export function nothing(wallet: Hex): TransactionContent {
-  return { to: wallet, data: "0x", gas: NOTHING_GAS, payments: [] };
 }
 
 /** Whether the transaction makes this payment, alone or among others. */
@@ -166,15 +161,14 @@ export async function openWallets(reader: Reader): Promise<Hex[]> {
 }
 
 /** The payments of those of these transactions that make several. */
-export async function partsOf(
+export async function sharedParts(
   reader: Reader,
   hashes: readonly Hex[],
 ): Promise<{ hash: Hex; payer: Hex; nonce: Hex }[]> {
   const { facilitatorTransactionPayments: t } = reader.tables;
   const { hash, payer, nonce } = t;
   const parts: { hash: Hex; payer: Hex; nonce: Hex }[] = [];
-  for (let start = 0; start < hashes.length; start += NAMED_MAX) {
-    const some = hashes.slice(start, start + NAMED_MAX);
+  for (const some of inGroups(hashes)) {
     parts.push(...(await reader.db.select({ hash, payer, nonce }).from(t).where(oneOf(t.hash, some))));
   }
   return parts;
@@ -184,8 +178,7 @@ export async function partsOf(
 export async function transactionsWith(reader: Reader, hashes: readonly Hex[]): Promise<TransactionRow[]> {
   const { facilitatorTransactions: t } = reader.tables;
   const rows: TransactionRow[] = [];
-  for (let start = 0; start < hashes.length; start += NAMED_MAX) {
-    const some = hashes.slice(start, start + NAMED_MAX);
+  for (const some of inGroups(hashes)) {
     rows.push(...(await withPayments(reader, await reader.db.select().from(t).where(oneOf(t.hash, some)))));
   }
   return rows.sort((a, b) => a.wallet_nonce - b.wallet_nonce || a.replacement - b.replacement);
@@ -234,11 +227,66 @@ export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[
 /** Their wallet nonces are used, deep enough in the chain. */
 export async function closeNonces(tx: Tx, places: readonly WalletNonce[]): Promise<void> {
   const { facilitatorTransactions: t } = tx.tables;
-  for (let start = 0; start < places.length; start += NAMED_MAX) {
-    const some = places.slice(start, start + NAMED_MAX);
+  for (const some of inGroups(places)) {
     await tx.db
       .update(t)
       .set({ open: false })
       .where(or(...some.map(({ wallet, nonce }) => and(eq(t.wallet, wallet), eq(t.wallet_nonce, nonce)))));
   }
+}
+
+/**
+ * A transaction of ours in which a payment's transfer reverted, and the gas that it has burned. Each counts once, however
+ * often it is found and by whichever process.
+ */
+export interface Reverted {
+  readonly hash: Hex;
+  readonly gasWei: bigint;
+}
+
+/** False when it was marked before, for this payment. */
+export async function markBurned(tx: Tx, { payer, nonce }: PaymentKey, { hash, gasWei }: Reverted): Promise<boolean> {
+  const set = { gas_burned: String(gasWei) };
+  // It is in one of the two, by whether the transaction makes one payment or several.
+  for (const t of [tx.tables.facilitatorTransactions, tx.tables.facilitatorTransactionPayments]) {
+    const own = and(eq(t.hash, hash), eq(t.payer, payer), eq(t.nonce, nonce));
+    const rows = await tx.db
+      .update(t)
+      .set(set)
+      .where(and(own, isNull(t.gas_burned)))
+      .returning({ hash: t.hash });
+    if (rows.length > 0) return true;
+  }
+  return false;
+}
+
+async function isAnyBurned(tx: Tx, { payer, nonce }: PaymentKey): Promise<boolean> {
+  for (const t of [tx.tables.facilitatorTransactions, tx.tables.facilitatorTransactionPayments]) {
+    const ofPayment = and(eq(t.payer, payer), eq(t.nonce, nonce), isNotNull(t.gas_burned));
+    const [counted] = await tx.db.select({ hash: t.hash }).from(t).where(ofPayment).limit(1);
+    if (counted !== undefined) return true;
+  }
+  return false;
+}
+
+/**
+ * A transfer reverted after its payment had failed for another reason: its gas counts on this UTC day, and the
+ * payment's share of the ceiling, which was given back, is taken again. This is counted once.
+ */
+export async function countLateRevert(tx: Tx, key: PaymentKey, reverted: Reverted, on: string): Promise<boolean> {
+  const known = await storedPayment(tx, key);
+  if (known === null) return false;
+  const { account, day, value } = known;
+  await lockDays(tx, account);
+  if ((await storedPayment(tx, key))?.status !== "failed") return false;
+  const isCounted = await isAnyBurned(tx, key);
+  if (!(await markBurned(tx, key, reverted))) return false;
+  if (!isCounted) await change(tx, { account, day }, { reserved: BigInt(value) });
+  await change(tx, { account, day: on }, { gasBurned: reverted.gasWei });
+  const { facilitatorPayments: t } = tx.tables;
+  await tx.db
+    .update(t)
+    .set({ reverted_on: on })
+    .where(and(eq(t.payer, key.payer), eq(t.nonce, key.nonce)));
+  return true;
 }

@@ -224,6 +224,9 @@ test("a payment waits, stored, while the base fee is above the cap, and lands wh
 
 test("a transaction that three blocks leave out is replaced, and the wallet's other transactions stay as they are", async () => {
   const wallet = await start({ urls: [relay.url] });
+  // The look of the start is at a block before those that the payers' money makes: so another look follows.
+  await until(() => relay.params("eth_getBlockByNumber").length > 0);
+  await wallet.chain.newest();
   const payments = [await newPayment(chain), await newPayment(chain), await newPayment(chain)];
   await chain.pauseMining();
   for (const payment of payments) await wallet.collect(payment);

@@ -11,9 +11,7 @@ import type { Chain } from "../../chain/chain.ts";
 import { silentLog } from "../../core/log.ts";
 import { systemClock } from "../../core/time.ts";
 import type { Store } from "../../storage/store.ts";
-import { WalletNotHeld } from "../settle/ports.ts";
-import { changeHolder } from "./lease-rows.ts";
-import { createWalletLeases, type WalletLeases } from "./leases.ts";
+import { changeHolder, createWalletLeases, type WalletLeases, WalletNotHeld } from "./leases.ts";
 import type { Signer } from "./signer.ts";
 
 let chain: TestChain;

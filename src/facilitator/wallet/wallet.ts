@@ -7,29 +7,35 @@ import { gweiToWei } from "../../chain/fees.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Clock } from "../../core/time.ts";
+import { MAX } from "../../kernel/limits.ts";
 import type { Store } from "../../storage/store.ts";
-import type { Hex } from "../../x402/types.ts";
+import type { Hex, PaymentKey } from "../../x402/types.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";
-import type { ClaimedPayment } from "../payments/payments.ts";
-import type { Gas } from "../settle/ports.ts";
-import type { SettlementWaiters } from "../settle/waiters.ts";
-import { createBroadcaster } from "./broadcast.ts";
-import { createOwnWallets } from "./lease-rows.ts";
-import type { WalletLeases } from "./leases.ts";
-import { createPendingNonces, type PendingNonces } from "./pending.ts";
-import { createReadinessCheck } from "./readiness.ts";
-import { createOutcomeRecorder } from "./record-outcome.ts";
-import { createReplacer } from "./replace.ts";
-import { createPaymentResolver } from "./resolution.ts";
-import { createWatchSchedule, type WatchSchedule } from "./schedule.ts";
+import type { ClaimedPayment, Gas } from "../payments/payments.ts";
+import { createBroadcaster, createReplacer } from "./broadcast.ts";
+import { createWalletChoice } from "./choose-wallet.ts";
+import { createOwnWallets, type LeaseListener, type WalletLeases } from "./leases.ts";
+import { createNonceSync, createPendingNonces, type NonceSync, type WalletParts } from "./pending.ts";
+import { createOutcomeRecorder, createPaymentResolver } from "./resolution.ts";
 import { createSender, type Sender } from "./sender.ts";
-import { createSending, IN_FLIGHT_MAX } from "./sending.ts";
-import { createSharing } from "./sharing.ts";
 import { type Signer, watchSigners } from "./signer.ts";
-import { createNonceSync, type NonceSync } from "./sync.ts";
 import { createWatcher } from "./watcher.ts";
 
 export type Wallet = ReturnType<typeof createWallet>;
+
+export interface WalletLimits {
+  readonly gasLowWaterWei: bigint;
+  /** Of all transactions of an account and day; 0, or left out, for no bound. */
+  readonly dailyGasAllWei?: bigint;
+  /** May have a fraction. */
+  readonly maxFeeGwei: number;
+  /** Blocks until an inclusion counts as final. */
+  readonly confirmations: number;
+  /** Until what a node has accepted is broadcast again. Tests shorten it. */
+  readonly rebroadcastMs?: number;
+  /** Most payments of one transaction, through Multicall3; up to 1: each has its own. */
+  readonly batch: number;
+}
 
 export interface WalletOptions {
   readonly chain: Chain;
@@ -39,82 +45,61 @@ export interface WalletOptions {
   readonly meters?: Pick<Meters, "settlement">;
   readonly signers: readonly Signer[];
   readonly leases: WalletLeases;
-  readonly outcomes: Pick<SettlementWaiters, "announce">;
+  /** Told of each payment that has ended, after the write is durable. */
+  readonly outcomes: { announce(key: PaymentKey): void };
   /** Left out where traces are off. */
   readonly spans?: PaymentSpans;
-  readonly limits: {
-    readonly gasLowWaterWei: bigint;
-    /** Of all transactions of an account and day; 0, or left out, for no bound. */
-    readonly dailyGasAllWei?: bigint;
-    /** May have a fraction. */
-    readonly maxFeeGwei: number;
-    /** Blocks until an inclusion counts as final. */
-    readonly confirmations: number;
-    /** Until what a node has accepted is broadcast again. Tests shorten it. */
-    readonly rebroadcastMs?: number;
-    /** Most payments of one transaction, through Multicall3; up to 1: each has its own. */
-    readonly batch: number;
-  };
+  readonly limits: WalletLimits;
 }
 
 export function createWallet(options: WalletOptions) {
-  const { chain, store, clock, log, leases, outcomes, limits } = options;
+  const { chain, store, clock, log, leases, outcomes, meters, spans, limits } = options;
   const { signers, isFailing } = watchSigners(options.signers);
-  const maxFee = gweiToWei(limits.maxFeeGwei);
   const pendingNonces = createPendingNonces();
-  const schedule = createWatchSchedule(log);
-  const nonceSync = createNonceSync({ store, pendingNonces, leases });
-  const parts = { chain, store, clock, log, leases, pendingNonces, schedule, maxFee };
+  const sync = createNonceSync({ store, pendingNonces, leases });
   const senders = new Map<Hex, Sender>();
+  const parts: WalletParts = {
+    ...{ chain, store, clock, log, leases, pendingNonces },
+    maxFee: gweiToWei(limits.maxFeeGwei),
+    wake: () => watcher.wake(),
+    lookAgain: () => watcher.lookAgain(),
+    reload: sync.invalidate,
+    resynchronise: (wallet) => senders.get(wallet)?.resynchronise(),
+  };
   const sharedMax = limits.batch;
   for (const signer of signers) senders.set(signer.address, createSender({ ...parts, signer, sharedMax }));
-  const readiness = createReadinessCheck(chain, [...senders.values()], limits.gasLowWaterWei, log);
-  const resynchronise = (wallet: Hex) => senders.get(wallet)?.resynchronise();
-  const { send, ...sending } = createSending({
+  const { gasLowWaterWei, rebroadcastMs: againMs, confirmations } = limits;
+  const choice = createWalletChoice({ ...parts, senders: [...senders.values()], gasLowWaterWei, sharedMax });
+  const { send, ...chosen } = choice;
+  const broadcaster = createBroadcaster({ ...parts, againMs, spans });
+  const countsAll = (limits.dailyGasAllWei ?? 0n) > 0n;
+  const resolver = createPaymentResolver({
     ...parts,
-    readiness,
-    senders,
-    mayShare: createSharing(chain, sharedMax, log),
+    recorder: createOutcomeRecorder({ ...parts, meters, outcomes, countsAll }),
+    ownWallets: createOwnWallets(store, [...senders.keys()]),
+    simulate: choice.simulate,
+    send: (payment, gas) => send(payment, gas, true),
   });
-  const { meters } = options;
-  const recorder = createOutcomeRecorder({
-    ...parts,
-    ...(meters && { meters }),
-    countsAll: (limits.dailyGasAllWei ?? 0n) > 0n,
-    outcomes,
-    onConflict: nonceSync.invalidate,
-  });
-  const broadcaster = createBroadcaster({
-    ...parts,
-    onForeignNonce: resynchronise,
-    againMs: limits.rebroadcastMs,
-    spans: options.spans,
-  });
+  const replace = createReplacer(parts);
+  const { broadcast } = broadcaster;
   const watcher = createWatcher({
     ...parts,
     senders,
-    resolver: createPaymentResolver({
-      ...parts,
-      recorder,
-      ownWallets: createOwnWallets(store, [...senders.keys()]),
-      simulate: sending.simulate,
-      send: (payment, gas) => send(payment, gas, true),
-    }),
-    replace: createReplacer({ ...parts, onConflict: nonceSync.invalidate, onGap: resynchronise }),
-    broadcast: broadcaster.broadcast,
-    refresh: nonceSync.refresh,
-    confirmations: limits.confirmations,
+    resolver,
+    replace,
+    confirmations,
+    broadcast,
+    refresh: sync.refresh,
+  });
+  const handOver = createHandOver(parts, sync, async () => {
+    const found = await choice.readiness();
+    return !isFailing() && (found.ready || found.reason === "gas wallet low");
   });
 
-  const isAble = async () => {
-    const found = await readiness.readiness();
-    return !isFailing() && (found.ready || found.reason === "gas wallet low");
-  };
-  const handOver = createHandOver({ ...parts, nonceSync, resynchronise, isAble });
-
   return {
+    ...chosen,
     /** Payments that may be under way at once, by all keys together. */
-    capacity: IN_FLIGHT_MAX * signers.length,
+    capacity: MAX.walletTransactions * signers.length,
     /**
      * Takes up what was under way when the last process ended. No node has to answer for that: what is to be asked of
      * one is asked when it answers.
@@ -127,13 +112,9 @@ export function createWallet(options: WalletOptions) {
     onTaken: handOver.onTaken,
     /** Takes up what another process has left behind; called now and then. @throws Fault `unavailable` */
     async takeUp(): Promise<void> {
-      await nonceSync.refresh();
-      if (pendingNonces.wallets().size > 0 || !pendingNonces.payments().next().done) schedule.wake();
+      await sync.refresh();
+      if (pendingNonces.wallets().size > 0 || !pendingNonces.payments().next().done) watcher.wake();
     },
-    /** At most about a second old. */
-    readiness: readiness.readiness,
-    ...sending,
-    balances: readiness.balances,
     worksFor: (wallet: Hex | null): boolean => (wallet === null ? !store.isShared : leases.holds(wallet)),
     isAlone: leases.isAlone,
     /**
@@ -150,39 +131,34 @@ export function createWallet(options: WalletOptions) {
   };
 }
 
-interface HandOverOptions extends Pick<WalletOptions, "log" | "leases"> {
-  readonly pendingNonces: PendingNonces;
-  readonly schedule: Pick<WatchSchedule, "wake">;
-  readonly nonceSync: NonceSync;
-  resynchronise(wallet: Hex): void;
-  /** Whether this process can send at all now. */
-  isAble(): Promise<boolean>;
-}
-
-/** What this process does when wallets come to it, and when they go. */
-function createHandOver(options: HandOverOptions) {
-  const { log, leases, pendingNonces, schedule, nonceSync, resynchronise, isAble } = options;
+/**
+ * What this process does when wallets come to it, and when they go.
+ *
+ * @param isAble whether this process can send at all now
+ */
+function createHandOver(parts: WalletParts, { load }: NonceSync, isAble: () => Promise<boolean>) {
+  const { log, leases, pendingNonces, resynchronise, reload, wake } = parts;
   let onTaken = () => {};
 
   /** What is open of wallets that this process works for from now on, is taken up. */
   async function takeOver(wallets: readonly Hex[]): Promise<void> {
     for (const wallet of wallets) resynchronise(wallet);
-    await nonceSync.load();
+    await load();
     const count = [...pendingNonces.all()].length;
     if (count > 0) log.info("transactions_resumed", { count });
-    schedule.wake();
+    wake();
   }
 
-  const listener = {
-    async taken(wallets: readonly Hex[]): Promise<void> {
-      nonceSync.invalidate();
+  const listener: LeaseListener = {
+    async taken(wallets) {
+      reload();
       await takeOver(wallets).catch((error) => log.warn("taking_up_failed", { error }));
       onTaken();
     },
-    lost(): void {
+    lost() {
       pendingNonces.release(leases.holds);
       // Some of what was let go may concern a wallet that is kept.
-      nonceSync.invalidate();
+      reload();
     },
     isAble,
   };

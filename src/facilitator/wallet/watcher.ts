@@ -1,33 +1,72 @@
-// When the chain is looked at, and when what is due is broadcast: on each new block, found by polling, while anything is
-// open. With nothing open, no node is asked.
-import type { Block } from "../../chain/rpc-types.ts";
-import { createReconcile, type ReconcileOptions } from "./reconcile.ts";
+// When the chain is looked at, what a look finds, and when what is due is broadcast: on each new block, found by polling,
+// while anything is open. With nothing open, no node is asked. One look tells which wallet nonces are used by now, what that
+// means for the payments, what is deep enough in the chain to be closed, what a reorganisation has undone, and what has to be
+// replaced. Each step may fail, and is repeated with the next look; nothing is forgotten before the database knows it.
+import type { Chain } from "../../chain/chain.ts";
+import type { Block } from "../../chain/json-rpc.ts";
+import { mapLimit } from "../../kernel/loop.ts";
+import type { Hex } from "../../x402/types.ts";
+import type { NonceProgress, Replacer } from "./broadcast.ts";
+import type { PendingNonce, PendingPayment, WalletParts } from "./pending.ts";
+import { isExpired, type Resolver } from "./resolution.ts";
+import type { Sender } from "./sender.ts";
+import { closeNonces } from "./transactions.ts";
 
 /** While a transaction or a payment waits for a block. */
 const POLL_MS = 150;
 /** While there is nothing but blocks to count until an inclusion is final. */
 const CALM_POLL_MS = 1000;
+/** After a failed step, or an answer of a node, the chain is looked at again although there is no new block. */
+const LOOK_AGAIN_MS = 1000;
+const QUESTIONS_PARALLEL = 16;
+const WALLETS_PARALLEL = 4;
 
-export interface WatcherOptions extends ReconcileOptions {
+interface WatcherOptions extends WalletParts {
+  readonly senders: ReadonlyMap<Hex, Sender>;
+  readonly resolver: Resolver;
+  readonly replace: Replacer;
+  /** Blocks until an inclusion counts as final. */
+  readonly confirmations: number;
   /** Begins to broadcast what is due. Nobody waits for it, so a node that hangs does not hold up the next look. */
   readonly broadcast: () => void;
   /** Takes in what other processes have stored. */
   readonly refresh: () => Promise<void>;
 }
 
+/** Does a step whose failure must not hold up the others. Never rejects. */
+type Attempt = (step: string, work: () => Promise<void>) => Promise<void>;
+
 export function createWatcher(options: WatcherOptions) {
-  const { chain, pendingNonces, schedule, broadcast, refresh } = options;
-  const reconcile = createReconcile(options);
+  const { chain, log, pendingNonces, broadcast, refresh } = options;
+  const reconcile = createReconcile(options, attempt);
   let seen: Block | null = null;
+  /** When the chain is looked at although there is no new block (performance.now). */
+  let lookAt = Number.POSITIVE_INFINITY;
   /** When the next round begins (performance.now). */
   let nextAt = Number.POSITIVE_INFINITY;
   let timer: ReturnType<typeof setTimeout> | undefined;
   let round: Promise<void> | null = null;
+  let stopped = false;
 
-  async function turn(): Promise<void> {
+  function lookAgain(): void {
+    lookAt = Math.min(lookAt, performance.now() + LOOK_AGAIN_MS);
+  }
+
+  async function attempt(step: string, work: () => Promise<void>): Promise<void> {
+    if (stopped) return;
+    try {
+      await work();
+    } catch (error) {
+      log.debug("chain_watcher_failed", { step, error });
+      lookAgain();
+    }
+  }
+
+  async function look(): Promise<void> {
     const at = await chain.newest();
-    if (at.hash !== seen?.hash || schedule.isLookDue()) {
-      schedule.looking();
+    if (at.hash !== seen?.hash || performance.now() >= lookAt) {
+      // What asked for a look before is met by this one.
+      lookAt = Number.POSITIVE_INFINITY;
       await refresh();
       await reconcile(at);
       seen = at;
@@ -43,9 +82,9 @@ export function createWatcher(options: WatcherOptions) {
   }
 
   async function run(): Promise<void> {
-    await schedule.attempt("turn", turn);
+    await attempt("turn", look);
     round = null;
-    if (schedule.isStopped() || (pendingNonces.wallets().size === 0 && !isWaiting())) return;
+    if (stopped || (pendingNonces.wallets().size === 0 && !isWaiting())) return;
     scheduleRound(isWaiting() ? POLL_MS : CALM_POLL_MS);
   }
 
@@ -61,17 +100,118 @@ export function createWatcher(options: WatcherOptions) {
     }, ms);
   }
 
-  schedule.onWake(() => {
-    broadcast();
-    // A round under way schedules the next one itself.
-    if (round === null) scheduleRound(POLL_MS);
-  });
-
   return {
+    lookAgain,
+    wake(): void {
+      if (stopped) return;
+      broadcast();
+      // A round under way schedules the next one itself.
+      if (round === null) scheduleRound(POLL_MS);
+    },
     async stop(): Promise<void> {
-      schedule.stop();
+      stopped = true;
       clearTimeout(timer);
       await round;
     },
   };
+}
+
+/** Looks at the chain whose newest block this is. Never rejects. */
+function createReconcile(options: WatcherOptions, attempt: Attempt): (at: Block) => Promise<void> {
+  const { chain, store, leases, pendingNonces, senders, resolver, replace, confirmations } = options;
+  const undoReorganised = createReorganised(options);
+  const progresses = new Map<Hex, NonceProgress>();
+
+  async function progressOf(wallet: Hex, at: Block): Promise<NonceProgress> {
+    const known = progresses.get(wallet);
+    const count = await chain.transactionCount(wallet, at, known?.count);
+    const isKnown = known?.count === count && known.since <= at.number;
+    const progress = isKnown ? known : { count, since: at.number };
+    progresses.set(wallet, progress);
+    pendingNonces.advance(wallet, count);
+    const sender = senders.get(wallet);
+    if (sender !== undefined && (sender.next() ?? count) < count) sender.resynchronise();
+    return progress;
+  }
+
+  async function lookAtWallet(wallet: Hex, at: Block): Promise<void> {
+    const progress = await progressOf(wallet, at);
+    const used = pendingNonces.waiting(wallet).filter(({ nonce }) => nonce < progress.count);
+    await mapLimit(used, QUESTIONS_PARALLEL, (pendingNonce) =>
+      attempt("included", () => resolver.included(pendingNonce, at)),
+    );
+    const sender = senders.get(wallet);
+    // Transactions of a key that is no longer configured are still watched and broadcast, but can't be replaced. What is
+    // another process's is watched as far as a payment of ours depends on it.
+    if (sender !== undefined && leases.holds(wallet)) await replace(sender.signer, progress, sender.next(), at);
+  }
+
+  function overdue(at: Block): PendingPayment[] {
+    return [...pendingNonces.payments()].filter((payment) => {
+      if (payment.status !== "sent") return false;
+      return isExpired(payment, at) || [...payment.pendingNonces].every(({ inclusion }) => inclusion !== null);
+    });
+  }
+
+  async function closeDeep(at: Block): Promise<void> {
+    const deep = included(pendingNonces.all()).filter(({ inclusion, payments }) => {
+      const isDeep = inclusion !== null && at.number - inclusion.blockNumber >= confirmations;
+      return isDeep && [...payments].every(({ status }) => status !== "sent");
+    });
+    if (deep.length === 0) return;
+    const { kept, lost } = await sift(chain, deep);
+    for (const pendingNonce of lost) await resolver.reorganised(pendingNonce);
+    if (kept.length > 0) await store.write((tx) => closeNonces(tx, kept));
+    for (const pendingNonce of kept) pendingNonces.remove(pendingNonce);
+  }
+
+  return async (at) => {
+    await attempt("reorganised", () => undoReorganised(at));
+    await mapLimit(pendingNonces.wallets(), WALLETS_PARALLEL, (wallet) => {
+      return attempt("wallet", () => lookAtWallet(wallet, at));
+    });
+    await mapLimit(overdue(at), QUESTIONS_PARALLEL, (payment) => {
+      return attempt("overdue", () => resolver.overdue(payment, at));
+    });
+    await attempt("close", () => closeDeep(at));
+    for (const payment of pendingNonces.payments()) pendingNonces.forget(payment);
+    pendingNonces.recount();
+  };
+}
+
+/** No question is needed while each block follows the last one seen; anything else may be another branch. */
+function createReorganised({ chain, pendingNonces, resolver }: WatcherOptions): (at: Block) => Promise<void> {
+  let head: Block | null = null;
+  /** Some block with a transaction of ours has not been seen to be part of the present chain. */
+  let isDoubtful = false;
+  return async (at) => {
+    if (head !== null && head.hash !== at.hash && head.hash !== at.parentHash) isDoubtful = true;
+    head = at;
+    if (!isDoubtful) return;
+    const { lost, isWhole } = await sift(chain, included(pendingNonces.all()));
+    for (const pendingNonce of lost) await resolver.reorganised(pendingNonce);
+    isDoubtful = !isWhole;
+  };
+}
+
+function included(pendingNonces: Iterable<PendingNonce>): PendingNonce[] {
+  return [...pendingNonces].filter(({ inclusion }) => inclusion !== null);
+}
+
+/** Sorts included nonces by whether their block is part of the chain. A node that does not know the block says nothing. */
+async function sift(
+  chain: Chain,
+  pendingNonces: readonly PendingNonce[],
+): Promise<{ kept: PendingNonce[]; lost: PendingNonce[]; isWhole: boolean }> {
+  const byBlock = Map.groupBy(pendingNonces, ({ inclusion }) => inclusion?.blockNumber ?? 0);
+  const kept: PendingNonce[] = [];
+  const lost: PendingNonce[] = [];
+  let isWhole = true;
+  await mapLimit(byBlock, QUESTIONS_PARALLEL, async ([number, those]) => {
+    const hash = await chain.blockHash(number);
+    if (hash === null) isWhole = false;
+    else
+      for (const pendingNonce of those) (pendingNonce.inclusion?.blockHash === hash ? kept : lost).push(pendingNonce);
+  });
+  return { kept, lost, isWhole };
 }

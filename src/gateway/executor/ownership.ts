@@ -14,9 +14,9 @@ import { untilStored } from "../../storage/failures.ts";
 import { createLeaseTrust, whereLeaseHolds } from "../../storage/leases.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import {
-  abandon,
   type Claims,
   claim,
+  giveUp,
   holdsClaim,
   type InvocationKey,
   ownPending,
@@ -28,7 +28,7 @@ import type { CallBlock, OwnBlock, QueueEntry } from "./queue.ts";
 
 /** How long a replica counts as alive after it has renewed its lease. */
 const LEASE_MS = 15_000;
-const ORPHANS_AT_ONCE = 200;
+const ORPHANS_AT_ONCE = 256;
 
 /** Renews this replica's lease. Gives the database's time. */
 export async function renewReplicaLease(tx: Tx, replica: string): Promise<number> {
@@ -72,24 +72,23 @@ export async function endOrphans(
       if (!mayJudge(await renewReplicaLease(tx, replica))) return [];
       const { openInvocations: t, replicas } = tx.tables;
       const alive = tx.db.select({ id: replicas.id }).from(replicas).where(isAlive(tx));
+      const isGone = gone === null ? notInArray(t.owner, alive) : eq(t.owner, gone);
       const orphans = await tx.db
-        .select({ tenant: t.tenant, id: t.id })
+        .select({ tenant: t.tenant, id: t.id, claim: t.claim })
         .from(t)
-        .where(
-          and(
-            sql`${t.status} = 'running'`,
-            ne(t.owner, replica),
-            gone === null ? notInArray(t.owner, alive) : eq(t.owner, gone),
-          ),
-        )
+        .where(and(sql`${t.status} = 'running'`, ne(t.owner, replica), isGone))
         .limit(ORPHANS_AT_ONCE);
-      for (const key of orphans) await abandon(tx, key, "internal", clock.now());
       // On either side: the database's clock may have gone back.
       // The row of a replica that is gone stays for an hour, much longer than only it may make what it accepted last.
       await tx.db.delete(replicas).where(sql`abs(${replicas.lease_until} - ${tx.now}) > ${HOUR_MS}`);
       return orphans;
     });
-    ended.push(...group);
+    // Each by itself, so that the store writes many together: a process may leave thousands, and the start of the next one waits
+    // for their end. A call that was given back since then, and is another's, has another claim.
+    const ends = group.map(async ({ claim, ...key }) => {
+      if (await giveUp(store, key, "internal", clock.now(), claim)) ended.push(key);
+    });
+    await Promise.all(ends);
     if (group.length < ORPHANS_AT_ONCE) return ended;
   }
 }
@@ -151,10 +150,10 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
     if (agentMax() > before) agentMaxRaised();
   }
 
-  /** The process before this one on its data directory is gone, so nobody waits for its lease to run out. */
-  async function bury(gone: string): Promise<void> {
+  /** Ends the leases and the running calls of processes that certainly are gone, so nobody waits for a lease to run out. */
+  async function bury(gone: string | null): Promise<void> {
+    await store.write((tx) => dropLeases(tx, gone ?? "all"));
     const ended = await endOrphans(store, clock, replica, undefined, gone);
-    await store.write((tx) => dropLeases(tx, gone));
     if (ended.length > 0) log.warn("orphaned_calls_ended", { calls: ended.length });
   }
 
@@ -175,20 +174,15 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
   return {
     /** Calls of one agent that this replica may run on each path: its part of the limit. */
     agentMax,
-    /** Begins the lease, and ends the calls that a dead process of a database that is not shared left running. */
+    /** Begins the lease, after the end of what a dead process left that held this one's data directory. */
     async recover(): Promise<void> {
-      if (isShared) {
-        if (previous !== null) await bury(previous);
-        await renew();
-        const warn = (error: unknown) => log.warn("lease_not_renewed", { error });
-        // On a timer of its own, so that slow work elsewhere can't delay it: a lease that runs out ends live calls.
-        renewal = setInterval(() => void renew().catch(warn), 5_000);
-        return;
-      }
-      // This process holds the lock of the data directory, so no other process runs.
-      await store.write((tx) => dropLeases(tx, "all"));
-      const orphans = await endOrphans(store, clock, replica);
-      if (orphans.length > 0) log.warn("orphaned_calls_ended", { calls: orphans.length });
+      // Where the database is not shared, that directory's lock tells that no other process runs.
+      if (!isShared) return bury(null);
+      if (previous !== null) await bury(previous);
+      await renew();
+      const warn = (error: unknown) => log.warn("lease_not_renewed", { error });
+      // On a timer of its own, so that slow work elsewhere can't delay it: a lease that runs out ends live calls.
+      renewal = setInterval(() => void renew().catch(warn), 5_000);
     },
     startSweeping(takeUpPending: () => Promise<void>): void {
       if (isShared) stopSweeping = every(2_000, () => sweep(takeUpPending));

@@ -142,6 +142,40 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       await end(key, SUCCESS, "three");
     });
 
+    test("a call that its replica gives back while it is taken for dead, and that another one claims, is not ended", async () => {
+      const key = await put();
+      await take(key, "rep_dead", "one");
+      const moving: Store = {
+        ...store,
+        async write(work, options) {
+          const found = await store.write(work, options);
+          await store.write((tx) => release(tx, key, "one", clock.now()));
+          await take(key, "rep_alive", "two");
+          return found;
+        },
+      };
+      expect(await endOrphans(moving, clock, "rep_own")).toEqual([]);
+      expect(await findInvocation(store.read, "acme", key.id)).toMatchObject({ status: "running" });
+      await end(key, SUCCESS, "two");
+    });
+
+    test("calls that a process left running are handed to the store together, since the next start waits for their end", async () => {
+      const left = await Promise.all(Array.from({ length: 300 }, () => put()));
+      await Promise.all(left.map((key) => take(key, "rep_dead")));
+      let [underWay, most] = [0, 0];
+      const counting: Store = {
+        ...store,
+        async execute(command, input) {
+          most = Math.max(most, ++underWay);
+          const output = await store.execute(command, input);
+          underWay--;
+          return output;
+        },
+      };
+      expect(await endOrphans(counting, clock, "rep_own")).toHaveLength(left.length);
+      expect(most).toBeGreaterThan(100);
+    });
+
     test("of the calls that ran, those of a replica whose lease is over end as internal, and no others", async () => {
       const [dead, far, alive, own, waiting] = [await put(), await put(), await put(), await put(), await put()];
       const owners = [

@@ -223,23 +223,26 @@ export function finish(
   return runner.execute(endCommand, { key, from: "running", token, ending, at: now, request_id, detail });
 }
 
+/** @param token of the only claim that is ended; null for whichever it is */
 type Abandon = (
   runner: CommandRunner,
   key: InvocationKey,
   error_class: ErrorClass | null,
   now: number,
+  token?: string | null,
 ) => Promise<boolean>;
 
 function abandonAt({ from, to: status }: (typeof INVOCATION_EVENTS)["withdraw" | "fail"]): Abandon {
-  return (runner, key, error_class, now) => {
+  return (runner, key, error_class, now, token = null) => {
     const ending: Ending = { ...NOTHING_YET, status, error_class, response: null };
-    return runner.execute(endCommand, { key, from, token: null, ending, at: now, request_id: null, detail: null });
+    return runner.execute(endCommand, { key, from, token, ending, at: now, request_id: null, detail: null });
   };
 }
 
 /** Ends a call that nobody has claimed yet. False when it has been. */
 export const withdraw = abandonAt(INVOCATION_EVENTS.withdraw);
-const giveUp = abandonAt(INVOCATION_EVENTS.fail);
+/** Ends a call that is running. False when it runs no more. */
+export const giveUp = abandonAt(INVOCATION_EVENTS.fail);
 
 /** Ends a call that has not ended, without an answer of the upstream. False when it has ended already. */
 export const abandon: Abandon = async (...call) =>

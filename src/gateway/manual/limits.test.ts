@@ -1,5 +1,6 @@
 import { expect, test } from "bun:test";
 import { join } from "node:path";
+import { Glob } from "bun";
 import { LIMITS, type Limit } from "../../kernel/limits.ts";
 
 const page = (name: string) => Bun.file(join(import.meta.dir, `${name}.md`)).text();
@@ -41,4 +42,16 @@ test("the page on operations shows the memory budgets, and what they are togethe
   const rows = budgets.map((limit) => [limit.what, sizeOf(limit), limit.beyond]);
   rows.push(["together", `${number(together / MIB)} MiB`, ""]);
   expect(await page("operations")).toContain(`\n${table(["what", "at most", "beyond it"], rows)}\n`);
+});
+
+test("every row of the table bounds something", async () => {
+  const root = join(import.meta.dir, "../../..");
+  const paths = [...new Glob("src/**/*.ts").scanSync({ cwd: root })].filter((path) => !path.endsWith(".test.ts"));
+  const code = (await Promise.all(paths.map((path) => Bun.file(join(root, path)).text()))).join("\n");
+  const taken = new Set([...code.matchAll(/\bMAX\.(\w+)/g)].map(([, name]) => name));
+  // The two of core are below the table, which shows them.
+  const shown = ["urlCharacters", "allowedHosts"];
+  const names = Object.values(LIMITS).flatMap((limits) => Object.keys(limits));
+  expect(names.filter((name) => !taken.has(name) && !shown.includes(name))).toEqual([]);
+  expect(names.length).toBeGreaterThan(100);
 });

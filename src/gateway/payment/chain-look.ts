@@ -4,7 +4,7 @@
 
 import type { Chain, NodeView } from "../../chain/chain.ts";
 import { useBy } from "../../chain/find-use.ts";
-import type { Receipt } from "../../chain/rpc-types.ts";
+import type { Receipt } from "../../chain/json-rpc.ts";
 import { isEndOf, isPaidBy } from "../../chain/token.ts";
 import type { Log } from "../../core/log.ts";
 import type { TimeBounds } from "../../core/time.ts";

@@ -122,24 +122,39 @@ const SHUT_RDWR = 2;
 const [AF_INET, AF_INET6] = [2, 10];
 /** A `struct sockaddr_in6`, the larger of the two. */
 const name = new DataView(new ArrayBuffer(28));
-/** The start of a `struct tcp_info`: so many milliseconds since data was last sent, and received, stand at these places. */
-const info = new Uint32Array(15);
+/**
+ * The start of a `struct tcp_info`: at these places stand so many milliseconds since data was last sent, and received, in
+ * steps of 4, and how many bytes the peer has acknowledged (the lower half).
+ */
+const info = new Uint32Array(32);
+const [SENT_AT, RECEIVED_AT, ACKNOWLEDGED_AT] = [44 / 4, 52 / 4, 120 / 4];
 /** An address as text, and a zero after it. */
 const text = Buffer.alloc(46);
-const [SENT_AT, RECEIVED_AT] = [44 / 4, 52 / 4];
 
 /** A connection that came to the port. */
 export interface OpenConnection {
   readonly descriptor: number;
-  /** Of IPv4 the same whether it came over a socket of IPv6 or not. */
-  readonly address: string;
+  readonly network: string;
   readonly peer: string;
-  readonly silentMs: number;
+  /** Since bytes went, and before any went, since it came: what the peer sends does not change it (measured). */
+  readonly unansweredMs: number;
+  /** Whether no bytes have gone yet, or none since some came last. */
+  readonly isUnanswered: boolean;
 }
 
 /** Tells a connection from all that are open. The runtime writes addresses as the system does (measured). */
 export const peerName = ({ address, port }: Pick<Bun.SocketAddress, "address" | "port">): string =>
   `${address} ${port}`;
+
+/**
+ * What one caller may have all addresses of: an address of IPv4, also over a socket of IPv6, or a network of IPv6.
+ *
+ * @param half the first one of the address, which tells the network (RFC 4291, section 2.5.4)
+ */
+export function networkOf(address: string, half: bigint): string {
+  const ofIpv4 = address.replace(/^::ffff:(?=.*\.)/, "");
+  return ofIpv4.includes(":") ? `${half.toString(16)}/64` : ofIpv4;
+}
 
 /** The connections to this port among so many descriptors. */
 export function connectionsAt(port: number, from: number, count: number): OpenConnection[] {
@@ -158,8 +173,9 @@ export function connectionsAt(port: number, from: number, count: number): OpenCo
     const peer = peerName({ address: shown, port: name.getUint16(2) });
     length[0] = info.byteLength;
     system.getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, ptr(info), ptr(length));
-    const silentMs = Math.min(info[SENT_AT] ?? 0, info[RECEIVED_AT] ?? 0);
-    found.push({ descriptor, address: shown.replace(/^::ffff:(?=.*\.)/, ""), peer, silentMs });
+    const unansweredMs = info[SENT_AT] ?? 0;
+    const isUnanswered = info[ACKNOWLEDGED_AT] === 0 || (info[RECEIVED_AT] ?? 0) < unansweredMs;
+    found.push({ descriptor, network: networkOf(shown, name.getBigUint64(at)), peer, unansweredMs, isUnanswered });
   }
   return found;
 }

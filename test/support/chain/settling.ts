@@ -1,20 +1,20 @@
 // What tests of settling need: a facilitator's settle over a real store, with hand-made doubles of the chain and of
 // the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
 import type { FindOwnTransfer } from "../../../src/chain/own-transfer.ts";
-import { usedOn, utcDay } from "../../../src/facilitator/payments/guardrails.ts";
+import { type FacilitatorAccount, usedOn, utcDay } from "../../../src/facilitator/payments/guardrails.ts";
 import {
   type ClaimedPayment,
   claimPayment,
   type FacilitatorPayment,
-  findPayment,
   markSent,
   recordFailed,
   recordSettled,
+  storedPayment,
 } from "../../../src/facilitator/payments/payments.ts";
-import type { SettleChain, SettleWallet } from "../../../src/facilitator/settle/ports.ts";
+import { X402_V1 } from "../../../src/facilitator/routes.ts";
+import { createSettlementWaiters, type SettleOptions } from "../../../src/facilitator/settle/claims.ts";
 import { requirementsText } from "../../../src/facilitator/settle/request.ts";
-import { createSettle } from "../../../src/facilitator/settle/settle.ts";
-import { createSettlementWaiters } from "../../../src/facilitator/settle/waiters.ts";
+import { createSettle, type Settle } from "../../../src/facilitator/settle/settle.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { parseSettleRequest, type SettleRequest } from "../../../src/x402/codec.ts";
 import type { Hex, PaymentKey } from "../../../src/x402/types.ts";
@@ -108,7 +108,7 @@ interface SettlingOptions {
 }
 
 type Simulate = (
-  ...args: Parameters<SettleChain["simulate"]>
+  ...args: Parameters<SettleOptions["chain"]["simulate"]>
 ) => Promise<{ readonly ok: true; readonly gas: bigint } | { readonly ok: false; readonly reason: string }>;
 
 /** What the tests turn: everything may be changed at any time. */
@@ -120,18 +120,18 @@ export function settling(store: Store, options: SettlingOptions = {}) {
   const turns = {
     simulate: (async () => ({ ok: true, gas: 90_000n })) as Simulate,
     /** What the chain's time is, in milliseconds: at first that of the clock. */
-    time: (async () => ({ earliest: clock.time, latest: clock.time })) as SettleChain["time"],
-    isSignedByContract: (async () => false) as SettleChain["isSignedByContract"],
+    time: (async () => ({ earliest: clock.time, latest: clock.time })) as SettleOptions["chain"]["time"],
+    isSignedByContract: (async () => false) as SettleOptions["chain"]["isSignedByContract"],
     balanceOf: (async () => ({ amount: 10n ** 30n, block: 0 })) as (
       payer: Hex,
     ) => Promise<{ readonly amount: bigint; readonly block: number }>,
-    hasCode: (async () => false) as SettleChain["hasCode"],
-    isUsed: (async () => false) as SettleChain["isUsed"],
+    hasCode: (async () => false) as SettleOptions["chain"]["hasCode"],
+    isUsed: (async () => false) as SettleOptions["chain"]["isUsed"],
     findOwnTransfer: (async () => null) as FindOwnTransfer,
-    readiness: (async () => ({ ready: true })) as SettleWallet["readiness"],
+    readiness: (async () => ({ ready: true })) as SettleOptions["wallet"]["readiness"],
     /** What becomes of a payment as soon as it is stored as sent: by default it is settled. */
     afterSend: ((key: PaymentKey) => settled(key)) as (key: PaymentKey) => Promise<unknown>,
-    send: (async (payment: ClaimedPayment) => storeSent(payment)) as SettleWallet["send"],
+    send: (async (payment: ClaimedPayment) => storeSent(payment)) as SettleOptions["wallet"]["send"],
   };
 
   async function storeSent(payment: ClaimedPayment) {
@@ -201,6 +201,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
 
   return {
     ...settle,
+    settle: answered(settle),
     clock,
     logged,
     outcomes,
@@ -209,12 +210,19 @@ export function settling(store: Store, options: SettlingOptions = {}) {
     settled,
     failed,
     storeSent,
-    record: (asked: SettleRequest) => findPayment(store.read, keyOfRequest(asked)),
+    record: (asked: SettleRequest) => storedPayment(store.read, keyOfRequest(asked)),
     reserved: (name = "alpha", time = clock.now()) => reservedOn(store.read, name, utcDay(time)),
     async refusals() {
       const { db, tables } = store.read;
       return db.select().from(tables.facilitatorRefusals);
     },
+  };
+}
+
+/** Settles as the caller is answered. */
+export function answered({ settle }: Pick<Settle, "settle">) {
+  return async (account: FacilitatorAccount, asked: SettleRequest) => {
+    return X402_V1.answer(asked, await settle(account, asked));
   };
 }
 

@@ -5,8 +5,8 @@ import { generatePrivateKey } from "viem/accounts";
 import { type Chain, createChain } from "../../../src/chain/chain.ts";
 import { type Log, silentLog } from "../../../src/core/log.ts";
 import { systemClock } from "../../../src/core/time.ts";
-import { type ClaimedPayment, claimPayment, findPayment } from "../../../src/facilitator/payments/payments.ts";
-import { createSettlementWaiters } from "../../../src/facilitator/settle/waiters.ts";
+import { type ClaimedPayment, claimPayment, storedPayment } from "../../../src/facilitator/payments/payments.ts";
+import { createSettlementWaiters } from "../../../src/facilitator/settle/claims.ts";
 import type { WalletLeases } from "../../../src/facilitator/wallet/leases.ts";
 import { createLocalSigner, type Signer } from "../../../src/facilitator/wallet/signer.ts";
 import { createWallet, type WalletOptions as ProductOptions } from "../../../src/facilitator/wallet/wallet.ts";
@@ -89,7 +89,7 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
     signers,
     rows,
     address: addressOf(signers),
-    payment: (payment: ClaimedPayment) => findPayment(store.read, payment.key),
+    payment: (payment: ClaimedPayment) => storedPayment(store.read, payment.key),
     claim: (payment: ClaimedPayment) => store.write((tx) => claimPayment(tx, claimOf(payment), systemClock.now())),
     /** Without a simulation. */
     send: (payment: ClaimedPayment) =>

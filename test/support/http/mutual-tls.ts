@@ -6,7 +6,7 @@ import type { Log, LogFields } from "../../../src/core/log.ts";
 import { addAccount, ownerOf } from "../../../src/facilitator/accounts.ts";
 import { LISTENER_LIMITS, type ListenerLimits, listenMutualTls } from "../../../src/facilitator/mtls.ts";
 import { createPeerEdge } from "../../../src/facilitator/routes.ts";
-import type { SettleResponse } from "../../../src/facilitator/settle/response.ts";
+import { type CollectionOutcome, settledBy } from "../../../src/facilitator/settle/outcome.ts";
 import { MAX } from "../../../src/kernel/limits.ts";
 import { sqlitePlace } from "../stores/stores.ts";
 import { makePki, type TestIdentity } from "./pki.ts";
@@ -15,9 +15,13 @@ export const JSON_HEADERS = { "content-type": "application/json" };
 
 const PAYER = `0x${"11".repeat(20)}` as const;
 
-export const SETTLED: SettleResponse = {
+const HASH = `0x${"ab".repeat(32)}` as const;
+export const SETTLEMENT = settledBy(HASH);
+
+/** As the settlement is answered. */
+export const SETTLED = {
   success: true,
-  transaction: `0x${"ab".repeat(32)}`,
+  transaction: HASH,
   network: "base",
   payer: PAYER,
 };
@@ -89,7 +93,7 @@ export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: (
   const lines: LogFields[] = [];
   const note = (event: string, fields: LogFields = {}) => void lines.push({ event, ...fields });
   const log: Log = { debug: note, info: note, warn: note, error: note };
-  const answers = { settle: async (): Promise<SettleResponse> => SETTLED, ready: true };
+  const answers = { settle: async (): Promise<CollectionOutcome> => SETTLEMENT, ready: true };
   const asked: string[] = [];
   const edge = createPeerEdge({
     read: store.read,

@@ -1,12 +1,12 @@
 import { describe, expect, test } from "bun:test";
-import { CLAIM, claimedOn, keyOfRequest, NOON, request } from "../../test/support/chain/settling.ts";
-import { places } from "../../test/support/stores/stores.ts";
-import { silentLog } from "../core/log.ts";
-import type { Hex } from "../x402/types.ts";
-import { utcDay } from "./payments/guardrails.ts";
-import { markSent, recordSettled } from "./payments/payments.ts";
+import { CLAIM, claimedOn, keyOfRequest, NOON, request } from "../../../test/support/chain/settling.ts";
+import { places } from "../../../test/support/stores/stores.ts";
+import { silentLog } from "../../core/log.ts";
+import type { Hex } from "../../x402/types.ts";
+import { createRefusalLog } from "../settle/outcome.ts";
+import { utcDay } from "./guardrails.ts";
+import { markSent, recordSettled } from "./payments.ts";
 import { cleanUpFacilitator } from "./retention.ts";
-import { createRefusalLog } from "./settle/response.ts";
 
 const DAY_MS = 86_400_000;
 const word = (n: number): Hex => `0x${n.toString(16).padStart(64, "0")}`;

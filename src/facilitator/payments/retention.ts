@@ -2,13 +2,13 @@
 // that can't be collected any more, on the chain either, and that nobody asks for after so long. Rows are removed in small
 // groups, each its own write, so that settlements pass between them.
 import { and, eq, inArray, lt, sql } from "drizzle-orm";
-import { oneOf } from "../../db/schema.ts";
-import type { Log } from "../core/log.ts";
-import type { Clock } from "../core/time.ts";
-import { DAY_MS } from "../core/time.ts";
-import { removeInGroups } from "../storage/cleanup.ts";
-import type { Store, Tx } from "../storage/store.ts";
-import { utcDay } from "./payments/guardrails.ts";
+import { oneOf } from "../../../db/schema.ts";
+import type { Log } from "../../core/log.ts";
+import type { Clock } from "../../core/time.ts";
+import { DAY_MS } from "../../core/time.ts";
+import { removeInGroups } from "../../storage/cleanup.ts";
+import type { Store, Tx } from "../../storage/store.ts";
+import { utcDay } from "./guardrails.ts";
 
 /** Of refusals; of payments since their end, and since the end of their time. */
 const RECORD_DAYS = 90;

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import * as wire from "./rpc-types.ts";
+import * as wire from "./json-rpc.ts";
 
 const HASH = `0x${"Ab".repeat(32)}`;
 const block = {
