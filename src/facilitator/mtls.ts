@@ -7,6 +7,7 @@ import { parseCertificates } from "../core/certificates.ts";
 import type { Log } from "../core/log.ts";
 import { listenProblem, StartupProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
+import { keepReceiveBufferSmall, SMALL_BODIES_BUFFER_BYTES } from "../http/bun/socket-options.ts";
 import { type ConnectionLimits, type HttpOptions, type KnownPeer, serveConnections } from "../http/http1.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createReservedShare } from "../kernel/share.ts";
@@ -134,6 +135,7 @@ function listen(server: Server, { host, port, log }: MtlsListenerOptions): Promi
     server.once("error", refuse);
     server.listen({ host, port }, () => {
       server.off("error", refuse);
+      keepReceiveBufferSmall(server, SMALL_BODIES_BUFFER_BYTES);
       server.on("error", (error) => log.error("listener_failed", { port: "TOLLGATE_PORT", error }));
       resolve();
     });

@@ -161,7 +161,7 @@ describe("draining the rest of a request's body", () => {
   }
 
   const answer = () => new Response(null, { status: 401 });
-  const isOver = (work: Promise<void> | undefined) =>
+  const isOver = (work: Promise<unknown> | undefined) =>
     Promise.race([
       Promise.resolve(work).then(() => true),
       new Promise<false>((resolve) => setImmediate(resolve, false)),

@@ -179,11 +179,12 @@ function leave(connection: CallerSocket<KnownPeer>): void {
 function readBody(incoming: IncomingMessage, bytesMax: number): Promise<Uint8Array<ArrayBuffer> | null> {
   const { promise, resolve } = Promise.withResolvers<Uint8Array<ArrayBuffer> | null>();
   const parts: Uint8Array[] = [];
-  let size = 0;
+  let [size, pieces] = [0, 0];
   const whole = () => resolve(Uint8Array.from(Buffer.concat(parts).subarray(0, bytesMax + 1)));
   incoming.on("data", (part: Uint8Array) => {
     if (size <= bytesMax) parts.push(part);
     size += part.length;
+    if (++pieces === MAX.plainPieces) incoming.socket.destroy();
     if (size > MAX.plainDrainedBytes) whole();
   });
   incoming.on("end", whole);

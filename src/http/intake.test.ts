@@ -176,6 +176,26 @@ test("a body that is more than is left is taken in when others hold more than th
   expect(await Promise.all([first, third, other].map(({ ended }) => ended))).toEqual([231 * KIB, 230 * KIB, 40 * KIB]);
 });
 
+test("so many bodies in chunks come in at a time, shared out by tenant, however small they are", async () => {
+  const { readBytes: read } = createIntake(LIMITS);
+  const begin = (tenant: string) => {
+    const { request, ...body } = upload();
+    request.headers.set("transfer-encoding", "chunked");
+    return { ...body, ended: read(request, tenant, BODY_BYTES_MAX) };
+  };
+  const bodies = Array.from({ length: 28 }, () => begin("t"));
+  expect((await faultOf(begin("t").ended)).kind).toBe("unavailable");
+  bodies.push(begin("u"));
+  for (const { send, end } of bodies) {
+    await send(KIB);
+    await end();
+  }
+  for (const { ended } of bodies) expect((await ended).byteLength).toBe(KIB);
+  bodies.push(begin("t"));
+  await bodies.at(-1)?.end();
+  await bodies.at(-1)?.ended;
+});
+
 const servers: Bun.Server<undefined>[] = [];
 afterEach(async () => {
   await Promise.all(servers.splice(0).map((server) => server.stop(true)));

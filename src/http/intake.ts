@@ -5,7 +5,7 @@
 
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
-import { Commons, createFairShare, createLimiter, type Stake } from "../kernel/share.ts";
+import { Commons, createFairShare, createLimiter, type FairShare, type Stake } from "../kernel/share.ts";
 import { doneInTurns } from "../kernel/turns.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
 import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
@@ -104,7 +104,7 @@ export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
   ): Promise<CallBody> {
     const stake = scales.stake(tenant);
     const release = () => stake.giveBack();
-    const body = { stake, tenant, ending: new AbortController() };
+    const body = { stake, tenant, isChunked: inChunks(request.headers), ending: new AbortController() };
     try {
       const isSmall = declared !== null && declared <= SMALL_BYTES;
       const bytes = isSmall
@@ -222,6 +222,8 @@ type Scales = ReturnType<typeof createScales>;
 function createScales(bytesMax: number) {
   const memory = new Commons({ size: bytesMax });
   const waiting = createFairShare({ size: MAX.bodiesWaiting });
+  // All that has come of them is parsed in one turn of the event loop, at 0.4 ms for a read full of chunks of one byte.
+  const chunkedLeast = Math.ceil(bytesMax / MAX.chunkedBodies);
   return {
     /** Of a body that holds nothing yet. */
     stake: (tenant: string): Stake => memory.stake(tenant, null),
@@ -232,10 +234,11 @@ function createScales(bytesMax: number) {
      * @param most all that the body may come to
      * @throws Fault `unavailable`, and what ends the body meanwhile
      */
-    async weigh({ stake, tenant, ending }: Body, held: number, most: number): Promise<void> {
-      const least = held - stake.amount;
+    async weigh({ stake, tenant, isChunked, ending }: Body, held: number, most: number): Promise<void> {
+      const floor = isChunked ? chunkedLeast : 0;
+      const least = Math.max(floor, held) - stake.amount;
       if (least <= 0 || stake.takeNow(least)) return;
-      const amount = memory.worthWaiting(tenant, least, most - stake.amount);
+      const amount = memory.worthWaiting(tenant, least, Math.max(floor, most) - stake.amount);
       if (amount === null || waiting.take(tenant) !== null) throw tooMany();
       const giveUp = setTimeout(() => ending.abort(tooMany()), MAX.bodyWaitMs);
       try {
@@ -288,6 +291,7 @@ function startPatience({ msMax, silenceMsMax }: IntakeLimits, stop: (late: Fault
 interface Body {
   readonly tenant: string;
   readonly stake: Stake;
+  readonly isChunked: boolean;
   /** Aborted with a Fault when no more of it is to come. */
   readonly ending: AbortController;
 }
@@ -337,6 +341,9 @@ export function declaredLength(headers: Headers): number | null {
   throw new Fault("invalid_request", "content-length: must be one number of bytes", { closesConnection: true });
 }
 
+/** The end of such a body is known only when it is here. */
+export const inChunks = (headers: Headers): boolean => headers.has("transfer-encoding");
+
 export interface DrainLimits {
   /** Of one body. */
   readonly bytesMax: number;
@@ -358,19 +365,28 @@ const DRAIN_LIMITS: DrainLimits = {
  * reads would lose a response that closes the connection earlier: unread bytes make the close a reset (RFC 9112, section
  * 9.6). So the rest is read and dropped first, within bounds; beyond them the connection is closed as it is.
  *
- * If the connection stays open there is nothing to do: the server drops the rest itself after the response, so a client
- * that reads while it writes gets the response at once (measured on Bun 1.4.5: 256 MiB, chunked too, memory flat). A
- * client of HTTP/1.0 that does not say `Connection: close` can't be told from one of HTTP/1.1.
+ * If the connection stays open there is nothing to do for a declared length: the server drops the rest itself after the
+ * response, so a client that reads while it writes gets that at once (measured on Bun 1.4.5: 256 MiB, memory flat). It would
+ * parse chunks without end, too, so where these do not end within bounds, the connection ends with the response. A client
+ * of HTTP/1.0 that does not say `Connection: close` can't be told from one of HTTP/1.1.
  */
 export function createBodyDrainer(limits: DrainLimits = DRAIN_LIMITS) {
   const inFlight = createFairShare({ size: limits.countMax });
+  const chunked = createFairShare({ size: MAX.drainedChunked });
+  const chunkedLimits = { ...limits, silenceMsMax: MAX.drainedChunkedSilenceMs };
 
-  async function drainWhole(request: Request, caller: string): Promise<void> {
+  /** @returns whether nothing is left */
+  async function drainWhole(request: Request, caller: string, share: FairShare, within: DrainLimits): Promise<boolean> {
     const body = leftOf(request, limits.bytesMax);
-    if (body === null) return;
-    if (inFlight.take(caller) !== null) return;
-    await drain(body.getReader(), limits).catch(() => {});
-    inFlight.giveBack(caller);
+    if (body === null || share.take(caller) !== null) return false;
+    const isWhole = await drain(body.getReader(), within).catch(() => false);
+    share.giveBack(caller);
+    return isWhole;
+  }
+
+  async function drainChunks(request: Request, { headers }: Response, caller: string): Promise<void> {
+    const isWhole = request.body?.locked || (await drainWhole(request, caller, chunked, chunkedLimits));
+    if (!isWhole) headers.set("connection", "close");
   }
 
   /**
@@ -379,8 +395,10 @@ export function createBodyDrainer(limits: DrainLimits = DRAIN_LIMITS) {
    *
    * @param caller whose share it counts to
    */
-  return (request: Request, response: Response, caller: string): Promise<void> | undefined =>
-    closes(request) || closes(response) ? drainWhole(request, caller) : undefined;
+  return (request: Request, response: Response, caller: string): Promise<unknown> | undefined => {
+    if (inChunks(request.headers)) return drainChunks(request, response, caller);
+    return closes(request) || closes(response) ? drainWhole(request, caller, inFlight, limits) : undefined;
+  };
 }
 
 /** Null when nothing is left, or more than may be. */
@@ -399,18 +417,25 @@ function closes({ headers }: Request | Response): boolean {
 async function drain(
   reader: Pick<BodyReader, "read" | "cancel">,
   { bytesMax, msMax, silenceMsMax }: DrainLimits,
-): Promise<void> {
-  const giveUp = () => void reader.cancel().catch(() => {});
+): Promise<boolean> {
+  let isGivenUp = false;
+  const giveUp = () => {
+    isGivenUp = true;
+    void reader.cancel().catch(() => {});
+  };
   const whole = setTimeout(giveUp, msMax);
   const silence = setTimeout(giveUp, silenceMsMax);
   try {
     for (let bytes = 0; bytes <= bytesMax; ) {
       const { done, value } = await reader.read();
-      if (done || value === undefined) return;
+      if (done || value === undefined) return !isGivenUp;
       silence.refresh();
       bytes += value.byteLength;
+      // A reader that waits is given each chunk by itself, for 5 µs; what comes meanwhile is joined, for a hundredth of that.
+      await new Promise(setImmediate);
     }
     giveUp();
+    return false;
   } finally {
     clearTimeout(whole);
     clearTimeout(silence);

@@ -138,6 +138,15 @@ test("a request that two servers could read as two is refused", async () => {
   await port.stop();
 });
 
+test("a body in thousands of chunks ends its connection, whatever is in them", async () => {
+  const port = await open({ idleMs: 500, headMs: 500 });
+  const post = (chunks: number) =>
+    `POST /a HTTP/1.1\r\nHost: x\r\n${LAST}Transfer-Encoding: chunked\r\n\r\n${"1\r\nx\r\n".repeat(chunks)}0\r\n\r\n`;
+  expect(await dial(port, post(4_000)).closed).toEndWith("POST /a");
+  expect(await dial(port, post(5_000)).closed).toBe("");
+  await port.stop();
+});
+
 test("a port that drains answers what it was asked, and closes what is idle", async () => {
   const port = await open({ idleMs: 60_000, headMs: 60_000 });
   const idle = dial(port, asking("/idle"));

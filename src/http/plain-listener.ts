@@ -8,6 +8,7 @@ import { listenProblem } from "../core/startup.ts";
 import { systemClock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createReservedShare } from "../kernel/share.ts";
+import { keepReceiveBufferSmall, SMALL_BODIES_BUFFER_BYTES } from "./bun/socket-options.ts";
 import { type ConnectionLimits, serveConnections } from "./http1.ts";
 
 export interface PlainListenerLimits extends ConnectionLimits {
@@ -69,6 +70,7 @@ function listen(server: Server, { host, port, variable, log }: PlainListenerOpti
   server.once("error", refuse);
   server.listen({ host, port }, () => {
     server.off("error", refuse);
+    keepReceiveBufferSmall(server, SMALL_BODIES_BUFFER_BYTES);
     server.on("error", (error) => log.error("listener_failed", { port: variable, error }));
     resolve();
   });

@@ -141,6 +141,26 @@ test("a chunked body over the limit is refused without being taken in whole", as
   expect(response.status).toBe(413);
 });
 
+test.each([
+  ["GET", "/open", 200],
+  ["HEAD", "/open", 200],
+  ["POST", "/open", 405],
+  ["POST", "/nowhere", 404],
+  ["POST", "/v1/things", 401],
+  ["GET", "/v1/things/1", 200],
+  ["DELETE", "/v1/things/1", 503],
+])("the answer to %s %s ends its connection when a body in chunks goes on behind it", async (method, path, status) => {
+  const socket = connect(Number(server.port), "127.0.0.1");
+  const token = status === 401 ? "" : "Authorization: Bearer good\r\n";
+  socket.write(`${method} ${path} HTTP/1.1\r\nHost: x\r\n${token}Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n`);
+  let received = "";
+  socket.on("data", (bytes) => {
+    received += bytes;
+  });
+  await new Promise((resolve) => socket.once("close", resolve));
+  expect(received).toStartWith(`HTTP/1.1 ${status} `);
+});
+
 test("HEAD answers like GET, without the body", async () => {
   const response = await call("/open", { method: "HEAD" });
   expect([response.status, await response.text()]).toEqual([200, ""]);
@@ -239,8 +259,9 @@ describe.each(["/open", "/nowhere", "/v1/things/1"])("when strangers' requests w
 
   test("with much of a body does not, so that no body of one who asks is kept", async () => {
     for (const length of ["16385", "1000000", "3, 3"]) {
-      const [isAtOnce] = await isAnsweredAtOnce({ "content-length": length });
-      expect([length, isAtOnce]).toEqual([length, true]);
+      const [isAtOnce, connection] = await isAnsweredAtOnce({ "content-length": length });
+      // One connection full of these would keep the event loop, since none of them waits.
+      expect([length, isAtOnce, connection]).toEqual([length, true, "close"]);
     }
     for (const length of ["0", "16384"])
       expect(await isAnsweredAtOnce({ "content-length": length })).toEqual([false, null]);
@@ -249,6 +270,23 @@ describe.each(["/open", "/nowhere", "/v1/things/1"])("when strangers' requests w
   test("with a body in chunks does not either, and is the last on its connection", async () => {
     expect(await isAnsweredAtOnce({ "transfer-encoding": "chunked" })).toEqual([true, "close"]);
   });
+});
+
+test("when requests of a caller wait, few of those with bodies in chunks do, and others end their connections", async () => {
+  const first = edge.fetch(new Request("http://localhost/open"));
+  for (const until = performance.now() + 20; performance.now() < until; );
+  const ask = (headers: Record<string, string>) =>
+    edge.fetch(new Request("http://localhost/v1/things/1", { headers: { authorization: "Bearer good", ...headers } }));
+  const plain = Array.from({ length: 40 }, () => ask({}));
+  const chunked = Array.from({ length: 40 }, () => ask({ "transfer-encoding": "chunked" }));
+  expect((await Promise.all(plain)).map(({ status }) => status)).toEqual(plain.map(() => 200));
+  const answers = await Promise.all(chunked);
+  expect(answers.filter(({ status }) => status === 200)).toHaveLength(14);
+  const refused = answers.filter(({ status }) => status === 503);
+  expect(refused).toHaveLength(26);
+  for (const { headers } of refused)
+    expect([headers.get("connection"), headers.get("retry-after")]).toEqual(["close", "5"]);
+  await first;
 });
 
 test("requests of strangers get so many lines of the access log in a second, and one that sums up the others; those of callers all get one", async () => {

@@ -8,9 +8,10 @@ import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
 import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
 import { MAX } from "../kernel/limits.ts";
+import { createFairShare } from "../kernel/share.ts";
 import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
-import { createBodyDrainer, createIntake, declaredLength, type Intake } from "./intake.ts";
+import { createBodyDrainer, createIntake, declaredLength, type Intake, inChunks } from "./intake.ts";
 import { createLargeResponses, faultResponse, type LargeResponses } from "./responses.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
@@ -121,7 +122,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   const { guard, fastPath, meters = silentMeters, tracer = null } = options;
   const route = createRouter(options.app);
   const [intake, responses, drainBody] = [createIntake(), createLargeResponses(), createBodyDrainer()];
-  const accessLog = createAccessLog(options.log);
+  const [accessLog, turnOfKnown] = [createAccessLog(options.log), createTurns()];
   const counted = meters.requestsTo(options.app.routes);
   let draining = false;
 
@@ -152,7 +153,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
 
   function inTurn(known: Guard<C>, context: RequestContext, request: Request, caller: C): Response | Promise<Response> {
     const scope = enter(known, context, request, caller);
-    const turn = turnOf(context.known);
+    const turn = turnOfKnown(context);
     return turn === undefined ? toRoute(request, context, scope) : turn.then(() => toRoute(request, context, scope));
   }
 
@@ -282,16 +283,28 @@ function mark(response: Response, { requestId, endsConnection }: RequestContext,
 
 /**
  * Undefined when a stranger's request may be answered at once. One that has much of a body never waits, since the runtime
- * would keep what arrives of it: 600 connections with a megabyte each took gigabytes. Where the length is not known, the
- * connection ends with the answer, or one connection full of short bodies in chunks would keep the event loop.
+ * would keep what arrives of it: 600 connections with a megabyte each took gigabytes. Its connection ends with the answer,
+ * or one connection full of such requests would keep the event loop.
  */
 function turnOfStranger(context: RequestContext): Promise<void> | undefined {
   if (!isTurnUsedUp()) return undefined;
   const { headers } = context.original;
   const length = headers.get("content-length") ?? "0";
-  context.endsConnection = headers.has("transfer-encoding");
   const isShort = /^\d{1,5}$/.test(length) && Number(length) <= MAX.strangerBodyBytes;
-  return isShort && !context.endsConnection ? turnOf(STRANGERS) : undefined;
+  context.endsConnection = !isShort || inChunks(headers);
+  return context.endsConnection ? undefined : turnOf(STRANGERS);
+}
+
+/** The turns of known callers, as `turnOf`. Few wait with bodies in chunks, which the runtime parses meanwhile. @throws Fault `unavailable`; then the connection ends */
+function createTurns() {
+  const waiting = createFairShare({ size: MAX.chunkedWaiting });
+  return (context: RequestContext): Promise<void> | undefined => {
+    const { known, original } = context;
+    if (!inChunks(original.headers) || !isTurnUsedUp()) return turnOf(known);
+    context.endsConnection = waiting.take(known) !== null;
+    if (context.endsConnection) throw new Fault("unavailable", "too many bodies in chunks", { retryAfterSeconds: 5 });
+    return turnOf(known)?.finally(() => waiting.giveBack(known));
+  };
 }
 
 /** @param mayTell whether a stranger's request may have another log line */

@@ -49,6 +49,9 @@ const REQUESTS = {
   bodyWaitMs: ms(5_000, "each", "503", "wait of a body for memory"),
   // Each holds up to a mebibyte that is not counted yet.
   bodiesWaiting: count(32, "process", "503", "bodies that wait for memory"),
+  // The runtime parses what has come of all of them in one turn of the event loop.
+  chunkedBodies: count(32, "process", "waits, then 503", "bodies in chunks that are coming in"),
+  chunkedWaiting: count(16, "process", "503, and closed", "requests with bodies in chunks that wait for their turn"),
   bodiesInOnePiece: count(8_192, "process", "503", "bodies of at most 64 KiB that are late"),
   // A body of short texts takes a hundred times its bytes, with garbage not collected yet (measured).
   largeBodies: count(2, "process", "waits, then 503", "bodies above 16 KiB that are no call and are being read"),
@@ -62,6 +65,9 @@ const REQUESTS = {
   drainedMs: ms(60_000, "each", "closed", "time for that rest"),
   drainedSilenceMs: ms(5_000, "each", "closed", "silence of that rest"),
   drained: count(1_024, "process", "closed", "connections on which such a rest is dropped"),
+  drainedChunked: count(8, "process", "closed", "connections on which such a rest is dropped that comes in chunks"),
+  // The client may wait for the answer before it sends more.
+  drainedChunkedSilenceMs: ms(1_000, "each", "closed", "silence of a rest in chunks"),
   responseWaitMs: ms(5_000, "each", "503", "wait for room for another answer"),
   listsBegun: count(16, "process", "waits, then 503", "lists that are being made"),
   tokenCharacters: characters(8_192, "each", "401", "token"),
@@ -86,6 +92,7 @@ const REQUESTS = {
   plainPipelined: count(16, "each", "closed", "requests that wait on one connection of these ports"),
   plainHeadBytes: bytes(16 * KIB, "each", "431", "head of a request to these ports"),
   plainDrainedBytes: bytes(4 * MIB, "each", "closed", "rest of a body that these ports drop"),
+  plainPieces: count(4_096, "each", "closed", "chunks of a body to these ports and to the mutual-TLS port"),
   plainBodyBytes: bytes(KIB, "each", "413", "body of a request to the plain ports"),
   // All calls and streams that may run take 28,672; unfinished heads on all of these take 512 MiB (16 KiB each, measured).
   openFiles: count(32_768, "process", "a connection is closed or refused", "open files and connections"),
@@ -224,8 +231,3 @@ export const PAGE_LIMIT_DEFAULT = 20;
 export const SETTLEMENT_FINAL_MS = 30_000;
 /** After so long a collected payment counts as final, even if nobody answers. */
 export const SETTLEMENT_CONFIRM_MS_MAX = 120_000;
-export const CAPTURE_BYTES_MAX = MAX.capturedBytes;
-export const IDEMPOTENCY_KEY_CHARACTERS_MAX = MAX.idempotencyKeyCharacters;
-export const SERVICE_MODEL_BYTES_MAX = MAX.serviceModelBytes;
-export const WAIT_SECONDS_MAX = MAX.waitSeconds;
-export const PROXY_BODY_BYTES_MAX = MAX.bodyBytes;

@@ -2,7 +2,7 @@
 import { invalidField } from "../../core/fault.ts";
 import type { Protocol } from "../../core/states.ts";
 import { viaHeader } from "../../core/via.ts";
-import { IDEMPOTENCY_KEY_CHARACTERS_MAX, SERVICE_MODEL_BYTES_MAX, WAIT_SECONDS_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { isSessionless } from "../../wire/jsonrpc.ts";
 import { isMirror, type JudgedMessage, mirrorProblem } from "../../wire/mcp-headers.ts";
 
@@ -108,8 +108,8 @@ export function serviceModel(headers: Headers): string | null {
   const value = headers.get("x-service-model");
   if (value === null || value === "") return null;
   const bytes = headerBytes(value);
-  if (bytes.byteLength > SERVICE_MODEL_BYTES_MAX) {
-    throw invalidField("X-Service-Model", `longer than ${SERVICE_MODEL_BYTES_MAX} bytes`);
+  if (bytes.byteLength > MAX.serviceModelBytes) {
+    throw invalidField("X-Service-Model", `longer than ${MAX.serviceModelBytes} bytes`);
   }
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
@@ -129,8 +129,8 @@ const VISIBLE_ASCII = /^[\x21-\x7e]+$/;
 export function idempotencyKey(headers: Headers): string | null {
   const value = headers.get("idempotency-key");
   if (value === null) return null;
-  if (!VISIBLE_ASCII.test(value) || value.length > IDEMPOTENCY_KEY_CHARACTERS_MAX) {
-    throw invalidField("Idempotency-Key", `must be 1 to ${IDEMPOTENCY_KEY_CHARACTERS_MAX} visible ASCII characters`);
+  if (!VISIBLE_ASCII.test(value) || value.length > MAX.idempotencyKeyCharacters) {
+    throw invalidField("Idempotency-Key", `must be 1 to ${MAX.idempotencyKeyCharacters} visible ASCII characters`);
   }
   return value;
 }
@@ -148,5 +148,5 @@ export function waitSeconds(headers: Headers): number {
   const prefer = headers.get("prefer");
   if (prefer === null) return 0;
   const wait = prefer.match(LIST_ELEMENT)?.find((preference) => NAMES_WAIT.test(preference)) ?? "";
-  return Math.min(Number(SECONDS.exec(wait)?.[2] ?? 0), WAIT_SECONDS_MAX);
+  return Math.min(Number(SECONDS.exec(wait)?.[2] ?? 0), MAX.waitSeconds);
 }

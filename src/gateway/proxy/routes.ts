@@ -7,7 +7,7 @@ import { isEnded } from "../../core/states.ts";
 import { routes } from "../../http/elysia.ts";
 import { jsonText } from "../../http/responses.ts";
 import { type FastPath, type Scope, scopeOf } from "../../http/server.ts";
-import { PROXY_BODY_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { bodyInSteps } from "../../kernel/turns.ts";
 import type { UnderWay } from "../../kernel/wait.ts";
 import { type CallBody, hashOf, wholeOf } from "../../wire/body.ts";
@@ -108,7 +108,7 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
   const { caller, requestId, note, intake } = scope;
   const { headers } = request;
   const hold = new BodyHold();
-  const readBody = () => intake.readBody(request, caller.tenant, PROXY_BODY_BYTES_MAX, hold);
+  const readBody = () => intake.readBody(request, caller.tenant, MAX.bodyBytes, hold);
   const call = { caller, agentId, headers, requestId, readBody, note };
   const leave = options.admitting.enter();
   const answered: Record<string, string> = {};

@@ -7,7 +7,7 @@ import { Fault } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
 import { scopeOf } from "../../http/server.ts";
 import { boundedCache } from "../../kernel/cache.ts";
-import { CAPTURE_BYTES_MAX, PROXY_BODY_BYTES_MAX } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { thisMoment } from "../../kernel/time.ts";
 import { bodyInSteps } from "../../kernel/turns.ts";
 import { untilStored } from "../../storage/failures.ts";
@@ -69,8 +69,8 @@ async function call(options: StreamRoutesOptions, request: Request, agentId: str
   const { promise: until, resolve: sent } = Promise.withResolvers<void>();
   const { promise: ending, resolve: endBy } = Promise.withResolvers<() => void>();
   async function readBody(): Promise<CallBody> {
-    const held = { until, endBy: ending, storedMax: CAPTURE_BYTES_MAX };
-    const body = await intake.readBody(request, caller.tenant, PROXY_BODY_BYTES_MAX, held);
+    const held = { until, endBy: ending, storedMax: MAX.capturedBytes };
+    const body = await intake.readBody(request, caller.tenant, MAX.bodyBytes, held);
     // From here on only the timeouts of the exchange limit the connection.
     holdOpen(true);
     return body;
@@ -219,8 +219,6 @@ const SEPARATOR = ".";
 /** SHA-256 in base64url. */
 const SEAL_CHARACTERS = 43;
 
-const KEYS_CACHED_MAX = 10_000;
-
 export interface SessionOwner {
   readonly tenant: string;
   readonly agentId: string;
@@ -231,7 +229,7 @@ export type SessionIdsOf = (owner: SessionOwner) => Promise<SessionIds>;
 
 /** @param deriveKey the tenant's key for sessions */
 export function createSessionIds(deriveKey: (tenant: string) => Promise<Uint8Array>): SessionIdsOf {
-  const keys = boundedCache<string, Uint8Array>(KEYS_CACHED_MAX);
+  const keys = boundedCache<string, Uint8Array>(MAX.tenantKeys);
   return async (owner) => {
     let key = keys.get(owner.tenant);
     if (key === undefined) {
@@ -356,7 +354,7 @@ async function attempt<T>(
 
 /** The start of the body, as far as it is captured. */
 function shownPart({ agent, body }: CheckedCall<ParsedRequest>): CallBody {
-  return agent.capture_body ? startOf(body, CAPTURE_BYTES_MAX) : new Uint8Array();
+  return agent.capture_body ? startOf(body, MAX.capturedBytes) : new Uint8Array();
 }
 
 async function resume(

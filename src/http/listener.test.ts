@@ -1,0 +1,32 @@
+import { expect, test } from "bun:test";
+import { once } from "node:events";
+import { connect } from "node:net";
+import { silentLog } from "../core/log.ts";
+import { listen } from "./listener.ts";
+
+const SENT = 8 * 1024 * 1024;
+
+test("no read of a caller's connection brings more than its receive buffer holds", async () => {
+  let largest = 0;
+  const listener = listen({
+    host: "127.0.0.1",
+    port: 0,
+    reusePort: false,
+    idleSeconds: 10,
+    log: silentLog,
+    answer: async ({ body }) => {
+      // Since this waits for each piece, it is given what one read has brought.
+      for await (const piece of body ?? []) largest = Math.max(largest, piece.byteLength);
+      return new Response("taken");
+    },
+  });
+  const socket = connect(listener.port, "127.0.0.1");
+  socket.write(`POST / HTTP/1.1\r\nHost: x\r\nContent-Length: ${SENT}\r\n\r\n`);
+  socket.write(Buffer.alloc(SENT));
+  const [answer] = await once(socket, "data");
+  expect(String(answer)).toEndWith("taken");
+  // Linux doubles the size that it is asked for.
+  expect(largest).toBeLessThanOrEqual(64 * 1024);
+  socket.destroy();
+  await listener.stop(true);
+});
