@@ -146,6 +146,28 @@ describe("the documentation", () => {
     expect(named.length).toBeLessThanOrEqual(45);
   });
 
+  test("names every file that a call passes as it is, of which there are few", () => {
+    const listed = pages.get("architecture")?.section("One call, file by file") ?? "";
+    const [, list = ""] = listed.split("```");
+    const [both = [], polled = [], streamed = [], paid = []] = list
+      .split(/\n(?=both|polled|streamed|paid)/)
+      .slice(1)
+      .map((part) => part.match(/[a-z][\w/-]*\.ts\b/g) ?? []);
+    const named = [...both, ...polled, ...streamed, ...paid];
+    const folders = ["src/gateway", "src"];
+    expect(named.filter((path) => !folders.some((folder) => existsSync(join(ROOT, folder, path))))).toEqual([]);
+    expect(new Set(named).size).toBe(named.length);
+    const kernel = (/kernel\/: [a-z, ]+/.exec(list)?.[0] ?? "").split(",").length;
+    // The client of HTTP, the store and the core.
+    const common = both.length + kernel + 3;
+    expect([common + polled.length, common + polled.length + paid.length, common + streamed.length]).toEqual(
+      [.../passes (\d+) files, .*? (\d+); a streamed call passes (\d+)/.exec(listed)!.slice(1)].map(Number),
+    );
+    expect(common + polled.length).toBeLessThanOrEqual(53);
+    expect(common + polled.length + paid.length).toBeLessThanOrEqual(73);
+    expect(common + streamed.length).toBeLessThanOrEqual(46);
+  });
+
   test("has a reason for every dependency", () => {
     const rows = tableRows(manual.section("Dependencies"), "| dependency | why |");
     const all = [manifest.dependencies, manifest.optionalDependencies, manifest.devDependencies].flatMap(Object.keys);
