@@ -8,7 +8,7 @@ import type { Tracer } from "../core/tracing.ts";
 import { FINAL_AFTER } from "../http/client/fetch-json.ts";
 import { routes } from "../http/elysia.ts";
 import { json } from "../http/responses.ts";
-import { createGuardedEdge, createScopes } from "../http/server.ts";
+import { createGuardedEdge, scopeOf } from "../http/server.ts";
 import { MAX } from "../kernel/limits.ts";
 import type { Reader } from "../storage/store.ts";
 import { parseJson } from "../wire/json.ts";
@@ -93,13 +93,12 @@ export function createOpenEdge({ readiness, ...edge }: Pick<FacilitatorRoutes, "
 export function createPeerEdge(options: FacilitatorRoutes) {
   const { tracer = null } = options;
   const peers = new WeakMap<Request, Peer>();
-  const accounts = createScopes<FacilitatorAccount>();
   const app = routes()
     .use(openRoutes(options))
     .post(
       "/settle",
       async ({ request }) => {
-        const scope = accounts.of(request);
+        const scope = scopeOf<FacilitatorAccount>(request);
         const settleRequest = X402_V1.read(await readBody(request));
         const settle = () => options.settle(scope.caller, settleRequest);
         const { span } = scope;
@@ -126,7 +125,6 @@ export function createPeerEdge(options: FacilitatorRoutes) {
         throw new Fault("denied", "no active account has this certificate");
       },
       shown: ({ name }) => ["account", name],
-      scopes: accounts,
       traced: (method, path) => (method === "POST" ? { route: path } : null),
     },
   });

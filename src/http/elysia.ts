@@ -1,12 +1,13 @@
 // The router, with the work-arounds for it in one place. Elysia reads the path of a URL wrongly if the host is short, knows
 // no HEAD, answers with an error's own message, and does not tell an unknown path from a wrong method.
-// One per thread, since an error is kept under the request that it belongs to, on its way past the router.
 import { Elysia, NotFoundError } from "elysia";
 import { Fault } from "../core/fault.ts";
 import { STATUS } from "./responses.ts";
 
 /** What a route threw, on its way past Elysia, which would answer with the error's own message. */
-const thrown = new WeakMap<Request, unknown>();
+const THROWN = Symbol("thrown");
+
+type RoutedRequest = Request & { [THROWN]?: { readonly error: unknown } };
 
 /**
  * An Elysia instance as the product wants it: exact paths, and nothing done to bodies and queries behind the
@@ -14,7 +15,7 @@ const thrown = new WeakMap<Request, unknown>();
  */
 export function routes() {
   return new Elysia({ strictPath: true, normalize: false }).onError({ as: "global" }, ({ error, request }) => {
-    thrown.set(request, error);
+    (request as RoutedRequest)[THROWN] = { error };
     return new Response(null, { status: STATUS.internal });
   });
 }
@@ -39,8 +40,9 @@ export function createRouter(app: RoutedApp) {
   return (request: Request, path: string): Response | Promise<Response> => {
     if (!isDecodable(path)) throw noSuchRoute();
     const judged = (response: Response): Response => {
-      if (!thrown.has(request)) return response;
-      const error = thrown.get(request);
+      const thrown = (request as RoutedRequest)[THROWN];
+      if (thrown === undefined) return response;
+      const { error } = thrown;
       throw error instanceof NotFoundError ? unknownRoute(table, request.method, path) : error;
     };
     const response = app.fetch(request);

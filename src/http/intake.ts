@@ -73,11 +73,7 @@ export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
     const most = Math.min(sizes.declared, sizes.bytesMax);
     const gathered = gather(most, sizes.storedMax);
     try {
-      const weigh = () => {
-        const floor = body.isChunked && gathered.held > SMALL_BYTES ? scales.chunkedLeast : 0;
-        const [held, all] = [limits.streamBytes + gathered.held, limits.streamBytes + most];
-        return scales.weigh(body, Math.max(floor, held), Math.max(floor, all));
-      };
+      const weigh = () => weighStream(scales, body, gathered.held, most, limits.streamBytes);
       await weigh();
       await readInto(gathered, reader, { bytesMax: sizes.bytesMax, tenant }, async () => {
         ending.signal.throwIfAborted();
@@ -255,6 +251,12 @@ function createScales(bytesMax: number) {
       }
     },
   };
+}
+
+/** What has come of a stream counts, and what each stream takes beside it. */
+function weighStream(scales: Scales, body: Body, held: number, most: number, beside: number): Promise<void> {
+  const floor = body.isChunked && held > SMALL_BYTES ? scales.chunkedLeast : 0;
+  return scales.weigh(body, Math.max(floor, beside + held), Math.max(floor, beside + most));
 }
 
 async function readSmall(

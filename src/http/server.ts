@@ -1,6 +1,5 @@
 // The HTTP edge of both services: it numbers every request, lets only known callers at what is guarded, turns every
 // Fault into an answer, and writes the access log. Routes themselves only know Faults.
-// One per thread, since a scope is kept under the request that it belongs to.
 
 import type { Caller } from "../core/call.ts";
 import { Fault } from "../core/fault.ts";
@@ -35,26 +34,16 @@ export interface Scope<C = Caller> {
   readonly responses: LargeResponses;
 }
 
-export type Scopes<C> = ReturnType<typeof createScopes<C>>;
+const SCOPE = Symbol("scope");
 
-/** The scopes of the requests that are being answered. */
-export function createScopes<C>() {
-  const scopes = new WeakMap<Request, Scope<C>>();
-  return {
-    set: (request: Request, scope: Scope<C>): void => void scopes.set(request, scope),
-    /** Of a guarded request, which always has one. */
-    of(request: Request): Scope<C> {
-      const scope = scopes.get(request);
-      if (scope === undefined) throw new Fault("internal", "a request without a scope");
-      return scope;
-    },
-  };
+type ScopedRequest<C> = Request & { [SCOPE]?: Scope<C> };
+
+/** The scope of a guarded request, which always has one. */
+export function scopeOf<C = Caller>(request: Request): Scope<C> {
+  const scope = (request as ScopedRequest<C>)[SCOPE];
+  if (scope === undefined) throw new Fault("internal", "a request without a scope");
+  return scope;
 }
-
-const callers = createScopes<Caller>();
-
-/** The scope of a request under /v1, where every request has a caller. */
-export const scopeOf = callers.of;
 
 /** Which callers may use which paths. */
 export interface Guard<C> {
@@ -66,7 +55,6 @@ export interface Guard<C> {
   permit?(caller: C, method: string, path: string): void;
   /** The field that names the caller in the access log. */
   shown(caller: C): SpanStart["caller"];
-  readonly scopes: Scopes<C>;
   /** Null for a request that is to have no span. */
   traced(method: string, path: string): TracedRoute | null;
 }
@@ -112,7 +100,6 @@ export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
     identify: (request) => authenticate(request.headers.get("authorization")),
     ...(permit !== undefined && { permit }),
     shown: (caller) => ["tenant", caller.tenant],
-    scopes: callers,
     traced: tracedCall,
   };
   return createGuardedEdge({ ...options, guard });
@@ -147,7 +134,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     guard?.permit?.(scope.caller, scope.method, path);
     const fast = onFastPath(fastPath, request, path);
     if (fast !== null) return actFor(known, () => fast(scope));
-    guard?.scopes.set(request, scope);
+    (request as ScopedRequest<C>)[SCOPE] = scope;
     return actFor(known, () => route(request, path));
   }
 

@@ -68,7 +68,7 @@ export const FIGURES: readonly Figure[] = [
   { what: "product files", most: 256, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 53_718,
+    most: 53_698,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -96,7 +96,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 152,
+    most: 151,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {

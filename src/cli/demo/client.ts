@@ -2,8 +2,6 @@
 // through the gateway's API, and payments signed as any client of x402 signs them. The signature is made by viem and not by the
 // product's own code, which would only agree with itself. Answers are read field by field, since the demo shares nothing but
 // the wire format with the servers.
-//
-// One per thread, since all parts of the demo may share the connections.
 
 import { bytesToHex, type Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
@@ -14,9 +12,6 @@ import { createOutbound, OutboundError } from "../../http/client/outbound.ts";
 import { ASSET, CHAIN_ID, NETWORK, X402_VERSION } from "../../x402/kind.ts";
 
 const ANSWER_BYTES_MAX = 1024 * 1024;
-
-/** Everything that is called here is a part of the demo, on this machine. */
-const outbound = createOutbound({ rules: null, extraCa: null });
 
 interface HttpRequest {
   readonly method: "GET" | "POST" | "PATCH";
@@ -37,6 +32,8 @@ export interface HttpAnswer {
 /** @throws DemoProblem when there is no answer; the signal's reason */
 export async function ask({ method, url, headers = {}, body }: HttpRequest, signal: AbortSignal): Promise<HttpAnswer> {
   const startedAt = performance.now();
+  // Everything that is called here is a part of the demo, on this machine.
+  const outbound = createOutbound({ rules: null, extraCa: null });
   const content = body === undefined ? null : new TextEncoder().encode(JSON.stringify(body));
   try {
     const response = await outbound.request(url, {

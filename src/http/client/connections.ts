@@ -2,7 +2,6 @@
 // body that nobody reads (1.4 MB of each), drops what has arrived of an answer when the connection closes before it was
 // read (21 of 60 answers closed right after their first part, 42 of 60 destroyed; here none), and does not tell a reset
 // from a close, nor when a request has left. A version of Bun whose `fetch` does none of this makes the client unnecessary.
-// One per thread, since all sockets of a thread share one buffer, which is emptied at each read.
 import net from "node:net";
 import tls from "node:tls";
 import { tenantCache } from "../../kernel/cache.ts";
@@ -62,8 +61,7 @@ function keptSeconds(fields: readonly string[]): number {
  * Sockets read into this buffer, which keeps them from reading ahead; the runtime delivers no more than its size in one
  * piece. All sockets share it, because it is emptied at each read.
  */
-let arrivals: Uint8Array | null = null;
-const ARRIVAL_BYTES_MAX = 512 * 1024;
+const ARRIVALS = new Uint8Array(512 * 1024);
 
 /** Gets what comes on a socket, so much of the buffer; set by the connection. It is there for the time of the call only. */
 interface Arrivals {
@@ -71,13 +69,11 @@ interface Arrivals {
 }
 
 function readingInto(to: Arrivals) {
-  arrivals ??= new Uint8Array(ARRIVAL_BYTES_MAX);
-  const buffer = arrivals;
   const callback = (length: number) => {
-    to.take?.(buffer, length);
+    to.take?.(ARRIVALS, length);
     return true;
   };
-  return { buffer, callback };
+  return { buffer: ARRIVALS, callback };
 }
 
 interface Dialled {
