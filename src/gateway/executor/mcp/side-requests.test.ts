@@ -51,5 +51,5 @@ test("a session whose first notification is not answered is closed when its call
   stop.abort("cancelled");
   expect((await call).error_class).toBe("cancelled");
   await until(() => server.seen("DELETE") === 1);
-  expect(server.waiting("notifications/initialized").now).toBe(0);
+  await until(() => server.waiting("notifications/initialized").now === 0);
 });
