@@ -44,6 +44,12 @@ const INTAKE_LIMITS: IntakeLimits = {
   silenceMsMax: MAX.bodySilenceMs,
 };
 
+/** All that has come of them is parsed in one turn of the event loop, at 0.4 ms for a read full of chunks of one byte. */
+const CHUNKED_BODIES = {
+  size: MAX.chunkedBodies,
+  waitingMax: MAX.chunkedBodiesWaiting,
+  tooMany: "too many bodies in chunks are coming in",
+};
 const LARGE_BODIES = {
   size: MAX.largeBodies,
   waitingMax: MAX.largeBodiesWaiting,
@@ -54,7 +60,7 @@ export type Intake = ReturnType<typeof createIntake>;
 
 /** What takes in all bodies of a server, whose edge hands it to routes in the scope of a request. */
 export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
-  const scales = createScales(limits.bytesMax);
+  const [scales, chunked] = [createScales(limits.bytesMax), createLimiter(CHUNKED_BODIES)];
   const readOnePiece = createOnePieceReader(limits.silenceMsMax);
 
   async function readStream(stream: ReadableStream<Uint8Array> | null, body: Body, sizes: Sizes): Promise<CallBody> {
@@ -73,7 +79,7 @@ export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
     const most = Math.min(sizes.declared, sizes.bytesMax);
     const gathered = gather(most, sizes.storedMax);
     try {
-      const weigh = () => weighStream(scales, body, gathered.held, most, limits.streamBytes);
+      const weigh = () => scales.weigh(body, limits.streamBytes + gathered.held, limits.streamBytes + most);
       await weigh();
       await readInto(gathered, reader, { bytesMax: sizes.bytesMax, tenant }, async () => {
         ending.signal.throwIfAborted();
@@ -102,12 +108,11 @@ export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
     bytesMax: number,
     { declared, held }: { declared: number | null; held: Held | null },
   ): Promise<CallBody> {
-    const stake = scales.stake(tenant);
+    const body = { stake: scales.stake(tenant), tenant, ending: new AbortController() };
+    const { stake } = body;
     const release = () => stake.giveBack();
-    const body = { stake, tenant, isChunked: inChunks(request.headers), ending: new AbortController() };
     try {
-      const isSmall = declared !== null && declared <= SMALL_BYTES;
-      const bytes = isSmall
+      const bytes = isSmall(declared)
         ? await readSmall(() => readOnePiece(request, tenant), scales, body, declared)
         : await readStream(request.body, body, {
             declared: declared ?? bytesMax,
@@ -133,7 +138,8 @@ export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
     if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
     try {
       if (declared !== null && declared <= TINY_BYTES) return await readOnePiece(request, tenant);
-      return await readLarge(request, tenant, bytesMax, { declared, held: held ?? null });
+      const read = () => readLarge(request, tenant, bytesMax, { declared, held: held ?? null });
+      return await (inChunks(request.headers) ? chunked(tenant, read) : read());
     } catch (cause) {
       if (cause instanceof Fault) throw cause;
       throw new Fault("invalid_request", "body: it broke off", { cause });
@@ -159,6 +165,8 @@ export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
     inUse: scales.inUse,
   };
 }
+
+const isSmall = (declared: number | null): declared is number => declared !== null && declared <= SMALL_BYTES;
 
 function tooLarge(bytesMax: number): Fault {
   return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
@@ -223,11 +231,6 @@ function createScales(bytesMax: number) {
   const memory = new Commons({ size: bytesMax });
   const waiting = createFairShare({ size: MAX.bodiesWaiting });
   return {
-    /**
-     * Of a body in chunks that is not small. All that has come of such bodies is parsed in one turn of the event loop,
-     * at 0.4 ms for a read full of chunks of one byte.
-     */
-    chunkedLeast: Math.ceil(bytesMax / MAX.chunkedBodies),
     /** Of a body that holds nothing yet. */
     stake: (tenant: string): Stake => memory.stake(tenant, null),
     inUse: (): number => memory.inUse,
@@ -251,12 +254,6 @@ function createScales(bytesMax: number) {
       }
     },
   };
-}
-
-/** What has come of a stream counts, and what each stream takes beside it. */
-function weighStream(scales: Scales, body: Body, held: number, most: number, beside: number): Promise<void> {
-  const floor = body.isChunked && held > SMALL_BYTES ? scales.chunkedLeast : 0;
-  return scales.weigh(body, Math.max(floor, beside + held), Math.max(floor, beside + most));
 }
 
 async function readSmall(
@@ -299,7 +296,6 @@ function startPatience({ msMax, silenceMsMax }: IntakeLimits, stop: (late: Fault
 interface Body {
   readonly tenant: string;
   readonly stake: Stake;
-  readonly isChunked: boolean;
   /** Aborted with a Fault when no more of it is to come. */
   readonly ending: AbortController;
 }

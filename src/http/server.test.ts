@@ -278,12 +278,12 @@ test("when requests of a caller wait, few of those with bodies in chunks do, and
   const ask = (headers: Record<string, string>) =>
     edge.fetch(new Request("http://localhost/v1/things/1", { headers: { authorization: "Bearer good", ...headers } }));
   const plain = Array.from({ length: 40 }, () => ask({}));
-  const chunked = Array.from({ length: 500 }, () => ask({ "transfer-encoding": "chunked" }));
+  const chunked = Array.from({ length: 150 }, () => ask({ "transfer-encoding": "chunked" }));
   expect((await Promise.all(plain)).map(({ status }) => status)).toEqual(plain.map(() => 200));
   const answers = await Promise.all(chunked);
-  expect(answers.filter(({ status }) => status === 200)).toHaveLength(448);
+  expect(answers.filter(({ status }) => status === 200)).toHaveLength(112);
   const refused = answers.filter(({ status }) => status === 503);
-  expect(refused).toHaveLength(52);
+  expect(refused).toHaveLength(38);
   for (const { headers } of refused)
     expect([headers.get("connection"), headers.get("retry-after")]).toEqual(["close", "5"]);
   await first;

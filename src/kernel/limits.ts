@@ -50,8 +50,9 @@ const REQUESTS = {
   // Each holds up to a mebibyte that is not counted yet.
   bodiesWaiting: count(32, "process", "503", "bodies that wait for memory"),
   // The runtime parses what has come of all of them in one turn of the event loop.
-  chunkedBodies: count(128, "process", "waits, then 503", "bodies in chunks above 64 KiB that are coming in"),
-  chunkedWaiting: count(512, "process", "503, and closed", "requests with bodies in chunks that wait for their turn"),
+  chunkedBodies: count(32, "process", "waits, then 503", "bodies in chunks that are coming in"),
+  chunkedBodiesWaiting: count(128, "process", "503", "bodies in chunks that wait to be read"),
+  chunkedWaiting: count(128, "process", "503, and closed", "requests with bodies in chunks that wait for their turn"),
   bodiesInOnePiece: count(8_192, "process", "503", "bodies of at most 64 KiB that are late"),
   // A body of short texts takes a hundred times its bytes, with garbage not collected yet (measured).
   largeBodies: count(2, "process", "waits, then 503", "bodies above 16 KiB that are no call and are being read"),
