@@ -370,8 +370,8 @@ const DRAIN_LIMITS: DrainLimits = {
  * 9.6). So the rest is read and dropped first, within bounds; beyond them the connection is closed as it is.
  *
  * If the connection stays open there is nothing to do for a declared length: the server drops the rest itself after the
- * response, so a client that reads while it writes gets that at once (measured on Bun 1.4.5: 256 MiB, memory flat). It would
- * parse chunks without end, too, so where these do not end within bounds, the connection ends with the response. A client
+ * response, so a client that reads while it writes gets that at once (measured on Bun 1.4.5: 256 MiB, memory flat). The server
+ * would parse chunks without end, too, so where these do not end within bounds, the connection ends with the response. A client
  * of HTTP/1.0 that does not say `Connection: close` can't be told from one of HTTP/1.1.
  */
 export function createBodyDrainer(limits: DrainLimits = DRAIN_LIMITS) {

@@ -123,8 +123,8 @@ export function createSettler(options: SettlerOptions) {
     /** The attempt that is under way for this invocation in this process. */
     underWay: (invocationId: string) => flights.get(invocationId),
     /**
-     * Confirms now what is still to be confirmed of calls of the tenant that are to have a receipt: all of them up to a
-     * number, or one. Resolves when that has been tried. Gives whether there was any.
+     * Confirms the collected payments of ended calls whose receipts wait for that: those of a tenant, up to
+     * `CONFIRMED_AT_ONCE`, or that of one call. Resolves when each has been tried, with whether there were any.
      */
     confirm: (tenant: string, invocationId: string | null) => confirmNow(store, tenant, invocationId, attemptNow),
     /** To be called before any payment is taken. */

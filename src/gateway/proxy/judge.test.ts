@@ -1,25 +1,10 @@
 import { describe, expect, test } from "bun:test";
+import { AGENT } from "../../../test/support/stores/invocable-agent.ts";
 import { Fault } from "../../core/fault.ts";
-import type { InvocableAgent } from "../agents/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import type { DecisionRow } from "../policy/decisions.ts";
 import { type Decided, judge, KnownCall, type ParsedRequest, warningOf } from "./judge.ts";
 
-const AGENT: InvocableAgent = {
-  id: "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
-  upstream_url: "https://example.com/",
-  credential_ref: null,
-  suspended: false,
-  invocation_rate_limit: null,
-  invocation_burst: null,
-  rate_revision: 0,
-  emit_receipts: false,
-  capture_body: true,
-  protocol: "http",
-  mcp_protocol_version: null,
-  pricing: null,
-  deleted_at: null,
-};
 const PARSED: ParsedRequest = { method: null, tool: null, calls: [{ tool: null }], echoedMcpHeaders: false };
 const PAID = { id: "inv_1" } as InvocationRow;
 
@@ -99,7 +84,7 @@ describe("the order of checks", () => {
     expect(told(keyed)).toBe("earlier");
     expect(told({ ...keyed, earlier: PAID.id })).toBe("parsed");
     expect(told({ ...keyed, earlier: PAID.id, parsed: PARSED, wait: 7 })).toBe("pass");
-    // It is another call, so it has to wait for its agent as any other.
+    // The key belongs to no earlier call, so this call is a new one, and its agent is suspended.
     expect(told({ ...keyed, earlier: null, parsed: PARSED })).toBe("agent_not_invocable: the agent is suspended");
     expect(told({ ...back, loop: new Fault("agent_not_invocable", "the call is a loop") })).toContain("a loop");
   });

@@ -3,6 +3,7 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { eq } from "drizzle-orm";
+import { AGENT } from "../../../test/support/stores/invocable-agent.ts";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
 import { silentMeters } from "../../core/meters.ts";
@@ -21,21 +22,6 @@ import { createPolicyService } from "../policy/service.ts";
 import { type ProxyRoutesOptions, proxyRoutes } from "./routes.ts";
 
 const clock = { now: () => 1_790_000_000_000 };
-const AGENT: InvocableAgent = {
-  id: "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
-  upstream_url: "https://example.com/",
-  credential_ref: null,
-  suspended: false,
-  invocation_rate_limit: null,
-  invocation_burst: null,
-  rate_revision: 0,
-  emit_receipts: false,
-  capture_body: true,
-  protocol: "http",
-  mcp_protocol_version: null,
-  pricing: null,
-  deleted_at: null,
-};
 
 let dir: string;
 let real: Store;
