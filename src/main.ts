@@ -205,15 +205,8 @@ async function demo(line: CommandLine): Promise<void> {
   const quiet = config === null ? null : { ...config, log: { ...config.log, level: "warn" as const } };
   const ready = begin(line, { ...loaded, config: quiet }, []);
   if (ready === null) return;
-  const { log } = ready;
-  const { startDemo } = await import("./cli/demo.ts");
-  logStrayErrors(log);
-  const { failed, stop } = startDemo(ready.config.anvil, log);
-  drainOnSignal(stop, log);
-  // When the reader of its output has gone, the demo has nobody to stay up for.
-  process.stdout.on("error", () => process.kill(process.pid, "SIGTERM"));
-  await failed;
-  process.exit(FAILED);
+  const { runDemo } = await import("./cli/demo.ts");
+  await runDemo(ready.config.anvil, ready.log);
 }
 
 function print(text: string): void {
