@@ -31,47 +31,25 @@ const ABI = parseAbi([
   "function decimals() view returns (uint8)",
 ]);
 
-export interface Node {
-  readonly place: number;
-  ask<T>(method: string, params: readonly unknown[], read: (result: unknown) => T): Promise<T>;
-  certificateProblem(): Problem | null;
-}
+type Ask = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
-export interface Nodes {
-  readonly looks: readonly NodeLook[];
-  /** Nodes of the right chain, the one with the newest block first. */
-  readonly good: readonly Node[];
-}
+/** A node, and what it says. */
+type Node = NodeLook & { readonly ask: Ask };
 
-export async function lookAtNodes(urls: readonly string[], outbound: Outbound): Promise<Nodes> {
-  const nodes = urls.map((url, index) => openNode(url, index, outbound));
-  const looks = await Promise.all(nodes.map(lookAtNode));
-  const heightOf = (node: Node) => {
-    const { answer } = looks[node.place] ?? { answer: "" };
-    return typeof answer === "string" || !goodAnswers(looks).includes(answer) ? -1 : answer.newest.number;
-  };
-  const good = nodes.filter((node) => heightOf(node) >= 0).sort((a, b) => heightOf(b) - heightOf(a));
-  return { looks, good };
-}
-
-function openNode(url: string, place: number, outbound: Outbound): Node {
-  const { certificateProblem, ...watched } = observed(outbound);
-  const server = { outbound: watched.outbound, url, timeoutMs: 3_000, answerBytesMax: 1024 * 1024 };
-  return {
-    place,
-    ask: async (method, params, read) => read(await exchange(server, method, params)),
-    certificateProblem,
-  };
-}
-
-async function lookAtNode(node: Node): Promise<NodeLook> {
-  const { place } = node;
-  try {
-    const answer = await inTime(answerOf(node), 4_500);
-    return { place, answer, certificate: node.certificateProblem() };
-  } catch (error) {
-    return { place, answer: reasonOf(error), certificate: null };
-  }
+export function lookAtNodes(urls: readonly string[], outbound: Outbound): Promise<Node[]> {
+  return Promise.all(
+    urls.map(async (url, place): Promise<Node> => {
+      const { certificateProblem, ...watched } = observed(outbound);
+      const server = { ...watched, url, timeoutMs: 3_000, answerBytesMax: 1024 * 1024 };
+      const ask: Ask = (method, params) => exchange(server, method, params);
+      try {
+        const answer = await inTime(answerOf(ask), 4_500);
+        return { place, ask, answer, certificate: certificateProblem() };
+      } catch (error) {
+        return { place, ask, answer: reasonOf(error), certificate: null };
+      }
+    }),
+  );
 }
 
 /** The messages of these errors never hold a URL. */
@@ -80,71 +58,53 @@ function reasonOf(error: unknown): string {
   return isTold ? error.message : "an answer in another form";
 }
 
-async function answerOf(node: Node): Promise<NodeAnswer> {
+async function answerOf(ask: Ask): Promise<NodeAnswer> {
   const from = performance.now();
-  const chainId = await node.ask("eth_chainId", [], wire.quantity);
+  const chainId = wire.quantity(await ask("eth_chainId", []));
   const ms = performance.now() - from;
   const [newest, next, token] = await Promise.all([
-    node.ask("eth_getBlockByNumber", ["latest", false], wire.block),
-    node.ask("eth_getBlockByNumber", ["pending", false], wire.timestamp).catch(() => null),
-    tokenOf(node),
+    ask("eth_getBlockByNumber", ["latest", false]).then(wire.block),
+    ask("eth_getBlockByNumber", ["pending", false]).then(wire.timestamp, () => null),
+    tokenOf(ask),
   ]);
   if (newest === null) throw new NoAnswer("it has no newest block");
   return { chainId, newest, next, token, ms };
 }
 
-async function tokenOf(node: Node): Promise<Token> {
-  const code = await node.ask("eth_getCode", [TOKEN_ADDRESS, "latest"], wire.data);
-  if (code === "0x") return { hasCode: false, name: null, version: null, decimals: null };
-  const call = async <T>(functionName: "name" | "version" | "decimals") => {
-    const data = encodeFunctionData({ abi: ABI, functionName });
-    const result = await node.ask("eth_call", [{ to: TOKEN_ADDRESS, data }, "latest"], wire.data).catch(revertedOnly);
-    return decoded<T>(functionName, result);
+async function tokenOf(ask: Ask): Promise<Token> {
+  const told = async <T>(functionName: "name" | "version" | "decimals"): Promise<T | null> => {
+    try {
+      const data = encodeFunctionData({ abi: ABI, functionName });
+      const result = wire.data(await ask("eth_call", [{ to: TOKEN_ADDRESS, data }, "latest"]));
+      return decodeFunctionResult({ abi: ABI, functionName, data: result }) as T;
+    } catch (error) {
+      // A contract that does not know the function is no failure of the node.
+      if (error instanceof NoAnswer) throw error;
+      return null;
+    }
   };
-  const [name, version, decimals] = await Promise.all([
-    call<string>("name"),
-    call<string>("version"),
-    call<number>("decimals"),
+  const [code, name, version, decimals] = await Promise.all([
+    ask("eth_getCode", [TOKEN_ADDRESS, "latest"]),
+    told<string>("name"),
+    told<string>("version"),
+    told<number>("decimals"),
   ]);
-  return { hasCode: true, name, version, decimals };
+  return { hasCode: code !== "0x", name, version, decimals };
 }
 
-/** A contract that does not know the function is no failure of the node. */
-function revertedOnly(error: unknown): Hex {
-  if (error instanceof RpcError) return "0x";
-  throw error;
-}
-
-function decoded<T>(functionName: "name" | "version" | "decimals", data: Hex): T | null {
-  try {
-    return decodeFunctionResult({ abi: ABI, functionName, data }) as T;
-  } catch {
-    return null;
-  }
-}
-
-export async function nodesFindings(opening: Promise<Nodes>): Promise<Finding[]> {
+export async function nodesFindings(opening: Promise<readonly Node[]>): Promise<Finding[]> {
   const nodes = await opening;
-  return [...nodeFindings(nodes.looks), ...(await agreementOf(nodes))];
+  const block = commonBlock(nodes);
+  if (block === null) return nodeFindings(nodes);
+  const said = nodes.filter(isGood).map(async ({ place, ask }) => {
+    const found = ask("eth_getBlockByNumber", [wire.hex(block), false]).then(wire.block);
+    return { place, hash: (await found.catch(() => null))?.hash ?? null };
+  });
+  return [...nodeFindings(nodes), ...agreementFindings(block, await Promise.all(said))];
 }
 
-async function agreementOf({ looks, good }: Nodes): Promise<Finding[]> {
-  const block = commonBlock(looks);
-  if (block === null) return [];
-  const said = await Promise.all(
-    good.map(async (node) => {
-      const found = node.ask("eth_getBlockByNumber", [wire.hex(block), false], wire.block).catch(() => null);
-      return { place: node.place, hash: (await found)?.hash ?? null };
-    }),
-  );
-  return agreementFindings(
-    block,
-    said.toSorted((a, b) => a.place - b.place),
-  );
-}
-
-export async function chainClockFindings(opening: Promise<Nodes>): Promise<Finding[]> {
-  const time = chainTime((await opening).looks);
+export async function chainClockFindings(opening: Promise<readonly Node[]>): Promise<Finding[]> {
+  const time = chainTime(await opening);
   if (time === null) return notLookedAt("chain clock", "a node");
   const aheadMs = time * 1000 - systemClock.now();
   const advice = "set this clock by NTP, or see why no node has a newer block";
@@ -206,10 +166,13 @@ export function nodeFindings(nodes: readonly NodeLook[]): Finding[] {
   });
 }
 
+/** Of a node that answers, and of the right chain. */
+function isGood<T extends NodeLook>(node: T): node is T & { readonly answer: NodeAnswer } {
+  return typeof node.answer !== "string" && node.answer.chainId === BigInt(CHAIN_ID);
+}
+
 function goodAnswers(nodes: readonly NodeLook[]): NodeAnswer[] {
-  return nodes.flatMap(({ answer }) =>
-    typeof answer !== "string" && answer.chainId === BigInt(CHAIN_ID) ? [answer] : [],
-  );
+  return nodes.filter(isGood).map(({ answer }) => answer);
 }
 
 function silent(why: string, othersAnswer: boolean): Problem {
@@ -267,21 +230,20 @@ export function agreementFindings(block: number, said: readonly BlockSaid[]): Fi
 }
 
 export async function walletFindings(
-  { signers, limits }: Pick<FacilitatorConfig, "signers" | "limits">,
-  opening: Promise<Nodes>,
+  { signers, limits: { gasLowWaterWei } }: Pick<FacilitatorConfig, "signers" | "limits">,
+  opening: Promise<readonly Node[]>,
 ): Promise<Finding[]> {
-  const [node] = (await opening).good;
-  const lowWaterWei = limits.gasLowWaterWei;
+  const [node] = (await opening).filter(isGood).sort((a, b) => b.answer.newest.number - a.answer.newest.number);
+  if (node === undefined) return notLookedAt("wallets", "a node");
   const addresses =
     signers.kind === "local" ? signers.keys.map((key) => createLocalSigner(key).address) : [signers.address];
-  if (node === undefined) return notLookedAt("wallets", "a node");
   const balances = await Promise.all(
-    addresses.map((address) => node.ask("eth_getBalance", [address, "latest"], wire.quantity)),
+    addresses.map((address) => node.ask("eth_getBalance", [address, "latest"]).then(wire.quantity)),
   );
-  const isAnyAble = balances.some((balance) => balance >= lowWaterWei);
+  const isAnyAble = balances.some((balance) => balance >= gasLowWaterWei);
   return addresses.flatMap((address, index) => {
     const balance = balances[index] ?? 0n;
-    const problem = balance >= lowWaterWei ? null : lowProblem(balance, lowWaterWei, isAnyAble);
+    const problem = balance >= gasLowWaterWei ? null : lowProblem(balance, gasLowWaterWei, isAnyAble);
     return findings(`wallet ${address}`, [problem], `it has ${formatEther(balance)} ETH`);
   });
 }

@@ -71,33 +71,22 @@ const BAD_TOKEN =
   "TOLLGATE_VAULT_TOKEN must be a good one, best with auth/token/lookup-self (as in the policy `default`)";
 const NOT_READY = "unseal it, or see why it is not ready: calls with its secrets fail meanwhile";
 
-/** No tenant has this name. A token that may read the secrets of all tenants is answered that there are none. */
-const NO_TENANT = "tollgate-doctor";
 /** Newer servers say this about an unknown token, and do not say it about a token that may not do what was asked. */
 const INVALID_TOKEN = /invalid token/i;
 
-/**
- * The token is asked about itself, which the policy `default` of every Vault allows. One whose policies do not is tried on the
- * secrets; and where it may read those of certain tenants alone, only they can tell.
- */
+/** The token is asked about itself, which the policy `default` of every Vault allows. */
 async function tokenLook(vault: Vault, outbound: Outbound): Promise<{ problem: Problem | null; fine: string }> {
   const bad = (problem: Problem) => ({ problem, fine: "" });
   try {
     const token = await currentToken(vault);
     const headers = { "x-vault-token": token, "x-vault-request": "true" };
-    const ask = (path: string) =>
-      fetchJson(outbound, `${vault.address.replace(/\/+$/, "")}/v1/${path}`, headers, LIMITS);
-    const { status, body } = await ask("auth/token/lookup-self");
+    const url = `${vault.address.replace(/\/+$/, "")}/v1/auth/token/lookup-self`;
+    const { status, body } = await fetchJson(outbound, url, headers, LIMITS);
     if (status === 503) return bad(failure("it answers 503: it is sealed, or has no leader", NOT_READY));
-    if (status === 403) {
-      if (INVALID_TOKEN.test(JSON.stringify(body))) return bad(failure("it does not know the token", BAD_TOKEN));
-      const { status: second } = await ask(`${vault.prefix.replaceAll("{tenant}", NO_TENANT)}/none`);
-      const fine = "it answers, and takes the token, which may not ask for how long";
-      if (second === 404 || second === 200) return { problem: null, fine };
-      return bad(
-        warning("it tells nothing about the token", `${BAD_TOKEN}, or one that may read certain tenants' alone`),
-      );
+    if (status === 403 && INVALID_TOKEN.test(JSON.stringify(body))) {
+      return bad(failure("it does not know the token", BAD_TOKEN));
     }
+    if (status === 403) return bad(warning("it tells nothing about the token", BAD_TOKEN));
     if (status !== 200) return bad(failure(`it answers ${status} about the token`, NOT_READY));
     return judgeToken(ttlOf(body), vault.tokenFile !== null);
   } catch (error) {
