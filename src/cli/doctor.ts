@@ -5,7 +5,6 @@ import { createOutbound } from "../http/client/outbound.ts";
 import { LIMITS } from "../kernel/limits.ts";
 import { chainClockFindings, lookAtNodes, nodesFindings, walletFindings } from "./doctor/chain.ts";
 import { afterOpening, databaseChecks, keyFindings, type Opening, openDatabase } from "./doctor/database.ts";
-import { FACILITATORS_MS_MAX, facilitatorFindings } from "./doctor/facilitators.ts";
 import {
   type Check,
   certificateProblems,
@@ -17,7 +16,7 @@ import {
   SECOND_CHECK_MS_MAX,
   warning,
 } from "./doctor/findings.ts";
-import { issuerFindings, vaultFindings } from "./doctor/servers.ts";
+import { FACILITATORS_MS_MAX, facilitatorFindings, issuerFindings, vaultFindings } from "./doctor/servers.ts";
 
 /** The report is for standard output; the service would refuse work where the outcome is not healthy. */
 export async function examine(config: Config): Promise<{ readonly isHealthy: boolean; readonly text: string }> {

@@ -16,28 +16,22 @@ import {
 } from "../keys/master-keys.ts";
 import { rotate } from "../keys/rotation.ts";
 import type { Lacking } from "../keys/state.ts";
+import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
 import { openGatewayStore, requireMasterKeys } from "./open.ts";
 
 const ALREADY = "the keys are rotated to that master key already; nothing was done";
 
-interface RotationVerdict {
-  readonly holds: boolean;
-  /** For the terminal. */
-  readonly text: string;
-}
-
 /** What the settings alone forbid. */
-export function rotationProblems(config: Config | null): string[] {
-  if (config === null) return [];
-  const { own, file, next } = config.masterKeys;
+function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly string[] {
   if (own === null || file !== null || next !== null) return [];
   return [
     "TOLLGATE_NEW_MASTER_KEY must be set when TOLLGATE_MASTER_KEY is, here and at the gateways: see tollgate help operations",
   ];
 }
 
-/** @throws StartupProblem */
-export async function rotateKeys(config: Config, log: Log): Promise<RotationVerdict> {
+/** `tollgate keys rotate` */
+export async function rotateKeys(line: CommandLine): Promise<CommandOutcome> {
+  const { config, log } = begin(line, "keys", rotationProblems);
   const masterKeys = requireMasterKeys(config, log);
   const file = masterKeyFile(config.masterKeys, config.dataDir);
   const store = await openGatewayStore(config, log);
@@ -74,7 +68,7 @@ function stageNext(config: Config, masterKeys: MasterKeys, log: Log): string {
   return id;
 }
 
-function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | null): RotationVerdict {
+function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | null): CommandOutcome {
   switch (rotation.outcome) {
     case "done": {
       const { tenantKeys, secrets, isInPlace } = rotation;

@@ -17,7 +17,7 @@ import { untilStored } from "../storage/failures.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
 
-type DataPlace = Pick<Config, "databaseUrl" | "dataDir">;
+export type DataPlace = Pick<Config, "databaseUrl" | "dataDir">;
 
 /**
  * The directory of the database; Postgres needs none.

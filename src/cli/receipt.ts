@@ -5,7 +5,7 @@ import { StartupProblem } from "../core/startup.ts";
 import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/claims.ts";
 import { fetchDocument } from "../http/client/fetch-json.ts";
 import { createOutbound, OutboundError } from "../http/client/outbound.ts";
-import type { CommandLine } from "./command-line.ts";
+import { type CommandLine, type CommandOutcome, Misuse } from "./command-line.ts";
 
 const FILE_BYTES_MAX = 1024 ** 3;
 const LINE_BYTES_MAX = 64 * 1024;
@@ -18,18 +18,21 @@ interface ReceiptRequest {
   readonly jwks: string;
 }
 
-/** The request that words and flags make, or null and what is missing. */
-export function readReceiptRequest({ words, flags }: Pick<CommandLine, "words" | "flags">): {
-  readonly request: ReceiptRequest | null;
-  readonly problems: readonly string[];
-} {
-  const [file] = words;
+/** `tollgate receipt verify` */
+export async function verify(line: CommandLine): Promise<CommandOutcome> {
+  const request = readReceiptRequest(line);
+  if (line.problems.length > 0) throw new Misuse(line.problems);
+  return verifyReceipts(request);
+}
+
+export function readReceiptRequest({ words: [file = ""], flags, problems }: CommandLine): ReceiptRequest {
   const jwks = flags.get("jwks") ?? "";
-  const problems =
-    jwks === ""
-      ? ["--jwks must be given: a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json"]
-      : [];
-  return { request: file === undefined || jwks === "" ? null : { file, jwks }, problems };
+  if (jwks === "") {
+    problems.push(
+      "--jwks must be given: a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json",
+    );
+  }
+  return { file, jwks };
 }
 
 interface ReceiptVerdict {

@@ -15,7 +15,7 @@ import { systemClock } from "../../core/time.ts";
 import { startFacilitator } from "../../facilitator/start.ts";
 import { startGateway } from "../../gateway/start.ts";
 import { json, STATUS, SUCCESS } from "../../http/responses.ts";
-import { runAccount } from "../account.ts";
+import { addNewAccount } from "../account.ts";
 import { prepareMasterKeys } from "../open.ts";
 import { runPki } from "../pki.ts";
 import { mintToken } from "../token.ts";
@@ -64,7 +64,7 @@ export async function startDemoFacilitator(
   if (config.facilitator === null) throw new DemoProblem("the facilitator is not configured");
   const certificate = readFileSync(certificates.client, "utf8");
   const account = { name: CLIENT, certificate, maxPerTransaction: null, dailyCeiling: null };
-  await runAccount(config, { command: "account add", account }, log);
+  await addNewAccount(config, account, log);
   return startFacilitator(config.facilitator, log, silentMeters);
 }
 

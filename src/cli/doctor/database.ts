@@ -13,6 +13,7 @@ import { type DatabaseLook, NO_KEYS } from "../../storage/look.ts";
 import { fitOf, newestVersion, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/migrate.ts";
 import { lookAtPostgres } from "../../storage/postgres/look.ts";
 import { lookAtSqlite } from "../../storage/sqlite/look.ts";
+import type { DataPlace } from "../open.ts";
 import {
   type Check,
   type Finding,
@@ -26,8 +27,6 @@ import {
   skewProblem,
   warning,
 } from "./findings.ts";
-
-type DataPlace = Pick<Config, "databaseUrl" | "dataDir">;
 
 /** Null when there is no database yet. It rejects when the database can't be opened, and the check of the database tells why. */
 export type Opening = Promise<DatabaseLook | null>;

@@ -1,12 +1,37 @@
-// The servers that a gateway needs beside its database: the issuer of the callers' tokens, and HashiCorp Vault or OpenBao.
-
+// The servers that a gateway needs beside its database: the issuer of the callers' tokens, HashiCorp Vault or OpenBao, and the
+// facilitators of all tenants. In one file, since each is asked over HTTP and judged by what it answers.
 import { importJWK, type JWK } from "jose";
 import type { Config } from "../../config.ts";
-import { currentToken } from "../../gateway/credentials/secrets-stores.ts";
+import { hostRules } from "../../core/host.ts";
+import { silentLog } from "../../core/log.ts";
+import { createSecretReader } from "../../gateway/credentials/resolve.ts";
+import { CredentialFailure, currentToken } from "../../gateway/credentials/secrets-stores.ts";
 import { fetchKeySet } from "../../gateway/identity/issuer-keys.ts";
-import { fetchDocument, fetchJson } from "../../http/client/fetch-json.ts";
-import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
-import { type Finding, failure, findings, observed, type Problem, problemOf, warning } from "./findings.ts";
+import { clientIdentity } from "../../gateway/payment/facilitator-client.ts";
+import { exchangeJson, fetchDocument, fetchJson } from "../../http/client/fetch-json.ts";
+import { createOutbound, type Outbound, OutboundError } from "../../http/client/outbound.ts";
+import { ownAddresses } from "../../http/client/resolve.ts";
+import type { ClientIdentity } from "../../http/client/tls-contexts.ts";
+import { MAX } from "../../kernel/limits.ts";
+import { mapLimit } from "../../kernel/loop.ts";
+import { openSealed } from "../../keys/keyring.ts";
+import { findMasterKeys, type MasterKeys } from "../../keys/master-keys.ts";
+import type { DatabaseLook } from "../../storage/look.ts";
+import { fitOf } from "../../storage/migrate.ts";
+import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
+import {
+  CHECK_MS_MAX,
+  certificateProblems,
+  type Finding,
+  failure,
+  findings,
+  inTime,
+  notLookedAt,
+  observed,
+  type Problem,
+  problemOf,
+  warning,
+} from "./findings.ts";
 
 type Oidc = NonNullable<Config["identity"]["oidc"]>;
 
@@ -21,7 +46,7 @@ export async function issuerFindings(oidc: Oidc | null, trusted: Outbound): Prom
   );
 }
 
-const ADVICE =
+const ISSUER_ADVICE =
   "TOLLGATE_OIDC_ISSUER (and TOLLGATE_JWKS_URL) must be right, and this machine must reach it: without keys no call is taken";
 
 async function keysOf(oidc: Oidc, outbound: Outbound): Promise<{ problem: Problem | null; usable: number }> {
@@ -29,13 +54,14 @@ async function keysOf(oidc: Oidc, outbound: Outbound): Promise<{ problem: Proble
   try {
     const { keys } = await fetchKeySet({ ...oidc, fetchJson: (url) => fetchDocument(outbound, url) });
     const usable = (await Promise.all(keys.map(isUsable))).filter(Boolean).length;
-    const problem = usable > 0 ? null : failure(`none of the ${keys.length} keys of ${from} can be used`, ADVICE);
+    const problem =
+      usable > 0 ? null : failure(`none of the ${keys.length} keys of ${from} can be used`, ISSUER_ADVICE);
     return { problem, usable };
   } catch (error) {
-    if (error instanceof OutboundError) return { problem: problemOf(error, ADVICE), usable: 0 };
+    if (error instanceof OutboundError) return { problem: problemOf(error, ISSUER_ADVICE), usable: 0 };
     // The message is one of `fetchKeySet`, which names no secret.
     const why = error instanceof Error ? error.message : "unknown";
-    return { problem: failure(`${from}: ${why}`, ADVICE), usable: 0 };
+    return { problem: failure(`${from}: ${why}`, ISSUER_ADVICE), usable: 0 };
   }
 }
 
@@ -57,7 +83,7 @@ const USUAL: Readonly<Record<string, string>> = {
   RSA: "RS256",
 };
 
-const LIMITS = { timeoutMs: 4_500, bytesMax: 64 * 1024 };
+const VAULT_LIMITS = { timeoutMs: 4_500, bytesMax: 64 * 1024 };
 
 type Vault = NonNullable<Config["vault"]>;
 
@@ -81,7 +107,7 @@ async function tokenLook(vault: Vault, outbound: Outbound): Promise<{ problem: P
     const token = await currentToken(vault);
     const headers = { "x-vault-token": token, "x-vault-request": "true" };
     const url = `${vault.address.replace(/\/+$/, "")}/v1/auth/token/lookup-self`;
-    const { status, body } = await fetchJson(outbound, url, headers, LIMITS);
+    const { status, body } = await fetchJson(outbound, url, headers, VAULT_LIMITS);
     if (status === 503) return bad(failure("it answers 503: it is sealed, or has no leader", NOT_READY));
     if (status === 403 && INVALID_TOKEN.test(JSON.stringify(body))) {
       return bad(failure("it does not know the token", BAD_TOKEN));
@@ -106,4 +132,156 @@ function judgeToken(ttl: number | null, isRenewed: boolean): { problem: Problem 
   if (isRenewed || ttl >= 14 * 86_400) return { problem: null, fine };
   const advice = "have it renewed, or hand it over by TOLLGATE_VAULT_TOKEN_FILE from an agent that does";
   return { problem: warning(`the token is good for ${ttl} s, and this program does not renew it`, advice), fine };
+}
+
+/** For the facilitators of all tenants together. What has not begun by then is counted, and not looked at. */
+const ALL_MS_MAX = 30_000;
+export const FACILITATORS_MS_MAX = ALL_MS_MAX + 2 * CHECK_MS_MAX;
+const AT_ONCE = 8;
+
+/** A facilitator, and what is shown to it. */
+interface Group {
+  readonly url: string;
+  readonly tls: ClientIdentity | null;
+  readonly header: readonly [name: string, value: string] | null;
+  readonly tenants: string[];
+  found: readonly Finding[];
+}
+
+/**
+ * Each facilitator is asked as a settlement would ask it: under the host rules, and with the tenant's own certificate or header.
+ * Tenants that show the same to the same server count as one. Their names are shown to the operator, and nothing of their secrets.
+ */
+export async function facilitatorFindings(
+  config: Config,
+  database: DatabaseLook | null,
+  trusted: Outbound,
+): Promise<Finding[]> {
+  const fit = database === null ? "none" : fitOf(database.schema);
+  if (database === null || fit === "none") return findings("facilitators", [], "no tenant has one yet");
+  if (fit !== "same" && fit !== "newer") return notLookedAt("facilitators", "a schema that fits this program");
+  const masterKeys = usableMasterKeys(config);
+  if (masterKeys === null) return notLookedAt("facilitators", "the master key");
+  const { settlementConfigs: t } = database.read.tables;
+  const fields = { tenant: t.tenant, url: t.facilitator_url, ref: t.facilitator_credential_ref };
+  const settlements = await inTime(database.read.db.select(fields).from(t).orderBy(t.tenant));
+  if (settlements.length === 0) return findings("facilitators", [], "no tenant has a settlement configuration");
+  const read = createSecretReader({
+    store: database,
+    keyring: openSealed(database.read, masterKeys),
+    secretsDir: config.secretsDir,
+    vault: config.vault,
+    fetchJson: (url, headers, limits) => fetchJson(trusted, url, headers, limits),
+  });
+  const groups = new Map<string, Group>();
+  const closed: Finding[] = [];
+  const until = performance.now() + ALL_MS_MAX;
+  let left = await eachInTime(settlements, until, async ({ tenant, url, ref }) => {
+    try {
+      const opened = await inTime(read(tenant, ref, `${base(url)}/settle`));
+      const tls = clientIdentity(opened.secret);
+      const header = tls === null ? opened.header() : null;
+      const shown = { url, tls, header: header === null ? null : ([header.name, header.value] as const) };
+      const key = JSON.stringify(shown);
+      const group = groups.get(key);
+      if (group === undefined) groups.set(key, { ...shown, tenants: [tenant], found: [] });
+      else group.tenants.push(tenant);
+    } catch (error) {
+      closed.push(...findings(named({ url, tenants: [tenant] }), [credentialProblem(error)], ""));
+    }
+  });
+  const rules = hostRules({ allow: config.allowHosts, deny: config.denyHosts, own: ownAddresses() });
+  const outbound = createOutbound({ rules, extraCa: config.extraCa });
+  left += await eachInTime([...groups.values()], until, async (group) => {
+    group.found = await groupFindings(group, outbound);
+  });
+  const text = `${left} more were not looked at within ${ALL_MS_MAX / 1000} s`;
+  const missed = left === 0 ? [] : findings("facilitators", [warning(text, "see to those that are slow")], "");
+  return [...closed, ...[...groups.values()].flatMap(({ found }) => found), ...missed];
+}
+
+/** Null also when they can't be read, which the check of the keys reports. */
+function usableMasterKeys({ masterKeys, dataDir }: Config): MasterKeys | null {
+  try {
+    return findMasterKeys({ masterKeys, dataDir, log: silentLog });
+  } catch {
+    return null;
+  }
+}
+
+function named({ url, tenants: [first = "", ...others] }: Pick<Group, "url" | "tenants">): string {
+  return `facilitator ${url} of ${first}${others.length === 0 ? "" : ` and ${others.length} more`}`;
+}
+
+/** The errors of credentials and bundles hold no part of a secret; other errors may. */
+function credentialProblem(error: unknown): Problem {
+  const advice = "the tenant must store a good one: its paid calls are refused";
+  const isTold = error instanceof CredentialFailure || (error instanceof Error && /\bbundle\b/.test(error.message));
+  return isTold ? failure(`its credential can't be used: ${error.message}`, advice) : problemOf(error, advice);
+}
+
+function base(url: string): string {
+  return url.replace(/\/+$/, "");
+}
+
+async function groupFindings(group: Group, outbound: Outbound): Promise<Finding[]> {
+  const server = observed(outbound);
+  const problem = await supportedProblem(group, server.outbound);
+  // The first certificate is the tenant's own.
+  const [own = null] = certificateProblems(
+    "the tenant's client certificate",
+    group.tls?.cert ?? "",
+    "the tenant must store a new one in its credential",
+  );
+  const problems = [problem, server.certificateProblem(), server.clockProblem(), own];
+  return findings(named(group), problems, `it settles on ${NETWORK}`);
+}
+
+async function supportedProblem({ url, tls, header, tenants }: Group, outbound: Outbound): Promise<Problem | null> {
+  const unreached = "its operator must see to it: paid calls of these tenants wait or are refused";
+  const request = {
+    method: "GET",
+    headers: header === null ? [] : [header],
+    tls,
+    tenant: tenants[0] ?? "",
+    signal: AbortSignal.timeout(4_500),
+  };
+  try {
+    const { status, body } = await exchangeJson(outbound, `${base(url)}/supported`, request, MAX.facilitatorBytes);
+    if (status === 200) return kindsProblem(body);
+    const text = `it answers ${status} to GET /supported`;
+    if (status === 404 || status === 405) return warning(text, "whether it settles on this network is not known");
+    const advice = status === 401 || status === 403 ? "the tenant must store a credential that it takes" : unreached;
+    return failure(text, advice);
+  } catch (error) {
+    return error instanceof OutboundError
+      ? problemOf(error, unreached)
+      : failure("it does not answer in time", unreached);
+  }
+}
+
+function kindsProblem(body: unknown): Problem | null {
+  const kinds = (body as { readonly kinds?: unknown } | undefined)?.kinds;
+  const networks = (Array.isArray(kinds) ? kinds : []).map((kind) => (kind as { network?: unknown } | null)?.network);
+  if (networks.some((network) => network === NETWORK || network === NETWORK_CAIP2)) return null;
+  return failure(`it does not settle on ${NETWORK}`, "the tenant must name a facilitator that does");
+}
+
+/**
+ * Works on as many items as there may be, a few at a time, and no longer than there is time. Resolves with how many were
+ * not begun before the end.
+ *
+ * @param until by performance.now()
+ */
+export async function eachInTime<T>(
+  items: readonly T[],
+  until: number,
+  work: (item: T) => Promise<void>,
+): Promise<number> {
+  let left = 0;
+  await mapLimit(items, AT_ONCE, async (item) => {
+    if (performance.now() < until) await work(item);
+    else left++;
+  });
+  return left;
 }
