@@ -62,13 +62,9 @@ async function answerOf(ask: Ask): Promise<NodeAnswer> {
   const from = performance.now();
   const chainId = wire.quantity(await ask("eth_chainId", []));
   const ms = performance.now() - from;
-  const [newest, next, token] = await Promise.all([
-    ask("eth_getBlockByNumber", ["latest", false]).then(wire.block),
-    ask("eth_getBlockByNumber", ["pending", false]).then(wire.timestamp, () => null),
-    tokenOf(ask),
-  ]);
+  const newest = wire.block(await ask("eth_getBlockByNumber", ["latest", false]));
   if (newest === null) throw new NoAnswer("it has no newest block");
-  return { chainId, newest, next, token, ms };
+  return { chainId, newest, token: await tokenOf(ask), ms };
 }
 
 async function tokenOf(ask: Ask): Promise<Token> {
@@ -133,8 +129,6 @@ interface Token {
 export interface NodeAnswer {
   readonly chainId: bigint;
   readonly newest: Pick<Block, "number" | "timestamp">;
-  /** Unix seconds: the time that the next block would have; null where the node does not tell. */
-  readonly next: number | null;
   readonly token: Token;
   readonly ms: number;
 }
@@ -197,9 +191,9 @@ function lagProblem({ newest }: NodeAnswer, best: number, time: number): Problem
   return warning(text, "see why it does not follow the chain, or put it behind the others in TOLLGATE_RPC_URLS");
 }
 
-/** Unix seconds, by the newest block or by what the next one would have; null when no node tells. */
+/** Unix seconds, by the newest block; null when no node tells. */
 export function chainTime(nodes: readonly NodeLook[]): number | null {
-  const times = goodAnswers(nodes).map(({ newest, next }) => Math.max(newest.timestamp, next ?? 0));
+  const times = goodAnswers(nodes).map(({ newest }) => newest.timestamp);
   return times.length === 0 ? null : Math.max(...times);
 }
 
