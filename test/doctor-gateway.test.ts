@@ -234,20 +234,18 @@ describe("beside a gateway", () => {
     expect(skewed).toEqual([0, says("warn issuer: its clock is (59|6\\d) s behind this machine's clock; ")]);
   });
 
-  test("a vault must be open and take the token; a token that ends soon is told", async () => {
+  test("a vault must be open and take the token", async () => {
     const look = (url: string) => found({ ...env, TOLLGATE_VAULT_ADDR: url, TOLLGATE_VAULT_TOKEN: SECRET });
     await using closed = answering(503, { errors: ["Vault is sealed"] });
     await using silent = answering(403, { errors: ["permission denied"] });
     await using refusing = answering(403, {
       errors: ["2 errors occurred:\n\t* permission denied\n\t* invalid token\n\n"],
     });
-    await using ending = answering(200, { data: { ttl: 3600 } });
-    const [sealed, refused, untold, dead, soon] = await Promise.all([
+    const [sealed, refused, untold, dead] = await Promise.all([
       look(closed.url.href),
       look(refusing.url.href),
       look(silent.url.href),
       look("http://127.0.0.1:1"),
-      look(ending.url.href),
     ]);
     expect(sealed).toEqual([1, says("fail vault: it answers 503: it is sealed, or has no leader; unseal it")]);
     expect(refused).toEqual([
@@ -259,7 +257,6 @@ describe("beside a gateway", () => {
       says("warn vault: it tells nothing about the token; TOLLGATE_VAULT_TOKEN must be a good"),
     ]);
     expect(dead).toEqual([1, says("fail vault: 127.0.0.1 at 127.0.0.1: ECONNREFUSED; TOLLGATE_VAULT_ADDR must be")]);
-    expect(soon).toEqual([0, says("warn vault: the token is good for 3600 s, and this program does not renew it")]);
   });
 
   test("each tenant's facilitator is asked with what the tenant shows it, and none of its secrets is told", async () => {

@@ -16,7 +16,7 @@ import { openStore } from "../storage/open.ts";
 import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
 import { checkSqliteCopy, copySqlite, syncFile } from "../storage/sqlite/backup.ts";
 import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
-import { makeDataDir, openDataDir, prepareMasterKeys, requireDatabase, requireMasterKeys } from "./open.ts";
+import { openDataDir, prepareMasterKeys, requireDatabase, requireMasterKeys } from "./open.ts";
 
 /** For deployments that bring the schema up to date before the new version takes calls. */
 export async function migrate(line: CommandLine): Promise<CommandOutcome> {
@@ -77,7 +77,7 @@ export async function restore(line: CommandLine): Promise<string> {
     return restoredText("the database");
   }
   if (file === null) requireDatabase(config, "gateway");
-  else makeDataDir(dataDir);
+  else openDataDir(config, log);
   // No service runs, and none starts in the middle of it.
   const lock = acquireDataDirLock(dataDir);
   const path = join(dataDir, DATABASE_FILE);

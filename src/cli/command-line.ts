@@ -5,8 +5,14 @@ import { suggest } from "../core/text.ts";
 import { systemClock } from "../core/time.ts";
 import { type OpenLog, openLog } from "./log.ts";
 
-/** What is printed: text on standard output, and a verdict that does not hold on standard error, with exit status 1. */
-export type CommandOutcome = string | { readonly holds: boolean; readonly text: string } | undefined;
+/** A verdict that does not hold goes to standard error, with exit status 1. */
+export interface CommandVerdict {
+  readonly holds: boolean;
+  readonly text: string;
+}
+
+/** What is printed. */
+export type CommandOutcome = string | CommandVerdict | undefined;
 
 export interface CliCommand {
   /**

@@ -88,28 +88,31 @@ function readHost(given: string): string | undefined {
  * @throws StartupProblem when there is no CA, or a file is there already or can't be written
  */
 export async function runPki({ dir, wanted }: PkiRequest): Promise<string> {
-  const files = await makeFiles(dir, wanted);
+  const { files, next } = await made(dir, wanted);
   const { shared } = writeNew(dir, files);
   const written = Object.keys(files).map((name) => `wrote ${join(dir, name)}\n`);
   const open = shared ? [`mind: ${dir} is open to others than its owner\n`] : [];
-  return [...written, ...open, `next: ${nextStep(dir, wanted)}\n`].join("");
+  return [...written, ...open, `next: ${programText()} ${next}\n`].join("");
 }
 
-/** By name. A key comes before its certificate, which is what people look for. */
-async function makeFiles(dir: string, wanted: WantedCertificate): Promise<Readonly<Record<string, string>>> {
+/** The texts of the files by name, a key before its certificate, which is what people look for; and the next command. */
+async function made(dir: string, wanted: WantedCertificate): Promise<{ files: Record<string, string>; next: string }> {
   const now = systemClock.now();
   if (wanted.kind === "ca") {
     const { cert, key } = await issueCa(now);
-    return { "ca.key": key, "ca.crt": cert };
+    return { files: { "ca.key": key, "ca.crt": cert }, next: `pki server --dir ${quoted(dir)} --host HOST` };
   }
   const ca = readCa(dir, now);
   if (wanted.kind === "server") {
     const { cert, key } = await issueServer(ca, wanted.hosts, now);
-    return { "server.key": key, "server.crt": cert };
+    return { files: { "server.key": key, "server.crt": cert }, next: `pki client --dir ${quoted(dir)} --name NAME` };
   }
   const { name } = wanted;
   const { cert, key } = await issueClient(ca, name, now);
-  return { [`${name}.key`]: key, [`${name}.crt`]: cert, [`${name}.pem`]: cert + key + ca.cert };
+  return {
+    files: { [`${name}.key`]: key, [`${name}.crt`]: cert, [`${name}.pem`]: cert + key + ca.cert },
+    next: `account add ${name} --cert ${quoted(join(dir, `${name}.crt`))}`,
+  };
 }
 
 function readCa(dir: string, now: number): CertifiedKey {
@@ -119,20 +122,6 @@ function readCa(dir: string, now: number): CertifiedKey {
   const problem = caProblem(ca, now);
   if (problem === null) return ca;
   throw new StartupProblem(`${certPath} and ${keyPath} must be what pki init wrote: ${problem}`);
-}
-
-function nextStep(dir: string, wanted: WantedCertificate): string {
-  const tollgate = programText();
-  switch (wanted.kind) {
-    case "ca":
-      return `${tollgate} pki server --dir ${quoted(dir)} --host HOST`;
-    case "server":
-      return `${tollgate} pki client --dir ${quoted(dir)} --name NAME`;
-    case "client": {
-      const { name } = wanted;
-      return `${tollgate} account add ${name} --cert ${quoted(join(dir, `${name}.crt`))}`;
-    }
-  }
 }
 
 const FILE_BYTES_MAX = 65_536;

@@ -5,7 +5,7 @@ import { StartupProblem } from "../core/startup.ts";
 import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/claims.ts";
 import { fetchDocument } from "../http/client/fetch-json.ts";
 import { createOutbound, OutboundError } from "../http/client/outbound.ts";
-import { type CommandLine, type CommandOutcome, Misuse } from "./command-line.ts";
+import { type CommandLine, type CommandVerdict, Misuse } from "./command-line.ts";
 
 const FILE_BYTES_MAX = 1024 ** 3;
 const LINE_BYTES_MAX = 64 * 1024;
@@ -19,7 +19,7 @@ interface ReceiptRequest {
 }
 
 /** `tollgate receipt verify` */
-export async function verify(line: CommandLine): Promise<CommandOutcome> {
+export async function verify(line: CommandLine): Promise<CommandVerdict> {
   const request = readReceiptRequest(line);
   if (line.problems.length > 0) throw new Misuse(line.problems);
   return verifyReceipts(request);
@@ -35,14 +35,8 @@ export function readReceiptRequest({ words: [file = ""], flags, problems }: Comm
   return { file, jwks };
 }
 
-interface ReceiptVerdict {
-  readonly holds: boolean;
-  /** For the terminal. */
-  readonly text: string;
-}
-
 /** @throws StartupProblem when file or keys can't be read */
-export async function verifyReceipts({ file, jwks }: ReceiptRequest): Promise<ReceiptVerdict> {
+export async function verifyReceipts({ file, jwks }: ReceiptRequest): Promise<CommandVerdict> {
   const chain = createReceiptChain(await readKeys(jwks));
   let number = 0;
   for await (const line of linesOf(file)) {
@@ -56,7 +50,7 @@ export async function verifyReceipts({ file, jwks }: ReceiptRequest): Promise<Re
     : { holds: true, text: describe(chain) };
 }
 
-function broken(line: number, id: string | null, problem: string): ReceiptVerdict {
+function broken(line: number, id: string | null, problem: string): CommandVerdict {
   return { holds: false, text: `line ${line}${id === null ? "" : `, ${id},`} does not hold: ${problem}\n` };
 }
 

@@ -1,5 +1,5 @@
 // What the variables must be together: the rules of each service, reported with the problems of single variables.
-import { accessSync, constants, statSync } from "node:fs";
+import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isKeyOf, KEY_MUST } from "./pem.ts";
 import type { COMMON, DEMO, FACILITATOR, GATEWAY, VariableRow } from "./variables.ts";
@@ -133,27 +133,14 @@ export const DATA_DIR_MUST = "must be a directory that can be created and writte
 
 /** False when the directory is there and writable, or can be created. Changes nothing. */
 function dataDirProblem(path: string): string | false {
-  for (let at = resolve(path); ; at = dirname(at)) {
-    const found = stat(at);
-    if (found !== undefined) return !(found.isDirectory() && isWritable(at)) && `${DATA_DIR_MUST} (${at} is not)`;
-    if (at === dirname(at)) return DATA_DIR_MUST;
-  }
-}
-
-/** Undefined also below a file, and where this process may not look. */
-function stat(path: string) {
+  let at = resolve(path);
+  // What is below a file, or where this process may not look, is not there for it.
+  while (!existsSync(at)) at = dirname(at);
   try {
-    return statSync(path);
+    accessSync(at, constants.R_OK | constants.W_OK | constants.X_OK);
+    if (statSync(at).isDirectory()) return false;
   } catch {
-    return undefined;
+    // It is named below.
   }
-}
-
-function isWritable(path: string): boolean {
-  try {
-    accessSync(path, constants.R_OK | constants.W_OK | constants.X_OK);
-    return true;
-  } catch {
-    return false;
-  }
+  return `${DATA_DIR_MUST} (${at} is not)`;
 }

@@ -66,8 +66,8 @@ type Vault = NonNullable<Config["vault"]>;
 
 export async function vaultFindings(vault: Vault, trusted: Outbound): Promise<Finding[]> {
   const server = observed(trusted);
-  const { problem, fine } = await tokenLook(vault, server.outbound);
-  return findings("vault", [problem, server.certificateProblem()], fine);
+  const problem = await tokenProblem(vault, server.outbound);
+  return findings("vault", [problem, server.certificateProblem()], "it answers, and takes the token");
 }
 
 const BAD_TOKEN =
@@ -78,37 +78,20 @@ const NOT_READY = "unseal it, or see why it is not ready: calls with its secrets
 const INVALID_TOKEN = /invalid token/i;
 
 /** The token is asked about itself, which the policy `default` of every Vault allows. */
-async function tokenLook(vault: Vault, outbound: Outbound): Promise<{ problem: Problem | null; fine: string }> {
-  const bad = (problem: Problem) => ({ problem, fine: "" });
+async function tokenProblem(vault: Vault, outbound: Outbound): Promise<Problem | null> {
   try {
-    const token = await currentToken(vault);
-    const headers = { "x-vault-token": token, "x-vault-request": "true" };
+    const headers = { "x-vault-token": await currentToken(vault), "x-vault-request": "true" };
     const url = `${vault.address.replace(/\/+$/, "")}/v1/auth/token/lookup-self`;
     const { status, body } = await fetchJson(outbound, url, headers, VAULT_LIMITS);
-    if (status === 503) return bad(failure("it answers 503: it is sealed, or has no leader", NOT_READY));
-    if (status === 403 && INVALID_TOKEN.test(JSON.stringify(body))) {
-      return bad(failure("it does not know the token", BAD_TOKEN));
-    }
-    if (status === 403) return bad(warning("it tells nothing about the token", BAD_TOKEN));
-    if (status !== 200) return bad(failure(`it answers ${status} about the token`, NOT_READY));
-    return judgeToken(ttlOf(body), vault.tokenFile !== null);
+    if (status === 200) return null;
+    if (status === 503) return failure("it answers 503: it is sealed, or has no leader", NOT_READY);
+    if (status !== 403) return failure(`it answers ${status} about the token`, NOT_READY);
+    return INVALID_TOKEN.test(JSON.stringify(body))
+      ? failure("it does not know the token", BAD_TOKEN)
+      : warning("it tells nothing about the token", BAD_TOKEN);
   } catch (error) {
-    return bad(problemOf(error, "TOLLGATE_VAULT_ADDR must be its address, and this machine must reach it"));
+    return problemOf(error, "TOLLGATE_VAULT_ADDR must be its address, and this machine must reach it");
   }
-}
-
-/** Seconds; null for a token that does not end. */
-function ttlOf(body: unknown): number | null {
-  const ttl = (body as { readonly data?: { readonly ttl?: unknown } } | undefined)?.data?.ttl;
-  return typeof ttl === "number" && ttl > 0 ? ttl : null;
-}
-
-function judgeToken(ttl: number | null, isRenewed: boolean): { problem: Problem | null; fine: string } {
-  if (ttl === null) return { problem: null, fine: "it answers, and the token is good without end" };
-  const fine = `it answers, and the token is good for ${ttl} s`;
-  if (isRenewed || ttl >= 14 * 86_400) return { problem: null, fine };
-  const advice = "have it renewed, or hand it over by TOLLGATE_VAULT_TOKEN_FILE from an agent that does";
-  return { problem: warning(`the token is good for ${ttl} s, and this program does not renew it`, advice), fine };
 }
 
 /** For the facilitators of all tenants together. What has not begun by then is counted, and not looked at. */
