@@ -41,7 +41,7 @@ const page = pages.get("monitoring");
 /** Of a process that has counted one of everything. */
 async function everything(): Promise<Scrape> {
   const registry = new Registry();
-  const meters = createMeters({ registry, version: "1.0.0", commit: "abc", endpoints: 2 });
+  const meters = createMeters(registry, 2);
   registerProcess(registry);
   const routes = ["/v1/proxy/:id", "/v1/proxy/:id/stream", "/readyz", "/healthz", "/settle"];
   const count = meters.requestsTo(routes.map((path) => ({ path })));

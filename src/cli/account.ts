@@ -1,7 +1,8 @@
 // `tollgate account`: who may have payments settled by the facilitator. It works on the database alone. A running
 // facilitator applies every change from its next request on.
 
-import { certificateFile, readCertificates } from "../config/pem.ts";
+import { X509Certificate } from "node:crypto";
+import { certificateFile } from "../config/pem.ts";
 import { amount, valueProblem } from "../config/values.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
@@ -87,7 +88,8 @@ function readLimit({ flags, problems }: CommandLine, flag: string): string | nul
 /** The first certificate of a bundle. The others are its issuers. */
 function readClientCertificate({ flags, problems }: CommandLine): string {
   const path = flags.get("cert");
-  const [certificate] = path === undefined ? [] : readCertificates(path);
+  const pem = path === undefined ? undefined : certificateFile.parse(path);
+  const certificate = pem === undefined ? undefined : new X509Certificate(pem);
   if (path === undefined) problems.push("--cert must be given: the path of a PEM file with the client's certificate");
   else if (certificate === undefined) problems.push(valueProblem("--cert", certificateFile, path));
   else if (certificate.ca) problems.push("--cert must be the certificate of a client, not one of a CA");

@@ -19,8 +19,6 @@ import type { Lacking } from "../keys/state.ts";
 import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
 import { openGatewayStore, requireMasterKeys } from "./open.ts";
 
-const ALREADY = "the keys are rotated to that master key already; nothing was done";
-
 /** What the settings alone forbid. */
 function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly string[] {
   if (own === null || file !== null || next !== null) return [];
@@ -73,10 +71,10 @@ function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | 
     case "done": {
       const { tenantKeys, secrets, isInPlace } = rotation;
       const done = `the keys are rotated (new keys of tenants: ${tenantKeys}, secrets under them: ${secrets})`;
-      return { holds: true, text: `${done}\n${whereText(file, isInPlace)}\n` };
+      return `${done}\n${whereText(file, isInPlace)}\n`;
     }
     case "already":
-      return { holds: true, text: `${ALREADY}\n${whereText(file, rotation.isInPlace)}\n` };
+      return `the keys are rotated to that master key already; nothing was done\n${whereText(file, rotation.isInPlace)}\n`;
     case "superseded":
       return { holds: false, text: "another command rotates the keys to another master key; this one did nothing\n" };
     case "lacking":

@@ -25,15 +25,6 @@ function whyNot(path: string): string {
   }
 }
 
-/** The certificates of a file, in its order; none when one of them can't be read. */
-export function readCertificates(path: string): readonly X509Certificate[] {
-  try {
-    return parseCertificates(readText(path));
-  } catch {
-    return [];
-  }
-}
-
 function pem(certificates: readonly X509Certificate[]): string | undefined {
   return certificates.length === 0 ? undefined : certificates.map((each) => each.toString()).join("");
 }

@@ -170,7 +170,7 @@ function packaged(manifest: Manifest, integrity: string, type: Enums.ComponentTy
   return made;
 }
 
-export /**
+/**
  * The bill of materials, as CycloneDX: each binary with its hash, the Bun that it begins with, and each package of which the
  * binaries hold a part. Two releases of one commit have equal bills.
  */

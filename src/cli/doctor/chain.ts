@@ -1,7 +1,7 @@
 // The chain's nodes, each asked by itself: which chain, which token, how new its newest block is, whether it agrees with the
 // others; and the wallets that pay for gas. A node is named by its place in the list, since its URL may hold a key.
 // In one file, since the rules judge what the questions found.
-import { decodeFunctionResult, encodeFunctionData, formatEther, parseAbi } from "viem";
+import { formatEther, toFunctionSelector } from "viem";
 import * as wire from "../../chain/json-rpc.ts";
 import { type Block, exchange, NoAnswer, RpcError } from "../../chain/json-rpc.ts";
 import { TOKEN_ADDRESS } from "../../chain/token.ts";
@@ -9,6 +9,7 @@ import type { FacilitatorConfig } from "../../config.ts";
 import { systemClock } from "../../core/time.ts";
 import { createLocalSigner } from "../../facilitator/wallet/signer.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
+import { DOMAIN_SEPARATOR } from "../../x402/eip3009.ts";
 import { CHAIN_ID, TOKEN_NAME, TOKEN_VERSION } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
 import {
@@ -24,12 +25,6 @@ import {
   TooLate,
   warning,
 } from "./findings.ts";
-
-const ABI = parseAbi([
-  "function name() view returns (string)",
-  "function version() view returns (string)",
-  "function decimals() view returns (uint8)",
-]);
 
 type Ask = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
@@ -64,28 +59,19 @@ async function answerOf(ask: Ask): Promise<NodeAnswer> {
   const ms = performance.now() - from;
   const newest = wire.block(await ask("eth_getBlockByNumber", ["latest", false]));
   if (newest === null) throw new NoAnswer("it has no newest block");
-  return { chainId, newest, token: await tokenOf(ask), ms };
+  return { chainId, newest, hasToken: await hasToken(ask), ms };
 }
 
-async function tokenOf(ask: Ask): Promise<Token> {
-  const told = async <T>(functionName: "name" | "version" | "decimals"): Promise<T | null> => {
-    try {
-      const data = encodeFunctionData({ abi: ABI, functionName });
-      const result = wire.data(await ask("eth_call", [{ to: TOKEN_ADDRESS, data }, "latest"]));
-      return decodeFunctionResult({ abi: ABI, functionName, data: result }) as T;
-    } catch (error) {
-      // A contract that does not know the function is no failure of the node.
-      if (error instanceof NoAnswer) throw error;
-      return null;
-    }
-  };
-  const [code, name, version, decimals] = await Promise.all([
-    ask("eth_getCode", [TOKEN_ADDRESS, "latest"]),
-    told<string>("name"),
-    told<string>("version"),
-    told<number>("decimals"),
-  ]);
-  return { hasCode: code !== "0x", name, version, decimals };
+/** Payers sign for this hash of the token's name and version, the chain and the token's address. */
+async function hasToken(ask: Ask): Promise<boolean> {
+  try {
+    const call = { to: TOKEN_ADDRESS, data: toFunctionSelector("DOMAIN_SEPARATOR()") };
+    return wire.data(await ask("eth_call", [call, "latest"])) === DOMAIN_SEPARATOR;
+  } catch (error) {
+    // A contract that does not know the function is no failure of the node.
+    if (error instanceof RpcError) return false;
+    throw error;
+  }
 }
 
 export async function nodesFindings(opening: Promise<readonly Node[]>): Promise<Finding[]> {
@@ -104,32 +90,20 @@ export async function chainClockFindings(opening: Promise<readonly Node[]>): Pro
   if (time === null) return notLookedAt("chain clock", "a node");
   const aheadMs = time * 1000 - systemClock.now();
   const advice = "set this clock by NTP, or see why no node has a newer block";
-  return findings(
-    "chain clock",
-    [skewProblem("the chain's time", aheadMs, advice)],
-    `${seconds(aheadMs)} s from the chain's time`,
-  );
+  const problem = skewProblem("the chain's time", aheadMs, advice);
+  return findings("chain clock", [problem], `${seconds(aheadMs)} s from the chain's time`);
 }
 
 const BEHIND_BLOCKS = 5;
 const BEHIND_SECONDS = 60;
-const DECIMALS = 6;
 /** The newest blocks may still be replaced. */
 const SETTLED_BLOCKS = 4;
-
-interface Token {
-  readonly hasCode: boolean;
-  /** Null where the contract gives no such answer. */
-  readonly name: string | null;
-  readonly version: string | null;
-  readonly decimals: number | null;
-}
 
 /** What a node says of itself. */
 export interface NodeAnswer {
   readonly chainId: bigint;
   readonly newest: Pick<Block, "number" | "timestamp">;
-  readonly token: Token;
+  readonly hasToken: boolean;
   readonly ms: number;
 }
 
@@ -142,6 +116,10 @@ export interface NodeLook {
   readonly certificate: Problem | null;
 }
 
+const NO_TOKEN = failure(
+  `it has not ${TOKEN_NAME}, version ${TOKEN_VERSION}, at ${TOKEN_ADDRESS}`,
+  "it must be a node of Base: payments are made in this token",
+);
 const ELSEWHERE = "TOLLGATE_RPC_URLS must name nodes of Base: the facilitator does not start with it";
 
 export function nodeFindings(nodes: readonly NodeLook[]): Finding[] {
@@ -154,9 +132,8 @@ export function nodeFindings(nodes: readonly NodeLook[]): Finding[] {
     if (answer.chainId !== BigInt(CHAIN_ID)) {
       return findings(what, [failure(`it is of chain ${answer.chainId}, not ${CHAIN_ID}`, ELSEWHERE)], "");
     }
-    const { number } = answer.newest;
-    const fine = `it answers in ${answer.ms.toFixed(0)} ms, its newest block is ${number}`;
-    return findings(what, [tokenProblem(answer.token), lagProblem(answer, best, time), certificate], fine);
+    const fine = `it answers in ${answer.ms.toFixed(0)} ms, its newest block is ${answer.newest.number}`;
+    return findings(what, [answer.hasToken ? null : NO_TOKEN, lagProblem(answer, best, time), certificate], fine);
   });
 }
 
@@ -174,14 +151,6 @@ function silent(why: string, othersAnswer: boolean): Problem {
   return othersAnswer
     ? warning(text, "see to it, or take it out of TOLLGATE_RPC_URLS: the others carry on")
     : failure(text, "TOLLGATE_RPC_URLS must name a node that answers: without one no payment is settled");
-}
-
-function tokenProblem({ hasCode, name, version, decimals }: Token): Problem | null {
-  if (hasCode && name === TOKEN_NAME && version === TOKEN_VERSION && decimals === DECIMALS) return null;
-  const text = hasCode
-    ? `its token is ${name ?? "without a name"}, version ${version ?? "none"}, with ${decimals ?? "no"} decimals`
-    : "there is no token at its address";
-  return failure(text, `it must be a node of Base, where ${TOKEN_NAME} has version ${TOKEN_VERSION}`);
 }
 
 function lagProblem({ newest }: NodeAnswer, best: number, time: number): Problem | null {
@@ -204,17 +173,10 @@ export function commonBlock(nodes: readonly NodeLook[]): number | null {
   return Math.max(Math.min(...good.map(({ newest }) => newest.number)) - SETTLED_BLOCKS, 0);
 }
 
-interface BlockSaid {
-  readonly place: number;
-  /** Null when the node does not have the block, or does not tell. */
-  readonly hash: Hex | null;
-}
-
-export function agreementFindings(block: number, said: readonly BlockSaid[]): Finding[] {
-  const hashes = Map.groupBy(
-    said.filter(({ hash }) => hash !== null),
-    ({ hash }) => hash,
-  );
+/** @param said null for a node that does not have the block, or does not tell */
+export function agreementFindings(block: number, said: readonly { place: number; hash: Hex | null }[]): Finding[] {
+  const told = said.filter(({ hash }) => hash !== null);
+  const hashes = Map.groupBy(told, ({ hash }) => hash);
   const sides = [...hashes.values()].map((same) => same.map(({ place }) => place).join(" and "));
   const problem = failure(
     `the endpoints have different blocks at height ${block}: ${sides.join(" against ")}`,
