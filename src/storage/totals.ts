@@ -139,39 +139,6 @@ export async function counted(
   return tableAndLog(reader, rows, ({ of }) => of(tenant, dimension, value));
 }
 
-const reach = prepared(({ db, tables: { invocationCounts: c } }: Reader) => {
-  const periods = db
-    .select({
-      period: c.period,
-      count: sql`sum(${c.count})`.as("period_count"),
-      reached: sql`sum(sum(${c.count})) over (order by ${c.period} desc)`.as("reached"),
-    })
-    .from(c)
-    .where(ofOneTotal(c))
-    .groupBy(c.period)
-    .as("periods");
-  const isEnough = sql`${periods.reached} >= ${sql.placeholder("wanted")}`;
-  return db
-    .select({
-      total: sql`coalesce(sum(${periods.count}), 0)`.mapWith(Number),
-      period: sql`coalesce(max(case when ${isEnough} then ${periods.period} end), 0)`.mapWith(Number),
-    })
-    .from(periods);
-});
-
-/** The total, and the hour since the epoch from which on there are as many calls as wanted; 0 when there never are. */
-export async function countedWithReach(
-  reader: Reader,
-  tenant: string,
-  [dimension, value]: readonly [CountDimension, string],
-  wanted: number,
-): Promise<{ readonly total: number; readonly period: number }> {
-  // Where totals are kept apart, the history is in one piece, and it is no matter how far back a page begins.
-  if (reader.logged !== undefined) return { total: await counted(reader, tenant, dimension, value), period: 0 };
-  const [row] = await reach(reader).execute({ tenant, dimension, value, wanted });
-  return row ?? { total: 0, period: 0 };
-}
-
 const OPEN = ["pending", "running"];
 
 const openTotal = prepared(({ db, tables: { invocationCounts: c } }: Reader) =>
@@ -208,29 +175,23 @@ const LOOKED_AT_ONCE = 1_000;
 const QUIET_HOURS = 2;
 
 /** What moves totals from one period to another holds this lock. */
-export const TOTALS_LOCK = "totals:periods";
+const TOTALS_LOCK = "totals:periods";
 
 /**
- * Makes the hours of each piece of the history one row, under its first hour, when hardly anything changes in them any more.
- * A row that has come down to zero is removed.
- *
- * @param starts of the pieces, in hours since the epoch
+ * Makes all hours one row, under the first, when hardly anything changes in them any more. A row that has come down to zero is
+ * removed.
  */
-export async function joinTotals(store: Store, clock: Clock, starts: readonly number[]): Promise<void> {
-  await store.periods.flushTotals();
-  const quiet = Math.floor(clock.now() / HOUR_MS) - QUIET_HOURS;
-  for (const [place, from] of starts.entries()) {
-    const to = Math.min(starts[place + 1] ?? quiet, quiet);
-    if (to <= from) return;
-    let moved = ROWS_AT_ONCE;
-    while (moved === ROWS_AT_ONCE) {
-      moved = await store.write(async (tx) => {
-        await tx.lock(TOTALS_LOCK);
-        return joinSome(tx, { from, to });
-      });
-    }
-    await joinFirst(store, from);
+export async function joinTotals(store: Store, clock: Clock): Promise<void> {
+  await store.flushTotals();
+  const [from, to] = [0, Math.floor(clock.now() / HOUR_MS) - QUIET_HOURS];
+  let moved = ROWS_AT_ONCE;
+  while (moved === ROWS_AT_ONCE) {
+    moved = await store.write(async (tx) => {
+      await tx.lock(TOTALS_LOCK);
+      return joinSome(tx, { from, to });
+    });
   }
+  await joinFirst(store, from);
 }
 
 interface Piece {

@@ -67,14 +67,15 @@ function openColumn(t: Reader["tables"]["openInvocations"], dimension: CountDime
  * primary key for a tenant with few calls in its statistics, which are outdated for a new tenant, and then scans all its calls.
  */
 function endedAlong(t: Reader["tables"]["endedInvocations"], { tenant, along }: Calls, range: IdRange) {
-  // Postgres leaves out the partitions above and below, and does so by this condition alone.
-  const inRange = and(eq(t.tenant, tenant), gte(t.id, range.floor), lt(t.id, range.below));
-  if (along === undefined) return { where: inRange, order: [desc(t.id)] };
+  const ofTenant = eq(t.tenant, tenant);
+  if (along === undefined) {
+    return { where: and(ofTenant, gte(t.id, range.floor), lt(t.id, range.below)), order: [desc(t.id)] };
+  }
   const [dimension, value] = along;
   const column = t[COLUMNS[dimension]];
   const from = sql`(${column}, ${t.id}) >= (${value}, ${range.floor})`;
   const to = sql`(${column}, ${t.id}) < (${value}, ${range.below})`;
-  return { where: and(inRange, from, to, isNotNull(column)), order: [desc(column), desc(t.id)] };
+  return { where: and(ofTenant, from, to, isNotNull(column)), order: [desc(column), desc(t.id)] };
 }
 
 /** The IDs of the ended calls in a range, and which of them match. Without other filters nothing but the index is read. */
@@ -320,11 +321,10 @@ const callsBy = (dimension: CountDimension) => ({
   others: [],
 });
 const ALL_IDS = { floor: FIRST_ID, below: LAST_ID };
-const FROM_FLOOR = { floor: sql.placeholder("floor"), below: LAST_ID };
 const [LIMIT, OFFSET] = [sql.placeholder("limit"), sql.placeholder("offset")];
 
 const newestEndedBy = byFilter(({ db, tables: { endedInvocations: t } }, dimension) => {
-  const { where, order } = endedAlong(t, callsBy(dimension), FROM_FLOOR);
+  const { where, order } = endedAlong(t, callsBy(dimension), ALL_IDS);
   return db
     .select()
     .from(t)
@@ -339,7 +339,7 @@ const newestOpenBy = byFilter((reader, dimension) =>
 );
 
 const idsBy = byFilter((reader, dimension) =>
-  idsAt(reader, callsBy(dimension), FROM_FLOOR, {
+  idsAt(reader, callsBy(dimension), ALL_IDS, {
     limit: LIMIT,
     offset: OFFSET,
     most: sql.placeholder("most"),
@@ -349,20 +349,19 @@ const idsBy = byFilter((reader, dimension) =>
 /**
  * The newest calls of a tenant that match a filter, by prepared queries: what most pages are.
  *
- * @param range `floor` is an ID below which no call of the page stands
  * @returns null for a place that has to be walked to: far behind, or where there are many open calls
  */
 export async function newestCalls(
   reader: Reader,
   tenant: string,
   filter: Filter,
-  { limit, offset, floor }: PageRange & { readonly floor: string },
+  { limit, offset }: PageRange,
 ): Promise<InvocationRow[] | null> {
   const [dimension, value] = filter;
   const openTotal = isOfEnded(filter) ? 0 : await openCalls(reader, tenant);
   // To find those of a filter, all open calls may have to be passed.
   if (offset + limit > ENTRIES_MAX || (openTotal > ENTRIES_MAX && dimension !== "all")) return null;
-  const place = { tenant, value, floor, limit, offset };
+  const place = { tenant, value, limit, offset };
   if (openTotal === 0) return newestEndedBy[dimension](reader).execute(place);
   if (offset > 0) {
     return rowsOf(reader, tenant, await idsBy[dimension](reader).execute({ ...place, most: offset + limit }));

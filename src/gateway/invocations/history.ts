@@ -6,11 +6,10 @@ import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
 import { INVOCATION_STATUSES, isEnded, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
-import { HOUR_MS } from "../../core/time.ts";
 import { choiceOf, dateTime, page, type Query } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
-import { counted, countedWithReach } from "../../storage/totals.ts";
+import { counted } from "../../storage/totals.ts";
 import { storedStart } from "./bodies.ts";
 import { SMALL_BODY_BYTES } from "./commands/accept.ts";
 import {
@@ -140,20 +139,6 @@ async function fewestFirst(reader: Reader, tenant: string, filters: readonly Fil
   return counts.sort((a, b) => a.total - b.total).map(({ filter }) => filter);
 }
 
-/** The newest calls, looked for no further back than the totals say that they reach. */
-async function newestFrom(
-  reader: Reader,
-  tenant: string,
-  filter: Filter,
-  { limit, offset, total, period }: PageRange & { readonly total: number; readonly period: number },
-): Promise<InvocationRow[] | null> {
-  const floor = period === 0 ? FIRST_ID : idFloor("inv", period * HOUR_MS);
-  const rows = await newestCalls(reader, tenant, filter, { limit, offset, floor });
-  // Calls have changed since they were counted.
-  const isShort = rows !== null && rows.length < Math.min(limit, total - offset) && floor !== FIRST_ID;
-  return isShort ? await newestCalls(reader, tenant, filter, { limit, offset, floor: FIRST_ID }) : rows;
-}
-
 /**
  * @param callerSignal aborted when the caller has gone: stops a long scan
  * @throws Fault `invalid_request`, naming the parameter
@@ -183,8 +168,8 @@ export async function readHistory(
     return { ...(await pageOf(reader, path, { ...place, isCounted: true }, callerSignal)), ...place };
   }
   const filter = along ?? (["all", ""] as const);
-  const { total, period } = await countedWithReach(reader, tenant, filter, place.offset + place.limit);
-  const newest = place.offset < total ? await newestFrom(reader, tenant, filter, { ...place, total, period }) : [];
+  const total = await counted(reader, tenant, ...filter);
+  const newest = place.offset < total ? await newestCalls(reader, tenant, filter, place) : [];
   const rows = newest ?? (await pageOf(reader, path, { ...place, isCounted: false }, callerSignal)).rows;
   // A call that has come since the total was read is on the page already.
   return { rows, total: rows.length === 0 ? total : Math.max(total, place.offset + rows.length), ...place };

@@ -11,17 +11,15 @@ import { migratePostgres } from "../migrate.ts";
 import { type CommandBase, createCallEnds, NOW, type Reader, type SqlRow, type Store } from "../store.ts";
 import { createCommandKinds, createCommandLanes, runCommands, runGroups, type TransactionEffects } from "./batches.ts";
 import { probeCapabilities } from "./look.ts";
-import { createPartitions } from "./partitions.ts";
 import {
   BEGIN_COMMANDS,
   BEGIN_COUNTS,
   BEGIN_LOOK_UP,
+  BEGIN_READ,
   BEGIN_WRITE,
-  beginRead,
   type ConnectionPool,
   createConnectionPools,
   type DatabaseConnection,
-  parseDatabaseUrl,
   postgresClient,
   postgresReader,
 } from "./pool.ts";
@@ -58,14 +56,13 @@ async function prepareDatabase(options: PostgresOptions): Promise<void> {
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
   const { callMsMax = MAX.storeMs } = options;
-  const begin = beginRead(parseDatabaseUrl(options.databaseUrl).prepare);
   const openPool = createConnectionPools(options.databaseUrl);
   const writers = openPool(MAX.storeWriters);
   const firstWriters = openPool(MAX.storeFirstWriters);
   const batchers = openPool(MAX.storeBatchers + MAX.storeLargeBatchers);
   const readers = openPool(MAX.storeReaders);
   const firstReaders = openPool(MAX.storeFirstReaders);
-  const reading: Reading = { readers, callMsMax, begin };
+  const reading: Reading = { readers, callMsMax };
   const lookUps = createLookUps(firstReaders, callMsMax);
   const counters = openPool(MAX.storeCounters);
   const sharedCounters = createSharedCounters(counters, callMsMax);
@@ -103,7 +100,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
       return (command.kind === "look_up" ? lookUps : batches).execute(command, input);
     },
     onCallEnded: ends.subscribe,
-    periods: createPartitions({ databaseUrl: options.databaseUrl, clock, log: options.log }),
+    flushTotals: async () => {},
     probe: (timeoutMs) =>
       within(
         timeoutMs,
@@ -125,16 +122,14 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
 interface Reading {
   readonly readers: ConnectionPool;
   readonly callMsMax: number;
-  /** What begins a transaction that reads. */
-  readonly begin: string;
 }
 
 const createReader = (reading: Reading): Reader => postgresReader((...query) => read(reading, ...query));
 
 /** In a transaction that may not write. Reading twice does no harm: a read that was undone or lost its connection is repeated. */
-function read({ readers, callMsMax, begin }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
+function read({ readers, callMsMax }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
-  const task = (connection: DatabaseConnection) => inRead(connection, begin, () => connection.query(...query));
+  const task = (connection: DatabaseConnection) => inRead(connection, BEGIN_READ, () => connection.query(...query));
   return retrySerializationOn(readers, until, task, actingTenant());
 }
 

@@ -15,7 +15,6 @@ import { migrateSqlite } from "../migrate.ts";
 import { type Command, type CommandEffects, createCallEnds, type Queries, type Store } from "../store.ts";
 import { startCheckpoints } from "./checkpoints.ts";
 import { commandsOn, createGroupCommit } from "./group.ts";
-import { createSqlitePeriods } from "./periods.ts";
 import { createSqliteTotals } from "./totals-log.ts";
 
 /** How long opening waits for another process that migrates. */
@@ -153,7 +152,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
       return command.kind === "look_up" ? lookUp(command, input) : group.execute(command, input);
     },
     onCallEnded: ends.subscribe,
-    periods: { ...createSqlitePeriods({ writer, reader, write: group.write }), flushTotals },
+    flushTotals,
     probe: (timeoutMs) =>
       within(
         timeoutMs,
