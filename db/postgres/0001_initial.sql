@@ -308,19 +308,16 @@ create table orphaned_parts (
   primary key (invocation_id, kind)
 );
 
--- Totals by the hour in which their calls were accepted, so that calls and their part of the totals go together. Half of
--- each page stays free, so that a changed total stays on its page and touches no index.
+-- How many calls have ended, by what they can be asked for: src/storage/totals.ts. Half of each page stays free, so that a
+-- changed total stays on its page and touches no index.
 create table invocation_counts (
   tenant text collate "C" not null,
   dimension text collate "C" not null,
   value text collate "C" not null,
-  period bigint not null default 0,
   shard bigint not null,
   count bigint not null,
-  primary key (tenant, dimension, value, period, shard)
+  primary key (tenant, dimension, value, shard)
 ) with (fillfactor = 50);
-
-create index invocation_counts_period on invocation_counts (period);
 
 -- Keys by slots of two days, each key in those that it lives in: from 24 hours before it expires until then.
 create table idempotency_keys (

@@ -82,7 +82,7 @@ const [STEP, CALLS] = [25 * DAY_MS, 3];
 async function live({ clock, call, store }: Days, steps: number) {
   const calls: { id: string; at: number }[] = [];
   for (let step = 0; step < steps; step++) {
-    await joinTotals(store, clock);
+    await joinTotals(store);
     for (let i = 0; i < CALLS; i++) {
       const { id } = await call({ model: i === 0 ? "m" : null });
       calls.push({ id, at: clock.time });
@@ -224,9 +224,9 @@ eachStore((makePlace, dialect) => {
     const again = async () => {
       for (const work of works) await work();
     };
-    await Promise.all([clean(), clean(), again(), joinTotals(store, clock), clean()]);
+    await Promise.all([clean(), clean(), again(), joinTotals(store), clean()]);
     await clean();
-    await joinTotals(store, clock);
+    await joinTotals(store);
     await expectExact();
     for (const [i, key] of late.entries()) if (i % 3 === 2) await end(key);
     await clean();

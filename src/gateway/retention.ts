@@ -29,7 +29,7 @@ export function startRetention(store: Store, retention: Retention, log: Log): ()
     if (!(await leaseJob(store, "retention", 0.9 * HOUR_MS))) return;
     await Promise.all([
       // Captured bodies after body_days, whole records after history_days, idempotency keys when they expire.
-      cleanUp(store, clock, retention, log).then(() => joinTotals(store, clock)),
+      cleanUp(store, clock, retention, log).then(() => joinTotals(store)),
       removeOldDecisions(store, clock, history_days),
       removeOldReceipts(store, clock, history_days),
       removeOldNotes(store, clock, REFUSAL_NOTE_DAYS),

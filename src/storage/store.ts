@@ -11,18 +11,9 @@ import type { Clock } from "../core/time.ts";
 /** Drizzle in its SQLite types. The Postgres adapter casts to it, since the same calls build queries on both. */
 export type Queries = BaseSQLiteDatabase<"async", unknown, Record<string, never>>;
 
-/** Totals as far as they stand in the log only. */
-export interface LoggedTotals {
-  /** Another number when something may have moved from the log into the table. */
-  version(): number;
-  of(tenant: string, dimension: CountDimension, value: string): number;
-}
-
 export interface Reader {
   readonly db: Pick<Queries, "select" | "selectDistinct" | "$with" | "with">;
   readonly tables: Tables;
-  /** What is to be added to the totals in `invocationCounts`: only where they are kept apart. */
-  readonly logged?: LoggedTotals;
 }
 
 export interface Tx extends Reader, CommandRunner {
@@ -30,10 +21,10 @@ export interface Tx extends Reader, CommandRunner {
   /** The database's own time when a statement reads it, in milliseconds since the epoch. */
   readonly now: SQL<number>;
   /**
-   * Adds to the exact totals of a tenant's history, for a call of this period (`periodOf`). The additions of one work are applied with its commit,
-   * merged, so that a group of works touches each total once.
+   * Adds to the exact totals of a tenant's history. The additions of one work are applied with its commit, merged, so that a
+   * group of works touches each total once.
    */
-  count(tenant: string, period: number, dimension: CountDimension, value: string, delta: number): void;
+  count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
   /** Reports the end of a call to the store's listeners once this work is durable. */
   ended(end: CallEnd): void;
   /**
@@ -91,8 +82,6 @@ export interface Store extends CommandRunner {
    * whose answer was lost it is told nothing.
    */
   onCallEnded(listener: CallEndListener): void;
-  /** Puts into their table the totals of the history that are kept apart now. */
-  flushTotals(): Promise<void>;
   /** @throws Fault `unavailable` when the database does not take a write within `timeoutMs`. */
   probe(timeoutMs: number): Promise<void>;
   close(): Promise<void>;
@@ -157,7 +146,7 @@ export type SqlValue = string | number | boolean | Uint8Array | null;
 /** What a command does beside its own rows. */
 export interface CommandEffects {
   /** As `Tx.count`. */
-  count(tenant: string, period: number, dimension: CountDimension, value: string, delta: number): void;
+  count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
   /** As `Tx.ended`. */
   ended(end: CallEnd): void;
 }
@@ -229,8 +218,7 @@ export interface SharedCounter<Input, Output> extends CommandBase<Input, Output>
 interface PostgresCommand<Input, Output> {
   /** One statement for any number of commands. */
   readonly text: string;
-  /** @param shard of the totals, the same for all statements of a transaction */
-  valuesOf(inputs: readonly Input[], shard: number): unknown[];
+  valuesOf(inputs: readonly Input[]): unknown[];
   /**
    * What the rows that it returned ask for beside that, in the same transaction: few commands need it. Each names its row by
    * values of its own. A statement for all would, on a partitioned table, open every partition with its indexes, even

@@ -8,8 +8,7 @@ import { and, desc, eq, gte, is, isNotNull, lt, type Placeholder, type SQL, type
 import { SQLiteTable } from "drizzle-orm/sqlite-core";
 import { type CountDimension, oneOf } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../kernel/turns.ts";
-import { prepared, type Reader } from "../../storage/store.ts";
-import { openCalls } from "../../storage/totals.ts";
+import { bind, prepared, type Reader } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
 /** Entries of one step: about 5 ms of SQLite when it has to look at every row. */
@@ -346,9 +345,70 @@ const idsBy = byFilter((reader, dimension) =>
   }),
 );
 
+const totalBy = byFilter((reader, dimension) => {
+  const { invocationCounts: c } = reader.tables;
+  const open = openIn(reader, callsBy(dimension), ALL_IDS).limit(sql.placeholder("most")).as("open");
+  const counted = reader.db
+    .select({
+      entries: sql`count(*)`.mapWith(Number).as("entries"),
+      matches: sql`count(*) filter (where ${open.matches})`.mapWith(Number).as("matching"),
+      last: sql<string | null>`min(${open.id})`.as("last"),
+    })
+    .from(open)
+    .as("counted");
+  const ended = reader.db
+    .select({ calls: sql`coalesce(sum(${c.count}), 0)`.mapWith(Number).as("calls") })
+    .from(c)
+    .where(
+      and(
+        eq(c.tenant, sql.placeholder("tenant")),
+        eq(c.dimension, dimension),
+        eq(c.value, dimension === "all" ? "" : bind(c.value, "value")),
+      ),
+    )
+    .as("ended");
+  return reader.db
+    .select({ ended: ended.calls, entries: counted.entries, matches: counted.matches, last: counted.last })
+    .from(counted)
+    .innerJoin(ended, sql`true`);
+});
+
+export interface CallCount {
+  readonly total: number;
+  /** How many calls of the tenant are open, with or without the filter; no more than one step passes. */
+  readonly open: number;
+}
+
+/**
+ * How many calls of a tenant match a filter. Of most tenants by one statement, in which each call is open or has ended; many open
+ * calls are walked along in steps.
+ */
+export async function matchingCalls(reader: Reader, tenant: string, filter: Filter): Promise<CallCount> {
+  const [dimension, value] = filter;
+  const path: ScanPath = {
+    tenant,
+    along: dimension === "all" ? undefined : filter,
+    others: [],
+    floor: FIRST_ID,
+    ceiling: LAST_ID,
+  };
+  const most = isOfEnded(filter) ? 0 : ENTRIES_MAX;
+  const [row] = await totalBy[dimension](reader).execute({ tenant, value, most });
+  if (row === undefined) return { total: 0, open: 0 };
+  let { matches: total, entries, last } = row;
+  while (entries === ENTRIES_MAX && last !== null) {
+    const range = { floor: FIRST_ID, below: last };
+    const [open] = await inStoreTurns(tenant, () => pass(reader, path, range, { open: ENTRIES_MAX, ended: 0 }));
+    total += open.matches;
+    ({ entries, last } = open);
+  }
+  return { total: total + row.ended, open: row.entries };
+}
+
 /**
  * The newest calls of a tenant that match a filter, by prepared queries: what most pages are.
  *
+ * @param openCount of the tenant, as `matchingCalls` gives it
  * @returns null for a place that has to be walked to: far behind, or where there are many open calls
  */
 export async function newestCalls(
@@ -356,13 +416,13 @@ export async function newestCalls(
   tenant: string,
   filter: Filter,
   { limit, offset }: PageRange,
+  openCount: number,
 ): Promise<InvocationRow[] | null> {
   const [dimension, value] = filter;
-  const openTotal = isOfEnded(filter) ? 0 : await openCalls(reader, tenant);
   // To find those of a filter, all open calls may have to be passed.
-  if (offset + limit > ENTRIES_MAX || (openTotal > ENTRIES_MAX && dimension !== "all")) return null;
+  if (offset + limit > ENTRIES_MAX || (openCount === ENTRIES_MAX && dimension !== "all")) return null;
   const place = { tenant, value, limit, offset };
-  if (openTotal === 0) return newestEndedBy[dimension](reader).execute(place);
+  if (openCount === 0) return newestEndedBy[dimension](reader).execute(place);
   if (offset > 0) {
     return rowsOf(reader, tenant, await idsBy[dimension](reader).execute({ ...place, most: offset + limit }));
   }

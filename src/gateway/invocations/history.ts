@@ -9,13 +9,14 @@ import { INVOCATION_STATUSES, isEnded, MODES, SETTLEMENT_STATUSES } from "../../
 import { choiceOf, dateTime, page, type Query } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
-import { counted } from "../../storage/totals.ts";
+import { endedTotal } from "../../storage/totals.ts";
 import { storedStart } from "./bodies.ts";
 import { SMALL_BODY_BYTES } from "./commands/accept.ts";
 import {
   FIRST_ID,
   type Filter,
   LAST_ID,
+  matchingCalls,
   newestCalls,
   type PageRange,
   pageOf,
@@ -134,7 +135,7 @@ function readFilters(query: Query): Filter[] {
 /** The filters, the most selective first: its index is the one to scan. */
 async function fewestFirst(reader: Reader, tenant: string, filters: readonly Filter[]): Promise<Filter[]> {
   const counts = await Promise.all(
-    filters.map(async (filter) => ({ filter, total: await counted(reader, tenant, ...filter) })),
+    filters.map(async (filter) => ({ filter, total: await endedTotal(reader, tenant, ...filter) })),
   );
   return counts.sort((a, b) => a.total - b.total).map(({ filter }) => filter);
 }
@@ -168,8 +169,8 @@ export async function readHistory(
     return { ...(await pageOf(reader, path, { ...place, isCounted: true }, callerSignal)), ...place };
   }
   const filter = along ?? (["all", ""] as const);
-  const total = await counted(reader, tenant, ...filter);
-  const newest = place.offset < total ? await newestCalls(reader, tenant, filter, place) : [];
+  const { total, open } = await matchingCalls(reader, tenant, filter);
+  const newest = place.offset < total ? await newestCalls(reader, tenant, filter, place, open) : [];
   const rows = newest ?? (await pageOf(reader, path, { ...place, isCounted: false }, callerSignal)).rows;
   // A call that has come since the total was read is on the page already.
   return { rows, total: rows.length === 0 ? total : Math.max(total, place.offset + rows.length), ...place };

@@ -1,6 +1,7 @@
 // What is too old goes in steps with its totals, and what its payment, its receipt or its call still needs stays.
 import { expect, test } from "bun:test";
 import { and, count, eq, gte, isNotNull } from "drizzle-orm";
+import { counted } from "../../../test/support/stores/invocations.ts";
 import { longHistory } from "../../../test/support/stores/long-history.ts";
 import { eachStore } from "../../../test/support/stores/one-store.ts";
 import { sqlitePlace } from "../../../test/support/stores/stores.ts";
@@ -8,7 +9,6 @@ import { idFloor, idTime } from "../../core/id.ts";
 import { silentLog } from "../../core/log.ts";
 import { DAY_MS, HOUR_MS } from "../../core/time.ts";
 import type { Store } from "../../storage/store.ts";
-import { counted } from "../../storage/totals.ts";
 import { removeOldDecisions } from "../policy/decisions.ts";
 import { cleanUp } from "./retention.ts";
 

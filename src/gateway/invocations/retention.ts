@@ -8,7 +8,7 @@ import { DAY_MS } from "../../core/time.ts";
 import { type KeyRange, removeInGroups, removeRanges, tenantsIn } from "../../storage/cleanup.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { REMOVED_PARTS_AT_ONCE } from "./bodies.ts";
-import { countWhole } from "./counters.ts";
+import { countEnded } from "./counters.ts";
 import { slotsOver } from "./idempotency.ts";
 
 export interface Retention {
@@ -20,8 +20,6 @@ export interface Retention {
 export async function cleanUp(store: Store, clock: Clock, retention: Retention, log: Log): Promise<void> {
   const now = clock.now();
   const { body_days, history_days } = retention;
-  // On SQLite some totals stand beside their table.
-  await store.flushTotals();
   if (history_days > 0) {
     const before = idFloor("inv", now - history_days * DAY_MS);
     for await (const tenant of tenantsIn(store.read, "payments")) {
@@ -123,12 +121,12 @@ async function removeCalls(tx: Tx, range: KeyRange): Promise<void> {
   const { endedInvocations: t } = tx.tables;
   const { tenant, from, below } = range;
   const old = and(eq(t.tenant, tenant), gte(t.id, from), lt(t.id, below));
-  const { id, agent_id, mode, status, model, error_class, settlement_status } = t;
+  const { agent_id, mode, status, model, error_class, settlement_status } = t;
   const gone = await tx.db
     .delete(t)
     .where(and(old, notExists(paymentOf(tx, t)), notExists(receiptOwed(tx, t))))
-    .returning({ id, agent_id, mode, status, model, error_class, settlement_status });
-  for (const row of gone) countWhole(tx, { tenant, ...row }, -1);
+    .returning({ agent_id, mode, status, model, error_class, settlement_status });
+  for (const row of gone) countEnded(tx, { tenant, ...row }, -1);
   // With their calls, since those of calls that stay do so too.
   await removeBodies(tx, range, isOfNone);
 }

@@ -9,7 +9,7 @@ import { actingTenant } from "../../kernel/turns.ts";
 import { startProblem, within } from "../failures.ts";
 import { migratePostgres } from "../migrate.ts";
 import { type CommandBase, createCallEnds, NOW, type Reader, type SqlRow, type Store } from "../store.ts";
-import { createCommandKinds, createCommandLanes, runCommands, runGroups, type TransactionEffects } from "./batches.ts";
+import { createCommandKinds, createCommandLanes, runCommands, runGroups } from "./batches.ts";
 import { probeCapabilities } from "./look.ts";
 import {
   BEGIN_COMMANDS,
@@ -81,8 +81,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     run: (groups, until, committing) =>
       write(
         { ...writing, writers: batchers, begin: BEGIN_COMMANDS },
-        (_, connection, effects) =>
-          runGroups(groups, ({ command, inputs }) => runCommands(connection, command, inputs, effects)),
+        (tx, connection) => runGroups(groups, ({ command, inputs }) => runCommands(connection, command, inputs, tx)),
         until,
         { committing },
       ),
@@ -100,7 +99,6 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
       return (command.kind === "look_up" ? lookUps : batches).execute(command, input);
     },
     onCallEnded: ends.subscribe,
-    flushTotals: async () => {},
     probe: (timeoutMs) =>
       within(
         timeoutMs,
@@ -133,7 +131,7 @@ function read({ readers, callMsMax }: Reading, ...query: Parameters<DatabaseConn
   return retrySerializationOn(readers, until, task, actingTenant());
 }
 
-const NO_EFFECTS: TransactionEffects = { ended() {}, shard: 0 };
+const NO_EFFECTS = { ended() {} };
 
 /** Commands that only read. */
 function createLookUps(readers: ConnectionPool, callMsMax: number) {
@@ -212,7 +210,7 @@ async function count<Input, Output>(
   { postgres }: CommandBase<Input, Output>,
   inputs: readonly Input[],
 ): Promise<Output[]> {
-  const statement = withValues(postgres.text, postgres.valuesOf(inputs, 0));
+  const statement = withValues(postgres.text, postgres.valuesOf(inputs));
   let results: SqlRow[][];
   try {
     results = (await connection.query(`${BEGIN_COUNTS}; ${statement}; commit`, [], "objects")) as SqlRow[][];
@@ -220,7 +218,7 @@ async function count<Input, Output>(
     if (!connection.abandoned) await connection.run("rollback").catch(connection.abandon);
     throw error;
   }
-  return postgres.outputsOf(inputs, results.at(-2) ?? [], { ended() {} }, []);
+  return postgres.outputsOf(inputs, results.at(-2) ?? [], NO_EFFECTS, []);
 }
 
 /**

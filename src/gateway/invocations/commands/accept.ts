@@ -11,7 +11,6 @@ import {
   type SqlRow,
 } from "../../../storage/store.ts";
 import { bodyPartsOf, type CallBody, PART_BYTES } from "../../../wire/body.ts";
-import { addTotals, countWhole } from "../counters.ts";
 import { IDEMPOTENCY_MS, type Idempotency, slotsOf } from "../idempotency.ts";
 import type { InvocationRow } from "../service.ts";
 
@@ -173,7 +172,7 @@ const STORED_KEYS = `keys as (
   select tenant, caller, agent_id, key, body_sha256, id, expires_at, slot
   from ready, unnest(string_to_array(slots, ',')::bigint[]) as slot where key is not null
   order by tenant, caller, agent_id, key, slot
-  ${takenOver("$2::bigint")}
+  ${takenOver("$1::bigint")}
   returning invocation_id
 ),`;
 const WITH_THEIR_KEYS = `ready where key is null or (id, cardinality(string_to_array(slots, ','))) in (
@@ -251,7 +250,7 @@ kept as (
 
 function acceptAs({ name, columns, bytesOf, sqlite, postgres }: AcceptKind): Command<Accepting, boolean> {
   const isKeyed = "key" in columns;
-  const input = inputRows<Accepting>({ ...COLUMNS, ...columns }, isKeyed ? 3 : 2);
+  const input = inputRows<Accepting>({ ...COLUMNS, ...columns }, isKeyed ? 2 : 1);
   const { before, what, beside } = postgres(input.source);
   return {
     name,
@@ -281,7 +280,7 @@ function acceptAs({ name, columns, bytesOf, sqlite, postgres }: AcceptKind): Com
         return true;
       }
 
-      return (accepting, effects) => {
+      return (accepting) => {
         const { row, idempotency } = accepting;
         if (idempotency !== null && !takeKey(accepting, idempotency)) {
           giveBack.run(...keyValues(accepting, idempotency));
@@ -289,7 +288,6 @@ function acceptAs({ name, columns, bytesOf, sqlite, postgres }: AcceptKind): Com
         }
         insertCall.run(...VALUES.map((value) => value(accepting)), batchOf(row.id));
         storeBody(accepting);
-        countWhole(effects, row, 1, statusOf(accepting));
         return true;
       };
     },
@@ -299,17 +297,10 @@ with ${before}
 stored as (
   insert into open_invocations (${NAMES})
   select ${NAMES} from ${what}
-  returning id, tenant, agent_id, mode, status, model, settlement_status
-),
-totals as (${addTotals({
-        calls: "stored",
-        alike: ["agent_id", "mode", "status", "model", "settlement_status"],
-        totals: `('all', '', 1), ('agent', agent_id, 1), ('mode', mode, 1), ('status', status, 1), ('model', model, 1),
-      ('settlement', settlement_status, 1)`,
-      })}
+  returning id, tenant
 )${beside}
 select id from stored`,
-      valuesOf: (inputs, shard) => [shard, ...(isKeyed ? [earliest(inputs)] : []), ...input.values(inputs)],
+      valuesOf: (inputs) => [...(isKeyed ? [earliest(inputs)] : []), ...input.values(inputs)],
       afterwards(inputs, rows) {
         const stored = storedIn(rows);
         return inputs.flatMap((each) => {
