@@ -205,8 +205,6 @@ function invocationTables(c: Columns) {
       body_sha256: c.text().notNull(),
       invocation_id: c.text().notNull(),
       expires_at: c.whole().notNull(),
-      /** See gateway/invocations/idempotency.ts. */
-      slot: c.whole().notNull(),
     }),
 
     /**

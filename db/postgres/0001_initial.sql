@@ -319,7 +319,7 @@ create table invocation_counts (
   primary key (tenant, dimension, value, shard)
 ) with (fillfactor = 50);
 
--- Keys by slots of two days, each key in those that it lives in: from 24 hours before it expires until then.
+-- What a caller's key stands for until it expires.
 create table idempotency_keys (
   tenant text collate "C" not null,
   caller text collate "C" not null,
@@ -328,11 +328,10 @@ create table idempotency_keys (
   body_sha256 text collate "C" not null,
   invocation_id text collate "C" not null,
   expires_at bigint not null,
-  slot bigint not null,
-  primary key (tenant, caller, agent_id, key, slot)
+  primary key (tenant, caller, agent_id, key)
 );
 
-create index idempotency_keys_slot on idempotency_keys (slot);
+create index idempotency_keys_expired on idempotency_keys (expires_at);
 
 -- Calls whose caller was told that they were not taken while nobody could say whether they had been stored.
 create table refused_calls (

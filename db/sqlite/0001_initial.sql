@@ -307,7 +307,7 @@ create table invocation_counts (
   primary key (tenant, dimension, value, shard)
 ) strict, without rowid;
 
--- Keys by slots of two days, each key in those that it lives in: from 24 hours before it expires until then.
+-- What a caller's key stands for until it expires.
 create table idempotency_keys (
   tenant text not null,
   caller text not null,
@@ -316,11 +316,10 @@ create table idempotency_keys (
   body_sha256 text not null,
   invocation_id text not null,
   expires_at integer not null,
-  slot integer not null,
-  primary key (tenant, caller, agent_id, key, slot)
+  primary key (tenant, caller, agent_id, key)
 ) strict, without rowid;
 
-create index idempotency_keys_slot on idempotency_keys (slot);
+create index idempotency_keys_expired on idempotency_keys (expires_at);
 
 -- Calls whose caller was told that they were not taken while nobody could say whether they had been stored.
 create table refused_calls (

@@ -219,27 +219,11 @@ interface PostgresCommand<Input, Output> {
   /** One statement for any number of commands. */
   readonly text: string;
   valuesOf(inputs: readonly Input[]): unknown[];
-  /**
-   * What the rows that it returned ask for beside that, in the same transaction: few commands need it. Each names its row by
-   * values of its own. A statement for all would, on a partitioned table, open every partition with its indexes, even
-   * when there is nothing to do.
-   */
-  afterwards?(inputs: readonly Input[], rows: readonly SqlRow[]): FollowUp[];
-  /** What came of each command, in their order, from the rows that the statement and those afterwards returned. */
-  outputsOf(
-    inputs: readonly Input[],
-    rows: readonly SqlRow[],
-    effects: Pick<CommandEffects, "ended">,
-    followed: readonly SqlRow[],
-  ): Output[];
+  /** What came of each command, in their order, from the rows that the statement returned. */
+  outputsOf(inputs: readonly Input[], rows: readonly SqlRow[], effects: Pick<CommandEffects, "ended">): Output[];
 }
 
 export type SqlRow = Record<string, unknown>;
-
-interface FollowUp {
-  readonly text: string;
-  readonly values: readonly SqlValue[];
-}
 
 /** What runs commands: the store by themselves, a transaction as a part of it. */
 export interface CommandRunner {

@@ -109,14 +109,15 @@ eachStore((makePlace) => {
     const kept = await store.read.db.select({ id: policyDecisions.id }).from(policyDecisions);
     expect(kept.map(({ id }) => idTime(id))).toEqual(TENANTS.map(() => before));
 
-    const key = (slot: number, n: number) => `('acme', 'ada', 'agt', 'key ${n}', 's', 'inv', 1, ${slot})`;
-    const slots = [5, 480_000 - 48, 480_000];
-    const keys = Array.from({ length: 450 }, (_, n) => slots.map((slot) => key(slot, n))).flat();
-    await place.execute(`insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
+    const keys = Array.from(
+      { length: 900 },
+      (_, n) => `('acme', 'ada', 'agt', 'key ${n}', 's', 'inv', ${before - (n % 2)})`,
+    );
+    await place.execute(`insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
       values ${keys.join()}`);
     await cleanUp(store, { now: () => before + HOUR_MS }, { body_days: 0, history_days: 0 }, silentLog);
-    const left = await store.read.db.select({ slot: idempotencyKeys.slot }).from(idempotencyKeys);
-    expect(left.map(({ slot }) => slot)).toEqual(left.map(() => 480_000));
+    const left = await store.read.db.select({ at: idempotencyKeys.expires_at }).from(idempotencyKeys);
+    expect(left.map(({ at }) => at)).toEqual(left.map(() => before));
     expect(left).toHaveLength(450);
     await store.close();
     place.remove();

@@ -4,12 +4,11 @@ import { and, eq, gte, inArray, isNull, lt, notExists, type SQL, sql } from "dri
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
-import { DAY_MS } from "../../core/time.ts";
+import { DAY_MS, HOUR_MS } from "../../core/time.ts";
 import { type KeyRange, removeInGroups, removeRanges, tenantsIn } from "../../storage/cleanup.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { REMOVED_PARTS_AT_ONCE } from "./bodies.ts";
 import { countEnded } from "./counters.ts";
-import { slotsOver } from "./idempotency.ts";
 
 export interface Retention {
   /** 0 keeps for ever. */
@@ -33,8 +32,8 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
     await removeRanges(store, "invocationBodies", before, (tx, range) => removeBodies(tx, range, isMade));
     await removeParts(store, before, isMade);
   }
-  const over = slotsOver(now);
-  await removeInGroups(store, (tx, limit) => removeKeys(tx, over, limit));
+  // Another replica's clock may be behind.
+  await removeInGroups(store, (tx, limit) => removeKeys(tx, now - HOUR_MS, limit));
   log.debug("cleaned_up");
 }
 
@@ -147,19 +146,18 @@ function receiptOwed({ db, tables: { receiptsDue: t } }: Tx, invocations: Tx["ta
     .where(and(eq(t.tenant, invocations.tenant), eq(t.invocation_id, invocations.id)));
 }
 
-/** Slots that are over. */
+/** Keys that have expired. */
 async function removeKeys(tx: Tx, before: number, limit: number): Promise<number> {
   const { idempotencyKeys: t } = tx.tables;
-  const place = sql`(${t.tenant}, ${t.caller}, ${t.agent_id}, ${t.key}, ${t.slot})`;
-  const isOver = lt(t.slot, before);
+  const isOver = lt(t.expires_at, before);
   const old = tx.db
-    .select({ tenant: t.tenant, caller: t.caller, agent_id: t.agent_id, key: t.key, slot: t.slot })
+    .select({ tenant: t.tenant, caller: t.caller, agent_id: t.agent_id, key: t.key })
     .from(t)
     .where(isOver)
     .limit(limit);
   const rows = await tx.db
     .delete(t)
-    .where(and(isOver, inArray(place, old)))
+    .where(and(isOver, inArray(sql`(${t.tenant}, ${t.caller}, ${t.agent_id}, ${t.key})`, old)))
     .returning({ key: t.key });
   return rows.length;
 }

@@ -286,11 +286,7 @@ export async function runCommands<Input, Output>(
   { ended }: Pick<Tx, "ended">,
 ): Promise<Output[]> {
   const rows = (await connection.query(postgres.text, postgres.valuesOf(inputs), "objects")) as SqlRow[];
-  const followed: SqlRow[] = [];
-  for (const { text, values } of postgres.afterwards?.(inputs, rows) ?? []) {
-    followed.push(...((await connection.query(text, [...values], "objects")) as SqlRow[]));
-  }
-  return postgres.outputsOf(inputs, rows, { ended }, followed);
+  return postgres.outputsOf(inputs, rows, { ended });
 }
 
 /** One kind after the other, each with `run`. Gives the outputs of each. */

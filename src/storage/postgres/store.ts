@@ -218,7 +218,7 @@ async function count<Input, Output>(
     if (!connection.abandoned) await connection.run("rollback").catch(connection.abandon);
     throw error;
   }
-  return postgres.outputsOf(inputs, results.at(-2) ?? [], NO_EFFECTS, []);
+  return postgres.outputsOf(inputs, results.at(-2) ?? [], NO_EFFECTS);
 }
 
 /**

@@ -9,7 +9,7 @@ import { bodyPartsOf, PART_BYTES } from "../../../wire/body.ts";
 import { LEAVES_PARTS, leavesParts } from "../bodies.ts";
 import { COUNT_FINAL, countEnded } from "../counters.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
-import { SMALL_BODY_BYTES, sameRow } from "./accept.ts";
+import { SMALL_BODY_BYTES, sameRequest, sameRow } from "./accept.ts";
 
 /** The end of a call, as its cause reports it. */
 export interface EndOfCall {
@@ -62,8 +62,6 @@ const PARTS_KEPT = MAX.capturedBytes / PART_BYTES;
 
 const SMALL_RESPONSE = `length(response) <= ${SMALL_BODY_BYTES}`;
 
-const DROP_REQUEST = "delete from body_parts where invocation_id = $1 and kind = 'request' and tenant = $2";
-
 /** The columns of the open call that its end is told with. */
 type EndedRow = Pick<
   InvocationRow,
@@ -111,7 +109,7 @@ export const endCommand: Command<EndOfCall, boolean> = {
     const insertPart = prepare(
       "insert into body_parts (invocation_id, tenant, kind, n, bytes) values (?, ?, 'response', ?, ?)",
     );
-    const dropRequest = prepare(DROP_REQUEST.replaceAll("$", "?"));
+    const dropRequest = prepare("delete from body_parts where invocation_id = ? and kind = 'request' and tenant = ?");
     const orphan = prepare(
       "insert into orphaned_parts (invocation_id, tenant, kind, first, due_at) values (?, ?, 'request', ?, 0)",
     );
@@ -187,6 +185,11 @@ freed as (
     and (coalesce(p.call_credential_ref, '') <> '' or ${CONFIRMING})
   returning p.tenant, p.invocation_id, ${CONFIRMING} as is_confirming
 ),
+dropped as (
+  delete from body_parts p using final f
+  where ${sameRequest("p", { tenant: "f.tenant", id: "f.id" })}
+    and request is null and not body_captured and not ${LEAVES_PARTS}
+),
 due as (
   insert into receipts_due (tenant, invocation_id)
   select tenant, id from final where emit_receipt and settled is distinct from 'pending'
@@ -195,13 +198,8 @@ due as (
 totals as (${COUNT_FINAL}
 )
 select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, payment_asset, payment_amount,
-  settled as settlement_status, id, tenant,
-  request is null and not body_captured and not ${LEAVES_PARTS} as is_dropped from final`,
+  settled as settlement_status from final`,
     valuesOf: INPUT.values,
-    afterwards(_, rows) {
-      const dropped = rows.filter((row) => row["is_dropped"] === true);
-      return dropped.map(({ tenant, id }) => ({ text: DROP_REQUEST, values: [id as string, tenant as string] }));
-    },
     outputsOf(inputs, rows, effects) {
       const outputs = inputs.map(() => false);
       for (const row of rows) {

@@ -31,8 +31,8 @@ const MANY = [
     from generate_series(1, ${ENDED}) i`,
   `insert into orphaned_parts (invocation_id, tenant, kind, first, due_at) select ${OPEN_ID}, 'acme', 'request', 0, 1
     from generate_series(1, ${OPEN}) i`,
-  `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
-    select 'acme', 'ada', 'agt', i, 's', ${OPEN_ID}, i, 0 from generate_series(1, ${OPEN}) i`,
+  `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
+    select 'acme', 'ada', 'agt', i, 's', ${OPEN_ID}, i from generate_series(1, ${OPEN}) i`,
   `insert into payments (chain_id, token, payer, nonce, tenant, invocation_id, agent_id, caller, body_sha256,
     authorization_digest, x402_version, valid_before, call_credential_ref, attempts, created_at, updated_at)
     select 1, 't', 'p', i, 'acme', ${OPEN_ID}, 'agt', 'ada', 's', 'd', 1, 1, 'crd', 0, 1, 1
