@@ -388,7 +388,7 @@ const NOTHING_YET = {
  * Moves the settlement of a call that nobody has claimed yet, or that has ended. False when the settlement is not where the
  * event starts from.
  */
-export async function moveSettlement(
+async function moveSettlement(
   tx: Tx,
   table: "openInvocations" | "endedInvocations",
   key: InvocationKey,

@@ -194,4 +194,4 @@ function rowOf(key: string): string {
  * statements see one moment (repeatable read, serializable) that another one has been at work since that moment: it is undone
  * and runs again, instead of going on with what it saw before it waited.
  */
-export const lockStatement = (key: string): [text: string, values: string[]] => [TAKE, [rowOf(key)]];
+const lockStatement = (key: string): [text: string, values: string[]] => [TAKE, [rowOf(key)]];
