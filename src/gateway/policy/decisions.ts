@@ -7,7 +7,7 @@
 // Nothing in the buffer is dropped while the gateway runs. When it is full, because the store is away, a decision is
 // written like a deny: its call waits, and is refused if the store still can't take it.
 
-import { and, desc, eq, inArray, lt, sql } from "drizzle-orm";
+import { and, desc, eq, gte, lt, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
@@ -16,9 +16,9 @@ import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { actFor } from "../../kernel/turns.ts";
-import { removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
+import { type KeyRange, removeRanges } from "../../storage/cleanup.ts";
 import { within } from "../../storage/failures.ts";
-import { keyedById, prepared, type Reader, type Store, type TimedTable, type Tx } from "../../storage/store.ts";
+import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 
 export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
 
@@ -178,41 +178,13 @@ export async function newestDecisions(reader: Reader, tenant: string, limit: num
   return await reader.db.select().from(t).where(eq(t.tenant, tenant)).orderBy(desc(t.id)).limit(limit);
 }
 
-export const DECISIONS: TimedTable = {
-  name: "policy_decisions",
-  key: "id",
-  ...keyedById("pdec"),
-  isCounted: false,
-  kept: null,
-};
-
-/** Removes the decisions that are older than `days`; 0 keeps all. Rows that no drop of a period covers go in small groups. */
+/** Removes the decisions that are older than `days`; 0 keeps all. */
 export async function removeOldDecisions(store: Store, clock: Clock, days: number): Promise<void> {
   if (days === 0) return;
-  const time = await store.periods.drop(DECISIONS, clock.now() - days * DAY_MS);
-  if (time === 0) return;
-  const before = idFloor("pdec", time);
-  for await (const tenant of tenantsIn(store.read, "policyDecisions")) {
-    await removeInGroups(store, (tx, limit) => removeSome(tx, { tenant, before, limit }));
-  }
+  await removeRanges(store, "policyDecisions", idFloor("pdec", clock.now() - days * DAY_MS), removeSome);
 }
 
-interface Old {
-  readonly tenant: string;
-  readonly before: string;
-  readonly limit: number;
-}
-
-async function removeSome(tx: Tx, { tenant, before, limit }: Old): Promise<number> {
+async function removeSome(tx: Tx, { tenant, from, below }: KeyRange): Promise<void> {
   const { policyDecisions: t } = tx.tables;
-  const old = tx.db
-    .select({ id: t.id })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), lt(t.id, before)))
-    .limit(limit);
-  const rows = await tx.db
-    .delete(t)
-    .where(and(eq(t.tenant, tenant), lt(t.id, before), inArray(t.id, old)))
-    .returning({ id: t.id });
-  return rows.length;
+  await tx.db.delete(t).where(and(eq(t.tenant, tenant), gte(t.id, from), lt(t.id, below)));
 }
