@@ -8,7 +8,7 @@ import { withClockStepGuard } from "../storage/cleanup.ts";
 import { leaseJob } from "../storage/leases.ts";
 import { type Periods, periodHours, type Store, type TimedTable } from "../storage/store.ts";
 import { joinTotals } from "../storage/totals.ts";
-import { removeFullBuckets } from "./agents/rate-limit.ts";
+import { removeFullBuckets } from "./agents/store.ts";
 import { SLOT_HOURS } from "./invocations/idempotency.ts";
 import { removeOldNotes } from "./invocations/lost-commits.ts";
 import { BODIES, cleanUp, ENDED_CALLS, IDEMPOTENCY_KEYS, PARTS, type Retention } from "./invocations/retention.ts";

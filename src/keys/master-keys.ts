@@ -18,9 +18,7 @@ export interface MasterKeys {
   find(id: string): Buffer | null;
   /** Adds a key to this process. @returns the key's ID */
   add(key: Buffer): string;
-  /** The IDs of the known keys. */
   ids(): readonly string[];
-  /** The known keys. */
   all(): readonly Buffer[];
 }
 
@@ -95,12 +93,10 @@ interface LoadedMasterKey {
 interface MasterKeyOptions {
   /** From the configuration; null when the key is kept in the data directory. */
   readonly configured: Buffer | null;
-  /** Must exist. */
   readonly dataDir: string;
   readonly log: Log;
 }
 
-/** The master keys as the configuration names them. */
 interface MasterKeySettings {
   readonly own: Buffer | null;
   /** The file that `own` was read from, if it can be read again. */
@@ -129,15 +125,6 @@ export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): L
   return writeKey(path, newKey(), log, statSync(dataDir));
 }
 
-/**
- * The key that is there; null when none is.
- *
- * @throws StartupProblem when it is malformed or can't be read
- */
-function findMasterKey({ configured, dataDir, log }: MasterKeyOptions): Buffer | null {
-  return configured ?? readKey(join(dataDir, MASTER_KEY_FILE), log);
-}
-
 /** The file of the master key; null when it is configured in another way. */
 export function masterKeyFile({ own, file }: MasterKeySettings, dataDir: string): string | null {
   return own === null ? join(dataDir, MASTER_KEY_FILE) : file;
@@ -154,15 +141,14 @@ interface MasterKeysOptions {
   readonly log: Log;
 }
 
-/** @throws StartupProblem as `loadMasterKey` does */
 export function loadMasterKeys({ masterKeys, dataDir, log }: MasterKeysOptions) {
   const { key, generated } = loadMasterKey({ configured: masterKeys.own, dataDir, log });
   return { keys: masterKeysAround(key, masterKeys, dataDir), generated };
 }
 
-/** The master keys that are there; null when there is none. @throws StartupProblem as `findMasterKey` does */
+/** The master keys that are there; null when there is none. @throws StartupProblem when one is malformed or can't be read */
 export function findMasterKeys({ masterKeys, dataDir, log }: MasterKeysOptions): MasterKeys | null {
-  const own = findMasterKey({ configured: masterKeys.own, dataDir, log });
+  const own = masterKeys.own ?? readKey(join(dataDir, MASTER_KEY_FILE), log);
   return own === null ? null : masterKeysAround(own, masterKeys, dataDir);
 }
 
@@ -176,7 +162,6 @@ function masterKeysAround(own: Buffer, settings: MasterKeySettings, dataDir: str
 /**
  * The next master key in its file, durable when this returns: the key that is there, or else `key`. The file gets the owner
  * of the current key's file, who must be able to read it, also when root rotates the keys.
- *
  * @throws StartupProblem when the file can't be written or read
  */
 export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
@@ -185,9 +170,8 @@ export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
 }
 
 /**
- * Replaces the file of the current master key by that of the next one. Only when nothing is wrapped with the current key
- * any more, which is gone then.
- *
+ * Replaces the file of the current master key by that of the next one. Only when nothing is wrapped with the current key any
+ * more, which is gone then.
  * @returns false when the file can't be replaced
  */
 export function promoteMasterKey(file: string, id: string): boolean {

@@ -16,7 +16,6 @@ import {
   changeState,
   HOLDER_LEASE_MS,
   type KeyringState,
-  type Lacking,
   lackingHolders,
   lockState,
   readState,
@@ -24,7 +23,6 @@ import {
 } from "./state.ts";
 import { createTenantKeys, DEPLOYMENT, tenantKeyIdentity } from "./tenant-keys.ts";
 
-/** A gateway that was killed counts until its lease has run out. */
 const GATEWAYS_MS_MAX = HOLDER_LEASE_MS + 5_000;
 
 interface NextMasterKey {
@@ -43,11 +41,9 @@ type Rotation =
       readonly secrets: number;
     }
   | { readonly outcome: "already"; readonly isInPlace: boolean }
-  /** Another command rotates to another master key. */
   | { readonly outcome: "superseded" }
-  | { readonly outcome: "lacking"; readonly lacks: readonly Lacking[] };
+  | { readonly outcome: "lacking"; readonly lacks: readonly string[] };
 
-/** @param gatewaysMs how long to wait until every gateway has the key */
 export async function rotate(
   options: RotationOptions,
   next: NextMasterKey,
@@ -67,7 +63,7 @@ export async function rotate(
 }
 
 /** Waits until every gateway that runs has the key and has read that version; gives those that don't after `ms`. */
-async function gatewaysWithout(store: Store, id: string, version: number, ms: number): Promise<readonly Lacking[]> {
+async function gatewaysWithout(store: Store, id: string, version: number, ms: number): Promise<readonly string[]> {
   const until = performance.now() + ms;
   for (;;) {
     const lacks = await store.write((tx) => lackingHolders(tx, id, version));
@@ -83,8 +79,9 @@ async function goOn(options: RotationOptions, id: string, next: NextMasterKey, g
   do {
     tenantKeys += await rewrap(options, id);
   } while (await isAnyLeft(options, id));
-  // A gateway that reads no more seals with an older key of a tenant, which opens as well and is wrapped again.
-  await gatewaysWithout(store, id, await announceTenantKeys(store), gatewaysMs);
+  // Now the gateways read the tenants' new keys. One that reads no more seals with an older key of a tenant, which opens as well and is wrapped again.
+  const { version } = await store.write(async (tx) => changeState(tx, await lockState(tx), {}));
+  await gatewaysWithout(store, id, version, gatewaysMs);
   for (let changed = -1; changed !== 0; secrets += changed) changed = await reseal(options);
   const isInPlace = next.promote(id);
   await finish(store, id);
@@ -92,8 +89,8 @@ async function goOn(options: RotationOptions, id: string, next: NextMasterKey, g
 }
 
 /**
- * Keys in one write, each with the next one of its tenant: 2 to 17 ms of SQLite on a busy machine. 2,000 tenants with a secret
- * each took 1.8 s of processor time (measured).
+ * Keys in one write, each with the next one of its tenant: 2 to 17 ms of SQLite on a busy machine. 2,000 tenants with a
+ * secret each took 1.8 s of processor time (measured).
  */
 const KEYS_AT_ONCE = 20;
 /** Secrets have up to 64 KiB. */
@@ -103,7 +100,6 @@ interface RotationOptions {
   readonly store: Store;
   readonly masterKeys: MasterKeys;
   readonly clock: Clock;
-  /** What a secret is sealed for. */
   readonly secretIdentity: (tenant: string, id: string, version: number) => string;
 }
 
@@ -116,7 +112,7 @@ function announce(store: Store, id: string): Promise<KeyringState> {
   });
 }
 
-type Activation = "active" | "superseded" | readonly Lacking[];
+type Activation = "active" | "superseded" | readonly string[];
 
 /** From the commit on, every new key is wrapped with the announced master key. */
 async function activate({ store, masterKeys, clock }: RotationOptions, id: string): Promise<Activation> {
@@ -157,33 +153,21 @@ async function rewrap(options: RotationOptions, id: string): Promise<number> {
   }
 }
 
-/** Retired keys too: each rotation adds two. */
+/** Retired keys too: each rotation adds two, so they stay few. */
 async function rewrapSigningKeys({ store, masterKeys }: RotationOptions, id: string): Promise<void> {
   const masterKey = requireMasterKey(masterKeys, id);
-  const { signingKeys } = store.read.tables;
-  for (;;) {
-    const other = ne(signingKeys.master_key_id, id);
-    const rows = await store.read.db.select().from(signingKeys).where(other).limit(KEYS_AT_ONCE);
-    const rewrapped = rows.map(({ kid, purpose, wrapped_private_key, master_key_id }) => {
-      const identity = signingKeyIdentity(purpose, kid);
-      const key = unwrap(requireMasterKey(masterKeys, master_key_id), wrapped_private_key, identity);
-      return { kid, master_key_id, set: { wrapped_private_key: wrap(masterKey, key, identity), master_key_id: id } };
-    });
-    await store.write(async ({ db, tables: { signingKeys: t } }) => {
-      for (const { kid, master_key_id, set } of rewrapped) {
-        await db
-          .update(t)
-          .set(set)
-          .where(and(eq(t.kid, kid), eq(t.master_key_id, master_key_id)));
-      }
-    });
-    if (rows.length < KEYS_AT_ONCE) return;
-  }
+  await store.write(async ({ db, tables: { signingKeys: t } }) => {
+    for (const row of await db.select().from(t).where(ne(t.master_key_id, id))) {
+      const identity = signingKeyIdentity(row.purpose, row.kid);
+      const key = unwrap(requireMasterKey(masterKeys, row.master_key_id), row.wrapped_private_key, identity);
+      const set = { wrapped_private_key: wrap(masterKey, key, identity), master_key_id: id };
+      await db.update(t).set(set).where(eq(t.kid, row.kid));
+    }
+  });
 }
 
 interface TenantStep {
   readonly tenants: number;
-  /** The last tenant of the step; null at the end. */
   readonly last: string | null;
 }
 
@@ -225,12 +209,6 @@ async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: 
     return count;
   });
   return { tenants, last: rows.length < KEYS_AT_ONCE ? null : (rows.at(-1)?.tenant ?? null) };
-}
-
-/** Makes the gateways read the tenants' new keys and seal with them. @returns the version of the keys */
-async function announceTenantKeys(store: Store): Promise<number> {
-  const { version } = await store.write(async (tx) => changeState(tx, await lockState(tx), {}));
-  return version;
 }
 
 /** Wraps the data keys of secrets with the newest keys of their tenants. The secrets stay as they are. */

@@ -1,8 +1,7 @@
 // The state of all keys in the database, and which gateways have them. Every write that makes a key reads the one row of the
-// state under its lock, so no key is wrapped with a master key that a rotation has left behind, however long the process was
-// paused. A rotation begins only when each gateway that runs has the new master key. A gateway that was killed counts until
-// its lease has run out by the database's clock.
-import { and, eq, gt, lte, notInArray, sql } from "drizzle-orm";
+// state under its lock, so no key is wrapped with a master key that a rotation has left behind. A rotation begins only when
+// each gateway that runs has the new master key. A gateway that was killed counts until its lease has run out.
+import { eq, gt, lte, sql } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
 import type { Reader, Store, Tx } from "../storage/store.ts";
@@ -67,7 +66,6 @@ export function createHolder(store: Store, masterKeys: MasterKeys, replica: stri
   return {
     /**
      * After this no rotation begins to a key that this gateway does not have.
-     *
      * @throws StartupProblem when such a rotation has begun
      */
     enter: () =>
@@ -102,27 +100,14 @@ export function anotherMasterKey(): StartupProblem {
   );
 }
 
-export interface Lacking {
-  readonly replica: string;
-  /** Whether it runs a version of the program that knows of no rotation. */
-  readonly isOlder: boolean;
-}
-
 /**
- * Gateways that run without the master key, or have not read the keys since that version. A lease far in the future counts
- * too: the database's clock may have gone back.
+ * The IDs of gateways that run without the master key, or have not read the keys since that version. A lease far in the
+ * future counts too: the database's clock may have gone back.
  */
-export async function lackingHolders({ db, tables, now }: Tx, id: string, version: number): Promise<Lacking[]> {
-  const { keyHolders: t, replicas } = tables;
+export async function lackingHolders({ db, tables, now }: Tx, id: string, version: number): Promise<string[]> {
+  const { keyHolders: t } = tables;
   const holders = await db.select().from(t).where(gt(t.lease_until, now));
-  const older = await db
-    .select({ replica: replicas.id })
-    .from(replicas)
-    .where(and(gt(replicas.lease_until, now), notInArray(replicas.id, db.select({ replica: t.replica }).from(t))));
-  const lacks = (held: (typeof holders)[number]) =>
-    held.seen_version < version || !held.master_key_ids.split(" ").includes(id);
-  return [
-    ...holders.filter(lacks).map(({ replica }) => ({ replica, isOlder: false })),
-    ...older.map(({ replica }) => ({ replica, isOlder: true })),
-  ];
+  return holders
+    .filter((held) => held.seen_version < version || !held.master_key_ids.split(" ").includes(id))
+    .map(({ replica }) => replica);
 }

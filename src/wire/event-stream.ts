@@ -1,13 +1,19 @@
 // Parses event streams (https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream) as they
-// arrive. The data of an event is passed on piece by piece and none of it is kept, however long it is. Only the data of
-// messages matters here; ids, comments and retry times are skipped.
+// arrive. The fields of an event are passed on piece by piece and none of them is kept, however long it is.
 import { isUtf8 } from "node:buffer";
 
 export interface EventHandler {
   /** The next piece of an event's data. It is never empty. */
   data(bytes: Uint8Array): void;
-  /** The event has ended. @param isMessage whether it is of the type `message`, as those without a type are */
-  end(isMessage: boolean): void;
+  /** The next piece of the event's other fields, `id: 7` and a line feed, for those who write the event again. */
+  other?(bytes: Uint8Array): void;
+  comment?(): void;
+  /**
+   * The event has ended.
+   * @param isMessage whether it is of the type `message`, as those without a type are
+   * @param hasData whether it had data, if only empty
+   */
+  end(isMessage: boolean, hasData: boolean): void;
 }
 
 const LF = 0x0a;
@@ -23,7 +29,9 @@ const VALUE = 2;
 const MESSAGE = "message";
 /** A longer name is none that matters here, and a longer type is another type. */
 const SHORT_MAX = 8;
-const JOINT = Uint8Array.of(LF);
+const LINE_END = Uint8Array.of(LF);
+const encoder = new TextEncoder();
+const OTHERS = new Map(["event", "id", "retry"].map((name) => [name, encoder.encode(`${name}: `)]));
 
 export class EventStreamReader {
   readonly #handler: EventHandler;
@@ -35,7 +43,8 @@ export class EventStreamReader {
   #isAfterReturn = false;
   /** Of the event. */
   #type = "";
-  #dataLines = 0;
+  #hasData = false;
+  #hasOthers = false;
 
   constructor(handler: EventHandler) {
     this.#handler = handler;
@@ -43,6 +52,11 @@ export class EventStreamReader {
 
   /** @param bytes UTF-8 without a byte order mark */
   feed(bytes: Uint8Array): void {
+    for (let at = 0; at < bytes.length; ) at += this.feedEvent(bytes.subarray(at));
+  }
+
+  /** Reads the bytes up to the end of an event. @returns how many it has read */
+  feedEvent(bytes: Uint8Array): number {
     let at = 0;
     while (at < bytes.length) {
       const byte = bytes[at] ?? 0;
@@ -51,10 +65,11 @@ export class EventStreamReader {
       if (isPaired) at++;
       else if (byte === LF || byte === CR) {
         this.#isAfterReturn = byte === CR;
-        this.#lineEnds();
         at++;
+        if (this.#lineEnds()) return at;
       } else at = this.#goOn(bytes, at, byte);
     }
+    return at;
   }
 
   /** A regular end of the stream closes the last event, even if its blank line is missing. */
@@ -78,14 +93,23 @@ export class EventStreamReader {
     while (end < bytes.length && bytes[end] !== LF && bytes[end] !== CR) end++;
     const value = bytes.subarray(at, end);
     if (this.#name === "data") this.#handler.data(value);
-    else if (this.#name === "event") this.#typeGoesOn(value);
+    else if (OTHERS.has(this.#name)) this.#handler.other?.(value);
+    if (this.#name === "event") this.#typeGoesOn(value);
     return end;
   }
 
   #fieldBegins(state: number): void {
     this.#state = state;
+    const prefix = OTHERS.get(this.#name);
+    if (prefix !== undefined) {
+      this.#hasOthers = true;
+      this.#handler.other?.(prefix);
+    }
     if (this.#name === "event") this.#type = "";
-    if (this.#name === "data" && this.#dataLines++ > 0) this.#handler.data(JOINT);
+    if (this.#name === "") this.#handler.comment?.();
+    if (this.#name !== "data") return;
+    if (this.#hasData) this.#handler.data(LINE_END);
+    this.#hasData = true;
   }
 
   #typeGoesOn(value: Uint8Array): void {
@@ -93,29 +117,29 @@ export class EventStreamReader {
     this.#type += String.fromCharCode(...value.subarray(0, left));
   }
 
-  #lineEnds(): void {
-    if (this.#isLineEmpty) {
-      this.#eventEnds();
-      return;
-    }
+  /** Whether an event ends with the line. */
+  #lineEnds(): boolean {
+    if (this.#isLineEmpty) return this.#eventEnds();
     // A line without a colon is a field without a value.
     if (this.#state === NAME) this.#fieldBegins(VALUE);
+    if (OTHERS.has(this.#name)) this.#handler.other?.(LINE_END);
     this.#state = NAME;
     this.#name = "";
     this.#isLineEmpty = true;
+    return false;
   }
 
-  #eventEnds(): void {
-    if (this.#dataLines > 0) this.#handler.end(this.#type === "" || this.#type === MESSAGE);
-    this.#dataLines = 0;
-    this.#type = "";
+  #eventEnds(): boolean {
+    const isEvent = this.#hasData || this.#hasOthers;
+    if (isEvent) this.#handler.end(this.#type === "" || this.#type === MESSAGE, this.#hasData);
+    [this.#hasData, this.#hasOthers, this.#type] = [false, false, ""];
+    return isEvent;
   }
 }
 
 const MARK = Uint8Array.of(0xef, 0xbb, 0xbf);
 
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
-const encoder = new TextEncoder();
 
 /** The length of a character with this first byte; 1 for a byte that begins none. */
 function lengthOf(first: number): number {
@@ -139,8 +163,8 @@ function inOrder(bytes: Uint8Array): Uint8Array {
 }
 
 /**
- * Repairs text as the web's decoder does, into UTF-8 again: malformed bytes become U+FFFD, and a byte order mark at the start is
- * dropped. Most text is well formed and passes as it is, without a copy.
+ * Repairs text as the web's decoder does, into UTF-8 again: malformed bytes become U+FFFD, and a byte order mark at the
+ * start is dropped. Most text is well formed and passes as it is, without a copy.
  */
 export class Utf8Reader {
   /** The bytes of a character that is not whole yet. */

@@ -17,7 +17,6 @@ export class CredentialFailure extends Error {
 
 interface VaultRef {
   readonly segments: readonly string[];
-  /** Null when the reference names none. */
   readonly key: string | null;
 }
 
@@ -71,7 +70,6 @@ async function readTextFile(path: string): Promise<string> {
 /**
  * The text of the file `<dir>/<tenant>/<path>`, the layout of secret mounts of containers, or the field of it that `ref`
  * names; null when there is no such file. The file must lie in the tenant's folder after all symbolic links are followed.
- *
  * @param tenant a plain segment
  * @throws CredentialFailure when the file is there but holds no such secret, or lies elsewhere
  */
@@ -138,7 +136,6 @@ const DEFAULT_KEY = "value";
 /**
  * The text under the key that `ref` names, from the key-value engine, version 2, of HashiCorp Vault or OpenBao; null when
  * there is no such secret. `GET /v1/<mount>/data/<path>` answers `{ data: { data: { … }, metadata: { … } } }`.
- *
  * @param tenant a plain segment
  * @throws CredentialFailure when Vault does not answer with the secret
  */

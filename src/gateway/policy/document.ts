@@ -1,6 +1,5 @@
-// The policy document on the wire and in the store: its schema, and what its texts may hold. Pure. A stored document is
-// checked by the same rules when it is read, so that a document of a newer program, or a damaged one, is an error and never
-// a policy with fewer rules.
+// The policy document on the wire and in the store: its schema, and what its texts may hold. A stored document is checked by
+// the same rules when it is read, so that one of a newer program, or a damaged one, is never a policy with fewer rules.
 import { type Static, Type } from "@sinclair/typebox";
 import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { invalidField } from "../../core/fault.ts";
@@ -98,7 +97,6 @@ const ENTRY_WORK = 200;
 
 /**
  * Checks what the schema does not: the texts of the rules.
- *
  * @param at prefix of field names, for a document that is part of another body
  * @throws Fault `invalid_request`
  */
@@ -146,28 +144,20 @@ export function* formatRules(rules: readonly Rule[]): Steps<string> {
 
 const storedRule = TypeCompiler.Compile(Rule);
 
-/**
- * Rules in their stored form.
- *
- * @throws Error when this program does not understand all of them
- */
+/** Rules in their stored form. @throws Error when this program does not understand all of them */
 export function* parseRules(stored: string): Steps<Rule[]> {
   const pace = createPace();
   const rules: Rule[] = [];
   if (stored === "[]") return rules;
   if (!stored.startsWith("[") || !stored.endsWith("]")) throw new Error("stored rules that are no list");
   for (const line of stored.slice(1, -1).split(BETWEEN_RULES)) {
-    // One rule, or several rules of a document that was stored before the form had line breaks.
-    const parsed: unknown[] = JSON.parse(`[${line}]`);
-    if (parsed.length === 0) throw new Error("stored rules with a gap");
-    for (const rule of parsed) {
-      if (rules.length === MAX.policyRules || !storedRule.Check(rule)) {
-        throw new Error("stored rules of a form that this program does not know");
-      }
-      checkRule(rule, "rules");
-      rules.push(rule);
-      if (pace(workOf(rule))) yield;
+    const rule: unknown = JSON.parse(line);
+    if (rules.length === MAX.policyRules || !storedRule.Check(rule)) {
+      throw new Error("stored rules of a form that this program does not know");
     }
+    checkRule(rule, "rules");
+    rules.push(rule);
+    if (pace(workOf(rule))) yield;
   }
   return rules;
 }

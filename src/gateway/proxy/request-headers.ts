@@ -21,9 +21,8 @@ const SESSION = "mcp-session-id";
 const VERSION = "mcp-protocol-version";
 
 /**
- * The headers that pass to the upstream. This is an allow list, so no header passes by mistake. The caller's MCP
- * session is not the gateway's, so it does not pass.
- *
+ * The headers that pass to the upstream. This is an allow list, so no header passes by mistake. The caller's MCP session is
+ * not the gateway's, so it does not pass.
  * @param echoedMcpHeaders whether headers that repeat parts of the body pass
  * @param pseudonym the name of this deployment in `Via`
  */
@@ -70,7 +69,6 @@ function isPassed(name: string, echoedMcpHeaders: boolean): boolean {
   return isMirror(name) ? echoedMcpHeaders : !name.includes("_");
 }
 
-/** The protocol version that the caller names in a header. */
 export function mcpVersion(headers: Headers): string | null {
   return headers.get(VERSION);
 }
@@ -78,7 +76,6 @@ export function mcpVersion(headers: Headers): string | null {
 /**
  * Whether the headers of an MCP message that repeat parts of its body pass. They do if they agree with the body and the
  * protocol version knows them. Servers of other versions would not compare them with the body.
- *
  * @param judged what the body is; null for a batch
  * @param version in which the message is sent
  * @throws Fault `invalid_request` that names the header
@@ -141,8 +138,8 @@ const NAMES_WAIT = /^\s*wait\s*(?:[=;]|$)/i;
 const SECONDS = /^[^=;]*=\s*("?)(\d+)\1\s*(?:;|$)/;
 
 /**
- * Seconds of `Prefer: wait=N` (RFC 7240, section 4.3), capped; 0 when the preference is absent or malformed. Of
- * several only the first counts (section 2).
+ * Seconds of `Prefer: wait=N` (RFC 7240, section 4.3), capped; 0 when the preference is absent or malformed. Of several only
+ * the first counts (section 2).
  */
 export function waitSeconds(headers: Headers): number {
   const prefer = headers.get("prefer");
