@@ -1,7 +1,6 @@
 // The keys of the product. A master key wraps the keys of each tenant and the private halves of the signing keys, all of
 // which live in the database; only this directory sees any of them in the clear.
 import { hkdfSync } from "node:crypto";
-import { notInArray } from "drizzle-orm";
 import type { KeyPurpose } from "../../db/schema.ts";
 import { type Log, silentLog } from "../core/log.ts";
 import { type Clock, systemClock } from "../core/time.ts";
@@ -18,7 +17,7 @@ import {
   type SigningKey,
   signingKeyIdentity,
 } from "./signing-keys.ts";
-import { anotherMasterKey, createHolder, type KeyringState, readState } from "./state.ts";
+import { anotherMasterKey, createHolder, isWrappedByOthers, type KeyringState, readState } from "./state.ts";
 import { createTenantKeys, DEPLOYMENT, type SealedSecret, tenantKeyIdentity } from "./tenant-keys.ts";
 
 const DERIVED_KEY_BYTES = 32;
@@ -27,7 +26,9 @@ export type Keyring = Awaited<ReturnType<typeof openKeyring>>;
 
 /** @throws StartupProblem when keys of the database are wrapped with another master key. */
 export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: Clock, log: Log = silentLog) {
-  await requireMasterKeys(store.read, masterKeys);
+  // A key may be in a file that was not there a moment ago.
+  masterKeys.find("");
+  if (await isWrappedByOthers(store.read, masterKeys.ids())) throw anotherMasterKey();
   await makeFirstSigningKeys(store, masterKeys, clock);
   const { version } = await readState(store.read);
   const tenants = createTenantKeys({ store, masterKeys, clock });
@@ -75,10 +76,7 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     sealSecret: (tenant: string, identity: string, plaintext: Uint8Array) => tenants.seal(tenant, identity, plaintext),
     /** @throws Error when the secret was sealed for another tenant or identity, or was altered */
     openSecret: (tenant: string, identity: string, secret: SealedSecret) => tenants.open(tenant, identity, secret),
-    /**
-     * A key for one purpose, derived from the tenant's first key (null: from the deployment's). All replicas derive the same
-     * key, and a rotation does not change it: sessions that it has sealed go on.
-     */
+    /** A key derived from the tenant's first key (null: from the deployment's), which no rotation changes: sessions go on. */
     async deriveKey(tenant: string | null, purpose: string): Promise<Buffer> {
       const key = await tenants.first(tenant ?? DEPLOYMENT);
       return Buffer.from(hkdfSync("sha256", key, "", `tollgate:${purpose}`, DERIVED_KEY_BYTES));
@@ -108,20 +106,6 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
       await holder?.leave().catch((error) => log.warn("keys_not_left", { error }));
     },
   };
-}
-
-async function requireMasterKeys(read: Reader, masterKeys: MasterKeys): Promise<void> {
-  const { signingKeys, tenantKeys } = read.tables;
-  // A key may be in a file that was not there a moment ago.
-  masterKeys.find("");
-  for (const table of [signingKeys, tenantKeys]) {
-    const foreign = await read.db
-      .select({ id: table.master_key_id })
-      .from(table)
-      .where(notInArray(table.master_key_id, [...masterKeys.ids()]))
-      .limit(1);
-    if (foreign.length > 0) throw anotherMasterKey();
-  }
 }
 
 /** Opens what is sealed, and makes no key: for checks that change nothing. */
@@ -177,10 +161,8 @@ const USABLE_MS = 10_000;
 const WAIT_MS_MAX = 500;
 
 /**
- * Looks at the database about every second for what other processes change. What was seen is fresh for two seconds. A caller
- * that needs it when it is older, as after a pause of the process, waits for the next look. Nothing older than ten seconds
- * is used: a token may have been revoked since.
- * @param look is not called again before it has ended
+ * Looks at the database about every second for what other processes change. A caller that needs what was seen when it is older
+ * than two seconds waits for the next look. Nothing older than ten is used: a token may have been revoked since.
  * @param failed called with the first of several failures in a row
  * @param now milliseconds of a clock that never goes back
  */

@@ -1,7 +1,6 @@
 // The master keys that this process has, by their IDs: its own, and while keys are rotated the next one. They come from the
-// configuration, or from master.key in the data directory, where the first start generates one. A key in a file is found
-// there while the process runs, so a gateway with a file needs no restart for a new key. Only the end of a rotation replaces
-// a key: losing it would lose every secret in the database.
+// configuration, or from master.key in the data directory, where the first start generates one. A gateway with a file needs no
+// restart for a new key. Only the end of a rotation replaces a key: losing it would lose every secret in the database.
 import { createHash } from "node:crypto";
 import { readFileSync, renameSync, rmSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
@@ -22,14 +21,6 @@ export interface MasterKeys {
   all(): readonly Buffer[];
 }
 
-interface MasterKeyPlaces {
-  readonly own: Buffer;
-  /** The key that a rotation shall lead to, where it is configured. */
-  readonly next: Buffer | null;
-  /** Files that hold one key each, if they are there. */
-  readonly files: readonly string[];
-}
-
 /** 32 bytes in standard base64; the padding may be missing. */
 const KEY = /^[A-Za-z0-9+/]{43}=?$/;
 
@@ -38,7 +29,8 @@ export function masterKeyId(key: Uint8Array): string {
   return createHash("sha256").update(key).digest("hex").slice(0, 16);
 }
 
-export function openMasterKeys({ own, next, files }: MasterKeyPlaces): MasterKeys {
+/** @param files that hold one key each, if they are there */
+export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly string[]): MasterKeys {
   const known = new Map<string, Buffer>();
   let missed = { id: "", at: Number.NEGATIVE_INFINITY };
 
@@ -90,13 +82,6 @@ interface LoadedMasterKey {
   readonly generated: boolean;
 }
 
-interface MasterKeyOptions {
-  /** From the configuration; null when the key is kept in the data directory. */
-  readonly configured: Buffer | null;
-  readonly dataDir: string;
-  readonly log: Log;
-}
-
 interface MasterKeySettings {
   readonly own: Buffer | null;
   /** The file that `own` was read from, if it can be read again. */
@@ -109,8 +94,11 @@ export const MASTER_KEY_FILE = "master.key";
 /** The file that the SQLite store keeps in the data directory. */
 export const DATABASE_FILE = "tollgate.db";
 
-/** @throws StartupProblem when the key is malformed, can't be kept, or is missing beside a database that needs it. */
-export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): LoadedMasterKey {
+/**
+ * @param configured null when the key is kept in the data directory, which must exist
+ * @throws StartupProblem when the key is malformed, can't be kept, or is missing beside a database that needs it
+ */
+export function loadMasterKey(configured: Buffer | null, dataDir: string, log: Log): LoadedMasterKey {
   if (configured !== null) return { key: configured, generated: false };
   const path = join(dataDir, MASTER_KEY_FILE);
   // The database is looked at first: another process that starts at this moment makes the key before the database.
@@ -142,7 +130,7 @@ interface MasterKeysOptions {
 }
 
 export function loadMasterKeys({ masterKeys, dataDir, log }: MasterKeysOptions) {
-  const { key, generated } = loadMasterKey({ configured: masterKeys.own, dataDir, log });
+  const { key, generated } = loadMasterKey(masterKeys.own, dataDir, log);
   return { keys: masterKeysAround(key, masterKeys, dataDir), generated };
 }
 
@@ -156,7 +144,7 @@ function masterKeysAround(own: Buffer, settings: MasterKeySettings, dataDir: str
   const file = masterKeyFile(settings, dataDir);
   const files = file === null ? [] : [file, nextKeyFile(file)];
   if (settings.nextFile !== null) files.push(settings.nextFile);
-  return openMasterKeys({ own, next: settings.next, files });
+  return openMasterKeys(own, settings.next, files);
 }
 
 /**
@@ -169,11 +157,7 @@ export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
   return readKey(path, log) ?? writeKey(path, key, log, statSync(file, { throwIfNoEntry: false })).key;
 }
 
-/**
- * Replaces the file of the current master key by that of the next one. Only when nothing is wrapped with the current key any
- * more, which is gone then.
- * @returns false when the file can't be replaced
- */
+/** Replaces the file of the master key by that of the next one, for good. @returns false when it can't be replaced */
 export function promoteMasterKey(file: string, id: string): boolean {
   const [kept, next] = [keyIn(file), keyIn(nextKeyFile(file))];
   if (kept !== null && masterKeyId(kept) === id) {

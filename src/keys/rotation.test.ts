@@ -48,12 +48,7 @@ function suite(makePlace: MakePlace, extent: "all of it" | "what others do meanw
   let dir: string;
   let file: string;
   /** As a process that starts now has them. */
-  const onDisk = () =>
-    openMasterKeys({
-      own: Buffer.from(readFileSync(file, "latin1"), "base64"),
-      next: null,
-      files: [file, `${file}.new`],
-    });
+  const onDisk = () => openMasterKeys(Buffer.from(readFileSync(file, "latin1"), "base64"), null, [file, `${file}.new`]);
   const stage = (masterKeys: MasterKeys) => () => masterKeys.add(stageMasterKey(file, newKey(), silentLog));
   const promote = (id: string) => promoteMasterKey(file, id);
   const run = (through: Store, masterKeys = onDisk()) =>

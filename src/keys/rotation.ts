@@ -15,6 +15,7 @@ import { type NewSigningKey, newSigningKeys, signingKeyIdentity, storeSigningKey
 import {
   changeState,
   HOLDER_LEASE_MS,
+  isWrappedByOthers,
   type KeyringState,
   lackingHolders,
   lockState,
@@ -77,12 +78,16 @@ async function goOn(options: RotationOptions, id: string, next: NextMasterKey, g
   const { store } = options;
   let [tenantKeys, secrets] = [0, 0];
   do {
-    tenantKeys += await rewrap(options, id);
-  } while (await isAnyLeft(options, id));
+    await rewrapSigningKeys(options, id);
+    tenantKeys += await inPausedSteps("", (after) => rewrapSomeTenantKeys(options, id, after));
+  } while (await isWrappedByOthers(store.read, [id]));
   // Now the gateways read the tenants' new keys. One that reads no more seals with an older key of a tenant, which opens as well and is wrapped again.
   const { version } = await store.write(async (tx) => changeState(tx, await lockState(tx), {}));
   await gatewaysWithout(store, id, version, gatewaysMs);
-  for (let changed = -1; changed !== 0; secrets += changed) changed = await reseal(options);
+  for (let changed = -1; changed !== 0; secrets += changed) {
+    const keys = createTenantKeys(options);
+    changed = await inPausedSteps({ tenant: "", id: "" }, (after) => resealSome(options, keys, after));
+  }
   const isInPlace = next.promote(id);
   await finish(store, id);
   return { outcome: "done", isInPlace, tenantKeys, secrets };
@@ -141,16 +146,24 @@ async function replaceSigningKeys(
   await storeSigningKeys(tx, made, wrapping);
 }
 
-/** Wraps what other master keys wrap, and gives each tenant whose key it wraps a new one. */
-async function rewrap(options: RotationOptions, id: string): Promise<number> {
-  await rewrapSigningKeys(options, id);
-  let count = 0;
-  for (let after = ""; ; ) {
-    const step = await timed(() => rewrapSomeTenantKeys(options, id, after));
-    count += step.tenants;
-    if (step.last === null) return count;
-    after = step.last;
+/** A step of work that goes along a table. */
+interface RotationStep<A> {
+  readonly count: number;
+  /** Where the next one begins; null at the end. */
+  readonly last: A | null;
+}
+
+/** After each step is a pause of the same length for others. @returns how many rows were changed */
+async function inPausedSteps<A>(first: A, step: (after: A) => Promise<RotationStep<A>>): Promise<number> {
+  let changed = 0;
+  for (let after: A | null = first; after !== null; ) {
+    const startedAt = performance.now();
+    const { count, last }: RotationStep<A> = await step(after);
+    changed += count;
+    after = last;
+    await Bun.sleep(performance.now() - startedAt);
   }
+  return changed;
 }
 
 /** Retired keys too: each rotation adds two, so they stay few. */
@@ -166,13 +179,8 @@ async function rewrapSigningKeys({ store, masterKeys }: RotationOptions, id: str
   });
 }
 
-interface TenantStep {
-  readonly tenants: number;
-  readonly last: string | null;
-}
-
 /** One step, from the tenant `from` on. When a step ends within the rows of a tenant, the next step has the others. */
-async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: string): Promise<TenantStep> {
+async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: string): Promise<RotationStep<string>> {
   const { store, masterKeys, clock } = options;
   const masterKey = requireMasterKey(masterKeys, id);
   const { tenantKeys } = store.read.tables;
@@ -187,7 +195,7 @@ async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: 
     const key = unwrap(requireMasterKey(masterKeys, master_key_id), wrapped_key, identity);
     return { tenant, number, master_key_id, wrapped_key: wrap(masterKey, key, identity) };
   });
-  const tenants = await store.write(async (tx) => {
+  const changed = await store.write(async (tx) => {
     const { tenantKeys: t } = tx.tables;
     let count = 0;
     for (const { tenant, number, master_key_id, wrapped_key } of rewrapped) {
@@ -208,21 +216,10 @@ async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: 
     }
     return count;
   });
-  return { tenants, last: rows.length < KEYS_AT_ONCE ? null : (rows.at(-1)?.tenant ?? null) };
+  return { count: changed, last: rows.length < KEYS_AT_ONCE ? null : (rows.at(-1)?.tenant ?? null) };
 }
 
 /** Wraps the data keys of secrets with the newest keys of their tenants. The secrets stay as they are. */
-async function reseal(options: RotationOptions): Promise<number> {
-  const keys = createTenantKeys(options);
-  let count = 0;
-  for (let after = { tenant: "", id: "" }; ; ) {
-    const step = await timed(() => resealSome(options, keys, after));
-    count += step.count;
-    if (step.last === null) return count;
-    after = step.last;
-  }
-}
-
 async function resealSome(
   { store, secretIdentity }: RotationOptions,
   keys: ReturnType<typeof createTenantKeys>,
@@ -267,31 +264,9 @@ async function resealSome(
   return { count, last: rows.length < SECRETS_AT_ONCE || last === undefined ? null : last };
 }
 
-/** Whether anything is wrapped with another master key. After `activate` nothing new is. */
-async function isAnyLeft({ store }: RotationOptions, id: string): Promise<boolean> {
-  const { signingKeys, tenantKeys } = store.read.tables;
-  for (const table of [signingKeys, tenantKeys]) {
-    const [row] = await store.read.db
-      .select({ id: table.master_key_id })
-      .from(table)
-      .where(ne(table.master_key_id, id))
-      .limit(1);
-    if (row !== undefined) return true;
-  }
-  return false;
-}
-
 async function finish(store: Store, id: string): Promise<void> {
   await store.write(async (tx) => {
     const state = await lockState(tx);
     if (state.is_rotating && state.master_key_id === id) await changeState(tx, state, { is_rotating: false });
   });
-}
-
-/** A step, and a pause of the same length for others. */
-async function timed<T>(step: () => Promise<T>): Promise<T> {
-  const startedAt = performance.now();
-  const outcome = await step();
-  await Bun.sleep(performance.now() - startedAt);
-  return outcome;
 }

@@ -26,19 +26,14 @@ export interface SigningKey {
 
 type SigningKeyRow = Reader["tables"]["signingKeys"]["$inferSelect"];
 
-/** A pair that nothing wraps yet. */
-export interface NewSigningKey {
-  readonly purpose: KeyPurpose;
-  readonly kid: string;
-  readonly public_jwk: string;
-  readonly privateJwk: Buffer;
-}
-
 export function signingKeyIdentity(purpose: string, kid: string): string {
   return `signing:${purpose}:${kid}`;
 }
 
-async function newSigningKey(purpose: KeyPurpose): Promise<NewSigningKey> {
+/** A pair that nothing wraps yet. */
+export type NewSigningKey = Awaited<ReturnType<typeof newSigningKey>>;
+
+async function newSigningKey(purpose: KeyPurpose) {
   const pair = await generateKeyPair(SIGNING_ALGORITHM, { extractable: true });
   const publicJwk = await exportJWK(pair.publicKey);
   const kid = await calculateJwkThumbprint(publicJwk);
@@ -56,9 +51,12 @@ export const newSigningKeys = (): Promise<NewSigningKey[]> => Promise.all(PURPOS
 export async function storeSigningKeys(
   tx: Tx,
   made: readonly NewSigningKey[],
-  wrapping: { readonly masterKey: Uint8Array; readonly master_key_id: string; readonly now: number },
+  {
+    masterKey,
+    master_key_id,
+    now,
+  }: { readonly masterKey: Uint8Array; readonly master_key_id: string; readonly now: number },
 ): Promise<void> {
-  const { masterKey, master_key_id, now } = wrapping;
   const rows = made.map(({ purpose, kid, public_jwk, privateJwk }) => ({
     kid,
     purpose,
@@ -98,10 +96,7 @@ export async function makeFirstSigningKeys(
   });
 }
 
-/**
- * About a second later no gateway accepts a token that was made before, nor one that was forged with an earlier key: no key
- * is left that verifies it.
- */
+/** About a second later no key is left that verifies a token that was made before, or forged with an earlier key. */
 export async function replaceIssuerKey(store: Pick<Store, "write" | "clock">, masterKeys: MasterKeys): Promise<void> {
   const made = [await newSigningKey("issuer")];
   await store.write(async (tx) => {
@@ -123,13 +118,13 @@ export async function loadSigningKeys(
   known: { signingKey(purpose: KeyPurpose): SigningKey } | null,
 ) {
   const rows = await readRows(read);
-  const current = new Map<KeyPurpose, SigningKey>();
-  for (const purpose of PURPOSES) {
+  async function currentKey(purpose: KeyPurpose): Promise<SigningKey> {
     const row = inUse(rows, purpose);
     if (row === undefined) throw new Error(`there is no signing key for ${purpose}`);
     const before = known?.signingKey(purpose);
-    current.set(purpose, before?.kid === row.kid ? before : await openSigningKey(row, masterKeys));
+    return before?.kid === row.kid ? before : openSigningKey(row, masterKeys);
   }
+  const current = { issuer: await currentKey("issuer"), receipts: await currentKey("receipts") };
   const now = clock.now();
   // A day is for clocks that differ.
   const verifies = ({ retired_at }: SigningKeyRow) =>
@@ -137,11 +132,7 @@ export async function loadSigningKeys(
   const issuer = jwks(rows.filter((row) => row.purpose === "issuer" && verifies(row)));
   const all = jwks(rows);
   return {
-    signingKey(purpose: KeyPurpose): SigningKey {
-      const key = current.get(purpose);
-      if (key === undefined) throw new Error(`no signing key for ${purpose}`);
-      return key;
-    },
+    signingKey: (purpose: KeyPurpose): SigningKey => current[purpose],
     issuerJwks: () => issuer,
     /** Every public key, of retired signing keys too: what they signed can be checked for ever. */
     publicJwks: () => all,

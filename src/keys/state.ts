@@ -1,7 +1,7 @@
 // The state of all keys in the database, and which gateways have them. Every write that makes a key reads the one row of the
 // state under its lock, so no key is wrapped with a master key that a rotation has left behind. A rotation begins only when
 // each gateway that runs has the new master key. A gateway that was killed counts until its lease has run out.
-import { eq, gt, lte, sql } from "drizzle-orm";
+import { eq, gt, lte, notInArray, sql } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
 import type { Reader, Store, Tx } from "../storage/store.ts";
@@ -36,6 +36,16 @@ export async function changeState(
   return { ...state, ...changed };
 }
 
+/** Whether any key is wrapped with another master key than these. */
+export async function isWrappedByOthers({ db, tables }: Reader, ids: readonly string[]): Promise<boolean> {
+  for (const table of [tables.signingKeys, tables.tenantKeys]) {
+    const isOther = notInArray(table.master_key_id, [...ids]);
+    const [row] = await db.select({ id: table.master_key_id }).from(table).where(isOther).limit(1);
+    if (row !== undefined) return true;
+  }
+  return false;
+}
+
 /** @throws Fault `unavailable` when this process does not have that key */
 export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
   const key = masterKeys.find(id);
@@ -64,10 +74,7 @@ export function createHolder(store: Store, masterKeys: MasterKeys, replica: stri
   }
 
   return {
-    /**
-     * After this no rotation begins to a key that this gateway does not have.
-     * @throws StartupProblem when such a rotation has begun
-     */
+    /** After this no rotation begins to a key that this gateway lacks. @throws StartupProblem when one has begun */
     enter: () =>
       store.write(async (tx) => {
         const { master_key_id, version } = await lockState(tx);

@@ -166,12 +166,6 @@ export const AgentPage = Type.Object(
   { $id: "AgentPage", additionalProperties: false },
 );
 
-/** The stored form of tags, which are kept as JSON. */
-function encodeTags(tags: readonly string[]): string {
-  // Raw tabs can't stand inside a JSON string, so they mark where a tag starts: see tagNeedle.
-  return JSON.stringify(tags, null, "\t");
-}
-
 /** A text that the stored tags contain exactly when `tag` is one of them. */
 export function tagNeedle(tag: string): string {
   return `\t${JSON.stringify(tag)}`;
@@ -288,7 +282,8 @@ function checkUrl(url: string, rules: HostRules): void {
 function storedTags(tags: readonly string[]): string {
   if (tags.length > MAX.tags) throw invalidField("tags", `must be at most ${MAX.tags}`);
   for (const [index, tag] of tags.entries()) checkText(`tags.${index}`, tag, TAG);
-  return encodeTags(tags);
+  // Raw tabs can't stand inside a JSON string, so they mark where a tag starts: see tagNeedle.
+  return JSON.stringify(tags, null, "\t");
 }
 
 /** Any values: JSON writes U+0000 and lone surrogates as escapes, so they can be stored and come back. */

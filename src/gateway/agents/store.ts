@@ -244,10 +244,9 @@ const level = (row: string, now: string) =>
   `least(${row}.depth, ${row}.tokens + greatest(${now} - ${row}.filled_at, 0) * ${row}.rate / 1000000)`;
 
 /**
- * The statement that takes tokens from the buckets of a shared database, by the rule of `take` and the server's clock. An
- * agent without a row has a full bucket. The time is read when the row is locked, so it never runs back from one taker to
- * the next unless the clock was set: then the bucket stays as it is and fills up from there. A replica that does not know of
- * a PATCH yet takes from the bucket that came with it.
+ * Takes tokens from the buckets of a shared database, by the rule of `take` and the server's clock. An agent without a row has
+ * a full bucket. The time is read when the row is locked, so it never runs back unless the clock was set: then the bucket fills
+ * up from there. A replica that does not know of a PATCH yet takes from the bucket that came with it.
  * @param now what gives the time in microseconds; for tests
  */
 export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<Asked, Granted> {
@@ -295,9 +294,8 @@ function grantedOf(row: Readonly<Record<string, unknown>>): Granted {
 const ROWS_AT_ONCE = 1_000;
 
 /**
- * Deletes buckets that are full again, which mean the same as no row, and those of deleted agents. A bucket that was used a
- * moment ago stays, since a replica may not know of its PATCH yet. A locked bucket is skipped, so that the statement never
- * waits while it holds rows.
+ * Deletes buckets that are full again, which mean the same as no row, and those of deleted agents. One that was used a moment
+ * ago stays, since a replica may not know of its PATCH yet. It skips locked buckets, so that it never waits while it holds rows.
  */
 const forgetBuckets: SharedCounter<null, number> = {
   name: "forget buckets",
@@ -326,10 +324,8 @@ export async function removeFullBuckets({ isShared, execute }: Pick<Store, "isSh
 }
 
 /**
- * The rate limit of agents that several replicas call. A refusal is remembered until the next token comes, so a flood of
- * refused calls asks the database nothing. Calls that are asked for together come at one moment, so an agent's burst must be
- * as large as their number.
- * @param now milliseconds of a clock that never goes back
+ * For several replicas. A refusal is remembered until the next token comes, so a flood of refused calls asks the database nothing.
+ * Calls that are asked for together come at one moment, so an agent's burst must be as large as their number.
  */
 export function createSharedRateLimiter(
   execute: Store["execute"],

@@ -7,10 +7,7 @@ import { hasControls, textProblem } from "../../core/text.ts";
 import type { JsonAnswer, JsonLimits } from "../../http/client/fetch-json.ts";
 import { MAX } from "../../kernel/limits.ts";
 
-/**
- * Why a secret could not be resolved. The message is for the log: it names places and statuses, and never any part of a
- * secret. The caller of the agent learns only `credential_error`.
- */
+/** The message is for the log: it names places and statuses, and never any part of a secret. */
 export class CredentialFailure extends Error {
   override readonly name = "CredentialFailure";
 }
@@ -130,9 +127,6 @@ export type FetchJson = (
   limits: JsonLimits,
 ) => Promise<JsonAnswer>;
 
-const LIMITS: JsonLimits = { timeoutMs: 5_000, bytesMax: 64 * 1024 };
-const DEFAULT_KEY = "value";
-
 /**
  * The text under the key that `ref` names, from the key-value engine, version 2, of HashiCorp Vault or OpenBao; null when
  * there is no such secret. `GET /v1/<mount>/data/<path>` answers `{ data: { data: { … }, metadata: { … } } }`.
@@ -148,18 +142,13 @@ export async function readFromVault(
   const prefix = settings.prefix.replaceAll("{tenant}", encodeURIComponent(tenant));
   const path = ref.segments.map(encodeURIComponent).join("/");
   const url = `${settings.address.replace(/\/+$/, "")}/v1/${prefix}/${path}`;
-  const answer = await ask(fetchJson, url, await currentToken(settings));
+  const headers = { "x-vault-token": await currentToken(settings), "x-vault-request": "true" };
+  const answer = await fetchJson(url, headers, { timeoutMs: 5_000, bytesMax: 64 * 1024 }).catch((cause) => {
+    throw new CredentialFailure("vault gave no answer", { cause });
+  });
   if (answer.status === 404) return null;
   if (answer.status !== 200) throw new CredentialFailure(`vault answered ${answer.status}`);
-  return fieldOf(propertyOf(propertyOf(answer.body, "data"), "data"), ref.key ?? DEFAULT_KEY);
-}
-
-async function ask(fetchJson: FetchJson, url: string, token: string) {
-  try {
-    return await fetchJson(url, { "x-vault-token": token, "x-vault-request": "true" }, LIMITS);
-  } catch (cause) {
-    throw new CredentialFailure("vault gave no answer", { cause });
-  }
+  return fieldOf(propertyOf(propertyOf(answer.body, "data"), "data"), ref.key ?? "value");
 }
 
 /** @throws when the file can't be read */

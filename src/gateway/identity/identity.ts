@@ -63,8 +63,6 @@ interface Known {
   readonly keys: Keys;
   /** The newest revocation of the time when it was made. */
   readonly madeAfter: number;
-  /** The newest revocation that is known not to concern it. */
-  heldAgainst: number;
   /** When its `exp` has passed: milliseconds since the epoch. */
   readonly until: number;
 }
@@ -95,7 +93,7 @@ export function createIdentity(options: IdentityOptions) {
     const caller = readCaller(payload, claims);
     // jwtVerify has checked that `exp` is there.
     const until = ((payload.exp ?? 0) + SKEW_SECONDS) * 1000;
-    const entry = { caller, keys: used, until, madeAfter: madeAfter(payload), heldAgainst: Number.NaN };
+    const entry = { caller, keys: used, until, madeAfter: madeAfter(payload) };
     if (isRevoked(entry)) throw refused("revoked");
     known.set(caller.tenant, authorization, entry, authorization.length);
     return caller;
@@ -109,14 +107,8 @@ export function createIdentity(options: IdentityOptions) {
     return seen.caller;
   }
 
-  /** Looked up once for each token and revocation. */
-  function isRevoked(entry: Known): boolean {
-    const newest = revocations?.newest() ?? 0;
-    if (entry.heldAgainst === newest) return false;
-    const { tenant, user } = entry.caller;
-    if (revocations?.isRevoked(tenant, user, entry.madeAfter) === true) return true;
-    entry.heldAgainst = newest;
-    return false;
+  function isRevoked({ caller: { tenant, user }, madeAfter }: Known): boolean {
+    return revocations?.isRevoked(tenant, user, madeAfter) === true;
   }
 
   return {
@@ -169,10 +161,7 @@ function bearerToken(authorization: string): string {
   return token;
 }
 
-/**
- * Why no key could make the token valid. It is refused before any key is looked for: otherwise old tokens of a removed key
- * would make the gateway ask the issuer again and again.
- */
+/** Checked before any key is looked for: else old tokens of a removed key would make the gateway ask the issuer for ever. */
 function problemOf(token: string, issuer: Issuer, now: number): string | null {
   try {
     const { alg, typ } = decodeProtectedHeader(token);
@@ -260,10 +249,7 @@ function readCaller(payload: JWTPayload, claims: ClaimNames): Caller {
   return { tenant, user, scopes: new Set(readScopes(payload[claims.scope])) };
 }
 
-/**
- * A name that keeps its identity on its way through the database: unpaired surrogates of two tenants would be stored as the
- * same replacement character.
- */
+/** Unpaired surrogates of two tenants would be stored as the same replacement character. */
 export function isPrincipal(value: unknown): value is string {
   return (
     typeof value === "string" &&
@@ -452,10 +438,7 @@ export type LocalKeyring = Pick<
   "issuerJwks" | "isFresh" | "isUsable" | "refreshed" | "renewed" | "revocations"
 >;
 
-/**
- * The keys of the local issuer. They change when a command in another process rotates them, so a token with an unknown key
- * makes the gateway read the database once more. No token is accepted while its revocations have been unreadable for long.
- */
+/** The keys of the local issuer. A command in another process may rotate them, so an unknown key makes the database be read. */
 export function localKeys(keyring: LocalKeyring): IssuerKeySource {
   let jwks = keyring.issuerJwks();
   let keys: Keys = createLocalJWKSet(jwks);

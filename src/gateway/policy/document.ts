@@ -10,7 +10,7 @@ import type { Steps } from "../../kernel/turns.ts";
 import { createPace } from "../../kernel/turns.ts";
 
 /** Tool names may hold any control characters, and a rule must be able to name them. */
-const ENTRY = { min: 1, max: MAX.policyEntryCharacters, controls: true };
+export const ENTRY = { min: 1, max: MAX.policyEntryCharacters, controls: true };
 
 export const Action = Type.Union(
   POLICY_ACTIONS.map((action) => Type.Literal(action)),
@@ -26,13 +26,13 @@ const list = (description: string) =>
     }),
   );
 
-const threshold = (description: string) =>
+export const countField = (least: number, description: string) =>
   Type.Optional(
     Type.Integer({
-      minimum: 1,
+      minimum: least,
       maximum: Number.MAX_SAFE_INTEGER,
       description,
-      "x-expected": "an integer of at least 1",
+      "x-expected": `an integer of at least ${least}`,
     }),
   );
 
@@ -45,8 +45,9 @@ const Rule = Type.Object(
         tools: list(
           "Names of MCP tools; one `*` at the end matches what starts so. Only a `tools/call` of an mcp agent has a tool.",
         ),
-        max_body_bytes: threshold("Matches a request body of at least this many bytes."),
-        rate_per_min: threshold(
+        max_body_bytes: countField(1, "Matches a request body of at least this many bytes."),
+        rate_per_min: countField(
+          1,
           "Matches when the caller's calls to the agent in the last 60 seconds, this one included, are more.",
         ),
       },

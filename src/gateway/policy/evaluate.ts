@@ -153,11 +153,10 @@ export function keepCommon(set: RuleSet, other: RuleSet): void {
 
 /** The first rule of the set at or after `from`; -1 when there is none. */
 export function nextRule(set: RuleSet, from: number): number {
-  for (let at = from >>> 5; at < set.length; at++) {
-    // The bits before `from` are shifted out and in again as zeros.
-    const shift = at === from >>> 5 ? from & 31 : 0;
-    const word = ((set[at] ?? 0) >>> shift) << shift;
-    if (word !== 0) return 32 * at + 31 - Math.clz32(word & -word);
+  for (let at = from; at < 32 * set.length; at++) {
+    const word = set[at >>> 5] ?? 0;
+    if (word === 0) at |= 31;
+    else if ((word & (1 << (at & 31))) !== 0) return at;
   }
   return -1;
 }

@@ -103,11 +103,10 @@ const INPUT = inputRows<CallsOfCaller>({
 });
 
 /**
- * The statement that counts calls, to the microsecond of the server's clock, and gives how many there were in the last
- * minute with them. A row for each caller counts all of its calls, and a row for each time it called says how many those
- * were by then. The calls of the last minute are all calls less those counted in the newest row that is older, so a call
- * costs the same at any rate. While the statement waits for the row of a caller, others may add calls that it does not see,
- * but none that is over a minute old, and it only looks for those.
+ * Counts calls, to the microsecond of the server's clock, and gives how many there were in the last minute with them. A row for
+ * each caller counts all of its calls, and a row for each time it called says how many those were by then. The calls of the
+ * last minute are all calls less those counted in the newest row that is older, so a call costs the same at any rate. While the
+ * statement waits for the row of a caller, others may add calls that it does not see, but none that is over a minute old.
  * @param now what gives the time in microseconds; for tests
  */
 export function countCalls(now: string = NOW_MICROSECONDS): SharedCounter<CallsOfCaller, number> {
@@ -159,9 +158,8 @@ const ROWS_AT_ONCE = 1_000;
 const KEPT = 3 * WINDOW;
 
 /**
- * Deletes calls that nobody looks for any more, and those that a wrong clock has left in the future. A locked row is
- * skipped, so that the statement never waits while it holds rows. Both ends of the index are read in its order, and no
- * further: millions may have gathered.
+ * Deletes calls that nobody looks for any more, and those that a wrong clock has left in the future. It skips locked rows, so
+ * that it never waits while it holds rows. Both ends of the index are read in order: millions may have gathered.
  */
 const forgetCalls: SharedCounter<null, number> = {
   name: "forget calls",

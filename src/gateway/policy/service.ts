@@ -122,10 +122,9 @@ function createDecider({ log, clock }: PolicyDeps, rates: ObservedRates, cache: 
     },
 
     /**
-     * Counts a call and gives the decision on each of its messages, to be recorded; none when the tenant has no policy. When
-     * the call can't be counted, on_error decides.
-     * @throws Fault `unavailable` when the policy cannot be known, or on_error would deny the call and it is too late to
-     *   record that
+     * The decision on each message of a call, to be recorded; none when the tenant has no policy. When the call can't be
+     * counted, on_error decides.
+     * @throws Fault `unavailable` when the policy cannot be known, or a denial by on_error could not be recorded in time
      */
     async decide(call: PolicyCall): Promise<DecisionRow[]> {
       const policy = await cache.inForce(call.tenant).catch((error) => {
@@ -151,11 +150,7 @@ export function createPolicyService(deps: PolicyDeps) {
     recordNow: decisions.recordNow,
     record: decisions.record,
 
-    /**
-     * Which tools of an mcp agent are denied to everyone, whatever the size and rate of the call; null when the tenant has
-     * no policy.
-     * @throws Fault `unavailable` when the policy cannot be known
-     */
+    /** Which tools are denied to everyone, whatever a call's size and rate; null without a policy. @throws Fault `unavailable` */
     async deniedTools(tenant: string, agentId: string): Promise<((tool: string) => boolean) | null> {
       const policy = await cache.inForce(tenant);
       if (policy === null) return null;
@@ -302,7 +297,10 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
   const reading = new Set<string>();
   const few = createLimiter({ size: MAX.policiesCompiled, tooMany: "too many policies are being read" });
 
-  const isFresh = (last: CachedPolicy | undefined): last is CachedPolicy => last !== undefined && now() < last.until;
+  function fresh(tenant: string): CachedPolicy | undefined {
+    const entry = known.get(tenant);
+    return entry !== undefined && now() < entry.until ? entry : undefined;
+  }
 
   async function stored(tenant: string): Promise<CachedPolicy> {
     const until = now() + REMEMBERED_MS;
@@ -335,8 +333,7 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
   }
 
   const reads = createGathering(async (tenant: string) => {
-    const last = known.get(tenant);
-    const entry = isFresh(last) ? last : await read(tenant);
+    const entry = fresh(tenant) ?? (await read(tenant));
     return () => entry;
   });
 
@@ -354,21 +351,19 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
 
   return {
     /** The fast path of nearly every call: a policy that was read a moment ago; undefined when it has to be read. */
-    cached(tenant: string): KnownPolicy | null | undefined {
-      const last = known.get(tenant);
-      return isFresh(last) ? last.policy : undefined;
-    },
+    cached: (tenant: string): KnownPolicy | null | undefined => fresh(tenant)?.policy,
     /** The policy in force, null when the tenant has none. @throws Fault `unavailable` when that cannot be known */
     async inForce(tenant: string): Promise<KnownPolicy | null> {
-      const last = known.get(tenant);
-      if (isFresh(last)) return last.policy;
+      const kept = fresh(tenant);
+      if (kept !== undefined) return kept.policy;
+      const last = known.get(tenant)?.policy ?? null;
       try {
         const entry = reads.join(tenant, tenant);
         // How long a call waits for its policy if on_error can decide instead. An answer is due within 10 s, and the store
         // may take 9 s of those for the call itself.
-        return (await (last?.policy ? within(750, entry) : entry)).policy;
+        return (await (last === null ? entry : within(750, entry))).policy;
       } catch (cause) {
-        const before = known.get(tenant)?.policy ?? last?.policy ?? null;
+        const before = known.get(tenant)?.policy ?? last;
         if (before === null) {
           throw new Fault("unavailable", "the policy cannot be read now", { retryAfterSeconds: 5, cause });
         }
@@ -378,7 +373,7 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
     },
     /** Begins to read the policy for an `inForce` that follows, which reports a failure. */
     readAhead(tenant: string): void {
-      if (!isFresh(known.get(tenant))) reads.join(tenant, tenant).catch(() => {});
+      if (fresh(tenant) === undefined) reads.join(tenant, tenant).catch(() => {});
     },
     /** As it is stored now; null when the tenant has none. */
     newest: async (tenant: string): Promise<KnownPolicy | null> => (await read(tenant)).policy,

@@ -1,7 +1,6 @@
 // Finds out what the order of checks asks for, one fact after the other, until the call is refused or passes. The agent is
-// looked at again after each wait, so a call is judged by its latest state, and a call that is refused leaves nothing
-// behind. A call that was paid for but not made was accepted before: when its caller comes back, it is let in even if the
-// agent or the policy has changed since.
+// looked at again after each wait, so a call is judged by its latest state. A call that was paid for but not made was accepted
+// before: when its caller comes back, it is let in even if the agent or the policy has changed since.
 
 import { and, eq } from "drizzle-orm";
 import type { Caller } from "../../core/call.ts";

@@ -15,13 +15,7 @@ import { type CallBody, hashOf, startOf, wholeOf } from "../../wire/body.ts";
 import { parseRpcMessages, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
-import {
-  type Claims,
-  claim,
-  type InvocationKey,
-  type InvocationRow,
-  type PendingCall,
-} from "../invocations/service.ts";
+import { type Claims, claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
 import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
 import { leadsBack } from "../streaming/response.ts";
 import type { OpenedCall, OpenedConnection, StreamLimits, StreamPermit, Streams } from "../streaming/streams.ts";
@@ -173,10 +167,7 @@ async function sessionOf(options: StreamRoutesOptions, { caller, agentId, header
   return { ids, session };
 }
 
-/**
- * MCP demands this against DNS rebinding, which forges the request's own host.
- * @throws Fault `denied` for a page of another origin
- */
+/** MCP demands this against DNS rebinding, which forges the request's own host. @throws Fault `denied` */
 function checkOrigin({ publicUrl, allowedOrigins, port }: StreamRoutesOptions, origin: string | null): void {
   if (origin === null || allowedOrigins.includes(origin)) return;
   const own = publicUrl === null ? OWN_HOSTS.map((host) => `http://${host}:${port()}`) : [new URL(publicUrl).origin];
@@ -248,10 +239,7 @@ export interface AdmitStreamOptions extends GatherOptions, Pick<RecordOptions, "
   readonly stopping: AbortSignal;
 }
 
-/**
- * Accepts a call that is to be made at once.
- * @throws Fault of every kind that the order of checks names; those that come after the record carry its ID
- */
+/** @throws Fault of every kind that the order of checks names; those that come after the record carry its ID */
 async function admitStream(options: AdmitStreamOptions, call: StreamCall) {
   const checked = await gatherCall(options, call, STREAMED);
   const { agent, parsed, body, earlier } = checked;
@@ -343,10 +331,7 @@ interface WaitingCall {
   readonly place: StreamPermit | null;
 }
 
-/**
- * Claims a paid call, unless another request has.
- * @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made, or given up
- */
+/** @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made, given up or taken */
 async function take(
   options: AdmitStreamOptions,
   call: StreamCall,
@@ -377,7 +362,7 @@ function claimAs(
   { signal }: StreamCall,
   key: InvocationKey,
   token: string,
-): Promise<PendingCall | null> {
+) {
   const isOver = () => signal.aborted || stopping.aborted;
   return untilStored(() => {
     // The call is not claimed for a caller who has gone, so the same payment can still resume it.
@@ -418,10 +403,7 @@ function openedOf(
   return { ...held, ...request, capture, receipt, listsTools, responseHeaders };
 }
 
-/**
- * A GET or DELETE to an mcp agent. It is part of the connection, so it is neither judged nor paid for.
- * @throws Fault `method_not_allowed` when the agent is not an mcp agent; otherwise like the checks of a call
- */
+/** @throws Fault `method_not_allowed` when the agent is not an mcp agent; otherwise like the checks of a call */
 async function admitConnection(
   options: AdmitStreamOptions,
   request: StreamRequest,

@@ -57,11 +57,7 @@ export interface StreamExchange {
   ended(how: Ended): Promise<void>;
 }
 
-/**
- * The head of the answer.
- * @param sent called when the body has been sent, which may be after the head has come
- * @throws the errors that `upstreamFailureOf` knows
- */
+/** @param sent called when the body has been sent, which may be after the head. @throws what `upstreamFailureOf` knows */
 export async function headOf(
   deps: ExchangeDeps,
   { opened, timeouts, recorder, method, own, isOurs }: StreamExchange,
@@ -73,7 +69,9 @@ export async function headOf(
   signal.throwIfAborted();
   const { credential_ref: ref } = opened;
   const credential = ref === null ? null : await unlessAborted(signal, credentialOf(deps, opened, ref, signal));
-  if (!(await unlessAborted(signal, isOurs()))) throw endedElsewhere();
+  if (!(await unlessAborted(signal, isOurs()))) {
+    throw new CallError("internal", "ended elsewhere", "the call was ended before it was made");
+  }
   const headers = [...opened.headers, ...own, ...credentialHeaders(credential)];
   recorder.dialled();
   const { url, tenant } = opened;
@@ -102,10 +100,6 @@ async function credentialOf(
   }
 }
 
-function endedElsewhere(): CallError {
-  return new CallError("internal", "ended elsewhere", "the call was ended before it was made");
-}
-
 export async function answerOf(
   { filterMemory, decoders }: ExchangeDeps,
   exchange: StreamExchange,
@@ -117,11 +111,7 @@ export async function answerOf(
   const isEvents = isEventStream(response);
   // Proxies before the gateway are asked to hold nothing back (MCP, streamable HTTP).
   if (isEvents && method === "POST") headers.set("x-accel-buffering", "no");
-  const chunks = await decodedChunks(response, {
-    timeouts,
-    decodedFor: decodedForExchange(decoders, opened),
-    isEvents,
-  });
+  const chunks = await decodedChunks(response, timeouts, decodedForExchange(decoders, opened), isEvents);
   const body = relayBody({
     chunks,
     // A decoder may use its memory again.
@@ -263,10 +253,7 @@ export interface RelayOptions {
   ended(how: Ended): Promise<void>;
 }
 
-/**
- * Between the break of an answer and its error, so that the bytes before it are written. One millisecond is enough, except
- * on a busy machine.
- */
+/** Between the break of an answer and its error. One millisecond is enough, except on a busy machine. */
 const FLUSH_MS = 100;
 
 const OPENING = Buffer.from(":\n\n");
@@ -276,18 +263,17 @@ const LINE_FEED = 0x0a;
 /** An encoded event stream that is silent for so long has its head answered anyway. */
 const FIRST_WAIT_MS = 50;
 
-interface DecodedOptions {
-  readonly timeouts: ExchangeTimeouts;
-  readonly decodedFor: DecodedFor;
-  readonly isEvents: boolean;
-}
-
 /**
  * The body of an answer, decoded. For an encoded body this waits for the first decoded bytes: until then the gateway can
  * still answer the caller with an error.
  * @throws Undecodable; the reason of the signal
  */
-async function decodedChunks(response: Answer, { timeouts, decodedFor, isEvents }: DecodedOptions): Promise<Chunks> {
+async function decodedChunks(
+  response: Answer,
+  timeouts: ExchangeTimeouts,
+  decodedFor: DecodedFor,
+  isEvents: boolean,
+): Promise<Chunks> {
   const { signal } = timeouts;
   const chunks = bodyChunks(response, { maxBytes: Number.MAX_SAFE_INTEGER, signal, decodedFor });
   if (!isEncoded(response.headers)) return chunks;
@@ -390,7 +376,7 @@ export function relayBody({
         try {
           await pull(controller);
         } catch (error) {
-          await breakOff(controller, howOf(error));
+          await breakOff(controller, error instanceof OutboundError ? "broken" : "failed");
         }
       },
       cancel() {
@@ -401,10 +387,6 @@ export function relayBody({
     },
     { highWaterMark: 0 },
   );
-}
-
-function howOf(error: unknown): Ended {
-  return error instanceof OutboundError ? "broken" : "failed";
 }
 
 function nextOf(chunks: Chunks): Promise<IteratorResult<Uint8Array, void>> {

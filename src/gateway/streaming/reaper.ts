@@ -47,7 +47,14 @@ export function createReaper(options: ReaperOptions): () => Promise<InvocationKe
     // Callers could not reach this process while it was paused, so a pause does not count.
     const passed = Math.min(monotonic() - lookedAt, PAUSE_MS_MAX);
     lookedAt = monotonic();
-    const rows = await waitingCalls(store);
+    const { openInvocations: t } = store.read.tables;
+    const rows = await store.read.db
+      .select({ tenant: t.tenant, id: t.id, updated_at: t.updated_at })
+      .from(t)
+      // Same condition as the partial index on these calls.
+      .where(and(sql`${t.status} = 'pending'`, sql`${t.mode} = 'streaming'`, paidFor(t)))
+      .orderBy(asc(t.updated_at))
+      .limit(CALLS_AT_ONCE);
     const before = known;
     known = new Map();
     return rows.filter(({ id, updated_at }) => {
@@ -86,18 +93,4 @@ async function isUnchanged(
     .where(and(eq(t.tenant, tenant), eq(t.id, id), eq(t.updated_at, updated_at)))
     .returning({ id: t.id });
   return rows.length > 0;
-}
-
-function waitingCalls({ read }: Store): Promise<UnclaimedCall[]> {
-  const { openInvocations: t } = read.tables;
-  return (
-    read.db
-      .select({ tenant: t.tenant, id: t.id, updated_at: t.updated_at })
-      .from(t)
-      // Same condition as the partial index on these calls.
-      .where(and(sql`${t.status} = 'pending'`, sql`${t.mode} = 'streaming'`, paidFor(t)))
-      .orderBy(asc(t.updated_at))
-      .limit(CALLS_AT_ONCE)
-      .execute()
-  );
 }

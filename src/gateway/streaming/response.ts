@@ -1,8 +1,6 @@
-// A streamed answer: the headers with which it goes on, and the record that is made while its body passes.
-//
-// The headers are the upstream's, but for those of its connection, those in which the gateway itself speaks, and those that
-// would speak for the gateway: to the caller about the whole origin, which is the gateway's and no single upstream's, or to
-// the proxies that stand before it.
+// A streamed answer: the headers with which it goes on, and the record that is made while its body passes. The headers are the
+// upstream's, but for those of its connection, those in which the gateway itself speaks, and those that would speak for the
+// gateway: to the caller about the whole origin, which is no single upstream's, or to the proxies that stand before it.
 import { createHash } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
@@ -113,8 +111,7 @@ const API = "/v1/";
 const SOMEWHERE = "http://gateway.invalid";
 
 /**
- * Whether a `Location` leads to the gateway's own API. A client that follows redirects would make that request with its own
- * token, which is not an upstream's to use.
+ * Whether a `Location` leads to the gateway's own API: a client that follows it would send its own token there.
  * @param hosts under which callers know the gateway
  */
 export function leadsBack(location: string, hosts: readonly string[]): boolean {

@@ -41,10 +41,7 @@ export interface OpenedConnection extends OpenedRequest {
   readonly place: StreamPermit;
 }
 
-/**
- * A running invocation. The holder of this makes the call and must end it. The body is not part of it, so that its memory is
- * free as soon as it has been sent.
- */
+/** A running invocation, which its holder must end. Its body is apart, so that its memory is free when it has been sent. */
 export interface OpenedCall extends OpenedRequest {
   readonly place: StreamPermit;
   readonly key: InvocationKey;
@@ -257,11 +254,6 @@ function faultOf({ kind, message }: UpstreamFailure, cause: unknown, headers: Re
   });
 }
 
-/** A paid call that was stopped before the upstream was dialled stays pending, and its caller may come back for it. */
-function isStillResumable({ isResumable }: OpenedCall, { latency_ms, error_class }: Ending): boolean {
-  return isResumable && latency_ms === null && STOPPED_CLASSES.has(error_class);
-}
-
 /** Ends the record of a call, or gives it back to its caller. Never rejects. */
 async function conclusionOf(
   deps: StreamsDeps,
@@ -269,7 +261,9 @@ async function conclusionOf(
   ending: Ending,
   givenUp: AbortSignal,
 ): Promise<void> {
-  if (!isStillResumable(opened, ending)) return recordEnd(deps, opened, ending, () => givenUp.aborted);
+  // A paid call that was stopped before the upstream was dialled stays pending, and its caller may come back for it.
+  const isStopped = ending.latency_ms === null && STOPPED_CLASSES.has(ending.error_class);
+  if (!opened.isResumable || !isStopped) return recordEnd(deps, opened, ending, () => givenUp.aborted);
   const { store, clock, claims } = deps;
   const { key, token } = opened;
   // If this write fails, the regular comparison of claims with the database gives the claim back.
@@ -277,9 +271,8 @@ async function conclusionOf(
   await store.write((tx) => release(tx, key, token, clock.now())).catch(() => {});
 }
 
-// Concurrency limits. Each agent has as many places for calls as on the transactional path, counted apart, so that neither
-// path holds up the other. Messages that are not calls (a notification, the answer to a question of a running call, an event
-// stream) have places of their own: a call that waits for them can't keep them out.
+// Concurrency limits. Places for calls are counted apart from the transactional path's, so that neither holds up the other.
+// Messages that are not calls have places of their own: a call that waits for one of them can't keep it out.
 
 export interface StreamLimitsOptions {
   /** Calls of one agent at once; a function where that changes. */
@@ -300,8 +293,7 @@ export function createStreamLimits({ agentConcurrency, stopping, waitMs = MAX.st
       (isCall ? calls : others).take(tenant, agentId, signal),
     raised: (): Promise<void> => calls.raised(),
     /**
-     * A place for a call that was accepted before. If all places are taken it gets one outside the limit, so it neither
-     * waits nor takes the place of another call.
+     * A place for a call that was accepted before: beside the limit if all are taken, so it neither waits nor displaces another.
      * @throws Fault `unavailable` when the tenant has very many of them
      */
     forResumed(tenant: string, agentId: string): StreamPermit {
@@ -315,12 +307,10 @@ export function createStreamLimits({ agentConcurrency, stopping, waitMs = MAX.st
 
 export type StreamLimits = ReturnType<typeof createStreamLimits>;
 
-interface Waits {
-  readonly waitMs: number;
-  readonly stopping: AbortSignal;
-}
-
-function createPlaces(size: Pick<FairShareOptions, "size" | "agentMax">, { waitMs, stopping }: Waits) {
+function createPlaces(
+  size: Pick<FairShareOptions, "size" | "agentMax">,
+  { waitMs, stopping }: { readonly waitMs: number; readonly stopping: AbortSignal },
+) {
   const queue = createFairQueue(createFairShare(size));
   const waiting = createFairShare({ size: MAX.streamsWaiting, agentMax: MAX.agentStreamsWaiting });
 

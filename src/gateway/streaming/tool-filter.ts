@@ -113,8 +113,9 @@ export function filterEvents(options: FilterOptions): (chunks: Chunks) => Chunks
         () => null,
         (error: unknown) => ({ error }),
       );
-      const passed = events.passed();
-      if (passed.length > 0) yield passed;
+      const { passed } = events;
+      if (passed.all().length > 0) yield passed.all();
+      passed.clear();
       if (problem !== null) throw problem.error;
     }
     try {
@@ -187,12 +188,8 @@ function createEventFilter({ isDenied, bytesMax, memory }: FilterOptions) {
       reader.finish();
       if (ended !== null) yield* writeEnded();
     },
-    /** What has passed since it was asked for. */
-    passed(): Uint8Array {
-      const all = passed.all();
-      passed.clear();
-      return all;
-    },
+    /** What has passed by now. */
+    passed,
     clear(): void {
       for (const held of [data, others, passed]) held.clear();
     },
