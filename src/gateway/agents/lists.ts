@@ -165,8 +165,17 @@ async function bySearch(
   q: string,
   callerSignal: AbortSignal | undefined,
 ): Promise<FoundAgents> {
-  const { limit, offset } = filter;
-  const search = searchOf(reader, tenant, filter, q);
+  const { status, protocol, tag, limit, offset } = filter;
+  const { agentSearch: t } = reader.tables;
+  const search: AgentSearch = {
+    along: and(eq(t.tenant, tenant), eq(t.inactive, status === "inactive")),
+    matches: and(
+      status === null ? undefined : eq(t.status, status),
+      protocol === null ? undefined : eq(t.protocol, protocol),
+      tag === null ? undefined : contains(t.tags, tagNeedle(tag)),
+      contains(t.text, fold(q)),
+    ),
+  };
   const ids: string[] = [];
   let total = 0;
   for (let below: string | null = LAST_ID; below !== null && !callerSignal?.aborted; ) {
@@ -184,19 +193,6 @@ interface AgentSearch {
   /** The entries that are searched: all inactive ones, or all others. */
   readonly along: SQL | undefined;
   readonly matches: SQL | undefined;
-}
-
-function searchOf({ tables: { agentSearch: t } }: Reader, tenant: string, filter: AgentFilter, q: string): AgentSearch {
-  const { status, protocol, tag } = filter;
-  return {
-    along: and(eq(t.tenant, tenant), eq(t.inactive, status === "inactive")),
-    matches: and(
-      status === null ? undefined : eq(t.status, status),
-      protocol === null ? undefined : eq(t.protocol, protocol),
-      tag === null ? undefined : contains(t.tags, tagNeedle(tag)),
-      contains(t.text, fold(q)),
-    ),
-  };
 }
 
 type SearchColumn = Reader["tables"]["agentSearch"]["tags" | "text"];

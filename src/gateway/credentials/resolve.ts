@@ -43,7 +43,7 @@ export function createCredentialResolver(deps: ResolverDeps) {
     const { auth_type } = stored;
     if (auth_type === "none") return { header: null, version: String(stored.version) };
     const secret = await open(tenant, credentialId, stored);
-    return { header: requireHeader(auth_type, secret), version: `${stored.version}-${fingerprint(secret)}` };
+    return { header: credentialHeader(auth_type, secret), version: `${stored.version}-${fingerprint(secret)}` };
   };
 }
 
@@ -57,7 +57,7 @@ export function createSecretReader(deps: ResolverDeps) {
     return {
       secret,
       /** The header of its `auth_type`; null for `none`. @throws CredentialFailure when no header can carry it */
-      header: () => (auth_type === "none" ? null : requireHeader(auth_type, secret)),
+      header: () => (auth_type === "none" ? null : credentialHeader(auth_type, secret)),
     };
   };
 }
@@ -73,18 +73,14 @@ async function requireSecret(deps: ResolverDeps, tenant: string, id: string, url
 /** Visible ASCII, with blanks only inside: it arrives unchanged and cannot end the header. */
 const HEADER_SAFE = /^[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?$/;
 
-/** The header that carries the secret; undefined when no header can. */
-export function credentialHeader(authType: Exclude<AuthType, "none">, secret: string): CredentialHeader | undefined {
-  if (!HEADER_SAFE.test(secret)) return undefined;
+/** The header that carries the secret. @throws CredentialFailure when no header can */
+export function credentialHeader(authType: Exclude<AuthType, "none">, secret: string): CredentialHeader {
+  if (!HEADER_SAFE.test(secret)) {
+    throw new CredentialFailure("the secret can't be a header: it is empty or not plain visible ASCII");
+  }
   return authType === "bearer"
     ? { name: "authorization", value: `Bearer ${secret}` }
     : { name: "x-api-key", value: secret };
-}
-
-function requireHeader(authType: Exclude<AuthType, "none">, secret: string): CredentialHeader {
-  const header = credentialHeader(authType, secret);
-  if (header !== undefined) return header;
-  throw new CredentialFailure("the secret can't be a header: it is empty or not plain visible ASCII");
 }
 
 function secretOpener(deps: ResolverDeps) {

@@ -79,7 +79,15 @@ export async function readFromDirectory(dir: string, tenant: string, ref: VaultR
     throw new CredentialFailure("a secret's file lies outside the tenant's folder");
   }
   const text = await readTextFile(path);
-  return ref.key === null ? text.replace(/\r?\n$/, "") : fieldOf(parsed(text), ref.key);
+  if (ref.key === null) return text.replace(/\r?\n$/, "");
+  let parsed: unknown;
+  try {
+    parsed = JSON.parse(text);
+  } catch {
+    // The parser's own message may quote the text.
+    throw new CredentialFailure("a secret's file is not JSON, and its reference names a field");
+  }
+  return fieldOf(parsed, ref.key);
 }
 
 const MISSING = ["ENOENT", "ENOTDIR", "ENAMETOOLONG"];
@@ -90,15 +98,6 @@ async function resolved(path: string): Promise<string | null> {
   } catch (cause) {
     if (cause instanceof Error && "code" in cause && MISSING.some((code) => code === cause.code)) return null;
     throw new CredentialFailure("a secret's path can't be followed", { cause });
-  }
-}
-
-function parsed(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    // The parser's own message may quote the text.
-    throw new CredentialFailure("a secret's file is not JSON, and its reference names a field");
   }
 }
 

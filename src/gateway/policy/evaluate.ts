@@ -28,6 +28,7 @@ export interface EvaluatedCall {
 /** The least call: no `tools/call` has an empty body, and each counts itself in the rate. */
 const BYTES_LEAST = 1;
 const RATE_LEAST = 1;
+const ANY_RATE = -1;
 
 /** Without a threshold in the document, the value here matches every call. */
 interface CompiledRule {
@@ -43,8 +44,8 @@ export interface CompiledPolicy {
   readonly rules: readonly CompiledRule[];
   readonly agents: Names;
   readonly tools: Names;
-  /** The rules that ask for the rate; null when none does. */
-  readonly onRate: RuleSet | null;
+  /** Whether any rule asks for the rate. */
+  readonly isOnRate: boolean;
 }
 
 export function* compile(document: Pick<PolicyReplace, "default" | "rules">): Steps<CompiledPolicy> {
@@ -58,39 +59,23 @@ export function* compile(document: Pick<PolicyReplace, "default" | "rules">): St
     withDefault.map(({ match }) => match.tools ?? []),
     pace,
   );
-  const rules = withDefault.map((rule, at): CompiledRule => {
-    const verdict = at === document.rules.length ? defaultVerdict(rule) : ruleVerdict(rule, at + 1);
-    const { max_body_bytes: bytes_min = 0, rate_per_min: rate_above = -1 } = rule.match;
-    return { verdict, bytes_min, rate_above };
+  const rules = withDefault.map(({ action, match }, at): CompiledRule => {
+    const matched_rule = at === document.rules.length ? null : at + 1;
+    const reason = `${matched_rule === null ? "default" : `rule ${matched_rule}`}: ${action}`;
+    const { max_body_bytes: bytes_min = 0, rate_per_min: rate_above = ANY_RATE } = match;
+    return { verdict: { action, matched_rule, reason }, bytes_min, rate_above };
   });
-  return { rules, agents, tools, onRate: rulesOnRate(withDefault) };
-}
-
-function rulesOnRate(rules: readonly Rule[]): RuleSet | null {
-  const onRate = createRuleSet(rules.length);
-  let hasAny = false;
-  for (const [at, { match }] of rules.entries()) {
-    if (match.rate_per_min === undefined) continue;
-    addRule(onRate, at);
-    hasAny = true;
-  }
-  return hasAny ? onRate : null;
+  return { rules, agents, tools, isOnRate: rules.some(({ rate_above }) => rate_above !== ANY_RATE) };
 }
 
 /** Whether a rule asks for the rate of calls to the agent. */
-export function asksForRate({ agents, onRate }: CompiledPolicy, agentId: string): boolean {
-  if (onRate === null) return false;
-  const rules = agents.rulesOf(agentId);
-  keepCommon(rules, onRate);
-  return nextRule(rules, 0) !== -1;
-}
-
-function ruleVerdict({ action }: Rule, position: number): PolicyVerdict {
-  return { action, matched_rule: position, reason: `rule ${position}: ${action}` };
-}
-
-function defaultVerdict({ action }: Rule): PolicyVerdict {
-  return { action, matched_rule: null, reason: `default: ${action}` };
+export function asksForRate({ rules, agents, isOnRate }: CompiledPolicy, agentId: string): boolean {
+  if (!isOnRate) return false;
+  const named = agents.rulesOf(agentId);
+  for (let at = nextRule(named, 0); at !== -1; at = nextRule(named, at + 1)) {
+    if (rules[at]?.rate_above !== ANY_RATE) return true;
+  }
+  return false;
 }
 
 function hasReached(rule: CompiledRule, { body_bytes, rate }: Pick<EvaluatedCall, "body_bytes" | "rate">): boolean {

@@ -122,7 +122,13 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
     leave();
   }
   const seconds = waitSeconds(headers);
-  if (seconds > 0) await waitFor(options, { tenant: caller.tenant, id }, seconds, request.signal);
+  if (seconds > 0) {
+    const look = () => findInvocation(options.store.read, caller.tenant, id);
+    // The call is accepted, so its caller must get the ID even if the store fails during the wait.
+    await options.completionWaiters
+      .wait({ tenant: caller.tenant, id }, seconds, request.signal, look)
+      .catch(() => null);
+  }
   // An ID needs no escape in JSON.
   return jsonText("accepted", `{"invocation_id":"${id}"}`, answered);
 }
@@ -158,17 +164,6 @@ async function recall({ store, payments }: ProxyRoutesOptions, tenant: string, i
   const { mode } = await findInvocation(store.read, tenant, id);
   if (mode === "streaming") throw otherPath(id);
   return payments.recall(tenant, id);
-}
-
-/** The call is accepted, so its caller must get the ID even if the store fails during the wait. */
-async function waitFor(
-  { store, completionWaiters }: ProxyRoutesOptions,
-  key: InvocationKey,
-  seconds: number,
-  signal: AbortSignal,
-): Promise<void> {
-  const look = () => findInvocation(store.read, key.tenant, key.id);
-  await completionWaiters.wait(key, seconds, signal, look).catch(() => null);
 }
 
 /** The fast path of POST /v1/proxy/:id for all but odd spellings of its path. */
