@@ -10,8 +10,6 @@ import type { MasterKeys } from "./master-keys.ts";
 export type KeyringState = Reader["tables"]["keyring"]["$inferSelect"];
 
 const ONE = 1;
-const LOCK = "keyring:";
-const RETRY_AFTER_SECONDS = 10;
 
 export async function readState({ db, tables: { keyring } }: Reader): Promise<KeyringState> {
   const [state] = await db.select().from(keyring).where(eq(keyring.one, ONE));
@@ -21,7 +19,7 @@ export async function readState({ db, tables: { keyring } }: Reader): Promise<Ke
 
 /** Nobody else changes the state or makes a key until this write has ended. */
 export async function lockState(tx: Tx): Promise<KeyringState> {
-  await tx.lock(LOCK);
+  await tx.lock("keyring:");
   return readState(tx);
 }
 
@@ -51,7 +49,7 @@ export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
   const key = masterKeys.find(id);
   if (key !== null) return key;
   throw new Fault("unavailable", "a key can't be opened at the moment", {
-    retryAfterSeconds: RETRY_AFTER_SECONDS,
+    retryAfterSeconds: 10,
     cause: new Error(`there is no master key ${id} here`),
   });
 }

@@ -51,12 +51,12 @@ export class EventStreamReader {
 
   /** @param bytes UTF-8 without a byte order mark */
   feed(bytes: Uint8Array): void {
-    for (let at = 0; at < bytes.length; ) at += this.feedEvent(bytes.subarray(at));
+    for (let at = 0; at < bytes.length; ) at = this.feedEvent(bytes, at);
   }
 
-  /** Reads the bytes up to the end of an event. @returns how many it has read */
-  feedEvent(bytes: Uint8Array): number {
-    let at = 0;
+  /** Reads on up to the end of an event. @returns where to go on */
+  feedEvent(bytes: Uint8Array, from = 0): number {
+    let at = from;
     while (at < bytes.length) {
       const byte = bytes[at] ?? 0;
       const isPaired = this.#isAfterReturn && byte === LF;

@@ -222,12 +222,6 @@ export interface Asked {
   readonly count: number;
 }
 
-interface Granted {
-  readonly count: number;
-  /** Until there is a token again. */
-  readonly waitMs: number;
-}
-
 /** A rate beyond these would leave the range of the server's numbers. */
 const [RATE_MIN, RATE_MAX] = [1e-15, 1e15];
 
@@ -286,7 +280,10 @@ export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<Asked,
   };
 }
 
-function grantedOf(row: Readonly<Record<string, unknown>>): Granted {
+type Granted = ReturnType<typeof grantedOf>;
+
+/** So many tokens, and how long it takes until there is one again. */
+function grantedOf(row: Readonly<Record<string, unknown>>) {
   const missing = 1 - Number(row["tokens"]);
   return { count: Number(row["granted"]), waitMs: Math.max(missing / Number(row["rate"]), 0) * 1000 };
 }
@@ -297,25 +294,31 @@ const ROWS_AT_ONCE = 1_000;
  * Deletes buckets that are full again, which mean the same as no row, and those of deleted agents. One that was used a moment
  * ago stays, since a replica may not know of its PATCH yet. It skips locked buckets, so that it never waits while it holds rows.
  */
-const forgetBuckets: SharedCounter<null, number> = {
-  name: "forget buckets",
-  kind: "counter",
-  tenantOf: () => FOR_ALL,
-  bytesOf: () => 0,
-  postgres: {
-    text: `with clock as materialized (select ${NOW_MICROSECONDS} as now), forgotten as (
-        delete from agent_buckets where ctid = any(array(
-          select b.ctid from agent_buckets b, clock
-          where abs(clock.now - b.filled_at) > 60000000 and (
-            ${level("b", "clock.now")} >= b.depth or not exists (
-              select from agents a where a.tenant = b.tenant and a.id = b.agent_id and a.deleted_at is null))
-          limit ${ROWS_AT_ONCE} for update of b skip locked))
-        returning 1)
-      select count(*) as rows from forgotten`,
-    valuesOf: () => [],
-    outputsOf: (inputs, [row]) => inputs.map(() => Number(row?.["rows"])),
-  },
-};
+const forgetBuckets = cleaning(
+  "forget buckets",
+  `with clock as materialized (select ${NOW_MICROSECONDS} as now), forgotten as (
+     delete from agent_buckets where ctid = any(array(
+       select b.ctid from agent_buckets b, clock
+       where abs(clock.now - b.filled_at) > 60000000 and (
+         ${level("b", "clock.now")} >= b.depth or not exists (
+           select from agents a where a.tenant = b.tenant and a.id = b.agent_id and a.deleted_at is null))
+       limit ${ROWS_AT_ONCE} for update of b skip locked))
+     returning 1)
+   select count(*) as rows from forgotten`,
+);
+
+/** A statement of a shared database that deletes rows which nobody needs, and says how many in `rows`. */
+export function cleaning(name: string, text: string): SharedCounter<null, number> {
+  const outputsOf = (inputs: readonly null[], [row]: readonly Readonly<Record<string, unknown>>[]) =>
+    inputs.map(() => Number(row?.["rows"]));
+  return {
+    name,
+    kind: "counter",
+    tenantOf: () => FOR_ALL,
+    bytesOf: () => 0,
+    postgres: { text, valuesOf: () => [], outputsOf },
+  };
+}
 
 /** Removes the rows that buckets have left behind. */
 export async function removeFullBuckets({ isShared, execute }: Pick<Store, "isShared" | "execute">): Promise<void> {

@@ -328,7 +328,7 @@ export interface IssuerKeySource {
   renewed(used: Keys): Promise<Keys | null>;
 }
 
-export function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
+function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
   const { log, now = () => performance.now() } = options;
   let keys: Keys | null = null;
   let freshUntil = Number.NEGATIVE_INFINITY;
@@ -439,7 +439,7 @@ export type LocalKeyring = Pick<
 >;
 
 /** The keys of the local issuer. A command in another process may rotate them, so an unknown key makes the database be read. */
-export function localKeys(keyring: LocalKeyring): IssuerKeySource {
+function localKeys(keyring: LocalKeyring): IssuerKeySource {
   let jwks = keyring.issuerJwks();
   let keys: Keys = createLocalJWKSet(jwks);
   function current(): Keys {

@@ -9,7 +9,8 @@ import { createGathering } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { within } from "../../storage/failures.ts";
-import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCounter, type Store } from "../../storage/store.ts";
+import { inputRows, NOW_MICROSECONDS, type SharedCounter, type Store } from "../../storage/store.ts";
+import { cleaning } from "../agents/store.ts";
 
 export const RATE_WINDOW_MS = 60_000;
 
@@ -86,10 +87,8 @@ function forget(calls: CallTimes, until: number): void {
   }
 }
 
-interface CallsOfCaller extends CallingUser {
-  /** New calls. */
-  readonly count: number;
-}
+/** New calls of a caller. */
+type CallsOfCaller = CallingUser & { readonly count: number };
 
 const WINDOW = RATE_WINDOW_MS * 1000;
 /** A clock that was set back by more restarts the minute. A smaller difference could be that of two servers' clocks. */
@@ -161,33 +160,26 @@ const KEPT = 3 * WINDOW;
  * Deletes calls that nobody looks for any more, and those that a wrong clock has left in the future. It skips locked rows, so
  * that it never waits while it holds rows. Both ends of the index are read in order: millions may have gathered.
  */
-const forgetCalls: SharedCounter<null, number> = {
-  name: "forget calls",
-  kind: "counter",
-  tenantOf: () => FOR_ALL,
-  bytesOf: () => 0,
-  postgres: {
-    text: `with clock as materialized (select (extract(epoch from statement_timestamp()) * 1000000)::bigint as now), old as (
-        delete from caller_calls where ctid = any(
-          array(
-            select ctid from caller_calls where at < (select now from clock) - ${KEPT}
-            order by at limit ${ROWS_AT_ONCE} for update skip locked)
-          || array(
-            select ctid from caller_calls where at > (select now from clock) + ${WINDOW}
-            order by at desc limit ${ROWS_AT_ONCE} for update skip locked))
-        returning tenant, agent_id, user_name
-      ), idle as (
-        delete from caller_rates where ctid = any(array(
-          select c.ctid from caller_rates c
-          where (c.tenant, c.agent_id, c.user_name) in (select tenant, agent_id, user_name from old)
-            and (c.at < (select now from clock) - ${KEPT} or c.at > (select now from clock) + ${WINDOW})
-          for update skip locked))
-      )
-      select count(*) as rows from old`,
-    valuesOf: () => [],
-    outputsOf: (inputs, [row]) => inputs.map(() => Number(row?.["rows"])),
-  },
-};
+const forgetCalls = cleaning(
+  "forget calls",
+  `with clock as materialized (select (extract(epoch from statement_timestamp()) * 1000000)::bigint as now), old as (
+     delete from caller_calls where ctid = any(
+       array(
+         select ctid from caller_calls where at < (select now from clock) - ${KEPT}
+         order by at limit ${ROWS_AT_ONCE} for update skip locked)
+       || array(
+         select ctid from caller_calls where at > (select now from clock) + ${WINDOW}
+         order by at desc limit ${ROWS_AT_ONCE} for update skip locked))
+     returning tenant, agent_id, user_name
+   ), idle as (
+     delete from caller_rates where ctid = any(array(
+       select c.ctid from caller_rates c
+       where (c.tenant, c.agent_id, c.user_name) in (select tenant, agent_id, user_name from old)
+         and (c.at < (select now from clock) - ${KEPT} or c.at > (select now from clock) + ${WINDOW})
+       for update skip locked))
+   )
+   select count(*) as rows from old`,
+);
 
 /** Removes the calls that no rate counts any more, and says how many. */
 export async function removeOldCalls(execute: Store["execute"]): Promise<number> {

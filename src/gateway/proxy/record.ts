@@ -68,10 +68,17 @@ export async function record(
 ): Promise<StoredCall> {
   const { row, call } = draft.accepted;
   const payment = asked === null ? null : options.payments.paymentRow(asked.charge, row, call.credential_ref);
+  const inItsWrite =
+    payment === null
+      ? null
+      : async (tx: Tx) => {
+          await requireCredential(tx, row.tenant, call);
+          await insertPayment(tx, payment);
+        };
   for (let tries = 1; ; tries++) {
     let id: string;
     try {
-      id = await storeCall(options.store, draft, payment);
+      id = await accept(options.store, draft.accepted, draft.claim, inItsWrite);
     } catch (error) {
       id = await storedAllTheSame(options, draft, asked?.asked ?? null, error);
     }
@@ -83,15 +90,6 @@ export async function record(
     const isEarlier = tries === 3 || !(await options.refusals.isRefused({ tenant: row.tenant, id }));
     if (isEarlier) return { id, isNew: false, payment: null };
   }
-}
-
-/** The ID of this call, or of the earlier one. @throws UniqueViolation when the payment has been used here before */
-function storeCall(store: Store, { accepted, claim }: Draft, payment: PaymentRow | null): Promise<string> {
-  if (payment === null) return accept(store, accepted, claim);
-  return accept(store, accepted, claim, async (tx) => {
-    await requireCredential(tx, accepted.row.tenant, accepted.call);
-    await insertPayment(tx, payment);
-  });
 }
 
 /** The ID of the call that is stored although this write has failed. Refusing it would make its caller send it twice. */

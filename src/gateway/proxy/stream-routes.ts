@@ -325,18 +325,12 @@ async function resume(
   return take(options, call, checked, { key, paid, place });
 }
 
-interface WaitingCall {
-  readonly key: InvocationKey;
-  readonly paid: PaidHeaders;
-  readonly place: StreamPermit | null;
-}
-
 /** @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made, given up or taken */
 async function take(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
-  { key, paid, place }: WaitingCall,
+  { key, paid, place }: { key: InvocationKey; paid: PaidHeaders; place: StreamPermit | null },
 ): Promise<OpenedCall> {
   const { store, payments, claims } = options;
   const own = place ?? options.limits.forResumed(key.tenant, checked.agent.id);

@@ -53,6 +53,13 @@ function createHeld(memory: TenantBudget, bytesMax: number) {
     bytes = larger;
   }
 
+  /** What `all` has given stays as it is. */
+  function clear(): void {
+    memory.giveBack(bytes.length);
+    bytes = new Uint8Array();
+    size = 0;
+  }
+
   return {
     all: () => bytes.subarray(0, size),
     add(part: Uint8Array): void {
@@ -62,10 +69,10 @@ function createHeld(memory: TenantBudget, bytesMax: number) {
       bytes.set(part, size);
       size = wanted;
     },
-    /** What `all` has given stays as it is. */
-    clear(): void {
-      memory.giveBack(bytes.length);
-      bytes = new Uint8Array();
+    clear,
+    /** What `all` has given is not used any more. */
+    reuse(): void {
+      if (bytes.length > HELD_BYTES_FIRST) clear();
       size = 0;
     },
   };
@@ -165,8 +172,8 @@ function createEventFilter({ isDenied, bytesMax, memory }: FilterOptions) {
       passed.add(LINE_END);
     }
     passed.add(LINE_END);
-    data.clear();
-    others.clear();
+    data.reuse();
+    others.reuse();
     ended = null;
     if (pace(EVENT_WORK)) yield;
   }
