@@ -364,10 +364,9 @@ export function createRoundRobin<T>() {
       waiting.set(tenant, items.add(item));
       size++;
     },
-    /** Takes out the next one that is of none of the tenants `passedOver`. */
-    next(passedOver?: ReadonlySet<string>): { readonly tenant: string; readonly item: T } | undefined {
+    /** Takes out the next one. */
+    next(): { readonly tenant: string; readonly item: T } | undefined {
       for (const [tenant, items] of waiting) {
-        if (passedOver?.has(tenant)) continue;
         // It stands last from now on.
         waiting.delete(tenant);
         for (const item of items) {
@@ -393,32 +392,43 @@ export interface LimiterOptions {
   readonly tooMany: string;
 }
 
-export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooMany }: LimiterOptions) {
+/**
+ * Work in one of so many slots, which are waited for.
+ *
+ * @param wait ends when the tenant has its slot
+ * @returns what the work gives
+ */
+export function createSlots(size: number, wait: (queue: FairQueue, tenant: string) => Promise<void> = enterSlot) {
   const queue = createFairQueue(createFairShare({ size }));
-  const waiting = createFairShare({ size: waitingMax });
-
-  const refused = (cause?: unknown) => new Fault("unavailable", tooMany, { retryAfterSeconds: 1, cause });
-
-  async function wait(tenant: string): Promise<void> {
-    if (waiting.take(tenant) !== null) throw refused();
-    try {
-      await enter(queue, { tenant, agent: null, amount: 1 }, AbortSignal.timeout(MAX.limiterWaitMs));
-    } catch (cause) {
-      throw refused(cause);
-    } finally {
-      waiting.giveBack(tenant);
-    }
-  }
-
-  /** @returns what the work gives; throws Fault `unavailable` too when its turn does not come for long */
   return async <T>(tenant: string, work: () => Promise<T>): Promise<T> => {
-    if (!queue.takeNow(tenant, null, 1)) await wait(tenant);
+    if (!queue.takeNow(tenant, null, 1)) await wait(queue, tenant);
     try {
       return await work();
     } finally {
       queue.giveBack(tenant, null, 1);
     }
   };
+}
+
+async function enterSlot(queue: FairQueue, tenant: string, signal?: StopSignal): Promise<void> {
+  await enter(queue, { tenant, agent: null, amount: 1 }, signal);
+}
+
+/** Slots that throw Fault `unavailable` when one does not come for long, or too many wait. */
+export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooMany }: LimiterOptions) {
+  const waiting = createFairShare({ size: waitingMax });
+  const refused = (cause?: unknown) => new Fault("unavailable", tooMany, { retryAfterSeconds: 1, cause });
+
+  return createSlots(size, async (queue, tenant) => {
+    if (waiting.take(tenant) !== null) throw refused();
+    try {
+      await enterSlot(queue, tenant, AbortSignal.timeout(MAX.limiterWaitMs));
+    } catch (cause) {
+      throw refused(cause);
+    } finally {
+      waiting.giveBack(tenant);
+    }
+  });
 }
 
 // Places shared out among holders (accounts), an eighth of them reserved for holders of none. A holder alone may have

@@ -11,7 +11,7 @@
 // One per thread, since a thread has one event loop, and all work on it shares its turns.
 
 import { AsyncLocalStorage } from "node:async_hooks";
-import { createFairQueue, createFairShare, createRoundRobin, enter } from "./share.ts";
+import { createRoundRobin, createSlots } from "./share.ts";
 
 const TURN_MS = 4;
 /** What a step leads to, up to the write to a caller, runs after the turn and may cost more than the step. */
@@ -230,76 +230,20 @@ async function nextTurn(): Promise<void> {
 // one of each other tenant in turn. So nobody waits behind much work of somebody else, and the pool stays free for what
 // else it is for. One per thread, since all work that a thread sends to the pool has to be counted together.
 
-const AT_ONCE = 2;
-
-/** Never rejects. */
-type ThreadWork = () => Promise<void>;
-
-const waitingPieces = createRoundRobin<ThreadWork>();
-const busy = new Set<string>();
-
-/** Rejects with what the work rejects with. */
-export function inThreadTurn<T>(tenant: string, work: () => Promise<T>): Promise<T> {
-  const { promise, resolve, reject } = Promise.withResolvers<T>();
-  waitingPieces.add(tenant, () => work().then(resolve, reject));
-  begin();
-  return promise;
-}
-
-function begin(): void {
-  while (busy.size < AT_ONCE) {
-    const next = waitingPieces.next(busy);
-    if (next === undefined) return;
-    void run(next.tenant, next.item);
-  }
-}
-
-async function run(tenant: string, piece: ThreadWork): Promise<void> {
-  busy.add(tenant);
-  await piece();
-  busy.delete(tenant);
-  begin();
-}
+export const inThreadTurn = createSlots(2);
 
 // Turns of the event loop for work on stored rows that is done in steps: SQLite answers on the event loop, and one long
 // piece would hold up every tenant. Few steps are taken in one turn, and they are shared out by tenant.
-// One per thread, since a thread has one event loop, and SQLite works on it.
 
-/** Steps of all such work together; a tenant alone may take two. */
-const STEPS_AT_ONCE = 3;
-
-const steps = createFairQueue(createFairShare({ size: STEPS_AT_ONCE }));
+/** Of all such work together; a tenant alone may take two. */
+const inStepSlot = createSlots(3);
 
 /** Takes a step when it is the tenant's turn, in a turn of the event loop with few other such steps. */
-export async function inStoreTurns<T>(tenant: string, step: () => Promise<T>): Promise<T> {
-  await enter(steps, { tenant, agent: null, amount: 1 });
-  try {
+export function inStoreTurns<T>(tenant: string, step: () => Promise<T>): Promise<T> {
+  return inStepSlot(tenant, async () => {
     await new Promise((resolve) => setImmediate(resolve));
     return await step();
-  } finally {
-    steps.giveBack(tenant, null, 1);
-  }
-}
-
-/**
- * The first row that is wanted, or null. Rows are read in the order of their IDs, a page in each step.
- *
- * @param pageAfter at most `limit` rows with IDs above this one
- */
-export async function findInTurns<R extends { readonly id: string }>(
-  tenant: string,
-  limit: number,
-  pageAfter: (id: string, limit: number) => Promise<readonly R[]>,
-  isWanted: (row: R) => boolean,
-): Promise<R | null> {
-  for (let after = ""; ; ) {
-    const page = await inStoreTurns(tenant, () => pageAfter(after, limit));
-    const found = page.find(isWanted);
-    if (found !== undefined) return found;
-    const last = page.at(-1);
-    if (last === undefined || page.length < limit) return null;
-    after = last.id;
-  }
+  });
 }
 
 // What waits for a whole turn of the event loop, to see what the sockets bring next: all of a turn together, since a timer

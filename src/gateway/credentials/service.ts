@@ -9,7 +9,7 @@ import { isId, newId } from "../../core/id.ts";
 import { checkText } from "../../core/text.ts";
 import type { Clock } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { findInTurns } from "../../kernel/turns.ts";
+import { inStoreTurns } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import { bind, prepared, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { addToTotals, totalOf } from "../../storage/totals.ts";
@@ -55,16 +55,17 @@ const USES_AT_ONCE = 32;
 /** A credential may have thousands of uses: they are read in steps. */
 export function usedAtInTurns<R extends { readonly id: string }>(uses: CredentialUses<R>): UsedAt {
   return async (reader, tenant, credentialId, isAllowed) => {
-    const found = await findInTurns(
-      tenant,
-      USES_AT_ONCE,
-      (after, limit) => uses.pageAfter(reader, { tenant, credentialId }, after, limit),
-      (row) => {
+    const pageAfter = (after: string) => uses.pageAfter(reader, { tenant, credentialId }, after, USES_AT_ONCE);
+    for (let after = ""; ; ) {
+      const page = await inStoreTurns(tenant, () => pageAfter(after));
+      for (const row of page) {
         const url = uses.urlOf(row);
-        return url !== null && !isAllowed(url);
-      },
-    );
-    return found === null ? null : uses.nameOf(found);
+        if (url !== null && !isAllowed(url)) return uses.nameOf(row);
+      }
+      const last = page.at(-1);
+      if (last === undefined || page.length < USES_AT_ONCE) return null;
+      after = last.id;
+    }
   };
 }
 
