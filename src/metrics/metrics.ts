@@ -1,21 +1,18 @@
 // The metrics of both services: names, labels, buckets, what counts them, and the port that shows them. Every name is there
 // from the start, with zeros for all labels that can be listed; what only the other service counts stays zero. No label says
 // anything about a tenant. In one file, since it is one table of metrics and what they are counted with.
+import { STATUS_CODES } from "node:http";
 import { Counter, Gauge, Histogram, Registry } from "prom-client";
-import type { CallEnd } from "../core/call.ts";
 import type { Log } from "../core/log.ts";
 import {
   type GaugeSources,
   type Meters,
   PAYMENT_OUTCOMES,
-  type PaymentOutcome,
   type QueueSize,
-  type RequestMeter,
   SETTLEMENT_OUTCOMES,
-  type SettlementOutcome,
 } from "../core/meters.ts";
 import { COMMIT, VERSION } from "../core/startup.ts";
-import { ERROR_CLASSES, MODES, POLICY_ACTIONS, type PolicyAction } from "../core/states.ts";
+import { ERROR_CLASSES, MODES, POLICY_ACTIONS } from "../core/states.ts";
 import { systemClock } from "../core/time.ts";
 import { pathPattern, routes } from "../http/elysia.ts";
 import { hostPart } from "../http/listener.ts";
@@ -36,125 +33,141 @@ const SETTLEMENT_SECONDS = [0.1, 0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 20, 30, 60
 /** Of an end without an error class. */
 const NO_CLASS = "none";
 
+type MetricMakers = ReturnType<typeof metricsIn>;
+
+function metricsIn(registry: Registry) {
+  const registers = [registry];
+  return {
+    counter: <L extends string>(name: string, help: string, ...labelNames: L[]) =>
+      new Counter({ name, help, labelNames, registers }),
+    histogram: <L extends string>(name: string, buckets: number[], help: string, ...labelNames: L[]) =>
+      new Histogram({ name, help, labelNames, buckets, registers }),
+    /** @param fill called whenever somebody asks for the metrics */
+    gauge<L extends string>(name: string, help: string, labelNames: L[], fill: (gauge: Gauge<L>) => unknown): void {
+      const gauge: Gauge<L> = new Gauge({
+        name,
+        help,
+        labelNames,
+        registers,
+        collect: async () => void (await fill(gauge)),
+      });
+    },
+    /** Without a sample while the value is not known: an older one would be a lie, and a missing one can be alerted on. */
+    value(name: string, help: string, read: () => number | undefined | Promise<number | undefined>): void {
+      this.gauge(name, help, [], async (gauge) => {
+        const value = await read();
+        if (value === undefined) gauge.remove();
+        else gauge.set(value);
+      });
+    },
+  };
+}
+
 /** @param endpoints how many nodes of the chain a facilitator has; null for a gateway */
 export function createMeters(registry: Registry, endpoints: number | null): Meters {
-  const registers = [registry];
+  const metrics = metricsIn(registry);
   const sources: { -readonly [S in keyof GaugeSources]: GaugeSources[S] } = {};
-  new Gauge({
-    name: "tollgate_build_info",
-    help: "1, with the version and the commit of this process.",
-    labelNames: ["version", "commit"],
-    registers,
-  }).set({ version: VERSION, commit: COMMIT ?? "unknown" }, 1);
-  registerGauges(registers, sources, endpoints === null ? null : NO_QUEUE);
+  metrics.gauge(
+    "tollgate_build_info",
+    "1, with the version and the commit of this process.",
+    ["version", "commit"],
+    (info) => info.set({ version: VERSION, commit: COMMIT ?? "unknown" }, 1),
+  );
+  registerGauges(metrics, sources, endpoints === null ? null : NO_QUEUE);
   const lag = createLoopLag();
-  new Gauge({
-    name: "tollgate_event_loop_lag_seconds",
-    help: "The longest pause of the main thread's event loop in the last 30 to 60 seconds, of this replica.",
-    registers,
-    collect() {
-      this.set(lag.longest() / 1000);
-    },
-  });
-  const rpcErrors = new Counter({
-    name: "tollgate_rpc_errors_total",
-    help: "Questions to a node of the chain without a usable answer, by its place in TOLLGATE_RPC_URLS, from 0. Facilitator.",
-    labelNames: ["endpoint"],
-    registers,
-  });
+  metrics.value(
+    "tollgate_event_loop_lag_seconds",
+    "The longest pause of the main thread's event loop in the last 30 to 60 seconds, of this replica.",
+    () => lag.longest() / 1000,
+  );
+  const rpcErrors = metrics.counter(
+    "tollgate_rpc_errors_total",
+    "Questions to a node of the chain without a usable answer, by its place in TOLLGATE_RPC_URLS, from 0. Facilitator.",
+    "endpoint",
+  );
   for (let endpoint = 0; endpoint < (endpoints ?? 0); endpoint++) rpcErrors.inc({ endpoint }, 0);
   return {
-    ...createCallMeters(registers),
-    ...createPaymentMeters(registers),
+    ...createCallMeters(metrics),
+    ...createPaymentMeters(metrics),
     rpcFailed: (endpoint) => rpcErrors.inc({ endpoint }),
     loopLate: lag.late,
-    requestsTo: createRequestMeters(registers),
+    requestsTo: createRequestMeters(metrics),
     gauges: (more) => void Object.assign(sources, more),
   };
 }
 
-function createCallMeters(registers: Registry[]): Pick<Meters, "accepted" | "ended" | "policyDecided"> {
-  const accepted = new Counter({
-    name: "tollgate_accepted_total",
-    help: "New calls that were answered 202, or begun on the streaming path. Repetitions of a call are not counted.",
-    registers,
-  });
-  const ended = new Counter({
-    name: "tollgate_invocations_ended_total",
-    help: "Ends of calls, each counted by the replica that recorded it.",
-    labelNames: ["mode", "status", "error_class"],
-    registers,
-  });
+function createCallMeters({ counter, histogram }: MetricMakers): Pick<Meters, "accepted" | "ended" | "policyDecided"> {
+  const accepted = counter(
+    "tollgate_accepted_total",
+    "New calls that were answered 202, or begun on the streaming path. Repetitions of a call are not counted.",
+  );
+  const ended = counter(
+    "tollgate_invocations_ended_total",
+    "Ends of calls, each counted by the replica that recorded it.",
+    "mode",
+    "status",
+    "error_class",
+  );
   for (const mode of MODES) {
     ended.inc({ mode, status: "succeeded", error_class: NO_CLASS }, 0);
     for (const error_class of [NO_CLASS, ...ERROR_CLASSES]) ended.inc({ mode, status: "failed", error_class }, 0);
   }
-  const upstream = new Histogram({
-    name: "tollgate_upstream_duration_seconds",
-    help: "Upstream calls of ended calls, from the first dial to the last byte, retries included.",
-    buckets: UPSTREAM_SECONDS,
-    registers,
-  });
-  const decisions = new Counter({
-    name: "tollgate_policy_decisions_total",
-    help: "Recorded decisions of policies.",
-    labelNames: ["action"],
-    registers,
-  });
+  const upstream = histogram(
+    "tollgate_upstream_duration_seconds",
+    UPSTREAM_SECONDS,
+    "Upstream calls of ended calls, from the first dial to the last byte, retries included.",
+  );
+  const decisions = counter("tollgate_policy_decisions_total", "Recorded decisions of policies.", "action");
   for (const action of POLICY_ACTIONS) decisions.inc({ action }, 0);
   return {
     accepted: () => accepted.inc(),
-    ended({ mode, status, error_class, latency_ms }: CallEnd): void {
+    ended({ mode, status, error_class, latency_ms }): void {
       ended.inc({ mode, status, error_class: error_class ?? NO_CLASS });
       if (latency_ms !== null) upstream.observe(latency_ms / 1000);
     },
-    policyDecided: (action: PolicyAction) => decisions.inc({ action }),
+    policyDecided: (action) => decisions.inc({ action }),
   };
 }
 
-function createPaymentMeters(registers: Registry[]): Pick<Meters, "payment" | "settlement" | "settlementTook"> {
-  const payments = new Counter({
-    name: "tollgate_payments_total",
-    help: "Priced calls by what their payment came to before it is settled. Repetitions of a call are not counted. Gateway.",
-    labelNames: ["outcome"],
-    registers,
-  });
+function createPaymentMeters(metrics: MetricMakers): Pick<Meters, "payment" | "settlement" | "settlementTook"> {
+  const payments = metrics.counter(
+    "tollgate_payments_total",
+    "Priced calls by what their payment came to before it is settled. Repetitions of a call are not counted. Gateway.",
+    "outcome",
+  );
   for (const outcome of PAYMENT_OUTCOMES) payments.inc({ outcome }, 0);
-  const settlements = new Counter({
-    name: "tollgate_settlements_total",
-    help: "What settling payments came to. Gateway and facilitator each count their own side of one settlement.",
-    labelNames: ["outcome"],
-    registers,
-  });
+  const settlements = metrics.counter(
+    "tollgate_settlements_total",
+    "What settling payments came to. Gateway and facilitator each count their own side of one settlement.",
+    "outcome",
+  );
   for (const outcome of SETTLEMENT_OUTCOMES) settlements.inc({ outcome }, 0);
-  const took = new Histogram({
-    name: "tollgate_settlement_duration_seconds",
-    help: "Gateway: one attempt, until the facilitator's answer. Facilitator: from the request to the block, or to the end of waiting for it.",
-    buckets: SETTLEMENT_SECONDS,
-    registers,
-  });
+  const took = metrics.histogram(
+    "tollgate_settlement_duration_seconds",
+    SETTLEMENT_SECONDS,
+    "Gateway: one attempt, until the facilitator's answer. Facilitator: from the request to the block, or to the end of waiting for it.",
+  );
   return {
-    payment: (outcome: PaymentOutcome) => payments.inc({ outcome }),
-    settlement: (outcome: SettlementOutcome) => settlements.inc({ outcome }),
+    payment: (outcome) => payments.inc({ outcome }),
+    settlement: (outcome) => settlements.inc({ outcome }),
     settlementTook: (ms) => took.observe(ms / 1000),
   };
 }
 
-function createRequestMeters(registers: Registry[]): Meters["requestsTo"] {
-  const requests = new Counter({
-    name: "tollgate_http_requests_total",
-    help: "Answered requests by the template of their route, or other. A status without a meaning is counted as its class.",
-    labelNames: ["route", "status"],
-    registers,
-  });
-  const took = new Histogram({
-    name: "tollgate_http_request_duration_seconds",
-    help: "From a request's head to its answer's head.",
-    labelNames: ["route"],
-    buckets: HTTP_SECONDS,
-    registers,
-  });
-  return (routes): RequestMeter => {
+function createRequestMeters({ counter, histogram }: MetricMakers): Meters["requestsTo"] {
+  const requests = counter(
+    "tollgate_http_requests_total",
+    "Answered requests by the template of their route, or other. A status without a meaning is counted as its class.",
+    "route",
+    "status",
+  );
+  const took = histogram(
+    "tollgate_http_request_duration_seconds",
+    HTTP_SECONDS,
+    "From a request's head to its answer's head.",
+    "route",
+  );
+  return (routes) => {
     const templates = createRouteTemplates(routes);
     for (const route of templates.all) took.zero({ route });
     return (path, status, ms) => {
@@ -165,70 +178,54 @@ function createRequestMeters(registers: Registry[]): Meters["requestsTo"] {
   };
 }
 
-/** What is not known now has no sample: an older value would be a lie, and a missing one can be alerted on. */
-function registerGauges(registers: Registry[], sources: GaugeSources, noQueue: QueueSize | null): void {
+/** @param noQueue what holds where no source is set */
+function registerGauges(metrics: MetricMakers, sources: GaugeSources, noQueue: QueueSize | null): void {
   const queue = staleCache(async () => {
     const size = (await sources.queue?.()) ?? noQueue;
     if (size === null) throw new Error("nobody can tell yet");
     return size;
   });
-  const depth: Gauge = new Gauge({
-    name: "tollgate_queue_depth",
-    help: "Calls that wait to be made, of the whole deployment: each replica tells the same. No sample while the database is away.",
-    registers,
-    collect: async () => setOrRemove(depth, (await queue())?.calls),
-  });
-  const age: Gauge = new Gauge({
-    name: "tollgate_queue_oldest_age_seconds",
-    help: "How long the oldest of them waits; 0 when none does. Of the whole deployment.",
-    registers,
-    collect: async () => {
+  metrics.value(
+    "tollgate_queue_depth",
+    "Calls that wait to be made, of the whole deployment: each replica tells the same. No sample while the database is away.",
+    async () => (await queue())?.calls,
+  );
+  metrics.value(
+    "tollgate_queue_oldest_age_seconds",
+    "How long the oldest of them waits; 0 when none does. Of the whole deployment.",
+    async () => {
       const known = await queue();
-      setOrRemove(age, known === null ? undefined : known.oldestMs / 1000);
+      return known === null ? undefined : known.oldestMs / 1000;
     },
-  });
-  new Gauge({
-    name: "tollgate_running",
-    help: "Calls that this replica makes now.",
-    registers,
-    collect() {
-      this.set(sources.running?.() ?? 0);
-    },
-  });
-  new Gauge({
-    name: "tollgate_limit_used_ratio",
-    help: "Which part of a bound of this process is in use, from 0 to 1. Gateway.",
-    labelNames: ["limit"],
-    registers,
-    collect() {
+  );
+  metrics.value("tollgate_running", "Calls that this replica makes now.", () => sources.running?.() ?? 0);
+  metrics.gauge(
+    "tollgate_limit_used_ratio",
+    "Which part of a bound of this process is in use, from 0 to 1. Gateway.",
+    ["limit"],
+    (gauge) => {
       for (const [name, used] of Object.entries(sources.inUse?.() ?? {})) {
-        this.set({ limit: snakeCase(name) }, used / MAX[name as LimitName]);
+        gauge.set({ limit: snakeCase(name) }, used / MAX[name as LimitName]);
       }
     },
-  });
+  );
   const balances = staleCache(async () => sources.balances?.() ?? []);
-  const wallets: Gauge<"address"> = new Gauge({
-    name: "tollgate_wallet_balance_wei",
-    help: "What the wallets that pay for gas hold. No sample while no node answers. Facilitator.",
-    labelNames: ["address"],
-    registers,
-    collect: async () => {
+  metrics.gauge(
+    "tollgate_wallet_balance_wei",
+    "What the wallets that pay for gas hold. No sample while no node answers. Facilitator.",
+    ["address"],
+    async (gauge) => {
       const known = await balances();
-      wallets.reset();
-      for (const [address, wei] of known ?? []) wallets.set({ address }, Number(wei));
+      gauge.reset();
+      for (const [address, wei] of known ?? []) gauge.set({ address }, Number(wei));
     },
-  });
+  );
 }
 
 const snakeCase = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 
 /** Of a service that has none. A gateway that starts has one, and does not know it yet. */
 const NO_QUEUE: QueueSize = { calls: 0, oldestMs: 0 };
-
-function setOrRemove(gauge: Gauge, value: number | undefined): void {
-  if (value === undefined) gauge.remove();
-  else gauge.set(value);
-}
 
 /** Of all paths that belong to no route. */
 export const OTHER_ROUTE = "other";
@@ -264,25 +261,14 @@ function slashesIn(path: string): number {
   return count;
 }
 
-/** Statuses with a meaning (IANA's registry, RFC 9110). On the streaming path the upstream chooses the status. */
-const ASSIGNED: readonly (readonly [from: number, to: number])[] = [
-  [100, 103],
-  [200, 208],
-  [226, 226],
-  [300, 308],
-  [400, 417],
-  [421, 426],
-  [428, 429],
-  [431, 431],
-  [451, 451],
-  [500, 508],
-  [510, 511],
-];
+/** The runtime has words for them, but IANA's registry has no meaning (RFC 9110). */
+const UNASSIGNED = new Set(["418", "509"]);
 
+/** Statuses with a meaning. On the streaming path the upstream chooses the status. */
 const LABELS = new Map(
-  ASSIGNED.flatMap(([from, to]) =>
-    Array.from({ length: to - from + 1 }, (_, at) => [from + at, `${from + at}`] as const),
-  ),
+  Object.keys(STATUS_CODES)
+    .filter((status) => !UNASSIGNED.has(status))
+    .map((status) => [Number(status), status]),
 );
 
 export function statusLabel(status: number): string {
@@ -372,30 +358,24 @@ export function staleCache<T>(find: () => Promise<T>): () => Promise<T | null> {
  * counts open descriptors by listing them, which holds the event loop when there are many.
  */
 export function registerProcess(registry: Registry): void {
-  const registers = [registry];
+  const metrics = metricsIn(registry);
   new Counter({
     name: "process_cpu_seconds_total",
     help: "Processor time of this process, all threads.",
-    registers,
+    registers: [registry],
     collect() {
       const { user, system } = process.cpuUsage();
       this.reset();
       this.inc((user + system) / 1e6);
     },
   });
-  new Gauge({
-    name: "process_resident_memory_bytes",
-    help: "Resident memory of this process.",
-    registers,
-    collect() {
-      this.set(process.memoryUsage.rss());
-    },
-  });
-  new Gauge({
-    name: "process_start_time_seconds",
-    help: "When this process was started, in seconds since the epoch.",
-    registers,
-  }).set(Math.round(systemClock.now() / 1000 - process.uptime()));
+  metrics.value("process_resident_memory_bytes", "Resident memory of this process.", () => process.memoryUsage.rss());
+  const startedAt = Math.round(systemClock.now() / 1000 - process.uptime());
+  metrics.value(
+    "process_start_time_seconds",
+    "When this process was started, in seconds since the epoch.",
+    () => startedAt,
+  );
 }
 
 interface MetricsListenerOptions {
