@@ -122,8 +122,6 @@ export function isSame(one: Address, other: Address): boolean {
   return one.length === other.length && one.every((byte, index) => byte === other[index]);
 }
 
-// Host names and addresses as texts of URLs and of settings: how each is spelled, and lists of them.
-
 export interface HostList {
   readonly names: ReadonlySet<string>;
   readonly networks: readonly Network[];
@@ -145,10 +143,7 @@ export function literalAddress(hostname: string): string | null {
   return parseAddress(text) === null ? null : text;
 }
 
-/**
- * A name or an address as URLs spell it, so that IDNs and the short forms of addresses compare equal; null when it is
- * none.
- */
+/** As URLs spell it, so that IDNs and short forms of addresses compare equal; null when it is no name and no address. */
 function canonicalHost(text: string): string | null {
   const bare = /^\[.*\]$/.test(text) ? text.slice(1, -1) : text;
   if (bare.includes(":")) return parseV6(bare) === null ? null : (URL.parse(`http://[${bare}]/`)?.hostname ?? null);
@@ -202,9 +197,7 @@ export function isBadPort(port: string): boolean {
   return port !== "" && BAD_PORTS.has(Number(port));
 }
 
-// The rules for upstream hosts: which URLs may be stored, which addresses may be dialled, and who is exempt.
-// Pure, and in terms of addresses as bytes: every spelling is folded before it is judged, and what can't be
-// read is refused. A stored URL is judged for a clear error early; what protects is the rule at dial time.
+// A URL that is to be stored is judged for a clear error early; what protects is the rule at dial time.
 
 /** Beside the rules that always hold. */
 export interface HostRules {
@@ -284,12 +277,6 @@ function isGlobal(address: Address): boolean {
   return inAny(GLOBAL_V6, address) && !inAny(DIAL_REFUSED_V6, address);
 }
 
-/** Whether an address is ordinary public unicast. One that can't be read is not. */
-export function isGlobalUnicast(text: string): boolean {
-  const address = parseAddress(text);
-  return address !== null && isGlobal(address);
-}
-
 /** The addresses that are reached by this one. */
 function reached(address: Address): Address[] {
   const carried = embeddedV4(address);
@@ -312,7 +299,7 @@ export function isDeniedName(hostname: string, { deny }: HostRules): boolean {
   return deny.names.has(bareName(hostname));
 }
 
-/** Whether the rules that hold for everybody do not hold for this address of the host. */
+/** Whether this address of the host is free of the rules that hold for everybody. */
 export function isExempt(hostname: string, text: string, rules: HostRules): boolean {
   const address = parseAddress(text);
   return address !== null && (rules.allow.names.has(bareName(hostname)) || isExemptAddress(address, rules));
@@ -413,10 +400,7 @@ export function parseAllowedHosts(entries: readonly string[]): AllowedHosts {
   }
   const hosts = entries.map(canonicalEntry);
   const index = hosts.indexOf(null);
-  if (index >= 0) {
-    const reason = "must be a host without a port, or *. and a host name";
-    return { ok: false, index, reason };
-  }
+  if (index >= 0) return { ok: false, index, reason: "must be a host without a port, or *. and a host name" };
   return { ok: true, hosts: [...new Set(hosts.filter((host) => host !== null))] };
 }
 

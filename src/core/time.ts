@@ -1,5 +1,5 @@
-// Wall time, and how it is written (RFC 3339). Everything that needs the time of day takes a Clock, so tests can move it; timers and
-// durations use performance.now() and setTimeout directly, which no test needs to fake.
+// Wall time, and how it is written (RFC 3339). What needs the time of day takes a Clock, so that tests can move it; timers
+// and durations use performance.now() and setTimeout.
 
 export interface Clock {
   /** Milliseconds since the Unix epoch. */
@@ -37,14 +37,7 @@ export function parseDateTime(text: string): number | null {
   const match = RFC_3339.exec(text);
   if (match === null) return null;
   const part = (index: number) => Number(match[index] ?? 0);
-  const [year, month, day, hour, minute, second] = [1, 2, 3, 4, 5, 6].map(part) as [
-    number,
-    number,
-    number,
-    number,
-    number,
-    number,
-  ];
+  const [year = 0, month = 0, day = 0, hour = 0, minute = 0, second = 0] = match.slice(1, 7).map(Number);
   const offsetMinutes = part(9) * 60 + part(10);
   // Second 60 is a leap second; the table of months and days is the calendar's own.
   if (hour > 23 || minute > 59 || second > 60 || part(9) > 23 || part(10) > 59) return null;

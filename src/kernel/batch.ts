@@ -1,6 +1,6 @@
 // Many pieces taken together: a queue by turns of tenants, and one question for all who ask the same.
 //
-// What waits to be done, several pieces at a time. While all that waits is done together, it is in the order of arrival.
+// While all that waits is taken at once, it comes in the order of arrival.
 // When there is more, one piece of each tenant in turn is taken, and the pieces of one tenant in their order: a tenant that
 // has little to do waits for one round, however much another one has.
 import { inSlices } from "./loop.ts";

@@ -85,8 +85,6 @@ export function poll({ leastMs, mostMs }: PollOptions, look: () => Promise<boole
   };
 }
 
-// Work on many items, with a bound on how many at a time.
-
 /** Runs `work` on each item, in order, at most `limit` at a time. Resolves when all are done. */
 export async function mapLimit<T>(items: Iterable<T>, limit: number, work: (item: T) => Promise<void>): Promise<void> {
   const queue = items[Symbol.iterator]();
@@ -97,13 +95,13 @@ export async function mapLimit<T>(items: Iterable<T>, limit: number, work: (item
   for (const result of results) if (result.status === "rejected") throw result.reason;
 }
 
-// Many who have waited for one thing, and go on when it is there: few of them in each turn of the event loop, since what
-// each does next is work of its own.
-
 /** A streamed call takes 0.2 ms from its record to its dial, so that so many take less than 20 ms. */
 const AT_ONCE = 64;
 
-/** Calls `each` for all items in their order, the first ones at once. */
+/**
+ * Calls `each` for all who have waited for one thing, in their order, the first ones at once: few in each turn of the event
+ * loop, since what each does next is work of its own.
+ */
 export async function inSlices<T>(items: readonly T[], each: (item: T) => void): Promise<void> {
   for (let at = 0; at < items.length; at += AT_ONCE) {
     if (at > 0) await new Promise(setImmediate);

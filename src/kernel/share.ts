@@ -1,14 +1,13 @@
-// Fair shares of what is scarce: slots, connections, bytes of memory. Every kind shares by tenant first:
+// Fair shares of what is scarce (slots, connections, bytes of memory), by tenant first, then by agent:
 //
 // - `createFairShare`: takes now or not at all; `createFairQueue` and `enter`: waits for it in turn
-// - `createLimiter`: runs work within a limit, and refuses after a while
+// - `createSlots`, `createLimiter`: run work in few slots; the limiter refuses after a while
 // - `createReservedShare`: keeps a part free for holders of none
 // - `Commons`: memory that slow holders give back when others wait
 // - `createRoundRobin`: turns alone, without amounts
 //
-// How something scarce (places, bytes of memory) is shared out: by tenant first, then by agent. What one may hold falls
-// with the square of what it leaves free. So a tenant alone gets seven eighths; tenants that together ask for more than
-// there is get equal parts; and a newcomer finds something free, however many hold all that they may.
+// What one may hold falls with the square of what it leaves free. So a tenant alone gets seven eighths; tenants that
+// together ask for more than there is get equal parts; and a newcomer finds something free, however many hold all they may.
 
 import { Fault } from "../core/fault.ts";
 import { MAX } from "./limits.ts";
@@ -143,10 +142,9 @@ export function leastFirst<N>(names: Iterable<N>, held: (name: N) => number): N[
   return [...Map.groupBy(names, held)].sort(([a], [b]) => a - b).flatMap(([, alike]) => alike);
 }
 
-// A queue for shares of something scarce. What is given back goes to the waiting tenant that holds least, to the one of
-// its agents that holds least, and there to the first in line. Those that hold the same take turns.
+// A queue for a share. What is given back goes to the waiting tenant that holds least, to the one of its agents that holds
+// least, and there to the first in line. Those that hold the same take turns.
 
-/** A share that may have to be waited for. */
 export interface ShareRequest {
   readonly tenant: string;
   /** Null where only tenants count. */
@@ -154,8 +152,8 @@ export interface ShareRequest {
   readonly amount: number;
 }
 
-/** Somebody who waits for a share, and what to do once it has been taken. */
 export interface Waiter extends ShareRequest {
+  /** Called once the share has been taken. */
   enter(): void;
 }
 
@@ -381,12 +379,9 @@ export function createRoundRobin<T>() {
   };
 }
 
-// A limit on work that takes memory, connections or rows while it runs: few pieces at once, shared out by tenant, so that
-// a tenant that asks for much delays nobody else for long.
-
-export interface LimiterOptions {
-  /** How much at once. A tenant alone has seven eighths of it, and of those that wait. */
+interface LimiterOptions {
   readonly size: number;
+  /** How many may wait. */
   readonly waitingMax?: number;
   /** The message of the Fault when too much is asked for. */
   readonly tooMany: string;
@@ -431,17 +426,14 @@ export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooM
   });
 }
 
-// Places shared out among holders (accounts), an eighth of them reserved for holders of none. A holder alone may have
-// nearly all. The more holders there are, the less each may have. So however much some hold, and however long, everybody
-// else finds a first place, and holders that want more than there is end up with equal shares of the rest. A fair share
-// (fair-share.ts) reserves nothing: of what it leaves free, sixteen who want much may leave the seventeenth nothing.
+// Places shared out among holders (accounts), an eighth of them reserved for holders of none. So however much some hold,
+// everybody else finds a first place, and holders that want more than there is end up with equal shares of the rest. A fair
+// share reserves nothing: of what it leaves free, sixteen who want much may leave the seventeenth nothing.
 
 /** One place of so many is reserved. */
 const RESERVED = 8;
 
-/**
- * Whether one who holds `own` of `taken` places may have another, when so many hold any, itself included. Pure.
- */
+/** Whether one who holds `own` of `taken` places may have another, when so many hold any, itself included. */
 export function mayTake(own: number, taken: number, holders: number, total: number, round = Math.floor): boolean {
   const free = total - taken;
   const reserve = Math.max(1, Math.floor(total / RESERVED));

@@ -1,13 +1,6 @@
 // Turns of the event loop: how work that callers, upstreams and the store cause gives the loop back in time. Work that one
 // tenant can make much of is done in steps, a few milliseconds of them in one turn, one tenant after the other. So nobody
 // holds up the others by sending much, or by sending little that makes much work.
-//
-// - `inTurns` and what stands on it: steps over what callers and upstreams send
-// - `turnOf`: when a request begins
-// - `inThreadTurn`: long work in the runtime's pool of threads
-// - `inStoreTurns`: steps over stored rows, which SQLite reads on the event loop
-// - `waitWholeTurn`: what the sockets bring next
-//
 // One per thread, since a thread has one event loop, and all work on it shares its turns.
 
 import { AsyncLocalStorage } from "node:async_hooks";
@@ -161,7 +154,6 @@ export function bodyInSteps<T>(body: Pick<Uint8Array, "byteLength">, steps: Step
 // When a request begins. Requests that arrive in one turn of the event loop begin at once, for up to a few
 // milliseconds; the others follow in the next turns, one tenant after the other, for as long again. So a thousand
 // requests that arrive together hold up no timers and no streams, and a tenant that sends few waits behind few.
-// One per thread, since a thread has one event loop, and all requests share its turns.
 
 /** Includes what a request does up to its first wait, such as a query of SQLite. */
 const BEGUN_MS_MAX = 8;
@@ -228,7 +220,7 @@ async function nextTurn(): Promise<void> {
 
 // Work that takes long in one piece runs in the runtime's pool of threads, two pieces of two tenants at a time, and then
 // one of each other tenant in turn. So nobody waits behind much work of somebody else, and the pool stays free for what
-// else it is for. One per thread, since all work that a thread sends to the pool has to be counted together.
+// else it is for.
 
 export const inThreadTurn = createSlots(2);
 
@@ -248,7 +240,6 @@ export function inStoreTurns<T>(tenant: string, step: () => Promise<T>): Promise
 
 // What waits for a whole turn of the event loop, to see what the sockets bring next: all of a turn together, since a timer
 // for each costs 0.6 µs (measured on Bun 1.4.5).
-// One per thread, since a thread has one event loop.
 
 export interface TurnWaiter {
   turned(): void;

@@ -1,7 +1,5 @@
-// Waiting: for a time, for a signal, for the last of what is under way, and for the end of something.
-//
-// Waits that end after a time, by the monotonic clock of timers, or by a signal. The work goes on after that, and its
-// outcome is ignored.
+// Waiting: for a time, for a signal, for the last of what is under way, and for the end of something. Where a wait ends
+// first, the work goes on, and its outcome is ignored.
 
 /** The outcome of `work`, unless `ms` pass first: then rejects with what `late` gives. */
 export async function withDeadline<T>(ms: number, work: Promise<T>, late: () => unknown): Promise<T> {
@@ -112,10 +110,9 @@ export async function untilFirst<T>(
   }
 }
 
-// Counts what is under way, for those who wait until nothing is.
-
 export type UnderWay = ReturnType<typeof createUnderWay>;
 
+/** Counts what is under way, for those who wait until nothing is. */
 export function createUnderWay() {
   let count = 0;
   let idle = Promise.withResolvers<void>();

@@ -1,7 +1,6 @@
 // The metrics of both services: names, labels, buckets, what counts them, and the port that shows them. Every name is there
 // from the start, with zeros for all labels that can be listed; what only the other service counts stays zero. No label says
 // anything about a tenant. In one file, since it is one table of metrics and what they are counted with.
-import { STATUS_CODES } from "node:http";
 import { Counter, Gauge, Histogram, Registry } from "prom-client";
 import type { Log } from "../core/log.ts";
 import {
@@ -261,18 +260,24 @@ function slashesIn(path: string): number {
   return count;
 }
 
-/** The runtime has words for them, but IANA's registry has no meaning (RFC 9110). */
-const UNASSIGNED = new Set(["418", "509"]);
-
-/** Statuses with a meaning. On the streaming path the upstream chooses the status. */
-const LABELS = new Map(
-  Object.keys(STATUS_CODES)
-    .filter((status) => !UNASSIGNED.has(status))
-    .map((status) => [Number(status), status]),
-);
+/** Statuses with a meaning (IANA's registry, RFC 9110). On the streaming path the upstream chooses the status. */
+const ASSIGNED: readonly (readonly [from: number, to: number])[] = [
+  [100, 103],
+  [200, 208],
+  [226, 226],
+  [300, 308],
+  [400, 417],
+  [421, 426],
+  [428, 429],
+  [431, 431],
+  [451, 451],
+  [500, 508],
+  [510, 511],
+];
 
 export function statusLabel(status: number): string {
-  return LABELS.get(status) ?? `${Math.floor(status / 100)}xx`;
+  const hasMeaning = ASSIGNED.some(([from, to]) => from <= status && status <= to);
+  return hasMeaning ? `${status}` : `${Math.floor(status / 100)}xx`;
 }
 
 const HALF_MS = 30_000;

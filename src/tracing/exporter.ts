@@ -8,6 +8,7 @@ import { ProtobufTraceSerializer } from "@opentelemetry/otlp-transformer";
 import { BatchSpanProcessor, type ReadableSpan, type SpanExporter, type SpanProcessor } from "@opentelemetry/sdk-trace";
 import type { Log } from "../core/log.ts";
 import { systemClock } from "../core/time.ts";
+import type { TracingOptions } from "../core/tracing.ts";
 import type { Answer } from "../http/client/answer.ts";
 import { readBody } from "../http/client/body.ts";
 import { type Outbound, OutboundError, retryAfterMs } from "../http/client/outbound.ts";
@@ -18,13 +19,7 @@ import { createUnderWay, endsWithin } from "../kernel/wait.ts";
 const REQUEST_MS = 10_000;
 const ANSWER_BYTES_MAX = 64 * 1024;
 
-interface CollectorOptions {
-  /** The base URL of the collector. */
-  readonly endpoint: string;
-  /** Headers may hold a key. */
-  readonly headers: ReadonlyArray<readonly [name: string, value: string]>;
-  readonly outbound: Outbound;
-}
+type CollectorOptions = Pick<TracingOptions, "endpoint" | "headers"> & { readonly outbound: Outbound };
 
 const FOR_NOW = new Set([429, 502, 503, 504]);
 

@@ -3,10 +3,10 @@ import { ROOT_CONTEXT, SpanKind, TraceFlags, trace } from "@opentelemetry/api";
 import { type Sampler, SamplingDecision } from "@opentelemetry/sdk-trace";
 import fc from "fast-check";
 import { SAMPLERS } from "../core/tracing.ts";
-import { createSampler, type SamplingOptions } from "./tracer.ts";
+import { createSampler } from "./tracer.ts";
 
 const TRACE = "0af7651916cd43dd8448eb211c80319c";
-const OPTIONS: SamplingOptions = { sampler: "parentbased_always_on", ratio: 1, tracesPerSecond: 8 };
+const OPTIONS = { sampler: "parentbased_always_on", ratio: 1, tracesPerSecond: 8 } as const;
 
 /** @param parent whether the trace that goes on is recorded; null for a new one */
 function isRecorded(sampler: Sampler, kind: SpanKind, parent: boolean | null): boolean {
@@ -18,7 +18,7 @@ function isRecorded(sampler: Sampler, kind: SpanKind, parent: boolean | null): b
 }
 
 /** A sampler, and who pays for what it is asked next. */
-function samplerFor(options: Partial<SamplingOptions> = {}) {
+function samplerFor(options: Partial<Parameters<typeof createSampler>[0]> = {}) {
   let payer = "";
   const sampler = createSampler({ ...OPTIONS, ...options }, () => payer);
   return (name: string, parent: boolean | null = null, kind = SpanKind.SERVER) => {

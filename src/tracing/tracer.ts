@@ -151,18 +151,9 @@ const WINDOW_MS = 1000;
 const LEFT_OUT = { decision: SamplingDecision.NOT_RECORD };
 const RECORDED = { decision: SamplingDecision.RECORD_AND_SAMPLED };
 
-export interface SamplingOptions {
-  readonly sampler: SamplerName;
-  /** Of the samplers by ratio: from 0 to 1. */
-  readonly ratio: number;
-  readonly tracesPerSecond: number;
-}
-
-/**
- * @param payerOf whose share a trace takes that is begun in this context
- */
+/** @param payerOf whose share a trace takes that is begun in this context */
 export function createSampler(
-  { sampler, ratio, tracesPerSecond }: SamplingOptions,
+  { sampler, ratio, tracesPerSecond }: Pick<TracingOptions, "sampler" | "ratio" | "tracesPerSecond">,
   payerOf: (context: Context) => string,
 ): Sampler {
   const chosen = samplerOf(sampler, ratio);

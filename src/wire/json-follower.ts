@@ -2,6 +2,7 @@
 // short texts that are asked for are kept, so an object of any length takes the same memory. It accepts and refuses exactly the
 // texts that `json-scan.ts` does.
 import { MAX } from "../kernel/limits.ts";
+import { isDigit, isHexDigit, SIMPLE_ESCAPES } from "./json-scan.ts";
 
 /** A value of the object, or of the object in one of its members. */
 export interface Member {
@@ -72,16 +73,9 @@ const NOTHING = new Uint8Array();
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
 const codeOf = (character: string) => character.charCodeAt(0);
-const SIMPLE_ESCAPES = new Set(encoder.encode('"\\/bfnrt'));
 const WORDS = new Map(["true", "false", "null"].map((word) => [codeOf(word), encoder.encode(word)]));
 
-const isDigit = (byte: number) => byte >= 0x30 && byte <= 0x39;
 const isSpace = (byte: number) => byte === SPACE || byte === 0x0a || byte === 0x0d || byte === 0x09;
-
-function isHexDigit(byte: number): boolean {
-  const letter = byte | 0x20;
-  return isDigit(byte) || (letter >= 0x61 && letter <= 0x66);
-}
 
 /** A byte of a number: a zero, another digit, a point, an exponent's letter, a sign, or none of these. */
 function kindOf(byte: number): number {

@@ -38,7 +38,7 @@ const LETTER_CASE = 0x20;
 const ESCAPE_BYTES = 6;
 
 const encoder = new TextEncoder();
-const SIMPLE_ESCAPES = new Set(encoder.encode('"\\/bfnrt'));
+export const SIMPLE_ESCAPES = new Set(encoder.encode('"\\/bfnrt'));
 
 const TRUE = encoder.encode("true");
 const FALSE = encoder.encode("false");
@@ -630,12 +630,12 @@ function scanEscape(bytes: Uint8Array, start: number): number {
   return start + ESCAPE_BYTES;
 }
 
-function isHexDigit(byte: number | undefined): boolean {
+export function isHexDigit(byte: number | undefined): boolean {
   if (byte === undefined || isDigit(byte)) return byte !== undefined;
   const letter = byte | 0x20;
   return letter >= 0x61 && letter <= 0x66;
 }
 
-function isDigit(byte: number | undefined): boolean {
+export function isDigit(byte: number | undefined): boolean {
   return byte !== undefined && byte >= ZERO && byte <= NINE;
 }
