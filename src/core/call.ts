@@ -1,7 +1,6 @@
 // A call: who makes it, what is stored of it until it has been made, and its end.
 import type { ErrorClass, Mode, Protocol, SettlementStatus } from "./states.ts";
 
-/** The tenant that owns all data the call may see, and the user within it. */
 export interface Caller {
   readonly tenant: string;
   readonly user: string;
@@ -36,7 +35,6 @@ export interface CallEnd {
   readonly tenant: string;
   readonly invocation_id: string;
   readonly agent_id: string;
-  /** The user who made the call. */
   readonly caller: string;
   readonly mode: Mode;
   readonly model: string | null;
@@ -50,7 +48,6 @@ export interface CallEnd {
   readonly latency_ms: number | null;
   /** Until the first byte of a streamed body. */
   readonly ttft_ms: number | null;
-  /** Bytes of the request's body. */
   readonly req_size: number | null;
   /** Bytes of the whole decoded response; null when no response came. */
   readonly resp_size: number | null;
@@ -66,9 +63,8 @@ export interface CallEnd {
 }
 
 export interface CallPayment {
-  /** As the record names it: `base`. */
+  /** Network and asset as the record names them: `base`, `USDC`. */
   readonly network: string;
-  /** As the record names it: `USDC`. */
   readonly asset: string;
   /** In the token's smallest units, in decimal. */
   readonly amount: string;

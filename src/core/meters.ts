@@ -26,9 +26,6 @@ export const SETTLEMENT_OUTCOMES = [
 ] as const;
 export type SettlementOutcome = (typeof SETTLEMENT_OUTCOMES)[number];
 
-/** Takes an answered request. */
-export type RequestMeter = (path: string, status: number, ms: number) => void;
-
 export interface QueueSize {
   readonly calls: number;
   /** Of the one that waits longest; 0 when none does. */
@@ -58,8 +55,8 @@ export interface Meters {
   rpcFailed(endpoint: number): void;
   /** The main thread's event loop was late by so much. */
   loopLate(ms: number): void;
-  /** For a service with these routes. */
-  requestsTo(routes: readonly { readonly path: string }[]): RequestMeter;
+  /** For a service with these routes: takes an answered request. */
+  requestsTo(routes: readonly { readonly path: string }[]): (path: string, status: number, ms: number) => void;
   gauges(sources: GaugeSources): void;
 }
 

@@ -5,9 +5,7 @@
 type HeaderPairs = ReadonlyArray<readonly [name: string, value: string]>;
 
 export interface SpanFields {
-  /** Of the HTTP request. */
   readonly method?: string;
-  /** Of the HTTP answer. */
   readonly status?: number;
   /** A path with names in the place of its parameters. */
   readonly route?: string;
@@ -71,7 +69,6 @@ export function nameIn(headers: Headers, span: Span): void {
   for (const [name, value] of span.headers) headers.set(name, value);
 }
 
-/** What names a parent among the headers. */
 export function namedIn(headers: Headers): HeaderPairs {
   return [...NAMES].flatMap((name) => {
     const value = headers.get(name);
@@ -111,7 +108,7 @@ export const SAMPLERS = [
 export type SamplerName = (typeof SAMPLERS)[number];
 
 export interface TracingOptions {
-  /** Base URL of the collector. */
+  /** The collector's base URL. */
   readonly endpoint: string;
   /** Of each request to it; they may hold a key. */
   readonly headers: HeaderPairs;

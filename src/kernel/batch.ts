@@ -88,18 +88,12 @@ export function createTurnQueue<T extends OfTenant>() {
   };
 }
 
-// Many who want the same asked at about the same time, each for itself: one question for all of them. The first one is
-// asked at the end of its turn of the event loop; those that come while a question is under way are asked for together
-// when it has been answered. So however many come, there is one question at a time, and it says how many they are.
-
-interface BatchWaiter<A> {
-  resolve(answer: A): void;
-  reject(error: unknown): void;
-}
+// One question for all who want the same asked at about the same time. The first one is asked at the end of its turn of the
+// event loop; those that come while a question is under way are asked for together when it has been answered.
 
 interface Round<S, A> {
   readonly subject: S;
-  readonly waiters: BatchWaiter<A>[];
+  readonly waiters: PromiseWithResolvers<A>[];
 }
 
 /**
@@ -135,15 +129,14 @@ export function createGathering<S, A>(ask: (subject: S, count: number) => Promis
      * @param key what is asked about; the subject is the same whenever the key is
      */
     join(key: string, subject: S): Promise<A> {
-      const { promise, resolve, reject } = Promise.withResolvers<A>();
+      const waiter = Promise.withResolvers<A>();
       const round = gathering.get(key);
-      if (round !== undefined) {
-        round.waiters.push({ resolve, reject });
-        return promise;
+      if (round !== undefined) round.waiters.push(waiter);
+      else {
+        gathering.set(key, { subject, waiters: [waiter] });
+        if (!asking.has(key)) setImmediate(() => void askNext(key));
       }
-      gathering.set(key, { subject, waiters: [{ resolve, reject }] });
-      if (!asking.has(key)) setImmediate(() => void askNext(key));
-      return promise;
+      return waiter.promise;
     },
   };
 }

@@ -24,12 +24,11 @@ export function every(ms: number, work: () => Promise<unknown>): () => void {
 }
 
 // Work that looks for something to do, often while there is something and seldom while there is nothing: an idle process
-// asks its database little. What makes work in this process wakes it; work of other processes is found by the next look.
+// asks its database little. What makes work in this process wakes it.
 
 interface PollOptions {
-  /** The pause between two looks that find something. */
   readonly leastMs: number;
-  /** The longest pause: so late may work of another process be found. */
+  /** So late may work of another process be found. */
   readonly mostMs: number;
 }
 

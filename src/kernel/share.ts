@@ -199,7 +199,7 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
     return null;
   }
 
-  /** Gives one of the tenant's waiters its share, if one can have it now. */
+  /** Gives one of the tenant's waiters its share, if one may have it now. */
   function serveOne(tenant: string): boolean {
     if (share.roomOf(tenant, partNow()) <= 0) return false;
     for (const agent of leastFirst(open.of(tenant), (name) => share.heldBy(tenant, name ?? undefined))) {
@@ -468,11 +468,10 @@ export function createReservedShare(total: number, round = Math.floor) {
   };
 }
 
-// Shares of a memory budget that has room for few holders at a time. A tenant alone may use nearly all of it, and others
-// must not wait until it is done, which may be never. So each holder says how it gives way. When somebody has waited for
-// a second, the tenant that holds most gives way, if it holds more than its equal part and more than the waiter's tenant
-// would hold: it ends the holder whose last progress is the longest ago, and the next one, until there is enough.
-// Meanwhile nobody gets more than its equal part, or what is given back would go round in circles.
+// Shares of a memory budget that has room for few holders at a time, some of which may never be done. So each says how it
+// gives way. When somebody has waited for a second, the tenant that holds most gives way, if it holds more than its equal
+// part and more than the waiter's tenant would hold: it ends the holder whose last progress is the longest ago, and the next
+// one, until there is enough. Meanwhile nobody gets more than its equal part, or what is given back would go in circles.
 
 /** What one holder has. */
 export interface Stake {
@@ -493,7 +492,7 @@ export interface Stake {
   giveBack(amount?: number): void;
 }
 
-export interface CommonsOptions {
+interface CommonsOptions {
   readonly size: number;
   /** For tests: how long somebody waits before others give way, and the timer for the next look. */
   readonly patienceMs?: number;

@@ -77,10 +77,10 @@ function takeTurn(): void {
   }
 }
 
-// How long one step is of work that is done in steps. Its cost is counted and not timed, so the same work always takes
-// the same steps.
-
-/** Adds to the work of the current step, and returns whether the step should end. */
+/**
+ * Adds to the work of the current step, and returns whether the step should end. The cost is counted and not timed, so that
+ * the same work always takes the same steps.
+ */
 export type Pace = (work: number) => boolean;
 
 /** The work of one step. A unit is the cost of looking at a byte: a nanosecond or two. */
@@ -151,9 +151,8 @@ export function bodyInSteps<T>(body: Pick<Uint8Array, "byteLength">, steps: Step
   return run(steps, tenant);
 }
 
-// When a request begins. Requests that arrive in one turn of the event loop begin at once, for up to a few
-// milliseconds; the others follow in the next turns, one tenant after the other, for as long again. So a thousand
-// requests that arrive together hold up no timers and no streams, and a tenant that sends few waits behind few.
+// When a request begins. Those that arrive in one turn of the event loop begin at once, for up to a few milliseconds; the
+// others follow in the next turns, one tenant after the other. So a thousand that arrive together hold up no streams.
 
 /** Includes what a request does up to its first wait, such as a query of SQLite. */
 const BEGUN_MS_MAX = 8;

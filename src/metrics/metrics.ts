@@ -315,13 +315,6 @@ export function createLoopLag(monotonic: () => number = () => performance.now())
 /** At most one part in so many of the time goes into finding a value. */
 const PART_OF_TIME = 20;
 
-interface StaleValue<T> {
-  readonly value: T;
-  readonly until: number;
-  /** For a reader who can't wait for the new value. */
-  readonly usableUntil: number;
-}
-
 /**
  * Keeps a value that is dear to find out for some seconds. A later reader waits for a new value, but only for a moment; then the
  * last value serves if the finding has been slow before.
@@ -329,7 +322,8 @@ interface StaleValue<T> {
  * @returns null when the value is not known now
  */
 export function staleCache<T>(find: () => Promise<T>): () => Promise<T | null> {
-  let known: StaleValue<T> | null = null;
+  /** Up to `usableUntil` for a reader who can't wait for the new value. */
+  let known: { readonly value: T; readonly until: number; readonly usableUntil: number } | null = null;
   let finding: Promise<void> | null = null;
 
   /** Never rejects. */

@@ -1,7 +1,6 @@
-// Spans on their way to the collector, by OTLP over HTTP as protobuf. A bounded number waits; a span that finds no room is
-// dropped, and so is a batch that the collector does not take. Both are counted and logged once a minute. Whatever the
-// collector does, a batch is over in bounded time and memory. A passing failure (429, 502, 503, 504, no connection) is tried
-// again, after the time that the collector asks for if that is longer than ours.
+// Spans on their way to the collector, by OTLP over HTTP as protobuf. A span that finds no room is dropped, and so is a batch
+// that the collector does not take. Whatever the collector does, a batch is over in bounded time and memory. A passing failure
+// (429, 502, 503, 504, no connection) is tried again, after the time that the collector asks for if that is longer than ours.
 
 import { type ExportResult, ExportResultCode } from "@opentelemetry/core";
 import { ProtobufTraceSerializer } from "@opentelemetry/otlp-transformer";
@@ -23,7 +22,6 @@ type CollectorOptions = Pick<TracingOptions, "endpoint" | "headers"> & { readonl
 
 const FOR_NOW = new Set([429, 502, 503, 504]);
 
-/** Why a batch was not taken. */
 interface UntakenBatch {
   /** For the log: it holds no header and no path. */
   readonly message: string;
@@ -36,7 +34,6 @@ interface Exporter extends SpanExporter {
   abort(): void;
 }
 
-/** @returns an exporter whose `result.error` has a message for the log */
 export function createExporter({ endpoint, headers, outbound }: CollectorOptions): Exporter {
   const url = `${endpoint.replace(/\/+$/, "")}/v1/traces`;
   const sent = [["content-type", "application/x-protobuf"] as const, ...headers];

@@ -55,7 +55,6 @@ export interface RunningTracer extends Tracer {
   stop(): Promise<void>;
 }
 
-/** @param service the name of the service, where the operator gives none */
 export function createTracer(options: TracingOptions, service: string, log: Log): RunningTracer {
   const { endpoint, headers, serviceName, resource, extraCa } = options;
   const payerKey = createContextKey("tollgate.payer");
@@ -120,7 +119,13 @@ class BegunSpan implements Span {
   }
 
   get headers(): Span["headers"] {
-    return headersOf(this.context);
+    const headers: [string, string][] = [];
+    PROPAGATOR.inject(this.context, headers, {
+      set(pairs, name, value) {
+        if (value !== "") pairs.push([name, value]);
+      },
+    });
+    return headers;
   }
 
   set(fields: SpanFields): void {
@@ -135,16 +140,6 @@ class BegunSpan implements Span {
     if (fields !== undefined) this.set(fields);
     this.#span.end(performance.now());
   }
-}
-
-function headersOf(context: Context): Span["headers"] {
-  const headers: [string, string][] = [];
-  PROPAGATOR.inject(context, headers, {
-    set(pairs, name, value) {
-      if (value !== "") pairs.push([name, value]);
-    },
-  });
-  return headers;
 }
 
 const WINDOW_MS = 1000;

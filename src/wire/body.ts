@@ -1,7 +1,5 @@
 // The body of a call: one piece while it is small, parts otherwise. A large one is gathered, stored, handed to a worker
 // and sent part by part, so that no piece of work takes all of it, and its parts move between threads without a copy.
-//
-// Idempotency key, payment and receipt may each need the digest of a body, so it is hashed once, only when one of them asks.
 
 import { createHash } from "node:crypto";
 import { bodyInSteps, inSteps, type Steps } from "../kernel/turns.ts";
@@ -16,9 +14,10 @@ export type CallBody = Uint8Array | LargeBody;
 
 export class LargeBody {
   readonly byteLength: number;
-  #parts: readonly Uint8Array[];
-  #whole: Uint8Array | null = null;
-  /** In lower hex, once somebody has asked for it. */
+  /** Views of the whole, once somebody has asked for that. */
+  parts: readonly Uint8Array[];
+  whole: Uint8Array | null = null;
+  /** In lower hex. Hashed once, when idempotency key, payment or receipt asks for it first. */
   sha256: string | null = null;
 
   /**
@@ -26,32 +25,23 @@ export class LargeBody {
    *   for the last of a body
    */
   constructor(parts: readonly Uint8Array[]) {
-    this.#parts = parts;
+    this.parts = parts;
     this.byteLength = parts.reduce((sum, part) => sum + part.byteLength, 0);
-  }
-
-  get parts(): readonly Uint8Array[] {
-    return this.#parts;
-  }
-
-  /** All of it in one piece, if somebody has asked for that: its parts are views of it then. */
-  get whole(): Uint8Array | null {
-    return this.#whole;
   }
 
   /** Joins the parts, one in each step. Each is given back as soon as it is copied. */
   *joined(): Steps<Uint8Array> {
-    if (this.#whole !== null) return this.#whole;
+    if (this.whole !== null) return this.whole;
     const whole = new Uint8Array(this.byteLength);
     let at = 0;
-    for (const part of this.#parts) {
+    for (const part of this.parts) {
       if (at > 0) yield;
       whole.set(part, at);
       at += part.byteLength;
       freeMemory(part);
     }
-    this.#parts = bodyPartsOf(whole);
-    this.#whole = whole;
+    this.parts = bodyPartsOf(whole);
+    this.whole = whole;
     return whole;
   }
 }
@@ -66,7 +56,6 @@ export function freeMemory(piece: Uint8Array): void {
   if (byteLength > 0 && buffer instanceof ArrayBuffer && buffer.byteLength === byteLength) buffer.transfer(0);
 }
 
-/** Gives back the memory of a body, in one piece, in parts, or joined. */
 export function freeBody(body: CallBody): void {
   if (body instanceof Uint8Array) freeMemory(body);
   else if (body.whole !== null) freeMemory(body.whole);
@@ -81,7 +70,6 @@ export function bodyPartsOf(body: CallBody): readonly Uint8Array[] {
   return Array.from({ length: count }, (_, n) => body.subarray(n * PART_BYTES, (n + 1) * PART_BYTES));
 }
 
-/** A body of these parts: see LargeBody. */
 export function bodyOf(parts: readonly Uint8Array[]): CallBody {
   const [first] = parts;
   if (first === undefined) return new Uint8Array();
@@ -120,7 +108,6 @@ export function* sha256Of(body: CallBody): Steps<string> {
   return digest;
 }
 
-/** The SHA-256 of a body, in lower hex. */
 export function hashOf(body: CallBody, tenant: string): Promise<string> {
   return bodyInSteps(body, sha256Of(body), tenant);
 }

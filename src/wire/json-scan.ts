@@ -1,7 +1,6 @@
 // The outline of a JSON text, read straight from its bytes: whether it is JSON at all, and where the values of a few
 // watched keys stand, in whatever way the keys are written. Nothing is built, so a body of 32 MiB costs no second copy and no
-// object tree, and a value can be replaced in place without touching its neighbours. The scan works in steps, each of which
-// may end anywhere, even in the middle of a string, so no text takes long in one piece.
+// object tree. The scan works in steps, each of which may end anywhere, so no text takes long in one piece.
 
 import { MAX } from "../kernel/limits.ts";
 import type { Steps } from "../kernel/turns.ts";
@@ -53,12 +52,11 @@ interface Outline {
   readonly findings: readonly FoundKey[];
   /** The index after the object; -1 when it does not end properly. */
   readonly end: number;
-  /** Why the object does not end: no JSON (or cut off), or nested too deep. */
+  /** `malformed` where it is cut off, too. */
   readonly problem: "malformed" | "too deep" | null;
 }
 
 export interface Items {
-  /** Where the items stand. */
   readonly items: readonly ScannedItem[];
   /** The index after the array; -1 when it does not end properly. */
   readonly end: number;
@@ -91,10 +89,7 @@ export function* objectOutline(
   return { findings: probes.map(toFinding), end, problem: problem === "too many" ? "malformed" : problem };
 }
 
-/**
- * The items of the array that opens at `start`, with what is found of the watched keys in each item. At most `most` are
- * listed.
- */
+/** At most `most` items of the array that opens at `start`, with what is found of the watched keys in each. */
 export function* arrayOutline(
   bytes: Uint8Array,
   start: number,
@@ -127,7 +122,7 @@ export interface ScannedItem extends ByteRange {
   readonly findings: readonly FoundKey[];
 }
 
-/** The items of the outermost array. */
+/** Of the outermost array. */
 interface Listed {
   readonly items: ScannedItem[];
   readonly most: number;
@@ -421,7 +416,15 @@ function memberOf(bytes: Uint8Array, start: number, end: number, probes: readonl
 }
 
 function noteMember(member: Noted | null): void {
-  if (member?.probe != null) note(member.probe, member.isExact, member.start, member.end);
+  const probe = member?.probe;
+  if (member == null || probe == null) return;
+  probe.seen++;
+  if (member.isExact) {
+    probe.start = member.start;
+    probe.end = member.end;
+  } else {
+    probe.isMiscased = true;
+  }
 }
 
 function startItem(listed: Listed | null): Noted | null {
@@ -437,9 +440,9 @@ export interface Watched {
   readonly inside: readonly Watched[];
 }
 
-/** A span of bytes: from `start` up to, but not including, `end`. */
 export interface ByteRange {
   readonly start: number;
+  /** Behind the last byte. */
   readonly end: number;
 }
 
@@ -579,16 +582,6 @@ function fold(unit: number): number {
       return 0x4b;
     default:
       return unit;
-  }
-}
-
-function note(probe: Probe, isExact: boolean, start: number, end: number): void {
-  probe.seen++;
-  if (isExact) {
-    probe.start = start;
-    probe.end = end;
-  } else {
-    probe.isMiscased = true;
   }
 }
 

@@ -1,6 +1,5 @@
-// JSON-RPC 2.0 as MCP uses it, read and rewritten on the bytes themselves: the one request of a polled call, what an MCP
-// client posts on the streaming path, and the replacement of an id in place. Bodies are never re-serialised, so big numbers,
-// key order and spacing survive.
+// JSON-RPC 2.0 as MCP uses it, read and rewritten on the bytes themselves, so that big numbers, key order and spacing survive:
+// the one request of a polled call, and what an MCP client posts on the streaming path.
 //
 // What is read here must be what the upstream reads, so a key that decoders could resolve in two ways (given twice, in
 // another letter case, which some decoders fold, or with U+0000 behind it, where some end) is refused.
@@ -196,7 +195,6 @@ function readMethod(body: Uint8Array, method: FoundKey | undefined): string | Rp
 
 const NO_PARAMS: MessageFacts = { tool: null, protocolVersion: null, params: [] };
 
-/** The params of a message that has a method. */
 function judgeParams(body: Uint8Array, method: string, params: FoundKey | undefined): MessageFacts | RpcProblem {
   if (params?.value == null) return NO_PARAMS;
   const isCall = method === TOOLS_CALL;
@@ -215,7 +213,6 @@ function judgeParams(body: Uint8Array, method: string, params: FoundKey | undefi
   return { tool, ...judged };
 }
 
-/** Of the keys at the top; null when every decoder reads them in one way. */
 function firstAmbiguity(keys: readonly Watched[], findings: readonly FoundKey[]): string | null {
   for (const [index, { key }] of keys.entries()) {
     const ambiguity = ambiguityOf(key, findings[index]);
@@ -257,12 +254,10 @@ function isId(body: Uint8Array, span: ByteRange): boolean {
   return first === QUOTE || first === 0x2d || (first !== undefined && first >= 0x30 && first <= 0x39);
 }
 
-/** Whether a protocol version is one of those without handshake and session. */
 export function isSessionless(version: string | null): boolean {
   return version !== null && /^\d{4}-\d{2}-\d{2}$/.test(version) && version >= SESSIONLESS_SINCE;
 }
 
-/** `body` with the bytes of `span` replaced. */
 export function splice(body: Uint8Array, span: ByteRange, replacement: Uint8Array): Uint8Array {
   const out = new Uint8Array(body.length - (span.end - span.start) + replacement.length);
   out.set(body.subarray(0, span.start));
@@ -281,7 +276,6 @@ export function isSameId(answered: string, sent: string, isError: boolean): bool
   return JSON.parse(answered) === JSON.parse(sent);
 }
 
-/** The JSON text of a message, as bytes. */
 export function encodeRpc(message: object): Uint8Array {
   return encoder.encode(JSON.stringify({ jsonrpc: "2.0", ...message }));
 }

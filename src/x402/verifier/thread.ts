@@ -4,7 +4,6 @@ import type { Log } from "../../core/log.ts";
 import type { Payment } from "../types.ts";
 import type { SignedBy } from "../verify.ts";
 
-/** What is judged of a payment. */
 export type SignedAuthorization = Pick<Payment, "authorization" | "signature">;
 /** Null where judging throws. */
 export type Verdict = SignedBy | null;

@@ -8,7 +8,7 @@ import { MAX } from "../../kernel/limits.ts";
 import { createFairShare, createRoundRobin } from "../../kernel/share.ts";
 import { inTurns } from "../../kernel/turns.ts";
 import { checkSignature, type SignedBy } from "../verify.ts";
-import { createVerifierThread, type SignedAuthorization, type ThreadOptions, type Verdict } from "./thread.ts";
+import { createVerifierThread, type SignedAuthorization, type ThreadOptions } from "./thread.ts";
 
 /** With no more than these the main thread is done before a worker has started. */
 const FEW = 4;
@@ -17,10 +17,8 @@ const BATCH = 8;
 /** What the main thread judges of the queue takes its turns as one tenant's work does. */
 const TURN = "signatures of payments";
 
-interface Waiting extends SignedAuthorization {
+interface Waiting extends SignedAuthorization, PromiseWithResolvers<SignedBy> {
   readonly owner: string;
-  readonly resolve: (signedBy: SignedBy) => void;
-  readonly reject: (error: unknown) => void;
 }
 
 export interface VerifierOptions extends ThreadOptions {
@@ -39,7 +37,11 @@ export function createVerifier({ waitingMax = MAX.verifications, ...options }: V
     answered(batch, answers) {
       // First, so that the worker has its next batch while callers go on here.
       handOver();
-      for (const [at, waiting] of batch.entries()) settle(waiting, answers[at] ?? null);
+      for (const [at, waiting] of batch.entries()) {
+        const answer = answers[at] ?? null;
+        if (answer === null) judgeHere(waiting);
+        else waiting.resolve(answer);
+      }
     },
     lost(batches) {
       for (const waiting of batches.flat()) queue.add(waiting.owner, waiting);
@@ -53,11 +55,6 @@ export function createVerifier({ waitingMax = MAX.verifications, ...options }: V
     } catch (error) {
       waiting.reject(error);
     }
-  }
-
-  function settle(waiting: Waiting, answer: Verdict): void {
-    if (answer === null) judgeHere(waiting);
-    else waiting.resolve(answer);
   }
 
   function handOver(): void {
@@ -110,10 +107,10 @@ export function createVerifier({ waitingMax = MAX.verifications, ...options }: V
       if (places.take(owner) !== null) {
         throw new Fault("unavailable", "too many payments wait to be verified", { retryAfterSeconds: 1 });
       }
-      const { promise, resolve, reject } = Promise.withResolvers<SignedBy>();
-      wait({ owner, authorization, signature, resolve, reject });
+      const waiting = { owner, authorization, signature, ...Promise.withResolvers<SignedBy>() };
+      wait(waiting);
       try {
-        return await promise;
+        return await waiting.promise;
       } finally {
         places.giveBack(owner);
       }
