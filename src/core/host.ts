@@ -225,9 +225,8 @@ export type WrittenUrl =
   /** `reason` is safe for callers and follows the name of a field. */
   | { readonly ok: false; readonly reason: string };
 
-/** What a stored URL may not name. Narrower than the rule at dial time: other ranges fail there. */
-const WRITTEN_REFUSED = table(
-  // Unspecified, private, loopback, link-local, multicast.
+/** Unspecified, private, loopback, link-local and multicast. */
+const LOCAL_V4 = table(
   "0.0.0.0/8",
   "10.0.0.0/8",
   "127.0.0.0/8",
@@ -235,36 +234,28 @@ const WRITTEN_REFUSED = table(
   "172.16.0.0/12",
   "192.168.0.0/16",
   "224.0.0.0/4",
-  "::/128",
-  "::1/128",
-  "fc00::/7",
-  "fe80::/10",
-  "fec0::/10",
-  "ff00::/8",
 );
+const LOCAL_V6 = table("::/128", "::1/128", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8");
 
-/** IANA's special-purpose registry for IPv4, multicast and reserved space, and Azure's metadata address. */
-const DIAL_REFUSED_V4 = table(
-  "0.0.0.0/8",
-  "10.0.0.0/8",
+/** What a stored URL may not name. Narrower than the rule at dial time: other ranges fail there. */
+const WRITTEN_REFUSED = [...LOCAL_V4, ...LOCAL_V6];
+
+/** The rest of IANA's special-purpose registry for IPv4, reserved space, and Azure's metadata address. */
+const SPECIAL_V4 = table(
   "100.64.0.0/10",
-  "127.0.0.0/8",
   "168.63.129.16/32",
-  "169.254.0.0/16",
-  "172.16.0.0/12",
   "192.0.0.0/24",
   "192.0.2.0/24",
   "192.31.196.0/24",
   "192.52.193.0/24",
   "192.88.99.0/24",
-  "192.168.0.0/16",
   "192.175.48.0/24",
   "198.18.0.0/15",
   "198.51.100.0/24",
   "203.0.113.0/24",
-  "224.0.0.0/4",
   "240.0.0.0/4",
 );
+const DIAL_REFUSED_V4 = [...LOCAL_V4, ...SPECIAL_V4];
 
 /** All of IPv6 that IANA has opened for global unicast. Everything outside is special or unassigned. */
 const GLOBAL_V6 = table("2000::/3");

@@ -23,7 +23,6 @@ export function viaProblem(headers: Headers, pseudonym: string): string | null {
   return times > 3 ? `is a loop: it has come through here ${times} times` : null;
 }
 
-/** The caller's list with this deployment behind it. */
 export function viaHeader(headers: Headers, pseudonym: string): [name: string, value: string] {
   const own = `1.1 ${pseudonym}`;
   const via = headers.get(HEADER)?.trim() ?? "";

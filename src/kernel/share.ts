@@ -124,7 +124,6 @@ export function createFairShare({ size, agentMax = size, least = 1 }: FairShareO
       const held = holders.get(tenant)?.held ?? 0;
       return Math.max(0, mostOfTenant(free + comesBack + held, part) - held);
     },
-    /** Those that hold something. */
     tenants: (): Iterable<string> => holders.keys(),
     /** What the tenant holds now, or one of its agents. */
     heldBy(tenant: string, agent?: string): number {
@@ -233,11 +232,9 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
   }
 
   return {
-    /** How many wait. */
     get size() {
       return size;
     },
-    /** The tenants of which somebody waits. */
     tenants: (): Iterable<string> => waiting.keys(),
     longest,
     isWaiting: (waiter: Waiter): boolean => waiting.get(waiter.tenant)?.get(waiter.agent)?.has(waiter) === true,
@@ -312,7 +309,7 @@ function toTheEnd<K, V>(map: Map<K, V>, key: K): void {
 }
 
 /**
- * Undefined when it was taken at once; else it has been taken when the promise resolves.
+ * Undefined when the share was taken at once; else it has been taken when the promise resolves.
  *
  * @param signal its reason ends the wait
  * @param taken called as soon as it has been taken after a wait
@@ -362,7 +359,6 @@ export function createRoundRobin<T>() {
       waiting.set(tenant, items.add(item));
       size++;
     },
-    /** Takes out the next one. */
     next(): { readonly tenant: string; readonly item: T } | undefined {
       for (const [tenant, items] of waiting) {
         // It stands last from now on.
@@ -446,11 +442,7 @@ export function createReservedShare(total: number, round = Math.floor) {
   const held = new Map<string, number>();
   let taken = 0;
   return {
-    /**
-     * False when this one has its share, or nothing is free.
-     *
-     * @param isFirst whether it may have what is free, whatever its share
-     */
+    /** @param isFirst whether it may have what is free, whatever its share */
     take(name: string, isFirst = false): boolean {
       const own = held.get(name) ?? 0;
       const holders = held.size + (own === 0 ? 1 : 0);
@@ -480,11 +472,7 @@ export interface Stake {
   giveWay: (() => void) | null;
   /** Takes more at once, or nothing. */
   takeNow(amount: number): boolean;
-  /**
-   * Undefined when it was taken at once; else it has been taken when the promise resolves.
-   *
-   * @param signal its reason ends the wait
-   */
+  /** As `enter` does. */
   take(amount: number, signal: StopSignal): Promise<void> | undefined;
   /** The holder makes progress. */
   heard(): void;

@@ -1,9 +1,8 @@
 // Traces by OpenTelemetry's own library. This file is loaded only where they are switched on.
 //
-// A span has the wall time at which it began, and the monotonic clock from there on, so a step of the wall clock changes no
-// duration. The operator's sampler decides which traces are recorded, by the caller's wish where it is asked to. A bound on
-// traces a second holds whatever the sampler says, so that no caller can make the gateway record without end; each tenant has
-// its share of that bound. A part of a trace is recorded if the trace is.
+// The operator's sampler decides which traces are recorded, by the caller's wish where it is asked to. A bound on traces a
+// second holds whatever the sampler says, so that no caller can make the gateway record without end; each tenant has its
+// share of that bound. A part of a trace is recorded if the trace is.
 import { AsyncLocalStorage } from "node:async_hooks";
 import {
   type Attributes,

@@ -8,7 +8,6 @@ export interface EventHandler {
   other?(bytes: Uint8Array): void;
   comment?(): void;
   /**
-   * The event has ended.
    * @param isMessage whether it is of the type `message`, as those without a type are
    * @param hasData whether it had data, if only empty
    */

@@ -1,7 +1,6 @@
-// JSON as it is accepted: strict UTF-8, bounded depth, no key twice, no number that would be altered. JSON.parse alone
-// lets the last of two equal keys win and rounds numbers that a double can't hold; both would store something else than
-// was sent. It also can't be interrupted, and a body of the largest size takes it longer than others should wait. So the
-// value is built here, in steps.
+// JSON as it is accepted: strict UTF-8, bounded depth, no key twice, no number that would be altered. JSON.parse lets the
+// last of two equal keys win and rounds numbers that a double can't hold, so that something else than was sent would be
+// stored. It also can't be interrupted. So the value is built here, in steps.
 
 import { Fault, shownField } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";

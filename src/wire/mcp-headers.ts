@@ -39,18 +39,13 @@ function isParam(name: string): boolean {
 /** A message as it was judged, so that it is not read a second time. */
 export type JudgedMessage = Pick<RpcMessage, "method" | "params">;
 
-export interface MirrorProblem {
-  readonly header: string;
-  readonly problem: string;
-}
-
 /**
  * The first header that contradicts the body; null when none does. Which headers must be there is for the server to
  * judge.
  *
  * @param judged what `body` is; null for a batch
  */
-export function mirrorProblem(headers: Headers, body: Uint8Array, judged: JudgedMessage | null): MirrorProblem | null {
+export function mirrorProblem(headers: Headers, body: Uint8Array, judged: JudgedMessage | null) {
   const echoed = [...headers].filter(([name]) => isMirror(name));
   if (echoed.length === 0) return null;
   if (echoed.length > MAX.echoedHeaders) {

@@ -1,7 +1,6 @@
 // Whose signature a payment carries, for many callers. Judging one takes 0.7 ms of a core. A tenant's only one is judged
-// on the main thread, one such per turn, so it waits behind nobody's many. The others are judged by a worker, a few per
-// message, one of each tenant in turn. While there is no worker, because few wait, or it starts, or has died, the main
-// thread judges them in its turns.
+// on the main thread, one such per turn, so it waits behind nobody's many. The others are judged by a worker, one of each
+// tenant in turn; while there is none, because few wait, or it starts, or has died, the main thread judges them in its turns.
 
 import { Fault } from "../../core/fault.ts";
 import { MAX } from "../../kernel/limits.ts";
