@@ -10,9 +10,7 @@ import { timeBounds } from "../core/time.ts";
 import type { Tracer, TracingOptions } from "../core/tracing.ts";
 import { pseudonymOf } from "../core/via.ts";
 import { type Assets, createAssets } from "../http/assets.ts";
-import type { DecoderShare } from "../http/client/decode.ts";
-import { fetchJson } from "../http/client/fetch-json.ts";
-import { createOutbound, type Outbound } from "../http/client/outbound.ts";
+import { createOutbound, fetchJson, type Outbound } from "../http/client/outbound.ts";
 import { routes } from "../http/elysia.ts";
 import type { UnderWay } from "../kernel/wait.ts";
 import type { Keyring } from "../keys/keyring.ts";
@@ -107,7 +105,6 @@ export interface GatewayParts {
   /** For every host that a tenant names. */
   readonly rules: HostRules;
   readonly trusted: Outbound;
-  readonly decoders: DecoderShare;
   readonly verifier: Verifier;
   readonly log: Log;
   readonly meters: Meters;
@@ -281,10 +278,7 @@ function secretSources({ options, store, keyring, trusted }: GatewayParts): Reso
   };
 }
 
-type StreamingParts = Pick<
-  GatewayParts,
-  "options" | "port" | "store" | "keyring" | "rules" | "decoders" | "log" | "tracer"
-> &
+type StreamingParts = Pick<GatewayParts, "options" | "port" | "store" | "keyring" | "rules" | "log" | "tracer"> &
   Pick<AdmitStreamOptions, "claims"> &
   Pick<StreamsDeps, "resolveCredential"> & {
     readonly checks: Omit<AdmitStreamOptions, "claims" | "limits" | "stopping">;
@@ -336,10 +330,9 @@ function composeStreaming(parts: StreamingParts) {
   };
 }
 
-function upstreamPool({ options, decoders, log }: GatewayParts) {
+function upstreamPool({ options, log }: GatewayParts) {
   return createWorkerPool({
     size: options.workers,
-    decoders,
     log,
     settings: {
       upstream_timeout_ms: options.upstreamTimeoutMs,

@@ -7,10 +7,7 @@ import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/startup.ts";
 import { systemClock, timeBounds } from "../core/time.ts";
-import { createDecoderShare } from "../http/client/decode.ts";
-import { fetchDocument } from "../http/client/fetch-json.ts";
-import { createOutbound, type Outbound } from "../http/client/outbound.ts";
-import { ownAddresses } from "../http/client/resolve.ts";
+import { createOutbound, fetchDocument, type Outbound, ownAddresses } from "../http/client/outbound.ts";
 import { hostPart, type Listener, listen } from "../http/listener.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -47,10 +44,10 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const [admitting, verifier, decoders] = [createUnderWay(), createVerifier({ log }), createDecoderShare()];
+  const [admitting, verifier] = [createUnderWay(), createVerifier({ log })];
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
   const look = await openChainLook(options, trusted, log);
-  const shared = { look, rules, trusted, decoders, verifier, admitting, log, meters, tracer };
+  const shared = { look, rules, trusted, verifier, admitting, log, meters, tracer };
   let port = options.port;
   const parts = { options, store, port: () => port, ...state, ...shared };
   const {
@@ -74,7 +71,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
   const edge = edgeOf(parts, api);
-  const bounded = [scheduler, streaming, settler, edge, decoders];
+  const bounded = [scheduler, streaming, settler, edge];
   meters.gauges({ inUse: () => Object.assign({}, ...bounded.map((part) => part.inUse())) });
   const server = openPort(options, edge, log);
   port = server.port;

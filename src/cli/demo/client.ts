@@ -6,9 +6,10 @@
 import { bytesToHex, type Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { systemClock } from "../../core/time.ts";
-import type { AnswerHeaders } from "../../http/client/answer.ts";
 import { readBody } from "../../http/client/body.ts";
-import { createOutbound, OutboundError } from "../../http/client/outbound.ts";
+import { OutboundError } from "../../http/client/exchange.ts";
+import { createOutbound } from "../../http/client/outbound.ts";
+import type { AnswerHeaders } from "../../http/client/response-parser.ts";
 import { ASSET, CHAIN_ID, NETWORK, X402_VERSION } from "../../x402/kind.ts";
 
 const ANSWER_BYTES_MAX = 1024 * 1024;

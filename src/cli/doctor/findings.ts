@@ -5,7 +5,8 @@
 import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { DAY_MS, systemClock } from "../../core/time.ts";
-import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
+import { OutboundError } from "../../http/client/exchange.ts";
+import type { Outbound } from "../../http/client/outbound.ts";
 import { withDeadline } from "../../kernel/wait.ts";
 import { fitOf, newestVersion, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/migrate.ts";
 

@@ -4,8 +4,8 @@ import { importJWK, type JWK } from "jose";
 import type { Config } from "../../config.ts";
 import { currentToken } from "../../gateway/credentials/secrets-stores.ts";
 import { fetchKeySet } from "../../gateway/identity/issuer-keys.ts";
-import { fetchDocument, fetchJson } from "../../http/client/fetch-json.ts";
-import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
+import { OutboundError } from "../../http/client/exchange.ts";
+import { fetchDocument, fetchJson, type Outbound } from "../../http/client/outbound.ts";
 import { type Finding, failure, findings, observed, type Problem, problemOf, warning } from "./findings.ts";
 
 type Oidc = NonNullable<Config["identity"]["oidc"]>;

@@ -4,9 +4,9 @@
 
 import { createPrivateKey, type KeyObject, X509Certificate } from "node:crypto";
 import type { Span } from "../../core/tracing.ts";
-import { exchangeJson } from "../../http/client/fetch-json.ts";
-import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
-import type { ClientIdentity } from "../../http/client/tls-contexts.ts";
+import type { ClientIdentity } from "../../http/client/connections.ts";
+import { OutboundError } from "../../http/client/exchange.ts";
+import { exchangeJson, type Outbound } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
 

@@ -1,7 +1,8 @@
 // The headers of a streamed answer: the upstream's, but for those of its connection, those in which the gateway itself
 // speaks, and those that would speak for the gateway: to the caller about the whole origin, which is the gateway's and
 // no single upstream's, or to the proxies that stand before it.
-import { type Answer, isEncoded } from "../../http/client/answer.ts";
+import { isEncoded } from "../../http/client/body.ts";
+import type { Answer } from "../../http/client/exchange.ts";
 
 const LEFT_BEHIND = new Set([
   "connection",

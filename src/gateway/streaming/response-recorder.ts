@@ -3,7 +3,7 @@
 import { createHash } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
-import type { Answer } from "../../http/client/answer.ts";
+import type { Answer } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { freeMemory } from "../../wire/body.ts";

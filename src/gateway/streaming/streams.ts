@@ -4,7 +4,8 @@
 
 import { Fault } from "../../core/fault.ts";
 import type { Span, Tracer } from "../../core/tracing.ts";
-import { createReadAhead } from "../../http/client/read-ahead.ts";
+import { createDecoderShare } from "../../http/client/body.ts";
+import { ReadAhead } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { CLAIM_BELIEVED_MS, isOlder } from "../../kernel/time.ts";
 import { createUnderWay, endsWithin } from "../../kernel/wait.ts";
@@ -30,7 +31,7 @@ import {
 import { createBudget, createResponseRecorder, type ResponseRecorder } from "./response-recorder.ts";
 import type { OpenedCall, OpenedConnection, OpenedRequest } from "./service.ts";
 
-export interface StreamsDeps extends RecordEndOptions, Omit<ExchangeDeps, "filterMemory" | "readAhead"> {
+export interface StreamsDeps extends RecordEndOptions, Omit<ExchangeDeps, "filterMemory" | "readAhead" | "decoders"> {
   readonly upstreamTimeoutMs: number;
   /** Which tools of an agent are denied to everyone; null when the tenant has no policy. */
   deniedTools(tenant: string, agentId: string): Promise<((tool: string) => boolean) | null>;
@@ -51,8 +52,12 @@ export interface CallerEnd {
 }
 
 export function createStreams(options: StreamsDeps) {
-  const filterMemory = createBudget(MAX.toolListBytes);
-  const deps = { ...options, filterMemory, readAhead: createReadAhead(MAX.streamAheadBytes) };
+  const deps = {
+    ...options,
+    filterMemory: createBudget(MAX.toolListBytes),
+    readAhead: new ReadAhead(MAX.streamAheadBytes),
+    decoders: createDecoderShare(MAX.streamDecoderBytes),
+  };
   const captureMemory = createBudget(MAX.streamCaptureBytes);
   const calls = new Map<string, ExchangeTimeouts>();
   const connections = new Set<ExchangeTimeouts>();
@@ -117,8 +122,9 @@ export function createStreams(options: StreamsDeps) {
     inUse: () => ({
       runningStreams: calls.size,
       streamCaptureBytes: captureMemory.inUse(),
-      toolListBytes: filterMemory.inUse(),
-      streamAheadBytes: deps.readAhead.inUse(),
+      toolListBytes: deps.filterMemory.inUse(),
+      streamAheadBytes: deps.readAhead.inUse,
+      streamDecoderBytes: deps.decoders.inUse(),
     }),
 
     /** Stops the call of an invocation that was ended elsewhere, if it runs here. */

@@ -2,7 +2,7 @@
 // held until it is whole and then passes as it came, unless a tool must be taken out of it. What can't be read, or is
 // too long to be held, does not pass. All that takes longer for a longer answer is done in steps.
 
-import type { Chunks } from "../../http/client/decode.ts";
+import type { Chunks } from "../../http/client/body.ts";
 import { createPace, inOneStep, inTurnSteps, type Pace, type Steps } from "../../kernel/turns.ts";
 import { skipSpaceInSteps } from "../../wire/json-scan.ts";
 import { type DeniedTools, UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";

@@ -2,6 +2,7 @@ import { describe, expect, test } from "bun:test";
 import zlib from "node:zlib";
 import fc from "fast-check";
 import {
+  decodedBody,
   ENCODERS,
   encoded,
   expectLost,
@@ -13,9 +14,7 @@ import {
   TEXT,
   zstdStream,
 } from "../../../test/support/http/encoded-body.ts";
-import { Undecodable } from "./answer.ts";
-import { decodedBody, readBody } from "./body.ts";
-import { BodyTooLarge } from "./decode.ts";
+import { BodyTooLarge, readBody, Undecodable } from "./body.ts";
 
 describe("a body that is decoded", () => {
   for (const [name, encode] of ENCODERS) {

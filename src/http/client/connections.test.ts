@@ -1,11 +1,12 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import net from "node:net";
 import { sentText } from "../../../test/support/http/answer-body.ts";
+import { decodedBody } from "../../../test/support/http/encoded-body.ts";
 import { hostRules } from "../../core/host.ts";
-import { decodedBody, readBody } from "./body.ts";
+import { readBody } from "./body.ts";
 import { IdleConnections, type KeptConnection } from "./connections.ts";
-import { createOutbound, OutboundError } from "./outbound.ts";
-import { createReadAhead } from "./read-ahead.ts";
+import { OutboundError, ReadAhead } from "./exchange.ts";
+import { createOutbound } from "./outbound.ts";
 import { SLICE_BYTES_MAX } from "./response-parser.ts";
 
 const servers: net.Server[] = [];
@@ -92,7 +93,7 @@ describe("a streamed answer", () => {
       waits += bytes;
       most = Math.max(most, waits);
     };
-    const ahead = { open() {}, add: count, exempt() {}, close() {} };
+    const ahead = Object.assign(new ReadAhead(WHOLE).of("acme"), { add: count });
     const request = { method: "POST", headers: [], body: null, signal: AbortSignal.timeout(20_000), ahead };
     const response = await outbound.request(url, request);
     let read = 0;
@@ -111,7 +112,7 @@ describe("a streamed answer", () => {
       socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${WHOLE}\r\n\r\n`);
       socket.write(Buffer.alloc(WHOLE));
     });
-    const gate = createReadAhead(4 * 1024 * 1024);
+    const gate = new ReadAhead(4 * 1024 * 1024);
     let waits = 0;
     let most = 0;
     const readerOf = (tenant: string) => {

@@ -2,16 +2,29 @@
 // body that nobody reads (1.4 MB of each), drops what has arrived of an answer when the connection closes before it was
 // read (21 of 60 answers closed right after their first part, 42 of 60 destroyed; here none), and does not tell a reset
 // from a close, nor when a request has left. A version of Bun whose `fetch` does none of this makes the client unnecessary.
+import { createPrivateKey } from "node:crypto";
 import net from "node:net";
 import tls from "node:tls";
 import { tenantCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
 import { bodyPartsOf, type CallBody } from "../../wire/body.ts";
 import { keepReceiveBufferSmall } from "../bun/socket-options.ts";
-import { type Answer, isNamed } from "./answer.ts";
-import { Exchange, TransportError, type TransportRequest } from "./exchange.ts";
-import { ResponseParser } from "./response-parser.ts";
+import { type Answer, type DialTarget, Exchange, type SentRequest, TransportError } from "./exchange.ts";
+import { type AnswerHeaders, ResponseParser } from "./response-parser.ts";
+
+/** A request that is pinned to an address. */
+interface PinnedRequest extends SentRequest {
+  readonly target: DialTarget;
+  /** The one of the target's host that is dialled. */
+  readonly address: string;
+  /** Lines of all headers except Host and those of the connection and the length. */
+  readonly fields: string;
+  /** Whose connections are used, and in whose turns the answer is read. */
+  readonly tenant: string;
+  readonly tlsContext: TlsContext;
+}
 
 /** Short, since a server that drops idle connections unseen costs the call that finds out. */
 const IDLE_SECONDS = 30;
@@ -30,11 +43,11 @@ const KEEP_ALIVE_TIMEOUT = /(?:^|[,;\s])timeout=(\d{1,9})\s*(?:$|[,;])/i;
  * Where a connection leads, and what it shows there. Names that share an address share no connections, since their servers
  * may belong to strangers. Nor do tenants: what one has left on a connection must not meet another's request.
  */
-function placeOf({ target, address, tenant, tlsContext }: TransportRequest): string {
+function placeOf({ target, address, tenant, tlsContext }: PinnedRequest): string {
   return JSON.stringify([tenant, target.isTls, address, target.host, target.serverName, tlsContext.name]);
 }
 
-function headOf({ target, method, fields, body }: TransportRequest): string {
+function headOf({ target, method, fields, body = null }: PinnedRequest): string {
   const length = body === null && method !== "POST" ? "" : `content-length: ${body?.byteLength ?? 0}\r\n`;
   return `${method} ${target.path} HTTP/1.1\r\nhost: ${target.host}\r\n${fields}${length}connection: keep-alive\r\n\r\n`;
 }
@@ -48,13 +61,9 @@ function joined(head: string, body: Uint8Array): Uint8Array {
 }
 
 /** How long the connection can be kept after this answer. */
-function keptSeconds(fields: readonly string[]): number {
-  for (let at = 0; at + 1 < fields.length; at += 2) {
-    if (!isNamed(fields[at] ?? "", "keep-alive")) continue;
-    const timeout = KEEP_ALIVE_TIMEOUT.exec(fields[at + 1] ?? "")?.[1];
-    if (timeout !== undefined) return Math.min(IDLE_SECONDS, Number(timeout) - KEEP_ALIVE_MARGIN_SECONDS);
-  }
-  return IDLE_SECONDS;
+function keptSeconds(headers: AnswerHeaders | undefined): number {
+  const timeout = KEEP_ALIVE_TIMEOUT.exec(headers?.get("keep-alive") ?? "")?.[1];
+  return timeout === undefined ? IDLE_SECONDS : Math.min(IDLE_SECONDS, Number(timeout) - KEEP_ALIVE_MARGIN_SECONDS);
 }
 
 /**
@@ -101,7 +110,7 @@ class UpstreamConnection implements KeptConnection {
   constructor(
     { socket, arrives }: Dialled,
     place: string,
-    request: TransportRequest,
+    request: PinnedRequest,
     pool: IdleConnections<UpstreamConnection>,
   ) {
     this.place = place;
@@ -124,7 +133,7 @@ class UpstreamConnection implements KeptConnection {
   }
 
   /** @throws TransportError; the signal's reason */
-  exchange(request: TransportRequest): Promise<Answer> {
+  exchange(request: PinnedRequest): Promise<Answer> {
     const socket = this.#socket;
     socket.ref();
     const exchange = new Exchange({
@@ -133,7 +142,7 @@ class UpstreamConnection implements KeptConnection {
       request,
       over: (isClean) => {
         this.#exchange = null;
-        const seconds = keptSeconds(exchange.head?.fields ?? []);
+        const seconds = keptSeconds(exchange.head?.headers);
         const isReusable = isClean && this.#parser.keepsAlive && !this.#isSending && seconds > 0;
         if (isReusable && !this.isOver) return this.#wait(seconds);
         // A socket holds what it has not sent until it is closed.
@@ -220,7 +229,7 @@ async function dialled({ socket, arrives }: Dialled, connected: string, signal: 
   }
 }
 
-function dial({ target, address, tlsContext, signal, certified }: TransportRequest): Promise<Dialled> {
+function dial({ target, address, tlsContext, signal, certified }: PinnedRequest): Promise<Dialled> {
   const arrives: Arrivals = { take: null };
   const reading = { host: address, onread: readingInto(arrives) };
   if (!target.isTls) {
@@ -249,7 +258,7 @@ export function openTransport() {
   const pool = new IdleConnections<UpstreamConnection>();
   const few = createLimiter({ size: SLOW_AT_ONCE, tooMany: "too many connections with long keys" });
 
-  async function dialSlowly(request: TransportRequest): Promise<Dialled> {
+  async function dialSlowly(request: PinnedRequest): Promise<Dialled> {
     const work = () => Promise.allSettled([dial(request), Bun.sleep(SLOW_DIAL_MS)]);
     const [outcome] = await few(request.tenant, work).catch(() => {
       throw new TransportError("EBUSY");
@@ -258,14 +267,14 @@ export function openTransport() {
     return outcome.value;
   }
 
-  async function dialAndSend(request: TransportRequest, place: string): Promise<Answer> {
+  async function dialAndSend(request: PinnedRequest, place: string): Promise<Answer> {
     const dialled = await (request.tlsContext.isSlowToSign ? dialSlowly(request) : dial(request));
     const connection = new UpstreamConnection(dialled, place, request, pool);
     return connection.exchange(request);
   }
 
   /** What may happen twice is sent again: the server may have closed the connection before it saw this. */
-  async function sendOnKept(request: TransportRequest, kept: UpstreamConnection): Promise<Answer> {
+  async function sendOnKept(request: PinnedRequest, kept: UpstreamConnection): Promise<Answer> {
     try {
       return await kept.exchange(request);
     } catch (error) {
@@ -279,7 +288,7 @@ export function openTransport() {
    *
    * @throws errors with a code
    */
-  function send(request: TransportRequest): Promise<Answer> {
+  function send(request: PinnedRequest): Promise<Answer> {
     const place = placeOf(request);
     const kept = pool.take(place);
     if (kept === null) return dialAndSend(request, place);
@@ -356,4 +365,81 @@ export class IdleConnections<Connection extends KeptConnection> {
     if (at >= 0) same.splice(at, 1);
     if (same.length === 0) this.#idle.delete(connection.place);
   }
+}
+
+// TLS contexts of outgoing connections: a client certificate to show, and the roots to trust. Making one with roots of its
+// own takes 4 ms, so contexts are kept, with a share for each tenant.
+
+/** What a call shows to a server that asks for a certificate. All PEM. */
+export interface ClientIdentity {
+  readonly cert: string;
+  readonly key: string;
+  /** Roots trusted for this server beside the usual ones. */
+  readonly ca: string | null;
+}
+
+export interface TlsContext {
+  /** Contexts with the same certificate and roots have the same name. */
+  readonly name: string;
+  /** Undefined for the usual roots and no certificate. */
+  readonly secureContext: tls.SecureContext | undefined;
+  /** Its key signs in milliseconds, on the thread of the event loop: RSA-4096 takes 5 ms, EC and RSA-2048 less than one. */
+  readonly isSlowToSign: boolean;
+}
+
+const QUICK_RSA_BITS = 2048;
+
+/**
+ * A context with roots of its own holds a copy of all roots, 0.3 MB that the garbage collector does not see (measured:
+ * 1,000 of them, 440 MB of garbage). So the collector is run after this many evictions. That takes 9 ms, and making so
+ * many contexts 250 ms; a concurrent collection would free none of them.
+ */
+const EVICTIONS_PER_COLLECTION = 64;
+
+/** The system's roots and the built-in ones are largely the same, in other line lengths. */
+function distinct(certificates: readonly string[]): string[] {
+  return [...new Map(certificates.map((pem) => [pem.replace(/\s/g, ""), pem])).values()];
+}
+
+export function createTlsContexts(extraCa: string | null) {
+  const known = tenantCache<string, TlsContext>(MAX.tlsContexts, evicted);
+  let defaultRoots: string[] | null = null;
+  let usual: TlsContext | null = null;
+  let evictions = 0;
+
+  function evicted(): void {
+    evictions++;
+    if (defaultRoots !== null && evictions % EVICTIONS_PER_COLLECTION === 0) Bun.gc(true);
+  }
+
+  /** `ca` replaces the default roots, so they are listed with it; undefined leaves them as they are. */
+  function roots(own: string | null): string[] | undefined {
+    const extra = [extraCa, own].filter((pem) => pem !== null);
+    if (extra.length === 0) return undefined;
+    defaultRoots ??= distinct(tls.getCACertificates("default"));
+    return [...defaultRoots, ...extra];
+  }
+
+  function usualContext(): TlsContext {
+    const ca = roots(null);
+    return { name: "", secureContext: ca && tls.createSecureContext({ ca }), isSlowToSign: false };
+  }
+
+  return (tenant: string, identity: ClientIdentity | null): TlsContext => {
+    if (identity === null) {
+      usual ??= usualContext();
+      return usual;
+    }
+    const { cert, key } = identity;
+    const parts = JSON.stringify([tenant, cert, key, identity.ca]);
+    const name = new Bun.CryptoHasher("sha256").update(parts).digest("base64");
+    const found = known.get(name);
+    if (found !== undefined) return found;
+    const ca = roots(identity.ca);
+    const secureContext = tls.createSecureContext({ cert, key, ...(ca && { ca }) });
+    const bits = createPrivateKey(key).asymmetricKeyDetails?.modulusLength ?? 0;
+    const context = { name, secureContext, isSlowToSign: bits > QUICK_RSA_BITS };
+    known.set(tenant, name, context);
+    return context;
+  };
 }

@@ -5,51 +5,36 @@
 // A POST is sent once; other requests are sent again when a kept-alive connection closes without an answer. So whatever
 // must not happen twice is sent as a POST.
 
-import { type HostRules, isBadPort, isExempt, literalAddress } from "../../core/host.ts";
+import { networkInterfaces } from "node:os";
+import {
+  type Address,
+  type HostRules,
+  isBadPort,
+  isDeniedName,
+  isExempt,
+  literalAddress,
+  localAddresses,
+  mayDial,
+  parseAddress,
+} from "../../core/host.ts";
+import { StartupProblem } from "../../core/startup.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
-import type { StopSignal } from "../../kernel/wait.ts";
-import { unlessAborted } from "../../kernel/wait.ts";
-import type { CallBody } from "../../wire/body.ts";
-import { type Answer, requestFields } from "./answer.ts";
-import { openTransport } from "./connections.ts";
-import type { DialTarget } from "./exchange.ts";
-import type { AnswerReadAhead } from "./read-ahead.ts";
-import { createResolver, type Lookup, type Resolution } from "./resolve.ts";
-import { type ClientIdentity, createTlsContexts } from "./tls-contexts.ts";
+import { createLimiter } from "../../kernel/share.ts";
+import { afterShared } from "../../kernel/turns.ts";
+import { unlessAborted, withDeadline } from "../../kernel/wait.ts";
+import { readBody } from "./body.ts";
+import { type ClientIdentity, createTlsContexts, openTransport } from "./connections.ts";
+import { type Answer, type DialTarget, errorCode, OutboundError, type SentRequest } from "./exchange.ts";
+import { bareValue } from "./response-parser.ts";
 
-/**
- * `blocked`: the host rules refuse it. `unreached`: it certainly never reached the upstream, so it may be sent
- * again. `lost`: anything after sending may have begun.
- */
-export type OutboundErrorKind = "blocked" | "unreached" | "lost";
+type HeaderFields = ReadonlyArray<readonly [name: string, value: string]>;
 
-/** The message is for the log: it names hosts and error codes, never a path, a query or a header. */
-export class OutboundError extends Error {
-  readonly kind: OutboundErrorKind;
-
-  constructor(kind: OutboundErrorKind, detail: string) {
-    super(detail);
-    this.name = "OutboundError";
-    this.kind = kind;
-  }
-}
-
-export interface OutboundRequest {
-  readonly method: string;
-  readonly headers: ReadonlyArray<readonly [name: string, value: string]>;
-  readonly body?: CallBody | null;
-  /** The only time limit; its reason is what an aborted request rejects with. It covers the body too. */
-  readonly signal: StopSignal;
+export interface OutboundRequest extends SentRequest {
+  readonly headers: HeaderFields;
   readonly tls?: ClientIdentity | null;
   /** Whose connections are used, and in whose turns the answer is read. Left out: the operator's. */
   readonly tenant?: string;
-  /** Called when the body is not needed any more, unless it never left. May be called more than once. */
-  readonly sent?: (() => void) | undefined;
-  /** Called with the end of the server's certificate, in milliseconds since the epoch, where a connection is made. */
-  readonly certified?: ((validTo: number) => void) | undefined;
-  /** The share to which answer bytes count that arrive ahead of their reader. Left out: nobody's. */
-  readonly ahead?: AnswerReadAhead | undefined;
 }
 
 export interface Outbound {
@@ -95,17 +80,6 @@ const DIAL_FAILURES = new Set([
 const UNTRUSTED_SERVER =
   /^(CERT_|UNABLE_TO_|SELF_SIGNED_|DEPTH_ZERO_|ERR_TLS_CERT_|INVALID_CA$|INVALID_PURPOSE$|PATH_LENGTH_|HOSTNAME_)/;
 
-function errorCode(error: unknown): string {
-  if (typeof error !== "object" || error === null) return "unknown";
-  if ("code" in error && typeof error.code === "string") return error.code;
-  return "name" in error && typeof error.name === "string" ? error.name : "unknown";
-}
-
-/** A connection that failed after sending may have begun. */
-export function lost(error: unknown): OutboundError {
-  return new OutboundError("lost", `connection lost: ${errorCode(error)}`);
-}
-
 function failureAt(where: string, error: unknown): OutboundError {
   const code = errorCode(error);
   const isUnreached = DIAL_FAILURES.has(code) || UNTRUSTED_SERVER.test(code);
@@ -128,13 +102,71 @@ function toTarget(text: string): DialTarget {
   return { isTls, host, hostname, port, path: `${url.pathname}${url.search}`, serverName };
 }
 
-/** @throws OutboundError */
-function fieldsOf(pairs: OutboundRequest["headers"]): string {
-  try {
-    return requestFields(pairs);
-  } catch {
-    throw new OutboundError("unreached", "a header holds characters that can't be sent");
+/** The client manages connections and lengths, whatever headers a caller passes. */
+const OWNED_HEADERS = new Set([
+  "host",
+  "connection",
+  "keep-alive",
+  "content-length",
+  "transfer-encoding",
+  "te",
+  "trailer",
+  "upgrade",
+  "expect",
+]);
+
+/** Without them some servers would assume others. `identity` asks for no encoding. */
+const DEFAULTS: HeaderFields = [
+  ["accept", "*/*"],
+  ["user-agent", "tollgate"],
+  ["accept-encoding", "identity"],
+];
+
+/** A token (RFC 9110, section 5.6.2). */
+const NAME = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
+/** What the Fetch standard lets stand in a value: it splits no head, and a byte can say each character. */
+const VALUE = /^[^\0\r\n\u0100-\uffff]*$/;
+
+/**
+ * The header fields of a request as they go on the wire, judged as the runtime's Headers would: lines with their ends,
+ * names in small letters, without the headers that the client manages.
+ *
+ * @throws OutboundError when one can't be sent
+ */
+export function requestFields(pairs: HeaderFields): string {
+  const given = new Set<string>();
+  let lines = "";
+  for (const [name, value] of pairs) {
+    const key = name.toLowerCase();
+    if (OWNED_HEADERS.has(key)) continue;
+    if (given.has(key)) return joinedFields(pairs);
+    given.add(key);
+    lines += lineOf(name, value);
   }
+  for (const [name, value] of DEFAULTS) if (!given.has(name)) lines += lineOf(name, value);
+  return lines;
+}
+
+function lineOf(name: string, value: string): string {
+  const bare = bareValue(value);
+  if (!NAME.test(name) || !VALUE.test(bare)) throw unsendable();
+  return `${name.toLowerCase()}: ${bare}\r\n`;
+}
+
+/** The lines where a name comes more than once, by the runtime's rules for what becomes one field then. */
+function joinedFields(pairs: HeaderFields): string {
+  const headers = new Headers();
+  try {
+    for (const [name, value] of pairs) if (!OWNED_HEADERS.has(name.toLowerCase())) headers.append(name, value);
+  } catch {
+    throw unsendable();
+  }
+  for (const [name, value] of DEFAULTS) if (!headers.has(name)) headers.set(name, value);
+  return [...headers].map(([name, value]) => `${name}: ${value}\r\n`).join("");
+}
+
+function unsendable(): OutboundError {
+  return new OutboundError("unreached", "a header holds characters that can't be sent");
 }
 
 export function createOutbound(options: OutboundOptions): Outbound {
@@ -166,7 +198,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
       const { method, body = null, signal, tls = null, tenant = "", sent, certified, ahead } = request;
       signal.throwIfAborted();
       const target = targetOf(text, tenant);
-      const fields = fieldsOf(request.headers);
+      const fields = requestFields(request.headers);
       const pending = resolve(target.hostname, tenant);
       const resolution = pending instanceof Promise ? await unlessAborted(signal, pending) : pending;
       const addresses = judged(resolution, target);
@@ -205,7 +237,7 @@ async function again(outbound: Outbound, url: string, request: OutboundRequest, 
   for (const pause of [100, 400]) {
     const isSafe = failure instanceof OutboundError && failure.kind === "unreached";
     if (!isSafe || signal.aborted) throw failure;
-    await sleep(pause, signal);
+    await unlessAborted(signal, Bun.sleep(pause));
     try {
       return await outbound.request(url, request);
     } catch (error) {
@@ -213,20 +245,6 @@ async function again(outbound: Outbound, url: string, request: OutboundRequest, 
     }
   }
   throw failure;
-}
-
-function sleep(ms: number, signal: StopSignal): Promise<void> {
-  const { promise, resolve, reject } = Promise.withResolvers<void>();
-  const onAbort = () => {
-    clearTimeout(timer);
-    reject(signal.reason);
-  };
-  const timer = setTimeout(() => {
-    signal.removeEventListener("abort", onAbort);
-    resolve();
-  }, ms);
-  signal.addEventListener("abort", onAbort, { once: true });
-  return promise;
 }
 
 /** Seconds; the other form of Retry-After is a date by the server's clock (RFC 9110 section 10.2.3). */
@@ -244,4 +262,221 @@ export function retryAfterMs(value: string | null, now: number, mostMs: number):
   const text = value.trim();
   const ms = SECONDS.test(text) ? Number(text) * 1000 : Date.parse(text) - now;
   return Number.isNaN(ms) ? null : Math.min(Math.max(ms, 0), mostMs);
+}
+
+// Dial-time resolution: a host name becomes the addresses that may be dialled, or a reason why not. The very answers that
+// were judged are dialled, so a name that changes its answers later (DNS rebinding, SSRF) gains nothing.
+
+/** All addresses of a name; rejects when it has none. */
+export type Lookup = (name: string) => Promise<ReadonlyArray<{ readonly address: string }>>;
+
+export type Resolution =
+  | { readonly ok: true; readonly addresses: readonly string[] }
+  | { readonly ok: false; readonly kind: "blocked" | "unreached"; readonly detail: string };
+
+export interface ResolveOptions {
+  /** Null for the operator's own servers: any address will do. */
+  readonly rules: HostRules | null;
+  readonly lookup?: Lookup | undefined;
+  readonly lookupTimeoutMs?: number;
+  /** How long good answers are used again. */
+  readonly cacheMs?: number;
+}
+
+/**
+ * /etc/hosts and the resolv.conf read at the start apply, search domains too. The C library's getaddrinfo would block one
+ * of a handful of threads, which file access shares, for as long as a name server is silent: four such names would stop
+ * all others. Bun uses it anyway for names under .local, unless they are in capitals, which make no difference in names.
+ */
+const systemLookup: Lookup = (name) => Bun.dns.lookup(name.replace(/\.local$/, ".LOCAL"), { backend: "c-ares" });
+
+/** A short word for the log: the message of a resolver error may say more than needed. */
+function failureName(error: unknown): string {
+  if (!(error instanceof Error)) return "failed";
+  return "code" in error && typeof error.code === "string" ? error.code.replace(/^DNS_/, "") : error.message;
+}
+
+export function createResolver(options: ResolveOptions) {
+  const { rules, lookup = systemLookup } = options;
+  const { lookupTimeoutMs = 5000, cacheMs = 5000 } = options;
+  /** One entry of a name serves all tenants, and counts to the one that asked for it last. */
+  const known = tenantCache<string, { readonly resolution: Resolution; readonly until: number }>(MAX.resolvedNames);
+  const few = createLimiter({ size: MAX.lookups, tooMany: "too many names are being looked up" });
+  /** By tenant, so that no tenant waits behind another one's look-up. */
+  const underWay = new Map<string, Promise<Resolution>>();
+
+  function judge(hostname: string, addresses: readonly string[]): Resolution {
+    // `every` is true for an empty list, so no addresses at all have to fail separately.
+    if (addresses.length === 0) return { ok: false, kind: "unreached", detail: "DNS: no address" };
+    const refused = addresses.find((text) =>
+      rules === null ? parseAddress(text) === null : !mayDial(hostname, text, rules),
+    );
+    if (refused === undefined) return { ok: true, addresses };
+    return { ok: false, kind: "blocked", detail: `address ${refused} is not allowed` };
+  }
+
+  async function lookUp(tenant: string, hostname: string): Promise<Resolution> {
+    try {
+      const answers = await few(tenant, () =>
+        withDeadline(lookupTimeoutMs, lookup(hostname), () => new Error("timed out")),
+      );
+      return judge(hostname, [...new Set(answers.map((answer) => answer.address))]);
+    } catch (error) {
+      return { ok: false, kind: "unreached", detail: `DNS: ${failureName(error)}` };
+    }
+  }
+
+  function remember(tenant: string, hostname: string, resolution: Resolution): void {
+    if (!resolution.ok) known.delete(hostname);
+    else if (cacheMs > 0) known.set(tenant, hostname, { resolution, until: performance.now() + cacheMs });
+  }
+
+  /** To judge an address again takes 10 µs of each call. This machine may get the address meanwhile, so not for ever. */
+  function judgeForNow(tenant: string, hostname: string, addresses: readonly string[]): Resolution {
+    const resolution = judge(hostname, addresses);
+    remember(tenant, hostname, resolution);
+    return resolution;
+  }
+
+  /** @param tenant for whom; without one it is for the operator */
+  return (hostname: string, tenant = ""): Resolution | Promise<Resolution> => {
+    const entry = known.get(hostname);
+    if (entry !== undefined && performance.now() < entry.until) return entry.resolution;
+    const literal = literalAddress(hostname);
+    if (literal !== null) return judgeForNow(tenant, hostname, [literal]);
+    if (rules !== null && isDeniedName(hostname, rules)) {
+      return { ok: false, kind: "blocked", detail: "the name is not allowed" };
+    }
+    const local = rules && localAddresses(hostname, rules);
+    if (local !== null) return judgeForNow(tenant, hostname, local);
+    const flight = JSON.stringify([tenant, hostname]);
+    const running = underWay.get(flight);
+    if (running !== undefined) return afterShared(running, tenant);
+    const work = lookUp(tenant, hostname).then((resolution) => {
+      underWay.delete(flight);
+      remember(tenant, hostname, resolution);
+      return resolution;
+    });
+    underWay.set(flight, work);
+    return work;
+  };
+}
+
+function readAddresses(): Address[] {
+  const listed = Object.values(networkInterfaces()).flatMap((addresses = []) => addresses);
+  return listed.flatMap(({ address }) => parseAddress(address.replace(/%.*$/, "")) ?? []);
+}
+
+function firstAddresses(): Address[] {
+  try {
+    return readAddresses();
+  } catch (cause) {
+    throw new StartupProblem("the network interfaces of this machine must be readable", { cause });
+  }
+}
+
+/**
+ * Returns a function that gives the addresses of this machine's own network interfaces, which come and go while the
+ * process runs. They are read again every few seconds; if that fails, the last known ones are used.
+ *
+ * @throws StartupProblem when the system does not tell them at all
+ */
+export function ownAddresses(now = () => performance.now()): () => readonly Address[] {
+  let known = firstAddresses();
+  let readAt = now();
+  return () => {
+    if (now() - readAt < 5_000) return known;
+    readAt = now();
+    try {
+      known = readAddresses();
+    } catch {}
+    return known;
+  };
+}
+
+// Small JSON documents of other servers: an issuer's keys, a vault's secrets, a facilitator's answers. They are bounded
+// in time and size, whatever the server does.
+
+export interface JsonLimits {
+  readonly timeoutMs: number;
+  readonly bytesMax: number;
+}
+
+export interface JsonAnswer {
+  readonly status: number;
+  /** As it was sent. */
+  readonly retryAfter?: string | undefined;
+  /** As it was sent. */
+  readonly finalAfter?: string | undefined;
+  /** Undefined when the body is no JSON. */
+  readonly body: unknown;
+}
+
+/** A facilitator of ours says with it in how many seconds its answer is final: a reorganisation may change the hash before. */
+export const FINAL_AFTER = "settlement-final-after";
+
+const LIMITS: JsonLimits = { timeoutMs: 5000, bytesMax: 1024 * 1024 };
+
+function parse(bytes: Uint8Array): unknown {
+  try {
+    return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
+  } catch {
+    return undefined;
+  }
+}
+
+/**
+ * Sends a request and reads the JSON of its answer, whatever its status.
+ *
+ * @throws OutboundError, also for an answer of more than `bytesMax`; the signal's reason
+ */
+export async function exchangeJson(
+  outbound: Outbound,
+  url: string,
+  request: OutboundRequest,
+  bytesMax: number,
+): Promise<JsonAnswer> {
+  const headers = [["accept", "application/json"] as const, ...request.headers];
+  const response = await outbound.request(url, { ...request, headers });
+  const body = await readBody(response, { maxBytes: bytesMax, captureBytes: bytesMax });
+  if (body.tooLarge) throw new OutboundError("lost", `the answer is larger than ${bytesMax} bytes`);
+  return {
+    status: response.status,
+    retryAfter: response.headers.get("retry-after") ?? undefined,
+    finalAfter: response.headers.get(FINAL_AFTER) ?? undefined,
+    body: parse(body.captured),
+  };
+}
+
+/**
+ * A GET, whatever its status.
+ *
+ * @throws OutboundError, also when the limits are met
+ */
+export async function fetchJson(
+  outbound: Outbound,
+  url: string,
+  headers: Readonly<Record<string, string>> = {},
+  limits: JsonLimits = LIMITS,
+): Promise<JsonAnswer> {
+  const { timeoutMs, bytesMax } = limits;
+  const signal = AbortSignal.timeout(timeoutMs);
+  try {
+    return await exchangeJson(outbound, url, { method: "GET", headers: Object.entries(headers), signal }, bytesMax);
+  } catch (error) {
+    if (signal.aborted) throw new OutboundError("lost", `no answer within ${timeoutMs} ms`);
+    throw error;
+  }
+}
+
+/**
+ * The JSON document at a URL.
+ *
+ * @throws OutboundError when there is none
+ */
+export async function fetchDocument(outbound: Outbound, url: string): Promise<unknown> {
+  const { status, body } = await fetchJson(outbound, url);
+  if (status !== 200) throw new OutboundError("lost", `answered ${status}`);
+  if (body === undefined) throw new OutboundError("lost", "the answer is no JSON");
+  return body;
 }

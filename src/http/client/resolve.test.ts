@@ -3,7 +3,7 @@ import dgram from "node:dgram";
 import dns from "node:dns";
 import { networkInterfaces } from "node:os";
 import { hostRules, isSame, parseAddress, type WrittenRules } from "../../core/host.ts";
-import { createResolver, type Lookup, ownAddresses } from "./resolve.ts";
+import { createResolver, type Lookup, ownAddresses } from "./outbound.ts";
 
 const NOBODY = hostRules({ allow: [] });
 const PUBLIC = "93.184.215.14";

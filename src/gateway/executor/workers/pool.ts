@@ -3,9 +3,7 @@
 // replaced, more slowly when deaths follow one another. The calls that it was running end `internal`: the upstream may have
 // seen them, and nothing is sent twice.
 import type { Log } from "../../../core/log.ts";
-import type { DecoderShare } from "../../../http/client/decode.ts";
 import { failed, type Job, lostCall, newTrace, type Outcome, type WorkerSettings } from "../job.ts";
-import { createLender } from "./decoder-loans.ts";
 import {
   batchOfJobs,
   charactersOf,
@@ -39,8 +37,6 @@ export interface WorkerPoolOptions {
   /** How many workers there are. */
   readonly size: number;
   readonly settings: WorkerSettings;
-  /** The memory that the decoders of all workers share with those of other threads. */
-  readonly decoders: DecoderShare;
   readonly log: Log;
   /** For tests: makes the thread. */
   readonly spawn?: () => Worker;
@@ -281,10 +277,9 @@ interface SupervisorEvents {
 /** Keeps one worker alive: starts it, and replaces it when it dies. */
 export function createSupervisor(
   start: WorkerStart,
-  options: Pick<Required<WorkerPoolOptions>, "decoders" | "log" | "spawn">,
+  { log, spawn }: Pick<Required<WorkerPoolOptions>, "log" | "spawn">,
   events: SupervisorEvents,
 ) {
-  const { decoders, log, spawn } = options;
   let worker: Worker | null = null;
   let isReady = false;
   let isClosed = false;
@@ -294,8 +289,6 @@ export function createSupervisor(
   let respawn: ReturnType<typeof setTimeout> | undefined;
   /** Made by close(), so that no earlier death has settled it. */
   let closed: PromiseWithResolvers<void> | null = null;
-
-  const lender = createLender(decoders, (news) => worker?.postMessage({ kind: "loans", news }));
 
   function launch(): void {
     spawnedAt = performance.now();
@@ -321,9 +314,6 @@ export function createSupervisor(
       case "done":
         events.onResults(resultsOf(message.results));
         break;
-      case "loans":
-        lender.asked(message.requests);
-        break;
       case "closed":
         closed?.resolve();
         break;
@@ -332,7 +322,6 @@ export function createSupervisor(
 
   function bury(): void {
     worker = null;
-    lender.clear();
     failedStarts = isReady ? 0 : failedStarts + 1;
     isReady = false;
     closed?.resolve();
