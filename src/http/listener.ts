@@ -10,14 +10,7 @@ import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
 import { MAX } from "../kernel/limits.ts";
-import {
-  connectionsAt,
-  endConnection,
-  letMoreWait,
-  type OpenConnection,
-  peerName,
-  refuseHandshakes,
-} from "./bun/socket-options.ts";
+import { connectionsAt, endConnection, letMoreWait, type OpenConnection, peerName } from "./bun/socket-options.ts";
 
 /** If the process may open fewer, one in so many is kept for upstream calls, the database and files. */
 const KEPT_PART = 8;
@@ -62,8 +55,8 @@ export function listen(options: ListenerOptions) {
   const { log } = options;
   const openMax = mostOpen();
   const first = serve(options, options.port, owned);
-  const port = first.server.port ?? options.port;
-  let listening: OpenPort | null = first;
+  const port = first.port ?? options.port;
+  let listening: Bun.Server<undefined> | null = first;
   /** Servers that no longer listen but still have connections. */
   const closing = new Map<Bun.Server<undefined>, Promise<void>>();
   const toldAt = new Map<string, number>();
@@ -75,7 +68,7 @@ export function listen(options: ListenerOptions) {
   function owned(request: Request, tenant: string): void {
     if (notes <= 0) return;
     notes--;
-    const peer = first.server.requestIP(request);
+    const peer = first.requestIP(request);
     if (peer !== null) census.note(peerName(peer), tenant);
   }
 
@@ -88,7 +81,7 @@ export function listen(options: ListenerOptions) {
   }
 
   /** What is under way goes on, and its answer ends its connection. The idle ones are closed now, in 9 µs each (measured). */
-  function close({ server }: OpenPort): void {
+  function close(server: Bun.Server<undefined>): void {
     listening = null;
     closing.set(
       server,
@@ -121,16 +114,6 @@ export function listen(options: ListenerOptions) {
   const looking = setInterval(look, 50);
   return {
     port,
-    /**
-     * Where others share the port: from now on new connections are theirs, and those that have come here are accepted. To
-     * close the port would reset those that still wait. A client whose handshake is refused tries again after a second.
-     */
-    async leave(): Promise<void> {
-      if (!options.reusePort || listening === null || listening.descriptor === null) return;
-      refuseHandshakes(listening.descriptor);
-      // A handshake that has begun ends in this time, in most networks.
-      await Bun.sleep(50);
-    },
     /** Listens no more. Resolves when every connection is gone, which `now` sees to. */
     async stop(now: boolean = false): Promise<void> {
       clearInterval(looking);
@@ -141,21 +124,10 @@ export function listen(options: ListenerOptions) {
   };
 }
 
-interface OpenPort {
-  readonly server: Bun.Server<undefined>;
-  /** Null where none was found. */
-  readonly descriptor: number | null;
-}
-
-function serve(options: ListenerOptions, port: number, owned: Owned): OpenPort {
+function serve({ host, reusePort, idleSeconds, answer }: ListenerOptions, port: number, owned: Owned) {
   const from = lowestFree();
-  const server = serving(options, port, owned);
-  return { server, descriptor: letMoreWait(from, mostOpen()) };
-}
-
-function serving({ host, reusePort, idleSeconds, answer }: ListenerOptions, port: number, owned: Owned) {
   try {
-    return Bun.serve({
+    const server = Bun.serve<undefined>({
       hostname: host,
       port,
       development: false,
@@ -167,6 +139,8 @@ function serving({ host, reusePort, idleSeconds, answer }: ListenerOptions, port
       maxRequestBodySize: Number.MAX_SAFE_INTEGER,
       fetch: (request, server) => answer(request, server, owned),
     });
+    letMoreWait(from, mostOpen());
+    return server;
   } catch (cause) {
     const shared = "; gateways of one user share a port when all of them have TOLLGATE_REUSE_PORT=1";
     throw listenProblem(host, port, "TOLLGATE_PORT", cause, shared);

@@ -289,21 +289,21 @@ test("of the connections to a place the one that waited shortest is taken, and n
   const pool = new IdleConnections();
   let ended = 0;
   const [first, last] = [connection(60_000), connection(60_000)];
-  for (const each of [first, last, connection(-1, () => ended++), connection(0, () => ended++)]) pool.isFree(each);
-  pool.isFree(connection(60_000, undefined, "there"));
+  for (const each of [first, last, connection(-1, () => ended++), connection(0, () => ended++)]) pool.add(each);
+  pool.add(connection(60_000, undefined, "there"));
   expect([pool.take("here"), pool.take("here"), pool.take("here"), ended]).toEqual([last, first, null, 2]);
 });
 
 test("one that nobody takes is closed when it is too old, and the others stay", async () => {
   const pool = new IdleConnections(5);
   const young = connection(60_000);
-  pool.isFree(young);
+  pool.add(young);
   await new Promise<void>((resolve) => {
     const old = connection(10, () => {
-      pool.isOver(old);
+      pool.remove(old);
       resolve();
     });
-    pool.isFree(old);
+    pool.add(old);
   });
   expect([pool.take("here"), pool.take("here")]).toEqual([young, null]);
 });

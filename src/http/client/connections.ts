@@ -1,7 +1,5 @@
-// The HTTP client, on the runtime's sockets. The runtime's `fetch` will not do (measured on Bun 1.4.5): it reads ahead of a
-// body that nobody reads (1.4 MB of each), drops what has arrived of an answer when the connection closes before it was
-// read (21 of 60 answers closed right after their first part, 42 of 60 destroyed; here none), and does not tell a reset
-// from a close, nor when a request has left. A version of Bun whose `fetch` does none of this makes the client unnecessary.
+// Connections to upstreams, on the runtime's sockets: dialled at an address that was judged, with TLS where the URL says so,
+// and kept for a while for further requests of their tenants.
 import { createPrivateKey } from "node:crypto";
 import net from "node:net";
 import tls from "node:tls";
@@ -31,9 +29,9 @@ const IDLE_SECONDS = 30;
 /** One that may hold a TLS context of its own, with a copy of all roots (0.3 MB), counts as several. */
 const OWN_CONTEXT_WEIGHT = 4;
 const NOTHING = new Uint8Array();
-/** How much of a body is written at a time. */
+/** What a socket does not take at once it copies again and again: 32 MiB in one piece blocked the loop for 40 ms. */
 const PIECE_BYTES = 262_144;
-/** A body up to this size is copied after its head, to be sent with it. */
+/** A body up to this size is sent in one write with its head: after a reset, a second write would discard what has arrived. */
 const JOINED_BYTES_MAX = 64 * 1024;
 /** If a server tells how long it keeps a connection, it is not used for the last second before that. */
 const KEEP_ALIVE_MARGIN_SECONDS = 1;
@@ -52,8 +50,7 @@ function headOf({ target, method, fields, body = null }: PinnedRequest): string 
   return `${method} ${target.path} HTTP/1.1\r\nhost: ${target.host}\r\n${fields}${length}connection: keep-alive\r\n\r\n`;
 }
 
-/** The head and the body in one piece. */
-function joined(head: string, body: Uint8Array): Uint8Array {
+function joinedRequest(head: string, body: Uint8Array): Uint8Array {
   const bytes = Buffer.allocUnsafe(head.length + body.length);
   bytes.write(head, "latin1");
   bytes.set(body, head.length);
@@ -90,10 +87,10 @@ interface Dialled {
   readonly arrives: Arrivals;
 }
 
+/** One that is kept for further requests of its tenant to its place. */
 class UpstreamConnection implements KeptConnection {
   readonly place: string;
   readonly tenant: string;
-  /** Its part of the connections that are kept. */
   readonly weight: number;
   readonly #socket: net.Socket;
   readonly #parser = new ResponseParser();
@@ -101,7 +98,6 @@ class UpstreamConnection implements KeptConnection {
   #exchange: Exchange | null = null;
   #isSending = false;
   #isClosed = false;
-  /** While it waits for another request: when it is too old for one, of performance.now(). */
   idleUntil = 0;
   isOver = false;
   /** Whether any byte has come of the answer to the latest request. */
@@ -160,11 +156,10 @@ class UpstreamConnection implements KeptConnection {
     };
     const head = headOf(request);
     const body = request.body ?? NOTHING;
-    // In one write if possible: after a reset, a second write would discard what has arrived by then.
-    if (body instanceof Uint8Array && body.length <= JOINED_BYTES_MAX) socket.write(joined(head, body), isSent);
+    if (body instanceof Uint8Array && body.length <= JOINED_BYTES_MAX) socket.write(joinedRequest(head, body), isSent);
     else {
       socket.write(head, "latin1");
-      writeInParts(socket, body, isSent);
+      writeInPieces(socket, body, isSent);
     }
     return exchange.response;
   }
@@ -172,7 +167,7 @@ class UpstreamConnection implements KeptConnection {
   end(): void {
     if (this.isOver) return;
     this.isOver = true;
-    this.#pool.isOver(this);
+    this.#pool.remove(this);
     this.#socket.destroy();
     this.#parser.free();
   }
@@ -180,7 +175,7 @@ class UpstreamConnection implements KeptConnection {
   #wait(seconds: number): void {
     this.#socket.unref();
     this.idleUntil = performance.now() + 1000 * seconds;
-    this.#pool.isFree(this);
+    this.#pool.add(this);
   }
 
   #lost(how: "closed" | "broken"): void {
@@ -189,15 +184,14 @@ class UpstreamConnection implements KeptConnection {
   }
 }
 
-function* piecesOf(body: CallBody): Generator<Uint8Array, void> {
+function* writtenPieces(body: CallBody): Generator<Uint8Array, void> {
   for (const part of bodyPartsOf(body)) {
     for (let at = 0; at < part.length; at += PIECE_BYTES) yield part.subarray(at, at + PIECE_BYTES);
   }
 }
 
-/** In pieces, because what a socket does not take at once is copied again and again: 32 MiB blocked the loop for 40 ms. */
-function writeInParts(socket: net.Socket, body: CallBody, isSent: () => void): void {
-  const pieces = piecesOf(body);
+function writeInPieces(socket: net.Socket, body: CallBody, isSent: () => void): void {
+  const pieces = writtenPieces(body);
   const writeNext = (error?: Error | null) => {
     const { value } = pieces.next();
     if (error != null || value === undefined) return isSent();
@@ -327,22 +321,18 @@ export class IdleConnections<Connection extends KeptConnection> {
   take(place: string): Connection | null {
     const connection = this.#idle.get(place)?.at(-1);
     if (connection === undefined) return null;
-    this.#remove(connection);
+    this.remove(connection);
     if (performance.now() < connection.idleUntil) return connection;
     connection.end();
     return this.take(place);
   }
 
-  isFree(connection: Connection): void {
+  add(connection: Connection): void {
     const same = this.#idle.get(connection.place);
     if (same === undefined) this.#idle.set(connection.place, [connection]);
     else same.push(connection);
     this.#kept.set(connection.tenant, connection, true, connection.weight);
     this.#sweepLater();
-  }
-
-  isOver(connection: Connection): void {
-    this.#remove(connection);
   }
 
   /** One timer for all: one for each wait would cost each call 0.5 µs. Who takes a connection looks at its time, too. */
@@ -358,7 +348,7 @@ export class IdleConnections<Connection extends KeptConnection> {
     }, this.#sweepMs).unref();
   }
 
-  #remove(connection: Connection): void {
+  remove(connection: Connection): void {
     this.#kept.delete(connection);
     const same = this.#idle.get(connection.place) ?? [];
     const at = same.lastIndexOf(connection);

@@ -1,6 +1,11 @@
-// The one place that makes outgoing HTTP requests. The host of every request is resolved and judged, and the request goes
-// to the very address that was judged, with the SNI and Host of its name. Redirects are returned as they are, and proxies
-// are ignored. The client is our own for what the runtime's `fetch` loses: see connections.ts.
+// The HTTP client, the one place that makes outgoing requests. It is ours because the runtime's `fetch` will not do (measured
+// on Bun 1.4.5): it reads ahead of a body that nobody reads (1.4 MB of each), drops what has arrived of an answer when the
+// connection closes before it was read (21 of 60 answers closed right after their first part, 42 of 60 destroyed; here none),
+// does not tell a reset from a close, nor when a request has left, and dials an address that nobody has judged. A version
+// of Bun whose `fetch` does none of this makes the client unnecessary.
+//
+// The host of every request is resolved and judged, and the request goes to the very address that was judged, with the SNI
+// and Host of its name. Redirects are returned as they are, and proxies are ignored.
 //
 // A POST is sent once; other requests are sent again when a kept-alive connection closes without an answer. So whatever
 // must not happen twice is sent as a POST.
@@ -226,25 +231,18 @@ export function createOutbound(options: OutboundOptions): Outbound {
  *
  * @throws OutboundError; the signal's reason
  */
-export function requestSafely(outbound: Outbound, url: string, request: OutboundRequest): Promise<Answer> {
-  // The first time without a frame that waits: most requests need no more.
-  return outbound.request(url, request).catch((error) => again(outbound, url, request, error));
-}
-
-async function again(outbound: Outbound, url: string, request: OutboundRequest, first: unknown): Promise<Answer> {
+export async function requestSafely(outbound: Outbound, url: string, request: OutboundRequest): Promise<Answer> {
   const { signal } = request;
-  let failure = first;
   for (const pause of [100, 400]) {
-    const isSafe = failure instanceof OutboundError && failure.kind === "unreached";
-    if (!isSafe || signal.aborted) throw failure;
-    await unlessAborted(signal, Bun.sleep(pause));
     try {
       return await outbound.request(url, request);
     } catch (error) {
-      failure = error;
+      const isSafe = error instanceof OutboundError && error.kind === "unreached";
+      if (!isSafe || signal.aborted) throw error;
     }
+    await unlessAborted(signal, Bun.sleep(pause));
   }
-  throw failure;
+  return outbound.request(url, request);
 }
 
 /** Seconds; the other form of Retry-After is a date by the server's clock (RFC 9110 section 10.2.3). */
