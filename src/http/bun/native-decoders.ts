@@ -53,6 +53,7 @@ const { constants } = zlib;
 const EMPTY = new Uint8Array();
 const UNSET = 0xffff_ffff;
 const BROTLI_PARAMETERS = 10;
+const ZLIB_MODES = { gzip: constants.GUNZIP, deflate: constants.INFLATE, "deflate-raw": constants.INFLATERAW };
 
 /** A stream gives the class of its handle away, and nothing else of it is used. */
 function handleClassOf(stream: object) {
@@ -68,41 +69,24 @@ const NativeZlib = handleClassOf(zlib.createGunzip(LEAST_CHUNK));
 const NativeBrotli = handleClassOf(zlib.createBrotliDecompress(LEAST_CHUNK));
 const NativeZstd = handleClassOf(zlib.createZstdDecompress(LEAST_CHUNK));
 
-function openZlib(mode: number, state: State, done: () => void): Handle {
-  const handle = new NativeZlib(mode);
+function openHandle(format: DecoderFormat, state: State, done: () => void): Handle {
+  if (format === "br") {
+    const handle = new NativeBrotli(constants.BROTLI_DECODE);
+    handle.init(new Uint32Array(BROTLI_PARAMETERS).fill(UNSET), state, done);
+    return handle;
+  }
+  if (format === "zstd") {
+    const handle = new NativeZstd(constants.ZSTD_DECOMPRESS);
+    const parameters = new Uint32Array(constants.ZSTD_d_windowLogMax + 1).fill(UNSET);
+    parameters[constants.ZSTD_d_windowLogMax] = ZSTD_WINDOW_LOG_MAX;
+    handle.init(parameters, undefined, state, done);
+    return handle;
+  }
+  const handle = new NativeZlib(ZLIB_MODES[format]);
   const { Z_MAX_WINDOWBITS, Z_DEFAULT_LEVEL, Z_DEFAULT_MEMLEVEL, Z_DEFAULT_STRATEGY } = constants;
   // All but the window is of encoders; there is no dictionary.
   handle.init(Z_MAX_WINDOWBITS, Z_DEFAULT_LEVEL, Z_DEFAULT_MEMLEVEL, Z_DEFAULT_STRATEGY, state, done, undefined);
   return handle;
-}
-
-function openBrotli(state: State, done: () => void): Handle {
-  const handle = new NativeBrotli(constants.BROTLI_DECODE);
-  handle.init(new Uint32Array(BROTLI_PARAMETERS).fill(UNSET), state, done);
-  return handle;
-}
-
-function openZstd(state: State, done: () => void): Handle {
-  const handle = new NativeZstd(constants.ZSTD_DECOMPRESS);
-  const parameters = new Uint32Array(constants.ZSTD_d_windowLogMax + 1).fill(UNSET);
-  parameters[constants.ZSTD_d_windowLogMax] = ZSTD_WINDOW_LOG_MAX;
-  handle.init(parameters, undefined, state, done);
-  return handle;
-}
-
-function openHandle(format: DecoderFormat, state: State, done: () => void): Handle {
-  switch (format) {
-    case "gzip":
-      return openZlib(constants.GUNZIP, state, done);
-    case "deflate":
-      return openZlib(constants.INFLATE, state, done);
-    case "deflate-raw":
-      return openZlib(constants.INFLATERAW, state, done);
-    case "br":
-      return openBrotli(state, done);
-    case "zstd":
-      return openZstd(state, done);
-  }
 }
 
 /** One go at a time. */

@@ -83,7 +83,7 @@ export interface DecodedFor {
 }
 
 /** For answers of servers that the operator configured. */
-export const NOBODY: DecodedFor = { tenant: "", decoderMemory: async () => () => {} };
+const NOBODY: DecodedFor = { tenant: "", decoderMemory: async () => () => {} };
 
 export type DecoderShare = ReturnType<typeof createDecoderShare>;
 

@@ -446,11 +446,7 @@ export async function exchangeJson(
   };
 }
 
-/**
- * A GET, whatever its status.
- *
- * @throws OutboundError, also when the limits are met
- */
+/** A GET, whatever its status. @throws OutboundError, also when the limits are met */
 export async function fetchJson(
   outbound: Outbound,
   url: string,
@@ -467,11 +463,7 @@ export async function fetchJson(
   }
 }
 
-/**
- * The JSON document at a URL.
- *
- * @throws OutboundError when there is none
- */
+/** The JSON document at a URL. @throws OutboundError when there is none */
 export async function fetchDocument(outbound: Outbound, url: string): Promise<unknown> {
   const { status, body } = await fetchJson(outbound, url);
   if (status !== 200) throw new OutboundError("lost", `answered ${status}`);

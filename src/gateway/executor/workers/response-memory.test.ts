@@ -17,15 +17,15 @@ function holdOf(memory: ResponseMemory, signal = never): MemoryHold {
   return memory.hold(`tenant-${++tenants}`, "agt_1", signal);
 }
 
-/** Memory for four answers of the captured length, which no worker has less than, and for sixteen of the usual one. */
+/** Memory for eight answers, which no worker has less than. */
 function small(): ResponseMemory {
   return new ResponseMemory(1, 8 * MIB);
 }
 
-/** The memory, with all places of the captured length but these taken. */
+/** The memory, with all slots but these taken. */
 async function nearlyFull(left: number): Promise<ResponseMemory> {
   const memory = small();
-  for (let taken = left; taken < 4; taken++) await holdOf(memory).grow(LONG);
+  for (let taken = left; taken < 8; taken++) await holdOf(memory).grow(LONG);
   return memory;
 }
 
@@ -65,7 +65,7 @@ describe("memory for answers", () => {
   });
 
   test("is not used up by one tenant", async () => {
-    const memory = new ResponseMemory(1, 44 * MIB);
+    const memory = new ResponseMemory(1, 22 * MIB);
     const greedy = Array.from({ length: 100 }, () => memory.hold("greedy", "agt_1", never));
     for (const hold of greedy) void hold.grow(LONG);
     expect(await isSettled(holdOf(memory).grow(LONG))).toBe(true);
