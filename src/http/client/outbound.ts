@@ -190,11 +190,9 @@ export function createOutbound(options: OutboundOptions): Outbound {
     return target;
   }
 
-  function judged(resolution: Resolution, { hostname, port }: DialTarget): readonly string[] {
-    if (!resolution.ok) throw new OutboundError(resolution.kind, `${hostname}: ${resolution.detail}`);
-    const { addresses } = resolution;
-    if (rules === null || !isBadPort(port)) return addresses;
-    if (addresses.every((address) => isExempt(hostname, address, rules))) return addresses;
+  function checkPort({ hostname, port }: DialTarget, addresses: readonly string[]): void {
+    if (rules === null || !isBadPort(port)) return;
+    if (addresses.every((address) => isExempt(hostname, address, rules))) return;
     throw new OutboundError("blocked", `${hostname}: port ${port} is not allowed`);
   }
 
@@ -204,9 +202,9 @@ export function createOutbound(options: OutboundOptions): Outbound {
       signal.throwIfAborted();
       const target = targetOf(text, tenant);
       const fields = requestFields(request.headers);
-      const pending = resolve(target.hostname, tenant);
-      const resolution = pending instanceof Promise ? await unlessAborted(signal, pending) : pending;
-      const addresses = judged(resolution, target);
+      const found = resolve(target.hostname, tenant);
+      const addresses = found instanceof Promise ? await unlessAborted(signal, found) : found;
+      checkPort(target, addresses);
       const tlsContext = contextOf(tenant, tls);
       let failure: unknown = null;
       for (const address of addresses.slice(0, 4)) {
@@ -268,10 +266,6 @@ export function retryAfterMs(value: string | null, now: number, mostMs: number):
 /** All addresses of a name; rejects when it has none. */
 export type Lookup = (name: string) => Promise<ReadonlyArray<{ readonly address: string }>>;
 
-export type Resolution =
-  | { readonly ok: true; readonly addresses: readonly string[] }
-  | { readonly ok: false; readonly kind: "blocked" | "unreached"; readonly detail: string };
-
 export interface ResolveOptions {
   /** Null for the operator's own servers: any address will do. */
   readonly rules: HostRules | null;
@@ -298,63 +292,54 @@ export function createResolver(options: ResolveOptions) {
   const { rules, lookup = systemLookup } = options;
   const { lookupTimeoutMs = 5000, cacheMs = 5000 } = options;
   /** One entry of a name serves all tenants, and counts to the one that asked for it last. */
-  const known = tenantCache<string, { readonly resolution: Resolution; readonly until: number }>(MAX.resolvedNames);
+  const known = tenantCache<string, { readonly addresses: readonly string[]; readonly until: number }>(
+    MAX.resolvedNames,
+  );
   const few = createLimiter({ size: MAX.lookups, tooMany: "too many names are being looked up" });
   /** By tenant, so that no tenant waits behind another one's look-up. */
-  const underWay = new Map<string, Promise<Resolution>>();
+  const underWay = new Map<string, Promise<readonly string[]>>();
 
-  function judge(hostname: string, addresses: readonly string[]): Resolution {
-    // `every` is true for an empty list, so no addresses at all have to fail separately.
-    if (addresses.length === 0) return { ok: false, kind: "unreached", detail: "DNS: no address" };
+  /**
+   * The addresses, if all may be dialled. They are remembered: to judge an address again takes 10 µs of each call. This
+   * machine may get the address meanwhile, so not for ever.
+   */
+  function judged(tenant: string, hostname: string, addresses: readonly string[]): readonly string[] {
+    known.delete(hostname);
+    // `find` finds nothing in an empty list, so no addresses at all have to fail separately.
+    if (addresses.length === 0) throw new OutboundError("unreached", `${hostname}: DNS: no address`);
     const refused = addresses.find((text) =>
       rules === null ? parseAddress(text) === null : !mayDial(hostname, text, rules),
     );
-    if (refused === undefined) return { ok: true, addresses };
-    return { ok: false, kind: "blocked", detail: `address ${refused} is not allowed` };
+    if (refused !== undefined) throw new OutboundError("blocked", `${hostname}: address ${refused} is not allowed`);
+    if (cacheMs > 0) known.set(tenant, hostname, { addresses, until: performance.now() + cacheMs });
+    return addresses;
   }
 
-  async function lookUp(tenant: string, hostname: string): Promise<Resolution> {
-    try {
-      const answers = await few(tenant, () =>
-        withDeadline(lookupTimeoutMs, lookup(hostname), () => new Error("timed out")),
-      );
-      return judge(hostname, [...new Set(answers.map((answer) => answer.address))]);
-    } catch (error) {
-      return { ok: false, kind: "unreached", detail: `DNS: ${failureName(error)}` };
-    }
+  async function lookUp(tenant: string, hostname: string): Promise<readonly string[]> {
+    const late = () => new Error("timed out");
+    const looking = few(tenant, () => withDeadline(lookupTimeoutMs, lookup(hostname), late));
+    const answers = await looking.catch((error) => {
+      known.delete(hostname);
+      throw new OutboundError("unreached", `${hostname}: DNS: ${failureName(error)}`);
+    });
+    return judged(tenant, hostname, [...new Set(answers.map((answer) => answer.address))]);
   }
 
-  function remember(tenant: string, hostname: string, resolution: Resolution): void {
-    if (!resolution.ok) known.delete(hostname);
-    else if (cacheMs > 0) known.set(tenant, hostname, { resolution, until: performance.now() + cacheMs });
-  }
-
-  /** To judge an address again takes 10 µs of each call. This machine may get the address meanwhile, so not for ever. */
-  function judgeForNow(tenant: string, hostname: string, addresses: readonly string[]): Resolution {
-    const resolution = judge(hostname, addresses);
-    remember(tenant, hostname, resolution);
-    return resolution;
-  }
-
-  /** @param tenant for whom; without one it is for the operator */
-  return (hostname: string, tenant = ""): Resolution | Promise<Resolution> => {
+  /** @param tenant for whom; without one it is for the operator. @throws OutboundError, at once or as rejection */
+  return (hostname: string, tenant = ""): readonly string[] | Promise<readonly string[]> => {
     const entry = known.get(hostname);
-    if (entry !== undefined && performance.now() < entry.until) return entry.resolution;
+    if (entry !== undefined && performance.now() < entry.until) return entry.addresses;
     const literal = literalAddress(hostname);
-    if (literal !== null) return judgeForNow(tenant, hostname, [literal]);
+    if (literal !== null) return judged(tenant, hostname, [literal]);
     if (rules !== null && isDeniedName(hostname, rules)) {
-      return { ok: false, kind: "blocked", detail: "the name is not allowed" };
+      throw new OutboundError("blocked", `${hostname}: the name is not allowed`);
     }
     const local = rules && localAddresses(hostname, rules);
-    if (local !== null) return judgeForNow(tenant, hostname, local);
+    if (local !== null) return judged(tenant, hostname, local);
     const flight = JSON.stringify([tenant, hostname]);
     const running = underWay.get(flight);
     if (running !== undefined) return afterShared(running, tenant);
-    const work = lookUp(tenant, hostname).then((resolution) => {
-      underWay.delete(flight);
-      remember(tenant, hostname, resolution);
-      return resolution;
-    });
+    const work = lookUp(tenant, hostname).finally(() => underWay.delete(flight));
     underWay.set(flight, work);
     return work;
   };
