@@ -287,7 +287,7 @@ export async function collectSettlement(
   return isFinal ? withReceipt(tx, key) : found(tx, key);
 }
 
-/** The transaction that has collected the payment is final. A call that has ended is owed its receipt only now. */
+/** The transaction by which the payment is known to be collected. A call that has ended is owed its receipt from now on. */
 export async function confirmSettlement(
   tx: Tx,
   key: InvocationKey,
@@ -300,7 +300,29 @@ export async function confirmSettlement(
     const settlement = JSON.stringify({ ...before, tx_hash });
     await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
   }
-  if (row !== null && isEnded(row.status)) await withReceipt(tx, key);
+  if (row !== null && isEnded(row.status) && !(await hasReceipt(tx, key))) await withReceipt(tx, key);
+}
+
+/** A receipt that says "settled" would be false: the payment of the call was collected, and can't be any more. */
+export async function denyReceipt({ db, tables }: Tx, key: InvocationKey): Promise<void> {
+  for (const t of [tables.openInvocations, tables.endedInvocations]) {
+    await db
+      .update(t)
+      .set({ emit_receipt: false })
+      .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id)));
+  }
+}
+
+/** Whether it is owed one, or has it. */
+async function hasReceipt({ db, tables }: Tx, { tenant, id }: InvocationKey): Promise<boolean> {
+  for (const t of [tables.receiptsDue, tables.receipts]) {
+    const found = await db
+      .select({ id: t.invocation_id })
+      .from(t)
+      .where(and(eq(t.tenant, tenant), eq(t.invocation_id, id)));
+    if (found.length > 0) return true;
+  }
+  return false;
 }
 
 /**

@@ -78,6 +78,8 @@ export interface SentRequest {
   readonly body?: CallBody | null | undefined;
   /** The only time limit; its reason is what an aborted request rejects with. It covers the body too. */
   readonly signal: StopSignal;
+  /** Awaited on the connection, right before the first byte leaves. Nothing has left when it rejects. */
+  readonly leaving?: (() => Promise<void>) | undefined;
   /** Called when the body is not needed any more, unless it never left. May be called more than once. */
   readonly sent?: (() => void) | undefined;
   /** Called with the end of the server's certificate, in milliseconds since the epoch, where a connection is made. */

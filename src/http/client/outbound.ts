@@ -198,7 +198,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
 
   return {
     async request(text, request) {
-      const { method, body = null, signal, tls = null, tenant = "", sent, certified, ahead } = request;
+      const { signal, tls = null, tenant = "" } = request;
       signal.throwIfAborted();
       const target = targetOf(text, tenant);
       const fields = requestFields(request.headers);
@@ -209,8 +209,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
       let failure: unknown = null;
       for (const address of addresses.slice(0, 4)) {
         try {
-          const parts = { target, address, method, fields, body, signal, tenant, tlsContext, sent, certified, ahead };
-          return await transport.send(parts);
+          return await transport.send({ ...request, tenant, target, address, fields, tlsContext });
         } catch (error) {
           signal.throwIfAborted();
           failure = failureAt(`${target.hostname} at ${address}`, error);
