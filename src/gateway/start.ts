@@ -89,6 +89,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
     url,
     /** Drains and stops. Running calls get time to end; pending calls stay pending. */
     async stop() {
+      await server.leave();
       edge.drain();
       const closed = server.stop();
       stopCleaning();

@@ -10,7 +10,14 @@ import { closeSync, openSync, readFileSync } from "node:fs";
 import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
 import { MAX } from "../kernel/limits.ts";
-import { connectionsAt, endConnection, letMoreWait, type OpenConnection, peerName } from "./bun/socket-options.ts";
+import {
+  connectionsAt,
+  endConnection,
+  letMoreWait,
+  type OpenConnection,
+  peerName,
+  refuseHandshakes,
+} from "./bun/socket-options.ts";
 
 /** If the process may open fewer, one in so many is kept for upstream calls, the database and files. */
 const KEPT_PART = 8;
@@ -55,8 +62,8 @@ export function listen(options: ListenerOptions) {
   const { log } = options;
   const openMax = mostOpen();
   const first = serve(options, options.port, owned);
-  const port = first.port ?? options.port;
-  let listening: Bun.Server<undefined> | null = first;
+  const port = first.server.port ?? options.port;
+  let listening: OpenPort | null = first;
   /** Servers that no longer listen but still have connections. */
   const closing = new Map<Bun.Server<undefined>, Promise<void>>();
   const toldAt = new Map<string, number>();
@@ -68,7 +75,7 @@ export function listen(options: ListenerOptions) {
   function owned(request: Request, tenant: string): void {
     if (notes <= 0) return;
     notes--;
-    const peer = first.requestIP(request);
+    const peer = first.server.requestIP(request);
     if (peer !== null) census.note(peerName(peer), tenant);
   }
 
@@ -81,7 +88,7 @@ export function listen(options: ListenerOptions) {
   }
 
   /** What is under way goes on, and its answer ends its connection. The idle ones are closed now, in 9 µs each (measured). */
-  function close(server: Bun.Server<undefined>): void {
+  function close({ server }: OpenPort): void {
     listening = null;
     closing.set(
       server,
@@ -114,6 +121,16 @@ export function listen(options: ListenerOptions) {
   const looking = setInterval(look, 50);
   return {
     port,
+    /**
+     * Where others share the port: from now on new connections are theirs, and those that have come here are accepted. To
+     * close the port would reset those that still wait. A client whose handshake is refused tries again after a second.
+     */
+    async leave(): Promise<void> {
+      if (!options.reusePort || listening === null || listening.descriptor === null) return;
+      refuseHandshakes(listening.descriptor);
+      // A handshake that has begun ends in this time, in most networks.
+      await Bun.sleep(50);
+    },
     /** Listens no more. Resolves when every connection is gone, which `now` sees to. */
     async stop(now: boolean = false): Promise<void> {
       clearInterval(looking);
@@ -124,10 +141,21 @@ export function listen(options: ListenerOptions) {
   };
 }
 
-function serve({ host, reusePort, idleSeconds, answer }: ListenerOptions, port: number, owned: Owned) {
+interface OpenPort {
+  readonly server: Bun.Server<undefined>;
+  /** Null where none was found. */
+  readonly descriptor: number | null;
+}
+
+function serve(options: ListenerOptions, port: number, owned: Owned): OpenPort {
   const from = lowestFree();
+  const server = serving(options, port, owned);
+  return { server, descriptor: letMoreWait(from, mostOpen()) };
+}
+
+function serving({ host, reusePort, idleSeconds, answer }: ListenerOptions, port: number, owned: Owned) {
   try {
-    const server = Bun.serve<undefined>({
+    return Bun.serve({
       hostname: host,
       port,
       development: false,
@@ -139,8 +167,6 @@ function serve({ host, reusePort, idleSeconds, answer }: ListenerOptions, port: 
       maxRequestBodySize: Number.MAX_SAFE_INTEGER,
       fetch: (request, server) => answer(request, server, owned),
     });
-    letMoreWait(from, mostOpen());
-    return server;
   } catch (cause) {
     const shared = "; gateways of one user share a port when all of them have TOLLGATE_REUSE_PORT=1";
     throw listenProblem(host, port, "TOLLGATE_PORT", cause, shared);

@@ -10,6 +10,8 @@
 // Who is at the other end of a descriptor, and for how long nothing has passed: the runtime tells of no connection before
 // its first request is whole.
 //
+// A filter on handshakes, for a process that leaves a port which others share.
+//
 // Needed up to Bun 1.4.5 at least: a version whose server tells of connections and takes a backlog, and whose sockets take
 // a size of their receive buffer, makes this file unnecessary.
 //
@@ -31,6 +33,7 @@ const WAITING_MAX = 4096;
 /** Constants of Linux; elsewhere none of the libraries exists. */
 const SOL_SOCKET = 1;
 const SO_RCVBUF = 8;
+const SO_ATTACH_FILTER = 26;
 const SO_ACCEPTCONN = 30;
 const LIBRARIES = ["libc.so.6", "libc.musl-x86_64.so.1", "libc.musl-aarch64.so.1"];
 
@@ -87,10 +90,11 @@ export function keepReceiveBufferSmall(socket: object, bytes: number = BUFFER_BY
  * @param from the lowest descriptor that was free before the port was opened. The port's is the first that listens from
  *   there on, unless another thread freed a lower one meanwhile. To look at all 32,768 took 15 ms of every start (measured)
  * @param below all descriptors are
+ * @returns the port's descriptor
  */
-export function letMoreWait(from: number, below: number): void {
+export function letMoreWait(from: number, below: number): number | null {
   const system = library();
-  if (system === null) return;
+  if (system === null) return null;
   for (let looked = 0; looked < below; looked++) {
     const descriptor = (from + looked) % below;
     accepts[0] = 0;
@@ -98,8 +102,30 @@ export function letMoreWait(from: number, below: number): void {
     if (accepts[0] !== 1) continue;
     system.listen(descriptor, WAITING_MAX);
     setReceiveBuffer(descriptor, CALLER_BUFFER_BYTES);
-    return;
+    return descriptor;
   }
+  return null;
+}
+
+/**
+ * A program for the kernel (classic BPF, `linux/filter.h`) that drops segments with SYN, the first of a handshake:
+ * load the byte of the flags (RFC 9293, section 3.1); is SYN in it? then keep nothing; else keep all.
+ */
+const NO_SYN = new Uint8Array(
+  [
+    [0x30, 0, 0, 0, 13, 0, 0, 0],
+    [0x45, 0, 0, 1, 0x02, 0, 0, 0],
+    [0x06, 0, 0, 0, 0, 0, 0, 0],
+    [0x06, 0, 0, 0, 0xff, 0xff, 0xff, 0xff],
+  ].flat(),
+);
+const INSTRUCTION_BYTES = 8;
+
+/** Lets no new handshake begin with a socket that listens; those that have begun go on. */
+export function refuseHandshakes(descriptor: number): void {
+  // A `struct sock_fprog`: how many instructions, and where they are.
+  const program = new BigUint64Array([BigInt(NO_SYN.length / INSTRUCTION_BYTES), BigInt(ptr(NO_SYN))]);
+  library()?.setsockopt(descriptor, SOL_SOCKET, SO_ATTACH_FILTER, ptr(program), program.byteLength);
 }
 
 const IPPROTO_TCP = 6;
