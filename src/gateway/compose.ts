@@ -29,7 +29,6 @@ import { Scheduler } from "./executor/scheduler.ts";
 import { createWorkerPool } from "./executor/workers/pool.ts";
 import { healthRoutes } from "./health.ts";
 import type { IdentityOptions } from "./identity/identity.ts";
-import { createClaims } from "./invocations/claims.ts";
 import { queueSize } from "./invocations/commands/queue.ts";
 import { type CompletionWaiters, createCompletionWaiters } from "./invocations/completion-waiters.ts";
 import { callHeaders, endedAmong, findInvocation } from "./invocations/history.ts";
@@ -55,6 +54,7 @@ import { createReceipts } from "./receipts/service.ts";
 import { startReaper } from "./streaming/reaper.ts";
 import { createStreamLimits } from "./streaming/stream-limits.ts";
 import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
+import { createClaims } from "./upstream/ownership.ts";
 
 /** What the gateway is started with: its part of the configuration. */
 export interface GatewayOptions {
@@ -146,7 +146,7 @@ export async function composeGateway(parts: GatewayParts) {
     resolveCredential,
     tracer,
   });
-  const takeUp = (tenant: string, agentId: string) => scheduler.checkPending(tenant, agentId);
+  const takeUp = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
   const agents = createAgentCache(store);
   const policy = createPolicyService({ store, clock, log, meters });
@@ -198,7 +198,7 @@ export async function composeGateway(parts: GatewayParts) {
 
 const takenBy = (scheduler: Scheduler): Pick<ProxyRoutesOptions, "reserve" | "offer"> => ({
   reserve: (accepted) => scheduler.reserve(accepted),
-  offer: (accepted) => scheduler.offer(accepted),
+  offer: (tenant, agentId, id) => scheduler.offer(tenant, agentId, id),
 });
 
 /** What other gateways announce: callers that wait here learn of an end, and a call cancelled there stops here. */

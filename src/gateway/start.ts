@@ -26,10 +26,10 @@ import { createVerifier } from "../x402/verifier/verifier.ts";
 import { composeGateway, type GatewayOptions, type GatewayParts } from "./compose.ts";
 import { createIdentity, managePermission } from "./identity/identity.ts";
 import { startRemovingParts } from "./invocations/bodies.ts";
-import { compareClaims } from "./invocations/claims.ts";
 import { createChainLook } from "./payment/chain-look.ts";
 import { createRestoreGuard, settleRestored } from "./payment/restored.ts";
 import { startRetention } from "./retention.ts";
+import { compareClaims } from "./upstream/ownership.ts";
 
 /** Time for the last answers to be sent, and for the last writes, after everything else has ended. */
 const [LAST_ANSWERS_MS, LAST_WRITES_MS] = [2_000, 3_000];

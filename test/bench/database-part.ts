@@ -59,8 +59,7 @@ async function storedCall(store: Store): Promise<void> {
   const one = accepted(now, {}, BODY);
   const key = { tenant: one.row.tenant, id: one.row.id };
   await accept(store, one);
-  const inHand = { call: one.call, body: one.body };
-  const claimed = await claim(store, { key, owner: OWNER, token: TOKEN, now, inHand });
+  const claimed = await claim(store, { key, owner: OWNER, token: TOKEN, now });
   if (claimed === null) throw new Error("a call of nobody else's could not be claimed");
   const ending = { ...SUCCESS, response: ANSWER, resp_size: ANSWER.length };
   await finish(store, { key, token: TOKEN, request_id: "bench" }, ending, systemClock.now());

@@ -13,7 +13,6 @@ import { acceptOf, isInParts, partsGone, SMALL_BODY_BYTES } from "./commands/acc
 import { endCommand } from "./commands/end.ts";
 import {
   claimCommand,
-  ownPending,
   type TakenCall,
   type TakenCalls,
   type Taking,
@@ -54,20 +53,6 @@ export interface Ending {
   readonly response_content_type: string | null;
   /** For the log only: what went wrong, without any secret or body. */
   readonly detail?: string | null;
-}
-
-/** The claims of this process: see claims.ts. */
-export interface Claims {
-  /** A new token for an attempt to take a call. */
-  begin(): string;
-  /** The claim is stored: the call is this process's to make. */
-  took(token: string, id: string): void;
-  /**
-   * The attempt is over.
-   *
-   * @param isUnrecorded the call may have been made, and its end could not be stored
-   */
-  over(token: string, isUnrecorded?: boolean): void;
 }
 
 export type InvocationKey = { readonly tenant: string; readonly id: string };
@@ -139,36 +124,32 @@ export interface Claim {
   readonly key: InvocationKey;
   /** The replica that takes the call. */
   readonly owner: string;
-  /** Token of this attempt, the same for all its tries: see claims.ts. */
+  /** Token of this attempt, the same for all its tries: see upstream/ownership.ts. */
   readonly token: string;
   readonly now: number;
-  /** The stored call, if the caller still has it in memory, so that it is not read again. */
-  readonly inHand: PendingCall | null;
-  /** How long its request is, as far as that is known. */
-  readonly bodyBytes?: number;
 }
 
 /**
  * Takes a pending call; from here on it is never made again. Gives the stored call, or null when someone else
  * took it, or it was cancelled. A claim that was stored without its answer is found by its token, so this may be
  * tried again.
+ *
+ * @param bodyBytes how long its request is, as far as that is known
  */
-export async function claim(runner: Store | Tx, claim: Claim): Promise<PendingCall | null> {
-  const { key, inHand, bodyBytes = 0 } = claim;
+export async function claim(runner: Store | Tx, claim: Claim, bodyBytes = 0): Promise<PendingCall | null> {
+  const { key } = claim;
   const reader = "read" in runner ? runner.read : runner;
   // A large one is read before it is taken: if the process dies meanwhile, the call is made by the next one.
-  const isRead = inHand === null && bodyBytes > SMALL_BODY_BYTES;
-  const before = isRead ? await storedRequest(reader, key, bodyBytes) : null;
+  const before = bodyBytes > SMALL_BODY_BYTES ? await storedRequest(reader, key, bodyBytes) : null;
   const claimed = await runner.execute(claimCommand, claim);
   if (claimed === null) return null;
-  if (inHand !== null) return inHand;
   const body = claimed.body ?? before ?? (await storedRequest(reader, key, Number(claimed.size)));
-  if (claimed.call === null || body === null) throw new Fault("internal", "a pending call without its request");
+  if (body === null) throw new Fault("internal", "a pending call without its request");
   return { call: JSON.parse(claimed.call) as Call, body };
 }
 
 interface TakenPending extends Pick<TakenCall, "id" | "token"> {
-  readonly inHand: PendingCall;
+  readonly pending: PendingCall;
 }
 
 /** Takes the oldest pending calls of an agent, each as `claim` does, but only those with a small body. */
@@ -180,12 +161,12 @@ export async function takePending(
   const calls = taken.map(({ id, token, call, body }) => ({
     id,
     token,
-    inHand: { call: JSON.parse(call) as Call, body },
+    pending: { call: JSON.parse(call) as Call, body },
   }));
   return { taken: calls, large };
 }
 
-export { ownPending, SMALL_BODY_BYTES, waitingAgents };
+export { SMALL_BODY_BYTES, waitingAgents };
 
 /** Whether the call is running by this very claim. */
 export async function holdsClaim(reader: Reader, key: InvocationKey, token: string): Promise<boolean> {

@@ -6,9 +6,9 @@ import { join } from "node:path";
 import { silentLog } from "../../../src/core/log.ts";
 import type { Job, Outcome } from "../../../src/gateway/executor/job.ts";
 import { Scheduler, type SchedulerOptions } from "../../../src/gateway/executor/scheduler.ts";
-import { createClaims } from "../../../src/gateway/invocations/claims.ts";
 import { findInvocation } from "../../../src/gateway/invocations/history.ts";
 import { abandon, accept } from "../../../src/gateway/invocations/service.ts";
+import { createClaims } from "../../../src/gateway/upstream/ownership.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { accepted, SUCCESS } from "./invocations.ts";
@@ -72,7 +72,7 @@ export function useScheduling() {
         agentConcurrency: 4,
         agentMaxRaised() {},
         claims: createClaims(),
-        refusals: { removeAppeared: async () => {}, unnoted: new Set() },
+        refusals: { removeAppeared: async () => 0, unnoted: new Set() },
         resolveCredential: async () => ({ header: null, version: "1" }),
         ...options,
       });

@@ -10,8 +10,8 @@ import { silentLog } from "../../../core/log.ts";
 import { BEGIN_COMMANDS, BEGIN_LOOK_UP, postgresClient, postgresQueries } from "../../../storage/postgres/pool.ts";
 import type { Command, Store } from "../../../storage/store.ts";
 import { createReaper } from "../../streaming/reaper.ts";
+import { compareOnce, createClaims } from "../../upstream/ownership.ts";
 import { storePartCommand } from "../bodies.ts";
-import { compareOnce, createClaims } from "../claims.ts";
 import { accept } from "../service.ts";
 import { acceptCommand, acceptInPartsCommand, acceptPlainCommand } from "./accept.ts";
 import { endCommand } from "./end.ts";
@@ -56,7 +56,7 @@ function inputs(count: number) {
     [acceptCommand, calls],
     [acceptInPartsCommand, calls],
     [storePartCommand, keys.map((key, i) => ({ key, n: i % 2, bytes: new Uint8Array(1), dueAt: now }))],
-    [claimCommand, keys.map((key) => ({ key, owner: "rep", token: "t", now, inHand: null }))],
+    [claimCommand, keys.map((key) => ({ key, owner: "rep", token: "t", now }))],
     [endCommand, ends.map((end) => ({ ...end, request_id: null, detail: null }))],
   ] as [Command<unknown, unknown>, unknown[]][];
 }
@@ -196,7 +196,7 @@ for (const version of [18, 15] as const) {
       await client.unsafe(BEGIN_COMMANDS);
       const claims = calls.map(({ row: { tenant, id } }) => ({ tenant, id }));
       const given = claimCommand.postgres.valuesOf(
-        claims.map((key) => ({ key, owner: "rep", token: crypto.randomUUID(), now, inHand: null })),
+        claims.map((key) => ({ key, owner: "rep", token: crypto.randomUUID(), now })),
         0,
       );
       await client.unsafe(`prepare one as ${claimCommand.postgres.text}`);

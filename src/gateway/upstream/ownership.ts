@@ -1,30 +1,181 @@
-// Which calls this process owns. A replica holds a lease, by which the others that share the database know that it is alive;
-// when the lease has run out, its running calls are ended, and its part of the limit of an agent's calls goes to the others.
-// Only the database's clock decides that.
+// Which calls this process owns. Each attempt to take a call has a token of its own, from before it is written until the call
+// has ended. The tokens are compared with what the database says that this replica runs, both ways: a call that was ended
+// elsewhere is broken off here within two seconds, and a call that nothing here works on does not stay running for ever.
 //
-// Pending calls come to a replica by claims: a call alone by its ID, or an agent's oldest ones together in a block. Before a
-// claim is written it is known here, since the answer of the write may come late or never.
-import { and, count, eq, ne, notInArray, type SQL, sql } from "drizzle-orm";
+// A replica holds a lease, by which the others that share the database know that it is alive. When the lease has run out, its
+// running calls are ended, and its part of the limit of an agent's calls goes to the others. Only the database's clock decides
+// that.
+
+import { and, count, eq, isNotNull, ne, notInArray, type SQL, sql } from "drizzle-orm";
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { HOUR_MS } from "../../core/time.ts";
 import { every } from "../../kernel/loop.ts";
-import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../kernel/time.ts";
+import { isOlder, type Moment, thisMoment } from "../../kernel/time.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { createLeaseTrust, whereLeaseHolds } from "../../storage/leases.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import {
-  type Claims,
-  claim,
+  abandon,
+  type ClaimedKey,
+  type Ending,
+  finish,
   giveUp,
-  holdsClaim,
   type InvocationKey,
-  ownPending,
-  type PendingCall,
   release,
-  takePending,
 } from "../invocations/service.ts";
-import type { CallBlock, OwnBlock, QueueEntry } from "./queue.ts";
+
+export type Claims = ReturnType<typeof createClaims>;
+
+export function createClaims() {
+  /** By token, the call that has been taken with it; null until then. */
+  const begun = new Map<string, string | null>();
+  const unrecorded = new Set<string>();
+  /** Claims that were over since the rows that are being judged were read; null while none are. */
+  let overSince: Set<string> | null = null;
+  return {
+    /** Runs a comparison: a call that ends during it still counts as worked on, since its row was read before. */
+    async during(work: () => Promise<void>): Promise<void> {
+      overSince = new Set();
+      await work().finally(() => {
+        overSince = null;
+      });
+    },
+    /** A new token for an attempt to take a call. */
+    begin() {
+      const token = crypto.randomUUID();
+      begun.set(token, null);
+      return token;
+    },
+    /** The claim is stored: the call is this process's to make. */
+    took(token: string, id: string) {
+      if (begun.has(token)) begun.set(token, id);
+    },
+    /**
+     * The attempt is over.
+     *
+     * @param isUnrecorded the call may have been made, and its end could not be stored
+     */
+    over(token: string, isUnrecorded = false) {
+      begun.delete(token);
+      overSince?.add(token);
+      if (isUnrecorded) unrecorded.add(token);
+    },
+    /** The calls that this process has taken and not ended. */
+    taken: () => [...begun.values()].filter((id) => id !== null),
+    /** What to do with a running call that has this claim. Null while it is being worked on here. */
+    fateOf(token: string) {
+      if (begun.has(token) || overSince?.has(token)) return null;
+      return unrecorded.has(token) ? "abandon" : "release";
+    },
+  };
+}
+
+interface CompareOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  /** This replica's ID. */
+  readonly replica: string;
+  readonly claims: Pick<Claims, "taken" | "fateOf" | "during">;
+  /** Breaks off a call that was ended elsewhere. */
+  stop(id: string): void;
+  /** Called with an agent whose call can be made again. */
+  released(tenant: string, agentId: string): void;
+}
+
+/** Starts comparing. Returns a function that stops it. */
+export function compareClaims(options: CompareOptions): () => void {
+  const { store, log } = options;
+  // Where this is the only process, the two can differ only after trouble with the disk.
+  const pause = store.isShared ? 1_000 : 10_000;
+  return every(pause, () => compareOnce(options).catch((error) => log.warn("running_calls_not_compared", { error })));
+}
+
+export const compareOnce = (options: CompareOptions): Promise<void> => options.claims.during(() => compare(options));
+
+async function compare(options: CompareOptions): Promise<void> {
+  const { store, replica, claims, stop } = options;
+  // List the claims before the rows are read: each of them was already running in the database.
+  const taken = claims.taken();
+  const { openInvocations: t } = store.read.tables;
+  const rows = await store.read.db
+    .select({ tenant: t.tenant, id: t.id, agent_id: t.agent_id, claim: t.claim })
+    .from(t)
+    // The status in the text of the query, as in the partial index: a plan for any status could not use that.
+    .where(and(sql`${t.status} = 'running'`, eq(t.owner, replica), isNotNull(t.claim)));
+  const running = new Set(rows.map(({ id }) => id));
+  for (const id of taken) if (!running.has(id)) stop(id);
+  for (const { claim, ...row } of rows) if (claim !== null) await endLost(options, { ...row, claim });
+}
+
+interface RunningRow extends InvocationKey {
+  readonly agent_id: string;
+  readonly claim: string;
+}
+
+/** A claim whose commit lost its answer, or was stored after its attempt was over, has no work here. */
+async function endLost(options: CompareOptions, { tenant, id, agent_id, claim }: RunningRow): Promise<void> {
+  const { store, clock, log, claims, released } = options;
+  const fate = claims.fateOf(claim);
+  if (fate === null) return;
+  const key = { tenant, id };
+  if (fate === "release") {
+    await store.write((tx) => release(tx, key, claim, clock.now()));
+    released(tenant, agent_id);
+  } else {
+    await abandon(store, key, "internal", clock.now());
+  }
+  log.warn("orphaned_call_released", { tenant, invocation_id: id, fate });
+}
+
+export interface RecordEndOptions {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly claims: Pick<Claims, "over">;
+}
+
+/**
+ * Stores how a call ended, and waits for a store that is away. Never rejects: if the end can't be stored, the
+ * comparison of claims ends the call later.
+ *
+ * @param isGivenUp whether to stop waiting for a store that is away
+ */
+export async function recordEnd(
+  { store, clock, log, claims }: RecordEndOptions,
+  claimed: ClaimedKey,
+  ending: Ending,
+  isGivenUp: () => boolean,
+): Promise<void> {
+  const { key, token, request_id } = claimed;
+  const named = { tenant: key.tenant, invocation_id: key.id, request_id };
+  const write = (what: Ending) => untilStored(() => finish(store, claimed, what, clock.now()), isGivenUp);
+  try {
+    await write(ending).catch((error) => {
+      if (isGivenUp()) throw error;
+      log.error("outcome_not_recorded", { ...named, error });
+      return write(onlyNumbersOf(ending));
+    });
+    claims.over(token);
+  } catch (error) {
+    log.error("invocation_left_open", { ...named, error });
+    claims.over(token, true);
+  }
+}
+
+/** For a database that refuses the upstream's answer but takes the rest of the end. */
+function onlyNumbersOf(ending: Ending): Ending {
+  return {
+    ...ending,
+    status: "failed",
+    error_class: "internal",
+    resp_sha256: null,
+    response: null,
+    response_truncated: false,
+    response_content_type: null,
+  };
+}
 
 /** How long a replica counts as alive after it has renewed its lease. */
 const LEASE_MS = 15_000;
@@ -194,159 +345,6 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
       if (!isShared) return;
       // A lease that can't be dropped runs out.
       await store.write((tx) => dropLeases(tx, replica)).catch((error) => log.warn("lease_not_dropped", { error }));
-    },
-  };
-}
-
-export interface ClaimingOptions extends Pick<ReplicaLeaseOptions, "store" | "clock" | "replica"> {
-  readonly claims: Pick<Claims, "begin" | "over">;
-  readonly refusals: {
-    /** Calls that this process refused but could not note yet. Their records may still appear. */
-    readonly unnoted: ReadonlySet<string>;
-  };
-}
-
-/** A call that holds a slot, from its claim to its record. */
-export interface RunningCall {
-  readonly agentId: string;
-  readonly key: InvocationKey;
-  /** The claim's. */
-  readonly token: string;
-  /** When the claim was last known to hold. */
-  believedAt: Moment;
-  /** Ended elsewhere meanwhile: if it has not been sent yet, it is not sent. */
-  stopped: boolean;
-}
-
-type RunningCalls = ReturnType<typeof createRunningCalls>;
-
-/**
- * What this process knows of the calls that it runs: those that hold a slot, each from its claim to the record of its end,
- * and those that are just being claimed. It is in memory only, and asks nobody.
- */
-export function createRunningCalls() {
-  const running = new Map<string, RunningCall>();
-  /** By agent, the calls that are just being claimed by their ID. */
-  const claiming = new Map<string, Set<string>>();
-  /** For each block that is being taken, the calls that were to be stopped meanwhile: it may bring them. */
-  const taking = new Set<Set<string>>();
-
-  return {
-    get size() {
-      return running.size;
-    },
-    add(call: Omit<RunningCall, "stopped">, stopped = false): RunningCall {
-      const added = { ...call, stopped };
-      running.set(call.key.id, added);
-      return added;
-    },
-    remove(id: string): void {
-      running.delete(id);
-    },
-    /** Marks the call as stopped, or each block that may be about to bring it. */
-    stop(id: string): void {
-      const call = running.get(id);
-      if (call !== undefined) call.stopped = true;
-      else for (const stopped of taking) stopped.add(id);
-    },
-    /** The calls of the agent that are being claimed by their ID. */
-    claimingOf: (agentId: string): Iterable<string> => claiming.get(agentId) ?? [],
-    async whileClaiming<T>({ agentId, key }: RunningCall, claim: () => Promise<T>): Promise<T> {
-      const ids = claiming.get(agentId) ?? new Set();
-      claiming.set(agentId, ids.add(key.id));
-      try {
-        return await claim();
-      } finally {
-        ids.delete(key.id);
-        if (ids.size === 0) claiming.delete(agentId);
-      }
-    },
-    /** @param take given the calls that are stopped while it goes on and hold no slot */
-    async whileTaking<T>(take: (stopped: ReadonlySet<string>) => Promise<T>): Promise<T> {
-      const stopped = new Set<string>();
-      taking.add(stopped);
-      try {
-        return await take(stopped);
-      } finally {
-        taking.delete(stopped);
-      }
-    },
-  };
-}
-
-/** A call that waits for a slot, or has one. */
-export interface ScheduledCall extends QueueEntry {
-  readonly inHand?: PendingCall;
-  /** Of a call that was claimed before it came here: by the write that accepted it, or with others. */
-  readonly claimed?: RunningCall;
-}
-
-export type Claiming = ReturnType<typeof createClaiming>;
-
-/** @param isDraining whether this process is about to stop: then it waits no more for a store that is away */
-export function createClaiming(options: ClaimingOptions, running: RunningCalls, isDraining: () => boolean) {
-  const { store, clock, replica: owner, claims, refusals } = options;
-
-  return {
-    /** A call whose claim is about to be stored. */
-    begin: (agentId: string, { tenant, id }: QueueEntry): RunningCall =>
-      running.add({ agentId, key: { tenant, id }, token: claims.begin(), believedAt: thisMoment() }),
-
-    /** Null when another process has the call, or it was cancelled. */
-    claim(call: RunningCall, inHand: PendingCall | null, bodyBytes = 0): Promise<PendingCall | null> {
-      const { key, token } = call;
-      const stored = () => claim(store, { key, owner, token, now: clock.now(), inHand, bodyBytes });
-      return running.whileClaiming(call, () => untilStored(stored, isDraining));
-    },
-
-    /**
-     * A call that was stored claimed. If this process stops by now, it is left to the next one. If it has been refused to
-     * its caller while it was taken with others, it is given back, so that its record can be removed.
-     */
-    async confirm({ key, token }: RunningCall, inHand: PendingCall | null): Promise<PendingCall | null> {
-      if (!isDraining() && !refusals.unnoted.has(key.id)) return inHand;
-      await store.write((tx) => release(tx, key, token, clock.now()));
-      return null;
-    },
-
-    /** Whether the claim still holds. Asks the database only when that has not been known for a while. */
-    async stillHolds(call: RunningCall): Promise<boolean> {
-      if (!isOlder(call.believedAt, CLAIM_BELIEVED_MS)) return true;
-      const askedAt = thisMoment();
-      const isHeld = await untilStored(() => holdsClaim(store.read, call.key, call.token), isDraining);
-      call.believedAt = askedAt;
-      return isHeld;
-    },
-
-    /** The agent's oldest pending calls behind that of ID `after`, claimed in one write. */
-    async takeBlock(tenant: string, agent_id: string, slots: number, after: string): Promise<CallBlock<ScheduledCall>> {
-      const tokens = Array.from({ length: slots }, () => claims.begin());
-      const leftOut = [...running.claimingOf(agent_id), ...refusals.unnoted];
-      const used = new Set<string>();
-      const askedAt = thisMoment();
-      try {
-        return await running.whileTaking(async (stopped) => {
-          const block = { tenant, agent_id, owner, tokens, now: clock.now(), after, leftOut };
-          const { taken, large } = await takePending(store, block);
-          const calls = taken.map(({ id, token, inHand }) => {
-            used.add(token);
-            const call = { agentId: agent_id, key: { tenant, id }, token, believedAt: askedAt };
-            const claimed = running.add(call, stopped.has(id));
-            return { tenant, id, body_bytes: inHand.body.byteLength, inHand, claimed };
-          });
-          return { taken: calls, large: large === null ? null : { tenant, ...large } };
-        });
-      } finally {
-        // What was taken by those of a lost answer is given back when the claims are compared.
-        for (const token of tokens) if (!used.has(token)) claims.over(token);
-      }
-    },
-
-    /** The agent's next pending calls, as far as only this process may take them. They stay pending. */
-    async readOwn(tenant: string, agent_id: string, after: string, limit: number): Promise<OwnBlock<ScheduledCall>> {
-      const asked = { tenant, agent_id, replica: owner, now: clock.now(), after, limit };
-      const { calls, isAll } = await store.execute(ownPending, asked);
-      return { own: calls.map((call) => ({ tenant, ...call })), isAll };
     },
   };
 }
