@@ -54,7 +54,7 @@ import { createReceipts } from "./receipts/service.ts";
 import { startReaper } from "./streaming/reaper.ts";
 import { createStreamLimits } from "./streaming/stream-limits.ts";
 import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
-import { createClaims } from "./upstream/ownership.ts";
+import { createClaims, createReplicaLease } from "./upstream/ownership.ts";
 
 /** What the gateway is started with: its part of the configuration. */
 export interface GatewayOptions {
@@ -131,21 +131,14 @@ export async function composeGateway(parts: GatewayParts) {
   const secrets = secretSources(parts);
   const resolveCredential = createCredentialResolver(secrets);
   tellOfEnds(parts, completionWaiters);
-  const scheduler = new Scheduler({
-    store,
-    clock,
-    log,
-    pool,
-    replica,
-    isShared: options.databaseUrl !== null,
-    previous: parts.previous,
+  const lease = createReplicaLease({
+    ...{ store, clock, log, replica, refusals, previous: parts.previous },
     agentConcurrency: options.agentConcurrency,
     agentMaxRaised: () => void streaming.raised(),
-    claims,
-    refusals,
-    resolveCredential,
-    tracer,
   });
+  const { agentMax } = lease;
+  const calling = { store, clock, log, replica, claims, refusals, resolveCredential, tracer };
+  const scheduler = new Scheduler({ ...calling, pool, agentMax });
   const takeUp = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
   const agents = createAgentCache(store);
@@ -160,7 +153,6 @@ export async function composeGateway(parts: GatewayParts) {
     rates: store.isShared ? createSharedRateLimiter(store.execute) : createRateLimiter(),
     pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
-  const { agentMax } = scheduler;
   const streaming = composeStreaming({ ...parts, checks, claims, policy, resolveCredential, agentMax });
   const stop = (id: string) => {
     scheduler.stop(id);
@@ -168,7 +160,7 @@ export async function composeGateway(parts: GatewayParts) {
   };
   meters.gauges({ queue: () => queueSize(store), running: () => scheduler.running() + streaming.running() });
   const assets = createAssets();
-  const announcements = announceEnds(parts, replica, subscriber(completionWaiters, scheduler, stop));
+  const announcements = announceEnds(parts, replica, subscriber(completionWaiters, scheduler, stop, log));
   const signingKey = () => keyring.signingKey("receipts");
   const receipts = createReceipts({ store, clock, log, replica, confirm: settler.confirm, signingKey });
   const calls = { ...checks, completionWaiters, admitting: parts.admitting, ...takenBy(scheduler), stop };
@@ -182,6 +174,7 @@ export async function composeGateway(parts: GatewayParts) {
     .use(healthRoutes({ store, version: VERSION, commit: COMMIT, publicJwks: () => keyring.publicJwks() }));
   return {
     workers: pool,
+    lease,
     scheduler,
     settler,
     streaming,
@@ -206,13 +199,15 @@ function subscriber(
   waiters: Pick<CompletionWaiters, "announce">,
   scheduler: Scheduler,
   stop: (id: string) => void,
+  log: Log,
 ): Subscriber {
   return {
     ended(id) {
       waiters.announce(id);
       stop(id);
     },
-    left: () => scheduler.sweepNow(),
+    // Sooner than the next sweep would.
+    left: () => void scheduler.takeUpPending().catch((error) => log.warn("sweep_failed", { error })),
   };
 }
 

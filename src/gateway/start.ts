@@ -55,6 +55,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const parts = { options, store, port: () => port, ...state, ...shared };
   const {
     workers,
+    lease,
     scheduler,
     settler,
     streaming,
@@ -69,7 +70,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const stopCleaning = await startRetention(store, options.retention, log);
   // Before anything looks at calls: remove calls that a dead process refused but its disk stored after all.
   await refusals.removeAppeared();
-  await scheduler.recover();
+  await lease.recover();
   state.note();
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
@@ -81,11 +82,12 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // From here on nothing can keep the gateway from starting, so calls may be made.
   // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
   workers.start();
-  await scheduler.start();
+  await scheduler.takeUpPending();
   settler.start();
   streaming.start();
   receipts.start();
-  const stopComparing = compareClaims(comparing);
+  const sweeping = lease.startSweeping(() => scheduler.takeUpPending());
+  const stops = [stopCleaning, stopRemoving, compareClaims(comparing), sweeping];
   const url = `http://${hostPart(options.host)}:${server.port}`;
   log.info("listening", { url, version: VERSION });
   return {
@@ -95,9 +97,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       await server.leave();
       edge.drain();
       const closed = server.stop();
-      stopCleaning();
-      stopRemoving();
-      stopComparing();
+      for (const stop of stops) stop();
       const { drainMs } = options;
       await Promise.all([
         scheduler.drain(drainMs),
@@ -110,7 +110,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       verifier.close();
       // Answer callers that wait for a call which stays pending: without this they would never learn its ID.
       completionWaiters.release();
-      const left = scheduler.leave().then(() => announcements?.left());
+      const left = lease.leave().then(() => announcements?.left());
       await endsWithin(LAST_ANSWERS_MS, closed);
       await server.stop(true);
       // A stuck store must not keep the process from ending.

@@ -47,7 +47,7 @@ test("replicas divide the limit of an agent by how many of them live, and each m
   const raised: string[] = [];
   const begin = async (agentConcurrency: number, replica: string, previous: string | null = null) => {
     const agentMaxRaised = () => void raised.push(replica);
-    const parts = { store, clock: wallClock, log: silentLog, isShared: true, refusals, agentMaxRaised };
+    const parts = { store, clock: wallClock, log: silentLog, refusals, agentMaxRaised };
     const lease = createReplicaLease({ ...parts, replica, agentConcurrency, previous });
     await lease.recover();
     return lease;
@@ -154,7 +154,7 @@ test("a large body is read before its call is taken, so that a process which die
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const one = accepted(clock.now(), {}, "x".repeat(3 * PART_BYTES));
   await accept(real, one);
-  await scheduler.start();
+  await scheduler.takeUpPending();
   await untilEnded(one.row.id);
   expect(jobs.map(({ body }) => body.byteLength)).toEqual([3 * PART_BYTES]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
@@ -165,7 +165,7 @@ test("calls that were taken without an answer are given back, and then made once
   const claims = createClaims();
   const { scheduler, untilEnded } = scheduling.open({ pool, claims, store: losingAnswer("take") });
   const calls = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  await scheduler.start();
+  await scheduler.takeUpPending();
   await scheduling.store().write(async () => {});
   expect(await scheduling.statusOf(calls[0]?.row.id ?? "")).toEqual(["running", null]);
   const released = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);
@@ -187,7 +187,7 @@ test("a call that is cancelled before the answer of the write that took its bloc
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  await scheduler.start();
+  await scheduler.takeUpPending();
   await stored.promise;
   expect(await abandon(scheduling.store(), one.row, "cancelled", clock.now())).toBe(true);
   scheduler.stop(one.row.id);
@@ -203,7 +203,7 @@ test("a call of a block that was ended while its process was paused is not made"
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  await scheduler.start();
+  await scheduler.takeUpPending();
   await stored.promise;
   const later = await scheduling.takenForDead(one);
   answered.resolve();
@@ -220,10 +220,10 @@ test("a call that is refused to its caller before the answer of the write that t
   const { scheduler, untilEnded } = scheduling.open({
     pool,
     store,
-    refusals: { removeAppeared: async () => 0, unnoted },
+    refusals: { unnoted },
   });
   const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  await scheduler.start();
+  await scheduler.takeUpPending();
   await stored.promise;
   unnoted.add(one.row.id);
   answered.resolve();

@@ -48,7 +48,7 @@ test("a backlog is taken in blocks of as many calls as there are slots, and each
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const calls: Awaited<ReturnType<typeof scheduling.acceptOne>>[] = [];
   for (let i = 0; i < 10; i++) calls.push(await scheduling.acceptOne());
-  await scheduler.start();
+  await scheduler.takeUpPending();
   for (const { row } of calls) await untilEnded(row.id);
   expect(jobs.map(({ id }) => id)).toEqual(calls.map(({ row }) => row.id));
   expect(commands.filter((name) => name !== "end" && name !== "take")).toEqual([]);
@@ -69,7 +69,7 @@ test("a block that is taken while the process begins to stop stays pending", asy
   const { jobs, pool } = makePool(well);
   const { scheduler } = scheduling.open({ pool, store });
   const one = await scheduling.acceptOne();
-  await scheduler.start();
+  await scheduler.takeUpPending();
   await asked.promise;
   const drained = scheduler.drain(10_000);
   answered.resolve();
@@ -93,7 +93,7 @@ test("a call whose slot was reserved before a drain and which is stored after it
 
 test("a slot that is given back is free for the next call, and its claim is over", async () => {
   const claims = createClaims();
-  const { scheduler, untilEnded } = scheduling.open({ agentConcurrency: 1, claims });
+  const { scheduler, untilEnded } = scheduling.open({ agentMax: () => 1, claims });
   const refused = accepted(clock.now());
   const slot = scheduler.reserve(refused);
   expect(scheduler.reserve(accepted(clock.now()))).toBeNull();
@@ -128,7 +128,7 @@ test("a drain lets what runs end, starts nothing more, and leaves the rest pendi
     await going.promise;
     return well();
   });
-  const { scheduler, untilEnded } = scheduling.open({ pool, agentConcurrency: 1 });
+  const { scheduler, untilEnded } = scheduling.open({ pool, agentMax: () => 1 });
   const [first, second] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
   offer(scheduler, first);
   offer(scheduler, second);
@@ -141,8 +141,8 @@ test("a drain lets what runs end, starts nothing more, and leaves the rest pendi
   expect(jobs).toHaveLength(1);
 
   const next = scheduling.open({ pool, replica: "rep_2" });
-  await next.scheduler.recover();
-  await next.scheduler.start();
+  await scheduling.lease().recover();
+  await next.scheduler.takeUpPending();
   await next.untilEnded(second.row.id);
   expect(await scheduling.statusOf(second.row.id)).toEqual(["succeeded", null]);
   await untilEnded(first.row.id);
@@ -158,8 +158,8 @@ test("a call that ran when the process died ends as internal, and is not made ag
 
   const next = makePool(well);
   const after = scheduling.open({ pool: next.pool, replica: "rep_2" });
-  await after.scheduler.recover();
-  await after.scheduler.start();
+  await scheduling.lease().recover();
+  await after.scheduler.takeUpPending();
   expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "internal"]);
   expect(next.jobs).toEqual([]);
 });
@@ -170,18 +170,19 @@ test("a lease is renewed on time, however long the check for pending calls takes
     let renewals = 0;
     const store: Store = {
       ...scheduling.store(),
-      execute: () => new Promise(() => {}),
+      isShared: true,
       write(work, options) {
         if (options?.urgent) renewals++;
         return scheduling.store().write(work, options);
       },
     };
-    const { scheduler } = scheduling.open({ store, isShared: true });
-    const recovering = scheduler.recover();
+    const lease = scheduling.lease({ store });
+    const recovering = lease.recover();
     jest.advanceTimersByTime(1);
     await recovering;
-    void scheduler.start().catch(() => {});
+    const stopSweeping = lease.startSweeping(() => new Promise(() => {}));
     for (let i = 0; i < 3; i++) jest.advanceTimersByTime(5_000);
+    stopSweeping();
     expect(renewals).toBe(4);
   } finally {
     jest.useRealTimers();

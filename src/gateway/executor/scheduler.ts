@@ -22,7 +22,7 @@ import {
   waitingAgents,
 } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
-import { type Claims, createReplicaLease, type ReplicaLeaseOptions, recordEnd } from "../upstream/ownership.ts";
+import { type Claims, type RecordEndOptions, recordEnd } from "../upstream/ownership.ts";
 import { failed, type Job, newTrace, type Outcome } from "./job.ts";
 import { type CallBlock, CallQueues, type QueueEntry, type RunSlots } from "./queue.ts";
 import type { WorkerPool } from "./workers/pool.ts";
@@ -30,13 +30,17 @@ import type { WorkerPool } from "./workers/pool.ts";
 /** Agents with pending calls that one query finds. */
 const AGENTS_AT_ONCE = 128;
 
-export interface SchedulerOptions extends ReplicaLeaseOptions {
+export interface SchedulerOptions extends RecordEndOptions {
+  /** This replica's ID. */
+  readonly replica: string;
+  /** Calls of one agent that may run here at once. */
+  agentMax(): number;
   readonly pool: WorkerPool;
   resolveCredential(tenant: string, ref: string, url: string): Promise<JobCredential>;
   /** Left out where traces are off. */
   readonly tracer?: Tracer | null;
   readonly claims: Pick<Claims, "begin" | "took" | "over">;
-  readonly refusals: ReplicaLeaseOptions["refusals"] & {
+  readonly refusals: {
     /** Calls that this process refused but could not note yet. Their records may still appear. */
     readonly unnoted: ReadonlySet<string>;
   };
@@ -69,7 +73,6 @@ export class Scheduler {
   /** For each block that is being taken, the calls that were to be stopped meanwhile: it may bring them. */
   readonly #taking = new Set<Set<string>>();
   readonly #dispatch: ReturnType<typeof createDispatch>;
-  readonly #lease: ReturnType<typeof createReplicaLease>;
   #draining = false;
   #givenUp = false;
 
@@ -77,27 +80,13 @@ export class Scheduler {
     this.#options = options;
     const isDraining = () => this.#draining;
     this.#dispatch = createDispatch(options, (running) => this.#claim(running), isDraining);
-    this.#lease = createReplicaLease(options);
     this.#queues = new CallQueues<ScheduledCall>({
       slots: MAX.runningCalls,
-      agentSlots: this.#lease.agentMax,
+      agentSlots: options.agentMax,
       bodyBytes: MAX.runningBodyBytes,
       blockBodyBytes: SMALL_BODY_BYTES,
       takeBlock: (...block) => this.#takeBlock(...block),
       run: (...call) => this.#run(...call),
-    });
-  }
-
-  /** Ends calls that a dead process left running. Calls may be offered after this. */
-  recover(): Promise<void> {
-    return this.#lease.recover();
-  }
-
-  /** Takes up what is pending, and from now on what other replicas leave. */
-  async start(): Promise<void> {
-    await this.#takeUpPending();
-    this.#lease.startSweeping(async () => {
-      if (!this.#draining) await this.#takeUpPending();
     });
   }
 
@@ -134,15 +123,18 @@ export class Scheduler {
     this.#queues.offer(tenant, agentId, id);
   }
 
-  /** Another replica has left: takes up what it left pending, sooner than the next sweep would. */
-  sweepNow(): void {
-    const { log } = this.#options;
-    if (!this.#draining) void this.#takeUpPending().catch((error) => log.warn("sweep_failed", { error }));
-  }
-
-  /** Calls of one agent that may run here at once, on each path. */
-  get agentMax(): () => number {
-    return this.#lease.agentMax;
+  /** Takes up all that is pending, of this process and of those that are gone. */
+  async takeUpPending(): Promise<void> {
+    const { store, replica, clock } = this.#options;
+    const next = (after: string) =>
+      store.execute(waitingAgents, { replica, now: clock.now(), after, limit: AGENTS_AT_ONCE });
+    for (let after = ""; !this.#draining; ) {
+      const agents = await next(after);
+      for (const { tenant, agent_id } of agents) this.#queues.offer(tenant, agent_id);
+      const last = agents.at(-1);
+      if (last === undefined || agents.length < AGENTS_AT_ONCE) return;
+      after = last.agent_id;
+    }
   }
 
   /** How many calls hold a slot here. */
@@ -166,17 +158,11 @@ export class Scheduler {
   async drain(ms: number): Promise<void> {
     const { pool } = this.#options;
     this.#draining = true;
-    this.#lease.stopSweeping();
     const idle = this.#queues.pause();
     await endsWithin(ms, idle);
     await pool.close();
     await endsWithin(5_000, idle);
     this.#givenUp = true;
-  }
-
-  /** Drops this replica's lease: no call runs on it any more, on either path. */
-  leave(): Promise<void> {
-    return this.#lease.leave();
   }
 
   /** A call whose claim is about to be stored. */
@@ -262,17 +248,6 @@ export class Scheduler {
     if (!this.#draining && !refusals.unnoted.has(key.id)) return pending;
     await store.write((tx) => release(tx, key, token, clock.now()));
     return null;
-  }
-
-  async #takeUpPending(): Promise<void> {
-    const { store, replica, clock } = this.#options;
-    const next = (after: string) =>
-      store.execute(waitingAgents, { replica, now: clock.now(), after, limit: AGENTS_AT_ONCE });
-    for (let agents = await next(""), last = agents.at(-1); last !== undefined; last = agents.at(-1)) {
-      for (const { tenant, agent_id } of agents) this.#queues.offer(tenant, agent_id);
-      if (agents.length < AGENTS_AT_ONCE) return;
-      agents = await next(last.agent_id);
-    }
   }
 }
 

@@ -76,26 +76,19 @@ export function accept(
   claim: AcceptingClaim | null = null,
   beside: ((tx: Tx) => Promise<void>) | null = null,
 ): Promise<string> {
-  // A small body is written with its call. Inside another write there is no time for a large one.
-  const isWhole = beside === null && !isInParts(accepted.body);
-  if (isWhole || !("read" in writer)) return acceptStored(writer, accepted, claim);
-  return withStoredBody(writer, accepted, () =>
-    beside === null
-      ? acceptStored(writer, accepted, claim)
-      : writer.write(
-          async (tx) => {
-            const id = await acceptStored(tx, accepted, claim);
-            if (id === accepted.row.id) await beside(tx);
-            return id;
-          },
-          { bytes: bytesBeside(accepted.body) },
-        ),
-  );
-}
-
-/** What is written of a body with its call. */
-function bytesBeside(body: CallBody): number {
-  return isInParts(body) ? 0 : body.byteLength;
+  // Inside another write there is no time to store a large body first.
+  if (!("read" in writer)) return acceptStored(writer, accepted, claim);
+  const isLarge = isInParts(accepted.body);
+  const work = () => {
+    if (beside === null) return acceptStored(writer, accepted, claim);
+    const together = async (tx: Tx) => {
+      const id = await acceptStored(tx, accepted, claim);
+      if (id === accepted.row.id) await beside(tx);
+      return id;
+    };
+    return writer.write(together, { bytes: isLarge ? 0 : accepted.body.byteLength });
+  };
+  return isLarge ? withStoredBody(writer, accepted, work) : work();
 }
 
 type AcceptingClaim = Pick<Claim, "owner" | "token">;

@@ -250,8 +250,6 @@ export interface ReplicaLeaseOptions {
   readonly log: Log;
   /** This replica's ID, new with each start. */
   readonly replica: string;
-  /** Whether other replicas may use the database; otherwise this process holds the lock of its data directory. */
-  readonly isShared: boolean;
   /** The replica that is certainly gone, since this process holds what was its data directory; null when none is known. */
   readonly previous?: string | null;
   /** Calls of one agent on one path, of all replicas together. */
@@ -265,13 +263,13 @@ export interface ReplicaLeaseOptions {
 }
 
 export function createReplicaLease(options: ReplicaLeaseOptions) {
-  const { store, clock, log, replica, isShared, previous = null, agentConcurrency, agentMaxRaised, refusals } = options;
+  const { store, clock, log, replica, previous = null, agentConcurrency, agentMaxRaised, refusals } = options;
+  const { isShared } = store;
   const trust = createLeaseTrust(LEASE_MS);
   let living = 1;
   /** Before the renewal was asked for. */
   let renewedAt: Moment | null = null;
   let renewal: ReturnType<typeof setInterval> | undefined;
-  let stopSweeping = () => {};
 
   /** Nothing is begun on a lease that may have run out, since others may have taken this replica for gone. */
   function agentMax(): number {
@@ -308,20 +306,6 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
     if (ended.length > 0) log.warn("orphaned_calls_ended", { calls: ended.length });
   }
 
-  /**
-   * Ends the calls of replicas that are gone, and takes up those that are pending. A call that was refused to its caller and
-   * appeared later goes first: it must not end as one that was accepted.
-   */
-  async function sweep(takeUpPending: () => Promise<void>): Promise<void> {
-    try {
-      await refusals.removeAppeared();
-      await endOrphans(store, clock, replica, trust.holds);
-      await takeUpPending();
-    } catch (error) {
-      log.warn("sweep_failed", { error });
-    }
-  }
-
   return {
     /** Calls of one agent that this replica may run on each path: its part of the limit. */
     agentMax,
@@ -335,11 +319,20 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
       // On a timer of its own, so that slow work elsewhere can't delay it: a lease that runs out ends live calls.
       renewal = setInterval(() => void renew().catch(warn), 5_000);
     },
-    startSweeping(takeUpPending: () => Promise<void>): void {
-      if (isShared) stopSweeping = every(2_000, () => sweep(takeUpPending));
+    /**
+     * From now on ends the calls of replicas that are gone, and takes up those that are pending. A call that was refused to its
+     * caller and appeared later goes first: it must not end as one that was accepted. Gives what stops it.
+     */
+    startSweeping(takeUpPending: () => Promise<void>): () => void {
+      if (!isShared) return () => {};
+      const sweep = async () => {
+        await refusals.removeAppeared();
+        await endOrphans(store, clock, replica, trust.holds);
+        await takeUpPending();
+      };
+      return every(2_000, () => sweep().catch((error) => log.warn("sweep_failed", { error })));
     },
-    stopSweeping: () => stopSweeping(),
-    /** Drops the lease: no call runs on it any more, on either path. */
+    /** Drops the lease, when no call runs on it any more, on either path. */
     async leave(): Promise<void> {
       clearInterval(renewal);
       if (!isShared) return;
