@@ -109,53 +109,57 @@ eachStore((makePlace) => {
 
 const scheduling = useScheduling();
 
-/** A store that runs the first command of this name, and then says that it could not. */
-function losingAnswer(name: string): Store {
-  let isLost = false;
+/** A store on which something is done after the first command of this name, or the first `write`: a claim by its ID. */
+function afterFirst(name: string, done: () => Promise<void>): Store {
+  const real = scheduling.store();
+  let isDone = false;
+  async function after<T>(what: string, output: Promise<T>): Promise<T> {
+    const value = await output;
+    if (what !== name || isDone) return value;
+    isDone = true;
+    await done();
+    return value;
+  }
   return {
-    ...scheduling.store(),
-    async execute(command, input) {
-      const output = await scheduling.store().execute(command, input);
-      if (command.name !== name || isLost) return output;
-      isLost = true;
-      throw new Fault("unavailable", "the answer was lost");
-    },
+    ...real,
+    execute: (command, input) => after(command.name, real.execute(command, input)),
+    write: (work, options) => after("write", real.write(work, options)),
   };
 }
 
-test.each(["claim", "end"])(
-  "a write that was stored without an answer neither loses nor repeats the call: %s",
-  async (name) => {
-    const { jobs, pool } = makePool(well);
-    const { scheduler, untilEnded } = scheduling.open({ pool, store: losingAnswer(name) });
-    // Only a call with a large body is claimed by its ID.
-    const one = accepted(clock.now(), {}, "x".repeat(PART_BYTES));
-    await accept(scheduling.store(), one);
-    scheduler.offer(one.row.tenant, one.row.agent_id, one.row.id);
-    await untilEnded(one.row.id);
-    await scheduler.drain(5_000);
-    expect(jobs).toHaveLength(1);
-    expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
-  },
-);
+const losingAnswer = (name: string) =>
+  afterFirst(name, () => Promise.reject(new Fault("unavailable", "the answer was lost")));
+
+test.each([
+  ["claim", "write"],
+  ["record", "end"],
+])("a %s that was stored without an answer neither loses nor repeats the call", async (_, name) => {
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = scheduling.open({ pool, store: losingAnswer(name) });
+  // Only a call with a large body is claimed by its ID.
+  const one = accepted(clock.now(), {}, "x".repeat(PART_BYTES));
+  await accept(scheduling.store(), one);
+  scheduler.offer(one.row.tenant, one.row.agent_id, one.row.id);
+  await untilEnded(one.row.id);
+  await scheduler.drain(5_000);
+  expect(jobs).toHaveLength(1);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
+});
 
 test("a large body is read before its call is taken, so that a process which dies over it leaves a pending call", async () => {
   const { jobs, pool } = makePool(well);
   const real = scheduling.store();
-  const store: Store = {
-    ...real,
-    async execute(command, input) {
-      const output = await real.execute(command, input);
-      if (command.name === "claim")
-        await real.write(async ({ db, tables }) => void (await db.delete(tables.bodyParts)));
-      return output;
-    },
-  };
+  const isGone = Promise.withResolvers<void>();
+  const store = afterFirst("write", async () => {
+    await real.write(async ({ db, tables }) => void (await db.delete(tables.bodyParts)));
+    isGone.resolve();
+  });
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const one = accepted(clock.now(), {}, "x".repeat(3 * PART_BYTES));
   await accept(real, one);
   await scheduler.takeUpPending();
   await untilEnded(one.row.id);
+  await isGone.promise;
   expect(jobs.map(({ body }) => body.byteLength)).toEqual([3 * PART_BYTES]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
 });

@@ -4,6 +4,7 @@
 // Pending calls are taken by claims: an agent's oldest ones together in a block, or one with a large body by its ID. Before a
 // claim is written it is known here, since the answer of the write may come late or never.
 
+import type { Call } from "../../core/call.ts";
 import type { Tracer } from "../../core/tracing.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../kernel/time.ts";
@@ -18,7 +19,7 @@ import {
   type PendingCall,
   release,
   SMALL_BODY_BYTES,
-  takePending,
+  takeCommand,
   waitingAgents,
 } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
@@ -197,12 +198,13 @@ export class Scheduler {
     this.#taking.add(stopped);
     try {
       const block = { tenant, agent_id, owner, tokens, now: clock.now(), after, leftOut };
-      const { taken, large } = await takePending(store, block);
-      const calls = taken.map(({ id, token, pending }): ScheduledCall => {
+      const { taken, large } = await store.execute(takeCommand, block);
+      const calls = taken.map(({ id, token, call, body }): ScheduledCall => {
         used.add(token);
+        const pending = { call: JSON.parse(call) as Call, body };
         const running = { agentId: agent_id, key: { tenant, id }, token, believedAt, stopped: stopped.has(id) };
         this.#running.set(id, running);
-        return { tenant, id, body_bytes: pending.body.byteLength, claimed: { running, pending } };
+        return { tenant, id, body_bytes: body.byteLength, claimed: { running, pending } };
       });
       return { taken: calls, large: large === null ? null : { tenant, ...large } };
     } finally {

@@ -9,7 +9,6 @@ import { and, min, type SQL, sql } from "drizzle-orm";
 import { idFloor, idTime } from "../../../core/id.ts";
 import type { QueueSize } from "../../../core/meters.ts";
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
-import { MAX } from "../../../kernel/limits.ts";
 import {
   type Command,
   type CommandEffects,
@@ -20,7 +19,6 @@ import {
   type Store,
 } from "../../../storage/store.ts";
 import { addTotals, countMove } from "../counters.ts";
-import type { Claim } from "../service.ts";
 
 /**
  * For so long only the replica that accepted a call may take it. Until then, if the commit got no answer, that replica
@@ -103,95 +101,7 @@ function inOrder(agents: readonly WaitingAgent[]): WaitingAgent[] {
   return agents.toSorted((a, b) => (a.agent_id < b.agent_id ? -1 : 1));
 }
 
-interface ClaimedCall {
-  readonly call: string;
-  /** Null for one that is stored in parts. */
-  readonly body: Uint8Array | null;
-  /** Of the body that the call is made with. */
-  readonly size: number | string | null;
-}
-
 const { from: WAITS_AS, to: RUNS_AS } = INVOCATION_EVENTS.claim;
-
-/**
- * A call waits while its payment may still land or fail, and one that was refused to its caller is not made, even if its
- * row appears later. The offset keeps Postgres from reading all refused calls at once instead, as it does for good when
- * there was none at first.
- */
-const isFree = `(o.status = '${WAITS_AS}' and coalesce(o.settlement_status, '') <> 'pending'
-    and not exists (select 1 from refused_calls r where r.tenant = o.tenant and r.id = o.id limit 1 offset 0))`;
-
-/** Of a streamed call only what may be shown is stored. */
-const STORED_SIZE = `case when o.mode = 'streaming' and o.req_size > ${MAX.capturedBytes} then ${MAX.capturedBytes} else o.req_size end`;
-
-/** A claim that was stored without its answer is found by its token. */
-const isOwn = (token: string) => `(o.status = '${RUNS_AS}' and o.claim = ${token})`;
-
-const CLAIM_INPUT = inputRows<Claim>(
-  {
-    id: ["text", ({ key }) => key.id],
-    tenant: ["text", ({ key }) => key.tenant],
-    owner: ["text", ({ owner }) => owner],
-    token: ["text", ({ token }) => token],
-    at: ["bigint", ({ now }) => now],
-  },
-  2,
-);
-
-/** Null when someone else has taken the call, or it has ended. */
-export const claimCommand: Command<Claim, ClaimedCall | null> = {
-  name: "claim",
-  tenantOf: ({ key }) => key.tenant,
-  bytesOf: () => 256,
-  keyOf: ({ key }) => key.id,
-  sqlite(prepare) {
-    const take = prepare(
-      `update open_invocations as o set status = '${RUNS_AS}', owner = ?, claim = ?, updated_at = ?
-       where o.id = ? and o.tenant = ? and ${isFree}`,
-    );
-    const own = prepare(`select 1 from open_invocations o where o.id = ? and o.tenant = ? and ${isOwn("?")}`);
-    const stored = prepare(
-      `select call, request as body, ${STORED_SIZE} as size from open_invocations o where id = ? and tenant = ?`,
-    );
-    return ({ key: { id, tenant }, owner, token, now }, effects) => {
-      if (take.run(owner, token, now, id, tenant) > 0) countMove(effects, { tenant, id }, WAITS_AS, RUNS_AS);
-      else if (own.get(id, tenant, token) === null) return null;
-      return stored.get(id, tenant) as unknown as ClaimedCall;
-    };
-  },
-  postgres: {
-    // The rows are locked in the order of the input, which is the same everywhere, and judged again then. One that another
-    // replica has is not locked: that one may be about to end it while it looks for another of this replica.
-    text: `
-with taken as (
-  select o.id, o.tenant, o.status, input.owner, input.token, input.at from ${CLAIM_INPUT.source}, lateral (
-    select o.id, o.tenant, o.status from open_invocations o
-    where o.id = input.id and o.tenant = input.tenant and (${isFree} or ${isOwn("input.token")})
-    for update of o
-  ) o
-),
-totals as (${addTotals({
-      calls: `taken where status = '${WAITS_AS}'`,
-      alike: [],
-      totals: `('status', '${WAITS_AS}', -1), ('status', '${RUNS_AS}', 1)`,
-    })}
-),
-claimed as (
-  update open_invocations o set status = '${RUNS_AS}', owner = taken.owner, claim = taken.token, updated_at = taken.at
-  from taken where o.id = any(array[taken.id])
-  returning o.id, o.call, o.request as body, ${STORED_SIZE} as size
-)
-select id, call, body, size from claimed`,
-    valuesOf: (inputs, shard) => [
-      shard,
-      ...CLAIM_INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1))),
-    ],
-    outputsOf(inputs, rows) {
-      const claimed = new Map(rows.map((row) => [row["id"], row as unknown as ClaimedCall]));
-      return inputs.map(({ key }) => claimed.get(key.id) ?? null);
-    },
-  },
-};
 
 export interface Taking {
   readonly tenant: string;
@@ -253,7 +163,10 @@ const TAKE_INPUT = inputRows<Taking>(
   2,
 );
 
-/** A call that was refused to its caller is not made. The offset does the same as for a claim by ID. */
+/**
+ * A call that was refused to its caller is not made. The offset keeps Postgres from reading all refused calls at once instead,
+ * as it does for good when there was none at first.
+ */
 const isRefused = "exists (select 1 from refused_calls r where r.tenant = c.tenant and r.id = c.id limit 1 offset 0)";
 
 export const takeCommand: Command<Taking, TakenCalls> = {
