@@ -11,14 +11,12 @@ import type { QueueSize } from "../../../core/meters.ts";
 import { INVOCATION_EVENTS } from "../../../core/states.ts";
 import {
   type Command,
-  type CommandEffects,
   FOR_ALL,
   inputRows,
   type Reader,
   type SqliteStatement,
   type Store,
 } from "../../../storage/store.ts";
-import { addTotals, countMove } from "../counters.ts";
 
 /**
  * For so long only the replica that accepted a call may take it. Until then, if the commit got no answer, that replica
@@ -101,7 +99,7 @@ function inOrder(agents: readonly WaitingAgent[]): WaitingAgent[] {
   return agents.toSorted((a, b) => (a.agent_id < b.agent_id ? -1 : 1));
 }
 
-const { from: WAITS_AS, to: RUNS_AS } = INVOCATION_EVENTS.claim;
+const RUNS_AS = INVOCATION_EVENTS.claim.to;
 
 export interface Taking {
   readonly tenant: string;
@@ -148,20 +146,17 @@ const ROW_BYTES = 1_024;
  */
 const BLOCK_BYTES_MAX = 128 * 1024;
 
-const TAKE_INPUT = inputRows<Taking>(
-  {
-    tenant: ["text", ({ tenant }) => tenant],
-    agent_id: ["text", ({ agent_id }) => agent_id],
-    owner: ["text", ({ owner }) => owner],
-    tokens: ["text", ({ tokens }) => tokens.join()],
-    places: ["bigint", ({ tokens }) => tokens.length],
-    at: ["bigint", ({ now }) => now],
-    young: ["text", ({ now }) => youngFrom(now)],
-    after: ["text", ({ after }) => after],
-    left_out: ["text", ({ leftOut }) => leftOut.join()],
-  },
-  2,
-);
+const TAKE_INPUT = inputRows<Taking>({
+  tenant: ["text", ({ tenant }) => tenant],
+  agent_id: ["text", ({ agent_id }) => agent_id],
+  owner: ["text", ({ owner }) => owner],
+  tokens: ["text", ({ tokens }) => tokens.join()],
+  places: ["bigint", ({ tokens }) => tokens.length],
+  at: ["bigint", ({ now }) => now],
+  young: ["text", ({ now }) => youngFrom(now)],
+  after: ["text", ({ after }) => after],
+  left_out: ["text", ({ leftOut }) => leftOut.join()],
+});
 
 /**
  * A call that was refused to its caller is not made. The offset keeps Postgres from reading all refused calls at once instead,
@@ -188,7 +183,7 @@ export const takeCommand: Command<Taking, TakenCalls> = {
     const take = prepare(
       `update open_invocations set status = '${RUNS_AS}', owner = ?, claim = ?, updated_at = ? where id = ?`,
     );
-    return (taking, effects) => takeOneByOne({ next, take }, taking, effects);
+    return (taking) => takeOneByOne({ next, take }, taking);
   },
   postgres: {
     text: `
@@ -214,8 +209,6 @@ taken as (
   select n, id, tenant, owner, at, all_tokens[place] as token from placed
   where large = 0 and bytes_before <= ${BLOCK_BYTES_MAX}
 ),
-totals as (${addTotals({ calls: "taken", alike: [], totals: `('status', '${WAITS_AS}', -1), ('status', '${RUNS_AS}', 1)` })}
-),
 claimed as (
   update open_invocations o set status = '${RUNS_AS}', owner = taken.owner, claim = taken.token, updated_at = taken.at
   from taken where o.id = any(array[taken.id])
@@ -224,7 +217,7 @@ claimed as (
 select n, id, claim as token, call, request as body, null::bigint as body_bytes from claimed
 union all select n, id, null, null, null, body_bytes from placed where large > 0 or bytes_before > ${BLOCK_BYTES_MAX}
 order by n, id`,
-    valuesOf: (inputs, shard) => [shard, ...TAKE_INPUT.values(inputs)],
+    valuesOf: TAKE_INPUT.values,
     outputsOf(inputs, rows) {
       const outputs = inputs.map(() => ({ taken: [] as TakenCall[], large: null as TakenCalls["large"] }));
       for (const row of rows) {
@@ -240,11 +233,7 @@ order by n, id`,
 
 type NextRow = Pick<TakenCall, "id" | "call"> & { readonly request: Uint8Array | null; readonly body_bytes: number };
 
-function takeOneByOne(
-  { next, take }: Readonly<Record<"next" | "take", SqliteStatement>>,
-  taking: Taking,
-  effects: CommandEffects,
-): TakenCalls {
+function takeOneByOne({ next, take }: Readonly<Record<"next" | "take", SqliteStatement>>, taking: Taking): TakenCalls {
   const { tenant, agent_id, owner, tokens, now, after, leftOut } = taking;
   const young = youngFrom(now);
   const taken: TakenCall[] = [];
@@ -259,7 +248,6 @@ function takeOneByOne(
     bytes += call.length + request.byteLength;
     const token = tokens[taken.length] ?? "";
     take.run(owner, token, now, id);
-    countMove(effects, { tenant, id }, WAITS_AS, RUNS_AS);
     taken.push({ id, token, call, body: request });
   }
   return { taken, large: null };
