@@ -15,7 +15,6 @@ import {
   stageMasterKey,
 } from "../keys/master-keys.ts";
 import { rotate } from "../keys/rotation.ts";
-import type { Lacking } from "../keys/state.ts";
 import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
 import { openGatewayStore, requireMasterKeys } from "./open.ts";
 
@@ -82,19 +81,9 @@ function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | 
   }
 }
 
-function lackingText(lacks: readonly Lacking[]): string {
-  const names = (isOlder: boolean) =>
-    lacks
-      .filter((one) => one.isOlder === isOlder)
-      .map(({ replica }) => replica)
-      .join(", ");
-  const [without, older] = [names(false), names(true)];
-  return [
-    "nothing is rotated yet",
-    ...(without === "" ? [] : [`these gateways run without the new master key: ${without}`]),
-    ...(older === "" ? [] : [`these gateways run in a version that can't rotate keys: ${older}`]),
-    "see tollgate help operations, and run this again",
-  ].join("; ");
+function lackingText(lacks: readonly string[]): string {
+  return `nothing is rotated yet; these gateways run without the new master key: ${lacks.join(", ")}; \
+see tollgate help operations, and run this again`;
 }
 
 function whereText(file: string | null, isInPlace: boolean): string {

@@ -9,8 +9,13 @@ import { systemClock } from "../core/time.ts";
 import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity/identity.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";
-import { REVOCATION_CLAIM, revokeTokens } from "../keys/revocations.ts";
-import { replaceIssuerKey, SIGNING_ALGORITHM, TOKEN_DAYS_MAX } from "../keys/signing-keys.ts";
+import {
+  REVOCATION_CLAIM,
+  replaceIssuerKey,
+  revokeTokens,
+  SIGNING_ALGORITHM,
+  TOKEN_DAYS_MAX,
+} from "../keys/signing-keys.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
 import { begin, type CommandLine } from "./command-line.ts";

@@ -5,7 +5,7 @@ import { hostRules } from "../../core/host.ts";
 import { silentLog } from "../../core/log.ts";
 import { createSecretReader } from "../../gateway/credentials/resolve.ts";
 import { CredentialFailure, currentToken } from "../../gateway/credentials/secrets-stores.ts";
-import { fetchKeySet } from "../../gateway/identity/issuer-keys.ts";
+import { fetchKeySet } from "../../gateway/identity/identity.ts";
 import { clientIdentity } from "../../gateway/payment/facilitator-client.ts";
 import { exchangeJson, fetchDocument, fetchJson } from "../../http/client/fetch-json.ts";
 import { createOutbound, type Outbound, OutboundError } from "../../http/client/outbound.ts";

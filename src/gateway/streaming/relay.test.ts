@@ -136,6 +136,25 @@ test("pieces whose memory is given back when the next one is asked for reach a s
   expect(pieces.every(({ byteLength }) => byteLength === 0)).toBe(true);
 });
 
+test("a comment stands between two lines, and never within one", async () => {
+  async function* chunks() {
+    for (const piece of ["data: 1\n", "data: ", "2\n\n"]) {
+      yield new TextEncoder().encode(piece);
+      await Bun.sleep(30);
+    }
+  }
+  const body = relayBody({
+    chunks: chunks(),
+    arePiecesFree: false,
+    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal),
+    filter: null,
+    comments: { firstMs: 1000, nextMs: 10 },
+    piece() {},
+    async ended() {},
+  });
+  expect((await new Response(body).text()).replaceAll(/(:\n)+/g, ":\n")).toBe("data: 1\n:\ndata: 2\n\n:\n");
+});
+
 test("pieces that pass a filter are its own", async () => {
   const pieces = [new Uint8Array(10).fill(1), new Uint8Array(10).fill(2)];
   async function* chunks() {
