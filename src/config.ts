@@ -295,9 +295,8 @@ function renewedFile(path: string | undefined): string | null {
 
 /** A warning for each `TOLLGATE_` variable that is set and that nothing reads. */
 export function unknownVariables(environment: Environment): string[] {
-  const table: Readonly<Record<string, Sources>> = VARIABLES;
-  const known = new Set([...Object.keys(table), ...OWN_VARIABLES]);
-  for (const [name, { secret }] of Object.entries(table)) if (secret === true) known.add(`${name}_FILE`);
+  const known = new Set([...Object.keys(VARIABLES), ...OWN_VARIABLES]);
+  for (const [name, { secret }] of Object.entries<Sources>(VARIABLES)) if (secret === true) known.add(`${name}_FILE`);
   return Object.keys(environment)
     .filter((name) => name.startsWith("TOLLGATE_") && !known.has(name))
     .map((name) => {

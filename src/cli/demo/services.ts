@@ -24,7 +24,6 @@ import { DemoProblem } from "./client.ts";
 const HOST = "127.0.0.1";
 /** The facilitator's account, and the name in the certificate of its client. */
 const CLIENT = "gateway";
-const TOKEN_HOURS = 12;
 
 type Certificates = Awaited<ReturnType<typeof makeCertificates>>;
 
@@ -75,7 +74,7 @@ export async function startDemoGateway(dir: string, log: Log) {
   });
   const { keys } = prepareMasterKeys(config, log);
   const { url, stop } = await startGateway(config, keys, log, silentMeters);
-  const request = { tenant: "demo", user: "you", scope: "invocations:read_body", ttlSeconds: TOKEN_HOURS * 3600 };
+  const request = { tenant: "demo", user: "you", scope: "invocations:read_body", ttlSeconds: 12 * 3600 };
   return { url, stop, mintToken: () => mintToken(config, request, log) };
 }
 
