@@ -367,7 +367,7 @@ create table job_leases (
 -- What the replicas count together: src/storage/postgres/store.ts. Nothing waits for the disk, and yet nothing of a call that
 -- was accepted is lost: what is counted stands in the log before the call.
 
--- The token bucket of each agent that has a rate limit and was called: src/gateway/agents/rate-limit.ts. Half of each
+-- The token bucket of each agent that has a rate limit and was called: src/gateway/agents/store.ts. Half of each
 -- page stays free, so that a bucket that is taken from stays on its page.
 create table agent_buckets (
   tenant text collate "C" not null,

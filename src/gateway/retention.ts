@@ -7,7 +7,7 @@ import { withClockStepGuard } from "../storage/cleanup.ts";
 import { leaseJob } from "../storage/leases.ts";
 import type { Store } from "../storage/store.ts";
 import { joinTotals } from "../storage/totals.ts";
-import { removeFullBuckets } from "./agents/rate-limit.ts";
+import { removeFullBuckets } from "./agents/store.ts";
 import { removeOldNotes } from "./invocations/lost-commits.ts";
 import { cleanUp, type Retention } from "./invocations/retention.ts";
 import { removeOldDecisions } from "./policy/decisions.ts";

@@ -1,11 +1,9 @@
-// The record of decisions. A deny is durable before its caller hears of it. An allow or a warn holds up no call: it
-// goes into a bounded buffer that is written at once, one group after the other. So on SQLite it joins the very
-// commit that accepts its call, and on Postgres a busy replica makes one commit for many. Writing it with the call
-// instead would cost Postgres a round trip on the path of every call, and a call that is then refused for lack of
-// payment is never written. A kill -9 can lose the last group of allows and warns.
+// The record of decisions. A deny is durable before its caller hears of it. An allow or a warn holds up no call: it goes
+// into a bounded buffer that is written at once, one group after the other. Writing it with the call instead would cost
+// Postgres a round trip on the path of every call. A kill -9 can lose the last group of allows and warns.
 //
-// Nothing in the buffer is dropped while the gateway runs. When it is full, because the store is away, a decision is
-// written like a deny: its call waits, and is refused if the store still can't take it.
+// Nothing in the buffer is dropped while the gateway runs. When it is full, because the store is away, a decision is written
+// like a deny: its call waits, and is refused if the store still can't take it.
 
 import { and, desc, eq, gte, lt, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
@@ -24,8 +22,8 @@ export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
 
 const ROWS_AT_ONCE = 256;
 /**
- * Rows of one statement, if there are so many. On Postgres this takes a fifth of the time and a seventh of the CPU of
- * one statement per row (measured); on SQLite it makes little difference.
+ * Rows of one statement, if there are so many. On Postgres this takes a fifth of the time and a seventh of the CPU of one
+ * statement per row (measured); on SQLite it makes little difference.
  */
 const ROWS_TOGETHER = 16;
 const PAUSE_MS_MIN = 50;
@@ -153,7 +151,6 @@ export function createDecisionLog(options: DecisionLogOptions) {
     /**
      * Records decisions of one tenant: a deny is durable when this resolves; any other decision is written soon after. The
      * decisions on the messages of one batch are one write, so that a request takes one slot of the store.
-     *
      * @throws Fault `unavailable` when the store can't take them now
      */
     async record(rows: readonly DecisionRow[]): Promise<void> {
