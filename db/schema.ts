@@ -193,8 +193,6 @@ function invocationTables(c: Columns) {
       tenant: c.text().notNull(),
       dimension: c.text().$type<CountDimension>().notNull(),
       value: c.text().notNull(),
-      /** The hour since the epoch in which its calls were accepted, or the first of several; 0 for all that are older. */
-      period: c.whole().notNull(),
       shard: c.whole().notNull(),
       count: c.whole().notNull(),
     }),
@@ -207,8 +205,6 @@ function invocationTables(c: Columns) {
       body_sha256: c.text().notNull(),
       invocation_id: c.text().notNull(),
       expires_at: c.whole().notNull(),
-      /** See gateway/invocations/idempotency.ts. */
-      slot: c.whole().notNull(),
     }),
 
     /**
@@ -296,8 +292,8 @@ function paymentTables(c: Columns) {
       call_credential_ref: c.text(),
       /** When the settlement is due to be tried (again), or to be confirmed; null when it is over. */
       next_attempt_at: c.whole(),
-      /** When it was collected, while a reorganisation may still change by which transaction, and afterwards. */
-      settled_at: c.whole(),
+      /** Once it is collected: from when on no reorganisation changes by which transaction. */
+      final_at: c.whole(),
       created_at: c.whole().notNull(),
       updated_at: c.whole().notNull(),
     }),

@@ -20,7 +20,7 @@ import {
   takeCommand,
   waitingAgents,
 } from "./commands/queue.ts";
-import { countMove, countSettlement } from "./counters.ts";
+import { countSettlement } from "./counters.ts";
 import { findByIdempotencyKey, freeIdempotencyKey, type Idempotency } from "./idempotency.ts";
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
@@ -196,12 +196,10 @@ export async function holdsClaim(reader: Reader, key: InvocationKey, token: stri
 export async function release(tx: Tx, key: InvocationKey, token: string, now: number): Promise<void> {
   const { openInvocations: t } = tx.tables;
   const { from, to } = INVOCATION_EVENTS.release;
-  const released = await tx.db
+  await tx.db
     .update(t)
     .set({ status: to, owner: null, claim: null, updated_at: now })
-    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), isIn(t.status, from), eq(t.claim, token)))
-    .returning({ id: t.id });
-  if (released.length > 0) countMove(tx, key, from, to);
+    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), isIn(t.status, from), eq(t.claim, token)));
 }
 
 /** A call that was claimed here. */
@@ -287,7 +285,7 @@ export async function collectSettlement(
   return isFinal ? withReceipt(tx, key) : found(tx, key);
 }
 
-/** The transaction that has collected the payment is final. A call that has ended is owed its receipt only now. */
+/** The transaction by which the payment is known to be collected. A call that has ended is owed its receipt from now on. */
 export async function confirmSettlement(
   tx: Tx,
   key: InvocationKey,
@@ -300,7 +298,29 @@ export async function confirmSettlement(
     const settlement = JSON.stringify({ ...before, tx_hash });
     await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
   }
-  if (row !== null && isEnded(row.status)) await withReceipt(tx, key);
+  if (row !== null && isEnded(row.status) && !(await hasReceipt(tx, key))) await withReceipt(tx, key);
+}
+
+/** A receipt that says "settled" would be false: the payment of the call was collected, and can't be any more. */
+export async function denyReceipt({ db, tables }: Tx, key: InvocationKey): Promise<void> {
+  for (const t of [tables.openInvocations, tables.endedInvocations]) {
+    await db
+      .update(t)
+      .set({ emit_receipt: false })
+      .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id)));
+  }
+}
+
+/** Whether it is owed one, or has it. */
+async function hasReceipt({ db, tables }: Tx, { tenant, id }: InvocationKey): Promise<boolean> {
+  for (const t of [tables.receiptsDue, tables.receipts]) {
+    const found = await db
+      .select({ id: t.invocation_id })
+      .from(t)
+      .where(and(eq(t.tenant, tenant), eq(t.invocation_id, id)));
+    if (found.length > 0) return true;
+  }
+  return false;
 }
 
 /**
@@ -390,7 +410,7 @@ const NOTHING_YET = {
  * Moves the settlement of a call that nobody has claimed yet, or that has ended. False when the settlement is not where the
  * event starts from.
  */
-export async function moveSettlement(
+async function moveSettlement(
   tx: Tx,
   table: "openInvocations" | "endedInvocations",
   key: InvocationKey,
@@ -405,6 +425,6 @@ export async function moveSettlement(
     .set({ ...fields, settlement_status: to })
     .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from), isUnclaimed))
     .returning({ id: t.id });
-  if (rows.length > 0) countSettlement(tx, key, from, to);
+  if (rows.length > 0 && table === "endedInvocations") countSettlement(tx, key.tenant, from, to);
   return rows.length > 0;
 }

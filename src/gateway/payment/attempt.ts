@@ -14,6 +14,7 @@ import type { Authorization, Hex } from "../../x402/types.ts";
 import {
   collectSettlement,
   confirmSettlement,
+  denyReceipt,
   type InvocationKey,
   type InvocationRow,
   noteSettlement,
@@ -117,18 +118,23 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
   const ask = { ...open, expected: expectedOf(open), span: null, mayLeave: async () => true };
   const outcome = look ? await look(authorizationOf(open), before ?? undefined) : await client.settle(ask, stop);
   const now = clock.now();
-  const isOver = outcome?.kind === "collected" || outcome?.kind === "declined";
-  if (!isOver && now - (open.settled_at ?? now) < SETTLEMENT_CONFIRM_MS_MAX) {
-    return store.write((tx) => postponeConfirming(tx, open, now + pauseAfter(2, Math.random()), now));
-  }
-  const transaction = outcome?.kind === "collected" ? outcome.transaction : before;
-  const isClosed = await store.write(async (tx) => {
-    if (!(await closeConfirmed(tx, open, now))) return false;
-    await confirmSettlement(tx, key, transaction, now);
-    return true;
+  const finalAt = open.final_at ?? now;
+  const isCollected = outcome?.kind === "collected";
+  const transaction = isCollected ? outcome.transaction : before;
+  // Who asks for a receipt early gets what is known by then, and the record may be corrected once more.
+  const isEarly = now < finalAt;
+  const isOver = isCollected || outcome?.kind === "declined" || now - finalAt >= SETTLEMENT_CONFIRM_MS_MAX;
+  const nextAt = isEarly ? finalAt : now + pauseAfter(2, Math.random());
+  const isDone = await store.write(async (tx) => {
+    const isLast = isOver && !isEarly;
+    const isOwn = await (isLast ? closeConfirmed(tx, open, now) : postponeConfirming(tx, open, nextAt, now));
+    if (!isOwn || !isOver) return false;
+    if (outcome?.kind !== "declined") await confirmSettlement(tx, key, transaction, now);
+    else if (isLast) await denyReceipt(tx, key);
+    return isLast || isCollected;
   });
-  if (!isClosed) return;
-  if (outcome?.kind !== "collected") log.error("settlement_not_confirmed", { ...shown(open), transaction });
+  if (!isDone) return;
+  if (!isCollected) log.error("settlement_not_confirmed", { ...shown(open), transaction });
   else if (transaction !== before) log.info("settlement_moved", { ...shown(open), transaction, before });
 }
 

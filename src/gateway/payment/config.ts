@@ -63,7 +63,7 @@ export async function settlementShutOut(
 }
 
 /** A payment that was collected needs no credential: without it, it is final as it is. */
-const isUnsettled = (t: Tables["payments"]) => and(isNotNull(t.next_attempt_at), isNull(t.settled_at));
+const isUnsettled = (t: Tables["payments"]) => and(isNotNull(t.next_attempt_at), isNull(t.final_at));
 
 export interface SettlementConfigDeps {
   readonly store: Store;

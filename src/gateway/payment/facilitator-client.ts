@@ -5,7 +5,7 @@
 import { createPrivateKey, type KeyObject, X509Certificate } from "node:crypto";
 import type { Span } from "../../core/tracing.ts";
 import { exchangeJson } from "../../http/client/fetch-json.ts";
-import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
+import type { Outbound } from "../../http/client/outbound.ts";
 import type { ClientIdentity } from "../../http/client/tls-contexts.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
@@ -36,7 +36,7 @@ export interface SettleAttempt {
   readonly expected: Expected;
   /** Null where traces are off. */
   readonly span: Span | null;
-  /** Notes durably that the payment may leave from now on. False when it must not. */
+  /** Notes durably, on the connection, that the payment leaves from now on. False when it must not. */
   mayLeave(): Promise<boolean>;
 }
 
@@ -50,14 +50,16 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
     return { tls, headers: header === null ? [] : [[header.name, header.value] as const] };
   }
 
-  /** @param dialled called right before the payment may be sent */
-  async function ask(attempt: SettleAttempt, signal: AbortSignal, dialled: () => void): Promise<SettleOutcome> {
+  /** @param left called right before the payment is sent */
+  async function ask(attempt: SettleAttempt, signal: AbortSignal, left: () => void): Promise<SettleOutcome> {
     const url = settleUrl(attempt.facilitator_url);
     const { tls, headers } = await credentialOf(attempt, url);
     signal.throwIfAborted();
-    if (!(await attempt.mayLeave())) throw new Error("not to be sent any more");
-    signal.throwIfAborted();
-    dialled();
+    const leaving = async () => {
+      if (!(await attempt.mayLeave())) throw new Error("not to be sent any more");
+      signal.throwIfAborted();
+      left();
+    };
     const answer = await exchangeJson(
       outbound,
       url,
@@ -68,6 +70,7 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
         tls,
         tenant: attempt.tenant,
         signal,
+        leaving,
       },
       MAX.facilitatorBytes,
     );
@@ -80,24 +83,23 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
     async settle(attempt: SettleAttempt, stop: AbortSignal): Promise<SettleOutcome> {
       const ended = Promise.withResolvers<SettleOutcome>();
       const controller = new AbortController();
-      let isDialled = false;
+      let hasLeft = false;
       const end = () => {
-        ended.resolve({ kind: isDialled ? "unknown" : "unsent", why: "no answer in time" });
+        ended.resolve({ kind: hasLeft ? "unknown" : "unsent", why: "no answer in time" });
         controller.abort();
       };
-      const dialled = () => {
-        isDialled = true;
+      const left = () => {
+        hasLeft = true;
       };
       const timer = setTimeout(end, timeoutMs);
       stop.addEventListener("abort", end);
       if (stop.aborted) end();
       try {
         // Reading the secret can't be aborted, so it is raced.
-        return await Promise.race([ended.promise, ask(attempt, controller.signal, dialled)]);
+        return await Promise.race([ended.promise, ask(attempt, controller.signal, left)]);
       } catch (error) {
-        const isUnsent = !isDialled || (error instanceof OutboundError && error.kind !== "lost");
         return {
-          kind: isUnsent ? "unsent" : "unknown",
+          kind: hasLeft ? "unknown" : "unsent",
           why: error instanceof Error ? error.message : "failed",
         };
       } finally {

@@ -188,25 +188,25 @@ export async function closeCollected(
   finalInMs: number | null,
 ): Promise<boolean> {
   const left = finalInMs === null ? closing(now) : { next_attempt_at: now + finalInMs, updated_at: now };
-  return changed(tx, isThis(tx.tables, open), { ...left, settled_at: now });
+  return changed(tx, isThis(tx.tables, open), { ...left, final_at: now + (finalInMs ?? 0) });
 }
 
 /** Whether the payment has been collected, and is asked about once more before that is final. */
-export const isConfirming = ({ settled_at }: PaymentRow): boolean => settled_at !== null;
+export const isConfirming = ({ final_at }: PaymentRow): boolean => final_at !== null;
 
 /** A collected payment is final. False when another replica has asked since, or has closed it. */
 export async function closeConfirmed(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
   return changedAny(tx, isOwnAttempt(tx, open), closing(now));
 }
 
-/** Nobody has said what became of a collected payment: it is asked about again. */
-export async function postponeConfirming(tx: Tx, open: OpenPayment, at: number, now: number): Promise<void> {
-  await changedAny(tx, isOwnAttempt(tx, open), { next_attempt_at: at, updated_at: now });
+/** A collected payment is not final yet, or nobody has said what became of it: it is asked about again. */
+export async function postponeConfirming(tx: Tx, open: OpenPayment, at: number, now: number): Promise<boolean> {
+  return changedAny(tx, isOwnAttempt(tx, open), { next_attempt_at: at, updated_at: now });
 }
 
 /** The calls of a tenant that have ended, and whose receipt waits until their payment is final. */
 export async function confirmingOf(
-  { db, tables: { payments: t, endedInvocations: i } }: Reader,
+  { db, tables: { payments: t, endedInvocations: i, receipts, receiptsDue } }: Reader,
   tenant: string,
   id: string | null,
   limit: number,
@@ -220,8 +220,16 @@ export async function confirmingOf(
         eq(t.tenant, tenant),
         id === null ? undefined : eq(t.invocation_id, id),
         isNotNull(t.next_attempt_at),
-        isNotNull(t.settled_at),
+        isNotNull(t.final_at),
         eq(i.emit_receipt, true),
+        ...[receiptsDue, receipts].map((r) =>
+          notExists(
+            db
+              .select({ id: r.invocation_id })
+              .from(r)
+              .where(and(eq(r.tenant, t.tenant), eq(r.invocation_id, t.invocation_id))),
+          ),
+        ),
       ),
     )
     .limit(limit);
@@ -246,7 +254,7 @@ export async function closeUnsent(
   const [closed] = await tx.db
     .update(t)
     .set(closing(now))
-    .where(and(eq(t.tenant, tenant), eq(t.invocation_id, id), isOpenStill(tx), isNull(t.sent_at), isNull(t.settled_at)))
+    .where(and(eq(t.tenant, tenant), eq(t.invocation_id, id), isOpenStill(tx), isNull(t.sent_at), isNull(t.final_at)))
     .returning({ attempts: t.attempts });
   return closed?.attempts ?? null;
 }
@@ -299,7 +307,7 @@ type PaymentChanges = Parameters<ReturnType<Tx["db"]["update"]>["set"]>[0];
 
 /** Changes a payment whose outcome is not known. */
 async function changed(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
-  return changedAny(tx, and(condition, isNull(tx.tables.payments.settled_at)), changes);
+  return changedAny(tx, and(condition, isNull(tx.tables.payments.final_at)), changes);
 }
 
 async function changedAny(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
