@@ -7,7 +7,7 @@ const chunksOf = (response: Response) => bodyChunks(response, { maxBytes: Number
 const LIMITS = { headMs: 1000, silenceMs: 1000, callerMs: 1000 };
 
 test("a whole answer ends whole, though it is stopped while its end is being recorded", async () => {
-  const timeouts = startExchangeTimeouts(LIMITS, new AbortController().signal);
+  const timeouts = startExchangeTimeouts(LIMITS, new AbortController().signal, "acme");
   const told: Ended[] = [];
   const body = relayBody({
     chunks: chunksOf(new Response("abc")),
@@ -52,7 +52,7 @@ async function receivedOf(
       const body = relayBody({
         chunks: chunksOf(new Response(upstream)),
         arePiecesFree: true,
-        timeouts: startExchangeTimeouts(LIMITS, request.signal),
+        timeouts: startExchangeTimeouts(LIMITS, request.signal, "acme"),
         filter: null,
         comments,
         piece() {},
@@ -116,7 +116,7 @@ test("pieces whose memory is given back when the next one is asked for reach a s
         relayBody({
           chunks: chunks(),
           arePiecesFree: true,
-          timeouts: startExchangeTimeouts(LIMITS, request.signal),
+          timeouts: startExchangeTimeouts(LIMITS, request.signal, "acme"),
           filter: null,
           comments: null,
           piece() {},
@@ -146,7 +146,7 @@ test("a comment stands between two lines, and never within one", async () => {
   const body = relayBody({
     chunks: chunks(),
     arePiecesFree: false,
-    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal),
+    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal, "acme"),
     filter: null,
     comments: { firstMs: 1000, nextMs: 10 },
     piece() {},
@@ -163,7 +163,7 @@ test("pieces that pass a filter are its own", async () => {
   const body = relayBody({
     chunks: chunks(),
     arePiecesFree: true,
-    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal),
+    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal, "acme"),
     filter: (all) => all,
     comments: null,
     piece() {},
