@@ -26,7 +26,6 @@ import { Scheduler } from "./executor/scheduler.ts";
 import { createWorkerPool } from "./executor/workers/pool.ts";
 import { healthRoutes } from "./health.ts";
 import type { IdentityOptions } from "./identity/identity.ts";
-import { createClaims } from "./invocations/claims.ts";
 import { queueSize } from "./invocations/commands/queue.ts";
 import { type CompletionWaiters, createCompletionWaiters } from "./invocations/completion-waiters.ts";
 import { callHeaders, endedAmong, findInvocation } from "./invocations/history.ts";
@@ -51,6 +50,7 @@ import { receiptRoutes } from "./receipts/routes.ts";
 import { createReceipts } from "./receipts/service.ts";
 import { startReaper } from "./streaming/reaper.ts";
 import { createStreamLimits, createStreams, type StreamsDeps } from "./streaming/streams.ts";
+import { createClaims, createReplicaLease } from "./upstream/ownership.ts";
 
 /** What the gateway is started with: its part of the configuration. */
 export interface GatewayOptions {
@@ -126,22 +126,15 @@ export async function composeGateway(parts: GatewayParts) {
   const secrets = secretSources(parts);
   const resolveCredential = createCredentialResolver(secrets);
   tellOfEnds(parts, completionWaiters);
-  const scheduler = new Scheduler({
-    store,
-    clock,
-    log,
-    pool,
-    replica,
-    isShared: options.databaseUrl !== null,
-    previous: parts.previous,
+  const lease = createReplicaLease({
+    ...{ store, clock, log, replica, refusals, previous: parts.previous },
     agentConcurrency: options.agentConcurrency,
     agentMaxRaised: () => void streaming.raised(),
-    claims,
-    refusals,
-    resolveCredential,
-    tracer,
   });
-  const takeUp = (tenant: string, agentId: string) => scheduler.checkPending(tenant, agentId);
+  const { agentMax } = lease;
+  const calling = { store, clock, log, replica, claims, refusals, resolveCredential, tracer };
+  const scheduler = new Scheduler({ ...calling, pool, agentMax });
+  const takeUp = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
   const agents = createAgentCache(store);
   const policy = createPolicyService({ store, clock, log, meters });
@@ -155,7 +148,6 @@ export async function composeGateway(parts: GatewayParts) {
     rates: store.isShared ? createSharedRateLimiter(store.execute) : createRateLimiter(),
     pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
-  const { agentMax } = scheduler;
   const streaming = composeStreaming({ ...parts, checks, claims, policy, resolveCredential, agentMax });
   const stop = (id: string) => {
     scheduler.stop(id);
@@ -163,7 +155,7 @@ export async function composeGateway(parts: GatewayParts) {
   };
   meters.gauges({ queue: () => queueSize(store), running: () => scheduler.running() + streaming.running() });
   const assets = createAssets();
-  const announcements = announceEnds(parts, replica, subscriber(completionWaiters, scheduler, stop));
+  const announcements = announceEnds(parts, replica, subscriber(completionWaiters, scheduler, stop, log));
   const signingKey = () => keyring.signingKey("receipts");
   const receipts = createReceipts({ store, clock, log, replica, confirm: settler.confirm, signingKey });
   const calls = { ...checks, completionWaiters, admitting: parts.admitting, ...takenBy(scheduler), stop };
@@ -177,6 +169,7 @@ export async function composeGateway(parts: GatewayParts) {
     .use(healthRoutes({ store, version: VERSION, commit: COMMIT, publicJwks: () => keyring.publicJwks() }));
   return {
     workers: pool,
+    lease,
     scheduler,
     settler,
     streaming,
@@ -193,7 +186,7 @@ export async function composeGateway(parts: GatewayParts) {
 
 const takenBy = (scheduler: Scheduler): Pick<ProxyRoutesOptions, "reserve" | "offer"> => ({
   reserve: (accepted) => scheduler.reserve(accepted),
-  offer: (accepted) => scheduler.offer(accepted),
+  offer: (tenant, agentId, id) => scheduler.offer(tenant, agentId, id),
 });
 
 /** What other gateways announce: callers that wait here learn of an end, and a call cancelled there stops here. */
@@ -201,13 +194,15 @@ function subscriber(
   waiters: Pick<CompletionWaiters, "announce">,
   scheduler: Scheduler,
   stop: (id: string) => void,
+  log: Log,
 ): Subscriber {
   return {
     ended(id) {
       waiters.announce(id);
       stop(id);
     },
-    left: () => scheduler.sweepNow(),
+    // Sooner than the next sweep would.
+    left: () => void scheduler.takeUpPending().catch((error) => log.warn("sweep_failed", { error })),
   };
 }
 

@@ -23,10 +23,10 @@ import { createVerifier } from "../x402/verifier/verifier.ts";
 import { composeGateway, type GatewayOptions, type GatewayParts } from "./compose.ts";
 import { createIdentity, managePermission } from "./identity/identity.ts";
 import { startRemovingParts } from "./invocations/bodies.ts";
-import { compareClaims } from "./invocations/claims.ts";
 import { createChainLook } from "./payment/chain-look.ts";
 import { createRestoreGuard, settleRestored } from "./payment/restored.ts";
 import { startRetention } from "./retention.ts";
+import { compareClaims } from "./upstream/ownership.ts";
 
 /** Time for the last answers to be sent, and for the last writes, after everything else has ended. */
 const [LAST_ANSWERS_MS, LAST_WRITES_MS] = [2_000, 3_000];
@@ -52,6 +52,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const parts = { options, store, port: () => port, ...state, ...shared };
   const {
     workers,
+    lease,
     scheduler,
     settler,
     streaming,
@@ -66,7 +67,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const stopCleaning = startRetention(store, options.retention, log);
   // Before anything looks at calls: remove calls that a dead process refused but its disk stored after all.
   await refusals.removeAppeared();
-  await scheduler.recover();
+  await lease.recover();
   state.note();
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
@@ -78,11 +79,12 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // From here on nothing can keep the gateway from starting, so calls may be made.
   // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
   workers.start();
-  await scheduler.start();
+  await scheduler.takeUpPending();
   settler.start();
   streaming.start();
   receipts.start();
-  const stopComparing = compareClaims(comparing);
+  const sweeping = lease.startSweeping(() => scheduler.takeUpPending());
+  const stops = [stopCleaning, stopRemoving, compareClaims(comparing), sweeping];
   const url = `http://${hostPart(options.host)}:${server.port}`;
   log.info("listening", { url, version: VERSION });
   return {
@@ -92,9 +94,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       await server.leave();
       edge.drain();
       const closed = server.stop();
-      stopCleaning();
-      stopRemoving();
-      stopComparing();
+      for (const stop of stops) stop();
       const { drainMs } = options;
       await Promise.all([
         scheduler.drain(drainMs),
@@ -107,7 +107,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       verifier.close();
       // Answer callers that wait for a call which stays pending: without this they would never learn its ID.
       completionWaiters.release();
-      const left = scheduler.leave().then(() => announcements?.left());
+      const left = lease.leave().then(() => announcements?.left());
       await endsWithin(LAST_ANSWERS_MS, closed);
       await server.stop(true);
       // A stuck store must not keep the process from ending.

@@ -105,8 +105,6 @@ const CALLS = {
   // Otherwise small bodies could keep a large one out.
   extraBodies: count(8, "process", "waits", "bodies of calls that run beside their memory, one of a tenant"),
   callsRecording: count(256, "process", "no more are made", "calls that have been made and wait for their record"),
-  queuedCalls: count(20_000, "process", "stay in the database", "IDs of waiting calls in memory"),
-  agentQueuedCalls: count(256, "agent", "stay in the database", "IDs of waiting calls in memory"),
   runningStreams: count(4_096, "process", "waits, then 503", "streamed calls that run"),
   mcpConnections: count(8_192, "process", "waits, then 503", "messages and streams of mcp agents that are no call"),
   agentMcpConnections: count(1_024, "agent", "waits, then 503", "messages and streams that are no call"),

@@ -18,7 +18,7 @@ import { type Ending, holdsClaim, type InvocationKey, release } from "../invocat
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
-import { type RecordEndOptions, recordEnd } from "../upstream/record-end.ts";
+import { type RecordEndOptions, recordEnd } from "../upstream/ownership.ts";
 import {
   answerOf,
   type Ended,
