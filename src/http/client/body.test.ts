@@ -47,6 +47,20 @@ describe("a body that is decoded", () => {
     expect(Buffer.compare(body.captured, TEXT)).toBe(0);
   });
 
+  test("is decoded from what it was encoded with for its transfer, or lost when that is not known", async () => {
+    const sent = async (codings: string, bytes: Uint8Array, extra: Record<string, string> = {}) => {
+      const headers = { "transfer-encoding": codings, ...extra };
+      return readBody(new Response(Buffer.from(bytes), { headers }), LIMITS);
+    };
+    for (const codings of ["gzip, chunked", "GZIP,chunked ", "x-gzip , Chunked"]) {
+      expect(Buffer.compare((await sent(codings, zlib.gzipSync(TEXT))).captured, TEXT)).toBe(0);
+    }
+    const twice = zlib.gzipSync(zlib.brotliCompressSync(TEXT));
+    expect(Buffer.compare((await sent("gzip, chunked", twice, { "content-encoding": "br" })).captured, TEXT)).toBe(0);
+    expect(Buffer.compare((await sent("chunked", TEXT)).captured, TEXT)).toBe(0);
+    expectLost(await failure(sent("frob, chunked", TEXT)));
+  });
+
   test("stays as it is in an unknown encoding", async () => {
     const data = zlib.gzipSync(TEXT);
     for (const encoding of ["compress", "gzip, snappy", "snappy, gzip", "gzip, gzip, gzip, snappy"]) {

@@ -47,9 +47,16 @@ interface Codings {
 
 const NONE: Codings = { list: [], problem: null };
 
+/** Whether the body comes as it is. A server may encode it for the transfer too (RFC 9112, section 7). */
+function isPlain(headers: AnswerHeaders): boolean {
+  const transfer = headers.get("transfer-encoding");
+  return !headers.has("content-encoding") && (transfer === null || transfer.toLowerCase() === "chunked");
+}
+
 function codingsIn(headers: AnswerHeaders): Codings {
-  const value = headers.get("content-encoding");
-  if (value === null) return NONE;
+  if (isPlain(headers)) return NONE;
+  const transfer = headers.get("transfer-encoding")?.replace(/\bchunked\s*$/i, "") ?? "";
+  const value = `${headers.get("content-encoding") ?? ""},${transfer}`;
   // No honest answer has a longer list of them, which is parsed for every answer.
   if (value.length > 256) return { list: [], problem: "a very long list of encodings" };
   const names = value.split(",").map((name) => name.trim().toLowerCase());
@@ -57,7 +64,7 @@ function codingsIn(headers: AnswerHeaders): Codings {
   for (const name of names.reverse()) {
     if (name === "" || name === "identity") continue;
     const coding = Object.hasOwn(CODINGS, name) ? CODINGS[name] : undefined;
-    if (coding === undefined) return NONE;
+    if (coding === undefined) return transfer === "" ? NONE : { list, problem: "an unknown transfer coding" };
     list.push(coding);
   }
   if (list.length > MAX.encodings) return { list, problem: `more than ${MAX.encodings} encodings` };
@@ -374,7 +381,7 @@ export function bodyChunks(response: Answer, { maxBytes, decodedFor = NOBODY, si
   const reader = sentBody(response);
   const cancel = () => void reader.cancel().catch(() => {});
   const signals = signal === undefined ? [] : [signal];
-  if (!response.headers.has("content-encoding")) return new BodyChunks(() => reader.read(), cancel, signals);
+  if (isPlain(response.headers)) return new BodyChunks(() => reader.read(), cancel, signals);
   const crowded = new AbortController();
   const giveWay = () => crowded.abort(new Undecodable("others need the memory of its decoder"));
   const { list: codings, problem } = codingsIn(response.headers);
@@ -397,7 +404,7 @@ export function bodyChunks(response: Answer, { maxBytes, decodedFor = NOBODY, si
 export function bodyAtOnce({ whole, headers }: Answer, limits: BodyLimits): BodyRead | null {
   const { maxBytes, captureBytes, beyond, signal } = limits;
   if (whole === undefined || whole === null || whole.length > Math.min(maxBytes, SMALL_BYTES)) return null;
-  if (signal !== undefined || headers.has("content-encoding")) return null;
+  if (signal !== undefined || !isPlain(headers)) return null;
   const truncated = whole.length > captureBytes;
   const captured = truncated ? whole.slice(0, captureBytes) : whole;
   if (truncated) beyond?.(whole.subarray(captureBytes), () => captured);
