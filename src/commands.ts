@@ -131,9 +131,10 @@ a line each says ok, warn or fail, and what to do; ends with 1 after a fail, and
       "play paid calls on this machine, with a chain, both services and two agents of its own, and stay up to be tried",
     async run(line) {
       restartInCleanEnvironment(processEnvironment);
-      const { config } = configured(line, "demo");
+      const { config, warnings } = configured(line, "demo");
       // The demo shows what goes well, so its services log only what is wrong.
       const log = openLog({ ...config.log, level: "warn", clock: systemClock });
+      for (const warning of warnings) log.warn("configuration", { warning });
       const { runDemo } = await import("./cli/demo.ts");
       await runDemo(config.anvil, log);
       return undefined;

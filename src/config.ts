@@ -63,7 +63,7 @@ export function loadConfig(
     const problem = rule.problem(values);
     if (problem !== false) problems.set(rule.name, `${rule.name} ${problem}`);
   }
-  const warnings = [...unknownVariables(environment, VARIABLES), ...expiries(values)];
+  const warnings = [...unknownVariables(environment), ...expiries(values)];
   const config = problems.size === 0 ? arrange(values, terminal, environment) : null;
   return { config, problems: [...problems.values()], warnings };
 }
@@ -294,9 +294,9 @@ function renewedFile(path: string | undefined): string | null {
 }
 
 /** A warning for each `TOLLGATE_` variable that is set and that nothing reads. */
-export function unknownVariables(environment: Environment, table: Readonly<Record<string, Sources>>): string[] {
-  const known = new Set([...Object.keys(table), ...OWN_VARIABLES]);
-  for (const [name, { secret }] of Object.entries(table)) if (secret === true) known.add(`${name}_FILE`);
+export function unknownVariables(environment: Environment): string[] {
+  const known = new Set([...Object.keys(VARIABLES), ...OWN_VARIABLES]);
+  for (const [name, { secret }] of Object.entries<Sources>(VARIABLES)) if (secret === true) known.add(`${name}_FILE`);
   return Object.keys(environment)
     .filter((name) => name.startsWith("TOLLGATE_") && !known.has(name))
     .map((name) => {

@@ -42,7 +42,8 @@ const line = readCommandLine(process.argv.slice(2), COMMANDS, SERVE);
 try {
   const outcome = await outcomeOf(line);
   const { holds, text } = typeof outcome === "object" ? outcome : { holds: true, text: outcome ?? "" };
-  (holds ? process.stdout : process.stderr).write(text);
+  // A service prints nothing, and its standard output may be closed.
+  if (text !== "") (holds ? process.stdout : process.stderr).write(text);
   if (!holds) process.exitCode = FAILED;
 } catch (error) {
   process.exitCode = statusOf(line, error);

@@ -168,9 +168,9 @@ describe("the documentation", () => {
     expect([common + polled.length, common + polled.length + paid.length, common + streamed.length]).toEqual(
       [.../passes (\d+) files, .*? (\d+); a streamed call passes (\d+)/.exec(listed)!.slice(1)].map(Number),
     );
-    expect(common + polled.length).toBeLessThanOrEqual(50);
-    expect(common + polled.length + paid.length).toBeLessThanOrEqual(70);
-    expect(common + streamed.length).toBeLessThanOrEqual(40);
+    expect(common + polled.length).toBeLessThanOrEqual(48);
+    expect(common + polled.length + paid.length).toBeLessThanOrEqual(68);
+    expect(common + streamed.length).toBeLessThanOrEqual(38);
   });
 
   test("has a reason for every dependency", () => {

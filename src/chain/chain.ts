@@ -93,8 +93,9 @@ export interface Chain {
    * Transactions that the address has in the chain up to this block, or with those that wait in the pool.
    *
    * @param least how many it should have: fewer are believed only when no node knows of more
+   * @param most how many are known of: more are believed only as far as all nodes tell of them, as none can prove it
    */
-  transactionCount(address: Hex, at: wire.Block | "pending", least?: number): Promise<number>;
+  transactionCount(address: Hex, at: wire.Block | "pending", least?: number, most?: number): Promise<number>;
   /** @param shows what it should show: one that does not is believed only when no node shows more */
   receipt(hash: Hex, shows?: (receipt: wire.Receipt) => boolean): Promise<wire.Receipt | null>;
   /** Whether the authorization had been used or cancelled by the end of this block. */
@@ -156,9 +157,9 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
     },
     hasMulticall3: () => ask("eth_getCode", [MULTICALL3, "latest"], (code) => isMulticall3(wire.data(code))),
     isSignedByContract: (authorization, signature) => isSignedByContract(rpc, authorization, signature),
-    transactionCount: (address, at, least = 0) => {
+    transactionCount: (address, at, least = 0, most = Number.POSITIVE_INFINITY) => {
       const asked = at === "pending" ? { params: [address, at] } : { params: [address], at };
-      return rpc.ask({ method: "eth_getTransactionCount", ...asked, read: wire.count, isDoubtful: isBelow(least) });
+      return countWithin(rpc, { method: "eth_getTransactionCount", ...asked, read: wire.count }, least, most);
     },
     receipt: (hash, shows) => receipt(rpc, hash, shows),
     isUsed: (authorization, at) => rpc.ask({ ...stateQuestion(authorization), at }),
@@ -300,6 +301,16 @@ const isBelow =
   <T extends number | bigint>(least: T) =>
   (answer: T | RpcError): boolean =>
     !(answer instanceof RpcError) && answer < least;
+
+/** Where no node counts within these bounds, the lowest count above them, if there is one. */
+async function countWithin(rpc: Rpc, question: Question<number>, least: number, most: number): Promise<number> {
+  const isOutside = (count: number | RpcError) => !(count instanceof RpcError) && (count < least || count > most);
+  const first = await rpc.ask({ ...question, isDoubtful: isOutside });
+  if (first <= most) return first;
+  const heads = await rpc.heads();
+  const counts = await Promise.all(heads.map(({ endpoint }) => endpoint.ask(question).catch(() => first)));
+  return Math.min(first, ...counts.filter((count) => count >= least));
+}
 
 /** At a known block, since payments after it are counted apart. */
 async function balanceAt(

@@ -2,7 +2,8 @@
 // have in common. Its errors never hold a URL, for the URLs of nodes carry API keys. The values of the protocol are read
 // strictly as well: a node's answer that is not in the form of the protocol is no answer.
 import { readBody } from "../http/client/body.ts";
-import { type Outbound, OutboundError } from "../http/client/outbound.ts";
+import { OutboundError } from "../http/client/exchange.ts";
+import type { Outbound } from "../http/client/outbound.ts";
 import type { Hex } from "../x402/types.ts";
 
 const MESSAGE_CHARACTERS_MAX = 300;

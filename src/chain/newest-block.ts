@@ -38,7 +38,10 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
   // When all endpoints have said for this long what we did not believe, they are right.
   const isTrusted = () => doubtedAt === null || performance.now() - doubtedAt < 30_000;
   const isSuspect = (block: wire.Block, known: wire.Block) =>
-    isLeap(block, known) || isFarAhead(block, known) || (isAhead(block, clock.now()) && !isAhead(known, clock.now()));
+    isLeap(block, known) ||
+    isFarAhead(block, known) ||
+    (isAhead(block, clock.now()) && !isAhead(known, clock.now())) ||
+    isEarly(block, known, clock.now());
   /** Whether a node that was put aside may be used again. */
   const fits = (block: wire.Block) => seen === null || !(isOlder(block, seen.block) || isSuspect(block, seen.block));
 
@@ -131,6 +134,8 @@ async function judgedHeads(rpc: Rpc, known: NewestBlock, clock: Clock, isUnknown
   const judge = (heads: readonly Head[], isAhead: (block: wire.Block) => boolean) => {
     const faultOf = (block: wire.Block) => {
       if (isAlone(block)) return "a newest block that it does not know";
+      const witnesses = all.filter((each) => isEarly(block, each.block, clock.now()));
+      if (witnesses.length > 0 && 2 * witnesses.length >= all.length) return "earlier than the others";
       return isAhead(block) ? "ahead of the others" : null;
     };
     return { heads, faultOf };
@@ -176,6 +181,12 @@ function behindMs({ timestamp }: wire.Block, now: number): number {
 
 function isAhead(block: wire.Block, now: number): boolean {
   return behindMs(block, now) < -OFF_MS;
+}
+
+/** Not below the known block and yet of an earlier time: one of the two times is wrong, here not the one that fits the clock. */
+function isEarly(block: wire.Block, known: wire.Block, now: number): boolean {
+  const fits = Math.abs(behindMs(known, now)) < OFF_MS;
+  return fits && block.number >= known.number && isOlder(block, known) && behindMs(block, now) >= OFF_MS;
 }
 
 function isOlder(block: wire.Block, than: wire.Block): boolean {

@@ -187,6 +187,29 @@ describe("among nodes of which one is wrong", () => {
     },
   );
 
+  test.each([
+    [100, "before"],
+    [100, "after"],
+    [5_000, "before"],
+    [5_000, "after"],
+  ])("one that tells times %p s early at the right height from %s the first look on is put aside", async (by, when) => {
+    const [bad] = relays as [RpcRelay];
+    const { chain, lines } = connect(bad.url, real.url);
+    if (when === "after") await expectReal(chain);
+    tellAhead(bad, { seconds: -by });
+    for (let looks = 0; looks < 3; looks++) {
+      await expectReal(chain);
+      expect(Date.now() / 1000 - (await chain.newest()).timestamp).toBeLessThan(30);
+    }
+    expect(failures(lines)).toEqual(["rpc_endpoint_failed 0 earlier than the others"]);
+    bad.heal();
+    await until(async () => {
+      await chain.newest();
+      return failures(lines).includes("rpc_endpoint_recovered 0");
+    });
+    await expectReal(chain);
+  });
+
   test("one that tells a time of now and a number far below is not believed against the others", async () => {
     const [bad, other] = relays as [RpcRelay, RpcRelay];
     await real.mine(500);

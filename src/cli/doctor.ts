@@ -1,6 +1,6 @@
 // `tollgate doctor`: tries what the configuration names, as the service would use it, and changes nothing. Here stands what is
 // looked at; the checks themselves are in doctor/.
-import { type Config, type FacilitatorConfig, processEnvironment, unknownVariables, VARIABLES } from "../config.ts";
+import { type Config, type FacilitatorConfig, processEnvironment, unknownVariables } from "../config.ts";
 import { createOutbound } from "../http/client/outbound.ts";
 import { LIMITS } from "../kernel/limits.ts";
 import { chainClockFindings, lookAtNodes, nodesFindings, walletFindings } from "./doctor/chain.ts";
@@ -25,7 +25,7 @@ export async function examine(config: Config): Promise<{ readonly isHealthy: boo
   try {
     const service = facilitator === null ? gatewayChecks(config, opening) : facilitatorChecks(facilitator, opening);
     // A bad configuration has ended the command before.
-    const unknown = unknownVariables(processEnvironment, VARIABLES);
+    const unknown = unknownVariables(processEnvironment);
     const problems = unknown.map((text) => warning(text, "unset or correct it"));
     const found = await runChecks(service);
     const all = [...findings("configuration", problems, `good for the ${mode}`), ...found];

@@ -3,8 +3,8 @@
 import { open, readFile, stat } from "node:fs/promises";
 import { StartupProblem } from "../core/startup.ts";
 import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/claims.ts";
-import { fetchDocument } from "../http/client/fetch-json.ts";
-import { createOutbound, OutboundError } from "../http/client/outbound.ts";
+import { OutboundError } from "../http/client/exchange.ts";
+import { createOutbound, fetchDocument } from "../http/client/outbound.ts";
 import { type CommandLine, type CommandVerdict, Misuse } from "./command-line.ts";
 
 const FILE_BYTES_MAX = 1024 ** 3;

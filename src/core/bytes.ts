@@ -7,3 +7,14 @@ export function asBuffer(bytes: Uint8Array): Buffer {
 
 /** Bytes as Ethereum writes them: `0x` and hexadecimal digits, of lower case wherever two of them are compared. */
 export type Hex = `0x${string}`;
+
+/** In memory of its own (Buffer.concat may take shared memory), so that it can move to another thread. */
+export function joined(parts: readonly Uint8Array[]): Uint8Array {
+  const whole = new Uint8Array(parts.reduce((sum, { length }) => sum + length, 0));
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  return whole;
+}

@@ -5,10 +5,16 @@ import { constants, X509Certificate } from "node:crypto";
 import { createServer, type Server, type TLSSocket, type TlsOptions } from "node:tls";
 import { parseCertificates } from "../core/certificates.ts";
 import type { Log } from "../core/log.ts";
-import { listenProblem, StartupProblem } from "../core/startup.ts";
+import { StartupProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
-import { keepReceiveBufferSmall, SMALL_BODIES_BUFFER_BYTES } from "../http/bun/socket-options.ts";
-import { type ConnectionLimits, type HttpOptions, type KnownPeer, serveConnections } from "../http/http1.ts";
+import {
+  type ConnectionLimits,
+  type HttpOptions,
+  type KnownPeer,
+  listenAt,
+  OpenSockets,
+  serveConnections,
+} from "../http/http1.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createReservedShare } from "../kernel/share.ts";
 
@@ -59,17 +65,17 @@ export type MtlsListener = Awaited<ReturnType<typeof listenMutualTls>>;
 /** @throws StartupProblem when certificate and key are unusable, or it can't have its address */
 export async function listenMutualTls(options: MtlsListenerOptions) {
   const server = createTlsServer(options.tls);
-  const sockets = admit(server, options);
+  const sockets = new OpenSockets();
+  const admitted = admit(server, sockets, options);
   let roots = parseCertificates(options.tls.clientCa);
-  await listen(server, options);
-  const sweeping = setInterval(sockets.sweep, 250);
-  const address = server.address();
-  const port = typeof address === "object" && address !== null ? address.port : options.port;
+  const { host, log } = options;
+  const port = await listenAt(server, { host, port: options.port, variable: "TOLLGATE_PORT" }, log);
+  const sweeping = setInterval(admitted.sweep, 250);
 
   /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
   async function drain(): Promise<void> {
     server.close();
-    sockets.closeIdle();
+    admitted.closeIdle();
     await sockets.empty();
   }
 
@@ -86,7 +92,7 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
       server.setSecureContext(secureOptions(tls));
       const isAnyGone = roots.some((root) => !next.some((each) => each.fingerprint256 === root.fingerprint256));
       roots = next;
-      if (isAnyGone) sockets.keep((certificate) => next.some((root) => isIssuedBy(certificate, root)));
+      if (isAnyGone) admitted.keep((certificate) => next.some((root) => isIssuedBy(certificate, root)));
     },
     drain,
     /** Closes everything. */
@@ -129,40 +135,20 @@ function createTlsServer(tls: TlsMaterial): Server {
   }
 }
 
-function listen(server: Server, { host, port, log }: MtlsListenerOptions): Promise<void> {
-  return new Promise((resolve, reject) => {
-    const refuse = (cause: Error) => reject(listenProblem(host, port, "TOLLGATE_PORT", cause));
-    server.once("error", refuse);
-    server.listen({ host, port }, () => {
-      server.off("error", refuse);
-      keepReceiveBufferSmall(server, SMALL_BODIES_BUFFER_BYTES);
-      server.on("error", (error) => log.error("listener_failed", { port: "TOLLGATE_PORT", error }));
-      resolve();
-    });
-  });
-}
-
 /** Counts connections from their first packet on, and hands those with a verified certificate to HTTP. */
-function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, log }: MtlsListenerOptions) {
-  const http = serveConnections({ answer, bodyBytesMax, limits, clock, log });
-  const sockets = new Set<TLSSocket>();
+function admit(server: Server, sockets: OpenSockets, options: MtlsListenerOptions) {
+  const { ownerOf, limits, log } = options;
+  const http = serveConnections(options);
   /** When each has to be done, the oldest first. */
   const handshakes = new Map<TLSSocket, number>();
   const shares = createReservedShare(limits.connections);
   const refused = refusals(log);
-  const awaitEmpty: (() => void)[] = [];
 
   server.on("connection", (raw) => {
     // In Bun it is the socket that the handshake makes secure.
     const socket = raw as TLSSocket;
-    sockets.add(socket);
     handshakes.set(socket, performance.now() + limits.handshakeMs);
-    socket.on("error", () => socket.destroy());
-    socket.on("close", () => {
-      sockets.delete(socket);
-      handshakes.delete(socket);
-      if (sockets.size === 0) for (const tell of awaitEmpty.splice(0)) tell();
-    });
+    sockets.add(socket, () => handshakes.delete(socket));
     // The oldest handshake makes room for a new one. It may be the new one itself.
     const [oldest] = handshakes.keys();
     if (sockets.size > limits.connections || handshakes.size > limits.handshakes) oldest?.destroy();
@@ -190,8 +176,9 @@ function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, l
     });
     if (!handshakes.delete(socket) || socket.destroyed) return;
     const share = owner ?? STRANGERS;
-    if (shares.take(share)) http.take(socket, peer, () => shares.giveBack(share));
-    else refuse(socket, "too many connections");
+    if (!shares.take(share)) return refuse(socket, "too many connections");
+    socket.once("close", () => shares.giveBack(share));
+    http.take(socket, peer);
   }
 
   return {
@@ -215,15 +202,6 @@ function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, l
         const trusted = known.get(fingerprint) ?? isTrusted(certificate);
         known.set(fingerprint, trusted);
         return trusted;
-      });
-    },
-    closeAll() {
-      for (const socket of sockets) socket.destroy();
-    },
-    empty(): Promise<void> {
-      if (sockets.size === 0) return Promise.resolve();
-      return new Promise((resolve) => {
-        awaitEmpty.push(resolve);
       });
     },
   };
@@ -283,7 +261,6 @@ interface Following {
   readonly lookMs?: number;
 }
 
-/** Returns what ends it. */
 /**
  * Follows the certificate, key and client CA while the port runs: to renew them, one only has to write the files. A change
  * counts once two looks in a row have found the same content, so a half-written one does not. If the new content can't be

@@ -5,7 +5,7 @@ import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import type { Tracer } from "../core/tracing.ts";
-import { FINAL_AFTER } from "../http/client/fetch-json.ts";
+import { FINAL_AFTER } from "../http/client/outbound.ts";
 import { routes } from "../http/elysia.ts";
 import { json } from "../http/responses.ts";
 import { createGuardedEdge, scopeOf } from "../http/server.ts";

@@ -10,9 +10,7 @@ import { timeBounds } from "../core/time.ts";
 import type { Tracer, TracingOptions } from "../core/tracing.ts";
 import { pseudonymOf } from "../core/via.ts";
 import { type Assets, createAssets } from "../http/assets.ts";
-import type { DecoderShare } from "../http/client/decode.ts";
-import { fetchJson } from "../http/client/fetch-json.ts";
-import { createOutbound, type Outbound } from "../http/client/outbound.ts";
+import { createOutbound, fetchJson, type Outbound } from "../http/client/outbound.ts";
 import { routes } from "../http/elysia.ts";
 import type { UnderWay } from "../kernel/wait.ts";
 import type { Keyring } from "../keys/keyring.ts";
@@ -28,7 +26,6 @@ import { Scheduler } from "./executor/scheduler.ts";
 import { createWorkerPool } from "./executor/workers/pool.ts";
 import { healthRoutes } from "./health.ts";
 import type { IdentityOptions } from "./identity/identity.ts";
-import { createClaims } from "./invocations/claims.ts";
 import { queueSize } from "./invocations/commands/queue.ts";
 import { type CompletionWaiters, createCompletionWaiters } from "./invocations/completion-waiters.ts";
 import { callHeaders, endedAmong, findInvocation } from "./invocations/history.ts";
@@ -53,6 +50,7 @@ import { receiptRoutes } from "./receipts/routes.ts";
 import { createReceipts } from "./receipts/service.ts";
 import { startReaper } from "./streaming/reaper.ts";
 import { createStreamLimits, createStreams, type StreamsDeps } from "./streaming/streams.ts";
+import { createClaims, createReplicaLease } from "./upstream/ownership.ts";
 
 /** What the gateway is started with: its part of the configuration. */
 export interface GatewayOptions {
@@ -105,7 +103,6 @@ export interface GatewayParts {
   /** For every host that a tenant names. */
   readonly rules: HostRules;
   readonly trusted: Outbound;
-  readonly decoders: DecoderShare;
   readonly verifier: Verifier;
   readonly log: Log;
   readonly meters: Meters;
@@ -129,22 +126,15 @@ export async function composeGateway(parts: GatewayParts) {
   const secrets = secretSources(parts);
   const resolveCredential = createCredentialResolver(secrets);
   tellOfEnds(parts, completionWaiters);
-  const scheduler = new Scheduler({
-    store,
-    clock,
-    log,
-    pool,
-    replica,
-    isShared: options.databaseUrl !== null,
-    previous: parts.previous,
+  const lease = createReplicaLease({
+    ...{ store, clock, log, replica, refusals, previous: parts.previous },
     agentConcurrency: options.agentConcurrency,
     agentMaxRaised: () => void streaming.raised(),
-    claims,
-    refusals,
-    resolveCredential,
-    tracer,
   });
-  const takeUp = (tenant: string, agentId: string) => scheduler.checkPending(tenant, agentId);
+  const { agentMax } = lease;
+  const calling = { store, clock, log, replica, claims, refusals, resolveCredential, tracer };
+  const scheduler = new Scheduler({ ...calling, pool, agentMax });
+  const takeUp = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
   const agents = createAgentCache(store);
   const policy = createPolicyService({ store, clock, log, meters });
@@ -158,7 +148,6 @@ export async function composeGateway(parts: GatewayParts) {
     rates: store.isShared ? createSharedRateLimiter(store.execute) : createRateLimiter(),
     pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
-  const { agentMax } = scheduler;
   const streaming = composeStreaming({ ...parts, checks, claims, policy, resolveCredential, agentMax });
   const stop = (id: string) => {
     scheduler.stop(id);
@@ -166,7 +155,7 @@ export async function composeGateway(parts: GatewayParts) {
   };
   meters.gauges({ queue: () => queueSize(store), running: () => scheduler.running() + streaming.running() });
   const assets = createAssets();
-  const announcements = announceEnds(parts, replica, subscriber(completionWaiters, scheduler, stop));
+  const announcements = announceEnds(parts, replica, subscriber(completionWaiters, scheduler, stop, log));
   const signingKey = () => keyring.signingKey("receipts");
   const receipts = createReceipts({ store, clock, log, replica, confirm: settler.confirm, signingKey });
   const calls = { ...checks, completionWaiters, admitting: parts.admitting, ...takenBy(scheduler), stop };
@@ -180,6 +169,7 @@ export async function composeGateway(parts: GatewayParts) {
     .use(healthRoutes({ store, version: VERSION, commit: COMMIT, publicJwks: () => keyring.publicJwks() }));
   return {
     workers: pool,
+    lease,
     scheduler,
     settler,
     streaming,
@@ -196,7 +186,7 @@ export async function composeGateway(parts: GatewayParts) {
 
 const takenBy = (scheduler: Scheduler): Pick<ProxyRoutesOptions, "reserve" | "offer"> => ({
   reserve: (accepted) => scheduler.reserve(accepted),
-  offer: (accepted) => scheduler.offer(accepted),
+  offer: (tenant, agentId, id) => scheduler.offer(tenant, agentId, id),
 });
 
 /** What other gateways announce: callers that wait here learn of an end, and a call cancelled there stops here. */
@@ -204,13 +194,15 @@ function subscriber(
   waiters: Pick<CompletionWaiters, "announce">,
   scheduler: Scheduler,
   stop: (id: string) => void,
+  log: Log,
 ): Subscriber {
   return {
     ended(id) {
       waiters.announce(id);
       stop(id);
     },
-    left: () => scheduler.sweepNow(),
+    // Sooner than the next sweep would.
+    left: () => void scheduler.takeUpPending().catch((error) => log.warn("sweep_failed", { error })),
   };
 }
 
@@ -279,10 +271,7 @@ function secretSources({ options, store, keyring, trusted }: GatewayParts): Reso
   };
 }
 
-type StreamingParts = Pick<
-  GatewayParts,
-  "options" | "port" | "store" | "keyring" | "rules" | "decoders" | "log" | "tracer"
-> &
+type StreamingParts = Pick<GatewayParts, "options" | "port" | "store" | "keyring" | "rules" | "log" | "tracer"> &
   Pick<AdmitStreamOptions, "claims"> &
   Pick<StreamsDeps, "resolveCredential"> & {
     readonly checks: Omit<AdmitStreamOptions, "claims" | "limits" | "stopping">;
@@ -334,10 +323,9 @@ function composeStreaming(parts: StreamingParts) {
   };
 }
 
-function upstreamPool({ options, decoders, log }: GatewayParts) {
+function upstreamPool({ options, log }: GatewayParts) {
   return createWorkerPool({
     size: options.workers,
-    decoders,
     log,
     settings: {
       upstream_timeout_ms: options.upstreamTimeoutMs,

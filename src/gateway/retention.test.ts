@@ -36,7 +36,7 @@ async function openDays(makePlace: MakePlace) {
     return { tenant: one.row.tenant, id: one.row.id };
   };
   const end = async (key: InvocationKey) => {
-    await claim(store, { key, owner: "r", token: "t", now: clock.time, inHand: null });
+    await claim(store, { key, owner: "r", token: "t", now: clock.time });
     await finish(store, { key, token: "t", request_id: "q" }, SUCCESS, clock.time);
     return key;
   };
@@ -164,7 +164,7 @@ eachStore((makePlace, dialect) => {
     const payments = await store.read.db.select({ id: p.invocation_id }).from(p);
     expect(payments.map(({ id }) => id).sort()).toEqual([unpaid.id, open.id].sort());
 
-    const taken = await claim(store, { key: open, owner: "r", token: "t", now: clock.time, inHand: null });
+    const taken = await claim(store, { key: open, owner: "r", token: "t", now: clock.time });
     expect(Buffer.concat(bodyPartsOf(taken?.body ?? new Uint8Array())).toString()).toBe(LARGE);
     await finish(store, { key: open, token: "t", request_id: "q" }, SUCCESS, clock.time);
     await expectExact();

@@ -7,10 +7,7 @@ import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/startup.ts";
 import { systemClock, timeBounds } from "../core/time.ts";
-import { createDecoderShare } from "../http/client/decode.ts";
-import { fetchDocument } from "../http/client/fetch-json.ts";
-import { createOutbound, type Outbound } from "../http/client/outbound.ts";
-import { ownAddresses } from "../http/client/resolve.ts";
+import { createOutbound, fetchDocument, type Outbound, ownAddresses } from "../http/client/outbound.ts";
 import { hostPart, type Listener, listen } from "../http/listener.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -26,10 +23,10 @@ import { createVerifier } from "../x402/verifier/verifier.ts";
 import { composeGateway, type GatewayOptions, type GatewayParts } from "./compose.ts";
 import { createIdentity, managePermission } from "./identity/identity.ts";
 import { startRemovingParts } from "./invocations/bodies.ts";
-import { compareClaims } from "./invocations/claims.ts";
 import { createChainLook } from "./payment/chain-look.ts";
 import { createRestoreGuard, settleRestored } from "./payment/restored.ts";
 import { startRetention } from "./retention.ts";
+import { compareClaims } from "./upstream/ownership.ts";
 
 /** Time for the last answers to be sent, and for the last writes, after everything else has ended. */
 const [LAST_ANSWERS_MS, LAST_WRITES_MS] = [2_000, 3_000];
@@ -47,14 +44,15 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const [admitting, verifier, decoders] = [createUnderWay(), createVerifier({ log }), createDecoderShare()];
+  const [admitting, verifier] = [createUnderWay(), createVerifier({ log })];
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
   const look = await openChainLook(options, trusted, log);
-  const shared = { look, rules, trusted, decoders, verifier, admitting, log, meters, tracer };
+  const shared = { look, rules, trusted, verifier, admitting, log, meters, tracer };
   let port = options.port;
   const parts = { options, store, port: () => port, ...state, ...shared };
   const {
     workers,
+    lease,
     scheduler,
     settler,
     streaming,
@@ -69,23 +67,24 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const stopCleaning = startRetention(store, options.retention, log);
   // Before anything looks at calls: remove calls that a dead process refused but its disk stored after all.
   await refusals.removeAppeared();
-  await scheduler.recover();
+  await lease.recover();
   state.note();
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
   const edge = edgeOf(parts, api);
-  const bounded = [scheduler, streaming, settler, edge, decoders];
+  const bounded = [scheduler, streaming, settler, edge];
   meters.gauges({ inUse: () => Object.assign({}, ...bounded.map((part) => part.inUse())) });
   const server = openPort(options, edge, log);
   port = server.port;
   // From here on nothing can keep the gateway from starting, so calls may be made.
   // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
   workers.start();
-  await scheduler.start();
+  await scheduler.takeUpPending();
   settler.start();
   streaming.start();
   receipts.start();
-  const stopComparing = compareClaims(comparing);
+  const sweeping = lease.startSweeping(() => scheduler.takeUpPending());
+  const stops = [stopCleaning, stopRemoving, compareClaims(comparing), sweeping];
   const url = `http://${hostPart(options.host)}:${server.port}`;
   log.info("listening", { url, version: VERSION });
   return {
@@ -95,9 +94,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       await server.leave();
       edge.drain();
       const closed = server.stop();
-      stopCleaning();
-      stopRemoving();
-      stopComparing();
+      for (const stop of stops) stop();
       const { drainMs } = options;
       await Promise.all([
         scheduler.drain(drainMs),
@@ -110,7 +107,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       verifier.close();
       // Answer callers that wait for a call which stays pending: without this they would never learn its ID.
       completionWaiters.release();
-      const left = scheduler.leave().then(() => announcements?.left());
+      const left = lease.leave().then(() => announcements?.left());
       await endsWithin(LAST_ANSWERS_MS, closed);
       await server.stop(true);
       // A stuck store must not keep the process from ending.

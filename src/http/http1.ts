@@ -2,11 +2,65 @@
 // another on each, and every part of one within a time limit, since Bun's node:http enforces none on a connection that is
 // handed to it (measured). Bodies are read before they are judged, up to a bound; answers are small.
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
-import type { Socket } from "node:net";
+import type { Server, Socket } from "node:net";
 import type { Log } from "../core/log.ts";
+import { listenProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
+import { keepReceiveBufferSmall, SMALL_BODIES_BUFFER_BYTES } from "./bun/socket-options.ts";
 import { MALFORMED_HTTP } from "./responses.ts";
+
+export interface PortAddress {
+  readonly host: string;
+  /** 0 takes a free one. */
+  readonly port: number;
+  /** Where the operator has set the port. */
+  readonly variable: string;
+}
+
+/** @returns the port; @throws StartupProblem when the server can't have its address */
+export function listenAt(server: Server, { host, port, variable }: PortAddress, log: Log): Promise<number> {
+  const { promise, resolve, reject } = Promise.withResolvers<number>();
+  const refuse = (cause: Error) => reject(listenProblem(host, port, variable, cause));
+  server.once("error", refuse);
+  server.listen({ host, port }, () => {
+    server.off("error", refuse);
+    keepReceiveBufferSmall(server, SMALL_BODIES_BUFFER_BYTES);
+    server.on("error", (error) => log.error("listener_failed", { port: variable, error }));
+    const address = server.address();
+    resolve(typeof address === "object" && address !== null ? address.port : port);
+  });
+  return promise;
+}
+
+/** The open connections of a port. */
+export class OpenSockets {
+  readonly #sockets = new Set<Socket>();
+  readonly #awaitEmpty: (() => void)[] = [];
+
+  get size(): number {
+    return this.#sockets.size;
+  }
+
+  /** @param closed called when it is gone */
+  add(socket: Socket, closed: () => void): void {
+    this.#sockets.add(socket);
+    socket.on("error", () => socket.destroy());
+    socket.on("close", () => {
+      this.#sockets.delete(socket);
+      closed();
+      if (this.size === 0) for (const tell of this.#awaitEmpty.splice(0)) tell();
+    });
+  }
+
+  closeAll(): void {
+    for (const socket of this.#sockets) socket.destroy();
+  }
+
+  async empty(): Promise<void> {
+    if (this.size > 0) await new Promise<void>((resolve) => this.#awaitEmpty.push(resolve));
+  }
+}
 
 /** Who is at the other end. */
 export interface KnownPeer {
@@ -117,13 +171,9 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
   }
 
   return {
-    /** `closed` is called once, when the connection is gone. */
-    take(socket: Socket, peer: P, closed: () => void): void {
+    take(socket: Socket, peer: P): void {
       connections.set(socket, newConnection(socket, peer, limits));
-      socket.on("close", () => {
-        connections.delete(socket);
-        closed();
-      });
+      socket.on("close", () => connections.delete(socket));
       server.emit("connection", socket);
     },
     /** Closes connections whose time is up: to be called every now and then. */

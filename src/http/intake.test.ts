@@ -3,7 +3,7 @@ import { connect } from "node:net";
 import { Fault } from "../core/fault.ts";
 import { silentLog } from "../core/log.ts";
 import { routes } from "./elysia.ts";
-import { createIntake, type IntakeLimits } from "./intake.ts";
+import { Intake, type IntakeLimits } from "./intake.ts";
 import { createEdge, scopeOf } from "./server.ts";
 
 const KIB = 1024;
@@ -13,6 +13,11 @@ const LIMITS: IntakeLimits = {
   msMax: 20_000,
   silenceMsMax: 10_000,
 };
+
+function readerOf(limits: IntakeLimits): Intake["readBytes"] {
+  const intake = new Intake(limits);
+  return (...asked) => intake.readBytes(...asked);
+}
 const BODY_BYTES_MAX = 400 * KIB;
 
 /** A body that comes as the test wants it to. */
@@ -55,7 +60,7 @@ async function faultOf(work: Promise<unknown>): Promise<Fault> {
 }
 
 test("a body comes whole, in however many pieces, with and without a length", async () => {
-  const { readBytes: read } = createIntake(LIMITS);
+  const read = readerOf(LIMITS);
   for (const size of [0, 1, 64 * KIB, 64 * KIB + 1, 200 * KIB + 7, BODY_BYTES_MAX]) {
     const sent = crypto.getRandomValues(new Uint8Array(Math.min(size, 64 * KIB)));
     const bytes = Buffer.concat(Array(7).fill(sent)).subarray(0, size);
@@ -80,7 +85,7 @@ test("a body comes whole, in however many pieces, with and without a length", as
 });
 
 test("a body that has not come takes nobody's place", async () => {
-  const { readBytes: read } = createIntake(LIMITS);
+  const read = readerOf(LIMITS);
   const idle = Array.from({ length: 100 }, (_, index) => upload(index % 2 ? BODY_BYTES_MAX : undefined));
   const reading = idle.map(({ request }) => faultOf(read(request, "idle", BODY_BYTES_MAX)));
   await Promise.all(idle.map(({ send }) => send(1)));
@@ -91,7 +96,7 @@ test("a body that has not come takes nobody's place", async () => {
 });
 
 test("a tenant that holds its share is refused more, and nobody else is", async () => {
-  const { readBytes: read } = createIntake(LIMITS);
+  const read = readerOf(LIMITS);
   const held = upload();
   const reading = read(held.request, "greedy", BODY_BYTES_MAX);
   await held.send(300 * KIB);
@@ -109,7 +114,7 @@ test("a tenant that holds its share is refused more, and nobody else is", async 
 });
 
 test("all tenants together hold no more than the whole", async () => {
-  const { readBytes: read } = createIntake(LIMITS);
+  const read = readerOf(LIMITS);
   const held = ["a", "b", "c"].map((tenant) => {
     const body = upload();
     return { body, reading: read(body.request, tenant, BODY_BYTES_MAX) };
@@ -123,7 +128,7 @@ test("all tenants together hold no more than the whole", async () => {
 });
 
 test("what a body held is given back, however it ends", async () => {
-  const { readBytes: read } = createIntake({ ...LIMITS, bytesMax: 600 * KIB });
+  const read = readerOf({ ...LIMITS, bytesMax: 600 * KIB });
   for (let round = 0; round < 5; round++) {
     expect((await read(whole(BODY_BYTES_MAX), "t", BODY_BYTES_MAX)).byteLength).toBe(BODY_BYTES_MAX);
     expect((await faultOf(read(whole(BODY_BYTES_MAX + 1), "t", BODY_BYTES_MAX))).kind).toBe("payload_too_large");
@@ -144,7 +149,7 @@ test("what a body held is given back, however it ends", async () => {
 });
 
 test("a body that is more than is left is taken in when others hold more than their part: the slowest of theirs is not", async () => {
-  const { readBytes: read } = createIntake(LIMITS);
+  const read = readerOf(LIMITS);
   async function begun(tenant: string, bytes: number) {
     const body = upload(BODY_BYTES_MAX);
     const ended = read(body.request, tenant, BODY_BYTES_MAX).then(
@@ -177,7 +182,7 @@ test("a body that is more than is left is taken in when others hold more than th
 });
 
 test("so many bodies in chunks come in at a time, shared out by tenant, and as many as may wait for that", async () => {
-  const { readBytes: read } = createIntake(LIMITS);
+  const read = readerOf(LIMITS);
   const begin = (tenant: string) => {
     const { request, ...body } = upload();
     request.headers.set("transfer-encoding", "chunked");
@@ -202,7 +207,7 @@ afterEach(async () => {
 
 /** An edge with one route that takes a body in, over a real listener: what is answered, and how it ends. */
 function serve(limits: Partial<IntakeLimits>) {
-  const { readBytes: read } = createIntake({ ...LIMITS, ...limits });
+  const read = readerOf({ ...LIMITS, ...limits });
   const app = routes().post(
     "/v1/take",
     async ({ request }) => {
@@ -288,7 +293,7 @@ test("a body that is too large is answered even while it is being sent, and the 
 });
 
 test("a body that is here counts until its request is done with, and one that was refused does not", async () => {
-  const { readBytes: read } = createIntake({ ...LIMITS, bytesMax: 300 * KIB });
+  const read = readerOf({ ...LIMITS, bytesMax: 300 * KIB });
   const stored = Promise.withResolvers<void>();
   await read(whole(200 * KIB), "t", BODY_BYTES_MAX, { until: stored.promise });
   for (let i = 0; i < 3; i++) {
@@ -301,7 +306,7 @@ test("a body that is here counts until its request is done with, and one that wa
 });
 
 test("of bodies that come together, few pieces are taken in one turn of the event loop", async () => {
-  const { readBytes: read } = createIntake({ ...LIMITS, bytesMax: 64 * 1024 * KIB });
+  const read = readerOf({ ...LIMITS, bytesMax: 64 * 1024 * KIB });
   const [bodies, pieces] = [50, 20];
   let inThisTurn = 0;
   let left = bodies;
@@ -363,7 +368,7 @@ test("a body that gives way is answered 503, whatever it is doing, and its conne
 });
 
 test("bodies that do not come, however short, are no more than their streams have room for", async () => {
-  const { readBytes: read } = createIntake({ ...LIMITS, bytesMax: 100 * KIB, streamBytes: 10 * KIB });
+  const read = readerOf({ ...LIMITS, bytesMax: 100 * KIB, streamBytes: 10 * KIB });
   const open = Array.from({ length: 20 }, () => upload());
   const faults: Fault[] = [];
   const all = open.map(({ request }) =>

@@ -7,6 +7,7 @@ import { Fault, type FaultDetail } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
 import { Commons, createFairShare, createLimiter, type FairShare, type Stake } from "../kernel/share.ts";
 import { doneInTurns } from "../kernel/turns.ts";
+import { unlessAborted } from "../kernel/wait.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
 import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
 
@@ -56,18 +57,88 @@ const LARGE_BODIES = {
   tooMany: "too many large bodies are being read",
 };
 
-export type Intake = ReturnType<typeof createIntake>;
-
 /** What takes in all bodies of a server, whose edge hands it to routes in the scope of a request. */
-export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
-  const [scales, chunked] = [createScales(limits.bytesMax), createLimiter(CHUNKED_BODIES)];
-  const readOnePiece = createOnePieceReader(limits.silenceMsMax);
+export class Intake {
+  readonly #limits: IntakeLimits;
+  readonly #memory: Commons;
+  readonly #readOnePiece: ReturnType<typeof createOnePieceReader>;
+  readonly #waiting = createFairShare({ size: MAX.bodiesWaiting });
+  readonly #chunked = createLimiter(CHUNKED_BODIES);
+  /** Few large bodies are worked on at a time. */
+  readonly largeBodies = createLimiter(LARGE_BODIES);
 
-  async function readStream(stream: ReadableStream<Uint8Array> | null, body: Body, sizes: Sizes): Promise<CallBody> {
-    if (stream === null) return new Uint8Array();
+  constructor(limits: IntakeLimits = INTAKE_LIMITS) {
+    this.#limits = limits;
+    this.#memory = new Commons({ size: limits.bytesMax });
+    this.#readOnePiece = createOnePieceReader(limits.silenceMsMax);
+  }
+
+  /** Bytes of all bodies that are coming in, and of those that are held. */
+  get inUse(): number {
+    return this.#memory.inUse;
+  }
+
+  /**
+   * The whole body of a request of `tenant`, at most `bytesMax` bytes.
+   *
+   * @throws Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
+   *   `unavailable` when too much of large bodies is coming in
+   */
+  async readBody(request: Request, tenant: string, bytesMax: number, held: Held | null = null): Promise<CallBody> {
+    // A declared length bounds the body: the HTTP parser takes no more than that.
+    const declared = declaredLength(request.headers);
+    if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
+    try {
+      if (declared !== null && declared <= TINY_BYTES) return await this.#readOnePiece(request, tenant);
+      const read = () => this.#readLarge(request, tenant, { declared, bytesMax }, held);
+      return await (inChunks(request.headers) ? this.#chunked(tenant, read) : read());
+    } catch (cause) {
+      if (cause instanceof Fault) throw cause;
+      throw new Fault("invalid_request", "body: it broke off", { cause });
+    }
+  }
+
+  /** As `readBody`, in one piece. */
+  async readBytes(...asked: Parameters<Intake["readBody"]>): Promise<Uint8Array> {
+    const body = await this.readBody(...asked);
+    return body instanceof Uint8Array ? body : wholeOf(body, asked[1]);
+  }
+
+  async #readLarge(request: Request, tenant: string, sizes: Sizes, held: Held | null): Promise<CallBody> {
+    const { declared } = sizes;
+    const stake = this.#memory.stake(tenant, null);
+    const body = { stake, tenant, ending: new AbortController() };
+    const release = () => stake.giveBack();
+    try {
+      const isSmall = declared !== null && declared <= SMALL_BYTES;
+      const read = isSmall ? this.#readSmall(request, body, declared) : this.#readStream(request, body, sizes, held);
+      const bytes = await read;
+      stake.giveWay = null;
+      if (held === null) release();
+      void held?.until.then(release, release);
+      void held?.endBy?.then((end) => {
+        stake.giveWay = end;
+      });
+      return bytes;
+    } catch (error) {
+      release();
+      throw error;
+    }
+  }
+
+  async #readSmall(request: Request, body: Body, bytes: number): Promise<Uint8Array> {
     const { stake, tenant, ending } = body;
-    const reader: BodyReader = stream.getReader();
-    const patience = startPatience(limits, (late) => {
+    // The runtime keeps what arrives of it until its connection ends.
+    stake.giveWay = () => ending.abort(tooMany({ closesConnection: true }));
+    await this.#weigh(body, bytes, bytes);
+    return unlessAborted(ending.signal, this.#readOnePiece(request, tenant));
+  }
+
+  async #readStream(request: Request, body: Body, sizes: Sizes, held: Held | null): Promise<CallBody> {
+    if (request.body === null) return new Uint8Array();
+    const { stake, ending } = body;
+    const reader: BodyReader = request.body.getReader();
+    const patience = startPatience(this.#limits, (late) => {
       ending.abort(late);
       void reader.cancel().catch(() => {});
     });
@@ -76,12 +147,13 @@ export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
       // Ends a read that is under way; the rest is dropped with the answer.
       reader.releaseLock();
     };
-    const most = Math.min(sizes.declared, sizes.bytesMax);
-    const gathered = gather(most, sizes.storedMax);
+    const most = sizes.declared ?? sizes.bytesMax;
+    const gathered = gather(most, held?.storedMax);
+    const { streamBytes } = this.#limits;
+    const weigh = () => this.#weigh(body, streamBytes + gathered.held, streamBytes + most);
     try {
-      const weigh = () => scales.weigh(body, limits.streamBytes + gathered.held, limits.streamBytes + most);
       await weigh();
-      await readInto(gathered, reader, { bytesMax: sizes.bytesMax, tenant }, async () => {
+      await readInto(gathered, reader, { bytesMax: sizes.bytesMax, tenant: body.tenant }, async () => {
         ending.signal.throwIfAborted();
         stake.heard();
         await weigh();
@@ -102,71 +174,26 @@ export function createIntake(limits: IntakeLimits = INTAKE_LIMITS) {
     }
   }
 
-  async function readLarge(
-    request: Request,
-    tenant: string,
-    bytesMax: number,
-    { declared, held }: { declared: number | null; held: Held | null },
-  ): Promise<CallBody> {
-    const body = { stake: scales.stake(tenant), tenant, ending: new AbortController() };
-    const { stake } = body;
-    const release = () => stake.giveBack();
+  /**
+   * Counts so much of a body from now on; waits for that when others hold more than their part.
+   *
+   * @param most all that the body may come to
+   * @throws Fault `unavailable`, and what ends the body meanwhile
+   */
+  async #weigh({ stake, tenant, ending }: Body, held: number, most: number): Promise<void> {
+    const least = held - stake.amount;
+    if (least <= 0 || stake.takeNow(least)) return;
+    const amount = this.#memory.worthWaiting(tenant, least, most - stake.amount);
+    if (amount === null || this.#waiting.take(tenant) !== null) throw tooMany();
+    const giveUp = setTimeout(() => ending.abort(tooMany()), MAX.bodyWaitMs);
     try {
-      const bytes = isSmall(declared)
-        ? await readSmall(() => readOnePiece(request, tenant), scales, body, declared)
-        : await readStream(request.body, body, {
-            declared: declared ?? bytesMax,
-            bytesMax,
-            storedMax: held?.storedMax,
-          });
-      stake.giveWay = null;
-      if (held === null) release();
-      void held?.until.then(release, release);
-      void held?.endBy?.then((end) => {
-        stake.giveWay = end;
-      });
-      return bytes;
-    } catch (error) {
-      release();
-      throw error;
+      await stake.take(amount, ending.signal);
+    } finally {
+      clearTimeout(giveUp);
+      this.#waiting.giveBack(tenant);
     }
   }
-
-  async function readBody(request: Request, tenant: string, bytesMax: number, held?: Held): Promise<CallBody> {
-    // A declared length bounds the body: the HTTP parser takes no more than that.
-    const declared = declaredLength(request.headers);
-    if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
-    try {
-      if (declared !== null && declared <= TINY_BYTES) return await readOnePiece(request, tenant);
-      const read = () => readLarge(request, tenant, bytesMax, { declared, held: held ?? null });
-      return await (inChunks(request.headers) ? chunked(tenant, read) : read());
-    } catch (cause) {
-      if (cause instanceof Fault) throw cause;
-      throw new Fault("invalid_request", "body: it broke off", { cause });
-    }
-  }
-
-  return {
-    /**
-     * The whole body of a request of `tenant`, at most `bytesMax` bytes.
-     *
-     * @throws Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
-     *   `unavailable` when too much of large bodies is coming in
-     */
-    readBody,
-    /** As `read`, in one piece. */
-    async readBytes(...asked: Parameters<typeof readBody>): Promise<Uint8Array> {
-      const body = await readBody(...asked);
-      return body instanceof Uint8Array ? body : wholeOf(body, asked[1]);
-    },
-    /** Few large bodies are worked on at a time. */
-    largeBodies: createLimiter(LARGE_BODIES),
-    /** Bytes of all bodies that are coming in, and of those that are held. */
-    inUse: scales.inUse,
-  };
 }
-
-const isSmall = (declared: number | null): declared is number => declared !== null && declared <= SMALL_BYTES;
 
 function tooLarge(bytesMax: number): Fault {
   return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
@@ -224,54 +251,6 @@ function createOnePieceReader(msMax: number) {
     });
 }
 
-/** Counts the memory that bodies hold. */
-type Scales = ReturnType<typeof createScales>;
-
-function createScales(bytesMax: number) {
-  const memory = new Commons({ size: bytesMax });
-  const waiting = createFairShare({ size: MAX.bodiesWaiting });
-  return {
-    /** Of a body that holds nothing yet. */
-    stake: (tenant: string): Stake => memory.stake(tenant, null),
-    inUse: (): number => memory.inUse,
-    /**
-     * Counts so much from now on; waits for that when others hold more than their part.
-     *
-     * @param most all that the body may come to
-     * @throws Fault `unavailable`, and what ends the body meanwhile
-     */
-    async weigh({ stake, tenant, ending }: Body, held: number, most: number): Promise<void> {
-      const least = held - stake.amount;
-      if (least <= 0 || stake.takeNow(least)) return;
-      const amount = memory.worthWaiting(tenant, least, most - stake.amount);
-      if (amount === null || waiting.take(tenant) !== null) throw tooMany();
-      const giveUp = setTimeout(() => ending.abort(tooMany()), MAX.bodyWaitMs);
-      try {
-        await stake.take(amount, ending.signal);
-      } finally {
-        clearTimeout(giveUp);
-        waiting.giveBack(tenant);
-      }
-    },
-  };
-}
-
-async function readSmall(
-  read: () => Promise<Uint8Array>,
-  scales: Scales,
-  body: Body,
-  weight: number,
-): Promise<Uint8Array> {
-  const { stake, ending } = body;
-  const { promise: ended, reject } = Promise.withResolvers<never>();
-  ended.catch(() => {});
-  ending.signal.addEventListener("abort", () => reject(ending.signal.reason), { once: true });
-  // The runtime keeps what arrives of it until its connection ends.
-  stake.giveWay = () => ending.abort(tooMany({ closesConnection: true }));
-  await scales.weigh(body, weight, weight);
-  return Promise.race([read(), ended]);
-}
-
 function tooMany(detail: FaultDetail = {}): Fault {
   return new Fault("unavailable", "too many large bodies are coming in", { retryAfterSeconds: 5, ...detail });
 }
@@ -301,9 +280,9 @@ interface Body {
 }
 
 interface Sizes {
-  readonly declared: number;
+  /** At most `bytesMax`; null for a body that does not say. */
+  readonly declared: number | null;
   readonly bytesMax: number;
-  readonly storedMax: number | undefined;
 }
 
 /**

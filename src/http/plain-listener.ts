@@ -4,12 +4,10 @@
 // through the same proxy or from as many addresses as there are connections.
 import { createServer, type Server, type Socket } from "node:net";
 import type { Log } from "../core/log.ts";
-import { listenProblem } from "../core/startup.ts";
 import { systemClock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createReservedShare } from "../kernel/share.ts";
-import { keepReceiveBufferSmall, SMALL_BODIES_BUFFER_BYTES } from "./bun/socket-options.ts";
-import { type ConnectionLimits, serveConnections } from "./http1.ts";
+import { type ConnectionLimits, listenAt, OpenSockets, type PortAddress, serveConnections } from "./http1.ts";
 
 export interface PlainListenerLimits extends ConnectionLimits {
   /** In all. An address alone may have seven eighths. */
@@ -26,12 +24,7 @@ const LIMITS: PlainListenerLimits = {
 /** Nobody is known here, and nothing that is shown expires. */
 const ANYBODY = { expiresAt: Number.POSITIVE_INFINITY };
 
-export interface PlainListenerOptions {
-  readonly host: string;
-  /** 0 takes a free one. */
-  readonly port: number;
-  /** Where the operator has set the port. */
-  readonly variable: string;
+export interface PlainListenerOptions extends PortAddress {
   readonly log: Log;
   readonly limits?: PlainListenerLimits;
   answer(request: Request): Promise<Response>;
@@ -40,21 +33,21 @@ export interface PlainListenerOptions {
 /** @throws StartupProblem when it can't have its address */
 export async function listenPlain(options: PlainListenerOptions) {
   const server = createServer();
-  const sockets = admit(server, options);
-  await listen(server, options);
-  const sweeping = setInterval(sockets.sweep, 250);
-  const address = server.address();
+  const sockets = new OpenSockets();
+  const http = admit(server, sockets, options);
+  const port = await listenAt(server, options, options.log);
+  const sweeping = setInterval(http.sweep, 250);
 
   /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
   async function drain(): Promise<void> {
     server.close();
-    sockets.closeIdle();
+    http.closeIdle();
     await sockets.empty();
     clearInterval(sweeping);
   }
 
   return {
-    port: typeof address === "object" && address !== null ? address.port : options.port,
+    port,
     drain,
     /** Closes everything. */
     async stop(): Promise<void> {
@@ -64,32 +57,13 @@ export async function listenPlain(options: PlainListenerOptions) {
   };
 }
 
-function listen(server: Server, { host, port, variable, log }: PlainListenerOptions): Promise<void> {
-  const { promise, resolve, reject } = Promise.withResolvers<void>();
-  const refuse = (cause: Error) => reject(listenProblem(host, port, variable, cause));
-  server.once("error", refuse);
-  server.listen({ host, port }, () => {
-    server.off("error", refuse);
-    keepReceiveBufferSmall(server, SMALL_BODIES_BUFFER_BYTES);
-    server.on("error", (error) => log.error("listener_failed", { port: variable, error }));
-    resolve();
-  });
-  return promise;
-}
-
-function admit(server: Server, { answer, variable, log, limits = LIMITS }: PlainListenerOptions) {
-  const http = serveConnections<typeof ANYBODY>({
-    answer,
-    bodyBytesMax: MAX.plainBodyBytes,
-    limits,
-    clock: systemClock,
-    log,
-  });
-  const sockets = new Set<Socket>();
+function admit(server: Server, sockets: OpenSockets, options: PlainListenerOptions) {
+  const { answer, variable, log, limits = LIMITS } = options;
+  const bodyBytesMax = MAX.plainBodyBytes;
+  const http = serveConnections<typeof ANYBODY>({ answer, bodyBytesMax, limits, clock: systemClock, log });
   /** Those that have a place, with their address. */
   const placed = new Map<Socket, string>();
   const shares = createReservedShare(limits.connections);
-  const awaitEmpty: (() => void)[] = [];
   let toldAt = Number.NEGATIVE_INFINITY;
 
   /** At once when another one has its place, else when it is closed. */
@@ -122,32 +96,15 @@ function admit(server: Server, { answer, variable, log, limits = LIMITS }: Plain
   }
 
   server.on("connection", (socket) => {
-    socket.on("error", () => socket.destroy());
     const address = socket.remoteAddress ?? "";
     if (!mayEnter(address)) {
+      socket.on("error", () => {});
       socket.destroy();
       return;
     }
     placed.set(socket, address);
-    sockets.add(socket);
-    http.take(socket, ANYBODY, () => {
-      leave(socket);
-      sockets.delete(socket);
-      if (sockets.size === 0) for (const tell of awaitEmpty.splice(0)) tell();
-    });
+    sockets.add(socket, () => leave(socket));
+    http.take(socket, ANYBODY);
   });
-
-  return {
-    sweep: http.sweep,
-    closeIdle: http.closeIdle,
-    closeAll() {
-      for (const socket of sockets) socket.destroy();
-    },
-    empty(): Promise<void> {
-      const { promise, resolve } = Promise.withResolvers<void>();
-      if (sockets.size === 0) resolve();
-      else awaitEmpty.push(resolve);
-      return promise;
-    },
-  };
+  return http;
 }

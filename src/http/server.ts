@@ -10,7 +10,7 @@ import { MAX } from "../kernel/limits.ts";
 import { createFairShare } from "../kernel/share.ts";
 import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
 import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
-import { createBodyDrainer, createIntake, declaredLength, type Intake, inChunks } from "./intake.ts";
+import { createBodyDrainer, declaredLength, Intake, inChunks } from "./intake.ts";
 import { createLargeResponses, faultResponse, type LargeResponses } from "./responses.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
@@ -108,7 +108,7 @@ export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
 export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   const { guard, fastPath, meters = silentMeters, tracer = null } = options;
   const route = createRouter(options.app);
-  const [intake, responses, drainBody] = [createIntake(), createLargeResponses(), createBodyDrainer()];
+  const [intake, responses, drainBody] = [new Intake(), createLargeResponses(), createBodyDrainer()];
   const [accessLog, turnOfKnown] = [createAccessLog(options.log), createTurns()];
   const counted = meters.requestsTo(options.app.routes);
   let draining = false;
@@ -200,7 +200,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       return response;
     },
     /** How much of the bounds of a server is in use. */
-    inUse: () => ({ bodyIntakeBytes: intake.inUse(), responseBytes: responses.inUse() }),
+    inUse: () => ({ bodyIntakeBytes: intake.inUse, responseBytes: responses.inUse() }),
     /** From now on every request is answered 503. */
     drain(): void {
       draining = true;

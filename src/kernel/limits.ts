@@ -31,7 +31,8 @@ const MEMORY = {
   captureBytes: bytes(112 * MIB, "process", "waits", "captured answers of polled calls"),
   streamCaptureBytes: bytes(96 * MIB, "process", "captures less", "captured answers of streamed calls"),
   toolListBytes: bytes(96 * MIB, "process", "the call fails", "lists of tools that are filtered"),
-  decoderBytes: bytes(192 * MIB, "process", "waits, then the call fails", "decoders of encoded answers"),
+  streamDecoderBytes: bytes(96 * MIB, "process", "waits, then the call fails", "decoders of streamed answers"),
+  decoderBytes: bytes(96 * MIB, "process", "waits, then the call fails", "decoders of polled answers"),
   aheadBytes: bytes(48 * MIB, "process", "not read on", "what has come of polled answers and waits"),
   streamAheadBytes: bytes(64 * MIB, "process", "not read on", "what has come of streamed answers and waits"),
   responseBytes: bytes(64 * MIB, "process", "waits, then 503", "responses above 16 KiB that callers have not taken"),
@@ -104,8 +105,6 @@ const CALLS = {
   // Otherwise small bodies could keep a large one out.
   extraBodies: count(8, "process", "waits", "bodies of calls that run beside their memory, one of a tenant"),
   callsRecording: count(256, "process", "no more are made", "calls that have been made and wait for their record"),
-  queuedCalls: count(20_000, "process", "stay in the database", "IDs of waiting calls in memory"),
-  agentQueuedCalls: count(256, "agent", "stay in the database", "IDs of waiting calls in memory"),
   runningStreams: count(4_096, "process", "waits, then 503", "streamed calls that run"),
   mcpConnections: count(8_192, "process", "waits, then 503", "messages and streams of mcp agents that are no call"),
   agentMcpConnections: count(1_024, "agent", "waits, then 503", "messages and streams that are no call"),
@@ -148,6 +147,8 @@ const UPSTREAMS = {
   interimAnswers: count(100, "each", "the call fails", "interim answers before the final one"),
   // No honest answer has more. Each needs a decoder, and memory for the bytes between two.
   encodings: count(2, "each", "the call fails", "encodings of an answer"),
+  // Enough for any answer: where there are many workers, they have more than the process's budget together.
+  workerDecoderBytes: bytes(48 * MIB, "each", "waits, then the call fails", "decoders in a worker, at the least"),
   decoderWaitMs: ms(10_000, "each", "the call fails", "wait of a streamed answer for the memory of its decoders"),
   toolAnswerBytes: bytes(16 * MIB, "each", "the call fails", "answer, or event, with a list of tools that is filtered"),
   mcpSessions: count(1_000, "each", "the one unused longest is closed", "sessions with mcp servers in a worker"),

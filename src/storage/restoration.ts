@@ -56,7 +56,7 @@ export async function recordRestore(store: Store, settle: () => Promise<void>): 
       .onConflictDoUpdate({ target: t.one, set: { restored_at: now, is_done: false } });
   });
   // While the server was away all leases have run out. A service that was not stopped finds the database again only now.
-  // Longer than the time between two renewals of a lease (gateway/executor/ownership.ts, facilitator/wallet/leases.ts).
+  // Longer than the time between two renewals of a lease (gateway/upstream/ownership.ts, facilitator/wallet/leases.ts).
   if (store.isShared) await Bun.sleep(6_000);
   await store.write((tx) => requireNoService(store, tx));
   await settle();

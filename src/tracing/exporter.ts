@@ -8,9 +8,9 @@ import { BatchSpanProcessor, type ReadableSpan, type SpanExporter, type SpanProc
 import type { Log } from "../core/log.ts";
 import { systemClock } from "../core/time.ts";
 import type { TracingOptions } from "../core/tracing.ts";
-import type { Answer } from "../http/client/answer.ts";
 import { readBody } from "../http/client/body.ts";
-import { type Outbound, OutboundError, retryAfterMs } from "../http/client/outbound.ts";
+import { type Answer, OutboundError } from "../http/client/exchange.ts";
+import { type Outbound, retryAfterMs } from "../http/client/outbound.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createUnderWay, endsWithin } from "../kernel/wait.ts";
 

@@ -1,11 +1,11 @@
-// The database's part of a whole call, without HTTP and upstream: the store's own accept, claim and finish, as many at a
+// The database's part of a whole call, without HTTP and upstream: the store's own accept, take and finish, as many at a
 // time as a busy gateway has, in this process and the database's server together; beside a bare table that is written
 // by one statement for each turn.
 import { mkdtempSync } from "node:fs";
 import { join } from "node:path";
 import { silentLog } from "../../src/core/log.ts";
 import { systemClock } from "../../src/core/time.ts";
-import { accept, claim, finish } from "../../src/gateway/invocations/service.ts";
+import { accept, finish, takeCommand } from "../../src/gateway/invocations/service.ts";
 import { openStore } from "../../src/storage/open.ts";
 import type { Store } from "../../src/storage/store.ts";
 import { temporaryRoot } from "../support/gateway/process.ts";
@@ -57,13 +57,13 @@ async function bareCall(store: FloorStore): Promise<void> {
 async function storedCall(store: Store): Promise<void> {
   const now = systemClock.now();
   const one = accepted(now, {}, BODY);
-  const key = { tenant: one.row.tenant, id: one.row.id };
+  const { tenant, agent_id } = one.row;
   await accept(store, one);
-  const inHand = { call: one.call, body: one.body };
-  const claimed = await claim(store, { key, owner: OWNER, token: TOKEN, now, inHand });
-  if (claimed === null) throw new Error("a call of nobody else's could not be claimed");
+  const block = { tenant, agent_id, owner: OWNER, tokens: [TOKEN], now, after: "", leftOut: [] };
+  const { taken } = await store.execute(takeCommand, block);
+  const id = taken[0]?.id ?? "";
   const ending = { ...SUCCESS, response: ANSWER, resp_size: ANSWER.length };
-  await finish(store, { key, token: TOKEN, request_id: "bench" }, ending, systemClock.now());
+  await finish(store, { key: { tenant, id }, token: TOKEN, request_id: "bench" }, ending, systemClock.now());
 }
 
 /** So many strands, each with the next call as soon as the last one has ended. */

@@ -135,7 +135,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   { what: "connection pools of fetch", owners: [], pattern: /\bFetchSession\b/ },
   {
     what: "TLS contexts",
-    owners: ["src/http/client/tls-contexts.ts", "src/http/client/connections.ts", "src/facilitator/mtls.ts"],
+    owners: ["src/http/client/connections.ts", "src/facilitator/mtls.ts"],
     pattern: anyOf(modules("tls")),
   },
   {
@@ -145,7 +145,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "name resolution",
-    owners: ["src/http/client/resolve.ts"],
+    owners: ["src/http/client/outbound.ts"],
     pattern: anyOf(modules("dns"), runtime("dns")),
   },
   {

@@ -3,9 +3,9 @@
 import { bytesToHex, type Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { systemClock } from "../../core/time.ts";
-import type { AnswerHeaders } from "../../http/client/answer.ts";
 import { readBody } from "../../http/client/body.ts";
 import { createOutbound } from "../../http/client/outbound.ts";
+import type { AnswerHeaders } from "../../http/client/response-parser.ts";
 import type { WireRequirements } from "../../x402/codec.ts";
 import { CHAIN_ID, X402_VERSION } from "../../x402/kind.ts";
 

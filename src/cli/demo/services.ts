@@ -24,21 +24,22 @@ import { DemoProblem } from "./client.ts";
 const HOST = "127.0.0.1";
 /** The facilitator's account, and the name in the certificate of its client. */
 const CLIENT = "gateway";
-const TOKEN_HOURS = 12;
 
 type Certificates = Awaited<ReturnType<typeof makeCertificates>>;
 
-/** @returns paths of PEM files, but for the bundle */
 export async function makeCertificates(dir: string) {
   await runPki({ dir, wanted: { kind: "ca" } });
   await runPki({ dir, wanted: { kind: "server", hosts: [HOST, "localhost"] } });
   await runPki({ dir, wanted: { kind: "client", name: CLIENT } });
   return {
-    server: join(dir, "server.crt"),
-    serverKey: join(dir, "server.key"),
-    ca: join(dir, "ca.crt"),
-    client: join(dir, `${CLIENT}.crt`),
-    /** PEM: the gateway's client certificate and key, and the CA of the facilitator. */
+    ofFacilitator: {
+      TOLLGATE_TLS_CERT_FILE: join(dir, "server.crt"),
+      TOLLGATE_TLS_KEY_FILE: join(dir, "server.key"),
+      TOLLGATE_CLIENT_CA_FILE: join(dir, "ca.crt"),
+    },
+    /** PEM, as the next one. */
+    client: readFileSync(join(dir, `${CLIENT}.crt`), "utf8"),
+    /** The gateway's client certificate and key, and the CA of the facilitator. */
     bundle: readFileSync(join(dir, `${CLIENT}.pem`), "utf8"),
   };
 }
@@ -46,7 +47,7 @@ export async function makeCertificates(dir: string) {
 /** @param signerKey pays the gas */
 export async function startDemoFacilitator(
   dir: string,
-  certificates: Certificates,
+  { ofFacilitator, client }: Certificates,
   rpcUrl: string,
   signerKey: Hex,
   log: Log,
@@ -55,16 +56,12 @@ export async function startDemoFacilitator(
     TOLLGATE_DATA_DIR: dir,
     TOLLGATE_PORT: portNear(FACILITATOR_PORT),
     TOLLGATE_OPEN_PORT: portNear(FACILITATOR.TOLLGATE_OPEN_PORT.fallback),
-    TOLLGATE_TLS_CERT_FILE: certificates.server,
-    TOLLGATE_TLS_KEY_FILE: certificates.serverKey,
-    TOLLGATE_CLIENT_CA_FILE: certificates.ca,
     TOLLGATE_RPC_URLS: rpcUrl,
     TOLLGATE_SIGNER_KEY: signerKey,
+    ...ofFacilitator,
   });
   if (config.facilitator === null) throw new DemoProblem("the facilitator is not configured");
-  const certificate = readFileSync(certificates.client, "utf8");
-  const account = { name: CLIENT, certificate, maxPerTransaction: null, dailyCeiling: null };
-  await addNewAccount(config, account, log);
+  await addNewAccount(config, { name: CLIENT, certificate: client, maxPerTransaction: null, dailyCeiling: null }, log);
   return startFacilitator(config.facilitator, log, silentMeters);
 }
 
@@ -77,7 +74,7 @@ export async function startDemoGateway(dir: string, log: Log) {
   });
   const { keys } = prepareMasterKeys(config, log);
   const { url, stop } = await startGateway(config, keys, log, silentMeters);
-  const request = { tenant: "demo", user: "you", scope: "invocations:read_body", ttlSeconds: TOKEN_HOURS * 3600 };
+  const request = { tenant: "demo", user: "you", scope: "invocations:read_body", ttlSeconds: 12 * 3600 };
   return { url, stop, mintToken: () => mintToken(config, request, log) };
 }
 

@@ -2,7 +2,7 @@ import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { becomeNextVersion } from "../../../test/support/stores/next-version.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import { OutboundError } from "../../http/client/outbound.ts";
+import { OutboundError } from "../../http/client/exchange.ts";
 import { newestVersion } from "../../storage/migrate.ts";
 import { freeSpaceProblem, schemaProblem } from "./database.ts";
 import {

@@ -6,7 +6,8 @@ import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
 import { parseCertificates } from "../../core/certificates.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { DAY_MS, systemClock } from "../../core/time.ts";
-import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
+import { OutboundError } from "../../http/client/exchange.ts";
+import type { Outbound } from "../../http/client/outbound.ts";
 import { withDeadline } from "../../kernel/wait.ts";
 
 /** `fail`: the service would refuse work. `warn`: it works, and the operator should do something about it. */

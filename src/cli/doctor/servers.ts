@@ -7,10 +7,16 @@ import { createSecretReader } from "../../gateway/credentials/resolve.ts";
 import { CredentialFailure, currentToken } from "../../gateway/credentials/secrets-stores.ts";
 import { fetchKeySet } from "../../gateway/identity/identity.ts";
 import { clientIdentity } from "../../gateway/payment/facilitator-client.ts";
-import { exchangeJson, fetchDocument, fetchJson } from "../../http/client/fetch-json.ts";
-import { createOutbound, type Outbound, OutboundError } from "../../http/client/outbound.ts";
-import { ownAddresses } from "../../http/client/resolve.ts";
-import type { ClientIdentity } from "../../http/client/tls-contexts.ts";
+import type { ClientIdentity } from "../../http/client/connections.ts";
+import { OutboundError } from "../../http/client/exchange.ts";
+import {
+  createOutbound,
+  exchangeJson,
+  fetchDocument,
+  fetchJson,
+  type Outbound,
+  ownAddresses,
+} from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { openSealed } from "../../keys/keyring.ts";

@@ -217,13 +217,12 @@ export function createReplacer(parts: WalletParts) {
     }
   }
 
-  /** Replaces and fills what needs it at `head`. @param next the nonce that a new payment would get, if it is known */
+  /** Replaces and fills what needs it at `head`, but nothing far ahead. @param next of a new payment, if it is known */
   return async (signer: Signer, progress: NonceProgress, next: number | null, head: Block): Promise<void> => {
-    const waiting = pendingNonces.waiting(signer.address).filter(({ nonce }) => nonce >= progress.count);
-    const stuck = waiting.filter((pendingNonce) => needsMore(pendingNonce, progress, head));
+    const waiting = pendingNonces.waiting(signer.address).filter(pendingNonces.isInReach);
+    const stuck = waiting.filter((each) => each.nonce >= progress.count && needsMore(each, progress, head));
     await replaceSome(signer, stuck, head);
-    // Nonces up to one far ahead are not filled.
-    const end = (waiting.findLast(pendingNonces.isInReach)?.nonce ?? progress.count - 1) + 1;
+    const end = Math.max((waiting.at(-1)?.nonce ?? -1) + 1, progress.count);
     const gaps: number[] = [];
     for (let nonce = progress.count; nonce < end && gaps.length < 50; nonce++) {
       if (pendingNonces.of(signer.address, nonce) === undefined) gaps.push(nonce);

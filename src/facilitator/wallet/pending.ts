@@ -54,6 +54,8 @@ export interface PendingNonce {
   broadcastAt: number;
   /** Broadcasts of the newest transaction. */
   broadcasts: number;
+  /** Looks by which its nonce was used, and that found no receipt of ours. */
+  looksInVain: number;
 }
 
 export interface PendingPayment extends ClaimedPayment {
@@ -138,6 +140,7 @@ function nonceOf(row: TransactionRow): PendingNonce {
     inclusion: null,
     broadcastAt: 0,
     broadcasts: 0,
+    looksInVain: 0,
   };
 }
 
@@ -159,10 +162,12 @@ export function createPendingNonces() {
     return payment;
   }
 
-  /** Whether its nonce can be the next one before long. */
-  function isInReach({ wallet, nonce }: PendingNonce): boolean {
-    return nonce < (counts.get(wallet) ?? Number.POSITIVE_INFINITY) + REACH;
+  /** Nonces of the wallet below this one can be the next one before long. */
+  function reach(wallet: Hex): number {
+    return (counts.get(wallet) ?? Number.MAX_SAFE_INTEGER - REACH) + REACH;
   }
+
+  const isInReach = ({ wallet, nonce }: PendingNonce): boolean => nonce < reach(wallet);
 
   /** Forgets a payment that has ended and has no pending nonce any more. */
   function forget(payment: PendingPayment): void {
@@ -195,6 +200,7 @@ export function createPendingNonces() {
       if (counts.get(wallet) !== count) loads.clear();
       counts.set(wallet, count);
     },
+    reach,
     isInReach,
     /** Takes in a stored transaction, with the payments that it makes. */
     add(row: TransactionRow, known: readonly KnownPayment[]): PendingNonce {

@@ -40,6 +40,8 @@ import { countLateRevert, markBurned, pays, type Reverted, transactionsOf } from
 const BEHIND_BLOCKS = 50;
 /** Searches for the transaction that used an authorization before it stays unnamed. */
 const LOOK_UPS_MAX = 5;
+/** Looks until a nonce without a receipt of ours counts as used by somebody else: a count may be wrong for a moment. */
+const LOOKS_IN_VAIN = 3;
 /** Wallet nonces for one payment. With these used up it waits until its time is over. */
 const NONCES_MAX = 4;
 /** Payments that share a transaction, judged at a time. */
@@ -114,6 +116,7 @@ export function createPaymentResolver(options: ResolverOptions) {
      */
     async included(pendingNonce: PendingNonce, head: Block): Promise<void> {
       const receipt = await receiptOf(chain, pendingNonce);
+      if (receipt === null && !(await isUsedUpBySomebody(chain, pendingNonce, head))) throw new NotKnownYet();
       const used = usedBy(pendingNonce, receipt);
       let isWhole = false;
       try {
@@ -150,6 +153,7 @@ export function createPaymentResolver(options: ResolverOptions) {
       }
       pendingNonce.inclusion = null;
       pendingNonce.broadcastAt = 0;
+      pendingNonce.looksInVain = 0;
     },
   };
 }
@@ -260,6 +264,14 @@ async function receiptOf(chain: Chain, pendingNonce: PendingNonce): Promise<Rece
     if (receipt !== null) return receipt;
   }
   return null;
+}
+
+/** Whether all nodes say so, and more than once: no count proves it as a receipt does. */
+async function isUsedUpBySomebody(chain: Chain, pendingNonce: PendingNonce, head: Block): Promise<boolean> {
+  const { wallet, nonce } = pendingNonce;
+  const isUsed = (await chain.transactionCount(wallet, head, 0, nonce)) > nonce;
+  pendingNonce.looksInVain = isUsed ? pendingNonce.looksInVain + 1 : 0;
+  return pendingNonce.looksInVain >= LOOKS_IN_VAIN;
 }
 
 /** The receipt of a transaction that used a nonce for several payments. What was taken from the records at the start does not tell of each. */

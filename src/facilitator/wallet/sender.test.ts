@@ -49,7 +49,7 @@ test("a next nonce that is doubted while a sender looks at the fees is not belie
     maxFee: 10n ** 12n,
     sharedMax: 0,
     leases: NO_LEASES,
-    pendingNonces: { add: () => undefined as never, of: () => undefined },
+    pendingNonces: { add: () => undefined as never, of: () => undefined, reach: () => 9 },
     wake() {},
   });
   try {

@@ -2,13 +2,12 @@
 // stored in one write, so that either all of them may be broadcast or none; and only then is the next batch begun. So a nonce
 // is never given twice, none is left out, and nothing leaves the process before it is stored. Broadcasting happens elsewhere,
 // since its failure changes nothing.
-import type { Chain } from "../../chain/chain.ts";
 import { quoteFees } from "../../chain/fees.ts";
 import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/token.ts";
 import { Fault } from "../../core/fault.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { endsWithin } from "../../kernel/wait.ts";
-import { type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
+import { type Tx, UniqueViolation } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { markSent, markSentAgain } from "../payments/payments.ts";
 import type { WalletLeases } from "./leases.ts";
@@ -18,6 +17,7 @@ import type { Signer } from "./signer.ts";
 import {
   areStored,
   contentOf,
+  highestNonce,
   insertTransactions,
   type PaymentTransfer,
   type Position,
@@ -57,7 +57,7 @@ interface SenderOptions extends BatchParts, Pick<WalletParts, "chain" | "maxFee"
   /** Most payments of one transaction; up to 1: each has its own. */
   readonly sharedMax: number;
   readonly leases: Pick<WalletLeases, "holds" | "fence">;
-  readonly pendingNonces: Pick<PendingNonces, "add" | "of">;
+  readonly pendingNonces: Pick<PendingNonces, "add" | "of" | "reach">;
 }
 
 interface QueuedSend {
@@ -167,11 +167,12 @@ export function createSender(options: SenderOptions) {
 }
 
 /** Where the next batch begins, at the fees of now. @throws Fault `unavailable` */
-async function startOf({ signer, chain, store, clock, maxFee }: SenderOptions, next: Free | null) {
+async function startOf(options: SenderOptions, next: Free | null) {
+  const { chain, clock, maxFee } = options;
   const [newest, tip, free] = await Promise.all([
     chain.newest(BLOCK_AGE_MS_MAX),
     chain.tip(),
-    next ?? firstFree(chain, store, signer),
+    next ?? firstFree(options),
   ]);
   const fees = quoteFees(newest.baseFee, tip, maxFee);
   if (fees === null) throw cannotSend("gas price above the configured maximum");
@@ -214,8 +215,9 @@ function behind({ nonce, room }: Free, taken: number): Free | null {
  * The chain may know of transactions of another process, and stored ones may not have reached the chain yet. A gap
  * between the two is filled first: after a nonce that a node once reported wrongly, no other would get into a block.
  */
-async function firstFree(chain: Chain, store: Store, { address }: Signer): Promise<Free> {
-  let nonce = await chain.transactionCount(address, "pending");
+async function firstFree({ signer: { address }, chain, store, pendingNonces }: SenderOptions): Promise<Free> {
+  const highest = await highestNonce(store.read, address, pendingNonces.reach(address));
+  let nonce = await chain.transactionCount(address, "pending", 0, highest + 1);
   for (const stored of await storedNonces(store.read, address, nonce)) {
     if (stored > nonce) return { nonce, room: stored - nonce };
     nonce = stored + 1;

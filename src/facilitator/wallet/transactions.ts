@@ -3,7 +3,7 @@
 // its row in the database. A row is stored before its bytes leave the process, so a crash loses sight of nothing that may
 // be on its way to a block.
 
-import { and, asc, eq, gte, isNotNull, isNull, or } from "drizzle-orm";
+import { and, asc, desc, eq, gte, isNotNull, isNull, lt, or } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import type { Fees } from "../../chain/fees.ts";
 import { aggregateData, GAS_MAX, MULTICALL3, SHARED_GAS, TOKEN_ADDRESS, transferData } from "../../chain/token.ts";
@@ -193,6 +193,18 @@ export async function storedNonces(reader: Reader, wallet: Hex, from: number): P
     .where(and(eq(t.wallet, wallet), gte(t.wallet_nonce, from)))
     .orderBy(asc(t.wallet_nonce));
   return rows.map(({ nonce }) => nonce);
+}
+
+/** The wallet's highest nonce below this one for which something is stored, and -1 without any. */
+export async function highestNonce(reader: Reader, wallet: Hex, below: number): Promise<number> {
+  const { facilitatorTransactions: t } = reader.tables;
+  const rows = await reader.db
+    .select({ nonce: t.wallet_nonce })
+    .from(t)
+    .where(and(eq(t.wallet, wallet), lt(t.wallet_nonce, below)))
+    .orderBy(desc(t.wallet_nonce))
+    .limit(1);
+  return rows[0]?.nonce ?? -1;
 }
 
 /** Every transaction for this payment that was ever signed, the oldest first. */

@@ -5,8 +5,8 @@ import { describe, expect, test } from "bun:test";
 import { numberToHex } from "viem";
 import type { TestChain } from "../../../test/support/chain/chain.ts";
 import { type RpcFault, type RpcRelay, startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
-import { newPayment } from "../../../test/support/chain/wallet.ts";
-import { useChain } from "../../../test/support/chain/wallet-tests.ts";
+import { newPayment, type TestWallet } from "../../../test/support/chain/wallet.ts";
+import { type Payment, useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { until } from "../../../test/support/until.ts";
 
 const USED = "0x98de503528ee59b575ef0c0a2576a82497bfc029a5685b209e9ec333479b10a5";
@@ -266,6 +266,64 @@ test("nonces far beyond any, that a node once told, hold up no payment when the 
   // The way to the others, which is long, is not paved with transactions that do nothing.
   expect((await wallet.rows()).filter((row) => row.payer === null)).toEqual([]);
 }, 30_000);
+
+/** Blocks that have no room for ours, until the watcher has looked so often. */
+async function mineFull(looks: number): Promise<void> {
+  await chain.rpc("evm_setBlockGasLimit", [numberToHex(30_000)]);
+  const before = relay.count("eth_getTransactionCount");
+  await mineUntil(async () => relay.count("eth_getTransactionCount") >= before + looks);
+}
+
+async function expectAllSettle(wallet: TestWallet, payments: readonly Payment[]): Promise<void> {
+  await chain.rpc("evm_setBlockGasLimit", [numberToHex(200_000_000)]);
+  const statuses = () => Promise.all(payments.map(async (payment) => (await wallet.payment(payment))?.status));
+  await mineUntil(async () => !(await statuses()).includes("sent"));
+  expect(await statuses()).toEqual(payments.map(() => "settled"));
+  for (const payment of payments) expect(await transfersOf(payment)).toHaveLength(1);
+}
+
+describe("a node that counts transactions which the wallet has not made", () => {
+  const counts = ["0xffffffff", "0x1388", "0x40", "0x4"] as const;
+
+  test.each(counts)(
+    "is not believed against the second one when it counts %s",
+    async (count) => {
+      const wallet = await start({}, [chain.url]);
+      const warm = await newPayment(chain);
+      await wallet.collect(warm);
+      expect((await wallet.ended(warm))?.status).toBe("settled");
+      const payments = [await newPayment(chain), await newPayment(chain), await newPayment(chain)];
+      await chain.pauseMining();
+      relay.on("eth_getTransactionCount", { kind: "result", result: count });
+      await Promise.all(payments.map((payment) => wallet.collect(payment)));
+      await mineFull(6);
+      expect((await wallet.rows()).filter((row) => row.replacement === 0).map((row) => row.wallet_nonce)).toEqual([
+        0, 1, 2, 3,
+      ]);
+      await expectAllSettle(wallet, payments);
+    },
+    60_000,
+  );
+
+  test.each(counts)(
+    "leaves no payment unsettled when it is the only one, counts %s for long, and counts right again",
+    async (count) => {
+      const wallet = await start();
+      const warm = await newPayment(chain);
+      await wallet.collect(warm);
+      expect((await wallet.ended(warm))?.status).toBe("settled");
+      const payments = [await newPayment(chain), await newPayment(chain), await newPayment(chain)];
+      await chain.pauseMining();
+      await Promise.all(payments.slice(1).map((payment) => wallet.collect(payment)));
+      relay.on("eth_getTransactionCount", { kind: "result", result: count });
+      await wallet.collect(payments[0]!);
+      await mineFull(12);
+      relay.heal();
+      await expectAllSettle(wallet, payments);
+    },
+    60_000,
+  );
+});
 
 test.each([1_000_000_000, 500_001, 21_000])(
   "an estimate of %i gas, which no transfer costs, is asked for again",

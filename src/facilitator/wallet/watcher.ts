@@ -122,9 +122,11 @@ function createReconcile(options: WatcherOptions, attempt: Attempt): (at: Block)
   const undoReorganised = createReorganised(options);
   const progresses = new Map<Hex, NonceProgress>();
 
-  async function progressOf(wallet: Hex, at: Block): Promise<NonceProgress> {
+  async function progressOf(wallet: Hex, waiting: readonly PendingNonce[], at: Block): Promise<NonceProgress> {
     const known = progresses.get(wallet);
-    const count = await chain.transactionCount(wallet, at, known?.count);
+    const highest = waiting.findLast(pendingNonces.isInReach)?.nonce ?? -1;
+    const most = Math.max(highest + 1, known?.count ?? 0);
+    const count = await chain.transactionCount(wallet, at, known?.count ?? waiting[0]?.nonce, most);
     const isKnown = known?.count === count && known.since <= at.number;
     const progress = isKnown ? known : { count, since: at.number };
     progresses.set(wallet, progress);
@@ -135,8 +137,14 @@ function createReconcile(options: WatcherOptions, attempt: Attempt): (at: Block)
   }
 
   async function lookAtWallet(wallet: Hex, at: Block): Promise<void> {
-    const progress = await progressOf(wallet, at);
-    const used = pendingNonces.waiting(wallet).filter(({ nonce }) => nonce < progress.count);
+    const waiting = pendingNonces.waiting(wallet);
+    const progress = await progressOf(wallet, waiting, at);
+    // What counted as used by somebody else, and is not used at all.
+    for (const each of included(pendingNonces.all())) {
+      const isForeign = each.wallet === wallet && each.inclusion?.hash === null;
+      if (isForeign && each.nonce >= progress.count) await resolver.reorganised(each);
+    }
+    const used = waiting.filter(({ nonce }) => nonce < progress.count);
     await mapLimit(used, QUESTIONS_PARALLEL, (pendingNonce) =>
       attempt("included", () => resolver.included(pendingNonce, at)),
     );
@@ -149,7 +157,8 @@ function createReconcile(options: WatcherOptions, attempt: Attempt): (at: Block)
   function overdue(at: Block): PendingPayment[] {
     return [...pendingNonces.payments()].filter((payment) => {
       if (payment.status !== "sent") return false;
-      return isExpired(payment, at) || [...payment.pendingNonces].every(({ inclusion }) => inclusion !== null);
+      const isOpen = (each: PendingNonce) => each.inclusion === null && pendingNonces.isInReach(each);
+      return isExpired(payment, at) || ![...payment.pendingNonces].some(isOpen);
     });
   }
 

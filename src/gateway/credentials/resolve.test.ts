@@ -3,8 +3,7 @@ import { mkdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { eq } from "drizzle-orm";
 import { type Catalog, fresh, openCatalog } from "../../../test/support/stores/catalog.ts";
-import { fetchJson, type JsonLimits } from "../../http/client/fetch-json.ts";
-import { createOutbound } from "../../http/client/outbound.ts";
+import { createOutbound, fetchJson, type JsonLimits } from "../../http/client/outbound.ts";
 import { createCredentialResolver, type ResolverDeps } from "./resolve.ts";
 import { CredentialFailure } from "./secrets-stores.ts";
 

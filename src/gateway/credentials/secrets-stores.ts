@@ -4,7 +4,7 @@ import { constants } from "node:fs";
 import { open, realpath } from "node:fs/promises";
 import { join, sep } from "node:path";
 import { hasControls, textProblem } from "../../core/text.ts";
-import type { JsonAnswer, JsonLimits } from "../../http/client/fetch-json.ts";
+import type { JsonAnswer, JsonLimits } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
 
 /** The message is for the log: it names places and statuses, and never any part of a secret. */

@@ -2,12 +2,12 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { startRawUpstream, startUpstream, type Upstream } from "../../../test/support/http/upstream.ts";
 import { type JobParts, LOOPBACK, makeJob } from "../../../test/support/stores/jobs.ts";
 import { hostRules } from "../../core/host.ts";
-import { createDecoderShare } from "../../http/client/decode.ts";
-import { createOutbound, type Outbound, OutboundError } from "../../http/client/outbound.ts";
+import { OutboundError } from "../../http/client/exchange.ts";
+import { createOutbound, type Outbound } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { callHttp, runCall } from "./call.ts";
 import type { WorkerSettings } from "./job.ts";
-import { createResponseMemory } from "./workers/response-memory.ts";
+import { ResponseMemory } from "./workers/response-memory.ts";
 
 const started: Upstream[] = [];
 afterAll(() => Promise.all(started.map((upstream) => upstream.stop())));
@@ -17,13 +17,12 @@ function keep<T extends Upstream>(upstream: T): T {
   return upstream;
 }
 
-const memory = createResponseMemory(1);
-const decoders = createDecoderShare();
+const memory = new ResponseMemory(1);
 
 function call(url: string, parts: JobParts = {}, settings: Partial<WorkerSettings> = {}, stop = new AbortController()) {
   const whole = { ...LOOPBACK, ...settings };
   const outbound = createOutbound({ rules: hostRules({ allow: whole.allow_hosts }), extraCa: null });
-  return runCall(makeJob(url, parts), { outbound, settings: whole, memory, decoders }, stop, callHttp);
+  return runCall(makeJob(url, parts), { outbound, settings: whole, memory }, stop, callHttp);
 }
 
 function text(bytes: Uint8Array | null): string | null {
@@ -41,7 +40,7 @@ describe("a polled http call", () => {
     };
     for (const tenant of ["acme", "rival"]) {
       const job = makeJob("http://up.test/", { tenant });
-      await runCall(job, { outbound, settings: LOOPBACK, memory, decoders }, new AbortController(), callHttp);
+      await runCall(job, { outbound, settings: LOOPBACK, memory }, new AbortController(), callHttp);
     }
     expect(tenants).toEqual(["acme", "rival"]);
   });
@@ -199,7 +198,7 @@ describe("a call that can't be sent", () => {
         return real.request(url, request);
       },
     };
-    const parts = { outbound, settings: LOOPBACK, memory, decoders };
+    const parts = { outbound, settings: LOOPBACK, memory };
     const outcome = await runCall(makeJob(closed.url), parts, new AbortController(), callHttp);
     expect(outcome).toMatchObject({ status: "failed", error_class: "upstream_5xx", upstream_status: null });
     expect(dials).toBe(3);
@@ -219,7 +218,7 @@ describe("a call that can't be sent", () => {
     };
     const outcome = await runCall(
       makeJob(upstream.url),
-      { outbound: flaky, settings: LOOPBACK, memory, decoders },
+      { outbound: flaky, settings: LOOPBACK, memory },
       new AbortController(),
       callHttp,
     );

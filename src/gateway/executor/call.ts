@@ -2,13 +2,12 @@
 // request as every protocol sends it, and the plain http call. A request is sent again only when it certainly
 // never reached the upstream.
 import { createHash, type Hash } from "node:crypto";
-import type { Answer } from "../../http/client/answer.ts";
 import { type BodyRead, bodyAtOnce, readBody } from "../../http/client/body.ts";
-import type { DecodedFor, DecoderShare } from "../../http/client/decode.ts";
+import type { Answer } from "../../http/client/exchange.ts";
 import { type Outbound, type OutboundRequest, requestSafely } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { CLAIM_BELIEVED_MS, isWallOlder } from "../../kernel/time.ts";
-import { type Stoppable, type StopSignal, untilFirst } from "../../kernel/wait.ts";
+import type { Stoppable, StopSignal } from "../../kernel/wait.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { CallError, type CallStop, upstreamFailureOf } from "../upstream/failure.ts";
 import { credentialHeaders, ownHeaders } from "../upstream/headers.ts";
@@ -33,9 +32,8 @@ export interface CallContext {
   readonly settings: WorkerSettings;
   readonly signal: StopSignal;
   readonly trace: Trace;
-  /** The memory for what is kept of the answer. */
+  /** The memory for what is kept of the answer, and for its decoders. */
   readonly hold: MemoryHold;
-  readonly decodedFor: DecodedFor;
 }
 
 /** What all calls of a worker share. */
@@ -43,7 +41,6 @@ export interface Upstreams {
   readonly outbound: Outbound;
   readonly settings: WorkerSettings;
   readonly memory: ResponseMemory;
-  readonly decoders: DecoderShare;
 }
 
 export interface UpstreamRequest {
@@ -61,7 +58,7 @@ export interface UpstreamRequest {
  */
 export async function runCall(
   job: Job,
-  { outbound, settings, memory, decoders }: Upstreams,
+  { outbound, settings, memory }: Upstreams,
   stop: Stoppable,
   call: (job: Job, context: CallContext) => Promise<Outcome>,
   keep: (release: () => void) => void = (release) => release(),
@@ -76,9 +73,7 @@ export async function runCall(
     if (job.claim_seen_at !== null && isWallOlder(job.claim_seen_at, CLAIM_BELIEVED_MS)) {
       return { ...lostCall("the claim is too old to be believed"), is_stale: true };
     }
-    const { signal } = stop;
-    const decodedFor = decodedForCall(decoders, hold, signal);
-    const outcome = await call(job, { outbound, settings, signal, trace, hold, decodedFor });
+    const outcome = await call(job, { outbound, settings, signal: stop.signal, trace, hold });
     isKept = isCounted(outcome);
     return outcome;
   } catch (error) {
@@ -88,26 +83,6 @@ export async function runCall(
     else hold.release();
     clearTimeout(deadline);
   }
-}
-
-/**
- * Takes the memory for decoding before any of the body is kept, with nothing else held: no circular wait is possible.
- *
- * @param signal ends a wait
- */
-export function decodedForCall(
-  decoders: DecoderShare,
-  { tenant, agentId, ahead }: MemoryHold,
-  signal: StopSignal,
-): DecodedFor {
-  const take: DecodedFor["memory"]["take"] = async (bytes, closing, giveWay) => {
-    const giveBack = await untilFirst([closing, signal], (either) =>
-      decoders.take(tenant, agentId, bytes, either, giveWay),
-    );
-    ahead.exempt();
-    return giveBack;
-  };
-  return { tenant, memory: { take } };
 }
 
 function judgeFailure(error: unknown, signal: StopSignal, trace: Trace): Outcome {
@@ -176,12 +151,12 @@ function startAtOnce(
   return body === null ? null : startOf(context, body);
 }
 
-function readLimits({ settings, hold, decodedFor }: CallContext, captureBytes: number, digest: BodyDigest | null) {
+function readLimits({ settings, hold }: CallContext, captureBytes: number, digest: BodyDigest | null) {
   return {
     maxBytes: settings.max_response_bytes,
     captureBytes,
     grow: (bytes: number) => hold.grow(bytes),
-    decodedFor,
+    decodedFor: hold,
     ...(digest !== null && { beyond: digest.beyond }),
   };
 }

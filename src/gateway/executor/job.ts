@@ -3,7 +3,7 @@
 // happened to the stored end.
 import type { Call } from "../../core/call.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
-import type { Answer } from "../../http/client/answer.ts";
+import type { Answer } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import type { CallBody } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";

@@ -5,14 +5,12 @@ import { clock, makePool, useScheduling, well } from "../../../test/support/stor
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
-import { thisMoment } from "../../kernel/time.ts";
 import type { Store } from "../../storage/store.ts";
 import { PART_BYTES } from "../../wire/body.ts";
-import { compareOnce, createClaims } from "../invocations/claims.ts";
 import { findKey } from "../invocations/idempotency.ts";
 import { createLostCommits } from "../invocations/lost-commits.ts";
 import { abandon, accept } from "../invocations/service.ts";
-import { createReplicaLease, createRunningCalls, endOrphans, renewReplicaLease } from "./ownership.ts";
+import { compareOnce, createClaims, createReplicaLease, endOrphans, renewReplicaLease } from "../upstream/ownership.ts";
 
 const wallClock = { now: () => Date.now() };
 
@@ -45,11 +43,11 @@ const COUNTED_MS_MAX = 10_000;
 test("replicas divide the limit of an agent by how many of them live, and each may run one call at least", async () => {
   const place = await postgresPlace();
   const store = await place.open();
-  const refusals = { removeAppeared: async () => {} };
+  const refusals = { removeAppeared: async () => 0 };
   const raised: string[] = [];
   const begin = async (agentConcurrency: number, replica: string, previous: string | null = null) => {
     const agentMaxRaised = () => void raised.push(replica);
-    const parts = { store, clock: wallClock, log: silentLog, isShared: true, refusals, agentMaxRaised };
+    const parts = { store, clock: wallClock, log: silentLog, refusals, agentMaxRaised };
     const lease = createReplicaLease({ ...parts, replica, agentConcurrency, previous });
     await lease.recover();
     return lease;
@@ -111,51 +109,57 @@ eachStore((makePlace) => {
 
 const scheduling = useScheduling();
 
-/** A store that runs the n-th command that writes, and then says that it could not. */
-function losingAnswer(n: number): Store {
-  let commands = 0;
+/** A store on which something is done after the first command of this name, or the first `write`: a claim by its ID. */
+function afterFirst(name: string, done: () => Promise<void>): Store {
+  const real = scheduling.store();
+  let isDone = false;
+  async function after<T>(what: string, output: Promise<T>): Promise<T> {
+    const value = await output;
+    if (what !== name || isDone) return value;
+    isDone = true;
+    await done();
+    return value;
+  }
   return {
-    ...scheduling.store(),
-    async execute(command, input) {
-      const output = await scheduling.store().execute(command, input);
-      if (command.kind !== "look_up" && ++commands === n) throw new Fault("unavailable", "the answer was lost");
-      return output;
-    },
+    ...real,
+    execute: (command, input) => after(command.name, real.execute(command, input)),
+    write: (work, options) => after("write", real.write(work, options)),
   };
 }
 
-for (const [n, what] of [
-  [1, "claim"],
-  [2, "record"],
-] as const) {
-  test(`a ${what} that was stored without an answer neither loses nor repeats the call`, async () => {
-    const { jobs, pool } = makePool(well);
-    const { scheduler, untilEnded } = scheduling.open({ pool, store: losingAnswer(n) });
-    const one = await scheduling.acceptOne();
-    scheduler.offer(one);
-    await untilEnded(one.row.id);
-    expect(jobs).toHaveLength(1);
-    expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
-  });
-}
+const losingAnswer = (name: string) =>
+  afterFirst(name, () => Promise.reject(new Fault("unavailable", "the answer was lost")));
+
+test.each([
+  ["claim", "write"],
+  ["record", "end"],
+])("a %s that was stored without an answer neither loses nor repeats the call", async (_, name) => {
+  const { jobs, pool } = makePool(well);
+  const { scheduler, untilEnded } = scheduling.open({ pool, store: losingAnswer(name) });
+  // Only a call with a large body is claimed by its ID.
+  const one = accepted(clock.now(), {}, "x".repeat(PART_BYTES));
+  await accept(scheduling.store(), one);
+  scheduler.offer(one.row.tenant, one.row.agent_id, one.row.id);
+  await untilEnded(one.row.id);
+  await scheduler.drain(5_000);
+  expect(jobs).toHaveLength(1);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
+});
 
 test("a large body is read before its call is taken, so that a process which dies over it leaves a pending call", async () => {
   const { jobs, pool } = makePool(well);
   const real = scheduling.store();
-  const store: Store = {
-    ...real,
-    async execute(command, input) {
-      const output = await real.execute(command, input);
-      if (command.name === "claim")
-        await real.write(async ({ db, tables }) => void (await db.delete(tables.bodyParts)));
-      return output;
-    },
-  };
+  const isGone = Promise.withResolvers<void>();
+  const store = afterFirst("write", async () => {
+    await real.write(async ({ db, tables }) => void (await db.delete(tables.bodyParts)));
+    isGone.resolve();
+  });
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const one = accepted(clock.now(), {}, "x".repeat(3 * PART_BYTES));
   await accept(real, one);
-  await scheduler.start();
+  await scheduler.takeUpPending();
   await untilEnded(one.row.id);
+  await isGone.promise;
   expect(jobs.map(({ body }) => body.byteLength)).toEqual([3 * PART_BYTES]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
 });
@@ -163,12 +167,12 @@ test("a large body is read before its call is taken, so that a process which die
 test("calls that were taken without an answer are given back, and then made once", async () => {
   const { jobs, pool } = makePool(well);
   const claims = createClaims();
-  const { scheduler, untilEnded } = scheduling.open({ pool, claims, store: losingAnswer(1) });
+  const { scheduler, untilEnded } = scheduling.open({ pool, claims, store: losingAnswer("take") });
   const calls = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  await scheduler.start();
+  await scheduler.takeUpPending();
   await scheduling.store().write(async () => {});
   expect(await scheduling.statusOf(calls[0]?.row.id ?? "")).toEqual(["running", null]);
-  const released = (tenant: string, agentId: string) => scheduler.checkPending(tenant, agentId);
+  const released = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);
   await compareOnce({
     store: scheduling.store(),
     clock,
@@ -187,7 +191,7 @@ test("a call that is cancelled before the answer of the write that took its bloc
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  await scheduler.start();
+  await scheduler.takeUpPending();
   await stored.promise;
   expect(await abandon(scheduling.store(), one.row, "cancelled", clock.now())).toBe(true);
   scheduler.stop(one.row.id);
@@ -203,7 +207,7 @@ test("a call of a block that was ended while its process was paused is not made"
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  await scheduler.start();
+  await scheduler.takeUpPending();
   await stored.promise;
   const later = await scheduling.takenForDead(one);
   answered.resolve();
@@ -220,10 +224,10 @@ test("a call that is refused to its caller before the answer of the write that t
   const { scheduler, untilEnded } = scheduling.open({
     pool,
     store,
-    refusals: { removeAppeared: async () => {}, unnoted },
+    refusals: { unnoted },
   });
   const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  await scheduler.start();
+  await scheduler.takeUpPending();
   await stored.promise;
   unnoted.add(one.row.id);
   answered.resolve();
@@ -246,54 +250,4 @@ test("a call that is cancelled before the answer of the write that claimed it is
   await scheduler.drain(5_000);
   expect(jobs).toEqual([]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "cancelled"]);
-});
-
-const heldCall = (id: string) => ({
-  agentId: "agt_1",
-  key: { tenant: "acme", id },
-  token: `token of ${id}`,
-  believedAt: thisMoment(),
-});
-
-test("a call that holds a slot is stopped, and others are not", () => {
-  const running = createRunningCalls();
-  const [one, other] = [running.add(heldCall("1")), running.add(heldCall("2"))];
-  running.stop("1");
-  expect([one.stopped, other.stopped, running.size]).toEqual([true, false, 2]);
-  running.remove("1");
-  expect(running.size).toBe(1);
-});
-
-test("of a call that holds no slot every block that is being taken is told, and no later one", async () => {
-  const running = createRunningCalls();
-  running.add(heldCall("held"));
-  const answer = Promise.withResolvers<void>();
-  const block = () =>
-    running.whileTaking(async (stopped) => {
-      await answer.promise;
-      return [...stopped];
-    });
-  const blocks = [block(), block()];
-  running.stop("1");
-  running.stop("held");
-  answer.resolve();
-  expect(await Promise.all(blocks)).toEqual([["1"], ["1"]]);
-  expect(await block()).toEqual([]);
-});
-
-test("what is being claimed by its ID is known by agent, until the claim has an answer, also a bad one", async () => {
-  const running = createRunningCalls();
-  const [first, second] = [Promise.withResolvers<string>(), Promise.withResolvers<string>()];
-  const claims = [
-    running.whileClaiming(running.add(heldCall("1")), () => first.promise),
-    running.whileClaiming(running.add(heldCall("2")), () => second.promise).catch((error: Error) => error.message),
-  ];
-  expect([...running.claimingOf("agt_1")]).toEqual(["1", "2"]);
-  expect([...running.claimingOf("agt_2")]).toEqual([]);
-  first.resolve("claimed");
-  expect(await claims[0]).toBe("claimed");
-  expect([...running.claimingOf("agt_1")]).toEqual(["2"]);
-  second.reject(new Error("the store is away"));
-  expect(await claims[1]).toBe("the store is away");
-  expect([...running.claimingOf("agt_1")]).toEqual([]);
 });

@@ -1,24 +1,26 @@
-// Decides which accepted call starts next. Each agent with pending calls has a queue, first come first served. The database
-// is the real queue: memory holds few IDs of it, and when those are used up, as many calls as there are free slots are taken
-// from the database at once.
+// Decides which accepted call starts next. The database is the queue: memory holds what runs, and for each agent whether some
+// of its calls wait there. A call that finds a free slot starts at once, unless others of its agent wait. When slots come
+// free, as many of the agent's oldest calls are taken from the database, together.
 //
 // A call that runs takes a slot, and memory for its body. Both are shared out by tenant, and an agent has a limit of slots of
-// its own. When something is given back, the queues that wait for what others hold are served: those of the tenant that holds
+// its own. When something is given back, the agents that wait for what others hold are served: those of the tenant that holds
 // the least first, which take turns among themselves.
 
 import { MAX } from "../../kernel/limits.ts";
 import { createFairShare, leastFirst, type Shortage } from "../../kernel/share.ts";
 
+/** A pending call as its queue knows it. */
+export interface QueueEntry {
+  readonly tenant: string;
+  readonly id: string;
+  readonly body_bytes: number;
+}
+
 export interface CallQueuesOptions<W extends QueueEntry> extends RunSlotsOptions {
   /** The longest body of a call that is taken in a block. A call with a longer one first needs memory of its own. */
   readonly blockBodyBytes: number;
-  /**
-   * Takes up to so many of the agent's oldest pending calls behind that of ID `after`, none of which is waiting here or
-   * being taken already.
-   */
+  /** Takes up to so many of the agent's oldest pending calls behind that of ID `after`, none of which is being taken already. */
   takeBlock(tenant: string, agentId: string, slots: number, after: string): Promise<CallBlock<W>>;
-  /** The agent's next pending calls behind that of ID `after`, as far as only this process may take them. */
-  readOwn(tenant: string, agentId: string, after: string, limit: number): Promise<OwnBlock<W>>;
   /**
    * Runs a call, and resolves when it has ended. Never rejects.
    *
@@ -26,13 +28,6 @@ export interface CallQueuesOptions<W extends QueueEntry> extends RunSlotsOptions
    *   write as the end of this one (8 % less of the main thread for a whole call, and a seventh less written)
    */
   run(agentId: string, item: W, made: () => void): Promise<void>;
-}
-
-export interface OwnBlock<W> {
-  /** The oldest first. */
-  readonly own: readonly W[];
-  /** Whether these are all that are pending. */
-  readonly isAll: boolean;
 }
 
 /** Calls that have been taken together. */
@@ -50,17 +45,32 @@ export interface HeldSlot<W> {
   giveBack(): void;
 }
 
+/** An agent whose calls wait in the database, as far as is known. */
+interface Backlog<W> {
+  readonly tenant: string;
+  readonly agentId: string;
+  /** Whether there may be calls that are not being taken here. */
+  hasMore: boolean;
+  /** No call up to this ID waits. */
+  after: string;
+  isTaking: boolean;
+  /** The oldest call that was offered since a block is being taken, which may have passed it by. */
+  offered: string;
+  /** The next call, where it needs memory of its own. */
+  large: W | null;
+}
+
+/** Above all IDs. */
+const NONE = "~";
+
 export class CallQueues<W extends QueueEntry> {
   readonly #options: CallQueuesOptions<W>;
-  readonly #queues = new Map<string, AgentQueue<W>>();
+  /** By agent. */
+  readonly #backlogs = new Map<string, Backlog<W>>();
   readonly #slots: RunSlots;
   readonly inUse: RunSlots["inUse"];
-  /** Queues whose next call waits for slots that other agents hold. */
-  readonly #starved: ReturnType<typeof createStarvedQueues<AgentQueue<W>>>;
-  /** Calls that all queues keep in memory. */
-  #waiting = 0;
-  /** By tenant, the calls that its queues keep in memory. */
-  readonly #waitingOf = new Map<string, number>();
+  /** Agents whose next call waits for slots that other agents hold. */
+  readonly #starved: ReturnType<typeof createStarvedQueues<Backlog<W>>>;
   #blockSlots = 0;
   #running = 0;
   /** Running calls without a slot. */
@@ -72,9 +82,9 @@ export class CallQueues<W extends QueueEntry> {
     this.#options = options;
     this.#slots = createRunSlots(options);
     this.inUse = this.#slots.inUse;
-    this.#starved = createStarvedQueues(this.#slots, (queue) => {
+    this.#starved = createStarvedQueues(this.#slots, (backlog) => {
       const before = this.#running;
-      this.#serve(queue);
+      this.#serve(backlog);
       return this.#running > before;
     });
   }
@@ -85,75 +95,49 @@ export class CallQueues<W extends QueueEntry> {
 
   /** Takes a slot for a call that is about to be stored. Null when it could not start at once: then it is offered. */
   reserve(agentId: string, item: W): HeldSlot<W> | null {
-    const queue = this.#queueOf(item.tenant, agentId);
-    const isNext = queue.isDry && !this.#paused;
-    if (!isNext || this.#slots.take(agentId, item) !== null) return null;
-    queue.start(item);
+    if (this.#paused || this.#backlogs.has(agentId) || this.#slots.take(agentId, item) !== null) return null;
     this.#running++;
     return {
-      run: (inHand) => this.#run(queue, inHand),
-      giveBack: () => {
-        queue.end(item);
-        this.#end(queue, item);
-      },
+      run: (inHand) => this.#run(agentId, inHand),
+      giveBack: () => this.#end(agentId, item),
     };
   }
 
-  /** Adds a call that has just become pending in the database. If it can start at once, `inHand` is run. */
-  offer(agentId: string, item: W, inHand: W): void {
-    const slot = this.reserve(agentId, item);
-    if (slot !== null) {
-      slot.run(inHand);
-      return;
-    }
-    const queue = this.#queueOf(item.tenant, agentId);
-    if (queue.keep(item, this.#waiting < MAX.queuedCalls)) this.#keep(item.tenant, 1);
-    this.#serve(queue);
-  }
-
-  /** Asks the database for the agent's pending calls, since some may never have been offered. */
-  checkPending(tenant: string, agentId: string): void {
-    const queue = this.#queueOf(tenant, agentId);
-    queue.checkAgain();
-    this.#serve(queue);
+  /**
+   * Calls of this agent wait in the database.
+   *
+   * @param oldest of those that were not known to wait; where it is left out, they may be of any age
+   */
+  offer(tenant: string, agentId: string, oldest = ""): void {
+    const backlog = this.#backlogs.get(agentId) ?? newBacklog<W>(tenant, agentId);
+    this.#backlogs.set(agentId, backlog);
+    backlog.hasMore = true;
+    if (oldest < backlog.after) backlog.after = "";
+    if (oldest < backlog.offered) backlog.offered = oldest;
+    this.#serve(backlog);
   }
 
   /** Starts nothing more; resolves when what runs has ended. */
   pause(): Promise<void> {
     this.#paused = true;
     this.#starved.stop();
-    if (this.#running === 0) this.#idle.resolve();
+    this.#tellIdle();
     return this.#idle.promise;
   }
 
-  #queueOf(tenant: string, agentId: string): AgentQueue<W> {
-    const queue = this.#queues.get(agentId) ?? new AgentQueue<W>(tenant, agentId);
-    this.#queues.set(agentId, queue);
-    return queue;
-  }
-
-  /** So many more calls are kept in memory, or are just being read for that. */
-  #keep(tenant: string, more: number): void {
-    this.#waiting += more;
-    const own = (this.#waitingOf.get(tenant) ?? 0) + more;
-    if (own > 0) this.#waitingOf.set(tenant, own);
-    else this.#waitingOf.delete(tenant);
-  }
-
   /** @param held what its slot was taken for, if that was not the call itself */
-  #run(queue: AgentQueue<W>, item: W, held: QueueEntry = item): void {
+  #run(agentId: string, item: W, held: QueueEntry = item): void {
     let hasSlot = true;
     const giveBack = () => {
       hasSlot = false;
-      queue.end(item);
-      this.#giveBack(queue, held);
+      this.#giveBack(agentId, held);
     };
     const made = () => {
       if (!hasSlot || this.#recording === MAX.callsRecording) return;
       this.#recording++;
       giveBack();
     };
-    void this.#options.run(queue.agentId, item, made).then(() => {
+    void this.#options.run(agentId, item, made).then(() => {
       this.#running--;
       if (hasSlot) giveBack();
       else this.#recording--;
@@ -162,59 +146,60 @@ export class CallQueues<W extends QueueEntry> {
   }
 
   /** Gives back a slot that no call has. */
-  #end(queue: AgentQueue<W>, held: QueueEntry): void {
+  #end(agentId: string, held: QueueEntry): void {
     this.#running--;
-    this.#giveBack(queue, held);
+    this.#giveBack(agentId, held);
     this.#tellIdle();
   }
 
   /** Gives back the slot that a call held; the next call may start in it. */
-  #giveBack(queue: AgentQueue<W>, held: QueueEntry): void {
-    this.#slots.giveBack(queue.agentId, held);
+  #giveBack(agentId: string, held: QueueEntry): void {
+    this.#slots.giveBack(agentId, held);
     this.#starved.serve();
-    this.#serve(queue);
+    const backlog = this.#backlogs.get(agentId);
+    if (backlog !== undefined) this.#serve(backlog);
   }
 
   #tellIdle(): void {
     if (this.#paused && this.#running === 0) this.#idle.resolve();
   }
 
-  /** Starts what the queue may start, and takes more when that is all it has. */
-  #serve(queue: AgentQueue<W>): void {
-    if (this.#paused) return;
-    for (let next = queue.next; next !== undefined; next = queue.next) {
-      const short = this.#slots.take(queue.agentId, next);
+  /** Starts what the agent may start. */
+  #serve(backlog: Backlog<W>): void {
+    const { agentId, large } = backlog;
+    if (this.#paused || backlog.isTaking) return;
+    if (large !== null) {
+      const short = this.#slots.take(agentId, large);
       if (short !== null) {
-        this.#waitFor(queue, short);
+        this.#waitFor(backlog, short);
         return;
       }
-      queue.startNext();
-      this.#keep(queue.tenant, -1);
+      backlog.large = null;
       this.#running++;
-      this.#run(queue, next);
+      this.#run(agentId, large);
     }
-    if (queue.wantsMore) this.#takeMore(queue);
-    else if (queue.empty) this.#queues.delete(queue.agentId);
+    if (backlog.hasMore) this.#takeMore(backlog);
+    else if (this.#backlogs.get(agentId) === backlog) this.#backlogs.delete(agentId);
   }
 
   /**
-   * A queue that waits for its own agent's calls is served when one of them ends, and at each check for pending calls, since
-   * the agent may have more by then.
+   * An agent that waits for its own calls is served when one of them ends, and at each check for pending calls, since it may
+   * have more slots by then.
    */
-  #waitFor(queue: AgentQueue<W>, short: Shortage): void {
-    if (short !== "own") this.#starved.add(queue);
+  #waitFor(backlog: Backlog<W>, short: Shortage): void {
+    if (short !== "own") this.#starved.add(backlog);
   }
 
   /** Slots, with memory for what is taken for them; none when that is short. */
-  #slotsFor(queue: AgentQueue<W>): QueueEntry[] {
+  #slotsFor(backlog: Backlog<W>): QueueEntry[] {
     const held: QueueEntry[] = [];
     // So many are taken from the database together.
     while (held.length < 64) {
       const id = `block ${this.#blockSlots++}`;
-      const slot = { tenant: queue.tenant, id, body_bytes: this.#options.blockBodyBytes };
-      const short = this.#slots.take(queue.agentId, slot);
+      const slot = { tenant: backlog.tenant, id, body_bytes: this.#options.blockBodyBytes };
+      const short = this.#slots.take(backlog.agentId, slot);
       if (short !== null) {
-        if (held.length === 0) this.#waitFor(queue, short);
+        if (held.length === 0) this.#waitFor(backlog, short);
         break;
       }
       this.#running++;
@@ -223,68 +208,37 @@ export class CallQueues<W extends QueueEntry> {
     return held;
   }
 
-  #takeMore(queue: AgentQueue<W>): void {
-    const held = this.#slotsFor(queue);
+  #takeMore(backlog: Backlog<W>): void {
+    const { tenant, agentId, after } = backlog;
+    const held = this.#slotsFor(backlog);
     if (held.length === 0) return;
-    const after = queue.beginTaking();
-    this.#options.takeBlock(queue.tenant, queue.agentId, held.length, after).then(
+    // Set before, so that what is offered meanwhile changes them again.
+    [backlog.isTaking, backlog.hasMore, backlog.offered] = [true, false, NONE];
+    this.#options.takeBlock(tenant, agentId, held.length, after).then(
       ({ taken, large }) => {
-        const isAll = large === null && taken.length < held.length;
-        queue.took(taken);
-        for (const [at, item] of taken.entries()) {
-          queue.start(item);
-          this.#run(queue, item, held[at]);
-        }
-        for (const slot of held.slice(taken.length)) this.#end(queue, slot);
-        if (isAll) this.#goOn(queue, []);
-        else if (large !== null) this.#goOn(queue, [large], true);
-        else this.#readAhead(queue);
+        const last = taken.at(-1)?.id ?? after;
+        backlog.after = backlog.offered < last ? "" : last;
+        backlog.large = large;
+        backlog.hasMore ||= large !== null || taken.length === held.length;
+        backlog.isTaking = false;
+        for (const [at, item] of taken.entries()) this.#run(agentId, item, held[at]);
+        for (const slot of held.slice(taken.length)) this.#end(agentId, slot);
+        this.#serve(backlog);
       },
       () => {
-        for (const slot of held) this.#end(queue, slot);
-        this.#goOnLater(queue);
+        for (const slot of held) this.#end(agentId, slot);
+        // The store is away. Its calls are taken when it is back.
+        setTimeout(() => {
+          backlog.isTaking = false;
+          this.offer(tenant, agentId);
+        }, 1000);
       },
     );
   }
+}
 
-  /**
-   * What only this process may take is taken one by one from here on, each as soon as a slot is free: blocks of one agent
-   * follow one another, and with short calls its slots would be free for a third of the time (measured).
-   */
-  #readAhead(queue: AgentQueue<W>): void {
-    const { tenant } = queue;
-    const room = Math.min(MAX.agentQueuedCalls, MAX.queuedCalls - (this.#waitingOf.get(tenant) ?? 0));
-    if (queue.isShared || room <= 0) {
-      this.#goOn(queue, [], true);
-      return;
-    }
-    this.#keep(tenant, room);
-    const reading = this.#options.readOwn(tenant, queue.agentId, queue.last, room);
-    reading
-      .finally(() => this.#keep(tenant, -room))
-      .then(
-        ({ own, isAll }) => {
-          queue.isShared = own.length === 0 && !isAll;
-          this.#goOn(queue, own, !isAll);
-        },
-        () => this.#goOnLater(queue),
-      );
-  }
-
-  /** The store is away. Its calls are taken when it is back. */
-  #goOnLater(queue: AgentQueue<W>): void {
-    setTimeout(() => {
-      queue.fromTheStart();
-      this.#goOn(queue, [], true);
-    }, 1000);
-  }
-
-  #goOn(queue: AgentQueue<W>, next: readonly W[], hasMore = false): void {
-    const before = queue.length;
-    queue.endTaking(next, hasMore);
-    this.#keep(queue.tenant, queue.length - before);
-    this.#serve(queue);
-  }
+function newBacklog<W>(tenant: string, agentId: string): Backlog<W> {
+  return { tenant, agentId, hasMore: true, after: "", isTaking: false, offered: NONE, large: null };
 }
 
 /** After so many vain tries it is another tenant's turn: a tenant may have thousands of queues. */
@@ -416,158 +370,4 @@ export function createStarvedQueues<Q extends { readonly tenant: string }>(
     /** No more tries by time. */
     stop: (): void => clearTimeout(tryAgain),
   };
-}
-
-/** A pending call as its queue knows it. */
-export interface QueueEntry {
-  readonly tenant: string;
-  readonly id: string;
-  readonly body_bytes: number;
-}
-
-/**
- * What is in memory of one agent's pending calls, and what is known of those that are only in the database: whether there are
- * any, and behind which ID. It neither takes calls nor starts them.
- */
-export class AgentQueue<W extends QueueEntry> {
-  readonly tenant: string;
-  readonly agentId: string;
-  readonly #waiting: W[] = [];
-  /** Calls of this queue that hold a slot: started, and not yet ended. */
-  readonly #started = new Set<string>();
-  /** Whether the database may hold calls that are neither waiting nor started. */
-  #more = false;
-  #isTaking = false;
-  /** Calls that were offered while others are being taken, which may or may not be among those. */
-  #offered: W[] = [];
-  /** The oldest call that was offered meanwhile and not kept. */
-  #leftOut: string | null = null;
-  /** The calls that were last taken in a block, and the last of them. */
-  #block: ReadonlySet<string> = new Set();
-  #last = "";
-  /** Whether there may be calls older than that. */
-  #fromStart = true;
-  /** Whether others may take what is pending too. */
-  isShared = false;
-
-  constructor(tenant: string, agentId: string) {
-    this.tenant = tenant;
-    this.agentId = agentId;
-  }
-
-  /** The call that starts next. */
-  get next(): W | undefined {
-    return this.#waiting[0];
-  }
-
-  /** How many calls it keeps in memory. */
-  get length(): number {
-    return this.#waiting.length + this.#offered.length;
-  }
-
-  /** All of the agent's pending calls are in this queue. */
-  get complete(): boolean {
-    return !this.#more && !this.#isTaking;
-  }
-
-  /** A call that comes now is the next one. */
-  get isDry(): boolean {
-    return this.complete && this.#waiting.length === 0;
-  }
-
-  get empty(): boolean {
-    return this.isDry && this.#started.size === 0;
-  }
-
-  /** Whether the database is to be asked for more. */
-  get wantsMore(): boolean {
-    return this.#more && !this.#isTaking;
-  }
-
-  /** The ID behind which the database has not been asked. */
-  get last(): string {
-    return this.#last;
-  }
-
-  /**
-   * Keeps the call in memory if all that are older are there, or are being taken, and returns whether it did. Else it is
-   * found in the database.
-   */
-  keep(item: W, hasRoom: boolean): boolean {
-    const list = this.#isTaking ? this.#offered : this.#waiting;
-    const isKept = hasRoom && !this.#more && list.length < MAX.agentQueuedCalls;
-    if (isKept) list.push(item);
-    else {
-      this.#more = true;
-      this.#fromStart ||= item.id < this.#last;
-      if (this.#leftOut === null || item.id < this.#leftOut) this.#leftOut = item.id;
-    }
-    return isKept;
-  }
-
-  /** There may be calls in the database that were never offered, and others may have left them. */
-  checkAgain(): void {
-    this.#more = true;
-    this.#fromStart = true;
-    this.isShared = false;
-  }
-
-  /** A call has a slot. */
-  start({ id }: QueueEntry): void {
-    this.#started.add(id);
-  }
-
-  /** The next call has a slot. */
-  startNext(): void {
-    const next = this.#waiting.shift();
-    if (next !== undefined) this.start(next);
-  }
-
-  /** A call has given its slot back. */
-  end({ id }: QueueEntry): void {
-    this.#started.delete(id);
-  }
-
-  /** A block is about to be taken: of the calls behind this ID. */
-  beginTaking(): string {
-    this.#isTaking = true;
-    // Cleared before, so that a check meanwhile sets them again.
-    this.#more = false;
-    const after = this.#fromStart ? "" : this.#last;
-    this.#fromStart = false;
-    this.#leftOut = null;
-    return after;
-  }
-
-  /** These have been taken, the oldest first. */
-  took(taken: readonly W[]): void {
-    this.#block = new Set(taken.map(({ id }) => id));
-    this.#last = taken.at(-1)?.id ?? this.#last;
-  }
-
-  /** The database is to be asked from the agent's oldest pending call on. */
-  fromTheStart(): void {
-    this.#fromStart = true;
-  }
-
-  /**
-   * The end of taking. If all that is pending is in memory now, what was offered meanwhile waits there too; else in the
-   * database.
-   *
-   * @param next the oldest of what is still pending
-   */
-  endTaking(next: readonly W[], hasMore: boolean): void {
-    const offered = this.#offered;
-    const leftOut = this.#leftOut;
-    this.#offered = [];
-    this.#isTaking = false;
-    // The block may have been read before these were stored.
-    const isMissed =
-      offered.some(({ id }) => id < this.#last && !this.#block.has(id)) || (leftOut !== null && leftOut < this.#last);
-    this.#fromStart ||= isMissed;
-    this.#more ||= hasMore || isMissed;
-    const known = new Set([...this.#started, ...next.map(({ id }) => id)]);
-    const others = this.#more ? [] : offered.filter(({ id }) => id > this.#last && !known.has(id));
-    this.#waiting.push(...next.filter(({ id }) => !this.#started.has(id)), ...others);
-  }
 }

@@ -4,11 +4,14 @@ import { clock, makePool, slowCredential, useScheduling, well } from "../../../t
 import { CLAIM_BELIEVED_MS } from "../../kernel/time.ts";
 import type { Store } from "../../storage/store.ts";
 import { bodyPartsOf, freeMemory } from "../../wire/body.ts";
-import { createClaims } from "../invocations/claims.ts";
-import { abandon, accept } from "../invocations/service.ts";
+import { type AcceptedCall, abandon, accept } from "../invocations/service.ts";
+import { createClaims } from "../upstream/ownership.ts";
 import type { Outcome } from "./job.ts";
+import type { Scheduler } from "./scheduler.ts";
 
 const scheduling = useScheduling();
+
+const offer = (scheduler: Scheduler, { row }: AcceptedCall) => scheduler.offer(row.tenant, row.agent_id, row.id);
 
 /** The store, and the commands that write which it is given. */
 function recordingStore() {
@@ -39,17 +42,16 @@ test("a call that finds a slot is stored running, and is not claimed again", asy
   expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
 });
 
-test("a backlog is taken in a block of as many calls as there are slots, and each call is made once, in order", async () => {
+test("a backlog is taken in blocks of as many calls as there are slots, and each call is made once, in order", async () => {
   const { store, commands } = recordingStore();
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const calls: Awaited<ReturnType<typeof scheduling.acceptOne>>[] = [];
   for (let i = 0; i < 10; i++) calls.push(await scheduling.acceptOne());
-  await scheduler.start();
+  await scheduler.takeUpPending();
   for (const { row } of calls) await untilEnded(row.id);
   expect(jobs.map(({ id }) => id)).toEqual(calls.map(({ row }) => row.id));
-  // The rest is nobody else's to take, and is claimed as slots come free.
-  expect(commands.filter((name) => name !== "end")).toEqual(["take", ...Array.from({ length: 6 }, () => "claim")]);
+  expect(commands.filter((name) => name !== "end" && name !== "take")).toEqual([]);
 });
 
 test("a block that is taken while the process begins to stop stays pending", async () => {
@@ -67,7 +69,7 @@ test("a block that is taken while the process begins to stop stays pending", asy
   const { jobs, pool } = makePool(well);
   const { scheduler } = scheduling.open({ pool, store });
   const one = await scheduling.acceptOne();
-  await scheduler.start();
+  await scheduler.takeUpPending();
   await asked.promise;
   const drained = scheduler.drain(10_000);
   answered.resolve();
@@ -91,12 +93,12 @@ test("a call whose slot was reserved before a drain and which is stored after it
 
 test("a slot that is given back is free for the next call, and its claim is over", async () => {
   const claims = createClaims();
-  const { scheduler, untilEnded } = scheduling.open({ agentConcurrency: 1, claims });
+  const { scheduler, untilEnded } = scheduling.open({ agentMax: () => 1, claims });
   const refused = accepted(clock.now());
   const slot = scheduler.reserve(refused);
   expect(scheduler.reserve(accepted(clock.now()))).toBeNull();
   const waiting = await scheduling.acceptOne();
-  scheduler.offer(waiting);
+  offer(scheduler, waiting);
   expect(await scheduling.statusOf(waiting.row.id)).toEqual(["pending", null]);
   slot?.giveBack();
   await untilEnded(waiting.row.id);
@@ -114,21 +116,23 @@ test("an outcome that can't be recorded ends the call as internal", async () => 
   };
   const { scheduler, untilEnded } = scheduling.open({ store });
   const one = await scheduling.acceptOne();
-  scheduler.offer(one);
+  offer(scheduler, one);
   await untilEnded(one.row.id);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "internal"]);
 });
 
 test("a drain lets what runs end, starts nothing more, and leaves the rest pending for the next process", async () => {
-  const going = Promise.withResolvers<void>();
+  const [begun, going] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
   const { jobs, pool } = makePool(async () => {
+    begun.resolve();
     await going.promise;
     return well();
   });
-  const { scheduler, untilEnded } = scheduling.open({ pool, agentConcurrency: 1 });
+  const { scheduler, untilEnded } = scheduling.open({ pool, agentMax: () => 1 });
   const [first, second] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  scheduler.offer(first);
-  scheduler.offer(second);
+  offer(scheduler, first);
+  offer(scheduler, second);
+  await begun.promise;
   const drained = scheduler.drain(10_000);
   going.resolve();
   await drained;
@@ -137,8 +141,8 @@ test("a drain lets what runs end, starts nothing more, and leaves the rest pendi
   expect(jobs).toHaveLength(1);
 
   const next = scheduling.open({ pool, replica: "rep_2" });
-  await next.scheduler.recover();
-  await next.scheduler.start();
+  await scheduling.lease().recover();
+  await next.scheduler.takeUpPending();
   await next.untilEnded(second.row.id);
   expect(await scheduling.statusOf(second.row.id)).toEqual(["succeeded", null]);
   await untilEnded(first.row.id);
@@ -148,14 +152,14 @@ test("a call that ran when the process died ends as internal, and is not made ag
   const { pool } = makePool(() => new Promise<Outcome>(() => {}));
   const { scheduler } = scheduling.open({ pool });
   const one = await scheduling.acceptOne();
-  scheduler.offer(one);
-  // Claims are answered in order: when a later write is, the claim is stored.
+  offer(scheduler, one);
+  // Commands are answered in order: when a later write is, the call is taken.
   await scheduling.store().write(async () => {});
 
   const next = makePool(well);
   const after = scheduling.open({ pool: next.pool, replica: "rep_2" });
-  await after.scheduler.recover();
-  await after.scheduler.start();
+  await scheduling.lease().recover();
+  await after.scheduler.takeUpPending();
   expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "internal"]);
   expect(next.jobs).toEqual([]);
 });
@@ -166,18 +170,19 @@ test("a lease is renewed on time, however long the check for pending calls takes
     let renewals = 0;
     const store: Store = {
       ...scheduling.store(),
-      execute: () => new Promise(() => {}),
+      isShared: true,
       write(work, options) {
         if (options?.urgent) renewals++;
         return scheduling.store().write(work, options);
       },
     };
-    const { scheduler } = scheduling.open({ store, isShared: true });
-    const recovering = scheduler.recover();
+    const lease = scheduling.lease({ store });
+    const recovering = lease.recover();
     jest.advanceTimersByTime(1);
     await recovering;
-    void scheduler.start().catch(() => {});
+    const stopSweeping = lease.startSweeping(() => new Promise(() => {}));
     for (let i = 0; i < 3; i++) jest.advanceTimersByTime(5_000);
+    stopSweeping();
     expect(renewals).toBe(4);
   } finally {
     jest.useRealTimers();
@@ -189,7 +194,7 @@ test("a call that is cancelled while its credential is resolved never reaches th
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, resolveCredential });
   const one = await scheduling.acceptOne("cred_1");
-  scheduler.offer(one);
+  offer(scheduler, one);
   await resolving.promise;
   await scheduling.store().write((tx) => abandon(tx, one.row, "cancelled", clock.now()));
   scheduler.stop(one.row.id);
@@ -215,7 +220,7 @@ test("a call that is cancelled during the last look before it is made never reac
     },
   };
   const { scheduler, untilEnded } = scheduling.open({ pool, resolveCredential, store });
-  scheduler.offer(one);
+  offer(scheduler, one);
   await resolving.promise;
   isLooking = true;
   const wall = Date.now();
@@ -233,7 +238,7 @@ test("a call that was ended while its process was paused is not made", async () 
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, resolveCredential });
   const one = await scheduling.acceptOne("cred_1");
-  scheduler.offer(one);
+  offer(scheduler, one);
   await resolving.promise;
   const later = await scheduling.takenForDead(one);
   resolved.resolve();
@@ -254,7 +259,7 @@ test("a worker that finds the claim too old sends nothing, and the call is tried
   });
   const { scheduler, untilEnded } = scheduling.open({ pool });
   const one = await scheduling.acceptOne();
-  scheduler.offer({ ...one, body: new Uint8Array(bodyPartsOf(one.body)[0] ?? []) });
+  offer(scheduler, one);
   await untilEnded(one.row.id);
   expect(bodies).toEqual(["hello", "hello"]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
@@ -265,7 +270,7 @@ test("a secret that can't be resolved fails the call, and the call is not made",
   const resolveCredential = () => Promise.reject(new Error("no such secret"));
   const { scheduler, untilEnded } = scheduling.open({ pool, resolveCredential });
   const one = await scheduling.acceptOne("cred_1");
-  scheduler.offer(one);
+  offer(scheduler, one);
   await untilEnded(one.row.id);
   expect(jobs).toEqual([]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "credential_error"]);

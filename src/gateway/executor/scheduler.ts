@@ -1,84 +1,93 @@
-// From accepted to ended: claims a call durably, hands it to a worker, records what came back. The database is
-// the queue; what is in memory may vanish at any moment without losing or repeating a call.
+// From accepted to ended: takes calls durably, hands each to a worker, and records what came back. The database is the queue;
+// what is in memory may vanish at any moment without losing or repeating a call.
+//
+// Pending calls are taken by claims: an agent's oldest ones together in a block, or one with a large body by its ID. Before a
+// claim is written it is known here, since the answer of the write may come late or never.
 
+import type { Call } from "../../core/call.ts";
 import type { Tracer } from "../../core/tracing.ts";
 import { MAX } from "../../kernel/limits.ts";
+import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../kernel/time.ts";
 import { endsWithin } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import type { CallBody } from "../../wire/body.ts";
 import {
   type AcceptedCall,
-  type Claims,
+  claim,
+  holdsClaim,
   type InvocationKey,
   type PendingCall,
+  release,
   SMALL_BODY_BYTES,
+  takeCommand,
   waitingAgents,
 } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
-import { recordEnd } from "../upstream/record-end.ts";
+import { type Claims, type RecordEndOptions, recordEnd } from "../upstream/ownership.ts";
 import { failed, type Job, newTrace, type Outcome } from "./job.ts";
-import {
-  type Claiming,
-  type ClaimingOptions,
-  createClaiming,
-  createReplicaLease,
-  createRunningCalls,
-  type ReplicaLeaseOptions,
-  type RunningCall,
-  type ScheduledCall,
-} from "./ownership.ts";
-import { CallQueues, type RunSlots } from "./queue.ts";
+import { type CallBlock, CallQueues, type QueueEntry, type RunSlots } from "./queue.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
 /** Agents with pending calls that one query finds. */
 const AGENTS_AT_ONCE = 128;
 
-export interface SchedulerOptions extends ReplicaLeaseOptions, ClaimingOptions {
+export interface SchedulerOptions extends RecordEndOptions {
+  /** This replica's ID. */
+  readonly replica: string;
+  /** Calls of one agent that may run here at once. */
+  agentMax(): number;
   readonly pool: WorkerPool;
   resolveCredential(tenant: string, ref: string, url: string): Promise<JobCredential>;
   /** Left out where traces are off. */
   readonly tracer?: Tracer | null;
   readonly claims: Pick<Claims, "begin" | "took" | "over">;
-  readonly refusals: ReplicaLeaseOptions["refusals"] & ClaimingOptions["refusals"];
+  readonly refusals: {
+    /** Calls that this process refused but could not note yet. Their records may still appear. */
+    readonly unnoted: ReadonlySet<string>;
+  };
+}
+
+/** A call that holds a slot, from its claim to its record. */
+interface RunningCall {
+  readonly agentId: string;
+  readonly key: InvocationKey;
+  /** The claim's. */
+  readonly token: string;
+  /** When the claim was last known to hold. */
+  believedAt: Moment;
+  /** Ended elsewhere meanwhile: if it has not been sent yet, it is not sent. */
+  stopped: boolean;
+}
+
+/** A call that waits for a slot, or has one. */
+interface ScheduledCall extends QueueEntry {
+  /** Of a call that was claimed before it came here: by the write that accepted it, or in a block. */
+  readonly claimed?: { readonly running: RunningCall; readonly pending: PendingCall };
 }
 
 export class Scheduler {
   readonly #options: SchedulerOptions;
   readonly #queues: CallQueues<ScheduledCall>;
-  readonly #running = createRunningCalls();
-  readonly #claiming: Claiming;
+  readonly #running = new Map<string, RunningCall>();
+  /** Those that are being claimed by their ID. */
+  readonly #claiming = new Set<RunningCall>();
+  /** For each block that is being taken, the calls that were to be stopped meanwhile: it may bring them. */
+  readonly #taking = new Set<Set<string>>();
   readonly #dispatch: ReturnType<typeof createDispatch>;
-  readonly #lease: ReturnType<typeof createReplicaLease>;
   #draining = false;
   #givenUp = false;
 
   constructor(options: SchedulerOptions) {
     this.#options = options;
     const isDraining = () => this.#draining;
-    this.#claiming = createClaiming(options, this.#running, isDraining);
-    this.#dispatch = createDispatch(options, this.#claiming, isDraining);
-    this.#lease = createReplicaLease(options);
+    this.#dispatch = createDispatch(options, (running) => this.#claim(running), isDraining);
     this.#queues = new CallQueues<ScheduledCall>({
       slots: MAX.runningCalls,
-      agentSlots: this.#lease.agentMax,
+      agentSlots: options.agentMax,
       bodyBytes: MAX.runningBodyBytes,
       blockBodyBytes: SMALL_BODY_BYTES,
-      takeBlock: this.#claiming.takeBlock,
-      readOwn: this.#claiming.readOwn,
+      takeBlock: (...block) => this.#takeBlock(...block),
       run: (...call) => this.#run(...call),
-    });
-  }
-
-  /** Ends calls that a dead process left running. Calls may be offered after this. */
-  recover(): Promise<void> {
-    return this.#lease.recover();
-  }
-
-  /** Takes up what is pending, and from now on what other replicas leave. */
-  async start(): Promise<void> {
-    await this.#takeUpPending();
-    this.#lease.startSweeping(async () => {
-      if (!this.#draining) await this.#takeUpPending();
     });
   }
 
@@ -87,44 +96,46 @@ export class Scheduler {
    * when it has to wait; then it is stored pending, and offered.
    */
   reserve({ row, body }: AcceptedCall) {
-    const { tenant, id } = row;
+    const { tenant, id, agent_id } = row;
     const item = { tenant, id, body_bytes: body.byteLength };
-    const slot = this.#queues.reserve(row.agent_id, item);
+    const slot = this.#queues.reserve(agent_id, item);
     if (slot === null) return null;
     const { claims, replica: owner } = this.#options;
     // The call is known from here on, since it can be cancelled from its commit on, and the answer of the commit may come late.
-    const reserved = this.#claiming.begin(row.agent_id, item);
+    const running = this.#begin(agent_id, item);
     return {
-      claim: { owner, token: reserved.token },
+      claim: { owner, token: running.token },
       run: ({ call, body: stored }: AcceptedCall) =>
-        slot.run({ ...item, inHand: { call, body: stored }, claimed: reserved }),
+        slot.run({ ...item, claimed: { running, pending: { call, body: stored } } }),
       giveBack: () => {
-        claims.over(reserved.token);
-        this.#running.remove(id);
+        claims.over(running.token);
+        this.#running.delete(id);
         slot.giveBack();
       },
     };
   }
 
-  offer({ row, call, body }: AcceptedCall): void {
-    const item = { tenant: row.tenant, id: row.id, body_bytes: body.byteLength };
-    this.#queues.offer(row.agent_id, item, { ...item, inHand: { call, body } });
+  /**
+   * Calls of this agent have become pending.
+   *
+   * @param id of the only one; where it is left out, there may be others that were never offered
+   */
+  offer(tenant: string, agentId: string, id?: string): void {
+    this.#queues.offer(tenant, agentId, id);
   }
 
-  /** A call of this agent has been paid for, and is now pending like any other. */
-  checkPending(tenant: string, agentId: string): void {
-    this.#queues.checkPending(tenant, agentId);
-  }
-
-  /** Another replica has left: takes up what it left pending, sooner than the next sweep would. */
-  sweepNow(): void {
-    const { log } = this.#options;
-    if (!this.#draining) void this.#takeUpPending().catch((error) => log.warn("sweep_failed", { error }));
-  }
-
-  /** Calls of one agent that may run here at once, on each path. */
-  get agentMax(): () => number {
-    return this.#lease.agentMax;
+  /** Takes up all that is pending, of this process and of those that are gone. */
+  async takeUpPending(): Promise<void> {
+    const { store, replica, clock } = this.#options;
+    const next = (after: string) =>
+      store.execute(waitingAgents, { replica, now: clock.now(), after, limit: AGENTS_AT_ONCE });
+    for (let after = ""; !this.#draining; ) {
+      const agents = await next(after);
+      for (const { tenant, agent_id } of agents) this.#queues.offer(tenant, agent_id);
+      const last = agents.at(-1);
+      if (last === undefined || agents.length < AGENTS_AT_ONCE) return;
+      after = last.agent_id;
+    }
   }
 
   /** How many calls hold a slot here. */
@@ -136,9 +147,11 @@ export class Scheduler {
     return this.#running.size;
   }
 
-  /** Stops the upstream call of an invocation, if it runs here. */
+  /** Stops the upstream call of an invocation, if it runs here or is just being taken. */
   stop(id: string): void {
-    this.#running.stop(id);
+    const running = this.#running.get(id);
+    if (running !== undefined) running.stopped = true;
+    else for (const stopped of this.#taking) stopped.add(id);
     this.#options.pool.cancel(id);
   }
 
@@ -146,7 +159,6 @@ export class Scheduler {
   async drain(ms: number): Promise<void> {
     const { pool } = this.#options;
     this.#draining = true;
-    this.#lease.stopSweeping();
     const idle = this.#queues.pause();
     await endsWithin(ms, idle);
     await pool.close();
@@ -154,28 +166,69 @@ export class Scheduler {
     this.#givenUp = true;
   }
 
-  /** Drops this replica's lease: no call runs on it any more, on either path. */
-  leave(): Promise<void> {
-    return this.#lease.leave();
+  /** A call whose claim is about to be stored. */
+  #begin(agentId: string, { tenant, id }: QueueEntry): RunningCall {
+    const token = this.#options.claims.begin();
+    const running = { agentId, key: { tenant, id }, token, believedAt: thisMoment(), stopped: false };
+    this.#running.set(id, running);
+    return running;
+  }
+
+  /** Null when another process has the call, or it was cancelled. */
+  async #claim(running: RunningCall, bodyBytes = 0): Promise<PendingCall | null> {
+    const { store, clock, replica: owner } = this.#options;
+    const { key, token } = running;
+    const stored = () => claim(store, { key, owner, token, now: clock.now() }, bodyBytes);
+    this.#claiming.add(running);
+    try {
+      return await untilStored(stored, () => this.#draining);
+    } finally {
+      this.#claiming.delete(running);
+    }
+  }
+
+  /** The agent's oldest pending calls behind that of ID `after`, claimed in one write. */
+  async #takeBlock(tenant: string, agent_id: string, slots: number, after: string): Promise<CallBlock<ScheduledCall>> {
+    const { store, clock, replica: owner, claims, refusals } = this.#options;
+    const tokens = Array.from({ length: slots }, () => claims.begin());
+    const claiming = [...this.#claiming].filter(({ agentId }) => agentId === agent_id);
+    const leftOut = [...claiming.map(({ key }) => key.id), ...refusals.unnoted];
+    const [used, stopped] = [new Set<string>(), new Set<string>()];
+    const believedAt = thisMoment();
+    this.#taking.add(stopped);
+    try {
+      const block = { tenant, agent_id, owner, tokens, now: clock.now(), after, leftOut };
+      const { taken, large } = await store.execute(takeCommand, block);
+      const calls = taken.map(({ id, token, call, body }): ScheduledCall => {
+        used.add(token);
+        const pending = { call: JSON.parse(call) as Call, body };
+        const running = { agentId: agent_id, key: { tenant, id }, token, believedAt, stopped: stopped.has(id) };
+        this.#running.set(id, running);
+        return { tenant, id, body_bytes: body.byteLength, claimed: { running, pending } };
+      });
+      return { taken: calls, large: large === null ? null : { tenant, ...large } };
+    } finally {
+      this.#taking.delete(stopped);
+      // What was taken by those of a lost answer is given back when the claims are compared.
+      for (const token of tokens) if (!used.has(token)) claims.over(token);
+    }
   }
 
   async #run(agentId: string, item: ScheduledCall, made: () => void): Promise<void> {
     const { claims, log, pool, refusals } = this.#options;
     if (item.claimed === undefined && refusals.unnoted.has(item.id)) return;
-    const running = item.claimed ?? this.#claiming.begin(agentId, item);
+    const running = item.claimed?.running ?? this.#begin(agentId, item);
     const { key, token } = running;
     let isTaken = false;
     try {
-      const inHand = item.inHand ?? null;
-      const claimed =
-        item.claimed === undefined
-          ? await this.#claiming.claim(running, inHand, item.body_bytes)
-          : await this.#claiming.confirm(running, inHand);
-      isTaken = claimed !== null;
-      if (claimed !== null) {
+      const pending = await (item.claimed === undefined
+        ? this.#claim(running, item.body_bytes)
+        : this.#confirmed(running, item.claimed.pending));
+      isTaken = pending !== null;
+      if (pending !== null) {
         claims.took(token, item.id);
-        const outcome = await this.#dispatch(running, claimed);
-        const own = { key, token, request_id: claimed.call.request_id };
+        const outcome = await this.#dispatch(running, pending);
+        const own = { key, token, request_id: pending.call.request_id };
         const recorded = recordEnd(this.#options, own, outcome, () => this.#givenUp);
         made();
         await recorded;
@@ -185,18 +238,18 @@ export class Scheduler {
       log.error("invocation_left_open", { ...key, agent_id: agentId, error });
     }
     pool.recorded(item.id);
-    this.#running.remove(item.id);
+    this.#running.delete(item.id);
   }
 
-  async #takeUpPending(): Promise<void> {
-    const { store, replica, clock } = this.#options;
-    const next = (after: string) =>
-      store.execute(waitingAgents, { replica, now: clock.now(), after, limit: AGENTS_AT_ONCE });
-    for (let agents = await next(""), last = agents.at(-1); last !== undefined; last = agents.at(-1)) {
-      for (const { tenant, agent_id } of agents) this.#queues.checkPending(tenant, agent_id);
-      if (agents.length < AGENTS_AT_ONCE) return;
-      agents = await next(last.agent_id);
-    }
+  /**
+   * A call that was stored claimed. If this process stops by now, it is left to the next one. If it has been refused to
+   * its caller while it was taken with others, it is given back, so that its record can be removed.
+   */
+  async #confirmed({ key, token }: RunningCall, pending: PendingCall): Promise<PendingCall | null> {
+    const { store, clock, refusals } = this.#options;
+    if (!this.#draining && !refusals.unnoted.has(key.id)) return pending;
+    await store.write((tx) => release(tx, key, token, clock.now()));
+    return null;
   }
 }
 
@@ -212,11 +265,14 @@ const NO_CREDENTIAL: JobCredential = { header: null, version: "" };
  * Hands a claimed call to a worker, with its credential, for as long as the claim is sure to hold: a process that was paused
  * may have been taken for dead by other replicas, and they have ended its calls then.
  *
+ * @param claimAgain reads a call that is claimed already; null when it is not any more
  * @param isDraining whether this process is about to stop: then it waits no more for a store that is away
  */
-function createDispatch(options: SchedulerOptions, claiming: Claiming, isDraining: () => boolean) {
-  const { log, pool, resolveCredential, tracer = null } = options;
-
+function createDispatch(
+  { store, log, pool, resolveCredential, tracer = null }: SchedulerOptions,
+  claimAgain: (running: RunningCall) => Promise<PendingCall | null>,
+  isDraining: () => boolean,
+) {
   /** Null when the credential can't be resolved. */
   async function resolve({ tenant, id }: InvocationKey, credential_ref: string, url: string) {
     try {
@@ -236,6 +292,15 @@ function createDispatch(options: SchedulerOptions, claiming: Claiming, isDrainin
       endCallSpan(span, outcome);
       return outcome;
     });
+  }
+
+  /** Whether the claim still holds. Asks the database only when that has not been known for a while. */
+  async function stillHolds(running: RunningCall): Promise<boolean> {
+    if (!isOlder(running.believedAt, CLAIM_BELIEVED_MS)) return true;
+    const askedAt = thisMoment();
+    const isHeld = await untilStored(() => holdsClaim(store.read, running.key, running.token), isDraining);
+    running.believedAt = askedAt;
+    return isHeld;
   }
 
   /** Right before the call is dialled, a claim that was not checked for a while is checked again. */
@@ -258,12 +323,12 @@ function createDispatch(options: SchedulerOptions, claiming: Claiming, isDrainin
         body: sent,
       });
     // `stopped` is read again for a cancel that came during the check.
-    if (running.stopped || !(await claiming.stillHolds(running)) || running.stopped) return ended();
+    if (running.stopped || !(await stillHolds(running)) || running.stopped) return ended();
     const outcome = await sendOnce(body, running.believedAt.wall);
     if (!outcome.is_stale) return outcome;
     // Check the claim once more, and then trust it even if the clocks of the threads differ. The body is read again,
     // since the pool has taken over the first one.
-    const again = await claiming.claim(running, null);
+    const again = await claimAgain(running);
     return again === null || running.stopped ? ended() : sendOnce(again.body, null);
   };
 }

@@ -22,7 +22,7 @@ import {
   UniqueViolation,
 } from "../../storage/store.ts";
 import { bodyOf, bodyPartsOf, type CallBody } from "../../wire/body.ts";
-import { isInParts, partsGone, sameRequest } from "./commands/accept.ts";
+import { partsGone, sameRequest } from "./commands/accept.ts";
 import type { AcceptedCall, InvocationKey } from "./service.ts";
 
 interface BodyPart {
@@ -95,16 +95,12 @@ returning invocation_id, n`,
 const STORED_AT_ONCE = 2;
 
 /**
- * Stores the body of a call, if it is in parts, and then does `work`, which accepts it. If it does not, the parts are
- * removed: by somebody else and later, if this process is killed.
+ * Stores the body of a call in parts, and then does `work`, which accepts it. If it does not, the parts are removed: by
+ * somebody else and later, if this process is killed.
  *
  * @param work gives the ID of the call that was accepted, which may be an earlier one
  */
-export function withStoredBody(store: Store, accepted: AcceptedCall, work: () => Promise<string>): Promise<string> {
-  return isInParts(accepted.body) ? withStoredParts(store, accepted, work) : work();
-}
-
-async function withStoredParts(
+export async function withStoredBody(
   store: Store,
   { row: { tenant, id }, body }: AcceptedCall,
   work: () => Promise<string>,
@@ -116,8 +112,9 @@ async function withStoredParts(
     acceptedId = await work();
     return acceptedId;
   } finally {
-    // Nothing is removed under a call that was accepted after all. What can't be noted now is found when it is due.
-    if (acceptedId !== id) void orphan(store, key, "request").catch(() => {});
+    // The parts go now, unless they belong to a call meanwhile. What can't be noted now is found when it is due.
+    const body = { ...key, kind: "request" } as const;
+    if (acceptedId !== id) void store.write((tx) => begin(tx, body, Number.MAX_SAFE_INTEGER)).catch(() => {});
   }
 }
 
@@ -223,11 +220,6 @@ interface OrphanedBody extends InvocationKey {
   readonly kind: BodyKind;
 }
 
-/** The parts of this body go now, unless they belong to a call meanwhile. */
-async function orphan(store: Store, key: InvocationKey, kind: BodyKind): Promise<boolean> {
-  return store.write((tx) => begin(tx, { ...key, kind }, Number.MAX_SAFE_INTEGER));
-}
-
 /** In the write that removes the call that they belonged to. */
 export async function orphanRequest({ db, tables: { orphanedParts: t } }: Tx, { tenant, id }: InvocationKey) {
   await db.insert(t).values({ invocation_id: id, tenant, kind: "request", first: 0, due_at: 0 });
@@ -250,21 +242,15 @@ function isOf(t: Tx["tables"]["orphanedParts" | "bodyParts"], { tenant, id, kind
 /** Removes some of the parts, and the note with the last of them. Returns whether there are more. */
 async function removeSome(tx: Tx, body: OrphanedBody, first: number): Promise<boolean> {
   const { bodyParts: t, orphanedParts: notes } = tx.tables;
-  const some = tx.db
-    .select({ n: t.n })
-    .from(t)
-    .where(and(isOf(t, body), gte(t.n, first)))
-    .limit(REMOVED_PARTS_AT_ONCE);
+  const isLeft = and(isOf(t, body), gte(t.n, first));
+  const some = tx.db.select({ n: t.n }).from(t).where(isLeft).limit(REMOVED_PARTS_AT_ONCE);
   const removed = await tx.db
     .delete(t)
     .where(and(isOf(t, body), inArray(t.n, some)))
     .returning({ n: t.n });
   if (removed.length === REMOVED_PARTS_AT_ONCE) return true;
   // Another replica may be removing the same ones, and has left some when its rows were not found here.
-  const left = tx.db
-    .select({ n: t.n })
-    .from(t)
-    .where(and(isOf(t, body), gte(t.n, first)));
+  const left = tx.db.select({ n: t.n }).from(t).where(isLeft);
   await tx.db.delete(notes).where(and(isOf(notes, body), eq(notes.due_at, 0), notExists(left)));
   return false;
 }
@@ -296,19 +282,15 @@ export async function removeOrphanedParts(
   }
 }
 
-/** Where a process is alone, a body that is being stored when a process starts belongs to a call of the one before. */
-async function orphanAbandoned(store: Store): Promise<void> {
-  await store.write(async ({ db, tables: { orphanedParts: t } }) => {
-    await db.update(t).set({ due_at: 0 }).where(gt(t.due_at, 0));
-  });
-}
-
 /**
  * Before any call comes in. What a call leaves at its end goes right away, so that its room in the file is used again
  * before it is copied there; what else is due is looked for every few seconds. Gives what stops it.
  */
 export async function startRemovingParts(store: Store, log: Log): Promise<() => void> {
-  if (!store.isShared) await orphanAbandoned(store);
+  // Where a process is alone, a body that is being stored at its start belongs to a call of the process before.
+  if (!store.isShared) {
+    await store.write(({ db, tables: { orphanedParts: t } }) => db.update(t).set({ due_at: 0 }).where(gt(t.due_at, 0)));
+  }
   let removing: Promise<unknown> | null = null;
   let isAsked = false;
   let isOver = false;

@@ -34,7 +34,7 @@ const put = (store: Store, fields: Partial<InvocationRow> = {}) => {
   });
 };
 const take = (store: Store, key: InvocationKey) =>
-  store.write((tx) => claim(tx, { key, owner: "rep_1", token: "t", now, inHand: null }));
+  store.write((tx) => claim(tx, { key, owner: "rep_1", token: "t", now }));
 const end = (store: Store, key: InvocationKey, ending = SUCCESS) =>
   store.write((tx) => finish(tx, { key, token: "t", request_id: "req-1" }, ending, now));
 

@@ -173,7 +173,7 @@ test("a page stays the same when open calls end between the looks at them and at
   for (const call of calls) await accept(store, call);
   async function end({ row: { tenant, id } }: AcceptedCall): Promise<void> {
     const key = { tenant, id };
-    await claim(store, { key, owner: "rep_1", token: "t", now: 1, inHand: null });
+    await claim(store, { key, owner: "rep_1", token: "t", now: 1 });
     await finish(store, { key, token: "t", request_id: "r" }, SUCCESS, 2);
   }
   for (const call of calls.slice(0, 6)) await end(call);
@@ -204,7 +204,7 @@ test("a page is that of one moment when calls come between the look at how many 
   for (const call of calls) await accept(store, call);
   for (const { row } of calls.slice(0, 20)) {
     const key = { tenant: row.tenant, id: row.id };
-    await claim(store, { key, owner: "rep_1", token: "t", now: 1, inHand: null });
+    await claim(store, { key, owner: "rep_1", token: "t", now: 1 });
     await finish(store, { key, token: "t", request_id: "r" }, SUCCESS, 2);
   }
   await using client = postgresClient(place.url);

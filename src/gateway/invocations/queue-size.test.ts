@@ -30,7 +30,7 @@ eachStore((makePlace) => {
     const ended = await put(900_000);
     await abandon(store, ended, "cancelled", now);
     const running = await put(900_000);
-    await claim(store, { key: running, owner: "rep_1", token: "one", now, inHand: null });
+    await claim(store, { key: running, owner: "rep_1", token: "one", now });
     // Steps of every length, so that each ends once at the end of an agent, and once within.
     for (const atOnce of [1, 2, 3, 5, 7, 15, 16, 100]) {
       const { calls, oldestMs } = await queueSize(store, atOnce);

@@ -154,11 +154,6 @@ function listItem(row: InvocationRow): Static<typeof Invocation> {
   };
 }
 
-/** Without the bodies. */
-function detail(row: InvocationRow): Static<typeof InvocationDetail> {
-  return { ...listItem(row), body_captured: row.body_captured };
-}
-
 /** Without the body. */
 function pollView(row: InvocationRow): Static<typeof PollView> {
   return {
@@ -283,12 +278,13 @@ export async function pollAnswer(reader: Reader, request: Request, row: Invocati
 }
 
 async function detailAnswer(reader: Reader, request: Request, row: InvocationRow): Promise<Response> {
-  if (!scopeOf(request).caller.scopes.has(READ_BODY_SCOPE)) return json("ok", detail(row));
+  const view: Static<typeof InvocationDetail> = { ...listItem(row), body_captured: row.body_captured };
+  if (!scopeOf(request).caller.scopes.has(READ_BODY_SCOPE)) return json("ok", view);
   async function read() {
     const { request, response } = await capturedBodies(reader, row);
     return { req_body: request, resp_body: response };
   }
-  return withBodies(request, row, { view: detail(row), sizes: [row.req_size, row.resp_size], read });
+  return withBodies(request, row, { view, sizes: [row.req_size, row.resp_size], read });
 }
 
 interface Shown {
@@ -343,11 +339,8 @@ export function invocationRoutes(reader: Reader) {
     )
     .get(
       "/v1/invocations/:id",
-      async ({ request, params }) => {
-        const { caller } = scopeOf(request);
-        const row = await findInvocation(reader, caller.tenant, params.id);
-        return detailAnswer(reader, request, row);
-      },
+      async ({ request, params }) =>
+        detailAnswer(reader, request, await findInvocation(reader, scopeOf(request).caller.tenant, params.id)),
       { detail: read },
     );
 }

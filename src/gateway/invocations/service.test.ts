@@ -12,7 +12,7 @@ import { ERROR_CLASSES, INVOCATION_EVENTS, INVOCATION_STATUSES } from "../../cor
 import { openStore } from "../../storage/open.ts";
 import type { Store } from "../../storage/store.ts";
 import { joinTotals } from "../../storage/totals.ts";
-import { dropLeases, endOrphans, renewReplicaLease } from "../executor/ownership.ts";
+import { dropLeases, endOrphans, renewReplicaLease } from "../upstream/ownership.ts";
 import { waitingAgents } from "./commands/queue.ts";
 import { callHeaders, capturedBodies, findInvocation, readHistory } from "./history.ts";
 import { cleanUp } from "./retention.ts";
@@ -56,7 +56,7 @@ for (const [name, databaseUrl] of Object.entries(stores)) {
       return accept(store, one).then((id) => ({ tenant: one.row.tenant, id }));
     };
     const take = (key: InvocationKey, owner = "rep_1", token = "token") =>
-      store.write((tx) => claim(tx, { key, owner, token, now: clock.now(), inHand: null }));
+      store.write((tx) => claim(tx, { key, owner, token, now: clock.now() }));
     const end = (key: InvocationKey, ending: Ending, token = "token") =>
       store.write((tx) => finish(tx, { key, token, request_id: "req" }, ending, clock.now()));
 

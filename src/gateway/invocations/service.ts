@@ -1,25 +1,18 @@
 // The life of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition is a write
 // guarded by the states that its event may start from. Those that every call goes through are commands.
 
-import { and, eq, inArray, sql } from "drizzle-orm";
+import { and, eq, inArray, notExists, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { type ErrorClass, INVOCATION_EVENTS, isEnded, SETTLEMENT_EVENTS } from "../../core/states.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { bind, type CommandRunner, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { storedRequest, withStoredBody } from "./bodies.ts";
 import { acceptOf, isInParts, partsGone, SMALL_BODY_BYTES } from "./commands/accept.ts";
 import { endCommand } from "./commands/end.ts";
-import {
-  claimCommand,
-  ownPending,
-  type TakenCall,
-  type TakenCalls,
-  type Taking,
-  takeCommand,
-  waitingAgents,
-} from "./commands/queue.ts";
+import { takeCommand, waitingAgents } from "./commands/queue.ts";
 import { countSettlement } from "./counters.ts";
 import { findByIdempotencyKey, freeIdempotencyKey, type Idempotency } from "./idempotency.ts";
 
@@ -56,20 +49,6 @@ export interface Ending {
   readonly detail?: string | null;
 }
 
-/** The claims of this process: see claims.ts. */
-export interface Claims {
-  /** A new token for an attempt to take a call. */
-  begin(): string;
-  /** The claim is stored: the call is this process's to make. */
-  took(token: string, id: string): void;
-  /**
-   * The attempt is over.
-   *
-   * @param isUnrecorded the call may have been made, and its end could not be stored
-   */
-  over(token: string, isUnrecorded?: boolean): void;
-}
-
 export type InvocationKey = { readonly tenant: string; readonly id: string };
 
 export interface PendingCall {
@@ -78,8 +57,8 @@ export interface PendingCall {
 }
 
 /**
- * Stores an accepted call. With an idempotency key that another call already took, nothing is stored and that
- * call's ID is the answer.
+ * Stores an accepted call, and gives its ID. With an idempotency key that another call already took, nothing is stored and
+ * that call's ID is the answer.
  *
  * @param claim takes the call in the same write; null leaves it pending
  * @param beside done in the same write when the call is stored
@@ -91,26 +70,19 @@ export function accept(
   claim: AcceptingClaim | null = null,
   beside: ((tx: Tx) => Promise<void>) | null = null,
 ): Promise<string> {
-  // A small body is written with its call. Inside another write there is no time for a large one.
-  const isWhole = beside === null && !isInParts(accepted.body);
-  if (isWhole || !("read" in writer)) return acceptStored(writer, accepted, claim);
-  return withStoredBody(writer, accepted, () =>
-    beside === null
-      ? acceptStored(writer, accepted, claim)
-      : writer.write(
-          async (tx) => {
-            const id = await acceptStored(tx, accepted, claim);
-            if (id === accepted.row.id) await beside(tx);
-            return id;
-          },
-          { bytes: bytesBeside(accepted.body) },
-        ),
-  );
-}
-
-/** What is written of a body with its call. */
-function bytesBeside(body: CallBody): number {
-  return isInParts(body) ? 0 : body.byteLength;
+  // Inside another write there is no time to store a large body first.
+  if (!("read" in writer)) return acceptStored(writer, accepted, claim);
+  const isLarge = isInParts(accepted.body);
+  const work = () => {
+    if (beside === null) return acceptStored(writer, accepted, claim);
+    const together = async (tx: Tx) => {
+      const id = await acceptStored(tx, accepted, claim);
+      if (id === accepted.row.id) await beside(tx);
+      return id;
+    };
+    return writer.write(together, { bytes: isLarge ? 0 : accepted.body.byteLength });
+  };
+  return isLarge ? withStoredBody(writer, accepted, work) : work();
 }
 
 type AcceptingClaim = Pick<Claim, "owner" | "token">;
@@ -139,53 +111,54 @@ export interface Claim {
   readonly key: InvocationKey;
   /** The replica that takes the call. */
   readonly owner: string;
-  /** Token of this attempt, the same for all its tries: see claims.ts. */
+  /** Token of this attempt, the same for all its tries: see upstream/ownership.ts. */
   readonly token: string;
   readonly now: number;
-  /** The stored call, if the caller still has it in memory, so that it is not read again. */
-  readonly inHand: PendingCall | null;
-  /** How long its request is, as far as that is known. */
-  readonly bodyBytes?: number;
 }
 
 /**
- * Takes a pending call; from here on it is never made again. Gives the stored call, or null when someone else
- * took it, or it was cancelled. A claim that was stored without its answer is found by its token, so this may be
- * tried again.
+ * Takes a pending call; from here on it is never made again. Null when someone else took it, or it was cancelled. A claim
+ * that was stored without its answer is found by its token, so this may be tried again.
+ *
+ * @param bodyBytes how long its request is, as far as that is known
  */
-export async function claim(runner: Store | Tx, claim: Claim): Promise<PendingCall | null> {
-  const { key, inHand, bodyBytes = 0 } = claim;
-  const reader = "read" in runner ? runner.read : runner;
+export async function claim(writer: Store | Tx, claim: Claim, bodyBytes = 0): Promise<PendingCall | null> {
+  const { key } = claim;
+  const reader = "read" in writer ? writer.read : writer;
   // A large one is read before it is taken: if the process dies meanwhile, the call is made by the next one.
-  const isRead = inHand === null && bodyBytes > SMALL_BODY_BYTES;
-  const before = isRead ? await storedRequest(reader, key, bodyBytes) : null;
-  const claimed = await runner.execute(claimCommand, claim);
+  const before = bodyBytes > SMALL_BODY_BYTES ? await storedRequest(reader, key, bodyBytes) : null;
+  const claimed = await ("read" in writer ? writer.write((tx) => claimRow(tx, claim)) : claimRow(writer, claim));
   if (claimed === null) return null;
-  if (inHand !== null) return inHand;
-  const body = claimed.body ?? before ?? (await storedRequest(reader, key, Number(claimed.size)));
-  if (claimed.call === null || body === null) throw new Fault("internal", "a pending call without its request");
+  const { mode, req_size } = claimed;
+  // Of a streamed call only what may be shown is stored.
+  const stored = mode === "streaming" ? Math.min(req_size ?? 0, MAX.capturedBytes) : (req_size ?? 0);
+  const body = claimed.request ?? before ?? (await storedRequest(reader, key, stored));
+  if (body === null) throw new Fault("internal", "a pending call without its request");
   return { call: JSON.parse(claimed.call) as Call, body };
 }
 
-interface TakenPending extends Pick<TakenCall, "id" | "token"> {
-  readonly inHand: PendingCall;
+/** A call waits while its payment may still land or fail, and one that was refused to its caller is not made. */
+async function claimRow(tx: Tx, { key, owner, token, now }: Claim) {
+  const { openInvocations: t, refusedCalls: refused } = tx.tables;
+  const { from, to } = INVOCATION_EVENTS.claim;
+  const isThis = and(eq(t.tenant, key.tenant), eq(t.id, key.id));
+  const refusal = tx.db
+    .select({ id: refused.id })
+    .from(refused)
+    .where(and(eq(refused.tenant, key.tenant), eq(refused.id, key.id)));
+  const isPaid = sql`coalesce(${t.settlement_status}, '') <> 'pending'`;
+  await tx.db
+    .update(t)
+    .set({ status: to, owner, claim: token, updated_at: now })
+    .where(and(isThis, isIn(t.status, from), isPaid, notExists(refusal)));
+  const [claimed] = await tx.db
+    .select({ call: t.call, request: t.request, mode: t.mode, req_size: t.req_size })
+    .from(t)
+    .where(and(isThis, isIn(t.status, to), eq(t.claim, token)));
+  return claimed ?? null;
 }
 
-/** Takes the oldest pending calls of an agent, each as `claim` does, but only those with a small body. */
-export async function takePending(
-  runner: CommandRunner,
-  taking: Taking,
-): Promise<Pick<TakenCalls, "large"> & { readonly taken: readonly TakenPending[] }> {
-  const { taken, large } = await runner.execute(takeCommand, taking);
-  const calls = taken.map(({ id, token, call, body }) => ({
-    id,
-    token,
-    inHand: { call: JSON.parse(call) as Call, body },
-  }));
-  return { taken: calls, large };
-}
-
-export { ownPending, SMALL_BODY_BYTES, waitingAgents };
+export { SMALL_BODY_BYTES, takeCommand, waitingAgents };
 
 /** Whether the call is running by this very claim. */
 export async function holdsClaim(reader: Reader, key: InvocationKey, token: string): Promise<boolean> {

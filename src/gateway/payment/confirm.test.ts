@@ -33,7 +33,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
 
     async function end(key: InvocationKey): Promise<void> {
       const token = crypto.randomUUID();
-      await claim(store(), { key, owner: "rep_1", token, now: clock.now(), inHand: null });
+      await claim(store(), { key, owner: "rep_1", token, now: clock.now() });
       expect(await finish(store(), { key, token, request_id: "req" }, SUCCESS, clock.now())).toBe(true);
     }
 

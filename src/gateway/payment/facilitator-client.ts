@@ -4,9 +4,8 @@
 
 import { createPrivateKey, type KeyObject, X509Certificate } from "node:crypto";
 import type { Span } from "../../core/tracing.ts";
-import { exchangeJson } from "../../http/client/fetch-json.ts";
-import type { Outbound } from "../../http/client/outbound.ts";
-import type { ClientIdentity } from "../../http/client/tls-contexts.ts";
+import type { ClientIdentity } from "../../http/client/connections.ts";
+import { exchangeJson, type Outbound } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
 

@@ -1,6 +1,6 @@
 // What a facilitator's answer to `/settle` means, and what becomes of the payment. Pure. The rule behind both:
 // unknown is never reported as failed, for the money may have moved or may still move.
-import type { JsonAnswer } from "../../http/client/fetch-json.ts";
+import type { JsonAnswer } from "../../http/client/outbound.ts";
 import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
 

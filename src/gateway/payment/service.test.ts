@@ -60,7 +60,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
     test("a collected payment is closed: its signature is gone, and its call may be claimed", async () => {
       const [tenant, at] = [await configured(), replica(() => COLLECTED)];
       const { payment, key } = await recorded(at, await priced(tenant));
-      const take = () => store().write((tx) => claim(tx, { key, owner: "rep", token: "t", now: 0, inHand: null }));
+      const take = () => store().write((tx) => claim(tx, { key, owner: "rep", token: "t", now: 0 }));
       expect(await take()).toBeNull();
       await at.payments.settle(payment);
       expect(at.told).toEqual([`paid ${payment.agent_id}`]);

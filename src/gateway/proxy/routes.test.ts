@@ -16,7 +16,7 @@ import type { InvocableAgent } from "../agents/store.ts";
 import { type CompletionWaiters, createCompletionWaiters } from "../invocations/completion-waiters.ts";
 import { readHistory } from "../invocations/history.ts";
 import { createLostCommits } from "../invocations/lost-commits.ts";
-import { type AcceptedCall, claim } from "../invocations/service.ts";
+import { claim } from "../invocations/service.ts";
 import type { Payments } from "../payment/service.ts";
 import { createPolicyService } from "../policy/service.ts";
 import { type ProxyRoutesOptions, proxyRoutes } from "./routes.ts";
@@ -64,7 +64,7 @@ async function call(
     ...changed
   }: Partial<Pick<ProxyRoutesOptions, "policy">> & { readonly findAgent?: () => Promise<InvocableAgent> } = {},
 ) {
-  const offered: AcceptedCall[] = [];
+  const offered: string[] = [];
   const app = routes().use(
     proxyRoutes({
       store,
@@ -82,7 +82,7 @@ async function call(
       rates: { takeNow: () => null, take: async () => null },
       pseudonym: "tollgate-1",
       reserve: () => null,
-      offer: (accepted) => void offered.push(accepted),
+      offer: (_tenant, _agentId, id) => void offered.push(id),
       stop() {},
       ...changed,
     }),
@@ -146,7 +146,7 @@ test("a call whose record appears after it was refused is never made, and leaves
   await commit();
   const [late] = await allCalls();
   expect(late?.status).toBe("pending");
-  const taking = { owner: "r", token: "t", now: clock.now(), inHand: null };
+  const taking = { owner: "r", token: "t", now: clock.now() };
   const lateKey = { tenant: "acme", id: late?.id ?? "" };
   expect(await claim(real, { ...taking, key: lateKey })).toBeNull();
   // Its caller tries again before anything else has found it.
@@ -193,7 +193,7 @@ test("a call that was stored without an answer of the store is a 202, and is mad
   );
   expect(response.status).toBe(202);
   const { invocation_id } = (await response.json()) as { invocation_id: string };
-  expect(offered.map(({ row }) => row.id)).toEqual([invocation_id]);
+  expect(offered).toEqual([invocation_id]);
 });
 
 test("a call that was not stored is a 503, and nothing is sent", async () => {

@@ -39,7 +39,7 @@ export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "
   /** A place for a call that can start as soon as it is stored; null when it has to wait. */
   reserve(accepted: AcceptedCall): ReservedPlace | null;
   /** Called with each accepted call that has no place, after it is durable. */
-  offer(accepted: AcceptedCall): void;
+  offer(tenant: string, agentId: string, id: string): void;
   stop(id: string): void;
 }
 
@@ -150,7 +150,7 @@ async function accept(
     const stored = await record(options, checked, { accepted, claim: place?.claim ?? null });
     if (stored.isNew && isReady) {
       isRun = true;
-      if (place === null) options.offer(accepted);
+      if (place === null) options.offer(call.caller.tenant, call.agentId, stored.id);
       else place.run(accepted);
     }
     return stored;

@@ -15,10 +15,11 @@ import { type CallBody, hashOf, startOf, wholeOf } from "../../wire/body.ts";
 import { parseRpcMessages, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
-import { type Claims, claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
+import { claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
 import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
 import { leadsBack } from "../streaming/response.ts";
 import type { OpenedCall, OpenedConnection, StreamLimits, StreamPermit, Streams } from "../streaming/streams.ts";
+import type { Claims } from "../upstream/ownership.ts";
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
 import { loopProblem, noAgent, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
@@ -361,7 +362,7 @@ function claimAs(
   return untilStored(() => {
     // The call is not claimed for a caller who has gone, so the same payment can still resume it.
     if (isOver()) throw unknownYet(key.id);
-    return claim(store, { key, owner, token, now: clock.now(), inHand: null });
+    return claim(store, { key, owner, token, now: clock.now() });
   }, isOver);
 }
 

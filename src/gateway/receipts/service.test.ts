@@ -65,8 +65,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
     await store.write((tx) => accept(tx, one));
     return { tenant, id: one.row.id };
   };
-  const take = (key: Key) =>
-    store.write((tx) => claim(tx, { key, owner: "r", token: "t", now: clock.now(), inHand: null }));
+  const take = (key: Key) => store.write((tx) => claim(tx, { key, owner: "r", token: "t", now: clock.now() }));
   const end = async (key: Key, ending = SUCCESS) => {
     await take(key);
     const hashed = { ...ending, resp_sha256: sha256("world") };

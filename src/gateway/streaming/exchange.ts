@@ -3,15 +3,20 @@
 
 import type { Call } from "../../core/call.ts";
 import type { Log } from "../../core/log.ts";
-import { type Answer, isEncoded, Undecodable } from "../../http/client/answer.ts";
-import { bodyChunks } from "../../http/client/body.ts";
-import type { Chunks, DecodedFor, DecoderShare } from "../../http/client/decode.ts";
-import { type Outbound, OutboundError, requestSafely } from "../../http/client/outbound.ts";
-import type { ReadAhead } from "../../http/client/read-ahead.ts";
+import {
+  bodyChunks,
+  type Chunks,
+  type DecodedFor,
+  type DecoderShare,
+  isEncoded,
+  Undecodable,
+} from "../../http/client/body.ts";
+import { type Answer, OutboundError, type ReadAhead } from "../../http/client/exchange.ts";
+import { type Outbound, requestSafely } from "../../http/client/outbound.ts";
 import { BODILESS } from "../../http/client/response-parser.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { inTurns } from "../../kernel/turns.ts";
-import { unlessAborted } from "../../kernel/wait.ts";
+import { unlessAborted, untilFirst } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, freeMemory } from "../../wire/body.ts";
 import type { DeniedTools } from "../../wire/tool-list.ts";
@@ -115,8 +120,6 @@ export async function answerOf(
   const chunks = await decodedChunks(response, timeouts, decodedForExchange(decoders, opened), isEvents);
   const body = relayBody({
     chunks,
-    // A decoder may use its memory again.
-    arePiecesFree: !isEncoded(response.headers),
     timeouts,
     filter: response.ok ? filterOf(exchange, filterMemory, isEvents) : null,
     comments: isEvents ? { firstMs: 50, nextMs: commentMs } : null,
@@ -130,19 +133,17 @@ export async function answerOf(
 }
 
 /** @throws Undecodable when there is no memory in time, since the caller waits for the head meanwhile */
-function decodedForExchange(decoders: DecoderShare, { tenant, agentId }: OpenedRequest): DecodedFor {
+function decodedForExchange(decoders: DecoderShare, { tenant, agentId: agent }: OpenedRequest): DecodedFor {
   return {
     tenant,
-    memory: {
-      async take(bytes, closing, giveWay) {
-        const signal = AbortSignal.any([closing, AbortSignal.timeout(MAX.decoderWaitMs)]);
-        try {
-          return await decoders.take(tenant, agentId, bytes, signal, giveWay);
-        } catch (error) {
-          closing.throwIfAborted();
-          throw new Undecodable("no memory for its encoding in time", { cause: error });
-        }
-      },
+    async decoderMemory(bytes, closing, giveWay) {
+      const wait = AbortSignal.timeout(MAX.decoderWaitMs);
+      try {
+        return await untilFirst([closing, wait], (signal) => decoders.take({ tenant, agent }, bytes, signal, giveWay));
+      } catch (error) {
+        closing.throwIfAborted();
+        throw new Undecodable("no memory for its encoding in time", { cause: error });
+      }
     },
   };
 }
@@ -252,8 +253,6 @@ export interface RelayOptions {
   /** Of the body as it is before Content-Encoding. */
   readonly chunks: Chunks;
   readonly timeouts: ExchangeTimeouts;
-  /** Whether nobody keeps a piece that has passed, so that its memory can be given back at once: Bun's server keeps none. */
-  readonly arePiecesFree: boolean;
   readonly filter: ((chunks: Chunks) => Chunks) | null;
   /** After how much silence a comment is sent: at the start, and from then on. Null: no event stream, or no comment. */
   readonly comments: { readonly firstMs: number; readonly nextMs: number | null } | null;
@@ -306,7 +305,6 @@ async function* withFirst(first: Promise<IteratorResult<Uint8Array, void>>, rest
 
 export function relayBody({
   chunks: decoded,
-  arePiecesFree,
   timeouts,
   filter,
   comments,
@@ -369,7 +367,7 @@ export function relayBody({
     timeouts.waitFor("caller");
     hasBegun = true;
     controller.enqueue(value);
-    if (arePiecesFree && filter === null) passed = value;
+    if (filter === null) passed = value;
   }
 
   return new ReadableStream<Uint8Array>(

@@ -57,7 +57,7 @@ for (const [name, place] of Object.entries(places)) {
       expect(await store.execute(waitingAgents, { ...TAKER, after: "", limit: 10 })).toEqual([agent]);
       const block = { ...agent, owner: "rep_1", tokens: ["1", "2"], now, after: "", leftOut: [] };
       expect((await store.execute(takeCommand, block)).taken.map(({ id }) => id)).toEqual([waiting.id]);
-      const taking = { key: fetched, owner: "rep_1", token: "t", now, inHand: null };
+      const taking = { key: fetched, owner: "rep_1", token: "t", now };
       expect(await store.write((tx) => claim(tx, taking))).not.toBeNull();
       expect(await store.write((tx) => claim(tx, { ...taking, key: unknown }))).toBeNull();
 

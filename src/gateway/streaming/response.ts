@@ -4,7 +4,8 @@
 import { createHash } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
-import { type Answer, isEncoded } from "../../http/client/answer.ts";
+import { isEncoded } from "../../http/client/body.ts";
+import type { Answer } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { freeMemory } from "../../wire/body.ts";

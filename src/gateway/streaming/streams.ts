@@ -4,7 +4,8 @@
 
 import { Fault } from "../../core/fault.ts";
 import type { Tracer } from "../../core/tracing.ts";
-import { createReadAhead } from "../../http/client/read-ahead.ts";
+import { createDecoderShare } from "../../http/client/body.ts";
+import { ReadAhead } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createFairQueue, createFairShare, enter, type FairShareOptions } from "../../kernel/share.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment } from "../../kernel/time.ts";
@@ -17,7 +18,7 @@ import { type Ending, holdsClaim, type InvocationKey, release } from "../invocat
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
-import { type RecordEndOptions, recordEnd } from "../upstream/record-end.ts";
+import { type RecordEndOptions, recordEnd } from "../upstream/ownership.ts";
 import {
   answerOf,
   type Ended,
@@ -57,7 +58,7 @@ export interface OpenedCall extends OpenedRequest {
   readonly responseHeaders: Readonly<Record<string, string>>;
 }
 
-export interface StreamsDeps extends RecordEndOptions, Omit<ExchangeDeps, "filterMemory" | "readAhead"> {
+export interface StreamsDeps extends RecordEndOptions, Omit<ExchangeDeps, "filterMemory" | "readAhead" | "decoders"> {
   readonly upstreamTimeoutMs: number;
   /** Which tools of an agent are denied to everyone; null when the tenant has no policy. */
   deniedTools(tenant: string, agentId: string): Promise<((tool: string) => boolean) | null>;
@@ -75,9 +76,8 @@ export interface CallerEnd {
 }
 
 export function createStreams(options: StreamsDeps) {
-  const filterMemory = createBudget(MAX.toolListBytes);
+  const deps = { ...options, ...memoryOfStreams() };
   const captureMemory = createBudget(MAX.streamCaptureBytes);
-  const deps = { ...options, filterMemory, readAhead: createReadAhead(MAX.streamAheadBytes) };
   const calls = new Map<string, ExchangeTimeouts>();
   const connections = new Set<ExchangeTimeouts>();
   /** Calls that are being admitted, and calls whose end is not recorded yet. */
@@ -155,8 +155,9 @@ export function createStreams(options: StreamsDeps) {
     inUse: () => ({
       runningStreams: calls.size,
       streamCaptureBytes: captureMemory.inUse(),
-      toolListBytes: filterMemory.inUse(),
-      streamAheadBytes: deps.readAhead.inUse(),
+      toolListBytes: deps.filterMemory.inUse(),
+      streamAheadBytes: deps.readAhead.inUse,
+      streamDecoderBytes: deps.decoders.inUse(),
     }),
 
     /** Stops the call of an invocation that was ended elsewhere, if it runs here. */
@@ -170,6 +171,14 @@ export function createStreams(options: StreamsDeps) {
       await endsWithin(5_000, underWay.idle());
       givenUp.abort();
     },
+  };
+}
+
+function memoryOfStreams() {
+  return {
+    filterMemory: createBudget(MAX.toolListBytes),
+    readAhead: new ReadAhead(MAX.streamAheadBytes),
+    decoders: createDecoderShare(MAX.streamDecoderBytes),
   };
 }
 

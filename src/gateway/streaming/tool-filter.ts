@@ -2,7 +2,7 @@
 // stream are read and written again, so that every client reads the same events, wherever it ends lines. What can't be read,
 // or is too long to be held, does not pass. All that takes longer for a longer answer is done in steps.
 
-import type { Chunks } from "../../http/client/decode.ts";
+import type { Chunks } from "../../http/client/body.ts";
 import { createPace, inOneStep, inTurnSteps, type Pace, type Steps } from "../../kernel/turns.ts";
 import { EventStreamReader, Utf8Reader } from "../../wire/event-stream.ts";
 import { skipSpaceInSteps } from "../../wire/json-scan.ts";

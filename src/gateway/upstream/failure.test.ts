@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { Fault } from "../../core/fault.ts";
-import { Undecodable } from "../../http/client/answer.ts";
-import { OutboundError } from "../../http/client/outbound.ts";
+import { Undecodable } from "../../http/client/body.ts";
+import { OutboundError } from "../../http/client/exchange.ts";
 import { CallError, type CallStop, credentialProblem, upstreamFailureOf } from "./failure.ts";
 
 const running = new AbortController().signal;

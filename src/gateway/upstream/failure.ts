@@ -3,8 +3,8 @@
 
 import { Fault, type FaultKind } from "../../core/fault.ts";
 import type { ErrorClass } from "../../core/states.ts";
-import { Undecodable } from "../../http/client/answer.ts";
-import { OutboundError } from "../../http/client/outbound.ts";
+import { Undecodable } from "../../http/client/body.ts";
+import { OutboundError } from "../../http/client/exchange.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
 
 /**

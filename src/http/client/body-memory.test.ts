@@ -1,6 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import zlib from "node:zlib";
 import {
+  decodedBody,
   encoded,
   failure,
   HUGE,
@@ -10,9 +11,7 @@ import {
   TEXT,
   zstdStream,
 } from "../../../test/support/http/encoded-body.ts";
-import { Undecodable } from "./answer.ts";
-import { decodedBody, readBody } from "./body.ts";
-import type { DecodedFor } from "./decode.ts";
+import { type DecodedFor, readBody, Undecodable } from "./body.ts";
 
 describe("the memory of decoders", () => {
   /** Memory of which `free` bytes are left, and what was asked for. */
@@ -21,21 +20,19 @@ describe("the memory of decoders", () => {
     const state = { asked, held: 0, most: 0, giveWay: () => {} };
     const decodedFor: DecodedFor = {
       tenant: "acme",
-      memory: {
-        async take(bytes, signal, giveWay) {
-          asked.push(bytes);
-          state.giveWay = giveWay;
-          if (state.held + bytes > free) {
-            await new Promise<void>((_, reject) => {
-              signal.addEventListener("abort", () => reject(signal.reason));
-            });
-          }
-          state.held += bytes;
-          state.most = Math.max(state.most, state.held);
-          return () => {
-            state.held -= bytes;
-          };
-        },
+      async decoderMemory(bytes, signal, giveWay) {
+        asked.push(bytes);
+        state.giveWay = giveWay;
+        if (state.held + bytes > free) {
+          await new Promise<void>((_, reject) => {
+            signal.addEventListener("abort", () => reject(signal.reason));
+          });
+        }
+        state.held += bytes;
+        state.most = Math.max(state.most, state.held);
+        return () => {
+          state.held -= bytes;
+        };
       },
     };
     return { state, decodedFor };

@@ -2,6 +2,7 @@ import { describe, expect, test } from "bun:test";
 import zlib from "node:zlib";
 import fc from "fast-check";
 import {
+  decodedBody,
   ENCODERS,
   encoded,
   expectLost,
@@ -13,9 +14,7 @@ import {
   TEXT,
   zstdStream,
 } from "../../../test/support/http/encoded-body.ts";
-import { Undecodable } from "./answer.ts";
-import { decodedBody, readBody } from "./body.ts";
-import { BodyTooLarge } from "./decode.ts";
+import { BodyTooLarge, readBody, Undecodable } from "./body.ts";
 
 describe("a body that is decoded", () => {
   for (const [name, encode] of ENCODERS) {
@@ -46,6 +45,20 @@ describe("a body that is decoded", () => {
     const data = zlib.brotliCompressSync(zlib.gzipSync(TEXT));
     const body = await readBody(encoded(data, "gzip, identity, br"), LIMITS);
     expect(Buffer.compare(body.captured, TEXT)).toBe(0);
+  });
+
+  test("is decoded from what it was encoded with for its transfer, or lost when that is not known", async () => {
+    const sent = async (codings: string, bytes: Uint8Array, extra: Record<string, string> = {}) => {
+      const headers = { "transfer-encoding": codings, ...extra };
+      return readBody(new Response(Buffer.from(bytes), { headers }), LIMITS);
+    };
+    for (const codings of ["gzip, chunked", "GZIP,chunked ", "x-gzip , Chunked"]) {
+      expect(Buffer.compare((await sent(codings, zlib.gzipSync(TEXT))).captured, TEXT)).toBe(0);
+    }
+    const twice = zlib.gzipSync(zlib.brotliCompressSync(TEXT));
+    expect(Buffer.compare((await sent("gzip, chunked", twice, { "content-encoding": "br" })).captured, TEXT)).toBe(0);
+    expect(Buffer.compare((await sent("chunked", TEXT)).captured, TEXT)).toBe(0);
+    expectLost(await failure(sent("frob, chunked", TEXT)));
   });
 
   test("stays as it is in an unknown encoding", async () => {

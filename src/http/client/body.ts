@@ -1,10 +1,264 @@
-// Response bodies, decoded from their Content-Encoding and read within bounds. Sizes count decoded bytes, and nothing is
-// decoded before it is asked for, so a body that unpacks to gigabytes is stopped at its limit.
+// Bodies of answers: read within bounds, and decoded from their Content-Encoding meanwhile. Sizes count decoded bytes. Nothing
+// is decoded before it is asked for, nor before the most memory that its codings may take is counted, so a sender of little
+// that unpacks to much, or of much that unpacks to nothing, gets only its share.
 
+import { joined } from "../../core/bytes.ts";
+import { MAX } from "../../kernel/limits.ts";
+import { Commons } from "../../kernel/share.ts";
+import { inThreadTurn } from "../../kernel/turns.ts";
+import type { StopSignal } from "../../kernel/wait.ts";
 import type { BodyReader } from "../body-buffer.ts";
-import { type Answer, codingsOf, isEncoded, Undecodable } from "./answer.ts";
-import { BodyTooLarge, type Chunks, type DecodedFor, Decoding, NOBODY } from "./decode.ts";
-import { lost } from "./outbound.ts";
+import {
+  type DecoderFormat,
+  NativeDecoder,
+  ROOM_BYTES,
+  ZSTD_WINDOW_LOG_MAX,
+  ZSTD_WINDOW_TOO_LARGE,
+} from "../bun/native-decoders.ts";
+import { type Answer, lost } from "./exchange.ts";
+import type { AnswerHeaders } from "./response-parser.ts";
+
+export type Chunks = AsyncIterableIterator<Uint8Array, void, undefined>;
+
+/** The body, or what a layer of its encoding unpacks to, went beyond the limit. */
+export class BodyTooLarge extends Error {}
+
+/** The answer came in an encoding that is understood but not accepted. The message is for the log. */
+export class Undecodable extends Error {
+  override readonly name = "Undecodable";
+}
+
+type Coding = "gzip" | "deflate" | "br" | "zstd";
+
+const CODINGS: Readonly<Record<string, Coding>> = {
+  gzip: "gzip",
+  "x-gzip": "gzip",
+  deflate: "deflate",
+  br: "br",
+  zstd: "zstd",
+};
+
+/** What a body is encoded with, by its Content-Encoding, and why that is not taken. */
+interface Codings {
+  /** To be undone, outermost first. Empty too when one is unknown: then the body stays as it is. */
+  readonly list: readonly Coding[];
+  readonly problem: string | null;
+}
+
+const NONE: Codings = { list: [], problem: null };
+
+/** Whether the body comes as it is. A server may encode it for the transfer too (RFC 9112, section 7). */
+function isPlain(headers: AnswerHeaders): boolean {
+  const transfer = headers.get("transfer-encoding");
+  return !headers.has("content-encoding") && (transfer === null || transfer.toLowerCase() === "chunked");
+}
+
+function codingsIn(headers: AnswerHeaders): Codings {
+  if (isPlain(headers)) return NONE;
+  const transfer = headers.get("transfer-encoding")?.replace(/\bchunked\s*$/i, "") ?? "";
+  const value = `${headers.get("content-encoding") ?? ""},${transfer}`;
+  // No honest answer has a longer list of them, which is parsed for every answer.
+  if (value.length > 256) return { list: [], problem: "a very long list of encodings" };
+  const names = value.split(",").map((name) => name.trim().toLowerCase());
+  const list: Coding[] = [];
+  for (const name of names.reverse()) {
+    if (name === "" || name === "identity") continue;
+    const coding = Object.hasOwn(CODINGS, name) ? CODINGS[name] : undefined;
+    if (coding === undefined) return transfer === "" ? NONE : { list, problem: "an unknown transfer coding" };
+    list.push(coding);
+  }
+  if (list.length > MAX.encodings) return { list, problem: `more than ${MAX.encodings} encodings` };
+  if (list.filter((coding) => coding === "zstd").length > 1) return { list, problem: "zstd within zstd" };
+  return { list, problem: null };
+}
+
+/** Whether decoding changes the bytes, so that headers that describe the sent ones no longer apply. */
+export function isEncoded(headers: AnswerHeaders): boolean {
+  return codingsIn(headers).list.length > 0;
+}
+
+/** For whom a body is decoded. */
+export interface DecodedFor {
+  readonly tenant: string;
+  /**
+   * Resolves when so many bytes of memory may be held, with what gives them back.
+   *
+   * @param signal its reason ends the wait
+   * @param giveWay called when others need them: they are to be given back soon
+   */
+  decoderMemory(bytes: number, signal: StopSignal, giveWay: () => void): Promise<() => void>;
+}
+
+/** For answers of servers that the operator configured. */
+const NOBODY: DecodedFor = { tenant: "", decoderMemory: async () => () => {} };
+
+export type DecoderShare = ReturnType<typeof createDecoderShare>;
+
+/**
+ * The memory of all decoders of a thread, shared out by tenant first. An answer of a few hundred bytes can make its decoder
+ * hold 16 MiB for as long as it stays open. So a tenant that holds more than its part gives way when others wait: see
+ * kernel/share.ts.
+ */
+export function createDecoderShare(size: number) {
+  const commons = new Commons({ size });
+  return {
+    /** As `DecodedFor.decoderMemory`. What it resolves with is to be called once. */
+    async take(
+      { tenant, agent }: { readonly tenant: string; readonly agent: string },
+      bytes: number,
+      signal: StopSignal,
+      giveWay: () => void,
+    ): Promise<() => void> {
+      signal.throwIfAborted();
+      const stake = commons.stake(tenant, agent);
+      stake.giveWay = giveWay;
+      await stake.take(bytes, signal);
+      return () => stake.giveBack();
+    },
+    inUse: (): number => commons.inUse,
+  };
+}
+
+const KIB = 1024;
+const MIB = 1024 * KIB;
+
+const BROTLI_TABLES_BYTES = 4 * MIB;
+
+/** The most that the decoder of each coding may hold. */
+const NEEDS: Readonly<Record<Coding, number>> = {
+  // The window of 32 KiB, tables, and what surrounds them.
+  gzip: 64 * KIB + ROOM_BYTES,
+  deflate: 64 * KIB + ROOM_BYTES,
+  // The largest window, and up to 256 tables of each of three kinds.
+  br: 16 * MIB + BROTLI_TABLES_BYTES + ROOM_BYTES,
+  // The largest window that is taken, for each frame may name its own; tables, and a block of each side.
+  zstd: 2 ** ZSTD_WINDOW_LOG_MAX + 384 * KIB + ROOM_BYTES,
+};
+
+/** Input of one step, which costs time even if nothing comes out. */
+const INPUT_BYTES = 16 * KIB;
+/** No honest answer gives a layer more input than this that is also so many times its output. */
+const INPUT_FREE_BYTES = MIB;
+const INPUT_PER_OUTPUT_MAX = 64;
+
+async function* slicesOf(chunks: Chunks): Chunks {
+  for await (const chunk of chunks) {
+    for (let at = 0; at < chunk.length; at += INPUT_BYTES) yield chunk.subarray(at, at + INPUT_BYTES);
+  }
+}
+
+/** By its first byte (RFC 7932, section 9.1). @throws Undecodable */
+function brotliWindowOf(firstByte: number): number {
+  if ((firstByte & 1) === 0) return 2 ** 16;
+  const [high, low] = [(firstByte >> 1) & 0b111, (firstByte >> 4) & 0b111];
+  if (high !== 0) return 2 ** (17 + high);
+  if (low === 1) throw new Undecodable("a large window of brotli");
+  return 2 ** (low === 0 ? 17 : 8 + low);
+}
+
+/** The most that the decoders of a body with this first byte may hold: an inner layer has not been seen. */
+function needsOf(codings: readonly Coding[], firstByte: number): number {
+  if (codings.length === 1 && codings[0] === "br") {
+    return brotliWindowOf(firstByte) + BROTLI_TABLES_BYTES + ROOM_BYTES;
+  }
+  return codings.reduce((sum, coding) => sum + NEEDS[coding], 0);
+}
+
+/** @throws Undecodable */
+function formatOf(coding: Coding, firstByte: number): DecoderFormat {
+  if (coding === "br") brotliWindowOf(firstByte);
+  // Means the zlib format (RFC 9110 section 8.4.1.2), but some servers send bare deflate: the method bits of the zlib
+  // header tell them apart.
+  return coding === "deflate" && (firstByte & 0x0f) !== 8 ? "deflate-raw" : coding;
+}
+
+function notDecoded(error: unknown): never {
+  const isWindow = error instanceof Error && "code" in error && error.code === ZSTD_WINDOW_TOO_LARGE;
+  throw isWindow ? new Undecodable("a zstd window above 8 MiB") : error;
+}
+
+interface DecodingOptions {
+  /** Outermost first. */
+  readonly codings: readonly Coding[];
+  /** Each layer may unpack to this much: a small body can hide gigabytes between two layers. */
+  readonly maxBytes: number;
+  readonly decodedFor: DecodedFor;
+  /** Called when others need its memory: it has to be closed. */
+  giveWay(): void;
+}
+
+/** The decoding of one body, with a layer for each encoding, in turns by tenant. */
+class Decoding {
+  readonly #options: DecodingOptions;
+  readonly #closing = new AbortController();
+  readonly #decoders: NativeDecoder[] = [];
+  /** Null until its memory is counted. */
+  #giveBack: (() => void) | null = null;
+
+  constructor(options: DecodingOptions) {
+    this.#options = options;
+  }
+
+  chunks(raw: Chunks): Chunks {
+    return this.#options.codings.reduce((source, coding) => this.#decode(source, coding), raw);
+  }
+
+  /** At once, whatever it waits for. */
+  close(): void {
+    if (this.#closing.signal.aborted) return;
+    this.#closing.abort(new Error("the body was closed"));
+    for (const decoder of this.#decoders) decoder.close();
+    this.#giveBack?.();
+  }
+
+  async *#decode(source: Chunks, coding: Coding): Chunks {
+    const { maxBytes, decodedFor } = this.#options;
+    let decoder: NativeDecoder | null = null;
+    let [taken, given] = [0, 0];
+    for await (const input of slicesOf(source)) {
+      decoder ??= await this.#open(coding, input[0] ?? 0);
+      for await (const output of this.#outputsOf(decoder, input)) {
+        if (output.length > 0) yield output;
+        given += output.length;
+        if (given > maxBytes) throw new BodyTooLarge(`a layer of ${coding} is too large`);
+      }
+      taken += input.length;
+      const isMuch = taken > INPUT_FREE_BYTES + INPUT_PER_OUTPUT_MAX * given;
+      if (isMuch) throw new Undecodable(`much ${coding} that comes to nothing`);
+    }
+    // No bytes are an empty body in any encoding.
+    if (decoder !== null) await inThreadTurn(decodedFor.tenant, () => decoder.finish());
+  }
+
+  async *#outputsOf(decoder: NativeDecoder, input: Uint8Array): Chunks {
+    const { tenant } = this.#options.decodedFor;
+    for (let [left, hasMore] = [input, true]; hasMore; ) {
+      const { output, used, isFull } = await inThreadTurn(tenant, () => decoder.decode(left)).catch(notDecoded);
+      this.#closing.signal.throwIfAborted();
+      yield output;
+      [left, hasMore] = [left.subarray(used), isFull];
+    }
+  }
+
+  async #open(coding: Coding, firstByte: number): Promise<NativeDecoder> {
+    const format = formatOf(coding, firstByte);
+    if (this.#giveBack === null) await this.#takeMemory(firstByte);
+    this.#closing.signal.throwIfAborted();
+    const decoder = new NativeDecoder(format);
+    this.#decoders.push(decoder);
+    return decoder;
+  }
+
+  /** Takes all that its layers may come to need, so that nobody who holds some waits for more. */
+  async #takeMemory(firstByte: number): Promise<void> {
+    const { codings, decodedFor, giveWay } = this.#options;
+    const { signal } = this.#closing;
+    const giveBack = await decodedFor.decoderMemory(needsOf(codings, firstByte), signal, giveWay);
+    if (signal.aborted) giveBack();
+    signal.throwIfAborted();
+    this.#giveBack = giveBack;
+  }
+}
 
 export interface BodyRead {
   /** Decoded bytes; when `tooLarge`, those that were seen. */
@@ -17,50 +271,62 @@ export interface BodyRead {
   readonly tooLarge: boolean;
 }
 
-export interface BodyLimits {
+interface OpenOptions {
   readonly maxBytes: number;
-  readonly captureBytes: number;
-  /** Called before this many bytes in all are kept. The body is not read on before the returned promise settles. */
-  readonly grow?: (bytes: number) => Promise<void> | undefined;
-  /** Called with what comes after the first `captureBytes`, piece by piece, and with a getter for those first bytes. */
-  readonly beyond?: (rest: Uint8Array, start: () => Uint8Array) => void;
-  /** For whom it is decoded; nobody when it is left out. */
+  /** Nobody when it is left out. */
   readonly decodedFor?: DecodedFor;
   /** Needed only beside the request's own signal, which covers the body as well. */
   readonly signal?: AbortSignal;
 }
 
-/** A body up to this size that came whole is taken as it is. */
-const SMALL_BYTES = 64 * 1024;
-
-/** An open body. `close` takes effect at once, even while a chunk is awaited. */
-interface OpenBody {
-  readonly chunks: Chunks;
-  close(): void;
+export interface BodyLimits extends OpenOptions {
+  readonly captureBytes: number;
+  /** Called before this many bytes in all are kept. The body is not read on before the returned promise settles. */
+  readonly grow?: (bytes: number) => Promise<void> | undefined;
+  /** Called with what comes after the first `captureBytes`, piece by piece, and with a getter for those first bytes. */
+  readonly beyond?: (rest: Uint8Array, start: () => Uint8Array) => void;
 }
+
+/** A body up to this size that came whole is taken as it is. */
+const SMALL_BYTES = 64 * KIB;
 
 const DONE = { done: true, value: undefined } as const;
 
 /**
- * Chunks that are got one by one, as a generator would give them. Generators hand each on through several turns of the
- * microtask queue: with two of them the first bytes of a short stream reached their reader 30 µs later (measured).
+ * The chunks of an open body, got one by one as a generator would give them. A generator hands each on through several
+ * turns of the microtask queue: with two of them the first bytes of a short stream reached their reader 30 µs later
+ * (measured). To leave it closes the body at once, even while a chunk is awaited.
  */
-abstract class ChunkReader implements Chunks {
+class BodyChunks implements Chunks {
+  readonly #read: () => Promise<{ readonly value?: Uint8Array | undefined }>;
+  readonly #close: () => void;
+  readonly #signals: readonly AbortSignal[];
   #isOver = false;
 
-  /** Null at the end. */
-  protected abstract read(): Promise<Uint8Array | null>;
-  /** Called once, however it ends. */
-  protected end(): void {}
+  constructor(
+    read: () => Promise<{ readonly value?: Uint8Array | undefined }>,
+    close: () => void,
+    signals: readonly AbortSignal[],
+  ) {
+    this.#read = read;
+    this.#close = close;
+    this.#signals = signals;
+    for (const signal of signals) signal.addEventListener("abort", close, { once: true });
+  }
 
+  /** @throws OutboundError, BodyTooLarge, Undecodable, the reason of a signal */
   async next(): Promise<IteratorResult<Uint8Array, void>> {
     if (this.#isOver) return DONE;
     try {
-      const value = await this.read();
-      if (value !== null) return { done: false, value };
+      this.#check();
+      const { value } = await this.#read();
+      if (value !== undefined) return { done: false, value };
+      // A body closed by a signal ends like an ordinary one.
+      this.#check();
     } catch (error) {
       this.#finish();
-      throw error;
+      this.#check();
+      throw error instanceof BodyTooLarge || error instanceof Undecodable ? error : lost(error);
     }
     this.#finish();
     return DONE;
@@ -71,192 +337,86 @@ abstract class ChunkReader implements Chunks {
     return DONE;
   }
 
-  async throw(error: unknown): Promise<IteratorResult<Uint8Array, void>> {
-    this.#finish();
-    throw error;
+  #check(): void {
+    for (const signal of this.#signals) signal.throwIfAborted();
   }
 
   #finish(): void {
-    if (!this.#isOver) this.end();
+    if (this.#isOver) return;
     this.#isOver = true;
+    for (const signal of this.#signals) signal.removeEventListener("abort", this.#close);
+    this.#close();
   }
 
   [Symbol.asyncIterator](): this {
     return this;
   }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    this.#finish();
-  }
 }
 
-class RawChunks extends ChunkReader {
-  readonly #reader: Pick<BodyReader, "read">;
-
-  constructor(reader: Pick<BodyReader, "read">) {
-    super();
-    this.#reader = reader;
-  }
-
-  protected async read(): Promise<Uint8Array | null> {
-    return (await this.#reader.read()).value ?? null;
-  }
-}
-
-function toStream(chunks: Chunks, cancel: () => Promise<void>): ReadableStream<Uint8Array> {
-  return new ReadableStream<Uint8Array>(
-    {
-      async pull(controller) {
-        const { done, value } = await chunks.next();
-        if (done) controller.close();
-        else controller.enqueue(value);
-      },
-      cancel,
-    },
-    // Nothing is read ahead of its reader.
-    { highWaterMark: 0 },
-  );
-}
-
-/** Throws OutboundErrors, BodyTooLarge, Undecodable or the signal's reason. However the loop ends, the body is closed. */
-class GuardedChunks extends ChunkReader {
-  readonly #chunks: Chunks;
-  readonly #close: () => void;
-  readonly #signals: readonly AbortSignal[];
-
-  constructor(chunks: Chunks, close: () => void, signals: readonly AbortSignal[]) {
-    super();
-    this.#chunks = chunks;
-    this.#close = close;
-    this.#signals = signals;
-    for (const signal of signals) signal.addEventListener("abort", close, { once: true });
-  }
-
-  protected async read(): Promise<Uint8Array | null> {
-    try {
-      this.#check();
-      const { value } = await this.#chunks.next();
-      // A body closed by a signal ends like an ordinary one.
-      if (value === undefined) this.#check();
-      return value ?? null;
-    } catch (error) {
-      this.#check();
-      throw error instanceof BodyTooLarge || error instanceof Undecodable ? error : lost(error);
-    }
-  }
-
-  #check(): void {
-    for (const signal of this.#signals) signal.throwIfAborted();
-  }
-
-  protected override end(): void {
-    for (const signal of this.#signals) signal.removeEventListener("abort", this.#close);
-    this.#close();
-  }
-}
-
-/** @throws Undecodable */
-function decodingOf(
-  { body, headers }: Answer,
-  { maxBytes, decodedFor = NOBODY }: OpenOptions,
-  isLent: boolean,
-  giveWay: () => void,
-): Decoding | null {
-  const codings = body === null ? [] : codingsOf(headers);
-  return codings.length === 0 ? null : new Decoding({ codings, maxBytes, isLent, giveWay, ...decodedFor });
-}
-
-interface OpenOptions {
-  readonly maxBytes: number;
-  readonly decodedFor?: DecodedFor | undefined;
-  readonly signal?: AbortSignal | undefined;
-}
-
-async function* oneChunk(chunk: Uint8Array): Chunks {
-  if (chunk.length > 0) yield chunk;
-}
+type BodyBytes = Pick<BodyReader, "read" | "cancel">;
 
 /** The body as it was sent. */
-function rawBody({ whole, body }: Answer): { readonly raw: Chunks; cancel(): void } {
-  if (whole !== undefined && whole !== null) return { raw: oneChunk(whole), cancel() {} };
-  if (body === null) return { raw: oneChunk(new Uint8Array()), cancel() {} };
-  const reader = body.getReader();
-  return { raw: new RawChunks(reader), cancel: () => void reader.cancel().catch(() => {}) };
+function sentBody({ whole, body }: Answer): BodyBytes {
+  if (body !== null) return body.getReader();
+  let value = whole?.length ? whole : undefined;
+  return {
+    async read() {
+      const piece = value;
+      value = undefined;
+      return { done: piece === undefined, value: piece };
+    },
+    async cancel() {},
+  };
 }
 
-/** @param isLent whether a decoded chunk is valid only until the next one is asked for */
-function open(response: Answer, options: OpenOptions, isLent = false): OpenBody {
-  const { signal } = options;
-  const { raw, cancel } = rawBody(response);
-  // Every piece passes each of the generators, so the usual body has one less.
-  if (!response.headers.has("content-encoding")) {
-    return { chunks: new GuardedChunks(raw, cancel, signal === undefined ? [] : [signal]), close: cancel };
-  }
-  let decoding: Decoding | null = null;
-  const crowded = new AbortController();
-  const giveWay = () => crowded.abort(new Undecodable("others need the memory of its decoder"));
-  const close = () => {
-    decoding?.close();
-    cancel();
-  };
-  async function* chunks(): Chunks {
-    decoding = decodingOf(response, options, isLent, giveWay);
-    yield* decoding?.chunks(raw) ?? raw;
-  }
-  const signals = signal === undefined ? [crowded.signal] : [signal, crowded.signal];
-  return { chunks: new GuardedChunks(chunks(), close, signals), close };
+async function* sentChunks(reader: BodyBytes): Chunks {
+  for (let next = await reader.read(); next.value !== undefined; next = await reader.read()) yield next.value;
 }
 
 /**
- * The decoded body as a stream. Cancelling it closes the connection. Its errors are OutboundErrors, BodyTooLarge
- * when a layer of an encoding unpacks to more than `maxBytes`, Undecodable, or the signal's reason.
+ * The decoded body, for a reader that reads to the end, leaves, or stops by the signal. Its errors are OutboundErrors,
+ * BodyTooLarge when a layer of an encoding unpacks to more than `maxBytes`, Undecodable, or the signal's reason.
  */
-export function decodedBody(response: Answer, options: OpenOptions): ReadableStream<Uint8Array> {
-  const { chunks, close } = open(response, options);
-  return toStream(chunks, async () => {
-    close();
-    await chunks.return();
-  });
-}
-
-/** The decoded body for a reader that reads to the end or stops by the signal. */
-export function bodyChunks(response: Answer, options: OpenOptions): Chunks {
-  return open(response, options).chunks;
+export function bodyChunks(response: Answer, { maxBytes, decodedFor = NOBODY, signal }: OpenOptions): Chunks {
+  const reader = sentBody(response);
+  const cancel = () => void reader.cancel().catch(() => {});
+  const signals = signal === undefined ? [] : [signal];
+  if (isPlain(response.headers)) return new BodyChunks(() => reader.read(), cancel, signals);
+  const crowded = new AbortController();
+  const giveWay = () => crowded.abort(new Undecodable("others need the memory of its decoder"));
+  const { list: codings, problem } = codingsIn(response.headers);
+  const decoding = new Decoding({ codings, maxBytes, decodedFor, giveWay });
+  const chunks = decoding.chunks(sentChunks(reader));
+  const hasBody = response.body !== null || Boolean(response.whole);
+  const next = async () => {
+    if (hasBody && problem !== null) throw new Undecodable(problem);
+    const { value } = await chunks.next();
+    return { value: value ?? undefined };
+  };
+  const close = () => {
+    decoding.close();
+    cancel();
+  };
+  return new BodyChunks(next, close, [...signals, crowded.signal]);
 }
 
 /** What `readBody` gives, if it need not wait: of a small answer that came whole, and is not encoded. */
 export function bodyAtOnce({ whole, headers }: Answer, limits: BodyLimits): BodyRead | null {
   const { maxBytes, captureBytes, beyond, signal } = limits;
   if (whole === undefined || whole === null || whole.length > Math.min(maxBytes, SMALL_BYTES)) return null;
-  if (signal !== undefined || headers.has("content-encoding")) return null;
+  if (signal !== undefined || !isPlain(headers)) return null;
   const truncated = whole.length > captureBytes;
   const captured = truncated ? whole.slice(0, captureBytes) : whole;
   if (truncated) beyond?.(whole.subarray(captureBytes), () => captured);
   return { size: whole.length, captured, truncated, tooLarge: false };
 }
 
-/** In memory of its own (Buffer.concat may take shared memory), so that it can move to another thread. */
-function joined(parts: readonly Uint8Array[]): Uint8Array {
-  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
-  let at = 0;
-  for (const part of parts) {
-    whole.set(part, at);
-    at += part.length;
-  }
-  return whole;
-}
-
 /** The part of a chunk that is kept, once there is memory for it. `size` bytes came before it. */
-async function startOf(
-  chunk: Uint8Array,
-  size: number,
-  { captureBytes, grow }: BodyLimits,
-  isLent: boolean,
-): Promise<Uint8Array> {
+async function startOf(chunk: Uint8Array, size: number, { captureBytes, grow }: BodyLimits): Promise<Uint8Array> {
   await grow?.(Math.min(size + chunk.length, captureBytes));
   const room = captureBytes - size;
-  // A copy, because lent memory is used again, and because keeping a part would keep the whole chunk in memory.
-  return isLent || chunk.length > room ? chunk.slice(0, room) : chunk;
+  // A copy, because keeping a part would keep the whole chunk in memory.
+  return chunk.length > room ? chunk.slice(0, room) : chunk;
 }
 
 /**
@@ -268,13 +428,12 @@ export async function readBody(response: Answer, limits: BodyLimits): Promise<Bo
   const small = bodyAtOnce(response, limits);
   if (small !== null) return small;
   const { maxBytes, captureBytes, beyond } = limits;
-  const isLent = isEncoded(response.headers);
   const kept: Uint8Array[] = [];
   let size = 0;
   let tooLarge = false;
   try {
-    for await (const chunk of open(response, limits, true).chunks) {
-      if (size < captureBytes) kept.push(await startOf(chunk, size, limits, isLent));
+    for await (const chunk of bodyChunks(response, limits)) {
+      if (size < captureBytes) kept.push(await startOf(chunk, size, limits));
       const room = Math.max(captureBytes - size, 0);
       if (chunk.length > room) beyond?.(chunk.subarray(room), () => joined(kept));
       size += chunk.length;

@@ -1,11 +1,12 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import net from "node:net";
 import { sentText } from "../../../test/support/http/answer-body.ts";
+import { decodedBody } from "../../../test/support/http/encoded-body.ts";
 import { hostRules } from "../../core/host.ts";
-import { decodedBody, readBody } from "./body.ts";
+import { readBody } from "./body.ts";
 import { IdleConnections, type KeptConnection } from "./connections.ts";
-import { createOutbound, OutboundError } from "./outbound.ts";
-import { createReadAhead } from "./read-ahead.ts";
+import { OutboundError, ReadAhead } from "./exchange.ts";
+import { createOutbound } from "./outbound.ts";
 import { SLICE_BYTES_MAX } from "./response-parser.ts";
 
 const servers: net.Server[] = [];
@@ -92,7 +93,7 @@ describe("a streamed answer", () => {
       waits += bytes;
       most = Math.max(most, waits);
     };
-    const ahead = { open() {}, add: count, exempt() {}, close() {} };
+    const ahead = Object.assign(new ReadAhead(WHOLE).of("acme"), { add: count });
     const request = { method: "POST", headers: [], body: null, signal: AbortSignal.timeout(20_000), ahead };
     const response = await outbound.request(url, request);
     let read = 0;
@@ -111,7 +112,7 @@ describe("a streamed answer", () => {
       socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${WHOLE}\r\n\r\n`);
       socket.write(Buffer.alloc(WHOLE));
     });
-    const gate = createReadAhead(4 * 1024 * 1024);
+    const gate = new ReadAhead(4 * 1024 * 1024);
     let waits = 0;
     let most = 0;
     const readerOf = (tenant: string) => {
@@ -288,21 +289,21 @@ test("of the connections to a place the one that waited shortest is taken, and n
   const pool = new IdleConnections();
   let ended = 0;
   const [first, last] = [connection(60_000), connection(60_000)];
-  for (const each of [first, last, connection(-1, () => ended++), connection(0, () => ended++)]) pool.isFree(each);
-  pool.isFree(connection(60_000, undefined, "there"));
+  for (const each of [first, last, connection(-1, () => ended++), connection(0, () => ended++)]) pool.add(each);
+  pool.add(connection(60_000, undefined, "there"));
   expect([pool.take("here"), pool.take("here"), pool.take("here"), ended]).toEqual([last, first, null, 2]);
 });
 
 test("one that nobody takes is closed when it is too old, and the others stay", async () => {
   const pool = new IdleConnections(5);
   const young = connection(60_000);
-  pool.isFree(young);
+  pool.add(young);
   await new Promise<void>((resolve) => {
     const old = connection(10, () => {
-      pool.isOver(old);
+      pool.remove(old);
       resolve();
     });
-    pool.isFree(old);
+    pool.add(old);
   });
   expect([pool.take("here"), pool.take("here")]).toEqual([young, null]);
 });

@@ -1,26 +1,37 @@
-// The HTTP client, on the runtime's sockets. The runtime's `fetch` will not do (measured on Bun 1.4.5): it reads ahead of a
-// body that nobody reads (1.4 MB of each), drops what has arrived of an answer when the connection closes before it was
-// read (21 of 60 answers closed right after their first part, 42 of 60 destroyed; here none), and does not tell a reset
-// from a close, nor when a request has left. A version of Bun whose `fetch` does none of this makes the client unnecessary.
+// Connections to upstreams, on the runtime's sockets: dialled at an address that was judged, with TLS where the URL says so,
+// and kept for a while for further requests of their tenants.
+import { createPrivateKey } from "node:crypto";
 import net from "node:net";
 import tls from "node:tls";
 import { tenantCache } from "../../kernel/cache.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
 import { bodyPartsOf, type CallBody } from "../../wire/body.ts";
 import { keepReceiveBufferSmall } from "../bun/socket-options.ts";
-import { type Answer, isNamed } from "./answer.ts";
-import { Exchange, TransportError, type TransportRequest } from "./exchange.ts";
-import { ResponseParser } from "./response-parser.ts";
+import { type Answer, type DialTarget, Exchange, type SentRequest, TransportError } from "./exchange.ts";
+import { type AnswerHeaders, ResponseParser } from "./response-parser.ts";
+
+/** A request that is pinned to an address. */
+interface PinnedRequest extends SentRequest {
+  readonly target: DialTarget;
+  /** The one of the target's host that is dialled. */
+  readonly address: string;
+  /** Lines of all headers except Host and those of the connection and the length. */
+  readonly fields: string;
+  /** Whose connections are used, and in whose turns the answer is read. */
+  readonly tenant: string;
+  readonly tlsContext: TlsContext;
+}
 
 /** Short, since a server that drops idle connections unseen costs the call that finds out. */
 const IDLE_SECONDS = 30;
 /** One that may hold a TLS context of its own, with a copy of all roots (0.3 MB), counts as several. */
 const OWN_CONTEXT_WEIGHT = 4;
 const NOTHING = new Uint8Array();
-/** How much of a body is written at a time. */
+/** What a socket does not take at once it copies again and again: 32 MiB in one piece blocked the loop for 40 ms. */
 const PIECE_BYTES = 262_144;
-/** A body up to this size is copied after its head, to be sent with it. */
+/** A body up to this size is sent in one write with its head: after a reset, a second write would discard what has arrived. */
 const JOINED_BYTES_MAX = 64 * 1024;
 /** If a server tells how long it keeps a connection, it is not used for the last second before that. */
 const KEEP_ALIVE_MARGIN_SECONDS = 1;
@@ -30,17 +41,16 @@ const KEEP_ALIVE_TIMEOUT = /(?:^|[,;\s])timeout=(\d{1,9})\s*(?:$|[,;])/i;
  * Where a connection leads, and what it shows there. Names that share an address share no connections, since their servers
  * may belong to strangers. Nor do tenants: what one has left on a connection must not meet another's request.
  */
-function placeOf({ target, address, tenant, tlsContext }: TransportRequest): string {
+function placeOf({ target, address, tenant, tlsContext }: PinnedRequest): string {
   return JSON.stringify([tenant, target.isTls, address, target.host, target.serverName, tlsContext.name]);
 }
 
-function headOf({ target, method, fields, body }: TransportRequest): string {
+function headOf({ target, method, fields, body = null }: PinnedRequest): string {
   const length = body === null && method !== "POST" ? "" : `content-length: ${body?.byteLength ?? 0}\r\n`;
   return `${method} ${target.path} HTTP/1.1\r\nhost: ${target.host}\r\n${fields}${length}connection: keep-alive\r\n\r\n`;
 }
 
-/** The head and the body in one piece. */
-function joined(head: string, body: Uint8Array): Uint8Array {
+function joinedRequest(head: string, body: Uint8Array): Uint8Array {
   const bytes = Buffer.allocUnsafe(head.length + body.length);
   bytes.write(head, "latin1");
   bytes.set(body, head.length);
@@ -48,13 +58,9 @@ function joined(head: string, body: Uint8Array): Uint8Array {
 }
 
 /** How long the connection can be kept after this answer. */
-function keptSeconds(fields: readonly string[]): number {
-  for (let at = 0; at + 1 < fields.length; at += 2) {
-    if (!isNamed(fields[at] ?? "", "keep-alive")) continue;
-    const timeout = KEEP_ALIVE_TIMEOUT.exec(fields[at + 1] ?? "")?.[1];
-    if (timeout !== undefined) return Math.min(IDLE_SECONDS, Number(timeout) - KEEP_ALIVE_MARGIN_SECONDS);
-  }
-  return IDLE_SECONDS;
+function keptSeconds(headers: AnswerHeaders | undefined): number {
+  const timeout = KEEP_ALIVE_TIMEOUT.exec(headers?.get("keep-alive") ?? "")?.[1];
+  return timeout === undefined ? IDLE_SECONDS : Math.min(IDLE_SECONDS, Number(timeout) - KEEP_ALIVE_MARGIN_SECONDS);
 }
 
 /**
@@ -81,10 +87,10 @@ interface Dialled {
   readonly arrives: Arrivals;
 }
 
+/** One that is kept for further requests of its tenant to its place. */
 class UpstreamConnection implements KeptConnection {
   readonly place: string;
   readonly tenant: string;
-  /** Its part of the connections that are kept. */
   readonly weight: number;
   readonly #socket: net.Socket;
   readonly #parser = new ResponseParser();
@@ -92,7 +98,6 @@ class UpstreamConnection implements KeptConnection {
   #exchange: Exchange | null = null;
   #isSending = false;
   #isClosed = false;
-  /** While it waits for another request: when it is too old for one, of performance.now(). */
   idleUntil = 0;
   isOver = false;
   /** Whether any byte has come of the answer to the latest request. */
@@ -101,7 +106,7 @@ class UpstreamConnection implements KeptConnection {
   constructor(
     { socket, arrives }: Dialled,
     place: string,
-    request: TransportRequest,
+    request: PinnedRequest,
     pool: IdleConnections<UpstreamConnection>,
   ) {
     this.place = place;
@@ -124,7 +129,7 @@ class UpstreamConnection implements KeptConnection {
   }
 
   /** @throws TransportError; the signal's reason */
-  exchange(request: TransportRequest): Promise<Answer> {
+  exchange(request: PinnedRequest): Promise<Answer> {
     const socket = this.#socket;
     socket.ref();
     const exchange = new Exchange({
@@ -133,7 +138,7 @@ class UpstreamConnection implements KeptConnection {
       request,
       over: (isClean) => {
         this.#exchange = null;
-        const seconds = keptSeconds(exchange.head?.fields ?? []);
+        const seconds = keptSeconds(exchange.head?.headers);
         const isReusable = isClean && this.#parser.keepsAlive && !this.#isSending && seconds > 0;
         if (isReusable && !this.isOver) return this.#wait(seconds);
         // A socket holds what it has not sent until it is closed.
@@ -151,11 +156,10 @@ class UpstreamConnection implements KeptConnection {
     };
     const head = headOf(request);
     const body = request.body ?? NOTHING;
-    // In one write if possible: after a reset, a second write would discard what has arrived by then.
-    if (body instanceof Uint8Array && body.length <= JOINED_BYTES_MAX) socket.write(joined(head, body), isSent);
+    if (body instanceof Uint8Array && body.length <= JOINED_BYTES_MAX) socket.write(joinedRequest(head, body), isSent);
     else {
       socket.write(head, "latin1");
-      writeInParts(socket, body, isSent);
+      writeInPieces(socket, body, isSent);
     }
     return exchange.response;
   }
@@ -163,7 +167,7 @@ class UpstreamConnection implements KeptConnection {
   end(): void {
     if (this.isOver) return;
     this.isOver = true;
-    this.#pool.isOver(this);
+    this.#pool.remove(this);
     this.#socket.destroy();
     this.#parser.free();
   }
@@ -171,7 +175,7 @@ class UpstreamConnection implements KeptConnection {
   #wait(seconds: number): void {
     this.#socket.unref();
     this.idleUntil = performance.now() + 1000 * seconds;
-    this.#pool.isFree(this);
+    this.#pool.add(this);
   }
 
   #lost(how: "closed" | "broken"): void {
@@ -180,15 +184,14 @@ class UpstreamConnection implements KeptConnection {
   }
 }
 
-function* piecesOf(body: CallBody): Generator<Uint8Array, void> {
+function* writtenPieces(body: CallBody): Generator<Uint8Array, void> {
   for (const part of bodyPartsOf(body)) {
     for (let at = 0; at < part.length; at += PIECE_BYTES) yield part.subarray(at, at + PIECE_BYTES);
   }
 }
 
-/** In pieces, because what a socket does not take at once is copied again and again: 32 MiB blocked the loop for 40 ms. */
-function writeInParts(socket: net.Socket, body: CallBody, isSent: () => void): void {
-  const pieces = piecesOf(body);
+function writeInPieces(socket: net.Socket, body: CallBody, isSent: () => void): void {
+  const pieces = writtenPieces(body);
   const writeNext = (error?: Error | null) => {
     const { value } = pieces.next();
     if (error != null || value === undefined) return isSent();
@@ -220,7 +223,7 @@ async function dialled({ socket, arrives }: Dialled, connected: string, signal: 
   }
 }
 
-function dial({ target, address, tlsContext, signal, certified }: TransportRequest): Promise<Dialled> {
+function dial({ target, address, tlsContext, signal, certified }: PinnedRequest): Promise<Dialled> {
   const arrives: Arrivals = { take: null };
   const reading = { host: address, onread: readingInto(arrives) };
   if (!target.isTls) {
@@ -249,7 +252,7 @@ export function openTransport() {
   const pool = new IdleConnections<UpstreamConnection>();
   const few = createLimiter({ size: SLOW_AT_ONCE, tooMany: "too many connections with long keys" });
 
-  async function dialSlowly(request: TransportRequest): Promise<Dialled> {
+  async function dialSlowly(request: PinnedRequest): Promise<Dialled> {
     const work = () => Promise.allSettled([dial(request), Bun.sleep(SLOW_DIAL_MS)]);
     const [outcome] = await few(request.tenant, work).catch(() => {
       throw new TransportError("EBUSY");
@@ -258,18 +261,18 @@ export function openTransport() {
     return outcome.value;
   }
 
-  async function dialAndSend(request: TransportRequest, place: string): Promise<Answer> {
+  async function dialAndSend(request: PinnedRequest, place: string): Promise<Answer> {
     const dialled = await (request.tlsContext.isSlowToSign ? dialSlowly(request) : dial(request));
     return sendOn(new UpstreamConnection(dialled, place, request, pool), request);
   }
 
-  function sendOn(connection: UpstreamConnection, request: TransportRequest): Promise<Answer> {
+  function sendOn(connection: UpstreamConnection, request: PinnedRequest): Promise<Answer> {
     return request.leaving === undefined
       ? connection.exchange(request)
       : sendAfter(request.leaving, connection, request);
   }
 
-  async function sendAfter(leaving: () => Promise<void>, connection: UpstreamConnection, request: TransportRequest) {
+  async function sendAfter(leaving: () => Promise<void>, connection: UpstreamConnection, request: PinnedRequest) {
     try {
       await leaving();
     } catch (error) {
@@ -280,7 +283,7 @@ export function openTransport() {
   }
 
   /** What may happen twice is sent again: the server may have closed the connection before it saw this. */
-  async function sendOnKept(request: TransportRequest, kept: UpstreamConnection): Promise<Answer> {
+  async function sendOnKept(request: PinnedRequest, kept: UpstreamConnection): Promise<Answer> {
     try {
       return await kept.exchange(request);
     } catch (error) {
@@ -294,7 +297,7 @@ export function openTransport() {
    *
    * @throws errors with a code
    */
-  function send(request: TransportRequest): Promise<Answer> {
+  function send(request: PinnedRequest): Promise<Answer> {
     const place = placeOf(request);
     const kept = pool.take(place);
     if (kept === null) return dialAndSend(request, place);
@@ -333,22 +336,18 @@ export class IdleConnections<Connection extends KeptConnection> {
   take(place: string): Connection | null {
     const connection = this.#idle.get(place)?.at(-1);
     if (connection === undefined) return null;
-    this.#remove(connection);
+    this.remove(connection);
     if (performance.now() < connection.idleUntil) return connection;
     connection.end();
     return this.take(place);
   }
 
-  isFree(connection: Connection): void {
+  add(connection: Connection): void {
     const same = this.#idle.get(connection.place);
     if (same === undefined) this.#idle.set(connection.place, [connection]);
     else same.push(connection);
     this.#kept.set(connection.tenant, connection, true, connection.weight);
     this.#sweepLater();
-  }
-
-  isOver(connection: Connection): void {
-    this.#remove(connection);
   }
 
   /** One timer for all: one for each wait would cost each call 0.5 µs. Who takes a connection looks at its time, too. */
@@ -364,11 +363,88 @@ export class IdleConnections<Connection extends KeptConnection> {
     }, this.#sweepMs).unref();
   }
 
-  #remove(connection: Connection): void {
+  remove(connection: Connection): void {
     this.#kept.delete(connection);
     const same = this.#idle.get(connection.place) ?? [];
     const at = same.lastIndexOf(connection);
     if (at >= 0) same.splice(at, 1);
     if (same.length === 0) this.#idle.delete(connection.place);
   }
+}
+
+// TLS contexts of outgoing connections: a client certificate to show, and the roots to trust. Making one with roots of its
+// own takes 4 ms, so contexts are kept, with a share for each tenant.
+
+/** What a call shows to a server that asks for a certificate. All PEM. */
+export interface ClientIdentity {
+  readonly cert: string;
+  readonly key: string;
+  /** Roots trusted for this server beside the usual ones. */
+  readonly ca: string | null;
+}
+
+export interface TlsContext {
+  /** Contexts with the same certificate and roots have the same name. */
+  readonly name: string;
+  /** Undefined for the usual roots and no certificate. */
+  readonly secureContext: tls.SecureContext | undefined;
+  /** Its key signs in milliseconds, on the thread of the event loop: RSA-4096 takes 5 ms, EC and RSA-2048 less than one. */
+  readonly isSlowToSign: boolean;
+}
+
+const QUICK_RSA_BITS = 2048;
+
+/**
+ * A context with roots of its own holds a copy of all roots, 0.3 MB that the garbage collector does not see (measured:
+ * 1,000 of them, 440 MB of garbage). So the collector is run after this many evictions. That takes 9 ms, and making so
+ * many contexts 250 ms; a concurrent collection would free none of them.
+ */
+const EVICTIONS_PER_COLLECTION = 64;
+
+/** The system's roots and the built-in ones are largely the same, in other line lengths. */
+function distinct(certificates: readonly string[]): string[] {
+  return [...new Map(certificates.map((pem) => [pem.replace(/\s/g, ""), pem])).values()];
+}
+
+export function createTlsContexts(extraCa: string | null) {
+  const known = tenantCache<string, TlsContext>(MAX.tlsContexts, evicted);
+  let defaultRoots: string[] | null = null;
+  let usual: TlsContext | null = null;
+  let evictions = 0;
+
+  function evicted(): void {
+    evictions++;
+    if (defaultRoots !== null && evictions % EVICTIONS_PER_COLLECTION === 0) Bun.gc(true);
+  }
+
+  /** `ca` replaces the default roots, so they are listed with it; undefined leaves them as they are. */
+  function roots(own: string | null): string[] | undefined {
+    const extra = [extraCa, own].filter((pem) => pem !== null);
+    if (extra.length === 0) return undefined;
+    defaultRoots ??= distinct(tls.getCACertificates("default"));
+    return [...defaultRoots, ...extra];
+  }
+
+  function usualContext(): TlsContext {
+    const ca = roots(null);
+    return { name: "", secureContext: ca && tls.createSecureContext({ ca }), isSlowToSign: false };
+  }
+
+  return (tenant: string, identity: ClientIdentity | null): TlsContext => {
+    if (identity === null) {
+      usual ??= usualContext();
+      return usual;
+    }
+    const { cert, key } = identity;
+    const parts = JSON.stringify([tenant, cert, key, identity.ca]);
+    const name = new Bun.CryptoHasher("sha256").update(parts).digest("base64");
+    const found = known.get(name);
+    if (found !== undefined) return found;
+    const ca = roots(identity.ca);
+    const secureContext = tls.createSecureContext({ cert, key, ...(ca && { ca }) });
+    const bits = createPrivateKey(key).asymmetricKeyDetails?.modulusLength ?? 0;
+    const context = { name, secureContext, isSlowToSign: bits > QUICK_RSA_BITS };
+    known.set(tenant, name, context);
+    return context;
+  };
 }

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { createDecoderShare } from "./decode.ts";
+import { createDecoderShare } from "./body.ts";
 
 const never = new AbortController().signal;
 
@@ -8,7 +8,7 @@ test("a holder of more decoder memory than its part gives way when others wait, 
   const held = new Map<string, number>();
   async function hold(tenant: string): Promise<void> {
     const count = (more: number) => held.set(tenant, (held.get(tenant) ?? 0) + more);
-    const giveBack = await share.take(tenant, "agt_1", 10, never, () => {
+    const giveBack = await share.take({ tenant, agent: "agt_1" }, 10, never, () => {
       count(-10);
       giveBack();
       giveBack();

@@ -9,13 +9,8 @@ function exchanging(over: (isClean: boolean) => void = () => {}): Exchange {
     socket: new net.Socket(),
     parser: new ResponseParser(),
     request: {
-      target: { isTls: false, host: "localhost", hostname: "localhost", port: "", path: "/", serverName: null },
-      address: "127.0.0.1",
       method: "GET",
-      fields: "",
-      body: null,
       tenant: "",
-      tlsContext: { name: "", secureContext: undefined, isSlowToSign: false },
       signal: AbortSignal.timeout(10_000),
     },
     over,

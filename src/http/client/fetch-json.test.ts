@@ -1,7 +1,7 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import { hostRules } from "../../core/host.ts";
-import { fetchDocument, fetchJson } from "./fetch-json.ts";
-import { createOutbound, OutboundError } from "./outbound.ts";
+import { OutboundError } from "./exchange.ts";
+import { createOutbound, fetchDocument, fetchJson } from "./outbound.ts";
 
 const outbound = createOutbound({ rules: hostRules({ allow: ["127.0.0.1"] }), extraCa: null });
 

@@ -20,7 +20,8 @@ import {
   to,
 } from "../../../test/support/http/outbound-servers.ts";
 import { readBody } from "./body.ts";
-import { OutboundError, type OutboundRequest, retryAfterMs } from "./outbound.ts";
+import { OutboundError } from "./exchange.ts";
+import { type OutboundRequest, retryAfterMs } from "./outbound.ts";
 
 afterEach(closeServers);
 

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "bun:test";
-import { createReadAhead, type ReadAhead } from "./read-ahead.ts";
+import { ReadAhead } from "./exchange.ts";
 
 const KIB = 1024;
 const SIZE = 1024 * KIB;
@@ -30,7 +30,7 @@ function many(ahead: ReadAhead, tenant: string, count: number) {
 
 describe("reading ahead of an answer", () => {
   test("stops for all answers of a tenant that has used up its share, and for nobody else's", () => {
-    const ahead = createReadAhead(SIZE);
+    const ahead = new ReadAhead(SIZE);
     const mine = many(ahead, "a", 10);
     const other = answer(ahead, "b");
     mine[0]?.add(SIZE / 2);
@@ -44,7 +44,7 @@ describe("reading ahead of an answer", () => {
   });
 
   test("goes on when some is taken, for a few at a time", async () => {
-    const ahead = createReadAhead(SIZE);
+    const ahead = new ReadAhead(SIZE);
     const [first, ...rest] = many(ahead, "a", 100);
     first?.add(SIZE);
     await turns();
@@ -63,7 +63,7 @@ describe("reading ahead of an answer", () => {
   });
 
   test("goes on when an answer is over, whatever was left of it", async () => {
-    const ahead = createReadAhead(SIZE);
+    const ahead = new ReadAhead(SIZE);
     const [first, second] = many(ahead, "a", 2);
     first?.add(3 * SIZE);
     first?.close();
@@ -72,7 +72,7 @@ describe("reading ahead of an answer", () => {
   });
 
   test("does not stop when the answer has memory of its own", async () => {
-    const ahead = createReadAhead(SIZE);
+    const ahead = new ReadAhead(SIZE);
     const [first, second, third] = many(ahead, "a", 3);
     first?.exempt();
     second?.add(SIZE);
@@ -81,7 +81,7 @@ describe("reading ahead of an answer", () => {
   });
 
   test("goes on for a tenant that comes when others have used up all: piece by piece, as it is taken", async () => {
-    const ahead = createReadAhead(SIZE);
+    const ahead = new ReadAhead(SIZE);
     for (let tenant = 0; tenant < 20; tenant++) answer(ahead, `t${tenant}`).add(SIZE);
     const [first, second] = many(ahead, "last", 2);
     for (let time = 0; time < 5; time++) {

@@ -3,7 +3,8 @@ import dgram from "node:dgram";
 import dns from "node:dns";
 import { networkInterfaces } from "node:os";
 import { hostRules, isSame, parseAddress, type WrittenRules } from "../../core/host.ts";
-import { createResolver, type Lookup, ownAddresses } from "./resolve.ts";
+import { OutboundError } from "./exchange.ts";
+import { createResolver, type Lookup, ownAddresses } from "./outbound.ts";
 
 const NOBODY = hostRules({ allow: [] });
 const PUBLIC = "93.184.215.14";
@@ -20,10 +21,23 @@ function scripted(...answers: string[][]) {
   return { lookup, asked };
 }
 
+/** Tells what is found, or why nothing is. */
+function telling(resolve: ReturnType<typeof createResolver>) {
+  return async (hostname: string, tenant?: string) => {
+    try {
+      return { ok: true, addresses: await resolve(hostname, tenant) };
+    } catch (error) {
+      if (!(error instanceof OutboundError)) throw error;
+      return { ok: false, kind: error.kind, detail: error.message.replace(`${hostname}: `, "") };
+    }
+  };
+}
+
 type Options = WrittenRules & { readonly trusted?: boolean; readonly cacheMs?: number };
 
 function resolverOf(lookup: Lookup, { trusted = false, cacheMs = 0, ...written }: Options = {}) {
-  return createResolver({ rules: trusted ? null : hostRules(written), lookup, cacheMs, lookupTimeoutMs: 20 });
+  const rules = trusted ? null : hostRules(written);
+  return telling(createResolver({ rules, lookup, cacheMs, lookupTimeoutMs: 20 }));
 }
 
 describe("the rule for a name's addresses", () => {
@@ -183,7 +197,7 @@ describe("a look-up of a name", () => {
   });
 
   test("asks the system's resolver by default", async () => {
-    const resolve = createResolver({ rules: NOBODY });
+    const resolve = telling(createResolver({ rules: NOBODY }));
     expect(await resolve("localhost")).toMatchObject({ ok: false, kind: "blocked" });
     expect(await resolve("nowhere.invalid")).toMatchObject({ ok: false, kind: "unreached" });
   });
@@ -193,7 +207,7 @@ describe("a look-up of a name", () => {
     await using server = await nameServer();
     dns.setServers([server.address]);
     try {
-      const resolve = createResolver({ rules: NOBODY, lookupTimeoutMs: 1000 });
+      const resolve = telling(createResolver({ rules: NOBODY, lookupTimeoutMs: 1000 }));
       const stuck = Array.from({ length: 20 }, (_, index) =>
         resolve(`${index}.slow.${index % 2 === 0 ? "test" : "local"}`),
       );

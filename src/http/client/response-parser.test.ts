@@ -52,7 +52,7 @@ test("an answer is the same however its bytes come, and so is where it ends", ()
       const sent = isChunked ? `${parts.map(chunk).join("")}0\r\nX-Trailer: 1\r\n\r\n` : body;
       const text = interim + head + sent;
       const { head: read, left, ...rest } = parsed(text + after, slices);
-      expect(read).toEqual({ status: 201, fields: all.flat() });
+      expect([read?.status, [...(read?.headers ?? [])]]).toEqual([201, all.map(([n, v]) => [n.toLowerCase(), v])]);
       expect(rest).toEqual({ body, state: "whole" });
       expect(left).toBe(after.length);
     }),
@@ -118,7 +118,7 @@ test("parsers go on when the memory that they share has grown", () => {
   const parsers = Array.from({ length: 20_000 }, () => new ResponseParser());
   for (const n of [0, 10_000, 19_999]) {
     parsers[n]?.begin("GET");
-    expect(parsers[n]?.parse(answer(n)).head?.fields).toEqual(["X-N", String(n), "Content-Length", "0"]);
+    expect(parsers[n]?.parse(answer(n)).head?.headers.get("x-n")).toBe(String(n));
   }
   for (const parser of parsers) parser.free();
 });
@@ -129,8 +129,8 @@ test("a head longer than what is taken for text at a time is read alike", () => 
     const parser = new ResponseParser();
     parser.begin("GET");
     const head = `HTTP/1.1 200 OK\r\nA: ${long}\r\nB: ÿ\r\nContent-Length: 0\r\n\r\n`;
-    const { fields } = parser.parse(Buffer.from(head, "latin1")).head ?? {};
-    expect(fields).toEqual(["A", long, "B", "ÿ", "Content-Length", "0"]);
+    const { headers } = parser.parse(Buffer.from(head, "latin1")).head ?? {};
+    expect([headers?.get("a"), headers?.get("b")]).toEqual([long, "ÿ"]);
     parser.free();
   }
 });

@@ -6,7 +6,6 @@
 // In one file, since the callbacks of one parser share its state.
 
 import { MAX } from "../../kernel/limits.ts";
-import { isNamed } from "./answer.ts";
 
 /** A length that is exact as a number. */
 const LENGTH = /^\d{1,15}$/;
@@ -31,8 +30,7 @@ const NOTHING = new Uint8Array();
 
 export interface ResponseHead {
   readonly status: number;
-  /** Names and values in turn, as they came. */
-  readonly fields: readonly string[];
+  readonly headers: AnswerHeaders;
 }
 
 export interface ParsedSlice {
@@ -271,9 +269,10 @@ export class ResponseParser {
     }
     this.#status = status;
     this.#keepsAlive = keepsAlive;
-    this.#head = { status, fields: this.#fields };
+    const headers = new FieldHeaders(this.#fields);
+    this.#head = { status, headers };
     if (!this.hasBody) return SKIP_BODY;
-    this.#left = lengthOf(this.#fields);
+    this.#left = lengthOf(headers);
     return this.#left === null ? GO_ON : SKIP_BODY;
   }
 
@@ -306,20 +305,68 @@ export class ResponseParser {
   }
 }
 
+/** The length of a body that nothing else delimits; null for any other body. The parser has refused contradictions. */
+function lengthOf(headers: AnswerHeaders): number | null {
+  const length = headers.get("content-length");
+  if (length === null || !LENGTH.test(length) || headers.has("transfer-encoding")) return null;
+  return Number(length);
+}
+
 /**
- * The length of a body that nothing else delimits; null for any other body.
- *
- * @param fields names and values in turn; the parser has refused those that contradict each other
+ * What is read of the headers of an answer. A name may be asked for in small letters only. The runtime's Headers has this
+ * form too, but took 2 of the 38 µs of a small call (measured on Bun 1.4.5).
  */
-function lengthOf(fields: readonly string[]): number | null {
-  let length: number | null = null;
-  for (let at = 0; at + 1 < fields.length; at += 2) {
-    const name = fields[at] ?? "";
-    if (isNamed(name, "transfer-encoding")) return null;
-    if (!isNamed(name, "content-length")) continue;
-    const value = fields[at + 1] ?? "";
-    if (length !== null || !LENGTH.test(value)) return null;
-    length = Number(value);
+export interface AnswerHeaders extends Iterable<[name: string, value: string]> {
+  /** All values of the name. */
+  get(name: string): string | null;
+  has(name: string): boolean;
+}
+
+/** The fields of a head that the parser let through. */
+export class FieldHeaders implements AnswerHeaders {
+  readonly #fields: readonly string[];
+
+  /** @param fields names and values in turn, as they came */
+  constructor(fields: readonly string[]) {
+    this.#fields = fields;
   }
-  return length;
+
+  get(name: string): string | null {
+    let found: string | null = null;
+    for (let at = 0; at + 1 < this.#fields.length; at += 2) {
+      if (!isNamed(this.#fields[at] ?? "", name)) continue;
+      const value = bareValue(this.#fields[at + 1] ?? "");
+      found = found === null ? value : `${found}, ${value}`;
+    }
+    return found;
+  }
+
+  has(name: string): boolean {
+    for (let at = 0; at < this.#fields.length; at += 2) if (isNamed(this.#fields[at] ?? "", name)) return true;
+    return false;
+  }
+
+  *[Symbol.iterator](): Iterator<[string, string]> {
+    for (let at = 0; at + 1 < this.#fields.length; at += 2) {
+      yield [(this.#fields[at] ?? "").toLowerCase(), bareValue(this.#fields[at + 1] ?? "")];
+    }
+  }
+}
+
+/** Whether a field of a head has this name, in small letters. Most differ in length, which costs nothing to see. */
+function isNamed(field: string, name: string): boolean {
+  return field.length === name.length && field.toLowerCase() === name;
+}
+
+const BLANKS = new Set([0x09, 0x0a, 0x0d, 0x20]);
+
+/**
+ * A field's value without white space around it (RFC 9110, section 5.5, and the Fetch standard). Not by a pattern: one
+ * that looks for blanks at the end starts over at each blank in the middle, and a hostile upstream sends 60,000 of them.
+ */
+export function bareValue(value: string): string {
+  let [from, to] = [0, value.length];
+  while (from < to && BLANKS.has(value.charCodeAt(from))) from++;
+  while (to > from && BLANKS.has(value.charCodeAt(to - 1))) to--;
+  return value.slice(from, to);
 }

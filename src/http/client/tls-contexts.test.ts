@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import { ALICE, BOB, TEST_CA } from "../../../test/support/http/certificates.ts";
-import { createTlsContexts } from "./tls-contexts.ts";
+import { createTlsContexts } from "./connections.ts";
 
 const alice = { ...ALICE, ca: null };
 /** A certificate with other roots each time, as somebody would write it who wants many contexts. */

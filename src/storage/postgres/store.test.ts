@@ -7,7 +7,7 @@ import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import { renewReplicaLease } from "../../gateway/executor/ownership.ts";
+import { renewReplicaLease } from "../../gateway/upstream/ownership.ts";
 import { type Tx, UniqueViolation } from "../store.ts";
 import { postgresQueries, postgresTables } from "./pool.ts";
 import { openPostgres } from "./store.ts";

@@ -1,7 +1,8 @@
 // Encoded bodies of answers, and how reading them fails.
 import { expect } from "bun:test";
 import zlib from "node:zlib";
-import { OutboundError } from "../../../src/http/client/outbound.ts";
+import { bodyChunks } from "../../../src/http/client/body.ts";
+import { OutboundError } from "../../../src/http/client/exchange.ts";
 
 export const MIB = 1024 * 1024;
 export const LIMITS = { maxBytes: 8 * MIB, captureBytes: MIB };
@@ -38,6 +39,22 @@ export async function zstdStream(windowLog: number): Promise<Uint8Array> {
   encoder.write(TEXT);
   encoder.end();
   return Buffer.concat(await encoder.toArray());
+}
+
+/** The decoded body as a stream; to cancel it leaves the body. */
+export function decodedBody(...[response, options]: Parameters<typeof bodyChunks>): ReadableStream<Uint8Array> {
+  const chunks = bodyChunks(response, options);
+  return new ReadableStream<Uint8Array>(
+    {
+      async pull(controller) {
+        const { done, value } = await chunks.next();
+        if (done) controller.close();
+        else controller.enqueue(value);
+      },
+      cancel: () => void chunks.return?.(),
+    },
+    { highWaterMark: 0 },
+  );
 }
 
 export async function failure(work: Promise<unknown>): Promise<unknown> {

@@ -3,12 +3,8 @@ import { expect } from "bun:test";
 import net from "node:net";
 import tls from "node:tls";
 import { hostRules } from "../../../src/core/host.ts";
-import {
-  createOutbound,
-  OutboundError,
-  type OutboundOptions,
-  type OutboundRequest,
-} from "../../../src/http/client/outbound.ts";
+import { OutboundError } from "../../../src/http/client/exchange.ts";
+import { createOutbound, type OutboundOptions, type OutboundRequest } from "../../../src/http/client/outbound.ts";
 import { OTHER_SERVER, SERVER, TEST_CA } from "./certificates.ts";
 
 const OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";

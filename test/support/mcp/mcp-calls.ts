@@ -4,8 +4,7 @@ import { hostRules } from "../../../src/core/host.ts";
 import { runCall } from "../../../src/gateway/executor/call.ts";
 import type { Outcome, WorkerSettings } from "../../../src/gateway/executor/job.ts";
 import { createMcp } from "../../../src/gateway/executor/mcp/call.ts";
-import { createResponseMemory } from "../../../src/gateway/executor/workers/response-memory.ts";
-import { createDecoderShare } from "../../../src/http/client/decode.ts";
+import { ResponseMemory } from "../../../src/gateway/executor/workers/response-memory.ts";
 import { createOutbound } from "../../../src/http/client/outbound.ts";
 import type { Stoppable } from "../../../src/kernel/wait.ts";
 import type { Recorded } from "../http/upstream.ts";
@@ -24,10 +23,10 @@ export function keep<T extends { stop(): Promise<void> }>(part: T): T {
 }
 
 /** A caller with sessions of its own. */
-export function client(settings: Partial<WorkerSettings> = {}, memory = createResponseMemory(1)) {
+export function client(settings: Partial<WorkerSettings> = {}, memory = new ResponseMemory(1)) {
   const whole = { ...LOOPBACK, ...settings };
   const outbound = createOutbound({ rules: hostRules({ allow: whole.allow_hosts }), extraCa: null });
-  const upstreams = { outbound, settings: whole, memory, decoders: createDecoderShare() };
+  const upstreams = { outbound, settings: whole, memory };
   const mcp = createMcp(upstreams);
   keep({ stop: mcp.close });
   return {

@@ -6,9 +6,9 @@ import { join } from "node:path";
 import { silentLog } from "../../../src/core/log.ts";
 import type { Job, Outcome } from "../../../src/gateway/executor/job.ts";
 import { Scheduler, type SchedulerOptions } from "../../../src/gateway/executor/scheduler.ts";
-import { createClaims } from "../../../src/gateway/invocations/claims.ts";
 import { findInvocation } from "../../../src/gateway/invocations/history.ts";
 import { abandon, accept } from "../../../src/gateway/invocations/service.ts";
+import { createClaims, createReplicaLease, type ReplicaLeaseOptions } from "../../../src/gateway/upstream/ownership.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { accepted, SUCCESS } from "./invocations.ts";
@@ -68,15 +68,19 @@ export function useScheduling() {
         log: silentLog,
         pool: makePool(well).pool,
         replica: "rep_1",
-        isShared: false,
-        agentConcurrency: 4,
-        agentMaxRaised() {},
+        agentMax: () => 4,
         claims: createClaims(),
-        refusals: { removeAppeared: async () => {}, unnoted: new Set() },
+        refusals: { unnoted: new Set() },
         resolveCredential: async () => ({ header: null, version: "1" }),
         ...options,
       });
       return { scheduler, untilEnded: (id: string) => endOf(id).promise };
+    },
+    /** The lease of a process that comes next. */
+    lease(changed: Partial<ReplicaLeaseOptions> = {}) {
+      const refusals = { removeAppeared: async () => 0 };
+      const options = { store, clock, log: silentLog, replica: "rep_2", agentConcurrency: 4, agentMaxRaised() {} };
+      return createReplicaLease({ ...options, refusals, ...changed });
     },
     async acceptOne(credential_ref: string | null = null) {
       const one = accepted(clock.now());

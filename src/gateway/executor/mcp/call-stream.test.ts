@@ -1,7 +1,7 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import { startUpstream, type Upstream } from "../../../../test/support/http/upstream.ts";
 import { client, keep, LIST, stopKept, text } from "../../../../test/support/mcp/mcp-calls.ts";
-import { createResponseMemory } from "../workers/response-memory.ts";
+import { ResponseMemory } from "../workers/response-memory.ts";
 
 afterEach(stopKept);
 
@@ -79,7 +79,7 @@ describe("an event stream", () => {
   });
 
   test("keeps no other call waiting when it never ends its event, however many there are", async () => {
-    const memory = createResponseMemory(4);
+    const memory = new ResponseMemory(4);
     const part = `"${"y".repeat(500_000)}",`;
     const allBegun = Promise.withResolvers<void>();
     let [begun, taken] = [0, 0];

@@ -3,12 +3,11 @@ import fc from "fast-check";
 import { plainAnswer, plainStreamAnswer } from "../../../../test/support/chain/rpc-answer.ts";
 import { LOOPBACK } from "../../../../test/support/stores/jobs.ts";
 import { hostRules } from "../../../core/host.ts";
-import { NOBODY } from "../../../http/client/decode.ts";
 import { createOutbound } from "../../../http/client/outbound.ts";
 import { MAX } from "../../../kernel/limits.ts";
 import { CallError } from "../../upstream/failure.ts";
 import { newTrace } from "../job.ts";
-import { createResponseMemory } from "../workers/response-memory.ts";
+import { ResponseMemory } from "../workers/response-memory.ts";
 import { AnswerReader, isEventStream, readStreamAnswer } from "./response.ts";
 
 const encoder = new TextEncoder();
@@ -186,9 +185,8 @@ function contextOf() {
     outbound: createOutbound({ rules: hostRules({ allow: [] }), extraCa: null }),
     settings: LOOPBACK,
     signal,
-    hold: createResponseMemory(1).hold("acme", "agt_1", signal),
+    hold: new ResponseMemory(1).hold("acme", "agt_1", signal),
     trace: newTrace(),
-    decodedFor: NOBODY,
   };
 }
 

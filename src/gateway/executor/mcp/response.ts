@@ -3,9 +3,8 @@
 // dropped. Of a message is told whether it is the response, its captured start, its length and its SHA-256, all with the
 // caller's id in place of the id on the wire. Only the captured start is kept, however long the message is.
 import { createHash, type Hash } from "node:crypto";
-import type { Answer } from "../../../http/client/answer.ts";
-import { bodyChunks } from "../../../http/client/body.ts";
-import { BodyTooLarge, type Chunks } from "../../../http/client/decode.ts";
+import { BodyTooLarge, bodyChunks, type Chunks } from "../../../http/client/body.ts";
+import type { Answer } from "../../../http/client/exchange.ts";
 import { inOneStep } from "../../../kernel/turns.ts";
 import { EventStreamReader, Utf8Reader } from "../../../wire/event-stream.ts";
 import { followedKeys, JsonFollower, type Member, type MemberHandler } from "../../../wire/json-follower.ts";
@@ -212,7 +211,7 @@ export async function readMessage(
   response: Answer,
   options: AnswerOptions,
 ): Promise<AnswerReader> {
-  const { settings, trace, hold, decodedFor } = context;
+  const { settings, trace, hold } = context;
   const message = new AnswerReader(options);
   let size = 0;
   for await (const piece of piecesOf(context, response)) {
@@ -221,7 +220,7 @@ export async function readMessage(
       trace.resp_size = size;
       throw tooLarge(settings);
     }
-    await inSlices(piece, decodedFor.tenant, async (slice) => {
+    await inSlices(piece, hold.tenant, async (slice) => {
       await hold.grow(message.keptAfter(slice.length));
       return () => message.push(slice);
     });
@@ -241,7 +240,7 @@ export async function readStreamAnswer(
   response: Answer,
   options: AnswerOptions,
 ): Promise<AnswerReader> {
-  const { settings, trace, hold, decodedFor } = context;
+  const { settings, trace, hold } = context;
   // An event stream is always UTF-8: invalid bytes are replaced.
   const utf8 = new Utf8Reader();
   let message: AnswerReader | null = null;
@@ -268,7 +267,7 @@ export async function readStreamAnswer(
     size += piece.length;
     trace.resp_size = size;
     if (size > settings.max_response_bytes) throw tooLarge(settings);
-    await inSlices(piece, decodedFor.tenant, async (slice) => {
+    await inSlices(piece, hold.tenant, async (slice) => {
       const text = utf8.read(slice);
       await hold.grow(message?.keptAfter(text.length) ?? Math.min(text.length, options.captureBytes));
       return () => events.feed(text);
@@ -284,9 +283,9 @@ export async function readStreamAnswer(
 }
 
 /** The decoded body; left early, it is closed. */
-async function* piecesOf({ settings, decodedFor }: CallContext, response: Answer): Chunks {
+async function* piecesOf({ settings, hold }: CallContext, response: Answer): Chunks {
   try {
-    yield* bodyChunks(response, { maxBytes: settings.max_response_bytes, decodedFor });
+    yield* bodyChunks(response, { maxBytes: settings.max_response_bytes, decodedFor: hold });
   } catch (error) {
     throw error instanceof BodyTooLarge ? tooLarge(settings) : error;
   }

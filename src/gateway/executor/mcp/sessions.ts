@@ -3,13 +3,13 @@
 // forgotten by the server, or one too many of its tenant.
 
 import { VERSION } from "../../../core/startup.ts";
-import type { Answer } from "../../../http/client/answer.ts";
+import type { Answer } from "../../../http/client/exchange.ts";
 import { MAX } from "../../../kernel/limits.ts";
 import { createFairQueue, createFairShare, enter } from "../../../kernel/share.ts";
 import { endsWithin, Stop, type StopSignal, unlessAborted, untilFirst } from "../../../kernel/wait.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
 import { credentialHeaders } from "../../upstream/headers.ts";
-import { type CallContext, decodedForCall, readStart, send, type Upstreams } from "../call.ts";
+import { type CallContext, readStart, send, type Upstreams } from "../call.ts";
 import { newTrace } from "../job.ts";
 import { isEventStream, readMessage, readStreamAnswer } from "./response.ts";
 
@@ -250,7 +250,7 @@ function oldestFor(tenant: string, entries: ReadonlyMap<string, KeptSession>): K
  * What is sent on a session apart from the calls: `initialize`, `notifications/initialized`, `notifications/cancelled`, and
  * DELETE.
  */
-export function createMcpWire({ outbound, settings, memory, decoders }: Upstreams) {
+export function createMcpWire({ outbound, settings, memory }: Upstreams) {
   const places = createFairQueue(createFairShare({ size: MAX.mcpSideRequests }));
 
   /** Runs a step that is no call's own. One URL counts as one agent. */
@@ -260,13 +260,12 @@ export function createMcpWire({ outbound, settings, memory, decoders }: Upstream
     step: (context: CallContext) => Promise<T>,
   ): Promise<T> {
     const hold = memory.hold(tenant, url, signal);
-    const decodedFor = decodedForCall(decoders, hold, signal);
     const bounded = {
       ...settings,
       max_response_bytes: Math.min(settings.max_response_bytes, MAX.initializeBytes),
     };
     try {
-      return await step({ outbound, settings: bounded, signal, trace: newTrace(), hold, decodedFor });
+      return await step({ outbound, settings: bounded, signal, trace: newTrace(), hold });
     } finally {
       hold.release();
     }

@@ -3,7 +3,6 @@ import { startRecordingProxy, startUpstream } from "../../../../test/support/htt
 import { startMcpServer } from "../../../../test/support/mcp/mcp-servers.ts";
 import { LOOPBACK, makeJob } from "../../../../test/support/stores/jobs.ts";
 import { type Log, type LogFields, silentLog } from "../../../core/log.ts";
-import { createDecoderShare } from "../../../http/client/decode.ts";
 import type { WorkerSettings } from "../job.ts";
 import { batchOfJobs } from "./messages.ts";
 import { createSupervisor, createWorkerPool, type WorkerPool } from "./pool.ts";
@@ -23,7 +22,6 @@ function pool(size = 1, settings: Partial<WorkerSettings> = {}, log: Log = silen
   const made = createWorkerPool({
     size,
     settings: { ...LOOPBACK, ...settings },
-    decoders: createDecoderShare(),
     log,
   });
   open.push(made.close);
@@ -36,7 +34,6 @@ const FRAGILE = new URL("../../../../test/support/gateway/fragile-worker.ts", im
 function fragilePool(size = 1, script: () => string = () => FRAGILE): WorkerPool {
   const made = createWorkerPool({
     size,
-    decoders: createDecoderShare(),
     settings: LOOPBACK,
     log: silentLog,
     spawn: () => new Worker(script()),
@@ -107,7 +104,7 @@ describe("a pool of workers", () => {
     }
     await Promise.all(all);
     // As many as there are places for, in a worker that is the only one.
-    expect(most).toBeLessThan(60);
+    expect(most).toBeLessThan(100);
   });
 
   test("moves bodies of 32 MiB there, and what is captured back", async () => {
@@ -250,7 +247,6 @@ describe("a worker that is stuck", () => {
   function impatientPool(upstream_timeout_ms: number): WorkerPool {
     const made = createWorkerPool({
       size: 1,
-      decoders: createDecoderShare(),
       settings: { ...LOOPBACK, upstream_timeout_ms },
       log: silentLog,
       spawn: () => new Worker(FRAGILE),
@@ -301,7 +297,7 @@ function start() {
   };
   const supervisor = createSupervisor(
     { kind: "start", settings: LOOPBACK, workers: 1 },
-    { decoders: createDecoderShare(), log: silentLog, spawn },
+    { log: silentLog, spawn },
     {
       onReady: () => turns[readied++]?.resolve(),
       onResults: () => {},

@@ -3,9 +3,7 @@
 // replaced, more slowly when deaths follow one another. The calls that it was running end `internal`: the upstream may have
 // seen them, and nothing is sent twice.
 import type { Log } from "../../../core/log.ts";
-import type { DecoderShare } from "../../../http/client/decode.ts";
 import { failed, type Job, lostCall, newTrace, type Outcome, type WorkerSettings } from "../job.ts";
-import { createLender } from "./decoder-loans.ts";
 import {
   batchOfJobs,
   charactersOf,
@@ -39,8 +37,6 @@ export interface WorkerPoolOptions {
   /** How many workers there are. */
   readonly size: number;
   readonly settings: WorkerSettings;
-  /** The memory that the decoders of all workers share with those of other threads. */
-  readonly decoders: DecoderShare;
   readonly log: Log;
   /** For tests: makes the thread. */
   readonly spawn?: () => Worker;
@@ -125,7 +121,7 @@ function createWorkerHandle(options: Required<WorkerPoolOptions>) {
   const { size: workers, settings, log, graceMs } = options;
   const waiting = new Map<string, Pending>();
   const running = new Map<string, Pending>();
-  const news = createNews();
+  let news = nothingNew();
   let isFlushing = false;
   let isClosed = false;
   // Time is counted in ticks, so that a pause of this thread or of the machine counts as a single tick.
@@ -140,11 +136,10 @@ function createWorkerHandle(options: Required<WorkerPoolOptions>) {
       for (const { id, outcome } of results) {
         running.get(id)?.resolve(outcome);
         running.delete(id);
-        if (isCounted(outcome)) news.counted(id);
       }
     },
     onDeath(failedStarts) {
-      news.forget();
+      news = nothingNew();
       endAll(running, "the worker died");
       // Waiting jobs end instead of waiting for ever.
       if (failedStarts >= 5) endAll(waiting, "no worker can be started");
@@ -169,12 +164,13 @@ function createWorkerHandle(options: Required<WorkerPoolOptions>) {
   /** One message per turn, with what came up in it. */
   function flush(): void {
     isFlushing = false;
-    if ((waiting.size === 0 && news.isEmpty()) || !supervisor.isReady()) return;
+    if (waiting.size + news.cancel.length + news.recorded.length === 0 || !supervisor.isReady()) return;
     const handed = firstOf(waiting);
     for (const id of handed.keys()) waiting.delete(id);
     try {
       const { batch, transfer } = batchOfJobs(handed.values().map(({ job }) => job));
-      supervisor.post({ kind: "work", jobs: batch, ...news.take() }, transfer);
+      supervisor.post({ kind: "work", jobs: batch, ...news }, transfer);
+      news = nothingNew();
     } catch (error) {
       log.error("jobs_not_handed_over", { error });
       endAll(handed, "the job could not be handed over");
@@ -201,13 +197,14 @@ function createWorkerHandle(options: Required<WorkerPoolOptions>) {
         waiting.delete(id);
         pending.resolve(failed(newTrace(), "cancelled", "cancelled", 0));
       } else if (running.has(id)) {
-        news.cancelled(id);
+        news.cancel.push(id);
         flushSoon();
       }
     },
-    /** The response of a job is recorded, or never will be. */
+    /** The response of a job is recorded, or never will be. A worker that has replaced the job's own passes over it. */
     recorded(id: string) {
-      if (news.recorded(id)) flushSoon();
+      news.recorded.push(id);
+      flushSoon();
     },
     /** Jobs whose outcome is not known yet. */
     load: () => waiting.size + running.size,
@@ -234,36 +231,9 @@ function firstOf(waiting: ReadonlyMap<string, Pending>): Map<string, Pending> {
   return first;
 }
 
+const nothingNew = (): { cancel: string[]; recorded: string[] } => ({ cancel: [], recorded: [] });
+
 type WorkerHandle = ReturnType<typeof createWorkerHandle>;
-
-/** Collects the news for the worker about its jobs. */
-function createNews() {
-  /** Jobs that are done, and whose responses count as memory of the worker. */
-  const counted = new Set<string>();
-  let cancel: string[] = [];
-  let recorded: string[] = [];
-
-  function take() {
-    const taken = { cancel, recorded };
-    cancel = [];
-    recorded = [];
-    return taken;
-  }
-
-  return {
-    isEmpty: () => cancel.length + recorded.length === 0,
-    cancelled: (id: string) => void cancel.push(id),
-    counted: (id: string) => void counted.add(id),
-    /** Returns whether the worker must be told. */
-    recorded: (id: string) => counted.delete(id) && recorded.push(id) > 0,
-    take,
-    /** The worker is gone. */
-    forget() {
-      counted.clear();
-      take();
-    },
-  };
-}
 
 function endAll(jobs: Map<string, Pending>, detail: string): void {
   for (const { resolve } of jobs.values()) resolve(lostCall(detail));
@@ -281,10 +251,9 @@ interface SupervisorEvents {
 /** Keeps one worker alive: starts it, and replaces it when it dies. */
 export function createSupervisor(
   start: WorkerStart,
-  options: Pick<Required<WorkerPoolOptions>, "decoders" | "log" | "spawn">,
+  { log, spawn }: Pick<Required<WorkerPoolOptions>, "log" | "spawn">,
   events: SupervisorEvents,
 ) {
-  const { decoders, log, spawn } = options;
   let worker: Worker | null = null;
   let isReady = false;
   let isClosed = false;
@@ -294,8 +263,6 @@ export function createSupervisor(
   let respawn: ReturnType<typeof setTimeout> | undefined;
   /** Made by close(), so that no earlier death has settled it. */
   let closed: PromiseWithResolvers<void> | null = null;
-
-  const lender = createLender(decoders, (news) => worker?.postMessage({ kind: "loans", news }));
 
   function launch(): void {
     spawnedAt = performance.now();
@@ -321,9 +288,6 @@ export function createSupervisor(
       case "done":
         events.onResults(resultsOf(message.results));
         break;
-      case "loans":
-        lender.asked(message.requests);
-        break;
       case "closed":
         closed?.resolve();
         break;
@@ -332,7 +296,6 @@ export function createSupervisor(
 
   function bury(): void {
     worker = null;
-    lender.clear();
     failedStarts = isReady ? 0 : failedStarts + 1;
     isReady = false;
     closed?.resolve();

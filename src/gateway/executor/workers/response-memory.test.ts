@@ -2,10 +2,9 @@ import { describe, expect, test } from "bun:test";
 import { startUpstream } from "../../../../test/support/http/upstream.ts";
 import { LOOPBACK, makeJob } from "../../../../test/support/stores/jobs.ts";
 import { hostRules } from "../../../core/host.ts";
-import { createDecoderShare } from "../../../http/client/decode.ts";
 import { createOutbound } from "../../../http/client/outbound.ts";
 import { callHttp, runCall } from "../call.ts";
-import { createResponseMemory, type MemoryHold, type ResponseMemory } from "./response-memory.ts";
+import { type MemoryHold, ResponseMemory } from "./response-memory.ts";
 
 const MIB = 1024 * 1024;
 const LONG = 300_000;
@@ -18,15 +17,15 @@ function holdOf(memory: ResponseMemory, signal = never): MemoryHold {
   return memory.hold(`tenant-${++tenants}`, "agt_1", signal);
 }
 
-/** Memory for four answers of the captured length, which no worker has less than, and for sixteen of the usual one. */
+/** Memory for eight answers, which no worker has less than. */
 function small(): ResponseMemory {
-  return createResponseMemory(1, 8 * MIB);
+  return new ResponseMemory(1, 8 * MIB);
 }
 
-/** The memory, with all places of the captured length but these taken. */
+/** The memory, with all slots but these taken. */
 async function nearlyFull(left: number): Promise<ResponseMemory> {
   const memory = small();
-  for (let taken = left; taken < 4; taken++) await holdOf(memory).grow(LONG);
+  for (let taken = left; taken < 8; taken++) await holdOf(memory).grow(LONG);
   return memory;
 }
 
@@ -66,7 +65,7 @@ describe("memory for answers", () => {
   });
 
   test("is not used up by one tenant", async () => {
-    const memory = createResponseMemory(1, 44 * MIB);
+    const memory = new ResponseMemory(1, 22 * MIB);
     const greedy = Array.from({ length: 100 }, () => memory.hold("greedy", "agt_1", never));
     for (const hold of greedy) void hold.grow(LONG);
     expect(await isSettled(holdOf(memory).grow(LONG))).toBe(true);
@@ -97,8 +96,7 @@ describe("memory for answers", () => {
 function setUp(memory: ResponseMemory, upstream_timeout_ms: number) {
   const upstream = startUpstream((request) => new Response("x".repeat(Number(new URL(request.url).pathname.slice(1)))));
   const outbound = createOutbound({ rules: hostRules({ allow: LOOPBACK.allow_hosts }), extraCa: null });
-  const decoders = createDecoderShare();
-  const upstreams = { outbound, memory, decoders, settings: { ...LOOPBACK, upstream_timeout_ms } };
+  const upstreams = { outbound, memory, settings: { ...LOOPBACK, upstream_timeout_ms } };
   const run = (size: number, capture = true) =>
     runCall(makeJob(`${upstream.url}${size}`, { call: { capture } }), upstreams, new AbortController(), callHttp);
   return { run, stop: upstream.stop };

@@ -2,8 +2,7 @@
 // configuration; its settings come with the first message, then jobs and cancels, a batch per turn each way.
 
 import { hostRules } from "../../../core/host.ts";
-import { createOutbound } from "../../../http/client/outbound.ts";
-import { ownAddresses } from "../../../http/client/resolve.ts";
+import { createOutbound, ownAddresses } from "../../../http/client/outbound.ts";
 import { watchLoop } from "../../../kernel/loop-watch.ts";
 import { inTurns } from "../../../kernel/turns.ts";
 import { Stop } from "../../../kernel/wait.ts";
@@ -11,9 +10,8 @@ import type { CallStop } from "../../upstream/failure.ts";
 import { callHttp, runCall } from "../call.ts";
 import type { Job, WorkerSettings } from "../job.ts";
 import { createMcp } from "../mcp/call.ts";
-import { createBorrower } from "./decoder-loans.ts";
 import { batchOfResults, type FromWorker, jobsOf, type Result, type ToWorker } from "./messages.ts";
-import { createResponseMemory } from "./response-memory.ts";
+import { ResponseMemory } from "./response-memory.ts";
 
 declare const self: Worker;
 
@@ -28,9 +26,7 @@ function createCaller(settings: WorkerSettings, workers: number) {
     rules: hostRules({ allow: settings.allow_hosts, deny: settings.deny_hosts, own: ownAddresses() }),
     extraCa: settings.extra_ca,
   });
-  const memory = createResponseMemory(workers);
-  const decoders = createBorrower((requests) => post({ kind: "loans", requests }));
-  const upstreams = { outbound, settings, memory, decoders };
+  const upstreams = { outbound, settings, memory: new ResponseMemory(workers) };
   const mcp = createMcp(upstreams);
   const running = new Map<string, Stop>();
   /** Releases the memory of responses that are not recorded yet, by job. */
@@ -61,7 +57,6 @@ function createCaller(settings: WorkerSettings, workers: number) {
   }
 
   return {
-    decoders,
     take(jobs: readonly Job[], cancel: readonly string[], recorded: readonly string[]) {
       for (const job of jobs) begin(job);
       for (const id of cancel) running.get(id)?.abort(CANCELLED);
@@ -92,9 +87,6 @@ function serve(): (message: ToWorker) => void {
         break;
       case "work":
         caller?.take(jobsOf(message.jobs), message.cancel, message.recorded);
-        break;
-      case "loans":
-        caller?.decoders.receive(message.news);
         break;
       case "close":
         void caller?.close().then(() => post({ kind: "closed" }));

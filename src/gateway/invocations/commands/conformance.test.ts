@@ -48,7 +48,7 @@ const withKey = (
   idempotency: { key, body_sha256, asked_at, latest: asked_at },
 });
 const take = (store: Store, key: InvocationKey, token = "token") =>
-  claim(store, { key, owner: "rep_1", token, now: NOW + 1, inHand: null });
+  claim(store, { key, owner: "rep_1", token, now: NOW + 1 });
 const end = (store: Store, key: InvocationKey, ending: Ending = SUCCESS, token = "token") =>
   finish(store, { key, token, request_id: "req" }, ending, NOW + 2);
 const times = <T>(n: number, make: (i: number) => T): T[] => Array.from({ length: n }, (_, i) => make(i));
@@ -506,7 +506,7 @@ eachStore((makePlace, dialect) => {
     const all = async (one: AcceptedCall, fails: boolean) =>
       own.write(async (tx) => {
         await accept(tx, one);
-        await claim(tx, { key: keyOf(one), owner: "rep_1", token: "token", now: NOW, inHand: null });
+        await claim(tx, { key: keyOf(one), owner: "rep_1", token: "token", now: NOW });
         await finish(tx, { key: keyOf(one), token: "token", request_id: "req" }, SUCCESS, NOW);
         await tx.db.insert(tx.tables.replicas).values({ id: one.row.id, lease_until: 0 });
         if (fails) throw new Fault("conflict", "no");

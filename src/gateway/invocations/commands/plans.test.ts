@@ -10,12 +10,12 @@ import { silentLog } from "../../../core/log.ts";
 import { BEGIN_COMMANDS, BEGIN_LOOK_UP, postgresClient, postgresQueries } from "../../../storage/postgres/pool.ts";
 import type { Command, Store } from "../../../storage/store.ts";
 import { createReaper } from "../../streaming/reaper.ts";
+import { compareOnce, createClaims } from "../../upstream/ownership.ts";
 import { storePartCommand } from "../bodies.ts";
-import { compareOnce, createClaims } from "../claims.ts";
 import { accept } from "../service.ts";
 import { acceptCommand, acceptInPartsCommand, acceptPlainCommand } from "./accept.ts";
 import { endCommand } from "./end.ts";
-import { claimCommand, takeCommand, waitingAgents } from "./queue.ts";
+import { takeCommand, waitingAgents } from "./queue.ts";
 
 const [OPEN, ENDED] = [20_000, 60_000];
 const OF_ALL = "tenant, id, agent_id, caller, mode, status, body_captured, emit_receipt, updated_at";
@@ -55,7 +55,6 @@ function inputs(count: number) {
     [acceptCommand, calls],
     [acceptInPartsCommand, calls],
     [storePartCommand, keys.map((key, i) => ({ key, n: i % 2, bytes: new Uint8Array(1), dueAt: now }))],
-    [claimCommand, keys.map((key) => ({ key, owner: "rep", token: "t", now, inHand: null }))],
     [endCommand, ends.map((end) => ({ ...end, request_id: null, detail: null }))],
   ] as [Command<unknown, unknown>, unknown[]][];
 }
@@ -183,7 +182,7 @@ for (const version of [18, 15] as const) {
   );
 
   test.skipIf(missing !== null)(
-    `a claim writes down what it changes, and not the whole call again, on Postgres ${version}${why}`,
+    `taking a call writes down what it changes, and not the whole call again, on Postgres ${version}${why}`,
     async () => {
       const place = await postgresPlace(await (await startPostgres(version)).freshDatabase());
       const store = await place.open();
@@ -193,11 +192,16 @@ for (const version of [18, 15] as const) {
       await store.close();
       await using client = postgresClient(place.url);
       await client.unsafe(BEGIN_COMMANDS);
-      const claims = calls.map(({ row: { tenant, id } }) => ({ tenant, id }));
-      const given = claimCommand.postgres.valuesOf(
-        claims.map((key) => ({ key, owner: "rep", token: crypto.randomUUID(), now, inHand: null })),
-      );
-      await client.unsafe(`prepare one as ${claimCommand.postgres.text}`);
+      const taking = {
+        tenant: "acme",
+        agent_id: calls[0]?.row.agent_id ?? "",
+        owner: "rep",
+        now,
+        after: "",
+        leftOut: [],
+      };
+      const given = takeCommand.postgres.valuesOf([{ ...taking, tokens: calls.map(() => crypto.randomUUID()) }]);
+      await client.unsafe(`prepare one as ${takeCommand.postgres.text}`);
       const explain = `explain (analyze, wal, format json) execute one (${given.map(literal)})`;
       const [row] = await client.unsafe(explain).values();
       expect(row[0][0].Plan["WAL Bytes"] / calls.length).toBeLessThan(1_000);

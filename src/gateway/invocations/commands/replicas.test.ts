@@ -53,7 +53,7 @@ function suite(freshDatabase?: () => Promise<string>, isSerializable = false): v
         runs += 1;
         const [own, other] = at === 0 ? keys : keys.toReversed();
         if (own === undefined || other === undefined) throw new Error("no calls");
-        const claimed = await claim(tx, { key: other, owner: `rep_${at}`, token: "late", now: NOW, inHand: null });
+        const claimed = await claim(tx, { key: other, owner: `rep_${at}`, token: "late", now: NOW });
         if (++looked === 2) both.resolve();
         await both.promise;
         return [claimed, await finish(tx, { key: own, token: `t${at}`, request_id: "r" }, SUCCESS, NOW)];

@@ -8,7 +8,7 @@ import { agentLookUp } from "../../agents/store.ts";
 import { storePartCommand } from "../bodies.ts";
 import { acceptCommand, acceptInPartsCommand, acceptPlainCommand } from "./accept.ts";
 import { endCommand } from "./end.ts";
-import { claimCommand, ownPending, takeCommand, waitingAgents } from "./queue.ts";
+import { takeCommand, waitingAgents } from "./queue.ts";
 
 const place = sqlitePlace();
 await (await place.open()).close();
@@ -28,9 +28,7 @@ test.each([
   acceptPlainCommand,
   acceptInPartsCommand,
   agentLookUp,
-  claimCommand,
   endCommand,
-  ownPending,
   storePartCommand,
   takeCommand,
   waitingAgents,

@@ -8,7 +8,7 @@ import type { Store } from "../../../storage/store.ts";
 import { findInvocation } from "../history.ts";
 import { type AcceptedCall, abandon, accept, finish, holdsClaim, type InvocationRow } from "../service.ts";
 import { SMALL_BODY_BYTES } from "./accept.ts";
-import { ownPending, type Taking, takeCommand, YOUNG_MS } from "./queue.ts";
+import { type Taking, takeCommand, YOUNG_MS } from "./queue.ts";
 
 const NOW = 1_790_000_000_000;
 const times = <T>(n: number, make: (i: number) => T): T[] => Array.from({ length: n }, (_, i) => make(i));
@@ -111,28 +111,6 @@ eachStore((makePlace, dialect) => {
     expect(taken.map(({ id }) => id)).toEqual(own.map(idOf));
     const later = await take(agent_id, 10, { now: NOW + YOUNG_MS + 1, leftOut: [idOf(leftOut)] });
     expect(later.taken.map(({ id }) => id)).toEqual([idOf(others[3] as AcceptedCall)]);
-  });
-
-  test("what comes next is told as far as nobody else may take it, and whether that is all", async () => {
-    const agent_id = newAgent();
-    // On SQLite all calls are those of the process that has the database.
-    const isAlone = dialect === "sqlite";
-    const mine: AcceptedCall[] = [];
-    for (let i = 0; i < 3; i++) mine.push(await put({ agent_id, accepted_by: "rep_1" }));
-    const look = (limit: number, after = "", now = NOW) =>
-      store.execute(ownPending, { tenant: "acme", agent_id, replica: "rep_1", now, after, limit });
-    const own = mine.map((call) => ({ id: idOf(call), body_bytes: 5 }));
-    expect(await look(10)).toEqual({ calls: own, isAll: true });
-    expect(await look(2)).toEqual({ calls: own.slice(0, 2), isAll: false });
-    expect(await look(10, own[0]?.id)).toEqual({ calls: own.slice(1), isAll: true });
-    // Once they are old, any replica takes them.
-    const old = isAlone ? { calls: own, isAll: true } : { calls: [], isAll: false };
-    expect(await look(10, "", NOW + YOUNG_MS + 1)).toEqual(old);
-    const foreign = await put({ agent_id, accepted_by: "rep_gone" });
-    await put({ agent_id, accepted_by: "rep_1" });
-    const { calls, isAll } = await look(10);
-    expect([calls.slice(0, 3), calls.length, isAll]).toEqual([own, isAlone ? 5 : 3, isAlone]);
-    expect((await look(10, idOf(foreign))).calls).toHaveLength(1);
   });
 
   test("however many take from a backlog at once, each call is taken once, and the totals hold", async () => {

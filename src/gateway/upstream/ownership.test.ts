@@ -2,9 +2,9 @@ import { expect, test } from "bun:test";
 import { accepted } from "../../../test/support/stores/invocations.ts";
 import { clock, places } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
-import { compareOnce, createClaims } from "./claims.ts";
-import { findInvocation } from "./history.ts";
-import { abandon, accept, claim } from "./service.ts";
+import { findInvocation } from "../invocations/history.ts";
+import { abandon, accept, claim } from "../invocations/service.ts";
+import { compareOnce, createClaims } from "./ownership.ts";
 
 for (const [name, place] of Object.entries(places)) {
   test(`on ${name} the calls that run here and in the database are brought together, both ways`, async () => {
@@ -17,7 +17,7 @@ for (const [name, place] of Object.entries(places)) {
       const token = claims.begin();
       await store.write(async (tx) => {
         await accept(tx, call);
-        await claim(tx, { key, owner, token, now: clock.now(), inHand: null });
+        await claim(tx, { key, owner, token, now: clock.now() });
       });
       return { ...key, token };
     };
@@ -67,7 +67,7 @@ for (const [name, place] of Object.entries(places)) {
     try {
       await store.write(async (tx) => {
         await accept(tx, call);
-        await claim(tx, { key, owner: "rep_1", token, now: clock.now(), inHand: null });
+        await claim(tx, { key, owner: "rep_1", token, now: clock.now() });
       });
       const told: string[] = [];
       const log = { ...silentLog, warn: (event: string) => void told.push(event) };
