@@ -129,7 +129,7 @@ export function* parseRpcMessages(body: Uint8Array): Steps<RpcMessages | RpcProb
   const malformed = yield* problemOf(body, outline);
   if (malformed !== null) return malformed;
   const message = judgeMessage(body, findings);
-  return message.ok ? { ok: true, isBatch: false, messages: [message.value] } : message;
+  return "ok" in message ? message : { ok: true, isBatch: false, messages: [message] };
 }
 
 /** Each message is judged while the batch is read, so nothing is read twice. */
@@ -141,8 +141,8 @@ function* parseBatch(body: Uint8Array, start: number): Steps<RpcMessages | RpcPr
   const messages: RpcMessage[] = [];
   for (const item of outline.items) {
     const message = body[item.start] === OPEN_BRACE ? judgeMessage(body, item.findings) : NO_MESSAGE;
-    if (!message.ok) return message;
-    messages.push(message.value);
+    if ("ok" in message) return message;
+    messages.push(message);
   }
   return { ok: true, isBatch: true, messages };
 }
@@ -151,9 +151,7 @@ const NO_MESSAGE = problem("must be a JSON-RPC message object");
 
 const RESPONSE: RpcMessage = { method: null, tool: null, isCall: false, protocolVersion: null, params: [] };
 
-type ParsedMessage = { readonly ok: true; readonly value: RpcMessage } | RpcProblem;
-
-function judgeMessage(body: Uint8Array, findings: readonly FoundKey[]): ParsedMessage {
+function judgeMessage(body: Uint8Array, findings: readonly FoundKey[]): RpcMessage | RpcProblem {
   const ambiguity = firstAmbiguity(MESSAGE_KEYS, findings);
   if (ambiguity !== null) return problem(ambiguity);
   const [jsonrpc, id, method, params, result, error] = findings;
@@ -161,7 +159,7 @@ function judgeMessage(body: Uint8Array, findings: readonly FoundKey[]): ParsedMe
   const isAnswer = result?.value != null || error?.value != null;
   if (method?.value == null) {
     if (!isAnswer || id?.value == null) return problem("method: required, but for a response");
-    return { ok: true, value: RESPONSE };
+    return RESPONSE;
   }
   // A message that one decoder takes for a request and another for a response is judged as neither.
   if (isAnswer) return problem("result, error: not in a message that has a method");
@@ -170,8 +168,7 @@ function judgeMessage(body: Uint8Array, findings: readonly FoundKey[]): ParsedMe
   const hasId = id?.value != null;
   if (id?.value != null && !isId(body, id.value)) return problem("id: must be a string or a number");
   const judged = judgeParams(body, name, params);
-  if ("ok" in judged) return judged;
-  return { ok: true, value: { method: name, isCall: !isConnection(name, hasId), ...judged } };
+  return "ok" in judged ? judged : { method: name, isCall: !isConnection(name, hasId), ...judged };
 }
 
 /**
