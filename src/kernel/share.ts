@@ -359,8 +359,10 @@ export function createRoundRobin<T>() {
       waiting.set(tenant, items.add(item));
       size++;
     },
-    next(): { readonly tenant: string; readonly item: T } | undefined {
+    /** Takes out the next one that is of none of the tenants `passedOver`. */
+    next(passedOver?: ReadonlySet<string>): { readonly tenant: string; readonly item: T } | undefined {
       for (const [tenant, items] of waiting) {
+        if (passedOver?.has(tenant)) continue;
         // It stands last from now on.
         waiting.delete(tenant);
         for (const item of items) {
