@@ -1,7 +1,7 @@
 // One JSON-RPC exchange over HTTP, bounded in time and size and read strictly: what chain nodes and remote signers
 // have in common. Its errors never hold a URL, for the URLs of nodes carry API keys. The values of the protocol are read
 // strictly as well: a node's answer that is not in the form of the protocol is no answer.
-import { readBody } from "../http/client/body.ts";
+import { exchangeJson, type JsonAnswer } from "../http/client/fetch-json.ts";
 import { type Outbound, OutboundError } from "../http/client/outbound.ts";
 import type { Hex } from "../x402/types.ts";
 
@@ -40,16 +40,13 @@ function shown(text: string): string {
   return line.length > MESSAGE_CHARACTERS_MAX ? `${line.slice(0, MESSAGE_CHARACTERS_MAX)}…`.toWellFormed() : line;
 }
 
-const encoder = new TextEncoder();
 /** Every exchange has a connection to itself, so one ID serves all. */
 const ID = 1;
 
 /** @throws RpcError, NoAnswer */
 export async function exchange(server: RpcServer, method: string, params: readonly unknown[]): Promise<unknown> {
-  const body = encoder.encode(JSON.stringify({ jsonrpc: "2.0", id: ID, method, params }));
-  const { status, bytes } = await post(server, body);
-  const answer = parse(bytes);
-  if (answer === null || answer["jsonrpc"] !== "2.0") throw new NoAnswer(`status ${status}, no JSON-RPC answer`);
+  const { status, body: answer } = await post(server, { jsonrpc: "2.0", id: ID, method, params });
+  if (!isObject(answer) || answer["jsonrpc"] !== "2.0") throw new NoAnswer(`status ${status}, no JSON-RPC answer`);
   const isOverloaded = status >= 500 || status === 429;
   const { error } = answer;
   if (isObject(error) && !isOverloaded) {
@@ -64,26 +61,14 @@ export async function exchange(server: RpcServer, method: string, params: readon
   return answer["result"];
 }
 
-async function post(server: RpcServer, body: Uint8Array): Promise<{ status: number; bytes: Uint8Array }> {
-  const { outbound, url, timeoutMs, answerBytesMax } = server;
+async function post({ outbound, url, timeoutMs, answerBytesMax }: RpcServer, question: object): Promise<JsonAnswer> {
+  const headers = [["content-type", "application/json"] as const];
+  const body = new TextEncoder().encode(JSON.stringify(question));
+  const request = { method: "POST", headers, body, signal: AbortSignal.timeout(timeoutMs) };
   try {
-    const response = await outbound.request(url, {
-      method: "POST",
-      headers: [
-        ["content-type", "application/json"],
-        ["accept", "application/json"],
-      ],
-      body,
-      signal: AbortSignal.timeout(timeoutMs),
-    });
-    const { captured, tooLarge } = await readBody(response, {
-      maxBytes: answerBytesMax,
-      captureBytes: answerBytesMax,
-    });
-    if (tooLarge) throw new NoAnswer("the answer is too large");
-    return { status: response.status, bytes: captured };
+    return await exchangeJson(outbound, url, request, answerBytesMax);
   } catch (error) {
-    throw error instanceof NoAnswer ? error : new NoAnswer(reasonOf(error, timeoutMs));
+    throw new NoAnswer(reasonOf(error, timeoutMs));
   }
 }
 
@@ -96,15 +81,6 @@ function reasonOf(error: unknown, timeoutMs: number): string {
 
 function isObject(value: unknown): value is Readonly<Record<string, unknown>> {
   return typeof value === "object" && value !== null && !Array.isArray(value);
-}
-
-function parse(bytes: Uint8Array): Readonly<Record<string, unknown>> | null {
-  try {
-    const value: unknown = JSON.parse(new TextDecoder().decode(bytes));
-    return isObject(value) ? value : null;
-  } catch {
-    return null;
-  }
 }
 
 export interface Block {
@@ -166,11 +142,13 @@ export function data(value: unknown): Hex {
   return `0x${value.slice(2).toLowerCase()}`;
 }
 
-export function hash(value: unknown): Hex {
-  const bytes = data(value);
-  if (bytes.length !== 66) throw wrong("32 bytes");
-  return bytes;
+function bytes(value: unknown, size: number): Hex {
+  const found = data(value);
+  if (found.length !== 2 + 2 * size) throw wrong(`${size} bytes`);
+  return found;
 }
+
+export const hash = (value: unknown): Hex => bytes(value, 32);
 
 /** A word of the EVM that is a number. */
 export function word(value: unknown): bigint {
@@ -182,12 +160,6 @@ export function truth(value: unknown): boolean {
   const number = word(value);
   if (number > 1n) throw wrong("a truth value");
   return number === 1n;
-}
-
-function address(value: unknown): Hex {
-  const bytes = data(value);
-  if (bytes.length !== 42) throw wrong("20 bytes");
-  return bytes;
 }
 
 function list(value: unknown): readonly unknown[] {
@@ -214,7 +186,7 @@ export function timestamp(block: unknown): number | null {
 
 function logEntry(value: unknown): LogEntry {
   return {
-    address: address(field(value, "address")),
+    address: bytes(field(value, "address"), 20),
     topics: list(field(value, "topics")).map(hash),
     data: data(field(value, "data")),
     transactionHash: hash(field(value, "transactionHash")),
@@ -231,14 +203,10 @@ export function logEntries(value: unknown): LogEntry[] {
 /** A node may leave out any of the fields: that is no reason to have no receipt. */
 function gasWei(receipt: unknown): bigint {
   const [used, price, below] = ["gasUsed", "effectiveGasPrice", "l1Fee"].map((name) => {
-    const given = field(receipt, name);
-    return given === undefined || given === null ? 0n : quantity(given);
+    const given = field(receipt, name) ?? null;
+    return given === null ? 0n : quantity(given);
   });
   return (used ?? 0n) * (price ?? 0n) + (below ?? 0n);
-}
-
-function senderOf(from: unknown): Hex | null {
-  return from === undefined || from === null ? null : data(from);
 }
 
 /** Null for a transaction that is in no block that the node knows of. */
@@ -246,9 +214,10 @@ export function receipt(value: unknown): Receipt | null {
   if (value === null) return null;
   const status = count(field(value, "status"));
   if (status > 1) throw wrong("a status");
+  const from = field(value, "from") ?? null;
   return {
     hash: hash(field(value, "transactionHash")),
-    from: senderOf(field(value, "from")),
+    from: from === null ? null : data(from),
     blockNumber: count(field(value, "blockNumber")),
     blockHash: hash(field(value, "blockHash")),
     succeeded: status === 1,

@@ -6,6 +6,7 @@ import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { inSpan, type Tracer } from "../core/tracing.ts";
 import type { Outbound } from "../http/client/outbound.ts";
+import { createFairQueue, createFairShare, enter } from "../kernel/share.ts";
 import { CHAIN_ID } from "../x402/kind.ts";
 import { type Block, block, exchange, hex, NoAnswer, quantity, RpcError } from "./json-rpc.ts";
 
@@ -182,8 +183,9 @@ function unreachable(last: unknown): Fault {
   });
 }
 
-/** The time limit begins when a question is sent, so waiting for a permit does not make the node look slow. */
+/** To one node, which leaves an eighth free. The time limit begins when a question is sent, so waiting makes no node look slow. */
 const QUESTIONS_PARALLEL = 32;
+const ONE = { tenant: "", agent: null, amount: 1 };
 
 /** The endpoint says something of the chain that we know better. Another one is asked, and this one stays in use. */
 export class StaleNode extends Error {
@@ -226,7 +228,7 @@ interface EndpointOptions {
  */
 function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer }: EndpointOptions) {
   const server = { outbound, url, timeoutMs, answerBytesMax: 4 * 1024 * 1024 };
-  const permits = createPermits(QUESTIONS_PARALLEL);
+  const permits = createFairQueue(createFairShare({ size: QUESTIONS_PARALLEL }));
   let state: EndpointState = "untested";
   /** In a row, tests aside. */
   let failures = 0;
@@ -249,7 +251,7 @@ function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer 
   }
 
   async function request<T>({ method, params, read, isAnswer }: Question<T>): Promise<T> {
-    await permits.take();
+    await enter(permits, ONE);
     const fields = { rpcMethod: method, rpcEndpoint: index };
     const ask = () => exchange(server, method, params);
     try {
@@ -262,7 +264,7 @@ function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer 
       } else setDown(method, error);
       throw error;
     } finally {
-      permits.give();
+      permits.giveBack(ONE.tenant, ONE.agent, ONE.amount);
     }
   }
 
@@ -359,23 +361,4 @@ function messageOf(error: unknown): string {
   return error instanceof NoAnswer || error instanceof RpcError || error instanceof StaleNode
     ? error.message
     : "an answer in another form";
-}
-
-function createPermits(most: number) {
-  const waiting: (() => void)[] = [];
-  let free = most;
-  return {
-    take(): Promise<void> | undefined {
-      if (free > 0) {
-        free--;
-        return undefined;
-      }
-      return new Promise((resolve) => waiting.push(resolve));
-    },
-    give(): void {
-      const next = waiting.shift();
-      if (next === undefined) free++;
-      else next();
-    },
-  };
 }

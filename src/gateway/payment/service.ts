@@ -2,13 +2,13 @@
 // after the settlement. The steps of one paid call, from top to bottom: check, paymentRow, insertPayment (in the write
 // that accepts the call), settle.
 
+import { isAddress } from "viem";
 import { Fault } from "../../core/fault.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Clock } from "../../core/time.ts";
 import { endsWithin, unlessAborted } from "../../kernel/wait.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { type CallBody, hashOf } from "../../wire/body.ts";
-import { checksummed } from "../../x402/address.ts";
 import {
   type AcceptedTerms,
   acceptedMatches,
@@ -20,10 +20,10 @@ import {
   requirementsFrom,
   requirementsOf,
   settleRequestJson,
-  type WireRequirements,
 } from "../../x402/codec.ts";
 import { authorizationDigest, canonicalSignature } from "../../x402/eip3009.ts";
 import { ASSET, NETWORK } from "../../x402/kind.ts";
+import type { WireRequirements } from "../../x402/schemas.ts";
 import type { Payment } from "../../x402/types.ts";
 import type { Verifier } from "../../x402/verifier/verifier.ts";
 import { checkRequirements, checkWindow, keyOf, type SignedBy } from "../../x402/verify.ts";
@@ -460,7 +460,7 @@ export function demanded({ amount, pay_to, agent_id, resource, timeoutSeconds }:
   const requirements = requirementsOf({
     amount,
     // Official clients refuse an address in mixed case whose checksum is wrong.
-    payTo: checksummed(pay_to) === pay_to ? pay_to : pay_to.toLowerCase(),
+    payTo: isAddress(pay_to) ? pay_to : pay_to.toLowerCase(),
     resource,
     description: `One call of ${agent_id}`,
   });
