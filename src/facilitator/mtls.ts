@@ -10,6 +10,7 @@ import type { Clock } from "../core/time.ts";
 import { keepReceiveBufferSmall, SMALL_BODIES_BUFFER_BYTES } from "../http/bun/socket-options.ts";
 import { type ConnectionLimits, type HttpOptions, type KnownPeer, serveConnections } from "../http/http1.ts";
 import { MAX } from "../kernel/limits.ts";
+import { every } from "../kernel/loop.ts";
 import { createReservedShare } from "../kernel/share.ts";
 
 /** By the certificate that the handshake has verified. */
@@ -66,7 +67,6 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
   const address = server.address();
   const port = typeof address === "object" && address !== null ? address.port : options.port;
 
-  /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
   async function drain(): Promise<void> {
     server.close();
     sockets.closeIdle();
@@ -88,6 +88,7 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
       roots = next;
       if (isAnyGone) sockets.keep((certificate) => next.some((root) => isIssuedBy(certificate, root)));
     },
+    /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
     drain,
     /** Closes everything. */
     async stop(): Promise<void> {
@@ -220,11 +221,8 @@ function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, l
     closeAll() {
       for (const socket of sockets) socket.destroy();
     },
-    empty(): Promise<void> {
-      if (sockets.size === 0) return Promise.resolve();
-      return new Promise((resolve) => {
-        awaitEmpty.push(resolve);
-      });
+    async empty(): Promise<void> {
+      if (sockets.size > 0) await new Promise<void>((resolve) => awaitEmpty.push(resolve));
     },
   };
 }
@@ -283,17 +281,17 @@ interface Following {
   readonly lookMs?: number;
 }
 
-/** Returns what ends it. */
 /**
  * Follows the certificate, key and client CA while the port runs: to renew them, one only has to write the files. A change
  * counts once two looks in a row have found the same content, so a half-written one does not. If the new content can't be
  * used, the last one stays in force, and that is logged once.
+ *
+ * @returns what ends it
  */
 export function followTlsFiles({ read, tls, take, log, lookMs = 1_000 }: Following): () => void {
   let inForce = tls;
   let seen = "";
   let judged = "";
-  let looking = false;
 
   async function look(): Promise<void> {
     const reading = await read();
@@ -318,17 +316,8 @@ export function followTlsFiles({ read, tls, take, log, lookMs = 1_000 }: Followi
     for (const warning of warnings) log.warn("tls_files_suspect", { warning });
   }
 
-  const timer = setInterval(() => {
-    // While a file system hangs, it is not asked again.
-    if (looking) return;
-    looking = true;
-    void look()
-      .catch((error) => log.error("tls_files_not_read", { error }))
-      .finally(() => {
-        looking = false;
-      });
-  }, lookMs);
-  return () => clearInterval(timer);
+  // While a file system hangs, it is not asked again.
+  return every(lookMs, () => look().catch((error) => log.error("tls_files_not_read", { error })));
 }
 
 function isSame(a: TlsMaterial, b: TlsMaterial): boolean {

@@ -37,7 +37,11 @@ test.each([
   ],
   ["declined for good", () => outcome.declined("expired"), failure("")],
   ["declined on these terms", () => outcome.declined("claimed_on_other_terms", HASH), failure(HASH)],
-  ["not included in time", () => outcome.pendingBy(HASH), failure(HASH)],
+  [
+    "not included in time",
+    () => ({ kind: "pending", reason: "not included in time", hash: HASH, retryAfterSeconds: null }) as const,
+    failure(HASH),
+  ],
   ["being settled", () => outcome.BEING_SETTLED, ["unavailable", "this payment is being settled", 2]],
   ["not possible now", () => outcome.notNow("gas wallet low"), ["unavailable", "no settlement is possible now", 5]],
   [

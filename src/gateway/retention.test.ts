@@ -207,7 +207,7 @@ eachStore((makePlace, dialect) => {
     const { store, clock, put, prepare } = days;
     await prepare();
     const key = await put({ payment_nonce: "n", settlement_status: "pending" });
-    const authorization = { value: "1" };
+    const authorization = { value: "1", validAfter: "0", validBefore: "1" };
     const open = {
       ...payment(key, true),
       facilitator_url: "https://f",

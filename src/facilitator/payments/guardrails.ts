@@ -9,15 +9,11 @@ import type { Hex, Payment, Requirements } from "../../x402/types.ts";
 
 const TOKEN_LOWER = TOKEN.toLowerCase();
 
-/** The account's own limits; null for the deployment's default. */
-export interface AccountLimits {
+/** An account that may settle, with its own limits; null for the deployment's default. */
+export interface FacilitatorAccount {
+  readonly name: string;
   readonly maxPerTransaction: bigint | null;
   readonly dailyCeiling: bigint | null;
-}
-
-/** An account that may settle. */
-export interface FacilitatorAccount extends AccountLimits {
-  readonly name: string;
 }
 
 export interface Limits {
@@ -47,7 +43,7 @@ export function isOfDay(problem: GuardrailProblem): boolean {
   return ["over_daily_ceiling", "over_daily_gas", "payer_reverted"].includes(problem);
 }
 
-export function limitsOf(account: AccountLimits, defaults: Limits): Limits {
+export function limitsOf(account: Omit<FacilitatorAccount, "name">, defaults: Limits): Limits {
   return {
     ...defaults,
     maxPerTransaction: account.maxPerTransaction ?? defaults.maxPerTransaction,
@@ -88,20 +84,15 @@ export function exceedsGasOfAll(used: bigint, more: bigint, dailyGasAllWei: bigi
   return dailyGasAllWei > 0n && used > 0n && used + more > dailyGasAllWei;
 }
 
-interface GasAtOnce {
-  readonly burned: bigint;
-  /** For others under way, and of that for those of the same payer. */
-  readonly reserved: bigint;
-  readonly own: bigint;
-  readonly more: bigint;
-}
-
 /**
- * Whether `more` exceeds the bound, together with what has burned and what is `reserved`, or one payer would hold more than
- * an eighth of it: it must not burn what the account has for all. A single payment is let through, since one alone may
- * cost more than the bound when gas is expensive.
+ * Whether `more` exceeds the bound, together with what has burned and what is `reserved` for others under way; or one payer
+ * would hold more than an eighth of it (`own` is its part of that): it must not burn what the account has for all. A single
+ * payment is let through, since one alone may cost more than the bound when gas is expensive.
  */
-export function exceedsGasAtOnce({ burned, reserved, own, more }: GasAtOnce, dailyGasWei: bigint): boolean {
+export function exceedsGasAtOnce(
+  { burned, reserved, own, more }: Readonly<Record<"burned" | "reserved" | "own" | "more", bigint>>,
+  dailyGasWei: bigint,
+): boolean {
   if (dailyGasWei === 0n || more === 0n) return false;
   const isOver = reserved > 0n && burned + reserved + more > dailyGasWei;
   return isOver || (own > 0n && 8n * (own + more) > dailyGasWei);
@@ -152,14 +143,11 @@ export function lockDays(tx: Tx, account: string): Promise<void> {
 export async function usedOn(reader: Reader, { account, day }: DayOfAccount): Promise<Used> {
   const { facilitatorDays: t } = reader.tables;
   const [row] = await reader.db
-    .select({ reserved: t.reserved, gas_burned: t.gas_burned, gas_used: t.gas_used })
+    .select()
     .from(t)
     .where(and(eq(t.account, account), eq(t.day, day)));
-  return {
-    reserved: BigInt(row?.reserved ?? 0),
-    gasBurned: BigInt(row?.gas_burned ?? 0),
-    gasUsed: BigInt(row?.gas_used ?? 0),
-  };
+  const { reserved, gas_burned, gas_used } = row ?? { reserved: 0, gas_burned: 0, gas_used: 0 };
+  return { reserved: BigInt(reserved), gasBurned: BigInt(gas_burned), gasUsed: BigInt(gas_used) };
 }
 
 /** How many payments of the payer for this account reverted on the day. Another account's reverts are no matter of its own. */

@@ -11,6 +11,7 @@
 import { and, asc, count, eq, gt, inArray, ne, or, type SQL, sql } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import type { Balance } from "../../chain/chain.ts";
+import type { Receipt } from "../../chain/json-rpc.ts";
 import { COLLECTION_EVENTS, type CollectionStatus } from "../../core/states.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
@@ -63,12 +64,6 @@ export interface PaymentClaim extends ClaimedPayment {
  * under way; `gas held`: nor does the account's gas of the day beside what it may burn.
  */
 export type Claimed = "claimed" | "taken" | "ceiling" | "gas" | "reverts" | "held" | "gas held";
-
-export interface IncludedTransaction {
-  readonly transaction_hash: Hex;
-  readonly block_number: number;
-  readonly block_hash: Hex;
-}
 
 export interface PaymentFailure {
   /** The exact reason, for the operator alone. */
@@ -140,7 +135,8 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
   const { value } = authorization;
   const of = { account, day: claim.day };
   await lockDays(tx, account);
-  await lockPayer(tx, key.payer);
+  // Only a claim takes this lock, and after the account's, so there is no deadlock.
+  await tx.lock(`payer:${key.payer}`);
   if ((await storedPayment(tx, key)) !== null) return "taken";
   const { reserved, gasBurned, gasUsed } = await usedOn(tx, of);
   if (exceedsCeiling(reserved, value, limits.dailyCeiling)) return "ceiling";
@@ -154,32 +150,29 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
     const held = await gasReserved(tx, account, key.payer);
     if (exceedsGasAtOnce({ burned: gasBurned, ...held, more }, limits.dailyGasWei)) return "gas held";
   }
-  const { facilitatorPayments } = tx.tables;
-  const inserted = await tx.db
-    .insert(facilitatorPayments)
-    .values({
-      ...key,
-      account,
-      status: "claimed",
-      claim: claim.claim,
-      pay_to: authorization.to,
-      value: String(value),
-      valid_after: String(authorization.validAfter),
-      valid_before: String(authorization.validBefore),
-      signature: claim.signature,
-      requirements: claim.requirements,
-      day: of.day,
-      gas_reserved: String(more),
-      gas_held: String(gasHeld),
-      wallet: gas.from,
-      gas_limit: String(gas.limit),
-      may_share: gas.mayShare,
-      attempts: 1,
-      created_at: now,
-      updated_at: now,
-    })
-    .onConflictDoNothing()
-    .returning({ nonce: facilitatorPayments.nonce });
+  const { facilitatorPayments: t } = tx.tables;
+  const row: PaymentsTable["$inferInsert"] = {
+    ...key,
+    account,
+    status: "claimed",
+    claim: claim.claim,
+    pay_to: authorization.to,
+    value: String(value),
+    valid_after: String(authorization.validAfter),
+    valid_before: String(authorization.validBefore),
+    signature: claim.signature,
+    requirements: claim.requirements,
+    day: of.day,
+    gas_reserved: String(more),
+    gas_held: String(gasHeld),
+    wallet: gas.from,
+    gas_limit: String(gas.limit),
+    may_share: gas.mayShare,
+    attempts: 1,
+    created_at: now,
+    updated_at: now,
+  };
+  const inserted = await tx.db.insert(t).values(row).onConflictDoNothing().returning({ nonce: t.nonce });
   if (inserted.length === 0) return "taken";
   await change(tx, of, { reserved: value, gasUsed: gasHeld });
   return "claimed";
@@ -216,10 +209,11 @@ export async function markSentAgain(tx: Tx, key: PaymentKey, now: number): Promi
 export async function recordSettled(
   tx: Tx,
   key: PaymentKey,
-  inclusion: IncludedTransaction,
+  { hash, blockNumber, blockHash }: Pick<Receipt, "hash" | "blockNumber" | "blockHash">,
   now: number,
   cost: bigint | null = null,
 ): Promise<boolean> {
+  const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
   const account = cost === null ? null : await lockAccountOf(tx, key);
   const { from, to } = COLLECTION_EVENTS.settle;
   const row = await changePayment(tx, key, from, { ...inclusion, status: to, updated_at: now, ended_at: now });
@@ -231,10 +225,8 @@ export async function recordSettled(
 async function countCost(tx: Tx, key: PaymentKey, row: Reservation, cost: bigint): Promise<void> {
   const { facilitatorPayments: t } = tx.tables;
   await change(tx, row, { gasUsed: cost - BigInt(row.gas_held) });
-  await tx.db
-    .update(t)
-    .set({ gas_held: String(cost) })
-    .where(hasKey(t, key));
+  const set = { gas_held: String(cost) };
+  await tx.db.update(t).set(set).where(hasKey(t, key));
 }
 
 /** The state in which a payment was found to have failed: which claim, or on which UTC day by the chain. */
@@ -296,12 +288,10 @@ export async function withdrawClaim(tx: Tx, { key, claim }: Pick<ClaimedPayment,
   return true;
 }
 
-/** It counts on the day of the claim, whatever the day is now. */
-function reservation({ account, day, value, gas_held }: PaymentsTable) {
-  return { account, day, value, gas_held };
-}
-
 type Reservation = Pick<FacilitatorPayment, "account" | "day" | "value" | "gas_held">;
+
+/** It counts on the day of the claim, whatever the day is now. */
+const reservation = ({ account, day, value, gas_held }: PaymentsTable) => ({ account, day, value, gas_held });
 
 /** The lock comes before the row: see lockDays. */
 async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {
@@ -321,10 +311,8 @@ export async function recordReorganised(tx: Tx, key: PaymentKey, now: number): P
 /** One more request for a payment that has a record. */
 export async function countAttempt(tx: Tx, key: PaymentKey): Promise<void> {
   const { facilitatorPayments: t } = tx.tables;
-  await tx.db
-    .update(t)
-    .set({ attempts: sql`${t.attempts} + 1` })
-    .where(hasKey(t, key));
+  const set = { attempts: sql`${t.attempts} + 1` };
+  await tx.db.update(t).set(set).where(hasKey(t, key));
 }
 
 /** It holds for the wallet that it was made for. */
@@ -355,11 +343,6 @@ type PaymentsTable = Tables["facilitatorPayments"];
 /** The exact condition of the partial indexes, without which SQLite would scan the table. */
 function isOpen(t: PaymentsTable) {
   return sql`${t.status} in ('claimed', 'sent')`;
-}
-
-/** Only a claim takes this lock, after the lock of the account, so there is no deadlock. */
-function lockPayer(tx: Tx, payer: Hex): Promise<void> {
-  return tx.lock(`payer:${payer}`);
 }
 
 /**
@@ -436,14 +419,8 @@ export async function openByAccount(reader: Reader): Promise<ReadonlyMap<string,
   return new Map(rows.map(({ account, open }) => [account, Number(open)]));
 }
 
-export interface SentPayment {
-  readonly payment: FacilitatorPayment;
-  /** That of its first transaction. */
-  readonly wallet: Hex | null;
-}
-
-/** Payments of which a transaction is stored, and whose outcome is open. */
-export function sentPayments(reader: Reader): Promise<SentPayment[]> {
+/** Payments of which a transaction is stored, and whose outcome is open; each with the wallet of its first transaction. */
+export function sentPayments(reader: Reader) {
   const { facilitatorPayments: t, facilitatorTransactions: first } = reader.tables;
   return reader.db
     .select({ payment: t, wallet: first.wallet })

@@ -43,10 +43,6 @@ export function declined(reason: string, hash: Hex | null = null): CollectionOut
   return { kind: "declined", reason, hash, retryAfterSeconds: null };
 }
 
-export function pendingBy(hash: Hex): CollectionOutcome {
-  return { kind: "pending", reason: "not included in time", hash, retryAfterSeconds: null };
-}
-
 /** There is no hash to give, or there will be a better answer in a moment. */
 export const BEING_SETTLED: CollectionOutcome = {
   kind: "pending",
@@ -102,7 +98,8 @@ export function outcomeOfRecord(
   if (isOpen && status !== "failed") return BEING_SETTLED;
   log.info("settlement_answered", { ...named, status, transaction: hash, reason, foreign_transaction });
   if (status === "failed" || hash === null) return declined(reason ?? "failed");
-  return status === "sent" ? pendingBy(hash) : settledBy(hash);
+  if (status === "settled") return settledBy(hash);
+  return { kind: "pending", reason: "not included in time", hash, retryAfterSeconds: null };
 }
 
 /**
@@ -113,8 +110,6 @@ export function outcomeForOthers({ status, transaction_hash: hash }: Facilitator
   if (status !== "failed" && hash === null) return BEING_SETTLED;
   return declined("claimed_on_other_terms", status === "failed" ? null : hash);
 }
-
-type RefusalRecord = Named & { readonly reason: string };
 
 interface RefusalLogOptions {
   readonly store: Store;
@@ -137,27 +132,19 @@ export function createRefusalLog({ store, clock, log }: RefusalLogOptions) {
 
   return {
     /** Never rejects. */
-    async note(refusal: RefusalRecord): Promise<void> {
-      log.info("payment_refused", { ...refusal });
+    async note(named: Named, reason: string): Promise<void> {
+      log.info("payment_refused", { ...named, reason });
       const now = clock.now();
-      if (isFull(refusal.account, now)) return;
+      if (isFull(named.account, now)) return;
+      const row = { ...named, reason, attempts: 1, created_at: now, updated_at: now };
       try {
-        await keep(store, refusal, now);
+        await store.write(async ({ db, tables: { facilitatorRefusals: t } }) => {
+          const set = { reason, attempts: sql`${t.attempts} + 1`, updated_at: now };
+          await db.insert(t).values(row).onConflictDoUpdate({ target: [t.account, t.payer, t.nonce], set });
+        });
       } catch (error) {
-        log.warn("refusal_not_stored", { account: refusal.account, error });
+        log.warn("refusal_not_stored", { account: named.account, error });
       }
     },
   };
-}
-
-function keep(store: Store, { account, payer, nonce, reason }: RefusalRecord, now: number): Promise<unknown> {
-  return store.write(({ db, tables: { facilitatorRefusals: t } }) =>
-    db
-      .insert(t)
-      .values({ account, payer, nonce, reason, attempts: 1, created_at: now, updated_at: now })
-      .onConflictDoUpdate({
-        target: [t.account, t.payer, t.nonce],
-        set: { reason, attempts: sql`${t.attempts} + 1`, updated_at: now },
-      }),
-  );
 }

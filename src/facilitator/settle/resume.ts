@@ -38,7 +38,7 @@ const LEFT_BEHIND_MS = 10_000;
 
 interface ResumeOptions extends SettleOptions {
   readonly inFlight: Pick<InFlight, "sendingSince">;
-  readonly onRecovered: RecoveredPayments;
+  readonly onRecovered: ReturnType<typeof createRecoveredPayments>;
 }
 
 export function createResume(options: ResumeOptions) {
@@ -57,14 +57,12 @@ export function createResume(options: ResumeOptions) {
     return rows.filter((row) => !isSending(row) && !resuming.has(paymentName(row)));
   }
 
-  async function isAnyLeftBehind(): Promise<boolean> {
-    try {
-      return (await readClaims()).some(isLeftBehind);
-    } catch (error) {
+  /** None where the database is away: the next look comes soon. */
+  const claimsNow = () =>
+    readClaims().catch((error: unknown) => {
       log.debug("claims_not_searched", { error });
-      return false;
-    }
-  }
+      return [];
+    });
 
   /** What is left for the next time is without those that others are at work on, here or elsewhere. */
   async function resumeAll() {
@@ -93,18 +91,13 @@ export function createResume(options: ResumeOptions) {
     run: (): Promise<void> => rounds.start(0),
     /** Resumes claims if some process seems to have left any behind. Never rejects. */
     async takeUp(): Promise<void> {
-      if (await isAnyLeftBehind()) await rounds.start(0);
+      if ((await claimsNow()).some(isLeftBehind)) await rounds.start(0);
     },
     /** Sends what others have claimed for wallets of this process. Whether there was any. Never rejects. */
     async takeClaimed(): Promise<boolean> {
       if (rounds.isStopped() || wallet.isAlone()) return false;
-      try {
-        const own = (await readClaims()).filter((row) => wallet.worksFor(row.wallet));
-        return (await resumeThose(own, (row) => (isLeftBehind(row) ? null : simulatedGas(row)))).done > 0;
-      } catch (error) {
-        log.debug("claims_not_searched", { error });
-        return false;
-      }
+      const own = (await claimsNow()).filter((row) => wallet.worksFor(row.wallet));
+      return (await resumeThose(own, (row) => (isLeftBehind(row) ? null : simulatedGas(row)))).done > 0;
     },
     /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
     soon: (): void => void rounds.start(TRY_AGAIN_MS),
@@ -208,8 +201,7 @@ async function endUnsent(options: ResumeOptions, payment: ClaimedPayment, reason
       const failure = { reason, foreign_transaction: null, gas_burned: null };
       return recordFailed(tx, key, failure, { was: "claimed", claim, now });
     }
-    const inclusion = { transaction_hash: own.hash, block_number: own.blockNumber, block_hash: own.blockHash };
-    return (await markSent(tx, payment, own.hash, now)) && recordSettled(tx, key, inclusion, now);
+    return (await markSent(tx, payment, own.hash, now)) && recordSettled(tx, key, own, now);
   });
   if (!isEnded) return true;
   if (own !== null) onRecovered(key, own.hash);
@@ -220,8 +212,6 @@ async function endUnsent(options: ResumeOptions, payment: ClaimedPayment, reason
   outcomes.announce(key);
   return true;
 }
-
-type RecoveredPayments = ReturnType<typeof createRecoveredPayments>;
 
 /**
  * Payments that were collected by a transaction of ours before a restore, and that the database has forgotten: each is told

@@ -54,7 +54,7 @@ export function createSettle(options: SettleOptions) {
 
   async function refuse({ named }: SettlementRequest, outcome: CollectionOutcome): Promise<CollectionOutcome> {
     meters.settlement(outcome.kind === "over_limit" ? "over_limit" : "refused");
-    await refusals.note({ ...named, reason: outcome.reason });
+    await refusals.note(named, outcome.reason);
     return outcome;
   }
 

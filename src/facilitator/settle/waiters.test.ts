@@ -33,7 +33,7 @@ async function sent() {
   await store.write((tx) => markSent(tx, claim, hashOf(key), NOON));
   const settle = () =>
     store.write((tx) =>
-      recordSettled(tx, key, { transaction_hash: hashOf(key), block_number: 1, block_hash: hashOf(key) }, NOON),
+      recordSettled(tx, key, { hash: hashOf(key), blockNumber: 1, blockHash: hashOf(key) }, NOON),
     );
   return { key, settle };
 }

@@ -385,10 +385,9 @@ export function createOutcomeRecorder(options: RecorderOptions) {
       throw new NotKnownYet();
     },
     async settle(payment: PendingPayment, receipt: Receipt): Promise<void> {
-      const { hash, blockNumber, blockHash } = receipt;
-      const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
+      const { hash, blockNumber } = receipt;
       const cost = options.countsAll ? costOf(payment, receipt) : null;
-      if (await store.write((tx) => recordSettled(tx, payment.key, inclusion, clock.now(), cost))) {
+      if (await store.write((tx) => recordSettled(tx, payment.key, receipt, clock.now(), cost))) {
         payment.status = "settled";
         meters.settlement("settled");
         log.info("payment_settled", { ...names(payment), transaction: hash, block: blockNumber });

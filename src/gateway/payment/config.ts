@@ -15,7 +15,7 @@ import { bodyReader } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { bind, prepared, type Reader, type Store } from "../../storage/store.ts";
 import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 
 const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
@@ -99,7 +99,9 @@ function createSettlementConfigService({ store, clock, rules }: SettlementConfig
           const field = body.facilitator_url === undefined ? "facilitator_credential_ref" : "facilitator_url";
           throw invalidField(field, NOT_ALLOWED);
         }
-        await put(tx, next);
+        const { tenant: _tenant, created_at: _created_at, ...changes } = next;
+        const { settlementConfigs: t } = tx.tables;
+        await tx.db.insert(t).values(next).onConflictDoUpdate({ target: t.tenant, set: changes });
         return next;
       });
     },
@@ -136,12 +138,6 @@ function merged(
   };
 }
 
-async function put(tx: Tx, config: SettlementConfigRow): Promise<void> {
-  const { settlementConfigs: t } = tx.tables;
-  const { tenant: _tenant, created_at: _created_at, ...changes } = config;
-  await tx.db.insert(t).values(config).onConflictDoUpdate({ target: t.tenant, set: changes });
-}
-
 export type SettlementConfigRow = Tables["settlementConfigs"]["$inferSelect"];
 
 const fields = {
@@ -168,27 +164,26 @@ const SettlementConfig = Type.Object(
   { $id: "SettlementConfig", additionalProperties: false },
 );
 
-function settlementConfigView(row: SettlementConfigRow): Static<typeof SettlementConfig> {
-  return {
-    facilitator_url: row.facilitator_url,
-    facilitator_credential_ref: row.facilitator_credential_ref,
-    created_at: formatDateTime(row.created_at),
-    updated_at: formatDateTime(row.updated_at),
+function shownConfig({ tenant: _tenant, created_at, updated_at, ...row }: SettlementConfigRow): Response {
+  const view: Static<typeof SettlementConfig> = {
+    ...row,
+    created_at: formatDateTime(created_at),
+    updated_at: formatDateTime(updated_at),
   };
+  return json("ok", view);
 }
 
 const EXAMPLE = {
   facilitator_url: "https://facilitator.example.com:8443",
   facilitator_credential_ref: "cred_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
-  created_at: "2026-11-21T10:00:00.000Z",
-  updated_at: "2026-11-21T10:00:00.000Z",
 };
+const written = "2026-11-21T10:00:00.000Z";
 
 const answer = {
   status: "ok",
   description: "The configuration.",
   schema: SettlementConfig,
-  example: EXAMPLE,
+  example: { ...EXAMPLE, created_at: written, updated_at: written },
 } as const;
 
 const get = operation({
@@ -204,13 +199,7 @@ const patch = operation({
   description:
     "From now on payments of the tenant's calls are collected through this facilitator before the call is made. " +
     "Payments that are open already stay with the facilitator that they were sent to.",
-  body: {
-    schema: SettlementConfigPatch,
-    example: {
-      facilitator_url: EXAMPLE.facilitator_url,
-      facilitator_credential_ref: EXAMPLE.facilitator_credential_ref,
-    },
-  },
+  body: { schema: SettlementConfigPatch, example: EXAMPLE },
   responses: [answer],
   errors: ["forbidden", "invalid_request", "payload_too_large"],
 });
@@ -220,16 +209,14 @@ const readPatch = bodyReader(SettlementConfigPatch);
 export function settlementRoutes(deps: SettlementConfigDeps) {
   const service = createSettlementConfigService(deps);
   return routes()
-    .get(
-      "/v1/settlement/config",
-      async ({ request }) => json("ok", settlementConfigView(await service.get(scopeOf(request).caller))),
-      { detail: get },
-    )
+    .get("/v1/settlement/config", async ({ request }) => shownConfig(await service.get(scopeOf(request).caller)), {
+      detail: get,
+    })
     .patch(
       "/v1/settlement/config",
       async ({ request }) => {
         const body = await readPatch(request);
-        return json("ok", settlementConfigView(await service.patch(scopeOf(request).caller, body)));
+        return shownConfig(await service.patch(scopeOf(request).caller, body));
       },
       { parse: "none", detail: patch },
     );

@@ -6,7 +6,6 @@ import { MAX } from "../../kernel/limits.ts";
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
 import { endsWithin } from "../../kernel/wait.ts";
-import type { Store } from "../../storage/store.ts";
 import { type AttemptOptions, attemptSettlement, shown } from "./attempt.ts";
 import { PAUSE_MS_MOST } from "./outcome.ts";
 import type { RestoreGuard } from "./restored.ts";
@@ -30,9 +29,6 @@ export interface SettlerOptions extends AttemptOptions {
   readonly guard: RestoreGuard;
 }
 
-/** For one who asks for receipts. */
-const CONFIRMED_AT_ONCE = 64;
-
 export function createSettler(options: SettlerOptions) {
   const { store, clock, log, settleWaitMs } = options;
   const flights = new Map<string, Promise<void>>();
@@ -42,8 +38,7 @@ export function createSettler(options: SettlerOptions) {
   let looking: Poll | undefined;
   let lastTenant = "";
 
-  /** When the lease of a payment that is attempted now runs out. */
-  // Five seconds are for recording the outcome of the attempt.
+  /** When the lease of an attempt that begins now runs out; five seconds are for recording its outcome. */
   const leaseUntil = () => clock.now() + settleWaitMs + 5_000;
   const searchFarOff = createFarOffSearch(options, leaseUntil);
 
@@ -87,17 +82,15 @@ export function createSettler(options: SettlerOptions) {
     if (await isPutOff(options, seen)) return null;
     const place = limits.take(seen.tenant, seen.facilitator_url);
     if (place === null) return seen.facilitator_url;
-    let leased: OpenPayment | null = null;
+    let attempting = Promise.resolve();
     try {
-      leased = await store.write((tx) => leaseUnlessOver(tx, seen, clock.now(), leaseUntil()));
+      const leased = await store.write((tx) => leaseUnlessOver(tx, seen, clock.now(), leaseUntil()));
+      if (leased !== null) attempting = attempt(leased);
     } finally {
-      if (leased === null) place.release();
-      else void attempt(leased).then(place.release);
+      void attempting.then(place.release);
     }
     return null;
   }
-
-  const attemptNow = (seen: OpenPayment) => tryAgain(seen).then(() => flights.get(seen.invocation_id));
 
   async function look(): Promise<number | false> {
     try {
@@ -117,16 +110,20 @@ export function createSettler(options: SettlerOptions) {
     leaseUntil,
     /** The first attempt, right after the record. Resolves when its outcome is recorded; never rejects. */
     attempt,
-    /** Whether the tenant has so many payments under way that another one would harm other tenants. */
+    /** Whether another payment of the tenant would harm other tenants. */
     isCrowded: limits.isCrowded,
     inUse: limits.inUse,
     /** The attempt that is under way for this invocation in this process. */
     underWay: (invocationId: string) => flights.get(invocationId),
     /**
-     * Confirms the collected payments of ended calls whose receipts wait for that: those of a tenant, up to
-     * `CONFIRMED_AT_ONCE`, or that of one call. Resolves when each has been tried, with whether there were any.
+     * Confirms the collected payments of ended calls whose receipts wait for that: some of a tenant, or that of one call.
+     * Resolves when each has been tried, with whether there were any.
      */
-    confirm: (tenant: string, invocationId: string | null) => confirmNow(store, tenant, invocationId, attemptNow),
+    async confirm(tenant: string, invocationId: string | null): Promise<boolean> {
+      const confirming = await confirmingOf(store.read, tenant, invocationId, MAX.confirmationsAtOnce);
+      await Promise.all(confirming.map((seen) => tryAgain(seen).then(() => flights.get(seen.invocation_id))));
+      return confirming.length > 0;
+    },
     /** To be called before any payment is taken. */
     async recover() {
       // On SQLite this is the only process, so nothing works on the attempts of the previous one: make them due.
@@ -150,17 +147,6 @@ export type Settler = ReturnType<typeof createSettler>;
 
 async function ended(flights: ReadonlyMap<string, Promise<void>>): Promise<void> {
   while (flights.size > 0) await Promise.all(flights.values());
-}
-
-async function confirmNow(
-  store: Store,
-  tenant: string,
-  invocationId: string | null,
-  attempt: (seen: OpenPayment) => Promise<unknown>,
-): Promise<boolean> {
-  const confirming = await confirmingOf(store.read, tenant, invocationId, CONFIRMED_AT_ONCE);
-  await Promise.all(confirming.map(attempt));
-  return confirming.length > 0;
 }
 
 /**

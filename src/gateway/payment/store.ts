@@ -8,7 +8,7 @@ import { isEnded } from "../../core/states.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
 import { usedAtInTurns } from "../credentials/service.ts";
-import { type InvocationKey, refuseSettlement } from "../invocations/service.ts";
+import { type InvocationKey, invocationByKey, refuseSettlement } from "../invocations/service.ts";
 import { askedMs, type SettleOutcome } from "./outcome.ts";
 
 export type PaymentRow = Tables["payments"]["$inferSelect"];
@@ -194,14 +194,13 @@ export async function closeCollected(
 /** Whether the payment has been collected, and is asked about once more before that is final. */
 export const isConfirming = ({ settled_at }: PaymentRow): boolean => settled_at !== null;
 
-/** A collected payment is final. False when another replica has asked since, or has closed it. */
-export async function closeConfirmed(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
-  return changedAny(tx, isOwnAttempt(tx, open), closing(now));
-}
-
-/** Nobody has said what became of a collected payment: it is asked about again. */
-export async function postponeConfirming(tx: Tx, open: OpenPayment, at: number, now: number): Promise<void> {
-  await changedAny(tx, isOwnAttempt(tx, open), { next_attempt_at: at, updated_at: now });
+/**
+ * A collected payment is final, or is asked about again at `again`. False when another replica has asked since, or has
+ * closed it.
+ */
+export function confirmPayment(tx: Tx, open: OpenPayment, now: number, again: number | null = null): Promise<boolean> {
+  const changes = again === null ? closing(now) : { next_attempt_at: again, updated_at: now };
+  return changedAny(tx, isOwnAttempt(tx, open), changes);
 }
 
 /** The calls of a tenant that have ended, and whose receipt waits until their payment is final. */
@@ -231,24 +230,6 @@ export async function confirmingOf(
 /** Also false while another replica makes an attempt of its own, since that one may still collect it. */
 export async function closeRefused(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
   return changed(tx, isOwnAttempt(tx, open), closing(now));
-}
-
-/**
- * Closes the open payment of a call that has ended, if certainly nothing of it has left the gateway and no attempt is
- * under way. Gives its attempts, or null when it stays open.
- */
-export async function closeUnsent(
-  tx: Tx,
-  { tenant, id }: { readonly tenant: string; readonly id: string },
-  now: number,
-): Promise<number | null> {
-  const { payments: t } = tx.tables;
-  const [closed] = await tx.db
-    .update(t)
-    .set(closing(now))
-    .where(and(eq(t.tenant, tenant), eq(t.invocation_id, id), isOpenStill(tx), isNull(t.sent_at), isNull(t.settled_at)))
-    .returning({ attempts: t.attempts });
-  return closed?.attempts ?? null;
 }
 
 function closing(now: number) {
@@ -331,9 +312,15 @@ export async function makeDue(store: Store, now: number, after: number): Promise
  * the call, or later. False when the payment may have left: then it stays open.
  */
 export async function closeIfUnsent(tx: Tx, key: InvocationKey, now: number): Promise<boolean> {
-  const attempts = await closeUnsent(tx, key, now);
-  if (attempts === null) return false;
-  await refuseSettlement(tx, key, JSON.stringify({ attempts, reason: "cancelled" }), now);
+  const { payments: t } = tx.tables;
+  const isOfCall = and(eq(t.tenant, key.tenant), eq(t.invocation_id, key.id));
+  const [closed] = await tx.db
+    .update(t)
+    .set(closing(now))
+    .where(and(isOfCall, isOpenStill(tx), isNull(t.sent_at), isNull(t.settled_at)))
+    .returning({ attempts: t.attempts });
+  if (closed === undefined) return false;
+  await refuseSettlement(tx, key, JSON.stringify({ attempts: closed.attempts, reason: "cancelled" }), now);
   return true;
 }
 
@@ -345,16 +332,9 @@ export async function leaseUnlessOver(
   until: number,
 ): Promise<OpenPayment | null> {
   const key = { tenant: seen.tenant, id: seen.invocation_id };
-  const isOver = seen.sent_at === null && (await isCallOver(tx, key)) && (await closeIfUnsent(tx, key, now));
+  const call = seen.sent_at === null ? await invocationByKey(tx, key) : null;
+  const isOver = call !== null && isEnded(call.status) && (await closeIfUnsent(tx, key, now));
   return isOver ? null : lease(tx, seen, now, until);
-}
-
-async function isCallOver({ db, tables: { invocations: t } }: Tx, { tenant, id }: InvocationKey): Promise<boolean> {
-  const [row] = await db
-    .select({ status: t.status })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.id, id)));
-  return row !== undefined && isEnded(row.status);
 }
 
 // Paid calls that are still to be made and need a credential. Their callers paid because the calls can be made, so until

@@ -142,7 +142,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
   }
 
   async function settled(key: PaymentKey): Promise<boolean> {
-    const inclusion = { transaction_hash: hashOf(key), block_number: 7, block_hash: hashOf(key) };
+    const inclusion = { hash: hashOf(key), blockNumber: 7, blockHash: hashOf(key) };
     const done = await store.write((tx) => recordSettled(tx, key, inclusion, clock.now()));
     outcomes.announce(key);
     return done;
