@@ -69,7 +69,11 @@ function amount(field: string, given: string | null): string | null {
  *
  * @throws what the work throws; Fault `conflict` when another process adds the same at this very moment
  */
-async function changeAccount<T>(store: Store, name: string, work: (tx: Tx, isThere: boolean) => Promise<T>): Promise<T> {
+async function changeAccount<T>(
+  store: Store,
+  name: string,
+  work: (tx: Tx, isThere: boolean) => Promise<T>,
+): Promise<T> {
   try {
     return await store.write(async (tx) => {
       await tx.lock(`account:${name}`);

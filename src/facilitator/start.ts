@@ -122,8 +122,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   });
   opened.defer(() => openServer.stop());
 
-  wallet.onTaken(() => void settle.recover());
-  await wallet.start();
+  await wallet.start(() => void settle.recover());
   opened.defer(() => wallet.stop());
   started.resolve();
   void settle.recover();

@@ -21,7 +21,6 @@ import {
   claimPayment,
   type FacilitatorPayment,
   type Gas,
-  type Measured,
   openAmong,
   openByAccount,
   type PaymentClaim,
@@ -44,9 +43,6 @@ import {
 } from "./outcome.ts";
 import { type Named, requirementsText, type SettlementRequest, windowProblem } from "./request.ts";
 
-/** To a node, for one payment. */
-const QUESTIONS_PARALLEL = 8;
-
 /**
  * "taken": somebody else claimed it in between, so there is a record to answer from. `refused`: nothing is claimed, and it is
  * refused unless it has a record by now.
@@ -54,8 +50,6 @@ const QUESTIONS_PARALLEL = 8;
 type Collected = CollectionOutcome | { readonly refused: CollectionOutcome } | "taken";
 
 const REFUSALS = { ceiling: "over_daily_ceiling", reverts: "payer_reverted", gas: "over_daily_gas" } as const;
-
-type ClaimWithGas = ClaimedPayment & Pick<PaymentClaim, "gas" | "gasAtRisk" | "gasHeld" | "hasCode" | "day">;
 
 /** Of the chain and the wallets only what settling asks of them. */
 export interface SettleOptions {
@@ -206,11 +200,9 @@ function impossible(
 function createClaim(options: CollectOptions) {
   const { store, clock, chain, onOrphanedClaim } = options;
 
-  async function claim(request: SettlementRequest, wanted: ClaimWithGas, balance: Measured): Promise<Claimed> {
-    const requirements = requirementsText(request.requirements);
-    const claim = { ...wanted, account: request.account, requirements, limits: request.limits, balance };
+  async function claim(wanted: PaymentClaim): Promise<Claimed> {
     try {
-      return await store.write((tx) => claimPayment(tx, claim, clock.now()));
+      return await store.write((tx) => claimPayment(tx, wanted, clock.now()));
     } catch (error) {
       // A connection lost during the commit leaves open whether the claim is stored.
       onOrphanedClaim();
@@ -228,14 +220,17 @@ function createClaim(options: CollectOptions) {
     // The simulation has just moved that much, so a node that knows of less may be wrong.
     const balance = await chain.balanceOf(payer, wanted.authorization.value);
     const day = utcDay((await chain.time()).earliest);
-    const measured = { ...wanted, day, gas, ...(await gasAtRiskOf(options, request, { gas, balance })) };
-    const claimed = await claim(request, measured, balance);
+    const { account, limits } = request;
+    const requirements = requirementsText(request.requirements);
+    const risk = await gasAtRiskOf(options, request, gas, balance);
+    const measured = { ...wanted, ...risk, account, requirements, limits, day, gas, balance };
+    const claimed = await claim(measured);
     if (claimed !== "held") return claimed;
     const landed = await landedBy(options, payer, balance);
     if (landed.size === 0) return claimed;
     // Read again after that: a node may report a use a moment before it reports the block of it.
     const after = await chain.balanceOf(payer);
-    return after.block < balance.block ? claimed : claim(request, measured, { ...after, landed });
+    return after.block < balance.block ? claimed : claim({ ...measured, balance: { ...after, landed } });
   };
 }
 
@@ -246,7 +241,8 @@ function createClaim(options: CollectOptions) {
 async function gasAtRiskOf(
   { chain, wallet }: Pick<CollectOptions, "chain" | "wallet">,
   { key, limits, payment }: SettlementRequest,
-  { gas, balance: { block: number, hash } }: { readonly gas: Gas; readonly balance: Balance },
+  gas: Gas,
+  { block: number, hash }: Balance,
 ): Promise<Pick<PaymentClaim, "gasAtRisk" | "gasHeld" | "hasCode">> {
   const hasCode = await chain.hasCode(key.payer, { number, hash });
   const isAtRisk = hasCode && limits.dailyGasWei > 0n;
@@ -262,7 +258,7 @@ async function landedBy(
   { block: number, hash }: Balance,
 ): Promise<ReadonlySet<Hex>> {
   const landed = new Set<Hex>();
-  await mapLimit(await sentNonces(store.read, from), QUESTIONS_PARALLEL, async (nonce) => {
+  await mapLimit(await sentNonces(store.read, from), 8, async (nonce) => {
     if (await chain.isUsed({ from, nonce }, { number, hash }).catch(() => false)) landed.add(nonce);
   });
   return landed;
@@ -298,13 +294,11 @@ function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
 }
 
 /**
- * The payments that this process has in flight, with a share of them for each account. Collecting enters them here, and
- * resuming leaves them alone, so neither has to ask the other.
+ * The payments that this process has in flight, with a share of them for each account. Resuming leaves them alone.
  *
  * @param max payments of all accounts together
  */
 export function createInFlight(max: number) {
-  /** By account: each payment in flight holds a slot, however slow it is. */
   const shares = createReservedShare(max);
   /** Requests between the simulation and their answer. */
   const collecting = new Set<string>();
@@ -350,9 +344,6 @@ function nameOf({ account, payer, nonce }: Named): string {
   return `${payer}:${nonce}:${account}`;
 }
 
-/** Other processes work for wallets only on a database that can be shared. A look is for lost answers elsewhere. */
-const LOOK_AGAIN_MS = { shared: 250, alone: 1000 };
-
 export type SettlementWaiters = ReturnType<typeof createSettlementWaiters>;
 
 /**
@@ -362,7 +353,8 @@ export type SettlementWaiters = ReturnType<typeof createSettlementWaiters>;
 export function createSettlementWaiters(store: Store) {
   const waiters = createEndWaiters<PaymentKey>({
     nameOf: paymentName,
-    lookAgainMs: LOOK_AGAIN_MS[store.isShared ? "shared" : "alone"],
+    // Other processes work for wallets only on a shared database; elsewhere a look is for lost answers.
+    lookAgainMs: store.isShared ? 250 : 1_000,
     async endedAmong(keys) {
       const open = await openAmong(store.read, keys);
       return keys.map(paymentName).filter((name) => !open.has(name));
@@ -384,13 +376,11 @@ export function createSettlementWaiters(store: Store) {
   };
 
   /** Undefined when the database is away and there is time left to look again. */
-  async function look(key: PaymentKey, isLast: () => boolean): Promise<FacilitatorPayment | null | undefined> {
-    try {
-      return await storedPayment(store.read, key);
-    } catch (error) {
+  function look(key: PaymentKey, isLast: () => boolean): Promise<FacilitatorPayment | null | undefined> {
+    return storedPayment(store.read, key).catch((error: unknown) => {
       if (isLast()) throw error;
       return undefined;
-    }
+    });
   }
 }
 

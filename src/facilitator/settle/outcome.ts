@@ -140,7 +140,10 @@ export function createRefusalLog({ store, clock, log }: RefusalLogOptions) {
       try {
         await store.write(async ({ db, tables: { facilitatorRefusals: t } }) => {
           const set = { reason, attempts: sql`${t.attempts} + 1`, updated_at: now };
-          await db.insert(t).values(row).onConflictDoUpdate({ target: [t.account, t.payer, t.nonce], set });
+          await db
+            .insert(t)
+            .values(row)
+            .onConflictDoUpdate({ target: [t.account, t.payer, t.nonce], set });
         });
       } catch (error) {
         log.warn("refusal_not_stored", { account: named.account, error });

@@ -1,7 +1,7 @@
 // Claims without a transaction that this process is to see to: claimed elsewhere for a wallet that it works for, or left
-// behind by a crash, or by a database that went away. They are sent while they are valid, and fail otherwise; until one of
-// the two is possible they are tried again. Each write names the claim that was read and changes nothing if that claim is
-// gone, so this is safe beside others who still work on the payment, and beside a later claim of the same authorization.
+// behind by a crash, or by a database that went away. They are sent while they are valid, and fail otherwise. Each write names
+// the claim that was read and changes nothing if that claim is gone, so this is safe beside others who still work on the
+// payment, and beside a later claim of the same authorization.
 import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import { boundedCache } from "../../kernel/cache.ts";
@@ -99,7 +99,7 @@ export function createResume(options: ResumeOptions) {
       const own = (await claimsNow()).filter((row) => wallet.worksFor(row.wallet));
       return (await resumeThose(own, (row) => (isLeftBehind(row) ? null : simulatedGas(row)))).done > 0;
     },
-    /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
+    /** For a claim that may have been left behind: a commit whose answer was lost may still be under way. */
     soon: (): void => void rounds.start(TRY_AGAIN_MS),
     /** What is being resumed ends by itself, when the wallet stops. */
     stop: rounds.stop,
@@ -127,7 +127,6 @@ function createRounds(log: Log, round: () => Promise<{ readonly done: number; re
     return endsWithin(ms, promise);
   }
 
-  /** Whether anything is done. */
   async function attempt(): Promise<boolean> {
     const { done, ...rest } = await round().catch((error: unknown) => ({ done: 0, error }));
     if (!("left" in rest) || rest.left > 0) {

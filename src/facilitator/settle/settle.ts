@@ -31,9 +31,6 @@ import {
 import { isSameTerms, type SettlementRequest, settlementRequest, windowProblem } from "./request.ts";
 import { createRecoveredPayments, createResume } from "./resume.ts";
 
-/** Attempts for one request: between two looks, others may claim the payment and withdraw the claim. */
-const TURNS_MAX = 3;
-
 export type Settle = ReturnType<typeof createSettle>;
 
 export function createSettle(options: SettleOptions) {
@@ -67,7 +64,9 @@ export function createSettle(options: SettleOptions) {
       await refuse(request, declined("claimed_on_other_terms"));
       return outcomeForOthers(record);
     }
-    await countRetry(request);
+    // For the operator; a failure to count fails no answer.
+    const counting = store.write((tx) => countAttempt(tx, request.key));
+    await counting.catch((error) => log.warn("retry_not_counted", { ...request.named, error }));
     return outcomeOfRecord(record, request, isAwaited(record), log);
   }
 
@@ -99,15 +98,6 @@ export function createSettle(options: SettleOptions) {
     return inFlight.has(record) || Math.abs(clock.now() - record.created_at) < limits.inclusionTimeoutMs;
   }
 
-  /** For the operator; a failure to count fails no answer. */
-  async function countRetry({ key, named }: SettlementRequest): Promise<void> {
-    try {
-      await store.write((tx) => countAttempt(tx, key));
-    } catch (error) {
-      log.warn("retry_not_counted", { ...named, error });
-    }
-  }
-
   /** Null when others have claimed the payment meanwhile, so that its record tells. */
   async function attempt(request: SettlementRequest): Promise<CollectionOutcome | null> {
     const known = await fromRecord(request);
@@ -127,17 +117,15 @@ export function createSettle(options: SettleOptions) {
     async settle(account: FacilitatorAccount, presented: SettleRequest): Promise<CollectionOutcome> {
       const signedBy = await verifier.signedBy(account.name, presented.payment);
       const request = settlementRequest(account, presented, limits, signedBy);
-      for (let turn = 0; turn < TURNS_MAX; turn += 1) {
+      // Between two attempts, others may claim the payment and withdraw the claim.
+      for (let attempts = 0; attempts < 3; attempts += 1) {
         const outcome = await attempt(request);
         if (outcome !== null) return outcome;
       }
       return BEING_SETTLED;
     },
-    /** Goes on with claims that a crash left without a transaction, until there are none. Never rejects. */
     recover: resume.run,
-    /** Resumes claims now and then: another process may have ended, or lost its database, and left some. Never rejects. */
     takeUp: resume.takeUp,
-    /** Sends what others have claimed for wallets of this process; true when there was any. Never rejects. */
     takeClaimed: resume.takeClaimed,
     /** Ends recovering. Requests at work go on. */
     stop: resume.stop,

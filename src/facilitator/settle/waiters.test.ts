@@ -32,9 +32,7 @@ async function sent() {
   await store.write((tx) => claimPayment(tx, claim, NOON));
   await store.write((tx) => markSent(tx, claim, hashOf(key), NOON));
   const settle = () =>
-    store.write((tx) =>
-      recordSettled(tx, key, { hash: hashOf(key), blockNumber: 1, blockHash: hashOf(key) }, NOON),
-    );
+    store.write((tx) => recordSettled(tx, key, { hash: hashOf(key), blockNumber: 1, blockHash: hashOf(key) }, NOON));
   return { key, settle };
 }
 

@@ -1,7 +1,6 @@
-// What is stored goes to the nodes, the same bytes as often as it takes. A node's answer changes no record; it only says when
-// to look at the chain. What keeps a wallet's nonces moving then is replacement at the same nonce with a higher fee, and
-// filling a nonce at which we have no transaction. Both are stored before they are broadcast, and both count blocks and not
-// time, so a chain that stands still is waited for.
+// What is stored goes to the nodes, as often as it takes. A node's answer changes no record; it only says when to look at
+// the chain. What keeps a wallet's nonces moving is replacement at the same nonce with a higher fee, and filling a nonce at
+// which we have no transaction. Both are stored first, and count blocks and not time, so a chain that stands still is waited for.
 import { type Fees, freeingFees, quoteFees, raiseFees } from "../../chain/fees.ts";
 import type { Block } from "../../chain/json-rpc.ts";
 import { mapLimit } from "../../kernel/loop.ts";
@@ -120,11 +119,9 @@ export function createBroadcaster(options: BroadcasterOptions) {
   };
 }
 
-/** How far a wallet's transactions are in the chain. */
+/** Nonces of a wallet below `count` are used, since that block. */
 export interface NonceProgress {
-  /** Nonces below it are used. */
   readonly count: number;
-  /** The block at which it became that. */
   readonly since: number;
 }
 
@@ -161,21 +158,16 @@ export function createReplacer(parts: WalletParts) {
     const row = await signRow(signer, content, position);
     if (pendingNonce.inclusion !== null || !(await keep(signer.address, [row]))) return;
     pendingNonces.add(row, [...pendingNonce.payments]);
-    log.info("transaction_replaced", {
-      wallet: row.wallet,
-      nonce: row.wallet_nonce,
-      before: before.hash,
-      transaction: row.hash,
-    });
+    const { wallet, wallet_nonce: nonce, hash: transaction } = row;
+    log.info("transaction_replaced", { wallet, nonce, before: before.hash, transaction });
   }
 
   /** Those whose fees can be raised, up to a number at a time: one that can't be holds up nothing after it. */
   async function replaceSome(signer: Signer, stuck: readonly PendingNonce[], head: Block): Promise<void> {
     if (stuck.length === 0) return;
     const tip = await chain.tip();
-    const replacements = stuck
-      .map((pendingNonce) => replacementOf(pendingNonce, head, tip))
-      .filter((each) => each !== null);
+    const found = stuck.map((pendingNonce) => replacementOf(pendingNonce, head, tip));
+    const replacements = found.filter((each) => each !== null);
     await mapLimit(replacements.slice(0, 50), signer.parallel, (each) => replace(signer, each, head));
   }
 

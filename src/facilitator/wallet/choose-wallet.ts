@@ -1,7 +1,5 @@
 // Which wallet sends a payment, and whether any can. The wallet is chosen once, at the simulation, since a payer's code may
-// accept the sender of the simulation only. At the same time it is found out whether the payment may share a transaction with
-// others: Multicall3 passes all of the remaining gas on to each call, so a payer with code is sent alone, as its code could
-// burn the gas of its neighbours.
+// accept the sender of the simulation only; and so is whether the payment may share a transaction with others.
 import type { Chain } from "../../chain/chain.ts";
 import { quoteFees } from "../../chain/fees.ts";
 import { MULTICALL3_CHECKSUMMED } from "../../chain/token.ts";
@@ -54,11 +52,8 @@ export function createWalletChoice(options: ChoiceOptions) {
   async function costOf({ limit }: Gas, signature: Hex): Promise<bigint> {
     // The other fields of the transaction and its data take less than 640 bytes.
     const bytes = 640 + signature.length / 2;
-    const [{ baseFee }, tip, below] = await Promise.all([
-      chain.newest(BLOCK_AGE_MS_MAX),
-      chain.tip(),
-      chain.feeBelow(bytes),
-    ]);
+    const newest = chain.newest(BLOCK_AGE_MS_MAX);
+    const [{ baseFee }, tip, below] = await Promise.all([newest, chain.tip(), chain.feeBelow(bytes)]);
     return limit * (quoteFees(baseFee, tip, maxFee)?.maxFee ?? maxFee) + below;
   }
 
@@ -71,10 +66,8 @@ export function createWalletChoice(options: ChoiceOptions) {
     const sender = await leastBusy();
     if (sender === undefined) throw cannotSend("no wallet");
     const { address } = sender.signer;
-    const [simulation, isShareable] = await Promise.all([
-      chain.simulate(authorization, signature, address),
-      mayShare(authorization.from),
-    ]);
+    const simulating = chain.simulate(authorization, signature, address);
+    const [simulation, isShareable] = await Promise.all([simulating, mayShare(authorization.from)]);
     if (!simulation.ok) return simulation;
     return { ok: true as const, gas: { limit: simulation.gas, from: address, mayShare: isShareable } };
   }
@@ -102,7 +95,10 @@ export function createWalletChoice(options: ChoiceOptions) {
   };
 }
 
-/** Tells whether payments of a payer may share a transaction with others. */
+/**
+ * Tells whether payments of a payer may share a transaction with others: Multicall3 passes all of the remaining gas on to
+ * each call, so a payer with code is sent alone, as its code could burn the gas of its neighbours.
+ */
 function createSharing({ chain, sharedMax, log }: ChoiceOptions): (payer: Hex) => Promise<boolean> {
   let isThere = false;
   let isLogged = false;

@@ -1,12 +1,9 @@
-// The wallets that this process works for. Each wallet is leased to one facilitator at a time, which takes the payments
-// that are claimed for it, signs, stores, broadcasts, watches and replaces. Leases run by the database's clock, and end
-// when they are not renewed. A process that was paused for longer finds out before it acts: by the age of its own last
-// renewal, and in each write that stores a signed transaction, by the wallet's token. Beneath that, the unique nonces keep
-// two that believe to hold one wallet from harm.
+// The wallets that this process works for. Each is leased to one facilitator at a time, by the database's clock. A process
+// that was paused for longer finds out before it acts: by the age of its own last renewal, and in each write that stores a
+// signed transaction, by the wallet's token. Beneath that, the unique nonces keep two that believe to hold one wallet from harm.
 //
-// In the database stand which facilitators live, by its clock, and which of them works for each wallet. A wallet changes hands
-// by a write that is guarded by its token. There is no lock of all: a process that stops in the middle of a write holds up
-// the renewals of nobody. Each facilitator decides for itself alone, from the same rows and one after another: it takes
+// A wallet changes hands by a write that is guarded by its token. There is no lock of all, so a process that stops in the
+// middle of a write holds up the renewals of nobody. Each facilitator decides for itself alone, from the same rows: it takes
 // wallets that nobody works for, and gives up what another one should have.
 
 import { and, eq, lt, ne, sql } from "drizzle-orm";
@@ -22,7 +19,6 @@ import { openWallets } from "./transactions.ts";
 
 /** How long a facilitator counts as alive after it has renewed its lease. */
 export const LEASE_MS = 6_000;
-/** Rows of facilitators that have been gone for so long are removed. */
 const GONE_MS = 60_000;
 const RENEW_MS = 2_000;
 /** A lease that is not renewed counts as over a little before others may see it so. */
@@ -64,13 +60,12 @@ export function createWalletLeases(options: WalletLeasesOptions) {
   const isOnly = !store.isShared;
   const trust = createLeaseTrust(LEASE_MS);
   const holders = createHolders(id, options);
-  /** When the lease that holds was asked for (performance.now). A step of the wall clock ends nothing. */
+  /** By performance.now: a step of the wall clock ends nothing. */
   let renewedAt = Number.NEGATIVE_INFINITY;
   let others = 0;
   let isAble = true;
-  let isAsking = false;
   let isSharing = false;
-  let stopRenewing = () => {};
+  let stopRounds = () => {};
   let renewing: Promise<void> = Promise.resolve();
 
   const isBelieved = () => isOnly || performance.now() - renewedAt < BELIEVED_MS;
@@ -107,16 +102,7 @@ export function createWalletLeases(options: WalletLeasesOptions) {
     }
   }
 
-  /** Beside the renewals, since nodes may be slow to answer. A facilitator alone asks no node for this. */
-  async function look(listener: LeaseListener): Promise<void> {
-    if (isAsking) return;
-    isAsking = true;
-    isAble = others === 0 || (await listener.isAble());
-    isAsking = false;
-  }
-
   async function round(listener: LeaseListener): Promise<void> {
-    void look(listener);
     try {
       void shareOut(await renew(listener), listener).catch(warn);
     } catch (error) {
@@ -129,14 +115,22 @@ export function createWalletLeases(options: WalletLeasesOptions) {
     async start(listener: LeaseListener): Promise<void> {
       await shareOut(await renew(listener), listener);
       if (isOnly) return;
-      stopRenewing = every(RENEW_MS, () => {
+      const stopRenewing = every(RENEW_MS, () => {
         renewing = round(listener);
         return renewing;
       });
+      // Beside the renewals, since nodes may be slow to answer. A facilitator alone asks no node for this.
+      const stopAsking = every(RENEW_MS, async () => {
+        isAble = others === 0 || (await listener.isAble());
+      });
+      stopRounds = () => {
+        stopRenewing();
+        stopAsking();
+      };
     },
     /** Leaves the wallets to the others. Never rejects. */
     async stop(): Promise<void> {
-      stopRenewing();
+      stopRounds();
       await renewing;
       holders.clear();
       if (isOnly) return;
@@ -307,10 +301,8 @@ export async function holdsUntilCommit(tx: Tx, wallet: Hex, holder: string, toke
 /** Leaves the wallets to the others at once. */
 export async function dropLease(tx: Tx, id: string): Promise<void> {
   const { facilitators, facilitatorWallets: t } = tx.tables;
-  await tx.db
-    .update(t)
-    .set({ holder: "", token: sql`${t.token} + 1` })
-    .where(eq(t.holder, id));
+  const free = { holder: "", token: sql`${t.token} + 1` };
+  await tx.db.update(t).set(free).where(eq(t.holder, id));
   await tx.db.delete(facilitators).where(eq(facilitators.id, id));
 }
 
@@ -327,7 +319,7 @@ export function createOwnWallets({ read }: Pick<Store, "read">, wallets: readonl
   };
 }
 
-/** Of facilitators that have been gone for long; or of all others, where this is known to be the only one. */
+/** Facilitators that have been gone for long; or all others, where this is known to be the only one. */
 export async function removeGone(tx: Tx, id: string, before: number | "all"): Promise<void> {
   const { facilitators: t } = tx.tables;
   await tx.db.delete(t).where(and(ne(t.id, id), before === "all" ? undefined : lt(t.lease_until, before - GONE_MS)));

@@ -4,8 +4,7 @@
 // used the wallet's nonce, the payment gets a new one. So does one that failed in a transaction shared with others and
 // would go through now: it is sent once more alone, since the cause may have been a neighbour.
 //
-// How it ended is recorded, and those that wait are told. Each record is a guarded write, so when two processes find out the
-// same thing, one writes it and the other reads what was written.
+// Each record is a guarded write: of two processes that find out the same thing, one writes it and the other reads it.
 import type { Chain } from "../../chain/chain.ts";
 import type { Use } from "../../chain/find-use.ts";
 import type { Block, Receipt } from "../../chain/json-rpc.ts";
@@ -93,17 +92,14 @@ export function createPaymentResolver(options: ResolverOptions) {
       try {
         const own = endOf(pendingNonce, payment, found.used);
         if (!(await resolve(payment, pendingNonce, own, found))) isWhole = false;
-        else if (payment.status === "failed") await countLate(payment, own, found.head);
+        else if (payment.status === "failed")
+          await recorder.late(payment, await charged(chain, payment, found.head, [own]), found.head);
       } catch (error) {
         failure ??= error;
       }
     });
     if (failure !== null) throw failure;
     return isWhole;
-  }
-
-  async function countLate(payment: PendingPayment, end: End, head: Block): Promise<void> {
-    for (const reverted of await charged(chain, payment, head, [end])) await recorder.late(payment, reverted, head);
   }
 
   return {
@@ -414,9 +410,10 @@ export function createOutcomeRecorder(options: RecorderOptions) {
       outcomes.announce(payment.key);
     },
     /** Its transfer reverted; counts the gas if the payment had failed for another reason before. */
-    async late(payment: PendingPayment, reverted: Reverted, head: Block): Promise<void> {
-      if (await store.write((tx) => countLateRevert(tx, payment.key, reverted, dayOf(head))))
-        log.warn("late_revert", { ...names(payment), ...reverted });
+    async late(payment: PendingPayment, reverted: readonly Reverted[], head: Block): Promise<void> {
+      for (const each of reverted)
+        if (await store.write((tx) => countLateRevert(tx, payment.key, each, dayOf(head))))
+          log.warn("late_revert", { ...names(payment), ...each });
     },
     /** Settled no more, for its block is gone. */
     async reopen(payment: PendingPayment): Promise<void> {
@@ -428,9 +425,7 @@ export function createOutcomeRecorder(options: RecorderOptions) {
   };
 }
 
-function dayOf({ timestamp }: Block): string {
-  return utcDay(timestamp * 1000);
-}
+const dayOf = ({ timestamp }: Block): string => utcDay(timestamp * 1000);
 
 /** What settled it, with the parts that it had in transactions before that failed. */
 function costOf(payment: PendingPayment, { hash, gasWei, ...at }: Receipt): bigint {
@@ -441,6 +436,4 @@ function costOf(payment: PendingPayment, { hash, gasWei, ...at }: Receipt): bigi
   return others.reduce((sum, each) => sum + endOf(each, payment, each.inclusion).shareWei, share);
 }
 
-function names({ key }: PendingPayment): { payer: Hex; nonce: Hex } {
-  return { payer: key.payer, nonce: key.nonce };
-}
+const names = ({ key: { payer, nonce } }: PendingPayment) => ({ payer, nonce });

@@ -62,11 +62,6 @@ export function watchSigners(those: readonly Signer[]): { signers: Signer[]; isF
   return { signers, isFailing };
 }
 
-/** Signing blocks the only thread for most of a millisecond, so other work gets a turn after each. */
-function turn(): Promise<void> {
-  return new Promise((resolve) => setImmediate(resolve));
-}
-
 export function createLocalSigner(privateKey: Hex): Signer {
   const account = privateKeyToAccount(privateKey);
   return {
@@ -84,7 +79,8 @@ export function createLocalSigner(privateKey: Hex): Signer {
         maxFeePerGas: fees.maxFee,
         maxPriorityFeePerGas: fees.maxPriorityFee,
       });
-      await turn();
+      // Signing blocks the only thread for most of a millisecond, so other work goes on after each.
+      await new Promise((resolve) => setImmediate(resolve));
       return { raw: lowerHex(raw), hash: keccak256(raw) };
     },
   };

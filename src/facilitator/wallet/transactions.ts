@@ -11,7 +11,7 @@ import type { Reader, Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { change, lockDays } from "../payments/guardrails.ts";
 import { type ClaimedPayment, inGroups, storedPayment } from "../payments/payments.ts";
-import type { Signer, Unsigned } from "./signer.ts";
+import type { Signer } from "./signer.ts";
 
 type StoredTransaction = Tables["facilitatorTransactions"]["$inferSelect"];
 
@@ -32,12 +32,6 @@ export interface TransactionRow extends StoredTransaction {
 export interface PaymentTransfer {
   readonly payment: ClaimedPayment;
   readonly gas: bigint;
-}
-
-/** One wallet nonce of one wallet. */
-export interface WalletNonce {
-  readonly wallet: Hex;
-  readonly nonce: number;
 }
 
 /** What a transfer of nothing costs, exactly. */
@@ -91,8 +85,7 @@ export async function signRow(
   const { to, data, gas, payments } = content;
   const only = payments.length === 1 ? payments[0] : undefined;
   const { nonce, replacement, fees, block, now } = position;
-  const unsigned: Unsigned = { nonce, to, data, gas, fees };
-  const { raw, hash } = await signer.sign(unsigned);
+  const { raw, hash } = await signer.sign({ nonce, to, data, gas, fees });
   return {
     hash,
     wallet: signer.address,
@@ -161,10 +154,7 @@ export async function openWallets(reader: Reader): Promise<Hex[]> {
 }
 
 /** The payments of those of these transactions that make several. */
-export async function sharedParts(
-  reader: Reader,
-  hashes: readonly Hex[],
-): Promise<{ hash: Hex; payer: Hex; nonce: Hex }[]> {
+export async function sharedParts(reader: Reader, hashes: readonly Hex[]) {
   const { facilitatorTransactionPayments: t } = reader.tables;
   const { hash, payer, nonce } = t;
   const parts: { hash: Hex; payer: Hex; nonce: Hex }[] = [];
@@ -199,10 +189,8 @@ export async function storedNonces(reader: Reader, wallet: Hex, from: number): P
 export async function transactionsOf(reader: Reader, { payer, nonce }: PaymentKey): Promise<TransactionRow[]> {
   const { facilitatorTransactions: t, facilitatorTransactionPayments: part } = reader.tables;
   // Hashes by value: Postgres uses no index for `or … in (select …)`.
-  const shared = await reader.db
-    .select({ hash: part.hash })
-    .from(part)
-    .where(and(eq(part.payer, payer), eq(part.nonce, nonce)));
+  const isPart = and(eq(part.payer, payer), eq(part.nonce, nonce));
+  const shared = await reader.db.select({ hash: part.hash }).from(part).where(isPart);
   const hashes = shared.map(({ hash }) => hash);
   const alone = and(eq(t.payer, payer), eq(t.nonce, nonce));
   const rows = await reader.db
@@ -225,7 +213,10 @@ export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[
 }
 
 /** Their wallet nonces are used, deep enough in the chain. */
-export async function closeNonces(tx: Tx, places: readonly WalletNonce[]): Promise<void> {
+export async function closeNonces(
+  tx: Tx,
+  places: readonly { readonly wallet: Hex; readonly nonce: number }[],
+): Promise<void> {
   const { facilitatorTransactions: t } = tx.tables;
   for (const some of inGroups(places)) {
     await tx.db
@@ -249,12 +240,8 @@ export async function markBurned(tx: Tx, { payer, nonce }: PaymentKey, { hash, g
   const set = { gas_burned: String(gasWei) };
   // It is in one of the two, by whether the transaction makes one payment or several.
   for (const t of [tx.tables.facilitatorTransactions, tx.tables.facilitatorTransactionPayments]) {
-    const own = and(eq(t.hash, hash), eq(t.payer, payer), eq(t.nonce, nonce));
-    const rows = await tx.db
-      .update(t)
-      .set(set)
-      .where(and(own, isNull(t.gas_burned)))
-      .returning({ hash: t.hash });
+    const own = and(eq(t.hash, hash), eq(t.payer, payer), eq(t.nonce, nonce), isNull(t.gas_burned));
+    const rows = await tx.db.update(t).set(set).where(own).returning({ hash: t.hash });
     if (rows.length > 0) return true;
   }
   return false;
@@ -284,9 +271,7 @@ export async function countLateRevert(tx: Tx, key: PaymentKey, reverted: Reverte
   if (!isCounted) await change(tx, { account, day }, { reserved: BigInt(value) });
   await change(tx, { account, day: on }, { gasBurned: reverted.gasWei });
   const { facilitatorPayments: t } = tx.tables;
-  await tx.db
-    .update(t)
-    .set({ reverted_on: on })
-    .where(and(eq(t.payer, key.payer), eq(t.nonce, key.nonce)));
+  const isThis = and(eq(t.payer, key.payer), eq(t.nonce, key.nonce));
+  await tx.db.update(t).set({ reverted_on: on }).where(isThis);
   return true;
 }

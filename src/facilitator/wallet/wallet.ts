@@ -1,6 +1,5 @@
-// The gas wallets: which key sends a payment, whether any is able to, and what they had under way when the process
-// ended, or what another one left. Composed of the leases (which wallets this process works for), the senders (nonce,
-// signature, store), the watcher (what became of it) and the replacer (fees).
+// The gas wallets, composed of the leases (which wallets this process works for), the senders (nonce, signature, store), the
+// watcher (what became of it) and the replacer (fees).
 
 import type { Chain } from "../../chain/chain.ts";
 import { gweiToWei } from "../../chain/fees.ts";
@@ -15,7 +14,7 @@ import type { ClaimedPayment, Gas } from "../payments/payments.ts";
 import { createBroadcaster, createReplacer } from "./broadcast.ts";
 import { createWalletChoice } from "./choose-wallet.ts";
 import { createOwnWallets, type LeaseListener, type WalletLeases } from "./leases.ts";
-import { createNonceSync, createPendingNonces, type NonceSync, type WalletParts } from "./pending.ts";
+import { createNonceSync, createPendingNonces, type WalletParts } from "./pending.ts";
 import { createOutcomeRecorder, createPaymentResolver } from "./resolution.ts";
 import { createSender, type Sender } from "./sender.ts";
 import { type Signer, watchSigners } from "./signer.ts";
@@ -81,17 +80,16 @@ export function createWallet(options: WalletOptions) {
     send: (payment, gas) => send(payment, gas, true),
   });
   const replace = createReplacer(parts);
-  const { broadcast } = broadcaster;
-  const watcher = createWatcher({
-    ...parts,
+  const watched = {
     senders,
     resolver,
     replace,
     confirmations,
-    broadcast,
+    broadcast: broadcaster.broadcast,
     refresh: sync.refresh,
-  });
-  const handOver = createHandOver(parts, sync, async () => {
+  };
+  const watcher = createWatcher({ ...parts, ...watched });
+  const handOver = createHandOver(parts, sync.load, async () => {
     const found = await choice.readiness();
     return !isFailing() && (found.ready || found.reason === "gas wallet low");
   });
@@ -103,13 +101,13 @@ export function createWallet(options: WalletOptions) {
     /**
      * Takes up what was under way when the last process ended. No node has to answer for that: what is to be asked of
      * one is asked when it answers.
+     *
+     * @param onTaken called when wallets are taken over: claims may wait for them
      */
-    async start(): Promise<void> {
-      await leases.start(handOver.listener);
+    async start(onTaken = () => {}): Promise<void> {
+      await leases.start(handOver.listener(onTaken));
       await handOver.takeOver([]);
     },
-    /** When wallets are taken over: claims may wait for them. */
-    onTaken: handOver.onTaken,
     /** Takes up what another process has left behind; called now and then. @throws Fault `unavailable` */
     async takeUp(): Promise<void> {
       await sync.refresh();
@@ -136,9 +134,8 @@ export function createWallet(options: WalletOptions) {
  *
  * @param isAble whether this process can send at all now
  */
-function createHandOver(parts: WalletParts, { load }: NonceSync, isAble: () => Promise<boolean>) {
+function createHandOver(parts: WalletParts, load: () => Promise<void>, isAble: () => Promise<boolean>) {
   const { log, leases, pendingNonces, resynchronise, reload, wake } = parts;
-  let onTaken = () => {};
 
   /** What is open of wallets that this process works for from now on, is taken up. */
   async function takeOver(wallets: readonly Hex[]): Promise<void> {
@@ -149,24 +146,20 @@ function createHandOver(parts: WalletParts, { load }: NonceSync, isAble: () => P
     wake();
   }
 
-  const listener: LeaseListener = {
-    async taken(wallets) {
-      reload();
-      await takeOver(wallets).catch((error) => log.warn("taking_up_failed", { error }));
-      onTaken();
-    },
-    lost() {
-      pendingNonces.release(leases.holds);
-      // Some of what was let go may concern a wallet that is kept.
-      reload();
-    },
-    isAble,
-  };
   return {
     takeOver,
-    listener,
-    onTaken(listen: () => void): void {
-      onTaken = listen;
-    },
+    listener: (onTaken: () => void): LeaseListener => ({
+      async taken(wallets) {
+        reload();
+        await takeOver(wallets).catch((error) => log.warn("taking_up_failed", { error }));
+        onTaken();
+      },
+      lost() {
+        pendingNonces.release(leases.holds);
+        // Some of what was let go may concern a wallet that is kept.
+        reload();
+      },
+      isAble,
+    }),
   };
 }

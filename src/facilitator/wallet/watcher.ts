@@ -1,7 +1,7 @@
-// When the chain is looked at, what a look finds, and when what is due is broadcast: on each new block, found by polling,
-// while anything is open. With nothing open, no node is asked. One look tells which wallet nonces are used by now, what that
-// means for the payments, what is deep enough in the chain to be closed, what a reorganisation has undone, and what has to be
-// replaced. Each step may fail, and is repeated with the next look; nothing is forgotten before the database knows it.
+// The chain is looked at on each new block, found by polling, while anything is open. One look tells which wallet nonces are
+// used by now, what that means for the payments, what is deep enough in the chain to be closed, what a reorganisation has
+// undone, and what has to be replaced. Each step may fail, and is repeated with the next look; nothing is forgotten before the
+// database knows it.
 import type { Chain } from "../../chain/chain.ts";
 import type { Block } from "../../chain/json-rpc.ts";
 import { mapLimit } from "../../kernel/loop.ts";
@@ -27,14 +27,9 @@ interface WatcherOptions extends WalletParts {
   readonly replace: Replacer;
   /** Blocks until an inclusion counts as final. */
   readonly confirmations: number;
-  /** Begins to broadcast what is due. Nobody waits for it, so a node that hangs does not hold up the next look. */
   readonly broadcast: () => void;
-  /** Takes in what other processes have stored. */
   readonly refresh: () => Promise<void>;
 }
-
-/** Does a step whose failure must not hold up the others. Never rejects. */
-type Attempt = (step: string, work: () => Promise<void>) => Promise<void>;
 
 export function createWatcher(options: WatcherOptions) {
   const { chain, log, pendingNonces, broadcast, refresh } = options;
@@ -52,6 +47,7 @@ export function createWatcher(options: WatcherOptions) {
     lookAt = Math.min(lookAt, performance.now() + LOOK_AGAIN_MS);
   }
 
+  /** A step whose failure must not hold up the others. Never rejects. */
   async function attempt(step: string, work: () => Promise<void>): Promise<void> {
     if (stopped) return;
     try {
@@ -117,7 +113,10 @@ export function createWatcher(options: WatcherOptions) {
 }
 
 /** Looks at the chain whose newest block this is. Never rejects. */
-function createReconcile(options: WatcherOptions, attempt: Attempt): (at: Block) => Promise<void> {
+function createReconcile(
+  options: WatcherOptions,
+  attempt: (step: string, work: () => Promise<void>) => Promise<void>,
+): (at: Block) => Promise<void> {
   const { chain, store, leases, pendingNonces, senders, resolver, replace, confirmations } = options;
   const undoReorganised = createReorganised(options);
   const progresses = new Map<Hex, NonceProgress>();
@@ -167,15 +166,12 @@ function createReconcile(options: WatcherOptions, attempt: Attempt): (at: Block)
 
   return async (at) => {
     await attempt("reorganised", () => undoReorganised(at));
-    await mapLimit(pendingNonces.wallets(), WALLETS_PARALLEL, (wallet) => {
-      return attempt("wallet", () => lookAtWallet(wallet, at));
-    });
-    await mapLimit(overdue(at), QUESTIONS_PARALLEL, (payment) => {
-      return attempt("overdue", () => resolver.overdue(payment, at));
-    });
+    const wallets = pendingNonces.wallets();
+    await mapLimit(wallets, WALLETS_PARALLEL, (wallet) => attempt("wallet", () => lookAtWallet(wallet, at)));
+    const late = overdue(at);
+    await mapLimit(late, QUESTIONS_PARALLEL, (each) => attempt("overdue", () => resolver.overdue(each, at)));
     await attempt("close", () => closeDeep(at));
     for (const payment of pendingNonces.payments()) pendingNonces.forget(payment);
-    pendingNonces.recount();
   };
 }
 
@@ -210,8 +206,7 @@ async function sift(
   await mapLimit(byBlock, QUESTIONS_PARALLEL, async ([number, those]) => {
     const hash = await chain.blockHash(number);
     if (hash === null) isWhole = false;
-    else
-      for (const pendingNonce of those) (pendingNonce.inclusion?.blockHash === hash ? kept : lost).push(pendingNonce);
+    else for (const each of those) (each.inclusion?.blockHash === hash ? kept : lost).push(each);
   });
   return { kept, lost, isWhole };
 }

@@ -18,12 +18,10 @@ import { scopeOf } from "../../http/server.ts";
 import { bind, prepared, type Reader, type Store } from "../../storage/store.ts";
 import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 
-const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
-  db
-    .select()
-    .from(t)
-    .where(eq(t.tenant, bind(t.tenant, "tenant"))),
-);
+const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) => {
+  const isIts = eq(t.tenant, bind(t.tenant, "tenant"));
+  return db.select().from(t).where(isIts);
+});
 
 export async function findSettlementConfig(reader: Reader, tenant: string): Promise<SettlementConfigRow | null> {
   const [row] = await byTenant(reader).execute({ tenant });
@@ -34,13 +32,7 @@ export async function findSettlementConfig(reader: Reader, tenant: string): Prom
 export async function settlementNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
   const config = await findSettlementConfig(reader, tenant);
   if (config?.facilitator_credential_ref === id) return true;
-  const { payments: t } = reader.tables;
-  const open = await reader.db
-    .select({ nonce: t.nonce })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, id), isUnsettled(t)))
-    .limit(1);
-  return open.length > 0;
+  return (await unsettledUrls(reader, tenant, id)).length > 0;
 }
 
 /** What settles with the credential at a URL that is not allowed, for its tenant; null when nothing does. */
@@ -54,16 +46,16 @@ export async function settlementShutOut(
   if (config?.facilitator_credential_ref === id && !isAllowed(config.facilitator_url)) {
     return "the settlement configuration";
   }
-  const { payments: t } = reader.tables;
-  const open = await reader.db
-    .selectDistinct({ url: t.facilitator_url })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, id), isUnsettled(t)));
+  const open = await unsettledUrls(reader, tenant, id);
   return open.some(({ url }) => url !== null && !isAllowed(url)) ? "a payment that is being settled" : null;
 }
 
-/** A payment that was collected needs no credential: without it, it is final as it is. */
-const isUnsettled = (t: Tables["payments"]) => and(isNotNull(t.next_attempt_at), isNull(t.settled_at));
+/** Where open payments go with the credential. One that was collected needs none: without it, it is final as it is. */
+function unsettledUrls({ db, tables: { payments: t } }: Reader, tenant: string, credentialId: string) {
+  const isUnsettled = and(isNotNull(t.next_attempt_at), isNull(t.settled_at));
+  const isIts = and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, credentialId), isUnsettled);
+  return db.selectDistinct({ url: t.facilitator_url }).from(t).where(isIts).execute();
+}
 
 export interface SettlementConfigDeps {
   readonly store: Store;

@@ -80,13 +80,16 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
           // Reading the secret can't be aborted, so it is raced.
           return await unlessAborted(end, ask(attempt, end, dialled));
         } catch (error) {
-          if (end.aborted) return { kind: isDialled ? "unknown" : "unsent", why: "no answer in time" };
-          const isUnsent = !isDialled || (error instanceof OutboundError && error.kind !== "lost");
-          return { kind: isUnsent ? "unsent" : "unknown", why: error instanceof Error ? error.message : "failed" };
+          const failure = end.aborted ? new Error("no answer in time") : error;
+          return { kind: isDialled && !isRefusedDial(failure) ? "unknown" : "unsent", why: messageOf(failure) };
         }
       }),
   };
 }
+
+/** No byte has left by then. */
+const isRefusedDial = (error: unknown) => error instanceof OutboundError && error.kind !== "lost";
+const messageOf = (error: unknown) => (error instanceof Error ? error.message : "failed");
 
 export type FacilitatorClient = ReturnType<typeof createFacilitatorClient>;
 

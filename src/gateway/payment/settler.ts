@@ -20,9 +20,6 @@ import {
   tenantsWithOpen,
 } from "./store.ts";
 
-/** After an attempt in this process; and for what another one has left, which becomes due when nobody here knows. */
-const [LOOK_MS, LOOK_MS_MOST] = [250, 2_000];
-
 export interface SettlerOptions extends AttemptOptions {
   /** One attempt, at most. */
   readonly settleWaitMs: number;
@@ -95,9 +92,8 @@ export function createSettler(options: SettlerOptions) {
   async function look(): Promise<number | false> {
     try {
       const next = await takeUpDue();
-      if (next === null) return false;
-      await searchFarOff();
-      return next;
+      if (next !== null) await searchFarOff();
+      return next ?? false;
     } catch (error) {
       log.warn("open_settlements_not_read", { error });
       return false;
@@ -113,7 +109,6 @@ export function createSettler(options: SettlerOptions) {
     /** Whether another payment of the tenant would harm other tenants. */
     isCrowded: limits.isCrowded,
     inUse: limits.inUse,
-    /** The attempt that is under way for this invocation in this process. */
     underWay: (invocationId: string) => flights.get(invocationId),
     /**
      * Confirms the collected payments of ended calls whose receipts wait for that: some of a tenant, or that of one call.
@@ -130,7 +125,8 @@ export function createSettler(options: SettlerOptions) {
       if (!store.isShared) await makeDue(store, clock.now(), clock.now());
     },
     start() {
-      looking = poll({ leastMs: LOOK_MS, mostMs: LOOK_MS_MOST }, look);
+      // What another process has left becomes due when nobody here knows.
+      looking = poll({ leastMs: 250, mostMs: 2_000 }, look);
     },
     /** Starts nothing more and lets attempts end for `ms`, then breaks them off. Their payments stay open. */
     async stop(ms: number) {
@@ -184,25 +180,19 @@ async function isPutOff({ store, clock, guard }: SettlerOptions, seen: OpenPayme
   return true;
 }
 
-/** Makes payments due that are farther off than any lease or pause; does nothing when it did so a moment ago. */
+/** Makes payments due that are farther off than any lease or pause, as a clock that was set back leaves them. */
 function createFarOffSearch({ store, clock }: Pick<SettlerOptions, "store" | "clock">, leaseUntil: () => number) {
   let searchedAt = performance.now();
   return async () => {
-    // A clock that was set back may have put payments far into the future.
     if (performance.now() - searchedAt < 1_000) return;
     searchedAt = performance.now();
     const now = clock.now();
-    const latest = Math.max(leaseUntil(), now + PAUSE_MS_MOST) + 5_000;
-    await makeDue(store, now, latest);
+    await makeDue(store, now, Math.max(leaseUntil(), now + PAUSE_MS_MOST) + 5_000);
   };
 }
 
 // Limits of settlements under way, shared fairly by tenant: in all, in the background, and in the background at one
 // facilitator. A facilitator that let its last attempt time out gets few places, so that it can't hold up the others.
-
-export interface SettlementPermit {
-  release(): void;
-}
 
 export function createSettlementLimits() {
   const underWay = createFairShare({ size: MAX.firstAttempts });
@@ -221,7 +211,7 @@ export function createSettlementLimits() {
 
   return {
     /** Counts a settlement of the tenant, in the background or not. */
-    enter(tenant: string): SettlementPermit {
+    enter(tenant: string) {
       // What was accepted is attempted, whether or not there is room for more.
       const isCounted = underWay.take(tenant) === null;
       return { release: () => isCounted && underWay.giveBack(tenant) };
@@ -234,7 +224,7 @@ export function createSettlementLimits() {
     /** Places in the background that a tenant may still take. */
     ofTenant: (tenant: string) => background.roomOf(tenant),
     /** A place in the background, or null when there is none. */
-    take(tenant: string, facilitator: string): SettlementPermit | null {
+    take(tenant: string, facilitator: string): { release(): void } | null {
       const places = takeAt(facilitator, tenant);
       if (places === null) return null;
       const giveBack = () => {

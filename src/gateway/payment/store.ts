@@ -29,26 +29,16 @@ function isKey({ payments: t }: Tables, key: PaymentKey) {
   return and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
 }
 
-const byKey = prepared(({ db, tables: { payments: t } }: Reader) =>
-  db
-    .select()
-    .from(t)
-    .where(
-      and(
-        eq(t.chain_id, bind(t.chain_id, "chain_id")),
-        eq(t.token, bind(t.token, "token")),
-        eq(t.payer, bind(t.payer, "payer")),
-        eq(t.nonce, bind(t.nonce, "nonce")),
-      ),
-    ),
-);
+const byKey = prepared(({ db, tables: { payments: t } }: Reader) => {
+  const isChain = and(eq(t.chain_id, bind(t.chain_id, "chain_id")), eq(t.token, bind(t.token, "token")));
+  const isPayment = and(eq(t.payer, bind(t.payer, "payer")), eq(t.nonce, bind(t.nonce, "nonce")));
+  return db.select().from(t).where(and(isChain, isPayment));
+});
 
-const byInvocation = prepared(({ db, tables: { payments: t } }: Reader) =>
-  db
-    .select()
-    .from(t)
-    .where(and(eq(t.tenant, bind(t.tenant, "tenant")), eq(t.invocation_id, bind(t.invocation_id, "id")))),
-);
+const byInvocation = prepared(({ db, tables: { payments: t } }: Reader) => {
+  const isIts = and(eq(t.tenant, bind(t.tenant, "tenant")), eq(t.invocation_id, bind(t.invocation_id, "id")));
+  return db.select().from(t).where(isIts);
+});
 
 /** The payment of any tenant: compare it with the caller's before anything of it is shown. */
 export async function paymentByKey(reader: Reader, key: PaymentKey): Promise<PaymentRow | null> {
@@ -66,24 +56,17 @@ export async function insertPayment(tx: Tx, row: PaymentRow): Promise<void> {
   await tx.db.insert(tx.tables.payments).values(row);
 }
 
-interface TenantWithOpen {
-  readonly tenant: string;
-  /** When its first open payment is due. */
-  readonly due_at: number;
-}
-
-/** Every tenant with an open payment once, one read for each: those after `last` by name, and then the others. */
-export async function* tenantsWithOpen(reader: Reader, last: string): AsyncGenerator<TenantWithOpen, void> {
+/**
+ * Every tenant with an open payment once, one read for each, with when its first one is due: those after `last` by name, and
+ * then the others.
+ */
+export async function* tenantsWithOpen(reader: Reader, last: string) {
   yield* tenantsBetween(reader, last, null);
   if (last !== "") yield* tenantsBetween(reader, "", last);
 }
 
 /** Names are in the database's order, which differs from that of strings here. */
-async function* tenantsBetween(
-  reader: Reader,
-  after: string,
-  upTo: string | null,
-): AsyncGenerator<TenantWithOpen, void> {
+async function* tenantsBetween(reader: Reader, after: string, upTo: string | null) {
   const { payments: t } = reader.tables;
   const isUpTo = upTo === null ? undefined : lte(t.tenant, upTo);
   for (let tenant = after; ; ) {
@@ -109,20 +92,10 @@ export async function dueOf(
   passedOver: readonly string[] = [],
 ): Promise<OpenPayment[]> {
   const { payments: t } = reader.tables;
-  const rows = await reader.db
-    .select()
-    .from(t)
-    .where(
-      and(
-        eq(t.tenant, tenant),
-        isNotNull(t.next_attempt_at),
-        lte(t.next_attempt_at, now),
-        passedOver.length === 0 ? undefined : notInArray(t.facilitator_url, [...passedOver]),
-      ),
-    )
-    .orderBy(asc(t.next_attempt_at))
-    .limit(limit);
-  return rows.filter(isOpen);
+  const isDue = and(eq(t.tenant, tenant), isNotNull(t.next_attempt_at), lte(t.next_attempt_at, now));
+  const isElsewhere = passedOver.length === 0 ? undefined : notInArray(t.facilitator_url, [...passedOver]);
+  const found = reader.db.select().from(t).where(and(isDue, isElsewhere));
+  return (await found.orderBy(asc(t.next_attempt_at)).limit(limit)).filter(isOpen);
 }
 
 /**
@@ -149,10 +122,8 @@ export async function lease(tx: Tx, seen: OpenPayment, now: number, until: numbe
 
 /** The note that a call was refused: see invocations/lost-commits.ts. */
 function refusal({ db, tables: { payments: t, refusedCalls: r } }: Tx) {
-  return db
-    .select({ id: r.id })
-    .from(r)
-    .where(and(eq(r.tenant, t.tenant), eq(r.id, t.invocation_id)));
+  const isIts = and(eq(r.tenant, t.tenant), eq(r.id, t.invocation_id));
+  return db.select({ id: r.id }).from(r).where(isIts);
 }
 
 /**
@@ -259,10 +230,8 @@ export async function mayLeave(tx: Tx, open: OpenPayment, now: number): Promise<
 }
 
 function unended({ db, tables: { payments: t, openInvocations: i } }: Tx) {
-  return db
-    .select({ id: i.id })
-    .from(i)
-    .where(and(eq(i.tenant, t.tenant), eq(i.id, t.invocation_id), eq(i.status, "pending")));
+  const isIts = and(eq(i.tenant, t.tenant), eq(i.id, t.invocation_id), eq(i.status, "pending"));
+  return db.select({ id: i.id }).from(i).where(isIts);
 }
 
 // A payment that is changed is found by its key. Said of the bare column, these two would offer the partial indexes of all
@@ -342,12 +311,8 @@ export async function leaseUnlessOver(
 
 export async function paidCallNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
   const { payments: t } = reader.tables;
-  const calls = await reader.db
-    .select({ nonce: t.nonce })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.call_credential_ref, id)))
-    .limit(1);
-  return calls.length > 0;
+  const isIts = and(eq(t.tenant, tenant), eq(t.call_credential_ref, id));
+  return (await reader.db.select({ nonce: t.nonce }).from(t).where(isIts).limit(1)).length > 0;
 }
 
 /** What of them goes to a URL that is not allowed, for its tenant; null when nothing does. */
