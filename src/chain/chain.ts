@@ -153,11 +153,7 @@ async function viewsOf(rpc: Rpc, authorization: AuthorizationId): Promise<readon
   }));
 }
 
-async function receipt(
-  rpc: NodeDoor,
-  hash: Hex,
-  shows: (receipt: wire.Receipt) => boolean = () => true,
-): Promise<wire.Receipt | null> {
+async function receipt(rpc: NodeDoor, hash: Hex, shows: (receipt: wire.Receipt) => boolean = () => true) {
   const read = (result: unknown) => {
     const found = wire.receipt(result);
     if (found !== null && found.hash !== hash) throw new TypeError("not the receipt that was asked for");
@@ -279,12 +275,7 @@ const isBelow =
     !(answer instanceof RpcError) && answer < least;
 
 /** At a known block, since payments after it are counted apart. */
-async function balanceAt(
-  rpc: Rpc,
-  payer: Hex,
-  { number, hash, parentHash }: wire.Block,
-  least: bigint,
-): Promise<Balance> {
+async function balanceAt(rpc: Rpc, payer: Hex, { number, hash, parentHash }: wire.Block, least: bigint) {
   const data = encodeFunctionData({ abi: token.ABI, functionName: "balanceOf", args: [payer] });
   const call = { to: token.TOKEN_ADDRESS, data };
   const question = { method: "eth_call", params: [call], read: wire.word, isDoubtful: isBelow(least) };

@@ -1,6 +1,5 @@
-// One JSON-RPC exchange over HTTP, bounded in time and size and read strictly: what chain nodes and remote signers
-// have in common. Its errors never hold a URL, for the URLs of nodes carry API keys. The values of the protocol are read
-// strictly as well: a node's answer that is not in the form of the protocol is no answer.
+// One JSON-RPC exchange over HTTP, bounded in time and size, with chain nodes and remote signers. Errors never hold a URL,
+// for the URLs of nodes carry API keys. An answer that is not in the form of the protocol is no answer.
 import { exchangeJson, type JsonAnswer } from "../http/client/fetch-json.ts";
 import { type Outbound, OutboundError } from "../http/client/outbound.ts";
 import type { Hex } from "../x402/types.ts";
@@ -79,9 +78,8 @@ function reasonOf(error: unknown, timeoutMs: number): string {
   return "the request failed";
 }
 
-function isObject(value: unknown): value is Readonly<Record<string, unknown>> {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
-}
+const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
 
 export interface Block {
   readonly number: number;
@@ -115,9 +113,7 @@ export interface Receipt {
 const QUANTITY = /^0x(0|[1-9a-f][0-9a-f]{0,63})$/i;
 const DATA = /^0x([0-9a-f]{2})*$/i;
 
-function wrong(what: string): TypeError {
-  return new TypeError(`not ${what}`);
-}
+const wrong = (what: string) => new TypeError(`not ${what}`);
 
 function field(value: unknown, name: string): unknown {
   if (typeof value !== "object" || value === null) throw wrong("an object");
@@ -151,9 +147,7 @@ function bytes(value: unknown, size: number): Hex {
 export const hash = (value: unknown): Hex => bytes(value, 32);
 
 /** A word of the EVM that is a number. */
-export function word(value: unknown): bigint {
-  return BigInt(hash(value));
-}
+export const word = (value: unknown): bigint => BigInt(hash(value));
 
 /** One that is a truth value. */
 export function truth(value: unknown): boolean {
@@ -193,11 +187,10 @@ function logEntry(value: unknown): LogEntry {
   };
 }
 
-/** Entries of blocks that are not part of the chain any more are left out (`removed`). */
+/** Without those of blocks that are not part of the chain any more (`removed`). */
 export function logEntries(value: unknown): LogEntry[] {
-  return list(value)
-    .filter((each) => field(each, "removed") !== true)
-    .map(logEntry);
+  const kept = list(value).filter((each) => field(each, "removed") !== true);
+  return kept.map(logEntry);
 }
 
 /** A node may leave out any of the fields: that is no reason to have no receipt. */
@@ -227,6 +220,4 @@ export function receipt(value: unknown): Receipt | null {
 }
 
 /** A number as the protocol writes it. */
-export function hex(value: number | bigint): Hex {
-  return `0x${value.toString(16)}`;
-}
+export const hex = (value: number | bigint): Hex => `0x${value.toString(16)}`;

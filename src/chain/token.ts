@@ -84,10 +84,9 @@ export function isEndOf(authorization: Authorization, log: LogEntry): boolean {
 }
 
 /**
- * Whether this transaction moved the money by this authorization. "Used" is not "paid", so both events must be there,
- * the transfer after the use; today's token writes it right after. Others may lie between, even other uses of the same
- * payer: each transfer proves the last use before it that none has proven yet, and no second one. Only what the token
- * itself writes counts.
+ * Whether this transaction moved the money by this authorization. "Used" is not "paid", so both events of the token must be
+ * there, the transfer after the use. Others may lie between, even other uses of the same payer: each transfer proves the
+ * last use before it that none has proven yet, and no second one.
  */
 export function isPaidBy({ from, to, value, nonce }: Authorization, receipt: Receipt): boolean {
   if (!receipt.succeeded) return false;
@@ -140,8 +139,6 @@ export function refusalReason({ message }: RpcError): string {
 
 // Multicall3 (https://github.com/mds1/multicall), by which one transaction makes several payments: each call may fail
 // without undoing the others. The contract takes no part in what a payment means, for the token asks only who signed it.
-// It passes all of the remaining gas on to each call, so no payer with code may share a transaction with others: its code
-// could burn the gas of all.
 
 export const MULTICALL3_CHECKSUMMED = "0xcA11bde05977b3631167028862bE2a173976CA11";
 export const MULTICALL3: Hex = "0xca11bde05977b3631167028862be2a173976ca11";

@@ -69,11 +69,7 @@ function amount(field: string, given: string | null): string | null {
  *
  * @throws what the work throws; Fault `conflict` when another process adds the same at this very moment
  */
-async function changeAccount<T>(
-  store: Store,
-  name: string,
-  work: (tx: Tx, isThere: boolean) => Promise<T>,
-): Promise<T> {
+async function changeAccount<T>(store: Store, name: string, work: (tx: Tx, isThere: boolean) => Promise<T>) {
   try {
     return await store.write(async (tx) => {
       await tx.lock(`account:${name}`);
@@ -92,11 +88,7 @@ async function changeAccount<T>(
  *
  * @throws Fault `invalid_request`; `conflict` when the name or the certificate is another account's
  */
-export async function addAccount(
-  store: Store,
-  clock: Clock,
-  account: NewAccount,
-): Promise<{ readonly name: string; readonly fingerprint: string }> {
+export async function addAccount(store: Store, clock: Clock, account: NewAccount) {
   const now = clock.now();
   const fingerprint = fingerprintOf(account.certificate);
   const row: AccountRow = {
@@ -140,11 +132,7 @@ export async function addCertificate(store: Store, clock: Clock, given: string, 
  * @returns its fingerprint, and how many the account has left
  * @throws Fault `invalid_request`; `not_found` for the account; `conflict` when it has no such certificate
  */
-export async function removeCertificate(
-  store: Store,
-  given: string,
-  certificate: string,
-): Promise<{ readonly fingerprint: string; readonly left: number }> {
+export async function removeCertificate(store: Store, given: string, certificate: string) {
   const name = given.trim();
   const fingerprint = fingerprintOf(certificate);
   return changeAccount(store, name, async (tx, isThere) => {

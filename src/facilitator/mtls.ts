@@ -2,13 +2,14 @@
 // are known by the fingerprint of theirs. There is no inner port that plain bytes are relayed to: node:tls hands
 // its verified sockets to the HTTP side directly, so no other process can get in between.
 import { constants, X509Certificate } from "node:crypto";
+import type { AddressInfo } from "node:net";
 import { createServer, type Server, type TLSSocket, type TlsOptions } from "node:tls";
 import { parseCertificates } from "../core/certificates.ts";
 import type { Log } from "../core/log.ts";
 import { listenProblem, StartupProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
 import { keepReceiveBufferSmall, SMALL_BODIES_BUFFER_BYTES } from "../http/bun/socket-options.ts";
-import { type ConnectionLimits, type HttpOptions, type KnownPeer, serveConnections } from "../http/http1.ts";
+import { type HttpOptions, type KnownPeer, serveConnections } from "../http/http1.ts";
 import { MAX } from "../kernel/limits.ts";
 import { every } from "../kernel/loop.ts";
 import { createReservedShare } from "../kernel/share.ts";
@@ -20,17 +21,13 @@ export interface Peer extends KnownPeer {
   readonly certificate: X509Certificate;
 }
 
-export interface ListenerLimits extends ConnectionLimits {
-  readonly handshakeMs: number;
-  /** Handshakes under way at a time. One more ends the oldest; an honest peer's handshake is never that for long. */
-  readonly handshakes: number;
-  /** Connections in all, shared out among the accounts, so that none shuts out the others. */
-  readonly connections: number;
-}
+export type ListenerLimits = typeof LISTENER_LIMITS;
 
-export const LISTENER_LIMITS: ListenerLimits = {
+export const LISTENER_LIMITS = {
   handshakeMs: 5_000,
+  /** Under way at a time. One more ends the oldest; an honest peer's handshake is never that for long. */
   handshakes: 1_024,
+  /** In all, shared out among the accounts, so that none shuts out the others. */
   connections: MAX.settleConnections,
   idleMs: 60_000,
   headMs: 10_000,
@@ -64,8 +61,7 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
   let roots = parseCertificates(options.tls.clientCa);
   await listen(server, options);
   const sweeping = setInterval(sockets.sweep, 250);
-  const address = server.address();
-  const port = typeof address === "object" && address !== null ? address.port : options.port;
+  const { port } = server.address() as AddressInfo;
 
   async function drain(): Promise<void> {
     server.close();
@@ -183,7 +179,7 @@ function admit(server: Server, { answer, ownerOf, bodyBytesMax, limits, clock, l
     socket.destroy();
   }
 
-  /** The time limit of the handshake holds until it is known whose share the connection counts to. */
+  /** The handshake's time limit holds until it is known whose share the connection counts to. */
   async function enter(socket: TLSSocket, peer: Peer): Promise<void> {
     const owner = await ownerOf(peer.fingerprint).catch((error) => {
       log.warn("account_lookup_failed", { error });
@@ -320,6 +316,5 @@ export function followTlsFiles({ read, tls, take, log, lookMs = 1_000 }: Followi
   return every(lookMs, () => look().catch((error) => log.error("tls_files_not_read", { error })));
 }
 
-function isSame(a: TlsMaterial, b: TlsMaterial): boolean {
-  return a.cert === b.cert && a.key === b.key && a.clientCa === b.clientCa;
-}
+const isSame = (a: TlsMaterial, b: TlsMaterial): boolean =>
+  a.cert === b.cert && a.key === b.key && a.clientCa === b.clientCa;

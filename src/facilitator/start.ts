@@ -2,9 +2,8 @@
 // way, then the two listeners. Stopping goes the other way round.
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
-import { createChainTime } from "../chain/chain-time.ts";
-import { BLOCK_SECONDS } from "../chain/find-use.ts";
-import { createOwnTransfers } from "../chain/own-transfer.ts";
+import { BLOCK_SECONDS, createOwnTransfers } from "../chain/find-use.ts";
+import { createChainTime } from "../chain/newest-block.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/startup.ts";
@@ -33,10 +32,9 @@ import { cleanUpFacilitator } from "./payments/retention.ts";
 import { createOpenEdge, createPeerEdge } from "./routes.ts";
 import { createSettlementWaiters } from "./settle/claims.ts";
 import { createSettle } from "./settle/settle.ts";
-import { requireMulticall3 } from "./wallet/choose-wallet.ts";
 import { createOwnWallets, createWalletLeases } from "./wallet/leases.ts";
 import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
-import { createWallet, type WalletLimits } from "./wallet/wallet.ts";
+import { createWallet, requireMulticall3, type WalletLimits } from "./wallet/wallet.ts";
 
 /** How often this process looks for what another one has left behind. */
 const TAKE_UP_MS = 10_000;

@@ -140,13 +140,9 @@ function readAccepted(place: FieldScope): AcceptedTerms {
 
 /** Whether a version 2 payment answers this offer. */
 export function acceptedMatches(accepted: AcceptedTerms, wire: WireRequirements): boolean {
-  return (
-    accepted.scheme === wire.scheme &&
-    accepted.network === wire.network &&
-    accepted.amount === BigInt(wire.maxAmountRequired) &&
-    accepted.asset === lowerHex(wire.asset) &&
-    accepted.payTo === lowerHex(wire.payTo)
-  );
+  const { scheme, network, maxAmountRequired, asset, payTo } = requirementsFrom(wire);
+  const isKind = accepted.scheme === scheme && accepted.network === network && accepted.asset === asset;
+  return isKind && accepted.amount === maxAmountRequired && accepted.payTo === payTo;
 }
 
 /** What is asked of a caller. `resource` must be an absolute URL, `payTo` an address in any case. */
@@ -228,6 +224,4 @@ export function settleRequestJson(payment: Payment, paymentRequirements: WireReq
   return { x402Version: X402_VERSION, paymentPayload, paymentRequirements };
 }
 
-function encodeBase64(value: object): string {
-  return Buffer.from(JSON.stringify(value)).toString("base64");
-}
+const encodeBase64 = (value: object): string => Buffer.from(JSON.stringify(value)).toString("base64");

@@ -44,14 +44,8 @@ export function authorizationDigest(authorization: Authorization): Uint8Array {
   return keccak_256(Buffer.from(`1901${DOMAIN_SEPARATOR.slice(2)}${toHex(keccak_256(struct))}`, "hex"));
 }
 
-interface PlainSignature {
-  readonly r: bigint;
-  readonly s: bigint;
-  readonly recovery: 0 | 1;
-}
-
 /** The token's own rule (and EIP-2): 65 bytes, s in the lower half, v 27 or 28; some signers write 0 or 1 for these. */
-function readPlain(signature: Hex): PlainSignature | null {
+function readPlain(signature: Hex) {
   if (!SIGNATURE.test(signature)) return null;
   const r = BigInt(signature.slice(0, 66));
   const s = BigInt(`0x${signature.slice(66, 130)}`);

@@ -1,9 +1,8 @@
-// A payment that nothing is against, from the simulation to its block: claimed with its share of the ceiling and of
-// the payer's balance in one write, then sent, then waited for. If something goes wrong before a transaction is stored, the
-// claim is given back, and that claim alone.
+// A payment that nothing is against, from the simulation to its block: claimed with its share of the ceiling and of the payer's
+// balance in one write, then sent, then waited for. Before a transaction is stored, a failure gives back this one claim.
 import type { Balance, Chain } from "../../chain/chain.ts";
-import type { TimeSpan } from "../../chain/chain-time.ts";
-import type { FindOwnTransfer } from "../../chain/own-transfer.ts";
+import type { FindOwnTransfer } from "../../chain/find-use.ts";
+import type { TimeSpan } from "../../chain/newest-block.ts";
 import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import type { Clock } from "../../core/time.ts";
@@ -35,13 +34,16 @@ import {
   BEING_SETTLED,
   type CollectionOutcome,
   declined,
+  type Named,
   notNow,
   outcomeOfRecord,
   overLimit,
   overShare,
   putOff,
+  requirementsText,
+  type SettlementRequest,
+  windowProblem,
 } from "./outcome.ts";
-import { type Named, requirementsText, type SettlementRequest, windowProblem } from "./request.ts";
 
 /**
  * "taken": somebody else claimed it in between, so there is a record to answer from. `refused`: nothing is claimed, and it is
@@ -59,7 +61,7 @@ export interface SettleOptions {
   readonly meters?: Pick<Meters, "settlement" | "settlementTook">;
   readonly chain: Pick<Chain, "isSignedByContract" | "balanceOf" | "hasCode" | "isUsed"> &
     Pick<Wallet, "simulate"> & {
-      /** The time of day by the chain: it decides whether a payment is good yet, or no more. @throws Fault `unavailable` */
+      /** The time of day by the chain. @throws Fault `unavailable` */
       time(): Promise<TimeSpan>;
     };
   readonly wallet: Pick<Wallet, "capacity" | "readiness" | "costOf" | "send" | "worksFor" | "canSend" | "isAlone">;
@@ -166,7 +168,7 @@ export function createCollect(options: CollectOptions) {
       const simulated = await chain.simulate(authorization, signature);
       if (!simulated.ok) return { refused: declined(simulated.reason) };
       // The simulation may have taken long.
-      const late = windowProblem(request, await chain.time());
+      const late = windowProblem(request.payment, await chain.time());
       if (late !== null) return { refused: declined(late) };
       return await claimSendWait(request, simulated.gas);
     } finally {
@@ -187,11 +189,7 @@ async function withdraw({ store, log, onOrphanedClaim }: CollectOptions, named: 
 }
 
 /** Nothing is against the payment itself. */
-function impossible(
-  { log, meters = silentMeters }: CollectOptions,
-  named: Named,
-  outcome: CollectionOutcome,
-): CollectionOutcome {
+function impossible({ log, meters = silentMeters }: CollectOptions, named: Named, outcome: CollectionOutcome) {
   log.warn("settlement_impossible", { ...named, reason: outcome.reason });
   if (outcome.kind === "over_limit") meters.settlement("over_limit");
   return outcome;
@@ -266,7 +264,7 @@ async function landedBy(
 
 /**
  * While no blocks come, payments stay under way for longer than anybody waits for them. They are counted a few times in a
- * second at most, and those that are let in since are added, so that no settlement pays for all that are open.
+ * second at most, and those that are let in since are added.
  */
 function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
   let counted = { open: new Map<string, number>(), taken: 0 };
@@ -317,10 +315,7 @@ export function createInFlight(max: number) {
   return {
     /** Whether this process has it between the simulation and its transaction, or waits for its block. */
     has: (named: Named): boolean => isBusy(nameOf(named)),
-    /**
-     * Tells which payments are being claimed, or are with the wallet of this process, or were when this was asked for: what
-     * was read since may be older than their transaction.
-     */
+    /** Tells which payments are being sent, or were when this was asked for: what was read since may be older. */
     sendingSince(): (named: Named) => boolean {
       const before = new Set(sending);
       return (named) => before.has(nameOf(named)) || sending.has(nameOf(named));
@@ -346,10 +341,7 @@ function nameOf({ account, payer, nonce }: Named): string {
 
 export type SettlementWaiters = ReturnType<typeof createSettlementWaiters>;
 
-/**
- * Requests that wait for a payment to end. An outcome decided in this process is announced and wakes them at once. One that
- * was decided in another process is found by looking: one query now and then for all of them.
- */
+/** Requests that wait for a payment to end: told at once where it ends here, else found by one query for all of them. */
 export function createSettlementWaiters(store: Store) {
   const waiters = createEndWaiters<PaymentKey>({
     nameOf: paymentName,
@@ -362,7 +354,6 @@ export function createSettlementWaiters(store: Store) {
   });
 
   return {
-    /** After the write that changed the payment is durable. */
     announce: (key: PaymentKey): void => waiters.announce(paymentName(key)),
     /** Ends all waits, now and from now on, since the process is about to end: each gets the payment as it is. */
     release: waiters.release,

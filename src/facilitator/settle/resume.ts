@@ -22,7 +22,7 @@ import {
   simulatedGas,
 } from "../payments/payments.ts";
 import type { InFlight, SettleOptions } from "./claims.ts";
-import { windowProblem } from "./request.ts";
+import { windowProblem } from "./outcome.ts";
 
 /** Larger than MAX.walletTransactions, so a batch always holds claims that are not in flight. */
 const CLAIMS_AT_ONCE = 5_000;
@@ -127,24 +127,23 @@ function createRounds(log: Log, round: () => Promise<{ readonly done: number; re
     return endsWithin(ms, promise);
   }
 
-  async function attempt(): Promise<boolean> {
-    const { done, ...rest } = await round().catch((error: unknown) => ({ done: 0, error }));
-    if (!("left" in rest) || rest.left > 0) {
-      wanted = true;
-      // Now and then only.
-      if (performance.now() - saidAt >= 60_000) {
-        saidAt = performance.now();
-        log.warn("claims_not_resumed", rest);
-      }
-    }
-    return done > 0;
+  /** Now and then only. */
+  function tell(rest: { readonly left: number } | { readonly error: unknown }): void {
+    if (performance.now() - saidAt < 60_000) return;
+    saidAt = performance.now();
+    log.warn("claims_not_resumed", rest);
   }
 
   async function untilNoneIsLeft(): Promise<void> {
     let pauseMs = TRY_AGAIN_MS;
     while (wanted && !stopped) {
       wanted = false;
-      if (await attempt()) pauseMs = TRY_AGAIN_MS;
+      const { done, ...rest } = await round().catch((error: unknown) => ({ done: 0, error }));
+      if (!("left" in rest) || rest.left > 0) {
+        wanted = true;
+        tell(rest);
+      }
+      if (done > 0) pauseMs = TRY_AGAIN_MS;
       if (wanted && !stopped) await pause(pauseMs);
       pauseMs = Math.min(2 * pauseMs, 8_000);
     }
@@ -168,7 +167,7 @@ async function resumeOne(options: ResumeOptions, row: FacilitatorPayment, known:
   const payment = claimedPayment(row);
   const { account, payer, nonce } = row;
   try {
-    const late = windowProblem({ payment }, await chain.time());
+    const late = windowProblem(payment, await chain.time());
     if (late !== null) return await endUnsent(options, payment, late);
     if (!(await wallet.readiness()).ready) return false;
     // Another process can send it, and does.

@@ -14,7 +14,7 @@ import {
 import { NO_LEASES } from "../../../test/support/chain/wallet.ts";
 import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { createChain } from "../../chain/chain.ts";
-import { createChainTime } from "../../chain/chain-time.ts";
+import { createChainTime } from "../../chain/newest-block.ts";
 import { silentLog } from "../../core/log.ts";
 import { systemClock } from "../../core/time.ts";
 import { createOutbound } from "../../http/client/outbound.ts";

@@ -23,12 +23,15 @@ import {
   type CollectionOutcome,
   createRefusalLog,
   declined,
+  isSameTerms,
   outcomeForOthers,
   outcomeOfRecord,
   overLimit,
+  type SettlementRequest,
   settledBy,
+  settlementRequest,
+  windowProblem,
 } from "./outcome.ts";
-import { isSameTerms, type SettlementRequest, settlementRequest, windowProblem } from "./request.ts";
 import { createRecoveredPayments, createResume } from "./resume.ts";
 
 export type Settle = ReturnType<typeof createSettle>;
@@ -137,7 +140,7 @@ async function judge(options: SettleOptions, request: SettlementRequest): Promis
   const { store, chain } = options;
   const { account, payment, requirements } = request;
   const time = await chain.time();
-  const late = windowProblem(request, time);
+  const late = windowProblem(payment, time);
   if (late !== null) return declined(late);
   const problem = checkRequirements(payment, requirements, { exactValue: false });
   // Network and asset are guardrails, which look at them again.

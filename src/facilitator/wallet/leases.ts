@@ -137,7 +137,7 @@ export function createWalletLeases(options: WalletLeasesOptions) {
       // A lease that can't be dropped runs out.
       await store.write((tx) => dropLease(tx, id)).catch((error) => log.warn("wallet_lease_not_dropped", { error }));
     },
-    /** Whether this process works for the wallet now, as far as it knows without asking. */
+    /** As far as it knows without asking. */
     holds: (wallet: Hex): boolean => holders.tokenOf(wallet) !== null && isBelieved(),
     /**
      * To be called in a work that stores what is to be broadcast: it is stored only if the wallet is still held then.
@@ -154,8 +154,8 @@ export function createWalletLeases(options: WalletLeasesOptions) {
 }
 
 /**
- * Who works for which wallet, as far as this process knows, and how a wallet changes hands: by a write of its own, beside
- * the renewals, since it may have to wait for a process that was stopped in the middle of a write.
+ * Who works for which wallet, as far as this process knows. A wallet changes hands by a write of its own, beside the
+ * renewals, since it may have to wait for a process that was stopped in the middle of a write.
  */
 function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions) {
   const known = new Map<Hex, WalletRow>();
@@ -247,11 +247,11 @@ export interface Leases {
 export async function renewLease(tx: Tx, { id, wallets, isAble }: LivingFacilitator): Promise<Leases> {
   const { facilitators: t, facilitatorWallets } = tx.tables;
   const own = { wallets: wallets.join(" "), is_able: isAble, lease_until: sql<number>`${tx.now} + ${LEASE_MS}` };
-  const [row] = await tx.db
+  const putting = tx.db
     .insert(t)
     .values({ id, ...own })
-    .onConflictDoUpdate({ target: t.id, set: own })
-    .returning({ lease_until: t.lease_until });
+    .onConflictDoUpdate({ target: t.id, set: own });
+  const [row] = await putting.returning({ lease_until: t.lease_until });
   return {
     now: (row?.lease_until ?? 0) - LEASE_MS,
     facilitators: await tx.db.select().from(t),
@@ -290,12 +290,8 @@ export async function changeHolder(tx: Tx, wallet: Hex, holder: string, token: n
  */
 export async function holdsUntilCommit(tx: Tx, wallet: Hex, holder: string, token: number): Promise<boolean> {
   const { facilitatorWallets: t } = tx.tables;
-  const rows = await tx.db
-    .update(t)
-    .set({ token })
-    .where(and(eq(t.wallet, wallet), eq(t.holder, holder), eq(t.token, token)))
-    .returning({ wallet: t.wallet });
-  return rows.length > 0;
+  const isHeld = and(eq(t.wallet, wallet), eq(t.holder, holder), eq(t.token, token));
+  return (await tx.db.update(t).set({ token }).where(isHeld).returning({ wallet: t.wallet })).length > 0;
 }
 
 /** Leaves the wallets to the others at once. */
@@ -339,11 +335,7 @@ export interface LivingFacilitator {
  *
  * @param holders of every wallet; null when no living facilitator has it
  */
-export function changesOf(
-  me: string,
-  living: readonly LivingFacilitator[],
-  holders: ReadonlyMap<Hex, string | null>,
-): { readonly take: readonly Hex[]; readonly giveUp: readonly Hex[] } {
+export function changesOf(me: string, living: readonly LivingFacilitator[], holders: ReadonlyMap<Hex, string | null>) {
   const counts = new Map(living.map(({ id }) => [id, 0]));
   for (const holder of holders.values()) if (holder !== null) counts.set(holder, (counts.get(holder) ?? 0) + 1);
   const countOf = (id: string) => counts.get(id) ?? 0;

@@ -6,9 +6,8 @@
 //
 // Each record is a guarded write: of two processes that find out the same thing, one writes it and the other reads it.
 import type { Chain } from "../../chain/chain.ts";
-import type { Use } from "../../chain/find-use.ts";
+import { isOwnTransfer, type Use } from "../../chain/find-use.ts";
 import type { Block, Receipt } from "../../chain/json-rpc.ts";
-import { isOwnTransfer } from "../../chain/own-transfer.ts";
 import { isPaidBy, isUsedUp } from "../../chain/token.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import { mapLimit } from "../../kernel/loop.ts";
@@ -22,7 +21,6 @@ import {
   recordSettled,
   storedPayment,
 } from "../payments/payments.ts";
-import type { WalletChoice } from "./choose-wallet.ts";
 import {
   areAllKnown,
   newestOf,
@@ -34,15 +32,7 @@ import {
 } from "./pending.ts";
 import { NotClaimed } from "./sender.ts";
 import { countLateRevert, markBurned, pays, type Reverted, transactionsOf } from "./transactions.ts";
-
-/** The authorization can only be used after the simulation; this many blocks allow for a node that was behind then. */
-const BEHIND_BLOCKS = 50;
-/** Searches for the transaction that used an authorization before it stays unnamed. */
-const LOOK_UPS_MAX = 5;
-/** Wallet nonces for one payment. With these used up it waits until its time is over. */
-const NONCES_MAX = 4;
-/** Payments that share a transaction, judged at a time. */
-const PAYMENTS_PARALLEL = 16;
+import type { Wallet } from "./wallet.ts";
 
 export type Resolver = ReturnType<typeof createPaymentResolver>;
 
@@ -50,7 +40,7 @@ interface ResolverOptions extends WalletParts {
   readonly recorder: OutcomeRecorder;
   /** In lower case. */
   readonly ownWallets: () => Promise<ReadonlySet<Hex>>;
-  readonly simulate: WalletChoice["simulate"];
+  readonly simulate: Wallet["simulate"];
   /** Sends the payment with a new wallet nonce; resolves when it is stored. */
   readonly send: (payment: PendingPayment, gas: Gas) => Promise<void>;
 }
@@ -64,12 +54,7 @@ export function createPaymentResolver(options: ResolverOptions) {
   const resolveUnpaid = createUnpaidResolver(options);
 
   /** False when nothing can be said yet. */
-  async function resolve(
-    payment: PendingPayment,
-    pendingNonce: PendingNonce,
-    own: End,
-    { head, receipt }: Evidence,
-  ): Promise<boolean> {
+  async function resolve(payment: PendingPayment, pendingNonce: PendingNonce, own: End, { head, receipt }: Evidence) {
     if (receipt !== null && payment.status !== "settled" && isPaidBy(payment.authorization, receipt)) {
       await recorder.settle(payment, receipt);
       return true;
@@ -88,7 +73,7 @@ export function createPaymentResolver(options: ResolverOptions) {
   async function resolveAll(pendingNonce: PendingNonce, found: Evidence): Promise<boolean> {
     let failure: unknown = null;
     let isWhole = true;
-    await mapLimit([...pendingNonce.payments], PAYMENTS_PARALLEL, async (payment) => {
+    await mapLimit([...pendingNonce.payments], 16, async (payment) => {
       try {
         const own = endOf(pendingNonce, payment, found.used);
         if (!(await resolve(payment, pendingNonce, own, found))) isWhole = false;
@@ -178,23 +163,23 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
   async function resolveUsed(payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> {
     // If a nonce was used and no receipt of ours shows it, the use may be our own.
     const isForeign = ends.length > 0 && ends.every(isCertainlyUnpaid);
-    const from = payment.sinceBlock - BEHIND_BLOCKS;
+    // It can only be used after the simulation, at which a node may have been behind.
+    const from = payment.sinceBlock - 50;
     const search = chain.findUse(payment.authorization, from, head.number);
     // The search is only for its name then, and some nodes refuse to search.
     const use = await (isForeign ? search.catch(() => null) : search);
     const reverted = await charged(chain, payment, head, ends);
     if (use === null) {
-      if (!isForeign || ++payment.lookUps < LOOK_UPS_MAX) return false;
+      // After some searches it stays unnamed.
+      if (!isForeign || ++payment.lookUps < 5) return false;
       const reason = "the authorization was used elsewhere";
       await recorder.fail(payment, { reason, foreign_transaction: null }, reverted, head);
       return true;
     }
     const own = await resolveOwn(payment, use);
     if (own !== null) return own;
-    const { hash } = use;
-    const how = use.cancelled ? "cancelled" : "used elsewhere";
-    const reason = `the authorization was ${how}`;
-    await recorder.fail(payment, { reason, foreign_transaction: hash }, reverted, head);
+    const reason = `the authorization was ${use.cancelled ? "cancelled" : "used elsewhere"}`;
+    await recorder.fail(payment, { reason, foreign_transaction: use.hash }, reverted, head);
     return true;
   }
 
@@ -224,7 +209,8 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
     if (isUsedUp(reason)) return false;
     // After a revert alone it is not tried again, even if it would go through now: the cause was on the payer's side.
     if (simulation.ok && !ends.some(({ how }) => how === "reverted"))
-      return payment.pendingNonces.size < NONCES_MAX && sendAgain(payment, simulation.gas);
+      // With so many wallet nonces used up, it waits until its time is over.
+      return payment.pendingNonces.size < 4 && sendAgain(payment, simulation.gas);
     // What is recorded now is final, so every node is asked for itself whether it knows of a use.
     if (await isUsedByAny(chain, payment)) return false;
     const failure = { reason: isOver ? "expired" : reason, foreign_transaction: null };
@@ -258,7 +244,7 @@ async function receiptOf(chain: Chain, pendingNonce: PendingNonce): Promise<Rece
   return null;
 }
 
-/** The receipt of a transaction that used a nonce for several payments. What was taken from the records at the start does not tell of each. */
+/** The receipt of a transaction for several payments: what was taken from the records at the start does not tell of each. */
 async function sharedReceipt(chain: Chain, { payments, inclusion }: PendingNonce): Promise<Receipt | null> {
   const hash = inclusion?.hash ?? null;
   return payments.size > 1 && hash !== null ? chain.receipt(hash) : null;
@@ -279,7 +265,10 @@ function usedBy({ payments }: PendingNonce, receipt: Receipt | null): UsedNonce 
 async function charged(chain: Chain, payment: PendingPayment, head: Block, ends: readonly End[]): Promise<Reverted[]> {
   const isAny = ends.some(({ how }) => how === "failed among others");
   const isWhole = isAny && (await chain.hasCode(payment.authorization.from, head));
-  return revertedOf(ends, isWhole);
+  return ends.flatMap(({ how, hash, gasWei, shareWei }) => {
+    const isReverted = how === "reverted" || how === "failed among others";
+    return isReverted && hash !== null ? [{ hash, gasWei: isWhole ? gasWei : shareWei }] : [];
+  });
 }
 
 /**
@@ -315,18 +304,9 @@ function endOf(pendingNonce: PendingNonce, payment: PendingPayment, used: UsedNo
   return { ...shared, how: "failed among others", isUnshown: succeeded };
 }
 
-/** The reverts of a payment. @param isWhole whether it bears the whole cost of what it shared with others */
-function revertedOf(ends: readonly End[], isWhole: boolean): Reverted[] {
-  return ends.flatMap(({ how, hash, gasWei, shareWei }) => {
-    const isReverted = how === "reverted" || how === "failed among others";
-    return isReverted && hash !== null ? [{ hash, gasWei: isWhole ? gasWei : shareWei }] : [];
-  });
-}
-
 /** False where the receipt may lack the payment's events, as a node's answers do now and then. */
-function isCertainlyUnpaid({ how, isUnshown }: End): boolean {
-  return how === "reverted" || how === "nothing" || (how === "failed among others" && !isUnshown);
-}
+const isCertainlyUnpaid = ({ how, isUnshown }: End): boolean =>
+  how === "reverted" || how === "nothing" || (how === "failed among others" && !isUnshown);
 
 /** Nothing can be said yet, and the next look asks again. It is thrown, as a node's failures are. */
 export class NotKnownYet extends Error {
@@ -353,12 +333,7 @@ export function createOutcomeRecorder(options: RecorderOptions) {
   }
 
   /** Undone when an open transaction of the payment was not judged: that one may still collect it. */
-  async function fail(
-    { key }: PendingPayment,
-    failure: PaymentFailure,
-    reverted: readonly Reverted[],
-    head: Block,
-  ): Promise<boolean> {
+  async function fail({ key }: PendingPayment, failure: PaymentFailure, reverted: readonly Reverted[], head: Block) {
     try {
       return await store.write(async (tx) => {
         if (!(await recordFailed(tx, key, failure, { was: "sent", day: dayOf(head), now: clock.now() }))) return false;
@@ -373,7 +348,7 @@ export function createOutcomeRecorder(options: RecorderOptions) {
   }
 
   return {
-    /** Another process has ended it, or has stored another transaction for it. @throws NotKnownYet in the second case */
+    /** Another process has ended it, or has stored another transaction for it: then @throws NotKnownYet */
     async changedElsewhere(payment: PendingPayment): Promise<void> {
       await reread(payment);
       if (payment.status !== "sent") return;

@@ -1,7 +1,6 @@
 // The facilitator's transactions: what a wallet nonce is used for (the transfer of one payment, those of several through
-// Multicall3, or a transfer of nothing to the wallet itself, where the nonce must be used and the payments are over), and
-// its row in the database. A row is stored before its bytes leave the process, so a crash loses sight of nothing that may
-// be on its way to a block.
+// Multicall3, or a transfer of nothing to the wallet itself, where the payments are over), and its row in the database, which
+// is stored before its bytes leave the process.
 
 import { and, asc, eq, gte, isNotNull, isNull, or } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
@@ -76,12 +75,7 @@ export function pays({ payments }: Pick<TransactionRow, "payments">, { payer, no
   return payments.some((part) => part.payer === payer && part.nonce === nonce);
 }
 
-/** @throws what the signer throws */
-export async function signRow(
-  signer: Signer,
-  content: TransactionContent,
-  position: Position,
-): Promise<TransactionRow> {
+export async function signRow(signer: Signer, content: TransactionContent, position: Position) {
   const { to, data, gas, payments } = content;
   const only = payments.length === 1 ? payments[0] : undefined;
   const { nonce, replacement, fees, block, now } = position;
@@ -201,7 +195,7 @@ export async function transactionsOf(reader: Reader, { payer, nonce }: PaymentKe
   return withPayments(reader, rows);
 }
 
-/** The chain says that the nonces are not used. False when nothing is stored for any of them that was closed. */
+/** The chain says that the nonces are not used. False when none of them was closed. */
 export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[]): Promise<boolean> {
   const { facilitatorTransactions: t } = tx.tables;
   const reopened = await tx.db
@@ -213,10 +207,7 @@ export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[
 }
 
 /** Their wallet nonces are used, deep enough in the chain. */
-export async function closeNonces(
-  tx: Tx,
-  places: readonly { readonly wallet: Hex; readonly nonce: number }[],
-): Promise<void> {
+export async function closeNonces(tx: Tx, places: readonly { readonly wallet: Hex; readonly nonce: number }[]) {
   const { facilitatorTransactions: t } = tx.tables;
   for (const some of inGroups(places)) {
     await tx.db
@@ -226,10 +217,7 @@ export async function closeNonces(
   }
 }
 
-/**
- * A transaction of ours in which a payment's transfer reverted, and the gas that it has burned. Each counts once, however
- * often it is found and by whichever process.
- */
+/** A transaction of ours in which a payment's transfer reverted, and the gas that it has burned. Each counts once. */
 export interface Reverted {
   readonly hash: Hex;
   readonly gasWei: bigint;

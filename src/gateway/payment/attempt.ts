@@ -1,7 +1,7 @@
 // One attempt to settle a recorded payment, from the request to the record of its outcome. The outcome, the state of
 // the call and its totals are one write. Any failure on the way leaves the payment open, and leased.
 import type { Log } from "../../core/log.ts";
-import type { Meters, SettlementOutcome } from "../../core/meters.ts";
+import type { Meters } from "../../core/meters.ts";
 import type { Clock, TimeBounds } from "../../core/time.ts";
 import { formatDateTime } from "../../core/time.ts";
 import type { NewSpan, Span, Tracer } from "../../core/tracing.ts";
@@ -28,7 +28,6 @@ import {
   outcomeBy,
   pauseAfter,
   type SettlementVerdict,
-  type SettleOutcome,
   settledRecord,
   verdictOf,
 } from "./outcome.ts";
@@ -103,8 +102,11 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
     STORE_PAUSE_MS_MOST,
   );
   // Of two replicas that learn the same outcome, the one that closes the payment counts it.
-  if (isClosed || verdict.kind === "open") meters.settlement(shownVerdict(verdict, isUnsent(outcome)));
-  tell(log, open, outcome, verdict);
+  const shownAs = shownVerdict(verdict, isUnsent(outcome));
+  if (isClosed || verdict.kind === "open") meters.settlement(shownAs);
+  const [level, event] = TOLD[shownAs];
+  const why = outcome.kind === "collected" ? { transaction: outcome.transaction } : { why: outcome.why };
+  log[level](event, { ...shown(open), attempts: open.attempts, outcome: outcome.kind, ...why });
   if (isPaid) options.paid(open.tenant, open.agent_id);
 }
 
@@ -138,11 +140,22 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
   else if (changed !== null) log.info("settlement_moved", { ...shown(open), transaction, before });
 }
 
-function shownVerdict(verdict: SettlementVerdict, wasUnsent: boolean): SettlementOutcome {
+/** What came of an attempt, as the metrics name it. */
+function shownVerdict(verdict: SettlementVerdict, wasUnsent: boolean) {
   if (verdict.kind === "settled") return "settled";
   if (verdict.kind === "open") return wasUnsent ? "unsent" : "unknown";
   return verdict.reason === "unknown" ? "given_up" : verdict.reason;
 }
+
+/** How the log tells it. */
+const TOLD: Record<ReturnType<typeof shownVerdict>, readonly ["info" | "warn" | "error", string]> = {
+  settled: ["info", "payment_settled"],
+  unsent: ["warn", "settlement_unknown"],
+  unknown: ["warn", "settlement_unknown"],
+  declined: ["info", "payment_declined"],
+  expired: ["info", "payment_expired_unsent"],
+  given_up: ["error", "settlement_given_up"],
+};
 
 /** The span is a part of the trace of its call. If the headers of the call can't be read, the span begins a trace. */
 async function beginAttemptSpan({ traces = null }: AttemptOptions, open: OpenPayment): Promise<Span | null> {
@@ -159,22 +172,6 @@ async function beginAttemptSpan({ traces = null }: AttemptOptions, open: OpenPay
     payer: tenant,
     fields: { method: "POST", tenant, agentId, invocationId, attempt, ...(host !== undefined && { host }) },
   });
-}
-
-function tell(log: Log, open: OpenPayment, outcome: SettleOutcome, verdict: SettlementVerdict): void {
-  const why = outcome.kind === "collected" ? undefined : outcome.why;
-  const fields = { ...shown(open), attempts: open.attempts, outcome: outcome.kind, why };
-  if (verdict.kind === "settled") {
-    log.info("payment_settled", { ...fields, transaction: verdict.transaction });
-  } else if (verdict.kind === "open") {
-    log.warn("settlement_unknown", fields);
-  } else if (verdict.reason === "expired") {
-    log.info("payment_expired_unsent", fields);
-  } else if (verdict.reason === "unknown") {
-    log.error("settlement_given_up", fields);
-  } else {
-    log.info("payment_declined", fields);
-  }
 }
 
 /** The fields by which the log names a payment. */

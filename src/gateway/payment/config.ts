@@ -64,40 +64,29 @@ export interface SettlementConfigDeps {
   readonly rules: HostRules;
 }
 
-function createSettlementConfigService({ store, clock, rules }: SettlementConfigDeps) {
-  return {
-    /** @throws Fault `not_found` */
-    async get({ tenant }: Caller): Promise<SettlementConfigRow> {
-      const config = await findSettlementConfig(store.read, tenant);
-      if (config === null) throw new Fault("not_found", "no settlement configuration");
-      return config;
-    },
-
-    /** @throws Fault `invalid_request`, naming the field */
-    async patch({ tenant }: Caller, body: SettlementConfigPatch): Promise<SettlementConfigRow> {
-      if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, rules);
-      const ref = body.facilitator_credential_ref;
-      if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
-      return store.write(async (tx) => {
-        await tx.lock(`settlement:${tenant}`);
-        const known = await findSettlementConfig(tx, tenant);
-        if (Object.keys(body).length === 0 && known !== null) return known;
-        const next = merged(known, body, tenant, clock.now());
-        const held = await holdCredential(tx, tenant, next.facilitator_credential_ref);
-        if (held === null) {
-          throw invalidField("facilitator_credential_ref", "names no credential of this tenant");
-        }
-        if (!mayGoTo(held, next.facilitator_url)) {
-          const field = body.facilitator_url === undefined ? "facilitator_credential_ref" : "facilitator_url";
-          throw invalidField(field, NOT_ALLOWED);
-        }
-        const { tenant: _tenant, created_at: _created_at, ...changes } = next;
-        const { settlementConfigs: t } = tx.tables;
-        await tx.db.insert(t).values(next).onConflictDoUpdate({ target: t.tenant, set: changes });
-        return next;
-      });
-    },
-  };
+/** @throws Fault `invalid_request`, naming the field */
+function patchConfig({ store, clock, rules }: SettlementConfigDeps, tenant: string, body: SettlementConfigPatch) {
+  if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, rules);
+  const ref = body.facilitator_credential_ref;
+  if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
+  return store.write(async (tx) => {
+    await tx.lock(`settlement:${tenant}`);
+    const known = await findSettlementConfig(tx, tenant);
+    if (Object.keys(body).length === 0 && known !== null) return known;
+    const next = merged(known, body, tenant, clock.now());
+    const held = await holdCredential(tx, tenant, next.facilitator_credential_ref);
+    if (held === null) {
+      throw invalidField("facilitator_credential_ref", "names no credential of this tenant");
+    }
+    if (!mayGoTo(held, next.facilitator_url)) {
+      const field = body.facilitator_url === undefined ? "facilitator_credential_ref" : "facilitator_url";
+      throw invalidField(field, NOT_ALLOWED);
+    }
+    const { tenant: _tenant, created_at: _created_at, ...changes } = next;
+    const { settlementConfigs: t } = tx.tables;
+    await tx.db.insert(t).values(next).onConflictDoUpdate({ target: t.tenant, set: changes });
+    return next;
+  });
 }
 
 function checkFacilitatorUrl(text: string, rules: HostRules): void {
@@ -110,12 +99,7 @@ function checkFacilitatorUrl(text: string, rules: HostRules): void {
   if (/[?#]/.test(text)) throw refuse("must have no query and no fragment");
 }
 
-function merged(
-  known: SettlementConfigRow | null,
-  body: SettlementConfigPatch,
-  tenant: string,
-  now: number,
-): SettlementConfigRow {
+function merged(known: SettlementConfigRow | null, body: SettlementConfigPatch, tenant: string, now: number) {
   const need = (field: keyof SettlementConfigPatch) => {
     const value = body[field] ?? known?.[field];
     if (value === undefined) throw invalidField(field, "required in the first configuration");
@@ -199,17 +183,20 @@ const patch = operation({
 const readPatch = bodyReader(SettlementConfigPatch);
 
 export function settlementRoutes(deps: SettlementConfigDeps) {
-  const service = createSettlementConfigService(deps);
+  const tenantOf = (request: Request) => scopeOf<Caller>(request).caller.tenant;
   return routes()
-    .get("/v1/settlement/config", async ({ request }) => shownConfig(await service.get(scopeOf(request).caller)), {
-      detail: get,
-    })
-    .patch(
+    .get(
       "/v1/settlement/config",
       async ({ request }) => {
-        const body = await readPatch(request);
-        return shownConfig(await service.patch(scopeOf(request).caller, body));
+        const config = await findSettlementConfig(deps.store.read, tenantOf(request));
+        if (config === null) throw new Fault("not_found", "no settlement configuration");
+        return shownConfig(config);
       },
+      { detail: get },
+    )
+    .patch(
+      "/v1/settlement/config",
+      async ({ request }) => shownConfig(await patchConfig(deps, tenantOf(request), await readPatch(request))),
       { parse: "none", detail: patch },
     );
 }

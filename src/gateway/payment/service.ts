@@ -1,6 +1,5 @@
-// Payments of calls: the check at the gate, the record that is written with the invocation, and the response headers
-// after the settlement. The steps of one paid call, from top to bottom: check, paymentRow, insertPayment (in the write
-// that accepts the call), settle.
+// Payments of calls. The steps of one paid call: check (at the gate), paymentRow, insertPayment (in the write that accepts the
+// call), settle (which gives the response headers).
 
 import { isAddress } from "viem";
 import { Fault } from "../../core/fault.ts";
@@ -64,7 +63,7 @@ export interface PricedCall {
   note(name: string, value: string): void;
 }
 
-/** The part of a call that decides whether it was made before. */
+/** What decides whether a call was made before. */
 export type RepeatedCall = Omit<PricedCall, "path" | "price" | "host" | "note">;
 
 /** A verified payment that has not been used here. */
@@ -209,8 +208,8 @@ async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck>
     return uses?.known ?? { kind: "free" };
   }
   const resource = `${baseUrl(deps.publicUrl, call.host)}${path}`;
-  const timeoutSeconds = deps.guard.timeoutSeconds(unixSeconds(deps.clock));
-  const wire = demanded({ ...price, agent_id, resource, timeoutSeconds });
+  const maxTimeoutSeconds = deps.guard.timeoutSeconds(unixSeconds(deps.clock));
+  const wire = demanded({ ...price, agent_id, resource, maxTimeoutSeconds });
   if (read === null) {
     deps.meters.payment("required");
     const message = "the agent is priced: a payment is required, in X-PAYMENT or PAYMENT-SIGNATURE";
@@ -305,8 +304,7 @@ function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUnti
 /** Later than any clock of ours will ever show, and exact as a number. */
 const LATEST_SECONDS = 9_000_000_000_000n;
 
-// The gate of a priced call, without a database: the price that is demanded, the payment that is brought, and whether it meets
-// the demand. Callers learn only that a payment failed; the exact reason is for the log.
+// The gate of a priced call, without a database. Callers learn only that a payment failed; the exact reason is for the log.
 
 /** How long a payment must still be valid when it comes in: the time that settling takes. */
 const MARGIN_SECONDS = 6;
@@ -365,11 +363,7 @@ function readPayment({ v1, v2 }: PaymentTexts): Parsed<PresentedPayment> {
 }
 
 /** The payment, its signature made canonical and checked. @throws Fault `payment_required` */
-async function signedPayment(
-  deps: PaymentDeps,
-  call: PricedCall,
-  read: Parsed<PresentedPayment>,
-): Promise<PresentedPayment> {
+async function signedPayment(deps: PaymentDeps, call: PricedCall, read: Parsed<PresentedPayment>) {
   if (!read.ok) return refuse(deps, call, read.reason, "the payment could not be read");
   const signature = canonicalSignature(read.value.signature);
   // A contract wallet's signature can't be judged without a chain, and there is none here.
@@ -402,18 +396,14 @@ interface Demand {
   readonly agent_id: string;
   /** The absolute URL of the call. */
   readonly resource: string;
-  readonly timeoutSeconds: number;
+  readonly maxTimeoutSeconds: number;
 }
 
-export function demanded({ amount, pay_to, agent_id, resource, timeoutSeconds }: Demand): WireRequirements {
-  const requirements = requirementsOf({
-    amount,
-    // Official clients refuse an address in mixed case whose checksum is wrong.
-    payTo: isAddress(pay_to) ? pay_to : pay_to.toLowerCase(),
-    resource,
-    description: `One call of ${agent_id}`,
-  });
-  return { ...requirements, maxTimeoutSeconds: timeoutSeconds };
+export function demanded({ amount, pay_to, agent_id, resource, maxTimeoutSeconds }: Demand): WireRequirements {
+  // Official clients refuse an address in mixed case whose checksum is wrong.
+  const payTo = isAddress(pay_to) ? pay_to : pay_to.toLowerCase();
+  const description = `One call of ${agent_id}`;
+  return { ...requirementsOf({ amount, payTo, resource, description }), maxTimeoutSeconds };
 }
 
 /** The base URL of this gateway, as configured or from the request's Host. Without a slash at its end. */

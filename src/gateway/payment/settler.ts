@@ -75,8 +75,7 @@ export function createSettler(options: SettlerOptions) {
 
   /** Resolves when the payment is leased; its attempt goes on. Gives the facilitator when that has no place left. */
   async function tryAgain(seen: OpenPayment): Promise<string | null> {
-    if (stopping || flights.has(seen.invocation_id)) return null;
-    if (await isPutOff(options, seen)) return null;
+    if (stopping || flights.has(seen.invocation_id) || (await isPutOff(options, seen))) return null;
     const place = limits.take(seen.tenant, seen.facilitator_url);
     if (place === null) return seen.facilitator_url;
     let attempting = Promise.resolve();
@@ -106,7 +105,6 @@ export function createSettler(options: SettlerOptions) {
     leaseUntil,
     /** The first attempt, right after the record. Resolves when its outcome is recorded; never rejects. */
     attempt,
-    /** Whether another payment of the tenant would harm other tenants. */
     isCrowded: limits.isCrowded,
     inUse: limits.inUse,
     underWay: (invocationId: string) => flights.get(invocationId),
@@ -119,9 +117,8 @@ export function createSettler(options: SettlerOptions) {
       await Promise.all(confirming.map((seen) => tryAgain(seen).then(() => flights.get(seen.invocation_id))));
       return confirming.length > 0;
     },
-    /** To be called before any payment is taken. */
+    /** To be called before any payment is taken: on SQLite nothing works on the attempts of the process before, so they are due. */
     async recover() {
-      // On SQLite this is the only process, so nothing works on the attempts of the previous one: make them due.
       if (!store.isShared) await makeDue(store, clock.now(), clock.now());
     },
     start() {

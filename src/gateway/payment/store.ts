@@ -152,12 +152,7 @@ export async function postpone(
  *
  * @param finalInMs null when nothing is left to ask; then nothing of what was signed is kept
  */
-export async function closeCollected(
-  tx: Tx,
-  open: OpenPayment,
-  now: number,
-  finalInMs: number | null,
-): Promise<boolean> {
+export async function closeCollected(tx: Tx, open: OpenPayment, now: number, finalInMs: number | null) {
   const left = finalInMs === null ? closing(now) : { next_attempt_at: now + finalInMs, updated_at: now };
   return changed(tx, isThis(tx.tables, open), { ...left, settled_at: now });
 }
@@ -294,12 +289,7 @@ export async function closeIfUnsent(tx: Tx, key: InvocationKey, now: number): Pr
 }
 
 /** Takes a due payment for another attempt, like `lease`. If its call has ended and nothing was sent, it is closed. */
-export async function leaseUnlessOver(
-  tx: Tx,
-  seen: OpenPayment,
-  now: number,
-  until: number,
-): Promise<OpenPayment | null> {
+export async function leaseUnlessOver(tx: Tx, seen: OpenPayment, now: number, until: number) {
   const key = { tenant: seen.tenant, id: seen.invocation_id };
   const call = seen.sent_at === null ? await invocationByKey(tx, key) : null;
   const isOver = call !== null && isEnded(call.status) && (await closeIfUnsent(tx, key, now));

@@ -1,6 +1,6 @@
 // What tests of settling need: a facilitator's settle over a real store, with hand-made doubles of the chain and of
 // the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
-import type { FindOwnTransfer } from "../../../src/chain/own-transfer.ts";
+import type { FindOwnTransfer } from "../../../src/chain/find-use.ts";
 import { type FacilitatorAccount, usedOn, utcDay } from "../../../src/facilitator/payments/guardrails.ts";
 import {
   type ClaimedPayment,
@@ -13,7 +13,7 @@ import {
 } from "../../../src/facilitator/payments/payments.ts";
 import { X402_V1 } from "../../../src/facilitator/routes.ts";
 import { createSettlementWaiters, type SettleOptions } from "../../../src/facilitator/settle/claims.ts";
-import { requirementsText } from "../../../src/facilitator/settle/request.ts";
+import { requirementsText } from "../../../src/facilitator/settle/outcome.ts";
 import { createSettle, type Settle } from "../../../src/facilitator/settle/settle.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { parseSettleRequest, type SettleRequest } from "../../../src/x402/codec.ts";
