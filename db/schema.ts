@@ -296,8 +296,8 @@ function paymentTables(c: Columns) {
       call_credential_ref: c.text(),
       /** When the settlement is due to be tried (again), or to be confirmed; null when it is over. */
       next_attempt_at: c.whole(),
-      /** When it was collected, while a reorganisation may still change by which transaction, and afterwards. */
-      settled_at: c.whole(),
+      /** Once it is collected: from when on no reorganisation changes by which transaction. */
+      final_at: c.whole(),
       created_at: c.whole().notNull(),
       updated_at: c.whole().notNull(),
     }),

@@ -1,3 +1,3 @@
--- When the facilitator said that a payment was collected. Until the payment is final it is asked about once more, since a
--- reorganisation may collect it in another transaction.
-alter table payments add column settled_at bigint;
+-- From when on no reorganisation changes by which transaction a collected payment was collected. It is asked about once
+-- more then.
+alter table payments add column final_at bigint;

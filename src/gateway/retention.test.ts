@@ -127,7 +127,7 @@ const payment = (key: InvocationKey, isOpen: boolean): PaymentRow => ({
   unknown_since: null,
   sent_at: null,
   next_attempt_at: isOpen ? 1 : null,
-  settled_at: null,
+  final_at: null,
   settle_request: isOpen ? "{}" : null,
 });
 

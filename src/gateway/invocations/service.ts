@@ -287,7 +287,7 @@ export async function collectSettlement(
 }
 
 /**
- * The transaction that has collected the payment is final. A call that has ended is owed its receipt only now.
+ * The transaction by which the payment is known to be collected. A call that has ended is owed its receipt from now on.
  *
  * @param settlement null when it stays as it is
  */
@@ -298,7 +298,24 @@ export async function confirmSettlement(
   now: number,
 ): Promise<void> {
   if (settlement !== null) await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
-  await oweFinal(tx, key);
+  if (!(await hasReceipt(tx, key))) await oweFinal(tx, key);
+}
+
+/** A receipt that says "settled" would be false: the payment of the call was collected, and can't be any more. */
+export async function denyReceipt({ db, tables }: Tx, key: InvocationKey): Promise<void> {
+  for (const t of [tables.openInvocations, tables.endedInvocations]) {
+    const isThis = and(eq(t.tenant, key.tenant), eq(t.id, key.id));
+    await db.update(t).set({ emit_receipt: false }).where(isThis);
+  }
+}
+
+/** Whether it is owed one, or has it. */
+async function hasReceipt({ db, tables }: Tx, { tenant, id }: InvocationKey): Promise<boolean> {
+  for (const t of [tables.receiptsDue, tables.receipts]) {
+    const isIts = and(eq(t.tenant, tenant), eq(t.invocation_id, id));
+    if ((await db.select({ id: t.invocation_id }).from(t).where(isIts)).length > 0) return true;
+  }
+  return false;
 }
 
 /**

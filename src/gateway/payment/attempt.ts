@@ -14,6 +14,7 @@ import type { Authorization, Hex } from "../../x402/types.ts";
 import {
   collectSettlement,
   confirmSettlement,
+  denyReceipt,
   type InvocationKey,
   invocationByKey,
   noteSettlement,
@@ -123,20 +124,24 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
   const ask = { ...open, expected: expectedOf(authorization), span: null, mayLeave: async () => true };
   const outcome = look ? await look(authorization, before) : await client.settle(ask, stop);
   const now = clock.now();
-  const isOver = outcome?.kind === "collected" || outcome?.kind === "declined";
-  if (!isOver && now - (open.settled_at ?? now) < MAX.settlementConfirmMs) {
-    await store.write((tx) => confirmPayment(tx, open, now, now + pauseAfter(2, Math.random())));
-    return;
-  }
-  const transaction = outcome?.kind === "collected" ? outcome.transaction : before;
+  const finalAt = open.final_at ?? now;
+  const isCollected = outcome?.kind === "collected";
+  const transaction = isCollected ? outcome.transaction : before;
   const changed = transaction === before ? null : JSON.stringify({ ...settlement, tx_hash: transaction });
-  const isClosed = await store.write(async (tx) => {
-    if (!(await confirmPayment(tx, open, now))) return false;
-    await confirmSettlement(tx, key, changed, now);
-    return true;
+  // Who asks for a receipt early gets what is known by then, and the record may be corrected once more.
+  const isEarly = now < finalAt;
+  const isOver = isCollected || outcome?.kind === "declined" || now - finalAt >= MAX.settlementConfirmMs;
+  const isLast = isOver && !isEarly;
+  const nextAt = isEarly ? finalAt : now + pauseAfter(2, Math.random());
+  const isDone = await store.write(async (tx) => {
+    const isOwn = await confirmPayment(tx, open, now, isLast ? null : nextAt);
+    if (!isOwn || !isOver) return false;
+    if (outcome?.kind !== "declined") await confirmSettlement(tx, key, changed, now);
+    else if (isLast) await denyReceipt(tx, key);
+    return isLast || isCollected;
   });
-  if (!isClosed) return;
-  if (outcome?.kind !== "collected") log.error("settlement_not_confirmed", { ...shown(open), transaction });
+  if (!isDone) return;
+  if (!isCollected) log.error("settlement_not_confirmed", { ...shown(open), transaction });
   else if (changed !== null) log.info("settlement_moved", { ...shown(open), transaction, before });
 }
 

@@ -52,7 +52,7 @@ export async function settlementShutOut(
 
 /** Where open payments go with the credential. One that was collected needs none: without it, it is final as it is. */
 function unsettledUrls({ db, tables: { payments: t } }: Reader, tenant: string, credentialId: string) {
-  const isUnsettled = and(isNotNull(t.next_attempt_at), isNull(t.settled_at));
+  const isUnsettled = and(isNotNull(t.next_attempt_at), isNull(t.final_at));
   const isIts = and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, credentialId), isUnsettled);
   return db.selectDistinct({ url: t.facilitator_url }).from(t).where(isIts).execute();
 }

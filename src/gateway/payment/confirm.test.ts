@@ -2,15 +2,16 @@
 import { describe, expect, test } from "bun:test";
 import { and, eq } from "drizzle-orm";
 import { SUCCESS } from "../../../test/support/stores/invocations.ts";
-import { databases, UNKNOWN, until, usePayments } from "../../../test/support/stores/settlements.ts";
+import { DECLINED, databases, UNKNOWN, until, usePayments } from "../../../test/support/stores/settlements.ts";
 import { claim, finish, type InvocationKey } from "../invocations/service.ts";
 import { settlementNamesCredential } from "./config.ts";
 import type { SettleOutcome } from "./outcome.ts";
-import { paymentOf } from "./store.ts";
+import { makeDue, paymentOf } from "./store.ts";
 
 const FINAL_MS = 24_000;
 const HASH = `0x${"cd".repeat(32)}` as const;
 const FIRST = { kind: "collected" as const, transaction: HASH, fee: 100n, finalInMs: FINAL_MS } satisfies SettleOutcome;
+const LAST = { ...FIRST, transaction: `0x${"ab".repeat(32)}` } satisfies SettleOutcome;
 const MOVED = { ...FIRST, transaction: `0x${"ef".repeat(32)}` } satisfies SettleOutcome;
 
 for (const [name, databaseUrl] of Object.entries(databases)) {
@@ -99,8 +100,8 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.stop(0);
     });
 
-    test("it is confirmed at once for one who asks for the receipt of an ended call, and for nobody before", async () => {
-      const { at, key } = await collected(() => MOVED);
+    test("it is looked at once for one who asks for the receipt of an ended call, and for nobody before; and again when it is final", async () => {
+      const { at, key } = await collected((attempt) => (attempt === 2 ? MOVED : LAST));
       expect([await at.settler.confirm(key.tenant, key.id), await at.settler.confirm(key.tenant, null)]).toEqual([
         false,
         false,
@@ -108,16 +109,52 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await end(key);
       expect(await at.settler.confirm("another", key.id)).toBe(false);
       expect(await at.settler.confirm(key.tenant, key.id)).toBe(true);
-      expect([await isOver(key), await hashOf(key), await owed(key), at.attempts()]).toEqual([
-        true,
-        MOVED.transaction,
-        1,
-        2,
-      ]);
+      const known = async () => [await isOver(key), await hashOf(key), await owed(key), at.attempts()];
+      expect(await known()).toEqual([false, MOVED.transaction, 1, 2]);
       expect(await at.settler.confirm(key.tenant, null)).toBe(false);
+      at.settler.start();
+      clock.time += FINAL_MS + 1;
+      await until(() => isOver(key));
+      expect(await known()).toEqual([true, LAST.transaction, 1, 3]);
+      await at.settler.stop(0);
     });
 
-    test("two replicas that ask at the same time close it once", async () => {
+    test("a restart before it is final makes it no more final", async () => {
+      const { at, key } = await collected((attempt) => (attempt === 2 ? MOVED : LAST));
+      await end(key);
+      await makeDue(store(), clock.now(), clock.now());
+      at.settler.start();
+      await until(() => at.attempts() >= 2);
+      await at.settler.stop(0);
+      expect([await isOver(key), await hashOf(key)]).toEqual([false, MOVED.transaction]);
+      const next = replica(() => LAST);
+      next.settler.start();
+      clock.time += FINAL_MS + 1;
+      await until(() => isOver(key));
+      expect([await hashOf(key), await owed(key)]).toEqual([LAST.transaction, 1]);
+      await next.settler.stop(0);
+    });
+
+    for (const order of [
+      ["end", "confirm"],
+      ["confirm", "end"],
+    ] as const) {
+      test(`no receipt says that it was collected once it can't be any more (${order.join(", then ")})`, async () => {
+        const { at, key } = await collected(() => DECLINED);
+        at.settler.start();
+        for (const step of order) {
+          if (step === "end") await end(key);
+          else {
+            clock.time += FINAL_MS + 1;
+            await until(() => isOver(key));
+          }
+        }
+        expect([await isOver(key), await hashOf(key), await owed(key)]).toEqual([true, HASH, 0]);
+        await at.settler.stop(0);
+      });
+    }
+
+    test("two replicas that ask at the same time owe its receipt once", async () => {
       const asked = Promise.withResolvers<SettleOutcome>();
       const { at, key } = await collected(() => asked.promise);
       await end(key);
@@ -126,7 +163,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await until(() => at.attempts() + other.attempts() >= 2);
       asked.resolve(MOVED);
       await Promise.all(asking);
-      expect([await isOver(key), await hashOf(key), await owed(key)]).toEqual([true, MOVED.transaction, 1]);
+      expect([await isOver(key), await hashOf(key), await owed(key)]).toEqual([false, MOVED.transaction, 1]);
     });
 
     test("it keeps no credential of its facilitator from being deleted", async () => {

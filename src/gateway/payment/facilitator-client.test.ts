@@ -1,8 +1,73 @@
 import { describe, expect, test } from "bun:test";
 import { generateKeyPairSync } from "node:crypto";
 import { ALICE, BOB, SERVER, TEST_CA } from "../../../test/support/http/certificates.ts";
-import type { Outbound } from "../../http/client/outbound.ts";
+import { createOutbound, type Outbound } from "../../http/client/outbound.ts";
 import { clientIdentity, createFacilitatorClient } from "./facilitator-client.ts";
+
+const openSecret = async () => ({ secret: "no bundle", header: () => null });
+const ATTEMPT = {
+  tenant: "acme",
+  facilitator_credential_ref: "cred_1",
+  settle_request: "{}",
+  expected: { payer: "0x1", amount: 1n } as const,
+  span: null,
+};
+
+describe("a payment", () => {
+  /** What becomes of one whose facilitator is a bare server that does this with each connection. */
+  async function attempted(scheme: string, open: (socket: Bun.Socket) => void, mayLeave: () => boolean = () => true) {
+    let bytes = 0;
+    let asked = 0;
+    const stop = new AbortController();
+    const server = Bun.listen({
+      hostname: "127.0.0.1",
+      port: 0,
+      socket: {
+        open,
+        data(socket, chunk) {
+          bytes += chunk.length;
+          if (scheme === "http") socket.terminate();
+          // Its handshake is held: nobody answers.
+          else stop.abort();
+        },
+      },
+    });
+    const client = createFacilitatorClient({
+      outbound: createOutbound({ rules: null, extraCa: null }),
+      timeoutMs: 30_000,
+      openSecret,
+    });
+    const url = `${scheme}://127.0.0.1:${server.port}`;
+    const noted = async () => {
+      asked++;
+      return mayLeave();
+    };
+    const { kind } = await client.settle({ ...ATTEMPT, facilitator_url: url, mayLeave: noted }, stop.signal);
+    server.stop(true);
+    return { kind, asked, isHttpSent: scheme === "http" && bytes > 0 };
+  }
+
+  test("has not left when the connection ends before its handshake is over, or is held in it", async () => {
+    const unsent = { kind: "unsent" as const, asked: 0, isHttpSent: false };
+    expect(await attempted("https", (socket) => void socket.terminate())).toEqual(unsent);
+    expect(await attempted("https", () => {})).toEqual(unsent);
+  });
+
+  test("does not leave on an open connection when it must not any more", async () => {
+    const refused = { kind: "unsent" as const, asked: 1, isHttpSent: false };
+    expect(
+      await attempted(
+        "http",
+        () => {},
+        () => false,
+      ),
+    ).toEqual(refused);
+  });
+
+  test("may have left when the connection ends after it was written", async () => {
+    expect(await attempted("http", () => {})).toEqual({ kind: "unknown", asked: 1, isHttpSent: true });
+  });
+});
 
 test("a payment is sent to the facilitator for its tenant, whose connections it uses", async () => {
   const tenants: (string | undefined)[] = [];
@@ -12,16 +77,8 @@ test("a payment is sent to the facilitator for its tenant, whose connections it 
       return Response.json({});
     },
   };
-  const openSecret = async () => ({ secret: "no bundle", header: () => null });
   const client = createFacilitatorClient({ outbound, timeoutMs: 5_000, openSecret });
-  const attempt = {
-    facilitator_url: "http://facilitator.test",
-    facilitator_credential_ref: "cred_1",
-    settle_request: "{}",
-    expected: { payer: "0x1", amount: 1n } as const,
-    span: null,
-    mayLeave: async () => true,
-  };
+  const attempt = { ...ATTEMPT, facilitator_url: "http://facilitator.test", mayLeave: async () => true };
   for (const tenant of ["acme", "rival"]) {
     await client.settle({ ...attempt, tenant }, new AbortController().signal);
   }

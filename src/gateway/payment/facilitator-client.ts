@@ -6,7 +6,7 @@ import { createPrivateKey, type KeyObject, type X509Certificate } from "node:cry
 import { parseCertificates } from "../../core/certificates.ts";
 import type { Span } from "../../core/tracing.ts";
 import { exchangeJson } from "../../http/client/fetch-json.ts";
-import { type Outbound, OutboundError, type OutboundRequest } from "../../http/client/outbound.ts";
+import type { Outbound, OutboundRequest } from "../../http/client/outbound.ts";
 import type { ClientIdentity } from "../../http/client/tls-contexts.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { type StopSignal, unlessAborted, untilFirst } from "../../kernel/wait.ts";
@@ -33,7 +33,7 @@ export interface SettleAttempt {
   readonly expected: Expected;
   /** Null where traces are off. */
   readonly span: Span | null;
-  /** Notes durably that the payment may leave from now on. False when it must not. */
+  /** Notes durably, on the connection, that the payment leaves from now on. False when it must not. */
   mayLeave(): Promise<boolean>;
 }
 
@@ -47,14 +47,16 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
     return { tls, headers: header === null ? [] : [[header.name, header.value] as const] };
   }
 
-  /** @param dialled called right before the payment may be sent */
-  async function ask(attempt: SettleAttempt, signal: StopSignal, dialled: () => void): Promise<SettleOutcome> {
+  /** @param left called right before the payment is sent */
+  async function ask(attempt: SettleAttempt, signal: StopSignal, left: () => void): Promise<SettleOutcome> {
     const url = `${attempt.facilitator_url.replace(/\/+$/, "")}/settle`;
     const { tls, headers } = await credentialOf(attempt, url);
     signal.throwIfAborted();
-    if (!(await attempt.mayLeave())) throw new Error("not to be sent any more");
-    signal.throwIfAborted();
-    dialled();
+    const leaving = async () => {
+      if (!(await attempt.mayLeave())) throw new Error("not to be sent any more");
+      signal.throwIfAborted();
+      left();
+    };
     const request: OutboundRequest = {
       method: "POST",
       headers: [["content-type", "application/json"], ...headers, ...(attempt.span?.headers ?? [])],
@@ -62,6 +64,7 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
       tls,
       tenant: attempt.tenant,
       signal,
+      leaving,
     };
     const answer = await exchangeJson(outbound, url, request, MAX.facilitatorBytes);
     attempt.span?.set({ status: answer.status });
@@ -72,24 +75,20 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
     /** @param stop ends the attempt early, with its outcome unknown */
     settle: (attempt: SettleAttempt, stop: AbortSignal): Promise<SettleOutcome> =>
       untilFirst([stop, AbortSignal.timeout(timeoutMs)], async (end) => {
-        let isDialled = false;
-        const dialled = () => {
-          isDialled = true;
+        let hasLeft = false;
+        const left = () => {
+          hasLeft = true;
         };
         try {
           // Reading the secret can't be aborted, so it is raced.
-          return await unlessAborted(end, ask(attempt, end, dialled));
+          return await unlessAborted(end, ask(attempt, end, left));
         } catch (error) {
           const failure = end.aborted ? new Error("no answer in time") : error;
-          return { kind: isDialled && !isRefusedDial(failure) ? "unknown" : "unsent", why: messageOf(failure) };
+          return { kind: hasLeft ? "unknown" : "unsent", why: failure instanceof Error ? failure.message : "failed" };
         }
       }),
   };
 }
-
-/** No byte has left by then. */
-const isRefusedDial = (error: unknown) => error instanceof OutboundError && error.kind !== "lost";
-const messageOf = (error: unknown) => (error instanceof Error ? error.message : "failed");
 
 export type FacilitatorClient = ReturnType<typeof createFacilitatorClient>;
 

@@ -30,7 +30,7 @@ const OPEN: OpenPayment = {
   unsent_attempts: 0,
   unknown_since: null,
   next_attempt_at: 5,
-  settled_at: null,
+  final_at: null,
   sent_at: 3,
   asked_ms: 0,
   created_at: 1,

@@ -295,7 +295,7 @@ function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUnti
     asked_ms: 0,
     call_credential_ref: null,
     next_attempt_at: config === null ? null : leaseUntil,
-    settled_at: null,
+    final_at: null,
     created_at: now,
     updated_at: now,
   };

@@ -154,11 +154,11 @@ export async function postpone(
  */
 export async function closeCollected(tx: Tx, open: OpenPayment, now: number, finalInMs: number | null) {
   const left = finalInMs === null ? closing(now) : { next_attempt_at: now + finalInMs, updated_at: now };
-  return changed(tx, isThis(tx.tables, open), { ...left, settled_at: now });
+  return changed(tx, isThis(tx.tables, open), { ...left, final_at: now + (finalInMs ?? 0) });
 }
 
 /** Whether the payment has been collected, and is asked about once more before that is final. */
-export const isConfirming = ({ settled_at }: PaymentRow): boolean => settled_at !== null;
+export const isConfirming = ({ final_at }: PaymentRow): boolean => final_at !== null;
 
 /**
  * A collected payment is final, or is asked about again at `again`. False when another replica has asked since, or has
@@ -171,7 +171,7 @@ export function confirmPayment(tx: Tx, open: OpenPayment, now: number, again: nu
 
 /** The calls of a tenant that have ended, and whose receipt waits until their payment is final. */
 export async function confirmingOf(
-  { db, tables: { payments: t, endedInvocations: i } }: Reader,
+  { db, tables: { payments: t, endedInvocations: i, receipts, receiptsDue } }: Reader,
   tenant: string,
   id: string | null,
   limit: number,
@@ -185,8 +185,12 @@ export async function confirmingOf(
         eq(t.tenant, tenant),
         id === null ? undefined : eq(t.invocation_id, id),
         isNotNull(t.next_attempt_at),
-        isNotNull(t.settled_at),
+        isNotNull(t.final_at),
         eq(i.emit_receipt, true),
+        ...[receiptsDue, receipts].map((r) => {
+          const isIts = and(eq(r.tenant, t.tenant), eq(r.invocation_id, t.invocation_id));
+          return notExists(db.select({ id: r.invocation_id }).from(r).where(isIts));
+        }),
       ),
     )
     .limit(limit);
@@ -244,7 +248,7 @@ type PaymentChanges = Parameters<ReturnType<Tx["db"]["update"]>["set"]>[0];
 
 /** Changes a payment whose outcome is not known. */
 async function changed(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
-  return changedAny(tx, and(condition, isNull(tx.tables.payments.settled_at)), changes);
+  return changedAny(tx, and(condition, isNull(tx.tables.payments.final_at)), changes);
 }
 
 async function changedAny(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
@@ -281,7 +285,7 @@ export async function closeIfUnsent(tx: Tx, key: InvocationKey, now: number): Pr
   const [closed] = await tx.db
     .update(t)
     .set(closing(now))
-    .where(and(isOfCall, isOpenStill(tx), isNull(t.sent_at), isNull(t.settled_at)))
+    .where(and(isOfCall, isOpenStill(tx), isNull(t.sent_at), isNull(t.final_at)))
     .returning({ attempts: t.attempts });
   if (closed === undefined) return false;
   await refuseSettlement(tx, key, JSON.stringify({ attempts: closed.attempts, reason: "cancelled" }), now);

@@ -260,7 +260,22 @@ export function openTransport() {
 
   async function dialAndSend(request: TransportRequest, place: string): Promise<Answer> {
     const dialled = await (request.tlsContext.isSlowToSign ? dialSlowly(request) : dial(request));
-    const connection = new UpstreamConnection(dialled, place, request, pool);
+    return sendOn(new UpstreamConnection(dialled, place, request, pool), request);
+  }
+
+  function sendOn(connection: UpstreamConnection, request: TransportRequest): Promise<Answer> {
+    return request.leaving === undefined
+      ? connection.exchange(request)
+      : sendAfter(request.leaving, connection, request);
+  }
+
+  async function sendAfter(leaving: () => Promise<void>, connection: UpstreamConnection, request: TransportRequest) {
+    try {
+      await leaving();
+    } catch (error) {
+      connection.end();
+      throw error;
+    }
     return connection.exchange(request);
   }
 
@@ -283,7 +298,7 @@ export function openTransport() {
     const place = placeOf(request);
     const kept = pool.take(place);
     if (kept === null) return dialAndSend(request, place);
-    return request.method === "POST" ? kept.exchange(request) : sendOnKept(request, kept);
+    return request.method === "POST" ? sendOn(kept, request) : sendOnKept(request, kept);
   }
 
   return { send };

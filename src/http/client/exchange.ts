@@ -274,6 +274,8 @@ export interface TransportRequest {
   readonly tlsContext: TlsContext;
   /** Called with the end of the server's certificate, in milliseconds since the epoch, where a connection is made. */
   readonly certified?: ((validTo: number) => void) | undefined;
+  /** Awaited on the connection, right before the first byte leaves; nothing leaves when it rejects. */
+  readonly leaving?: (() => Promise<void>) | undefined;
   /** Called when the body is not needed any more: it has left, or never will. May be called more than once. */
   readonly sent?: (() => void) | undefined;
   /** The share to which answer bytes count that arrive ahead of their reader. Left out: nobody's. */

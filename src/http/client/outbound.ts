@@ -44,6 +44,8 @@ export interface OutboundRequest {
   readonly tls?: ClientIdentity | null;
   /** Whose connections are used, and in whose turns the answer is read. Left out: the operator's. */
   readonly tenant?: string;
+  /** Awaited on the connection, right before the first byte of the request leaves. Nothing has left when it rejects. */
+  readonly leaving?: (() => Promise<void>) | undefined;
   /** Called when the body is not needed any more, unless it never left. May be called more than once. */
   readonly sent?: (() => void) | undefined;
   /** Called with the end of the server's certificate, in milliseconds since the epoch, where a connection is made. */
@@ -163,7 +165,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
 
   return {
     async request(text, request) {
-      const { method, body = null, signal, tls = null, tenant = "", sent, certified, ahead } = request;
+      const { method, body = null, signal, tls = null, tenant = "", leaving, sent, certified, ahead } = request;
       signal.throwIfAborted();
       const target = targetOf(text, tenant);
       const fields = fieldsOf(request.headers);
@@ -174,8 +176,8 @@ export function createOutbound(options: OutboundOptions): Outbound {
       let failure: unknown = null;
       for (const address of addresses.slice(0, 4)) {
         try {
-          const parts = { target, address, method, fields, body, signal, tenant, tlsContext, sent, certified, ahead };
-          return await transport.send(parts);
+          const parts = { target, address, method, fields, body, signal, tenant, tlsContext };
+          return await transport.send({ ...parts, leaving, sent, certified, ahead });
         } catch (error) {
           signal.throwIfAborted();
           failure = failureAt(`${target.hostname} at ${address}`, error);

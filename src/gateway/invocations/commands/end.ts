@@ -58,7 +58,7 @@ const sameCall = (own: string, call: string) =>
   sameRow(`(${own}.tenant, ${own}.invocation_id)`, `(${call}.tenant, ${call}.id)`);
 
 /** A collected payment that is asked about once more, after which its call is owed the receipt. */
-const CONFIRMING = "settled_at is not null and coalesce(next_attempt_at, 0) <> 0";
+const CONFIRMING = "final_at is not null and coalesce(next_attempt_at, 0) <> 0";
 
 /** How many parts of a request stay that is captured. */
 const PARTS_KEPT = MAX.capturedBytes / PART_BYTES;
