@@ -81,35 +81,6 @@ function reasonOf(error: unknown, timeoutMs: number): string {
 const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 
-export interface Block {
-  readonly number: number;
-  readonly hash: Hex;
-  readonly parentHash: Hex;
-  /** Unix seconds. */
-  readonly timestamp: number;
-  /** Wei per gas. */
-  readonly baseFee: bigint;
-}
-
-export interface LogEntry {
-  readonly address: Hex;
-  readonly topics: readonly Hex[];
-  readonly data: Hex;
-  readonly transactionHash: Hex;
-}
-
-export interface Receipt {
-  readonly hash: Hex;
-  /** The sender, in lower case; null when the node leaves it out. */
-  readonly from: Hex | null;
-  readonly blockNumber: number;
-  readonly blockHash: Hex;
-  readonly succeeded: boolean;
-  /** What its gas cost, with what a rollup takes for its place in the chain below. */
-  readonly gasWei: bigint;
-  readonly logs: readonly LogEntry[];
-}
-
 const QUANTITY = /^0x(0|[1-9a-f][0-9a-f]{0,63})$/i;
 const DATA = /^0x([0-9a-f]{2})*$/i;
 
@@ -161,14 +132,18 @@ function list(value: unknown): readonly unknown[] {
   return value;
 }
 
+export type Block = NonNullable<ReturnType<typeof block>>;
+
 /** Null for a block that the node does not know. */
-export function block(value: unknown): Block | null {
+export function block(value: unknown) {
   if (value === null) return null;
   return {
     number: count(field(value, "number")),
     hash: hash(field(value, "hash")),
     parentHash: hash(field(value, "parentHash")),
+    /** Unix seconds. */
     timestamp: count(field(value, "timestamp")),
+    /** Wei per gas. */
     baseFee: quantity(field(value, "baseFeePerGas")),
   };
 }
@@ -178,10 +153,12 @@ export function timestamp(block: unknown): number | null {
   return block === null ? null : count(field(block, "timestamp"));
 }
 
-function logEntry(value: unknown): LogEntry {
+export type LogEntry = Readonly<ReturnType<typeof logEntry>>;
+
+function logEntry(value: unknown) {
   return {
     address: bytes(field(value, "address"), 20),
-    topics: list(field(value, "topics")).map(hash),
+    topics: list(field(value, "topics")).map(hash) as readonly Hex[],
     data: data(field(value, "data")),
     transactionHash: hash(field(value, "transactionHash")),
   };
@@ -202,20 +179,24 @@ function gasWei(receipt: unknown): bigint {
   return (used ?? 0n) * (price ?? 0n) + (below ?? 0n);
 }
 
+export type Receipt = Readonly<NonNullable<ReturnType<typeof receipt>>>;
+
 /** Null for a transaction that is in no block that the node knows of. */
-export function receipt(value: unknown): Receipt | null {
+export function receipt(value: unknown) {
   if (value === null) return null;
   const status = count(field(value, "status"));
   if (status > 1) throw wrong("a status");
   const from = field(value, "from") ?? null;
   return {
     hash: hash(field(value, "transactionHash")),
+    /** The sender, in lower case; null when the node leaves it out. */
     from: from === null ? null : data(from),
     blockNumber: count(field(value, "blockNumber")),
     blockHash: hash(field(value, "blockHash")),
     succeeded: status === 1,
+    /** What its gas cost, with what a rollup takes for its place in the chain below. */
     gasWei: gasWei(value),
-    logs: list(field(value, "logs")).map(logEntry),
+    logs: list(field(value, "logs")).map(logEntry) as readonly LogEntry[],
   };
 }
 

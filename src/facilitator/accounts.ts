@@ -31,11 +31,7 @@ export interface NewAccount {
 /** Two names that differ in these only would look the same everywhere. */
 const INVISIBLE = /[\p{Cf}\p{Zl}\p{Zp}]/u;
 
-/**
- * SHA-256 of the first certificate in a PEM text, lower-case hex.
- *
- * @throws Fault `invalid_request`
- */
+/** SHA-256 of the first certificate in a PEM text, lower-case hex. @throws Fault `invalid_request` */
 export function fingerprintOf(pem: string): string {
   let first: X509Certificate | undefined;
   try {

@@ -52,8 +52,6 @@ export interface MtlsListenerOptions {
   readonly log: Log;
 }
 
-export type MtlsListener = Awaited<ReturnType<typeof listenMutualTls>>;
-
 /** @throws StartupProblem when certificate and key are unusable, or it can't have its address */
 export async function listenMutualTls(options: MtlsListenerOptions) {
   const server = createTlsServer(options.tls);

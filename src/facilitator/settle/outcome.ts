@@ -92,11 +92,7 @@ export function putOff(by: "held" | "gas held"): CollectionOutcome {
   return { kind: "over_limit", reason, message: "other payments come first", ...at };
 }
 
-/**
- * What the record of the payment says.
- *
- * @param isAwaited a request that waits for the block will answer
- */
+/** What the record of the payment says. @param isAwaited a request that waits for the block will answer */
 export function outcomeOfRecord(
   record: FacilitatorPayment,
   { named }: SettlementRequest,

@@ -21,8 +21,8 @@ import {
   recordSettled,
   simulatedGas,
 } from "../payments/payments.ts";
-import type { InFlight, SettleOptions } from "./claims.ts";
 import { windowProblem } from "./outcome.ts";
+import type { InFlight, SettleOptions } from "./settle.ts";
 
 /** Larger than MAX.walletTransactions, so a batch always holds claims that are not in flight. */
 const CLAIMS_AT_ONCE = 5_000;

@@ -22,8 +22,7 @@ import type { Store } from "../../storage/store.ts";
 import { utcDay } from "../payments/guardrails.ts";
 import { createLocalSigner } from "../wallet/signer.ts";
 import { createWallet, type Wallet } from "../wallet/wallet.ts";
-import { createSettlementWaiters, type SettlementWaiters } from "./claims.ts";
-import { createSettle } from "./settle.ts";
+import { createSettle, createSettlementWaiters, type SettlementWaiters } from "./settle.ts";
 
 let node: TestChain;
 let place: Place;

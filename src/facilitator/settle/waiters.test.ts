@@ -4,7 +4,7 @@ import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Store } from "../../storage/store.ts";
 import { claimPayment, markSent, recordSettled } from "../payments/payments.ts";
-import { createSettlementWaiters } from "./claims.ts";
+import { createSettlementWaiters } from "./settle.ts";
 
 const place = sqlitePlace();
 let store: Store;

@@ -236,15 +236,10 @@ function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions)
 
 export type WalletRow = Tables["facilitatorWallets"]["$inferSelect"];
 
-export interface Leases {
-  /** The database's time. */
-  readonly now: number;
-  readonly facilitators: readonly Tables["facilitators"]["$inferSelect"][];
-  readonly wallets: readonly WalletRow[];
-}
+export type Leases = Awaited<ReturnType<typeof renewLease>>;
 
 /** Renews the lease of this facilitator, and reads those of all. */
-export async function renewLease(tx: Tx, { id, wallets, isAble }: LivingFacilitator): Promise<Leases> {
+export async function renewLease(tx: Tx, { id, wallets, isAble }: LivingFacilitator) {
   const { facilitators: t, facilitatorWallets } = tx.tables;
   const own = { wallets: wallets.join(" "), is_able: isAble, lease_until: sql<number>`${tx.now} + ${LEASE_MS}` };
   const putting = tx.db
@@ -253,6 +248,7 @@ export async function renewLease(tx: Tx, { id, wallets, isAble }: LivingFacilita
     .onConflictDoUpdate({ target: t.id, set: own });
   const [row] = await putting.returning({ lease_until: t.lease_until });
   return {
+    /** The database's time. */
     now: (row?.lease_until ?? 0) - LEASE_MS,
     facilitators: await tx.db.select().from(t),
     wallets: await tx.db.select().from(facilitatorWallets),

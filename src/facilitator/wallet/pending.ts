@@ -2,6 +2,7 @@
 // signed for it) and the payments that depend on them, of which several may share a nonce. It is a copy of the rows in the
 // database, read again now and then, since another process with the same keys may have stored transactions as well.
 import type { Chain } from "../../chain/chain.ts";
+import type { Receipt } from "../../chain/json-rpc.ts";
 import type { Log } from "../../core/log.ts";
 import type { CollectionStatus } from "../../core/states.ts";
 import type { Clock } from "../../core/time.ts";
@@ -28,16 +29,11 @@ import {
 } from "./transactions.ts";
 
 /** Where a wallet's nonce was used. */
-export interface UsedNonce {
+export interface UsedNonce extends Pick<Receipt, "succeeded" | "gasWei" | "blockNumber" | "blockHash"> {
   /** Null when the transaction is not ours. */
   readonly hash: Hex | null;
-  readonly succeeded: boolean;
   /** The payments that it moved the money of, by its own events. */
   readonly paid: ReadonlySet<PendingPayment>;
-  /** What its gas cost us. */
-  readonly gasWei: bigint;
-  readonly blockNumber: number;
-  readonly blockHash: Hex;
 }
 
 export interface PendingNonce {

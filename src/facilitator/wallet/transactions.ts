@@ -36,13 +36,6 @@ export interface PaymentTransfer {
 /** What a transfer of nothing costs, exactly. */
 const NOTHING_GAS = 21_000n;
 
-export interface TransactionContent {
-  readonly to: Hex;
-  readonly data: Hex;
-  readonly gas: bigint;
-  readonly payments: readonly PaymentPart[];
-}
-
 export interface Position {
   readonly nonce: number;
   readonly replacement: number;
@@ -59,10 +52,12 @@ function partOf({ payment, gas }: PaymentTransfer): PaymentPart {
   return { payer, nonce, gas: gas < GAS_MAX ? gas : GAS_MAX };
 }
 
+export type TransactionContent = ReturnType<typeof contentOf>;
+
 /** What makes these payments: the transfer itself for one, Multicall3 for several, and nothing for none. */
-export function contentOf(wallet: Hex, transfers: readonly PaymentTransfer[]): TransactionContent {
-  if (transfers.length === 0) return { to: wallet, data: "0x", gas: NOTHING_GAS, payments: [] };
+export function contentOf(wallet: Hex, transfers: readonly PaymentTransfer[]) {
   const payments = transfers.map(partOf);
+  if (transfers.length === 0) return { to: wallet, data: "0x" as Hex, gas: NOTHING_GAS, payments };
   const gas = payments.reduce((sum, part) => sum + part.gas, 0n);
   const calls = transfers.map(({ payment: { authorization, signature } }) => transferData(authorization, signature));
   const [only] = calls;

@@ -5,21 +5,18 @@ import type { Chain } from "../../chain/chain.ts";
 import { gweiToWei, quoteFees } from "../../chain/fees.ts";
 import { MULTICALL3_CHECKSUMMED } from "../../chain/token.ts";
 import { Fault } from "../../core/fault.ts";
-import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import type { Clock } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
-import type { Store } from "../../storage/store.ts";
 import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
 import type { PaymentSpans } from "../payments/payment-spans.ts";
 import type { ClaimedPayment, Gas } from "../payments/payments.ts";
-import { createOwnWallets, type LeaseListener, type WalletLeases, WalletNotHeld } from "./leases.ts";
+import { createOwnWallets, type LeaseListener, WalletNotHeld } from "./leases.ts";
 import { createNonceSync, createPendingNonces, type WalletParts } from "./pending.ts";
 import { createOutcomeRecorder, createPaymentResolver } from "./resolution.ts";
 import { cannotSend, createSender, type Sender } from "./sender.ts";
 import { type Signer, watchSigners } from "./signer.ts";
-import { createBroadcaster, createReplacer, createWatcher } from "./watcher.ts";
+import { createWatcher } from "./watcher.ts";
 
 export type Wallet = ReturnType<typeof createWallet>;
 
@@ -37,14 +34,9 @@ export interface WalletLimits {
   readonly batch: number;
 }
 
-export interface WalletOptions {
-  readonly chain: Chain;
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
+export interface WalletOptions extends Pick<WalletParts, "chain" | "store" | "clock" | "log" | "leases"> {
   readonly meters?: Pick<Meters, "settlement">;
   readonly signers: readonly Signer[];
-  readonly leases: WalletLeases;
   /** Told of each payment that has ended, after the write is durable. */
   readonly outcomes: { announce(key: PaymentKey): void };
   /** Left out where traces are off. */
@@ -71,7 +63,6 @@ export function createWallet(options: WalletOptions) {
   const { gasLowWaterWei, rebroadcastMs: againMs, confirmations } = limits;
   const choice = createWalletChoice({ ...parts, senders: [...senders.values()], gasLowWaterWei, sharedMax });
   const { send, ...chosen } = choice;
-  const broadcaster = createBroadcaster({ ...parts, againMs, spans });
   const countsAll = (limits.dailyGasAllWei ?? 0n) > 0n;
   const resolver = createPaymentResolver({
     ...parts,
@@ -80,16 +71,8 @@ export function createWallet(options: WalletOptions) {
     simulate: choice.simulate,
     send: (payment, gas) => send(payment, gas, true),
   });
-  const replace = createReplacer(parts);
-  const watched = {
-    senders,
-    resolver,
-    replace,
-    confirmations,
-    broadcast: broadcaster.broadcast,
-    refresh: sync.refresh,
-  };
-  const watcher = createWatcher({ ...parts, ...watched });
+  const { refresh } = sync;
+  const watcher = createWatcher({ ...parts, senders, resolver, confirmations, refresh, againMs, spans });
   const handOver = createHandOver(parts, sync.load, async () => {
     const found = await choice.readiness();
     return !isFailing() && (found.ready || found.reason === "gas wallet low");
@@ -111,7 +94,7 @@ export function createWallet(options: WalletOptions) {
     },
     /** Takes up what another process has left behind. @throws Fault `unavailable` */
     async takeUp(): Promise<void> {
-      await sync.refresh();
+      await refresh();
       if (pendingNonces.wallets().size > 0 || !pendingNonces.payments().next().done) watcher.wake();
     },
     worksFor: (wallet: Hex | null): boolean => (wallet === null ? !store.isShared : leases.holds(wallet)),
@@ -124,7 +107,7 @@ export function createWallet(options: WalletOptions) {
     send: (payment: ClaimedPayment, gas: Gas): Promise<void> => send(payment, gas, false),
     /** What is stored goes on at the next start, or by another facilitator at once. */
     async stop(): Promise<void> {
-      await Promise.all([...[...senders.values()].map((sender) => sender.stop()), broadcaster.stop(), watcher.stop()]);
+      await Promise.all([...[...senders.values()].map((sender) => sender.stop()), watcher.stop()]);
       await leases.stop();
     },
   };
@@ -177,8 +160,6 @@ interface ChoiceOptions extends WalletParts {
   /** Most payments of one transaction. */
   readonly sharedMax: number;
 }
-
-export type WalletChoice = ReturnType<typeof createWalletChoice>;
 
 function createWalletChoice(options: ChoiceOptions) {
   const { chain, pendingNonces, senders, leases, maxFee } = options;

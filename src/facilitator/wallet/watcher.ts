@@ -36,15 +36,18 @@ const WALLETS_PARALLEL = 4;
 interface WatcherOptions extends WalletParts {
   readonly senders: ReadonlyMap<Hex, Sender>;
   readonly resolver: Resolver;
-  readonly replace: Replacer;
   /** Blocks until an inclusion counts as final. */
   readonly confirmations: number;
-  readonly broadcast: () => void;
   readonly refresh: () => Promise<void>;
+  /** Until what a node has accepted is broadcast again. Tests shorten it. */
+  readonly againMs: number | undefined;
+  /** Left out where traces are off. */
+  readonly spans: PaymentSpans | undefined;
 }
 
 export function createWatcher(options: WatcherOptions) {
-  const { chain, log, pendingNonces, broadcast, refresh } = options;
+  const { chain, log, pendingNonces, refresh } = options;
+  const { broadcast, stop: stopBroadcasts } = createBroadcaster(options);
   const reconcile = createReconcile(options, attempt);
   let seen: Block | null = null;
   /** When the chain is looked at although there is no new block (performance.now). */
@@ -119,7 +122,7 @@ export function createWatcher(options: WatcherOptions) {
     async stop(): Promise<void> {
       stopped = true;
       clearTimeout(timer);
-      await round;
+      await Promise.all([round, stopBroadcasts()]);
     },
   };
 }
@@ -129,7 +132,8 @@ function createReconcile(
   options: WatcherOptions,
   attempt: (step: string, work: () => Promise<void>) => Promise<void>,
 ): (at: Block) => Promise<void> {
-  const { chain, store, leases, pendingNonces, senders, resolver, replace, confirmations } = options;
+  const { chain, store, leases, pendingNonces, senders, resolver, confirmations } = options;
+  const replace = createReplacer(options);
   const undoReorganised = createReorganised(options);
   const progresses = new Map<Hex, NonceProgress>();
 
@@ -230,14 +234,7 @@ const PARALLEL = 16;
 /** Blocks that a transaction may miss before it is replaced, or a nonce may stay empty before it is filled. */
 const MISSED_BLOCKS_MAX = 3;
 
-interface BroadcasterOptions extends WalletParts {
-  /** Until what a node has accepted is broadcast again. Tests shorten it. */
-  readonly againMs: number | undefined;
-  /** Left out where traces are off. */
-  readonly spans: PaymentSpans | undefined;
-}
-
-export function createBroadcaster(options: BroadcasterOptions) {
+function createBroadcaster(options: WatcherOptions) {
   const { chain, log, leases, pendingNonces, resynchronise, lookAgain, againMs = 5_000 } = options;
   const { spans = createPaymentSpans(null) } = options;
   const queue = new Set<PendingNonce>();
@@ -325,9 +322,7 @@ interface NonceProgress {
   readonly since: number;
 }
 
-type Replacer = ReturnType<typeof createReplacer>;
-
-export function createReplacer(parts: WalletParts) {
+function createReplacer(parts: WalletParts) {
   const { chain, store, clock, log, leases, pendingNonces, maxFee, reload, resynchronise } = parts;
 
   /** Those of its payments that may still be made. */

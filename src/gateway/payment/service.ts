@@ -389,15 +389,8 @@ function paymentProblem(
   );
 }
 
-interface Demand {
-  readonly amount: bigint;
-  /** As the agent's owner wrote it. */
-  readonly pay_to: string;
-  readonly agent_id: string;
-  /** The absolute URL of the call. */
-  readonly resource: string;
-  readonly maxTimeoutSeconds: number;
-}
+/** `resource` is the absolute URL of the call. */
+type Demand = Price & Pick<PricedCall, "agent_id"> & Pick<WireRequirements, "resource" | "maxTimeoutSeconds">;
 
 export function demanded({ amount, pay_to, agent_id, resource, maxTimeoutSeconds }: Demand): WireRequirements {
   // Official clients refuse an address in mixed case whose checksum is wrong.

@@ -12,9 +12,13 @@ import {
   storedPayment,
 } from "../../../src/facilitator/payments/payments.ts";
 import { X402_V1 } from "../../../src/facilitator/routes.ts";
-import { createSettlementWaiters, type SettleOptions } from "../../../src/facilitator/settle/claims.ts";
 import { requirementsText } from "../../../src/facilitator/settle/outcome.ts";
-import { createSettle, type Settle } from "../../../src/facilitator/settle/settle.ts";
+import {
+  createSettle,
+  createSettlementWaiters,
+  type Settle,
+  type SettleOptions,
+} from "../../../src/facilitator/settle/settle.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { parseSettleRequest, type SettleRequest } from "../../../src/x402/codec.ts";
 import type { Hex, PaymentKey } from "../../../src/x402/types.ts";
