@@ -193,8 +193,6 @@ function invocationTables(c: Columns) {
       tenant: c.text().notNull(),
       dimension: c.text().$type<CountDimension>().notNull(),
       value: c.text().notNull(),
-      /** The hour since the epoch in which its calls were accepted, or the first of several; 0 for all that are older. */
-      period: c.whole().notNull(),
       shard: c.whole().notNull(),
       count: c.whole().notNull(),
     }),
@@ -207,8 +205,6 @@ function invocationTables(c: Columns) {
       body_sha256: c.text().notNull(),
       invocation_id: c.text().notNull(),
       expires_at: c.whole().notNull(),
-      /** See gateway/invocations/idempotency.ts. */
-      slot: c.whole().notNull(),
     }),
 
     /**

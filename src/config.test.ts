@@ -2,8 +2,9 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { makeDataDir } from "./cli/open.ts";
+import { openDataDir } from "./cli/open.ts";
 import { loadConfig, VARIABLES } from "./config.ts";
+import { silentLog } from "./core/log.ts";
 
 const dir = mkdtempSync(join(tmpdir(), "config-"));
 afterAll(() => rmSync(dir, { recursive: true }));
@@ -356,6 +357,13 @@ describe("the values of settings", () => {
 });
 
 describe("the data directory", () => {
+  /** What is told of it when it is opened. */
+  function opened(dataDir: string): string[] {
+    const told: string[] = [];
+    openDataDir({ databaseUrl: null, dataDir }, { ...silentLog, warn: (event) => void told.push(event) });
+    return told;
+  }
+
   test("may be anywhere where it can be created", () => {
     expect(blamed({ TOLLGATE_DATA_DIR: join(dir, "a/b/c") })).toEqual([]);
     expect(blamed({ TOLLGATE_DATA_DIR: "/dev/null/x" })).toEqual(["TOLLGATE_DATA_DIR"]);
@@ -365,22 +373,22 @@ describe("the data directory", () => {
 
   test("is made for its owner alone, and one that is open to others is told", () => {
     const made = join(dir, "deep/made");
-    expect(makeDataDir(made)).toEqual({ shared: false });
+    expect(opened(made)).toEqual([]);
     expect(statSync(made).mode & 0o777).toBe(0o700);
     expect(readdirSync(made)).toEqual([]);
     mkdirSync(join(dir, "open"));
     chmodSync(join(dir, "open"), 0o755);
-    expect(makeDataDir(join(dir, "open"))).toEqual({ shared: true });
+    expect(opened(join(dir, "open"))).toEqual(["data_dir_too_open"]);
   });
 
   test("may hold what an earlier start, cut short, has left", () => {
     const left = join(dir, "left");
     mkdirSync(left);
     writeFileSync(join(left, `.trial-${process.pid}`), "");
-    expect(makeDataDir(left)).toMatchObject({ shared: expect.any(Boolean) });
+    expect(() => opened(left)).not.toThrow();
   });
 
   test("is a problem of the start when it can't be written after all", () => {
-    expect(() => makeDataDir("/proc/nowhere")).toThrow("TOLLGATE_DATA_DIR must be a directory that can be created");
+    expect(() => opened("/proc/nowhere")).toThrow("TOLLGATE_DATA_DIR must be a directory that can be created");
   });
 });

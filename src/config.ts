@@ -59,9 +59,9 @@ export function loadConfig(
   const { tables, rules } = concerned(purpose, mode);
   const { values, problems } = readValues(tables, flags, environment);
   for (const rule of rules) {
-    if (problems.has(rule.name) || (rule.other !== undefined && problems.has(rule.other))) continue;
+    if (problems.has(rule.name) || (rule.other !== null && problems.has(rule.other))) continue;
     const problem = rule.problem(values);
-    if (problem !== null) problems.set(rule.name, `${rule.name} ${problem}`);
+    if (problem !== false) problems.set(rule.name, `${rule.name} ${problem}`);
   }
   const warnings = [...unknownVariables(environment, VARIABLES), ...expiries(values)];
   const config = problems.size === 0 ? arrange(values, terminal, environment) : null;
@@ -80,29 +80,30 @@ interface Concern {
   readonly rules: readonly ConfigRule[];
 }
 
-const GATEWAY_CONCERN: Concern = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...GATEWAY_RULES] };
-
-/** The master key opens the keys of the copy. No rule asks for the data directory: its absence shows by itself. */
-const BACKUP_CONCERN: Concern = {
-  tables: [COMMON, MASTER_KEYS],
-  rules: BACKUP_RULES,
-};
-
-/** For either service: the master key is needed where there are keys. */
-const RESTORE_CONCERN: Concern = { tables: [COMMON, MASTER_KEYS], rules: COMMON_RULES };
-
 function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]): Concern {
-  if (purpose === "demo") return { tables: [DEMO], rules: [] };
-  if (purpose === "account") return { tables: [COMMON], rules: COMMON_RULES };
-  if (purpose === "token" || purpose === "keys") return GATEWAY_CONCERN;
-  if (purpose === "restore") return RESTORE_CONCERN;
-  if (mode === "gateway") return GATEWAY_CONCERN;
-  if (purpose === "backup") return BACKUP_CONCERN;
-  if (purpose === "migrate") return mode === null ? GATEWAY_CONCERN : { tables: [COMMON], rules: COMMON_RULES };
-  if (mode === "facilitator") {
-    return { tables: [COMMON, FACILITATOR], rules: [...COMMON_RULES, ...FACILITATOR_RULES] };
+  const gateway = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...GATEWAY_RULES] };
+  const either = { tables: [COMMON], rules: COMMON_RULES };
+  switch (purpose) {
+    case "demo":
+      return { tables: [DEMO], rules: [] };
+    case "account":
+      return either;
+    case "token":
+    case "keys":
+      return gateway;
+    case "restore":
+      // For either service: the master key is needed where there are keys.
+      return { ...either, tables: [COMMON, MASTER_KEYS] };
+    case "backup":
+      // The master key opens the keys of the copy. No rule asks for the data directory: its absence shows by itself.
+      return mode === "gateway" ? gateway : { tables: [COMMON, MASTER_KEYS], rules: BACKUP_RULES };
+    case "migrate":
+      return mode === "facilitator" ? either : gateway;
+    case "serve":
+      if (mode === "gateway") return gateway;
+      if (mode === null) return { tables: [COMMON, GATEWAY, FACILITATOR], rules: [...MODE_RULES, ...COMMON_RULES] };
+      return { tables: [COMMON, FACILITATOR], rules: [...COMMON_RULES, ...FACILITATOR_RULES] };
   }
-  return { tables: [COMMON, GATEWAY, FACILITATOR], rules: [...MODE_RULES, ...COMMON_RULES] };
 }
 
 /** Reads each variable by itself. A variable with a problem has its default among the values. */
@@ -111,7 +112,7 @@ function readValues(tables: readonly object[], flags: ReadonlyMap<string, string
   const read: Record<string, unknown> = {};
   for (const [name, row] of Object.entries<VariableRow<unknown, unknown, string>>(VARIABLES)) {
     const looked = tables.some((table) => Object.hasOwn(table, name));
-    const { value, problem } = looked ? readRow(name, row, flags, environment) : unread(row);
+    const { value, problem } = looked ? readRow(name, row, flags, environment) : { value: row.fallback, problem: null };
     if (problem !== null) problems.set(name, problem);
     read[name] = value;
   }
@@ -123,10 +124,6 @@ interface ReadRow<T> {
   /** The default when there is a problem. */
   readonly value: T;
   readonly problem: string | null;
-}
-
-function unread<T, F>(row: VariableRow<T, F, string>): ReadRow<T | F> {
-  return { value: row.fallback, problem: null };
 }
 
 function readRow<T, F>(
@@ -264,18 +261,14 @@ function readRaw(
   environment: Environment,
 ): Raw {
   const given = flag === undefined ? undefined : flags.get(flag);
-  if (flag !== undefined && given !== undefined) return fromFlag(`--${flag}`, given);
+  // An empty variable counts as unset, but an empty flag is surely a mistake.
+  if (given === "") return { text: null, source: `--${flag}`, problem: `--${flag} must not be empty` };
+  if (given !== undefined) return { text: given, source: `--${flag}`, problem: null };
   const text = environment[name] || null;
   const file = secret === true ? environment[`${name}_FILE`] || null : null;
   if (file === null) return { text, source: name, problem: null };
   if (text === null) return fromFile(`${name}_FILE`, file);
   return { text: null, source: name, problem: `${name} and ${name}_FILE must not both be set` };
-}
-
-/** An empty variable counts as unset, but an empty flag is surely a mistake. */
-function fromFlag(source: string, given: string): Raw {
-  if (given !== "") return { text: given, source, problem: null };
-  return { text: null, source, problem: `${source} must not be empty` };
 }
 
 const FILE_BYTES_MAX = 65_536;

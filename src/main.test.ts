@@ -109,7 +109,7 @@ test("a token is made before the first start, and the gateway's identity takes i
   expect([exp, typeof jti]).toEqual([iat + 90, "string"]);
 
   const dataDir = join(dir, "data");
-  const { key } = loadMasterKey({ configured: null, dataDir, log: silentLog });
+  const { key } = loadMasterKey(null, dataDir, silentLog);
   const store = await openStore({ databaseUrl: null, dataDir, log: silentLog, clock: systemClock });
   try {
     const keyring = await openKeyring(store, onlyMasterKey(key), systemClock);

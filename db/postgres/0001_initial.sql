@@ -1,9 +1,6 @@
 -- The whole schema, as in ../sqlite. Text compares byte by byte (collate "C"): the order of IDs, ranges over them and lower()
 -- must be the same as on SQLite, whatever the locale of the database. Bodies are stored uncompressed, since compressing
 -- 32 MiB costs more than writing it.
---
--- Rows that go by age are laid out by time, so that what is too old is dropped in whole partitions. Each such table starts
--- with one partition, which has no end; src/storage/partitions makes the others.
 
 -- Keys
 
@@ -240,8 +237,7 @@ create table ended_invocations (
   check ((status in ('succeeded', 'failed')) = (completed_at is not null)),
   check (status <> 'pending' or owner is null),
   check (status <> 'running' or owner is not null)
-) partition by range (id);
-create table ended_invocations_0 partition of ended_invocations for values from (minvalue) to (maxvalue);
+);
 
 -- Never measured: the planner then takes every value for a rare one, and the index that names it. With measured values it
 -- walks the tenant's whole history for one that is common elsewhere.
@@ -284,8 +280,7 @@ create table invocation_bodies (
   request bytea,
   response bytea,
   primary key (tenant, invocation_id)
-) partition by range (invocation_id);
-create table invocation_bodies_0 partition of invocation_bodies for values from (minvalue) to (maxvalue);
+);
 
 alter table invocation_bodies
   alter column request set storage external,
@@ -299,8 +294,7 @@ create table body_parts (
   n bigint not null,
   bytes bytea not null,
   primary key (invocation_id, kind, n)
-) partition by range (invocation_id);
-create table body_parts_0 partition of body_parts for values from (minvalue) to (maxvalue);
+);
 
 alter table body_parts alter column bytes set storage external;
 
@@ -314,21 +308,18 @@ create table orphaned_parts (
   primary key (invocation_id, kind)
 );
 
--- Totals by the hour in which their calls were accepted, so that calls and their part of the totals go together. Half of
--- each page stays free, so that a changed total stays on its page and touches no index.
+-- How many calls have ended, by what they can be asked for: src/storage/totals.ts. Half of each page stays free, so that a
+-- changed total stays on its page and touches no index.
 create table invocation_counts (
   tenant text collate "C" not null,
   dimension text collate "C" not null,
   value text collate "C" not null,
-  period bigint not null default 0,
   shard bigint not null,
   count bigint not null,
-  primary key (tenant, dimension, value, period, shard)
+  primary key (tenant, dimension, value, shard)
 ) with (fillfactor = 50);
 
-create index invocation_counts_period on invocation_counts (period);
-
--- Keys by slots of two days, each key in those that it lives in: from 24 hours before it expires until then.
+-- What a caller's key stands for until it expires.
 create table idempotency_keys (
   tenant text collate "C" not null,
   caller text collate "C" not null,
@@ -337,10 +328,10 @@ create table idempotency_keys (
   body_sha256 text collate "C" not null,
   invocation_id text collate "C" not null,
   expires_at bigint not null,
-  slot bigint not null,
-  primary key (tenant, caller, agent_id, key, slot)
-) partition by range (slot);
-create table idempotency_keys_0 partition of idempotency_keys for values from (minvalue) to (maxvalue);
+  primary key (tenant, caller, agent_id, key)
+);
+
+create index idempotency_keys_expired on idempotency_keys (expires_at);
 
 -- Calls whose caller was told that they were not taken while nobody could say whether they had been stored.
 create table refused_calls (
@@ -376,7 +367,7 @@ create table job_leases (
 -- What the replicas count together: src/storage/postgres/store.ts. Nothing waits for the disk, and yet nothing of a call that
 -- was accepted is lost: what is counted stands in the log before the call.
 
--- The token bucket of each agent that has a rate limit and was called: src/gateway/agents/rate-limit.ts. Half of each
+-- The token bucket of each agent that has a rate limit and was called: src/gateway/agents/store.ts. Half of each
 -- page stays free, so that a bucket that is taken from stays on its page.
 create table agent_buckets (
   tenant text collate "C" not null,
@@ -497,8 +488,7 @@ create table policy_decisions (
   matched_rule bigint check (matched_rule >= 1),
   reason text collate "C" not null,
   primary key (tenant, id)
-) partition by range (id);
-create table policy_decisions_0 partition of policy_decisions for values from (minvalue) to (maxvalue);
+);
 
 -- Receipts: which ended calls are still owed one, the receipts in the order of each tenant's chain, and the newest of each
 -- chain, which the next one refers to
@@ -515,15 +505,14 @@ create table receipt_chains (
   sha256 text collate "C" not null
 );
 
--- The place in the chain is unique in each partition, and in all of them by the chain's head, which each addition moves.
 create table receipts (
   tenant text collate "C" not null,
   sequence bigint not null check (sequence >= 1),
   id text collate "C" not null,
   invocation_id text collate "C" not null,
-  jws text collate "C" not null
-) partition by range (invocation_id);
-create table receipts_0 partition of receipts (primary key (tenant, sequence)) for values from (minvalue) to (maxvalue);
+  jws text collate "C" not null,
+  primary key (tenant, sequence)
+);
 
 create unique index receipts_invocation on receipts (tenant, invocation_id);
 

@@ -297,29 +297,17 @@ create table orphaned_parts (
   primary key (invocation_id, kind)
 ) strict, without rowid;
 
--- Totals by the hour in which their calls were accepted, so that calls and their part of the totals go together.
+-- How many calls have ended, by what they can be asked for: src/storage/totals.ts. Here a total is one row, of shard 0.
 create table invocation_counts (
   tenant text not null,
   dimension text not null,
   value text not null,
-  period integer not null default 0,
   shard integer not null,
   count integer not null,
-  primary key (tenant, dimension, value, period, shard)
+  primary key (tenant, dimension, value, shard)
 ) strict, without rowid;
 
-create index invocation_counts_period on invocation_counts (period);
-
--- Additions to the totals of the history, one row for each group of writes: src/storage/sqlite/totals-log.ts.
-create table count_additions (
-  id integer not null primary key,
-  -- Whether it takes back what has been moved into invocation_counts from the rows before it.
-  is_moved integer not null check (is_moved in (0, 1)),
-  -- JSON: for each tenant and period [tenant, period, dimension, value, delta, dimension, value, delta, …].
-  additions text not null
-) strict;
-
--- Keys by slots of two days, each key in those that it lives in: from 24 hours before it expires until then.
+-- What a caller's key stands for until it expires.
 create table idempotency_keys (
   tenant text not null,
   caller text not null,
@@ -328,11 +316,10 @@ create table idempotency_keys (
   body_sha256 text not null,
   invocation_id text not null,
   expires_at integer not null,
-  slot integer not null,
-  primary key (tenant, caller, agent_id, key, slot)
+  primary key (tenant, caller, agent_id, key)
 ) strict, without rowid;
 
-create index idempotency_keys_slot on idempotency_keys (slot);
+create index idempotency_keys_expired on idempotency_keys (expires_at);
 
 -- Calls whose caller was told that they were not taken while nobody could say whether they had been stored.
 create table refused_calls (

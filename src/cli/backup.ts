@@ -15,55 +15,36 @@ import { schemaText } from "../storage/migrate.ts";
 import { openStore } from "../storage/open.ts";
 import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
 import { checkSqliteCopy, copySqlite, syncFile } from "../storage/sqlite/backup.ts";
-import type { CommandLine } from "./command-line.ts";
-import { makeDataDir, openDataDir, prepareMasterKeys, requireDatabase, requireMasterKeys } from "./open.ts";
+import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
+import { openDataDir, prepareMasterKeys, requireDatabase, requireMasterKeys } from "./open.ts";
 
 /** For deployments that bring the schema up to date before the new version takes calls. */
-export async function migrate(config: Config, log: Log): Promise<void> {
+export async function migrate(line: CommandLine): Promise<CommandOutcome> {
+  const { config, log } = begin(line, "migrate");
   // A gateway's database without its key would be refused at the next start. A facilitator keeps no secrets in it.
   if (config.mode === "facilitator") openDataDir(config, log);
   else prepareMasterKeys(config, log);
   const store = await openStore({ ...config, log, clock: systemClock });
   await store.close();
   log.info("database_up_to_date", { database: config.databaseUrl === null ? "sqlite" : "postgres" });
+  return undefined;
 }
 
-interface BackupRequest {
-  readonly file: string;
-  readonly isMade: boolean;
-  readonly isChecked: boolean;
-}
-
-/** The request that words and flags make, or null and every problem that they have. */
-export function readBackupRequest({ words, flags }: Pick<CommandLine, "words" | "flags">): {
-  readonly request: BackupRequest | null;
-  readonly problems: readonly string[];
-} {
-  const problems: string[] = [];
-  const [made] = words;
+/** `tollgate backup` */
+export async function backup(line: CommandLine): Promise<CommandOutcome> {
+  const [made] = line.words;
   // The file of a check alone is the value of its flag: a name that is mistaken must not pass for a new backup.
-  const checked = flags.get("verify");
-  const isBoth = made !== undefined && checked !== undefined && checked !== "";
-  if (isBoth) problems.push("--verify must come after FILE, or have a FILE of its own");
-  const file = made ?? checked ?? "";
-  if (file === "") problems.push("FILE must be given");
-  const request = { file: resolve(file), isMade: made !== undefined, isChecked: checked !== undefined };
-  return { request: problems.length === 0 ? request : null, problems };
-}
-
-interface BackupVerdict {
-  readonly holds: boolean;
-  /** For the terminal. */
-  readonly text: string;
-}
-
-/** @throws StartupProblem when the copy can't be made */
-export function backUp(config: Config, { file, isMade, isChecked }: BackupRequest, log: Log): BackupVerdict {
-  if (isMade) copySqlite(join(config.dataDir, DATABASE_FILE), file, systemClock.now());
-  if (!isChecked) return { holds: true, text: `${file} is made\n` };
+  const checked = line.flags.get("verify");
+  if (made !== undefined && checked) line.problems.push("--verify must come after FILE, or have a FILE of its own");
+  const named = made ?? checked ?? "";
+  if (named === "") line.problems.push("FILE must be given");
+  const { config, log } = begin(line, "backup");
+  const file = resolve(named);
+  if (made !== undefined) copySqlite(join(config.dataDir, DATABASE_FILE), file, systemClock.now());
+  if (checked === undefined) return `${file} is made\n`;
   const { problem, facts } = check(config, file, log);
   return problem === null
-    ? { holds: true, text: `${file} is ${isMade ? "made and " : ""}whole: ${facts}\n` }
+    ? `${file} is ${made === undefined ? "" : "made and "}whole: ${facts}\n`
     : { holds: false, text: `${file} does not hold: ${problem}\n` };
 }
 
@@ -84,20 +65,19 @@ function check(config: Config, file: string, log: Log) {
   return { problem: closed === 0 ? null : `${closed} of its ${count} keys do not open with the master key`, facts };
 }
 
-/**
- * @param named the copy; null where the database is in its place
- * @throws StartupProblem
- */
-export async function restore(config: Config, named: string | null, log: Log): Promise<string> {
+/** `tollgate restore`: without FILE the database is in its place already. */
+export async function restore(line: CommandLine): Promise<string> {
+  const { config, log } = begin(line, "restore");
   const { databaseUrl, dataDir } = config;
-  const file = named === null ? null : resolve(named);
+  const [named] = line.words;
+  const file = named === undefined ? null : resolve(named);
   if (databaseUrl !== null) {
     if (file !== null) throw new StartupProblem("FILE must be left out: Postgres is restored by its own tools");
     await record(config, null, log);
     return restoredText("the database");
   }
   if (file === null) requireDatabase(config, "gateway");
-  else makeDataDir(dataDir);
+  else openDataDir(config, log);
   // No service runs, and none starts in the middle of it.
   const lock = acquireDataDirLock(dataDir);
   const path = join(dataDir, DATABASE_FILE);

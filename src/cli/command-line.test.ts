@@ -1,7 +1,9 @@
 import { describe, expect, test } from "bun:test";
+import { COMMANDS, SERVE } from "../commands.ts";
 import { readCommandLine } from "./command-line.ts";
 
-const read = (text: string) => readCommandLine(text === "" ? [] : text.split(" "));
+const readWords = (words: readonly string[]) => readCommandLine(words, COMMANDS, SERVE);
+const read = (text: string) => readWords(text === "" ? [] : text.split(" "));
 const plain = (text: string) => {
   const { command, words, flags, lists, problems } = read(text);
   return { command, words, flags: Object.fromEntries(flags), lists: Object.fromEntries(lists), problems };
@@ -91,7 +93,7 @@ describe("a command line with problems", () => {
     test(`has all of them told: ${text}`, () => expect(problems(text)).toEqual(expected));
 
   test("has its words shown in one short line", () => {
-    expect(readCommandLine(["pki", "init", `\u001b[1m${"x".repeat(100)}`]).problems).toEqual([
+    expect(readWords(["pki", "init", `\u001b[1m${"x".repeat(100)}`]).problems).toEqual([
       `\\u001b[1m${"x".repeat(36)} is not expected`,
     ]);
   });

@@ -1,25 +1,22 @@
 // `tollgate doctor`: tries what the configuration names, as the service would use it, and changes nothing. Here stands what is
 // looked at; the checks themselves are in doctor/.
 import { type Config, type FacilitatorConfig, processEnvironment, unknownVariables, VARIABLES } from "../config.ts";
-import { parseCertificates } from "../core/certificates.ts";
-import { systemClock } from "../core/time.ts";
 import { createOutbound } from "../http/client/outbound.ts";
 import { LIMITS } from "../kernel/limits.ts";
 import { chainClockFindings, lookAtNodes, nodesFindings, walletFindings } from "./doctor/chain.ts";
-import { databaseChecks, keyFindings, type Opening, openDatabase } from "./doctor/database.ts";
-import { FACILITATORS_MS_MAX, facilitatorFindings } from "./doctor/facilitators.ts";
+import { afterOpening, databaseChecks, keyFindings, type Opening, openDatabase } from "./doctor/database.ts";
 import {
   type Check,
+  certificateProblems,
   type Finding,
   findings,
   isHealthy,
   report,
   runChecks,
-  timeText,
-  validityProblem,
+  SECOND_CHECK_MS_MAX,
   warning,
 } from "./doctor/findings.ts";
-import { issuerFindings, vaultFindings } from "./doctor/servers.ts";
+import { FACILITATORS_MS_MAX, facilitatorFindings, issuerFindings, vaultFindings } from "./doctor/servers.ts";
 
 /** The report is for standard output; the service would refuse work where the outcome is not healthy. */
 export async function examine(config: Config): Promise<{ readonly isHealthy: boolean; readonly text: string }> {
@@ -44,23 +41,18 @@ export async function examine(config: Config): Promise<{ readonly isHealthy: boo
 function gatewayChecks(config: Config, opening: Opening): Check[] {
   const trusted = createOutbound({ rules: null, extraCa: config.extraCa });
   const { vault } = config;
+  const keys = {
+    what: "keys",
+    advice: "restore the master key from where it is kept: without it no secret opens, and no service starts",
+  };
+  const facilitators = { what: "facilitators", msMax: FACILITATORS_MS_MAX };
   return [
     ...databaseChecks(config, opening),
-    {
-      what: "keys",
-      after: opening,
-      look: () => keyFindings(config, opening),
-      advice: "restore the master key from where it is kept: without it no secret opens, and no service starts",
-    },
+    afterOpening(keys, opening, (database) => keyFindings(config, database)),
     { what: "memory", look: async () => findings("memory", [], memoryText()) },
     { what: "issuer", look: () => issuerFindings(config.identity.oidc, trusted) },
     ...(vault === null ? [] : [{ what: "vault", look: () => vaultFindings(vault, trusted) }]),
-    {
-      what: "facilitators",
-      after: opening,
-      msMax: FACILITATORS_MS_MAX,
-      look: () => facilitatorFindings(config, opening, trusted),
-    },
+    afterOpening(facilitators, opening, (database) => facilitatorFindings(config, database, trusted)),
   ];
 }
 
@@ -73,29 +65,22 @@ function memoryText(): string {
 
 function facilitatorChecks(config: FacilitatorConfig, opening: Opening): Check[] {
   const nodes = lookAtNodes(config.rpcUrls, createOutbound({ rules: null, extraCa: null }));
+  const msMax = SECOND_CHECK_MS_MAX;
   return [
     ...databaseChecks(config, opening),
     { what: "TLS files", look: async () => tlsFindings(config.tls) },
-    { what: "RPC endpoints", after: nodes, look: () => nodesFindings(nodes) },
-    { what: "chain clock", after: nodes, look: () => chainClockFindings(nodes) },
-    { what: "wallets", after: nodes, look: () => walletFindings(config, nodes) },
+    { what: "RPC endpoints", msMax, look: () => nodesFindings(nodes) },
+    { what: "chain clock", msMax, look: () => chainClockFindings(nodes) },
+    { what: "wallets", msMax, look: () => walletFindings(config, nodes) },
   ];
 }
 
 /** Of the mutual-TLS port. That the files are PEM and belong together, the configuration has judged. */
 function tlsFindings({ cert, clientCa }: FacilitatorConfig["tls"]): Finding[] {
+  const look = (what: string, pem: string, advice: string) =>
+    findings(what, certificateProblems("a certificate", pem, advice), "good for 14 days and more");
   return [
-    ...certificateFindings("server certificate", cert, "renew it in TOLLGATE_TLS_CERT_FILE, without a restart"),
-    ...certificateFindings("client CA", clientCa, "put the next one beside it in TOLLGATE_CLIENT_CA_FILE in time"),
+    ...look("server certificate", cert, "renew it in TOLLGATE_TLS_CERT_FILE, without a restart"),
+    ...look("client CA", clientCa, "put the next one beside it in TOLLGATE_CLIENT_CA_FILE in time"),
   ];
-}
-
-function certificateFindings(what: string, pem: string, advice: string): Finding[] {
-  const validities = parseCertificates(pem).map(({ validFrom, validTo }) => ({
-    from: Date.parse(validFrom),
-    to: Date.parse(validTo),
-  }));
-  const problems = validities.map((validity) => validityProblem("a certificate", validity, systemClock.now(), advice));
-  const end = Math.min(...validities.map(({ to }) => to));
-  return findings(what, problems, `good until ${timeText(end)}`);
 }

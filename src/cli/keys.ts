@@ -15,29 +15,20 @@ import {
   stageMasterKey,
 } from "../keys/master-keys.ts";
 import { rotate } from "../keys/rotation.ts";
-import type { Lacking } from "../keys/state.ts";
+import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
 import { openGatewayStore, requireMasterKeys } from "./open.ts";
 
-const ALREADY = "the keys are rotated to that master key already; nothing was done";
-
-interface RotationVerdict {
-  readonly holds: boolean;
-  /** For the terminal. */
-  readonly text: string;
-}
-
 /** What the settings alone forbid. */
-export function rotationProblems(config: Config | null): string[] {
-  if (config === null) return [];
-  const { own, file, next } = config.masterKeys;
+function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly string[] {
   if (own === null || file !== null || next !== null) return [];
   return [
     "TOLLGATE_NEW_MASTER_KEY must be set when TOLLGATE_MASTER_KEY is, here and at the gateways: see tollgate help operations",
   ];
 }
 
-/** @throws StartupProblem */
-export async function rotateKeys(config: Config, log: Log): Promise<RotationVerdict> {
+/** `tollgate keys rotate` */
+export async function rotateKeys(line: CommandLine): Promise<CommandOutcome> {
+  const { config, log } = begin(line, "keys", rotationProblems);
   const masterKeys = requireMasterKeys(config, log);
   const file = masterKeyFile(config.masterKeys, config.dataDir);
   const store = await openGatewayStore(config, log);
@@ -74,15 +65,15 @@ function stageNext(config: Config, masterKeys: MasterKeys, log: Log): string {
   return id;
 }
 
-function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | null): RotationVerdict {
+function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | null): CommandOutcome {
   switch (rotation.outcome) {
     case "done": {
       const { tenantKeys, secrets, isInPlace } = rotation;
       const done = `the keys are rotated (new keys of tenants: ${tenantKeys}, secrets under them: ${secrets})`;
-      return { holds: true, text: `${done}\n${whereText(file, isInPlace)}\n` };
+      return `${done}\n${whereText(file, isInPlace)}\n`;
     }
     case "already":
-      return { holds: true, text: `${ALREADY}\n${whereText(file, rotation.isInPlace)}\n` };
+      return `the keys are rotated to that master key already; nothing was done\n${whereText(file, rotation.isInPlace)}\n`;
     case "superseded":
       return { holds: false, text: "another command rotates the keys to another master key; this one did nothing\n" };
     case "lacking":
@@ -90,19 +81,9 @@ function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | 
   }
 }
 
-function lackingText(lacks: readonly Lacking[]): string {
-  const names = (isOlder: boolean) =>
-    lacks
-      .filter((one) => one.isOlder === isOlder)
-      .map(({ replica }) => replica)
-      .join(", ");
-  const [without, older] = [names(false), names(true)];
-  return [
-    "nothing is rotated yet",
-    ...(without === "" ? [] : [`these gateways run without the new master key: ${without}`]),
-    ...(older === "" ? [] : [`these gateways run in a version that can't rotate keys: ${older}`]),
-    "see tollgate help operations, and run this again",
-  ].join("; ");
+function lackingText(lacks: readonly string[]): string {
+  return `nothing is rotated yet; these gateways run without the new master key: ${lacks.join(", ")}; \
+see tollgate help operations, and run this again`;
 }
 
 function whereText(file: string | null, isInPlace: boolean): string {

@@ -17,34 +17,23 @@ import { untilStored } from "../storage/failures.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
 
-type DataPlace = Pick<Config, "databaseUrl" | "dataDir">;
+export type DataPlace = Pick<Config, "databaseUrl" | "dataDir">;
 
 /**
- * The directory of the database; Postgres needs none.
+ * Creates the directory of the database if need be, and writes to it once, since permissions alone do not tell of a full or
+ * read-only disk. Postgres needs none.
  *
  * @throws StartupProblem when it can't be used
  */
 export function openDataDir({ databaseUrl, dataDir }: DataPlace, log: Log): void {
-  if (databaseUrl === null && makeDataDir(dataDir).shared) {
-    log.warn("data_dir_too_open", { path: dataDir });
-  }
-}
-
-/**
- * Creates the directory if need be and writes to it once, since permissions alone do not tell of a full or
- * read-only disk.
- *
- * @returns whether others than the owner may look into it
- * @throws StartupProblem
- */
-export function makeDataDir(path: string): { readonly shared: boolean } {
+  if (databaseUrl !== null) return;
   try {
-    mkdirSync(path, { recursive: true, mode: 0o700 });
+    mkdirSync(dataDir, { recursive: true, mode: 0o700 });
     // A new name each time: a file that a crash left behind must not be in the way.
-    const trial = join(path, `.trial-${crypto.randomUUID()}`);
+    const trial = join(dataDir, `.trial-${crypto.randomUUID()}`);
     closeSync(openSync(trial, "wx", 0o600));
     unlinkSync(trial);
-    return { shared: (statSync(path).mode & 0o077) !== 0 };
+    if ((statSync(dataDir).mode & 0o077) !== 0) log.warn("data_dir_too_open", { path: dataDir });
   } catch (cause) {
     const reason = cause instanceof Error && "code" in cause ? ` (${String(cause.code)})` : "";
     throw new StartupProblem(`TOLLGATE_DATA_DIR ${DATA_DIR_MUST}${reason}`, { cause });

@@ -1,12 +1,12 @@
 import { expect, test } from "bun:test";
 import { X509Certificate } from "node:crypto";
-import { caProblem, issueCa, issueClient, issueServer, type PkiCommand, readPkiRequest } from "./pki.ts";
+import { caProblem, issueCa, issueClient, issueServer, readPkiRequest } from "./pki.ts";
 
-function read(command: PkiCommand, flags: Record<string, string>, hosts: string[] = []) {
-  return readPkiRequest(command, {
-    flags: new Map(Object.entries(flags)),
-    lists: new Map([["host", hosts]]),
-  });
+function read(command: string, flags: Record<string, string>, hosts: string[] = []) {
+  const problems: string[] = [];
+  const lists = new Map([["host", hosts]]);
+  const request = readPkiRequest({ command, flags: new Map(Object.entries(flags)), lists, problems });
+  return { request: problems.length === 0 ? request : null, problems };
 }
 
 test("a server has names and addresses, each once and in its shortest form", () => {

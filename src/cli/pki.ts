@@ -10,8 +10,8 @@ import * as value from "../config/values.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { DAY_MS, HOUR_MS, systemClock } from "../core/time.ts";
 import { placePrivateFile, syncDirectory } from "../storage/data-dir.ts";
-import type { CommandLine } from "./command-line.ts";
-import { programText, quoted, thisProgram } from "./program.ts";
+import { type CommandLine, Misuse } from "./command-line.ts";
+import { programText, quoted } from "./program.ts";
 
 // The X.509 library uses a container (tsyringe) that refuses to load without `Reflect.getMetadata`, a proposal that no
 // runtime has. Both ask these two functions only for metadata that decorators or a compiler left on the library's
@@ -23,8 +23,6 @@ if (!("getMetadata" in Reflect)) {
 }
 // Not a static import: static imports run before the lines above.
 const x509 = await import("@peculiar/x509");
-
-export type PkiCommand = "pki init" | "pki server" | "pki client";
 
 type WantedCertificate =
   | { readonly kind: "ca" }
@@ -45,37 +43,26 @@ const HOST_MUST =
   "--host must be given, once for each host name or IP address that the server is called by (*.name too)";
 const NAME_MUST = `--name must be given: 1 to 64 letters, digits, dots, hyphens and underscores, neither ${TAKEN_NAMES.join(" nor ")}`;
 
-type Flags = Pick<CommandLine, "flags" | "lists">;
-
-/** The request that the flags make, or null and every problem that they have. */
-export function readPkiRequest(
-  command: PkiCommand,
-  line: Flags,
-): { readonly request: PkiRequest | null; readonly problems: readonly string[] } {
-  const dir = value.path.parse(line.flags.get("dir") ?? "") || null;
-  const { wanted, problem } = readWanted(command, line);
-  const problems = [...(dir === null ? ["--dir must be given: the directory of the CA"] : []), ...problem];
-  return { request: dir === null || wanted === null ? null : { dir, wanted }, problems };
+/** `tollgate pki …` */
+export function pki(line: CommandLine): Promise<string> {
+  const request = readPkiRequest(line);
+  if (line.problems.length > 0) throw new Misuse(line.problems);
+  return runPki(request);
 }
 
-function readWanted(
-  command: PkiCommand,
-  { flags, lists }: Flags,
-): { readonly wanted: WantedCertificate | null; readonly problem: readonly string[] } {
-  switch (command) {
-    case "pki init":
-      return { wanted: { kind: "ca" }, problem: [] };
-    case "pki server": {
-      const hosts = readHosts(lists.get("host") ?? []);
-      return hosts === null
-        ? { wanted: null, problem: [HOST_MUST] }
-        : { wanted: { kind: "server", hosts }, problem: [] };
-    }
-    case "pki client": {
-      const name = readName(flags.get("name") ?? "");
-      return name === null ? { wanted: null, problem: [NAME_MUST] } : { wanted: { kind: "client", name }, problem: [] };
-    }
+export function readPkiRequest(line: Pick<CommandLine, "command" | "flags" | "lists" | "problems">): PkiRequest {
+  const { command, flags, lists, problems } = line;
+  const dir = value.path.parse(flags.get("dir") ?? "") ?? "";
+  if (dir === "") problems.push("--dir must be given: the directory of the CA");
+  if (command === "pki init") return { dir, wanted: { kind: "ca" } };
+  if (command === "pki server") {
+    const hosts = readHosts(lists.get("host") ?? []);
+    if (hosts === null) problems.push(HOST_MUST);
+    return { dir, wanted: { kind: "server", hosts: hosts ?? [] } };
   }
+  const name = flags.get("name") ?? "";
+  if (!CLIENT_NAME.test(name) || TAKEN_NAMES.includes(name.toLowerCase())) problems.push(NAME_MUST);
+  return { dir, wanted: { kind: "client", name } };
 }
 
 function readHosts(given: readonly string[]): readonly string[] | null {
@@ -96,37 +83,36 @@ function readHost(given: string): string | undefined {
   return url?.hostname.slice(1, -1);
 }
 
-function readName(given: string): string | null {
-  return CLIENT_NAME.test(given) && !TAKEN_NAMES.includes(given.toLowerCase()) ? given : null;
-}
-
 /**
  * @returns what to tell: the files that were written and the command that comes next
  * @throws StartupProblem when there is no CA, or a file is there already or can't be written
  */
 export async function runPki({ dir, wanted }: PkiRequest): Promise<string> {
-  const files = await makeFiles(dir, wanted);
+  const { files, next } = await made(dir, wanted);
   const { shared } = writeNew(dir, files);
   const written = Object.keys(files).map((name) => `wrote ${join(dir, name)}\n`);
   const open = shared ? [`mind: ${dir} is open to others than its owner\n`] : [];
-  return [...written, ...open, `next: ${nextStep(dir, wanted)}\n`].join("");
+  return [...written, ...open, `next: ${programText()} ${next}\n`].join("");
 }
 
-/** By name. A key comes before its certificate, which is what people look for. */
-async function makeFiles(dir: string, wanted: WantedCertificate): Promise<Readonly<Record<string, string>>> {
+/** The texts of the files by name, a key before its certificate, which is what people look for; and the next command. */
+async function made(dir: string, wanted: WantedCertificate): Promise<{ files: Record<string, string>; next: string }> {
   const now = systemClock.now();
   if (wanted.kind === "ca") {
     const { cert, key } = await issueCa(now);
-    return { "ca.key": key, "ca.crt": cert };
+    return { files: { "ca.key": key, "ca.crt": cert }, next: `pki server --dir ${quoted(dir)} --host HOST` };
   }
   const ca = readCa(dir, now);
   if (wanted.kind === "server") {
     const { cert, key } = await issueServer(ca, wanted.hosts, now);
-    return { "server.key": key, "server.crt": cert };
+    return { files: { "server.key": key, "server.crt": cert }, next: `pki client --dir ${quoted(dir)} --name NAME` };
   }
   const { name } = wanted;
   const { cert, key } = await issueClient(ca, name, now);
-  return { [`${name}.key`]: key, [`${name}.crt`]: cert, [`${name}.pem`]: cert + key + ca.cert };
+  return {
+    files: { [`${name}.key`]: key, [`${name}.crt`]: cert, [`${name}.pem`]: cert + key + ca.cert },
+    next: `account add ${name} --cert ${quoted(join(dir, `${name}.crt`))}`,
+  };
 }
 
 function readCa(dir: string, now: number): CertifiedKey {
@@ -136,20 +122,6 @@ function readCa(dir: string, now: number): CertifiedKey {
   const problem = caProblem(ca, now);
   if (problem === null) return ca;
   throw new StartupProblem(`${certPath} and ${keyPath} must be what pki init wrote: ${problem}`);
-}
-
-function nextStep(dir: string, wanted: WantedCertificate): string {
-  const tollgate = programText(thisProgram());
-  switch (wanted.kind) {
-    case "ca":
-      return `${tollgate} pki server --dir ${quoted(dir)} --host HOST`;
-    case "server":
-      return `${tollgate} pki client --dir ${quoted(dir)} --name NAME`;
-    case "client": {
-      const { name } = wanted;
-      return `${tollgate} account add ${name} --cert ${quoted(join(dir, `${name}.crt`))}`;
-    }
-  }
 }
 
 const FILE_BYTES_MAX = 65_536;

@@ -56,16 +56,11 @@ interface WatchOrder {
   readonly log: { readonly level: LogLevel; readonly format: "json" | "pretty" };
 }
 
-function spawnThread(): Worker {
-  const path = Bun.isStandaloneExecutable ? "./cli/process.ts" : import.meta.url;
-  return new Worker(path, { smol: true });
-}
-
 /** Begins the watch over the calling thread. It keeps no process alive. */
 export function startWatchdog(log: WatchOrder["log"], limitMs: number = 10_000): void {
   const beats = new Int32Array(new SharedArrayBuffer(Int32Array.BYTES_PER_ELEMENT));
   setInterval(() => Atomics.add(beats, 0, 1), limitMs / TICKS_PER_LIMIT).unref();
-  const thread = spawnThread();
+  const thread = new Worker(Bun.isStandaloneExecutable ? "./cli/process.ts" : import.meta.url, { smol: true });
   thread.unref();
   thread.postMessage({ beats, limitMs, log } satisfies WatchOrder);
 }

@@ -4,36 +4,18 @@ import { join, relative } from "node:path";
 import type { Config } from "../config.ts";
 import { DATABASE_FILE, MASTER_KEY_FILE } from "../keys/master-keys.ts";
 
-interface Program {
-  /** The working directory. */
-  readonly cwd: string;
-  /** Null in the compiled binary. */
-  readonly script: string | null;
-  readonly executable: string;
-  readonly bunVersion: string;
-}
-
-export function thisProgram(): Program {
-  return {
-    cwd: process.cwd(),
-    script: Bun.isStandaloneExecutable ? null : Bun.main,
-    executable: process.execPath,
-    bunVersion: Bun.version,
-  };
-}
-
 /** The words that start this program again from the same directory. */
-export function programText({ cwd, script, executable, bunVersion }: Program): string {
-  if (script === null) return quoted(shorter(cwd, executable));
+export function programText(): string {
+  if (Bun.isStandaloneExecutable) return quoted(shorter(process.execPath));
   // Bun started by npx is not on the PATH.
-  const bun = executable.includes("/node_modules/") ? `npx --yes bun@${bunVersion}` : "bun";
-  return `${bun} ${quoted(shorter(cwd, script))}`;
+  const bun = process.execPath.includes("/node_modules/") ? `npx --yes bun@${Bun.version}` : "bun";
+  return `${bun} ${quoted(shorter(Bun.main))}`;
 }
 
-function shorter(cwd: string, path: string): string {
-  const near = relative(cwd, path);
+function shorter(path: string): string {
+  const near = relative(process.cwd(), path);
   // Services run at the root, and the readers of their log are elsewhere.
-  if (cwd === "/" || near.startsWith("..")) return path;
+  if (process.cwd() === "/" || near.startsWith("..")) return path;
   return near.includes("/") ? near : `./${near}`;
 }
 
@@ -42,19 +24,15 @@ export function quoted(word: string): string {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }
 
-type Settings = Pick<Config, "dataDir" | "identity">;
-
 /**
  * Printed once, beside the structured log, when the master key has just been generated.
  *
  * @param url where the gateway listens, without a slash at its end
  */
-export function welcomeText({ dataDir, identity }: Settings, url: string, program: Program): string {
-  const place = relative(program.cwd, dataDir) === "data" ? "" : ` --data-dir ${quoted(dataDir)}`;
+export function welcomeText({ dataDir, identity }: Pick<Config, "dataDir" | "identity">, url: string): string {
+  const place = relative(process.cwd(), dataDir) === "data" ? "" : ` --data-dir ${quoted(dataDir)}`;
   const token =
-    identity.oidc === null
-      ? `${programText(program)} token --tenant acme --user me${place}`
-      : `from ${identity.oidc.issuer}`;
+    identity.oidc === null ? `${programText()} token --tenant acme --user me${place}` : `from ${identity.oidc.issuer}`;
   return `
   tollgate has made itself at home.
 

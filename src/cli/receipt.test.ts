@@ -5,6 +5,7 @@ import { join } from "node:path";
 import { decodeJwt } from "jose";
 import { startUpstream } from "../../test/support/http/upstream.ts";
 import { linkTo, receiptSigner, type Signer, signedChain } from "../../test/support/stores/receipts.ts";
+import { COMMANDS, SERVE } from "../commands.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { readCommandLine } from "./command-line.ts";
 import { readReceiptRequest, verifyReceipts } from "./receipt.ts";
@@ -117,13 +118,12 @@ describe("tollgate receipt verify", () => {
   });
 
   test("tells what is missing on the command line", () => {
-    const line = readCommandLine(["receipt", "verify"]);
-    expect([...line.problems, ...readReceiptRequest(line).problems]).toEqual([
-      "FILE must be given",
-      expect.stringContaining("--jwks must be given"),
-    ]);
-    const whole = readCommandLine(["receipt", "verify", "a.jsonl", "--jwks=keys.json"]);
-    expect(readReceiptRequest(whole).request).toEqual({ file: "a.jsonl", jwks: "keys.json" });
-    expect(readCommandLine(["receipt"]).problems).toEqual(["receipt must be followed by one of verify"]);
+    const read = (...words: string[]) => readCommandLine(["receipt", ...words], COMMANDS, SERVE);
+    const line = read("verify");
+    readReceiptRequest(line);
+    expect(line.problems).toEqual(["FILE must be given", expect.stringContaining("--jwks must be given")]);
+    const whole = read("verify", "a.jsonl", "--jwks=keys.json");
+    expect(readReceiptRequest(whole)).toEqual({ file: "a.jsonl", jwks: "keys.json" });
+    expect([...whole.problems, ...read().problems]).toEqual(["receipt must be followed by one of verify"]);
   });
 });

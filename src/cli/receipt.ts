@@ -5,7 +5,7 @@ import { StartupProblem } from "../core/startup.ts";
 import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/claims.ts";
 import { fetchDocument } from "../http/client/fetch-json.ts";
 import { createOutbound, OutboundError } from "../http/client/outbound.ts";
-import type { CommandLine } from "./command-line.ts";
+import { type CommandLine, type CommandVerdict, Misuse } from "./command-line.ts";
 
 const FILE_BYTES_MAX = 1024 ** 3;
 const LINE_BYTES_MAX = 64 * 1024;
@@ -18,28 +18,25 @@ interface ReceiptRequest {
   readonly jwks: string;
 }
 
-/** The request that words and flags make, or null and what is missing. */
-export function readReceiptRequest({ words, flags }: Pick<CommandLine, "words" | "flags">): {
-  readonly request: ReceiptRequest | null;
-  readonly problems: readonly string[];
-} {
-  const [file] = words;
-  const jwks = flags.get("jwks") ?? "";
-  const problems =
-    jwks === ""
-      ? ["--jwks must be given: a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json"]
-      : [];
-  return { request: file === undefined || jwks === "" ? null : { file, jwks }, problems };
+/** `tollgate receipt verify` */
+export async function verify(line: CommandLine): Promise<CommandVerdict> {
+  const request = readReceiptRequest(line);
+  if (line.problems.length > 0) throw new Misuse(line.problems);
+  return verifyReceipts(request);
 }
 
-interface ReceiptVerdict {
-  readonly holds: boolean;
-  /** For the terminal. */
-  readonly text: string;
+export function readReceiptRequest({ words: [file = ""], flags, problems }: CommandLine): ReceiptRequest {
+  const jwks = flags.get("jwks") ?? "";
+  if (jwks === "") {
+    problems.push(
+      "--jwks must be given: a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json",
+    );
+  }
+  return { file, jwks };
 }
 
 /** @throws StartupProblem when file or keys can't be read */
-export async function verifyReceipts({ file, jwks }: ReceiptRequest): Promise<ReceiptVerdict> {
+export async function verifyReceipts({ file, jwks }: ReceiptRequest): Promise<CommandVerdict> {
   const chain = createReceiptChain(await readKeys(jwks));
   let number = 0;
   for await (const line of linesOf(file)) {
@@ -53,7 +50,7 @@ export async function verifyReceipts({ file, jwks }: ReceiptRequest): Promise<Re
     : { holds: true, text: describe(chain) };
 }
 
-function broken(line: number, id: string | null, problem: string): ReceiptVerdict {
+function broken(line: number, id: string | null, problem: string): CommandVerdict {
   return { holds: false, text: `line ${line}${id === null ? "" : `, ${id},`} does not hold: ${problem}\n` };
 }
 

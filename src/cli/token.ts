@@ -9,10 +9,16 @@ import { systemClock } from "../core/time.ts";
 import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity/identity.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";
-import { REVOCATION_CLAIM, revokeTokens } from "../keys/revocations.ts";
-import { replaceIssuerKey, SIGNING_ALGORITHM, TOKEN_DAYS_MAX } from "../keys/signing-keys.ts";
+import {
+  REVOCATION_CLAIM,
+  replaceIssuerKey,
+  revokeTokens,
+  SIGNING_ALGORITHM,
+  TOKEN_DAYS_MAX,
+} from "../keys/signing-keys.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
+import { begin, type CommandLine } from "./command-line.ts";
 import { lacksDatabase, openGatewayStore, prepareMasterKeys, requireMasterKeys } from "./open.ts";
 
 interface TokenRequest {
@@ -28,37 +34,35 @@ const UNIT_SECONDS: Readonly<Record<string, number>> = { s: 1, m: 60, h: 3600, d
 /** RFC 6749, section 3.3. */
 const SCOPE = /^[\x21\x23-\x5B\x5D-\x7E]+( [\x21\x23-\x5B\x5D-\x7E]+)*$/;
 
-const PRINCIPAL_MUST = "must be given: a text of at most 256 characters without control characters";
-
-function remoteIssuerProblems(config: Config | null): string[] {
-  if (config === null || config.identity.oidc === null) return [];
+function remoteIssuerProblems({ identity }: Config): readonly string[] {
+  if (identity.oidc === null) return [];
   return ["TOLLGATE_OIDC_ISSUER must be unset: with it only the tokens of that issuer are accepted"];
 }
 
-/** The request that the flags make, or null and every problem that they have or that forbids tokens. */
-export function readTokenRequest(
-  flags: ReadonlyMap<string, string>,
-  config: Config | null,
-): { readonly request: TokenRequest | null; readonly problems: readonly string[] } {
-  const problems = remoteIssuerProblems(config);
-  const tenant = flags.get("tenant");
-  const user = flags.get("user");
-  const scope = flags.get("scope") ?? null;
-  const ttlSeconds = readTtl(flags.get("ttl") ?? TTL_DEFAULT);
-  if (!isPrincipal(tenant)) problems.push(`--tenant ${PRINCIPAL_MUST}`);
-  if (!isPrincipal(user)) problems.push(`--user ${PRINCIPAL_MUST}`);
-  if (scope !== null && !SCOPE.test(scope)) problems.push("--scope must be scopes with one space between them");
-  if (ttlSeconds === null) {
-    problems.push(`--ttl must be a time like 90s, 30m, 12h or 7d, at most ${TOKEN_DAYS_MAX}d`);
-  }
-  const complete = isPrincipal(tenant) && isPrincipal(user) && ttlSeconds !== null && problems.length === 0;
-  return { request: complete ? { tenant, user, scope, ttlSeconds } : null, problems };
+/** `tollgate token` */
+export async function token(line: CommandLine): Promise<string> {
+  const request = readTokenRequest(line);
+  const { config, log } = begin(line, "token", remoteIssuerProblems);
+  return `${await mintToken(config, request, log)}\n`;
 }
 
-function readTtl(text: string): number | null {
-  const [, count = "", unit = ""] = /^(\d{1,9})([smhd])$/.exec(text) ?? [];
-  const seconds = Number(count) * (UNIT_SECONDS[unit] ?? 0);
-  return seconds > 0 && seconds <= TOKEN_DAYS_MAX * 86_400 ? seconds : null;
+function readTokenRequest(line: CommandLine): TokenRequest {
+  const [tenant, user] = [readPrincipal(line, "tenant"), readPrincipal(line, "user")];
+  const scope = line.flags.get("scope") ?? null;
+  if (scope !== null && !SCOPE.test(scope)) line.problems.push("--scope must be scopes with one space between them");
+  const [, count = "", unit = ""] = /^(\d{1,9})([smhd])$/.exec(line.flags.get("ttl") ?? TTL_DEFAULT) ?? [];
+  const ttlSeconds = Number(count) * (UNIT_SECONDS[unit] ?? 0);
+  if (ttlSeconds === 0 || ttlSeconds > TOKEN_DAYS_MAX * 86_400) {
+    line.problems.push(`--ttl must be a time like 90s, 30m, 12h or 7d, at most ${TOKEN_DAYS_MAX}d`);
+  }
+  return { tenant, user, scope, ttlSeconds };
+}
+
+function readPrincipal({ flags, problems }: CommandLine, flag: string): string {
+  const value = flags.get(flag);
+  if (isPrincipal(value)) return value;
+  problems.push(`--${flag} must be given: a text of at most 256 characters without control characters`);
+  return "";
 }
 
 /** @throws StartupProblem */
@@ -93,53 +97,27 @@ only a gateway with this data directory accepts the token\n`);
   }
 }
 
-type RevokeRequest =
-  | { readonly isForAll: true }
-  | {
-      readonly isForAll: false;
-      readonly tenant: string;
-      /** Null for all users of the tenant. */
-      readonly user: string | null;
-    };
-
-/** The request that the flags make, or null and every problem that they have or that forbids it. */
-export function readRevokeRequest(
-  flags: ReadonlyMap<string, string>,
-  config: Config | null,
-): { readonly request: RevokeRequest | null; readonly problems: readonly string[] } {
-  const problems = remoteIssuerProblems(config);
-  const tenant = flags.get("tenant");
-  const user = flags.get("user") ?? null;
-  if (flags.has("all")) {
-    const isMixed = tenant !== undefined || user !== null || flags.get("all") !== "";
-    if (isMixed) problems.push("--all must stand alone: it ends the tokens of every tenant");
-    return { request: problems.length === 0 ? { isForAll: true } : null, problems };
-  }
-  if (!isPrincipal(tenant)) problems.push(`--tenant ${PRINCIPAL_MUST}`);
-  if (user !== null && !isPrincipal(user)) problems.push(`--user ${PRINCIPAL_MUST}`);
-  const isWhole = isPrincipal(tenant) && problems.length === 0;
-  return { request: isWhole ? { isForAll: false, tenant, user } : null, problems };
-}
-
-/** @throws StartupProblem */
-export async function revoke(config: Config, request: RevokeRequest, log: Log): Promise<string> {
+/** `tollgate token revoke` */
+export async function revoke(line: CommandLine): Promise<string> {
+  const { flags } = line;
+  const isForAll = flags.has("all");
+  const isMixed = flags.has("tenant") || flags.has("user") || flags.get("all") !== "";
+  if (isForAll && isMixed) line.problems.push("--all must stand alone: it ends the tokens of every tenant");
+  const tenant = isForAll ? "" : readPrincipal(line, "tenant");
+  const user = isForAll || !flags.has("user") ? null : readPrincipal(line, "user");
+  const { config, log } = begin(line, "token", remoteIssuerProblems);
   const store = await openGatewayStore(config, log);
   try {
-    if (request.isForAll) await replaceKey(store, requireMasterKeys(config, log));
-    else await revokeTokens(store, request.tenant, request.user);
+    if (isForAll) await replaceKey(store, requireMasterKeys(config, log));
+    else await revokeTokens(store, tenant, user);
   } finally {
     await store.close();
   }
-  return `the tokens that were made ${whose(request)}until now are refused from two seconds later on\n`;
+  const whose = isForAll ? "" : `for ${user ?? "all users"} of ${tenant} `;
+  return `the tokens that were made ${whose}until now are refused from two seconds later on\n`;
 }
 
 async function replaceKey(store: Store, masterKeys: MasterKeys): Promise<void> {
   await openKeyring(store, masterKeys, store.clock);
   await replaceIssuerKey(store, masterKeys);
-}
-
-function whose(request: RevokeRequest): string {
-  if (request.isForAll) return "";
-  const { tenant, user } = request;
-  return user === null ? `for all users of ${tenant} ` : `for ${user} of ${tenant} `;
 }

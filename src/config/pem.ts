@@ -25,15 +25,6 @@ function whyNot(path: string): string {
   }
 }
 
-/** The certificates of a file, in its order; none when one of them can't be read. */
-export function readCertificates(path: string): readonly X509Certificate[] {
-  try {
-    return parseCertificates(readText(path));
-  } catch {
-    return [];
-  }
-}
-
 function pem(certificates: readonly X509Certificate[]): string | undefined {
   return certificates.length === 0 ? undefined : certificates.map((each) => each.toString()).join("");
 }
@@ -106,22 +97,19 @@ export function validityWarnings(name: string, certificates: string, now: number
   });
 }
 
-type Part = "cert" | "key" | "clientCa";
+/** Said of TOLLGATE_TLS_KEY_FILE. */
+export const KEY_MUST = "must hold the key of the first certificate in TOLLGATE_TLS_CERT_FILE";
 
 /** Paths, or the texts of the files. */
-type TlsParts = Readonly<Record<Part, string>>;
-
-const KINDS: Readonly<Record<Part, { readonly name: string; readonly kind: FileKind }>> = {
-  cert: { name: "TOLLGATE_TLS_CERT_FILE", kind: certificateFile },
-  key: { name: "TOLLGATE_TLS_KEY_FILE", kind: privateKeyFile },
-  clientCa: { name: "TOLLGATE_CLIENT_CA_FILE", kind: caFile },
-};
+type TlsParts = Readonly<Record<"cert" | "key" | "clientCa", string>>;
 
 /** What the files hold now. Their content is compared, not times or names, so a swapped link is a change as well. */
 export async function readTlsFiles(paths: TlsParts) {
   const [cert, key, clientCa] = await Promise.all([paths.cert, paths.key, paths.clientCa].map(currentText));
   const texts = { cert: cert ?? "", key: key ?? "", clientCa: clientCa ?? "" };
-  return { digest: digestOf(texts), judge: () => judge(texts, paths) };
+  // Kept instead of the texts, since one of them is a private key.
+  const digest = new Bun.CryptoHasher("sha256").update(JSON.stringify([cert, key, clientCa])).digest("hex");
+  return { digest, judge: () => judge(texts, paths) };
 }
 
 /** Empty for a file that can't be read: it holds no PEM either. */
@@ -133,29 +121,24 @@ async function currentText(path: string): Promise<string> {
   }
 }
 
-/** Kept instead of the texts, since one of them is a private key. */
-function digestOf({ cert, key, clientCa }: TlsParts): string {
-  return new Bun.CryptoHasher("sha256").update(JSON.stringify([cert, key, clientCa])).digest("hex");
-}
-
 type JudgedTls =
   | { readonly tls: TlsParts; readonly warnings: readonly string[] }
   | { readonly tls: null; readonly problem: string };
 
 function judge(texts: TlsParts, paths: TlsParts): JudgedTls {
-  const read = (part: Part) => KINDS[part].kind.read(texts[part]);
-  const unusable = (part: Part): JudgedTls => {
-    const { name, kind } = KINDS[part];
-    return { tls: null, problem: valueProblem(name, kind, paths[part]) };
-  };
-  const [cert, key, clientCa] = [read("cert"), read("key"), read("clientCa")];
-  if (cert === undefined) return unusable("cert");
-  if (key === undefined) return unusable("key");
-  if (clientCa === undefined) return unusable("clientCa");
-  if (!isKeyOf(key, cert)) {
-    const [own, other] = [KINDS.key.name, KINDS.cert.name];
-    return { tls: null, problem: `${own} must hold the key of the first certificate in ${other}` };
-  }
-  const warn = (part: Part, text: string) => validityWarnings(KINDS[part].name, text, systemClock.now());
-  return { tls: { cert, key, clientCa }, warnings: [...warn("cert", cert), ...warn("clientCa", clientCa)] };
+  const [certName, keyName, caName] = ["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_TLS_KEY_FILE", "TOLLGATE_CLIENT_CA_FILE"];
+  const unusable = (name: string, kind: FileKind, path: string) => ({
+    tls: null,
+    problem: valueProblem(name, kind, path),
+  });
+  const cert = certificateFile.read(texts.cert);
+  if (cert === undefined) return unusable(certName, certificateFile, paths.cert);
+  const key = privateKeyFile.read(texts.key);
+  if (key === undefined) return unusable(keyName, privateKeyFile, paths.key);
+  const clientCa = caFile.read(texts.clientCa);
+  if (clientCa === undefined) return unusable(caName, caFile, paths.clientCa);
+  if (!isKeyOf(key, cert)) return { tls: null, problem: `${keyName} ${KEY_MUST}` };
+  const now = systemClock.now();
+  const warnings = [...validityWarnings(certName, cert, now), ...validityWarnings(caName, clientCa, now)];
+  return { tls: { cert, key, clientCa }, warnings };
 }

@@ -73,20 +73,18 @@ function parseHost(value: string): string | undefined {
 export const host: Kind<string> = { must: "a host name or an IP address", parse: parseHost };
 
 /** The entries as they were written, judged by parseHostList, which the host rules use. */
-function parseHosts(value: string): readonly string[] | undefined {
-  const entries = value.split(",").flatMap((entry) => entry.trim() || []);
-  if (entries.length > 1000) return undefined;
-  try {
-    parseHostList(entries);
-    return entries;
-  } catch {
-    return undefined;
-  }
-}
-
 export const hostList: Kind<readonly string[]> = {
   must: "a comma-separated list of host names, addresses and CIDR ranges, without ports",
-  parse: parseHosts,
+  parse: (value) => {
+    const entries = listed(value);
+    if (entries.length > 1000) return undefined;
+    try {
+      parseHostList(entries);
+      return entries;
+    } catch {
+      return undefined;
+    }
+  },
 };
 
 function parseUrl(value: string, protocols: readonly string[]): URL | undefined {
@@ -125,14 +123,12 @@ function parsePostgresUrl(value: string): string | undefined {
   }
 }
 
-function parseOrigins(text: string): readonly string[] | undefined {
-  const origins = text.split(",").map((each) => each.trim());
-  return origins.every((each) => URL.parse(each)?.origin === each) ? origins : undefined;
-}
-
 export const origins: Kind<readonly string[]> = {
   must: "a comma-separated list of web origins, such as https://app.example.com",
-  parse: parseOrigins,
+  parse: (text) => {
+    const origins = text.split(",").map((each) => each.trim());
+    return origins.every((each) => URL.parse(each)?.origin === each) ? origins : undefined;
+  },
 };
 
 export const postgresUrl: Kind<string> = {
@@ -140,16 +136,11 @@ export const postgresUrl: Kind<string> = {
   parse: parsePostgresUrl,
 };
 
-const KEY_BYTES = 32;
-
-/** 32 bytes in standard base64; the padding may be missing. */
-function parseKey(value: string): Buffer | undefined {
-  if (!/^[A-Za-z0-9+/]{43}=?$/.test(value)) return undefined;
-  const key = Buffer.from(value, "base64");
-  return key.length === KEY_BYTES ? key : undefined;
-}
-
-export const key: Kind<Buffer> = { must: "32 bytes in base64 (openssl rand -base64 32)", parse: parseKey };
+export const key: Kind<Buffer> = {
+  must: "32 bytes in base64 (openssl rand -base64 32)",
+  // The padding may be missing.
+  parse: (value) => (/^[A-Za-z0-9+/]{43}=?$/.test(value) ? Buffer.from(value, "base64") : undefined),
+};
 
 export const directory: Kind<string> = {
   must: "the path of a readable directory",
@@ -237,28 +228,20 @@ const UINT256_MAX = 2n ** 256n - 1n;
 /** Atomic units of the token, or wei. */
 export const amount: Kind<bigint> = {
   must: "a whole number of at most 256 bits, in decimal digits only",
-  parse: parseAmount,
+  parse: (text) => {
+    const value = /^[0-9]{1,78}$/.test(text) ? BigInt(text) : UINT256_MAX + 1n;
+    return value <= UINT256_MAX ? value : undefined;
+  },
 };
-
-function parseAmount(text: string): bigint | undefined {
-  if (!/^[0-9]{1,78}$/.test(text)) return undefined;
-  const value = BigInt(text);
-  return value <= UINT256_MAX ? value : undefined;
-}
-
-const GWEI_DECIMALS = 9;
-
-/** A decimal number of gwei in wei, exactly. */
-function parseGwei(text: string): bigint | undefined {
-  const [, whole = "", fraction = ""] = /^([0-9]{1,6})(?:\.([0-9]{1,9}))?$/.exec(text) ?? [];
-  if (whole === "") return undefined;
-  const wei = BigInt(whole + fraction.padEnd(GWEI_DECIMALS, "0"));
-  return wei > 0n ? wei : undefined;
-}
 
 export const gwei: Kind<bigint> = {
   must: "a decimal number of gwei above 0, like 5 or 0.5, with at most 6 digits before the point and 9 after it",
-  parse: parseGwei,
+  // In wei, exactly.
+  parse: (text) => {
+    const [, whole = "", fraction = ""] = /^([0-9]{1,6})(?:\.([0-9]{1,9}))?$/.exec(text) ?? [];
+    const wei = BigInt(whole + fraction.padEnd(9, "0"));
+    return wei > 0n ? wei : undefined;
+  },
 };
 
 const KEYS_MAX = 64;
@@ -296,9 +279,10 @@ export const rpcUrls: Kind<readonly string[]> = {
   parse: (text) => parseEach(text, URLS_MAX, httpUrl("query").parse),
 };
 
-function parseAddress(text: string): Hex | undefined {
-  const digits = /^0x([0-9a-f]{40})$/i.exec(text)?.[1]?.toLowerCase();
-  return digits === undefined || /^0+$/.test(digits) ? undefined : `0x${digits}`;
-}
-
-export const address: Kind<Hex> = { must: "an address: 0x and 40 hex digits", parse: parseAddress };
+export const address: Kind<Hex> = {
+  must: "an address: 0x and 40 hex digits",
+  parse: (text) => {
+    const digits = /^0x([0-9a-f]{40})$/i.exec(text)?.[1]?.toLowerCase();
+    return digits === undefined || /^0+$/.test(digits) ? undefined : `0x${digits}`;
+  },
+};

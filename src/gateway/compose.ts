@@ -19,10 +19,9 @@ import type { Keyring } from "../keys/keyring.ts";
 import { announceEnds, type Subscriber } from "../storage/postgres/announcements.ts";
 import type { Store } from "../storage/store.ts";
 import type { Verifier } from "../x402/verifier/verifier.ts";
-import { createRateLimiter, createSharedRateLimiter } from "./agents/rate-limit.ts";
 import { agentRoutes } from "./agents/routes.ts";
 import { agentNamesCredential, agentShutOut } from "./agents/service.ts";
-import { type AgentCache, createAgentCache } from "./agents/store.ts";
+import { type AgentCache, createAgentCache, createRateLimiter, createSharedRateLimiter } from "./agents/store.ts";
 import { createCredentialResolver, createSecretReader, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
 import { Scheduler } from "./executor/scheduler.ts";
@@ -53,8 +52,7 @@ import { type AdmitStreamOptions, createSessionIds, streamRoutes } from "./proxy
 import { receiptRoutes } from "./receipts/routes.ts";
 import { createReceipts } from "./receipts/service.ts";
 import { startReaper } from "./streaming/reaper.ts";
-import { createStreamLimits } from "./streaming/stream-limits.ts";
-import { createStreams, type StreamsDeps } from "./streaming/streams.ts";
+import { createStreamLimits, createStreams, type StreamsDeps } from "./streaming/streams.ts";
 
 /** What the gateway is started with: its part of the configuration. */
 export interface GatewayOptions {

@@ -1,4 +1,4 @@
-// Pages, and the style and the script of the manual's site, are imported as text and so become part of the binary.
+// Pages, and styles and scripts of the reader's browser, are imported as text and so become part of the binary.
 declare module "*.md" {
   const text: string;
   export default text;
@@ -8,6 +8,10 @@ declare module "*/style.css" {
   export default text;
 }
 declare module "*/search.js" {
+  const text: string;
+  export default text;
+}
+declare module "*/initializer.js" {
   const text: string;
   export default text;
 }

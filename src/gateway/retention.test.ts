@@ -1,8 +1,6 @@
-// What is too old goes, as a whole where the database has it in pieces of time; what must stay does, and the totals are
-// those of the calls that there are at every moment.
+// What is too old goes, what must stay does, and the totals are those of the calls that there are at every moment.
 import { expect, test } from "bun:test";
 import { SQL } from "bun";
-import fc from "fast-check";
 import type { Tables } from "../../db/schema.ts";
 import { accepted, SUCCESS } from "../../test/support/stores/invocations.ts";
 import { eachStore, type MakePlace } from "../../test/support/stores/one-store.ts";
@@ -11,16 +9,15 @@ import { silentLog } from "../core/log.ts";
 import { silentMeters } from "../core/meters.ts";
 import { DAY_MS, HOUR_MS } from "../core/time.ts";
 import { leaseJob } from "../storage/leases.ts";
-import { createPartitions } from "../storage/postgres/partitions.ts";
-import { periodHours, type Store } from "../storage/store.ts";
+import type { Store } from "../storage/store.ts";
 import { joinTotals } from "../storage/totals.ts";
 import { bodyPartsOf } from "../wire/body.ts";
 import { findInvocation, readHistory } from "./invocations/history.ts";
-import { findByIdempotencyKey, SLOT_HOURS, slotsOf } from "./invocations/idempotency.ts";
-import { cleanUp, ENDED_CALLS } from "./invocations/retention.ts";
+import { findByIdempotencyKey } from "./invocations/idempotency.ts";
+import { cleanUp } from "./invocations/retention.ts";
 import { abandon, accept, claim, finish, type InvocationKey, type InvocationRow } from "./invocations/service.ts";
 import { attemptSettlement } from "./payment/attempt.ts";
-import { prepareTables, removeCallsOnLease } from "./retention.ts";
+import { removeCallsOnLease } from "./retention.ts";
 
 const RETENTION = { body_days: 30, history_days: 60 };
 const LARGE = "x".repeat(700_000);
@@ -32,12 +29,7 @@ async function openDays(makePlace: MakePlace) {
   const place: Place = await makePlace();
   const opened = await place.open();
   const clock = { time: START, now: () => clock.time };
-  const databaseUrl = (place as Place & { url?: string }).url;
-  const log = { ...silentLog, warn: (event: string, fields?: object) => warnings.push([event, fields]) };
-  const warnings: unknown[] = [];
-  const periods =
-    databaseUrl === undefined ? opened.periods : createPartitions({ databaseUrl, clock, log: log as typeof silentLog });
-  const store: Store = { ...opened, periods, clock };
+  const store: Store = { ...opened, clock };
   const put = async (fields: Partial<InvocationRow> = {}, body?: string) => {
     const one = accepted(clock.time, fields, body);
     await accept(store, one);
@@ -55,8 +47,6 @@ async function openDays(makePlace: MakePlace) {
   return {
     store,
     clock,
-    warnings,
-    connect: () => new SQL(databaseUrl ?? "", { max: 1 }),
     put,
     page,
     call: async (fields?: Partial<InvocationRow>) => end(await put(fields)),
@@ -69,7 +59,6 @@ async function openDays(makePlace: MakePlace) {
         expect([query, kept]).toEqual([query, await page(`${query}&${ALL_TIME}`)]);
       }
     },
-    prepare: () => prepareTables(periods, RETENTION),
     clean: () => cleanUp(store, clock, RETENTION, silentLog),
     async bodies() {
       const { invocationBodies: t } = store.read.tables;
@@ -89,10 +78,10 @@ type Days = Awaited<ReturnType<typeof openDays>>;
 const [STEP, CALLS] = [25 * DAY_MS, 3];
 
 /** Calls at so many times, 25 days apart. */
-async function live({ clock, prepare, call, store }: Days, steps: number) {
+async function live({ clock, call, store }: Days, steps: number) {
   const calls: { id: string; at: number }[] = [];
   for (let step = 0; step < steps; step++) {
-    await joinTotals(store, clock, await prepare());
+    await joinTotals(store);
     for (let i = 0; i < CALLS; i++) {
       const { id } = await call({ model: i === 0 ? "m" : null });
       calls.push({ id, at: clock.time });
@@ -132,36 +121,27 @@ const payment = (key: InvocationKey, isOpen: boolean): PaymentRow => ({
 });
 
 eachStore((makePlace, dialect) => {
-  const testWhereDropped: (...given: Parameters<typeof test>) => void = dialect === "sqlite" ? () => {} : test;
-  test("calls and bodies go by their age, one by one or together, and no younger ones", async () => {
+  test("calls and bodies go by their age, and no younger ones", async () => {
     await using days = await openDays(makePlace);
     const calls = await live(days, 4);
-    const { clock, clean, prepare, ids, bodies, expectExact } = days;
-    await prepare();
+    const { clock, clean, ids, bodies, expectExact } = days;
     await clean();
-    const youngerThan = (time: number) => calls.filter(({ at }) => at >= clock.time - time).map(({ id }) => id);
-    const expectYounger = (kept: readonly string[], life: number) => {
-      expect(kept).toEqual(expect.arrayContaining(youngerThan(life * DAY_MS)));
-      const longest = life * DAY_MS + (dialect === "sqlite" ? 0 : periodHours(life) * HOUR_MS);
-      expect(youngerThan(longest)).toEqual(expect.arrayContaining([...kept]));
-    };
-    expectYounger(await ids(), RETENTION.history_days);
-    expectYounger(await bodies(), RETENTION.body_days);
+    const youngerThan = (life: number) =>
+      calls.filter(({ at }) => at >= clock.time - life * DAY_MS).map(({ id }) => id);
+    expect((await ids()).toSorted()).toEqual(youngerThan(RETENTION.history_days));
+    expect(await bodies()).toEqual(youngerThan(RETENTION.body_days));
     expect((await bodies()).length).toBeLessThan((await ids()).length);
     expect((await ids()).length).toBeLessThan(calls.length);
     await expectExact();
     clock.time += 100 * DAY_MS;
-    await prepare();
     await clean();
     expect([await ids(), await bodies()]).toEqual([[], []]);
     await expectExact();
-    expect(days.warnings).toEqual([]);
   }, 60_000);
 
   test("what must outlive its time does, until it need not any more", async () => {
     await using days = await openDays(makePlace);
-    const { store, clock, put, call, end, prepare, clean, ids, expectExact } = days;
-    await prepare();
+    const { store, clock, put, call, end, clean, ids, expectExact } = days;
     const [gone, unpaid, paid, owed] = [
       await call(),
       await call({ payment_nonce: "n1" }),
@@ -176,7 +156,6 @@ eachStore((makePlace, dialect) => {
     // Its caller may come back for it, and its credential can't be deleted.
     await store.write(({ db, tables: { payments: t } }) => db.insert(t).values(payment(open, false)));
     clock.time += 100 * DAY_MS;
-    await prepare();
     const young = await call();
     await clean();
     expect(await ids()).toEqual([young, open, owed, unpaid].map(({ id }) => id));
@@ -197,15 +176,13 @@ eachStore((makePlace, dialect) => {
     await clean();
     expect(await ids()).toEqual([young.id]);
     await expectExact();
-    expect(days.warnings).toEqual([]);
     expect(gone.id < open.id).toBe(true);
     await end(young);
   }, 60_000);
 
-  test("a payment that turns out while its call is moved to where it outlives its time is told by the call", async () => {
+  test("a payment that turns out while calls as old as its own go is told by its call", async () => {
     await using days = await openDays(makePlace);
-    const { store, clock, put, prepare } = days;
-    await prepare();
+    const { store, clock, put, clean } = days;
     const key = await put({ payment_nonce: "n", settlement_status: "pending" });
     const authorization = { value: "1", validAfter: "0", validBefore: "1" };
     const open = {
@@ -217,14 +194,13 @@ eachStore((makePlace, dialect) => {
     await store.write(({ db, tables: { payments: t } }) => db.insert(t).values(open));
     await abandon(store, key, "cancelled", clock.time);
     clock.time += 100 * DAY_MS;
-    await prepare();
-    let isMoved = false;
+    let isCleaned = false;
     const write: Store["write"] = (work) =>
       store.write(async (tx) => {
         // From here on it sees what was there before, where the isolation says so.
         await tx.db.select().from(tx.tables.payments);
-        if (!isMoved && dialect === "postgres") await store.periods.drop(ENDED_CALLS, clock.time - 60 * DAY_MS);
-        isMoved = true;
+        if (!isCleaned && dialect === "postgres") await clean();
+        isCleaned = true;
         return work(tx);
       });
     const client = { settle: async () => ({ kind: "collected", transaction: "0x1", fee: null }) as const };
@@ -234,38 +210,11 @@ eachStore((makePlace, dialect) => {
     expect(row.settlement_status).toBe("settled_upstream_failed");
   }, 60_000);
 
-  testWhereDropped(
-    "totals are exact, though a receipt is made just when its call would be dropped",
-    async () => {
-      await using days = await openDays(makePlace);
-      const { store, clock, call, prepare, connect, expectExact } = days;
-      await prepare();
-      await call({ emit_receipt: true });
-      clock.time += 100 * DAY_MS;
-      await prepare();
-      await using client = connect();
-      using reader = await client.reserve();
-      await reader.unsafe("begin; lock table ended_invocations in access share mode");
-      const dropping = store.periods.drop(ENDED_CALLS, clock.time - 60 * DAY_MS);
-      await using looking = connect();
-      const waits = `select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
-      and query like '%detach partition%'`;
-      while ((await looking.unsafe(waits)).length === 0);
-      await looking.unsafe("delete from receipts_due");
-      await reader.unsafe("commit");
-      await dropping;
-      await expectExact();
-    },
-    60_000,
-  );
-
   test("totals are exact at every moment, while two replicas clean up and calls begin, end late and are given up", async () => {
     await using days = await openDays(makePlace);
-    const { store, clock, put, call, end, prepare, clean, expectExact } = days;
-    await prepare();
+    const { store, clock, put, call, end, clean, expectExact } = days;
     const late = await Promise.all(Array.from({ length: 30 }, () => put({ model: "m" })));
     await live(days, 3);
-    const starts = await prepare();
     const works = late.map((key, i) => async () => {
       if (i % 3 === 0) await store.write((tx) => abandon(tx, key, "cancelled", clock.time));
       else if (i % 3 === 1) await end(key);
@@ -274,9 +223,9 @@ eachStore((makePlace, dialect) => {
     const again = async () => {
       for (const work of works) await work();
     };
-    await Promise.all([clean(), clean(), again(), joinTotals(store, clock, starts), clean()]);
+    await Promise.all([clean(), clean(), again(), joinTotals(store), clean()]);
     await clean();
-    await joinTotals(store, clock, starts);
+    await joinTotals(store);
     await expectExact();
     for (const [i, key] of late.entries()) if (i % 3 === 2) await end(key);
     await clean();
@@ -305,12 +254,11 @@ eachStore((makePlace, dialect) => {
     place.remove();
   });
 
-  test("a key is one call's where slots meet, for replicas whose clocks differ, and its slots go when they are over", async () => {
+  test("a key is one call's for replicas whose clocks differ, and goes when it has expired", async () => {
     const place = await makePlace();
     const stores = [await place.open(), await place.open()];
-    const boundary = Math.ceil(START / HOUR_MS / SLOT_HOURS) * SLOT_HOURS * HOUR_MS;
     for (const apart of [0, 1, 500, DAY_MS - 1]) {
-      const at = [boundary - 1, boundary - 1 + apart];
+      const at = [START, START + apart];
       const answers = await Promise.all(
         Array.from({ length: 12 }, (_, i) => {
           const time = at[i % 2] ?? 0;
@@ -326,30 +274,13 @@ eachStore((makePlace, dialect) => {
     const many = async () => (await store.read.db.select({ key: t.key }).from(t)).length;
     expect(await many()).toBeGreaterThan(0);
     const clean = (now: number) => cleanUp(store, { now: () => now }, { body_days: 0, history_days: 0 }, silentLog);
-    await clean(boundary + DAY_MS);
-    expect(await many()).toBeGreaterThanOrEqual(4);
-    await clean(boundary + 3 * SLOT_HOURS * HOUR_MS);
+    await clean(START + DAY_MS);
+    expect(await many()).toBe(4);
+    await clean(START + 2 * DAY_MS + 2 * HOUR_MS);
     expect(await many()).toBe(0);
     for (const each of stores) await each.close();
     place.remove();
   }, 60_000);
-});
-
-test("two moments no further apart than a key lives have a slot in common, and rows stay a twentieth longer at most", () => {
-  fc.assert(
-    fc.property(fc.nat(2_000_000_000_000), fc.nat(DAY_MS), fc.nat(5_000), fc.nat(5_000), (time, apart, off, width) => {
-      const one = slotsOf({ asked_at: time, latest: time + off });
-      const other = slotsOf({ asked_at: time + apart, latest: time + apart + width });
-      expect(one.some((slot) => other.includes(slot))).toBe(true);
-    }),
-  );
-  fc.assert(
-    fc.property(fc.integer({ min: 1, max: 36_500 }), (days) => {
-      const hours = periodHours(days);
-      expect(hours / (24 * days)).toBeLessThanOrEqual(0.05);
-      expect((24 * days) / hours).toBeLessThanOrEqual(52);
-    }),
-  );
 });
 
 test("what replicas have counted of callers is removed by one of them, and by no other for a while", async () => {

@@ -66,7 +66,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
     comparing,
     ...api
   } = await composeGateway(parts);
-  const stopCleaning = await startRetention(store, options.retention, log);
+  const stopCleaning = startRetention(store, options.retention, log);
   // Before anything looks at calls: remove calls that a dead process refused but its disk stored after all.
   await refusals.removeAppeared();
   await scheduler.recover();

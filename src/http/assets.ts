@@ -3,6 +3,7 @@
 
 import { MAX } from "../kernel/limits.ts";
 import { turnOf } from "../kernel/turns.ts";
+import { routes } from "./elysia.ts";
 import {
   createLargeResponses,
   type LargeResponses,
@@ -54,21 +55,29 @@ export type Assets = ReturnType<typeof createAssets>;
 /** The files of a server, which share a budget: a piece of each that is being sent. They count to no tenant. */
 export function createAssets() {
   const { respond, inUse } = createLargeResponses({ bytesMax: MAX.assetBytes });
+  /**
+   * A handler that makes its file for the first request, so that no start waits for it (Swagger's files and the document
+   * took a fifth of every start).
+   */
+  const madeOnce = (make: () => Asset | Promise<Asset>) => {
+    let made: Promise<Asset> | null = null;
+    const forget = (error: unknown): never => {
+      made = null;
+      throw error;
+    };
+    return async ({ request }: { readonly request: Request }): Promise<Response> => {
+      made ??= Promise.try(make).catch(forget);
+      return serveAsset(respond, request, await made);
+    };
+  };
   return {
-    /**
-     * A handler that makes its file for the first request, so that no start waits for it (Swagger's files and the document
-     * took a fifth of every start).
-     */
-    madeOnce(make: () => Asset | Promise<Asset>) {
-      let made: Promise<Asset> | null = null;
-      const forget = (error: unknown): never => {
-        made = null;
-        throw error;
-      };
-      return async ({ request }: { readonly request: Request }): Promise<Response> => {
-        made ??= Promise.try(make).catch(forget);
-        return serveAsset(respond, request, await made);
-      };
+    madeOnce,
+    /** Routes of a page and the files that belong to it, by path; a slash after the page leads to the page. */
+    routesOf(page: string, files: Readonly<Record<string, () => Asset | Promise<Asset>>>) {
+      const hidden = { detail: { hide: true } };
+      const app = routes().get(`${page}/`, () => Response.redirect(`..${page}`), hidden);
+      for (const [path, make] of Object.entries(files)) app.get(path, madeOnce(make), hidden);
+      return app;
     },
     inUse,
   };

@@ -52,7 +52,6 @@ export function seal(tenantKey: Uint8Array, plaintext: Uint8Array, identity: str
   return Buffer.concat([wrap(tenantKey, dataKey, identity), wrap(dataKey, plaintext, identity)]);
 }
 
-/** @throws Error as `unwrap` does. */
 export function open(tenantKey: Uint8Array, sealed: Uint8Array, identity: string): Buffer {
   const dataKey = unwrap(tenantKey, sealed.subarray(0, WRAPPED_KEY_BYTES), identity);
   return unwrap(dataKey, sealed.subarray(WRAPPED_KEY_BYTES), identity);

@@ -33,7 +33,7 @@ async function openStore(): Promise<Store> {
 }
 
 function load(log: Log = silentLog) {
-  return loadMasterKey({ configured: null, dataDir: dir, log });
+  return loadMasterKey(null, dir, log);
 }
 
 describe("the keyring", () => {
@@ -134,7 +134,7 @@ describe("the master key", () => {
     const script = `
       import { loadMasterKey } from ${JSON.stringify(join(import.meta.dir, "master-keys.ts"))};
       const log = { warn() {} };
-      const { key, generated } = loadMasterKey({ configured: null, dataDir: ${JSON.stringify(dir)}, log });
+      const { key, generated } = loadMasterKey(null, ${JSON.stringify(dir)}, log);
       console.log(JSON.stringify([key.toString("hex"), generated]));`;
     const children = Array.from({ length: 6 }, () =>
       Bun.spawn([process.execPath, "-e", script], { stdout: "pipe", timeout: 10_000 }),
@@ -147,7 +147,7 @@ describe("the master key", () => {
 
   test("is the configured one where there is one, and nothing is generated", () => {
     const configured = newKey();
-    expect(loadMasterKey({ configured, dataDir: dir, log: silentLog })).toEqual({
+    expect(loadMasterKey(configured, dir, silentLog)).toEqual({
       key: configured,
       generated: false,
     });

@@ -1,7 +1,6 @@
 // The keys of the product. A master key wraps the keys of each tenant and the private halves of the signing keys, all of
 // which live in the database; only this directory sees any of them in the clear.
 import { hkdfSync } from "node:crypto";
-import { notInArray } from "drizzle-orm";
 import type { KeyPurpose } from "../../db/schema.ts";
 import { type Log, silentLog } from "../core/log.ts";
 import { type Clock, systemClock } from "../core/time.ts";
@@ -11,9 +10,14 @@ import type { WrappedKeys } from "../storage/look.ts";
 import type { Reader, Store } from "../storage/store.ts";
 import { unwrap } from "./envelope.ts";
 import type { MasterKeys } from "./master-keys.ts";
-import { createRevocations } from "./revocations.ts";
-import { loadSigningKeys, makeFirstSigningKeys, type SigningKey, signingKeyIdentity } from "./signing-keys.ts";
-import { anotherMasterKey, createHolder, type KeyringState, readState } from "./state.ts";
+import {
+  createRevocations,
+  loadSigningKeys,
+  makeFirstSigningKeys,
+  type SigningKey,
+  signingKeyIdentity,
+} from "./signing-keys.ts";
+import { anotherMasterKey, createHolder, isWrappedByOthers, type KeyringState, readState } from "./state.ts";
 import { createTenantKeys, DEPLOYMENT, type SealedSecret, tenantKeyIdentity } from "./tenant-keys.ts";
 
 const DERIVED_KEY_BYTES = 32;
@@ -22,14 +26,16 @@ export type Keyring = Awaited<ReturnType<typeof openKeyring>>;
 
 /** @throws StartupProblem when keys of the database are wrapped with another master key. */
 export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: Clock, log: Log = silentLog) {
-  await requireMasterKeys(store.read, masterKeys);
+  // A key may be in a file that was not there a moment ago.
+  masterKeys.find("");
+  if (await isWrappedByOthers(store.read, masterKeys.ids())) throw anotherMasterKey();
   await makeFirstSigningKeys(store, masterKeys, clock);
   const { version } = await readState(store.read);
   const tenants = createTenantKeys({ store, masterKeys, clock });
   const revocations = createRevocations(store.read.urgent);
   await revocations.catchUp();
   const seen = { version, signing: await loadSigningKeys(store.read, masterKeys, clock, null) };
-  const missing = missingMasterKeys(masterKeys, log);
+  const missing = new Set<string>();
   let holder: ReturnType<typeof createHolder> | null = null;
   let renewing: Promise<void> | null = null;
 
@@ -41,12 +47,20 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     log.info("keys_changed", { version: state.version, master_key_id: state.master_key_id });
   }
 
+  /** Whether this process does not have a master key that wraps keys, or is going to. It is logged once. */
+  function lacks(id: string | null): boolean {
+    if (id === null || masterKeys.find(id) !== null) return false;
+    if (!missing.has(id)) log.error("master_key_missing", { master_key_id: id });
+    missing.add(id);
+    return true;
+  }
+
   async function look(): Promise<void> {
     const state = await readState(store.read.urgent);
-    missing.check(state);
+    lacks(state.next_master_key_id);
     if (state.revoked_at > revocations.newest()) await revocations.catchUp();
     // Without the key that wraps them the known ones are used.
-    if (state.version !== seen.version && !missing.any()) await takeUp(state);
+    if (!lacks(state.master_key_id) && state.version !== seen.version) await takeUp(state);
     // The write of the lease goes on beside, so that no caller of a look waits for it.
     renewing ??= holder?.renew(seen.version).then(renewed, renewed) ?? null;
   }
@@ -62,15 +76,11 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     sealSecret: (tenant: string, identity: string, plaintext: Uint8Array) => tenants.seal(tenant, identity, plaintext),
     /** @throws Error when the secret was sealed for another tenant or identity, or was altered */
     openSecret: (tenant: string, identity: string, secret: SealedSecret) => tenants.open(tenant, identity, secret),
-    /**
-     * A key for one purpose, derived from the tenant's first key (null: from the deployment's). All replicas derive the
-     * same key, and a rotation does not change it: sessions that it has sealed go on.
-     */
+    /** A key derived from the tenant's first key (null: from the deployment's), which no rotation changes: sessions go on. */
     async deriveKey(tenant: string | null, purpose: string): Promise<Buffer> {
       const key = await tenants.first(tenant ?? DEPLOYMENT);
       return Buffer.from(hkdfSync("sha256", key, "", `tollgate:${purpose}`, DERIVED_KEY_BYTES));
     },
-    /** The current key of the purpose. */
     signingKey: (purpose: KeyPurpose): SigningKey => seen.signing.signingKey(purpose),
     /** One object as long as the keys don't change. */
     issuerJwks: () => seen.signing.issuerJwks(),
@@ -82,7 +92,6 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     renewed: watch.renewed,
     /**
      * From now on what other processes change is in force here within about a second.
-     *
      * @param alone whether no other gateway can run on this database
      * @throws StartupProblem when keys are being rotated to a master key that this process does not have
      */
@@ -96,38 +105,6 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
       await renewing;
       await holder?.leave().catch((error) => log.warn("keys_not_left", { error }));
     },
-  };
-}
-
-async function requireMasterKeys(read: Reader, masterKeys: MasterKeys): Promise<void> {
-  const { signingKeys, tenantKeys } = read.tables;
-  // A key may be in a file that was not there a moment ago.
-  masterKeys.find("");
-  for (const table of [signingKeys, tenantKeys]) {
-    const foreign = await read.db
-      .select({ id: table.master_key_id })
-      .from(table)
-      .where(notInArray(table.master_key_id, [...masterKeys.ids()]))
-      .limit(1);
-    if (foreign.length > 0) throw anotherMasterKey();
-  }
-}
-
-/** Logs once each master key that wraps keys, or is going to, and that this process does not have. */
-function missingMasterKeys(masterKeys: MasterKeys, log: Log) {
-  const logged = new Set<string>();
-  let isAny = false;
-  return {
-    check({ master_key_id, next_master_key_id }: KeyringState): void {
-      const lacks = (id: string | null) => id !== null && masterKeys.find(id) === null;
-      isAny = lacks(master_key_id);
-      for (const id of [master_key_id, next_master_key_id]) {
-        if (id === null || !lacks(id) || logged.has(id)) continue;
-        logged.add(id);
-        log.error("master_key_missing", { master_key_id: id });
-      }
-    },
-    any: () => isAny,
   };
 }
 
@@ -184,11 +161,8 @@ const USABLE_MS = 10_000;
 const WAIT_MS_MAX = 500;
 
 /**
- * Looks at the database about every second for what other processes change. What was seen is fresh for two seconds. A caller
- * that needs it when it is older, as after a pause of the process, waits for the next look. Nothing older than ten seconds
- * is used: a token may have been revoked since.
- *
- * @param look is not called again before it has ended
+ * Looks at the database about every second for what other processes change. A caller that needs what was seen when it is older
+ * than two seconds waits for the next look. Nothing older than ten is used: a token may have been revoked since.
  * @param failed called with the first of several failures in a row
  * @param now milliseconds of a clock that never goes back
  */
@@ -241,7 +215,6 @@ export function createWatch(
   return {
     /** Always, in a process that does not watch. */
     isFresh: () => isSeenWithin(FRESH_MS),
-    /** Whether what was seen may still be used. */
     isUsable: () => isSeenWithin(USABLE_MS),
     /** Waits until what was seen is fresh, for half a second at most. */
     async refreshed(): Promise<void> {
@@ -250,7 +223,6 @@ export function createWatch(
       const left = isSeenWithin(USABLE_MS) ? startedAt + WAIT_MS_MAX - now() : WAIT_MS_MAX;
       if (left > 0) await endsWithin(left, look);
     },
-    /** Looks for what may have changed a moment ago. */
     async renewed(): Promise<void> {
       await endsWithin(WAIT_MS_MAX, lookAgain());
     },

@@ -1,7 +1,6 @@
 // The master keys that this process has, by their IDs: its own, and while keys are rotated the next one. They come from the
-// configuration, or from master.key in the data directory, where the first start generates one. A key in a file is found
-// there while the process runs, so a gateway with a file needs no restart for a new key. Only the end of a rotation replaces
-// a key: losing it would lose every secret in the database.
+// configuration, or from master.key in the data directory, where the first start generates one. A gateway with a file needs no
+// restart for a new key. Only the end of a rotation replaces a key: losing it would lose every secret in the database.
 import { createHash } from "node:crypto";
 import { readFileSync, renameSync, rmSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
@@ -18,18 +17,8 @@ export interface MasterKeys {
   find(id: string): Buffer | null;
   /** Adds a key to this process. @returns the key's ID */
   add(key: Buffer): string;
-  /** The IDs of the known keys. */
   ids(): readonly string[];
-  /** The known keys. */
   all(): readonly Buffer[];
-}
-
-interface MasterKeyPlaces {
-  readonly own: Buffer;
-  /** The key that a rotation shall lead to, where it is configured. */
-  readonly next: Buffer | null;
-  /** Files that hold one key each, if they are there. */
-  readonly files: readonly string[];
 }
 
 /** 32 bytes in standard base64; the padding may be missing. */
@@ -40,7 +29,8 @@ export function masterKeyId(key: Uint8Array): string {
   return createHash("sha256").update(key).digest("hex").slice(0, 16);
 }
 
-export function openMasterKeys({ own, next, files }: MasterKeyPlaces): MasterKeys {
+/** @param files that hold one key each, if they are there */
+export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly string[]): MasterKeys {
   const known = new Map<string, Buffer>();
   let missed = { id: "", at: Number.NEGATIVE_INFINITY };
 
@@ -92,15 +82,6 @@ interface LoadedMasterKey {
   readonly generated: boolean;
 }
 
-interface MasterKeyOptions {
-  /** From the configuration; null when the key is kept in the data directory. */
-  readonly configured: Buffer | null;
-  /** Must exist. */
-  readonly dataDir: string;
-  readonly log: Log;
-}
-
-/** The master keys as the configuration names them. */
 interface MasterKeySettings {
   readonly own: Buffer | null;
   /** The file that `own` was read from, if it can be read again. */
@@ -113,8 +94,11 @@ export const MASTER_KEY_FILE = "master.key";
 /** The file that the SQLite store keeps in the data directory. */
 export const DATABASE_FILE = "tollgate.db";
 
-/** @throws StartupProblem when the key is malformed, can't be kept, or is missing beside a database that needs it. */
-export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): LoadedMasterKey {
+/**
+ * @param configured null when the key is kept in the data directory, which must exist
+ * @throws StartupProblem when the key is malformed, can't be kept, or is missing beside a database that needs it
+ */
+export function loadMasterKey(configured: Buffer | null, dataDir: string, log: Log): LoadedMasterKey {
   if (configured !== null) return { key: configured, generated: false };
   const path = join(dataDir, MASTER_KEY_FILE);
   // The database is looked at first: another process that starts at this moment makes the key before the database.
@@ -127,15 +111,6 @@ export function loadMasterKey({ configured, dataDir, log }: MasterKeyOptions): L
     );
   }
   return writeKey(path, newKey(), log, statSync(dataDir));
-}
-
-/**
- * The key that is there; null when none is.
- *
- * @throws StartupProblem when it is malformed or can't be read
- */
-function findMasterKey({ configured, dataDir, log }: MasterKeyOptions): Buffer | null {
-  return configured ?? readKey(join(dataDir, MASTER_KEY_FILE), log);
 }
 
 /** The file of the master key; null when it is configured in another way. */
@@ -154,15 +129,14 @@ interface MasterKeysOptions {
   readonly log: Log;
 }
 
-/** @throws StartupProblem as `loadMasterKey` does */
 export function loadMasterKeys({ masterKeys, dataDir, log }: MasterKeysOptions) {
-  const { key, generated } = loadMasterKey({ configured: masterKeys.own, dataDir, log });
+  const { key, generated } = loadMasterKey(masterKeys.own, dataDir, log);
   return { keys: masterKeysAround(key, masterKeys, dataDir), generated };
 }
 
-/** The master keys that are there; null when there is none. @throws StartupProblem as `findMasterKey` does */
+/** The master keys that are there; null when there is none. @throws StartupProblem when one is malformed or can't be read */
 export function findMasterKeys({ masterKeys, dataDir, log }: MasterKeysOptions): MasterKeys | null {
-  const own = findMasterKey({ configured: masterKeys.own, dataDir, log });
+  const own = masterKeys.own ?? readKey(join(dataDir, MASTER_KEY_FILE), log);
   return own === null ? null : masterKeysAround(own, masterKeys, dataDir);
 }
 
@@ -170,13 +144,12 @@ function masterKeysAround(own: Buffer, settings: MasterKeySettings, dataDir: str
   const file = masterKeyFile(settings, dataDir);
   const files = file === null ? [] : [file, nextKeyFile(file)];
   if (settings.nextFile !== null) files.push(settings.nextFile);
-  return openMasterKeys({ own, next: settings.next, files });
+  return openMasterKeys(own, settings.next, files);
 }
 
 /**
  * The next master key in its file, durable when this returns: the key that is there, or else `key`. The file gets the owner
  * of the current key's file, who must be able to read it, also when root rotates the keys.
- *
  * @throws StartupProblem when the file can't be written or read
  */
 export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
@@ -184,12 +157,7 @@ export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
   return readKey(path, log) ?? writeKey(path, key, log, statSync(file, { throwIfNoEntry: false })).key;
 }
 
-/**
- * Replaces the file of the current master key by that of the next one. Only when nothing is wrapped with the current key
- * any more, which is gone then.
- *
- * @returns false when the file can't be replaced
- */
+/** Replaces the file of the master key by that of the next one, for good. @returns false when it can't be replaced */
 export function promoteMasterKey(file: string, id: string): boolean {
   const [kept, next] = [keyIn(file), keyIn(nextKeyFile(file))];
   if (kept !== null && masterKeyId(kept) === id) {

@@ -15,8 +15,8 @@ import { type NewSigningKey, newSigningKeys, signingKeyIdentity, storeSigningKey
 import {
   changeState,
   HOLDER_LEASE_MS,
+  isWrappedByOthers,
   type KeyringState,
-  type Lacking,
   lackingHolders,
   lockState,
   readState,
@@ -24,7 +24,6 @@ import {
 } from "./state.ts";
 import { createTenantKeys, DEPLOYMENT, tenantKeyIdentity } from "./tenant-keys.ts";
 
-/** A gateway that was killed counts until its lease has run out. */
 const GATEWAYS_MS_MAX = HOLDER_LEASE_MS + 5_000;
 
 interface NextMasterKey {
@@ -43,11 +42,9 @@ type Rotation =
       readonly secrets: number;
     }
   | { readonly outcome: "already"; readonly isInPlace: boolean }
-  /** Another command rotates to another master key. */
   | { readonly outcome: "superseded" }
-  | { readonly outcome: "lacking"; readonly lacks: readonly Lacking[] };
+  | { readonly outcome: "lacking"; readonly lacks: readonly string[] };
 
-/** @param gatewaysMs how long to wait until every gateway has the key */
 export async function rotate(
   options: RotationOptions,
   next: NextMasterKey,
@@ -67,7 +64,7 @@ export async function rotate(
 }
 
 /** Waits until every gateway that runs has the key and has read that version; gives those that don't after `ms`. */
-async function gatewaysWithout(store: Store, id: string, version: number, ms: number): Promise<readonly Lacking[]> {
+async function gatewaysWithout(store: Store, id: string, version: number, ms: number): Promise<readonly string[]> {
   const until = performance.now() + ms;
   for (;;) {
     const lacks = await store.write((tx) => lackingHolders(tx, id, version));
@@ -81,19 +78,24 @@ async function goOn(options: RotationOptions, id: string, next: NextMasterKey, g
   const { store } = options;
   let [tenantKeys, secrets] = [0, 0];
   do {
-    tenantKeys += await rewrap(options, id);
-  } while (await isAnyLeft(options, id));
-  // A gateway that reads no more seals with an older key of a tenant, which opens as well and is wrapped again.
-  await gatewaysWithout(store, id, await announceTenantKeys(store), gatewaysMs);
-  for (let changed = -1; changed !== 0; secrets += changed) changed = await reseal(options);
+    await rewrapSigningKeys(options, id);
+    tenantKeys += await inPausedSteps("", (after) => rewrapSomeTenantKeys(options, id, after));
+  } while (await isWrappedByOthers(store.read, [id]));
+  // Now the gateways read the tenants' new keys. One that reads no more seals with an older key of a tenant, which opens as well and is wrapped again.
+  const { version } = await store.write(async (tx) => changeState(tx, await lockState(tx), {}));
+  await gatewaysWithout(store, id, version, gatewaysMs);
+  for (let changed = -1; changed !== 0; secrets += changed) {
+    const keys = createTenantKeys(options);
+    changed = await inPausedSteps({ tenant: "", id: "" }, (after) => resealSome(options, keys, after));
+  }
   const isInPlace = next.promote(id);
   await finish(store, id);
   return { outcome: "done", isInPlace, tenantKeys, secrets };
 }
 
 /**
- * Keys in one write, each with the next one of its tenant: 2 to 17 ms of SQLite on a busy machine. 2,000 tenants with a secret
- * each took 1.8 s of processor time (measured).
+ * Keys in one write, each with the next one of its tenant: 2 to 17 ms of SQLite on a busy machine. 2,000 tenants with a
+ * secret each took 1.8 s of processor time (measured).
  */
 const KEYS_AT_ONCE = 20;
 /** Secrets have up to 64 KiB. */
@@ -103,7 +105,6 @@ interface RotationOptions {
   readonly store: Store;
   readonly masterKeys: MasterKeys;
   readonly clock: Clock;
-  /** What a secret is sealed for. */
   readonly secretIdentity: (tenant: string, id: string, version: number) => string;
 }
 
@@ -116,7 +117,7 @@ function announce(store: Store, id: string): Promise<KeyringState> {
   });
 }
 
-type Activation = "active" | "superseded" | readonly Lacking[];
+type Activation = "active" | "superseded" | readonly string[];
 
 /** From the commit on, every new key is wrapped with the announced master key. */
 async function activate({ store, masterKeys, clock }: RotationOptions, id: string): Promise<Activation> {
@@ -145,50 +146,41 @@ async function replaceSigningKeys(
   await storeSigningKeys(tx, made, wrapping);
 }
 
-/** Wraps what other master keys wrap, and gives each tenant whose key it wraps a new one. */
-async function rewrap(options: RotationOptions, id: string): Promise<number> {
-  await rewrapSigningKeys(options, id);
-  let count = 0;
-  for (let after = ""; ; ) {
-    const step = await timed(() => rewrapSomeTenantKeys(options, id, after));
-    count += step.tenants;
-    if (step.last === null) return count;
-    after = step.last;
-  }
+/** A step of work that goes along a table. */
+interface RotationStep<A> {
+  readonly count: number;
+  /** Where the next one begins; null at the end. */
+  readonly last: A | null;
 }
 
-/** Retired keys too: each rotation adds two. */
+/** After each step is a pause of the same length for others. @returns how many rows were changed */
+async function inPausedSteps<A>(first: A, step: (after: A) => Promise<RotationStep<A>>): Promise<number> {
+  let changed = 0;
+  for (let after: A | null = first; after !== null; ) {
+    const startedAt = performance.now();
+    const { count, last }: RotationStep<A> = await step(after);
+    changed += count;
+    after = last;
+    await Bun.sleep(performance.now() - startedAt);
+  }
+  return changed;
+}
+
+/** Retired keys too: each rotation adds two, so they stay few. */
 async function rewrapSigningKeys({ store, masterKeys }: RotationOptions, id: string): Promise<void> {
   const masterKey = requireMasterKey(masterKeys, id);
-  const { signingKeys } = store.read.tables;
-  for (;;) {
-    const other = ne(signingKeys.master_key_id, id);
-    const rows = await store.read.db.select().from(signingKeys).where(other).limit(KEYS_AT_ONCE);
-    const rewrapped = rows.map(({ kid, purpose, wrapped_private_key, master_key_id }) => {
-      const identity = signingKeyIdentity(purpose, kid);
-      const key = unwrap(requireMasterKey(masterKeys, master_key_id), wrapped_private_key, identity);
-      return { kid, master_key_id, set: { wrapped_private_key: wrap(masterKey, key, identity), master_key_id: id } };
-    });
-    await store.write(async ({ db, tables: { signingKeys: t } }) => {
-      for (const { kid, master_key_id, set } of rewrapped) {
-        await db
-          .update(t)
-          .set(set)
-          .where(and(eq(t.kid, kid), eq(t.master_key_id, master_key_id)));
-      }
-    });
-    if (rows.length < KEYS_AT_ONCE) return;
-  }
-}
-
-interface TenantStep {
-  readonly tenants: number;
-  /** The last tenant of the step; null at the end. */
-  readonly last: string | null;
+  await store.write(async ({ db, tables: { signingKeys: t } }) => {
+    for (const row of await db.select().from(t).where(ne(t.master_key_id, id))) {
+      const identity = signingKeyIdentity(row.purpose, row.kid);
+      const key = unwrap(requireMasterKey(masterKeys, row.master_key_id), row.wrapped_private_key, identity);
+      const set = { wrapped_private_key: wrap(masterKey, key, identity), master_key_id: id };
+      await db.update(t).set(set).where(eq(t.kid, row.kid));
+    }
+  });
 }
 
 /** One step, from the tenant `from` on. When a step ends within the rows of a tenant, the next step has the others. */
-async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: string): Promise<TenantStep> {
+async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: string): Promise<RotationStep<string>> {
   const { store, masterKeys, clock } = options;
   const masterKey = requireMasterKey(masterKeys, id);
   const { tenantKeys } = store.read.tables;
@@ -203,7 +195,7 @@ async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: 
     const key = unwrap(requireMasterKey(masterKeys, master_key_id), wrapped_key, identity);
     return { tenant, number, master_key_id, wrapped_key: wrap(masterKey, key, identity) };
   });
-  const tenants = await store.write(async (tx) => {
+  const changed = await store.write(async (tx) => {
     const { tenantKeys: t } = tx.tables;
     let count = 0;
     for (const { tenant, number, master_key_id, wrapped_key } of rewrapped) {
@@ -224,27 +216,10 @@ async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: 
     }
     return count;
   });
-  return { tenants, last: rows.length < KEYS_AT_ONCE ? null : (rows.at(-1)?.tenant ?? null) };
-}
-
-/** Makes the gateways read the tenants' new keys and seal with them. @returns the version of the keys */
-async function announceTenantKeys(store: Store): Promise<number> {
-  const { version } = await store.write(async (tx) => changeState(tx, await lockState(tx), {}));
-  return version;
+  return { count: changed, last: rows.length < KEYS_AT_ONCE ? null : (rows.at(-1)?.tenant ?? null) };
 }
 
 /** Wraps the data keys of secrets with the newest keys of their tenants. The secrets stay as they are. */
-async function reseal(options: RotationOptions): Promise<number> {
-  const keys = createTenantKeys(options);
-  let count = 0;
-  for (let after = { tenant: "", id: "" }; ; ) {
-    const step = await timed(() => resealSome(options, keys, after));
-    count += step.count;
-    if (step.last === null) return count;
-    after = step.last;
-  }
-}
-
 async function resealSome(
   { store, secretIdentity }: RotationOptions,
   keys: ReturnType<typeof createTenantKeys>,
@@ -289,31 +264,9 @@ async function resealSome(
   return { count, last: rows.length < SECRETS_AT_ONCE || last === undefined ? null : last };
 }
 
-/** Whether anything is wrapped with another master key. After `activate` nothing new is. */
-async function isAnyLeft({ store }: RotationOptions, id: string): Promise<boolean> {
-  const { signingKeys, tenantKeys } = store.read.tables;
-  for (const table of [signingKeys, tenantKeys]) {
-    const [row] = await store.read.db
-      .select({ id: table.master_key_id })
-      .from(table)
-      .where(ne(table.master_key_id, id))
-      .limit(1);
-    if (row !== undefined) return true;
-  }
-  return false;
-}
-
 async function finish(store: Store, id: string): Promise<void> {
   await store.write(async (tx) => {
     const state = await lockState(tx);
     if (state.is_rotating && state.master_key_id === id) await changeState(tx, state, { is_rotating: false });
   });
-}
-
-/** A step, and a pause of the same length for others. */
-async function timed<T>(step: () => Promise<T>): Promise<T> {
-  const startedAt = performance.now();
-  const outcome = await step();
-  await Bun.sleep(performance.now() - startedAt);
-  return outcome;
 }

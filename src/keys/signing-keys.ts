@@ -1,11 +1,13 @@
-// The keys that sign the tokens of the local issuer and the receipts. A rotation retires them: what they have signed can
-// be checked for ever, and their tokens are accepted until the last of them has expired.
+// The keys that sign the tokens of the local issuer and the receipts, and the revocations of tokens. A rotation retires the
+// keys: what they have signed can be checked for ever, and their tokens are accepted until the last of them has expired.
 
-import { eq } from "drizzle-orm";
+import { and, asc, count, eq, gt, lt, ne, sql } from "drizzle-orm";
 import { type CryptoKey, calculateJwkThumbprint, exportJWK, generateKeyPair, importJWK, type JWK } from "jose";
 import type { KeyPurpose } from "../../db/schema.ts";
+import { StartupProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
 import { DAY_MS } from "../core/time.ts";
+import { MAX } from "../kernel/limits.ts";
 import type { Reader, Store, Tx } from "../storage/store.ts";
 import { unwrap, wrap } from "./envelope.ts";
 import type { MasterKeys } from "./master-keys.ts";
@@ -24,19 +26,14 @@ export interface SigningKey {
 
 type SigningKeyRow = Reader["tables"]["signingKeys"]["$inferSelect"];
 
-/** A pair that nothing wraps yet. */
-export interface NewSigningKey {
-  readonly purpose: KeyPurpose;
-  readonly kid: string;
-  readonly public_jwk: string;
-  readonly privateJwk: Buffer;
-}
-
 export function signingKeyIdentity(purpose: string, kid: string): string {
   return `signing:${purpose}:${kid}`;
 }
 
-async function newSigningKey(purpose: KeyPurpose): Promise<NewSigningKey> {
+/** A pair that nothing wraps yet. */
+export type NewSigningKey = Awaited<ReturnType<typeof newSigningKey>>;
+
+async function newSigningKey(purpose: KeyPurpose) {
   const pair = await generateKeyPair(SIGNING_ALGORITHM, { extractable: true });
   const publicJwk = await exportJWK(pair.publicKey);
   const kid = await calculateJwkThumbprint(publicJwk);
@@ -48,16 +45,18 @@ async function newSigningKey(purpose: KeyPurpose): Promise<NewSigningKey> {
   };
 }
 
-/** A key for each purpose. */
 export const newSigningKeys = (): Promise<NewSigningKey[]> => Promise.all(PURPOSES.map(newSigningKey));
 
 /** Stores new keys, unless others are in use for their purposes. */
 export async function storeSigningKeys(
   tx: Tx,
   made: readonly NewSigningKey[],
-  wrapping: { readonly masterKey: Uint8Array; readonly master_key_id: string; readonly now: number },
+  {
+    masterKey,
+    master_key_id,
+    now,
+  }: { readonly masterKey: Uint8Array; readonly master_key_id: string; readonly now: number },
 ): Promise<void> {
-  const { masterKey, master_key_id, now } = wrapping;
   const rows = made.map(({ purpose, kid, public_jwk, privateJwk }) => ({
     kid,
     purpose,
@@ -97,10 +96,7 @@ export async function makeFirstSigningKeys(
   });
 }
 
-/**
- * About a second later no gateway accepts a token that was made before, nor one that was forged with an earlier key: no key
- * is left that verifies it.
- */
+/** About a second later no key is left that verifies a token that was made before, or forged with an earlier key. */
 export async function replaceIssuerKey(store: Pick<Store, "write" | "clock">, masterKeys: MasterKeys): Promise<void> {
   const made = [await newSigningKey("issuer")];
   await store.write(async (tx) => {
@@ -122,13 +118,13 @@ export async function loadSigningKeys(
   known: { signingKey(purpose: KeyPurpose): SigningKey } | null,
 ) {
   const rows = await readRows(read);
-  const current = new Map<KeyPurpose, SigningKey>();
-  for (const purpose of PURPOSES) {
+  async function currentKey(purpose: KeyPurpose): Promise<SigningKey> {
     const row = inUse(rows, purpose);
     if (row === undefined) throw new Error(`there is no signing key for ${purpose}`);
     const before = known?.signingKey(purpose);
-    current.set(purpose, before?.kid === row.kid ? before : await openSigningKey(row, masterKeys));
+    return before?.kid === row.kid ? before : openSigningKey(row, masterKeys);
   }
+  const current = { issuer: await currentKey("issuer"), receipts: await currentKey("receipts") };
   const now = clock.now();
   // A day is for clocks that differ.
   const verifies = ({ retired_at }: SigningKeyRow) =>
@@ -136,12 +132,7 @@ export async function loadSigningKeys(
   const issuer = jwks(rows.filter((row) => row.purpose === "issuer" && verifies(row)));
   const all = jwks(rows);
   return {
-    signingKey(purpose: KeyPurpose): SigningKey {
-      const key = current.get(purpose);
-      if (key === undefined) throw new Error(`no signing key for ${purpose}`);
-      return key;
-    },
-    /** The keys that verify tokens now. */
+    signingKey: (purpose: KeyPurpose): SigningKey => current[purpose],
     issuerJwks: () => issuer,
     /** Every public key, of retired signing keys too: what they signed can be checked for ever. */
     publicJwks: () => all,
@@ -158,4 +149,94 @@ async function openSigningKey(row: SigningKeyRow, masterKeys: MasterKeys): Promi
   const privateKey = await importJWK(JSON.parse(jwk.toString()), SIGNING_ALGORITHM);
   if (privateKey instanceof Uint8Array) throw new Error("a signing key is not an Ed25519 key");
   return { kid: row.kid, privateKey };
+}
+
+// Revoked tokens. No clock decides which: a token carries the newest revocation of its time, and is refused when there is a
+// later one for its tenant or its user.
+
+export const REVOCATION_CLAIM = "tollgate:revocation";
+/** The newest revocation of the time of a token; 0 for a token that carries none. */
+export function madeAfter(claims: Readonly<Record<string, unknown>>): number {
+  const value = claims[REVOCATION_CLAIM];
+  return typeof value === "number" ? value : 0;
+}
+
+/** The name of no user: all of the tenant. */
+const EVERYBODY = "";
+/** A millisecond or two of reading. */
+const ROWS_AT_ONCE = 1_000;
+
+interface TenantRevocations {
+  everybody: number;
+  readonly users: Map<string, number>;
+}
+
+export function createRevocations(read: Reader) {
+  const tenants = new Map<string, TenantRevocations>();
+  let newest = 0;
+
+  function add(tenant: string, user: string, revokedAt: number): void {
+    const of = tenants.get(tenant) ?? { everybody: 0, users: new Map<string, number>() };
+    tenants.set(tenant, of);
+    if (user !== EVERYBODY) {
+      of.users.set(user, revokedAt);
+      return;
+    }
+    of.everybody = revokedAt;
+    of.users.clear();
+  }
+
+  /** Reads the new revocations: each has a later time than those before it. */
+  async function catchUp(): Promise<void> {
+    const { tokenRevocations: t } = read.tables;
+    for (;;) {
+      const rows = await read.db
+        .select()
+        .from(t)
+        .where(gt(t.revoked_at, newest))
+        .orderBy(asc(t.revoked_at))
+        .limit(ROWS_AT_ONCE);
+      for (const { tenant, user_name, revoked_at } of rows) add(tenant, user_name, revoked_at);
+      newest = rows.at(-1)?.revoked_at ?? newest;
+      if (rows.length < ROWS_AT_ONCE) return;
+    }
+  }
+
+  return {
+    catchUp,
+    newest: () => newest,
+    isRevoked(tenant: string, user: string, madeAfter: number): boolean {
+      const of = tenants.get(tenant);
+      if (of === undefined) return false;
+      return madeAfter < of.everybody || madeAfter < (of.users.get(user) ?? 0);
+    },
+  };
+}
+
+/**
+ * About a second later every gateway refuses tokens that were made before.
+ * @param user null for all users of the tenant
+ * @throws StartupProblem when there are too many
+ */
+export async function revokeTokens(store: Store, tenant: string, user: string | null): Promise<void> {
+  await store.write(async (tx) => {
+    const { keyring, tokenRevocations: t } = tx.tables;
+    // A time, so that it is later than all others also after a restore of the database to an older state.
+    const next = sql<number>`case when ${keyring.revoked_at} < ${tx.now} then ${tx.now} else ${keyring.revoked_at} + 1 end`;
+    const [changed] = await tx.db.update(keyring).set({ revoked_at: next }).returning({ at: keyring.revoked_at });
+    const revoked_at = changed?.at ?? 0;
+    // By then the last token that a revocation refuses has expired, a day for clocks that differ included.
+    await tx.db.delete(t).where(lt(t.revoked_at, revoked_at - (TOKEN_DAYS_MAX + 1) * DAY_MS));
+    // Revocations of single users mean nothing beside one of the tenant.
+    if (user === null) await tx.db.delete(t).where(and(eq(t.tenant, tenant), ne(t.user_name, EVERYBODY)));
+    await tx.db
+      .insert(t)
+      .values({ tenant, user_name: user ?? EVERYBODY, revoked_at })
+      .onConflictDoUpdate({ target: [t.tenant, t.user_name], set: { revoked_at } });
+    const [row] = await tx.db.select({ kept: count() }).from(t);
+    if (Number(row?.kept) <= MAX.revokedUsers) return;
+    throw new StartupProblem(
+      `no more than ${MAX.revokedUsers} users can have their tokens revoked: revoke those of whole tenants (without --user)`,
+    );
+  });
 }

@@ -1,8 +1,7 @@
 // The state of all keys in the database, and which gateways have them. Every write that makes a key reads the one row of the
-// state under its lock, so no key is wrapped with a master key that a rotation has left behind, however long the process was
-// paused. A rotation begins only when each gateway that runs has the new master key. A gateway that was killed counts until
-// its lease has run out by the database's clock.
-import { and, eq, gt, lte, notInArray, sql } from "drizzle-orm";
+// state under its lock, so no key is wrapped with a master key that a rotation has left behind. A rotation begins only when
+// each gateway that runs has the new master key. A gateway that was killed counts until its lease has run out.
+import { eq, gt, lte, notInArray, sql } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
 import type { Reader, Store, Tx } from "../storage/store.ts";
@@ -11,8 +10,6 @@ import type { MasterKeys } from "./master-keys.ts";
 export type KeyringState = Reader["tables"]["keyring"]["$inferSelect"];
 
 const ONE = 1;
-const LOCK = "keyring:";
-const RETRY_AFTER_SECONDS = 10;
 
 export async function readState({ db, tables: { keyring } }: Reader): Promise<KeyringState> {
   const [state] = await db.select().from(keyring).where(eq(keyring.one, ONE));
@@ -22,7 +19,7 @@ export async function readState({ db, tables: { keyring } }: Reader): Promise<Ke
 
 /** Nobody else changes the state or makes a key until this write has ended. */
 export async function lockState(tx: Tx): Promise<KeyringState> {
-  await tx.lock(LOCK);
+  await tx.lock("keyring:");
   return readState(tx);
 }
 
@@ -37,12 +34,22 @@ export async function changeState(
   return { ...state, ...changed };
 }
 
+/** Whether any key is wrapped with another master key than these. */
+export async function isWrappedByOthers({ db, tables }: Reader, ids: readonly string[]): Promise<boolean> {
+  for (const table of [tables.signingKeys, tables.tenantKeys]) {
+    const isOther = notInArray(table.master_key_id, [...ids]);
+    const [row] = await db.select({ id: table.master_key_id }).from(table).where(isOther).limit(1);
+    if (row !== undefined) return true;
+  }
+  return false;
+}
+
 /** @throws Fault `unavailable` when this process does not have that key */
 export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
   const key = masterKeys.find(id);
   if (key !== null) return key;
   throw new Fault("unavailable", "a key can't be opened at the moment", {
-    retryAfterSeconds: RETRY_AFTER_SECONDS,
+    retryAfterSeconds: 10,
     cause: new Error(`there is no master key ${id} here`),
   });
 }
@@ -65,11 +72,7 @@ export function createHolder(store: Store, masterKeys: MasterKeys, replica: stri
   }
 
   return {
-    /**
-     * After this no rotation begins to a key that this gateway does not have.
-     *
-     * @throws StartupProblem when such a rotation has begun
-     */
+    /** After this no rotation begins to a key that this gateway lacks. @throws StartupProblem when one has begun */
     enter: () =>
       store.write(async (tx) => {
         const { master_key_id, version } = await lockState(tx);
@@ -102,27 +105,14 @@ export function anotherMasterKey(): StartupProblem {
   );
 }
 
-export interface Lacking {
-  readonly replica: string;
-  /** Whether it runs a version of the program that knows of no rotation. */
-  readonly isOlder: boolean;
-}
-
 /**
- * Gateways that run without the master key, or have not read the keys since that version. A lease far in the future counts
- * too: the database's clock may have gone back.
+ * The IDs of gateways that run without the master key, or have not read the keys since that version. A lease far in the
+ * future counts too: the database's clock may have gone back.
  */
-export async function lackingHolders({ db, tables, now }: Tx, id: string, version: number): Promise<Lacking[]> {
-  const { keyHolders: t, replicas } = tables;
+export async function lackingHolders({ db, tables, now }: Tx, id: string, version: number): Promise<string[]> {
+  const { keyHolders: t } = tables;
   const holders = await db.select().from(t).where(gt(t.lease_until, now));
-  const older = await db
-    .select({ replica: replicas.id })
-    .from(replicas)
-    .where(and(gt(replicas.lease_until, now), notInArray(replicas.id, db.select({ replica: t.replica }).from(t))));
-  const lacks = (held: (typeof holders)[number]) =>
-    held.seen_version < version || !held.master_key_ids.split(" ").includes(id);
-  return [
-    ...holders.filter(lacks).map(({ replica }) => ({ replica, isOlder: false })),
-    ...older.map(({ replica }) => ({ replica, isOlder: true })),
-  ];
+  return holders
+    .filter((held) => held.seen_version < version || !held.master_key_ids.split(" ").includes(id))
+    .map(({ replica }) => replica);
 }

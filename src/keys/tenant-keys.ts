@@ -15,7 +15,6 @@ export const DEPLOYMENT = "";
 
 export interface SealedSecret {
   readonly sealed: Uint8Array;
-  /** Which key of its tenant has sealed it. */
   readonly key_number: number;
 }
 
@@ -91,7 +90,6 @@ export function createTenantKeys({ store, masterKeys, clock }: TenantKeyOptions)
     return key;
   }
 
-  /** @throws Error when the tenant has no such key */
   async function keyOf(tenant: string, number: number): Promise<Buffer> {
     const remembered = known.get(tenant)?.byNumber.get(number);
     if (remembered !== undefined) return remembered;

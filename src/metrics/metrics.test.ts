@@ -42,7 +42,7 @@ test("a status has a label of its own only where it has a meaning", () => {
 test("a gateway that has only begun to start does not say that nothing waits, and a facilitator does", async () => {
   const told = async (endpoints: number | null, gauges: GaugeSources) => {
     const registry = new Registry();
-    createMeters({ registry, version: "1", commit: null, endpoints }).gauges(gauges);
+    createMeters(registry, endpoints).gauges(gauges);
     return /^tollgate_queue_depth .*$/m.exec(await registry.metrics())?.[0];
   };
   expect(await told(null, {})).toBeUndefined();

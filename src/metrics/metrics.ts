@@ -36,16 +36,8 @@ const SETTLEMENT_SECONDS = [0.1, 0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 20, 30, 60
 /** Of an end without an error class. */
 const NO_CLASS = "none";
 
-interface MetricsOptions {
-  readonly registry: Registry;
-  readonly version: string;
-  /** Null when the build did not know it. */
-  readonly commit: string | null;
-  /** The nodes of the chain that a facilitator has; null for a gateway. */
-  readonly endpoints: number | null;
-}
-
-export function createMeters({ registry, version, commit, endpoints }: MetricsOptions): Meters {
+/** @param endpoints how many nodes of the chain a facilitator has; null for a gateway */
+export function createMeters(registry: Registry, endpoints: number | null): Meters {
   const registers = [registry];
   const sources: { -readonly [S in keyof GaugeSources]: GaugeSources[S] } = {};
   new Gauge({
@@ -53,7 +45,7 @@ export function createMeters({ registry, version, commit, endpoints }: MetricsOp
     help: "1, with the version and the commit of this process.",
     labelNames: ["version", "commit"],
     registers,
-  }).set({ version, commit: commit ?? "unknown" }, 1);
+  }).set({ version: VERSION, commit: COMMIT ?? "unknown" }, 1);
   registerGauges(registers, sources, endpoints === null ? null : NO_QUEUE);
   const lag = createLoopLag();
   new Gauge({
@@ -422,7 +414,7 @@ interface MetricsListenerOptions {
  */
 export async function startMetrics({ host, port, endpoints, log }: MetricsListenerOptions): Promise<Meters> {
   const registry = new Registry();
-  const meters = createMeters({ registry, version: VERSION, commit: COMMIT, endpoints });
+  const meters = createMeters(registry, endpoints);
   registerProcess(registry);
   const written = createGathering(async () => {
     const metrics = await registry.metrics();

@@ -59,8 +59,7 @@ export function makeRelease(
   for (const [file, from] of Object.entries(MONITORING))
     copyFileSync(join(ROOT, "src/packaging", from), join(into, file));
   writeFileSync(join(into, `${name}-licences.txt`), licencesFile(packages, manifest.engines.bun));
-  const release = { manifest, commit: commit(), date: commitDate(), binaries, packages };
-  writeFileSync(join(into, `${name}.cdx.json`), bill(release));
+  writeFileSync(join(into, `${name}.cdx.json`), bill(binaries, packages));
   const sums = readdirSync(into)
     .sort()
     .map((file) => `${sha256(join(into, file))}  ${file}\n`);
@@ -140,15 +139,6 @@ interface Binary {
   readonly runtime: PinnedRuntime;
 }
 
-interface Release {
-  readonly manifest: Manifest;
-  readonly commit: string;
-  /** Of the commit. */
-  readonly date: Date;
-  readonly binaries: readonly Binary[];
-  readonly packages: readonly BundledPackage[];
-}
-
 const { FromNodePackageJson: fromManifest, License } = Contrib;
 const components = new fromManifest.Builders.ComponentBuilder(
   new fromManifest.Factories.ExternalReferenceFactory(),
@@ -170,14 +160,15 @@ function packaged(manifest: Manifest, integrity: string, type: Enums.ComponentTy
   return made;
 }
 
-export /**
+/**
  * The bill of materials, as CycloneDX: each binary with its hash, the Bun that it begins with, and each package of which the
  * binaries hold a part. Two releases of one commit have equal bills.
  */
-function bill({ manifest, commit, date, binaries, packages }: Release): string {
+function bill(binaries: readonly Binary[], packages: readonly BundledPackage[]): string {
   const product = component(manifest, Enums.ComponentType.Application);
   product.bomRef.value = `tollgate@${manifest.version}`;
-  if (commit !== "") product.properties.add(new Models.Property("tollgate:commit", commit));
+  const id = commit();
+  if (id !== "") product.properties.add(new Models.Property("tollgate:commit", id));
 
   const parts = new Map(
     packages.map((each) => [each.folder, packaged(each.manifest, each.integrity, Enums.ComponentType.Library)]),
@@ -187,7 +178,7 @@ function bill({ manifest, commit, date, binaries, packages }: Release): string {
   }
   for (const part of parts.values()) link(product, part);
 
-  const bom = new Models.Bom({ metadata: new Models.Metadata({ timestamp: date, component: product }) });
+  const bom = new Models.Bom({ metadata: new Models.Metadata({ timestamp: commitDate(), component: product }) });
   for (const part of parts.values()) bom.components.add(part);
   for (const { file, sha256, runtime } of binaries) {
     const bun = packaged({ ...runtime, license: "MIT" }, runtime.integrity, Enums.ComponentType.Platform);

@@ -9,7 +9,7 @@ import { type Log, silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { newestVersion } from "./migrate.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "./store.ts";
-import { counted } from "./totals.ts";
+import { endedTotal } from "./totals.ts";
 
 const END: CallEnd = {
   tenant: "acme",
@@ -203,7 +203,7 @@ eachStore((makePlace, dialect) => {
         for (const group of groups) {
           const writes = group.map(({ changes, fails }) =>
             store.write(async (tx) => {
-              for (const { tenant, value, delta } of changes) tx.count(run + tenant, 0, "model", value, delta);
+              for (const { tenant, value, delta } of changes) tx.count(run + tenant, "model", value, delta);
               if (fails) throw new Fault("conflict", "no");
             }),
           );
@@ -215,9 +215,9 @@ eachStore((makePlace, dialect) => {
         }
         for (const [key, total] of expected) {
           const [tenant, value] = JSON.parse(key);
-          expect(await counted(store.read, tenant, "model", value)).toBe(total);
+          expect(await endedTotal(store.read, tenant, "model", value)).toBe(total);
         }
-        expect(await counted(store.read, "nobody", "all", "")).toBe(0);
+        expect(await endedTotal(store.read, "nobody", "all", "")).toBe(0);
       }),
       { numRuns: 25 },
     );

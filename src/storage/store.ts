@@ -5,26 +5,15 @@ import type { BaseSQLiteDatabase } from "drizzle-orm/sqlite-core";
 import type { CountDimension, Tables } from "../../db/schema.ts";
 import type { CallEnd, CallEndListener } from "../core/call.ts";
 import { Fault } from "../core/fault.ts";
-import { type IdPrefix, idFloor, idTime } from "../core/id.ts";
 import type { Log } from "../core/log.ts";
 import type { Clock } from "../core/time.ts";
-import { DAY_MS, HOUR_MS } from "../core/time.ts";
 
 /** Drizzle in its SQLite types. The Postgres adapter casts to it, since the same calls build queries on both. */
 export type Queries = BaseSQLiteDatabase<"async", unknown, Record<string, never>>;
 
-/** Totals as far as they stand in the log only. */
-export interface LoggedTotals {
-  /** Another number when something may have moved from the log into the table. */
-  version(): number;
-  of(tenant: string, dimension: CountDimension, value: string): number;
-}
-
 export interface Reader {
   readonly db: Pick<Queries, "select" | "selectDistinct" | "$with" | "with">;
   readonly tables: Tables;
-  /** What is to be added to the totals in `invocationCounts`: only where they are kept apart. */
-  readonly logged?: LoggedTotals;
 }
 
 export interface Tx extends Reader, CommandRunner {
@@ -32,10 +21,10 @@ export interface Tx extends Reader, CommandRunner {
   /** The database's own time when a statement reads it, in milliseconds since the epoch. */
   readonly now: SQL<number>;
   /**
-   * Adds to the exact totals of a tenant's history, for a call of this period (`periodOf`). The additions of one work are applied with its commit,
-   * merged, so that a group of works touches each total once.
+   * Adds to the exact totals of a tenant's history. The additions of one work are applied with its commit, merged, so that a
+   * group of works touches each total once.
    */
-  count(tenant: string, period: number, dimension: CountDimension, value: string, delta: number): void;
+  count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
   /** Reports the end of a call to the store's listeners once this work is durable. */
   ended(end: CallEnd): void;
   /**
@@ -93,8 +82,6 @@ export interface Store extends CommandRunner {
    * whose answer was lost it is told nothing.
    */
   onCallEnded(listener: CallEndListener): void;
-  /** The tables whose rows go by age. */
-  readonly periods: Periods;
   /** @throws Fault `unavailable` when the database does not take a write within `timeoutMs`. */
   probe(timeoutMs: number): Promise<void>;
   close(): Promise<void>;
@@ -159,7 +146,7 @@ export type SqlValue = string | number | boolean | Uint8Array | null;
 /** What a command does beside its own rows. */
 export interface CommandEffects {
   /** As `Tx.count`. */
-  count(tenant: string, period: number, dimension: CountDimension, value: string, delta: number): void;
+  count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
   /** As `Tx.ended`. */
   ended(end: CallEnd): void;
 }
@@ -231,29 +218,12 @@ export interface SharedCounter<Input, Output> extends CommandBase<Input, Output>
 interface PostgresCommand<Input, Output> {
   /** One statement for any number of commands. */
   readonly text: string;
-  /** @param shard of the totals, the same for all statements of a transaction */
-  valuesOf(inputs: readonly Input[], shard: number): unknown[];
-  /**
-   * What the rows that it returned ask for beside that, in the same transaction: few commands need it. Each names its row by
-   * values of its own. A statement for all would, on a partitioned table, open every partition with its indexes, even
-   * when there is nothing to do.
-   */
-  afterwards?(inputs: readonly Input[], rows: readonly SqlRow[]): FollowUp[];
-  /** What came of each command, in their order, from the rows that the statement and those afterwards returned. */
-  outputsOf(
-    inputs: readonly Input[],
-    rows: readonly SqlRow[],
-    effects: Pick<CommandEffects, "ended">,
-    followed: readonly SqlRow[],
-  ): Output[];
+  valuesOf(inputs: readonly Input[]): unknown[];
+  /** What came of each command, in their order, from the rows that the statement returned. */
+  outputsOf(inputs: readonly Input[], rows: readonly SqlRow[], effects: Pick<CommandEffects, "ended">): Output[];
 }
 
 export type SqlRow = Record<string, unknown>;
-
-interface FollowUp {
-  readonly text: string;
-  readonly values: readonly SqlValue[];
-}
 
 /** What runs commands: the store by themselves, a transaction as a part of it. */
 export interface CommandRunner {
@@ -348,79 +318,6 @@ function joined(parts: readonly (Uint8Array | null)[]): [Uint8Array, string, str
   // A single large one is not copied.
   const all = given.length === 1 ? only : Buffer.concat(given);
   return [all, arrayOf(from), arrayOf(parts.map((part) => part?.byteLength ?? null))];
-}
-
-/** Rows of a piece that is dropped. */
-export interface DroppedRange {
-  /** The table that holds just these rows. */
-  readonly rows: string;
-  /** Keys, as SQL says them: from `from` on, and below `to`. */
-  readonly from: string;
-  readonly to: string;
-}
-
-export interface TimedTable {
-  readonly name: string;
-  /** The column that rises with time. */
-  readonly key: string;
-  /** The lowest key of a row of this time (milliseconds) or later. */
-  keyAt(time: number): string;
-  /** The time of such a key. */
-  timeAt(key: string): number;
-  /** Whether its rows, and the open calls of the same time, are what the totals count (`invocation_counts`). */
-  readonly isCounted: boolean;
-  /**
-   * A query of the `tenant` and the key of the rows that must outlive the others of their time, in the SQL that both databases
-   * share; null when there are none. It must find them along indexes, since it is asked while writers may wait.
-   */
-  readonly kept: ((range: DroppedRange) => string) | null;
-  /** On Postgres: what makes the indexes that each piece has, and the table as a whole has not. */
-  readonly ownIndexes?: (piece: string) => string[];
-}
-
-/** For a table whose key is an ID. */
-export const keyedById = (prefix: IdPrefix) => ({
-  keyAt: (time: number): string => idFloor(prefix, time),
-  timeAt: idTime,
-});
-
-/**
- * Tables whose rows go by age: laid out by time, so that what is too old is dropped in whole pieces and not row by row. On
- * Postgres the pieces are partitions. A database without pieces drops nothing, and leaves it to what removes single rows.
- */
-export interface Periods {
-  /** Before the first write: undoes what a process that was ended while it prepared tables has left in the way. */
-  clearTheWay(tables: readonly TimedTable[]): Promise<void>;
-  /**
-   * Makes room for what comes, in pieces of so many hours.
-   *
-   * @returns where each piece begins, in hours since the epoch, in their order; the first is 0. Totals may be brought together
-   * under the first hour of a piece, as far as it reaches.
-   */
-  prepare(table: TimedTable, hours: number): Promise<readonly number[]>;
-  /**
-   * Drops the pieces of which every row is older than `before` (milliseconds), with their part of the totals, but for the
-   * rows that are kept. Several processes may do this at once.
-   *
-   * @returns the time below which there may still be rows, to be removed one by one
-   */
-  drop(table: TimedTable, before: number): Promise<number>;
-  /** Puts into their table the totals of the history that are kept apart now. */
-  flushTotals(): Promise<void>;
-}
-
-const LADDER_HOURS = [1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 720, 1440, 2880] as const;
-const ENDLESS_HOURS = 720;
-
-/**
- * The width of the pieces for rows that are kept for so many days, 0 for ever: the narrowest of which there are not too
- * many. So rows stay longer than they should by at most a twentieth of their time, and by an hour at one day.
- */
-export function periodHours(days: number): number {
-  if (days === 0) return ENDLESS_HOURS;
-  // With those made ahead there are about 60.
-  const least = (days * DAY_MS) / HOUR_MS / 52;
-  return LADDER_HOURS.find((hours) => hours >= least) ?? Math.ceil(least / ENDLESS_HOURS) * ENDLESS_HOURS;
 }
 
 /**

@@ -174,18 +174,11 @@ function createDrops(log: Log) {
   let timer: ReturnType<typeof setTimeout> | null = null;
 
   function tell(): void {
-    if (count > 0) log.warn("spans_dropped", { count, reason });
+    timer = null;
+    if (count === 0) return;
+    log.warn("spans_dropped", { count, reason });
     count = 0;
-  }
-
-  function pause(): void {
-    timer = setTimeout(() => {
-      timer = null;
-      if (count === 0) return;
-      tell();
-      pause();
-    }, 60_000);
-    timer.unref();
+    timer = setTimeout(tell, 60_000).unref();
   }
 
   return {
@@ -193,9 +186,7 @@ function createDrops(log: Log) {
     count(spans: number, why: string): void {
       count += spans;
       reason = why;
-      if (timer !== null) return;
-      tell();
-      pause();
+      if (timer === null) tell();
     },
   };
 }

@@ -1,13 +1,18 @@
 // Parses event streams (https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream) as they
-// arrive. The data of an event is passed on piece by piece and none of it is kept, however long it is. Only the data of
-// messages matters here; ids, comments and retry times are skipped.
-import { isUtf8 } from "node:buffer";
+// arrive. The fields of an event are passed on piece by piece and none of them is kept, however long it is.
 
 export interface EventHandler {
   /** The next piece of an event's data. It is never empty. */
   data(bytes: Uint8Array): void;
-  /** The event has ended. @param isMessage whether it is of the type `message`, as those without a type are */
-  end(isMessage: boolean): void;
+  /** The next piece of the event's other fields, `id: 7` and a line feed, for those who write the event again. */
+  other?(bytes: Uint8Array): void;
+  comment?(): void;
+  /**
+   * The event has ended.
+   * @param isMessage whether it is of the type `message`, as those without a type are
+   * @param hasData whether it had data, if only empty
+   */
+  end(isMessage: boolean, hasData: boolean): void;
 }
 
 const LF = 0x0a;
@@ -23,7 +28,9 @@ const VALUE = 2;
 const MESSAGE = "message";
 /** A longer name is none that matters here, and a longer type is another type. */
 const SHORT_MAX = 8;
-const JOINT = Uint8Array.of(LF);
+const LINE_END = Uint8Array.of(LF);
+const encoder = new TextEncoder();
+const OTHERS = new Map(["event", "id", "retry"].map((name) => [name, encoder.encode(`${name}: `)]));
 
 export class EventStreamReader {
   readonly #handler: EventHandler;
@@ -35,7 +42,8 @@ export class EventStreamReader {
   #isAfterReturn = false;
   /** Of the event. */
   #type = "";
-  #dataLines = 0;
+  #hasData = false;
+  #hasOthers = false;
 
   constructor(handler: EventHandler) {
     this.#handler = handler;
@@ -43,7 +51,12 @@ export class EventStreamReader {
 
   /** @param bytes UTF-8 without a byte order mark */
   feed(bytes: Uint8Array): void {
-    let at = 0;
+    for (let at = 0; at < bytes.length; ) at = this.feedEvent(bytes, at);
+  }
+
+  /** Reads on up to the end of an event. @returns where to go on */
+  feedEvent(bytes: Uint8Array, from = 0): number {
+    let at = from;
     while (at < bytes.length) {
       const byte = bytes[at] ?? 0;
       const isPaired = this.#isAfterReturn && byte === LF;
@@ -51,10 +64,11 @@ export class EventStreamReader {
       if (isPaired) at++;
       else if (byte === LF || byte === CR) {
         this.#isAfterReturn = byte === CR;
-        this.#lineEnds();
         at++;
+        if (this.#lineEnds()) return at;
       } else at = this.#goOn(bytes, at, byte);
     }
+    return at;
   }
 
   /** A regular end of the stream closes the last event, even if its blank line is missing. */
@@ -78,14 +92,23 @@ export class EventStreamReader {
     while (end < bytes.length && bytes[end] !== LF && bytes[end] !== CR) end++;
     const value = bytes.subarray(at, end);
     if (this.#name === "data") this.#handler.data(value);
-    else if (this.#name === "event") this.#typeGoesOn(value);
+    else if (OTHERS.has(this.#name)) this.#handler.other?.(value);
+    if (this.#name === "event") this.#typeGoesOn(value);
     return end;
   }
 
   #fieldBegins(state: number): void {
     this.#state = state;
+    const prefix = OTHERS.get(this.#name);
+    if (prefix !== undefined) {
+      this.#hasOthers = true;
+      this.#handler.other?.(prefix);
+    }
     if (this.#name === "event") this.#type = "";
-    if (this.#name === "data" && this.#dataLines++ > 0) this.#handler.data(JOINT);
+    if (this.#name === "") this.#handler.comment?.();
+    if (this.#name !== "data") return;
+    if (this.#hasData) this.#handler.data(LINE_END);
+    this.#hasData = true;
   }
 
   #typeGoesOn(value: Uint8Array): void {
@@ -93,78 +116,37 @@ export class EventStreamReader {
     this.#type += String.fromCharCode(...value.subarray(0, left));
   }
 
-  #lineEnds(): void {
-    if (this.#isLineEmpty) {
-      this.#eventEnds();
-      return;
-    }
+  /** Whether an event ends with the line. */
+  #lineEnds(): boolean {
+    if (this.#isLineEmpty) return this.#eventEnds();
     // A line without a colon is a field without a value.
     if (this.#state === NAME) this.#fieldBegins(VALUE);
+    if (OTHERS.has(this.#name)) this.#handler.other?.(LINE_END);
     this.#state = NAME;
     this.#name = "";
     this.#isLineEmpty = true;
+    return false;
   }
 
-  #eventEnds(): void {
-    if (this.#dataLines > 0) this.#handler.end(this.#type === "" || this.#type === MESSAGE);
-    this.#dataLines = 0;
-    this.#type = "";
+  #eventEnds(): boolean {
+    const isEvent = this.#hasData || this.#hasOthers;
+    if (isEvent) this.#handler.end(this.#type === "" || this.#type === MESSAGE, this.#hasData);
+    [this.#hasData, this.#hasOthers, this.#type] = [false, false, ""];
+    return isEvent;
   }
 }
 
-const MARK = Uint8Array.of(0xef, 0xbb, 0xbf);
-
-const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
-const encoder = new TextEncoder();
-
-/** The length of a character with this first byte; 1 for a byte that begins none. */
-function lengthOf(first: number): number {
-  if (first >= 0xf0 && first <= 0xf4) return 4;
-  if (first >= 0xe0 && first < 0xf0) return 3;
-  return first >= 0xc2 && first < 0xe0 ? 2 : 1;
-}
-
-/** Where the character begins that continues after the end; the end itself when there is none. */
-function openFrom(bytes: Uint8Array): number {
-  for (let back = 1; back <= 3 && back <= bytes.length; back++) {
-    const byte = bytes[bytes.length - back] ?? 0;
-    if (byte < 0x80) break;
-    if (byte >= 0xc0) return lengthOf(byte) > back ? bytes.length - back : bytes.length;
-  }
-  return bytes.length;
-}
-
-function inOrder(bytes: Uint8Array): Uint8Array {
-  return isUtf8(bytes) ? bytes : encoder.encode(decoder.decode(bytes));
-}
-
-/**
- * Repairs text as the web's decoder does, into UTF-8 again: malformed bytes become U+FFFD, and a byte order mark at the start is
- * dropped. Most text is well formed and passes as it is, without a copy.
- */
+/** Text in UTF-8 as the web's decoder reads it: malformed bytes become U+FFFD, and a byte order mark at the start is dropped. */
 export class Utf8Reader {
-  /** The bytes of a character that is not whole yet. */
-  #open: Uint8Array = new Uint8Array();
-  #isStart = true;
+  readonly #decoder = new TextDecoder();
 
-  /** The text that is complete by now. It may be a view of these bytes. */
+  /** The text that is complete by now. */
   read(bytes: Uint8Array): Uint8Array {
-    const all = this.#open.length === 0 ? bytes : Buffer.concat([this.#open, bytes]);
-    const end = openFrom(all);
-    this.#open = new Uint8Array(all.subarray(end));
-    return this.#withoutMark(inOrder(all.subarray(0, end)));
+    return encoder.encode(this.#decoder.decode(bytes, { stream: true }));
   }
 
   /** What is left at the end. */
   end(): Uint8Array {
-    const rest = this.#open;
-    this.#open = new Uint8Array();
-    return inOrder(rest);
-  }
-
-  #withoutMark(text: Uint8Array): Uint8Array {
-    if (!this.#isStart || text.length === 0) return text;
-    this.#isStart = false;
-    return MARK.every((byte, at) => text[at] === byte) ? text.subarray(MARK.length) : text;
+    return encoder.encode(this.#decoder.decode());
   }
 }

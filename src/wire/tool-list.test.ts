@@ -4,7 +4,7 @@ import { atOnce } from "../kernel/turns.ts";
 import { withoutTools as inSteps, UnreadableAnswer } from "./tool-list.ts";
 
 const withoutTools = (text: Uint8Array, isDenied: (tool: string) => boolean, stepBytes?: number) =>
-  atOnce(inSteps(text, isDenied, { stepBytes }));
+  Buffer.concat(atOnce(inSteps(text, isDenied, { stepBytes })));
 
 const bytes = (text: string) => new TextEncoder().encode(text);
 const text = (value: Uint8Array) => new TextDecoder().decode(value);
@@ -49,12 +49,8 @@ test("a list that is made private says so once, whatever it said, and is otherwi
     }),
   );
   const other = bytes(JSON.stringify({ jsonrpc: "2.0", id: 1, result: { resources: [] } }));
-  expect(
-    withoutTools(
-      other,
-      Object.assign(() => true, { listIsPrivate: true }),
-    ),
-  ).toBe(other);
+  const priv = Object.assign(() => true, { listIsPrivate: true });
+  expect(text(withoutTools(other, priv))).toBe(text(other));
 });
 
 test("of any tools any can be denied", () => {
@@ -196,7 +192,7 @@ describe("a text without denied tools", () => {
     "",
   ])("is left untouched: %s", (given) => {
     const whole = bytes(given);
-    expect(withoutTools(whole, denying("b"))).toBe(whole);
+    expect(text(withoutTools(whole, denying("b")))).toBe(given);
   });
 });
 

@@ -1,5 +1,5 @@
-// Removes tools from the answer to `tools/list`, on the bytes themselves: what is left stays as the server wrote it. The
-// server chooses the answer's length and content, so everything is done in steps.
+// Removes tools from the answer to `tools/list`: what is left stays as the server wrote it. The server chooses the answer's
+// length and content, so everything is done in steps.
 
 import { MAX } from "../kernel/limits.ts";
 import type { Steps } from "../kernel/turns.ts";
@@ -15,6 +15,7 @@ import {
 } from "./json-scan.ts";
 
 const ANSWER_KEYS = [watch("result", watch("tools"), watch("cacheScope"))];
+const NOTHING = new Uint8Array();
 const PRIVATE = Buffer.from('"private"');
 const SAYS_PRIVATE = Buffer.from('"cacheScope":"private",');
 const TOOL_KEYS = [watch("name")];
@@ -25,8 +26,6 @@ const NAME_UNITS_MAX = 2 * MAX.policyEntryCharacters + 1;
 const UNIT_BYTES_MAX = 6;
 /** The work of judging a tool, its name apart. */
 const JUDGE_WORK = 4_000;
-/** Moving this many bytes costs as much as looking at one. */
-const MOVED_BYTES = 8;
 
 const QUOTE = 0x22;
 const OPEN_BRACKET = 0x5b;
@@ -49,19 +48,17 @@ interface Edit extends ByteRange {
 export class UnreadableAnswer extends Error {}
 
 /**
- * A JSON-RPC message, or a batch, without the tools in its results for which `isDenied` holds. It is written over the
- * input, and shorter, unless something is inserted. Returns the input itself when nothing changes, or when it is neither an
- * object nor an array. Text that is no proper JSON counts as unreadable, since some clients may read it all the same: some
- * decoders take NaN, or the first of two texts.
- *
+ * The parts that are left of a JSON-RPC message, or a batch, without the tools in its results for which `isDenied` holds.
+ * All of it when it is neither an object nor an array. Text that is no proper JSON counts as unreadable, since some clients
+ * may read it all the same: some decoders take NaN, or the first of two texts.
  * @throws UnreadableAnswer
  */
 export function* withoutTools(
   text: Uint8Array,
   isDenied: DeniedTools,
   { pace = createPace(), stepBytes }: { pace?: Pace; stepBytes?: number | undefined } = {},
-): Steps<Uint8Array> {
-  const cuts: Edit[] = [];
+): Steps<readonly Uint8Array[]> {
+  const edits: Edit[] = [];
   let toolsLeft = MAX.listedTools;
   for (const [result] of yield* answersIn(text, stepBytes)) {
     const tools = toolsOf(text, result);
@@ -69,12 +66,16 @@ export function* withoutTools(
     const listed = yield* arrayOutline(text, tools.start, toolsLeft, TOOL_KEYS, stepBytes);
     if (listed.problem !== null) throw new UnreadableAnswer(listed.problem);
     toolsLeft -= listed.items.length;
-    if (isDenied.listIsPrivate === true) cuts.push(privacyOf(result));
-    yield* cut(cuts, listed.items, (item) => isToolDenied(text, item, isDenied), pace);
+    if (isDenied.listIsPrivate === true) edits.push(privacyOf(result));
+    yield* cut(edits, listed.items, (item) => isToolDenied(text, item, isDenied), pace);
   }
-  if (cuts.length === 0) return text;
-  const hasInserts = cuts.some(({ insert }) => insert !== undefined);
-  return hasInserts ? edited(text, cuts) : yield* without(text, cuts, pace);
+  const parts: Uint8Array[] = [];
+  let at = 0;
+  for (const { start, end, insert = NOTHING } of edits.sort((a, b) => a.start - b.start)) {
+    parts.push(text.subarray(at, start), insert);
+    at = end;
+  }
+  return [...parts, text.subarray(at)].filter(({ length }) => length > 0);
 }
 
 /** The result's `cacheScope` as private: instead of its own, or as its first member. */
@@ -84,16 +85,6 @@ function privacyOf(result: FoundKey | undefined): Edit {
   if (scope?.value != null) return { ...scope.value, insert: PRIVATE };
   const first = (result?.value?.start ?? 0) + 1;
   return { start: first, end: first, insert: SAYS_PRIVATE };
-}
-
-function edited(text: Uint8Array, edits: readonly Edit[]): Uint8Array {
-  const parts: Uint8Array[] = [];
-  let at = 0;
-  for (const { start, end, insert = new Uint8Array() } of edits.toSorted((a, b) => a.start - b.start)) {
-    parts.push(text.subarray(at, start), insert);
-    at = end;
-  }
-  return Buffer.concat([...parts, text.subarray(at)]);
 }
 
 /** The watched keys found in each answer. */
@@ -127,7 +118,7 @@ function toolsOf(text: Uint8Array, result: FoundKey | undefined): ByteRange | nu
 
 /** Adds a cut for each denied item, with the comma that separates it from what stays. */
 function* cut(
-  cuts: ByteRange[],
+  cuts: Edit[],
   items: readonly ScannedItem[],
   isDenied: (item: ScannedItem) => boolean,
   pace: Pace,
@@ -168,15 +159,4 @@ function readName(text: Uint8Array, { start, end }: ByteRange): string {
 
 function parseName(quoted: Uint8Array): string {
   return String(JSON.parse(new TextDecoder().decode(quoted))).slice(0, NAME_UNITS_MAX);
-}
-
-function* without(text: Uint8Array, cuts: readonly ByteRange[], pace: Pace): Steps<Uint8Array> {
-  let size = cuts[0]?.start ?? 0;
-  for (const [at, { end }] of cuts.entries()) {
-    const next = cuts[at + 1]?.start ?? text.length;
-    text.copyWithin(size, end, next);
-    size += next - end;
-    if (pace((next - end) / MOVED_BYTES)) yield;
-  }
-  return text.subarray(0, size);
 }

@@ -5,7 +5,6 @@ import { silentLog } from "../../src/core/log.ts";
 import { systemClock } from "../../src/core/time.ts";
 import { openPostgres } from "../../src/storage/postgres/store.ts";
 import { inputRows } from "../../src/storage/store.ts";
-import { anyShard, periodOf } from "../../src/storage/totals.ts";
 import type { FloorCall } from "./floor-store.ts";
 
 const [TENANT, AGENT] = ["bench", "agt_01a2085c-c3cf-74c5-92c1-4680e2c16947"];
@@ -33,15 +32,10 @@ const COLUMNS = {
   request: ["bytea", ({ body }) => body],
 } as const satisfies Parameters<typeof inputRows<FloorCall>>[0];
 
-const INPUT = inputRows<FloorCall>(COLUMNS, 3);
+const INPUT = inputRows<FloorCall>(COLUMNS);
 const NAMES = Object.keys(COLUMNS).join(", ");
 
-const STORE = `
-with stored as (insert into open_invocations (${NAMES}) select ${NAMES} from ${INPUT.source} returning 1)
-insert into invocation_counts as c (tenant, dimension, value, period, shard, count)
-select '${TENANT}', dimension, value, $2::bigint, $1::bigint, (select count(*) from stored)
-from (values ('agent', '${AGENT}'), ('all', ''), ('mode', 'transactional'), ('status', 'pending')) as t (dimension, value)
-on conflict (tenant, dimension, value, period, shard) do update set count = c.count + excluded.count`;
+const STORE = `insert into open_invocations (${NAMES}) select ${NAMES} from ${INPUT.source}`;
 
 /** Writes the rows of calls, and resolves when they are on the disk. */
 export async function openFloorRows(url: string) {
@@ -49,9 +43,7 @@ export async function openFloorRows(url: string) {
   const sql = new SQL(url, { max: 1 });
   return {
     async write(calls: readonly FloorCall[]): Promise<void> {
-      const [first] = calls;
-      if (first === undefined) return;
-      await sql.unsafe(STORE, [anyShard(), periodOf(idOf(first)), ...INPUT.values(calls)]);
+      if (calls.length > 0) await sql.unsafe(STORE, INPUT.values(calls));
     },
     close: () => sql.close(),
   };

@@ -198,7 +198,7 @@ contract((at) => {
           expect(status).toBe(200);
           expect(text).not.toContain("delete_");
           expect(text).toContain(JSON.stringify(kept));
-          if (type !== "application/json") expect(text).toStartWith("id: 1\nretry: 5\ndata:\n\n");
+          if (type !== "application/json") expect(text).toStartWith("id: 1\nretry: 5\ndata: \n\n");
         }
       }
     });

@@ -65,10 +65,10 @@ function fullFolders(sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 256, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 247, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 53_752,
+    most: 49_817,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -76,7 +76,7 @@ export const FIGURES: readonly Figure[] = [
     most: 9,
     find: (sources) => [...sources.keys()].filter((path) => path.startsWith("src/kernel/")),
   },
-  { what: "short files with one importer in the same folder", most: 4, find: slices },
+  { what: "short files with one importer in the same folder", most: 3, find: slices },
   { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 0, find: fullFolders },
   {
     what: "type names that several files declare",
@@ -96,7 +96,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 151,
+    most: 144,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {

@@ -41,6 +41,7 @@ const AREAS = [
   ["src/environment.ts", "environment"],
   ["src/config", "config"],
   ["src/main.ts", "main"],
+  ["src/commands.ts", "main"],
   ["src/packaging/", "packaging"],
   ["package.json", "package.json"],
 ] as const;

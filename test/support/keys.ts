@@ -3,7 +3,7 @@ import { type MasterKeys, openMasterKeys } from "../../src/keys/master-keys.ts";
 
 /** One that is in no file, and none that follows it. */
 export function onlyMasterKey(key: Uint8Array): MasterKeys {
-  return openMasterKeys({ own: Buffer.from(key), next: null, files: [] });
+  return openMasterKeys(Buffer.from(key), null, []);
 }
 
 /** As an operator makes one: for TOLLGATE_MASTER_KEY. */

@@ -1,92 +1,20 @@
-// The demo as a caller, a tenant and a payer: plain HTTP with a limit on time and size, agents and the facilitator configured
-// through the gateway's API, and payments signed as any client of x402 signs them. The signature is made by viem and not by the
-// product's own code, which would only agree with itself. Answers are read field by field, since the demo shares nothing but
-// the wire format with the servers.
-
+// The demo as a tenant and a payer: requests to the gateway, and payments signed as any client of x402 signs them. The signature
+// is made by viem and not by the product's own code, which would only agree with itself.
 import { bytesToHex, type Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { systemClock } from "../../core/time.ts";
 import type { AnswerHeaders } from "../../http/client/answer.ts";
 import { readBody } from "../../http/client/body.ts";
-import { createOutbound, OutboundError } from "../../http/client/outbound.ts";
-import { ASSET, CHAIN_ID, NETWORK, X402_VERSION } from "../../x402/kind.ts";
+import { createOutbound } from "../../http/client/outbound.ts";
+import type { WireRequirements } from "../../x402/codec.ts";
+import { CHAIN_ID, X402_VERSION } from "../../x402/kind.ts";
 
 const ANSWER_BYTES_MAX = 1024 * 1024;
 
-interface HttpRequest {
-  readonly method: "GET" | "POST" | "PATCH";
-  readonly url: string;
-  readonly headers?: Readonly<Record<string, string>>;
-  /** Sent as JSON. */
-  readonly body?: unknown;
-}
-
-export interface HttpAnswer {
-  readonly status: number;
-  readonly headers: AnswerHeaders;
-  /** Undefined when it is no JSON. */
-  readonly body: unknown;
-  readonly ms: number;
-}
-
-/** @throws DemoProblem when there is no answer; the signal's reason */
-export async function ask({ method, url, headers = {}, body }: HttpRequest, signal: AbortSignal): Promise<HttpAnswer> {
-  const startedAt = performance.now();
-  // Everything that is called here is a part of the demo, on this machine.
-  const outbound = createOutbound({ rules: null, extraCa: null });
-  const content = body === undefined ? null : new TextEncoder().encode(JSON.stringify(body));
-  try {
-    const response = await outbound.request(url, {
-      method,
-      headers: [...Object.entries(headers), ["content-type", "application/json"]],
-      body: content,
-      signal,
-    });
-    const { captured } = await readBody(response, {
-      maxBytes: ANSWER_BYTES_MAX,
-      captureBytes: ANSWER_BYTES_MAX,
-    });
-    const ms = performance.now() - startedAt;
-    return { status: response.status, headers: response.headers, body: parsed(captured), ms };
-  } catch (error) {
-    signal.throwIfAborted();
-    if (!(error instanceof OutboundError)) throw error;
-    throw new DemoProblem(`no answer from ${new URL(url).origin} (${error.message})`, { cause: error });
-  }
-}
-
-function parsed(bytes: Uint8Array): unknown {
-  try {
-    return JSON.parse(new TextDecoder().decode(bytes));
-  } catch {
-    return undefined;
-  }
-}
-
-/** The value below these names; undefined where there is none. */
-export function at(value: unknown, ...names: readonly (string | number)[]): unknown {
-  let found = value;
-  for (const name of names) {
-    if (typeof found !== "object" || found === null) return undefined;
-    found = Object.getOwnPropertyDescriptor(found, name)?.value;
-  }
-  return found;
-}
-
-/** @throws DemoProblem when there is no text */
-export function textAt(value: unknown, ...names: readonly (string | number)[]): string {
-  const found = at(value, ...names);
-  if (typeof found === "string") return found;
-  throw new DemoProblem(`an answer holds no ${names.join(".")}`);
-}
-
+/** Why the demo can't go on, in words for its reader. */
 export class DemoProblem extends Error {
   override readonly name = "DemoProblem";
 }
-
-/** In smallest units, of which a USDC has a million. */
-export const NOTARY_PRICE = 10_000n;
-export const FACTORIZE_PRICE = 25_000n;
 
 /** A tenant's access to the gateway. */
 export interface DemoTenant {
@@ -94,82 +22,46 @@ export interface DemoTenant {
   readonly token: string;
 }
 
-/** A request to a path of the gateway, with the tenant's token. */
-interface TenantRequest extends Omit<HttpRequest, "url"> {
+interface TenantRequest {
+  readonly method: "GET" | "POST" | "PATCH";
   readonly path: string;
+  readonly headers?: Readonly<Record<string, string>>;
+  /** Sent as JSON. */
+  readonly body?: object;
 }
 
-export function call(
+export interface GatewayAnswer<T> {
+  readonly body: T;
+  readonly headers: AnswerHeaders;
+  readonly ms: number;
+}
+
+/** @throws DemoProblem for another status than the expected one; OutboundError when there is no answer */
+export async function call<T = unknown>(
   { url, token }: DemoTenant,
-  { path, ...asked }: TenantRequest,
-  signal: AbortSignal,
-): Promise<HttpAnswer> {
-  const headers = { authorization: `Bearer ${token}`, ...asked.headers };
-  return ask({ ...asked, url: `${url}${path}`, headers }, signal);
+  { method, path, headers = {}, body }: TenantRequest,
+  expected: number,
+): Promise<GatewayAnswer<T>> {
+  const startedAt = performance.now();
+  const own = { authorization: `Bearer ${token}`, "content-type": "application/json" };
+  const response = await createOutbound({ rules: null, extraCa: null }).request(`${url}${path}`, {
+    method,
+    headers: Object.entries({ ...own, ...headers }),
+    body: body === undefined ? null : Buffer.from(JSON.stringify(body)),
+    signal: AbortSignal.timeout(60_000),
+  });
+  const { captured } = await readBody(response, { maxBytes: ANSWER_BYTES_MAX, captureBytes: ANSWER_BYTES_MAX });
+  const text = new TextDecoder().decode(captured);
+  if (response.status !== expected) {
+    throw new DemoProblem(`${method} ${path} was answered ${response.status} instead of ${expected}: ${text}`);
+  }
+  // The gateway is this process: its answers have the form that it gives them.
+  return { body: JSON.parse(text) as T, headers: response.headers, ms: performance.now() - startedAt };
 }
 
-/** The agents' IDs, or the URLs of their upstreams. */
-export type Agents = Readonly<Record<"notary" | "calculator", string>>;
-
-/** @returns the agents' IDs */
-export async function registerAgents(
-  tenant: DemoTenant,
-  upstreams: Agents,
-  payTo: Hex,
-  signal: AbortSignal,
-): Promise<Agents> {
-  const priced = { asset: ASSET, network: NETWORK, pay_to: payTo };
-  const notary = await create(
-    tenant,
-    "/v1/agents",
-    {
-      name: "notary",
-      description: "Answers with the SHA-256 of what it is sent.",
-      upstream_url: upstreams.notary,
-      pricing: { amount: `${NOTARY_PRICE}`, ...priced },
-    },
-    signal,
-  );
-  const calculator = await create(
-    tenant,
-    "/v1/agents",
-    {
-      name: "calculator",
-      description: "Adds for nothing, and factorizes for a price.",
-      protocol: "mcp",
-      mcp_transport: "streamable_http",
-      upstream_url: upstreams.calculator,
-      pricing: { amount: "0", ...priced, tools: { factorize: `${FACTORIZE_PRICE}` } },
-    },
-    signal,
-  );
-  return { notary, calculator };
-}
-
-/** From then on payments are collected before the call is made. */
-export async function configureSettlement(
-  tenant: DemoTenant,
-  facilitatorUrl: string,
-  bundle: string,
-  signal: AbortSignal,
-): Promise<void> {
-  const credential = { name: "facilitator", auth_type: "none", source: "managed", plaintext: bundle };
-  const id = await create(tenant, "/v1/credentials", credential, signal);
-  const body = { facilitator_url: facilitatorUrl, facilitator_credential_ref: id };
-  const answer = await call(tenant, { method: "PATCH", path: "/v1/settlement/config", body }, signal);
-  requireGood("PATCH /v1/settlement/config", answer);
-}
-
-async function create(tenant: DemoTenant, path: string, body: object, signal: AbortSignal): Promise<string> {
-  const answer = await call(tenant, { method: "POST", path, body }, signal);
-  requireGood(`POST ${path}`, answer);
-  return textAt(answer.body, "id");
-}
-
-/** @throws DemoProblem */
-export function requireGood(what: string, { status, body }: HttpAnswer): void {
-  if (status < 300) return;
-  throw new DemoProblem(`${what} was answered ${status} ${JSON.stringify(body) ?? ""}`);
+/** The body of a 402. */
+export interface Challenge {
+  readonly accepts: readonly [WireRequirements];
 }
 
 /** Official clients do the same, since the clocks of chain and payer differ. */
@@ -199,30 +91,20 @@ export function newAccount(): DemoAccount {
 
 export type SignedPayment = Awaited<ReturnType<typeof signPayment>>;
 
-/**
- * Signs what the body of a 402 asks for.
- *
- * @throws DemoProblem when it is no challenge
- */
-export async function signPayment({ key }: DemoAccount, challenge: unknown) {
-  const asked = at(challenge, "accepts", 0);
+/** Signs what the body of a 402 asks for. */
+export async function signPayment({ key }: DemoAccount, { accepts: [asked] }: Challenge) {
   const account = privateKeyToAccount(key);
   const now = Math.floor(systemClock.now() / 1000);
   const words = {
     from: account.address,
-    to: hexAt(asked, "payTo"),
-    value: BigInt(textAt(asked, "maxAmountRequired")),
+    to: asked.payTo as Hex,
+    value: BigInt(asked.maxAmountRequired),
     validAfter: BigInt(now - BACKDATED_SECONDS),
-    validBefore: BigInt(now + Number(at(asked, "maxTimeoutSeconds"))),
+    validBefore: BigInt(now + asked.maxTimeoutSeconds),
     nonce: bytesToHex(crypto.getRandomValues(new Uint8Array(32))),
   };
   const signature = await account.signTypedData({
-    domain: {
-      name: textAt(asked, "extra", "name"),
-      version: textAt(asked, "extra", "version"),
-      chainId: CHAIN_ID,
-      verifyingContract: hexAt(asked, "asset"),
-    },
+    domain: { ...asked.extra, chainId: CHAIN_ID, verifyingContract: asked.asset as Hex },
     types: TYPES,
     primaryType: "TransferWithAuthorization",
     message: words,
@@ -234,19 +116,9 @@ export async function signPayment({ key }: DemoAccount, challenge: unknown) {
     validAfter: `${words.validAfter}`,
     validBefore: `${words.validBefore}`,
   };
-  const payload = {
-    x402Version: X402_VERSION,
-    scheme: textAt(asked, "scheme"),
-    network: textAt(asked, "network"),
-    payload: { signature, authorization },
-  };
+  const { scheme, network } = asked;
+  const payload = { x402Version: X402_VERSION, scheme, network, payload: { signature, authorization } };
   /** The value of X-PAYMENT. */
   const header = Buffer.from(JSON.stringify(payload)).toString("base64");
   return { authorization, signature, header };
-}
-
-function hexAt(value: unknown, name: string): Hex {
-  const text = textAt(value, name);
-  if (/^0x[0-9a-fA-F]{40}$/.test(text)) return `0x${text.slice(2)}`;
-  throw new DemoProblem(`the challenge's ${name} is no address`);
 }

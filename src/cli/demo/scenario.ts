@@ -1,26 +1,29 @@
-// The scenario of the demo: a paid call of an http agent from its challenge to its record, step by step, and more
-// briefly a priced tool of an mcp agent. All through HTTP, like a caller; only balances come from the chain.
+// The scenario of the demo: what the tenant registers, a paid call of an http agent from its challenge to its record, step by
+// step, and more briefly a priced tool of an mcp agent. All through HTTP, like a caller; only balances come from the chain.
 import type { Hex } from "viem";
 import { STATUS, SUCCESS } from "../../http/responses.ts";
+import { ASSET, NETWORK } from "../../x402/kind.ts";
 import { type DemoChain, usdc } from "./chain.ts";
 import {
-  type Agents,
-  at,
+  type Challenge,
   call,
   type DemoAccount,
   DemoProblem,
   type DemoTenant,
-  FACTORIZE_PRICE,
-  type HttpAnswer,
-  requireGood,
+  type GatewayAnswer,
   type SignedPayment,
   signPayment,
-  textAt,
 } from "./client.ts";
-import { duration, type ListLine, type Terminal } from "./terminal.ts";
+import { duration, type ListLine, terminal } from "./terminal.ts";
+
+/** In smallest units, of which a USDC has a million. */
+export const NOTARY_PRICE = 10_000n;
+export const FACTORIZE_PRICE = 25_000n;
+
+/** The agents' IDs, or the URLs of their upstreams. */
+export type Agents = Readonly<Record<"notary" | "calculator", string>>;
 
 export interface Scenario {
-  readonly terminal: Terminal;
   readonly tenant: DemoTenant;
   readonly agents: Agents;
   readonly payer: DemoAccount;
@@ -28,22 +31,50 @@ export interface Scenario {
   readonly chain: DemoChain;
 }
 
-const LETTER = { text: "Pay to the bearer on demand" };
-const NUMBER = 600_851_475_143;
-const CHALLENGED = STATUS.payment_required;
-const ACCEPTED = SUCCESS.accepted;
+/** @returns the agents' IDs */
+export async function registerAgents(tenant: DemoTenant, upstreams: Agents, payTo: Hex): Promise<Agents> {
+  const priced = { asset: ASSET, network: NETWORK, pay_to: payTo };
+  const notary = await create(tenant, "/v1/agents", {
+    name: "notary",
+    description: "Answers with the SHA-256 of what it is sent.",
+    upstream_url: upstreams.notary,
+    pricing: { amount: `${NOTARY_PRICE}`, ...priced },
+  });
+  const calculator = await create(tenant, "/v1/agents", {
+    name: "calculator",
+    description: "Adds for nothing, and factorizes for a price.",
+    protocol: "mcp",
+    mcp_transport: "streamable_http",
+    upstream_url: upstreams.calculator,
+    pricing: { amount: "0", ...priced, tools: { factorize: `${FACTORIZE_PRICE}` } },
+  });
+  return { notary, calculator };
+}
+
+/** From then on payments are collected before the call is made. */
+export async function configureSettlement(tenant: DemoTenant, facilitatorUrl: string, bundle: string): Promise<void> {
+  const credential = { name: "facilitator", auth_type: "none", source: "managed", plaintext: bundle };
+  const id = await create(tenant, "/v1/credentials", credential);
+  const body = { facilitator_url: facilitatorUrl, facilitator_credential_ref: id };
+  await call(tenant, { method: "PATCH", path: "/v1/settlement/config", body }, SUCCESS.ok);
+}
+
+async function create(tenant: DemoTenant, path: string, body: object): Promise<string> {
+  const answer = await call<{ readonly id: string }>(tenant, { method: "POST", path, body }, SUCCESS.created);
+  return answer.body.id;
+}
 
 /** Runs a whole paid call. @throws DemoProblem when a step does not go as it must */
-export async function runPaidCall(scenario: Scenario, signal: AbortSignal): Promise<void> {
-  const { terminal, tenant, agents, payer } = scenario;
+export async function runPaidCall(scenario: Scenario): Promise<void> {
+  const { tenant, agents, payer } = scenario;
   const path = `/v1/proxy/${agents.notary}`;
+  const letter = { text: "Pay to the bearer on demand" };
   terminal.section(`A paid call of the http agent "notary", step by step`);
 
   terminal.chapter(1, "A call without a payment is answered with what it costs");
   terminal.line(`POST ${path}`);
-  terminal.line(JSON.stringify(LETTER));
-  const asked = await call(tenant, { method: "POST", path, body: LETTER }, signal);
-  requireStatus(asked, CHALLENGED);
+  terminal.line(JSON.stringify(letter));
+  const asked = await challengeFor(scenario, path, letter);
   terminal.line(`402 Payment Required, ${shortly(asked)}`);
   terminal.json(asked.body);
 
@@ -53,93 +84,98 @@ export async function runPaidCall(scenario: Scenario, signal: AbortSignal): Prom
 
   terminal.chapter(3, "The same call with the payment in X-PAYMENT");
   const before = await balances(scenario);
-  const paid = await pay(scenario, path, LETTER, payment, signal);
-  terminal.line(`202 Accepted, ${shortly(paid.answer)}: collected before the answer`);
+  const paid = await pay(scenario, path, letter, payment);
+  terminal.line(`202 Accepted, ${shortly(paid)}: collected before the answer`);
   terminal.entries(await paidEntries(scenario, paid));
 
   terminal.chapter(4, "The money has moved");
-  showBalances(terminal, before, await balances(scenario));
+  showBalances(before, await balances(scenario));
 
+  const { invocation_id: id } = paid.body;
   terminal.chapter(5, "The agent was called, and its answer is there to be polled");
-  await showResult(scenario, path, paid.invocation, signal);
+  terminal.line(`GET /v1/proxy/agt_…/invocations/${id}`);
+  const { body: result } = await ended(scenario, path, id);
+  terminal.line(`${result.status}, upstream ${result.upstream_status} in ${result.latency_ms} ms; its answer:`);
+  terminal.json(answerOf(result));
 
   terminal.chapter(6, "The same payment once more is the same call: it buys nothing twice");
-  const again = await pay(scenario, path, LETTER, payment, signal);
-  terminal.line(`202 Accepted, ${shortly(again.answer)}`);
-  terminal.entries([["invocation", `${again.invocation} (${sameness(again.invocation, paid.invocation)})`]]);
-  if (again.invocation !== paid.invocation) throw new DemoProblem("one payment made two calls");
+  const again = await pay(scenario, path, letter, payment);
+  if (again.body.invocation_id !== id) throw new DemoProblem("one payment made two calls");
+  terminal.line(`202 Accepted, ${shortly(again)}`);
+  terminal.entries([["invocation", `${id} (the same)`]]);
 
   terminal.chapter(7, "What the history keeps of it");
-  await showRecord(scenario, paid.invocation, signal);
+  terminal.line(`GET /v1/invocations/${id}`);
+  const record = await call<InvocationRecord>(tenant, { method: "GET", path: `/v1/invocations/${id}` }, SUCCESS.ok);
+  const { settlement } = record.body;
+  terminal.json({ settlement });
+  if (settlement.status !== "settled") throw new DemoProblem("the record is not settled");
 }
 
-function sameness(one: string, other: string): string {
-  return one === other ? "the same" : "another one!";
-}
-
-export async function runPricedTool(scenario: Scenario, signal: AbortSignal): Promise<void> {
-  const { terminal, tenant, agents, payer } = scenario;
+export async function runPricedTool(scenario: Scenario): Promise<void> {
+  const { tenant, agents, payer } = scenario;
   const path = `/v1/proxy/${agents.calculator}`;
   terminal.section(`The mcp agent "calculator": one tool is free, the other has a price of its own`);
 
   const sum = { a: 40, b: 2 };
   terminal.chapter(1, `tools/call add ${JSON.stringify(sum)}`);
-  const free = await call(tenant, { method: "POST", path, body: toolCall(1, "add", sum) }, signal);
-  requireStatus(free, ACCEPTED);
+  const free = await call<Accepted>(tenant, { method: "POST", path, body: toolCall("add", sum) }, SUCCESS.accepted);
   terminal.line(`202 Accepted, ${shortly(free)}, without any payment`);
-  await showToolResult(scenario, path, textAt(free.body, "invocation_id"), signal);
+  await showToolResult(scenario, path, free.body);
 
-  const product = { number: NUMBER };
+  const product = { number: 600_851_475_143 };
   terminal.chapter(2, `tools/call factorize ${JSON.stringify(product)}`);
-  const body = toolCall(2, "factorize", product);
-  const asked = await call(tenant, { method: "POST", path, body }, signal);
-  requireStatus(asked, CHALLENGED);
-  const price = BigInt(textAt(asked.body, "accepts", 0, "maxAmountRequired"));
+  const body = toolCall("factorize", product);
+  const asked = await challengeFor(scenario, path, body);
+  const price = BigInt(asked.body.accepts[0].maxAmountRequired);
   if (price !== FACTORIZE_PRICE) throw new DemoProblem("the tool is not asked for at its own price");
   terminal.line(`402 Payment Required, ${shortly(asked)}: ${usdc(price)} USDC`);
 
   const before = await balances(scenario);
-  const paid = await pay(scenario, path, body, await signPayment(payer, asked.body), signal);
-  terminal.line(`202 Accepted, ${shortly(paid.answer)}, with the payment`);
+  const paid = await pay(scenario, path, body, await signPayment(payer, asked.body));
+  terminal.line(`202 Accepted, ${shortly(paid)}, with the payment`);
   terminal.entries(await paidEntries(scenario, paid));
-  showBalances(terminal, before, await balances(scenario));
-  await showToolResult(scenario, path, paid.invocation, signal);
+  showBalances(before, await balances(scenario));
+  await showToolResult(scenario, path, paid.body);
 }
 
-function toolCall(id: number, name: string, args: object): object {
-  return { jsonrpc: "2.0", id, method: "tools/call", params: { name, arguments: args } };
+function toolCall(name: string, args: object): object {
+  return { jsonrpc: "2.0", id: 1, method: "tools/call", params: { name, arguments: args } };
 }
 
-/** A call that was paid for and accepted. */
-interface Paid {
-  readonly answer: HttpAnswer;
-  readonly invocation: string;
-  /** What X-PAYMENT-RESPONSE says. */
-  readonly settled: unknown;
+function challengeFor({ tenant }: Scenario, path: string, body: object): Promise<GatewayAnswer<Challenge>> {
+  return call<Challenge>(tenant, { method: "POST", path, body }, STATUS.payment_required);
 }
 
-async function pay(
-  { tenant }: Scenario,
-  path: string,
-  body: object,
-  { header }: SignedPayment,
-  signal: AbortSignal,
-): Promise<Paid> {
-  const answer = await call(tenant, { method: "POST", path, headers: { "x-payment": header }, body }, signal);
-  requireStatus(answer, ACCEPTED);
-  const settlement = answer.headers.get("x-payment-response");
-  if (settlement === null) throw new DemoProblem("the payment was not collected in time");
-  const settled: unknown = JSON.parse(Buffer.from(settlement, "base64").toString());
-  return { answer, invocation: textAt(answer.body, "invocation_id"), settled };
+interface Accepted {
+  readonly invocation_id: string;
 }
 
-async function paidEntries({ chain }: Scenario, { invocation, settled }: Paid): Promise<ListLine[]> {
-  const transaction = textAt(settled, "transaction");
-  const block = await chain.blockOf(transaction);
+interface PolledCall {
+  readonly status: string;
+  readonly error_class: string | null;
+  readonly upstream_status: number | null;
+  readonly latency_ms: number | null;
+  readonly response_body_b64: string;
+}
+
+interface InvocationRecord {
+  readonly settlement: { readonly status: string };
+}
+
+function pay({ tenant }: Scenario, path: string, body: object, { header }: SignedPayment) {
+  const headers = { "x-payment": header };
+  return call<Accepted>(tenant, { method: "POST", path, headers, body }, SUCCESS.accepted);
+}
+
+async function paidEntries({ chain }: Scenario, { headers, body }: GatewayAnswer<Accepted>): Promise<ListLine[]> {
+  const settled = headers.get("x-payment-response");
+  if (settled === null) throw new DemoProblem("the payment was not collected in time");
+  const { transaction } = JSON.parse(Buffer.from(settled, "base64").toString()) as { readonly transaction: Hex };
   return [
-    ["invocation", invocation],
+    ["invocation", body.invocation_id],
     ["transaction", transaction],
-    ["block", String(block)],
+    ["block", String(await chain.blockOf(transaction))],
   ];
 }
 
@@ -156,20 +192,17 @@ function authorizationEntries({ authorization, signature }: SignedPayment): List
   ];
 }
 
-interface Balances {
-  readonly payer: bigint;
-  readonly payee: bigint;
-}
+type Balances = Readonly<Record<"payer" | "payee", bigint>>;
 
 async function balances({ chain, payer, payee }: Scenario): Promise<Balances> {
   return { payer: await chain.usdcOf(payer.address), payee: await chain.usdcOf(payee) };
 }
 
-function showBalances(terminal: Terminal, before: Balances, after: Balances): void {
-  const row = (who: keyof Balances): ListLine => [
-    who,
-    `${column(before[who])}  →  ${column(after[who])} USDC  (${change(after[who] - before[who])})`,
-  ];
+function showBalances(before: Balances, after: Balances): void {
+  const row = (who: keyof Balances): ListLine => {
+    const change = after[who] - before[who];
+    return [who, `${column(before[who])}  →  ${column(after[who])} USDC  (${change > 0n ? "+" : ""}${usdc(change)})`];
+  };
   terminal.entries([row("payer"), row("payee")]);
 }
 
@@ -179,53 +212,25 @@ function column(units: bigint): string {
   return `${digits.slice(0, -6)}.${digits.slice(-6)}`.padStart(9);
 }
 
-function change(units: bigint): string {
-  return `${units > 0n ? "+" : ""}${usdc(units)}`;
-}
-
 /** The poll view of an invocation that has ended. @throws DemoProblem when it failed */
-async function ended({ tenant }: Scenario, path: string, invocation: string, signal: AbortSignal): Promise<HttpAnswer> {
-  const headers = { prefer: "wait=20" };
-  const polled = await call(tenant, { method: "GET", path: `${path}/invocations/${invocation}`, headers }, signal);
-  requireGood("the poll", polled);
-  const status = textAt(polled.body, "status");
-  if (status === "succeeded") return polled;
-  throw new DemoProblem(`the call ended ${status}, ${String(at(polled.body, "error_class"))}`);
+async function ended({ tenant }: Scenario, path: string, id: string): Promise<GatewayAnswer<PolledCall>> {
+  const request = { method: "GET", path: `${path}/invocations/${id}`, headers: { prefer: "wait=20" } } as const;
+  const polled = await call<PolledCall>(tenant, request, SUCCESS.ok);
+  const { status, error_class } = polled.body;
+  if (status !== "succeeded") throw new DemoProblem(`the call ended ${status}, ${error_class}`);
+  return polled;
 }
 
-async function showResult(scenario: Scenario, path: string, invocation: string, signal: AbortSignal): Promise<void> {
-  const { terminal } = scenario;
-  terminal.line(`GET /v1/proxy/agt_…/invocations/${invocation}`);
-  const { body } = await ended(scenario, path, invocation, signal);
-  const [upstream, latency] = [at(body, "upstream_status"), at(body, "latency_ms")];
-  terminal.line(`${textAt(body, "status")}, upstream ${String(upstream)} in ${String(latency)} ms; its answer:`);
-  terminal.json(answerOf(body));
+async function showToolResult(scenario: Scenario, path: string, { invocation_id }: Accepted): Promise<void> {
+  const { body } = await ended(scenario, path, invocation_id);
+  const { result } = answerOf(body) as { readonly result: { readonly content: readonly [{ readonly text: string }] } };
+  terminal.entries([["result", result.content[0].text]]);
 }
 
-async function showToolResult(scenario: Scenario, path: string, invocation: string, signal: AbortSignal) {
-  const { body } = await ended(scenario, path, invocation, signal);
-  scenario.terminal.entries([["result", textAt(answerOf(body), "result", "content", 0, "text")]]);
+function answerOf({ response_body_b64 }: PolledCall): unknown {
+  return JSON.parse(Buffer.from(response_body_b64, "base64").toString());
 }
 
-function answerOf(polled: unknown): unknown {
-  return JSON.parse(Buffer.from(textAt(polled, "response_body_b64"), "base64").toString());
-}
-
-async function showRecord({ terminal, tenant }: Scenario, invocation: string, signal: AbortSignal): Promise<void> {
-  const path = `/v1/invocations/${invocation}`;
-  terminal.line(`GET ${path}`);
-  const record = await call(tenant, { method: "GET", path }, signal);
-  requireGood("the record", record);
-  terminal.json({ settlement: at(record.body, "settlement") });
-  if (textAt(record.body, "settlement", "status") !== "settled") throw new DemoProblem("the record is not settled");
-}
-
-/** @throws DemoProblem */
-function requireStatus({ status, body }: HttpAnswer, expected: number): void {
-  if (status === expected) return;
-  throw new DemoProblem(`a call was answered ${status} instead of ${expected}: ${JSON.stringify(body) ?? ""}`);
-}
-
-function shortly({ ms }: HttpAnswer): string {
+function shortly({ ms }: { readonly ms: number }): string {
   return `in ${duration(ms)}`;
 }

@@ -12,14 +12,14 @@ import { type Config, loadConfig } from "../../config.ts";
 import type { Log } from "../../core/log.ts";
 import { silentMeters } from "../../core/meters.ts";
 import { systemClock } from "../../core/time.ts";
-import { type RunningFacilitator, startFacilitator } from "../../facilitator/start.ts";
+import { startFacilitator } from "../../facilitator/start.ts";
 import { startGateway } from "../../gateway/start.ts";
 import { json, STATUS, SUCCESS } from "../../http/responses.ts";
-import { runAccount } from "../account.ts";
+import { addNewAccount } from "../account.ts";
 import { prepareMasterKeys } from "../open.ts";
 import { runPki } from "../pki.ts";
 import { mintToken } from "../token.ts";
-import { at, DemoProblem } from "./client.ts";
+import { DemoProblem } from "./client.ts";
 
 const HOST = "127.0.0.1";
 /** The facilitator's account, and the name in the certificate of its client. */
@@ -43,16 +43,14 @@ export async function makeCertificates(dir: string) {
   };
 }
 
-interface FacilitatorNeeds {
-  readonly dir: string;
-  readonly certificates: Certificates;
-  readonly rpcUrl: string;
-  /** Pays the gas. */
-  readonly signerKey: Hex;
-}
-
-export async function startDemoFacilitator(needs: FacilitatorNeeds, log: Log): Promise<RunningFacilitator> {
-  const { dir, certificates, rpcUrl, signerKey } = needs;
+/** @param signerKey pays the gas */
+export async function startDemoFacilitator(
+  dir: string,
+  certificates: Certificates,
+  rpcUrl: string,
+  signerKey: Hex,
+  log: Log,
+) {
   const config = configured("facilitator", {
     TOLLGATE_DATA_DIR: dir,
     TOLLGATE_PORT: portNear(FACILITATOR_PORT),
@@ -66,7 +64,7 @@ export async function startDemoFacilitator(needs: FacilitatorNeeds, log: Log): P
   if (config.facilitator === null) throw new DemoProblem("the facilitator is not configured");
   const certificate = readFileSync(certificates.client, "utf8");
   const account = { name: CLIENT, certificate, maxPerTransaction: null, dailyCeiling: null };
-  await runAccount(config, { command: "account add", account }, log);
+  await addNewAccount(config, account, log);
   return startFacilitator(config.facilitator, log, silentMeters);
 }
 
@@ -79,14 +77,8 @@ export async function startDemoGateway(dir: string, log: Log) {
   });
   const { keys } = prepareMasterKeys(config, log);
   const { url, stop } = await startGateway(config, keys, log, silentMeters);
-  return {
-    url,
-    stop,
-    mintToken(tenant: string, user: string) {
-      const ttlSeconds = TOKEN_HOURS * 3600;
-      return mintToken(config, { tenant, user, scope: "invocations:read_body", ttlSeconds }, log);
-    },
-  };
+  const request = { tenant: "demo", user: "you", scope: "invocations:read_body", ttlSeconds: TOKEN_HOURS * 3600 };
+  return { url, stop, mintToken: () => mintToken(config, request, log) };
 }
 
 /** Ignores the environment of the demo's own process. */
@@ -115,28 +107,29 @@ export function startNotary() {
   return serve("/stamp", async (request) => {
     const body = await request.bytes();
     const sha256 = createHash("sha256").update(body).digest("hex");
-    return json("ok", {
-      sha256,
-      bytes: body.length,
-      stamped_at: new Date(systemClock.now()).toISOString(),
-    });
+    return json("ok", { sha256, bytes: body.length, stamped_at: new Date(systemClock.now()).toISOString() });
   });
+}
+
+interface McpMessage {
+  readonly id?: unknown;
+  readonly method?: string;
+  readonly params?: { readonly name?: string; readonly arguments?: Readonly<Record<string, unknown>> };
 }
 
 /** An MCP server with two tools, as small as streamable HTTP allows: JSON answers, no sessions, no streams. */
 export function startCalculator() {
   return serve("/mcp", async (request) => {
-    const message: unknown = await request.json().catch(() => null);
-    const id = at(message, "id");
+    const message = (await request.json()) as McpMessage;
     // A notification is taken, and never answered (streamable HTTP, "Sending Messages to the Server").
-    if (id === undefined) return new Response(null, { status: SUCCESS.accepted });
-    return json("ok", { jsonrpc: "2.0", id, ...answer(at(message, "method"), at(message, "params")) });
+    if (message.id === undefined) return new Response(null, { status: SUCCESS.accepted });
+    return json("ok", { jsonrpc: "2.0", id: message.id, ...answerTo(message) });
   });
 }
 
 function serve(path: string, post: (request: Request) => Promise<Response>) {
   const server = Bun.serve({
-    hostname: "127.0.0.1",
+    hostname: HOST,
     port: 0,
     development: false,
     reusePort: false,
@@ -145,15 +138,8 @@ function serve(path: string, post: (request: Request) => Promise<Response>) {
     routes: { [path]: { POST: post } },
     fetch: () => new Response(null, { status: STATUS.method_not_allowed }),
   });
-  return { url: `http://127.0.0.1:${server.port}${path}`, stop: () => server.stop(true) };
+  return { url: `http://${HOST}:${server.port}${path}`, stop: () => server.stop(true) };
 }
-
-const PROTOCOL_VERSION = "2025-11-25";
-/** Codes of JSON-RPC 2.0, section 5.1. */
-const METHOD_NOT_FOUND = -32_601;
-const INVALID_PARAMS = -32_602;
-/** The largest whose factors are found at once. */
-const NUMBER_MAX = 1_000_000_000_000;
 
 const number = { type: "integer" } as const;
 
@@ -170,50 +156,38 @@ const TOOLS = [
   },
 ];
 
-function answer(method: unknown, params: unknown): object {
+function answerTo({ method, params }: McpMessage): object {
   switch (method) {
-    case "initialize":
-      return {
-        result: {
-          protocolVersion: PROTOCOL_VERSION,
-          capabilities: { tools: {} },
-          serverInfo: { name: "calculator", version: "1" },
-        },
-      };
-    case "ping":
-      return { result: {} };
+    case "initialize": {
+      const serverInfo = { name: "calculator", version: "1" };
+      return { result: { protocolVersion: "2025-11-25", capabilities: { tools: {} }, serverInfo } };
+    }
     case "tools/list":
       return { result: { tools: TOOLS } };
-    case "tools/call":
-      return callTool(at(params, "name"), at(params, "arguments"));
+    case "tools/call": {
+      const text = textOf(params?.name, params?.arguments ?? {});
+      // The codes are those of JSON-RPC 2.0, section 5.1.
+      if (text === null) return { error: { code: -32_602, message: `no such tool, or no number up to ${NUMBER_MAX}` } };
+      return { result: { content: [{ type: "text", text }] } };
+    }
     default:
-      return refusal(METHOD_NOT_FOUND, "no such method");
+      return { error: { code: -32_601, message: "no such method" } };
   }
 }
 
-function callTool(name: unknown, args: unknown): object {
-  if (name === "add") {
-    const [a, b] = [whole(at(args, "a")), whole(at(args, "b"))];
-    return a === null || b === null ? refusal(INVALID_PARAMS, WHOLE) : said(`${a} + ${b} = ${a + b}`);
-  }
-  if (name !== "factorize") return refusal(INVALID_PARAMS, "no such tool");
-  const found = whole(at(args, "number"));
-  if (found === null || found < 2) return refusal(INVALID_PARAMS, WHOLE);
-  return said(`${found} = ${primeFactors(found).join(" × ")}`);
+/** What a tool says; null where it is no tool, or has other arguments than it needs. */
+function textOf(tool: string | undefined, args: Readonly<Record<string, unknown>>): string | null {
+  const { a, b, number } = args;
+  if (tool === "add" && isWhole(a) && isWhole(b)) return `${a} + ${b} = ${a + b}`;
+  if (tool === "factorize" && isWhole(number) && number > 1) return `${number} = ${primeFactors(number).join(" × ")}`;
+  return null;
 }
 
-const WHOLE = `whole numbers up to ${NUMBER_MAX} only`;
+/** The largest whose factors are found at once. */
+const NUMBER_MAX = 1_000_000_000_000;
 
-function said(text: string): object {
-  return { result: { content: [{ type: "text", text }] } };
-}
-
-function refusal(code: number, message: string): object {
-  return { error: { code, message } };
-}
-
-function whole(value: unknown): number | null {
-  return typeof value === "number" && Number.isInteger(value) && Math.abs(value) <= NUMBER_MAX ? value : null;
+function isWhole(value: unknown): value is number {
+  return typeof value === "number" && Number.isInteger(value) && Math.abs(value) <= NUMBER_MAX;
 }
 
 function primeFactors(number: number): number[] {

@@ -1,7 +1,7 @@
 // The chain's nodes, each asked by itself: which chain, which token, how new its newest block is, whether it agrees with the
 // others; and the wallets that pay for gas. A node is named by its place in the list, since its URL may hold a key.
 // In one file, since the rules judge what the questions found.
-import { decodeFunctionResult, encodeFunctionData, formatEther, parseAbi } from "viem";
+import { formatEther, toFunctionSelector } from "viem";
 import * as wire from "../../chain/json-rpc.ts";
 import { type Block, exchange, NoAnswer, RpcError } from "../../chain/json-rpc.ts";
 import { TOKEN_ADDRESS } from "../../chain/token.ts";
@@ -9,6 +9,7 @@ import type { FacilitatorConfig } from "../../config.ts";
 import { systemClock } from "../../core/time.ts";
 import { createLocalSigner } from "../../facilitator/wallet/signer.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
+import { DOMAIN_SEPARATOR } from "../../x402/eip3009.ts";
 import { CHAIN_ID, TOKEN_NAME, TOKEN_VERSION } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
 import {
@@ -25,53 +26,25 @@ import {
   warning,
 } from "./findings.ts";
 
-const ABI = parseAbi([
-  "function name() view returns (string)",
-  "function version() view returns (string)",
-  "function decimals() view returns (uint8)",
-]);
+type Ask = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
-export interface Node {
-  readonly place: number;
-  ask<T>(method: string, params: readonly unknown[], read: (result: unknown) => T): Promise<T>;
-  certificateProblem(): Problem | null;
-}
+/** A node, and what it says. */
+type Node = NodeLook & { readonly ask: Ask };
 
-export interface Nodes {
-  readonly looks: readonly NodeLook[];
-  /** Nodes of the right chain, the one with the newest block first. */
-  readonly good: readonly Node[];
-}
-
-export async function lookAtNodes(urls: readonly string[], outbound: Outbound): Promise<Nodes> {
-  const nodes = urls.map((url, index) => openNode(url, index, outbound));
-  const looks = await Promise.all(nodes.map(lookAtNode));
-  const heightOf = (node: Node) => {
-    const { answer } = looks[node.place] ?? { answer: "" };
-    return typeof answer === "string" || !goodAnswers(looks).includes(answer) ? -1 : answer.newest.number;
-  };
-  const good = nodes.filter((node) => heightOf(node) >= 0).sort((a, b) => heightOf(b) - heightOf(a));
-  return { looks, good };
-}
-
-function openNode(url: string, place: number, outbound: Outbound): Node {
-  const { certificateProblem, ...watched } = observed(outbound);
-  const server = { outbound: watched.outbound, url, timeoutMs: 3_000, answerBytesMax: 1024 * 1024 };
-  return {
-    place,
-    ask: async (method, params, read) => read(await exchange(server, method, params)),
-    certificateProblem,
-  };
-}
-
-async function lookAtNode(node: Node): Promise<NodeLook> {
-  const { place } = node;
-  try {
-    const answer = await inTime(answerOf(node), 4_500);
-    return { place, answer, certificate: node.certificateProblem() };
-  } catch (error) {
-    return { place, answer: reasonOf(error), certificate: null };
-  }
+export function lookAtNodes(urls: readonly string[], outbound: Outbound): Promise<Node[]> {
+  return Promise.all(
+    urls.map(async (url, place): Promise<Node> => {
+      const { certificateProblem, ...watched } = observed(outbound);
+      const server = { ...watched, url, timeoutMs: 3_000, answerBytesMax: 1024 * 1024 };
+      const ask: Ask = (method, params) => exchange(server, method, params);
+      try {
+        const answer = await inTime(answerOf(ask), 4_500);
+        return { place, ask, answer, certificate: certificateProblem() };
+      } catch (error) {
+        return { place, ask, answer: reasonOf(error), certificate: null };
+      }
+    }),
+  );
 }
 
 /** The messages of these errors never hold a URL. */
@@ -80,102 +53,57 @@ function reasonOf(error: unknown): string {
   return isTold ? error.message : "an answer in another form";
 }
 
-async function answerOf(node: Node): Promise<NodeAnswer> {
+async function answerOf(ask: Ask): Promise<NodeAnswer> {
   const from = performance.now();
-  const chainId = await node.ask("eth_chainId", [], wire.quantity);
+  const chainId = wire.quantity(await ask("eth_chainId", []));
   const ms = performance.now() - from;
-  const [newest, next, token] = await Promise.all([
-    node.ask("eth_getBlockByNumber", ["latest", false], wire.block),
-    node.ask("eth_getBlockByNumber", ["pending", false], wire.timestamp).catch(() => null),
-    tokenOf(node),
-  ]);
+  const newest = wire.block(await ask("eth_getBlockByNumber", ["latest", false]));
   if (newest === null) throw new NoAnswer("it has no newest block");
-  return { chainId, newest, next, token, ms };
+  return { chainId, newest, hasToken: await hasToken(ask), ms };
 }
 
-async function tokenOf(node: Node): Promise<Token> {
-  const code = await node.ask("eth_getCode", [TOKEN_ADDRESS, "latest"], wire.data);
-  if (code === "0x") return { hasCode: false, name: null, version: null, decimals: null };
-  const call = async <T>(functionName: "name" | "version" | "decimals") => {
-    const data = encodeFunctionData({ abi: ABI, functionName });
-    const result = await node.ask("eth_call", [{ to: TOKEN_ADDRESS, data }, "latest"], wire.data).catch(revertedOnly);
-    return decoded<T>(functionName, result);
-  };
-  const [name, version, decimals] = await Promise.all([
-    call<string>("name"),
-    call<string>("version"),
-    call<number>("decimals"),
-  ]);
-  return { hasCode: true, name, version, decimals };
-}
-
-/** A contract that does not know the function is no failure of the node. */
-function revertedOnly(error: unknown): Hex {
-  if (error instanceof RpcError) return "0x";
-  throw error;
-}
-
-function decoded<T>(functionName: "name" | "version" | "decimals", data: Hex): T | null {
+/** Payers sign for this hash of the token's name and version, the chain and the token's address. */
+async function hasToken(ask: Ask): Promise<boolean> {
   try {
-    return decodeFunctionResult({ abi: ABI, functionName, data }) as T;
-  } catch {
-    return null;
+    const call = { to: TOKEN_ADDRESS, data: toFunctionSelector("DOMAIN_SEPARATOR()") };
+    return wire.data(await ask("eth_call", [call, "latest"])) === DOMAIN_SEPARATOR;
+  } catch (error) {
+    // A contract that does not know the function is no failure of the node.
+    if (error instanceof RpcError) return false;
+    throw error;
   }
 }
 
-export async function nodesFindings(opening: Promise<Nodes>): Promise<Finding[]> {
+export async function nodesFindings(opening: Promise<readonly Node[]>): Promise<Finding[]> {
   const nodes = await opening;
-  return [...nodeFindings(nodes.looks), ...(await agreementOf(nodes))];
+  const block = commonBlock(nodes);
+  if (block === null) return nodeFindings(nodes);
+  const said = nodes.filter(isGood).map(async ({ place, ask }) => {
+    const found = ask("eth_getBlockByNumber", [wire.hex(block), false]).then(wire.block);
+    return { place, hash: (await found.catch(() => null))?.hash ?? null };
+  });
+  return [...nodeFindings(nodes), ...agreementFindings(block, await Promise.all(said))];
 }
 
-async function agreementOf({ looks, good }: Nodes): Promise<Finding[]> {
-  const block = commonBlock(looks);
-  if (block === null) return [];
-  const said = await Promise.all(
-    good.map(async (node) => {
-      const found = node.ask("eth_getBlockByNumber", [wire.hex(block), false], wire.block).catch(() => null);
-      return { place: node.place, hash: (await found)?.hash ?? null };
-    }),
-  );
-  return agreementFindings(
-    block,
-    said.toSorted((a, b) => a.place - b.place),
-  );
-}
-
-export async function chainClockFindings(opening: Promise<Nodes>): Promise<Finding[]> {
-  const time = chainTime((await opening).looks);
+export async function chainClockFindings(opening: Promise<readonly Node[]>): Promise<Finding[]> {
+  const time = chainTime(await opening);
   if (time === null) return notLookedAt("chain clock", "a node");
   const aheadMs = time * 1000 - systemClock.now();
   const advice = "set this clock by NTP, or see why no node has a newer block";
-  return findings(
-    "chain clock",
-    [skewProblem("the chain's time", aheadMs, advice)],
-    `${seconds(aheadMs)} s from the chain's time`,
-  );
+  const problem = skewProblem("the chain's time", aheadMs, advice);
+  return findings("chain clock", [problem], `${seconds(aheadMs)} s from the chain's time`);
 }
 
 const BEHIND_BLOCKS = 5;
 const BEHIND_SECONDS = 60;
-const DECIMALS = 6;
 /** The newest blocks may still be replaced. */
 const SETTLED_BLOCKS = 4;
-
-interface Token {
-  readonly hasCode: boolean;
-  /** Null where the contract gives no such answer. */
-  readonly name: string | null;
-  readonly version: string | null;
-  readonly decimals: number | null;
-}
 
 /** What a node says of itself. */
 export interface NodeAnswer {
   readonly chainId: bigint;
   readonly newest: Pick<Block, "number" | "timestamp">;
-  /** Unix seconds: the time that the next block would have; null where the node does not tell. */
-  readonly next: number | null;
-  readonly token: Token;
+  readonly hasToken: boolean;
   readonly ms: number;
 }
 
@@ -188,6 +116,10 @@ export interface NodeLook {
   readonly certificate: Problem | null;
 }
 
+const NO_TOKEN = failure(
+  `it has not ${TOKEN_NAME}, version ${TOKEN_VERSION}, at ${TOKEN_ADDRESS}`,
+  "it must be a node of Base: payments are made in this token",
+);
 const ELSEWHERE = "TOLLGATE_RPC_URLS must name nodes of Base: the facilitator does not start with it";
 
 export function nodeFindings(nodes: readonly NodeLook[]): Finding[] {
@@ -200,16 +132,18 @@ export function nodeFindings(nodes: readonly NodeLook[]): Finding[] {
     if (answer.chainId !== BigInt(CHAIN_ID)) {
       return findings(what, [failure(`it is of chain ${answer.chainId}, not ${CHAIN_ID}`, ELSEWHERE)], "");
     }
-    const { number } = answer.newest;
-    const fine = `it answers in ${answer.ms.toFixed(0)} ms, its newest block is ${number}`;
-    return findings(what, [tokenProblem(answer.token), lagProblem(answer, best, time), certificate], fine);
+    const fine = `it answers in ${answer.ms.toFixed(0)} ms, its newest block is ${answer.newest.number}`;
+    return findings(what, [answer.hasToken ? null : NO_TOKEN, lagProblem(answer, best, time), certificate], fine);
   });
 }
 
+/** Of a node that answers, and of the right chain. */
+function isGood<T extends NodeLook>(node: T): node is T & { readonly answer: NodeAnswer } {
+  return typeof node.answer !== "string" && node.answer.chainId === BigInt(CHAIN_ID);
+}
+
 function goodAnswers(nodes: readonly NodeLook[]): NodeAnswer[] {
-  return nodes.flatMap(({ answer }) =>
-    typeof answer !== "string" && answer.chainId === BigInt(CHAIN_ID) ? [answer] : [],
-  );
+  return nodes.filter(isGood).map(({ answer }) => answer);
 }
 
 function silent(why: string, othersAnswer: boolean): Problem {
@@ -219,14 +153,6 @@ function silent(why: string, othersAnswer: boolean): Problem {
     : failure(text, "TOLLGATE_RPC_URLS must name a node that answers: without one no payment is settled");
 }
 
-function tokenProblem({ hasCode, name, version, decimals }: Token): Problem | null {
-  if (hasCode && name === TOKEN_NAME && version === TOKEN_VERSION && decimals === DECIMALS) return null;
-  const text = hasCode
-    ? `its token is ${name ?? "without a name"}, version ${version ?? "none"}, with ${decimals ?? "no"} decimals`
-    : "there is no token at its address";
-  return failure(text, `it must be a node of Base, where ${TOKEN_NAME} has version ${TOKEN_VERSION}`);
-}
-
 function lagProblem({ newest }: NodeAnswer, best: number, time: number): Problem | null {
   const [blocks, seconds] = [best - newest.number, time - newest.timestamp];
   if (blocks < BEHIND_BLOCKS && seconds < BEHIND_SECONDS) return null;
@@ -234,9 +160,9 @@ function lagProblem({ newest }: NodeAnswer, best: number, time: number): Problem
   return warning(text, "see why it does not follow the chain, or put it behind the others in TOLLGATE_RPC_URLS");
 }
 
-/** Unix seconds, by the newest block or by what the next one would have; null when no node tells. */
+/** Unix seconds, by the newest block; null when no node tells. */
 export function chainTime(nodes: readonly NodeLook[]): number | null {
-  const times = goodAnswers(nodes).map(({ newest, next }) => Math.max(newest.timestamp, next ?? 0));
+  const times = goodAnswers(nodes).map(({ newest }) => newest.timestamp);
   return times.length === 0 ? null : Math.max(...times);
 }
 
@@ -247,17 +173,10 @@ export function commonBlock(nodes: readonly NodeLook[]): number | null {
   return Math.max(Math.min(...good.map(({ newest }) => newest.number)) - SETTLED_BLOCKS, 0);
 }
 
-interface BlockSaid {
-  readonly place: number;
-  /** Null when the node does not have the block, or does not tell. */
-  readonly hash: Hex | null;
-}
-
-export function agreementFindings(block: number, said: readonly BlockSaid[]): Finding[] {
-  const hashes = Map.groupBy(
-    said.filter(({ hash }) => hash !== null),
-    ({ hash }) => hash,
-  );
+/** @param said null for a node that does not have the block, or does not tell */
+export function agreementFindings(block: number, said: readonly { place: number; hash: Hex | null }[]): Finding[] {
+  const told = said.filter(({ hash }) => hash !== null);
+  const hashes = Map.groupBy(told, ({ hash }) => hash);
   const sides = [...hashes.values()].map((same) => same.map(({ place }) => place).join(" and "));
   const problem = failure(
     `the endpoints have different blocks at height ${block}: ${sides.join(" against ")}`,
@@ -267,21 +186,20 @@ export function agreementFindings(block: number, said: readonly BlockSaid[]): Fi
 }
 
 export async function walletFindings(
-  { signers, limits }: Pick<FacilitatorConfig, "signers" | "limits">,
-  opening: Promise<Nodes>,
+  { signers, limits: { gasLowWaterWei } }: Pick<FacilitatorConfig, "signers" | "limits">,
+  opening: Promise<readonly Node[]>,
 ): Promise<Finding[]> {
-  const [node] = (await opening).good;
-  const lowWaterWei = limits.gasLowWaterWei;
+  const [node] = (await opening).filter(isGood).sort((a, b) => b.answer.newest.number - a.answer.newest.number);
+  if (node === undefined) return notLookedAt("wallets", "a node");
   const addresses =
     signers.kind === "local" ? signers.keys.map((key) => createLocalSigner(key).address) : [signers.address];
-  if (node === undefined) return notLookedAt("wallets", "a node");
   const balances = await Promise.all(
-    addresses.map((address) => node.ask("eth_getBalance", [address, "latest"], wire.quantity)),
+    addresses.map((address) => node.ask("eth_getBalance", [address, "latest"]).then(wire.quantity)),
   );
-  const isAnyAble = balances.some((balance) => balance >= lowWaterWei);
+  const isAnyAble = balances.some((balance) => balance >= gasLowWaterWei);
   return addresses.flatMap((address, index) => {
     const balance = balances[index] ?? 0n;
-    const problem = balance >= lowWaterWei ? null : lowProblem(balance, lowWaterWei, isAnyAble);
+    const problem = balance >= gasLowWaterWei ? null : lowProblem(balance, gasLowWaterWei, isAnyAble);
     return findings(`wallet ${address}`, [problem], `it has ${formatEther(balance)} ETH`);
   });
 }

@@ -3,11 +3,11 @@
 // error that may show a secret. The bounds that several checks judge by stand here too.
 
 import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
+import { parseCertificates } from "../../core/certificates.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { DAY_MS, systemClock } from "../../core/time.ts";
 import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
 import { withDeadline } from "../../kernel/wait.ts";
-import { fitOf, newestVersion, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/migrate.ts";
 
 /** `fail`: the service would refuse work. `warn`: it works, and the operator should do something about it. */
 type Severity = "ok" | "warn" | "fail";
@@ -61,28 +61,22 @@ function printable(text: string): string {
 }
 
 export const CHECK_MS_MAX = 5_000;
+/** Of a check that needs what another one opens, which has a limit of its own. */
+export const SECOND_CHECK_MS_MAX = 2 * CHECK_MS_MAX;
 
 export interface Check {
   readonly what: string;
-  readonly look: () => Promise<Finding[]>;
-  /** What the check needs first, which has a time limit of its own. */
-  readonly after?: Promise<unknown>;
+  readonly look: () => Promise<readonly Finding[]>;
   readonly msMax?: number;
   /** What to do when the check throws. */
   readonly advice?: string;
 }
 
-export async function runChecks(checks: readonly Check[]): Promise<Finding[]> {
-  return (await Promise.all(checks.map(run))).flat();
-}
-
-async function run({ what, look, after, msMax = CHECK_MS_MAX, advice }: Check): Promise<Finding[]> {
-  try {
-    await after?.catch(() => {});
-    return await inTime(look(), msMax);
-  } catch (error) {
-    return findings(what, [problemOf(error, advice)], "");
-  }
+export async function runChecks(checks: readonly Check[]): Promise<readonly Finding[]> {
+  const found = checks.map(async ({ what, look, msMax, advice }) =>
+    inTime(look(), msMax).catch((error) => findings(what, [problemOf(error, advice)], "")),
+  );
+  return (await Promise.all(found)).flat();
 }
 
 export class TooLate extends Error {}
@@ -114,31 +108,12 @@ function nameOf(error: unknown): string {
   return "code" in error && typeof error.code === "string" ? error.code : error.name;
 }
 
-const GIB = 1024 ** 3;
-
-/** @param name of the file system, such as the directory that lies there */
-export function freeSpaceProblem(name: string, freeBytes: number): Problem | null {
-  const text = `${name} has ${bytesText(freeBytes)} free`;
-  const advice = "make room: on a full disk no call is taken";
-  if (freeBytes <= 0) return failure(text, advice);
-  return freeBytes < GIB ? warning(text, advice) : null;
-}
-
-export function bytesText(bytes: number): string {
-  return bytes < GIB ? `${Math.floor(bytes / 1024 ** 2)} MiB` : `${(bytes / GIB).toFixed(1)} GiB`;
-}
-
-interface Validity {
-  /** Milliseconds since the epoch. */
-  readonly from: number;
-  readonly to: number;
-}
-
 /**
  * @param which certificate, as in "its certificate"
+ * @param to when it ends, in milliseconds since the epoch, as all times here
  * @param advice what to do about one that ends
  */
-export function validityProblem(which: string, { from, to }: Validity, now: number, advice: string): Problem | null {
+export function validityProblem(which: string, from: number, to: number, now: number, advice: string): Problem | null {
   if (now < from) return failure(`${which} is not valid before ${timeText(from)}`, "set the clock, or wait");
   if (now > to) return failure(`${which} expired at ${timeText(to)}`, advice);
   if (now <= to - EXPIRY_WARNING_MS) return null;
@@ -146,7 +121,14 @@ export function validityProblem(which: string, { from, to }: Validity, now: numb
   return warning(`${which} expires in ${days} ${days === 1 ? "day" : "days"}, at ${timeText(to)}`, advice);
 }
 
-export function timeText(time: number): string {
+/** Of each certificate of a PEM text. */
+export function certificateProblems(which: string, pem: string, advice: string): (Problem | null)[] {
+  return parseCertificates(pem).map(({ validFrom, validTo }) =>
+    validityProblem(which, Date.parse(validFrom), Date.parse(validTo), systemClock.now(), advice),
+  );
+}
+
+function timeText(time: number): string {
   return Number.isFinite(time) ? new Date(time).toISOString() : "an unknown time";
 }
 
@@ -161,61 +143,28 @@ export function seconds(ms: number): string {
   return (Math.abs(ms) / 1000).toFixed(1);
 }
 
-/** Whether the program fits the schema, or what would become of it. */
-export function schemaProblem(schema: Schema): Problem | null {
-  const has = `it has schema version ${schema.version}`;
-  const knows = `knows versions up to ${newestVersion()}`;
-  switch (fitOf(schema)) {
-    case "none":
-    case "same":
-      return null;
-    case "older": {
-      const text = `${has}, and the next start of this program brings it to ${newestVersion()}`;
-      return warning(text, "take a backup, then start this program or run tollgate migrate");
-    }
-    case "newer":
-      return warning(
-        `${has}; this program ${knows}, and may run on it all the same`,
-        "go on with the newer one in time",
-      );
-    case "too new":
-      return failure(`it has ${tooNewText(schema)}`, TOO_NEW_ADVICE);
-  }
-}
-
-interface Observed {
-  readonly outbound: Outbound;
-  /** What is wrong with the certificate of the server that was asked. */
-  certificateProblem(): Problem | null;
-  /** What is wrong with that server's clock. */
-  clockProblem(): Problem | null;
-  /** Milliseconds since the epoch; null when no connection with TLS was made. */
-  certificateEnd(): number | null;
-}
-
 /** Makes requests tell, beside their answer, how long the server's certificate holds and what time it has. */
-export function observed(outbound: Outbound): Observed {
+export function observed(outbound: Outbound) {
   let end: number | null = null;
   let aheadMs: number | null = null;
   const certified = (validTo: number) => {
     end = validTo;
   };
-  return {
-    outbound: {
-      async request(url, request) {
-        const from = systemClock.now();
-        const response = await outbound.request(url, { ...request, certified });
-        const date = Date.parse(response.headers.get("date") ?? "");
-        // The Date header has whole seconds (RFC 9110, section 5.6.7).
-        if (!Number.isNaN(date)) aheadMs = date + 500 - (from + systemClock.now()) / 2;
-        return response;
-      },
+  const watched: Outbound = {
+    async request(url, request) {
+      const from = systemClock.now();
+      const response = await outbound.request(url, { ...request, certified });
+      const date = Date.parse(response.headers.get("date") ?? "");
+      // The Date header has whole seconds (RFC 9110, section 5.6.7).
+      if (!Number.isNaN(date)) aheadMs = date + 500 - (from + systemClock.now()) / 2;
+      return response;
     },
+  };
+  return {
+    outbound: watched,
+    /** What is wrong with the certificate of the server that was asked. */
     certificateProblem: () =>
-      end === null
-        ? null
-        : validityProblem("its certificate", { from: 0, to: end }, systemClock.now(), "it must be renewed"),
+      end === null ? null : validityProblem("its certificate", 0, end, systemClock.now(), "it must be renewed"),
     clockProblem: () => (aheadMs === null ? null : skewProblem("its clock", aheadMs, "set both clocks by NTP")),
-    certificateEnd: () => end,
   };
 }

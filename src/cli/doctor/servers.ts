@@ -1,120 +1,247 @@
-// The servers that a gateway needs beside its database: the issuer of the callers' tokens, and HashiCorp Vault or OpenBao.
-
-import { importJWK, type JWK } from "jose";
+// The servers that a gateway needs beside its database: the issuer of the callers' tokens, HashiCorp Vault or OpenBao, and the
+// facilitators of all tenants. In one file, since each is asked over HTTP and judged by what it answers.
 import type { Config } from "../../config.ts";
-import { currentToken } from "../../gateway/credentials/secrets-stores.ts";
-import { fetchKeySet } from "../../gateway/identity/issuer-keys.ts";
-import { fetchDocument, fetchJson } from "../../http/client/fetch-json.ts";
-import { type Outbound, OutboundError } from "../../http/client/outbound.ts";
-import { type Finding, failure, findings, observed, type Problem, problemOf, warning } from "./findings.ts";
+import { hostRules } from "../../core/host.ts";
+import { silentLog } from "../../core/log.ts";
+import { createSecretReader } from "../../gateway/credentials/resolve.ts";
+import { CredentialFailure, currentToken } from "../../gateway/credentials/secrets-stores.ts";
+import { fetchKeySet } from "../../gateway/identity/identity.ts";
+import { clientIdentity } from "../../gateway/payment/facilitator-client.ts";
+import { exchangeJson, fetchDocument, fetchJson } from "../../http/client/fetch-json.ts";
+import { createOutbound, type Outbound, OutboundError } from "../../http/client/outbound.ts";
+import { ownAddresses } from "../../http/client/resolve.ts";
+import type { ClientIdentity } from "../../http/client/tls-contexts.ts";
+import { MAX } from "../../kernel/limits.ts";
+import { mapLimit } from "../../kernel/loop.ts";
+import { openSealed } from "../../keys/keyring.ts";
+import { findMasterKeys, type MasterKeys } from "../../keys/master-keys.ts";
+import type { DatabaseLook } from "../../storage/look.ts";
+import { fitOf } from "../../storage/migrate.ts";
+import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
+import {
+  CHECK_MS_MAX,
+  certificateProblems,
+  type Finding,
+  failure,
+  findings,
+  inTime,
+  notLookedAt,
+  observed,
+  type Problem,
+  problemOf,
+  warning,
+} from "./findings.ts";
 
 type Oidc = NonNullable<Config["identity"]["oidc"]>;
 
 export async function issuerFindings(oidc: Oidc | null, trusted: Outbound): Promise<Finding[]> {
   if (oidc === null) return findings("issuer", [], "the local one, by the keys of this deployment");
   const server = observed(trusted);
-  const { problem, usable } = await keysOf(oidc, server.outbound);
+  const problem = await keysProblem(oidc, server.outbound);
   return findings(
     "issuer",
     [problem, server.certificateProblem(), server.clockProblem()],
-    `${oidc.issuer} has ${usable} keys that verify tokens`,
+    `${oidc.issuer} has keys that verify tokens`,
   );
 }
 
-const ADVICE =
+const ISSUER_ADVICE =
   "TOLLGATE_OIDC_ISSUER (and TOLLGATE_JWKS_URL) must be right, and this machine must reach it: without keys no call is taken";
 
-async function keysOf(oidc: Oidc, outbound: Outbound): Promise<{ problem: Problem | null; usable: number }> {
-  const from = oidc.jwksUrl ?? oidc.issuer;
+async function keysProblem(oidc: Oidc, outbound: Outbound): Promise<Problem | null> {
   try {
-    const { keys } = await fetchKeySet({ ...oidc, fetchJson: (url) => fetchDocument(outbound, url) });
-    const usable = (await Promise.all(keys.map(isUsable))).filter(Boolean).length;
-    const problem = usable > 0 ? null : failure(`none of the ${keys.length} keys of ${from} can be used`, ADVICE);
-    return { problem, usable };
+    await fetchKeySet({ ...oidc, fetchJson: (url) => fetchDocument(outbound, url) });
+    return null;
   } catch (error) {
-    if (error instanceof OutboundError) return { problem: problemOf(error, ADVICE), usable: 0 };
+    if (error instanceof OutboundError) return problemOf(error, ISSUER_ADVICE);
     // The message is one of `fetchKeySet`, which names no secret.
     const why = error instanceof Error ? error.message : "unknown";
-    return { problem: failure(`${from}: ${why}`, ADVICE), usable: 0 };
+    return failure(`${oidc.jwksUrl ?? oidc.issuer}: ${why}`, ISSUER_ADVICE);
   }
 }
 
-async function isUsable(key: JWK): Promise<boolean> {
-  try {
-    await importJWK(key, key.alg ?? USUAL[key.crv ?? key.kty ?? ""]);
-    return true;
-  } catch {
-    return false;
-  }
-}
-
-/** For keys that name no algorithm: by their curve, or their kind. */
-const USUAL: Readonly<Record<string, string>> = {
-  "P-256": "ES256",
-  "P-384": "ES384",
-  "P-521": "ES512",
-  Ed25519: "EdDSA",
-  RSA: "RS256",
-};
-
-const LIMITS = { timeoutMs: 4_500, bytesMax: 64 * 1024 };
+const VAULT_LIMITS = { timeoutMs: 4_500, bytesMax: 64 * 1024 };
 
 type Vault = NonNullable<Config["vault"]>;
 
 export async function vaultFindings(vault: Vault, trusted: Outbound): Promise<Finding[]> {
   const server = observed(trusted);
-  const { problem, fine } = await tokenLook(vault, server.outbound);
-  return findings("vault", [problem, server.certificateProblem()], fine);
+  const problem = await tokenProblem(vault, server.outbound);
+  return findings("vault", [problem, server.certificateProblem()], "it answers, and takes the token");
 }
 
 const BAD_TOKEN =
   "TOLLGATE_VAULT_TOKEN must be a good one, best with auth/token/lookup-self (as in the policy `default`)";
 const NOT_READY = "unseal it, or see why it is not ready: calls with its secrets fail meanwhile";
 
-/** No tenant has this name. A token that may read the secrets of all tenants is answered that there are none. */
-const NO_TENANT = "tollgate-doctor";
 /** Newer servers say this about an unknown token, and do not say it about a token that may not do what was asked. */
 const INVALID_TOKEN = /invalid token/i;
 
-/**
- * The token is asked about itself, which the policy `default` of every Vault allows. One whose policies do not is tried on the
- * secrets; and where it may read those of certain tenants alone, only they can tell.
- */
-async function tokenLook(vault: Vault, outbound: Outbound): Promise<{ problem: Problem | null; fine: string }> {
-  const bad = (problem: Problem) => ({ problem, fine: "" });
+/** The token is asked about itself, which the policy `default` of every Vault allows. */
+async function tokenProblem(vault: Vault, outbound: Outbound): Promise<Problem | null> {
   try {
-    const token = await currentToken(vault);
-    const headers = { "x-vault-token": token, "x-vault-request": "true" };
-    const ask = (path: string) =>
-      fetchJson(outbound, `${vault.address.replace(/\/+$/, "")}/v1/${path}`, headers, LIMITS);
-    const { status, body } = await ask("auth/token/lookup-self");
-    if (status === 503) return bad(failure("it answers 503: it is sealed, or has no leader", NOT_READY));
-    if (status === 403) {
-      if (INVALID_TOKEN.test(JSON.stringify(body))) return bad(failure("it does not know the token", BAD_TOKEN));
-      const { status: second } = await ask(`${vault.prefix.replaceAll("{tenant}", NO_TENANT)}/none`);
-      const fine = "it answers, and takes the token, which may not ask for how long";
-      if (second === 404 || second === 200) return { problem: null, fine };
-      return bad(
-        warning("it tells nothing about the token", `${BAD_TOKEN}, or one that may read certain tenants' alone`),
-      );
-    }
-    if (status !== 200) return bad(failure(`it answers ${status} about the token`, NOT_READY));
-    return judgeToken(ttlOf(body), vault.tokenFile !== null);
+    const headers = { "x-vault-token": await currentToken(vault), "x-vault-request": "true" };
+    const url = `${vault.address.replace(/\/+$/, "")}/v1/auth/token/lookup-self`;
+    const { status, body } = await fetchJson(outbound, url, headers, VAULT_LIMITS);
+    if (status === 200) return null;
+    if (status === 503) return failure("it answers 503: it is sealed, or has no leader", NOT_READY);
+    if (status !== 403) return failure(`it answers ${status} about the token`, NOT_READY);
+    return INVALID_TOKEN.test(JSON.stringify(body))
+      ? failure("it does not know the token", BAD_TOKEN)
+      : warning("it tells nothing about the token", BAD_TOKEN);
   } catch (error) {
-    return bad(problemOf(error, "TOLLGATE_VAULT_ADDR must be its address, and this machine must reach it"));
+    return problemOf(error, "TOLLGATE_VAULT_ADDR must be its address, and this machine must reach it");
   }
 }
 
-/** Seconds; null for a token that does not end. */
-function ttlOf(body: unknown): number | null {
-  const ttl = (body as { readonly data?: { readonly ttl?: unknown } } | undefined)?.data?.ttl;
-  return typeof ttl === "number" && ttl > 0 ? ttl : null;
+/** For the facilitators of all tenants together. What has not begun by then is counted, and not looked at. */
+const ALL_MS_MAX = 30_000;
+export const FACILITATORS_MS_MAX = ALL_MS_MAX + 2 * CHECK_MS_MAX;
+const AT_ONCE = 8;
+
+/** A facilitator, and what is shown to it. */
+interface Group {
+  readonly url: string;
+  readonly tls: ClientIdentity | null;
+  readonly header: readonly [name: string, value: string] | null;
+  readonly tenants: string[];
+  found: readonly Finding[];
 }
 
-function judgeToken(ttl: number | null, isRenewed: boolean): { problem: Problem | null; fine: string } {
-  if (ttl === null) return { problem: null, fine: "it answers, and the token is good without end" };
-  const fine = `it answers, and the token is good for ${ttl} s`;
-  if (isRenewed || ttl >= 14 * 86_400) return { problem: null, fine };
-  const advice = "have it renewed, or hand it over by TOLLGATE_VAULT_TOKEN_FILE from an agent that does";
-  return { problem: warning(`the token is good for ${ttl} s, and this program does not renew it`, advice), fine };
+/**
+ * Each facilitator is asked as a settlement would ask it: under the host rules, and with the tenant's own certificate or header.
+ * Tenants that show the same to the same server count as one. Their names are shown to the operator, and nothing of their secrets.
+ */
+export async function facilitatorFindings(
+  config: Config,
+  database: DatabaseLook | null,
+  trusted: Outbound,
+): Promise<Finding[]> {
+  const fit = database === null ? "none" : fitOf(database.schema);
+  if (database === null || fit === "none") return findings("facilitators", [], "no tenant has one yet");
+  if (fit !== "same" && fit !== "newer") return notLookedAt("facilitators", "a schema that fits this program");
+  const masterKeys = usableMasterKeys(config);
+  if (masterKeys === null) return notLookedAt("facilitators", "the master key");
+  const { settlementConfigs: t } = database.read.tables;
+  const fields = { tenant: t.tenant, url: t.facilitator_url, ref: t.facilitator_credential_ref };
+  const settlements = await inTime(database.read.db.select(fields).from(t).orderBy(t.tenant));
+  if (settlements.length === 0) return findings("facilitators", [], "no tenant has a settlement configuration");
+  const read = createSecretReader({
+    store: database,
+    keyring: openSealed(database.read, masterKeys),
+    secretsDir: config.secretsDir,
+    vault: config.vault,
+    fetchJson: (url, headers, limits) => fetchJson(trusted, url, headers, limits),
+  });
+  const groups = new Map<string, Group>();
+  const closed: Finding[] = [];
+  const until = performance.now() + ALL_MS_MAX;
+  let left = await eachInTime(settlements, until, async ({ tenant, url, ref }) => {
+    try {
+      const opened = await inTime(read(tenant, ref, `${base(url)}/settle`));
+      const tls = clientIdentity(opened.secret);
+      const header = tls === null ? opened.header() : null;
+      const shown = { url, tls, header: header === null ? null : ([header.name, header.value] as const) };
+      const key = JSON.stringify(shown);
+      const group = groups.get(key);
+      if (group === undefined) groups.set(key, { ...shown, tenants: [tenant], found: [] });
+      else group.tenants.push(tenant);
+    } catch (error) {
+      closed.push(...findings(named({ url, tenants: [tenant] }), [credentialProblem(error)], ""));
+    }
+  });
+  const rules = hostRules({ allow: config.allowHosts, deny: config.denyHosts, own: ownAddresses() });
+  const outbound = createOutbound({ rules, extraCa: config.extraCa });
+  left += await eachInTime([...groups.values()], until, async (group) => {
+    group.found = await groupFindings(group, outbound);
+  });
+  const text = `${left} more were not looked at within ${ALL_MS_MAX / 1000} s`;
+  const missed = left === 0 ? [] : findings("facilitators", [warning(text, "see to those that are slow")], "");
+  return [...closed, ...[...groups.values()].flatMap(({ found }) => found), ...missed];
+}
+
+/** Null also when they can't be read, which the check of the keys reports. */
+function usableMasterKeys({ masterKeys, dataDir }: Config): MasterKeys | null {
+  try {
+    return findMasterKeys({ masterKeys, dataDir, log: silentLog });
+  } catch {
+    return null;
+  }
+}
+
+function named({ url, tenants: [first = "", ...others] }: Pick<Group, "url" | "tenants">): string {
+  return `facilitator ${url} of ${first}${others.length === 0 ? "" : ` and ${others.length} more`}`;
+}
+
+/** The errors of credentials and bundles hold no part of a secret; other errors may. */
+function credentialProblem(error: unknown): Problem {
+  const advice = "the tenant must store a good one: its paid calls are refused";
+  const isTold = error instanceof CredentialFailure || (error instanceof Error && /\bbundle\b/.test(error.message));
+  return isTold ? failure(`its credential can't be used: ${error.message}`, advice) : problemOf(error, advice);
+}
+
+function base(url: string): string {
+  return url.replace(/\/+$/, "");
+}
+
+async function groupFindings(group: Group, outbound: Outbound): Promise<Finding[]> {
+  const server = observed(outbound);
+  const problem = await supportedProblem(group, server.outbound);
+  // The first certificate is the tenant's own.
+  const [own = null] = certificateProblems(
+    "the tenant's client certificate",
+    group.tls?.cert ?? "",
+    "the tenant must store a new one in its credential",
+  );
+  const problems = [problem, server.certificateProblem(), server.clockProblem(), own];
+  return findings(named(group), problems, `it settles on ${NETWORK}`);
+}
+
+async function supportedProblem({ url, tls, header, tenants }: Group, outbound: Outbound): Promise<Problem | null> {
+  const unreached = "its operator must see to it: paid calls of these tenants wait or are refused";
+  const request = {
+    method: "GET",
+    headers: header === null ? [] : [header],
+    tls,
+    tenant: tenants[0] ?? "",
+    signal: AbortSignal.timeout(4_500),
+  };
+  try {
+    const { status, body } = await exchangeJson(outbound, `${base(url)}/supported`, request, MAX.facilitatorBytes);
+    if (status === 200) return kindsProblem(body);
+    const text = `it answers ${status} to GET /supported`;
+    if (status === 404 || status === 405) return warning(text, "whether it settles on this network is not known");
+    const advice = status === 401 || status === 403 ? "the tenant must store a credential that it takes" : unreached;
+    return failure(text, advice);
+  } catch (error) {
+    return error instanceof OutboundError
+      ? problemOf(error, unreached)
+      : failure("it does not answer in time", unreached);
+  }
+}
+
+function kindsProblem(body: unknown): Problem | null {
+  const kinds = (body as { readonly kinds?: unknown } | undefined)?.kinds;
+  const networks = (Array.isArray(kinds) ? kinds : []).map((kind) => (kind as { network?: unknown } | null)?.network);
+  if (networks.some((network) => network === NETWORK || network === NETWORK_CAIP2)) return null;
+  return failure(`it does not settle on ${NETWORK}`, "the tenant must name a facilitator that does");
+}
+
+/**
+ * Works on as many items as there may be, a few at a time, and no longer than there is time. Resolves with how many were
+ * not begun before the end.
+ *
+ * @param until by performance.now()
+ */
+export async function eachInTime<T>(
+  items: readonly T[],
+  until: number,
+  work: (item: T) => Promise<void>,
+): Promise<number> {
+  let left = 0;
+  await mapLimit(items, AT_ONCE, async (item) => {
+    if (performance.now() < until) await work(item);
+    else left++;
+  });
+  return left;
 }

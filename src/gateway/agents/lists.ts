@@ -1,7 +1,6 @@
 // How a page of agents is found. An agent is in one list for each answer to "which status, protocol and tag", so a page by
-// these is a scan of one index, at the same cost for any number of agents, and its total is stored. A page by a part of
-// the texts is found by a search in steps of limited bytes. Every write of an agent must call `moveBetweenLists` in the
-// same transaction.
+// these is a scan of one index, and its total is stored. A page by a part of the texts is found by a search in steps of
+// limited bytes. Every write of an agent must call `moveBetweenLists` in the same transaction.
 import { and, desc, eq, gte, inArray, lt, type SQL, sql } from "drizzle-orm";
 import { oneOf } from "../../../db/schema.ts";
 import { type AgentStatus, agentStatus, type Protocol } from "../../core/states.ts";
@@ -10,13 +9,8 @@ import type { Reader, Tx } from "../../storage/store.ts";
 import { addToTotals, totalOf } from "../../storage/totals.ts";
 import { type AgentRow, decodeTags, tagNeedle } from "./model.ts";
 
-/**
- * @param status null: all but the inactive ones
- * @param protocol null: any
- * @param tag null: any
- */
+/** @param status null: all but the inactive ones */
 function listOf(status: AgentStatus | null, protocol: Protocol | null, tag: string | null): string {
-  // The migration that made the lists of older agents has the same spelling.
   return `${status ?? "live"}/${protocol ?? "any"}${tag === null ? "" : `/${tag}`}`;
 }
 
@@ -35,12 +29,7 @@ function listsOf(row: AgentRow): Set<string> {
   return lists;
 }
 
-/**
- * To be called when the agent itself has been written.
- *
- * @param before the agent as it was; null for one that is new
- * @returns the new totals of the lists that it has entered or left
- */
+/** @param before the agent as it was; null for one that is new. @returns the new totals of the lists that changed */
 export async function moveBetweenLists(
   tx: Tx,
   before: AgentRow | null,
@@ -83,8 +72,8 @@ function searchEntry(row: AgentRow) {
   return { tenant, inactive: status === "inactive", id, status, protocol, size, tags, text };
 }
 
-// Case folding for the search over names and descriptions. SQLite folds only ASCII and Postgres folds by locale, so
-// both the stored text and the searched one are folded here and compared byte by byte.
+// Case folding for the search over names and descriptions. SQLite folds only ASCII and Postgres folds by locale, so both the
+// stored text and the searched one are folded here and compared byte by byte.
 
 /** Keeps a match from running from the name into the description. */
 const SEPARATOR = "\u0001";
@@ -110,7 +99,6 @@ export interface AgentFilter {
 }
 
 interface FoundAgents {
-  /** Newest first. */
   readonly ids: readonly string[];
   readonly total: number;
 }
@@ -125,7 +113,7 @@ const ROWS_AT_ONCE = 4;
 /** Above every ID of an agent. */
 const LAST_ID = "agt_~";
 
-/** @param callerSignal aborted when the caller has gone: the search ends at its next step then */
+/** Newest first. @param callerSignal aborted when the caller has gone: the search ends at its next step then */
 export function findAgents(
   reader: Reader,
   tenant: string,
@@ -154,18 +142,11 @@ async function inList(reader: Reader, tenant: string, filter: AgentFilter): Prom
   return { ids, total: ids.length === 0 ? total : Math.max(total, offset + ids.length) };
 }
 
-interface PageStart {
-  readonly below: string;
-  readonly limit: number;
-  readonly offset: number;
-}
-
-/** Newest first. */
 async function idsBelow(
   { db, tables: { agentLists: t } }: Reader,
   tenant: string,
   list: string,
-  { below, limit, offset }: PageStart,
+  { below, limit, offset }: { readonly below: string; readonly limit: number; readonly offset: number },
 ): Promise<string[]> {
   const rows = await db
     .select({ id: t.id })
@@ -184,8 +165,17 @@ async function bySearch(
   q: string,
   callerSignal: AbortSignal | undefined,
 ): Promise<FoundAgents> {
-  const { limit, offset } = filter;
-  const search = searchOf(reader, tenant, filter, q);
+  const { status, protocol, tag, limit, offset } = filter;
+  const { agentSearch: t } = reader.tables;
+  const search: AgentSearch = {
+    along: and(eq(t.tenant, tenant), eq(t.inactive, status === "inactive")),
+    matches: and(
+      status === null ? undefined : eq(t.status, status),
+      protocol === null ? undefined : eq(t.protocol, protocol),
+      tag === null ? undefined : contains(t.tags, tagNeedle(tag)),
+      contains(t.text, fold(q)),
+    ),
+  };
   const ids: string[] = [];
   let total = 0;
   for (let below: string | null = LAST_ID; below !== null && !callerSignal?.aborted; ) {
@@ -205,19 +195,6 @@ interface AgentSearch {
   readonly matches: SQL | undefined;
 }
 
-function searchOf({ tables: { agentSearch: t } }: Reader, tenant: string, filter: AgentFilter, q: string): AgentSearch {
-  const { status, protocol, tag } = filter;
-  return {
-    along: and(eq(t.tenant, tenant), eq(t.inactive, status === "inactive")),
-    matches: and(
-      status === null ? undefined : eq(t.status, status),
-      protocol === null ? undefined : eq(t.protocol, protocol),
-      tag === null ? undefined : contains(t.tags, tagNeedle(tag)),
-      contains(t.text, fold(q)),
-    ),
-  };
-}
-
 type SearchColumn = Reader["tables"]["agentSearch"]["tags" | "text"];
 
 /** `like` minds case or not by database and knows wildcards; replace() compares bytes in both. */
@@ -225,15 +202,8 @@ function contains(column: SearchColumn, needle: string): SQL {
   return sql`replace(${column}, ${needle}, '') <> ${column}`;
 }
 
-interface SearchStep {
-  /** Newest first. */
-  readonly matches: readonly string[];
-  /** Where the next step begins; null at the end. */
-  readonly last: string | null;
-}
-
-/** Searches the next entries, as many as the bytes of one step allow. */
-async function searchStep(reader: Reader, { along, matches }: AgentSearch, below: string): Promise<SearchStep> {
+/** Searches the next entries, as many as the bytes of one step allow. `last` is where the next step begins; null at the end. */
+async function searchStep(reader: Reader, { along, matches }: AgentSearch, below: string) {
   const { agentSearch: t } = reader.tables;
   const next = await reader.db
     .select({ id: t.id, size: t.size })

@@ -1,6 +1,5 @@
-// The shapes of an agent on the wire: what a caller may send, and what is shown. Only this module turns a row into a
-// view. The schemas check types and names of fields; the functions after them check what the fields may hold, alone and
-// together, and turn what a caller sent into what is stored.
+// The shapes of an agent on the wire: what a caller may send, and what is shown. The schemas check types and names of fields;
+// the functions after them check what the fields may hold, alone and together, and turn what a caller sent into what is stored.
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { invalidField } from "../../core/fault.ts";
@@ -167,12 +166,6 @@ export const AgentPage = Type.Object(
   { $id: "AgentPage", additionalProperties: false },
 );
 
-/** The stored form of tags, which are kept as JSON. */
-function encodeTags(tags: readonly string[]): string {
-  // Raw tabs can't stand inside a JSON string, so they mark where a tag starts: see tagNeedle.
-  return JSON.stringify(tags, null, "\t");
-}
-
 /** A text that the stored tags contain exactly when `tag` is one of them. */
 export function tagNeedle(tag: string): string {
   return `\t${JSON.stringify(tag)}`;
@@ -219,27 +212,7 @@ const TOOL_NAME = { min: 1, max: 128 };
 /** The version is sent as a header. */
 const PROTOCOL_VERSION = /^[\x21-\x7e]{1,64}$/;
 
-/** The columns that a caller sets. */
-type AgentFields = Pick<
-  AgentRow,
-  | "name"
-  | "description"
-  | "tags"
-  | "metadata"
-  | "upstream_url"
-  | "credential_ref"
-  | "suspended"
-  | "invocation_rate_limit"
-  | "invocation_burst"
-  | "emit_receipts"
-  | "capture_body"
-  | "protocol"
-  | "mcp_transport"
-  | "mcp_protocol_version"
-  | "pricing"
->;
-
-const DEFAULTS: Omit<AgentFields, "name"> = {
+const DEFAULTS = {
   description: "",
   tags: null,
   metadata: "{}",
@@ -254,18 +227,20 @@ const DEFAULTS: Omit<AgentFields, "name"> = {
   mcp_transport: null,
   mcp_protocol_version: null,
   pricing: null,
-};
+} as const satisfies Partial<AgentRow>;
+
+/** The columns that a caller sets. */
+type AgentFields = Pick<AgentRow, "name" | keyof typeof DEFAULTS>;
 
 /** @throws Fault `invalid_request` */
 export function createdFields(body: AgentCreate, rules: HostRules): AgentFields {
-  const fields = { ...DEFAULTS, ...givenFields(body, rules), name: checkedName(body.name) };
+  const fields: AgentFields = { ...DEFAULTS, ...givenFields(body, rules), name: checkedName(body.name) };
   checkTogether(fields);
   return fields;
 }
 
 /**
  * The columns that a PATCH changes.
- *
  * @throws Fault `invalid_request`, also when the agent that would result is not valid as a whole
  */
 export function patchedFields(row: AgentFields, body: AgentPatch, rules: HostRules): Partial<AgentFields> {
@@ -287,7 +262,9 @@ function givenFields(body: GivenFields, rules: HostRules): Partial<AgentFields> 
   const { tags, metadata, pricing, ...plain } = body;
   if (plain.description !== undefined) checkText("description", plain.description, DESCRIPTION);
   if (plain.upstream_url != null) checkUrl(plain.upstream_url, rules);
-  if (plain.mcp_protocol_version != null) checkProtocolVersion(plain.mcp_protocol_version);
+  if (plain.mcp_protocol_version != null && !PROTOCOL_VERSION.test(plain.mcp_protocol_version)) {
+    throw invalidField("mcp_protocol_version", "must be 1 to 64 visible ASCII characters");
+  }
   return {
     ...plain,
     ...(tags !== undefined && { tags: tags === null ? null : storedTags(tags) }),
@@ -302,15 +279,11 @@ function checkUrl(url: string, rules: HostRules): void {
   if (!checked.ok) throw invalidField("upstream_url", checked.reason);
 }
 
-function checkProtocolVersion(version: string): void {
-  if (PROTOCOL_VERSION.test(version)) return;
-  throw invalidField("mcp_protocol_version", "must be 1 to 64 visible ASCII characters");
-}
-
 function storedTags(tags: readonly string[]): string {
   if (tags.length > MAX.tags) throw invalidField("tags", `must be at most ${MAX.tags}`);
   for (const [index, tag] of tags.entries()) checkText(`tags.${index}`, tag, TAG);
-  return encodeTags(tags);
+  // Raw tabs can't stand inside a JSON string, so they mark where a tag starts: see tagNeedle.
+  return JSON.stringify(tags, null, "\t");
 }
 
 /** Any values: JSON writes U+0000 and lone surrogates as escapes, so they can be stored and come back. */

@@ -5,7 +5,7 @@ import { useStore } from "../../../test/support/stores/one-store.ts";
 import { eachPostgres } from "../../../test/support/stores/postgres-kinds.ts";
 import { addAgent, type Place, postgresPlace } from "../../../test/support/stores/stores.ts";
 import type { Store } from "../../storage/store.ts";
-import { type Asked, type Bucket, createRateLimiter, removeFullBuckets, take, takeTokens } from "./rate-limit.ts";
+import { type Asked, type Bucket, createRateLimiter, removeFullBuckets, take, takeTokens } from "./store.ts";
 
 const rates = fc.oneof(fc.double({ min: 1e-4, max: 1e4, noNaN: true }), fc.constantFrom(0.1, 1 / 3, 1, 7));
 const bursts = fc.integer({ min: 1, max: 50 });

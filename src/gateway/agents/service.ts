@@ -1,5 +1,5 @@
-// The agents of a tenant in the database. The schema keeps names unique. A change of an agent is made under its lock,
-// and an agent can only name a credential that exists.
+// The agents of a tenant in the database. The schema keeps names unique. A change of an agent is made under its lock, and an
+// agent can only name a credential that exists.
 import { and, eq, gt, isNotNull, isNull } from "drizzle-orm";
 import type { Caller } from "../../core/call.ts";
 import { Fault, invalidField, overQuota } from "../../core/fault.ts";
@@ -38,11 +38,7 @@ export interface Price {
   readonly pay_to: string;
 }
 
-/**
- * What a call of the agent costs; null when it is free.
- *
- * @param tool the MCP tool that is called; null for every other call
- */
+/** What a call of the agent costs; null when it is free. @param tool null for every call but of an MCP tool */
 export function priceOf(agent: InvocableAgent, tool: string | null): Price | null {
   const pricing = decodePricing(agent.pricing);
   if (pricing === null) return null;
@@ -76,14 +72,11 @@ async function findRow(reader: Reader, tenant: string, id: string): Promise<Agen
   return row;
 }
 
-type CredentialUse = Pick<AgentRow, "tenant" | "credential_ref" | "upstream_url">;
-
 /**
  * Holds the credential that the agent will name, if any.
- *
  * @param changes the fields that the caller has set, one of which is to blame
  */
-async function requireCredential(tx: Tx, agent: CredentialUse, changes: Partial<CredentialUse>): Promise<void> {
+async function requireCredential(tx: Tx, agent: AgentRow, changes: Partial<AgentRow>): Promise<void> {
   const { tenant, credential_ref, upstream_url } = agent;
   if (credential_ref === null) return;
   const held = await holdCredential(tx, tenant, credential_ref);
@@ -158,29 +151,17 @@ export function createAgentService({ store, clock, rules, agentsMax, changed }: 
         await tx.lock(`agent:${tenant}:${id}`);
         const row = await findRow(tx, tenant, id);
         if (row.deleted_at !== null) return;
-        const { agents } = tx.tables;
         const now = clock.now();
-        await tx.db
-          .update(agents)
-          .set({ deleted_at: now, updated_at: now })
-          .where(and(eq(agents.tenant, tenant), eq(agents.id, id)));
-        await moveBetweenLists(tx, row, { ...row, deleted_at: now });
+        await updated(tx, row, { deleted_at: now }, now);
       });
     },
   };
 }
 
-type AgentChanges = ReturnType<typeof patchedFields>;
-
-async function updated(tx: Tx, row: AgentRow, fields: AgentChanges, now: number): Promise<AgentRow> {
+async function updated(tx: Tx, row: AgentRow, fields: Partial<AgentRow>, now: number): Promise<AgentRow> {
   const { agents } = tx.tables;
   const setsRate = "invocation_rate_limit" in fields || "invocation_burst" in fields;
-  const next: AgentRow = {
-    ...row,
-    ...fields,
-    rate_revision: row.rate_revision + (setsRate ? 1 : 0),
-    updated_at: now,
-  };
+  const next = { ...row, ...fields, rate_revision: row.rate_revision + (setsRate ? 1 : 0), updated_at: now };
   await tx.db
     .update(agents)
     .set(next)

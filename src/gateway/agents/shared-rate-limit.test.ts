@@ -2,7 +2,7 @@
 import { expect, test } from "bun:test";
 import { useStore } from "../../../test/support/stores/one-store.ts";
 import type { Store } from "../../storage/store.ts";
-import { createSharedRateLimiter } from "./rate-limit.ts";
+import { createSharedRateLimiter } from "./store.ts";
 
 let execute: Store["execute"];
 let questions = 0;

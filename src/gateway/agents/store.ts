@@ -1,34 +1,26 @@
-// What a call needs of its agent, read for many calls at once and cached for a second. Without the cache a busy agent
-// would be read for each of its calls; a query for each agent took more of the gateway and of Postgres than all else about
-// an accept (measured, a thousand busy agents).
-//
-// A change made here is in force when it is acknowledged. A change on another replica is in force when the cached agent
-// expires (decisions.md, section 4, allows 2 s).
+// What a call needs of its agent: the agent itself, and a token of its rate limit. Agents are read for many calls at once and
+// cached for a second: a query for each call took more of the gateway and of Postgres than all else about an accept
+// (measured, a thousand busy agents). A change made here is in force when it is acknowledged, one on another replica when the
+// cached agent expires (decisions.md, section 4, allows 2 s).
 
+import type { Tables } from "../../../db/schema.ts";
 import { isId } from "../../core/id.ts";
-import type { Protocol } from "../../core/states.ts";
+import { createGathering } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
-import { MAX } from "../../kernel/limits.ts";
-import { afterShared } from "../../kernel/turns.ts";
-import { type Command, inputRows, type Store } from "../../storage/store.ts";
+import { BURST_DEFAULT, MAX } from "../../kernel/limits.ts";
+import {
+  type Command,
+  FOR_ALL,
+  inputRows,
+  NOW_MICROSECONDS,
+  type SharedCounter,
+  type Store,
+} from "../../storage/store.ts";
 
 /** Everything but the catalog's texts. */
-export interface InvocableAgent {
-  readonly id: string;
-  readonly upstream_url: string | null;
-  readonly credential_ref: string | null;
-  readonly suspended: boolean;
-  readonly invocation_rate_limit: number | null;
-  readonly invocation_burst: number | null;
-  readonly rate_revision: number;
-  readonly emit_receipts: boolean;
-  readonly capture_body: boolean;
-  readonly protocol: Protocol;
-  readonly mcp_protocol_version: string | null;
-  /** In its stored form. */
-  readonly pricing: string | null;
-  readonly deleted_at: number | null;
-}
+export type InvocableAgent = Omit<Tables["agents"]["$inferSelect"], CatalogColumn>;
+type CatalogColumn = "tenant" | "name" | "description" | "tags" | "metadata" | "mcp_transport" | AuthorColumn;
+type AuthorColumn = "created_by" | "created_at" | "updated_at";
 
 interface AgentKey {
   readonly tenant: string;
@@ -97,53 +89,31 @@ interface CachedAgent {
   readonly until: number;
 }
 
-interface SharedRead {
-  readonly agent: Promise<InvocableAgent | null>;
-  readonly until: number;
-  /** The agent was changed meanwhile. */
-  isForgotten: boolean;
-}
-
 /** No ID has a space in it. */
-function keyOf(tenant: string, id: string): string {
-  return `${id} ${tenant}`;
-}
+const keyOf = (tenant: string, id: string) => `${id} ${tenant}`;
 
 /** @param now milliseconds of a clock that never goes back */
 export function createAgentCache(store: Pick<Store, "execute">, now: () => number = () => performance.now()) {
   /** Agents by ID. An ID belongs to one tenant. */
   const known = tenantCache<string, CachedAgent>(MAX.agentsCharacters);
-  const reading = new Map<string, SharedRead>();
+  /** What is being read, and has not changed meanwhile: else it may have been read as it was before. */
+  const reading = new Set<string>();
 
-  /** Shares one read among all requests at the same time, unless the agent was changed since the read began. */
-  function readOnce(key: string, tenant: string, id: string): Promise<InvocableAgent | null> {
-    const inFlight = reading.get(key);
-    if (inFlight !== undefined) return joined(inFlight, tenant, id);
-    const agent = findAgent(store, tenant, id);
-    const own: SharedRead = { agent, until: now() + 1_000, isForgotten: false };
-    reading.set(key, own);
-    return kept(own, key, tenant, id);
-  }
-
-  async function kept(own: SharedRead, key: string, tenant: string, id: string): Promise<InvocableAgent | null> {
-    try {
-      const agent = await own.agent;
-      // An agent that changed during the read may have been read as it was before.
-      if (agent !== null && !own.isForgotten) {
-        const { until } = own;
-        known.set(tenant, id, { tenant, agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
-      }
-      return agent;
-    } finally {
-      if (reading.get(key) === own) reading.delete(key);
+  const questions = createGathering(async ({ tenant, id }: AgentKey) => {
+    const kept = cached(tenant, id);
+    if (kept !== undefined) return () => kept;
+    const key = keyOf(tenant, id);
+    const until = now() + 1_000;
+    reading.add(key);
+    let isUnchanged = false;
+    const agent = await findAgent(store, tenant, id).finally(() => {
+      isUnchanged = reading.delete(key);
+    });
+    if (isUnchanged && agent !== null) {
+      known.set(tenant, id, { tenant, agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
     }
-  }
-
-  /** Reads again if the wait was too long or the agent was changed. */
-  async function joined(read: SharedRead, tenant: string, id: string): Promise<InvocableAgent | null> {
-    const agent = await afterShared(read.agent, tenant);
-    return read.isForgotten || now() >= read.until ? findAgent(store, tenant, id) : agent;
-  }
+    return () => agent;
+  });
 
   /** The fast path of nearly every call: an agent that was read a moment ago. */
   function cached(tenant: string, id: string): InvocableAgent | undefined {
@@ -157,17 +127,246 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
     async find(tenant: string, id: string): Promise<InvocableAgent | null> {
       const agent = cached(tenant, id);
       if (agent !== undefined || !isId("agt", id)) return agent ?? null;
-      return readOnce(keyOf(tenant, id), tenant, id);
+      return questions.join(keyOf(tenant, id), { tenant, id });
     },
     /** To be called after a write that may have changed the agent, and before it is acknowledged. */
     forget(tenant: string, id: string) {
-      const key = keyOf(tenant, id);
-      const read = reading.get(key);
-      if (read !== undefined) read.isForgotten = true;
-      reading.delete(key);
+      reading.delete(keyOf(tenant, id));
       known.delete(id);
     },
   };
 }
 
 export type AgentCache = ReturnType<typeof createAgentCache>;
+
+// The rate limit of an agent, a token bucket. A process that is alone with its database keeps the buckets in memory. Where
+// several replicas share a database, the buckets are rows of it, and each replica asks for all its waiting calls of an agent
+// in one statement.
+
+const RATE_DEFAULT = 1;
+/** Absorbs rounding errors, so that a caller who waits for Retry-After is let in. */
+const TOLERANCE = 1e-6;
+
+export interface Bucket {
+  readonly tokens: number;
+  /** When it held that many, in milliseconds. */
+  readonly at: number;
+}
+
+interface Take {
+  readonly bucket: Bucket | null;
+  /** Null when the token was there; else whole seconds until the next one, 1 to 60. */
+  readonly retryAfterSeconds: number | null;
+}
+
+/** Takes one token. @param bucket null for one that was never used: it is full. @param rate tokens per second */
+export function take(bucket: Bucket | null, now: number, rate: number | null, burst: number | null): Take {
+  if (rate === null && burst === null) return { bucket, retryAfterSeconds: null };
+  const { perSecond, depth } = bucketSize(rate, burst);
+  const last = bucket ?? { tokens: depth, at: now };
+  const at = Math.max(now, last.at);
+  const tokens = Math.min(depth, last.tokens + ((at - last.at) / 1000) * perSecond);
+  if (tokens >= 1 - TOLERANCE) {
+    return { bucket: { tokens: Math.max(0, tokens - 1), at }, retryAfterSeconds: null };
+  }
+  // The bucket stays as it was, so that refused calls add no rounding of their own.
+  return { bucket, retryAfterSeconds: secondsToTell((1 - tokens) / perSecond) };
+}
+
+function bucketSize(rate: number | null, burst: number | null) {
+  return { perSecond: rate ?? RATE_DEFAULT, depth: burst ?? BURST_DEFAULT };
+}
+
+/** The value of Retry-After when a token comes in so many seconds. */
+function secondsToTell(seconds: number): number {
+  return Math.min(Math.max(Math.ceil(seconds - TOLERANCE), 1), MAX.retryAfterSeconds);
+}
+
+type RateFields = Pick<InvocableAgent, "id" | "invocation_rate_limit" | "invocation_burst" | "rate_revision">;
+
+function isLimited(agent: RateFields): boolean {
+  return agent.invocation_rate_limit !== null || agent.invocation_burst !== null;
+}
+
+export interface RateLimiter {
+  /** The fast path, without a question to the database: takes a token as `take` does; undefined where it has to be asked. */
+  takeNow(tenant: string, agent: RateFields): number | null | undefined;
+  /** Takes a token of the agent: null, or the whole seconds until there is one. */
+  take(tenant: string, agent: RateFields): Promise<number | null>;
+}
+
+/** @param now milliseconds of a clock that never goes back */
+export function createRateLimiter(now: () => number = () => performance.now()): RateLimiter {
+  const buckets = tenantCache<string, { readonly revision: number; readonly bucket: Bucket }>(MAX.rateBuckets);
+  function takeNow(tenant: string, agent: RateFields): number | null {
+    if (!isLimited(agent)) return null;
+    const kept = buckets.get(agent.id);
+    const current = kept?.revision === agent.rate_revision ? kept.bucket : null;
+    const { bucket, retryAfterSeconds } = take(current, now(), agent.invocation_rate_limit, agent.invocation_burst);
+    if (bucket !== null && bucket !== current) {
+      buckets.set(tenant, agent.id, { revision: agent.rate_revision, bucket });
+    }
+    return retryAfterSeconds;
+  }
+
+  return { takeNow, take: async (tenant, agent) => takeNow(tenant, agent) };
+}
+
+export interface Asked {
+  readonly tenant: string;
+  readonly agentId: string;
+  readonly revision: number;
+  readonly perSecond: number;
+  readonly depth: number;
+  /** Tokens. */
+  readonly count: number;
+}
+
+/** A rate beyond these would leave the range of the server's numbers. */
+const [RATE_MIN, RATE_MAX] = [1e-15, 1e15];
+
+const ASKED = inputRows<Asked>({
+  tenant: ["text", ({ tenant }) => tenant],
+  agent_id: ["text", ({ agentId }) => agentId],
+  revision: ["bigint", ({ revision }) => revision],
+  rate: ["double precision", ({ perSecond }) => Math.min(Math.max(perSecond, RATE_MIN), RATE_MAX)],
+  depth: ["double precision", ({ depth }) => depth],
+  count: ["bigint", ({ count }) => count],
+});
+
+const level = (row: string, now: string) =>
+  `least(${row}.depth, ${row}.tokens + greatest(${now} - ${row}.filled_at, 0) * ${row}.rate / 1000000)`;
+
+/**
+ * Takes tokens from the buckets of a shared database, by the rule of `take` and the server's clock. An agent without a row has
+ * a full bucket. The time is read when the row is locked, so it never runs back unless the clock was set: then the bucket fills
+ * up from there. A replica that does not know of a PATCH yet takes from the bucket that came with it.
+ * @param now what gives the time in microseconds; for tests
+ */
+export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<Asked, Granted> {
+  return {
+    name: "tokens",
+    kind: "counter",
+    tenantOf: ({ tenant }) => tenant,
+    bytesOf: () => 192,
+    // A statement changes a row once.
+    keyOf: ({ agentId }) => agentId,
+    postgres: {
+      text: `insert into agent_buckets as b (tenant, agent_id, revision, rate, depth, tokens, filled_at, granted)
+        select tenant, agent_id, revision, rate, depth, depth - least(count, depth), ${now}, least(count, depth)
+        from ${ASKED.source}
+        order by tenant collate "C", agent_id collate "C"
+        on conflict (tenant, agent_id) do update set (revision, rate, depth, tokens, filled_at, granted) = (
+          select bucket.revision, bucket.rate, bucket.depth, bucket.tokens - taken.count, clock.now, taken.count
+          from (select ${now} as now) as clock,
+            lateral (
+              select excluded.revision, excluded.rate, excluded.depth, excluded.depth as tokens
+              where excluded.revision > b.revision
+              union all
+              select b.revision, b.rate, b.depth, ${level("b", "clock.now")}
+              where excluded.revision <= b.revision
+            ) as bucket,
+            lateral (
+              select greatest(least(excluded.granted, floor(bucket.tokens + ${TOLERANCE})), 0) as count
+            ) as taken
+        )
+        returning agent_id, granted, tokens, rate`,
+      valuesOf: ASKED.values,
+      outputsOf(inputs, rows) {
+        const byAgent = new Map(rows.map((row) => [row["agent_id"], row]));
+        return inputs.map(({ agentId }) => grantedOf(byAgent.get(agentId) ?? {}));
+      },
+    },
+  };
+}
+
+type Granted = ReturnType<typeof grantedOf>;
+
+/** So many tokens, and how long it takes until there is one again. */
+function grantedOf(row: Readonly<Record<string, unknown>>) {
+  const missing = 1 - Number(row["tokens"]);
+  return { count: Number(row["granted"]), waitMs: Math.max(missing / Number(row["rate"]), 0) * 1000 };
+}
+
+const ROWS_AT_ONCE = 1_000;
+
+/**
+ * Deletes buckets that are full again, which mean the same as no row, and those of deleted agents. One that was used a moment
+ * ago stays, since a replica may not know of its PATCH yet. It skips locked buckets, so that it never waits while it holds rows.
+ */
+const forgetBuckets = cleaning(
+  "forget buckets",
+  `with clock as materialized (select ${NOW_MICROSECONDS} as now), forgotten as (
+     delete from agent_buckets where ctid = any(array(
+       select b.ctid from agent_buckets b, clock
+       where abs(clock.now - b.filled_at) > 60000000 and (
+         ${level("b", "clock.now")} >= b.depth or not exists (
+           select from agents a where a.tenant = b.tenant and a.id = b.agent_id and a.deleted_at is null))
+       limit ${ROWS_AT_ONCE} for update of b skip locked))
+     returning 1)
+   select count(*) as rows from forgotten`,
+);
+
+/** A statement of a shared database that deletes rows which nobody needs, and says how many in `rows`. */
+export function cleaning(name: string, text: string): SharedCounter<null, number> {
+  const outputsOf = (inputs: readonly null[], [row]: readonly Readonly<Record<string, unknown>>[]) =>
+    inputs.map(() => Number(row?.["rows"]));
+  return {
+    name,
+    kind: "counter",
+    tenantOf: () => FOR_ALL,
+    bytesOf: () => 0,
+    postgres: { text, valuesOf: () => [], outputsOf },
+  };
+}
+
+/** Removes the rows that buckets have left behind. */
+export async function removeFullBuckets({ isShared, execute }: Pick<Store, "isShared" | "execute">): Promise<void> {
+  if (!isShared) return;
+  while ((await execute(forgetBuckets, null)) === ROWS_AT_ONCE);
+}
+
+/**
+ * For several replicas. A refusal is remembered until the next token comes, so a flood of refused calls asks the database nothing.
+ * Calls that are asked for together come at one moment, so an agent's burst must be as large as their number.
+ */
+export function createSharedRateLimiter(
+  execute: Store["execute"],
+  now: () => number = () => performance.now(),
+): RateLimiter {
+  const take = takeTokens();
+  /** No token comes before `until`, and one has come by `tokenAt`. */
+  const refusals = tenantCache<string, { readonly until: number; readonly tokenAt: number }>(MAX.rateRefusals);
+
+  const questions = createGathering(async (of: { readonly tenant: string; readonly agent: RateFields }, count) => {
+    const { tenant, agent } = of;
+    const { id: agentId, rate_revision: revision, invocation_rate_limit: rate, invocation_burst: burst } = agent;
+    const askedAt = now();
+    const granted = await execute(take, { tenant, agentId, revision, count, ...bucketSize(rate, burst) });
+    if (granted.count < count) {
+      // The server read its clock at some moment in between. A refusal is reused for a second at most: the clock of the
+      // database may be set, or its buckets lost in a crash.
+      const until = askedAt + Math.min(granted.waitMs, 1_000);
+      refusals.set(tenant, bucketKey(agent), { until, tokenAt: now() + granted.waitMs });
+    }
+    return (index) => (index < granted.count ? null : secondsToTell(granted.waitMs / 1000));
+  });
+
+  function takeNow(_: string, agent: RateFields): number | null | undefined {
+    if (!isLimited(agent)) return null;
+    const refusal = refusals.get(bucketKey(agent));
+    if (refusal === undefined || now() >= refusal.until) return undefined;
+    return secondsToTell((refusal.tokenAt - now()) / 1000);
+  }
+
+  return {
+    takeNow,
+    async take(tenant, agent) {
+      const taken = takeNow(tenant, agent);
+      return taken === undefined ? questions.join(bucketKey(agent), { tenant, agent }) : taken;
+    },
+  };
+}
+
+/** The revision is part of the key, since a PATCH starts a full bucket. */
+const bucketKey = ({ id, rate_revision }: RateFields) => `${id} ${rate_revision}`;

@@ -1,5 +1,5 @@
-// The shapes of a credential on the wire. A secret goes in and never comes out: the view has only metadata, and the
-// sealed secret is not even read for it.
+// The shapes of a credential on the wire. A secret goes in and never comes out: the view has only metadata, and the sealed
+// secret is not even read for it.
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { ALLOWED_HOSTS_MAX } from "../../core/host.ts";

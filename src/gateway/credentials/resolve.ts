@@ -1,15 +1,14 @@
-// From a credential's ID to its secret, and to the header that carries it. The record is read for every call, so a
-// rotation or deletion is in force at once on every replica. Only what a secrets store answered is cached, for one version of
-// the record and at most a minute. No message here repeats any part of a secret.
+// From a credential's ID to its secret, and to the header that carries it. The record is read for every call, so a rotation
+// or deletion is in force at once on every replica. Only what a secrets store answered is cached, for a minute at most. No
+// message here repeats any part of a secret.
 import { randomBytes } from "node:crypto";
 import { CryptoHasher } from "bun";
 import type { AuthType } from "../../../db/schema.ts";
 import { Fault } from "../../core/fault.ts";
+import { createGathering } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { afterShared } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
-import type { SealedSecret } from "../../keys/tenant-keys.ts";
 import type { Reader } from "../../storage/store.ts";
 import type { CredentialHeader } from "../upstream/headers.ts";
 import {
@@ -29,7 +28,6 @@ export interface ResolverDeps {
   readonly secretsDir: string | null;
   readonly vault: VaultSettings | null;
   readonly fetchJson: FetchJson;
-  /** Milliseconds of a clock that never goes back. */
   readonly now?: () => number;
 }
 
@@ -37,7 +35,6 @@ export function createCredentialResolver(deps: ResolverDeps) {
   const open = secretOpener(deps);
   /**
    * The header of a credential, null when nothing is sent, and a version that changes when the secret changes.
-   *
    * @param url of the request that will carry the secret: it must go to this host only
    * @throws CredentialFailure when the secret can't be resolved, and what the store throws when it can't be read
    */
@@ -46,7 +43,7 @@ export function createCredentialResolver(deps: ResolverDeps) {
     const { auth_type } = stored;
     if (auth_type === "none") return { header: null, version: String(stored.version) };
     const secret = await open(tenant, credentialId, stored);
-    return { header: requireHeader(auth_type, secret), version: `${stored.version}-${fingerprint(secret)}` };
+    return { header: credentialHeader(auth_type, secret), version: `${stored.version}-${fingerprint(secret)}` };
   };
 }
 
@@ -60,7 +57,7 @@ export function createSecretReader(deps: ResolverDeps) {
     return {
       secret,
       /** The header of its `auth_type`; null for `none`. @throws CredentialFailure when no header can carry it */
-      header: () => (auth_type === "none" ? null : requireHeader(auth_type, secret)),
+      header: () => (auth_type === "none" ? null : credentialHeader(auth_type, secret)),
     };
   };
 }
@@ -76,18 +73,14 @@ async function requireSecret(deps: ResolverDeps, tenant: string, id: string, url
 /** Visible ASCII, with blanks only inside: it arrives unchanged and cannot end the header. */
 const HEADER_SAFE = /^[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?$/;
 
-/** The header that carries the secret; undefined when no header can. */
-export function credentialHeader(authType: Exclude<AuthType, "none">, secret: string): CredentialHeader | undefined {
-  if (!HEADER_SAFE.test(secret)) return undefined;
+/** The header that carries the secret. @throws CredentialFailure when no header can */
+export function credentialHeader(authType: Exclude<AuthType, "none">, secret: string): CredentialHeader {
+  if (!HEADER_SAFE.test(secret)) {
+    throw new CredentialFailure("the secret can't be a header: it is empty or not plain visible ASCII");
+  }
   return authType === "bearer"
     ? { name: "authorization", value: `Bearer ${secret}` }
     : { name: "x-api-key", value: secret };
-}
-
-function requireHeader(authType: Exclude<AuthType, "none">, secret: string): CredentialHeader {
-  const header = credentialHeader(authType, secret);
-  if (header !== undefined) return header;
-  throw new CredentialFailure("the secret can't be a header: it is empty or not plain visible ASCII");
 }
 
 function secretOpener(deps: ResolverDeps) {
@@ -97,11 +90,15 @@ function secretOpener(deps: ResolverDeps) {
     id: string,
     { sealed, key_number, vault_ref, version }: StoredSecret,
   ): Promise<string> => {
-    if (sealed !== null) {
-      return openManaged(deps.keyring, tenant, secretIdentity(tenant, id, version), { sealed, key_number });
+    if (vault_ref !== null) return fetched({ key: `${tenant}/${id}/${version}`, tenant, vaultRef: vault_ref });
+    if (sealed === null) throw new CredentialFailure("the credential holds no secret");
+    try {
+      const secret = { sealed, key_number };
+      return (await deps.keyring.openSecret(tenant, secretIdentity(tenant, id, version), secret)).toString();
+    } catch (cause) {
+      if (cause instanceof Fault) throw cause;
+      throw new CredentialFailure("the sealed secret does not open", { cause });
     }
-    if (vault_ref === null) throw new CredentialFailure("the credential holds no secret");
-    return fetched(`${tenant}/${id}/${version}`, tenant, vault_ref);
   };
 }
 
@@ -113,21 +110,13 @@ function fingerprint(secret: string): string {
   return new CryptoHasher("sha256", fingerprintKey).update(secret).digest("hex").slice(0, 16);
 }
 
-async function openManaged(
-  keyring: ResolverDeps["keyring"],
-  tenant: string,
-  identity: string,
-  secret: SealedSecret,
-): Promise<string> {
-  try {
-    return (await keyring.openSecret(tenant, identity, secret)).toString();
-  } catch (cause) {
-    if (cause instanceof Fault) throw cause;
-    throw new CredentialFailure("the sealed secret does not open", { cause });
-  }
-}
-
 const ENTRY_BYTES = 256;
+
+interface SecretOf {
+  readonly key: string;
+  readonly tenant: string;
+  readonly vaultRef: string;
+}
 
 interface Fetched {
   readonly outcome: string | CredentialFailure;
@@ -137,7 +126,6 @@ interface Fetched {
 /** Reads from the secrets store: one shared request per secret, and the answer is cached. */
 function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.now() }: ResolverDeps) {
   const cache = tenantCache<string, Fetched>(MAX.secretBytes);
-  const inFlight = new Map<string, Promise<string | CredentialFailure>>();
 
   async function read(tenant: string, vaultRef: string): Promise<string> {
     const parsed = parseVaultRef(vaultRef);
@@ -151,7 +139,12 @@ function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.
     return secret;
   }
 
-  async function fetchAndKeep(key: string, tenant: string, vaultRef: string) {
+  const kept = (key: string): Fetched["outcome"] | undefined => {
+    const entry = cache.get(key);
+    return entry !== undefined && now() < entry.until ? entry.outcome : undefined;
+  };
+
+  async function fetchAndKeep({ key, tenant, vaultRef }: SecretOf): Promise<Fetched["outcome"]> {
     const asked = now();
     const outcome = await read(tenant, vaultRef).catch((error: unknown) => {
       if (error instanceof CredentialFailure) return error;
@@ -165,17 +158,13 @@ function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.
     return outcome;
   }
 
-  function outcomeOf(key: string, tenant: string, vaultRef: string) {
-    const shared = inFlight.get(key);
-    if (shared !== undefined) return afterShared(shared, tenant);
-    const own = fetchAndKeep(key, tenant, vaultRef).finally(() => inFlight.delete(key));
-    inFlight.set(key, own);
-    return own;
-  }
+  const questions = createGathering(async (secret: SecretOf) => {
+    const outcome = kept(secret.key) ?? (await fetchAndKeep(secret));
+    return () => outcome;
+  });
 
-  return async (key: string, tenant: string, vaultRef: string): Promise<string> => {
-    const kept = cache.get(key);
-    const outcome = kept !== undefined && now() < kept.until ? kept.outcome : await outcomeOf(key, tenant, vaultRef);
+  return async (secret: SecretOf): Promise<string> => {
+    const outcome = kept(secret.key) ?? (await questions.join(secret.key, secret));
     if (typeof outcome === "string") return outcome;
     throw outcome;
   };

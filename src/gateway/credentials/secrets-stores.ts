@@ -7,17 +7,13 @@ import { hasControls, textProblem } from "../../core/text.ts";
 import type { JsonAnswer, JsonLimits } from "../../http/client/fetch-json.ts";
 import { MAX } from "../../kernel/limits.ts";
 
-/**
- * Why a secret could not be resolved. The message is for the log: it names places and statuses, and never any part of a
- * secret. The caller of the agent learns only `credential_error`.
- */
+/** The message is for the log: it names places and statuses, and never any part of a secret. */
 export class CredentialFailure extends Error {
   override readonly name = "CredentialFailure";
 }
 
 interface VaultRef {
   readonly segments: readonly string[];
-  /** Null when the reference names none. */
   readonly key: string | null;
 }
 
@@ -71,7 +67,6 @@ async function readTextFile(path: string): Promise<string> {
 /**
  * The text of the file `<dir>/<tenant>/<path>`, the layout of secret mounts of containers, or the field of it that `ref`
  * names; null when there is no such file. The file must lie in the tenant's folder after all symbolic links are followed.
- *
  * @param tenant a plain segment
  * @throws CredentialFailure when the file is there but holds no such secret, or lies elsewhere
  */
@@ -84,7 +79,15 @@ export async function readFromDirectory(dir: string, tenant: string, ref: VaultR
     throw new CredentialFailure("a secret's file lies outside the tenant's folder");
   }
   const text = await readTextFile(path);
-  return ref.key === null ? text.replace(/\r?\n$/, "") : fieldOf(parsed(text), ref.key);
+  if (ref.key === null) return text.replace(/\r?\n$/, "");
+  let parsed: unknown;
+  try {
+    parsed = JSON.parse(text);
+  } catch {
+    // The parser's own message may quote the text.
+    throw new CredentialFailure("a secret's file is not JSON, and its reference names a field");
+  }
+  return fieldOf(parsed, ref.key);
 }
 
 const MISSING = ["ENOENT", "ENOTDIR", "ENAMETOOLONG"];
@@ -95,15 +98,6 @@ async function resolved(path: string): Promise<string | null> {
   } catch (cause) {
     if (cause instanceof Error && "code" in cause && MISSING.some((code) => code === cause.code)) return null;
     throw new CredentialFailure("a secret's path can't be followed", { cause });
-  }
-}
-
-function parsed(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    // The parser's own message may quote the text.
-    throw new CredentialFailure("a secret's file is not JSON, and its reference names a field");
   }
 }
 
@@ -132,13 +126,9 @@ export type FetchJson = (
   limits: JsonLimits,
 ) => Promise<JsonAnswer>;
 
-const LIMITS: JsonLimits = { timeoutMs: 5_000, bytesMax: 64 * 1024 };
-const DEFAULT_KEY = "value";
-
 /**
  * The text under the key that `ref` names, from the key-value engine, version 2, of HashiCorp Vault or OpenBao; null when
  * there is no such secret. `GET /v1/<mount>/data/<path>` answers `{ data: { data: { … }, metadata: { … } } }`.
- *
  * @param tenant a plain segment
  * @throws CredentialFailure when Vault does not answer with the secret
  */
@@ -151,18 +141,13 @@ export async function readFromVault(
   const prefix = settings.prefix.replaceAll("{tenant}", encodeURIComponent(tenant));
   const path = ref.segments.map(encodeURIComponent).join("/");
   const url = `${settings.address.replace(/\/+$/, "")}/v1/${prefix}/${path}`;
-  const answer = await ask(fetchJson, url, await currentToken(settings));
+  const headers = { "x-vault-token": await currentToken(settings), "x-vault-request": "true" };
+  const answer = await fetchJson(url, headers, { timeoutMs: 5_000, bytesMax: 64 * 1024 }).catch((cause) => {
+    throw new CredentialFailure("vault gave no answer", { cause });
+  });
   if (answer.status === 404) return null;
   if (answer.status !== 200) throw new CredentialFailure(`vault answered ${answer.status}`);
-  return fieldOf(propertyOf(propertyOf(answer.body, "data"), "data"), ref.key ?? DEFAULT_KEY);
-}
-
-async function ask(fetchJson: FetchJson, url: string, token: string) {
-  try {
-    return await fetchJson(url, { "x-vault-token": token, "x-vault-request": "true" }, LIMITS);
-  } catch (cause) {
-    throw new CredentialFailure("vault gave no answer", { cause });
-  }
+  return fieldOf(propertyOf(propertyOf(answer.body, "data"), "data"), ref.key ?? "value");
 }
 
 /** @throws when the file can't be read */

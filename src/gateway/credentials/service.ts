@@ -1,5 +1,5 @@
-// The credentials of a tenant in the database. A managed secret is sealed before it gets near the store, for
-// one version of one credential; the sealed bytes are read where a secret is resolved and nowhere else.
+// The credentials of a tenant in the database. A managed secret is sealed before it gets near the store, for one version of
+// one credential; the sealed bytes are read where a secret is resolved and nowhere else.
 import { and, desc, eq, getTableColumns, lt } from "drizzle-orm";
 import type { CredentialSource } from "../../../db/schema.ts";
 import type { Caller } from "../../core/call.ts";
@@ -24,7 +24,6 @@ export interface CredentialDeps {
   readonly namedBy: readonly NamedBy[];
   /** What may use a credential at a URL: `allowed_hosts` that leave one of these URLs out are refused. */
   readonly usedAt: readonly UsedAt[];
-  /** How many a tenant may have. */
   readonly credentialsMax: number;
 }
 
@@ -50,13 +49,10 @@ interface CredentialUses<R extends { readonly id: string }> {
   nameOf(row: R): string;
 }
 
-/**
- * About 4 ms of SQLite when the rows are as large as they can be: an agent, or a paid call with some kilobytes of
- * headers.
- */
+/** About 4 ms of SQLite when the rows are as large as they can be. */
 const USES_AT_ONCE = 32;
 
-/** A credential may have thousands of uses: they are read in steps, between which other tenants and requests go on. */
+/** A credential may have thousands of uses: they are read in steps. */
 export function usedAtInTurns<R extends { readonly id: string }>(uses: CredentialUses<R>): UsedAt {
   return async (reader, tenant, credentialId, isAllowed) => {
     const found = await findInTurns(
@@ -72,7 +68,6 @@ export function usedAtInTurns<R extends { readonly id: string }>(uses: Credentia
   };
 }
 
-/** The name of the total that counts a tenant's credentials. */
 const TOTAL = "credentials";
 
 /** What a secret is sealed for: one version of one credential of one tenant. */
@@ -91,21 +86,12 @@ async function requireRow(reader: Reader, tenant: string, id: string): Promise<C
   return row;
 }
 
-/** Why a text can't be stored as a secret, or null. Tokens and PEM bundles are both fine. */
-function plaintextProblem(plaintext: string): string | null {
-  if (!plaintext.isWellFormed()) return "must not contain lone surrogates";
-  const bytes = Buffer.byteLength(plaintext);
-  return bytes >= 1 && bytes <= MAX.plaintextBytes ? null : `must be 1 to ${MAX.plaintextBytes} bytes`;
-}
-
-const SHOWN = 4;
-
 /** `…` and the last four characters; of eight or fewer only their number. */
 export function maskedHint(plaintext: string): string {
   const characters = [...plaintext];
   if (characters.length <= 8) return "*".repeat(characters.length);
   // Postgres stores no U+0000.
-  return `…${characters.slice(-SHOWN).join("").replaceAll("\0", "*")}`;
+  return `…${characters.slice(-4).join("").replaceAll("\0", "*")}`;
 }
 
 type Secret =
@@ -114,14 +100,14 @@ type Secret =
 
 /** The secret that goes with the source. @throws Fault `invalid_request` */
 function checkedSecret(source: CredentialSource, { plaintext, vault_ref }: CredentialRotate): Secret {
-  return source === "managed" ? managedSecret(plaintext, vault_ref) : vaultSecret(vault_ref, plaintext);
-}
-
-function managedSecret(plaintext: string | undefined, other: string | undefined): Secret {
-  if (other !== undefined) throw invalidField("vault_ref", "not possible when source is managed");
+  if (source === "vault") return vaultSecret(vault_ref, plaintext);
+  if (vault_ref !== undefined) throw invalidField("vault_ref", "not possible when source is managed");
   if (plaintext === undefined) throw invalidField("plaintext", "required when source is managed");
-  const problem = plaintextProblem(plaintext);
-  if (problem !== null) throw invalidField("plaintext", problem);
+  if (!plaintext.isWellFormed()) throw invalidField("plaintext", "must not contain lone surrogates");
+  const bytes = Buffer.byteLength(plaintext);
+  if (bytes < 1 || bytes > MAX.plaintextBytes) {
+    throw invalidField("plaintext", `must be 1 to ${MAX.plaintextBytes} bytes`);
+  }
   return { source: "managed", plaintext };
 }
 
@@ -142,7 +128,6 @@ function storedHosts(hosts: readonly string[] | null): string | null {
   throw invalidField(field, parsed.reason);
 }
 
-/** The columns that hold the secret of one version. */
 async function secretColumns({ keyring }: CredentialDeps, tenant: string, id: string, version: number, secret: Secret) {
   if (secret.source === "vault") {
     return { version, vault_ref: secret.vault_ref, masked_hint: null, sealed: null, key_number: 1 };
@@ -159,7 +144,6 @@ async function secretColumns({ keyring }: CredentialDeps, tenant: string, id: st
 /**
  * Checks before the write, since the list may be long. An agent that is changed at the same moment may slip through; its
  * calls fail then, since the hosts are compared for each call too.
- *
  * @throws Fault `conflict`, naming what is shut out
  */
 async function refuseShutOut(
@@ -196,14 +180,8 @@ async function rotateOnce(
     const [changed] = await tx.db
       .update(credentials)
       .set({ ...columns, allowed_hosts, updated_at: clock.now() })
-      .where(
-        and(
-          eq(credentials.tenant, tenant),
-          eq(credentials.id, id),
-          // The secret was sealed as the version that follows this one.
-          eq(credentials.version, row.version),
-        ),
-      )
+      // The secret was sealed as the version that follows this one.
+      .where(and(eq(credentials.tenant, tenant), eq(credentials.id, id), eq(credentials.version, row.version)))
       .returning(metadataOf(tx.tables));
     return changed ?? null;
   });
@@ -241,7 +219,6 @@ export function createCredentialService(deps: CredentialDeps) {
       return requireRow(store.read, tenant, id);
     },
 
-    /** All credentials of the tenant, newest first, read lazily. */
     list: ({ tenant }: Caller): AsyncIterable<CredentialRow> => readCredentials(store.read, tenant),
 
     async rotate({ tenant }: Caller, id: string, body: CredentialRotate): Promise<CredentialRow> {
@@ -271,10 +248,8 @@ export function createCredentialService(deps: CredentialDeps) {
 
 /** A row holds up to 64 KiB of a secret, which SQLite must read past to reach the later columns. */
 const ROWS_AT_ONCE = 64;
-/** Above every ID of a credential. */
 const LAST_ID = "cred_~";
 
-/** The columns without the sealed secret and the number of its key. */
 function metadataOf({ credentials }: Reader["tables"]) {
   const { sealed: _sealed, key_number: _number, ...metadata } = getTableColumns(credentials);
   return metadata;
@@ -311,10 +286,7 @@ export function mayGoTo({ allowed_hosts }: Pick<CredentialRow, "allowed_hosts">,
   return hosts === null || isAllowedUrl(url, hosts);
 }
 
-/**
- * The tenant's credential, locked until the write ends. Call it before writing a record that names the credential. Null
- * when there is none.
- */
+/** The tenant's credential, locked until the write ends, for a record that is going to name it; null when there is none. */
 export async function holdCredential(tx: Tx, tenant: string, id: string): Promise<CredentialRow | null> {
   if (!isId("cred", id)) return null;
   await tx.lock(`credential:${tenant}:${id}`);

@@ -1,11 +1,14 @@
-// The caller, by the bearer token (RFC 6750) of the local issuer or of an OIDC issuer. A token's signature is checked
-// once. After that the token is known until it expires or the issuer's keys change. Also the scope that a request needs.
+// The caller, by the bearer token (RFC 6750) of the local issuer or of an OIDC issuer. A token's signature is checked once.
+// After that the token is known until it expires or the issuer's keys change. Also the scope that a request needs.
 import {
   type CryptoKey,
+  createLocalJWKSet,
   decodeJwt,
   decodeProtectedHeader,
   errors,
+  type JSONWebKeySet,
   type JWTPayload,
+  type JWTVerifyGetKey,
   type JWTVerifyOptions,
   jwtVerify,
 } from "jose";
@@ -20,15 +23,12 @@ import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { turnOf } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
-import { madeAfter } from "../../keys/revocations.ts";
-import { SIGNING_ALGORITHM } from "../../keys/signing-keys.ts";
-import { type IssuerKeySource, type Keys, type LocalKeyring, localKeys, openIssuerKeys } from "./issuer-keys.ts";
+import { madeAfter, SIGNING_ALGORITHM } from "../../keys/signing-keys.ts";
 
 /** Issuer and audience of the tokens that the local issuer signs. */
 export const LOCAL_ISSUER = "tollgate";
 
 const SKEW_SECONDS = 60;
-const RETRY_AFTER_SECONDS = 10;
 
 const REMOTE_ALGORITHMS = [
   ...["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"],
@@ -43,7 +43,6 @@ interface ClaimNames {
 
 export interface IdentityOptions {
   readonly claims: ClaimNames;
-  /** Null for the local issuer. */
   readonly oidc: {
     readonly issuer: string;
     readonly audience: string;
@@ -52,7 +51,6 @@ export interface IdentityOptions {
   readonly keyring: LocalKeyring;
   /** GET with bounded time and size; throws for any answer but 200 with JSON. */
   readonly fetchJson: (url: string) => Promise<unknown>;
-  /** Only for the times in a token. */
   readonly clock: Clock;
   readonly log: Log;
   /** Milliseconds of a clock that never goes back. */
@@ -65,8 +63,6 @@ interface Known {
   readonly keys: Keys;
   /** The newest revocation of the time when it was made. */
   readonly madeAfter: number;
-  /** The newest revocation that is known not to concern it. */
-  heldAgainst: number;
   /** When its `exp` has passed: milliseconds since the epoch. */
   readonly until: number;
 }
@@ -86,7 +82,8 @@ export function createIdentity(options: IdentityOptions) {
     // Until the check the tenant is unknown, so all strangers share one tenant's part of the event loop.
     await turnOf(STRANGERS);
     const token = bearerToken(authorization);
-    precheck(token, issuer, clock.now());
+    const problem = problemOf(token, issuer, clock.now());
+    if (problem !== null) throw refused(problem);
     // After a pause the keys are looked at again, and are mostly the same.
     if ((await keys.settled()) !== null) {
       const caller = remembered(authorization);
@@ -96,7 +93,7 @@ export function createIdentity(options: IdentityOptions) {
     const caller = readCaller(payload, claims);
     // jwtVerify has checked that `exp` is there.
     const until = ((payload.exp ?? 0) + SKEW_SECONDS) * 1000;
-    const entry = { caller, keys: used, until, madeAfter: madeAfter(payload), heldAgainst: Number.NaN };
+    const entry = { caller, keys: used, until, madeAfter: madeAfter(payload) };
     if (isRevoked(entry)) throw refused("revoked");
     known.set(caller.tenant, authorization, entry, authorization.length);
     return caller;
@@ -110,22 +107,15 @@ export function createIdentity(options: IdentityOptions) {
     return seen.caller;
   }
 
-  /** Looked up once for each token and revocation. */
-  function isRevoked(entry: Known): boolean {
-    const newest = revocations?.newest() ?? 0;
-    if (entry.heldAgainst === newest) return false;
-    const { tenant, user } = entry.caller;
-    if (revocations?.isRevoked(tenant, user, entry.madeAfter) === true) return true;
-    entry.heldAgainst = newest;
-    return false;
+  function isRevoked({ caller: { tenant, user }, madeAfter }: Known): boolean {
+    return revocations?.isRevoked(tenant, user, madeAfter) === true;
   }
 
   return {
     /**
      * The caller that an `Authorization` header names: at once for a token that is known, else after its check.
-     *
-     * @throws Fault `unauthenticated`, at once or as rejection; `unavailable` when the token can't be judged
-     *   because the issuer's keys could not be fetched yet: the same token may be valid in a moment.
+     * @throws Fault `unauthenticated`, at once or as rejection; `unavailable` when the token can't be judged because the
+     *   issuer's keys could not be fetched yet: the same token may be valid in a moment.
      */
     authenticate(authorization: string | null): Caller | Promise<Caller> {
       if (authorization === null) throw refused("no token");
@@ -136,15 +126,8 @@ export function createIdentity(options: IdentityOptions) {
 
 export type Identity = ReturnType<typeof createIdentity>;
 
-interface OpenIssuer {
-  readonly issuer: Issuer;
-  readonly keys: IssuerKeySource;
-  /** Null where the issuer is a remote one. */
-  readonly revocations: Keyring["revocations"] | null;
-}
-
-function openIssuer(options: IdentityOptions): OpenIssuer {
-  const { oidc, keyring, fetchJson, log, now } = options;
+/** There are no revocations where the issuer is a remote one. */
+function openIssuer({ oidc, keyring, fetchJson, log, now }: IdentityOptions) {
   if (oidc === null) {
     const issuer = { name: LOCAL_ISSUER, audience: LOCAL_ISSUER, algorithms: [SIGNING_ALGORITHM] };
     return { issuer, keys: localKeys(keyring), revocations: keyring.revocations };
@@ -162,9 +145,6 @@ function refused(reason: string, cause?: unknown): Fault {
   });
 }
 
-/** The message of a refusal is the reason for the log. */
-class Refusal extends Error {}
-
 /** The reason in our words: the library's may quote what the token says. */
 function whyInvalid(error: unknown): string {
   if (error instanceof errors.JWKSNoMatchingKey) return "unknown key";
@@ -181,22 +161,19 @@ function bearerToken(authorization: string): string {
   return token;
 }
 
-/**
- * Refuses tokens that no key could make valid, before any key is looked for. Otherwise old tokens of a removed key
- * would make the gateway ask the issuer again and again.
- */
-function precheck(token: string, issuer: Issuer, now: number): void {
+/** Checked before any key is looked for: else old tokens of a removed key would make the gateway ask the issuer for ever. */
+function problemOf(token: string, issuer: Issuer, now: number): string | null {
   try {
     const { alg, typ } = decodeProtectedHeader(token);
-    if (alg === undefined || !issuer.algorithms.includes(alg)) throw new Refusal("other algorithm");
-    if (!isAccessTokenType(typ)) throw new Refusal("other type");
+    if (alg === undefined || !issuer.algorithms.includes(alg)) return "other algorithm";
+    if (!isAccessTokenType(typ)) return "other type";
     const { iss, exp, cnf } = decodeJwt(token);
-    if (iss !== issuer.name) throw new Refusal("other issuer");
+    if (iss !== issuer.name) return "other issuer";
     // RFC 7800: such a token needs a proof that the sender holds a key, and this gateway asks for none.
-    if (cnf !== undefined) throw new Refusal("bound to a key");
-    if (exp === undefined || (exp + SKEW_SECONDS) * 1000 <= now) throw new Refusal("expired");
-  } catch (cause) {
-    throw refused(cause instanceof Refusal ? cause.message : "malformed", cause);
+    if (cnf !== undefined) return "bound to a key";
+    return exp === undefined || (exp + SKEW_SECONDS) * 1000 <= now ? "expired" : null;
+  } catch {
+    return "malformed";
   }
 }
 
@@ -206,17 +183,10 @@ function isAccessTokenType(typ: unknown): boolean {
   return typeof typ === "string" && /^(application\/)?(at\+)?jwt$/i.test(typ);
 }
 
-interface Verified {
-  readonly payload: JWTPayload;
-  readonly keys: Keys;
-}
-
-async function verify(token: string, issuer: Issuer, keys: IssuerKeySource, clock: Clock): Promise<Verified> {
+async function verify(token: string, issuer: Issuer, keys: IssuerKeySource, clock: Clock) {
   const found = await keys.settled();
   if (found === null) {
-    throw new Fault("unavailable", "tokens can't be checked at the moment", {
-      retryAfterSeconds: RETRY_AFTER_SECONDS,
-    });
+    throw new Fault("unavailable", "tokens can't be checked at the moment", { retryAfterSeconds: 10 });
   }
   try {
     return await verifyWith(found, token, issuer, clock);
@@ -236,7 +206,7 @@ function mayBeNewKey(error: unknown): boolean {
   return error instanceof errors.JWKSNoMatchingKey || error instanceof errors.JWSSignatureVerificationFailed;
 }
 
-async function verifyWith(keys: Keys, token: string, issuer: Issuer, clock: Clock): Promise<Verified> {
+async function verifyWith(keys: Keys, token: string, issuer: Issuer, clock: Clock) {
   const checks = {
     algorithms: [...issuer.algorithms],
     issuer: issuer.name,
@@ -259,7 +229,6 @@ async function verifyWithAny(
   token: string,
   checks: JWTVerifyOptions,
 ): Promise<JWTPayload> {
-  // A token that names no key may fit several, of which so many are tried.
   let left = 10;
   for await (const key of candidates) {
     if (left-- === 0) break;
@@ -280,10 +249,7 @@ function readCaller(payload: JWTPayload, claims: ClaimNames): Caller {
   return { tenant, user, scopes: new Set(readScopes(payload[claims.scope])) };
 }
 
-/**
- * A name that keeps its identity on its way through the database: unpaired surrogates of two tenants would be
- * stored as the same replacement character.
- */
+/** Unpaired surrogates of two tenants would be stored as the same replacement character. */
 export function isPrincipal(value: unknown): value is string {
   return (
     typeof value === "string" &&
@@ -314,7 +280,6 @@ const EXEMPT = [
 /**
  * Throws Fault `forbidden` where the caller lacks the scope for managing, which every request that writes needs if the
  * operator has set one. The exempt routes are named, so a new route that writes can't be forgotten.
- *
  * @param scope null when every token of a tenant may write
  */
 export function managePermission(scope: string | null) {
@@ -327,5 +292,172 @@ export function managePermission(scope: string | null) {
     throw new Fault("forbidden", error, {
       answer: { body: { error }, headers: { "www-authenticate": challenge } },
     });
+  };
+}
+
+// The verification keys of the issuer, a remote OIDC issuer or the local one. Keys of a remote issuer are kept fresh without
+// a timer: a request for the keys starts a fetch that is due. While the issuer is away the known keys stay in use, since it
+// issues no tokens then and the old ones expire.
+
+/** A key that the issuer has removed verifies nothing after this time. */
+const FRESH_MS = 5 * 60_000;
+/** From this age on keys are fetched again in the background, so that no request waits for it. */
+const REFRESH_AFTER_MS = 4 * 60_000;
+/** Keys are used for at most this long after the last answer of the issuer. */
+const STALE_MAX_MS = 24 * 3_600_000;
+const ASYMMETRIC = ["RSA", "EC", "OKP"];
+
+interface IssuerKeysOptions {
+  readonly issuer: string;
+  readonly jwksUrl: string | null;
+  readonly fetchJson: (url: string) => Promise<unknown>;
+  readonly log: Log;
+  /** Milliseconds of a clock that never goes back. */
+  readonly now?: () => number;
+}
+
+/** Finds the key of a token. The function stays the same as long as the set of keys does. */
+export type Keys = JWTVerifyGetKey;
+
+export interface IssuerKeySource {
+  /** The keys, or null when they must be fetched before use. Starts a fetch when one is due. */
+  fresh(): Keys | null;
+  /** Fresh keys if the issuer answers, else the known ones; null when there are none yet or they are too old. */
+  settled(): Promise<Keys | null>;
+  /** Other keys than these, or null: the issuer is asked again, unless it was asked a moment ago. */
+  renewed(used: Keys): Promise<Keys | null>;
+}
+
+function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
+  const { log, now = () => performance.now() } = options;
+  let keys: Keys | null = null;
+  let freshUntil = Number.NEGATIVE_INFINITY;
+  let printed = "";
+  let answeredAt = Number.NEGATIVE_INFINITY;
+  let askedAt = Number.NEGATIVE_INFINITY;
+  let inFlight: Promise<void> | null = null;
+
+  function accept(set: JSONWebKeySet): void {
+    const print = JSON.stringify(set);
+    if (keys === null || print !== printed) keys = createLocalJWKSet(set);
+    answeredAt = now();
+    freshUntil = answeredAt + FRESH_MS;
+    printed = print;
+  }
+
+  /** While the issuer is away, extends the keys a little at a time, so that requests do not wait for a fetch. */
+  function extend(): void {
+    const until = Math.min(now() + FRESH_MS - REFRESH_AFTER_MS, answeredAt + STALE_MAX_MS);
+    freshUntil = Math.max(freshUntil, until);
+  }
+
+  async function fetchKeys(): Promise<void> {
+    try {
+      accept(await fetchKeySet(options));
+    } catch (error) {
+      log.warn("issuer_keys_not_fetched", { issuer: options.issuer, error });
+      extend();
+    } finally {
+      inFlight = null;
+    }
+  }
+
+  async function ask(): Promise<void> {
+    // Least time between two fetches, whatever tokens come in. A new key is accepted within 30 s of its publication.
+    if (inFlight === null && now() - askedAt >= 10_000) {
+      askedAt = now();
+      inFlight = fetchKeys();
+    }
+    await inFlight;
+  }
+
+  function usable(): Keys | null {
+    return now() < answeredAt + STALE_MAX_MS ? keys : null;
+  }
+
+  function fresh(): Keys | null {
+    if (now() >= answeredAt + REFRESH_AFTER_MS) void ask();
+    return now() < freshUntil ? usable() : null;
+  }
+
+  return {
+    fresh,
+    async settled() {
+      if (now() >= freshUntil) await ask();
+      return usable();
+    },
+    async renewed(used) {
+      // Another request may have fetched them since the caller read them.
+      if (usable() === used) await ask();
+      const next = usable();
+      return next === used ? null : next;
+    },
+  };
+}
+
+/** @throws Error, and what `fetchJson` throws, when the issuer has no keys that can verify a token */
+export async function fetchKeySet({
+  issuer,
+  jwksUrl,
+  fetchJson,
+}: Pick<IssuerKeysOptions, "issuer" | "jwksUrl" | "fetchJson">): Promise<JSONWebKeySet> {
+  const set = await fetchJson(jwksUrl ?? (await discover(issuer, fetchJson)));
+  const listed = isRecord(set) ? set["keys"] : null;
+  if (!Array.isArray(listed)) throw new Error("the key set has no keys");
+  const keys = listed.slice(0, 100).filter(isVerificationKey);
+  if (keys.length === 0) throw new Error("the key set has no key that can verify a token");
+  return { keys };
+}
+
+/** OpenID Connect Discovery 1.0, section 4: the document must name the very issuer that was asked. */
+async function discover(issuer: string, fetchJson: IssuerKeysOptions["fetchJson"]): Promise<string> {
+  const document = await fetchJson(`${issuer.replace(/\/$/, "")}/.well-known/openid-configuration`);
+  if (!isRecord(document) || document["issuer"] !== issuer) {
+    throw new Error("the discovery document names another issuer");
+  }
+  const url = document["jwks_uri"];
+  if (typeof url !== "string" || !URL.canParse(url)) throw new Error("the discovery document has no jwks_uri");
+  const { protocol } = new URL(url);
+  if (protocol !== "https:" && protocol !== new URL(issuer).protocol) {
+    throw new Error("the jwks_uri is not as safe as the issuer");
+  }
+  return url;
+}
+
+/** A symmetric key in a public set would let anyone sign. */
+function isVerificationKey(key: unknown): key is JSONWebKeySet["keys"][number] {
+  return isRecord(key) && ASYMMETRIC.some((type) => type === key["kty"]) && key["use"] !== "enc";
+}
+
+function isRecord(value: unknown): value is Record<string, unknown> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+export type LocalKeyring = Pick<
+  Keyring,
+  "issuerJwks" | "isFresh" | "isUsable" | "refreshed" | "renewed" | "revocations"
+>;
+
+/** The keys of the local issuer. A command in another process may rotate them, so an unknown key makes the database be read. */
+function localKeys(keyring: LocalKeyring): IssuerKeySource {
+  let jwks = keyring.issuerJwks();
+  let keys: Keys = createLocalJWKSet(jwks);
+  function current(): Keys {
+    if (jwks === keyring.issuerJwks()) return keys;
+    jwks = keyring.issuerJwks();
+    keys = createLocalJWKSet(jwks);
+    return keys;
+  }
+  return {
+    fresh: () => (keyring.isFresh() ? current() : null),
+    async settled() {
+      await keyring.refreshed();
+      return keyring.isUsable() ? current() : null;
+    },
+    async renewed(used) {
+      await keyring.renewed();
+      const next = current();
+      return next === used ? null : next;
+    },
   };
 }

@@ -7,12 +7,10 @@ import { silentLog } from "../../core/log.ts";
 import { systemClock } from "../../core/time.ts";
 import { newKey } from "../../keys/envelope.ts";
 import { type Keyring, openKeyring } from "../../keys/keyring.ts";
-import { REVOCATION_CLAIM, revokeTokens } from "../../keys/revocations.ts";
 import { rotate } from "../../keys/rotation.ts";
-import type { SigningKey } from "../../keys/signing-keys.ts";
+import { REVOCATION_CLAIM, revokeTokens, type SigningKey } from "../../keys/signing-keys.ts";
 import type { Store } from "../../storage/store.ts";
-import { createIdentity, type Identity } from "./identity.ts";
-import type { LocalKeyring } from "./issuer-keys.ts";
+import { createIdentity, type Identity, type LocalKeyring } from "./identity.ts";
 
 const place = sqlitePlace();
 const masterKeys = onlyMasterKey(newKey());

@@ -8,8 +8,7 @@ import { and, desc, eq, gte, is, isNotNull, lt, type Placeholder, type SQL, type
 import { SQLiteTable } from "drizzle-orm/sqlite-core";
 import { type CountDimension, oneOf } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../kernel/turns.ts";
-import { prepared, type Reader } from "../../storage/store.ts";
-import { openCalls } from "../../storage/totals.ts";
+import { bind, prepared, type Reader } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
 /** Entries of one step: about 5 ms of SQLite when it has to look at every row. */
@@ -67,14 +66,15 @@ function openColumn(t: Reader["tables"]["openInvocations"], dimension: CountDime
  * primary key for a tenant with few calls in its statistics, which are outdated for a new tenant, and then scans all its calls.
  */
 function endedAlong(t: Reader["tables"]["endedInvocations"], { tenant, along }: Calls, range: IdRange) {
-  // Postgres leaves out the partitions above and below, and does so by this condition alone.
-  const inRange = and(eq(t.tenant, tenant), gte(t.id, range.floor), lt(t.id, range.below));
-  if (along === undefined) return { where: inRange, order: [desc(t.id)] };
+  const ofTenant = eq(t.tenant, tenant);
+  if (along === undefined) {
+    return { where: and(ofTenant, gte(t.id, range.floor), lt(t.id, range.below)), order: [desc(t.id)] };
+  }
   const [dimension, value] = along;
   const column = t[COLUMNS[dimension]];
   const from = sql`(${column}, ${t.id}) >= (${value}, ${range.floor})`;
   const to = sql`(${column}, ${t.id}) < (${value}, ${range.below})`;
-  return { where: and(inRange, from, to, isNotNull(column)), order: [desc(column), desc(t.id)] };
+  return { where: and(ofTenant, from, to, isNotNull(column)), order: [desc(column), desc(t.id)] };
 }
 
 /** The IDs of the ended calls in a range, and which of them match. Without other filters nothing but the index is read. */
@@ -320,11 +320,10 @@ const callsBy = (dimension: CountDimension) => ({
   others: [],
 });
 const ALL_IDS = { floor: FIRST_ID, below: LAST_ID };
-const FROM_FLOOR = { floor: sql.placeholder("floor"), below: LAST_ID };
 const [LIMIT, OFFSET] = [sql.placeholder("limit"), sql.placeholder("offset")];
 
 const newestEndedBy = byFilter(({ db, tables: { endedInvocations: t } }, dimension) => {
-  const { where, order } = endedAlong(t, callsBy(dimension), FROM_FLOOR);
+  const { where, order } = endedAlong(t, callsBy(dimension), ALL_IDS);
   return db
     .select()
     .from(t)
@@ -339,31 +338,91 @@ const newestOpenBy = byFilter((reader, dimension) =>
 );
 
 const idsBy = byFilter((reader, dimension) =>
-  idsAt(reader, callsBy(dimension), FROM_FLOOR, {
+  idsAt(reader, callsBy(dimension), ALL_IDS, {
     limit: LIMIT,
     offset: OFFSET,
     most: sql.placeholder("most"),
   }),
 );
 
+const totalBy = byFilter((reader, dimension) => {
+  const { invocationCounts: c } = reader.tables;
+  const open = openIn(reader, callsBy(dimension), ALL_IDS).limit(sql.placeholder("most")).as("open");
+  const counted = reader.db
+    .select({
+      entries: sql`count(*)`.mapWith(Number).as("entries"),
+      matches: sql`count(*) filter (where ${open.matches})`.mapWith(Number).as("matching"),
+      last: sql<string | null>`min(${open.id})`.as("last"),
+    })
+    .from(open)
+    .as("counted");
+  const ended = reader.db
+    .select({ calls: sql`coalesce(sum(${c.count}), 0)`.mapWith(Number).as("calls") })
+    .from(c)
+    .where(
+      and(
+        eq(c.tenant, sql.placeholder("tenant")),
+        eq(c.dimension, dimension),
+        eq(c.value, dimension === "all" ? "" : bind(c.value, "value")),
+      ),
+    )
+    .as("ended");
+  return reader.db
+    .select({ ended: ended.calls, entries: counted.entries, matches: counted.matches, last: counted.last })
+    .from(counted)
+    .innerJoin(ended, sql`true`);
+});
+
+export interface CallCount {
+  readonly total: number;
+  /** How many calls of the tenant are open, with or without the filter; no more than one step passes. */
+  readonly open: number;
+}
+
+/**
+ * How many calls of a tenant match a filter. Of most tenants by one statement, in which each call is open or has ended; many open
+ * calls are walked along in steps.
+ */
+export async function matchingCalls(reader: Reader, tenant: string, filter: Filter): Promise<CallCount> {
+  const [dimension, value] = filter;
+  const path: ScanPath = {
+    tenant,
+    along: dimension === "all" ? undefined : filter,
+    others: [],
+    floor: FIRST_ID,
+    ceiling: LAST_ID,
+  };
+  const most = isOfEnded(filter) ? 0 : ENTRIES_MAX;
+  const [row] = await totalBy[dimension](reader).execute({ tenant, value, most });
+  if (row === undefined) return { total: 0, open: 0 };
+  let { matches: total, entries, last } = row;
+  while (entries === ENTRIES_MAX && last !== null) {
+    const range = { floor: FIRST_ID, below: last };
+    const [open] = await inStoreTurns(tenant, () => pass(reader, path, range, { open: ENTRIES_MAX, ended: 0 }));
+    total += open.matches;
+    ({ entries, last } = open);
+  }
+  return { total: total + row.ended, open: row.entries };
+}
+
 /**
  * The newest calls of a tenant that match a filter, by prepared queries: what most pages are.
  *
- * @param range `floor` is an ID below which no call of the page stands
+ * @param openCount of the tenant, as `matchingCalls` gives it
  * @returns null for a place that has to be walked to: far behind, or where there are many open calls
  */
 export async function newestCalls(
   reader: Reader,
   tenant: string,
   filter: Filter,
-  { limit, offset, floor }: PageRange & { readonly floor: string },
+  { limit, offset }: PageRange,
+  openCount: number,
 ): Promise<InvocationRow[] | null> {
   const [dimension, value] = filter;
-  const openTotal = isOfEnded(filter) ? 0 : await openCalls(reader, tenant);
   // To find those of a filter, all open calls may have to be passed.
-  if (offset + limit > ENTRIES_MAX || (openTotal > ENTRIES_MAX && dimension !== "all")) return null;
-  const place = { tenant, value, floor, limit, offset };
-  if (openTotal === 0) return newestEndedBy[dimension](reader).execute(place);
+  if (offset + limit > ENTRIES_MAX || (openCount === ENTRIES_MAX && dimension !== "all")) return null;
+  const place = { tenant, value, limit, offset };
+  if (openCount === 0) return newestEndedBy[dimension](reader).execute(place);
   if (offset > 0) {
     return rowsOf(reader, tenant, await idsBy[dimension](reader).execute({ ...place, most: offset + limit }));
   }

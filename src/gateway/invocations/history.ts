@@ -6,17 +6,17 @@ import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
 import { INVOCATION_STATUSES, isEnded, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
-import { HOUR_MS } from "../../core/time.ts";
 import { choiceOf, dateTime, page, type Query } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { prepared, type Reader } from "../../storage/store.ts";
-import { counted, countedWithReach } from "../../storage/totals.ts";
+import { endedTotal } from "../../storage/totals.ts";
 import { storedStart } from "./bodies.ts";
 import { SMALL_BODY_BYTES } from "./commands/accept.ts";
 import {
   FIRST_ID,
   type Filter,
   LAST_ID,
+  matchingCalls,
   newestCalls,
   type PageRange,
   pageOf,
@@ -135,23 +135,9 @@ function readFilters(query: Query): Filter[] {
 /** The filters, the most selective first: its index is the one to scan. */
 async function fewestFirst(reader: Reader, tenant: string, filters: readonly Filter[]): Promise<Filter[]> {
   const counts = await Promise.all(
-    filters.map(async (filter) => ({ filter, total: await counted(reader, tenant, ...filter) })),
+    filters.map(async (filter) => ({ filter, total: await endedTotal(reader, tenant, ...filter) })),
   );
   return counts.sort((a, b) => a.total - b.total).map(({ filter }) => filter);
-}
-
-/** The newest calls, looked for no further back than the totals say that they reach. */
-async function newestFrom(
-  reader: Reader,
-  tenant: string,
-  filter: Filter,
-  { limit, offset, total, period }: PageRange & { readonly total: number; readonly period: number },
-): Promise<InvocationRow[] | null> {
-  const floor = period === 0 ? FIRST_ID : idFloor("inv", period * HOUR_MS);
-  const rows = await newestCalls(reader, tenant, filter, { limit, offset, floor });
-  // Calls have changed since they were counted.
-  const isShort = rows !== null && rows.length < Math.min(limit, total - offset) && floor !== FIRST_ID;
-  return isShort ? await newestCalls(reader, tenant, filter, { limit, offset, floor: FIRST_ID }) : rows;
 }
 
 /**
@@ -183,8 +169,8 @@ export async function readHistory(
     return { ...(await pageOf(reader, path, { ...place, isCounted: true }, callerSignal)), ...place };
   }
   const filter = along ?? (["all", ""] as const);
-  const { total, period } = await countedWithReach(reader, tenant, filter, place.offset + place.limit);
-  const newest = place.offset < total ? await newestFrom(reader, tenant, filter, { ...place, total, period }) : [];
+  const { total, open } = await matchingCalls(reader, tenant, filter);
+  const newest = place.offset < total ? await newestCalls(reader, tenant, filter, place, open) : [];
   const rows = newest ?? (await pageOf(reader, path, { ...place, isCounted: false }, callerSignal)).rows;
   // A call that has come since the total was read is on the page already.
   return { rows, total: rows.length === 0 ? total : Math.max(total, place.offset + rows.length), ...place };

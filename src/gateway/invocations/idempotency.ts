@@ -1,6 +1,4 @@
-// Idempotency keys: within its 24 hours, a caller's key stands for the first call that it was sent with. Keys stand in slots
-// of time, which go as a whole when they are over. A key stands in each slot that it lives in, which is one or two of them.
-// So two calls with one key always meet in the slot of the later one, whichever replicas took them, and wherever a slot ends.
+// Idempotency keys: within its 24 hours, a caller's key stands for the first call that it was sent with.
 import { and, eq } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
@@ -19,24 +17,7 @@ export interface Idempotency {
   readonly latest: number;
 }
 
-/** Longer than a key lives, so that a key stands in two slots at most. */
-export const SLOT_HOURS = 48;
 export const IDEMPOTENCY_MS = IDEMPOTENCY_HOURS * HOUR_MS;
-
-/** The slot of a time, by the hour since the epoch at which it begins. */
-const slotOf = (time: number): number => Math.floor(time / HOUR_MS / SLOT_HOURS) * SLOT_HOURS;
-
-/**
- * The slots of a key of now, in their order. Now is one of its two bounds, for they are what two clocks say; between them
- * there can be years after a clock was set.
- */
-export function slotsOf({ asked_at, latest }: Pick<Idempotency, "asked_at" | "latest">): number[] {
-  const slots = [asked_at, asked_at + IDEMPOTENCY_MS, latest, latest + IDEMPOTENCY_MS].map(slotOf);
-  return [...new Set(slots)].sort((one, other) => one - other);
-}
-
-/** Before this hour, slots hold nothing that anybody looks at: `now` may be late by an hour. */
-export const slotsOver = (now: number): number => slotOf(now - HOUR_MS);
 
 type KeyOwner = Pick<InvocationRow, "tenant" | "caller" | "agent_id">;
 
@@ -48,8 +29,6 @@ interface WantedKey {
   readonly owner: KeyOwner;
   readonly key: string;
   readonly asked_at: number;
-  /** It may also stand in a later one: of a clock that was ahead, and was put right before this process began. */
-  readonly slot: number;
 }
 
 type KnownKey = Pick<Tables["idempotencyKeys"]["$inferSelect"], "body_sha256" | "invocation_id">;
@@ -59,7 +38,6 @@ const KEY_INPUT = inputRows<WantedKey>({
   caller: ["text", ({ owner }) => owner.caller],
   agent_id: ["text", ({ owner }) => owner.agent_id],
   key: ["text", ({ key }) => key],
-  slot: ["bigint", ({ slot }) => slot],
   asked_at: ["bigint", ({ asked_at }) => asked_at],
 });
 
@@ -72,16 +50,16 @@ const keyLookUp: Command<WantedKey, KnownKey | null> = {
   sqlite(prepare) {
     const find = prepare(
       `select body_sha256, invocation_id from idempotency_keys
-       where tenant = ? and caller = ? and agent_id = ? and key = ? and slot >= ? and expires_at > ? limit 1`,
+       where tenant = ? and caller = ? and agent_id = ? and key = ? and expires_at > ?`,
     );
-    return ({ owner: { tenant, caller, agent_id }, key, slot, asked_at }) =>
-      find.get(tenant, caller, agent_id, key, slot, asked_at) as unknown as KnownKey | null;
+    return ({ owner: { tenant, caller, agent_id }, key, asked_at }) =>
+      find.get(tenant, caller, agent_id, key, asked_at) as unknown as KnownKey | null;
   },
   postgres: {
     text: `select n, known.body_sha256, known.invocation_id from ${KEY_INPUT.source}, lateral (
         select k.body_sha256, k.invocation_id from idempotency_keys k
         where k.tenant = input.tenant and k.caller = input.caller and k.agent_id = input.agent_id and k.key = input.key
-          and k.slot >= input.slot and k.expires_at > input.asked_at
+          and k.expires_at > input.asked_at
         limit 1
       ) as known`,
     valuesOf: KEY_INPUT.values,
@@ -115,10 +93,9 @@ export async function findByIdempotencyKey(
 export async function findKey(
   reader: CommandRunner,
   owner: KeyOwner,
-  { key, asked_at, latest }: Pick<Idempotency, "key" | "asked_at" | "latest">,
+  { key, asked_at }: Pick<Idempotency, "key" | "asked_at">,
 ): Promise<KnownKey | null> {
-  const [slot = 0] = slotsOf({ asked_at, latest });
-  return reader.execute(keyLookUp, { owner, key, asked_at, slot });
+  return reader.execute(keyLookUp, { owner, key, asked_at });
 }
 
 /** Frees the key of a call that was refused after all, so that it may be sent again with another payment. */

@@ -11,7 +11,6 @@ import { removeInGroups } from "../../storage/cleanup.ts";
 import { untilStored, within } from "../../storage/failures.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import { orphanRequest } from "./bodies.ts";
-import { countWhole } from "./counters.ts";
 import { freeIdempotencyKey } from "./idempotency.ts";
 import type { InvocationKey } from "./service.ts";
 
@@ -168,7 +167,6 @@ async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<
     .returning();
   if (paid.length > 0 || (row === undefined && (await isThere(tx, { tenant, id })))) throw new TakenUp();
   if (row === undefined) return;
-  countWhole(tx, { ...row, error_class: null }, -1);
   if (row.request === null) await orphanRequest(tx, { tenant, id });
 }
 

@@ -20,7 +20,7 @@ import {
   takeCommand,
   waitingAgents,
 } from "./commands/queue.ts";
-import { countMove, countSettlement } from "./counters.ts";
+import { countSettlement } from "./counters.ts";
 import { findByIdempotencyKey, freeIdempotencyKey, type Idempotency } from "./idempotency.ts";
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
@@ -196,12 +196,10 @@ export async function holdsClaim(reader: Reader, key: InvocationKey, token: stri
 export async function release(tx: Tx, key: InvocationKey, token: string, now: number): Promise<void> {
   const { openInvocations: t } = tx.tables;
   const { from, to } = INVOCATION_EVENTS.release;
-  const released = await tx.db
+  await tx.db
     .update(t)
     .set({ status: to, owner: null, claim: null, updated_at: now })
-    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), isIn(t.status, from), eq(t.claim, token)))
-    .returning({ id: t.id });
-  if (released.length > 0) countMove(tx, key, from, to);
+    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), isIn(t.status, from), eq(t.claim, token)));
 }
 
 /** A call that was claimed here. */
@@ -396,7 +394,7 @@ const NOTHING_YET = {
  * Moves the settlement of a call that nobody has claimed yet, or that has ended. False when the settlement is not where the
  * event starts from.
  */
-export async function moveSettlement(
+async function moveSettlement(
   tx: Tx,
   table: "openInvocations" | "endedInvocations",
   key: InvocationKey,
@@ -411,6 +409,6 @@ export async function moveSettlement(
     .set({ ...fields, settlement_status: to })
     .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from), isUnclaimed))
     .returning({ id: t.id });
-  if (rows.length > 0) countSettlement(tx, key, from, to);
+  if (rows.length > 0 && table === "endedInvocations") countSettlement(tx, key.tenant, from, to);
   return rows.length > 0;
 }

@@ -3,35 +3,25 @@
 // HTML in the Markdown is shown as text, and links between pages lead to where the pages are served.
 
 import { Marked, type RendererObject, type Token, type Tokens } from "marked";
-import { type Asset, type Assets, asset, pageAsset } from "../../http/assets.ts";
-import { routes } from "../../http/elysia.ts";
+import { type Assets, asset, pageAsset } from "../../http/assets.ts";
 import { STRANGERS } from "../../http/server.ts";
 import { inTurnSteps, type Steps } from "../../kernel/turns.ts";
 import { PAGES, type Page } from "./pages.ts";
 import script from "./search.js" with { type: "text" };
 import style from "./style.css" with { type: "text" };
 
-export function manualRoutes({ madeOnce }: Assets, pages: readonly Page[] = PAGES) {
-  const hidden = { detail: { hide: true } };
-  const app = routes().get("/docs/", () => Response.redirect("../docs"), hidden);
-  for (const [path, make] of Object.entries(manualAssets(pages))) {
-    app.get(path, madeOnce(make), hidden);
-  }
-  return app;
-}
-
-function manualAssets(pages: readonly Page[]): Readonly<Record<string, () => Asset | Promise<Asset>>> {
+export function manualRoutes({ routesOf }: Assets, pages: readonly Page[] = PAGES) {
   const shown = pages.map((page) => {
     const make = async () => pageAsset(await rendered(pageHtml(pages, page)));
     return [`/docs/${page.name}`, make] as const;
   });
-  return {
+  return routesOf("/docs", {
     "/docs": () => pageAsset(contentsHtml(pages)),
     ...Object.fromEntries(shown),
     "/docs/style.css": () => asset(style, "text/css; charset=utf-8"),
     "/docs/search.js": () => asset(script, "text/javascript; charset=utf-8"),
     "/docs/search.json": async () => asset(await rendered(searchJson(pages)), "application/json"),
-  };
+  });
 }
 
 /** In steps, since all pages in one piece would hold the event loop for 75 ms (measured). */

@@ -83,9 +83,9 @@ describe("the Swagger page", () => {
     const page = await get("/swagger");
     expect(page.headers.get("content-security-policy")).toStartWith("default-src 'none'; script-src 'self';");
     const text = (await page.text()) + (await (await get("/swagger/initializer.js")).text());
-    expect(text).not.toContain("//");
+    expect(text.replaceAll(/^ *\/\/.*$/gm, "")).not.toContain("//");
     expect(text).not.toMatch(/<script(?![^>]* src=)/);
-    expect(text).toContain('"validatorUrl":null');
+    expect(text).toContain("validatorUrl: null");
   });
 
   test("is not sent again to a copy that is still good, and is sent to a stale one", async () => {

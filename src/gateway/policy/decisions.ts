@@ -1,13 +1,11 @@
-// The record of decisions. A deny is durable before its caller hears of it. An allow or a warn holds up no call: it
-// goes into a bounded buffer that is written at once, one group after the other. So on SQLite it joins the very
-// commit that accepts its call, and on Postgres a busy replica makes one commit for many. Writing it with the call
-// instead would cost Postgres a round trip on the path of every call, and a call that is then refused for lack of
-// payment is never written. A kill -9 can lose the last group of allows and warns.
+// The record of decisions. A deny is durable before its caller hears of it. An allow or a warn holds up no call: it goes
+// into a bounded buffer that is written at once, one group after the other. Writing it with the call instead would cost
+// Postgres a round trip on the path of every call. A kill -9 can lose the last group of allows and warns.
 //
-// Nothing in the buffer is dropped while the gateway runs. When it is full, because the store is away, a decision is
-// written like a deny: its call waits, and is refused if the store still can't take it.
+// Nothing in the buffer is dropped while the gateway runs. When it is full, because the store is away, a decision is written
+// like a deny: its call waits, and is refused if the store still can't take it.
 
-import { and, desc, eq, inArray, lt, sql } from "drizzle-orm";
+import { and, desc, eq, gte, lt, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
@@ -16,16 +14,16 @@ import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { actFor } from "../../kernel/turns.ts";
-import { removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
+import { type KeyRange, removeRanges } from "../../storage/cleanup.ts";
 import { within } from "../../storage/failures.ts";
-import { keyedById, prepared, type Reader, type Store, type TimedTable, type Tx } from "../../storage/store.ts";
+import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 
 export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
 
 const ROWS_AT_ONCE = 256;
 /**
- * Rows of one statement, if there are so many. On Postgres this takes a fifth of the time and a seventh of the CPU of
- * one statement per row (measured); on SQLite it makes little difference.
+ * Rows of one statement, if there are so many. On Postgres this takes a fifth of the time and a seventh of the CPU of one
+ * statement per row (measured); on SQLite it makes little difference.
  */
 const ROWS_TOGETHER = 16;
 const PAUSE_MS_MIN = 50;
@@ -153,7 +151,6 @@ export function createDecisionLog(options: DecisionLogOptions) {
     /**
      * Records decisions of one tenant: a deny is durable when this resolves; any other decision is written soon after. The
      * decisions on the messages of one batch are one write, so that a request takes one slot of the store.
-     *
      * @throws Fault `unavailable` when the store can't take them now
      */
     async record(rows: readonly DecisionRow[]): Promise<void> {
@@ -178,41 +175,13 @@ export async function newestDecisions(reader: Reader, tenant: string, limit: num
   return await reader.db.select().from(t).where(eq(t.tenant, tenant)).orderBy(desc(t.id)).limit(limit);
 }
 
-export const DECISIONS: TimedTable = {
-  name: "policy_decisions",
-  key: "id",
-  ...keyedById("pdec"),
-  isCounted: false,
-  kept: null,
-};
-
-/** Removes the decisions that are older than `days`; 0 keeps all. Rows that no drop of a period covers go in small groups. */
+/** Removes the decisions that are older than `days`; 0 keeps all. */
 export async function removeOldDecisions(store: Store, clock: Clock, days: number): Promise<void> {
   if (days === 0) return;
-  const time = await store.periods.drop(DECISIONS, clock.now() - days * DAY_MS);
-  if (time === 0) return;
-  const before = idFloor("pdec", time);
-  for await (const tenant of tenantsIn(store.read, "policyDecisions")) {
-    await removeInGroups(store, (tx, limit) => removeSome(tx, { tenant, before, limit }));
-  }
+  await removeRanges(store, "policyDecisions", idFloor("pdec", clock.now() - days * DAY_MS), removeSome);
 }
 
-interface Old {
-  readonly tenant: string;
-  readonly before: string;
-  readonly limit: number;
-}
-
-async function removeSome(tx: Tx, { tenant, before, limit }: Old): Promise<number> {
+async function removeSome(tx: Tx, { tenant, from, below }: KeyRange): Promise<void> {
   const { policyDecisions: t } = tx.tables;
-  const old = tx.db
-    .select({ id: t.id })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), lt(t.id, before)))
-    .limit(limit);
-  const rows = await tx.db
-    .delete(t)
-    .where(and(eq(t.tenant, tenant), lt(t.id, before), inArray(t.id, old)))
-    .returning({ id: t.id });
-  return rows.length;
+  await tx.db.delete(t).where(and(eq(t.tenant, tenant), gte(t.id, from), lt(t.id, below)));
 }

@@ -1,6 +1,5 @@
-// The policy document on the wire and in the store: its schema, and what its texts may hold. Pure. A stored document is
-// checked by the same rules when it is read, so that a document of a newer program, or a damaged one, is an error and never
-// a policy with fewer rules.
+// The policy document on the wire and in the store: its schema, and what its texts may hold. A stored document is checked by
+// the same rules when it is read, so that one of a newer program, or a damaged one, is never a policy with fewer rules.
 import { type Static, Type } from "@sinclair/typebox";
 import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { invalidField } from "../../core/fault.ts";
@@ -11,7 +10,7 @@ import type { Steps } from "../../kernel/turns.ts";
 import { createPace } from "../../kernel/turns.ts";
 
 /** Tool names may hold any control characters, and a rule must be able to name them. */
-const ENTRY = { min: 1, max: MAX.policyEntryCharacters, controls: true };
+export const ENTRY = { min: 1, max: MAX.policyEntryCharacters, controls: true };
 
 export const Action = Type.Union(
   POLICY_ACTIONS.map((action) => Type.Literal(action)),
@@ -27,13 +26,13 @@ const list = (description: string) =>
     }),
   );
 
-const threshold = (description: string) =>
+export const countField = (least: number, description: string) =>
   Type.Optional(
     Type.Integer({
-      minimum: 1,
+      minimum: least,
       maximum: Number.MAX_SAFE_INTEGER,
       description,
-      "x-expected": "an integer of at least 1",
+      "x-expected": `an integer of at least ${least}`,
     }),
   );
 
@@ -46,8 +45,9 @@ const Rule = Type.Object(
         tools: list(
           "Names of MCP tools; one `*` at the end matches what starts so. Only a `tools/call` of an mcp agent has a tool.",
         ),
-        max_body_bytes: threshold("Matches a request body of at least this many bytes."),
-        rate_per_min: threshold(
+        max_body_bytes: countField(1, "Matches a request body of at least this many bytes."),
+        rate_per_min: countField(
+          1,
           "Matches when the caller's calls to the agent in the last 60 seconds, this one included, are more.",
         ),
       },
@@ -98,7 +98,6 @@ const ENTRY_WORK = 200;
 
 /**
  * Checks what the schema does not: the texts of the rules.
- *
  * @param at prefix of field names, for a document that is part of another body
  * @throws Fault `invalid_request`
  */
@@ -146,28 +145,20 @@ export function* formatRules(rules: readonly Rule[]): Steps<string> {
 
 const storedRule = TypeCompiler.Compile(Rule);
 
-/**
- * Rules in their stored form.
- *
- * @throws Error when this program does not understand all of them
- */
+/** Rules in their stored form. @throws Error when this program does not understand all of them */
 export function* parseRules(stored: string): Steps<Rule[]> {
   const pace = createPace();
   const rules: Rule[] = [];
   if (stored === "[]") return rules;
   if (!stored.startsWith("[") || !stored.endsWith("]")) throw new Error("stored rules that are no list");
   for (const line of stored.slice(1, -1).split(BETWEEN_RULES)) {
-    // One rule, or several rules of a document that was stored before the form had line breaks.
-    const parsed: unknown[] = JSON.parse(`[${line}]`);
-    if (parsed.length === 0) throw new Error("stored rules with a gap");
-    for (const rule of parsed) {
-      if (rules.length === MAX.policyRules || !storedRule.Check(rule)) {
-        throw new Error("stored rules of a form that this program does not know");
-      }
-      checkRule(rule, "rules");
-      rules.push(rule);
-      if (pace(workOf(rule))) yield;
+    const rule: unknown = JSON.parse(line);
+    if (rules.length === MAX.policyRules || !storedRule.Check(rule)) {
+      throw new Error("stored rules of a form that this program does not know");
     }
+    checkRule(rule, "rules");
+    rules.push(rule);
+    if (pace(workOf(rule))) yield;
   }
   return rules;
 }

@@ -1,7 +1,6 @@
 // Evaluates a policy for a call: the first rule that matches decides, then the default. A document is compiled once per
-// version, in steps, since its tenant chooses its size. After that a call or a tool costs the same for lists of any
-// length: the rules that name an agent or a tool are found by two searches in an index of all lists, and sets of rules are
-// bits. Pure.
+// version, in steps, since its tenant chooses its size. After that a call or a tool costs the same for lists of any length:
+// the rules that name an agent or a tool are found in an index of all lists, and sets of rules are bits. Pure.
 
 import type { PolicyAction, Protocol } from "../../core/states.ts";
 import type { Steps } from "../../kernel/turns.ts";
@@ -29,9 +28,7 @@ export interface EvaluatedCall {
 /** The least call: no `tools/call` has an empty body, and each counts itself in the rate. */
 const BYTES_LEAST = 1;
 const RATE_LEAST = 1;
-
-/** The work of comparing the thresholds of two rules. */
-const COMPARE_WORK = 8;
+const ANY_RATE = -1;
 
 /** Without a threshold in the document, the value here matches every call. */
 interface CompiledRule {
@@ -40,8 +37,6 @@ interface CompiledRule {
   readonly bytes_min: number;
   /** Matches a rate above this one. */
   readonly rate_above: number;
-  /** The earlier rules that deny the least call which this rule's thresholds match. */
-  readonly deniedBefore: RuleSet;
 }
 
 export interface CompiledPolicy {
@@ -49,8 +44,8 @@ export interface CompiledPolicy {
   readonly rules: readonly CompiledRule[];
   readonly agents: Names;
   readonly tools: Names;
-  /** The rules that ask for the rate; null when none does. */
-  readonly onRate: RuleSet | null;
+  /** Whether any rule asks for the rate. */
+  readonly isOnRate: boolean;
 }
 
 export function* compile(document: Pick<PolicyReplace, "default" | "rules">): Steps<CompiledPolicy> {
@@ -64,54 +59,27 @@ export function* compile(document: Pick<PolicyReplace, "default" | "rules">): St
     withDefault.map(({ match }) => match.tools ?? []),
     pace,
   );
-  const rules: CompiledRule[] = [];
-  for (const [at, rule] of withDefault.entries()) {
-    const verdict = at === document.rules.length ? defaultVerdict(rule) : ruleVerdict(rule, at + 1);
-    const { max_body_bytes: bytes_min = 0, rate_per_min: rate_above = -1 } = rule.match;
-    const deniedBefore = denyingLeast({ bytes_min, rate_above }, rules, withDefault.length);
-    rules.push({ verdict, bytes_min, rate_above, deniedBefore });
-    if (pace(COMPARE_WORK * at)) yield;
-  }
-  return { rules, agents, tools, onRate: rulesOnRate(withDefault) };
-}
-
-function rulesOnRate(rules: readonly Rule[]): RuleSet | null {
-  const onRate = createRuleSet(rules.length);
-  let hasAny = false;
-  for (const [at, { match }] of rules.entries()) {
-    if (match.rate_per_min === undefined) continue;
-    addRule(onRate, at);
-    hasAny = true;
-  }
-  return hasAny ? onRate : null;
+  const rules = withDefault.map(({ action, match }, at): CompiledRule => {
+    const matched_rule = at === document.rules.length ? null : at + 1;
+    const reason = `${matched_rule === null ? "default" : `rule ${matched_rule}`}: ${action}`;
+    const { max_body_bytes: bytes_min = 0, rate_per_min: rate_above = ANY_RATE } = match;
+    return { verdict: { action, matched_rule, reason }, bytes_min, rate_above };
+  });
+  return { rules, agents, tools, isOnRate: rules.some(({ rate_above }) => rate_above !== ANY_RATE) };
 }
 
 /** Whether a rule asks for the rate of calls to the agent. */
-export function asksForRate({ agents, onRate }: CompiledPolicy, agentId: string): boolean {
-  return onRate !== null && haveCommon(agents.rulesOf(agentId), onRate);
-}
-
-function ruleVerdict({ action }: Rule, position: number): PolicyVerdict {
-  return { action, matched_rule: position, reason: `rule ${position}: ${action}` };
-}
-
-function defaultVerdict({ action }: Rule): PolicyVerdict {
-  return { action, matched_rule: null, reason: `default: ${action}` };
-}
-
-/** The rules that deny the least call which the thresholds match. */
-function denyingLeast(
-  { bytes_min, rate_above }: Pick<CompiledRule, "bytes_min" | "rate_above">,
-  rules: readonly CompiledRule[],
-  count: number,
-): RuleSet {
-  const denying = createRuleSet(count);
-  const [bytes, rate] = [Math.max(bytes_min, BYTES_LEAST), Math.max(rate_above + 1, RATE_LEAST)];
-  for (const [at, rule] of rules.entries()) {
-    const matches = rule.bytes_min <= bytes && rule.rate_above < rate;
-    if (matches && rule.verdict.action === "deny") addRule(denying, at);
+export function asksForRate({ rules, agents, isOnRate }: CompiledPolicy, agentId: string): boolean {
+  if (!isOnRate) return false;
+  const named = agents.rulesOf(agentId);
+  for (let at = nextRule(named, 0); at !== -1; at = nextRule(named, at + 1)) {
+    if (rules[at]?.rate_above !== ANY_RATE) return true;
   }
-  return denying;
+  return false;
+}
+
+function hasReached(rule: CompiledRule, { body_bytes, rate }: Pick<EvaluatedCall, "body_bytes" | "rate">): boolean {
+  return body_bytes >= rule.bytes_min && rate > rule.rate_above;
 }
 
 export function evaluate({ rules, agents, tools }: CompiledPolicy, call: EvaluatedCall): PolicyVerdict {
@@ -120,7 +88,7 @@ export function evaluate({ rules, agents, tools }: CompiledPolicy, call: Evaluat
   for (let at = nextRule(named, 0); at !== -1; at = nextRule(named, at + 1)) {
     const rule = rules[at];
     if (rule === undefined) break;
-    if (call.body_bytes >= rule.bytes_min && call.rate > rule.rate_above) return rule.verdict;
+    if (hasReached(rule, call)) return rule.verdict;
   }
   throw new Error("a policy without a default");
 }
@@ -128,19 +96,25 @@ export function evaluate({ rules, agents, tools }: CompiledPolicy, call: Evaluat
 /**
  * Whether every call of a tool of an mcp agent is denied, at any size and rate.
  *
- * A rule's thresholds match all calls at or above a least one. So a rule decides some call exactly when it decides its
- * least one, that is, when no earlier rule matches that call. Of the earlier rules only those that deny need a check:
- * any other rule that decided a call has already ended the search.
+ * A rule's thresholds match all calls at or above a least one. So a rule decides some call exactly when it decides its least
+ * one, that is, when no earlier rule matches that call. Of the earlier rules only those that deny need a check: any other
+ * rule that decided a call has already ended the search.
  */
 export function toolsDeniedToAll({ rules, agents, tools }: CompiledPolicy, agentId: string): (tool: string) => boolean {
   const ofAgent = agents.rulesOf(agentId);
   return (tool) => {
     const named = tools.rulesOf(tool);
     keepCommon(named, ofAgent);
+    const denying: CompiledRule[] = [];
     for (let at = nextRule(named, 0); at !== -1; at = nextRule(named, at + 1)) {
       const rule = rules[at];
       if (rule === undefined) break;
-      if (rule.verdict.action !== "deny" && !haveCommon(named, rule.deniedBefore)) return false;
+      const least = {
+        body_bytes: Math.max(rule.bytes_min, BYTES_LEAST),
+        rate: Math.max(rule.rate_above + 1, RATE_LEAST),
+      };
+      if (rule.verdict.action === "deny") denying.push(rule);
+      else if (!denying.some((earlier) => hasReached(earlier, least))) return false;
     }
     return true;
   };
@@ -162,26 +136,17 @@ export function keepCommon(set: RuleSet, other: RuleSet): void {
   for (let at = 0; at < set.length; at++) set[at] = (set[at] ?? 0) & (other[at] ?? 0);
 }
 
-export function haveCommon(one: RuleSet, other: RuleSet): boolean {
-  for (let at = 0; at < one.length; at++) if (((one[at] ?? 0) & (other[at] ?? 0)) !== 0) return true;
-  return false;
-}
-
 /** The first rule of the set at or after `from`; -1 when there is none. */
 export function nextRule(set: RuleSet, from: number): number {
-  for (let at = from >>> 5; at < set.length; at++) {
-    // The bits before `from` are shifted out and in again as zeros.
-    const shift = at === from >>> 5 ? from & 31 : 0;
-    const word = ((set[at] ?? 0) >>> shift) << shift;
-    if (word !== 0) return 32 * at + 31 - Math.clz32(word & -word);
+  for (let at = from; at < 32 * set.length; at++) {
+    const word = set[at >>> 5] ?? 0;
+    if (word === 0) at |= 31;
+    else if ((word & (1 << (at & 31))) !== 0) return at;
   }
   return -1;
 }
 
-/**
- * Which rules name a text, by the text itself or by its start. The index is sorted lists, not a map: a map that grows past a
- * hundred thousand texts blocks the event loop for 10 ms and more, each time (measured).
- */
+/** Which rules name a text, by the text itself or by its start. */
 interface Names {
   /** The rules that name the text, and the rules that name none, which match any. No rule names null. */
   rulesOf(text: string | null): RuleSet;
@@ -190,136 +155,36 @@ interface Names {
 /** The work for an entry, without its characters. */
 const ENTRY_WORK = 200;
 
-interface NamedRules {
-  readonly text: string;
-  /** The rules that have it, in their order. */
-  readonly rules: readonly number[];
-}
-
-/** A prefix of names, and the longest shorter prefix that it starts with. */
-interface Prefix extends NamedRules {
-  readonly shorter: Prefix | null;
-}
-
 /** @param lists of each rule, with `*` at the end of a start; empty: any text */
 export function* indexNames(lists: readonly (readonly string[])[], pace: Pace): Steps<Names> {
   const anyText = createRuleSet(lists.length);
-  const [names, starts]: [NamedRules[][], NamedRules[][]] = [[], []];
+  /** The rules that have each name, and each start of a name without its `*`. */
+  const [names, starts] = [new Map<string, readonly number[]>(), new Map<string, readonly number[]>()];
   for (const [rule, list] of lists.entries()) {
     if (list.length === 0) addRule(anyText, rule);
-    const rules = [rule];
-    const toEntry = (text: string): NamedRules => ({ text, rules });
-    names.push(once(list.filter((text) => !text.endsWith("*"))).map(toEntry));
-    starts.push(shortest(list.filter((text) => text.endsWith("*"))).map(toEntry));
+    const alone = [rule];
+    for (const entry of list) {
+      const isStart = entry.endsWith("*");
+      const [index, text] = isStart ? [starts, entry.slice(0, -1)] : [names, entry];
+      const others = index.get(text);
+      index.set(text, others === undefined ? alone : [...others, rule]);
+    }
     if (pace(list.reduce((work, text) => work + ENTRY_WORK + text.length, ENTRY_WORK))) yield;
   }
-  const exact = yield* merged(names, pace);
-  const prefixes = yield* linked(yield* merged(starts, pace), pace);
+  const lengths = [...new Set([...starts.keys()].map(({ length }) => length))];
   return {
     rulesOf(text) {
       const named = anyText.slice();
       if (text === null) return named;
-      const name = lastUpTo(exact, text);
-      if (name?.text === text) addAll(named, name.rules);
-      for (let at = longestPrefix(prefixes, text); at !== null; at = at.shorter) addAll(named, at.rules);
+      addAll(named, names.get(text));
+      for (const length of lengths) {
+        if (length <= text.length) addAll(named, starts.get(text.slice(0, length)));
+      }
       return named;
     },
   };
 }
 
-function addAll(set: RuleSet, rules: readonly number[]): void {
+function addAll(set: RuleSet, rules: readonly number[] = []): void {
   for (const rule of rules) addRule(set, rule);
-}
-
-/** Each text once, sorted by code units, which is how texts compare. */
-function once(texts: string[]): string[] {
-  return texts.sort(byCodeUnits).filter((text, at) => text !== texts[at - 1]);
-}
-
-/** The prefixes, without any that starts with another one. */
-function shortest(entries: readonly string[]): string[] {
-  const kept: string[] = [];
-  for (const start of entries.map((entry) => entry.slice(0, -1)).sort(byCodeUnits)) {
-    const last = kept.at(-1);
-    // In sorted order, all texts with a prefix follow right after it.
-    if (last === undefined || !start.startsWith(last)) kept.push(start);
-  }
-  return kept;
-}
-
-function byCodeUnits(one: string, other: string): number {
-  return one < other ? -1 : 1;
-}
-
-/** Merges sorted lists into one, each text once, with all rules that have it. */
-function* merged(lists: readonly NamedRules[][], pace: Pace): Steps<readonly NamedRules[]> {
-  let round = lists.filter((list) => list.length > 0);
-  while (round.length > 1) {
-    const next: NamedRules[][] = [];
-    for (let at = 0; at < round.length; at += 2) {
-      next.push(yield* mergedPair(round[at] ?? [], round[at + 1] ?? [], pace));
-    }
-    round = next;
-  }
-  return round[0] ?? [];
-}
-
-function* mergedPair(left: readonly NamedRules[], right: readonly NamedRules[], pace: Pace): Steps<NamedRules[]> {
-  const both: NamedRules[] = [];
-  let [atLeft, atRight] = [0, 0];
-  for (;;) {
-    const [one, other] = [left[atLeft], right[atRight]];
-    const entry = one === undefined || other === undefined ? (one ?? other) : first(one, other);
-    if (entry === undefined) return both;
-    if (entry !== other) atLeft++;
-    if (entry !== one) atRight++;
-    both.push(entry);
-    if (pace(ENTRY_WORK + entry.text.length)) yield;
-  }
-}
-
-/** The smaller of two entries, or both merged if their text is the same. */
-function first(one: NamedRules, other: NamedRules): NamedRules {
-  if (one.text === other.text) return { text: one.text, rules: [...one.rules, ...other.rules] };
-  return one.text < other.text ? one : other;
-}
-
-function* linked(sorted: readonly NamedRules[], pace: Pace): Steps<readonly Prefix[]> {
-  const prefixes: Prefix[] = [];
-  let shorter: Prefix | null = null;
-  for (const { text, rules } of sorted) {
-    while (shorter !== null && !text.startsWith(shorter.text)) shorter = shorter.shorter;
-    shorter = { text, rules, shorter };
-    prefixes.push(shorter);
-    if (pace(ENTRY_WORK + text.length)) yield;
-  }
-  return prefixes;
-}
-
-/** The last of the sorted entries that is not greater than the text. */
-function lastUpTo<E extends NamedRules>(sorted: readonly E[], text: string): E | null {
-  let [low, high] = [0, sorted.length];
-  while (low < high) {
-    const middle = (low + high) >>> 1;
-    if ((sorted[middle]?.text ?? "") <= text) low = middle + 1;
-    else high = middle;
-  }
-  return sorted[low - 1] ?? null;
-}
-
-/**
- * In sorted order, everything between a prefix and the text starts with that prefix too. So every prefix of the text is
- * the last entry that is not greater than the text, or a prefix of that entry.
- */
-function longestPrefix(prefixes: readonly Prefix[], text: string): Prefix | null {
-  let prefix = lastUpTo(prefixes, text);
-  const common = prefix === null ? 0 : commonLength(prefix.text, text);
-  while (prefix !== null && prefix.text.length > common) prefix = prefix.shorter;
-  return prefix;
-}
-
-function commonLength(one: string, other: string): number {
-  let at = 0;
-  while (at < one.length && one.charCodeAt(at) === other.charCodeAt(at)) at++;
-  return at;
 }

@@ -8,7 +8,7 @@ function rates(callersMax?: number) {
   return {
     at(now: number, agent = "agt_1", user = "alice", tenant = "acme") {
       time.now = now;
-      return observed.observe(tenant, agent, user);
+      return observed.observe({ tenant, agentId: agent, user });
     },
   };
 }

@@ -1,8 +1,6 @@
-// The observed rate: how many calls of one caller to one agent came in the last 60 seconds, this one included. It
-// is counted for every caller, whether or not a rule asks for it, since a policy that is put now judges by the
-// minute before it. Exact to the millisecond: a call 60,000 ms ago is not counted any more, so that a caller who
-// calls evenly N times a minute is observed at N. Calls of one millisecond share an entry, so a caller's memory
-// is bounded at any rate.
+// The observed rate: how many calls of one caller to one agent came in the last 60 seconds, this one included. It is counted
+// for every caller, since a policy that is put now judges by the minute before it. Exact to the millisecond: a call 60,000
+// ms ago is not counted any more. Calls of one millisecond share an entry, so a caller's memory is bounded at any rate.
 //
 // Each replica counts in memory what it sees itself. Once a rule asks for the rate, the replicas count the caller together,
 // in rows of the database, and each adds the calls that it counted in memory before.
@@ -11,9 +9,19 @@ import { createGathering } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { within } from "../../storage/failures.ts";
-import { FOR_ALL, inputRows, NOW_MICROSECONDS, type SharedCounter, type Store } from "../../storage/store.ts";
+import { inputRows, NOW_MICROSECONDS, type SharedCounter, type Store } from "../../storage/store.ts";
+import { cleaning } from "../agents/store.ts";
 
 export const RATE_WINDOW_MS = 60_000;
+
+export interface CallingUser {
+  readonly tenant: string;
+  readonly agentId: string;
+  readonly user: string;
+}
+
+/** An agent belongs to one tenant, so its ID names both. */
+const callerOf = (agentId: unknown, user: unknown) => `${agentId} ${user}`;
 
 /** The calls of one caller, oldest first: entry i says that `counts[i]` of them came at `times[i]`. */
 interface CallTimes {
@@ -25,33 +33,27 @@ interface CallTimes {
   total: number;
 }
 
-/**
- * @param now milliseconds of a clock that never goes back
- */
+/** @param now milliseconds of a clock that never goes back */
 export function createCallRates(now: () => number = () => performance.now(), callersMax: number = MAX.callersRated) {
   const known = tenantCache<string, CallTimes>(callersMax);
 
-  function callsOf(tenant: string, key: string): CallTimes {
-    const kept = known.get(key);
-    if (kept !== undefined) return kept;
-    const calls = { times: [], counts: [], first: 0, total: 0 };
-    known.set(tenant, key, calls);
-    return calls;
-  }
-
   return {
-    /** Counts a call and gives the rate with it. */
-    observe(tenant: string, agentId: string, user: string): number {
+    /** Counts a call and gives the rate with it, as far as it was counted here. */
+    observe({ tenant, agentId, user }: CallingUser): number {
       const at = Math.floor(now());
-      // An agent belongs to one tenant, so its ID names both.
-      const calls = callsOf(tenant, `${agentId} ${user}`);
+      const key = callerOf(agentId, user);
+      let calls = known.get(key);
+      if (calls === undefined) {
+        calls = { times: [], counts: [], first: 0, total: 0 };
+        known.set(tenant, key, calls);
+      }
       forget(calls, at - RATE_WINDOW_MS);
       add(calls, at);
       return calls.total;
     },
     /** The rate as it is without another call. */
-    observed(agentId: string, user: string): number {
-      const calls = known.get(`${agentId} ${user}`);
+    observed({ agentId, user }: CallingUser): number {
+      const calls = known.get(callerOf(agentId, user));
       if (calls === undefined) return 0;
       forget(calls, Math.floor(now()) - RATE_WINDOW_MS);
       return calls.total;
@@ -85,13 +87,8 @@ function forget(calls: CallTimes, until: number): void {
   }
 }
 
-interface CallsOfCaller {
-  readonly tenant: string;
-  readonly agentId: string;
-  readonly user: string;
-  /** New calls. */
-  readonly count: number;
-}
+/** New calls of a caller. */
+type CallsOfCaller = CallingUser & { readonly count: number };
 
 const WINDOW = RATE_WINDOW_MS * 1000;
 /** A clock that was set back by more restarts the minute. A smaller difference could be that of two servers' clocks. */
@@ -104,15 +101,11 @@ const INPUT = inputRows<CallsOfCaller>({
   count: ["bigint", ({ count }) => count],
 });
 
-const callerOf = (agentId: unknown, user: unknown) => `${agentId} ${user}`;
-
 /**
- * The statement that counts calls, to the microsecond of the server's clock, and gives how many there were in the last
- * minute with them. A row for each caller counts all of its calls, and a row for each time it called says how many those
- * were by then. The calls of the last minute are all calls less those counted in the newest row that is older, so a call
- * costs the same at any rate. While the statement waits for the row of a caller, others may add calls that it does not see,
- * but none that is over a minute old, and it only looks for those.
- *
+ * Counts calls, to the microsecond of the server's clock, and gives how many there were in the last minute with them. A row for
+ * each caller counts all of its calls, and a row for each time it called says how many those were by then. The calls of the
+ * last minute are all calls less those counted in the newest row that is older, so a call costs the same at any rate. While the
+ * statement waits for the row of a caller, others may add calls that it does not see, but none that is over a minute old.
  * @param now what gives the time in microseconds; for tests
  */
 export function countCalls(now: string = NOW_MICROSECONDS): SharedCounter<CallsOfCaller, number> {
@@ -164,37 +157,29 @@ const ROWS_AT_ONCE = 1_000;
 const KEPT = 3 * WINDOW;
 
 /**
- * Deletes calls that nobody looks for any more, and those that a wrong clock has left in the future. A locked row is skipped,
- * so that the statement never waits while it holds rows. Both ends of the index are read in its order, and no further:
- * millions may have gathered.
+ * Deletes calls that nobody looks for any more, and those that a wrong clock has left in the future. It skips locked rows, so
+ * that it never waits while it holds rows. Both ends of the index are read in order: millions may have gathered.
  */
-const forgetCalls: SharedCounter<null, number> = {
-  name: "forget calls",
-  kind: "counter",
-  tenantOf: () => FOR_ALL,
-  bytesOf: () => 0,
-  postgres: {
-    text: `with clock as materialized (select (extract(epoch from statement_timestamp()) * 1000000)::bigint as now), old as (
-        delete from caller_calls where ctid = any(
-          array(
-            select ctid from caller_calls where at < (select now from clock) - ${KEPT}
-            order by at limit ${ROWS_AT_ONCE} for update skip locked)
-          || array(
-            select ctid from caller_calls where at > (select now from clock) + ${WINDOW}
-            order by at desc limit ${ROWS_AT_ONCE} for update skip locked))
-        returning tenant, agent_id, user_name
-      ), idle as (
-        delete from caller_rates where ctid = any(array(
-          select c.ctid from caller_rates c
-          where (c.tenant, c.agent_id, c.user_name) in (select tenant, agent_id, user_name from old)
-            and (c.at < (select now from clock) - ${KEPT} or c.at > (select now from clock) + ${WINDOW})
-          for update skip locked))
-      )
-      select count(*) as rows from old`,
-    valuesOf: () => [],
-    outputsOf: (inputs, [row]) => inputs.map(() => Number(row?.["rows"])),
-  },
-};
+const forgetCalls = cleaning(
+  "forget calls",
+  `with clock as materialized (select (extract(epoch from statement_timestamp()) * 1000000)::bigint as now), old as (
+     delete from caller_calls where ctid = any(
+       array(
+         select ctid from caller_calls where at < (select now from clock) - ${KEPT}
+         order by at limit ${ROWS_AT_ONCE} for update skip locked)
+       || array(
+         select ctid from caller_calls where at > (select now from clock) + ${WINDOW}
+         order by at desc limit ${ROWS_AT_ONCE} for update skip locked))
+     returning tenant, agent_id, user_name
+   ), idle as (
+     delete from caller_rates where ctid = any(array(
+       select c.ctid from caller_rates c
+       where (c.tenant, c.agent_id, c.user_name) in (select tenant, agent_id, user_name from old)
+         and (c.at < (select now from clock) - ${KEPT} or c.at > (select now from clock) + ${WINDOW})
+       for update skip locked))
+   )
+   select count(*) as rows from old`,
+);
 
 /** Removes the calls that no rate counts any more, and says how many. */
 export async function removeOldCalls(execute: Store["execute"]): Promise<number> {
@@ -203,18 +188,6 @@ export async function removeOldCalls(execute: Store["execute"]): Promise<number>
     rows = await execute(forgetCalls, null);
   }
   return removed;
-}
-
-export type CallingUser = Omit<CallsOfCaller, "count">;
-
-/** Asks the database for all of the replica's waiting calls of a caller at once. */
-function createSharedCallRates(execute: Store["execute"]) {
-  const counting = countCalls();
-  const questions = createGathering(async (caller: CallingUser, count) => {
-    const rate = await execute(counting, { ...caller, count });
-    return (index) => rate - count + index + 1;
-  });
-  return (caller: CallingUser): Promise<number> => questions.join(`${caller.agentId} ${caller.user}`, caller);
 }
 
 /** The outcome of `work`, unless that takes more than `ms` of the time in which this process is at work. */
@@ -232,24 +205,28 @@ async function inTime<T>(ms: number, work: Promise<T>): Promise<T> {
 /** @param now milliseconds of a clock that never goes back */
 export function createObservedRates({ isShared, execute }: Pick<Store, "isShared" | "execute">, now?: () => number) {
   const own = createCallRates(now);
-  const shared = createSharedCallRates(execute);
+  const counting = countCalls();
+  /** All of the replica's waiting calls of a caller are counted at once. */
+  const questions = createGathering(async (caller: CallingUser, count) => {
+    const rate = await execute(counting, { ...caller, count });
+    return (index) => rate - count + index + 1;
+  });
   return {
     /** Whether other replicas count the calls of a caller too. */
     isShared,
-    /** Counts a call in memory and gives the rate with it, as far as it was counted here. */
-    observe: ({ tenant, agentId, user }: CallingUser): number => own.observe(tenant, agentId, user),
+    observe: own.observe,
     /**
-     * Counts a call in the database and gives the rate with it. Calls that were counted here alone, before there was a
-     * rule, are part of the rate. A call that can't be counted there is counted here.
-     *
+     * Counts a call in the database and gives the rate with it. Calls that were counted here alone, before there was a rule,
+     * are part of the rate. A call that can't be counted there is counted here.
      * @param msMax how long it may take
      * @throws Fault `unavailable` when the call can't be counted in the database
      */
-    async observeShared({ tenant, agentId, user }: CallingUser, msMax: number): Promise<number> {
+    async observeShared(caller: CallingUser, msMax: number): Promise<number> {
       try {
-        return (await inTime(msMax, shared({ tenant, agentId, user }))) + own.observed(agentId, user);
+        const counted = await inTime(msMax, questions.join(callerOf(caller.agentId, caller.user), caller));
+        return counted + own.observed(caller);
       } catch (error) {
-        own.observe(tenant, agentId, user);
+        own.observe(caller);
         throw error;
       }
     },

@@ -10,20 +10,10 @@ import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../http/in
 import { operation } from "../../http/openapi.ts";
 import { json, piecesOf, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { MAX, PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
+import { PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
 import type { DecisionRow } from "./decisions.ts";
-import { Action, Policy, PolicyReplace } from "./document.ts";
+import { Action, countField, ENTRY, Policy, PolicyReplace } from "./document.ts";
 import type { KnownPolicy, PolicyService } from "./service.ts";
-
-const count = (least: number, description: string) =>
-  Type.Optional(
-    Type.Integer({
-      minimum: least,
-      maximum: Number.MAX_SAFE_INTEGER,
-      description,
-      "x-expected": `an integer of at least ${least}`,
-    }),
-  );
 
 const PolicyEvaluate = Type.Object(
   {
@@ -31,8 +21,8 @@ const PolicyEvaluate = Type.Object(
     mcp_tool: Type.Optional(
       nullable(Type.String({ description: "The tool of a `tools/call`, of an mcp agent." }), "a tool's name"),
     ),
-    body_bytes: count(0, "Size of the request body; 0 when left out."),
-    rate_per_min: count(0, "The observed rate, with this call; 1 when left out."),
+    body_bytes: countField(0, "Size of the request body; 0 when left out."),
+    rate_per_min: countField(0, "The observed rate, with this call; 1 when left out."),
     document: Type.Optional(PolicyReplace),
   },
   { $id: "PolicyEvaluate", additionalProperties: false },
@@ -208,9 +198,7 @@ export function policyRoutes(service: PolicyService) {
       async ({ request }) => {
         const { caller } = scopeOf(request);
         const verdict = await withEvaluate(request, ({ mcp_tool = null, ...body }) => {
-          if (mcp_tool !== null) {
-            checkText("mcp_tool", mcp_tool, { min: 1, max: MAX.policyEntryCharacters, controls: true });
-          }
+          if (mcp_tool !== null) checkText("mcp_tool", mcp_tool, ENTRY);
           const { agent_id, body_bytes = 0, rate_per_min: rate = 1, document = null } = body;
           return service.dryRun(caller, { agent_id, mcp_tool, body_bytes, rate, document });
         });

@@ -1,7 +1,6 @@
-// The policy of a tenant. It is replaced as a whole, and judges each call that has passed the earlier checks. Without a
-// policy every call passes. When the policy cannot be read or evaluated, its on_error decides: that of the stored
-// document, else that of the last one that was read here. A replica that never could read it does not know whether
-// there is a policy, nor its on_error, so it lets no call pass (503).
+// The policy of a tenant. It is replaced as a whole, and judges each call that has passed the earlier checks. When the
+// policy cannot be read or evaluated, its on_error decides: that of the stored document, else that of the last one that was
+// read here. A replica that never could read it does not know whether there is a policy, so it lets no call pass (503).
 
 import { eq, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
@@ -12,10 +11,11 @@ import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { PolicyAction } from "../../core/states.ts";
 import type { Clock } from "../../core/time.ts";
+import { createGathering } from "../../kernel/batch.ts";
 import { boundedCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
-import { afterShared, inOneStep, inSteps } from "../../kernel/turns.ts";
+import { inOneStep, inSteps } from "../../kernel/turns.ts";
 import { within } from "../../storage/failures.ts";
 import { bind, type Command, inputRows, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import { findAgent } from "../agents/store.ts";
@@ -32,12 +32,11 @@ import {
 } from "./evaluate.ts";
 import { type CallingUser, createObservedRates, type ObservedRates } from "./observed-rate.ts";
 
-const RETRY_AFTER_SECONDS = 5;
 /** Rules up to this length are written to a caller at once. */
 const SHORT_CHARACTERS = 16_384;
 /**
- * How long a call waits to be counted if on_error decides after that. An answer is due within 10 s, and the store may take
- * 9 s of these for the accepted call, or for the record of the refusal.
+ * How long a call waits to be counted if on_error decides after that. An answer is due within 10 s, and the store may take 9
+ * s of these for the accepted call, or for the record of the refusal.
  */
 const COUNT_MS_MAX = 750;
 /** When on_error says deny, nothing is lost by waiting longer: after that the call is refused without a record. */
@@ -71,51 +70,21 @@ interface PolicyDeps {
 
 export type PolicyService = ReturnType<typeof createPolicyService>;
 
-function onError({ on_error: action }: Pick<KnownPolicy, "on_error">): PolicyVerdict {
-  return { action, matched_rule: null, reason: `on_error: ${action}` };
-}
-
 const callerOf = ({ tenant, agent_id: agentId, user }: PolicyCall): CallingUser => ({ tenant, agentId, user });
 
 const NO_POLICY: PolicyVerdict = { action: "allow", matched_rule: null, reason: "no policy" };
 
-/** Pure, but for the log. */
-function verdictOf(log: Log, tenant: string, policy: KnownPolicy, call: EvaluatedCall): PolicyVerdict {
-  if (policy.compiled === null) return onError(policy);
-  try {
-    return evaluate(policy.compiled, call);
-  } catch (error) {
-    log.error("policy_not_evaluable", { tenant, version: policy.version, error });
-    return onError(policy);
-  }
-}
-
-/** @throws Fault `unavailable` when it was never read */
-function lastKnown(log: Log, tenant: string, { last, cause }: Extract<PolicyLookup, { failed: true }>): KnownPolicy {
-  if (last === null) {
-    const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS, cause };
-    throw new Fault("unavailable", "the policy cannot be read now", detail);
-  }
-  log.warn("policy_not_readable", { tenant, on_error: last.on_error, error: cause });
-  return { ...last, compiled: null };
+function verdictOf({ compiled, on_error }: KnownPolicy, call: EvaluatedCall): PolicyVerdict {
+  if (compiled !== null) return evaluate(compiled, call);
+  return { action: on_error, matched_rule: null, reason: `on_error: ${on_error}` };
 }
 
 function createDecider({ log, clock }: PolicyDeps, rates: ObservedRates, cache: PolicyCache) {
-  /**
-   * The policy in force, null when the tenant has none.
-   *
-   * @throws Fault `unavailable` when that cannot be known
-   */
-  async function inForce(tenant: string): Promise<KnownPolicy | null> {
-    const found = await cache.find(tenant);
-    return found.failed ? lastKnown(log, tenant, found) : found.policy;
-  }
-
   /** @param rates of each message */
   function decisionsOf(call: PolicyCall, policy: KnownPolicy, rates: readonly number[]): DecisionRow[] {
     const { tenant, agent_id, protocol } = call;
     return call.tools.map((mcp_tool, at) => {
-      const verdict = verdictOf(log, tenant, policy, { ...call, mcp_tool, rate: rates[at] ?? 0 });
+      const verdict = verdictOf(policy, { ...call, mcp_tool, rate: rates[at] ?? 0 });
       return { tenant, id: newId("pdec", clock.now()), agent_id, protocol, mcp_tool, ...verdict };
     });
   }
@@ -145,8 +114,6 @@ function createDecider({ log, clock }: PolicyDeps, rates: ObservedRates, cache: 
   }
 
   return {
-    inForce,
-
     /** The fast path of `decide`: a policy in memory, without a rule that asks what other replicas have counted; else undefined. */
     decideNow(call: PolicyCall): DecisionRow[] | undefined {
       if (call.tools.length === 0) return [];
@@ -155,14 +122,12 @@ function createDecider({ log, clock }: PolicyDeps, rates: ObservedRates, cache: 
     },
 
     /**
-     * Counts a call and gives the decision on each of its messages, to be recorded; none when the tenant has no policy. When
-     * the call can't be counted, on_error decides.
-     *
-     * @throws Fault `unavailable` when the policy cannot be known, or on_error would deny the call and it is too late to
-     * record that
+     * The decision on each message of a call, to be recorded; none when the tenant has no policy. When the call can't be
+     * counted, on_error decides.
+     * @throws Fault `unavailable` when the policy cannot be known, or a denial by on_error could not be recorded in time
      */
     async decide(call: PolicyCall): Promise<DecisionRow[]> {
-      const policy = await inForce(call.tenant).catch((error) => {
+      const policy = await cache.inForce(call.tenant).catch((error) => {
         decideHere(call, null);
         throw error;
       });
@@ -175,7 +140,7 @@ export function createPolicyService(deps: PolicyDeps) {
   const { store, clock, log, now } = deps;
   const cache = createPolicyCache({ store, log, ...(now && { now }) });
   const decisions = createDecisionLog(deps);
-  const { inForce, decideNow, decide } = createDecider(deps, createObservedRates(store, now), cache);
+  const { decideNow, decide } = createDecider(deps, createObservedRates(store, now), cache);
 
   return {
     /** Begins to read the policy for a call that waits for another read first, so that the call waits for the longer one only. */
@@ -185,14 +150,9 @@ export function createPolicyService(deps: PolicyDeps) {
     recordNow: decisions.recordNow,
     record: decisions.record,
 
-    /**
-     * Which tools of an mcp agent are denied to everyone, whatever the size and rate of the call; null when the
-     * tenant has no policy.
-     *
-     * @throws Fault `unavailable` when the policy cannot be known
-     */
+    /** Which tools are denied to everyone, whatever a call's size and rate; null without a policy. @throws Fault `unavailable` */
     async deniedTools(tenant: string, agentId: string): Promise<((tool: string) => boolean) | null> {
-      const policy = await inForce(tenant);
+      const policy = await cache.inForce(tenant);
       if (policy === null) return null;
       const { compiled, on_error } = policy;
       if (compiled === null) return () => on_error === "deny";
@@ -206,8 +166,8 @@ export function createPolicyService(deps: PolicyDeps) {
       if (agent === null) throw new Fault("not_found", "no such agent");
       const call = { agent_id, protocol: agent.protocol, ...conditions };
       if (document !== null) return evaluate(await inSteps(compile(document), tenant), call);
-      const policy = await inForce(tenant);
-      return policy === null ? NO_POLICY : verdictOf(log, tenant, policy, call);
+      const policy = await cache.inForce(tenant);
+      return policy === null ? NO_POLICY : verdictOf(policy, call);
     },
 
     /** Null when the tenant has none. The rules are JSON already, and known to be rules. */
@@ -243,17 +203,12 @@ export function createPolicyService(deps: PolicyDeps) {
       return newestDecisions(store.read, tenant, limit);
     },
 
-    /** To be called when no calls come any more, before the store is closed. */
-    // A stop waits so long for a store that is away.
+    /** To be called when no calls come any more, before the store is closed: it waits so long for one that is away. */
     close: () => decisions.close(10_000),
   };
 }
 
-interface Replaced {
-  readonly version: number;
-  readonly updated_at: number;
-}
-
+type Replaced = Pick<StoredPolicy, "version" | "updated_at">;
 type PolicyFields = Omit<Tables["policies"]["$inferInsert"], "tenant" | "version">;
 
 /** Replaces the policy in one statement, so that each of two replacements at once gets a version of its own. */
@@ -268,10 +223,9 @@ async function replacePolicy(tx: Tx, tenant: string, fields: PolicyFields): Prom
   return row;
 }
 
-// A cache of compiled policies for the path of every call. A policy that was put here is in force when it is
-// acknowledged, one put on another replica when the cached policy expires (decisions.md, section 4, allows 2 s). After
-// that only the version is read, and the rest if the version has changed. Expired entries are kept for when the store
-// fails: then the last known on_error applies.
+// A cache of compiled policies for the path of every call. A policy that was put here is in force when it is acknowledged, one
+// put on another replica when the cached policy expires (decisions.md, section 4, allows 2 s). After that only the version is
+// read, and the rest if it has changed. Expired entries are kept for when the store fails: then their on_error applies.
 
 const REMEMBERED_MS = 1_000;
 /** Bytes of a compiled policy, a rule and a list entry, without their characters (measured). */
@@ -299,11 +253,6 @@ interface CachedPolicy {
   readonly weight: number;
   readonly until: number;
 }
-
-/** `failed` when the policy can't be read now; `last` is the policy that was read last, null when none ever was. */
-type PolicyLookup =
-  | { readonly failed: false; readonly policy: KnownPolicy | null }
-  | { readonly failed: true; readonly last: KnownPolicy | null; readonly cause: unknown };
 
 const INPUT = inputRows<string>({ tenant: ["text", (tenant) => tenant] });
 
@@ -344,21 +293,49 @@ interface PolicyCacheOptions {
 
 export function createPolicyCache({ store, log, now = () => performance.now() }: PolicyCacheOptions) {
   const known = boundedCache<string, CachedPolicy>(MAX.policyBytes);
-  const reading = new Map<string, Promise<CachedPolicy>>();
-  const forgotten = new WeakSet<Promise<CachedPolicy>>();
+  /** Whose policies are being read, if nobody has doubted meanwhile that they are as they were. */
+  const reading = new Set<string>();
   const few = createLimiter({ size: MAX.policiesCompiled, tooMany: "too many policies are being read" });
 
-  async function read(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
+  function fresh(tenant: string): CachedPolicy | undefined {
+    const entry = known.get(tenant);
+    return entry !== undefined && now() < entry.until ? entry : undefined;
+  }
+
+  async function stored(tenant: string): Promise<CachedPolicy> {
     const until = now() + REMEMBERED_MS;
     const newest = await store.execute(versionLookUp, tenant);
     if (newest === null) return { policy: null, weight: POLICY_BYTES, until };
+    const last = known.get(tenant);
     if (last?.policy?.version === newest) return { ...last, until };
     const [row] = await policyQuery(store.read.urgent).execute({ tenant });
     if (row === undefined) return { policy: null, weight: POLICY_BYTES, until };
     const { default_action, version, on_error, rules, updated_at } = row;
-    const stored = { version, default: default_action, on_error, rules, updated_at };
-    return few(tenant, () => compiledEntry(tenant, stored, until));
+    return few(tenant, async () => {
+      const other = known.get(tenant);
+      if (other?.policy?.version === version) return { ...other, until };
+      return compiledEntry(tenant, { version, default: default_action, on_error, rules, updated_at }, until);
+    });
   }
+
+  /** As it is stored now, and kept. */
+  async function read(tenant: string): Promise<CachedPolicy> {
+    reading.add(tenant);
+    let isSure = false;
+    const entry = await stored(tenant).finally(() => {
+      isSure = reading.delete(tenant);
+    });
+    const put = known.get(tenant);
+    // A policy that was put here meanwhile is newer.
+    if (put !== undefined && (put.policy?.version ?? 0) > (entry.policy?.version ?? 0)) return put;
+    if (isSure) known.set(tenant, entry, entry.weight);
+    return entry;
+  }
+
+  const reads = createGathering(async (tenant: string) => {
+    const entry = fresh(tenant) ?? (await read(tenant));
+    return () => entry;
+  });
 
   async function compiledEntry(tenant: string, stored: StoredPolicy, until: number): Promise<CachedPolicy> {
     const { version, default: default_action, rules } = stored;
@@ -372,69 +349,36 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
     }
   }
 
-  /** Shares one read among all requests at the same time, unless the policy changed since the read began. */
-  function readOnce(tenant: string, last: CachedPolicy | undefined): Promise<CachedPolicy> {
-    const inFlight = reading.get(tenant);
-    if (inFlight !== undefined) return inFlight;
-    const own = read(tenant, last)
-      .then((entry) => {
-        if (reading.get(tenant) === own) known.set(tenant, entry, entry.weight);
-        return entry;
-      })
-      .finally(() => {
-        if (reading.get(tenant) === own) reading.delete(tenant);
-      });
-    reading.set(tenant, own);
-    return own;
-  }
-
-  /** A policy that was put while this one was read or waited for is newer. */
-  function newestOf(tenant: string, { policy }: CachedPolicy): KnownPolicy | null {
-    const put = known.get(tenant)?.policy ?? null;
-    return (put?.version ?? 0) > (policy?.version ?? 0) ? put : policy;
-  }
-
-  async function lookUp(tenant: string, last: CachedPolicy | undefined): Promise<PolicyLookup> {
-    // The time limit is for the read only, not for the wait that lets other requests go first.
-    // How long a call waits for its policy if on_error can decide instead. An answer is due within 10 s, and the store
-    // may take 9 s of those for the call itself.
-    const inTime = (entry: Promise<CachedPolicy>) => (last?.policy ? within(750, entry) : entry);
-    const shared = reading.get(tenant);
-    try {
-      if (shared === undefined) return { failed: false, policy: (await inTime(readOnce(tenant, last))).policy };
-      const entry = await afterShared(inTime(shared), tenant);
-      const isOld = forgotten.has(shared) || now() >= entry.until;
-      // A read of its own, so that no other request waits for it.
-      const newest = isOld ? await inTime(read(tenant, known.get(tenant))) : entry;
-      return { failed: false, policy: newestOf(tenant, newest) };
-    } catch (cause) {
-      return { failed: true, last: known.get(tenant)?.policy ?? last?.policy ?? null, cause };
-    }
-  }
-
-  const isFresh = (last: CachedPolicy | undefined): last is CachedPolicy => last !== undefined && now() < last.until;
-
   return {
     /** The fast path of nearly every call: a policy that was read a moment ago; undefined when it has to be read. */
-    cached(tenant: string): KnownPolicy | null | undefined {
-      const last = known.get(tenant);
-      return isFresh(last) ? last.policy : undefined;
+    cached: (tenant: string): KnownPolicy | null | undefined => fresh(tenant)?.policy,
+    /** The policy in force, null when the tenant has none. @throws Fault `unavailable` when that cannot be known */
+    async inForce(tenant: string): Promise<KnownPolicy | null> {
+      const kept = fresh(tenant);
+      if (kept !== undefined) return kept.policy;
+      const last = known.get(tenant)?.policy ?? null;
+      try {
+        const entry = reads.join(tenant, tenant);
+        // How long a call waits for its policy if on_error can decide instead. An answer is due within 10 s, and the store
+        // may take 9 s of those for the call itself.
+        return (await (last === null ? entry : within(750, entry))).policy;
+      } catch (cause) {
+        const before = known.get(tenant)?.policy ?? last;
+        if (before === null) {
+          throw new Fault("unavailable", "the policy cannot be read now", { retryAfterSeconds: 5, cause });
+        }
+        log.warn("policy_not_readable", { tenant, on_error: before.on_error, error: cause });
+        return { ...before, compiled: null };
+      }
     },
-    /** Never rejects. */
-    async find(tenant: string): Promise<PolicyLookup> {
-      const last = known.get(tenant);
-      return isFresh(last) ? { failed: false, policy: last.policy } : lookUp(tenant, last);
-    },
-    /** Begins to read the policy for a `find` that follows, which reports a failure. */
+    /** Begins to read the policy for an `inForce` that follows, which reports a failure. */
     readAhead(tenant: string): void {
-      const last = known.get(tenant);
-      if (!isFresh(last) && !reading.has(tenant)) readOnce(tenant, last).catch(() => {});
+      if (fresh(tenant) === undefined) reads.join(tenant, tenant).catch(() => {});
     },
     /** As it is stored now; null when the tenant has none. */
-    newest: async (tenant: string): Promise<KnownPolicy | null> => (await readOnce(tenant, known.get(tenant))).policy,
+    newest: async (tenant: string): Promise<KnownPolicy | null> => (await read(tenant)).policy,
     /** To be called when a policy has been put, before that is acknowledged. */
     took(tenant: string, policy: KnownPolicy, rules: readonly Rule[]) {
-      reading.delete(tenant);
       // Of two policies put at once, the newer one may be reported first.
       if ((known.get(tenant)?.policy?.version ?? 0) > policy.version) return;
       const weight = weightOf(policy.rules, rules);
@@ -442,8 +386,6 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
     },
     /** To be called when it is unknown whether a policy has been put. */
     forget(tenant: string) {
-      const inFlight = reading.get(tenant);
-      if (inFlight !== undefined) forgotten.add(inFlight);
       reading.delete(tenant);
       const last = known.get(tenant);
       if (last !== undefined) known.set(tenant, { ...last, until: Number.NEGATIVE_INFINITY }, last.weight);

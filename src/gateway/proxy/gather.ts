@@ -1,7 +1,6 @@
 // Finds out what the order of checks asks for, one fact after the other, until the call is refused or passes. The agent is
-// looked at again after each wait, so a call is judged by its latest state, and a call that is refused leaves nothing behind.
-// A call that was paid for but not made was accepted before: when its caller comes back, it is let in even if the agent or
-// the policy has changed since.
+// looked at again after each wait, so a call is judged by its latest state. A call that was paid for but not made was accepted
+// before: when its caller comes back, it is let in even if the agent or the policy has changed since.
 
 import { and, eq } from "drizzle-orm";
 import type { Caller } from "../../core/call.ts";
@@ -10,21 +9,18 @@ import type { Log } from "../../core/log.ts";
 import type { Clock, TimeBounds } from "../../core/time.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, hashOf } from "../../wire/body.ts";
-import type { RateLimiter } from "../agents/rate-limit.ts";
 import { type Price, priceOf } from "../agents/service.ts";
-import type { AgentCache, InvocableAgent } from "../agents/store.ts";
+import type { AgentCache, InvocableAgent, RateLimiter } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { findByIdempotencyKey, findKey, type Idempotency } from "../invocations/idempotency.ts";
 import type { LostCommits } from "../invocations/lost-commits.ts";
-import type { InvocationKey, InvocationRow } from "../invocations/service.ts";
-import type { Payments, PricedCall } from "../payment/service.ts";
-import { PaymentRefused, type PaymentSource } from "../payment/service.ts";
+import type { InvocationRow } from "../invocations/service.ts";
+import { PaymentRefused, type PaymentSource, type Payments, type PricedCall } from "../payment/service.ts";
 import type { DecisionRow } from "../policy/decisions.ts";
 import type { PolicyCall, PolicyService } from "../policy/service.ts";
 import { type Decided, type Fact, judge, KnownCall, type Need, type ParsedRequest, warningOf } from "./judge.ts";
 import { idempotencyKey, serviceModel } from "./request-headers.ts";
 
-/** A call, as it came. */
 export interface ProxyCall {
   readonly caller: Caller;
   readonly agentId: string;
@@ -45,7 +41,6 @@ export interface GatherOptions {
   readonly policy: Pick<PolicyService, "readAhead" | "decideNow" | "decide" | "recordNow" | "record">;
   readonly agents: Pick<AgentCache, "cached" | "find">;
   readonly rates: RateLimiter;
-  /** The name of this deployment in `Via`. */
   readonly pseudonym: string;
 }
 
@@ -55,21 +50,14 @@ export interface CallKind<P extends ParsedRequest> {
   readonly suffix: string;
   /** For an http agent, whose bodies the gateway does not read. */
   readonly plain: P;
-  /**
-   * For an mcp agent.
-   *
-   * @throws Fault `invalid_request`
-   */
+  /** For an mcp agent. @throws Fault `invalid_request` */
   parse(agent: InvocableAgent, body: CallBody, call: ProxyCall): Promise<P>;
   /** For a call that was accepted before: it is not judged again, even if its agent has changed. */
   parseAny(body: CallBody, call: ProxyCall): Promise<P>;
-  /** Where the payment of a call comes from. */
   readonly payment: PaymentSource;
-  /** How a caller is shown that its payment refuses the call. */
   refused(refusal: PaymentRefused): Fault;
 }
 
-/** A call that has passed. */
 export interface CheckedCall<P extends ParsedRequest> {
   readonly agent: InvocableAgent;
   readonly model: string | null;
@@ -79,11 +67,9 @@ export interface CheckedCall<P extends ParsedRequest> {
   readonly earlier: string | null;
   readonly payment: Fact<"payment">;
   readonly idempotency: Idempotency | null;
-  /** What the policy warns of. */
   readonly warning: string | null;
 }
 
-/** A call, and what is known of it. */
 interface Gathering {
   readonly options: GatherOptions;
   readonly call: ProxyCall;
@@ -94,7 +80,6 @@ interface Gathering {
   kept: Disposable | null;
 }
 
-/** Changes of an agent while one call is judged. */
 const AGENT_CHANGES_MAX = 5;
 
 /** @throws Fault of every kind that the order of checks names; `unavailable` when the agent changes all the time */
@@ -222,7 +207,7 @@ function policyCall({ caller }: ProxyCall, known: KnownCall): PolicyCall {
   return { tenant, user, agent_id, protocol, tools, body_bytes: had(known.body).byteLength };
 }
 
-// Calls that were made before: the caller names one by its idempotency key, or by the payment.
+// A call that was made before: the caller names it by its idempotency key, or by the payment.
 
 const ownerOf = ({ caller, agentId }: ProxyCall) => ({
   tenant: caller.tenant,
@@ -255,8 +240,8 @@ async function notRefused({ refusals }: GatherOptions, tenant: string, id: strin
 const TOUCH_EVERY_MS = 30_000;
 
 /**
- * The call for which the caller of this one seems to come back: it is paid for, or may be, and has not been made. The payment
- * or the key tells which one it is, before the body is read. Whether the rest is the same is checked later.
+ * The call for which the caller seems to come back: it is paid for, or may be, and has not been made. Whether the rest is
+ * the same is checked later.
  */
 async function findPaidCall({ options, call, known: { presented } }: Gathering): Promise<InvocationRow | null> {
   const { store, payments } = options;
@@ -267,45 +252,33 @@ async function findPaidCall({ options, call, known: { presented } }: Gathering):
   const key = payment === null ? call.headers.get("idempotency-key") : null;
   const found = key === null ? payment : await findKey(store, owner, { key, ...timesOf(options) });
   if (found === null) return null;
-  const row = await findInvocation(store.read, owner.tenant, found.invocation_id).catch(orNull);
+  const row = await findInvocation(store.read, owner.tenant, found.invocation_id).catch((error) => {
+    if (error instanceof Fault && error.kind === "not_found") return null;
+    throw error;
+  });
   const isResumable = row?.status === "pending" && row.payment_nonce !== null;
   return isResumable && row.caller === owner.caller && row.agent_id === owner.agent_id ? row : null;
 }
 
-function orNull(error: unknown): null {
-  if (error instanceof Fault && error.kind === "not_found") return null;
-  throw error;
-}
-
-/**
- * Keeps a resumable paid call of the streaming path while its caller is here. The time to come back counts from the caller's last try, and
- * sending the body may take long.
- */
+/** Keeps a resumable paid call while its caller is here: the time to come back counts from the caller's last try. */
 export function keepResumablePaidCall(
   { store, clock, log }: Pick<GatherOptions, "store" | "clock" | "log">,
   paidCall: InvocationRow,
 ): Disposable {
   if (paidCall.mode !== "streaming") return { [Symbol.dispose]() {} };
+  const { tenant, id } = paidCall;
   const keep = () => {
-    touch(store, paidCall, clock.now()).catch((error) =>
-      log.warn("owed_call_not_kept", { invocation_id: paidCall.id, error }),
-    );
+    store
+      .write(async ({ db, tables: { openInvocations: t } }) => {
+        const isOpen = and(eq(t.tenant, tenant), eq(t.id, id), eq(t.status, "pending"));
+        await db.update(t).set({ updated_at: clock.now() }).where(isOpen);
+      })
+      .catch((error) => log.warn("owed_call_not_kept", { invocation_id: id, error }));
   };
   keep();
   const timer = setInterval(keep, TOUCH_EVERY_MS);
   return { [Symbol.dispose]: () => clearInterval(timer) };
 }
-
-function touch(store: Store, { tenant, id }: InvocationKey, now: number): Promise<void> {
-  return store.write(async ({ db, tables: { openInvocations: t } }) => {
-    await db
-      .update(t)
-      .set({ updated_at: now })
-      .where(and(eq(t.tenant, tenant), eq(t.id, id), eq(t.status, "pending")));
-  });
-}
-
-// The payment.
 
 /** Undefined when it has made a call before. @throws Fault `payment_required`, `unavailable` */
 async function checkedPayment({ options, call, kind, known }: Gathering): Promise<KnownCall["payment"]> {

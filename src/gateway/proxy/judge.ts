@@ -1,7 +1,7 @@
 // The order of checks on a proxy call, from top to bottom, for polled and streamed calls alike: agent → invocable → rate →
 // model → body → form → idempotency → policy → payment. Pure: gather.ts finds out one fact after the other, as the list asks
-// for them. A fact that can't be found refuses the call where the list asks for it: a body that is too large, a form that
-// is wrong, a payment that is not good.
+// for them. A fact that can't be found refuses the call where the list asks for it: a body that is too large, a form that is
+// wrong, a payment that is not good.
 
 import { Fault } from "../../core/fault.ts";
 import { agentStatus, type Protocol } from "../../core/states.ts";
@@ -12,7 +12,6 @@ import type { InvocationRow } from "../invocations/service.ts";
 import type { Charge, PaymentTexts, PricedCall } from "../payment/service.ts";
 import type { DecisionRow } from "../policy/decisions.ts";
 
-/** What a body asks of its agent. */
 export interface ParsedRequest {
   /** What the history shows: the JSON-RPC method, and the tool of a `tools/call`. */
   readonly method: string | null;
@@ -22,6 +21,9 @@ export interface ParsedRequest {
   /** Whether headers that repeat parts of the body are passed on. */
   readonly echoedMcpHeaders: boolean;
 }
+
+/** Of a body that the gateway does not read, so that no header can repeat parts of it. */
+export const PLAIN: ParsedRequest = { method: null, tool: null, calls: [{ tool: null }], echoedMcpHeaders: false };
 
 /** The decisions of the policy on what is called. None when the tenant has no policy. */
 export interface Decided {
@@ -42,10 +44,8 @@ export class KnownCall<P extends ParsedRequest = ParsedRequest> {
   body: CallBody | undefined;
   parsed: P | undefined;
   key: string | null | undefined;
-  /** The ID of the call that this one repeats. */
   earlier: string | null | undefined;
   decided: Decided | undefined;
-  /** The decisions that are in the record. */
   recorded: Decided | undefined;
   /** Null for a call that costs nothing. */
   payment: { readonly charge: Charge; readonly asked: PricedCall } | null | undefined;
@@ -62,7 +62,6 @@ export class KnownCall<P extends ParsedRequest = ParsedRequest> {
   }
 }
 
-/** A fact that the call has to have next. */
 export type Need = Exclude<keyof KnownCall, "loop" | "presented" | "bringsKey">;
 
 export type Fact<N extends Need, P extends ParsedRequest = ParsedRequest> = Exclude<KnownCall<P>[N], undefined>;

@@ -17,6 +17,16 @@ const WAIT = {
 const AGENT_ID = {
   id: { description: "The agent's ID.", example: EXAMPLE_POLL.agent_id },
 };
+const MODEL = { "X-Service-Model": { description: "A model identifier, recorded; at most 256 bytes." } };
+const BODY = {
+  schema: Type.Unsafe({}),
+  description: "At most 32 MiB, of any media type.",
+  example: { hello: "world" },
+};
+const SETTLED = {
+  "X-PAYMENT-RESPONSE": "Of a payment that has been settled: base64 of `{ success, transaction, network, payer }`.",
+  "PAYMENT-RESPONSE": "The same, for a version 2 payment.",
+};
 const EXAMPLE_CHALLENGE = {
   x402Version: X402_VERSION,
   error: "the agent is priced: a payment is required, in X-PAYMENT or PAYMENT-SIGNATURE",
@@ -38,10 +48,8 @@ export const proxyCall = operation({
     "The body goes to the agent's upstream_url byte for byte; for an mcp agent it is one JSON-RPC 2.0 request.",
   path: AGENT_ID,
   headers: {
-    "Idempotency-Key": {
-      description: "The same key with the same body gives the same invocation for 24 hours.",
-    },
-    "X-Service-Model": { description: "A model identifier, recorded; at most 256 bytes." },
+    "Idempotency-Key": { description: "The same key with the same body gives the same invocation for 24 hours." },
+    ...MODEL,
     "X-PAYMENT": {
       description:
         "For a priced agent: an x402 version 1 payment, in base64. The same payment with the same body gives the same invocation.",
@@ -51,11 +59,7 @@ export const proxyCall = operation({
     },
     ...WAIT,
   },
-  body: {
-    schema: Type.Unsafe({}),
-    description: "At most 32 MiB, of any media type.",
-    example: { hello: "world" },
-  },
+  body: BODY,
   responses: [
     {
       status: "accepted",
@@ -66,9 +70,7 @@ export const proxyCall = operation({
         "X-Service-Invocation-ID": "The invocation's ID.",
         Location: "Path of the poll endpoint.",
         "X-Service-Policy-Warning": "Why the tenant's policy warns of the call; only then.",
-        "X-PAYMENT-RESPONSE":
-          "Of a payment that has been settled: base64 of `{ success, transaction, network, payer }`.",
-        "PAYMENT-RESPONSE": "The same, for a version 2 payment.",
+        ...SETTLED,
       },
     },
   ],
@@ -128,7 +130,6 @@ const SESSION = {
       "gone; the upstream gets its own ID for it.",
   },
 };
-const ANYTHING = Type.Unsafe({});
 const event = (message: object) => `event: message\ndata: ${JSON.stringify(message)}\n\n`;
 
 export const streamCall = operation({
@@ -144,7 +145,7 @@ export const streamCall = operation({
     "Idempotency-Key": {
       description: "A call that was made with the key in the last 24 hours is not made again (409).",
     },
-    "X-Service-Model": { description: "A model identifier, recorded; at most 256 bytes." },
+    ...MODEL,
     "X-PAYMENT": {
       description:
         "For a priced agent: an x402 version 1 payment, in base64. Sent again after a 503, it goes on where it stood.",
@@ -152,13 +153,13 @@ export const streamCall = operation({
     "PAYMENT-SIGNATURE": { description: "The same, of version 2, instead of `X-PAYMENT`." },
     ...SESSION,
   },
-  body: { schema: ANYTHING, description: "At most 32 MiB, of any media type.", example: { hello: "world" } },
+  body: BODY,
   responses: [
     {
       status: "ok",
       description: "What the upstream answers, with whatever status.",
       mediaType: "*/*",
-      schema: ANYTHING,
+      schema: BODY.schema,
       examples: {
         plain: { hello: "world" },
         "an event stream": event({
@@ -169,8 +170,7 @@ export const streamCall = operation({
       },
       headers: {
         ...INVOCATION,
-        "X-PAYMENT-RESPONSE": "Of a settled payment: base64 of `{ success, transaction, network, payer }`.",
-        "PAYMENT-RESPONSE": "The same, for a version 2 payment.",
+        ...SETTLED,
         "X-Service-Policy-Warning": "What the policy warns of.",
       },
     },

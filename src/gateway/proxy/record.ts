@@ -1,6 +1,6 @@
 // The record of a call that has passed the checks: its row, what is kept to make it, and its payment, in one write.
 import type { Call } from "../../core/call.ts";
-import { Fault, type FaultDetail, type FaultKind } from "../../core/fault.ts";
+import { Fault, type FaultKind } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Mode } from "../../core/states.ts";
@@ -14,20 +14,15 @@ import { insertPayment, type PaymentRow } from "../payment/store.ts";
 import { beingChanged, type CheckedCall, type ProxyCall } from "./gather.ts";
 import type { ParsedRequest } from "./judge.ts";
 
-/** How often an earlier call in the way may turn out to be a refused one before it is accepted as the earlier call. */
-const TRIES_MAX = 3;
-
 export interface RecordOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly payments: Pick<Payments, "check" | "paymentRow">;
   readonly refusals: Pick<LostCommits, "isRefused" | "wasStored">;
   readonly meters: Pick<Meters, "accepted" | "payment">;
-  /** This replica's ID. */
   readonly replica: string;
 }
 
-/** A checked call as it is to be stored. */
 export interface Draft {
   readonly accepted: AcceptedCall;
   /** Takes the call in the same write; null leaves it pending. */
@@ -41,7 +36,6 @@ export interface StoredCall {
   readonly payment: PaymentRow | null;
 }
 
-/** The call as it is to be stored. */
 export function acceptedOf(
   options: RecordOptions,
   call: ProxyCall,
@@ -64,9 +58,8 @@ export function acceptedOf(
 
 /**
  * Stores a checked call, with the payment that it came with.
- *
- * @throws Fault `conflict` when its idempotency key was taken with another body; `payment_required` when its payment
- *   was used for another call meanwhile
+ * @throws Fault `conflict` when its idempotency key was taken with another body; `payment_required` when its payment was
+ *   used for another call meanwhile
  */
 export async function record(
   options: RecordOptions,
@@ -75,10 +68,17 @@ export async function record(
 ): Promise<StoredCall> {
   const { row, call } = draft.accepted;
   const payment = asked === null ? null : options.payments.paymentRow(asked.charge, row, call.credential_ref);
+  const inItsWrite =
+    payment === null
+      ? null
+      : async (tx: Tx) => {
+          await requireCredential(tx, row.tenant, call);
+          await insertPayment(tx, payment);
+        };
   for (let tries = 1; ; tries++) {
     let id: string;
     try {
-      id = await storeCall(options.store, draft, payment);
+      id = await accept(options.store, draft.accepted, draft.claim, inItsWrite);
     } catch (error) {
       id = await storedAllTheSame(options, draft, asked?.asked ?? null, error);
     }
@@ -86,29 +86,13 @@ export async function record(
       if (payment !== null) options.meters.payment("accepted");
       return { id, isNew: true, payment };
     }
-    // The earlier call may be a refused one whose record has only just appeared.
-    const isEarlier = tries === TRIES_MAX || !(await options.refusals.isRefused({ tenant: row.tenant, id }));
+    // The earlier call may be a refused one whose record has only just appeared; after three of them it is taken for earlier.
+    const isEarlier = tries === 3 || !(await options.refusals.isRefused({ tenant: row.tenant, id }));
     if (isEarlier) return { id, isNew: false, payment: null };
   }
 }
 
-/**
- * The ID of this call, or of the earlier one.
- *
- * @throws UniqueViolation when the payment has been used here before
- */
-function storeCall(store: Store, { accepted, claim }: Draft, payment: PaymentRow | null): Promise<string> {
-  if (payment === null) return accept(store, accepted, claim);
-  return accept(store, accepted, claim, async (tx) => {
-    await requireCredential(tx, accepted.row.tenant, accepted.call);
-    await insertPayment(tx, payment);
-  });
-}
-
-/**
- * The ID of the call that is stored although this write has failed. If the answer of a commit is lost, the call may be
- * stored. Then it counts as accepted: refusing it would make its caller send it twice.
- */
+/** The ID of the call that is stored although this write has failed. Refusing it would make its caller send it twice. */
 async function storedAllTheSame(
   { refusals, payments }: RecordOptions,
   { accepted: { row }, claim }: Draft,
@@ -128,7 +112,6 @@ async function storedAllTheSame(
 
 /**
  * A paid call needs its credential, which can't be deleted once the call is stored.
- *
  * @throws Fault `unavailable` when it was deleted a moment ago, so that the agent is not the one that was read;
  *   `agent_not_invocable` when the call would fail for it
  */
@@ -192,21 +175,19 @@ function newRow(
 
 // Refusals of a call that has a record. They carry its ID, so that the caller can look it up.
 
-interface ResponseExtras extends Pick<FaultDetail, "retryAfterSeconds"> {
-  readonly headers?: Readonly<Record<string, string>>;
-}
-
 export function faultOf(
   kind: FaultKind,
   message: string,
   id: string,
-  { headers, ...detail }: ResponseExtras = {},
+  {
+    headers,
+    ...detail
+  }: { readonly headers?: Readonly<Record<string, string>>; readonly retryAfterSeconds?: number } = {},
 ): Fault {
   const named = { ...headers, "x-service-invocation-id": id };
   return new Fault(kind, message, { ...detail, answer: { body: { error: message }, headers: named } });
 }
 
-/** Adds the invocation's ID to any Fault of the work. */
 export async function withId<T>(id: string, work: Promise<T>): Promise<T> {
   try {
     return await work;

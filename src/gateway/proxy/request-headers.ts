@@ -20,13 +20,7 @@ const PASSED = new Set([
 const SESSION = "mcp-session-id";
 const VERSION = "mcp-protocol-version";
 
-/**
- * The headers that pass to the upstream. This is an allow list, so no header passes by mistake. The caller's MCP
- * session is not the gateway's, so it does not pass.
- *
- * @param echoedMcpHeaders whether headers that repeat parts of the body pass
- * @param pseudonym the name of this deployment in `Via`
- */
+/** The headers that pass to the upstream. @param pseudonym the name of this deployment in `Via` */
 export function passedHeaders(headers: Headers, echoedMcpHeaders: boolean, pseudonym: string): [string, string][] {
   const passed = headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders) && name !== SESSION);
   passed.push(viaHeader(headers, pseudonym));
@@ -44,10 +38,8 @@ export interface StreamPassing {
 }
 
 /**
- * The headers that pass on the streaming path, where the session is the caller's own and an event stream may be resumed.
- *
- * The body of an MCP message was judged as JSON in UTF-8, so the server gets that content type. With another charset
- * (Express accepts UTF-7) the server would read a different message than the one that was judged.
+ * The headers that pass on the streaming path. The body of an MCP message was judged as JSON in UTF-8, so the server gets that
+ * content type. With another charset (Express accepts UTF-7) it would read a different message.
  */
 export function passedToStream(
   headers: Headers,
@@ -70,17 +62,14 @@ function isPassed(name: string, echoedMcpHeaders: boolean): boolean {
   return isMirror(name) ? echoedMcpHeaders : !name.includes("_");
 }
 
-/** The protocol version that the caller names in a header. */
 export function mcpVersion(headers: Headers): string | null {
   return headers.get(VERSION);
 }
 
 /**
- * Whether the headers of an MCP message that repeat parts of its body pass. They do if they agree with the body and the
- * protocol version knows them. Servers of other versions would not compare them with the body.
- *
+ * Whether the headers of an MCP message that repeat parts of its body pass: if they agree with the body and the protocol version
+ * knows them. Servers of other versions would not compare them.
  * @param judged what the body is; null for a batch
- * @param version in which the message is sent
  * @throws Fault `invalid_request` that names the header
  */
 export function passesEchoedHeaders(
@@ -141,8 +130,8 @@ const NAMES_WAIT = /^\s*wait\s*(?:[=;]|$)/i;
 const SECONDS = /^[^=;]*=\s*("?)(\d+)\1\s*(?:;|$)/;
 
 /**
- * Seconds of `Prefer: wait=N` (RFC 7240, section 4.3), capped; 0 when the preference is absent or malformed. Of
- * several only the first counts (section 2).
+ * Seconds of `Prefer: wait=N` (RFC 7240, section 4.3), capped; 0 when the preference is absent or malformed. Of several only
+ * the first counts (section 2).
  */
 export function waitSeconds(headers: Headers): number {
   const prefer = headers.get("prefer");

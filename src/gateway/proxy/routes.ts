@@ -1,6 +1,6 @@
 // The transactional path: a call that has passed the checks is recorded, paid for and offered to the executor, all before
-// its 202; then it is polled, or cancelled. A call that the checks refuse leaves no invocation behind. A call whose payment
-// the facilitator declines does, since it is recorded before money can move.
+// its 202; then it is polled, or cancelled. A call whose payment is declined leaves an invocation behind: it is recorded
+// before money can move.
 
 import { Fault } from "../../core/fault.ts";
 import { isEnded } from "../../core/states.ts";
@@ -17,10 +17,9 @@ import type { CompletionWaiters } from "../invocations/completion-waiters.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { pollAnswer } from "../invocations/routes.ts";
 import { type AcceptedCall, abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
-import type { PaidHeaders, Payments } from "../payment/service.ts";
-import { paidByHeader } from "../payment/service.ts";
+import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
-import type { ParsedRequest } from "./judge.ts";
+import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
 import { acceptedOf, type Draft, otherPath, type RecordOptions, record, type StoredCall } from "./record.ts";
 import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "./request-headers.ts";
@@ -28,7 +27,6 @@ import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "./r
 /** A place for a call that is about to be stored, and its claim for the same write. Either `run` or `giveBack` follows. */
 export interface ReservedPlace {
   readonly claim: NonNullable<Draft["claim"]>;
-  /** The call is stored and claimed. */
   run(accepted: AcceptedCall): void;
   /** The call is not stored, or nobody knows. */
   giveBack(): void;
@@ -37,28 +35,24 @@ export interface ReservedPlace {
 export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "replica" | "meters"> {
   readonly payments: Payments;
   readonly completionWaiters: CompletionWaiters;
-  /** Counts the calls that are being admitted. */
   readonly admitting: Pick<UnderWay, "enter">;
   /** A place for a call that can start as soon as it is stored; null when it has to wait. */
   reserve(accepted: AcceptedCall): ReservedPlace | null;
   /** Called with each accepted call that has no place, after it is durable. */
   offer(accepted: AcceptedCall): void;
-  /** Stops the upstream call of an invocation that was ended elsewhere. */
   stop(id: string): void;
 }
 
-/** @throws Fault `conflict` when it has ended */
-async function cancelCall({ store, clock, payments }: ProxyRoutesOptions, key: InvocationKey): Promise<void> {
-  const now = clock.now();
-  const isCancelled = await store.write(async (tx) => {
-    if (!(await abandon(tx, key, "cancelled", now))) return false;
-    await payments.cancelled(tx, key, now);
-    return true;
-  });
-  if (!isCancelled) throw hasEnded();
-}
-
 const hasEnded = () => new Fault("conflict", "the invocation has already ended");
+
+/** @throws Fault `conflict` when it has ended */
+function cancelCall({ store, clock, payments }: ProxyRoutesOptions, key: InvocationKey): Promise<void> {
+  const now = clock.now();
+  return store.write(async (tx) => {
+    if (!(await abandon(tx, key, "cancelled", now))) throw hasEnded();
+    await payments.cancelled(tx, key, now);
+  });
+}
 
 /** How long the memory of a body counts. There is a promise only if one is asked for, which none is for a small body. */
 class BodyHold {
@@ -77,9 +71,6 @@ class BodyHold {
   }
 }
 
-/** The gateway does not read the body, so no header can repeat parts of it. */
-const PLAIN: ParsedRequest = { method: null, tool: null, calls: [{ tool: null }], echoedMcpHeaders: false };
-
 const POLLED: CallKind<ParsedRequest> = {
   ...paidByHeader,
   suffix: "",
@@ -88,7 +79,6 @@ const POLLED: CallKind<ParsedRequest> = {
   parseAny: async () => PLAIN,
 };
 
-/** Exactly one request. */
 async function parse(
   { mcp_protocol_version }: InvocableAgent,
   body: CallBody,
@@ -115,7 +105,9 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
   let id: string;
   try {
     const checked = await gatherCall(options, call, POLLED);
-    const stored = checked.earlier === null ? await accept(options, call, checked) : earlierCall(checked.earlier);
+    const { earlier } = checked;
+    const stored =
+      earlier === null ? await accept(options, call, checked) : { id: earlier, isNew: false, payment: null };
     hold.end();
     id = stored.id;
     note("invocation_id", id);
@@ -130,12 +122,16 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
     leave();
   }
   const seconds = waitSeconds(headers);
-  if (seconds > 0) await waitFor(options, { tenant: caller.tenant, id }, seconds, request.signal);
+  if (seconds > 0) {
+    const look = () => findInvocation(options.store.read, caller.tenant, id);
+    // The call is accepted, so its caller must get the ID even if the store fails during the wait.
+    await options.completionWaiters
+      .wait({ tenant: caller.tenant, id }, seconds, request.signal, look)
+      .catch(() => null);
+  }
   // An ID needs no escape in JSON.
   return jsonText("accepted", `{"invocation_id":"${id}"}`, answered);
 }
-
-const earlierCall = (id: string): StoredCall => ({ id, isNew: false, payment: null });
 
 /** Accepts a call, durably. Its body is stored then, so its memory can be freed. */
 async function accept(
@@ -168,17 +164,6 @@ async function recall({ store, payments }: ProxyRoutesOptions, tenant: string, i
   const { mode } = await findInvocation(store.read, tenant, id);
   if (mode === "streaming") throw otherPath(id);
   return payments.recall(tenant, id);
-}
-
-/** The call is accepted, so its caller must get the ID even if the store fails during the wait. */
-async function waitFor(
-  { store, completionWaiters }: ProxyRoutesOptions,
-  key: InvocationKey,
-  seconds: number,
-  signal: AbortSignal,
-): Promise<void> {
-  const look = () => findInvocation(store.read, key.tenant, key.id);
-  await completionWaiters.wait(key, seconds, signal, look).catch(() => null);
 }
 
 /** The fast path of POST /v1/proxy/:id for all but odd spellings of its path. */

@@ -5,30 +5,22 @@ import { createHmac, timingSafeEqual } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
-import { scopeOf } from "../../http/server.ts";
+import { type Scope, scopeOf } from "../../http/server.ts";
 import { boundedCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { thisMoment } from "../../kernel/time.ts";
 import { bodyInSteps } from "../../kernel/turns.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, hashOf, startOf, wholeOf } from "../../wire/body.ts";
-import { parseRpcMessages, type RpcMessage, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
+import { parseRpcMessages, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
-import {
-  type Claims,
-  claim,
-  type InvocationKey,
-  type InvocationRow,
-  type PendingCall,
-} from "../invocations/service.ts";
+import { type Claims, claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
 import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
-import { leadsBack } from "../streaming/response-headers.ts";
-import type { OpenedCall, OpenedConnection, StreamPermit } from "../streaming/service.ts";
-import type { StreamLimits } from "../streaming/stream-limits.ts";
-import type { Streams } from "../streaming/streams.ts";
+import { leadsBack } from "../streaming/response.ts";
+import type { OpenedCall, OpenedConnection, StreamLimits, StreamPermit, Streams } from "../streaming/streams.ts";
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
-import { loopProblem, noAgent, type ParsedRequest, rateProblem, stateProblem } from "./judge.ts";
+import { loopProblem, noAgent, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
 import { acceptedOf, faultOf, otherPath, type RecordOptions, record, withId } from "./record.ts";
 import { mcpVersion, passedToStream, passesEchoedHeaders } from "./request-headers.ts";
@@ -42,7 +34,6 @@ export interface StreamRoutesOptions {
   readonly sessionIdsOf: SessionIdsOf;
   /** Web origins whose pages may use mcp agents, beside the gateway's own. */
   readonly allowedOrigins: readonly string[];
-  /** The port on which callers reach this process. */
   port(): number;
   readonly admission: AdmitStreamOptions;
 }
@@ -63,9 +54,11 @@ export function streamRoutes(options: StreamRoutesOptions) {
 }
 
 async function call(options: StreamRoutesOptions, request: Request, agentId: string): Promise<Response> {
-  const { scope, asked, over } = askedOf(request, agentId);
+  const scope = scopeOf(request);
+  const asked = askedOf(request, scope, agentId);
   const { note, caller, holdOpen, intake } = scope;
   const { streams, admission } = options;
+  const over = () => holdOpen(false);
   const { promise: until, resolve: sent } = Promise.withResolvers<void>();
   const { promise: ending, resolve: endBy } = Promise.withResolvers<() => void>();
   async function readBody(): Promise<CallBody> {
@@ -97,7 +90,9 @@ async function connect(
   agentId: string,
   method: OpenedConnection["method"],
 ): Promise<Response> {
-  const { scope, asked, over } = askedOf(request, agentId);
+  const scope = scopeOf(request);
+  const asked = askedOf(request, scope, agentId);
+  const over = () => scope.holdOpen(false);
   scope.holdOpen(true);
   try {
     if (scope.method === "HEAD") {
@@ -113,9 +108,7 @@ async function connect(
   }
 }
 
-/** A request to an agent's streaming path, as it came. */
 interface AskedStream extends Omit<ProxyCall, "readBody" | "note"> {
-  /** Aborted when the caller has gone. */
   readonly signal: AbortSignal;
 }
 
@@ -126,12 +119,8 @@ interface StreamRequest extends AskedStream {
 
 type StreamCall = ProxyCall & StreamRequest;
 
-function askedOf(request: Request, agentId: string) {
-  const scope = scopeOf(request);
-  const { headers, signal } = request;
-  const { caller, requestId, holdOpen } = scope;
-  const asked: AskedStream = { caller, agentId, headers, requestId, signal };
-  return { scope, asked, over: () => holdOpen(false) };
+function askedOf({ headers, signal }: Request, { caller, requestId }: Scope, agentId: string): AskedStream {
+  return { caller, agentId, headers, requestId, signal };
 }
 
 const SESSION_HEADER = "mcp-session-id";
@@ -152,35 +141,19 @@ function asGateway(
   }
   const location = headers.get("location");
   if (location === null) return response;
-  const hosts = [publicUrl === null ? null : new URL(publicUrl).host, asked.headers.get("host")];
-  if (
-    leadsBack(
-      location,
-      hosts.filter((host) => host !== null),
-    )
-  )
-    headers.delete("location");
+  const own = publicUrl === null ? null : new URL(publicUrl).host;
+  const hosts = [own, asked.headers.get("host")].filter((host) => host !== null);
+  if (leadsBack(location, hosts)) headers.delete("location");
   return response;
 }
 
-interface NamedSession {
-  /** Null when the agent has no sessions that the gateway knows of. */
-  readonly ids: SessionIds | null;
-  /** The upstream's ID of the one that the request names. */
-  readonly session: string | null;
-}
-
 /**
- * A session of another caller is answered like an unknown one (404), so that an MCP client opens its own. Event IDs are
- * unique only within a session, so resuming a stream needs one.
- *
+ * The upstream's ID of the session that the request names, and the owner's IDs; null when the agent has no sessions that the
+ * gateway knows of. A session of another caller is answered like an unknown one (404), so that an MCP client opens its own.
+ * Event IDs are unique only within a session, so resuming a stream needs one.
  * @throws Fault `not_found`
  */
-async function sessionOf(
-  options: StreamRoutesOptions,
-  { caller, agentId, headers }: AskedStream,
-  method: string,
-): Promise<NamedSession> {
+async function sessionOf(options: StreamRoutesOptions, { caller, agentId, headers }: AskedStream, method: string) {
   const { admission, sessionIdsOf } = options;
   const agent = await admission.agents.find(caller.tenant, agentId);
   if (agent?.protocol !== "mcp") return { ids: null, session: null };
@@ -194,11 +167,7 @@ async function sessionOf(
   return { ids, session };
 }
 
-/**
- * MCP demands this against DNS rebinding, which forges the request's own host.
- *
- * @throws Fault `denied` for a page of another origin
- */
+/** MCP demands this against DNS rebinding, which forges the request's own host. @throws Fault `denied` */
 function checkOrigin({ publicUrl, allowedOrigins, port }: StreamRoutesOptions, origin: string | null): void {
   if (origin === null || allowedOrigins.includes(origin)) return;
   const own = publicUrl === null ? OWN_HOSTS.map((host) => `http://${host}:${port()}`) : [new URL(publicUrl).origin];
@@ -208,10 +177,9 @@ function checkOrigin({ publicUrl, allowedOrigins, port }: StreamRoutesOptions, o
 
 const OWN_HOSTS = ["localhost", "127.0.0.1", "[::1]"];
 
-// The owner of an MCP session. The upstream keeps the sessions, and it knows the gateway's credential but not the
-// callers. So a caller gets the upstream's session ID with a seal behind it, which binds it to the tenant, the agent
-// and the user. It sends both with each request. Nothing is stored: a seal is valid after a restart, on every replica,
-// and after a change of the master key.
+// The owner of an MCP session. The upstream knows the gateway's credential but not the callers. So a caller gets the
+// upstream's session ID with a seal behind it, which binds it to the tenant, the agent and the user. Nothing is stored: a
+// seal is valid after a restart, on every replica, and after a change of the master key.
 
 /** An ID as the protocol allows it, of a length that fits a header. */
 const UPSTREAM_ID = /^[\x21-\x7e]{1,1024}$/;
@@ -227,7 +195,6 @@ export interface SessionOwner {
 
 export type SessionIdsOf = (owner: SessionOwner) => Promise<SessionIds>;
 
-/** @param deriveKey the tenant's key for sessions */
 export function createSessionIds(deriveKey: (tenant: string) => Promise<Uint8Array>): SessionIdsOf {
   const keys = boundedCache<string, Uint8Array>(MAX.tenantKeys);
   return async (owner) => {
@@ -259,29 +226,20 @@ function sessionIds(key: Uint8Array, { tenant, agentId, user }: SessionOwner) {
   };
 }
 
-/** Translates the session IDs of one owner between caller and upstream. */
 export type SessionIds = ReturnType<typeof sessionIds>;
 
-// Admission on the streaming path. A call that has passed the checks takes a place and is recorded, paid for and
-// claimed. Then it is made on its caller's connection. If the outcome of the payment is unknown, the call stays
-// pending. The same payment sent again resumes it on any replica, and only one request gets it: each claims with a
-// token of its own.
+// Admission. A call that has passed the checks takes a place and is recorded, paid for and claimed. If the outcome of the
+// payment is unknown, the call stays pending. The same payment sent again resumes it on any replica, and only one request
+// gets it: each claims with a token of its own.
 
 export interface AdmitStreamOptions extends GatherOptions, Pick<RecordOptions, "replica" | "meters"> {
   readonly payments: Payments;
   readonly claims: Claims;
   readonly limits: StreamLimits;
-  /** Aborted when the process is about to end. */
   readonly stopping: AbortSignal;
 }
 
-const RETRY_AFTER_SECONDS = 5;
-
-/**
- * Accepts a call that is to be made at once.
- *
- * @throws Fault of every kind that the order of checks names; those that come after the record carry its ID
- */
+/** @throws Fault of every kind that the order of checks names; those that come after the record carry its ID */
 async function admitStream(options: AdmitStreamOptions, call: StreamCall) {
   const checked = await gatherCall(options, call, STREAMED);
   const { agent, parsed, body, earlier } = checked;
@@ -313,7 +271,8 @@ async function open(
   const hash = agent.emit_receipts ? await hashOf(checked.body, call.caller.tenant) : null;
   const whole = acceptedOf(options, call, checked, { mode: "streaming", headers, hash });
   // Store only the part of the body that may be shown: a caller who resumes the call sends the body again.
-  const accepted = { ...whole, body: shownPart(checked) };
+  const body = agent.capture_body ? startOf(checked.body, MAX.capturedBytes) : new Uint8Array();
+  const accepted = { ...whole, body };
   const { tenant, id, settlement_status } = accepted.row;
   const key = { tenant, id };
   call.note("invocation_id", id);
@@ -323,38 +282,31 @@ async function open(
     const paid = await withId(id, payments.settle(payment));
     return take(options, call, checked, { key, paid, place });
   }
+  let storedId = id;
   const opened = await attempt(claims, id, async (held) => {
-    const claim = { owner, token: held.token };
-    const { isNew, ...stored } = await record(options, checked, { accepted, claim });
+    const stored = await record(options, checked, { accepted, claim: { owner, token: held.token } });
+    storedId = stored.id;
     const parts = { ...held, key, place, isResumable: false };
-    return isNew ? openedOf(parts, checked, accepted.call, {}) : stored.id;
+    return stored.isNew ? openedOf(parts, checked, accepted.call, {}) : null;
   });
-  return typeof opened === "string" ? resume(options, call, checked, opened, place) : opened;
+  return opened ?? resume(options, call, checked, storedId, place);
 }
 
-interface ClaimAttempt extends Pick<OpenedCall, "token" | "claimedAt"> {}
-
-/** If the attempt does not open the call, its claim is over. A claim that was stored after all is given back later. */
-async function attempt<T>(
+/** If the attempt gives null, or fails, its claim is over. A claim that was stored after all is given back later. */
+async function attempt(
   claims: Claims,
   id: string,
-  work: (attempt: ClaimAttempt) => Promise<OpenedCall | T>,
-): Promise<OpenedCall | T> {
+  work: (held: Pick<OpenedCall, "token" | "claimedAt">) => Promise<OpenedCall | null>,
+): Promise<OpenedCall | null> {
   const [token, claimedAt] = [claims.begin(), thisMoment()];
-  let isTaken = false;
+  let opened: OpenedCall | null = null;
   try {
-    const opened = await work({ token, claimedAt });
-    isTaken = typeof opened === "object" && opened !== null && "token" in opened;
-    if (isTaken) claims.took(token, id);
+    opened = await work({ token, claimedAt });
+    if (opened !== null) claims.took(token, id);
     return opened;
   } finally {
-    if (!isTaken) claims.over(token);
+    if (opened === null) claims.over(token);
   }
-}
-
-/** The start of the body, as far as it is captured. */
-function shownPart({ agent, body }: CheckedCall<ParsedRequest>): CallBody {
-  return agent.capture_body ? startOf(body, MAX.capturedBytes) : new Uint8Array();
 }
 
 async function resume(
@@ -373,24 +325,12 @@ async function resume(
   return take(options, call, checked, { key, paid, place });
 }
 
-interface WaitingCall {
-  readonly key: InvocationKey;
-  /** Response headers about its payment so far. */
-  readonly paid: PaidHeaders;
-  /** Null where the request holds none yet. */
-  readonly place: StreamPermit | null;
-}
-
-/**
- * Claims a paid call, unless another request has.
- *
- * @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made, or given up
- */
+/** @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made, given up or taken */
 async function take(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
-  { key, paid, place }: WaitingCall,
+  { key, paid, place }: { key: InvocationKey; paid: PaidHeaders; place: StreamPermit | null },
 ): Promise<OpenedCall> {
   const { store, payments, claims } = options;
   const own = place ?? options.limits.forResumed(key.tenant, checked.agent.id);
@@ -416,7 +356,7 @@ function claimAs(
   { signal }: StreamCall,
   key: InvocationKey,
   token: string,
-): Promise<PendingCall | null> {
+) {
   const isOver = () => signal.aborted || stopping.aborted;
   return untilStored(() => {
     // The call is not claimed for a caller who has gone, so the same payment can still resume it.
@@ -440,7 +380,7 @@ function whyNotMade({ claim, error_class, settlement_status }: InvocationRow): s
 
 function unknownYet(id: string): Fault {
   const message = "the payment's outcome is not known yet: send the same payment again";
-  return faultOf("unavailable", message, id, { retryAfterSeconds: RETRY_AFTER_SECONDS });
+  return faultOf("unavailable", message, id, { retryAfterSeconds: 5 });
 }
 
 function openedOf(
@@ -457,11 +397,7 @@ function openedOf(
   return { ...held, ...request, capture, receipt, listsTools, responseHeaders };
 }
 
-/**
- * A GET or DELETE to an mcp agent. It is part of the connection, so it is neither judged nor paid for.
- *
- * @throws Fault `method_not_allowed` when the agent is not an mcp agent; otherwise like the checks of a call
- */
+/** @throws Fault `method_not_allowed` when the agent is not an mcp agent; otherwise like the checks of a call */
 async function admitConnection(
   options: AdmitStreamOptions,
   request: StreamRequest,
@@ -470,12 +406,13 @@ async function admitConnection(
   const { tenant } = request.caller;
   const agent = await options.agents.find(tenant, request.agentId);
   if (agent === null) throw noAgent();
-  refuseIf(loopProblem(request.headers, options.pseudonym));
+  const loop = loopProblem(request.headers, options.pseudonym);
+  if (loop !== null) throw loop;
   if (agent.protocol !== "mcp") {
     throw new Fault("method_not_allowed", "the agent's protocol has other methods", { allow: ["POST"] });
   }
-  refuseIf(stateProblem(agent));
-  refuseIf(rateProblem(await options.rates.take(tenant, agent)));
+  const refusal = stateProblem(agent) ?? rateProblem(await options.rates.take(tenant, agent));
+  if (refusal !== null) throw refusal;
   const place = await options.limits.take(tenant, agent.id, false, request.signal);
   return {
     tenant,
@@ -496,28 +433,16 @@ async function admitConnection(
   };
 }
 
-function refuseIf(problem: Fault | null): void {
-  if (problem !== null) throw problem;
-}
-
 // What the body of a call on the streaming path asks of its agent: one JSON-RPC message or a batch of them.
 
 interface ParsedStreamRequest extends ParsedRequest {
   readonly listsTools: boolean;
 }
 
-const PLAIN: ParsedStreamRequest = {
-  method: null,
-  tool: null,
-  calls: [{ tool: null }],
-  echoedMcpHeaders: false,
-  listsTools: false,
-};
-
 const STREAMED: CallKind<ParsedStreamRequest> = {
   ...paidByHeader,
   suffix: "/stream",
-  plain: PLAIN,
+  plain: { ...PLAIN, listsTools: false },
   parse,
   parseAny: async (body, { caller }) => {
     const bytes = await wholeOf(body, caller.tenant);
@@ -532,24 +457,15 @@ async function parse(_: InvocableAgent, body: CallBody, { headers, caller }: Pro
   if (!parsed.ok) throw new Fault("invalid_request", `body: ${parsed.problem}`);
   const { messages } = parsed;
   const calls = messages.filter(({ isCall }) => isCall);
-  const shown = shownMessage(messages, calls);
   const only = parsed.isBatch ? null : (messages[0] ?? null);
-  const echoedMcpHeaders = passesEchoedHeaders(
-    headers,
-    bytes,
-    only,
-    mcpVersion(headers) ?? only?.protocolVersion ?? null,
-  );
-  const { method = null, tool = null } = shown ?? {};
+  const version = mcpVersion(headers) ?? only?.protocolVersion ?? null;
+  const echoedMcpHeaders = passesEchoedHeaders(headers, bytes, only, version);
+  // For a batch of several the history shows its call, if it has exactly one.
+  const shown = messages.length === 1 ? messages : calls;
+  const { method = null, tool = null } = (shown.length === 1 ? shown[0] : undefined) ?? {};
   return { method, tool, calls, echoedMcpHeaders, listsTools: listsTools(parsed) };
 }
 
 function listsTools(parsed: RpcMessages | RpcProblem): boolean {
   return parsed.ok && parsed.messages.some(({ method }) => method?.endsWith("/list"));
-}
-
-/** For a batch the history shows its call, if it has exactly one. */
-function shownMessage(messages: readonly RpcMessage[], calls: readonly RpcMessage[]): RpcMessage | undefined {
-  if (messages.length === 1) return messages[0];
-  return calls.length === 1 ? calls[0] : undefined;
 }

@@ -3,7 +3,7 @@
 import { and, asc, eq, gte, lte } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import { nextTenant, removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
-import { bind, keyedById, prepared, type Reader, type Store, type TimedTable, type Tx } from "../../storage/store.ts";
+import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import { linkOf } from "./claims.ts";
 
@@ -128,18 +128,6 @@ export async function receiptPage(
     .limit(limit);
   return rows.map(({ jws }) => jws);
 }
-
-/** Receipts go by the time of their calls, so that a receipt is found by the ID of its call. */
-export const RECEIPTS: TimedTable = {
-  name: "receipts",
-  key: "invocation_id",
-  ...keyedById("inv"),
-  isCounted: false,
-  /** What is left of a chain has no gap: the receipt of a call that ended late stays as long as those before it. */
-  kept: ({ rows, to }) => `select r.tenant, r.invocation_id from receipt_chains c join ${rows} r on r.tenant = c.tenant
-    and r.sequence > (select min(y.sequence) from receipts y where y.tenant = c.tenant and y.invocation_id >= ${to})`,
-  ownIndexes: (piece) => [`create unique index on ${piece} (tenant, sequence)`],
-};
 
 /**
  * Removes the oldest receipts of each tenant, up to the first whose ID is not below `before`: what is left of a

@@ -1,6 +1,7 @@
-// One exchange with an upstream, from its credential to the answer that goes on to the caller.
-// A request is sent again only when it certainly never reached the upstream.
+// One exchange with an upstream, from its credential to the answer that goes on to the caller. A request is sent again only
+// when it certainly never reached the upstream.
 
+import type { Call } from "../../core/call.ts";
 import type { Log } from "../../core/log.ts";
 import { type Answer, isEncoded, Undecodable } from "../../http/client/answer.ts";
 import { bodyChunks } from "../../http/client/body.ts";
@@ -9,15 +10,25 @@ import { type Outbound, OutboundError, requestSafely } from "../../http/client/o
 import type { ReadAhead } from "../../http/client/read-ahead.ts";
 import { BODILESS } from "../../http/client/response-parser.ts";
 import { MAX } from "../../kernel/limits.ts";
+import { inTurns } from "../../kernel/turns.ts";
 import { unlessAborted } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, freeMemory } from "../../wire/body.ts";
+import type { DeniedTools } from "../../wire/tool-list.ts";
 import { CallError, type CallStop, credentialProblem } from "../upstream/failure.ts";
 import { type CredentialHeader, credentialHeaders } from "../upstream/headers.ts";
-import { answerHeaders } from "./response-headers.ts";
-import type { Budget, ResponseRecorder } from "./response-recorder.ts";
-import type { OpenedRequest } from "./service.ts";
+import { answerHeaders, type Budget, type ResponseRecorder } from "./response.ts";
 import { filterEvents, filterJson } from "./tool-filter.ts";
+
+/** What is to be sent: what a request (proxy/stream-routes.ts) has become when it is admitted. */
+export interface OpenedRequest {
+  readonly tenant: string;
+  readonly agentId: string;
+  readonly url: string;
+  readonly credential_ref: string | null;
+  readonly headers: Call["headers"];
+  readonly request_id: string;
+}
 
 export interface ExchangeDeps {
   readonly log: Log;
@@ -28,7 +39,6 @@ export interface ExchangeDeps {
   resolveCredential(tenant: string, ref: string, url: string): Promise<{ readonly header: CredentialHeader | null }>;
 }
 
-/** One exchange on its way. */
 export interface StreamExchange {
   readonly opened: OpenedRequest;
   readonly timeouts: ExchangeTimeouts;
@@ -37,7 +47,7 @@ export interface StreamExchange {
   /** Headers that the gateway adds, the credential aside. */
   readonly own: ReadonlyArray<readonly [name: string, value: string]>;
   /** Null when no list of tools can be in the answer. */
-  readonly isDenied: ((tool: string) => boolean) | null;
+  readonly isDenied: DeniedTools | null;
   /** After how much silence a comment shows that an event stream is still there; null for never. */
   readonly commentMs: number | null;
   /** Headers of the answer beside the upstream's. */
@@ -48,12 +58,7 @@ export interface StreamExchange {
   ended(how: Ended): Promise<void>;
 }
 
-/**
- * The head of the answer.
- *
- * @param sent called when the body has been sent, which may be after the head has come
- * @throws the errors that `upstreamFailureOf` knows
- */
+/** @param sent called when the body has been sent, which may be after the head. @throws what `upstreamFailureOf` knows */
 export async function headOf(
   deps: ExchangeDeps,
   { opened, timeouts, recorder, method, own, isOurs }: StreamExchange,
@@ -65,7 +70,9 @@ export async function headOf(
   signal.throwIfAborted();
   const { credential_ref: ref } = opened;
   const credential = ref === null ? null : await unlessAborted(signal, credentialOf(deps, opened, ref, signal));
-  if (!(await unlessAborted(signal, isOurs()))) throw endedElsewhere();
+  if (!(await unlessAborted(signal, isOurs()))) {
+    throw new CallError("internal", "ended elsewhere", "the call was ended before it was made");
+  }
   const headers = [...opened.headers, ...own, ...credentialHeaders(credential)];
   recorder.dialled();
   const { url, tenant } = opened;
@@ -94,11 +101,6 @@ async function credentialOf(
   }
 }
 
-function endedElsewhere(): CallError {
-  return new CallError("internal", "ended elsewhere", "the call was ended before it was made");
-}
-
-/** The answer as it goes on to the caller. */
 export async function answerOf(
   { filterMemory, decoders }: ExchangeDeps,
   exchange: StreamExchange,
@@ -110,18 +112,13 @@ export async function answerOf(
   const isEvents = isEventStream(response);
   // Proxies before the gateway are asked to hold nothing back (MCP, streamable HTTP).
   if (isEvents && method === "POST") headers.set("x-accel-buffering", "no");
-  const chunks = await decodedChunks(response, {
-    timeouts,
-    decodedFor: decodedForExchange(decoders, opened),
-    isEvents,
-  });
+  const chunks = await decodedChunks(response, timeouts, decodedForExchange(decoders, opened), isEvents);
   const body = relayBody({
     chunks,
     // A decoder may use its memory again.
     arePiecesFree: !isEncoded(response.headers),
     timeouts,
-    filter: filterOf(exchange, filterMemory, response.ok, isEvents),
-    // After so much silence an event stream opens with a comment: see below.
+    filter: response.ok ? filterOf(exchange, filterMemory, isEvents) : null,
     comments: isEvents ? { firstMs: 50, nextMs: commentMs } : null,
     piece: recorder.piece,
     ended,
@@ -155,20 +152,17 @@ function isEventStream(response: Answer): boolean {
 }
 
 function filterOf(
-  { isDenied, commentMs, opened: { tenant }, timeouts: { signal } }: StreamExchange,
-  memory: Budget,
-  isOk: boolean,
+  { isDenied, opened: { tenant }, timeouts: { signal } }: StreamExchange,
+  filterMemory: Budget,
   isEvents: boolean,
 ) {
-  const options = { bytesMax: MAX.toolAnswerBytes, memory: memory(tenant), tenant, signal };
-  const denied = isOk ? isDenied : null;
-  // Comments go between events, so events must pass whole where comments are sent.
-  if (isEvents && (denied ?? commentMs) !== null) return filterEvents({ ...options, isDenied: denied });
-  return denied === null ? null : filterJson({ ...options, isDenied: denied });
+  if (isDenied === null) return null;
+  const options = { isDenied, bytesMax: MAX.toolAnswerBytes, memory: filterMemory(tenant), tenant, signal };
+  return isEvents ? filterEvents(options) : filterJson(options);
 }
 
-// The timeouts of one exchange with an upstream, and the reason why it was stopped. Only the side that is waited for
-// can run out of time: while the caller reads slowly, the upstream does not count as silent.
+// The timeouts of one exchange with an upstream, and the reason why it was stopped. Only the side that is waited for can run
+// out of time: while the caller reads slowly, the upstream does not count as silent.
 
 export interface ExchangeTimeoutLimits {
   /** The wait for the head of the answer, in milliseconds. */
@@ -179,10 +173,10 @@ export interface ExchangeTimeoutLimits {
   readonly callerMs: number;
 }
 
-/** @param callerSignal aborted when the caller has gone */
 export function startExchangeTimeouts(
   { headMs, silenceMs, callerMs }: ExchangeTimeoutLimits,
   callerSignal: AbortSignal,
+  tenant: string,
 ) {
   const controller = new AbortController();
   const limits = { head: headMs, upstream: silenceMs, caller: callerMs };
@@ -191,12 +185,18 @@ export function startExchangeTimeouts(
   let dueAt = Number.POSITIVE_INFINITY;
   let timer: ReturnType<typeof setTimeout> | undefined;
   let isOver: CallStop = "timeout";
+  let isEnded = false;
 
   const stop = (why: CallStop) => {
     clearTimeout(timer);
     if (!controller.signal.aborted) controller.abort(why);
   };
-  const onGone = () => stop("cancelled");
+  // Thousands of callers may be gone in one moment, and to end an exchange takes 0.1 ms.
+  const onGone = () =>
+    inTurns(() => {
+      if (!isEnded) stop("cancelled");
+      return false;
+    }, tenant);
 
   /** No new timer for each piece: a timer that fires too early is armed again for the rest of the time. */
   function arm(at: number): void {
@@ -213,20 +213,19 @@ export function startExchangeTimeouts(
   }
 
   callerSignal.addEventListener("abort", onGone, { once: true });
-  if (callerSignal.aborted) onGone();
+  if (callerSignal.aborted) stop("cancelled");
   return {
     /** Its reason is a CallStop. */
     signal: controller.signal,
     stop,
-    /** Restarts the time. */
     waitFor(whom: "head" | "upstream" | "caller") {
       limit = limits[whom];
       since = performance.now();
       isOver = whom === "caller" ? "cancelled" : "timeout";
       if (limit !== null && since + limit < dueAt && !controller.signal.aborted) arm(since + limit);
     },
-    /** Stops all waiting. */
     end() {
+      isEnded = true;
       clearTimeout(timer);
       limit = null;
       callerSignal.removeEventListener("abort", onGone);
@@ -236,15 +235,15 @@ export function startExchangeTimeouts(
 
 export type ExchangeTimeouts = ReturnType<typeof startExchangeTimeouts>;
 
-// The answer's body on its way to the caller, piece by piece as the caller takes it: nothing is read ahead, so a slow
-// reader holds up the upstream and fills no memory. Measured on Bun 1.4.5: a stream that is pulled from waits for the
-// socket to drain (59 MB after 600 MB to a reader that stops), while one of type "direct" does not; a stream that
-// errors resets the connection, and the chunk that ends a body is never sent.
+// The answer's body on its way to the caller, piece by piece as the caller takes it: nothing is read ahead, so a slow reader
+// holds up the upstream and fills no memory. Measured on Bun 1.4.5: a stream that is pulled from waits for the socket to
+// drain (59 MB after 600 MB to a reader that stops), while one of type "direct" does not; a stream that errors resets the
+// connection, and the chunk that ends a body is never sent.
 //
-// Bun sends the end of the head only with the first bytes of the body (oven-sh/bun#33660). So an event stream
-// that begins with silence opens with a comment, which event streams have for that; other answers wait. What has been
-// taken from the stream is not sent before the event loop has turned, and a stream that errors earlier takes it along,
-// the head too. So an answer that breaks off is held open for a moment first.
+// Bun sends the end of the head only with the first bytes of the body (oven-sh/bun#33660). So an event stream that begins
+// with silence opens with a comment, which event streams have for that; other answers wait. What has been taken from the
+// stream is not sent before the event loop has turned, and a stream that errors earlier takes it along, the head too. So an
+// answer that breaks off is held open for a moment first.
 
 /** How an answer ended that had a head: `broken` by the upstream or by the timeouts, `failed` by the gateway. */
 export type Ended = "whole" | "broken" | "failed";
@@ -255,7 +254,6 @@ export interface RelayOptions {
   readonly timeouts: ExchangeTimeouts;
   /** Whether nobody keeps a piece that has passed, so that its memory can be given back at once: Bun's server keeps none. */
   readonly arePiecesFree: boolean;
-  /** Changes what passes; null for nothing. */
   readonly filter: ((chunks: Chunks) => Chunks) | null;
   /** After how much silence a comment is sent: at the start, and from then on. Null: no event stream, or no comment. */
   readonly comments: { readonly firstMs: number; readonly nextMs: number | null } | null;
@@ -264,30 +262,27 @@ export interface RelayOptions {
   ended(how: Ended): Promise<void>;
 }
 
-/**
- * Between the break of an answer and its error, so that the bytes before it are written. One millisecond is enough,
- * except on a busy machine.
- */
+/** Between the break of an answer and its error. One millisecond is enough, except on a busy machine. */
 const FLUSH_MS = 100;
 
-const COMMENT = new TextEncoder().encode(":\n\n");
+const OPENING = Buffer.from(":\n\n");
+const COMMENT = Buffer.from(":\n");
+const LINE_FEED = 0x0a;
 
 /** An encoded event stream that is silent for so long has its head answered anyway. */
 const FIRST_WAIT_MS = 50;
 
-interface DecodedOptions {
-  readonly timeouts: ExchangeTimeouts;
-  readonly decodedFor: DecodedFor;
-  readonly isEvents: boolean;
-}
-
 /**
- * The body of an answer, decoded. For an encoded body this waits for the first decoded bytes: until then the gateway
- * can still answer the caller with an error.
- *
+ * The body of an answer, decoded. For an encoded body this waits for the first decoded bytes: until then the gateway can
+ * still answer the caller with an error.
  * @throws Undecodable; the reason of the signal
  */
-async function decodedChunks(response: Answer, { timeouts, decodedFor, isEvents }: DecodedOptions): Promise<Chunks> {
+async function decodedChunks(
+  response: Answer,
+  timeouts: ExchangeTimeouts,
+  decodedFor: DecodedFor,
+  isEvents: boolean,
+): Promise<Chunks> {
   const { signal } = timeouts;
   const chunks = bodyChunks(response, { maxBytes: Number.MAX_SAFE_INTEGER, signal, decodedFor });
   if (!isEncoded(response.headers)) return chunks;
@@ -322,6 +317,8 @@ export function relayBody({
   let silenceMs = comments?.firstMs ?? null;
   let passed: Uint8Array | null = null;
   let hasBegun = false;
+  /** A comment is a line, and allowed between any two others. */
+  let isBetweenLines = true;
   let isOver = false;
 
   async function over(how: Ended): Promise<void> {
@@ -334,15 +331,15 @@ export function relayBody({
   /** Breaks the body off: never a clean end, and not before the bytes so far are on their way. */
   async function breakOff(controller: ReadableStreamDefaultController<Uint8Array>, how: Ended): Promise<void> {
     // Bun ends the head with the first bytes of the body, and a comment is allowed anywhere in an event stream.
-    if (!hasBegun && comments !== null) controller.enqueue(COMMENT);
+    if (!hasBegun && comments !== null) controller.enqueue(OPENING);
     hasBegun = true;
     await Promise.all([over(how), Bun.sleep(FLUSH_MS)]);
     controller.error(new Error("the answer broke off"));
   }
 
   /**
-   * The server has written or copied a piece when it asks for the next. The collector would leave ten bodies of 10 MiB
-   * lying about, and memory that is new to the process costs more than the copy into it.
+   * The server has written or copied a piece when it asks for the next. The collector would leave ten bodies of 10 MiB lying
+   * about, and memory that is new to the process costs more than the copy into it.
    */
   function releasePassed(): void {
     if (passed !== null) freeMemory(passed);
@@ -353,10 +350,10 @@ export function relayBody({
     releasePassed();
     if (next === null) timeouts.waitFor("upstream");
     next ??= nextOf(chunks);
-    if (silenceMs !== null && (await isSilent(next, silenceMs))) {
+    if (silenceMs !== null && isBetweenLines && (await isSilent(next, silenceMs))) {
       silenceMs = comments?.nextMs ?? null;
+      controller.enqueue(hasBegun ? COMMENT : OPENING);
       hasBegun = true;
-      controller.enqueue(COMMENT);
       return;
     }
     const { done, value } = await next;
@@ -368,6 +365,7 @@ export function relayBody({
       return;
     }
     tell.piece(value);
+    isBetweenLines = value.at(-1) === LINE_FEED;
     timeouts.waitFor("caller");
     hasBegun = true;
     controller.enqueue(value);
@@ -387,7 +385,7 @@ export function relayBody({
         try {
           await pull(controller);
         } catch (error) {
-          await breakOff(controller, howOf(error));
+          await breakOff(controller, error instanceof OutboundError ? "broken" : "failed");
         }
       },
       cancel() {
@@ -398,10 +396,6 @@ export function relayBody({
     },
     { highWaterMark: 0 },
   );
-}
-
-function howOf(error: unknown): Ended {
-  return error instanceof OutboundError ? "broken" : "failed";
 }
 
 function nextOf(chunks: Chunks): Promise<IteratorResult<Uint8Array, void>> {

@@ -1,6 +1,5 @@
-// Ends paid streaming calls that their caller never fetched. The outcome of the payment was unknown, the caller was
-// told to send it again, and meanwhile it was collected. A caller that does not come back in time has paid for a call
-// that is not made, and the record says so. The time is measured by this process alone: it starts again with each start
+// Ends paid streaming calls that their caller never fetched: the outcome of the payment was unknown, the caller was told to
+// send it again, and meanwhile it was collected. The time is measured by this process alone: it starts again with each start
 // and each try of the caller (which changes `updated_at`), and no clock can shorten it.
 
 import { and, asc, eq, sql } from "drizzle-orm";
@@ -23,7 +22,6 @@ export interface ReaperOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
-  /** Milliseconds of a clock that never goes back. */
   readonly monotonic?: () => number;
 }
 
@@ -40,18 +38,23 @@ export function startReaper(options: ReaperOptions): () => void {
   return every(LOOK_MS, () => endOnce().catch((error) => log.warn("unclaimed_calls_not_read", { error })));
 }
 
-/** One round. Returns the calls that it ended. */
 export function createReaper(options: ReaperOptions): () => Promise<InvocationKey[]> {
   const { store, clock, log, monotonic = () => performance.now() } = options;
   let known = new Map<string, Seen>();
   let lookedAt = monotonic();
 
-  /** Those that have been seen unchanged for long enough. */
   async function overdue(): Promise<UnclaimedCall[]> {
     // Callers could not reach this process while it was paused, so a pause does not count.
     const passed = Math.min(monotonic() - lookedAt, PAUSE_MS_MAX);
     lookedAt = monotonic();
-    const rows = await waitingCalls(store);
+    const { openInvocations: t } = store.read.tables;
+    const rows = await store.read.db
+      .select({ tenant: t.tenant, id: t.id, updated_at: t.updated_at })
+      .from(t)
+      // Same condition as the partial index on these calls.
+      .where(and(sql`${t.status} = 'pending'`, sql`${t.mode} = 'streaming'`, paidFor(t)))
+      .orderBy(asc(t.updated_at))
+      .limit(CALLS_AT_ONCE);
     const before = known;
     known = new Map();
     return rows.filter(({ id, updated_at }) => {
@@ -90,18 +93,4 @@ async function isUnchanged(
     .where(and(eq(t.tenant, tenant), eq(t.id, id), eq(t.updated_at, updated_at)))
     .returning({ id: t.id });
   return rows.length > 0;
-}
-
-function waitingCalls({ read }: Store): Promise<UnclaimedCall[]> {
-  const { openInvocations: t } = read.tables;
-  return (
-    read.db
-      .select({ tenant: t.tenant, id: t.id, updated_at: t.updated_at })
-      .from(t)
-      // Same condition as the partial index on these calls.
-      .where(and(sql`${t.status} = 'pending'`, sql`${t.mode} = 'streaming'`, paidFor(t)))
-      .orderBy(asc(t.updated_at))
-      .limit(CALLS_AT_ONCE)
-      .execute()
-  );
 }

@@ -7,7 +7,7 @@ const chunksOf = (response: Response) => bodyChunks(response, { maxBytes: Number
 const LIMITS = { headMs: 1000, silenceMs: 1000, callerMs: 1000 };
 
 test("a whole answer ends whole, though it is stopped while its end is being recorded", async () => {
-  const timeouts = startExchangeTimeouts(LIMITS, new AbortController().signal);
+  const timeouts = startExchangeTimeouts(LIMITS, new AbortController().signal, "acme");
   const told: Ended[] = [];
   const body = relayBody({
     chunks: chunksOf(new Response("abc")),
@@ -52,7 +52,7 @@ async function receivedOf(
       const body = relayBody({
         chunks: chunksOf(new Response(upstream)),
         arePiecesFree: true,
-        timeouts: startExchangeTimeouts(LIMITS, request.signal),
+        timeouts: startExchangeTimeouts(LIMITS, request.signal, "acme"),
         filter: null,
         comments,
         piece() {},
@@ -116,7 +116,7 @@ test("pieces whose memory is given back when the next one is asked for reach a s
         relayBody({
           chunks: chunks(),
           arePiecesFree: true,
-          timeouts: startExchangeTimeouts(LIMITS, request.signal),
+          timeouts: startExchangeTimeouts(LIMITS, request.signal, "acme"),
           filter: null,
           comments: null,
           piece() {},
@@ -136,6 +136,25 @@ test("pieces whose memory is given back when the next one is asked for reach a s
   expect(pieces.every(({ byteLength }) => byteLength === 0)).toBe(true);
 });
 
+test("a comment stands between two lines, and never within one", async () => {
+  async function* chunks() {
+    for (const piece of ["data: 1\n", "data: ", "2\n\n"]) {
+      yield new TextEncoder().encode(piece);
+      await Bun.sleep(30);
+    }
+  }
+  const body = relayBody({
+    chunks: chunks(),
+    arePiecesFree: false,
+    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal, "acme"),
+    filter: null,
+    comments: { firstMs: 1000, nextMs: 10 },
+    piece() {},
+    async ended() {},
+  });
+  expect((await new Response(body).text()).replaceAll(/(:\n)+/g, ":\n")).toBe("data: 1\n:\ndata: 2\n\n:\n");
+});
+
 test("pieces that pass a filter are its own", async () => {
   const pieces = [new Uint8Array(10).fill(1), new Uint8Array(10).fill(2)];
   async function* chunks() {
@@ -144,7 +163,7 @@ test("pieces that pass a filter are its own", async () => {
   const body = relayBody({
     chunks: chunks(),
     arePiecesFree: true,
-    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal),
+    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal, "acme"),
     filter: (all) => all,
     comments: null,
     piece() {},

@@ -1,59 +1,83 @@
 // Streamed exchanges, from the open call to the end of its record. They run on the main thread, beside the caller's
-// connection: a stream can't be handed to a worker (Bun 1.4.5 refuses to transfer a ReadableStream), and passing its
-// pieces by messages would copy each of them and lose the back-pressure that keeps memory flat.
+// connection: a stream can't be handed to a worker (Bun 1.4.5 refuses to transfer a ReadableStream), and passing its pieces
+// by messages would copy each of them and lose the back-pressure that keeps memory flat.
 
 import { Fault } from "../../core/fault.ts";
-import type { Span, Tracer } from "../../core/tracing.ts";
+import type { Tracer } from "../../core/tracing.ts";
 import { createReadAhead } from "../../http/client/read-ahead.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { CLAIM_BELIEVED_MS, isOlder } from "../../kernel/time.ts";
+import { createFairQueue, createFairShare, enter, type FairShareOptions } from "../../kernel/share.ts";
+import { CLAIM_BELIEVED_MS, isOlder, type Moment } from "../../kernel/time.ts";
 import { createUnderWay, endsWithin } from "../../kernel/wait.ts";
 import { within } from "../../storage/failures.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, freeBody } from "../../wire/body.ts";
 import type { DeniedTools } from "../../wire/tool-list.ts";
-import { type Ending, holdsClaim, release } from "../invocations/service.ts";
+import { type Ending, holdsClaim, type InvocationKey, release } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
 import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
 import { type RecordEndOptions, recordEnd } from "../upstream/record-end.ts";
-import type { Ended } from "./exchange.ts";
 import {
   answerOf,
+  type Ended,
   type ExchangeDeps,
-  type ExchangeTimeoutLimits,
   type ExchangeTimeouts,
   headOf,
+  type OpenedRequest,
   type StreamExchange,
   startExchangeTimeouts,
 } from "./exchange.ts";
-import { createBudget, createResponseRecorder, type ResponseRecorder } from "./response-recorder.ts";
-import type { OpenedCall, OpenedConnection, OpenedRequest } from "./service.ts";
+import { createBudget, createResponseRecorder, type ResponseRecorder } from "./response.ts";
+
+export interface StreamPermit {
+  /** A second call does nothing. */
+  release(): void;
+}
+
+/** A GET or DELETE of an mcp agent: part of the connection, and no invocation. */
+export interface OpenedConnection extends OpenedRequest {
+  readonly method: "GET" | "DELETE";
+  readonly place: StreamPermit;
+}
+
+/** A running invocation, which its holder must end. Its body is apart, so that its memory is free when it has been sent. */
+export interface OpenedCall extends OpenedRequest {
+  readonly place: StreamPermit;
+  readonly key: InvocationKey;
+  readonly token: string;
+  readonly claimedAt: Moment;
+  /** Whether it waited for its payment. Then the caller may come back for it until the upstream is dialled. */
+  readonly isResumable: boolean;
+  readonly capture: boolean;
+  /** Whether a receipt will say the hash of the answer. */
+  readonly receipt: boolean;
+  /** Whether the answer may be one to `tools/list`, and of a protocol that tells caches what they may do; else null. */
+  readonly listsTools: { readonly isNewest: boolean } | null;
+  readonly responseHeaders: Readonly<Record<string, string>>;
+}
 
 export interface StreamsDeps extends RecordEndOptions, Omit<ExchangeDeps, "filterMemory" | "readAhead"> {
   readonly upstreamTimeoutMs: number;
   /** Which tools of an agent are denied to everyone; null when the tenant has no policy. */
   deniedTools(tenant: string, agentId: string): Promise<((tool: string) => boolean) | null>;
-  /** Left out where traces are off. */
   readonly tracer?: Tracer | null;
 }
 
 /** The caller's end of an exchange. */
 export interface CallerEnd {
-  /** Aborted when the caller has gone. */
   readonly callerSignal: AbortSignal;
   /** Called when the body of the request is not needed any more. */
   sent(): void;
   /** Receives a function that ends the exchange, used if others need the memory of a body that is not sent yet. */
   endBy(end: () => void): void;
-  /** Called when the answer is about to end. */
   over(): void;
 }
 
 export function createStreams(options: StreamsDeps) {
   const filterMemory = createBudget(MAX.toolListBytes);
-  const deps = { ...options, filterMemory, readAhead: createReadAhead(MAX.streamAheadBytes) };
   const captureMemory = createBudget(MAX.streamCaptureBytes);
+  const deps = { ...options, filterMemory, readAhead: createReadAhead(MAX.streamAheadBytes) };
   const calls = new Map<string, ExchangeTimeouts>();
   const connections = new Set<ExchangeTimeouts>();
   /** Calls that are being admitted, and calls whose end is not recorded yet. */
@@ -65,53 +89,67 @@ export function createStreams(options: StreamsDeps) {
     stopping: stopping.signal,
     /** Marks a call as being admitted, so that a drain waits for it. Returns a function that ends this. */
     enter: underWay.enter,
-    /**
-     * Makes an open call, and ends its record whatever happens.
-     *
-     * @throws Fault when the upstream gave nothing
-     */
+    /** Makes an open call, and ends its record whatever happens. @throws Fault when the upstream gave nothing */
     async call(opened: OpenedCall, body: CallBody, end: CallerEnd): Promise<Response> {
-      const timeouts = startExchangeTimeouts(limitsOf(deps), end.callerSignal);
+      const { tenant, agentId, key, listsTools } = opened;
+      const timeouts = timeoutsOf(opened, options.upstreamTimeoutMs, false, end);
       const leave = underWay.enter();
-      calls.set(opened.key.id, timeouts);
+      calls.set(key.id, timeouts);
       // A paid call is not stopped because others need its memory.
       if (!opened.isResumable) end.endBy(() => timeouts.stop("crowded"));
-      const recorder = createResponseRecorder(opened, captureMemory(opened.key.tenant));
-      const span = spanOf(deps, opened, "POST", opened.key.id);
-      async function conclude(ending: Ending, detail: string | null): Promise<void> {
-        if (span !== null) endCallSpan(span, ending);
-        opened.place.release();
-        const recorded = conclusionOf(deps, opened, { ...ending, detail }, givenUp.signal).finally(() => {
-          calls.delete(opened.key.id);
-          leave();
-        });
-        // How long the end of an answer waits for the record, so that a caller who polls right after it sees the end.
-        await within(1_000, recorded).catch(() => {});
-        end.over();
-      }
-      return runCall(deps, { opened: spanned(opened, span), end, timeouts, recorder, conclude }, body);
+      return run(deps, {
+        opened,
+        method: "POST",
+        id: key.id,
+        timeouts,
+        recorder: createResponseRecorder(opened, captureMemory(tenant)),
+        deniedTools: async () =>
+          listsTools === null ? null : asList(await deps.deniedTools(tenant, agentId), listsTools),
+        commentMs: null,
+        responseHeaders: { ...opened.responseHeaders, "x-service-invocation-id": key.id },
+        isOurs: () => isStillClaimed(deps.store, opened),
+        body,
+        end,
+        async conclude(ending, detail) {
+          opened.place.release();
+          const recorded = conclusionOf(deps, opened, { ...ending, detail }, givenUp.signal).finally(() => {
+            calls.delete(key.id);
+            leave();
+          });
+          // How long the end of an answer waits for the record, so that a caller who polls right after it sees the end.
+          await within(1_000, recorded).catch(() => {});
+          end.over();
+        },
+      });
     },
 
-    /** @throws Fault when the upstream gave nothing */
     async connect(opened: OpenedConnection, end: CallerEnd): Promise<Response> {
-      const timeouts = startExchangeTimeouts(
-        { ...limitsOf(deps), ...(opened.method === "GET" && { silenceMs: null }) },
-        end.callerSignal,
-      );
+      const { tenant, agentId, method } = opened;
+      const isEventStream = method === "GET";
+      const timeouts = timeoutsOf(opened, options.upstreamTimeoutMs, isEventStream, end);
       connections.add(timeouts);
-      const span = spanOf(deps, opened, opened.method, null);
-      function conclude(ending: Ending): void {
-        if (span !== null) endCallSpan(span, ending);
-        timeouts.end();
-        connections.delete(timeouts);
-        opened.place.release();
-        end.over();
-      }
-      const recorder = createResponseRecorder(NOTHING_KEPT, captureMemory(opened.tenant));
-      return runConnection(deps, { opened: spanned(opened, span), timeouts, recorder, conclude });
+      return run(deps, {
+        opened,
+        method,
+        id: null,
+        timeouts,
+        recorder: createResponseRecorder({ capture: false, receipt: false }, captureMemory(tenant)),
+        // A resumed stream replays answers that the caller has missed, lists of tools among them.
+        deniedTools: async () => (isEventStream ? deps.deniedTools(tenant, agentId) : null),
+        // An event stream may be silent for hours. A comment shows each end that the other is still there.
+        commentMs: isEventStream ? 30_000 : null,
+        responseHeaders: {},
+        isOurs: async () => true,
+        body: null,
+        end,
+        async conclude() {
+          connections.delete(timeouts);
+          opened.place.release();
+          end.over();
+        },
+      });
     },
 
-    /** How many calls are made here now. */
     running: () => calls.size,
     /** Of the rows of kernel/limits.ts. */
     inUse: () => ({
@@ -128,8 +166,7 @@ export function createStreams(options: StreamsDeps) {
     async drain(ms: number) {
       stopping.abort();
       await endsWithin(ms, underWay.idle());
-      for (const timeouts of calls.values()) timeouts.stop("shutdown");
-      for (const timeouts of connections) timeouts.stop("shutdown");
+      for (const timeouts of [...calls.values(), ...connections]) timeouts.stop("shutdown");
       await endsWithin(5_000, underWay.idle());
       givenUp.abort();
     },
@@ -138,57 +175,50 @@ export function createStreams(options: StreamsDeps) {
 
 export type Streams = ReturnType<typeof createStreams>;
 
-/** Error classes of calls that this process has stopped. */
-const STOPPED_CLASSES: ReadonlySet<unknown> = new Set(["timeout", "cancelled", "internal"]);
+const timeoutsOf = (
+  { tenant }: OpenedRequest,
+  headMs: number,
+  mayBeSilent: boolean,
+  { callerSignal }: CallerEnd,
+): ExchangeTimeouts =>
+  startExchangeTimeouts(
+    { headMs, silenceMs: mayBeSilent ? null : headMs, callerMs: MAX.callerSilenceMs },
+    callerSignal,
+    tenant,
+  );
 
-const NOTHING_KEPT = { capture: false, receipt: false };
-
-type Deps = StreamsDeps & ExchangeDeps;
-
-function limitsOf({ upstreamTimeoutMs: ms }: StreamsDeps): ExchangeTimeoutLimits {
-  return { headMs: ms, silenceMs: ms, callerMs: MAX.callerSilenceMs };
-}
-
-function spanOf(
-  { tracer = null }: StreamsDeps,
-  { tenant, agentId, url, headers }: OpenedRequest,
-  method: OpenedConnection["method"] | "POST",
-  invocationId: string | null,
-): Span | null {
-  return tracer === null ? null : beginCallSpan(tracer, { tenant, agentId, invocationId, method, url, headers });
-}
-
-interface CallRun {
-  readonly opened: OpenedCall;
-  readonly end: CallerEnd;
-  readonly timeouts: ExchangeTimeouts;
+interface StreamRun extends Omit<StreamExchange, "own" | "isDenied" | "ended"> {
+  readonly opened: OpenedRequest;
+  readonly id: string | null;
   readonly recorder: ResponseRecorder;
+  readonly body: CallBody | null;
+  readonly end: CallerEnd;
+  /** Null when no list of tools can be in the answer, or nothing is denied. */
+  deniedTools(): Promise<DeniedTools | null>;
   conclude(ending: Ending, detail: string | null): Promise<void>;
 }
 
-async function runCall(
-  deps: Deps,
-  { opened, end, timeouts, recorder, conclude }: CallRun,
-  body: CallBody,
-): Promise<Response> {
-  const { tenant, agentId, key, listsTools, request_id } = opened;
-  const responseHeaders = { ...opened.responseHeaders, "x-service-invocation-id": key.id };
+async function run(deps: StreamsDeps & ExchangeDeps, stream: StreamRun): Promise<Response> {
+  const { opened, method, id, timeouts, recorder, responseHeaders, body, end } = stream;
+  const { tenant, agentId, url, headers } = opened;
+  const { tracer = null } = deps;
+  const call = { tenant, agentId, invocationId: id, method, url, headers };
+  const span = tracer === null ? null : beginCallSpan(tracer, call);
+  function conclude(ending: Ending, detail: string | null): Promise<void> {
+    if (span !== null) endCallSpan(span, ending);
+    return stream.conclude(ending, detail);
+  }
   try {
     const exchange: StreamExchange = {
-      opened,
-      timeouts,
-      recorder,
-      method: "POST",
-      own: ownHeaders(request_id, key.id),
-      isDenied: listsTools === null ? null : asList(await deps.deniedTools(tenant, agentId), listsTools),
-      commentMs: null,
-      responseHeaders,
-      isOurs: () => isStillClaimed(deps.store, opened),
+      ...stream,
+      opened: span === null ? opened : spanned(opened, span),
+      own: ownHeaders(opened.request_id, id),
+      isDenied: await stream.deniedTools(),
       ended: (how) => conclude(endingOf(recorder, how, timeouts.signal), how === "whole" ? null : how),
     };
     const response = await headOf(deps, exchange, body, () => {
       // Its start is stored by now, and a POST is never sent twice, so nobody needs it any more.
-      freeBody(body);
+      if (body !== null) freeBody(body);
       end.sent();
     });
     return await answerOf(deps, exchange, response);
@@ -201,42 +231,13 @@ async function runCall(
   }
 }
 
+/** Error classes of calls that this process has stopped. */
+const STOPPED_CLASSES: ReadonlySet<unknown> = new Set(["timeout", "cancelled", "internal"]);
+
 /** The policy may change, and another caller's may differ: no cache may give this list to others. */
 function asList(isDenied: DeniedTools | null, { isNewest }: { readonly isNewest: boolean }): DeniedTools | null {
   if (isDenied === null || !isNewest) return isDenied;
   return Object.assign((tool: string) => isDenied(tool), { listIsPrivate: true });
-}
-
-interface ConnectionRun {
-  readonly opened: OpenedConnection;
-  readonly timeouts: ExchangeTimeouts;
-  readonly recorder: ResponseRecorder;
-  conclude(ending: Ending): void;
-}
-
-async function runConnection(deps: Deps, { opened, timeouts, recorder, conclude }: ConnectionRun): Promise<Response> {
-  const { tenant, agentId, method, request_id } = opened;
-  try {
-    const exchange: StreamExchange = {
-      opened,
-      timeouts,
-      recorder,
-      method,
-      own: ownHeaders(request_id, null),
-      // A resumed stream replays answers that the caller has missed, lists of tools among them.
-      isDenied: method === "GET" ? await deps.deniedTools(tenant, agentId) : null,
-      // An event stream may be silent for hours. A comment shows each end that the other is still there.
-      commentMs: method === "GET" ? 30_000 : null,
-      responseHeaders: {},
-      isOurs: async () => true,
-      ended: async (how) => conclude(endingOf(recorder, how, timeouts.signal)),
-    };
-    return await answerOf(deps, exchange, await headOf(deps, exchange, null));
-  } catch (error) {
-    const failure = upstreamFailureOf(error, timeouts.signal);
-    conclude(recorder.broken(failure.errorClass));
-    throw faultOf(failure, error, {});
-  }
 }
 
 /** Asks the store only when the claim is so old that others may have ended the call. */
@@ -259,11 +260,6 @@ function faultOf({ kind, message }: UpstreamFailure, cause: unknown, headers: Re
   });
 }
 
-/** A paid call that was stopped before the upstream was dialled stays pending, and its caller may come back for it. */
-function isStillResumable({ isResumable }: OpenedCall, { latency_ms, error_class }: Ending): boolean {
-  return isResumable && latency_ms === null && STOPPED_CLASSES.has(error_class);
-}
-
 /** Ends the record of a call, or gives it back to its caller. Never rejects. */
 async function conclusionOf(
   deps: StreamsDeps,
@@ -271,10 +267,101 @@ async function conclusionOf(
   ending: Ending,
   givenUp: AbortSignal,
 ): Promise<void> {
-  if (!isStillResumable(opened, ending)) return recordEnd(deps, opened, ending, () => givenUp.aborted);
+  // A paid call that was stopped before the upstream was dialled stays pending, and its caller may come back for it.
+  const isStopped = ending.latency_ms === null && STOPPED_CLASSES.has(ending.error_class);
+  if (!opened.isResumable || !isStopped) return recordEnd(deps, opened, ending, () => givenUp.aborted);
   const { store, clock, claims } = deps;
   const { key, token } = opened;
   // If this write fails, the regular comparison of claims with the database gives the claim back.
   claims.over(token);
   await store.write((tx) => release(tx, key, token, clock.now())).catch(() => {});
 }
+
+// Concurrency limits. Places for calls are counted apart from the transactional path's, so that neither holds up the other.
+// Messages that are not calls have places of their own: a call that waits for one of them can't keep it out.
+
+export interface StreamLimitsOptions {
+  /** Calls of one agent at once; a function where that changes. */
+  readonly agentConcurrency: number | (() => number);
+  /** Aborted when nobody is let in any more. */
+  readonly stopping: AbortSignal;
+  readonly waitMs?: number;
+}
+
+export function createStreamLimits({ agentConcurrency, stopping, waitMs = MAX.streamWaitMs }: StreamLimitsOptions) {
+  const waits = { waitMs, stopping };
+  const calls = createPlaces({ size: MAX.runningStreams, agentMax: agentConcurrency }, waits);
+  const others = createPlaces({ size: MAX.mcpConnections, agentMax: MAX.agentMcpConnections }, waits);
+  const beside = createFairShare({ size: MAX.resumedStreams });
+  return {
+    /** Waits up to `waitMs` for a place. @throws Fault `unavailable` when there is none, or the caller has gone */
+    take: (tenant: string, agentId: string, isCall: boolean, signal: AbortSignal) =>
+      (isCall ? calls : others).take(tenant, agentId, signal),
+    raised: (): Promise<void> => calls.raised(),
+    /**
+     * A place for a call that was accepted before: beside the limit if all are taken, so it neither waits nor displaces another.
+     * @throws Fault `unavailable` when the tenant has very many of them
+     */
+    forResumed(tenant: string, agentId: string): StreamPermit {
+      const ordinary = calls.takeNow(tenant, agentId);
+      if (ordinary !== null) return ordinary;
+      if (beside.take(tenant) !== null) throw full();
+      return once(() => beside.giveBack(tenant));
+    },
+  };
+}
+
+export type StreamLimits = ReturnType<typeof createStreamLimits>;
+
+function createPlaces(
+  size: Pick<FairShareOptions, "size" | "agentMax">,
+  { waitMs, stopping }: { readonly waitMs: number; readonly stopping: AbortSignal },
+) {
+  const queue = createFairQueue(createFairShare(size));
+  const waiting = createFairShare({ size: MAX.streamsWaiting, agentMax: MAX.agentStreamsWaiting });
+
+  const placeOf = (tenant: string, agent: string) => once(() => queue.giveBack(tenant, agent, 1));
+
+  async function wait(tenant: string, agent: string, callerSignal: AbortSignal): Promise<void> {
+    const end = new AbortController();
+    const giveUp = () => end.abort(full());
+    const timer = setTimeout(giveUp, waitMs);
+    for (const signal of [callerSignal, stopping]) signal.addEventListener("abort", giveUp, { once: true });
+    try {
+      await enter(queue, { tenant, agent, amount: 1 }, end.signal);
+    } finally {
+      clearTimeout(timer);
+      for (const signal of [callerSignal, stopping]) signal.removeEventListener("abort", giveUp);
+    }
+  }
+
+  return {
+    async take(tenant: string, agent: string, callerSignal: AbortSignal): Promise<StreamPermit> {
+      if (callerSignal.aborted || stopping.aborted) throw full();
+      if (!queue.takeNow(tenant, agent, 1)) {
+        if (waiting.take(tenant, agent) !== null) throw full();
+        try {
+          await wait(tenant, agent, callerSignal);
+        } finally {
+          waiting.giveBack(tenant, agent);
+        }
+      }
+      return placeOf(tenant, agent);
+    },
+    raised: () => queue.serveEach(),
+    takeNow: (tenant: string, agent: string): StreamPermit | null =>
+      queue.takeNow(tenant, agent, 1) ? placeOf(tenant, agent) : null,
+  };
+}
+
+function once(release: () => void): StreamPermit {
+  let isHeld = true;
+  return {
+    release() {
+      if (isHeld) release();
+      isHeld = false;
+    },
+  };
+}
+
+const full = () => new Fault("unavailable", "too many calls of this agent are running", { retryAfterSeconds: 5 });

@@ -278,26 +278,15 @@ export function createCommandLanes(options: CommandBatchesOptions & { readonly l
   };
 }
 
-/** What the statements of one transaction have together. */
-export interface TransactionEffects {
-  readonly ended: Tx["ended"];
-  /** Of the totals. */
-  readonly shard: number;
-}
-
 /** Runs commands of one kind as one statement. */
 export async function runCommands<Input, Output>(
   connection: DatabaseConnection,
   { postgres }: CommandBase<Input, Output>,
   inputs: readonly Input[],
-  { ended, shard }: TransactionEffects,
+  { ended }: Pick<Tx, "ended">,
 ): Promise<Output[]> {
-  const rows = (await connection.query(postgres.text, postgres.valuesOf(inputs, shard), "objects")) as SqlRow[];
-  const followed: SqlRow[] = [];
-  for (const { text, values } of postgres.afterwards?.(inputs, rows) ?? []) {
-    followed.push(...((await connection.query(text, [...values], "objects")) as SqlRow[]));
-  }
-  return postgres.outputsOf(inputs, rows, { ended }, followed);
+  const rows = (await connection.query(postgres.text, postgres.valuesOf(inputs), "objects")) as SqlRow[];
+  return postgres.outputsOf(inputs, rows, { ended });
 }
 
 /** One kind after the other, each with `run`. Gives the outputs of each. */

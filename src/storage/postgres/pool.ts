@@ -46,18 +46,10 @@ export const BEGIN_COUNTS = `begin isolation level read committed; ${LIMITS}; ${
 export const BEGIN_LOOK_UP = `begin isolation level read committed read only; ${LIMITS}; ${ALONG_INDEXES}; set local enable_sort = off; set local plan_cache_mode = force_generic_plan`;
 /**
  * Ordered reads go along an index that has the order, from the end that is asked for; a sort would read all rows. Without
- * such an index Postgres sorts all the same, and that cost must not start the JIT.
+ * such an index Postgres sorts all the same, and that cost must not start the JIT. A statement keeps its plan, whatever the
+ * values: for what looks cheaper with some of them Postgres would plan each run again.
  */
-const BEGIN_READ = `begin isolation level read committed read only; ${LIMITS}; set local enable_sort = off; set local jit = off`;
-
-/**
- * A prepared statement keeps the plan of its first run, in which the partitions that its values rule out are left out when
- * it runs. Left to itself, Postgres takes that plan for dear and plans each run again: measured with 56 partitions, a page
- * then took 667 µs of the server instead of 367, and a call by its ID 233 instead of 67. A statement that is not prepared
- * is better planned for its values.
- */
-export const beginRead = (isPrepared: boolean): string =>
-  isPrepared ? `${BEGIN_READ}; set local plan_cache_mode = force_generic_plan` : BEGIN_READ;
+export const BEGIN_READ = `begin isolation level read committed read only; ${LIMITS}; set local enable_sort = off; set local jit = off; set local plan_cache_mode = force_generic_plan`;
 
 export interface DatabaseConnection {
   readonly db: Queries;

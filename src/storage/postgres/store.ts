@@ -9,19 +9,17 @@ import { actingTenant } from "../../kernel/turns.ts";
 import { startProblem, within } from "../failures.ts";
 import { migratePostgres } from "../migrate.ts";
 import { type CommandBase, createCallEnds, NOW, type Reader, type SqlRow, type Store } from "../store.ts";
-import { createCommandKinds, createCommandLanes, runCommands, runGroups, type TransactionEffects } from "./batches.ts";
+import { createCommandKinds, createCommandLanes, runCommands, runGroups } from "./batches.ts";
 import { probeCapabilities } from "./look.ts";
-import { createPartitions } from "./partitions.ts";
 import {
   BEGIN_COMMANDS,
   BEGIN_COUNTS,
   BEGIN_LOOK_UP,
+  BEGIN_READ,
   BEGIN_WRITE,
-  beginRead,
   type ConnectionPool,
   createConnectionPools,
   type DatabaseConnection,
-  parseDatabaseUrl,
   postgresClient,
   postgresReader,
 } from "./pool.ts";
@@ -58,14 +56,13 @@ async function prepareDatabase(options: PostgresOptions): Promise<void> {
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
   const { callMsMax = MAX.storeMs } = options;
-  const begin = beginRead(parseDatabaseUrl(options.databaseUrl).prepare);
   const openPool = createConnectionPools(options.databaseUrl);
   const writers = openPool(MAX.storeWriters);
   const firstWriters = openPool(MAX.storeFirstWriters);
   const batchers = openPool(MAX.storeBatchers + MAX.storeLargeBatchers);
   const readers = openPool(MAX.storeReaders);
   const firstReaders = openPool(MAX.storeFirstReaders);
-  const reading: Reading = { readers, callMsMax, begin };
+  const reading: Reading = { readers, callMsMax };
   const lookUps = createLookUps(firstReaders, callMsMax);
   const counters = openPool(MAX.storeCounters);
   const sharedCounters = createSharedCounters(counters, callMsMax);
@@ -84,8 +81,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     run: (groups, until, committing) =>
       write(
         { ...writing, writers: batchers, begin: BEGIN_COMMANDS },
-        (_, connection, effects) =>
-          runGroups(groups, ({ command, inputs }) => runCommands(connection, command, inputs, effects)),
+        (tx, connection) => runGroups(groups, ({ command, inputs }) => runCommands(connection, command, inputs, tx)),
         until,
         { committing },
       ),
@@ -103,7 +99,6 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
       return (command.kind === "look_up" ? lookUps : batches).execute(command, input);
     },
     onCallEnded: ends.subscribe,
-    periods: createPartitions({ databaseUrl: options.databaseUrl, clock, log: options.log }),
     probe: (timeoutMs) =>
       within(
         timeoutMs,
@@ -125,20 +120,18 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
 interface Reading {
   readonly readers: ConnectionPool;
   readonly callMsMax: number;
-  /** What begins a transaction that reads. */
-  readonly begin: string;
 }
 
 const createReader = (reading: Reading): Reader => postgresReader((...query) => read(reading, ...query));
 
 /** In a transaction that may not write. Reading twice does no harm: a read that was undone or lost its connection is repeated. */
-function read({ readers, callMsMax, begin }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
+function read({ readers, callMsMax }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
-  const task = (connection: DatabaseConnection) => inRead(connection, begin, () => connection.query(...query));
+  const task = (connection: DatabaseConnection) => inRead(connection, BEGIN_READ, () => connection.query(...query));
   return retrySerializationOn(readers, until, task, actingTenant());
 }
 
-const NO_EFFECTS: TransactionEffects = { ended() {}, shard: 0 };
+const NO_EFFECTS = { ended() {} };
 
 /** Commands that only read. */
 function createLookUps(readers: ConnectionPool, callMsMax: number) {
@@ -217,7 +210,7 @@ async function count<Input, Output>(
   { postgres }: CommandBase<Input, Output>,
   inputs: readonly Input[],
 ): Promise<Output[]> {
-  const statement = withValues(postgres.text, postgres.valuesOf(inputs, 0));
+  const statement = withValues(postgres.text, postgres.valuesOf(inputs));
   let results: SqlRow[][];
   try {
     results = (await connection.query(`${BEGIN_COUNTS}; ${statement}; commit`, [], "objects")) as SqlRow[][];
@@ -225,7 +218,7 @@ async function count<Input, Output>(
     if (!connection.abandoned) await connection.run("rollback").catch(connection.abandon);
     throw error;
   }
-  return postgres.outputsOf(inputs, results.at(-2) ?? [], { ended() {} }, []);
+  return postgres.outputsOf(inputs, results.at(-2) ?? [], NO_EFFECTS);
 }
 
 /**

@@ -1,5 +1,5 @@
-// Transactions that write on Postgres: each is begun with a shard for its totals, and again when another one has undone
-// it. What became of a commit without an answer is unknown, and said to be.
+// Transactions that write on Postgres: each is begun again when another one has undone it. What became of a commit without an
+// answer is unknown, and said to be.
 import { sql } from "drizzle-orm";
 import type { CallEnd } from "../../core/call.ts";
 import {
@@ -9,32 +9,27 @@ import {
   postgresFailure,
   unavailable,
 } from "../failures.ts";
-import { NOW, type SqlRow, type Tx } from "../store.ts";
-import { addCount, anyShard, type Counts, changedCounts, TAKE_FREE_SHARD, takeShard } from "../totals.ts";
-import { runCommands, type TransactionEffects } from "./batches.ts";
+import { NOW, type Tx } from "../store.ts";
+import { addCount, type Counts, changedCounts } from "../totals.ts";
+import { runCommands } from "./batches.ts";
 import { type ConnectionPool, type DatabaseConnection, postgresTables } from "./pool.ts";
 
 /** Changes nothing, and is written and committed all the same. */
 export const PROBE = "update schema_versions set applied_at = applied_at where version = 1";
 
-type Task<T> = (tx: Tx, connection: DatabaseConnection, effects: TransactionEffects) => Promise<T>;
+type Task<T> = (tx: Tx, connection: DatabaseConnection) => Promise<T>;
 
 const now = sql<number>`${sql.raw(NOW)}`.mapWith(Number);
 
 /** One statement for all totals; its rows are locked in their order, which is the same everywhere. */
-async function flush(connection: DatabaseConnection, counts: Counts, shard: number): Promise<void> {
+async function flush(connection: DatabaseConnection, counts: Counts): Promise<void> {
   const changed = changedCounts(counts);
   if (changed.length === 0) return;
-  const rows = changed.map(
-    (_, i) => `($${5 * i + 2}, $${5 * i + 3}, $${5 * i + 4}, $${5 * i + 5}::bigint, $1::bigint, $${5 * i + 6}::bigint)`,
-  );
+  const rows = changed.map((_, i) => `($${4 * i + 1}, $${4 * i + 2}, $${4 * i + 3}, 0, $${4 * i + 4}::bigint)`);
   await connection.run(
-    `insert into invocation_counts as c (tenant, dimension, value, period, shard, count) values ${rows.join(", ")}
-     on conflict (tenant, dimension, value, period, shard) do update set count = c.count + excluded.count`,
-    [
-      shard,
-      ...changed.flatMap(({ tenant, period, dimension, value, delta }) => [tenant, dimension, value, period, delta]),
-    ],
+    `insert into invocation_counts as c (tenant, dimension, value, shard, count) values ${rows.join(", ")}
+     on conflict (tenant, dimension, value, shard) do update set count = c.count + excluded.count`,
+    changed.flatMap(({ tenant, dimension, value, delta }) => [tenant, dimension, value, delta]),
   );
 }
 
@@ -42,11 +37,11 @@ async function flush(connection: DatabaseConnection, counts: Counts, shard: numb
 async function transaction<T>(
   connection: DatabaseConnection,
   task: Task<T>,
-  { shard, committing, ended }: { readonly shard: number; committing(): void; ended: Writing["ended"] },
+  { committing, ended }: { committing(): void; ended: Writing["ended"] },
 ): Promise<T> {
   const counts: Counts = new Map();
   const ends: CallEnd[] = [];
-  const effects: TransactionEffects = { ended: (end) => ends.push(end), shard };
+  const effects = { ended: (end: CallEnd) => void ends.push(end) };
   try {
     const value = await task(
       {
@@ -54,7 +49,7 @@ async function transaction<T>(
         tables: postgresTables,
         now,
         count: (...count) => addCount(counts, ...count),
-        ended: effects.ended,
+        ...effects,
         async execute(command, input) {
           const [output] = await runCommands(connection, command, [input], effects);
           return output as never;
@@ -62,9 +57,8 @@ async function transaction<T>(
         lock: (key) => connection.run(...lockStatement(key)),
       },
       connection,
-      effects,
     );
-    await flush(connection, counts, effects.shard);
+    await flush(connection, counts);
     // After a failed statement Postgres answers a commit by undoing it, without an error: a work that swallowed the
     // failure must not be told that it was stored.
     if (connection.failed !== undefined) throw connection.failed;
@@ -84,20 +78,6 @@ export interface Writing {
   readonly callMsMax: number;
   /** Called after the commit with the calls that a work has ended. */
   ended(ends: readonly CallEnd[]): void;
-}
-
-/** Begins a transaction, and gives the shard of its totals. */
-async function beginOn(connection: DatabaseConnection, begin: string): Promise<number> {
-  const shard = anyShard();
-  try {
-    const begun = (await connection.query(`${begin}; ${takeShard(shard)}`, [], "objects")) as SqlRow[][];
-    if (begun.at(-1)?.[0]?.["is_taken"] === true) return shard;
-    const [free] = (await connection.query(TAKE_FREE_SHARD, [], "objects")) as SqlRow[];
-    return free === undefined ? shard : Number(free["shard"]);
-  } catch (error) {
-    connection.abandon();
-    throw error;
-  }
 }
 
 interface Options {
@@ -123,13 +103,16 @@ export async function write<T>(
       until,
       async (connection) => {
         connection.failed = undefined;
-        const shard = await beginOn(connection, begin);
+        await connection.run(begin).catch((error) => {
+          connection.abandon();
+          throw error;
+        });
         begun = true;
         const committing = () => {
           isCommitting = true;
           onCommitting?.();
         };
-        return transaction(connection, task, { shard, committing, ended });
+        return transaction(connection, task, { committing, ended });
       },
       tenant,
     );
@@ -211,4 +194,4 @@ function rowOf(key: string): string {
  * statements see one moment (repeatable read, serializable) that another one has been at work since that moment: it is undone
  * and runs again, instead of going on with what it saw before it waited.
  */
-export const lockStatement = (key: string): [text: string, values: string[]] => [TAKE, [rowOf(key)]];
+const lockStatement = (key: string): [text: string, values: string[]] => [TAKE, [rowOf(key)]];

@@ -27,8 +27,7 @@ import {
   type Tx,
   type WriteOptions,
 } from "../store.ts";
-import { addCount, addCounts, type Counts } from "../totals.ts";
-import type { SqliteTotals } from "./totals-log.ts";
+import { addCount, type Counts, changedCounts } from "../totals.ts";
 
 /** It keeps the wait of the first work of a group and the pause of the event loop short, beside the bounds of its size. */
 const GROUP_MS_MAX = 10;
@@ -39,7 +38,6 @@ interface GroupOptions {
   /** Drizzle over `writer`: the same object in every work, so that prepared queries are built once. */
   readonly db: Queries;
   readonly tables: Tables;
-  readonly totals: SqliteTotals;
   readonly now: Tx["now"];
   readonly log: Log;
   /** Called after the commit with the calls that a work has ended. */
@@ -58,6 +56,10 @@ function statements(writer: Database) {
     save: writer.prepare("savepoint work"),
     release: writer.prepare("release work"),
     undo: writer.prepare("rollback to work"),
+    addToTotal: writer.prepare<never, [string, string, string, number]>(
+      `insert into invocation_counts (tenant, dimension, value, shard, count) values (?, ?, ?, 0, ?)
+       on conflict (tenant, dimension, value, shard) do update set count = count + excluded.count`,
+    ),
   };
 }
 
@@ -71,8 +73,8 @@ class Effects implements CommandEffects {
     this.#counts = counts;
   }
 
-  count(tenant: string, period: number, dimension: CountDimension, value: string, delta: number): void {
-    addCount(this.#counts, tenant, period, dimension, value, delta);
+  count(tenant: string, dimension: CountDimension, value: string, delta: number): void {
+    addCount(this.#counts, tenant, dimension, value, delta);
   }
 
   ended(end: CallEnd): void {
@@ -90,7 +92,7 @@ interface GroupProgress {
 }
 
 function createGroupRunner(
-  { writer, db, tables, totals, now, log, ended, groupMs = GROUP_MS_MAX }: GroupOptions,
+  { writer, db, tables, now, log, ended, groupMs = GROUP_MS_MAX }: GroupOptions,
   commandOn: CommandOn,
 ) {
   const sql = statements(writer);
@@ -101,7 +103,6 @@ function createGroupRunner(
     ended: (end) => effects.ended(end),
     db,
     tables,
-    logged: totals,
     now,
     lock: async () => {},
     execute: async (command, input) => commandOn(command)(input, effects),
@@ -145,7 +146,8 @@ function createGroupRunner(
     try {
       const answer = await perform(write, own);
       sql.release.run();
-      addCounts(counts, own);
+      for (const { tenant, dimension, value, delta } of changedCounts(own))
+        addCount(counts, tenant, dimension, value, delta);
       return answer;
     } catch (thrown) {
       // On a full disk and the like SQLite may have rolled back everything.
@@ -195,10 +197,10 @@ function createGroupRunner(
       const progress: GroupProgress = { answers: [], counts: new Map(), ran: 0 };
       try {
         await runSome(group, apart, progress);
-        const tellStored = totals.write(progress.counts);
+        for (const { tenant, dimension, value, delta } of changedCounts(progress.counts)) {
+          sql.addToTotal.run(tenant, dimension, value, delta);
+        }
         sql.commit.run();
-        // At once, before anybody reads what is committed.
-        tellStored();
         return { answers: progress.answers, again: group.slice(progress.ran) };
       } catch (thrown) {
         if (writer.inTransaction) undoAll();

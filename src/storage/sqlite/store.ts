@@ -15,8 +15,6 @@ import { migrateSqlite } from "../migrate.ts";
 import { type Command, type CommandEffects, createCallEnds, type Queries, type Store } from "../store.ts";
 import { startCheckpoints } from "./checkpoints.ts";
 import { commandsOn, createGroupCommit } from "./group.ts";
-import { createSqlitePeriods } from "./periods.ts";
-import { createSqliteTotals } from "./totals-log.ts";
 
 /** How long opening waits for another process that migrates. */
 const OPEN_BUSY_MS = 10_000;
@@ -104,44 +102,21 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   // Drizzle runs the builders of this driver at once when they are awaited, as "async" promises.
   const ends = createCallEnds(log);
   const db = drizzle(writer) as unknown as Queries;
-  const totals = createSqliteTotals(writer);
   // Waiting inside SQLite blocks the event loop. The group commit waits for the write lock without it.
   writer.run("pragma busy_timeout = 0");
   // Readers of the log wait for nobody, except for a process that rebuilds its index after a crash.
   reader.run("pragma busy_timeout = 50");
-  const group = createGroupCommit({ writer, db, tables, totals, now, log, ended: ends.publish });
+  const group = createGroupCommit({ writer, db, tables, now, log, ended: ends.publish });
   const checkpoints = startCheckpoints({ writer, path, log, walBytes: WAL_BYTES_MAX });
   // A row that stays as it was would not be written.
   const touch = writer.prepare(
     "insert into job_leases (job, next_at) values ('probe', 1) on conflict (job) do update set next_at = next_at + 1",
   );
 
-  /** A group without works. */
-  const move = writer.transaction(() => totals.write(new Map()));
-
-  async function flushBy(step: () => Promise<void>): Promise<void> {
-    const isMoved = totals.hurry();
-    while (!isMoved()) await step();
-  }
-
-  /** The next start can go on with it. */
-  const flushAtLast = () =>
-    flushBy(async () => {
-      move.immediate()();
-      await Bun.sleep(0);
-    }).catch((error) => log.warn("totals_behind", { error }));
-  /** A process that has ended no call, as a command, leaves the totals to the gateway, which would read them after each step. */
-  let hasEnded = false;
-  ends.subscribe(() => {
-    hasEnded = true;
-  });
-
-  const flushTotals = () => flushBy(() => group.write(async () => {}));
-
   const lookUpOn = commandsOn(reader);
   const lookUp = async <Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> =>
     lookUpOn(command)(input, NO_EFFECTS);
-  const read = { db: drizzle(reader) as unknown as Queries, tables, logged: totals };
+  const read = { db: drizzle(reader) as unknown as Queries, tables };
   return {
     isShared: false,
     clock,
@@ -153,7 +128,6 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
       return command.kind === "look_up" ? lookUp(command, input) : group.execute(command, input);
     },
     onCallEnded: ends.subscribe,
-    periods: { ...createSqlitePeriods({ writer, reader, write: group.write }), flushTotals },
     probe: (timeoutMs) =>
       within(
         timeoutMs,
@@ -162,7 +136,6 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     async close() {
       await group.close();
       await checkpoints.stop();
-      if (hasEnded) await flushAtLast();
       try {
         writer.run("pragma wal_checkpoint(truncate)");
       } finally {

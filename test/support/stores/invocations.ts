@@ -1,6 +1,9 @@
 // Invocations as tests of the gateway's inside need them: an accepted call, and how one ends well.
+import type { CountDimension } from "../../../db/schema.ts";
 import { newId } from "../../../src/core/id.ts";
+import { matchingCalls } from "../../../src/gateway/invocations/history-scan.ts";
 import type { AcceptedCall, Ending, InvocationRow } from "../../../src/gateway/invocations/service.ts";
+import type { Reader } from "../../../src/storage/store.ts";
 
 /** A call of tenant acme to agent agt_a, as admission hands it over. */
 export function accepted(now: number, fields: Partial<InvocationRow> = {}, body = "hello"): AcceptedCall {
@@ -64,3 +67,13 @@ export const SUCCESS: Ending = {
   response_truncated: false,
   response_content_type: "text/plain",
 };
+
+/** How many calls match a filter, as a page of the history says. */
+export async function counted(
+  reader: Reader,
+  tenant: string,
+  dimension: CountDimension,
+  value: string,
+): Promise<number> {
+  return (await matchingCalls(reader, tenant, [dimension, value])).total;
+}

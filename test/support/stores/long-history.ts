@@ -71,7 +71,7 @@ export function longHistory(tenant: string, count: number, oneOpenOf = RARE): st
   const totals = Object.entries({ all: "''", ...DIMENSIONS }).map(
     ([dimension, column]) =>
       `insert into invocation_counts (tenant, dimension, value, shard, count)
-       select tenant, '${dimension}', ${column}, 0, count(*) from invocations
+       select tenant, '${dimension}', ${column}, 0, count(*) from ended_invocations
        where tenant = '${tenant}' and ${column} is not null group by 1, 2, 3, 4`,
   );
   return [

@@ -16,9 +16,8 @@ import { createSettler, type Settler, type SettlerOptions } from "../../../src/g
 import { insertPayment } from "../../../src/gateway/payment/store.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
-import { counted } from "../../../src/storage/totals.ts";
 import { newPayer, signPayment, verifiedAtOnce } from "../chain/payments.ts";
-import { accepted } from "./invocations.ts";
+import { accepted, counted } from "./invocations.ts";
 import { startPostgres } from "./postgres.ts";
 
 export const DAY_MS = 86_400_000;

@@ -2,17 +2,9 @@
 // three ways to store the body share the columns and the key.
 import { Fault } from "../../../core/fault.ts";
 import { idTime } from "../../../core/id.ts";
-import {
-  type Command,
-  inputRows,
-  type Prepare,
-  perConnection,
-  type SqliteStatement,
-  type SqlRow,
-} from "../../../storage/store.ts";
+import { type Command, inputRows, type Prepare, perConnection, type SqliteStatement } from "../../../storage/store.ts";
 import { bodyPartsOf, type CallBody, PART_BYTES } from "../../../wire/body.ts";
-import { addTotals, countWhole } from "../counters.ts";
-import { IDEMPOTENCY_MS, type Idempotency, slotsOf } from "../idempotency.ts";
+import { IDEMPOTENCY_MS, type Idempotency } from "../idempotency.ts";
 import type { InvocationRow } from "../service.ts";
 
 /**
@@ -128,7 +120,6 @@ const VALUES = Object.values(COLUMNS).map(([, value]) => value);
 const KEY_COLUMNS = {
   key: ["text", ({ idempotency }) => idempotency?.key ?? null],
   body_sha256: ["text", ({ idempotency }) => idempotency?.body_sha256 ?? null],
-  slots: ["text", ({ idempotency }) => idempotency && slotsOf(idempotency).join()],
   expires_at: ["bigint", ({ idempotency }) => idempotency && idempotency.latest + IDEMPOTENCY_MS],
 } as const satisfies Parameters<typeof inputRows<Accepting>>[0];
 
@@ -139,17 +130,9 @@ const PART_COLUMNS = {
 
 /** A key that has expired is taken over. `asked` stands for the earliest possible time now. */
 const takenOver = (asked: string) =>
-  `on conflict (tenant, caller, agent_id, key, slot) do update
+  `on conflict (tenant, caller, agent_id, key) do update
    set body_sha256 = excluded.body_sha256, invocation_id = excluded.invocation_id, expires_at = excluded.expires_at
    where idempotency_keys.expires_at <= ${asked}`;
-
-/** Out of the slots in which no other call had it. */
-const GIVE_BACK = `delete from idempotency_keys
-  where tenant = $1 and caller = $2 and agent_id = $3 and key = $4 and invocation_id = $5`;
-
-function keyValues({ row }: Accepting, { key }: Idempotency): string[] {
-  return [row.tenant, row.caller, row.agent_id, key, row.id];
-}
 
 /** The parts of the body were stored too long ago. */
 export function partsGone(): Fault {
@@ -169,15 +152,13 @@ interface AcceptKind {
 }
 
 const STORED_KEYS = `keys as (
-  insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
-  select tenant, caller, agent_id, key, body_sha256, id, expires_at, slot
-  from ready, unnest(string_to_array(slots, ',')::bigint[]) as slot where key is not null
-  order by tenant, caller, agent_id, key, slot
-  ${takenOver("$2::bigint")}
+  insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
+  select tenant, caller, agent_id, key, body_sha256, id, expires_at from ready where key is not null
+  order by tenant, caller, agent_id, key
+  ${takenOver("$1::bigint")}
   returning invocation_id
 ),`;
-const WITH_THEIR_KEYS = `ready where key is null or (id, cardinality(string_to_array(slots, ','))) in (
-    select invocation_id, count(*) from keys group by invocation_id)`;
+const WITH_THEIR_KEYS = "ready where key is null or id in (select invocation_id from keys)";
 
 /**
  * What most calls are. Measured with 64 of them: 13 µs of the server for each, and 16 by the statement that has a place for
@@ -251,7 +232,7 @@ kept as (
 
 function acceptAs({ name, columns, bytesOf, sqlite, postgres }: AcceptKind): Command<Accepting, boolean> {
   const isKeyed = "key" in columns;
-  const input = inputRows<Accepting>({ ...COLUMNS, ...columns }, isKeyed ? 3 : 2);
+  const input = inputRows<Accepting>({ ...COLUMNS, ...columns }, isKeyed ? 2 : 1);
   const { before, what, beside } = postgres(input.source);
   return {
     name,
@@ -262,34 +243,34 @@ function acceptAs({ name, columns, bytesOf, sqlite, postgres }: AcceptKind): Com
     },
     sqlite(prepare) {
       const insertKey = prepare(
-        `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
-         values (?, ?, ?, ?, ?, ?, ?, ?) ${takenOver("?")}`,
+        `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
+         values (?, ?, ?, ?, ?, ?, ?) ${takenOver("?")}`,
       );
-      const giveBack = prepare(GIVE_BACK.replaceAll("$", "?"));
       const insertCall = prepare(
         `insert into open_invocations (${NAMES}, batch) values (${VALUES.map(() => "?").join(", ")}, ?)`,
       );
       const batchOf = batchesOn(prepare);
       const storeBody = sqlite(prepare);
-      /** False when another call has it in one of its slots. */
+      /** False when another call has it. */
       function takeKey({ row }: Accepting, { key, body_sha256, asked_at, latest }: Idempotency): boolean {
-        const expires_at = latest + IDEMPOTENCY_MS;
-        for (const slot of slotsOf({ asked_at, latest })) {
-          const values = [row.tenant, row.caller, row.agent_id, key, body_sha256, row.id, expires_at, slot, asked_at];
-          if (insertKey.run(...values) === 0) return false;
-        }
-        return true;
+        const values = [
+          row.tenant,
+          row.caller,
+          row.agent_id,
+          key,
+          body_sha256,
+          row.id,
+          latest + IDEMPOTENCY_MS,
+          asked_at,
+        ];
+        return insertKey.run(...values) > 0;
       }
 
-      return (accepting, effects) => {
+      return (accepting) => {
         const { row, idempotency } = accepting;
-        if (idempotency !== null && !takeKey(accepting, idempotency)) {
-          giveBack.run(...keyValues(accepting, idempotency));
-          return false;
-        }
+        if (idempotency !== null && !takeKey(accepting, idempotency)) return false;
         insertCall.run(...VALUES.map((value) => value(accepting)), batchOf(row.id));
         storeBody(accepting);
-        countWhole(effects, row, 1, statusOf(accepting));
         return true;
       };
     },
@@ -299,27 +280,12 @@ with ${before}
 stored as (
   insert into open_invocations (${NAMES})
   select ${NAMES} from ${what}
-  returning id, tenant, agent_id, mode, status, model, settlement_status
-),
-totals as (${addTotals({
-        calls: "stored",
-        alike: ["agent_id", "mode", "status", "model", "settlement_status"],
-        totals: `('all', '', 1), ('agent', agent_id, 1), ('mode', mode, 1), ('status', status, 1), ('model', model, 1),
-      ('settlement', settlement_status, 1)`,
-      })}
+  returning id, tenant
 )${beside}
 select id from stored`,
-      valuesOf: (inputs, shard) => [shard, ...(isKeyed ? [earliest(inputs)] : []), ...input.values(inputs)],
-      afterwards(inputs, rows) {
-        const stored = storedIn(rows);
-        return inputs.flatMap((each) => {
-          const { row, idempotency } = each;
-          if (idempotency === null || stored.has(row.id)) return [];
-          return [{ text: GIVE_BACK, values: keyValues(each, idempotency) }];
-        });
-      },
+      valuesOf: (inputs) => [...(isKeyed ? [earliest(inputs)] : []), ...input.values(inputs)],
       outputsOf(inputs, rows) {
-        const stored = storedIn(rows);
+        const stored = new Set(rows.map(({ id }) => id));
         return inputs.map(({ row }) => stored.has(row.id));
       },
     },
@@ -344,8 +310,6 @@ export function acceptOf({ body, idempotency }: Pick<Accepting, "body" | "idempo
   if (isInParts(body)) return acceptInPartsCommand;
   return idempotency === null && isSmall(body) ? acceptPlainCommand : acceptCommand;
 }
-
-const storedIn = (rows: readonly SqlRow[]) => new Set(rows.map(({ id }) => id));
 
 /** The earliest time that any of them was asked at: a key that expires too early would let its call be made twice. */
 function earliest(inputs: readonly Accepting[]): number {

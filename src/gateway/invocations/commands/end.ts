@@ -4,12 +4,12 @@ import type { CallEnd, CallPayment } from "../../../core/call.ts";
 import { idTime } from "../../../core/id.ts";
 import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
 import { MAX } from "../../../kernel/limits.ts";
-import { type Command, type CommandEffects, inputRows } from "../../../storage/store.ts";
+import { type Command, inputRows } from "../../../storage/store.ts";
 import { bodyPartsOf, PART_BYTES } from "../../../wire/body.ts";
 import { LEAVES_PARTS, leavesParts } from "../bodies.ts";
-import { addTotals, countErrorClass, countMove, countSettlement } from "../counters.ts";
+import { COUNT_FINAL, countEnded } from "../counters.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
-import { SMALL_BODY_BYTES, sameRow } from "./accept.ts";
+import { SMALL_BODY_BYTES, sameRequest, sameRow } from "./accept.ts";
 
 /** The end of a call, as its cause reports it. */
 export interface EndOfCall {
@@ -28,26 +28,23 @@ const KEPT =
   "tenant, id, agent_id, caller, mode, model, mcp_method, mcp_tool, payment_network, payment_asset, payment_amount, " +
   "payment_payer, payment_nonce, settlement, req_size, req_sha256, body_captured, emit_receipt, accepted_by, claim";
 
-const INPUT = inputRows<EndOfCall>(
-  {
-    input_id: ["text", ({ key }) => key.id],
-    input_tenant: ["text", ({ key }) => key.tenant],
-    was: ["text", ({ from }) => from],
-    token: ["text", ({ token }) => token],
-    ended: ["text", ({ ending }) => ending.status],
-    error_class: ["text", ({ ending }) => ending.error_class],
-    upstream_status: ["bigint", ({ ending }) => ending.upstream_status],
-    latency_ms: ["bigint", ({ ending }) => ending.latency_ms],
-    ttft_ms: ["bigint", ({ ending }) => ending.ttft_ms ?? null],
-    resp_size: ["bigint", ({ ending }) => ending.resp_size],
-    resp_sha256: ["text", ({ ending }) => ending.resp_sha256],
-    response_content_type: ["text", ({ ending }) => ending.response_content_type],
-    response_truncated: ["boolean", ({ ending }) => ending.response_truncated],
-    ended_at: ["bigint", ({ at }) => at],
-    response: ["bytea", ({ ending }) => ending.response],
-  },
-  2,
-);
+const INPUT = inputRows<EndOfCall>({
+  input_id: ["text", ({ key }) => key.id],
+  input_tenant: ["text", ({ key }) => key.tenant],
+  was: ["text", ({ from }) => from],
+  token: ["text", ({ token }) => token],
+  ended: ["text", ({ ending }) => ending.status],
+  error_class: ["text", ({ ending }) => ending.error_class],
+  upstream_status: ["bigint", ({ ending }) => ending.upstream_status],
+  latency_ms: ["bigint", ({ ending }) => ending.latency_ms],
+  ttft_ms: ["bigint", ({ ending }) => ending.ttft_ms ?? null],
+  resp_size: ["bigint", ({ ending }) => ending.resp_size],
+  resp_sha256: ["text", ({ ending }) => ending.resp_sha256],
+  response_content_type: ["text", ({ ending }) => ending.response_content_type],
+  response_truncated: ["boolean", ({ ending }) => ending.response_truncated],
+  ended_at: ["bigint", ({ at }) => at],
+  response: ["bytea", ({ ending }) => ending.response],
+});
 
 const ENDING =
   "error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type, response_truncated";
@@ -64,8 +61,6 @@ const CONFIRMING = "final_at is not null and coalesce(next_attempt_at, 0) <> 0";
 const PARTS_KEPT = MAX.capturedBytes / PART_BYTES;
 
 const SMALL_RESPONSE = `length(response) <= ${SMALL_BODY_BYTES}`;
-
-const DROP_REQUEST = "delete from body_parts where invocation_id = $1 and kind = 'request' and tenant = $2";
 
 /** The columns of the open call that its end is told with. */
 type EndedRow = Pick<
@@ -114,7 +109,7 @@ export const endCommand: Command<EndOfCall, boolean> = {
     const insertPart = prepare(
       "insert into body_parts (invocation_id, tenant, kind, n, bytes) values (?, ?, 'response', ?, ?)",
     );
-    const dropRequest = prepare(DROP_REQUEST.replaceAll("$", "?"));
+    const dropRequest = prepare("delete from body_parts where invocation_id = ? and kind = 'request' and tenant = ?");
     const orphan = prepare(
       "insert into orphaned_parts (invocation_id, tenant, kind, first, due_at) values (?, ?, 'request', ?, 0)",
     );
@@ -146,7 +141,7 @@ export const endCommand: Command<EndOfCall, boolean> = {
         ...[error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type],
         ...[response_truncated, status, settlement_status, at, at],
       );
-      countEnd(effects, end, settlement_status !== row.settlement_status);
+      countEnded(effects, { ...row, status, error_class, settlement_status }, 1);
       if (row.payment_nonce !== null) freeCredential.run(tenant, id);
       const isFinal = row.payment_nonce === null || confirming.get(tenant, id) === null;
       if (row.emit_receipt && settlement_status !== "pending" && isFinal) oweReceipt.run(tenant, id);
@@ -190,26 +185,21 @@ freed as (
     and (coalesce(p.call_credential_ref, '') <> '' or ${CONFIRMING})
   returning p.tenant, p.invocation_id, ${CONFIRMING} as is_confirming
 ),
+dropped as (
+  delete from body_parts p using final f
+  where ${sameRequest("p", { tenant: "f.tenant", id: "f.id" })}
+    and request is null and not body_captured and not ${LEAVES_PARTS}
+),
 due as (
   insert into receipts_due (tenant, invocation_id)
   select tenant, id from final where emit_receipt and settled is distinct from 'pending'
     and (tenant, id) not in (select tenant, invocation_id from freed where is_confirming)
 ),
-totals as (${addTotals({
-      calls: "final",
-      alike: ["was", "ended", "error_class", "settlement_status", "settled"],
-      totals: `('status', was, -1), ('status', ended, 1), ('error_class', error_class, 1),
-      ('settlement', settlement_status, -1), ('settlement', settled, 1)`,
-    })}
+totals as (${COUNT_FINAL}
 )
 select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, payment_asset, payment_amount,
-  settled as settlement_status, id, tenant,
-  request is null and not body_captured and not ${LEAVES_PARTS} as is_dropped from final`,
-    valuesOf: (inputs, shard) => [shard, ...INPUT.values(inputs)],
-    afterwards(_, rows) {
-      const dropped = rows.filter((row) => row["is_dropped"] === true);
-      return dropped.map(({ tenant, id }) => ({ text: DROP_REQUEST, values: [id as string, tenant as string] }));
-    },
+  settled as settlement_status from final`,
+    valuesOf: INPUT.values,
     outputsOf(inputs, rows, effects) {
       const outputs = inputs.map(() => false);
       for (const row of rows) {
@@ -225,12 +215,6 @@ select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, 
     },
   },
 };
-
-function countEnd(effects: CommandEffects, { key, from, ending }: EndOfCall, isLost: boolean): void {
-  countMove(effects, key, from, ending.status);
-  if (ending.error_class !== null) countErrorClass(effects, key, ending.error_class);
-  if (isLost) countSettlement(effects, key, LOST.from, LOST.to);
-}
 
 function settlementAfter({ settlement_status }: EndedRow, { status }: Ending): EndedRow["settlement_status"] {
   return status === "failed" && settlement_status === LOST.from ? LOST.to : settlement_status;

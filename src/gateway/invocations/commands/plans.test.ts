@@ -19,7 +19,6 @@ import { claimCommand, takeCommand, waitingAgents } from "./queue.ts";
 
 const [OPEN, ENDED] = [20_000, 60_000];
 const OF_ALL = "tenant, id, agent_id, caller, mode, status, body_captured, emit_receipt, updated_at";
-/** As IDs are, since totals stand under the hour of their calls. */
 const OPEN_ID = "'inv_01a0c44f-' || lpad(to_hex(i), 4, '0') || '-7000-8000-000000000000'";
 const MANY = [
   `insert into open_invocations (${OF_ALL}, call, request) select 'acme', ${OPEN_ID}, 'agt_' || i % 100, 'ada',
@@ -32,8 +31,8 @@ const MANY = [
     from generate_series(1, ${ENDED}) i`,
   `insert into orphaned_parts (invocation_id, tenant, kind, first, due_at) select ${OPEN_ID}, 'acme', 'request', 0, 1
     from generate_series(1, ${OPEN}) i`,
-  `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at, slot)
-    select 'acme', 'ada', 'agt', i, 's', ${OPEN_ID}, i, 0 from generate_series(1, ${OPEN}) i`,
+  `insert into idempotency_keys (tenant, caller, agent_id, key, body_sha256, invocation_id, expires_at)
+    select 'acme', 'ada', 'agt', i, 's', ${OPEN_ID}, i from generate_series(1, ${OPEN}) i`,
   `insert into payments (chain_id, token, payer, nonce, tenant, invocation_id, agent_id, caller, body_sha256,
     authorization_digest, x402_version, valid_before, call_credential_ref, attempts, created_at, updated_at)
     select 1, 't', 'p', i, 'acme', ${OPEN_ID}, 'agt', 'ada', 's', 'd', 1, 1, 'crd', 0, 1, 1
@@ -100,7 +99,7 @@ function mostRows(node: PlanNode): number {
 }
 
 /** How many totals a call may count in. */
-const TOTALS_OF_A_CALL = 6;
+const TOTALS_OF_A_CALL = 7;
 
 for (const version of [18, 15] as const) {
   const missing = missingPostgres(version);
@@ -115,7 +114,7 @@ for (const version of [18, 15] as const) {
       const run = async (each: number) => {
         await client.unsafe(BEGIN_COMMANDS);
         for (const [command, all] of inputs(each)) {
-          const given = command.postgres.valuesOf(all, 0).map(literal);
+          const given = command.postgres.valuesOf(all).map(literal);
           const [row] = await client
             .unsafe(`explain (analyze, format json) execute one_${command.name} (${given})`)
             .values();
@@ -155,8 +154,8 @@ for (const version of [18, 15] as const) {
         leftOut: [],
       };
       const given = {
-        take: takeCommand.postgres.valuesOf([taking], 0),
-        agents: waitingAgents.postgres.valuesOf([{ replica: owner, now: taking.now, after: "agt_2", limit: 5 }], 0),
+        take: takeCommand.postgres.valuesOf([taking]),
+        agents: waitingAgents.postgres.valuesOf([{ replica: owner, now: taking.now, after: "agt_2", limit: 5 }]),
       };
       await client.unsafe(`prepare take as ${takeCommand.postgres.text}`);
       await client.unsafe(`prepare agents as ${waitingAgents.postgres.text}`);
@@ -197,7 +196,6 @@ for (const version of [18, 15] as const) {
       const claims = calls.map(({ row: { tenant, id } }) => ({ tenant, id }));
       const given = claimCommand.postgres.valuesOf(
         claims.map((key) => ({ key, owner: "rep", token: crypto.randomUUID(), now, inHand: null })),
-        0,
       );
       await client.unsafe(`prepare one as ${claimCommand.postgres.text}`);
       const explain = `explain (analyze, wal, format json) execute one (${given.map(literal)})`;
@@ -220,7 +218,7 @@ for (const version of [18, 15] as const) {
       const expectKeys = async (when: string) => {
         await client.unsafe(BEGIN_COMMANDS);
         for (const { command, all, as } of named) {
-          const given = command.postgres.valuesOf(all, 0).map(literal);
+          const given = command.postgres.valuesOf(all).map(literal);
           const rows = await client.unsafe(`explain (costs off) execute ${as} (${given})`).values();
           const plan = rows.flat().join("\n");
           // Accepting only inserts.

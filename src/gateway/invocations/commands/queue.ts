@@ -12,14 +12,12 @@ import { INVOCATION_EVENTS } from "../../../core/states.ts";
 import { MAX } from "../../../kernel/limits.ts";
 import {
   type Command,
-  type CommandEffects,
   FOR_ALL,
   inputRows,
   type Reader,
   type SqliteStatement,
   type Store,
 } from "../../../storage/store.ts";
-import { addTotals, countMove } from "../counters.ts";
 import type { Claim } from "../service.ts";
 
 /**
@@ -198,17 +196,14 @@ const STORED_SIZE = `case when o.mode = 'streaming' and o.req_size > ${MAX.captu
 /** A claim that was stored without its answer is found by its token. */
 const isOwn = (token: string) => `(o.status = '${RUNS_AS}' and o.claim = ${token})`;
 
-const CLAIM_INPUT = inputRows<Claim>(
-  {
-    id: ["text", ({ key }) => key.id],
-    tenant: ["text", ({ key }) => key.tenant],
-    owner: ["text", ({ owner }) => owner],
-    token: ["text", ({ token }) => token],
-    at: ["bigint", ({ now }) => now],
-    wanted: ["boolean", ({ inHand }) => inHand === null],
-  },
-  2,
-);
+const CLAIM_INPUT = inputRows<Claim>({
+  id: ["text", ({ key }) => key.id],
+  tenant: ["text", ({ key }) => key.tenant],
+  owner: ["text", ({ owner }) => owner],
+  token: ["text", ({ token }) => token],
+  at: ["bigint", ({ now }) => now],
+  wanted: ["boolean", ({ inHand }) => inHand === null],
+});
 
 const NOTHING: ClaimedCall = { call: null, body: null, size: null };
 
@@ -227,9 +222,8 @@ export const claimCommand: Command<Claim, ClaimedCall | null> = {
     const stored = prepare(
       `select call, request as body, ${STORED_SIZE} as size from open_invocations o where id = ? and tenant = ?`,
     );
-    return ({ key: { id, tenant }, owner, token, now, inHand }, effects) => {
-      if (take.run(owner, token, now, id, tenant) > 0) countMove(effects, { tenant, id }, WAITS_AS, RUNS_AS);
-      else if (own.get(id, tenant, token) === null) return null;
+    return ({ key: { id, tenant }, owner, token, now, inHand }) => {
+      if (take.run(owner, token, now, id, tenant) === 0 && own.get(id, tenant, token) === null) return null;
       return inHand === null ? (stored.get(id, tenant) as unknown as ClaimedCall) : NOTHING;
     };
   },
@@ -244,12 +238,6 @@ with taken as (
     for update of o
   ) o
 ),
-totals as (${addTotals({
-      calls: `taken where status = '${WAITS_AS}'`,
-      alike: [],
-      totals: `('status', '${WAITS_AS}', -1), ('status', '${RUNS_AS}', 1)`,
-    })}
-),
 claimed as (
   update open_invocations o set status = '${RUNS_AS}', owner = taken.owner, claim = taken.token, updated_at = taken.at
   from taken where o.id = any(array[taken.id])
@@ -257,10 +245,7 @@ claimed as (
     ${STORED_SIZE} as size
 )
 select id, call, body, size from claimed`,
-    valuesOf: (inputs, shard) => [
-      shard,
-      ...CLAIM_INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1))),
-    ],
+    valuesOf: (inputs) => CLAIM_INPUT.values(inputs.toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1))),
     outputsOf(inputs, rows) {
       const claimed = new Map(rows.map((row) => [row["id"], row as unknown as ClaimedCall]));
       return inputs.map(({ key }) => claimed.get(key.id) ?? null);
@@ -313,20 +298,17 @@ const ROW_BYTES = 1_024;
  */
 const BLOCK_BYTES_MAX = 128 * 1024;
 
-const TAKE_INPUT = inputRows<Taking>(
-  {
-    tenant: ["text", ({ tenant }) => tenant],
-    agent_id: ["text", ({ agent_id }) => agent_id],
-    owner: ["text", ({ owner }) => owner],
-    tokens: ["text", ({ tokens }) => tokens.join()],
-    places: ["bigint", ({ tokens }) => tokens.length],
-    at: ["bigint", ({ now }) => now],
-    young: ["text", ({ now }) => youngFrom(now)],
-    after: ["text", ({ after }) => after],
-    left_out: ["text", ({ leftOut }) => leftOut.join()],
-  },
-  2,
-);
+const TAKE_INPUT = inputRows<Taking>({
+  tenant: ["text", ({ tenant }) => tenant],
+  agent_id: ["text", ({ agent_id }) => agent_id],
+  owner: ["text", ({ owner }) => owner],
+  tokens: ["text", ({ tokens }) => tokens.join()],
+  places: ["bigint", ({ tokens }) => tokens.length],
+  at: ["bigint", ({ now }) => now],
+  young: ["text", ({ now }) => youngFrom(now)],
+  after: ["text", ({ after }) => after],
+  left_out: ["text", ({ leftOut }) => leftOut.join()],
+});
 
 /** A call that was refused to its caller is not made. The offset does the same as for a claim by ID. */
 const isRefused = "exists (select 1 from refused_calls r where r.tenant = c.tenant and r.id = c.id limit 1 offset 0)";
@@ -347,7 +329,7 @@ export const takeCommand: Command<Taking, TakenCalls> = {
     const take = prepare(
       `update open_invocations set status = '${RUNS_AS}', owner = ?, claim = ?, updated_at = ? where id = ?`,
     );
-    return (taking, effects) => takeOneByOne({ next, take }, taking, effects);
+    return (taking) => takeOneByOne({ next, take }, taking);
   },
   postgres: {
     text: `
@@ -373,8 +355,6 @@ taken as (
   select n, id, tenant, owner, at, all_tokens[place] as token from placed
   where large = 0 and bytes_before <= ${BLOCK_BYTES_MAX}
 ),
-totals as (${addTotals({ calls: "taken", alike: [], totals: `('status', '${WAITS_AS}', -1), ('status', '${RUNS_AS}', 1)` })}
-),
 claimed as (
   update open_invocations o set status = '${RUNS_AS}', owner = taken.owner, claim = taken.token, updated_at = taken.at
   from taken where o.id = any(array[taken.id])
@@ -383,7 +363,7 @@ claimed as (
 select n, id, claim as token, call, request as body, null::bigint as body_bytes from claimed
 union all select n, id, null, null, null, body_bytes from placed where large > 0 or bytes_before > ${BLOCK_BYTES_MAX}
 order by n, id`,
-    valuesOf: (inputs, shard) => [shard, ...TAKE_INPUT.values(inputs)],
+    valuesOf: TAKE_INPUT.values,
     outputsOf(inputs, rows) {
       const outputs = inputs.map(() => ({ taken: [] as TakenCall[], large: null as TakenCalls["large"] }));
       for (const row of rows) {
@@ -399,11 +379,7 @@ order by n, id`,
 
 type NextRow = Pick<TakenCall, "id" | "call"> & { readonly request: Uint8Array | null; readonly body_bytes: number };
 
-function takeOneByOne(
-  { next, take }: Readonly<Record<"next" | "take", SqliteStatement>>,
-  taking: Taking,
-  effects: CommandEffects,
-): TakenCalls {
+function takeOneByOne({ next, take }: Readonly<Record<"next" | "take", SqliteStatement>>, taking: Taking): TakenCalls {
   const { tenant, agent_id, owner, tokens, now, after, leftOut } = taking;
   const young = youngFrom(now);
   const taken: TakenCall[] = [];
@@ -418,7 +394,6 @@ function takeOneByOne(
     bytes += call.length + request.byteLength;
     const token = tokens[taken.length] ?? "";
     take.run(owner, token, now, id);
-    countMove(effects, { tenant, id }, WAITS_AS, RUNS_AS);
     taken.push({ id, token, call, body: request });
   }
   return { taken, large: null };

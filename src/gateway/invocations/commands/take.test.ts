@@ -1,11 +1,10 @@
 // What taking a block of calls promises, the same on every kind of store and for several replicas at once.
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { accepted } from "../../../../test/support/stores/invocations.ts";
+import { accepted, counted } from "../../../../test/support/stores/invocations.ts";
 import { eachStore, useStore } from "../../../../test/support/stores/one-store.ts";
 import type { Place } from "../../../../test/support/stores/stores.ts";
 import type { Store } from "../../../storage/store.ts";
-import { counted } from "../../../storage/totals.ts";
 import { findInvocation } from "../history.ts";
 import { type AcceptedCall, abandon, accept, finish, holdsClaim, type InvocationRow } from "../service.ts";
 import { SMALL_BODY_BYTES } from "./accept.ts";

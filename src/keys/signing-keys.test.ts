@@ -4,7 +4,7 @@ import { type Place, places } from "../../test/support/stores/stores.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { MAX } from "../kernel/limits.ts";
 import type { Store } from "../storage/store.ts";
-import { createRevocations, revokeTokens } from "./revocations.ts";
+import { createRevocations, revokeTokens } from "./signing-keys.ts";
 
 const TENANTS = ["acme", "other"];
 const USERS = ["alice", "bob"];

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { eachInTime } from "./facilitators.ts";
+import { eachInTime } from "./servers.ts";
 
 const ITEMS = Array.from({ length: 30 }, (_, index) => index);
 

@@ -1,7 +1,6 @@
 import { expect, test } from "bun:test";
 import { Fault } from "../../core/fault.ts";
-import type { StreamPermit } from "./service.ts";
-import { createStreamLimits } from "./stream-limits.ts";
+import { createStreamLimits, type StreamPermit } from "./streams.ts";
 
 const here = new AbortController().signal;
 const outcome = (taking: Promise<unknown>) =>
