@@ -276,8 +276,7 @@ const isBelow =
 
 /** At a known block, since payments after it are counted apart. */
 async function balanceAt(rpc: Rpc, payer: Hex, { number, hash, parentHash }: wire.Block, least: bigint) {
-  const data = encodeFunctionData({ abi: token.ABI, functionName: "balanceOf", args: [payer] });
-  const call = { to: token.TOKEN_ADDRESS, data };
+  const call = { to: token.TOKEN_ADDRESS, data: token.balanceData(payer) };
   const question = { method: "eth_call", params: [call], read: wire.word, isDoubtful: isBelow(least) };
   try {
     return { amount: await rpc.ask({ ...question, at: { number, hash } }), block: number, hash };

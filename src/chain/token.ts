@@ -59,6 +59,9 @@ export function transferData(authorization: Authorization, signature: Hex): Hex 
   return encodeFunctionData({ ...transfer, args: [...words, v, r, s] });
 }
 
+export const balanceData = (holder: Hex): Hex =>
+  encodeFunctionData({ abi: ABI, functionName: "balanceOf", args: [holder] });
+
 /** What a contract wallet answers to the token's `isValidSignature`: one word, as the token reads it. */
 export function saysValid(answer: Hex): boolean {
   return answer.length >= 66 && answer.slice(0, 66) === VALID.padEnd(66, "0");
