@@ -233,7 +233,7 @@ interface CollectOptions extends SettleOptions {
   onOrphanedClaim(): void;
 }
 
-export function createCollect(options: CollectOptions) {
+function createCollect(options: CollectOptions) {
   const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, inFlight } = options;
   const { spans = createPaymentSpans(null) } = options;
   const claimBeside = createClaim(options);
