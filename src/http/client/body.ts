@@ -62,8 +62,7 @@ function codingsIn(headers: AnswerHeaders): Codings {
   if (value.length > 256) return { list: [], problem: "a very long list of encodings" };
   const names = value.split(",").map((name) => name.trim().toLowerCase());
   const list: Coding[] = [];
-  for (const name of names.reverse()) {
-    if (name === "" || name === "identity") continue;
+  for (const name of names.filter((each) => each !== "" && each !== "identity").reverse()) {
     const coding = Object.hasOwn(CODINGS, name) ? CODINGS[name] : undefined;
     if (coding === undefined) return { list: [], problem: transfer === "" ? null : "an unknown transfer coding" };
     list.push(coding);
