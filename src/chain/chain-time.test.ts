@@ -8,8 +8,8 @@ import { Fault } from "../core/fault.ts";
 import { silentLog } from "../core/log.ts";
 import type { Store } from "../storage/store.ts";
 import { createChain } from "./chain.ts";
-import { createChainTime } from "./chain-time.ts";
 import type { Block } from "./json-rpc.ts";
+import { createChainTime } from "./newest-block.ts";
 
 const HOUR_MS = 3_600_000;
 const hash = `0x${"11".repeat(32)}` as const;

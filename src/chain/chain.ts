@@ -1,14 +1,16 @@
 // What the facilitator asks of the chain. That something did not happen is only ever read at the hash of a block, since a
 // node that is behind proves nothing.
 
+import { encodeFunctionData, toHex } from "viem";
 import { Fault } from "../core/fault.ts";
 import { type Clock, systemClock } from "../core/time.ts";
+import { authorizationDigest } from "../x402/eip3009.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";
 import * as wire from "./json-rpc.ts";
 import { RpcError } from "./json-rpc.ts";
-import { createNewestBlock, type NewestBlock } from "./newest-block.ts";
+import { createNewestBlock } from "./newest-block.ts";
 import { createRpc, type NodeDoor, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
 import * as token from "./token.ts";
 import { isMulticall3, MULTICALL3 } from "./token.ts";
@@ -36,80 +38,22 @@ export interface Balance {
   readonly hash: Hex;
 }
 
+type BlockId = Pick<wire.Block, "number" | "hash">;
+type AuthorizationId = Pick<Authorization, "from" | "nonce">;
+
 /** One node, asked alone: what it tells of an authorization. */
-export interface NodeView extends Pick<Chain, "receipt" | "findUse"> {
+export interface NodeView {
   /** Its own newest block. */
   readonly head: wire.Block;
   /** Whether the authorization had been used or cancelled by the end of that block; null when the node does not tell. */
   readonly isUsed: Promise<boolean | null>;
   /** Whether it still answers, and is of our chain. */
   test(): Promise<boolean>;
+  receipt(hash: Hex): Promise<wire.Receipt | null>;
+  findUse(authorization: Authorization, fromBlock: number, toBlock: number): Promise<Use | null>;
 }
 
-export interface Chain {
-  /** @throws StartupProblem when an endpoint is of another chain */
-  check(): Promise<void>;
-  /**
-   * Whether the transfer would go through in the next block. It is simulated from that wallet and with a price, because a
-   * payer's code could tell a simulation that has neither. Waits a moment for a window that is just opening. Nothing is refused
-   * while the newest block stands still, since the payer may have been funded since.
-   *
-   * @throws Fault `unavailable`, as everything here does
-   */
-  simulate(authorization: Authorization, signature: Hex, from: Hex): Promise<Simulation>;
-  /** The newest block, never one before what was seen; it may be as old as `ageMs`. */
-  newest(ageMs?: number): Promise<wire.Block>;
-  /** The newest block, with when it was seen first. */
-  sighting(ageMs: number): Promise<NewestBlock>;
-  /** False where the newest block stands still and is old: then no node tells what the chain is now. */
-  isFresh(): boolean;
-  /** False where this may be no time of now (milliseconds): an old one, of nodes that are not seen to have new blocks. */
-  isSure(time: number): boolean;
-  /** The time that the next block would have, in unix seconds; null when no node tells. */
-  nextTimestamp(): Promise<number | null>;
-  /** The hash of the block at this height; null when the node has none there. */
-  blockHash(number: number): Promise<Hex | null>;
-  /** What nodes suggest as maxPriorityFeePerGas. */
-  tip(): Promise<bigint>;
-  /** What a rollup may take for a transaction of so many bytes in the chain below, in wei; 0 where nothing tells. */
-  feeBelow(bytes: number): Promise<bigint>;
-  balance(address: Hex): Promise<bigint>;
-  /**
-   * What the payer has of the token at the end of the newest block.
-   *
-   * @param least what it should have: less is believed only when no node knows of more
-   */
-  balanceOf(payer: Hex, least?: bigint): Promise<Balance>;
-  /**
-   * Whether the address has code at the end of this block, which then decides whether a transfer from it reverts. If no
-   * node tells, it counts as having some.
-   */
-  hasCode(address: Hex, at: Pick<wire.Block, "number" | "hash">): Promise<boolean>;
-  /** Whether Multicall3 stands where it does on most chains, with the code that it has there. */
-  hasMulticall3(): Promise<boolean>;
-  /** Whether the payer is a contract wallet that takes this for its signature. */
-  isSignedByContract(authorization: Authorization, signature: Hex): Promise<boolean>;
-  /**
-   * Transactions that the address has in the chain up to this block, or with those that wait in the pool.
-   *
-   * @param least how many it should have: fewer are believed only when no node knows of more
-   * @param most how many are known of: more are believed only as far as all nodes tell of them, as none can prove it
-   */
-  transactionCount(address: Hex, at: wire.Block | "pending", least?: number, most?: number): Promise<number>;
-  /** @param shows what it should show: one that does not is believed only when no node shows more */
-  receipt(hash: Hex, shows?: (receipt: wire.Receipt) => boolean): Promise<wire.Receipt | null>;
-  /** Whether the authorization had been used or cancelled by the end of this block. */
-  isUsed(
-    authorization: Pick<Authorization, "from" | "nonce">,
-    at: Pick<wire.Block, "number" | "hash">,
-  ): Promise<boolean>;
-  /** What each node tells of the authorization. Those that do not give their newest block are left out. */
-  views(authorization: Pick<Authorization, "from" | "nonce">): Promise<readonly NodeView[]>;
-  /** The transaction that used or cancelled the authorization, if it is found in these blocks. */
-  findUse(authorization: Authorization, fromBlock: number, toBlock: number): Promise<Use | null>;
-  /** @param everywhere to all endpoints, and not only to the first that takes it */
-  broadcast(raw: Hex, everywhere: boolean): Promise<Reception>;
-}
+export type Chain = ReturnType<typeof createChain>;
 
 interface SimulatedTransfer {
   readonly authorization: Authorization;
@@ -119,62 +63,92 @@ interface SimulatedTransfer {
   readonly maxPriorityFeePerGas?: Hex;
 }
 
-export function createChain({ clock = systemClock, ...options }: RpcOptions & { readonly clock?: Clock }): Chain {
+/** Everything here throws Fault `unavailable` when no node gives an answer that can be used. */
+export function createChain({ clock = systemClock, ...options }: RpcOptions & { readonly clock?: Clock }) {
   const rpc = createRpc(options);
   const newestBlock = createNewestBlock(rpc, clock);
   const { newest: sighting, isFresh, isSure } = newestBlock;
   const newest = async (ageMs?: number) => (await sighting(ageMs)).block;
-  let knownTip = { value: USUAL_TIP, at: Number.NEGATIVE_INFINITY };
-
-  function ask<T>(method: string, params: readonly unknown[], read: (result: unknown) => T): Promise<T> {
-    return rpc.ask({ method, params, read, isDoubtful: (answer) => answer === null });
-  }
-
-  async function tip(): Promise<bigint> {
-    if (performance.now() - knownTip.at < 5000) return knownTip.value;
-    const value = await ask("eth_maxPriorityFeePerGas", [], wire.quantity).catch(() => knownTip.value);
-    knownTip = { value, at: performance.now() };
-    return value;
-  }
+  const ask = <T>(method: string, params: readonly unknown[], read: (result: unknown) => T) =>
+    rpc.ask({ method, params, read, isDoubtful: (answer) => answer === null });
+  const tip = createTip(() => ask("eth_maxPriorityFeePerGas", [], wire.quantity));
 
   return {
+    /** @throws StartupProblem when an endpoint is of another chain */
     check: rpc.check,
+    /** The newest block, never one before what was seen; it may be as old as `ageMs`. */
     newest,
+    /** The newest block, with when it was seen first. */
     sighting,
     isFresh,
     isSure,
     simulate: createSimulate(rpc, newestBlock, tip),
-    blockHash: (number) =>
+    /** The hash of the block at this height; null when the node has none there. */
+    blockHash: (number: number): Promise<Hex | null> =>
       ask("eth_getBlockByNumber", [wire.hex(number), false], (result) => wire.block(result)?.hash ?? null),
+    /** The time that the next block would have, in unix seconds; null when no node tells. */
     nextTimestamp: () => ask("eth_getBlockByNumber", ["pending", false], wire.timestamp).catch(() => null),
     tip,
-    feeBelow: (bytes) => feeBelow(rpc, bytes),
-    balance: (address) => ask("eth_getBalance", [address, "latest"], wire.quantity),
-    balanceOf: async (payer, least = 0n) => balanceAt(rpc, payer, await newest(), least),
-    async hasCode(address, at) {
+    /** What a rollup may take for a transaction of so many bytes in the chain below, in wei; 0 where nothing tells. */
+    feeBelow: (bytes: number) => feeBelow(rpc, bytes),
+    balance: (address: Hex) => ask("eth_getBalance", [address, "latest"], wire.quantity),
+    /** What the payer has of the token. @param least what it should have: less is believed only when no node knows of more */
+    balanceOf: async (payer: Hex, least = 0n) => balanceAt(rpc, payer, await newest(), least),
+    /** Whether the address has code at the end of the block. If no node tells, it counts as having some. */
+    async hasCode(address: Hex, at: BlockId): Promise<boolean> {
       const question = { method: "eth_getCode", params: [address], at, read: wire.data };
       return (await rpc.ask(question).catch(() => null)) !== "0x";
     },
+    /** Whether Multicall3 stands where it does on most chains, with the code that it has there. */
     hasMulticall3: () => ask("eth_getCode", [MULTICALL3, "latest"], (code) => isMulticall3(wire.data(code))),
-    isSignedByContract: (authorization, signature) => isSignedByContract(rpc, authorization, signature),
-    transactionCount: (address, at, least = 0, most = Number.POSITIVE_INFINITY) => {
+    /** Whether the payer is a contract wallet that takes this for its signature. */
+    isSignedByContract: (authorization: Authorization, signature: Hex) =>
+      isSignedByContract(rpc, authorization, signature),
+    /**
+     * Transactions that the address has in the chain up to this block, or with those that wait in the pool.
+     *
+     * @param least how many it should have: fewer are believed only when no node knows of more
+     * @param most how many are known of: more are believed only as far as all nodes tell of them, as none can prove it
+     */
+    transactionCount(
+      address: Hex,
+      at: BlockId | "pending",
+      least = 0,
+      most = Number.POSITIVE_INFINITY,
+    ): Promise<number> {
       const asked = at === "pending" ? { params: [address, at] } : { params: [address], at };
       return countWithin(rpc, { method: "eth_getTransactionCount", ...asked, read: wire.count }, least, most);
     },
-    receipt: (hash, shows) => receipt(rpc, hash, shows),
-    isUsed: (authorization, at) => rpc.ask({ ...stateQuestion(authorization), at }),
-    views: (authorization) => viewsOf(rpc, authorization),
-    findUse: (authorization, fromBlock, toBlock) => findUse(rpc, authorization, fromBlock, toBlock),
-    broadcast: (raw, everywhere) => broadcast(rpc, raw, everywhere),
+    /** @param shows what it should show: one that does not is believed only when no node shows more */
+    receipt: (hash: Hex, shows?: (receipt: wire.Receipt) => boolean) => receipt(rpc, hash, shows),
+    /** Whether the authorization had been used or cancelled by the end of this block. */
+    isUsed: (authorization: AuthorizationId, at: BlockId) => rpc.ask({ ...stateQuestion(authorization), at }),
+    /** What each node tells of the authorization. Those that do not give their newest block are left out. */
+    views: (authorization: AuthorizationId) => viewsOf(rpc, authorization),
+    /** The transaction that used or cancelled the authorization, if it is found in these blocks. */
+    findUse: (authorization: Authorization, from: number, to: number) => findUse(rpc, authorization, from, to),
+    /** @param everywhere to all endpoints, and not only to the first that takes it */
+    broadcast: (raw: Hex, everywhere: boolean) => broadcast(rpc, raw, everywhere),
   };
 }
 
-function stateQuestion(authorization: Pick<Authorization, "from" | "nonce">) {
-  const call = { to: token.TOKEN_ADDRESS, data: token.authorizationStateData(authorization) };
-  return { method: "eth_call", params: [call], read: wire.truth };
+/** What nodes suggest as maxPriorityFeePerGas; the last suggestion, where none tells. */
+function createTip(ask: () => Promise<bigint>): () => Promise<bigint> {
+  let known = { value: USUAL_TIP, at: Number.NEGATIVE_INFINITY };
+  return async () => {
+    if (performance.now() - known.at < 5000) return known.value;
+    const value = await ask().catch(() => known.value);
+    known = { value, at: performance.now() };
+    return value;
+  };
 }
 
-async function viewsOf(rpc: Rpc, authorization: Pick<Authorization, "from" | "nonce">): Promise<readonly NodeView[]> {
+function stateQuestion({ from, nonce }: AuthorizationId) {
+  const data = encodeFunctionData({ abi: token.ABI, functionName: "authorizationState", args: [from, nonce] });
+  return { method: "eth_call", params: [{ to: token.TOKEN_ADDRESS, data }], read: wire.truth };
+}
+
+async function viewsOf(rpc: Rpc, authorization: AuthorizationId): Promise<readonly NodeView[]> {
   const question = stateQuestion(authorization);
   return (await rpc.heads()).map(({ endpoint, block: head }) => ({
     head,
@@ -185,11 +159,7 @@ async function viewsOf(rpc: Rpc, authorization: Pick<Authorization, "from" | "no
   }));
 }
 
-async function receipt(
-  rpc: NodeDoor,
-  hash: Hex,
-  shows: (receipt: wire.Receipt) => boolean = () => true,
-): Promise<wire.Receipt | null> {
+async function receipt(rpc: NodeDoor, hash: Hex, shows: (receipt: wire.Receipt) => boolean = () => true) {
   const read = (result: unknown) => {
     const found = wire.receipt(result);
     if (found !== null && found.hash !== hash) throw new TypeError("not the receipt that was asked for");
@@ -203,11 +173,16 @@ async function receipt(
   return (await rpc.ask({ ...question, isDoubtful: (answer) => !isShown(answer) })) ?? first;
 }
 
+/**
+ * Whether the transfer would go through in the next block. It is simulated from that wallet and with a price, because a
+ * payer's code could tell a simulation that has neither. Waits a moment for a window that is just opening. Nothing is refused
+ * while the newest block stands still, since the payer may have been funded since.
+ */
 function createSimulate(
   rpc: Rpc,
   newestBlock: ReturnType<typeof createNewestBlock>,
-  tip: Chain["tip"],
-): Chain["simulate"] {
+  tip: () => Promise<bigint>,
+): (authorization: Authorization, signature: Hex, from: Hex) => Promise<Simulation> {
   async function estimate(transfer: SimulatedTransfer, at: string): Promise<Simulation> {
     // Twice the base fee of a block that is ten seconds old is still enough.
     const [{ block }, suggested] = await Promise.all([newestBlock.newest(10_000), tip()]);
@@ -274,7 +249,9 @@ function pricedBy({ maxFee, maxPriorityFee }: Fees) {
 }
 
 async function feeBelow(rpc: Rpc, bytes: number): Promise<bigint> {
-  const call = { to: token.FEE_ORACLE, data: token.feeBelowData(Math.ceil(bytes)) };
+  const size = BigInt(Math.ceil(bytes));
+  const data = encodeFunctionData({ abi: token.ABI, functionName: "getL1FeeUpperBound", args: [size] });
+  const call = { to: token.FEE_ORACLE, data };
   const read = (result: unknown) => (result === "0x" ? 0n : wire.word(result));
   try {
     return await rpc.ask({ method: "eth_call", params: [call, "latest"], read, isAnswer: token.isRefusal });
@@ -285,7 +262,8 @@ async function feeBelow(rpc: Rpc, bytes: number): Promise<bigint> {
 }
 
 async function isSignedByContract(rpc: Rpc, authorization: Authorization, signature: Hex): Promise<boolean> {
-  const data = token.signatureData(authorization, signature);
+  const digest = toHex(authorizationDigest(authorization));
+  const data = encodeFunctionData({ abi: token.ABI, functionName: "isValidSignature", args: [digest, signature] });
   const call = { to: authorization.from, data, gas: wire.hex(token.GAS_MAX) };
   const isDoubtful = (answer: Hex | RpcError) => answer instanceof RpcError || !token.saysValid(answer);
   const question = { method: "eth_call", params: [call, "latest"], read: wire.data, isAnswer: token.isRefusal };
@@ -313,12 +291,7 @@ async function countWithin(rpc: Rpc, question: Question<number>, least: number, 
 }
 
 /** At a known block, since payments after it are counted apart. */
-async function balanceAt(
-  rpc: Rpc,
-  payer: Hex,
-  { number, hash, parentHash }: Pick<wire.Block, "number" | "hash" | "parentHash">,
-  least: bigint,
-): Promise<Balance> {
+async function balanceAt(rpc: Rpc, payer: Hex, { number, hash, parentHash }: wire.Block, least: bigint) {
   const call = { to: token.TOKEN_ADDRESS, data: token.balanceData(payer) };
   const question = { method: "eth_call", params: [call], read: wire.word, isDoubtful: isBelow(least) };
   try {

@@ -10,7 +10,6 @@ export interface Fees {
 const BASE_FEE_FACTOR = 2n;
 /** Nodes take a replacement from 10 % more on in both fields; an eighth is on the safe side of their rounding. */
 const RAISE_DIVISOR = 8n;
-const WEI_PER_GWEI = 1_000_000_000;
 /** 0.001 gwei, Base's usual tip: for nodes that suggest none, and the least of a replacement. */
 export const USUAL_TIP = 1_000_000n;
 /**
@@ -19,18 +18,11 @@ export const USUAL_TIP = 1_000_000n;
  */
 const SUGGESTED_TIP_MAX = 10_000_000n;
 
-function least(a: bigint, b: bigint): bigint {
-  return a < b ? a : b;
-}
-
-function most(a: bigint, b: bigint): bigint {
-  return a > b ? a : b;
-}
+const least = (a: bigint, b: bigint): bigint => (a < b ? a : b);
+const most = (a: bigint, b: bigint): bigint => (a > b ? a : b);
 
 /** @param gwei may have a fraction */
-export function gweiToWei(gwei: number): bigint {
-  return BigInt(Math.round(gwei * WEI_PER_GWEI));
-}
+export const gweiToWei = (gwei: number): bigint => BigInt(Math.round(gwei * 1_000_000_000));
 
 /**
  * A node's suggestion is a first offer: at most the base fee, or ten times the usual tip where that is more. If a place
@@ -49,9 +41,7 @@ export function quoteFees(baseFee: bigint, tip: bigint, cap: bigint): Fees | nul
 }
 
 /** The least that nodes take instead of `amount`. */
-function raised(amount: bigint): bigint {
-  return amount + amount / RAISE_DIVISOR + 1n;
-}
+const raised = (amount: bigint): bigint => amount + amount / RAISE_DIVISOR + 1n;
 
 /**
  * The fees of a replacement: enough for nodes to take it instead of the one before, and what a new transaction would

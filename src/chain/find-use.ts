@@ -1,4 +1,5 @@
 // Which transaction has used or cancelled an authorization, by the token's events.
+import { type Clock, DAY_MS, HOUR_MS } from "../core/time.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";
 import * as wire from "./json-rpc.ts";
@@ -24,12 +25,7 @@ export interface Use {
 }
 
 /** The newest blocks first, which is where it is. */
-export async function findUse(
-  rpc: NodeDoor,
-  authorization: Authorization,
-  fromBlock: number,
-  toBlock: number,
-): Promise<Use | null> {
+export async function findUse(rpc: NodeDoor, authorization: Authorization, fromBlock: number, toBlock: number) {
   // A first block that is yet to come was a node's error: the search then goes as far back as one question does.
   const first = Math.max(fromBlock > toBlock ? toBlock - LARGE.step : fromBlock, 0);
   try {
@@ -40,11 +36,7 @@ export async function findUse(
 }
 
 /** The use up to this block: looked for where it must be, if blocks come as they usually do, and then among the newest. */
-export async function useBy(
-  chain: Pick<Chain, "findUse">,
-  authorization: Authorization,
-  head: wire.Block,
-): Promise<Use | null> {
+export async function useBy(chain: Pick<Chain, "findUse">, authorization: Authorization, head: wire.Block) {
   const seconds = Math.max(head.timestamp - Number(authorization.validBefore), 0);
   const likely = head.number - Math.floor(seconds / BLOCK_SECONDS) + BLOCKS_LATER;
   for (const to of likely > 0 && likely < head.number ? [likely, head.number] : [head.number]) {
@@ -79,4 +71,53 @@ async function useWithin(rpc: NodeDoor, authorization: Authorization, from: numb
   const log = logs.find((each) => token.isEndOf(authorization, each));
   if (log === undefined) return null;
   return { hash: log.transactionHash, cancelled: log.topics[0] === token.AUTHORIZATION_CANCELED };
+}
+
+// Whether a transaction of one of our own wallets has moved the money of an authorization, by what the chain says alone: for
+// a database that was restored to an older state, and has forgotten what was collected since.
+
+interface OwnTransferOptions {
+  /** Milliseconds; null for a database that never was restored. */
+  readonly restoredAt: number | null;
+  readonly clock: Clock;
+  readonly chain: Pick<Chain, "newest" | "isUsed" | "findUse" | "receipt">;
+  /** In lower case. */
+  readonly ownWallets: () => Promise<ReadonlySet<Hex>>;
+}
+
+/**
+ * The receipt that proves it. Null when there is none, or none could be forgotten; "unknown" when the authorization is used,
+ * and no node tells by whom, and while a forgotten transaction that is on its way may still use it.
+ */
+export type FindOwnTransfer = (authorization: Authorization) => Promise<wire.Receipt | "unknown" | null>;
+
+export function createOwnTransfers({ restoredAt, clock, chain, ownWallets }: OwnTransferOptions): FindOwnTransfer {
+  function mayBeForgotten({ validAfter }: Authorization): boolean {
+    // A gateway asks for a day, and may have been away for a while.
+    if (restoredAt === null || clock.now() - restoredAt > 7 * DAY_MS) return false;
+    // Clocks differ, and the chain's time is its own.
+    return Number(validAfter) * 1000 <= restoredAt + 60_000;
+  }
+
+  function mayStillLand({ validBefore }: Authorization, head: wire.Block): boolean {
+    // A forgotten transaction that nodes still hold lands within an hour after the restore.
+    return restoredAt !== null && clock.now() - restoredAt <= HOUR_MS && BigInt(head.timestamp) < validBefore;
+  }
+
+  return async (authorization) => {
+    if (!mayBeForgotten(authorization)) return null;
+    const head = await chain.newest();
+    if (!(await chain.isUsed(authorization, head))) return mayStillLand(authorization, head) ? "unknown" : null;
+    const use = await useBy(chain, authorization, head);
+    if (use === null) return "unknown";
+    if (use.cancelled) return null;
+    const receipt = await chain.receipt(use.hash);
+    if (receipt === null) return "unknown";
+    return isOwnTransfer(receipt, authorization, await ownWallets()) ? receipt : null;
+  };
+}
+
+/** Whether the transaction is of one of the wallets, and has moved the money. */
+export function isOwnTransfer(receipt: wire.Receipt, authorization: Authorization, wallets: ReadonlySet<Hex>): boolean {
+  return receipt.from !== null && wallets.has(receipt.from) && token.isPaidBy(authorization, receipt);
 }

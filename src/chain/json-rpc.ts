@@ -1,9 +1,7 @@
-// One JSON-RPC exchange over HTTP, bounded in time and size and read strictly: what chain nodes and remote signers
-// have in common. Its errors never hold a URL, for the URLs of nodes carry API keys. The values of the protocol are read
-// strictly as well: a node's answer that is not in the form of the protocol is no answer.
-import { readBody } from "../http/client/body.ts";
+// One JSON-RPC exchange over HTTP, bounded in time and size, with chain nodes and remote signers. Errors never hold a URL,
+// for the URLs of nodes carry API keys. An answer that is not in the form of the protocol is no answer.
 import { OutboundError } from "../http/client/exchange.ts";
-import type { Outbound } from "../http/client/outbound.ts";
+import { exchangeJson, type JsonAnswer, type Outbound } from "../http/client/outbound.ts";
 import type { Hex } from "../x402/types.ts";
 
 const MESSAGE_CHARACTERS_MAX = 300;
@@ -41,16 +39,13 @@ function shown(text: string): string {
   return line.length > MESSAGE_CHARACTERS_MAX ? `${line.slice(0, MESSAGE_CHARACTERS_MAX)}…`.toWellFormed() : line;
 }
 
-const encoder = new TextEncoder();
 /** Every exchange has a connection to itself, so one ID serves all. */
 const ID = 1;
 
 /** @throws RpcError, NoAnswer */
 export async function exchange(server: RpcServer, method: string, params: readonly unknown[]): Promise<unknown> {
-  const body = encoder.encode(JSON.stringify({ jsonrpc: "2.0", id: ID, method, params }));
-  const { status, bytes } = await post(server, body);
-  const answer = parse(bytes);
-  if (answer === null || answer["jsonrpc"] !== "2.0") throw new NoAnswer(`status ${status}, no JSON-RPC answer`);
+  const { status, body: answer } = await post(server, { jsonrpc: "2.0", id: ID, method, params });
+  if (!isObject(answer) || answer["jsonrpc"] !== "2.0") throw new NoAnswer(`status ${status}, no JSON-RPC answer`);
   const isOverloaded = status >= 500 || status === 429;
   const { error } = answer;
   if (isObject(error) && !isOverloaded) {
@@ -65,26 +60,14 @@ export async function exchange(server: RpcServer, method: string, params: readon
   return answer["result"];
 }
 
-async function post(server: RpcServer, body: Uint8Array): Promise<{ status: number; bytes: Uint8Array }> {
-  const { outbound, url, timeoutMs, answerBytesMax } = server;
+async function post({ outbound, url, timeoutMs, answerBytesMax }: RpcServer, question: object): Promise<JsonAnswer> {
+  const headers = [["content-type", "application/json"] as const];
+  const body = new TextEncoder().encode(JSON.stringify(question));
+  const request = { method: "POST", headers, body, signal: AbortSignal.timeout(timeoutMs) };
   try {
-    const response = await outbound.request(url, {
-      method: "POST",
-      headers: [
-        ["content-type", "application/json"],
-        ["accept", "application/json"],
-      ],
-      body,
-      signal: AbortSignal.timeout(timeoutMs),
-    });
-    const { captured, tooLarge } = await readBody(response, {
-      maxBytes: answerBytesMax,
-      captureBytes: answerBytesMax,
-    });
-    if (tooLarge) throw new NoAnswer("the answer is too large");
-    return { status: response.status, bytes: captured };
+    return await exchangeJson(outbound, url, request, answerBytesMax);
   } catch (error) {
-    throw error instanceof NoAnswer ? error : new NoAnswer(reasonOf(error, timeoutMs));
+    throw new NoAnswer(reasonOf(error, timeoutMs));
   }
 }
 
@@ -95,54 +78,13 @@ function reasonOf(error: unknown, timeoutMs: number): string {
   return "the request failed";
 }
 
-function isObject(value: unknown): value is Readonly<Record<string, unknown>> {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
-}
-
-function parse(bytes: Uint8Array): Readonly<Record<string, unknown>> | null {
-  try {
-    const value: unknown = JSON.parse(new TextDecoder().decode(bytes));
-    return isObject(value) ? value : null;
-  } catch {
-    return null;
-  }
-}
-
-export interface Block {
-  readonly number: number;
-  readonly hash: Hex;
-  readonly parentHash: Hex;
-  /** Unix seconds. */
-  readonly timestamp: number;
-  /** Wei per gas. */
-  readonly baseFee: bigint;
-}
-
-export interface LogEntry {
-  readonly address: Hex;
-  readonly topics: readonly Hex[];
-  readonly data: Hex;
-  readonly transactionHash: Hex;
-}
-
-export interface Receipt {
-  readonly hash: Hex;
-  /** The sender, in lower case; null when the node leaves it out. */
-  readonly from: Hex | null;
-  readonly blockNumber: number;
-  readonly blockHash: Hex;
-  readonly succeeded: boolean;
-  /** What its gas cost, with what a rollup takes for its place in the chain below. */
-  readonly gasWei: bigint;
-  readonly logs: readonly LogEntry[];
-}
+const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
 
 const QUANTITY = /^0x(0|[1-9a-f][0-9a-f]{0,63})$/i;
 const DATA = /^0x([0-9a-f]{2})*$/i;
 
-function wrong(what: string): TypeError {
-  return new TypeError(`not ${what}`);
-}
+const wrong = (what: string) => new TypeError(`not ${what}`);
 
 function field(value: unknown, name: string): unknown {
   if (typeof value !== "object" || value === null) throw wrong("an object");
@@ -167,16 +109,16 @@ export function data(value: unknown): Hex {
   return `0x${value.slice(2).toLowerCase()}`;
 }
 
-export function hash(value: unknown): Hex {
-  const bytes = data(value);
-  if (bytes.length !== 66) throw wrong("32 bytes");
-  return bytes;
+function bytes(value: unknown, size: number): Hex {
+  const found = data(value);
+  if (found.length !== 2 + 2 * size) throw wrong(`${size} bytes`);
+  return found;
 }
 
+export const hash = (value: unknown): Hex => bytes(value, 32);
+
 /** A word of the EVM that is a number. */
-export function word(value: unknown): bigint {
-  return BigInt(hash(value));
-}
+export const word = (value: unknown): bigint => BigInt(hash(value));
 
 /** One that is a truth value. */
 export function truth(value: unknown): boolean {
@@ -185,25 +127,23 @@ export function truth(value: unknown): boolean {
   return number === 1n;
 }
 
-function address(value: unknown): Hex {
-  const bytes = data(value);
-  if (bytes.length !== 42) throw wrong("20 bytes");
-  return bytes;
-}
-
 function list(value: unknown): readonly unknown[] {
   if (!Array.isArray(value)) throw wrong("a list");
   return value;
 }
 
+export type Block = NonNullable<ReturnType<typeof block>>;
+
 /** Null for a block that the node does not know. */
-export function block(value: unknown): Block | null {
+export function block(value: unknown) {
   if (value === null) return null;
   return {
     number: count(field(value, "number")),
     hash: hash(field(value, "hash")),
     parentHash: hash(field(value, "parentHash")),
+    /** Unix seconds. */
     timestamp: count(field(value, "timestamp")),
+    /** Wei per gas. */
     baseFee: quantity(field(value, "baseFeePerGas")),
   };
 }
@@ -213,52 +153,52 @@ export function timestamp(block: unknown): number | null {
   return block === null ? null : count(field(block, "timestamp"));
 }
 
-function logEntry(value: unknown): LogEntry {
+export type LogEntry = Readonly<ReturnType<typeof logEntry>>;
+
+function logEntry(value: unknown) {
   return {
-    address: address(field(value, "address")),
-    topics: list(field(value, "topics")).map(hash),
+    address: bytes(field(value, "address"), 20),
+    topics: list(field(value, "topics")).map(hash) as readonly Hex[],
     data: data(field(value, "data")),
     transactionHash: hash(field(value, "transactionHash")),
   };
 }
 
-/** Entries of blocks that are not part of the chain any more are left out (`removed`). */
+/** Without those of blocks that are not part of the chain any more (`removed`). */
 export function logEntries(value: unknown): LogEntry[] {
-  return list(value)
-    .filter((each) => field(each, "removed") !== true)
-    .map(logEntry);
+  const kept = list(value).filter((each) => field(each, "removed") !== true);
+  return kept.map(logEntry);
 }
 
 /** A node may leave out any of the fields: that is no reason to have no receipt. */
 function gasWei(receipt: unknown): bigint {
   const [used, price, below] = ["gasUsed", "effectiveGasPrice", "l1Fee"].map((name) => {
-    const given = field(receipt, name);
-    return given === undefined || given === null ? 0n : quantity(given);
+    const given = field(receipt, name) ?? null;
+    return given === null ? 0n : quantity(given);
   });
   return (used ?? 0n) * (price ?? 0n) + (below ?? 0n);
 }
 
-function senderOf(from: unknown): Hex | null {
-  return from === undefined || from === null ? null : data(from);
-}
+export type Receipt = Readonly<NonNullable<ReturnType<typeof receipt>>>;
 
 /** Null for a transaction that is in no block that the node knows of. */
-export function receipt(value: unknown): Receipt | null {
+export function receipt(value: unknown) {
   if (value === null) return null;
   const status = count(field(value, "status"));
   if (status > 1) throw wrong("a status");
+  const from = field(value, "from") ?? null;
   return {
     hash: hash(field(value, "transactionHash")),
-    from: senderOf(field(value, "from")),
+    /** The sender, in lower case; null when the node leaves it out. */
+    from: from === null ? null : data(from),
     blockNumber: count(field(value, "blockNumber")),
     blockHash: hash(field(value, "blockHash")),
     succeeded: status === 1,
+    /** What its gas cost, with what a rollup takes for its place in the chain below. */
     gasWei: gasWei(value),
-    logs: list(field(value, "logs")).map(logEntry),
+    logs: list(field(value, "logs")).map(logEntry) as readonly LogEntry[],
   };
 }
 
 /** A number as the protocol writes it. */
-export function hex(value: number | bigint): Hex {
-  return `0x${value.toString(16)}`;
-}
+export const hex = (value: number | bigint): Hex => `0x${value.toString(16)}`;

@@ -1,9 +1,11 @@
-// The newest block of the chain, as all nodes together know it: it does not go back because one of them is behind, nor
-// far ahead because one of them is wrong. Where it stands still, leaps, or does not fit the machine's clock, the nodes are
-// compared, and those behind or far ahead are put aside: a node that stands still answers every question, and so would keep
-// the others from being asked.
+// The newest block of the chain, as all nodes together know it: it does not go back because one of them is behind, nor far
+// ahead because one of them is wrong. Where it stands still, leaps, or does not fit the machine's clock, the nodes are compared,
+// and those behind or far ahead are put aside: one that stands still answers every question, and would keep the others from it.
 
+import { Fault } from "../core/fault.ts";
+import type { Log } from "../core/log.ts";
 import type { Clock } from "../core/time.ts";
+import type { Chain } from "./chain.ts";
 import type * as wire from "./json-rpc.ts";
 import { ANY_STATE, type Head, NEWEST, type Rpc, StaleNode } from "./rpc.ts";
 
@@ -25,7 +27,6 @@ export interface NewestBlock {
   readonly isFirst: boolean;
 }
 
-/** The newest block of all answers so far. Those who ask at the same time share one question. */
 export function createNewestBlock(rpc: Rpc, clock: Clock) {
   let seen: NewestBlock | null = null;
   let comparedAt = Number.NEGATIVE_INFINITY;
@@ -101,7 +102,7 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
   }
 
   return {
-    /** @param ageMs how old the answer may be */
+    /** Those who ask at the same time share one question. @param ageMs how old the answer may be */
     async newest(ageMs = 0): Promise<NewestBlock> {
       if (seen !== null && performance.now() - askedAt < ageMs) return seen;
       asking ??= question().finally(() => {
@@ -109,7 +110,7 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
       });
       return asking;
     },
-    /** The newest block that any node knows: for a refusal, which a node that knows less would give too. */
+    /** For a refusal, which a node that knows less would give too. */
     highest: async () => compare(seen ?? (await question())),
     /** Whether blocks still come, as far as the nodes tell: a chain that makes some has a new one, or one of this time. */
     isFresh: () => seen !== null && !(isStill(seen) && behindMs(seen.block, clock.now()) >= OFF_MS),
@@ -175,12 +176,34 @@ function falseBeside(heads: readonly Head[], known: NewestBlock, now: number): (
     block.number > middle + LEAP_BLOCKS || (isAhead(block, now) && fitting.every((each) => isOlder(each, block)));
 }
 
-function behindMs({ timestamp }: wire.Block, now: number): number {
-  return now - timestamp * 1000;
+const behindMs = ({ timestamp }: wire.Block, now: number): number => now - timestamp * 1000;
+
+const isAhead = (block: wire.Block, now: number): boolean => behindMs(block, now) < -OFF_MS;
+
+const isOlder = (block: wire.Block, than: wire.Block): boolean => (than.timestamp - block.timestamp) * 1000 >= STILL_MS;
+
+const isLeap = (newest: wire.Block, known: wire.Block): boolean =>
+  newest.number - known.number > LEAP_BLOCKS + Math.max(0, newest.timestamp - known.timestamp);
+
+const isFarAhead = (newest: wire.Block, known: wire.Block): boolean =>
+  newest.number - known.number > JUMP_BLOCKS_MAX || newest.timestamp - known.timestamp > JUMP_SECONDS_MAX;
+
+// The time of day by the chain, which the token goes by: a payment is over, or not yet valid, when the chain's time says
+// so, and not because a clock of ours is wrong.
+
+/** Within this difference our clock may be as right as the chain's time is known here. */
+const NEAR_MS = 3000;
+
+/** The time now lies between these, in milliseconds. */
+export interface TimeSpan {
+  readonly earliest: number;
+  readonly latest: number;
 }
 
-function isAhead(block: wire.Block, now: number): boolean {
-  return behindMs(block, now) < -OFF_MS;
+/** A block's time in unix seconds, and when it was seen (performance.now): time has gone on since. */
+interface TimeReading {
+  readonly timestamp: number;
+  readonly at: number;
 }
 
 /** Not below the known block and yet of an earlier time: one of the two times is wrong, here not the one that fits the clock. */
@@ -189,14 +212,57 @@ function isEarly(block: wire.Block, known: wire.Block, now: number): boolean {
   return fits && block.number >= known.number && isOlder(block, known) && behindMs(block, now) >= OFF_MS;
 }
 
-function isOlder(block: wire.Block, than: wire.Block): boolean {
-  return (than.timestamp - block.timestamp) * 1000 >= STILL_MS;
+export interface ChainTimeOptions {
+  readonly chain: Pick<Chain, "sighting" | "nextTimestamp" | "isSure">;
+  readonly clock: Clock;
+  readonly log: Log;
 }
 
-function isLeap(newest: wire.Block, known: wire.Block): boolean {
-  return newest.number - known.number > LEAP_BLOCKS + Math.max(0, newest.timestamp - known.timestamp);
+/** It throws Fault `unavailable` when no node answers, and when those that do may stand still. */
+export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => Promise<TimeSpan> {
+  let next: Promise<TimeReading | null> = Promise.resolve(null);
+  let askedAt = Number.NEGATIVE_INFINITY;
+  let isFar = false;
+
+  /** Asked once for all who need it, because it makes work for a node. */
+  function askNext(): Promise<TimeReading | null> {
+    if (performance.now() - askedAt < 1000) return next;
+    askedAt = performance.now();
+    next = chain
+      .nextTimestamp()
+      .then((timestamp) => (timestamp === null ? null : { timestamp, at: performance.now() }));
+    return next;
+  }
+
+  function tell(differenceMs: number): void {
+    const wasFar = isFar;
+    isFar = Math.abs(differenceMs) > 60_000;
+    const seconds = Math.round(differenceMs / 1000);
+    if (isFar && !wasFar) log.warn("clock_differs_from_chain", { seconds_ahead: seconds });
+    if (!isFar && wasFar) log.info("clock_agrees_with_chain");
+  }
+
+  async function timeAt({ block, at }: NewestBlock): Promise<number> {
+    let time = timeOf({ timestamp: block.timestamp, at });
+    // Where blocks are rare, the newest one is old, so the time that the next one would have is asked for.
+    if (Math.abs(clock.now() - time) > NEAR_MS) {
+      const reading = await askNext();
+      if (reading !== null) time = Math.max(time, timeOf(reading));
+    }
+    return time;
+  }
+
+  return async () => {
+    // How old the newest known block may be. Its time is carried on by our own clock, so it need not be asked often.
+    let time = await timeAt(await chain.sighting(10_000));
+    if (!chain.isSure(time)) time = await timeAt(await chain.sighting(0));
+    if (!chain.isSure(time)) throw new Fault("unavailable", "no fresh block", { retryAfterSeconds: 2 });
+    const difference = clock.now() - time;
+    tell(difference);
+    const own = Math.abs(difference) <= NEAR_MS ? clock.now() : time;
+    // A block may be seen this long after its time: by then the next one comes.
+    return { earliest: Math.min(time, own), latest: Math.max(time + 2000, own) };
+  };
 }
 
-function isFarAhead(newest: wire.Block, known: wire.Block): boolean {
-  return newest.number - known.number > JUMP_BLOCKS_MAX || newest.timestamp - known.timestamp > JUMP_SECONDS_MAX;
-}
+const timeOf = ({ timestamp, at }: TimeReading): number => timestamp * 1000 + (performance.now() - at);

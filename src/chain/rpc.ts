@@ -6,10 +6,9 @@ import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { inSpan, type Tracer } from "../core/tracing.ts";
 import type { Outbound } from "../http/client/outbound.ts";
+import { createFairQueue, createFairShare, enter } from "../kernel/share.ts";
 import { CHAIN_ID } from "../x402/kind.ts";
 import { type Block, block, exchange, hex, NoAnswer, quantity, RpcError } from "./json-rpc.ts";
-
-const RETRY_AFTER_SECONDS = 5;
 
 export type Rpc = ReturnType<typeof createRpc>;
 /** All nodes behind one door, or one of them. */
@@ -21,7 +20,7 @@ export interface RpcOptions {
   /** Without the rule about addresses, since the operator chose the nodes. */
   readonly outbound: Outbound;
   readonly log: Log;
-  /** Each failed question to an endpoint, by its place in the list. */
+  /** Each failed question, by the endpoint's place in the list. */
   readonly onError?: (endpoint: number) => void;
   readonly timeoutMs?: number;
   /** Left out where traces are off. */
@@ -48,10 +47,8 @@ export interface Head {
   readonly block: Block;
 }
 
-export function createRpc({ urls, outbound, log, onError, timeoutMs = 3000, tracer = null }: RpcOptions) {
-  const endpoints = urls.map((url, index) =>
-    createEndpoint({ index, url, outbound, log, onError: () => onError?.(index), timeoutMs, tracer }),
-  );
+export function createRpc(options: RpcOptions) {
+  const endpoints = options.urls.map((url, index) => createEndpoint(url, index, options));
 
   let isContradicted = false;
   let isBlockUnknown = false;
@@ -115,12 +112,7 @@ export function createRpc({ urls, outbound, log, onError, timeoutMs = 3000, trac
       const errors = answers.map((answer) => (answer.status === "rejected" ? answer.reason : undefined));
       throw errors.find((error) => isAnswer(question, error)) ?? unreachable(errors[0]);
     },
-    /**
-     * Compares the chain IDs of all endpoints that answer. One that can't be reached now is compared before its first
-     * use.
-     *
-     * @throws StartupProblem
-     */
+    /** Compares the chain IDs of all endpoints that answer; another one is compared before its first use. @throws StartupProblem */
     async check(): Promise<void> {
       await Promise.all(endpoints.map((each) => each.test()));
       const wrongChain = endpoints.find((each) => each.state() === "wrongChain");
@@ -154,11 +146,7 @@ async function answerOf<T>(endpoint: Endpoint, question: Question<T>): Promise<E
  * Null when there is no answer that can be believed; `progress` then tells why. An endpoint not known to work is tested
  * first.
  */
-async function askInTurn<T>(
-  endpoints: readonly Endpoint[],
-  question: Question<T>,
-  progress: Asking<T>,
-): Promise<EndpointAnswer<T> | null> {
+async function askInTurn<T>(endpoints: readonly Endpoint[], question: Question<T>, progress: Asking<T>) {
   for (const endpoint of endpoints) {
     const state = endpoint.state();
     if (state === "wrongChain" || (state !== "good" && !(await endpoint.test()))) continue;
@@ -177,13 +165,14 @@ async function askInTurn<T>(
 /** The cause says what the last endpoint did, without its URL. */
 function unreachable(last: unknown): Fault {
   return new Fault("unavailable", "rpc unreachable", {
-    retryAfterSeconds: RETRY_AFTER_SECONDS,
+    retryAfterSeconds: 5,
     cause: last === undefined ? undefined : new Error(messageOf(last)),
   });
 }
 
-/** The time limit begins when a question is sent, so waiting for a permit does not make the node look slow. */
+/** To one node, which leaves an eighth free. The time limit begins when a question is sent, so waiting makes no node look slow. */
 const QUESTIONS_PARALLEL = 32;
+const ONE = { tenant: "", agent: null, amount: 1 };
 
 /** The endpoint says something of the chain that we know better. Another one is asked, and this one stays in use. */
 export class StaleNode extends Error {
@@ -208,25 +197,14 @@ type EndpointState = "untested" | "good" | "down" | "wrongChain";
 
 type Endpoint = ReturnType<typeof createEndpoint>;
 
-interface EndpointOptions {
-  readonly index: number;
-  readonly url: string;
-  readonly outbound: Outbound;
-  readonly log: Log;
-  /** A failed question. */
-  readonly onError: () => void;
-  readonly timeoutMs: number;
-  /** Null where traces are off. */
-  readonly tracer: Tracer | null;
-}
-
 /**
  * One node: whether it works and is of our chain, and a bound on questions to it at a time. Errors and log name it by its
  * place in the list, never by its URL.
  */
-function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer }: EndpointOptions) {
+function createEndpoint(url: string, index: number, options: RpcOptions) {
+  const { outbound, log, onError, timeoutMs = 3000, tracer = null } = options;
   const server = { outbound, url, timeoutMs, answerBytesMax: 4 * 1024 * 1024 };
-  const permits = createPermits(QUESTIONS_PARALLEL);
+  const permits = createFairQueue(createFairShare({ size: QUESTIONS_PARALLEL }));
   let state: EndpointState = "untested";
   /** In a row, tests aside. */
   let failures = 0;
@@ -249,20 +227,20 @@ function createEndpoint({ index, url, outbound, log, onError, timeoutMs, tracer 
   }
 
   async function request<T>({ method, params, read, isAnswer }: Question<T>): Promise<T> {
-    await permits.take();
+    await enter(permits, ONE);
     const fields = { rpcMethod: method, rpcEndpoint: index };
     const ask = () => exchange(server, method, params);
     try {
       return read(await inSpan(tracer, { kind: "client", name: method, fields }, ask));
     } catch (error) {
       if (error instanceof RpcError && isAnswer?.(error)) throw error;
-      onError();
+      onError?.(index);
       if (error instanceof RpcError || error instanceof StaleNode) {
         log.debug("rpc_endpoint_failed", { endpoint: index, method, error: error.message });
       } else setDown(method, error);
       throw error;
     } finally {
-      permits.give();
+      permits.giveBack(ONE.tenant, ONE.agent, ONE.amount);
     }
   }
 
@@ -346,12 +324,10 @@ function fitting(fits: (newest: Block) => boolean, newest: Block): Block {
 /** What any node tells at the end of a block that it has. */
 export const ANY_STATE = { method: "eth_getBalance", params: [`0x${"0".repeat(40)}`], read: quantity };
 
-const INVALID_PARAMS = -32_602;
-const INVALID_REQUEST = -32_600;
-
 /** A node that does not know the block words its error differently. */
 function isAboutForm({ code, message }: RpcError): boolean {
-  if (code === INVALID_PARAMS || code === INVALID_REQUEST) return true;
+  // Invalid params, invalid request.
+  if (code === -32_602 || code === -32_600) return true;
   return /invalid (argument|parameter|params|type|block)|unmarshal|deserializ|hex string/i.test(message);
 }
 
@@ -359,23 +335,4 @@ function messageOf(error: unknown): string {
   return error instanceof NoAnswer || error instanceof RpcError || error instanceof StaleNode
     ? error.message
     : "an answer in another form";
-}
-
-function createPermits(most: number) {
-  const waiting: (() => void)[] = [];
-  let free = most;
-  return {
-    take(): Promise<void> | undefined {
-      if (free > 0) {
-        free--;
-        return undefined;
-      }
-      return new Promise((resolve) => waiting.push(resolve));
-    },
-    give(): void {
-      const next = waiting.shift();
-      if (next === undefined) free++;
-      else next();
-    },
-  };
 }

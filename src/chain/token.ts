@@ -1,33 +1,38 @@
 // Calls to the token's contract, and how its answers are read: the call that moves the money, the events that prove it,
 // and the reasons of its refusals; and Multicall3, by which one transaction makes several of these calls. Pure.
 import {
-  encodeAbiParameters,
   encodeFunctionData,
+  hexToNumber,
   keccak256,
+  numberToHex,
+  pad,
   parseAbi,
-  parseAbiParameters,
+  size,
+  slice,
   toEventSelector,
-  toHex,
 } from "viem";
-import { authorizationDigest } from "../x402/eip3009.ts";
 import { lowerHex } from "../x402/fields.ts";
 import { TOKEN } from "../x402/kind.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import type { LogEntry, Receipt, RpcError } from "./json-rpc.ts";
 
-const PLAIN = parseAbi([
+/**
+ * The token; what OP-stack chains, such as Base, tell of the chain below (`getL1FeeUpperBound`); ERC-1271, which the token
+ * asks of every payer that has code (`isValidSignature`); and Multicall3.
+ */
+export const ABI = parseAbi([
   "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, uint8 v, bytes32 r, bytes32 s)",
-]);
-const ANY = parseAbi([
   "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, bytes signature)",
+  "function authorizationState(address authorizer, bytes32 nonce) view returns (bool)",
+  "function balanceOf(address account) view returns (uint256)",
+  "function getL1FeeUpperBound(uint256 size) view returns (uint256)",
+  "function isValidSignature(bytes32 digest, bytes signature) view returns (bytes4)",
+  "struct Call3 { address target; bool allowFailure; bytes callData; }",
+  "struct Result { bool success; bytes returnData; }",
+  "function aggregate3(Call3[] calls) payable returns (Result[] returnData)",
 ]);
-const STATE = parseAbi(["function authorizationState(address authorizer, bytes32 nonce) view returns (bool)"]);
-const FEE = parseAbi(["function getL1FeeUpperBound(uint256 size) view returns (uint256)"]);
-/** Where OP-stack chains, such as Base, tell what they take for their data on the chain below. */
+/** Of OP-stack chains. */
 export const FEE_ORACLE: Hex = "0x420000000000000000000000000000000000000f";
-const BALANCE = parseAbi(["function balanceOf(address account) view returns (uint256)"]);
-/** ERC-1271, which the token asks of every payer that has code. */
-const WALLET = parseAbi(["function isValidSignature(bytes32 digest, bytes signature) view returns (bytes4)"]);
 const VALID = "0x1626ba7e";
 
 export const TOKEN_ADDRESS: Hex = lowerHex(TOKEN);
@@ -39,54 +44,32 @@ const TRANSFER = toEventSelector("Transfer(address,address,uint256)");
 export const AUTHORIZATION_USED = toEventSelector("AuthorizationUsed(address,bytes32)");
 export const AUTHORIZATION_CANCELED = toEventSelector("AuthorizationCanceled(address,bytes32)");
 
-const PLAIN_DIGITS = 130;
-
 /**
  * The call data of the transfer. Both forms of the call take the signature of a contract wallet too, which must
  * arrive as it is; the one with v, r and s costs 412 gas less (measured), and takes 65 bytes only.
  *
- * @param signature canonical where it is the payer's own, as request.ts makes it: the token refuses v 0 and 1
+ * @param signature canonical where it is the payer's own, as settle/outcome.ts makes it: the token refuses v 0 and 1
  */
 export function transferData(authorization: Authorization, signature: Hex): Hex {
   const { from, to, value, validAfter, validBefore, nonce } = authorization;
   const words = [from, to, value, validAfter, validBefore, nonce] as const;
-  const digits = signature.slice(2);
-  if (digits.length !== PLAIN_DIGITS) return encodeFunctionData({ abi: ANY, args: [...words, signature] });
-  const v = Number.parseInt(digits.slice(128), 16);
-  const [r, s]: Hex[] = [`0x${digits.slice(0, 64)}`, `0x${digits.slice(64, 128)}`];
-  return encodeFunctionData({ abi: PLAIN, args: [...words, v, r ?? "0x", s ?? "0x"] });
+  const transfer = { abi: ABI, functionName: "transferWithAuthorization" } as const;
+  if (size(signature) !== 65) return encodeFunctionData({ ...transfer, args: [...words, signature] });
+  const [r, s, v] = [slice(signature, 0, 32), slice(signature, 32, 64), hexToNumber(slice(signature, 64))];
+  return encodeFunctionData({ ...transfer, args: [...words, v, r, s] });
 }
 
-export function authorizationStateData({ from, nonce }: Pick<Authorization, "from" | "nonce">): Hex {
-  return encodeFunctionData({ abi: STATE, args: [from, nonce] });
-}
+export const balanceData = (holder: Hex): Hex =>
+  encodeFunctionData({ abi: ABI, functionName: "balanceOf", args: [holder] });
 
-export function balanceData(payer: Hex): Hex {
-  return encodeFunctionData({ abi: BALANCE, args: [payer] });
-}
-
-export function feeBelowData(bytes: number): Hex {
-  return encodeFunctionData({ abi: FEE, args: [BigInt(bytes)] });
-}
-
-/** The question of the token to a contract wallet. */
-export function signatureData(authorization: Authorization, signature: Hex): Hex {
-  const digest = toHex(authorizationDigest(authorization));
-  return encodeFunctionData({ abi: WALLET, args: [digest, signature] });
-}
-
-/** The wallet's answer to it: one word, as the token reads it. */
+/** What a contract wallet answers to the token's `isValidSignature`: one word, as the token reads it. */
 export function saysValid(answer: Hex): boolean {
   return answer.length >= 66 && answer.slice(0, 66) === VALID.padEnd(66, "0");
 }
 
-function addressTopic(address: Hex): Hex {
-  return `0x${address.slice(2).padStart(64, "0")}`;
-}
-
 /** The topics that the events of an authorization's end have after the first. */
 export function authorizationTopics({ from, nonce }: Authorization): [authorizer: Hex, nonce: Hex] {
-  return [addressTopic(from), nonce];
+  return [pad(from), nonce];
 }
 
 function isEvent(log: LogEntry, topics: readonly Hex[]): boolean {
@@ -104,19 +87,18 @@ export function isEndOf(authorization: Authorization, log: LogEntry): boolean {
 }
 
 /**
- * Whether this transaction moved the money by this authorization. "Used" is not "paid", so both events must be there,
- * the transfer after the use; today's token writes it right after. Others may lie between, even other uses of the same
- * payer: each transfer proves the last use before it that none has proven yet, and no second one. Only what the token
- * itself writes counts.
+ * Whether this transaction moved the money by this authorization. "Used" is not "paid", so both events of the token must be
+ * there, the transfer after the use. Others may lie between, even other uses of the same payer: each transfer proves the
+ * last use before it that none has proven yet, and no second one.
  */
 export function isPaidBy({ from, to, value, nonce }: Authorization, receipt: Receipt): boolean {
   if (!receipt.succeeded) return false;
-  const moved = [TRANSFER, addressTopic(from), addressTopic(to)];
-  const amount = encodeAbiParameters(parseAbiParameters("uint256"), [value]);
+  const moved = [TRANSFER, pad(from), pad(to)];
+  const amount = numberToHex(value, { size: 32 });
   const unproven: Hex[] = [];
   for (const log of receipt.logs) {
     const [, , used] = log.topics;
-    if (used !== undefined && isEvent(log, [AUTHORIZATION_USED, addressTopic(from), used])) unproven.push(used);
+    if (used !== undefined && isEvent(log, [AUTHORIZATION_USED, pad(from), used])) unproven.push(used);
     else if (isEvent(log, moved) && log.data === amount && unproven.pop() === nonce) return true;
   }
   return false;
@@ -133,7 +115,6 @@ export function isRefusal(error: RpcError): boolean {
 }
 
 const ALLOWANCE = /gas required exceeds allowance\D*(\d+)/i;
-
 const PRICE = /insufficient funds|base ?fee|fee cap|fee per gas/i;
 
 /** The sender can't pay for that much gas, or no block would take the price: the error says nothing of the call. */
@@ -148,11 +129,9 @@ export function isUsedUp(reason: string): boolean {
   return /used or cancell?ed/i.test(reason);
 }
 
-const NOT_YET_VALID = /not yet valid/i;
-
 /** The newest block can be older than a window that has just opened. */
 export function isNotYetValid(reason: string): boolean {
-  return NOT_YET_VALID.test(reason);
+  return /not yet valid/i.test(reason);
 }
 
 /** The exact reason of a refusal, for the operator: nodes repeat the text of `Error(string)` in their message. */
@@ -163,14 +142,6 @@ export function refusalReason({ message }: RpcError): string {
 
 // Multicall3 (https://github.com/mds1/multicall), by which one transaction makes several payments: each call may fail
 // without undoing the others. The contract takes no part in what a payment means, for the token asks only who signed it.
-// It passes all of the remaining gas on to each call, so no payer with code may share a transaction with others: its code
-// could burn the gas of all.
-
-const ABI = parseAbi([
-  "struct Call3 { address target; bool allowFailure; bytes callData; }",
-  "struct Result { bool success; bytes returnData; }",
-  "function aggregate3(Call3[] calls) payable returns (Result[] returnData)",
-]);
 
 export const MULTICALL3_CHECKSUMMED = "0xcA11bde05977b3631167028862bE2a173976CA11";
 export const MULTICALL3: Hex = "0xca11bde05977b3631167028862be2a173976ca11";
@@ -190,7 +161,7 @@ export const SHARED_GAS_MAX = 16_000_000n;
 /** The call data of `aggregate3`: each of the calls goes to the target, and each may fail alone. */
 export function aggregateData(target: Hex, calls: readonly Hex[]): Hex {
   const args = calls.map((callData) => ({ target, allowFailure: true, callData }));
-  return encodeFunctionData({ abi: ABI, args: [args] });
+  return encodeFunctionData({ abi: ABI, functionName: "aggregate3", args: [args] });
 }
 
 /** Whether this is the code of Multicall3, and no other contract that may do other things with the gas. */

@@ -1,5 +1,6 @@
 // The accounts that may settle: a name, the fingerprints of its client certificates, and limits of its own. They are
 // read from the database for every request, so that what another process changes there is in force at once.
+import type { X509Certificate } from "node:crypto";
 import { and, asc, count, eq } from "drizzle-orm";
 import type { Tables } from "../../db/schema.ts";
 import { parseCertificates } from "../core/certificates.ts";
@@ -30,24 +31,17 @@ export interface NewAccount {
 /** Two names that differ in these only would look the same everywhere. */
 const INVISIBLE = /[\p{Cf}\p{Zl}\p{Zp}]/u;
 
-/**
- * SHA-256 of the first certificate in a PEM text, lower-case hex.
- *
- * @throws Fault `invalid_request`
- */
+/** SHA-256 of the first certificate in a PEM text, lower-case hex. @throws Fault `invalid_request` */
 export function fingerprintOf(pem: string): string {
-  const first = firstCertificate(pem);
-  if (first === undefined) throw invalidField("certificate", "must hold a certificate in PEM");
-  return first.fingerprint256.replaceAll(":", "").toLowerCase();
-}
-
-function firstCertificate(pem: string) {
+  let first: X509Certificate | undefined;
   try {
-    return parseCertificates(pem)[0];
+    [first] = parseCertificates(pem);
   } catch {
     // The parser's own words may show what it could not read.
     throw invalidField("certificate", "must hold a certificate in PEM that can be read");
   }
+  if (first === undefined) throw invalidField("certificate", "must hold a certificate in PEM");
+  return first.fingerprint256.replaceAll(":", "").toLowerCase();
 }
 
 function accountName(given: string): string {
@@ -66,9 +60,23 @@ function amount(field: string, given: string | null): string | null {
   return digits;
 }
 
-/** A change of an account holds its lock, so that no certificate is added to one that is being removed. */
-function lockAccount(tx: Tx, name: string): Promise<void> {
-  return tx.lock(`account:${name}`);
+/**
+ * A change of an account, which holds its lock, so that no certificate is added to one that is being removed.
+ *
+ * @throws what the work throws; Fault `conflict` when another process adds the same at this very moment
+ */
+async function changeAccount<T>(store: Store, name: string, work: (tx: Tx, isThere: boolean) => Promise<T>) {
+  try {
+    return await store.write(async (tx) => {
+      await tx.lock(`account:${name}`);
+      const { facilitatorAccounts: t } = tx.tables;
+      const [account] = await tx.db.select({ name: t.name }).from(t).where(eq(t.name, name));
+      return work(tx, account !== undefined);
+    });
+  } catch (error) {
+    if (error instanceof UniqueViolation) throw new Fault("conflict", "the account or the certificate exists already");
+    throw error;
+  }
 }
 
 /**
@@ -76,11 +84,7 @@ function lockAccount(tx: Tx, name: string): Promise<void> {
  *
  * @throws Fault `invalid_request`; `conflict` when the name or the certificate is another account's
  */
-export async function addAccount(
-  store: Store,
-  clock: Clock,
-  account: NewAccount,
-): Promise<{ readonly name: string; readonly fingerprint: string }> {
+export async function addAccount(store: Store, clock: Clock, account: NewAccount) {
   const now = clock.now();
   const fingerprint = fingerprintOf(account.certificate);
   const row: AccountRow = {
@@ -91,22 +95,12 @@ export async function addAccount(
     created_at: now,
     updated_at: now,
   };
-  try {
-    return await store.write(async (tx) => {
-      const { facilitatorAccounts: t } = tx.tables;
-      await lockAccount(tx, row.name);
-      if (await exists(tx, row.name)) {
-        throw new Fault("conflict", `an account has the name ${row.name} already`);
-      }
-      await tx.db.insert(t).values(row);
-      await insertCertificate(tx, row.name, fingerprint, now);
-      return { name: row.name, fingerprint };
-    });
-  } catch (error) {
-    // The checks before can only miss a process that adds the same at this very moment.
-    if (error instanceof UniqueViolation) throw new Fault("conflict", "the account exists already");
-    throw error;
-  }
+  return changeAccount(store, row.name, async (tx, isThere) => {
+    if (isThere) throw new Fault("conflict", `an account has the name ${row.name} already`);
+    await tx.db.insert(tx.tables.facilitatorAccounts).values(row);
+    await insertCertificate(tx, row.name, fingerprint, now);
+    return { name: row.name, fingerprint };
+  });
 }
 
 /**
@@ -117,22 +111,14 @@ export async function addAccount(
 export async function addCertificate(store: Store, clock: Clock, given: string, certificate: string): Promise<string> {
   const name = given.trim();
   const fingerprint = fingerprintOf(certificate);
-  try {
-    return await store.write(async (tx) => {
-      await lockAccount(tx, name);
-      if (!(await exists(tx, name))) throw noSuchAccount();
-      if ((await certificatesOf(tx, name)) >= MAX.certificates) {
-        throw new Fault("conflict", `an account has at most ${MAX.certificates} certificates: remove one of ${name}`);
-      }
-      await insertCertificate(tx, name, fingerprint, clock.now());
-      return fingerprint;
-    });
-  } catch (error) {
-    if (error instanceof UniqueViolation) {
-      throw new Fault("conflict", "the certificate belongs to an account already");
+  return changeAccount(store, name, async (tx, isThere) => {
+    if (!isThere) throw noSuchAccount();
+    if ((await certificatesOf(tx, name)) >= MAX.certificates) {
+      throw new Fault("conflict", `an account has at most ${MAX.certificates} certificates: remove one of ${name}`);
     }
-    throw error;
-  }
+    await insertCertificate(tx, name, fingerprint, clock.now());
+    return fingerprint;
+  });
 }
 
 /**
@@ -142,30 +128,19 @@ export async function addCertificate(store: Store, clock: Clock, given: string, 
  * @returns its fingerprint, and how many the account has left
  * @throws Fault `invalid_request`; `not_found` for the account; `conflict` when it has no such certificate
  */
-export async function removeCertificate(
-  store: Store,
-  given: string,
-  certificate: string,
-): Promise<{ readonly fingerprint: string; readonly left: number }> {
+export async function removeCertificate(store: Store, given: string, certificate: string) {
   const name = given.trim();
   const fingerprint = fingerprintOf(certificate);
-  return store.write(async (tx) => {
+  return changeAccount(store, name, async (tx, isThere) => {
+    if (!isThere) throw noSuchAccount();
     const { facilitatorCertificates: t } = tx.tables;
-    await lockAccount(tx, name);
-    if (!(await exists(tx, name))) throw noSuchAccount();
-    const removed = await tx.db
-      .delete(t)
-      .where(and(eq(t.fingerprint, fingerprint), eq(t.account, name)))
-      .returning({ fingerprint: t.fingerprint });
+    const isThis = and(eq(t.fingerprint, fingerprint), eq(t.account, name));
+    const removed = await tx.db.delete(t).where(isThis).returning({ fingerprint: t.fingerprint });
     if (removed.length === 0) {
       throw new Fault("conflict", `the certificate is none of ${name}: its fingerprint is ${fingerprint}`);
     }
     return { fingerprint, left: await certificatesOf(tx, name) };
   });
-}
-
-async function exists({ db, tables: { facilitatorAccounts: t } }: Tx, name: string): Promise<boolean> {
-  return (await db.select({ name: t.name }).from(t).where(eq(t.name, name))).length > 0;
 }
 
 async function certificatesOf({ db, tables: { facilitatorCertificates: t } }: Tx, name: string) {
@@ -211,13 +186,12 @@ export async function setEnabled(store: Store, clock: Clock, name: string, enabl
  */
 export async function removeAccount(store: Store, given: string): Promise<void> {
   const name = given.trim();
-  const removed = await store.write(async (tx) => {
+  await changeAccount(store, name, async (tx, isThere) => {
+    if (!isThere) throw noSuchAccount();
     const { facilitatorAccounts: t, facilitatorCertificates: c } = tx.tables;
-    await lockAccount(tx, name);
     await tx.db.delete(c).where(eq(c.account, name));
-    return tx.db.delete(t).where(eq(t.name, name)).returning({ name: t.name });
+    await tx.db.delete(t).where(eq(t.name, name));
   });
-  if (removed.length === 0) throw noSuchAccount();
 }
 
 const noSuchAccount = () => new Fault("not_found", "no such account");

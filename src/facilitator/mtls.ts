@@ -7,15 +7,9 @@ import { parseCertificates } from "../core/certificates.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
-import {
-  type ConnectionLimits,
-  type HttpOptions,
-  type KnownPeer,
-  listenAt,
-  OpenSockets,
-  serveConnections,
-} from "../http/http1.ts";
+import { type HttpOptions, type KnownPeer, listenAt, OpenSockets, serveConnections } from "../http/http1.ts";
 import { MAX } from "../kernel/limits.ts";
+import { every } from "../kernel/loop.ts";
 import { createReservedShare } from "../kernel/share.ts";
 
 /** By the certificate that the handshake has verified. */
@@ -25,17 +19,13 @@ export interface Peer extends KnownPeer {
   readonly certificate: X509Certificate;
 }
 
-export interface ListenerLimits extends ConnectionLimits {
-  readonly handshakeMs: number;
-  /** Handshakes under way at a time. One more ends the oldest; an honest peer's handshake is never that for long. */
-  readonly handshakes: number;
-  /** Connections in all, shared out among the accounts, so that none shuts out the others. */
-  readonly connections: number;
-}
+export type ListenerLimits = typeof LISTENER_LIMITS;
 
-export const LISTENER_LIMITS: ListenerLimits = {
+export const LISTENER_LIMITS = {
   handshakeMs: 5_000,
+  /** Under way at a time. One more ends the oldest; an honest peer's handshake is never that for long. */
   handshakes: 1_024,
+  /** In all, shared out among the accounts, so that none shuts out the others. */
   connections: MAX.settleConnections,
   idleMs: 60_000,
   headMs: 10_000,
@@ -60,8 +50,6 @@ export interface MtlsListenerOptions {
   readonly log: Log;
 }
 
-export type MtlsListener = Awaited<ReturnType<typeof listenMutualTls>>;
-
 /** @throws StartupProblem when certificate and key are unusable, or it can't have its address */
 export async function listenMutualTls(options: MtlsListenerOptions) {
   const server = createTlsServer(options.tls);
@@ -72,7 +60,6 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
   const port = await listenAt(server, { host, port: options.port, variable: "TOLLGATE_PORT" }, log);
   const sweeping = setInterval(admitted.sweep, 250);
 
-  /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
   async function drain(): Promise<void> {
     server.close();
     admitted.closeIdle();
@@ -94,6 +81,7 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
       roots = next;
       if (isAnyGone) admitted.keep((certificate) => next.some((root) => isIssuedBy(certificate, root)));
     },
+    /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
     drain,
     /** Closes everything. */
     async stop(): Promise<void> {
@@ -168,7 +156,7 @@ function admit(server: Server, sockets: OpenSockets, options: MtlsListenerOption
     socket.destroy();
   }
 
-  /** The time limit of the handshake holds until it is known whose share the connection counts to. */
+  /** The handshake's time limit holds until it is known whose share the connection counts to. */
   async function enter(socket: TLSSocket, peer: Peer): Promise<void> {
     const owner = await ownerOf(peer.fingerprint).catch((error) => {
       log.warn("account_lookup_failed", { error });
@@ -265,12 +253,13 @@ interface Following {
  * Follows the certificate, key and client CA while the port runs: to renew them, one only has to write the files. A change
  * counts once two looks in a row have found the same content, so a half-written one does not. If the new content can't be
  * used, the last one stays in force, and that is logged once.
+ *
+ * @returns what ends it
  */
 export function followTlsFiles({ read, tls, take, log, lookMs = 1_000 }: Following): () => void {
   let inForce = tls;
   let seen = "";
   let judged = "";
-  let looking = false;
 
   async function look(): Promise<void> {
     const reading = await read();
@@ -295,19 +284,9 @@ export function followTlsFiles({ read, tls, take, log, lookMs = 1_000 }: Followi
     for (const warning of warnings) log.warn("tls_files_suspect", { warning });
   }
 
-  const timer = setInterval(() => {
-    // While a file system hangs, it is not asked again.
-    if (looking) return;
-    looking = true;
-    void look()
-      .catch((error) => log.error("tls_files_not_read", { error }))
-      .finally(() => {
-        looking = false;
-      });
-  }, lookMs);
-  return () => clearInterval(timer);
+  // While a file system hangs, it is not asked again.
+  return every(lookMs, () => look().catch((error) => log.error("tls_files_not_read", { error })));
 }
 
-function isSame(a: TlsMaterial, b: TlsMaterial): boolean {
-  return a.cert === b.cert && a.key === b.key && a.clientCa === b.clientCa;
-}
+const isSame = (a: TlsMaterial, b: TlsMaterial): boolean =>
+  a.cert === b.cert && a.key === b.key && a.clientCa === b.clientCa;

@@ -6,17 +6,16 @@ import { keyOf } from "../x402/verify.ts";
 import { limitsOf } from "./payments/guardrails.ts";
 import { X402_V1 } from "./routes.ts";
 import * as outcome from "./settle/outcome.ts";
-import { settlementRequest } from "./settle/request.ts";
 
 const HASH: Hex = `0x${"ab".repeat(32)}`;
 const NONE = { maxPerTransaction: 1n, dailyCeiling: 10_000n, dailyGasWei: 0n, dailyGasAllWei: 0n, minValue: 0n };
 
 /** The body, or the Fault, that an outcome is answered with. */
-async function shown(of: (asked: ReturnType<typeof settlementRequest>) => outcome.CollectionOutcome) {
+async function shown(of: (asked: ReturnType<typeof outcome.settlementRequest>) => outcome.CollectionOutcome) {
   const asked = await request();
   const limits = limitsOf(account(), NONE);
   try {
-    const body = X402_V1.answer(asked, of(settlementRequest(account(), asked, limits, "payer")));
+    const body = X402_V1.answer(asked, of(outcome.settlementRequest(account(), asked, limits, "payer")));
     return JSON.stringify(body).replace(keyOf(asked.payment.authorization).payer, "PAYER");
   } catch (error) {
     if (!(error instanceof Fault)) throw error;
@@ -37,7 +36,11 @@ test.each([
   ],
   ["declined for good", () => outcome.declined("expired"), failure("")],
   ["declined on these terms", () => outcome.declined("claimed_on_other_terms", HASH), failure(HASH)],
-  ["not included in time", () => outcome.pendingBy(HASH), failure(HASH)],
+  [
+    "not included in time",
+    () => ({ kind: "pending", reason: "not included in time", hash: HASH, retryAfterSeconds: null }) as const,
+    failure(HASH),
+  ],
   ["being settled", () => outcome.BEING_SETTLED, ["unavailable", "this payment is being settled", 2]],
   ["not possible now", () => outcome.notNow("gas wallet low"), ["unavailable", "no settlement is possible now", 5]],
   [
@@ -58,7 +61,7 @@ test("as x402 version 1 has it: a limit says when to ask again only if it passes
     null,
   ]);
   expect(await shown((asked) => outcome.overLimit("over_daily_ceiling", asked))).toEqual(["over_limit", OUTSIDE, 3600]);
-  const small = (asked: ReturnType<typeof settlementRequest>) => ({
+  const small = (asked: ReturnType<typeof outcome.settlementRequest>) => ({
     ...asked,
     limits: { ...asked.limits, dailyCeiling: 1n },
   });

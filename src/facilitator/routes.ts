@@ -1,6 +1,6 @@
-// The facilitator's three endpoints. `/settle` stands behind the account of the client certificate, which is looked
-// up before anything of the request is read; the other two are open, and all that the plain port has. What is asked and
-// answered is the protocol's: x402 version 1 is the only one, and another one is a second value of `PaymentProtocol`.
+// The facilitator's three endpoints. `/settle` stands behind the account of the client certificate, which is looked up before
+// anything of the request is read; the other two are open, and all that the plain port has. What is asked and answered is the
+// protocol's: another one than x402 version 1 is a second value of `PaymentProtocol`.
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
@@ -53,12 +53,10 @@ export const X402_V1: PaymentProtocol = {
 function refusal(outcome: CollectionOutcome): Fault {
   const { retryAfterSeconds } = outcome;
   const isKind = outcome.kind === "over_limit" || outcome.kind === "unavailable";
-  const message = isKind ? outcome.message : "this payment is being settled";
-  return new Fault(
-    isKind ? outcome.kind : "unavailable",
-    message,
-    retryAfterSeconds === null ? {} : { retryAfterSeconds },
-  );
+  const [kind, message] = isKind
+    ? [outcome.kind, outcome.message]
+    : (["unavailable", "this payment is being settled"] as const);
+  return new Fault(kind, message, retryAfterSeconds === null ? {} : { retryAfterSeconds });
 }
 
 export interface FacilitatorRoutes {

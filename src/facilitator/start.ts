@@ -1,25 +1,9 @@
 // Composes the facilitator from its parts and starts it: storage first, then the wallets and what they had under
 // way, then the two listeners. Stopping goes the other way round.
-//
-// To read it, follow one payment:
-//   mtls, http/http1           who is at the other end, and HTTP on that connection; certificates that change
-//   routes, accounts           the three endpoints, and which account the certificate is of
-//   settle/settle              the order of checks: request, guardrails, outcome; refusals are noted
-//   settle/claims, payments    simulate, claim with its share of the ceiling (guardrails) and of the payer's balance, send,
-//                              wait; what each account may have in flight; resume: what a crash left
-//   wallet/leases              which wallets this process works for, where several run
-//   wallet/choose-wallet       which key sends the payment, and whether any can
-//   wallet/sender              its next nonces; signed (signer) and stored (transactions) before anything leaves
-//   wallet/watcher             each new block: which nonces are used by now (pending)
-//   wallet/broadcast           what is stored goes to the nodes, again and again; what is stuck is replaced (fees)
-//   wallet/resolution          how a payment ended, written down
-//   chain/chain, rpc           what is asked of the nodes, of which one, and how its answers are read (token, json-rpc,
-//                              newest-block, chain-time)
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
-import { createChainTime } from "../chain/chain-time.ts";
-import { BLOCK_SECONDS } from "../chain/find-use.ts";
-import { createOwnTransfers } from "../chain/own-transfer.ts";
+import { BLOCK_SECONDS, createOwnTransfers } from "../chain/find-use.ts";
+import { createChainTime } from "../chain/newest-block.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/startup.ts";
@@ -41,24 +25,15 @@ import { openTracer } from "../tracing/open.ts";
 import type { Hex } from "../x402/types.ts";
 import { createVerifier } from "../x402/verifier/verifier.ts";
 import { ownerOf } from "./accounts.ts";
-import {
-  followTlsFiles,
-  LISTENER_LIMITS,
-  listenMutualTls,
-  type MtlsListener,
-  type TlsMaterial,
-  type TlsReading,
-} from "./mtls.ts";
+import { followTlsFiles, LISTENER_LIMITS, listenMutualTls, type TlsMaterial, type TlsReading } from "./mtls.ts";
 import type { Limits } from "./payments/guardrails.ts";
 import { createPaymentSpans } from "./payments/payment-spans.ts";
 import { cleanUpFacilitator } from "./payments/retention.ts";
 import { createOpenEdge, createPeerEdge } from "./routes.ts";
-import { createSettlementWaiters } from "./settle/claims.ts";
-import { createSettle } from "./settle/settle.ts";
-import { requireMulticall3 } from "./wallet/choose-wallet.ts";
+import { createSettle, createSettlementWaiters } from "./settle/settle.ts";
 import { createOwnWallets, createWalletLeases } from "./wallet/leases.ts";
 import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
-import { createWallet, type WalletLimits } from "./wallet/wallet.ts";
+import { createWallet, requireMulticall3, type WalletLimits } from "./wallet/wallet.ts";
 
 /** How often this process looks for what another one has left behind. */
 const TAKE_UP_MS = 10_000;
@@ -105,7 +80,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   opened.defer(() => store.close());
   const file = databaseUrl === null ? join(dataDir, DATABASE_FILE) : null;
   const restoredAt = await startRestored({ store, file, settle: async () => {}, log });
-  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, { restoredAt, log, meters, tracer });
+  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, restoredAt, { log, meters, tracer });
   await chain.check();
   if (options.limits.batch > 1) await requireMulticall3(chain);
 
@@ -120,10 +95,11 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
     finalAfterSeconds: options.limits.confirmations * BLOCK_SECONDS,
     readiness: wallet.readiness,
   });
+  const { tls, readTls: read } = options;
   const listener = await listenMutualTls({
     host: options.host,
     port: options.port,
-    tls: options.tls,
+    tls,
     answer: edge.fetch,
     ownerOf: ownerOf(store.read),
     bodyBytesMax: MAX.settleBodyBytes,
@@ -132,7 +108,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
     log,
   });
   opened.defer(() => listener.stop());
-  opened.defer(followFiles(options, listener, log));
+  if (read !== null) opened.defer(followTlsFiles({ read, tls, take: listener.renew, log }));
   const open = createOpenEdge({ readiness: wallet.readiness, log, meters });
   const openServer = await listenPlain({
     host: options.host,
@@ -143,8 +119,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   });
   opened.defer(() => openServer.stop());
 
-  wallet.onTaken(() => void settle.recover());
-  await wallet.start();
+  await wallet.start(() => void settle.recover());
   opened.defer(() => wallet.stop());
   started.resolve();
   void settle.recover();
@@ -179,19 +154,12 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   };
 }
 
-function followFiles({ tls, readTls: read }: FacilitatorOptions, listener: MtlsListener, log: Log): () => void {
-  return read === null ? () => {} : followTlsFiles({ read, tls, take: listener.renew, log });
-}
-
-interface Observers {
-  readonly restoredAt: number | null;
-  readonly log: Log;
-  readonly meters: Meters;
-  readonly tracer: Tracer | null;
-}
-
-function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store, observers: Observers) {
-  const { restoredAt, log, meters, tracer } = observers;
+function compose(
+  { rpcUrls, signers, limits }: FacilitatorOptions,
+  store: Store,
+  restoredAt: number | null,
+  { log, meters, tracer }: { readonly log: Log; readonly meters: Meters; readonly tracer: Tracer | null },
+) {
   // Nodes and signer are the operator's own, so any address is allowed.
   const outbound = createOutbound({ rules: null, extraCa: null });
   const chain = createChain({ urls: rpcUrls, outbound, log, onError: meters.rpcFailed, tracer });
@@ -207,12 +175,8 @@ function compose({ rpcUrls, signers, limits }: FacilitatorOptions, store: Store,
   const time = createChainTime({ chain, clock, log });
   const judged = { simulate: wallet.simulate, time, isSignedByContract, balanceOf, hasCode, isUsed };
   meters.gauges({ balances: wallet.balances });
-  const findOwnTransfer = createOwnTransfers({
-    restoredAt,
-    clock,
-    chain,
-    ownWallets: createOwnWallets(store, wallets),
-  });
+  const ownWallets = createOwnWallets(store, wallets);
+  const findOwnTransfer = createOwnTransfers({ restoredAt, clock, chain, ownWallets });
   const verifier = createVerifier({ log });
   const settle = createSettle({ ...common, wallet, findOwnTransfer, verifier, chain: judged });
   return { chain, outcomes, wallet, verifier, settle };

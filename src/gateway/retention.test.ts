@@ -184,7 +184,7 @@ eachStore((makePlace, dialect) => {
     await using days = await openDays(makePlace);
     const { store, clock, put, clean } = days;
     const key = await put({ payment_nonce: "n", settlement_status: "pending" });
-    const authorization = { value: "1" };
+    const authorization = { value: "1", validAfter: "0", validBefore: "1" };
     const open = {
       ...payment(key, true),
       facilitator_url: "https://f",

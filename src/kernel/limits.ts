@@ -196,6 +196,10 @@ const PAYMENTS = {
   facilitatorAttempts: count(32, "each", "waits", "settlements in the background at one facilitator"),
   troubledAttempts: count(2, "each", "waits", "such settlements where the last answer timed out"),
   troubledFacilitators: count(10_000, "process", "the oldest is forgotten", "facilitators in trouble"),
+  // 12 blocks of Base, and some: for a facilitator that names no time.
+  settlementFinalMs: ms(30_000, "each", "asked about again", "time until a settlement is asked about once more"),
+  settlementConfirmMs: ms(120_000, "each", "final as it is", "time for which nobody says whether a settlement stands"),
+  confirmationsAtOnce: count(64, "tenant", "asked later", "settlements that a request for receipts has confirmed"),
   // Signing with a larger one takes so long that a few handshakes would hold up everybody else's.
   rsaBits: count(4_096, "each", "400", "bits of the RSA key in a client bundle"),
   settleBodyBytes: bytes(64 * KIB, "each", "413", "body of `/settle`"),
@@ -229,7 +233,3 @@ export const MAX = Object.fromEntries(Object.entries(ALL).map(([name, { size }])
 export const IDEMPOTENCY_HOURS = 24;
 export const BURST_DEFAULT = 20;
 export const PAGE_LIMIT_DEFAULT = 20;
-/** When the gateway's nodes are asked whether a settlement stands, if its facilitator names no time: 12 blocks, and some. */
-export const SETTLEMENT_FINAL_MS = 30_000;
-/** After so long a collected payment counts as final, even if nobody answers. */
-export const SETTLEMENT_CONFIRM_MS_MAX = 120_000;

@@ -28,8 +28,8 @@ import {
   requirementsFrom,
   requirementsOf,
   settleRequestJson,
-  type WireRequirements,
 } from "./codec.ts";
+import type { WireRequirements } from "./schemas.ts";
 import type { Payment } from "./types.ts";
 
 describe("a settle request", () => {

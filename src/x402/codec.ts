@@ -20,7 +20,8 @@ import {
   versionIn,
 } from "./fields.ts";
 import { NETWORK, NETWORK_CAIP2, SCHEME, TOKEN, TOKEN_NAME, TOKEN_VERSION, X402_VERSION } from "./kind.ts";
-import type { Hex, Payment, Requirements } from "./types.ts";
+import type { WireRequirements } from "./schemas.ts";
+import type { Payment, Requirements } from "./types.ts";
 
 /** `reason` names the field and repeats no value: it may be shown to the sender. */
 export type Parsed<T> = { readonly ok: true; readonly value: T } | { readonly ok: false; readonly reason: string };
@@ -31,31 +32,8 @@ export interface SettleRequest {
 }
 
 /** The offer that a version 2 payment says it answers, in the words of version 1. */
-export interface AcceptedTerms {
-  readonly scheme: string;
-  readonly network: string;
-  readonly amount: bigint;
-  readonly asset: Hex;
-  readonly payTo: Hex;
-}
+export type AcceptedTerms = Pick<Requirements, "scheme" | "network" | "asset" | "payTo"> & { readonly amount: bigint };
 
-/** An entry of a version 1 `accepts`. A missing `description` or `mimeType` makes official clients throw. */
-export interface WireRequirements {
-  readonly scheme: string;
-  readonly network: string;
-  readonly maxAmountRequired: string;
-  /** An absolute URL. */
-  readonly resource: string;
-  readonly description: string;
-  readonly mimeType: string;
-  readonly payTo: string;
-  readonly maxTimeoutSeconds: number;
-  readonly asset: string;
-  /** The token's EIP-712 domain, for which clients sign. */
-  readonly extra: { readonly name: string; readonly version: string };
-}
-
-const MIME_TYPE = "application/json";
 export const MAX_TIMEOUT_SECONDS = 60;
 const CAIP2 = /^[-a-z0-9]{3,8}:[-_a-zA-Z0-9]{1,32}$/;
 
@@ -162,13 +140,9 @@ function readAccepted(place: FieldScope): AcceptedTerms {
 
 /** Whether a version 2 payment answers this offer. */
 export function acceptedMatches(accepted: AcceptedTerms, wire: WireRequirements): boolean {
-  return (
-    accepted.scheme === wire.scheme &&
-    accepted.network === wire.network &&
-    accepted.amount === BigInt(wire.maxAmountRequired) &&
-    accepted.asset === lowerHex(wire.asset) &&
-    accepted.payTo === lowerHex(wire.payTo)
-  );
+  const { scheme, network, maxAmountRequired, asset, payTo } = requirementsFrom(wire);
+  const isKind = accepted.scheme === scheme && accepted.network === network && accepted.asset === asset;
+  return isKind && accepted.amount === maxAmountRequired && accepted.payTo === payTo;
 }
 
 /** What is asked of a caller. `resource` must be an absolute URL, `payTo` an address in any case. */
@@ -178,14 +152,15 @@ export function requirementsOf(demand: {
   readonly resource: string;
   readonly description: string;
 }): WireRequirements {
+  const { amount, payTo, resource, description } = demand;
   return {
     scheme: SCHEME,
     network: NETWORK,
-    maxAmountRequired: demand.amount.toString(),
-    resource: demand.resource,
-    description: demand.description,
-    mimeType: MIME_TYPE,
-    payTo: demand.payTo,
+    maxAmountRequired: amount.toString(),
+    resource,
+    description,
+    mimeType: "application/json",
+    payTo,
     maxTimeoutSeconds: MAX_TIMEOUT_SECONDS,
     asset: TOKEN,
     extra: { name: TOKEN_NAME, version: TOKEN_VERSION },
@@ -194,34 +169,27 @@ export function requirementsOf(demand: {
 
 /** Our own requirements as values, for the checks of verify.ts. */
 export function requirementsFrom(wire: WireRequirements): Requirements {
+  const { scheme, network, resource, maxTimeoutSeconds } = wire;
+  const [asset, payTo] = [lowerHex(wire.asset), lowerHex(wire.payTo)];
   return {
-    scheme: wire.scheme,
-    network: wire.network,
+    scheme,
+    network,
     maxAmountRequired: BigInt(wire.maxAmountRequired),
-    asset: lowerHex(wire.asset),
-    payTo: lowerHex(wire.payTo),
-    resource: wire.resource,
-    maxTimeoutSeconds: wire.maxTimeoutSeconds,
+    asset,
+    payTo,
+    resource,
+    maxTimeoutSeconds,
   };
 }
 
 /** One 402 for the clients of both versions: the body is version 1, the value of `PAYMENT-REQUIRED` version 2. */
 export function challenge(wire: WireRequirements, error: string) {
+  const { scheme, maxAmountRequired: amount, asset, payTo, maxTimeoutSeconds, extra } = wire;
   const required = {
     x402Version: 2,
     error,
     resource: { url: wire.resource, description: shortened(wire.description), mimeType: wire.mimeType },
-    accepts: [
-      {
-        scheme: wire.scheme,
-        network: NETWORK_CAIP2,
-        amount: wire.maxAmountRequired,
-        asset: wire.asset,
-        payTo: wire.payTo,
-        maxTimeoutSeconds: wire.maxTimeoutSeconds,
-        extra: wire.extra,
-      },
-    ],
+    accepts: [{ scheme, network: NETWORK_CAIP2, amount, asset, payTo, maxTimeoutSeconds, extra }],
   };
   return { body: { x402Version: X402_VERSION, error, accepts: [wire] }, header: encodeBase64(required) };
 }
@@ -244,30 +212,16 @@ export function paymentResponse(
 }
 
 /** The body of a request to `/settle`: version 1, whichever version carried the payment. */
-export function settleRequestJson(payment: Payment, requirements: WireRequirements): object {
-  const { from, to, value, validAfter, validBefore, nonce } = payment.authorization;
-  return {
-    x402Version: X402_VERSION,
-    paymentPayload: {
-      x402Version: X402_VERSION,
-      scheme: payment.scheme,
-      network: payment.network,
-      payload: {
-        signature: payment.signature,
-        authorization: {
-          from,
-          to,
-          value: value.toString(),
-          validAfter: validAfter.toString(),
-          validBefore: validBefore.toString(),
-          nonce,
-        },
-      },
-    },
-    paymentRequirements: requirements,
+export function settleRequestJson(payment: Payment, paymentRequirements: WireRequirements) {
+  const { scheme, network, signature, authorization } = payment;
+  const decimals = {
+    value: String(authorization.value),
+    validAfter: String(authorization.validAfter),
+    validBefore: String(authorization.validBefore),
   };
+  const payload = { signature, authorization: { ...authorization, ...decimals } };
+  const paymentPayload = { x402Version: X402_VERSION, scheme, network, payload };
+  return { x402Version: X402_VERSION, paymentPayload, paymentRequirements };
 }
 
-function encodeBase64(value: object): string {
-  return Buffer.from(JSON.stringify(value)).toString("base64");
-}
+const encodeBase64 = (value: object): string => Buffer.from(JSON.stringify(value)).toString("base64");

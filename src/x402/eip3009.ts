@@ -7,31 +7,12 @@ import { lowerHex } from "./fields.ts";
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "./kind.ts";
 import type { Authorization, Hex } from "./types.ts";
 
-const WORD_BYTES = 32;
-const WORD_DIGITS = 2 * WORD_BYTES;
-
 const DOMAIN_TYPE = "EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)";
-const TRANSFER_TYPE =
-  "TransferWithAuthorization(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,bytes32 nonce)";
-
-export const DOMAIN_SEPARATOR: Hex = `0x${toHex(
-  keccak_256(
-    Buffer.from(
-      hashText(DOMAIN_TYPE) +
-        hashText(TOKEN_NAME) +
-        hashText(TOKEN_VERSION) +
-        word(CHAIN_ID.toString(16)) +
-        word(TOKEN.slice(2)),
-      "hex",
-    ),
-  ),
-)}`;
-
-// Both buffers are used again by every call, which is safe because no call awaits anything, and every call writes
-// all of the bytes that are not fixed.
-const struct = Buffer.from(hashText(TRANSFER_TYPE) + "0".repeat(6 * WORD_DIGITS), "hex");
-/** EIP-191 version 1: 0x19 0x01, the domain separator, the struct's hash. */
-const envelope = Buffer.from(`1901${DOMAIN_SEPARATOR.slice(2)}${"0".repeat(WORD_DIGITS)}`, "hex");
+const TRANSFER_TYPE = hashText(
+  "TransferWithAuthorization(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,bytes32 nonce)",
+);
+const DOMAIN = [hashText(DOMAIN_TYPE), hashText(TOKEN_NAME), hashText(TOKEN_VERSION), word(CHAIN_ID), word(TOKEN)];
+export const DOMAIN_SEPARATOR: Hex = `0x${toHex(keccak_256(Buffer.from(DOMAIN.join(""), "hex")))}`;
 
 const SIGNATURE = /^0x[0-9a-fA-F]{130}$/;
 const ORDER = secp256k1.CURVE.n;
@@ -45,36 +26,26 @@ function hashText(text: string): string {
   return toHex(keccak_256(text));
 }
 
-function word(digits: string): string {
-  return digits.padStart(WORD_DIGITS, "0");
+/** The digits of 32 bytes. */
+function word(value: string | bigint | number): string {
+  return (typeof value === "string" ? value.slice(2) : value.toString(16)).padStart(64, "0");
 }
 
 /** What the payer signs (EIP-712). */
 export function authorizationDigest(authorization: Authorization): Uint8Array {
   const { from, to, value, validAfter, validBefore, nonce } = authorization;
-  const words =
-    word(from.slice(2)) +
-    word(to.slice(2)) +
-    word(value.toString(16)) +
-    word(validAfter.toString(16)) +
-    word(validBefore.toString(16)) +
-    nonce.slice(2);
-  // A value of another form would leave bytes of an earlier call in the buffer.
-  if (words.length !== 6 * WORD_DIGITS || struct.write(words, WORD_BYTES, "hex") !== 6 * WORD_BYTES) {
+  const words = [from, to, value, validAfter, validBefore].map(word).join("") + nonce.slice(2);
+  const struct = Buffer.from(TRANSFER_TYPE + words, "hex");
+  // What is no digit ends the buffer early.
+  if (words.length !== 6 * 64 || struct.length !== 7 * 32) {
     throw new TypeError("not an authorization in the form of types.ts");
   }
-  envelope.set(keccak_256(struct), 2 + WORD_BYTES);
-  return keccak_256(envelope);
-}
-
-interface PlainSignature {
-  readonly r: bigint;
-  readonly s: bigint;
-  readonly recovery: 0 | 1;
+  // EIP-191 version 1: 0x19 0x01, the domain separator, the struct's hash.
+  return keccak_256(Buffer.from(`1901${DOMAIN_SEPARATOR.slice(2)}${toHex(keccak_256(struct))}`, "hex"));
 }
 
 /** The token's own rule (and EIP-2): 65 bytes, s in the lower half, v 27 or 28; some signers write 0 or 1 for these. */
-function readPlain(signature: Hex): PlainSignature | null {
+function readPlain(signature: Hex) {
   if (!SIGNATURE.test(signature)) return null;
   const r = BigInt(signature.slice(0, 66));
   const s = BigInt(`0x${signature.slice(66, 130)}`);

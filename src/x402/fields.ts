@@ -34,13 +34,10 @@ function asFields(value: unknown, name: string): FieldScope["fields"] {
   return value;
 }
 
-function isObject(value: unknown): value is FieldScope["fields"] {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
-}
+const isObject = (value: unknown): value is FieldScope["fields"] =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
 
-function pathOf(place: FieldScope, key: string): string {
-  return place.path === "" ? key : `${place.path}.${key}`;
-}
+const pathOf = ({ path }: FieldScope, key: string): string => (path === "" ? key : `${path}.${key}`);
 
 /** Inherited keys are no fields: `Object.prototype` is not part of what was sent. */
 function present(place: FieldScope, key: string): unknown {
@@ -57,9 +54,7 @@ export function versionIn<V extends number>(place: FieldScope, version: V): V {
 }
 
 /** A word such as a scheme or a network. The codec does not judge which ones are known. */
-export function fieldName(place: FieldScope, key: string): string {
-  return textIn(place, key, 64);
-}
+export const fieldName = (place: FieldScope, key: string): string => textIn(place, key, 64);
 
 export function textIn(place: FieldScope, key: string, charactersMax: number): string {
   const value = present(place, key);
@@ -95,9 +90,8 @@ export function secondsIn(place: FieldScope, key: string): number {
   return value;
 }
 
-export function addressIn(place: FieldScope, key: string): Hex {
-  return hexIn(place, key, ADDRESS, "must be an address of 0x and 40 hexadecimal digits");
-}
+export const addressIn = (place: FieldScope, key: string): Hex =>
+  hexIn(place, key, ADDRESS, "must be an address of 0x and 40 hexadecimal digits");
 
 export function signatureIn(place: FieldScope, key: string): Hex {
   const signature = hexIn(place, key, SIGNATURE, "must be 0x and the hexadecimal digits of at least 65 bytes");
@@ -114,9 +108,7 @@ function hexIn(place: FieldScope, key: string, form: RegExp, problem: string): H
 }
 
 /** The one spelling in which hex is kept and compared. */
-export function lowerHex(text: string): Hex {
-  return `0x${text.slice(2).toLowerCase()}`;
-}
+export const lowerHex = (text: string): Hex => `0x${text.slice(2).toLowerCase()}`;
 
 /** Further keys are passed over, as the official schemas do: nobody signed them and nothing reads them. */
 export function authorizationIn(place: FieldScope, key: string): Authorization {

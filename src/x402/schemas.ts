@@ -1,6 +1,6 @@
 // The payment protocol's bodies as schemas, for the API document: what callers are asked, and what gateways and
 // facilitators say to each other. What is taken is decided by codec.ts, which reads them by hand.
-import { Type } from "@sinclair/typebox";
+import { type Static, Type } from "@sinclair/typebox";
 import { NETWORK, SCHEME, X402_VERSION } from "./kind.ts";
 
 const amount = (description: string) => Type.String({ pattern: "^[0-9]+$", description });
@@ -24,6 +24,8 @@ const PaymentRequirements = Type.Object(
   },
   { $id: "PaymentRequirements" },
 );
+/** An entry of a version 1 `accepts`. A missing `description` or `mimeType` makes official clients throw. */
+export type WireRequirements = Static<typeof PaymentRequirements>;
 
 export const PaymentChallenge = Type.Object(
   {

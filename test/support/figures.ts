@@ -65,10 +65,10 @@ function fullFolders(sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 238, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 231, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 48_695,
+    most: 47_605,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -96,7 +96,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 143,
+    most: 132,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {

@@ -6,8 +6,8 @@ import { systemClock } from "../../core/time.ts";
 import { readBody } from "../../http/client/body.ts";
 import { createOutbound } from "../../http/client/outbound.ts";
 import type { AnswerHeaders } from "../../http/client/response-parser.ts";
-import type { WireRequirements } from "../../x402/codec.ts";
 import { CHAIN_ID, X402_VERSION } from "../../x402/kind.ts";
+import type { WireRequirements } from "../../x402/schemas.ts";
 
 const ANSWER_BYTES_MAX = 1024 * 1024;
 

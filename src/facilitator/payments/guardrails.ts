@@ -1,5 +1,4 @@
-// The limits of an account: which kind of payment it may settle, how much in one transaction, and how much in one
-// UTC day; and how much gas it may have burned on one; with what the account has used of them on a day. Amounts are smallest
+// The limits of an account, in one transaction and on one UTC day, and what it has used of them on a day. Amounts are smallest
 // units of the token, gas is in wei, and what equals a limit is allowed. Who changes what is used holds the account's lock.
 
 import { and, count, eq } from "drizzle-orm";
@@ -9,27 +8,21 @@ import type { Hex, Payment, Requirements } from "../../x402/types.ts";
 
 const TOKEN_LOWER = TOKEN.toLowerCase();
 
-/** The account's own limits; null for the deployment's default. */
-export interface AccountLimits {
+/** An account that may settle, with its own limits; null for the deployment's default. */
+export interface FacilitatorAccount {
+  readonly name: string;
   readonly maxPerTransaction: bigint | null;
   readonly dailyCeiling: bigint | null;
 }
 
-/** An account that may settle. */
-export interface FacilitatorAccount extends AccountLimits {
-  readonly name: string;
-}
-
 export interface Limits {
-  /** Smallest units of the token. */
   readonly maxPerTransaction: bigint;
-  /** Smallest units of the token per account and UTC day. */
+  /** Per account and UTC day. */
   readonly dailyCeiling: bigint;
   /** Wei that an account's reverted transactions may burn on a UTC day; 0 for no bound. */
   readonly dailyGasWei: bigint;
   /** Wei that all its transactions may cost on a day; 0 for no bound. */
   readonly dailyGasAllWei: bigint;
-  /** Least smallest units of the token of one payment. */
   readonly minValue: bigint;
 }
 
@@ -47,7 +40,7 @@ export function isOfDay(problem: GuardrailProblem): boolean {
   return ["over_daily_ceiling", "over_daily_gas", "payer_reverted"].includes(problem);
 }
 
-export function limitsOf(account: AccountLimits, defaults: Limits): Limits {
+export function limitsOf(account: Omit<FacilitatorAccount, "name">, defaults: Limits): Limits {
   return {
     ...defaults,
     maxPerTransaction: account.maxPerTransaction ?? defaults.maxPerTransaction,
@@ -56,52 +49,38 @@ export function limitsOf(account: AccountLimits, defaults: Limits): Limits {
 }
 
 /** Every account may settle the one kind of the deployment. */
-function isAllowedKind({ network }: Payment, requirements: Requirements): boolean {
-  return network === NETWORK && requirements.network === NETWORK && requirements.asset === TOKEN_LOWER;
-}
+const isAllowedKind = ({ network }: Payment, requirements: Requirements): boolean =>
+  network === NETWORK && requirements.network === NETWORK && requirements.asset === TOKEN_LOWER;
 
-/** Whether `value` more than what is `reserved` already is more than the ceiling allows. */
-export function exceedsCeiling(reserved: bigint, value: bigint, dailyCeiling: bigint): boolean {
-  return reserved + value > dailyCeiling;
-}
+export const exceedsCeiling = (reserved: bigint, value: bigint, dailyCeiling: bigint): boolean =>
+  reserved + value > dailyCeiling;
 
 /** An account below the bound may pass it with its last transaction. */
-export function exceedsGas(burned: bigint, dailyGasWei: bigint): boolean {
-  return dailyGasWei > 0n && burned > dailyGasWei;
-}
+export const exceedsGas = (burned: bigint, dailyGasWei: bigint): boolean => dailyGasWei > 0n && burned > dailyGasWei;
 
 /** Of one account on one day. A payer with code needs no transaction of its own to make its payments revert. */
-export function isShutOut(reverts: number, hasCode: boolean): boolean {
-  return reverts >= (hasCode ? 2 : 5);
-}
+export const isShutOut = (reverts: number, hasCode: boolean): boolean => reverts >= (hasCode ? 2 : 5);
 
 /**
  * Whether a payer without code has as many payments under way as it may have: by one transaction that moves its money it
  * can make all of them revert. A payer with code holds their gas instead.
  */
-export function exceedsOpen(open: number, hasCode: boolean): boolean {
-  return !hasCode && open >= 256;
-}
+export const exceedsOpen = (open: number, hasCode: boolean): boolean => !hasCode && open >= 256;
 
 /** Whether `more` exceeds the bound, beside what is used and held. A first payment of the day may be dearer than that. */
 export function exceedsGasOfAll(used: bigint, more: bigint, dailyGasAllWei: bigint): boolean {
   return dailyGasAllWei > 0n && used > 0n && used + more > dailyGasAllWei;
 }
 
-interface GasAtOnce {
-  readonly burned: bigint;
-  /** For others under way, and of that for those of the same payer. */
-  readonly reserved: bigint;
-  readonly own: bigint;
-  readonly more: bigint;
-}
-
 /**
- * Whether `more` exceeds the bound, together with what has burned and what is `reserved`, or one payer would hold more than
- * an eighth of it: it must not burn what the account has for all. A single payment is let through, since one alone may
- * cost more than the bound when gas is expensive.
+ * Whether `more` exceeds the bound, together with what has burned and what is `reserved` for others under way; or one payer
+ * would hold more than an eighth of it (`own` is its part of that): it must not burn what the account has for all. A single
+ * payment is let through, since one alone may cost more than the bound when gas is expensive.
  */
-export function exceedsGasAtOnce({ burned, reserved, own, more }: GasAtOnce, dailyGasWei: bigint): boolean {
+export function exceedsGasAtOnce(
+  { burned, reserved, own, more }: Readonly<Record<"burned" | "reserved" | "own" | "more", bigint>>,
+  dailyGasWei: bigint,
+): boolean {
   if (dailyGasWei === 0n || more === 0n) return false;
   const isOver = reserved > 0n && burned + reserved + more > dailyGasWei;
   return isOver || (own > 0n && 8n * (own + more) > dailyGasWei);
@@ -131,7 +110,6 @@ export interface DayOfAccount {
 }
 
 export interface Used {
-  /** Smallest units of the token. */
   readonly reserved: bigint;
   /** Wei, of reverted transactions. */
   readonly gasBurned: bigint;
@@ -140,9 +118,7 @@ export interface Used {
 }
 
 /** The UTC day of `now` (milliseconds), `2026-11-21`. */
-export function utcDay(now: number): string {
-  return new Date(now).toISOString().slice(0, 10);
-}
+export const utcDay = (now: number): string => new Date(now).toISOString().slice(0, 10);
 
 /** Taken before any row of a payment is written, and before a payer's lock: another order could end in a deadlock. */
 export function lockDays(tx: Tx, account: string): Promise<void> {
@@ -152,23 +128,18 @@ export function lockDays(tx: Tx, account: string): Promise<void> {
 export async function usedOn(reader: Reader, { account, day }: DayOfAccount): Promise<Used> {
   const { facilitatorDays: t } = reader.tables;
   const [row] = await reader.db
-    .select({ reserved: t.reserved, gas_burned: t.gas_burned, gas_used: t.gas_used })
+    .select()
     .from(t)
     .where(and(eq(t.account, account), eq(t.day, day)));
-  return {
-    reserved: BigInt(row?.reserved ?? 0),
-    gasBurned: BigInt(row?.gas_burned ?? 0),
-    gasUsed: BigInt(row?.gas_used ?? 0),
-  };
+  const { reserved, gas_burned, gas_used } = row ?? { reserved: 0, gas_burned: 0, gas_used: 0 };
+  return { reserved: BigInt(reserved), gasBurned: BigInt(gas_burned), gasUsed: BigInt(gas_used) };
 }
 
-/** How many payments of the payer for this account reverted on the day. Another account's reverts are no matter of its own. */
+/** How many payments of the payer for this account reverted on the day. */
 export async function revertsOf(reader: Reader, { account, day }: DayOfAccount, payer: Hex): Promise<number> {
   const { facilitatorPayments: t } = reader.tables;
-  const [row] = await reader.db
-    .select({ reverts: count() })
-    .from(t)
-    .where(and(eq(t.payer, payer), eq(t.reverted_on, day), eq(t.account, account)));
+  const isIts = and(eq(t.payer, payer), eq(t.reverted_on, day), eq(t.account, account));
+  const [row] = await reader.db.select({ reverts: count() }).from(t).where(isIts);
   return Number(row?.reverts ?? 0);
 }
 
@@ -181,8 +152,9 @@ export async function change(tx: Tx, of: DayOfAccount, by: Partial<Used>): Promi
     return String(next > 0n ? next : 0n);
   };
   const set = { reserved: sum("reserved"), gas_burned: sum("gasBurned"), gas_used: sum("gasUsed") };
+  const row = { account: of.account, day: of.day, ...set };
   await tx.db
     .insert(t)
-    .values({ account: of.account, day: of.day, ...set })
+    .values(row)
     .onConflictDoUpdate({ target: [t.account, t.day], set });
 }

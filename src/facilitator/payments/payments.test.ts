@@ -67,7 +67,7 @@ const claimOf = (n: number, account: string, value: bigint) => ({
   ...UNMEASURED,
 });
 
-const included = (n: number) => ({ transaction_hash: hashOf(key(n)), block_number: 1, block_hash: word(n) });
+const included = (n: number) => ({ hash: hashOf(key(n)), blockNumber: 1, blockHash: word(n) });
 const failure = { reason: "expired", foreign_transaction: null, gas_burned: null };
 const reverted = { ...failure, reason: "reverted", gas_burned: GAS_BURNED };
 
@@ -286,7 +286,7 @@ eachStore((makePlace, dialect) => {
     await store.write((tx) => markSent(tx, claimOf(1, "alpha", 1n), word(1), NOON));
     await store.write((tx) => markSent(tx, claimOf(1, "alpha", 1n), word(2), NOON));
     await note();
-    await store.write((tx) => recordSettled(tx, key(1), { ...included(1), transaction_hash: word(3) }, NOON));
+    await store.write((tx) => recordSettled(tx, key(1), { ...included(1), hash: word(3) }, NOON));
     await store.write((tx) => recordReorganised(tx, key(1), NOON));
     await note();
     expect(hashes).toEqual([word(1), word(3)]);

@@ -5,12 +5,10 @@
 // A claim belongs to the attempt that made it, and carries its name. An attempt may continue late, after a pause or a
 // lost answer, and find another claim under the same key: the same authorization on other terms. So an attempt that sends,
 // fails or withdraws a claim names the claim that it has read; if another one is stored, nothing changes.
-//
-// Beside the transitions stand what a simulation found, as a claim keeps it; what of a payer's balance is held, without
-// which one balance could be spent many times and all but the first transfer revert; and the payments under way.
 import { and, asc, count, eq, gt, inArray, ne, or, type SQL, sql } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import type { Balance } from "../../chain/chain.ts";
+import type { Receipt } from "../../chain/json-rpc.ts";
 import { COLLECTION_EVENTS, type CollectionStatus } from "../../core/states.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
@@ -64,12 +62,6 @@ export interface PaymentClaim extends ClaimedPayment {
  */
 export type Claimed = "claimed" | "taken" | "ceiling" | "gas" | "reverts" | "held" | "gas held";
 
-export interface IncludedTransaction {
-  readonly transaction_hash: Hex;
-  readonly block_number: number;
-  readonly block_hash: Hex;
-}
-
 export interface PaymentFailure {
   /** The exact reason, for the operator alone. */
   readonly reason: string;
@@ -85,9 +77,8 @@ function hasKey(t: PaymentsTable, key: PaymentKey) {
 
 /** A statement that names more than a hundred would be slow to plan. */
 export function inGroups<T>(items: readonly T[]): T[][] {
-  return Array.from({ length: Math.ceil(items.length / 100) }, (_, index) =>
-    items.slice(100 * index, 100 * (index + 1)),
-  );
+  const groups = Math.ceil(items.length / 100);
+  return Array.from({ length: groups }, (_, at) => items.slice(100 * at, 100 * (at + 1)));
 }
 
 /** For maps in memory, where chain and token are the same for all. */
@@ -140,7 +131,8 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
   const { value } = authorization;
   const of = { account, day: claim.day };
   await lockDays(tx, account);
-  await lockPayer(tx, key.payer);
+  // Only a claim takes this lock, and after the account's, so there is no deadlock.
+  await tx.lock(`payer:${key.payer}`);
   if ((await storedPayment(tx, key)) !== null) return "taken";
   const { reserved, gasBurned, gasUsed } = await usedOn(tx, of);
   if (exceedsCeiling(reserved, value, limits.dailyCeiling)) return "ceiling";
@@ -154,32 +146,29 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
     const held = await gasReserved(tx, account, key.payer);
     if (exceedsGasAtOnce({ burned: gasBurned, ...held, more }, limits.dailyGasWei)) return "gas held";
   }
-  const { facilitatorPayments } = tx.tables;
-  const inserted = await tx.db
-    .insert(facilitatorPayments)
-    .values({
-      ...key,
-      account,
-      status: "claimed",
-      claim: claim.claim,
-      pay_to: authorization.to,
-      value: String(value),
-      valid_after: String(authorization.validAfter),
-      valid_before: String(authorization.validBefore),
-      signature: claim.signature,
-      requirements: claim.requirements,
-      day: of.day,
-      gas_reserved: String(more),
-      gas_held: String(gasHeld),
-      wallet: gas.from,
-      gas_limit: String(gas.limit),
-      may_share: gas.mayShare,
-      attempts: 1,
-      created_at: now,
-      updated_at: now,
-    })
-    .onConflictDoNothing()
-    .returning({ nonce: facilitatorPayments.nonce });
+  const { facilitatorPayments: t } = tx.tables;
+  const row: PaymentsTable["$inferInsert"] = {
+    ...key,
+    account,
+    status: "claimed",
+    claim: claim.claim,
+    pay_to: authorization.to,
+    value: String(value),
+    valid_after: String(authorization.validAfter),
+    valid_before: String(authorization.validBefore),
+    signature: claim.signature,
+    requirements: claim.requirements,
+    day: of.day,
+    gas_reserved: String(more),
+    gas_held: String(gasHeld),
+    wallet: gas.from,
+    gas_limit: String(gas.limit),
+    may_share: gas.mayShare,
+    attempts: 1,
+    created_at: now,
+    updated_at: now,
+  };
+  const inserted = await tx.db.insert(t).values(row).onConflictDoNothing().returning({ nonce: t.nonce });
   if (inserted.length === 0) return "taken";
   await change(tx, of, { reserved: value, gasUsed: gasHeld });
   return "claimed";
@@ -189,12 +178,7 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
  * Its first transaction is signed and stored in the same write; it may be broadcast from now on. False when this claim
  * is gone: nothing may be broadcast then.
  */
-export async function markSent(
-  tx: Tx,
-  { key, claim }: Pick<ClaimedPayment, "key" | "claim">,
-  hash: Hex,
-  now: number,
-): Promise<boolean> {
+export async function markSent(tx: Tx, { key, claim }: Pick<ClaimedPayment, "key" | "claim">, hash: Hex, now: number) {
   const { from, to } = COLLECTION_EVENTS.send;
   const set = { status: to, transaction_hash: hash, updated_at: now };
   return (await changePayment(tx, key, from, set, (t) => eq(t.claim, claim))) !== null;
@@ -216,10 +200,11 @@ export async function markSentAgain(tx: Tx, key: PaymentKey, now: number): Promi
 export async function recordSettled(
   tx: Tx,
   key: PaymentKey,
-  inclusion: IncludedTransaction,
+  { hash, blockNumber, blockHash }: Pick<Receipt, "hash" | "blockNumber" | "blockHash">,
   now: number,
   cost: bigint | null = null,
 ): Promise<boolean> {
+  const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
   const account = cost === null ? null : await lockAccountOf(tx, key);
   const { from, to } = COLLECTION_EVENTS.settle;
   const row = await changePayment(tx, key, from, { ...inclusion, status: to, updated_at: now, ended_at: now });
@@ -231,21 +216,17 @@ export async function recordSettled(
 async function countCost(tx: Tx, key: PaymentKey, row: Reservation, cost: bigint): Promise<void> {
   const { facilitatorPayments: t } = tx.tables;
   await change(tx, row, { gasUsed: cost - BigInt(row.gas_held) });
-  await tx.db
-    .update(t)
-    .set({ gas_held: String(cost) })
-    .where(hasKey(t, key));
+  const set = { gas_held: String(cost) };
+  await tx.db.update(t).set(set).where(hasKey(t, key));
 }
 
 /** The state in which a payment was found to have failed: which claim, or on which UTC day by the chain. */
-export type FailedAs =
-  | { readonly was: "sent"; readonly day: string }
-  | { readonly was: "claimed"; readonly claim: string };
+type FailedAs = { readonly was: "sent"; readonly day: string } | { readonly was: "claimed"; readonly claim: string };
 
 /**
- * This facilitator can't collect it any more. Its share of the ceiling is free again, unless a transaction reverted:
- * then it stays taken for its day, and the gas burned counts on the day on which that was found. False when it has ended, or is no longer in the state in which it was found to fail: another process may
- * have sent what was only claimed.
+ * This facilitator can't collect it any more. Its share of the ceiling is free again, unless a transaction reverted: then it
+ * stays taken for its day, and the gas burned counts on the day on which that was found. False when it is no longer in the
+ * state in which it was found to fail: another process may have sent what was only claimed.
  */
 export async function recordFailed(
   tx: Tx,
@@ -296,12 +277,10 @@ export async function withdrawClaim(tx: Tx, { key, claim }: Pick<ClaimedPayment,
   return true;
 }
 
-/** It counts on the day of the claim, whatever the day is now. */
-function reservation({ account, day, value, gas_held }: PaymentsTable) {
-  return { account, day, value, gas_held };
-}
-
 type Reservation = Pick<FacilitatorPayment, "account" | "day" | "value" | "gas_held">;
+
+/** It counts on the day of the claim, whatever the day is now. */
+const reservation = ({ account, day, value, gas_held }: PaymentsTable) => ({ account, day, value, gas_held });
 
 /** The lock comes before the row: see lockDays. */
 async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {
@@ -311,7 +290,7 @@ async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {
   return payment.account;
 }
 
-/** The block that held it is not part of the chain any more. It keeps its reservation, for it may land again. */
+/** Its block is not part of the chain any more. It keeps its reservation, for it may land again. */
 export async function recordReorganised(tx: Tx, key: PaymentKey, now: number): Promise<boolean> {
   const { from, to } = COLLECTION_EVENTS.reorganise;
   const set = { status: to, block_number: null, block_hash: null, updated_at: now, ended_at: null };
@@ -321,10 +300,8 @@ export async function recordReorganised(tx: Tx, key: PaymentKey, now: number): P
 /** One more request for a payment that has a record. */
 export async function countAttempt(tx: Tx, key: PaymentKey): Promise<void> {
   const { facilitatorPayments: t } = tx.tables;
-  await tx.db
-    .update(t)
-    .set({ attempts: sql`${t.attempts} + 1` })
-    .where(hasKey(t, key));
+  const set = { attempts: sql`${t.attempts} + 1` };
+  await tx.db.update(t).set(set).where(hasKey(t, key));
 }
 
 /** It holds for the wallet that it was made for. */
@@ -347,9 +324,6 @@ export type Measured = Pick<Balance, "amount" | "block"> & {
   readonly landed?: ReadonlySet<Hex>;
 };
 
-/** Sent payments of one payer, each of which is a question to a node. */
-const SENT_MAX = 50;
-
 type PaymentsTable = Tables["facilitatorPayments"];
 
 /** The exact condition of the partial indexes, without which SQLite would scan the table. */
@@ -357,27 +331,17 @@ function isOpen(t: PaymentsTable) {
   return sql`${t.status} in ('claimed', 'sent')`;
 }
 
-/** Only a claim takes this lock, after the lock of the account, so there is no deadlock. */
-function lockPayer(tx: Tx, payer: Hex): Promise<void> {
-  return tx.lock(`payer:${payer}`);
-}
-
 /**
  * The sum of payments that are claimed or sent, with their number, and of those settled after the block whose balance it
- * is compared with. That is all that our transfers can still take from that balance: each was claimed first, under the payer's lock, so
- * none is missed; one that settled up to the block is in the balance already; one that failed can't land. So our
- * transfers for a payer never revert each other, however old the balance is by now, and whichever process made them.
- * Both kinds are read in one statement, because a payment that settles between two could be missing in both. One that
- * landed by that block and is not recorded yet (`landed`) takes nothing more from the balance, no matter who used it. What a
- * reorganisation undoes counts once it has been noticed.
+ * is compared with. That is all that our transfers can still take from that balance: each was claimed first, under the
+ * payer's lock; one that settled up to the block is in the balance already; one that failed can't land. So our transfers for
+ * a payer never revert each other, however old the balance is by now, and whichever process made them. Both kinds are read
+ * in one statement, because a payment that settles between two could be missing in both. One that landed by that block and
+ * is not recorded yet (`landed`) takes nothing more from the balance. What a reorganisation undoes counts once it is noticed.
  *
  * The payer alone names the rows, for there is one token on one chain: so the indexes by payer are taken.
  */
-export async function heldOf(
-  tx: Tx,
-  payer: Hex,
-  { block, landed }: Pick<Measured, "block" | "landed">,
-): Promise<{ readonly value: bigint; readonly open: number }> {
+export async function heldOf(tx: Tx, payer: Hex, { block, landed }: Pick<Measured, "block" | "landed">) {
   const { facilitatorPayments: t } = tx.tables;
   const rows = await tx.db
     .select({ nonce: t.nonce, status: t.status, value: t.value })
@@ -398,17 +362,16 @@ export async function sentNonces(reader: Reader, payer: Hex): Promise<Hex[]> {
     .from(t)
     .where(and(eq(t.payer, payer), isOpen(t), eq(t.status, "sent")))
     .orderBy(asc(t.created_at))
-    .limit(SENT_MAX);
+    // Each is a question to a node.
+    .limit(50);
   return rows.map(({ nonce }) => nonce);
 }
 
-/** Wei that its open payments may burn by their payers' code, and those of this payer. Read under the account's lock, so no claim comes between. */
+/** Wei that its open payments may burn by their payers' code, and those of this payer. */
 async function gasReserved(tx: Tx, account: string, payer: Hex): Promise<{ reserved: bigint; own: bigint }> {
   const { facilitatorPayments: t } = tx.tables;
-  const rows = await tx.db
-    .select({ wei: t.gas_reserved, payer: t.payer })
-    .from(t)
-    .where(and(eq(t.account, account), isOpen(t), ne(t.gas_reserved, "0")));
+  const isAny = and(eq(t.account, account), isOpen(t), ne(t.gas_reserved, "0"));
+  const rows = await tx.db.select({ wei: t.gas_reserved, payer: t.payer }).from(t).where(isAny);
   const sumOf = (those: typeof rows) => those.reduce((sum, { wei }) => sum + BigInt(wei), 0n);
   return { reserved: sumOf(rows), own: sumOf(rows.filter((row) => row.payer === payer)) };
 }
@@ -428,22 +391,13 @@ export function claimedWithoutTransaction(reader: Reader, limit: number): Promis
 /** The number of open payments of each account that has any, in one walk along their index. */
 export async function openByAccount(reader: Reader): Promise<ReadonlyMap<string, number>> {
   const { facilitatorPayments: t } = reader.tables;
-  const rows = await reader.db
-    .select({ account: t.account, open: count() })
-    .from(t)
-    .where(isOpen(t))
-    .groupBy(t.account);
+  const counting = reader.db.select({ account: t.account, open: count() }).from(t).where(isOpen(t));
+  const rows = await counting.groupBy(t.account);
   return new Map(rows.map(({ account, open }) => [account, Number(open)]));
 }
 
-export interface SentPayment {
-  readonly payment: FacilitatorPayment;
-  /** That of its first transaction. */
-  readonly wallet: Hex | null;
-}
-
-/** Payments of which a transaction is stored, and whose outcome is open. */
-export function sentPayments(reader: Reader): Promise<SentPayment[]> {
+/** Payments of which a transaction is stored, and whose outcome is open; each with the wallet of its first transaction. */
+export function sentPayments(reader: Reader) {
   const { facilitatorPayments: t, facilitatorTransactions: first } = reader.tables;
   return reader.db
     .select({ payment: t, wallet: first.wallet })
@@ -460,10 +414,8 @@ export async function openAmong(reader: Reader, keys: readonly PaymentKey[]): Pr
   const payers = [...new Set(keys.map(({ payer }) => payer))];
   const open = new Set<string>();
   for (const some of inGroups(payers)) {
-    const rows = await reader.db
-      .select({ payer: t.payer, nonce: t.nonce })
-      .from(t)
-      .where(and(oneOf(t.payer, some), isOpen(t)));
+    const isAmong = and(oneOf(t.payer, some), isOpen(t));
+    const rows = await reader.db.select({ payer: t.payer, nonce: t.nonce }).from(t).where(isAmong);
     for (const row of rows) open.add(paymentName(row));
   }
   return open;

@@ -59,7 +59,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       await claimedOn(store, asked);
       await store.write(async (tx) => {
         await markSent(tx, { key, claim: CLAIM }, word(name), NOON);
-        await recordSettled(tx, key, { transaction_hash: word(name), block_number: 1, block_hash: word(1) }, ended_at);
+        await recordSettled(tx, key, { hash: word(name), blockNumber: 1, blockHash: word(1) }, ended_at);
         const fees = { gas: "1", max_fee: "1", max_priority_fee: "1", gas_burned: null, replacement: 0 };
         const of = { hash: word(name), wallet: word(9), wallet_nonce: name, payer: key.payer, nonce: key.nonce };
         const row = { ...fees, ...of, raw: word(1), open: isOpen, stored_at_block: 1, created_at: ended_at };
@@ -91,20 +91,20 @@ test("an account that has itself refused without end fills the table of one day 
   const lines: string[] = [];
   const log = { ...silentLog, info: (event: string) => void lines.push(event) };
   const { note } = createRefusalLog({ store, clock, log });
-  const refusal = { account: "alpha", payer: word(1), nonce: word(2), reason: "expired" };
+  const refusal = { account: "alpha", payer: word(1), nonce: word(2) };
   const attempts = async () => {
     const { db, tables } = store.read;
     return (await db.select().from(tables.facilitatorRefusals)).map((row) => [row.account, row.attempts]);
   };
-  await Promise.all(Array.from({ length: 10_003 }, () => note(refusal)));
-  await note({ ...refusal, account: "beta" });
+  await Promise.all(Array.from({ length: 10_003 }, () => note(refusal, "expired")));
+  await note({ ...refusal, account: "beta" }, "expired");
   expect(lines).toHaveLength(10_004);
   expect(await attempts()).toEqual([
     ["alpha", 10_000],
     ["beta", 1],
   ]);
   clock.time += DAY_MS;
-  await note(refusal);
+  await note(refusal, "expired");
   expect((await attempts())[0]).toEqual(["alpha", 10_001]);
   await store.close();
   place.remove();

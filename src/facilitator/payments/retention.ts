@@ -30,11 +30,8 @@ export async function cleanUpFacilitator(store: Store, clock: Clock, log: Log): 
 
 async function removeTransactions({ db, tables }: Tx, before: number, limit: number): Promise<number> {
   const { facilitatorTransactions: t, facilitatorTransactionPayments: part } = tables;
-  const old = db
-    .select({ hash: t.hash })
-    .from(t)
-    .where(and(lt(t.created_at, before), eq(t.open, false)))
-    .limit(limit);
+  const isOld = and(lt(t.created_at, before), eq(t.open, false));
+  const old = db.select({ hash: t.hash }).from(t).where(isOld).limit(limit);
   const rows = await db.delete(t).where(inArray(t.hash, old)).returning({ hash: t.hash });
   const hashes = rows.map(({ hash }) => hash);
   if (hashes.length > 0) await db.delete(part).where(oneOf(part.hash, hashes));

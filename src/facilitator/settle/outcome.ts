@@ -2,14 +2,25 @@
 // also the outcomes that a payment's record tells, and the note of each refusal. A caller learns a coarse reason. The exact
 // one goes to the log and to the operator's table, where it is only a note: a failure to store it changes no answer.
 import { sql } from "drizzle-orm";
+import type { TimeSpan } from "../../chain/newest-block.ts";
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
 import type { Store } from "../../storage/store.ts";
-import type { Hex } from "../../x402/types.ts";
-import { type GuardrailProblem, isOfDay, utcDay } from "../payments/guardrails.ts";
+import type { SettleRequest } from "../../x402/codec.ts";
+import { canonicalSignature } from "../../x402/eip3009.ts";
+import { NETWORK, SCHEME } from "../../x402/kind.ts";
+import type { Hex, Payment, PaymentKey, Requirements } from "../../x402/types.ts";
+import { checkWindow, keyOf, type SignedBy } from "../../x402/verify.ts";
+import {
+  type FacilitatorAccount,
+  type GuardrailProblem,
+  isOfDay,
+  type Limits,
+  limitsOf,
+  utcDay,
+} from "../payments/guardrails.ts";
 import type { FacilitatorPayment } from "../payments/payments.ts";
-import type { Named, SettlementRequest } from "./request.ts";
 
 /** About a block. */
 const IN_FLIGHT_RETRY_SECONDS = 2;
@@ -41,10 +52,6 @@ export function settledBy(hash: Hex): CollectionOutcome {
 /** @param hash of a transaction of ours that has moved the money, or may still; null only where there is none */
 export function declined(reason: string, hash: Hex | null = null): CollectionOutcome {
   return { kind: "declined", reason, hash, retryAfterSeconds: null };
-}
-
-export function pendingBy(hash: Hex): CollectionOutcome {
-  return { kind: "pending", reason: "not included in time", hash, retryAfterSeconds: null };
 }
 
 /** There is no hash to give, or there will be a better answer in a moment. */
@@ -85,11 +92,7 @@ export function putOff(by: "held" | "gas held"): CollectionOutcome {
   return { kind: "over_limit", reason, message: "other payments come first", ...at };
 }
 
-/**
- * What the record of the payment says.
- *
- * @param isAwaited a request that waits for the block will answer
- */
+/** What the record of the payment says. @param isAwaited a request that waits for the block will answer */
 export function outcomeOfRecord(
   record: FacilitatorPayment,
   { named }: SettlementRequest,
@@ -102,7 +105,8 @@ export function outcomeOfRecord(
   if (isOpen && status !== "failed") return BEING_SETTLED;
   log.info("settlement_answered", { ...named, status, transaction: hash, reason, foreign_transaction });
   if (status === "failed" || hash === null) return declined(reason ?? "failed");
-  return status === "sent" ? pendingBy(hash) : settledBy(hash);
+  if (status === "settled") return settledBy(hash);
+  return { kind: "pending", reason: "not included in time", hash, retryAfterSeconds: null };
 }
 
 /**
@@ -113,8 +117,6 @@ export function outcomeForOthers({ status, transaction_hash: hash }: Facilitator
   if (status !== "failed" && hash === null) return BEING_SETTLED;
   return declined("claimed_on_other_terms", status === "failed" ? null : hash);
 }
-
-type RefusalRecord = Named & { readonly reason: string };
 
 interface RefusalLogOptions {
   readonly store: Store;
@@ -137,27 +139,95 @@ export function createRefusalLog({ store, clock, log }: RefusalLogOptions) {
 
   return {
     /** Never rejects. */
-    async note(refusal: RefusalRecord): Promise<void> {
-      log.info("payment_refused", { ...refusal });
+    async note(named: Named, reason: string): Promise<void> {
+      log.info("payment_refused", { ...named, reason });
       const now = clock.now();
-      if (isFull(refusal.account, now)) return;
+      if (isFull(named.account, now)) return;
+      const row = { ...named, reason, attempts: 1, created_at: now, updated_at: now };
       try {
-        await keep(store, refusal, now);
+        await store.write(async ({ db, tables: { facilitatorRefusals: t } }) => {
+          const set = { reason, attempts: sql`${t.attempts} + 1`, updated_at: now };
+          await db
+            .insert(t)
+            .values(row)
+            .onConflictDoUpdate({ target: [t.account, t.payer, t.nonce], set });
+        });
       } catch (error) {
-        log.warn("refusal_not_stored", { account: refusal.account, error });
+        log.warn("refusal_not_stored", { account: named.account, error });
       }
     },
   };
 }
 
-function keep(store: Store, { account, payer, nonce, reason }: RefusalRecord, now: number): Promise<unknown> {
-  return store.write(({ db, tables: { facilitatorRefusals: t } }) =>
-    db
-      .insert(t)
-      .values({ account, payer, nonce, reason, attempts: 1, created_at: now, updated_at: now })
-      .onConflictDoUpdate({
-        target: [t.account, t.payer, t.nonce],
-        set: { reason, attempts: sql`${t.attempts} + 1`, updated_at: now },
-      }),
+// One request to collect a payment, with what every step needs of it, and whether it asks for the same as a record. Pure.
+
+/** A payment must be valid for at least this much longer, or it would miss the next block and waste its gas. */
+const SPARE_SECONDS = 3;
+
+export interface SettlementRequest {
+  readonly account: string;
+  readonly limits: Limits;
+  readonly key: PaymentKey;
+  readonly payment: Payment;
+  readonly requirements: Requirements;
+  /** Whose signature it is. If it isn't the payer's own, it may be a contract wallet's, which only the chain can judge. */
+  readonly signedBy: SignedBy;
+  readonly named: Named;
+}
+
+/** A payment in the log: never with its signature. */
+export interface Named {
+  readonly account: string;
+  readonly payer: Hex;
+  readonly nonce: Hex;
+}
+
+export function settlementRequest(
+  account: FacilitatorAccount,
+  request: SettleRequest,
+  defaults: Limits,
+  signedBy: SignedBy,
+): SettlementRequest {
+  const { payment, requirements } = request;
+  const { from: payer, nonce } = payment.authorization;
+  // The token refuses v 0 and 1. A contract wallet may read its signature in any way, so that stays as it is.
+  const canonical = signedBy === "payer" ? canonicalSignature(payment.signature) : null;
+  return {
+    account: account.name,
+    limits: limitsOf(account, defaults),
+    key: keyOf(payment.authorization),
+    payment: { ...payment, signature: canonical ?? payment.signature },
+    requirements,
+    signedBy,
+    named: { account: account.name, payer, nonce },
+  };
+}
+
+/** A problem ends the payment for good, so it must hold for the whole span of time. */
+export function windowProblem({ authorization }: Pick<Payment, "authorization">, { earliest, latest }: TimeSpan) {
+  const at = (now: number) => checkWindow(authorization, Math.floor(now / 1000), SPARE_SECONDS);
+  return at(earliest) === at(latest) ? at(latest) : null;
+}
+
+/** One text for one set of requirements: the fields in one order, integers as decimals, hex in lower case. */
+export function requirementsText(requirements: Requirements): string {
+  const { scheme, network, asset, payTo, resource, maxTimeoutSeconds } = requirements;
+  const maxAmountRequired = String(requirements.maxAmountRequired);
+  return JSON.stringify({ scheme, network, maxAmountRequired, asset, payTo, resource, maxTimeoutSeconds });
+}
+
+/** Account, authorization and requirements, all fields. Payer and nonce are the record's key, so they are the same. */
+export function isSameTerms(record: FacilitatorPayment, { account, payment, ...rest }: SettlementRequest): boolean {
+  const { authorization, signature, scheme, network } = payment;
+  return (
+    record.account === account &&
+    scheme === SCHEME &&
+    network === NETWORK &&
+    record.pay_to === authorization.to &&
+    record.value === String(authorization.value) &&
+    record.valid_after === String(authorization.validAfter) &&
+    record.valid_before === String(authorization.validBefore) &&
+    record.requirements === requirementsText(rest.requirements) &&
+    (rest.signedBy === "payer" || record.signature === signature)
   );
 }

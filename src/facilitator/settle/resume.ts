@@ -1,7 +1,7 @@
 // Claims without a transaction that this process is to see to: claimed elsewhere for a wallet that it works for, or left
-// behind by a crash, or by a database that went away. They are sent while they are valid, and fail otherwise; until one of
-// the two is possible they are tried again. Each write names the claim that was read and changes nothing if that claim is
-// gone, so this is safe beside others who still work on the payment, and beside a later claim of the same authorization.
+// behind by a crash, or by a database that went away. They are sent while they are valid, and fail otherwise. Each write names
+// the claim that was read and changes nothing if that claim is gone, so this is safe beside others who still work on the
+// payment, and beside a later claim of the same authorization.
 import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import { boundedCache } from "../../kernel/cache.ts";
@@ -21,8 +21,8 @@ import {
   recordSettled,
   simulatedGas,
 } from "../payments/payments.ts";
-import type { InFlight, SettleOptions } from "./claims.ts";
-import { windowProblem } from "./request.ts";
+import { windowProblem } from "./outcome.ts";
+import type { InFlight, SettleOptions } from "./settle.ts";
 
 /** Larger than MAX.walletTransactions, so a batch always holds claims that are not in flight. */
 const CLAIMS_AT_ONCE = 5_000;
@@ -38,7 +38,7 @@ const LEFT_BEHIND_MS = 10_000;
 
 interface ResumeOptions extends SettleOptions {
   readonly inFlight: Pick<InFlight, "sendingSince">;
-  readonly onRecovered: RecoveredPayments;
+  readonly onRecovered: ReturnType<typeof createRecoveredPayments>;
 }
 
 export function createResume(options: ResumeOptions) {
@@ -57,14 +57,12 @@ export function createResume(options: ResumeOptions) {
     return rows.filter((row) => !isSending(row) && !resuming.has(paymentName(row)));
   }
 
-  async function isAnyLeftBehind(): Promise<boolean> {
-    try {
-      return (await readClaims()).some(isLeftBehind);
-    } catch (error) {
+  /** None where the database is away: the next look comes soon. */
+  const claimsNow = () =>
+    readClaims().catch((error: unknown) => {
       log.debug("claims_not_searched", { error });
-      return false;
-    }
-  }
+      return [];
+    });
 
   /** What is left for the next time is without those that others are at work on, here or elsewhere. */
   async function resumeAll() {
@@ -93,20 +91,15 @@ export function createResume(options: ResumeOptions) {
     run: (): Promise<void> => rounds.start(0),
     /** Resumes claims if some process seems to have left any behind. Never rejects. */
     async takeUp(): Promise<void> {
-      if (await isAnyLeftBehind()) await rounds.start(0);
+      if ((await claimsNow()).some(isLeftBehind)) await rounds.start(0);
     },
     /** Sends what others have claimed for wallets of this process. Whether there was any. Never rejects. */
     async takeClaimed(): Promise<boolean> {
       if (rounds.isStopped() || wallet.isAlone()) return false;
-      try {
-        const own = (await readClaims()).filter((row) => wallet.worksFor(row.wallet));
-        return (await resumeThose(own, (row) => (isLeftBehind(row) ? null : simulatedGas(row)))).done > 0;
-      } catch (error) {
-        log.debug("claims_not_searched", { error });
-        return false;
-      }
+      const own = (await claimsNow()).filter((row) => wallet.worksFor(row.wallet));
+      return (await resumeThose(own, (row) => (isLeftBehind(row) ? null : simulatedGas(row)))).done > 0;
     },
-    /** For a claim that may have been left behind just now: a commit whose answer was lost may still be under way. */
+    /** For a claim that may have been left behind: a commit whose answer was lost may still be under way. */
     soon: (): void => void rounds.start(TRY_AGAIN_MS),
     /** What is being resumed ends by itself, when the wallet stops. */
     stop: rounds.stop,
@@ -134,25 +127,23 @@ function createRounds(log: Log, round: () => Promise<{ readonly done: number; re
     return endsWithin(ms, promise);
   }
 
-  /** Whether anything is done. */
-  async function attempt(): Promise<boolean> {
-    const { done, ...rest } = await round().catch((error: unknown) => ({ done: 0, error }));
-    if (!("left" in rest) || rest.left > 0) {
-      wanted = true;
-      // Now and then only.
-      if (performance.now() - saidAt >= 60_000) {
-        saidAt = performance.now();
-        log.warn("claims_not_resumed", rest);
-      }
-    }
-    return done > 0;
+  /** Now and then only. */
+  function tell(rest: { readonly left: number } | { readonly error: unknown }): void {
+    if (performance.now() - saidAt < 60_000) return;
+    saidAt = performance.now();
+    log.warn("claims_not_resumed", rest);
   }
 
   async function untilNoneIsLeft(): Promise<void> {
     let pauseMs = TRY_AGAIN_MS;
     while (wanted && !stopped) {
       wanted = false;
-      if (await attempt()) pauseMs = TRY_AGAIN_MS;
+      const { done, ...rest } = await round().catch((error: unknown) => ({ done: 0, error }));
+      if (!("left" in rest) || rest.left > 0) {
+        wanted = true;
+        tell(rest);
+      }
+      if (done > 0) pauseMs = TRY_AGAIN_MS;
       if (wanted && !stopped) await pause(pauseMs);
       pauseMs = Math.min(2 * pauseMs, 8_000);
     }
@@ -176,7 +167,7 @@ async function resumeOne(options: ResumeOptions, row: FacilitatorPayment, known:
   const payment = claimedPayment(row);
   const { account, payer, nonce } = row;
   try {
-    const late = windowProblem({ payment }, await chain.time());
+    const late = windowProblem(payment, await chain.time());
     if (late !== null) return await endUnsent(options, payment, late);
     if (!(await wallet.readiness()).ready) return false;
     // Another process can send it, and does.
@@ -208,8 +199,7 @@ async function endUnsent(options: ResumeOptions, payment: ClaimedPayment, reason
       const failure = { reason, foreign_transaction: null, gas_burned: null };
       return recordFailed(tx, key, failure, { was: "claimed", claim, now });
     }
-    const inclusion = { transaction_hash: own.hash, block_number: own.blockNumber, block_hash: own.blockHash };
-    return (await markSent(tx, payment, own.hash, now)) && recordSettled(tx, key, inclusion, now);
+    return (await markSent(tx, payment, own.hash, now)) && recordSettled(tx, key, own, now);
   });
   if (!isEnded) return true;
   if (own !== null) onRecovered(key, own.hash);
@@ -220,8 +210,6 @@ async function endUnsent(options: ResumeOptions, payment: ClaimedPayment, reason
   outcomes.announce(key);
   return true;
 }
-
-type RecoveredPayments = ReturnType<typeof createRecoveredPayments>;
 
 /**
  * Payments that were collected by a transaction of ours before a restore, and that the database has forgotten: each is told

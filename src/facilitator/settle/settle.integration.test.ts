@@ -14,7 +14,7 @@ import {
 import { NO_LEASES } from "../../../test/support/chain/wallet.ts";
 import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { createChain } from "../../chain/chain.ts";
-import { createChainTime } from "../../chain/chain-time.ts";
+import { createChainTime } from "../../chain/newest-block.ts";
 import { silentLog } from "../../core/log.ts";
 import { systemClock } from "../../core/time.ts";
 import { createOutbound } from "../../http/client/outbound.ts";
@@ -22,8 +22,7 @@ import type { Store } from "../../storage/store.ts";
 import { utcDay } from "../payments/guardrails.ts";
 import { createLocalSigner } from "../wallet/signer.ts";
 import { createWallet, type Wallet } from "../wallet/wallet.ts";
-import { createSettlementWaiters, type SettlementWaiters } from "./claims.ts";
-import { createSettle } from "./settle.ts";
+import { createSettle, createSettlementWaiters, type SettlementWaiters } from "./settle.ts";
 
 let node: TestChain;
 let place: Place;

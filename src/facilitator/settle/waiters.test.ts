@@ -4,7 +4,7 @@ import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Store } from "../../storage/store.ts";
 import { claimPayment, markSent, recordSettled } from "../payments/payments.ts";
-import { createSettlementWaiters } from "./claims.ts";
+import { createSettlementWaiters } from "./settle.ts";
 
 const place = sqlitePlace();
 let store: Store;
@@ -32,9 +32,7 @@ async function sent() {
   await store.write((tx) => claimPayment(tx, claim, NOON));
   await store.write((tx) => markSent(tx, claim, hashOf(key), NOON));
   const settle = () =>
-    store.write((tx) =>
-      recordSettled(tx, key, { transaction_hash: hashOf(key), block_number: 1, block_hash: hashOf(key) }, NOON),
-    );
+    store.write((tx) => recordSettled(tx, key, { hash: hashOf(key), blockNumber: 1, blockHash: hashOf(key) }, NOON));
   return { key, settle };
 }
 

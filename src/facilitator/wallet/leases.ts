@@ -1,12 +1,9 @@
-// The wallets that this process works for. Each wallet is leased to one facilitator at a time, which takes the payments
-// that are claimed for it, signs, stores, broadcasts, watches and replaces. Leases run by the database's clock, and end
-// when they are not renewed. A process that was paused for longer finds out before it acts: by the age of its own last
-// renewal, and in each write that stores a signed transaction, by the wallet's token. Beneath that, the unique nonces keep
-// two that believe to hold one wallet from harm.
+// The wallets that this process works for. Each is leased to one facilitator at a time, by the database's clock. A process
+// that was paused for longer finds out before it acts: by the age of its own last renewal, and in each write that stores a
+// signed transaction, by the wallet's token. Beneath that, the unique nonces keep two that believe to hold one wallet from harm.
 //
-// In the database stand which facilitators live, by its clock, and which of them works for each wallet. A wallet changes hands
-// by a write that is guarded by its token. There is no lock of all: a process that stops in the middle of a write holds up
-// the renewals of nobody. Each facilitator decides for itself alone, from the same rows and one after another: it takes
+// A wallet changes hands by a write that is guarded by its token. There is no lock of all, so a process that stops in the
+// middle of a write holds up the renewals of nobody. Each facilitator decides for itself alone, from the same rows: it takes
 // wallets that nobody works for, and gives up what another one should have.
 
 import { and, eq, lt, ne, sql } from "drizzle-orm";
@@ -22,7 +19,6 @@ import { openWallets } from "./transactions.ts";
 
 /** How long a facilitator counts as alive after it has renewed its lease. */
 export const LEASE_MS = 6_000;
-/** Rows of facilitators that have been gone for so long are removed. */
 const GONE_MS = 60_000;
 const RENEW_MS = 2_000;
 /** A lease that is not renewed counts as over a little before others may see it so. */
@@ -64,13 +60,12 @@ export function createWalletLeases(options: WalletLeasesOptions) {
   const isOnly = !store.isShared;
   const trust = createLeaseTrust(LEASE_MS);
   const holders = createHolders(id, options);
-  /** When the lease that holds was asked for (performance.now). A step of the wall clock ends nothing. */
+  /** By performance.now: a step of the wall clock ends nothing. */
   let renewedAt = Number.NEGATIVE_INFINITY;
   let others = 0;
   let isAble = true;
-  let isAsking = false;
   let isSharing = false;
-  let stopRenewing = () => {};
+  let stopRounds = () => {};
   let renewing: Promise<void> = Promise.resolve();
 
   const isBelieved = () => isOnly || performance.now() - renewedAt < BELIEVED_MS;
@@ -107,16 +102,7 @@ export function createWalletLeases(options: WalletLeasesOptions) {
     }
   }
 
-  /** Beside the renewals, since nodes may be slow to answer. A facilitator alone asks no node for this. */
-  async function look(listener: LeaseListener): Promise<void> {
-    if (isAsking) return;
-    isAsking = true;
-    isAble = others === 0 || (await listener.isAble());
-    isAsking = false;
-  }
-
   async function round(listener: LeaseListener): Promise<void> {
-    void look(listener);
     try {
       void shareOut(await renew(listener), listener).catch(warn);
     } catch (error) {
@@ -129,21 +115,29 @@ export function createWalletLeases(options: WalletLeasesOptions) {
     async start(listener: LeaseListener): Promise<void> {
       await shareOut(await renew(listener), listener);
       if (isOnly) return;
-      stopRenewing = every(RENEW_MS, () => {
+      const stopRenewing = every(RENEW_MS, () => {
         renewing = round(listener);
         return renewing;
       });
+      // Beside the renewals, since nodes may be slow to answer. A facilitator alone asks no node for this.
+      const stopAsking = every(RENEW_MS, async () => {
+        isAble = others === 0 || (await listener.isAble());
+      });
+      stopRounds = () => {
+        stopRenewing();
+        stopAsking();
+      };
     },
     /** Leaves the wallets to the others. Never rejects. */
     async stop(): Promise<void> {
-      stopRenewing();
+      stopRounds();
       await renewing;
       holders.clear();
       if (isOnly) return;
       // A lease that can't be dropped runs out.
       await store.write((tx) => dropLease(tx, id)).catch((error) => log.warn("wallet_lease_not_dropped", { error }));
     },
-    /** Whether this process works for the wallet now, as far as it knows without asking. */
+    /** As far as it knows without asking. */
     holds: (wallet: Hex): boolean => holders.tokenOf(wallet) !== null && isBelieved(),
     /**
      * To be called in a work that stores what is to be broadcast: it is stored only if the wallet is still held then.
@@ -160,8 +154,8 @@ export function createWalletLeases(options: WalletLeasesOptions) {
 }
 
 /**
- * Who works for which wallet, as far as this process knows, and how a wallet changes hands: by a write of its own, beside
- * the renewals, since it may have to wait for a process that was stopped in the middle of a write.
+ * Who works for which wallet, as far as this process knows. A wallet changes hands by a write of its own, beside the
+ * renewals, since it may have to wait for a process that was stopped in the middle of a write.
  */
 function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions) {
   const known = new Map<Hex, WalletRow>();
@@ -242,23 +236,19 @@ function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions)
 
 export type WalletRow = Tables["facilitatorWallets"]["$inferSelect"];
 
-export interface Leases {
-  /** The database's time. */
-  readonly now: number;
-  readonly facilitators: readonly Tables["facilitators"]["$inferSelect"][];
-  readonly wallets: readonly WalletRow[];
-}
+export type Leases = Awaited<ReturnType<typeof renewLease>>;
 
 /** Renews the lease of this facilitator, and reads those of all. */
-export async function renewLease(tx: Tx, { id, wallets, isAble }: LivingFacilitator): Promise<Leases> {
+export async function renewLease(tx: Tx, { id, wallets, isAble }: LivingFacilitator) {
   const { facilitators: t, facilitatorWallets } = tx.tables;
   const own = { wallets: wallets.join(" "), is_able: isAble, lease_until: sql<number>`${tx.now} + ${LEASE_MS}` };
-  const [row] = await tx.db
+  const putting = tx.db
     .insert(t)
     .values({ id, ...own })
-    .onConflictDoUpdate({ target: t.id, set: own })
-    .returning({ lease_until: t.lease_until });
+    .onConflictDoUpdate({ target: t.id, set: own });
+  const [row] = await putting.returning({ lease_until: t.lease_until });
   return {
+    /** The database's time. */
     now: (row?.lease_until ?? 0) - LEASE_MS,
     facilitators: await tx.db.select().from(t),
     wallets: await tx.db.select().from(facilitatorWallets),
@@ -296,21 +286,15 @@ export async function changeHolder(tx: Tx, wallet: Hex, holder: string, token: n
  */
 export async function holdsUntilCommit(tx: Tx, wallet: Hex, holder: string, token: number): Promise<boolean> {
   const { facilitatorWallets: t } = tx.tables;
-  const rows = await tx.db
-    .update(t)
-    .set({ token })
-    .where(and(eq(t.wallet, wallet), eq(t.holder, holder), eq(t.token, token)))
-    .returning({ wallet: t.wallet });
-  return rows.length > 0;
+  const isHeld = and(eq(t.wallet, wallet), eq(t.holder, holder), eq(t.token, token));
+  return (await tx.db.update(t).set({ token }).where(isHeld).returning({ wallet: t.wallet })).length > 0;
 }
 
 /** Leaves the wallets to the others at once. */
 export async function dropLease(tx: Tx, id: string): Promise<void> {
   const { facilitators, facilitatorWallets: t } = tx.tables;
-  await tx.db
-    .update(t)
-    .set({ holder: "", token: sql`${t.token} + 1` })
-    .where(eq(t.holder, id));
+  const free = { holder: "", token: sql`${t.token} + 1` };
+  await tx.db.update(t).set(free).where(eq(t.holder, id));
   await tx.db.delete(facilitators).where(eq(facilitators.id, id));
 }
 
@@ -327,7 +311,7 @@ export function createOwnWallets({ read }: Pick<Store, "read">, wallets: readonl
   };
 }
 
-/** Of facilitators that have been gone for long; or of all others, where this is known to be the only one. */
+/** Facilitators that have been gone for long; or all others, where this is known to be the only one. */
 export async function removeGone(tx: Tx, id: string, before: number | "all"): Promise<void> {
   const { facilitators: t } = tx.tables;
   await tx.db.delete(t).where(and(ne(t.id, id), before === "all" ? undefined : lt(t.lease_until, before - GONE_MS)));
@@ -347,11 +331,7 @@ export interface LivingFacilitator {
  *
  * @param holders of every wallet; null when no living facilitator has it
  */
-export function changesOf(
-  me: string,
-  living: readonly LivingFacilitator[],
-  holders: ReadonlyMap<Hex, string | null>,
-): { readonly take: readonly Hex[]; readonly giveUp: readonly Hex[] } {
+export function changesOf(me: string, living: readonly LivingFacilitator[], holders: ReadonlyMap<Hex, string | null>) {
   const counts = new Map(living.map(({ id }) => [id, 0]));
   for (const holder of holders.values()) if (holder !== null) counts.set(holder, (counts.get(holder) ?? 0) + 1);
   const countOf = (id: string) => counts.get(id) ?? 0;

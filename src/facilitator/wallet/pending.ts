@@ -1,8 +1,8 @@
 // The open work of the wallets, in memory: the pending nonces (those not certainly used yet, each with all transactions
-// signed for it) and the payments that depend on them, of which several may share a nonce. The rows in the database are the
-// truth, and the watcher works on this copy of them. The copy is brought in line with the rows at the start, when a wallet
-// is taken over, and now and then, since another process with the same keys may have stored transactions as well.
+// signed for it) and the payments that depend on them, of which several may share a nonce. It is a copy of the rows in the
+// database, read again now and then, since another process with the same keys may have stored transactions as well.
 import type { Chain } from "../../chain/chain.ts";
+import type { Receipt } from "../../chain/json-rpc.ts";
 import type { Log } from "../../core/log.ts";
 import type { CollectionStatus } from "../../core/states.ts";
 import type { Clock } from "../../core/time.ts";
@@ -29,17 +29,11 @@ import {
 } from "./transactions.ts";
 
 /** Where a wallet's nonce was used. */
-export interface UsedNonce {
+export interface UsedNonce extends Pick<Receipt, "succeeded" | "gasWei" | "blockNumber" | "blockHash"> {
   /** Null when the transaction is not ours. */
   readonly hash: Hex | null;
-  /** By its receipt. */
-  readonly succeeded: boolean;
   /** The payments that it moved the money of, by its own events. */
   readonly paid: ReadonlySet<PendingPayment>;
-  /** What its gas cost us. */
-  readonly gasWei: bigint;
-  readonly blockNumber: number;
-  readonly blockHash: Hex;
 }
 
 export interface PendingNonce {
@@ -50,9 +44,8 @@ export interface PendingNonce {
   /** Those of all its transactions; none for one that only fills a gap. A replacement may make fewer than the first. */
   readonly payments: Set<PendingPayment>;
   inclusion: UsedNonce | null;
-  /** When its newest transaction is due to be broadcast (performance.now). */
+  /** When its newest transaction is due to be broadcast (performance.now), and how often it was. */
   broadcastAt: number;
-  /** Broadcasts of the newest transaction. */
   broadcasts: number;
   /** Looks by which its nonce was used, and that found no receipt of ours. */
   looksInVain: number;
@@ -124,24 +117,10 @@ export function isObsolete(pendingNonce: PendingNonce): boolean {
   return newest.payments.length > open.filter(({ key }) => pays(newest, key)).length;
 }
 
-function join(pendingNonce: PendingNonce, payments: readonly PendingPayment[]): void {
-  for (const payment of payments) {
-    pendingNonce.payments.add(payment);
-    payment.pendingNonces.add(pendingNonce);
-  }
-}
-
-function nonceOf(row: TransactionRow): PendingNonce {
-  return {
-    wallet: row.wallet,
-    nonce: row.wallet_nonce,
-    transactions: [row],
-    payments: new Set(),
-    inclusion: null,
-    broadcastAt: 0,
-    broadcasts: 0,
-    looksInVain: 0,
-  };
+function nonceOf(row: TransactionRow) {
+  const { wallet, wallet_nonce: nonce } = row;
+  const transactions: PendingNonce["transactions"] = [row];
+  return { wallet, nonce, transactions, payments: new Set<PendingPayment>(), inclusion: null, looksInVain: 0 };
 }
 
 export function createPendingNonces() {
@@ -149,7 +128,6 @@ export function createPendingNonces() {
   const payments = new Map<string, PendingPayment>();
   const hashes = new Set<Hex>();
   const counts = new Map<Hex, number>();
-  const loads = createLoads(() => [...pendingNonces.values()].filter(isInReach));
   const place = (wallet: Hex, nonce: number) => `${wallet}:${nonce}`;
 
   function paymentOf(claimed: ClaimedPayment, status: CollectionStatus, sinceBlock: number): PendingPayment {
@@ -193,38 +171,41 @@ export function createPendingNonces() {
         .filter((pendingNonce) => pendingNonce.wallet === wallet && pendingNonce.inclusion === null)
         .sort((a, b) => a.nonce - b.nonce),
     wallets: (): Set<Hex> => new Set([...pendingNonces.values()].map(({ wallet }) => wallet)),
-    load: loads.of,
-    recount: loads.clear,
-    /** The wallet's nonces below this are used in the chain. */
-    advance(wallet: Hex, count: number): void {
-      if (counts.get(wallet) !== count) loads.clear();
-      counts.set(wallet, count);
+    /** How many payments of the wallet wait, within reach; a nonce without any counts as one. */
+    load(wallet: Hex): number {
+      let load = 0;
+      for (const each of pendingNonces.values()) {
+        const isWaiting = each.wallet === wallet && each.inclusion === null && isInReach(each);
+        if (isWaiting) load += Math.max(1, each.payments.size);
+      }
+      return load;
     },
     reach,
+    /** The wallet's nonces below this are used in the chain. */
+    advance: (wallet: Hex, count: number): void => void counts.set(wallet, count),
     isInReach,
     /** Takes in a stored transaction, with the payments that it makes. */
     add(row: TransactionRow, known: readonly KnownPayment[]): PendingNonce {
       const name = place(row.wallet, row.wallet_nonce);
       hashes.add(row.hash);
       const before = pendingNonces.get(name);
-      const own = known.map((payment) => paymentOf(payment, payment.status, row.stored_at_block));
-      if (before !== undefined) {
-        join(before, own);
-        before.transactions.push(row);
-        before.transactions.sort((a, b) => a.replacement - b.replacement);
-        Object.assign(before, { broadcastAt: 0, broadcasts: 0 });
-        return before;
-      }
-      const pendingNonce = nonceOf(row);
+      before?.transactions.push(row);
+      before?.transactions.sort((a, b) => a.replacement - b.replacement);
+      const isDue = { broadcastAt: 0, broadcasts: 0 };
+      const pendingNonce = before === undefined ? { ...nonceOf(row), ...isDue } : Object.assign(before, isDue);
       pendingNonces.set(name, pendingNonce);
-      join(pendingNonce, own);
-      if (isInReach(pendingNonce)) loads.add(row.wallet, own.length);
+      for (const each of known) {
+        const payment = paymentOf(each, each.status, row.stored_at_block);
+        pendingNonce.payments.add(payment);
+        payment.pendingNonces.add(pendingNonce);
+      }
       return pendingNonce;
     },
     /** Takes in a payment that has no open transaction. */
     adopt: (row: FacilitatorPayment, sinceBlock: number): PendingPayment =>
       paymentOf(claimedPayment(row), row.status, sinceBlock),
     holds: (hash: Hex): boolean => hashes.has(hash),
+    knows: (payment: Pick<PaymentKey, "payer" | "nonce">): boolean => payments.has(paymentName(payment)),
     remove,
     forget,
     /**
@@ -237,41 +218,12 @@ export function createPendingNonces() {
         ({ wallet, payments }) => !isKept(wallet) && ![...payments].some(hasKept),
       );
       for (const pendingNonce of gone) remove(pendingNonce);
-      loads.clear();
       for (const [name, payment] of payments) if (payment.pendingNonces.size === 0) payments.delete(name);
     },
   };
 }
 
-/**
- * How many payments of a wallet wait, within reach; a nonce without any counts as one. They are counted after each look at
- * the chain, and what is added since counts at once, so that nobody walks all of them for one payment.
- */
-function createLoads(inReach: () => readonly PendingNonce[]) {
-  let loads: Map<Hex, number> | null = null;
-
-  function add(wallet: Hex, payments: number): void {
-    loads?.set(wallet, (loads.get(wallet) ?? 0) + Math.max(1, payments));
-  }
-
-  return {
-    add,
-    of(wallet: Hex): number {
-      if (loads === null) {
-        loads = new Map();
-        for (const { wallet, payments, inclusion } of inReach()) if (inclusion === null) add(wallet, payments.size);
-      }
-      return loads.get(wallet) ?? 0;
-    },
-    clear(): void {
-      loads = null;
-    },
-  };
-}
-
 const FRESH_MS = 10_000;
-
-export type NonceSync = ReturnType<typeof createNonceSync>;
 
 export function createNonceSync({
   store,
@@ -280,34 +232,25 @@ export function createNonceSync({
 }: Pick<WalletParts, "store" | "pendingNonces" | "leases">) {
   let loadedAt = Number.NEGATIVE_INFINITY;
 
-  function take(row: TransactionRow, found: readonly FacilitatorPayment[]): void {
+  async function take(row: TransactionRow): Promise<void> {
+    const keys = row.payments.map(({ payer, nonce }) => keyOf({ from: payer, nonce }));
+    const stored = await Promise.all(keys.map((key) => storedPayment(store.read, key)));
     if (pendingNonces.holds(row.hash)) return;
-    const pendingNonce = pendingNonces.add(
-      row,
-      found.map((payment) => ({ ...claimedPayment(payment), status: payment.status })),
-    );
+    const found = stored.filter((payment) => payment !== null);
+    const known = found.map((payment) => ({ ...claimedPayment(payment), status: payment.status }));
+    const pendingNonce = pendingNonces.add(row, known);
     const used = recordedUse(row, found, pendingNonce.payments);
     if (used !== null) pendingNonce.inclusion = used;
   }
 
-  async function paymentsOf({ payments }: TransactionRow): Promise<FacilitatorPayment[]> {
-    const found = await Promise.all(
-      payments.map((part) => storedPayment(store.read, keyOf({ from: part.payer, nonce: part.nonce }))),
-    );
-    return found.filter((payment) => payment !== null);
-  }
-
   async function takeAll(hashes: readonly Hex[]): Promise<void> {
-    for (const row of await transactionsWith(store.read, hashes)) take(row, await paymentsOf(row));
+    for (const row of await transactionsWith(store.read, hashes)) await take(row);
   }
-
-  const namesKnown = () => new Set([...pendingNonces.payments()].map(({ key }) => paymentName(key)));
 
   /** Sent payments of which no transaction is open: those whose first one is by a wallet that this process works for. */
   async function adopt(): Promise<void> {
-    const known = namesKnown();
     for (const { payment, wallet } of await sentPayments(store.read)) {
-      if (known.has(paymentName(payment)) || (wallet !== null && !leases.holds(wallet))) continue;
+      if (pendingNonces.knows(payment) || (wallet !== null && !leases.holds(wallet))) continue;
       const blocks = (await transactionsOf(store.read, payment)).map((row) => row.stored_at_block);
       pendingNonces.adopt(payment, blocks.length === 0 ? 0 : Math.min(...blocks));
     }
@@ -315,16 +258,15 @@ export function createNonceSync({
 
   /** Those of other wallets that make payments which are known here: all of them decide what becomes of a payment. */
   async function shared(others: readonly OpenTransaction[]): Promise<Hex[]> {
-    if (others.length === 0) return [];
-    const known = namesKnown();
+    const joint = others.filter(({ payer }) => payer === null);
     const parts = await sharedParts(
       store.read,
-      others.filter(({ payer }) => payer === null).map(({ hash }) => hash),
+      joint.map(({ hash }) => hash),
     );
-    const all = [...others, ...parts];
-    const isKnown = ({ payer, nonce }: (typeof all)[number]) =>
-      payer !== null && nonce !== null && known.has(paymentName({ payer, nonce }));
-    return [...new Set(all.filter(isKnown).map(({ hash }) => hash))];
+    const known = [...others, ...parts].filter(
+      ({ payer, nonce }) => payer !== null && nonce !== null && pendingNonces.knows({ payer, nonce }),
+    );
+    return [...new Set(known.map(({ hash }) => hash))];
   }
 
   /** Takes in what is open in the database, concerns this process, and is not known yet. */
@@ -345,7 +287,6 @@ export function createNonceSync({
     async refresh(): Promise<void> {
       if (performance.now() - loadedAt >= FRESH_MS) await load();
     },
-    /** The database holds something that is not known here, so the next refresh reads it. */
     invalidate(): void {
       loadedAt = Number.NEGATIVE_INFINITY;
     },

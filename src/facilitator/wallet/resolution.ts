@@ -4,12 +4,10 @@
 // used the wallet's nonce, the payment gets a new one. So does one that failed in a transaction shared with others and
 // would go through now: it is sent once more alone, since the cause may have been a neighbour.
 //
-// How it ended is recorded, and those that wait are told. Each record is a guarded write, so when two processes find out the
-// same thing, one writes it and the other reads what was written.
+// Each record is a guarded write: of two processes that find out the same thing, one writes it and the other reads it.
 import type { Chain } from "../../chain/chain.ts";
-import type { Use } from "../../chain/find-use.ts";
+import { isOwnTransfer, type Use } from "../../chain/find-use.ts";
 import type { Block, Receipt } from "../../chain/json-rpc.ts";
-import { isOwnTransfer } from "../../chain/own-transfer.ts";
 import { isPaidBy, isUsedUp } from "../../chain/token.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import { mapLimit } from "../../kernel/loop.ts";
@@ -23,7 +21,6 @@ import {
   recordSettled,
   storedPayment,
 } from "../payments/payments.ts";
-import type { WalletChoice } from "./choose-wallet.ts";
 import {
   areAllKnown,
   newestOf,
@@ -35,17 +32,10 @@ import {
 } from "./pending.ts";
 import { NotClaimed } from "./sender.ts";
 import { countLateRevert, markBurned, pays, type Reverted, transactionsOf } from "./transactions.ts";
+import type { Wallet } from "./wallet.ts";
 
-/** The authorization can only be used after the simulation; this many blocks allow for a node that was behind then. */
-const BEHIND_BLOCKS = 50;
-/** Searches for the transaction that used an authorization before it stays unnamed. */
-const LOOK_UPS_MAX = 5;
 /** Looks until a nonce without a receipt of ours counts as used by somebody else: a count may be wrong for a moment. */
 const LOOKS_IN_VAIN = 3;
-/** Wallet nonces for one payment. With these used up it waits until its time is over. */
-const NONCES_MAX = 4;
-/** Payments that share a transaction, judged at a time. */
-const PAYMENTS_PARALLEL = 16;
 
 export type Resolver = ReturnType<typeof createPaymentResolver>;
 
@@ -53,7 +43,7 @@ interface ResolverOptions extends WalletParts {
   readonly recorder: OutcomeRecorder;
   /** In lower case. */
   readonly ownWallets: () => Promise<ReadonlySet<Hex>>;
-  readonly simulate: WalletChoice["simulate"];
+  readonly simulate: Wallet["simulate"];
   /** Sends the payment with a new wallet nonce; resolves when it is stored. */
   readonly send: (payment: PendingPayment, gas: Gas) => Promise<void>;
 }
@@ -67,12 +57,7 @@ export function createPaymentResolver(options: ResolverOptions) {
   const resolveUnpaid = createUnpaidResolver(options);
 
   /** False when nothing can be said yet. */
-  async function resolve(
-    payment: PendingPayment,
-    pendingNonce: PendingNonce,
-    own: End,
-    { head, receipt }: Evidence,
-  ): Promise<boolean> {
+  async function resolve(payment: PendingPayment, pendingNonce: PendingNonce, own: End, { head, receipt }: Evidence) {
     if (receipt !== null && payment.status !== "settled" && isPaidBy(payment.authorization, receipt)) {
       await recorder.settle(payment, receipt);
       return true;
@@ -91,21 +76,18 @@ export function createPaymentResolver(options: ResolverOptions) {
   async function resolveAll(pendingNonce: PendingNonce, found: Evidence): Promise<boolean> {
     let failure: unknown = null;
     let isWhole = true;
-    await mapLimit([...pendingNonce.payments], PAYMENTS_PARALLEL, async (payment) => {
+    await mapLimit([...pendingNonce.payments], 16, async (payment) => {
       try {
         const own = endOf(pendingNonce, payment, found.used);
         if (!(await resolve(payment, pendingNonce, own, found))) isWhole = false;
-        else if (payment.status === "failed") await countLate(payment, own, found.head);
+        else if (payment.status === "failed")
+          await recorder.late(payment, await charged(chain, payment, found.head, [own]), found.head);
       } catch (error) {
         failure ??= error;
       }
     });
     if (failure !== null) throw failure;
     return isWhole;
-  }
-
-  async function countLate(payment: PendingPayment, end: End, head: Block): Promise<void> {
-    for (const reverted of await charged(chain, payment, head, [end])) await recorder.late(payment, reverted, head);
   }
 
   return {
@@ -186,23 +168,23 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
   async function resolveUsed(payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> {
     // If a nonce was used and no receipt of ours shows it, the use may be our own.
     const isForeign = ends.length > 0 && ends.every(isCertainlyUnpaid);
-    const from = payment.sinceBlock - BEHIND_BLOCKS;
+    // It can only be used after the simulation, at which a node may have been behind.
+    const from = payment.sinceBlock - 50;
     const search = chain.findUse(payment.authorization, from, head.number);
     // The search is only for its name then, and some nodes refuse to search.
     const use = await (isForeign ? search.catch(() => null) : search);
     const reverted = await charged(chain, payment, head, ends);
     if (use === null) {
-      if (!isForeign || ++payment.lookUps < LOOK_UPS_MAX) return false;
+      // After some searches it stays unnamed.
+      if (!isForeign || ++payment.lookUps < 5) return false;
       const reason = "the authorization was used elsewhere";
       await recorder.fail(payment, { reason, foreign_transaction: null }, reverted, head);
       return true;
     }
     const own = await resolveOwn(payment, use);
     if (own !== null) return own;
-    const { hash } = use;
-    const how = use.cancelled ? "cancelled" : "used elsewhere";
-    const reason = `the authorization was ${how}`;
-    await recorder.fail(payment, { reason, foreign_transaction: hash }, reverted, head);
+    const reason = `the authorization was ${use.cancelled ? "cancelled" : "used elsewhere"}`;
+    await recorder.fail(payment, { reason, foreign_transaction: use.hash }, reverted, head);
     return true;
   }
 
@@ -232,7 +214,8 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
     if (isUsedUp(reason)) return false;
     // After a revert alone it is not tried again, even if it would go through now: the cause was on the payer's side.
     if (simulation.ok && !ends.some(({ how }) => how === "reverted"))
-      return payment.pendingNonces.size < NONCES_MAX && sendAgain(payment, simulation.gas);
+      // With so many wallet nonces used up, it waits until its time is over.
+      return payment.pendingNonces.size < 4 && sendAgain(payment, simulation.gas);
     // What is recorded now is final, so every node is asked for itself whether it knows of a use.
     if (await isUsedByAny(chain, payment)) return false;
     const failure = { reason: isOver ? "expired" : reason, foreign_transaction: null };
@@ -274,7 +257,7 @@ async function isUsedUpBySomebody(chain: Chain, pendingNonce: PendingNonce, head
   return pendingNonce.looksInVain >= LOOKS_IN_VAIN;
 }
 
-/** The receipt of a transaction that used a nonce for several payments. What was taken from the records at the start does not tell of each. */
+/** The receipt of a transaction for several payments: what was taken from the records at the start does not tell of each. */
 async function sharedReceipt(chain: Chain, { payments, inclusion }: PendingNonce): Promise<Receipt | null> {
   const hash = inclusion?.hash ?? null;
   return payments.size > 1 && hash !== null ? chain.receipt(hash) : null;
@@ -295,7 +278,10 @@ function usedBy({ payments }: PendingNonce, receipt: Receipt | null): UsedNonce 
 async function charged(chain: Chain, payment: PendingPayment, head: Block, ends: readonly End[]): Promise<Reverted[]> {
   const isAny = ends.some(({ how }) => how === "failed among others");
   const isWhole = isAny && (await chain.hasCode(payment.authorization.from, head));
-  return revertedOf(ends, isWhole);
+  return ends.flatMap(({ how, hash, gasWei, shareWei }) => {
+    const isReverted = how === "reverted" || how === "failed among others";
+    return isReverted && hash !== null ? [{ hash, gasWei: isWhole ? gasWei : shareWei }] : [];
+  });
 }
 
 /**
@@ -331,18 +317,9 @@ function endOf(pendingNonce: PendingNonce, payment: PendingPayment, used: UsedNo
   return { ...shared, how: "failed among others", isUnshown: succeeded };
 }
 
-/** The reverts of a payment. @param isWhole whether it bears the whole cost of what it shared with others */
-function revertedOf(ends: readonly End[], isWhole: boolean): Reverted[] {
-  return ends.flatMap(({ how, hash, gasWei, shareWei }) => {
-    const isReverted = how === "reverted" || how === "failed among others";
-    return isReverted && hash !== null ? [{ hash, gasWei: isWhole ? gasWei : shareWei }] : [];
-  });
-}
-
 /** False where the receipt may lack the payment's events, as a node's answers do now and then. */
-function isCertainlyUnpaid({ how, isUnshown }: End): boolean {
-  return how === "reverted" || how === "nothing" || (how === "failed among others" && !isUnshown);
-}
+const isCertainlyUnpaid = ({ how, isUnshown }: End): boolean =>
+  how === "reverted" || how === "nothing" || (how === "failed among others" && !isUnshown);
 
 /** Nothing can be said yet, and the next look asks again. It is thrown, as a node's failures are. */
 export class NotKnownYet extends Error {
@@ -369,12 +346,7 @@ export function createOutcomeRecorder(options: RecorderOptions) {
   }
 
   /** Undone when an open transaction of the payment was not judged: that one may still collect it. */
-  async function fail(
-    { key }: PendingPayment,
-    failure: PaymentFailure,
-    reverted: readonly Reverted[],
-    head: Block,
-  ): Promise<boolean> {
+  async function fail({ key }: PendingPayment, failure: PaymentFailure, reverted: readonly Reverted[], head: Block) {
     try {
       return await store.write(async (tx) => {
         if (!(await recordFailed(tx, key, failure, { was: "sent", day: dayOf(head), now: clock.now() }))) return false;
@@ -389,7 +361,7 @@ export function createOutcomeRecorder(options: RecorderOptions) {
   }
 
   return {
-    /** Another process has ended it, or has stored another transaction for it. @throws NotKnownYet in the second case */
+    /** Another process has ended it, or has stored another transaction for it: then @throws NotKnownYet */
     async changedElsewhere(payment: PendingPayment): Promise<void> {
       await reread(payment);
       if (payment.status !== "sent") return;
@@ -397,10 +369,9 @@ export function createOutcomeRecorder(options: RecorderOptions) {
       throw new NotKnownYet();
     },
     async settle(payment: PendingPayment, receipt: Receipt): Promise<void> {
-      const { hash, blockNumber, blockHash } = receipt;
-      const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
+      const { hash, blockNumber } = receipt;
       const cost = options.countsAll ? costOf(payment, receipt) : null;
-      if (await store.write((tx) => recordSettled(tx, payment.key, inclusion, clock.now(), cost))) {
+      if (await store.write((tx) => recordSettled(tx, payment.key, receipt, clock.now(), cost))) {
         payment.status = "settled";
         meters.settlement("settled");
         log.info("payment_settled", { ...names(payment), transaction: hash, block: blockNumber });
@@ -427,9 +398,10 @@ export function createOutcomeRecorder(options: RecorderOptions) {
       outcomes.announce(payment.key);
     },
     /** Its transfer reverted; counts the gas if the payment had failed for another reason before. */
-    async late(payment: PendingPayment, reverted: Reverted, head: Block): Promise<void> {
-      if (await store.write((tx) => countLateRevert(tx, payment.key, reverted, dayOf(head))))
-        log.warn("late_revert", { ...names(payment), ...reverted });
+    async late(payment: PendingPayment, reverted: readonly Reverted[], head: Block): Promise<void> {
+      for (const each of reverted)
+        if (await store.write((tx) => countLateRevert(tx, payment.key, each, dayOf(head))))
+          log.warn("late_revert", { ...names(payment), ...each });
     },
     /** Settled no more, for its block is gone. */
     async reopen(payment: PendingPayment): Promise<void> {
@@ -441,9 +413,7 @@ export function createOutcomeRecorder(options: RecorderOptions) {
   };
 }
 
-function dayOf({ timestamp }: Block): string {
-  return utcDay(timestamp * 1000);
-}
+const dayOf = ({ timestamp }: Block): string => utcDay(timestamp * 1000);
 
 /** What settled it, with the parts that it had in transactions before that failed. */
 function costOf(payment: PendingPayment, { hash, gasWei, ...at }: Receipt): bigint {
@@ -454,6 +424,4 @@ function costOf(payment: PendingPayment, { hash, gasWei, ...at }: Receipt): bigi
   return others.reduce((sum, each) => sum + endOf(each, payment, each.inclusion).shareWei, share);
 }
 
-function names({ key }: PendingPayment): { payer: Hex; nonce: Hex } {
-  return { payer: key.payer, nonce: key.nonce };
-}
+const names = ({ key: { payer, nonce } }: PendingPayment) => ({ payer, nonce });

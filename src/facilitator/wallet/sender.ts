@@ -1,7 +1,6 @@
 // One key's way to the chain. Payments that wait together share transactions or get consecutive nonces, are signed, and are
-// stored in one write, so that either all of them may be broadcast or none; and only then is the next batch begun. So a nonce
-// is never given twice, none is left out, and nothing leaves the process before it is stored. Broadcasting happens elsewhere,
-// since its failure changes nothing.
+// stored in one write; only then is the next batch begun. So a nonce is never given twice, none is left out, and nothing
+// leaves the process before it is stored. Broadcasting happens elsewhere, since its failure changes nothing.
 import { quoteFees } from "../../chain/fees.ts";
 import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/token.ts";
 import { Fault } from "../../core/fault.ts";
@@ -10,8 +9,7 @@ import { endsWithin } from "../../kernel/wait.ts";
 import { type Tx, UniqueViolation } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { markSent, markSentAgain } from "../payments/payments.ts";
-import type { WalletLeases } from "./leases.ts";
-import { WalletNotHeld } from "./leases.ts";
+import { type WalletLeases, WalletNotHeld } from "./leases.ts";
 import { areAllKnown, type PendingNonces, type WalletParts } from "./pending.ts";
 import type { Signer } from "./signer.ts";
 import {
@@ -26,7 +24,6 @@ import {
   type TransactionRow,
 } from "./transactions.ts";
 
-/** Another process with the same key took the nonces: back off for a random time, so that it can go first. */
 const CONFLICTS_MAX = 20;
 /** How old the newest block may be that fees are computed from. */
 const BLOCK_AGE_MS_MAX = 1000;
@@ -70,17 +67,16 @@ export function createSender(options: SenderOptions) {
   const { signer, log, sharedMax, leases } = options;
   const batchStore = createBatchStore(options);
   const queue: QueuedSend[] = [];
-  /** The payments that are being signed and stored. */
+  /** Being signed and stored. */
   let batch: readonly QueuedSend[] = [];
   let next: Free | null = null;
   /** Rises whenever the next nonce is no longer known for certain. */
   let resyncs = 0;
   let running: Promise<void> | null = null;
-  /** Ends the wait for others to share a transaction with. */
   let endGathering = () => {};
   let stopped = false;
 
-  /** Somebody else uses the key: chain and store are asked for the next nonce. */
+  /** Chain and store are asked for the next nonce. */
   function resynchronise(): void {
     resyncs++;
     next = null;
@@ -104,16 +100,15 @@ export function createSender(options: SenderOptions) {
     await endsWithin(200, promise);
   }
 
-  /** Settles every one of the batch, sooner or later. */
   async function sendBatch(): Promise<void> {
     let conflicts = 0;
     while (batch.length > 0) {
       try {
         batch = await sendSome(batch);
       } catch (error) {
-        // Whatever happened, chain and store tell the next nonce.
         resynchronise();
-        if (error instanceof UniqueViolation && ++conflicts <= CONFLICTS_MAX) await pauseAtRandom();
+        // Another process with the same key took the nonces: after a random time, it has gone first.
+        if (error instanceof UniqueViolation && ++conflicts <= CONFLICTS_MAX) await Bun.sleep(Math.random() * 100);
         else batch = refuse(batch, error);
       }
     }
@@ -124,11 +119,8 @@ export function createSender(options: SenderOptions) {
     if (!leases.holds(signer.address)) throw new WalletNotHeld(signer.address);
     const resyncsBefore = resyncs;
     const { room, ...start } = await startOf(options, next);
-    const groups = byTransaction(
-      those.map(({ job }) => job),
-      sharedMax,
-    );
-    const { signed, failure } = await signBatch(signer, groups.slice(0, room), start);
+    const jobs = those.map(({ job }) => job);
+    const { signed, failure } = await signBatch(signer, byTransaction(jobs, sharedMax).slice(0, room), start);
     if (failure !== null) log.error("signer_failed", { wallet: signer.address, error: failure });
     if (signed.length === 0) throw cannotSend("signer unreachable", failure);
     await batchStore.write(signed);
@@ -183,10 +175,8 @@ async function startOf(options: SenderOptions, next: Free | null) {
 function follow({ signer, leases, pendingNonces, wake }: SenderOptions, signed: readonly SignedJobs[]): void {
   if (!leases.holds(signer.address)) return;
   for (const { jobs, row } of signed) {
-    pendingNonces.add(
-      row,
-      jobs.map(({ payment }) => ({ ...payment, status: "sent" })),
-    );
+    const payments = jobs.map(({ payment }) => ({ ...payment, status: "sent" as const }));
+    pendingNonces.add(row, payments);
   }
   wake();
 }
@@ -200,16 +190,15 @@ function refuse(those: readonly QueuedSend[], error: unknown): readonly QueuedSe
   return others;
 }
 
-/** A row of free nonces. */
+/** Free nonces in a row. */
 interface Free {
   readonly nonce: number;
   readonly room: number;
 }
 
 /** Null when there is no more room. */
-function behind({ nonce, room }: Free, taken: number): Free | null {
-  return taken < room ? { nonce: nonce + taken, room: room - taken } : null;
-}
+const behind = ({ nonce, room }: Free, taken: number): Free | null =>
+  taken < room ? { nonce: nonce + taken, room: room - taken } : null;
 
 /**
  * The chain may know of transactions of another process, and stored ones may not have reached the chain yet. A gap
@@ -223,10 +212,6 @@ async function firstFree({ signer: { address }, chain, store, pendingNonces }: S
     nonce = stored + 1;
   }
   return { nonce, room: Number.POSITIVE_INFINITY };
-}
-
-function pauseAtRandom(): Promise<void> {
-  return new Promise((resolve) => setTimeout(resolve, Math.random() * 100));
 }
 
 export function cannotSend(message: string, cause?: unknown): Fault {
@@ -317,7 +302,7 @@ export function createBatchStore({ store, clock, log, leases, pendingNonces }: B
         const isUnsure = store.isShared && error instanceof Fault && error.kind === "unavailable";
         if (!isUnsure || stopped) throw error;
         log.warn("transactions_in_doubt", { error });
-        await new Promise((resolve) => setTimeout(resolve, STORE_RETRY_MS));
+        await Bun.sleep(STORE_RETRY_MS);
       }
     }
   }

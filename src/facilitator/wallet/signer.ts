@@ -1,6 +1,5 @@
-// Who signs for a wallet: a private key in this process, or another process that is asked by JSON-RPC
-// (`eth_signTransaction`, as Web3Signer and Clef have it). What another process signed is read back and compared
-// field by field before anything relies on it.
+// Who signs for a wallet: a private key in this process, or another process that is asked by JSON-RPC (`eth_signTransaction`,
+// as Web3Signer and Clef have it), whose answer is compared field by field before anything relies on it.
 import { keccak256, parseTransaction, recoverTransactionAddress, type TransactionSerializedEIP1559 } from "viem";
 import { privateKeyToAccount } from "viem/accounts";
 import type { Fees } from "../../chain/fees.ts";
@@ -9,11 +8,6 @@ import type { Outbound } from "../../http/client/outbound.ts";
 import { lowerHex } from "../../x402/fields.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex } from "../../x402/types.ts";
-
-const REMOTE_TIMEOUT_MS = 5000;
-const REMOTE_PARALLEL = 16;
-/** A transaction of a hundred payments is 100,000 characters; Clef gives its bytes twice. */
-const REMOTE_ANSWER_BYTES_MAX = 512 * 1024;
 
 export interface Unsigned {
   readonly nonce: number;
@@ -62,11 +56,6 @@ export function watchSigners(those: readonly Signer[]): { signers: Signer[]; isF
   return { signers, isFailing };
 }
 
-/** Signing blocks the only thread for most of a millisecond, so other work gets a turn after each. */
-function turn(): Promise<void> {
-  return new Promise((resolve) => setImmediate(resolve));
-}
-
 export function createLocalSigner(privateKey: Hex): Signer {
   const account = privateKeyToAccount(privateKey);
   return {
@@ -84,13 +73,14 @@ export function createLocalSigner(privateKey: Hex): Signer {
         maxFeePerGas: fees.maxFee,
         maxPriorityFeePerGas: fees.maxPriorityFee,
       });
-      await turn();
+      // Signing blocks the only thread for most of a millisecond, so other work goes on after each.
+      await new Promise((resolve) => setImmediate(resolve));
       return { raw: lowerHex(raw), hash: keccak256(raw) };
     },
   };
 }
 
-export interface RemoteSignerOptions {
+interface RemoteSignerOptions {
   readonly url: string;
   readonly address: Hex;
   /** Without the rule about addresses, since the operator chose the signer. */
@@ -98,17 +88,13 @@ export interface RemoteSignerOptions {
   readonly timeoutMs?: number;
 }
 
-export function createRemoteSigner(options: RemoteSignerOptions): Signer {
+export function createRemoteSigner({ timeoutMs = 5_000, ...options }: RemoteSignerOptions): Signer {
   const address = lowerHex(options.address);
-  const server = {
-    outbound: options.outbound,
-    url: options.url,
-    timeoutMs: options.timeoutMs ?? REMOTE_TIMEOUT_MS,
-    answerBytesMax: REMOTE_ANSWER_BYTES_MAX,
-  };
+  // A transaction of a hundred payments is 100,000 characters; Clef gives its bytes twice.
+  const server = { ...options, timeoutMs, answerBytesMax: 512 * 1024 };
   return {
     address,
-    parallel: REMOTE_PARALLEL,
+    parallel: 16,
     async sign(transaction) {
       const request = {
         from: address,
@@ -169,6 +155,4 @@ async function readSigned(raw: TransactionSerializedEIP1559) {
   }
 }
 
-function isType2(raw: Hex): raw is TransactionSerializedEIP1559 {
-  return raw.startsWith("0x02");
-}
+const isType2 = (raw: Hex): raw is TransactionSerializedEIP1559 => raw.startsWith("0x02");

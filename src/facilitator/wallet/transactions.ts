@@ -1,7 +1,6 @@
 // The facilitator's transactions: what a wallet nonce is used for (the transfer of one payment, those of several through
-// Multicall3, or a transfer of nothing to the wallet itself, where the nonce must be used and the payments are over), and
-// its row in the database. A row is stored before its bytes leave the process, so a crash loses sight of nothing that may
-// be on its way to a block.
+// Multicall3, or a transfer of nothing to the wallet itself, where the payments are over), and its row in the database, which
+// is stored before its bytes leave the process.
 
 import { and, asc, desc, eq, gte, isNotNull, isNull, lt, or } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
@@ -11,7 +10,7 @@ import type { Reader, Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { change, lockDays } from "../payments/guardrails.ts";
 import { type ClaimedPayment, inGroups, storedPayment } from "../payments/payments.ts";
-import type { Signer, Unsigned } from "./signer.ts";
+import type { Signer } from "./signer.ts";
 
 type StoredTransaction = Tables["facilitatorTransactions"]["$inferSelect"];
 
@@ -34,21 +33,8 @@ export interface PaymentTransfer {
   readonly gas: bigint;
 }
 
-/** One wallet nonce of one wallet. */
-export interface WalletNonce {
-  readonly wallet: Hex;
-  readonly nonce: number;
-}
-
 /** What a transfer of nothing costs, exactly. */
 const NOTHING_GAS = 21_000n;
-
-export interface TransactionContent {
-  readonly to: Hex;
-  readonly data: Hex;
-  readonly gas: bigint;
-  readonly payments: readonly PaymentPart[];
-}
 
 export interface Position {
   readonly nonce: number;
@@ -66,10 +52,12 @@ function partOf({ payment, gas }: PaymentTransfer): PaymentPart {
   return { payer, nonce, gas: gas < GAS_MAX ? gas : GAS_MAX };
 }
 
+export type TransactionContent = ReturnType<typeof contentOf>;
+
 /** What makes these payments: the transfer itself for one, Multicall3 for several, and nothing for none. */
-export function contentOf(wallet: Hex, transfers: readonly PaymentTransfer[]): TransactionContent {
-  if (transfers.length === 0) return { to: wallet, data: "0x", gas: NOTHING_GAS, payments: [] };
+export function contentOf(wallet: Hex, transfers: readonly PaymentTransfer[]) {
   const payments = transfers.map(partOf);
+  if (transfers.length === 0) return { to: wallet, data: "0x" as Hex, gas: NOTHING_GAS, payments };
   const gas = payments.reduce((sum, part) => sum + part.gas, 0n);
   const calls = transfers.map(({ payment: { authorization, signature } }) => transferData(authorization, signature));
   const [only] = calls;
@@ -82,17 +70,11 @@ export function pays({ payments }: Pick<TransactionRow, "payments">, { payer, no
   return payments.some((part) => part.payer === payer && part.nonce === nonce);
 }
 
-/** @throws what the signer throws */
-export async function signRow(
-  signer: Signer,
-  content: TransactionContent,
-  position: Position,
-): Promise<TransactionRow> {
+export async function signRow(signer: Signer, content: TransactionContent, position: Position) {
   const { to, data, gas, payments } = content;
   const only = payments.length === 1 ? payments[0] : undefined;
   const { nonce, replacement, fees, block, now } = position;
-  const unsigned: Unsigned = { nonce, to, data, gas, fees };
-  const { raw, hash } = await signer.sign(unsigned);
+  const { raw, hash } = await signer.sign({ nonce, to, data, gas, fees });
   return {
     hash,
     wallet: signer.address,
@@ -161,10 +143,7 @@ export async function openWallets(reader: Reader): Promise<Hex[]> {
 }
 
 /** The payments of those of these transactions that make several. */
-export async function sharedParts(
-  reader: Reader,
-  hashes: readonly Hex[],
-): Promise<{ hash: Hex; payer: Hex; nonce: Hex }[]> {
+export async function sharedParts(reader: Reader, hashes: readonly Hex[]) {
   const { facilitatorTransactionPayments: t } = reader.tables;
   const { hash, payer, nonce } = t;
   const parts: { hash: Hex; payer: Hex; nonce: Hex }[] = [];
@@ -211,10 +190,8 @@ export async function highestNonce(reader: Reader, wallet: Hex, below: number): 
 export async function transactionsOf(reader: Reader, { payer, nonce }: PaymentKey): Promise<TransactionRow[]> {
   const { facilitatorTransactions: t, facilitatorTransactionPayments: part } = reader.tables;
   // Hashes by value: Postgres uses no index for `or … in (select …)`.
-  const shared = await reader.db
-    .select({ hash: part.hash })
-    .from(part)
-    .where(and(eq(part.payer, payer), eq(part.nonce, nonce)));
+  const isPart = and(eq(part.payer, payer), eq(part.nonce, nonce));
+  const shared = await reader.db.select({ hash: part.hash }).from(part).where(isPart);
   const hashes = shared.map(({ hash }) => hash);
   const alone = and(eq(t.payer, payer), eq(t.nonce, nonce));
   const rows = await reader.db
@@ -225,7 +202,7 @@ export async function transactionsOf(reader: Reader, { payer, nonce }: PaymentKe
   return withPayments(reader, rows);
 }
 
-/** The chain says that the nonces are not used. False when nothing is stored for any of them that was closed. */
+/** The chain says that the nonces are not used. False when none of them was closed. */
 export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[]): Promise<boolean> {
   const { facilitatorTransactions: t } = tx.tables;
   const reopened = await tx.db
@@ -237,7 +214,7 @@ export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[
 }
 
 /** Their wallet nonces are used, deep enough in the chain. */
-export async function closeNonces(tx: Tx, places: readonly WalletNonce[]): Promise<void> {
+export async function closeNonces(tx: Tx, places: readonly { readonly wallet: Hex; readonly nonce: number }[]) {
   const { facilitatorTransactions: t } = tx.tables;
   for (const some of inGroups(places)) {
     await tx.db
@@ -247,10 +224,7 @@ export async function closeNonces(tx: Tx, places: readonly WalletNonce[]): Promi
   }
 }
 
-/**
- * A transaction of ours in which a payment's transfer reverted, and the gas that it has burned. Each counts once, however
- * often it is found and by whichever process.
- */
+/** A transaction of ours in which a payment's transfer reverted, and the gas that it has burned. Each counts once. */
 export interface Reverted {
   readonly hash: Hex;
   readonly gasWei: bigint;
@@ -261,12 +235,8 @@ export async function markBurned(tx: Tx, { payer, nonce }: PaymentKey, { hash, g
   const set = { gas_burned: String(gasWei) };
   // It is in one of the two, by whether the transaction makes one payment or several.
   for (const t of [tx.tables.facilitatorTransactions, tx.tables.facilitatorTransactionPayments]) {
-    const own = and(eq(t.hash, hash), eq(t.payer, payer), eq(t.nonce, nonce));
-    const rows = await tx.db
-      .update(t)
-      .set(set)
-      .where(and(own, isNull(t.gas_burned)))
-      .returning({ hash: t.hash });
+    const own = and(eq(t.hash, hash), eq(t.payer, payer), eq(t.nonce, nonce), isNull(t.gas_burned));
+    const rows = await tx.db.update(t).set(set).where(own).returning({ hash: t.hash });
     if (rows.length > 0) return true;
   }
   return false;
@@ -296,9 +266,7 @@ export async function countLateRevert(tx: Tx, key: PaymentKey, reverted: Reverte
   if (!isCounted) await change(tx, { account, day }, { reserved: BigInt(value) });
   await change(tx, { account, day: on }, { gasBurned: reverted.gasWei });
   const { facilitatorPayments: t } = tx.tables;
-  await tx.db
-    .update(t)
-    .set({ reverted_on: on })
-    .where(and(eq(t.payer, key.payer), eq(t.nonce, key.nonce)));
+  const isThis = and(eq(t.payer, key.payer), eq(t.nonce, key.nonce));
+  await tx.db.update(t).set({ reverted_on: on }).where(isThis);
   return true;
 }

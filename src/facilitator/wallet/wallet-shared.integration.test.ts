@@ -12,7 +12,7 @@ import { until } from "../../../test/support/until.ts";
 import { MULTICALL3 } from "../../chain/token.ts";
 import multicall3 from "../../cli/demo/multicall3.json" with { type: "json" };
 import type { Hex } from "../../x402/types.ts";
-import { requireMulticall3 } from "./choose-wallet.ts";
+import { requireMulticall3 } from "./wallet.ts";
 
 const GWEI = 10n ** 9n;
 const BATCH = { limits: { batch: 50 } };

@@ -240,7 +240,7 @@ export async function noteSettlement(
 }
 
 /**
- * The payment has been collected: the call may be made, unless it has ended meanwhile. Null when the outcome was
+ * The payment has been collected: the call may be made, unless it has ended meanwhile. Nothing changes when the outcome was
  * known before.
  *
  * @param isFinal false when `confirmSettlement` will follow
@@ -251,81 +251,65 @@ export async function collectSettlement(
   settlement: string,
   now: number,
   isFinal = true,
-): Promise<InvocationRow | null> {
+): Promise<void> {
   const fields = { settlement, updated_at: now };
-  if (await moveSettlement(tx, "openInvocations", key, "collect", fields)) return found(tx, key);
-  if (!(await moveSettlement(tx, "endedInvocations", key, "collectLate", fields))) return null;
-  return isFinal ? withReceipt(tx, key) : found(tx, key);
+  if (await moveSettlement(tx, "openInvocations", key, "collect", fields)) return;
+  if ((await moveSettlement(tx, "endedInvocations", key, "collectLate", fields)) && isFinal) await oweFinal(tx, key);
 }
 
-/** The transaction by which the payment is known to be collected. A call that has ended is owed its receipt from now on. */
+/**
+ * The transaction by which the payment is known to be collected. A call that has ended is owed its receipt from now on.
+ *
+ * @param settlement null when it stays as it is
+ */
 export async function confirmSettlement(
   tx: Tx,
   key: InvocationKey,
-  tx_hash: string | null,
+  settlement: string | null,
   now: number,
 ): Promise<void> {
-  const row = await found(tx, key);
-  const before = JSON.parse(row?.settlement ?? "{}") as { readonly tx_hash?: string };
-  if (row !== null && tx_hash !== null && before.tx_hash !== tx_hash) {
-    const settlement = JSON.stringify({ ...before, tx_hash });
-    await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
-  }
-  if (row !== null && isEnded(row.status) && !(await hasReceipt(tx, key))) await withReceipt(tx, key);
+  if (settlement !== null) await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
+  if (!(await hasReceipt(tx, key))) await oweFinal(tx, key);
 }
 
 /** A receipt that says "settled" would be false: the payment of the call was collected, and can't be any more. */
 export async function denyReceipt({ db, tables }: Tx, key: InvocationKey): Promise<void> {
   for (const t of [tables.openInvocations, tables.endedInvocations]) {
-    await db
-      .update(t)
-      .set({ emit_receipt: false })
-      .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id)));
+    const isThis = and(eq(t.tenant, key.tenant), eq(t.id, key.id));
+    await db.update(t).set({ emit_receipt: false }).where(isThis);
   }
 }
 
 /** Whether it is owed one, or has it. */
 async function hasReceipt({ db, tables }: Tx, { tenant, id }: InvocationKey): Promise<boolean> {
   for (const t of [tables.receiptsDue, tables.receipts]) {
-    const found = await db
-      .select({ id: t.invocation_id })
-      .from(t)
-      .where(and(eq(t.tenant, tenant), eq(t.invocation_id, id)));
-    if (found.length > 0) return true;
+    const isIts = and(eq(t.tenant, tenant), eq(t.invocation_id, id));
+    if ((await db.select({ id: t.invocation_id }).from(t).where(isIts)).length > 0) return true;
   }
   return false;
 }
 
 /**
  * The payment will not be collected: the call ends without having been made, and its idempotency key is free for
- * another. Null when the outcome was known before.
+ * another. Nothing changes when the outcome was known before.
  */
-export async function refuseSettlement(
-  tx: Tx,
-  key: InvocationKey,
-  settlement: string,
-  now: number,
-): Promise<InvocationRow | null> {
+export async function refuseSettlement(tx: Tx, key: InvocationKey, settlement: string, now: number): Promise<void> {
   const fields = { settlement, updated_at: now };
   if (await moveSettlement(tx, "openInvocations", key, "refuse", fields)) {
     await freeIdempotencyKey(tx, key);
     await withdraw(tx, key, null, now);
-    return found(tx, key);
-  }
-  if (!(await moveSettlement(tx, "endedInvocations", key, "refuse", fields))) return null;
-  return withReceipt(tx, key);
+  } else if (await moveSettlement(tx, "endedInvocations", key, "refuse", fields)) await oweFinal(tx, key);
 }
 
-async function found(reader: Reader, key: InvocationKey): Promise<InvocationRow | null> {
+export async function invocationByKey(reader: Reader, key: InvocationKey): Promise<InvocationRow | null> {
   const [row] = await byId(reader).execute(key);
   return row ?? null;
 }
 
 /** A receipt states the final payment, so an ended call whose payment was open is owed it only now. */
-async function withReceipt(tx: Tx, key: InvocationKey): Promise<InvocationRow | null> {
-  const row = await found(tx, key);
-  if (row?.emit_receipt) await oweReceipt(tx).execute(key);
-  return row;
+async function oweFinal(tx: Tx, key: InvocationKey): Promise<void> {
+  const row = await invocationByKey(tx, key);
+  if (row !== null && isEnded(row.status) && row.emit_receipt) await oweReceipt(tx).execute(key);
 }
 
 export const byId = prepared(({ db, tables: { invocations: t } }: Reader) =>

@@ -1,22 +1,22 @@
 // One attempt to settle a recorded payment, from the request to the record of its outcome. The outcome, the state of
 // the call and its totals are one write. Any failure on the way leaves the payment open, and leased.
-import { and, eq } from "drizzle-orm";
 import type { Log } from "../../core/log.ts";
-import type { Meters, SettlementOutcome } from "../../core/meters.ts";
+import type { Meters } from "../../core/meters.ts";
 import type { Clock, TimeBounds } from "../../core/time.ts";
 import { formatDateTime } from "../../core/time.ts";
 import type { NewSpan, Span, Tracer } from "../../core/tracing.ts";
-import { SETTLEMENT_CONFIRM_MS_MAX, SETTLEMENT_FINAL_MS } from "../../kernel/limits.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { withDeadline } from "../../kernel/wait.ts";
 import { unavailable, untilStored } from "../../storage/failures.ts";
-import type { Reader, Store, Tx } from "../../storage/store.ts";
+import type { Store, Tx } from "../../storage/store.ts";
+import type { settleRequestJson } from "../../x402/codec.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import {
   collectSettlement,
   confirmSettlement,
   denyReceipt,
   type InvocationKey,
-  type InvocationRow,
+  invocationByKey,
   noteSettlement,
   refuseSettlement,
 } from "../invocations/service.ts";
@@ -29,19 +29,17 @@ import {
   outcomeBy,
   pauseAfter,
   type SettlementVerdict,
-  type SettleOutcome,
   settledRecord,
   verdictOf,
 } from "./outcome.ts";
 import {
   closeCollected,
-  closeConfirmed,
   closeRefused,
+  confirmPayment,
   isConfirming,
   mayLeave,
   type OpenPayment,
   postpone,
-  postponeConfirming,
 } from "./store.ts";
 
 /** Longest pause between tries to store the outcome, since a caller may be waiting for it. */
@@ -76,12 +74,14 @@ export interface AttemptOptions {
 export async function attemptSettlement(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
   if (isConfirming(open)) return confirm(options, open, stop);
   const { store, clock, time, log, meters, client } = options;
+  const authorization = authorizationOf(open);
+  const expected = expectedOf(authorization);
   const askedAt = time.earliest();
   const mark = () => store.write((tx) => mayLeave(tx, open, clock.now()));
   const span = await beginAttemptSpan(options, open);
   const startedAt = performance.now();
-  const told = await client.settle({ ...open, expected: expectedOf(open), span, mayLeave: mark }, stop);
-  const found = needsLook(told, open, askedAt) ? await options.look?.(authorizationOf(open)) : undefined;
+  const told = await client.settle({ ...open, expected, span, mayLeave: mark }, stop);
+  const found = needsLook(told, open, askedAt) ? await options.look?.(authorization) : undefined;
   const outcome = outcomeBy(told, found, open);
   meters.settlementTook(performance.now() - startedAt);
   span?.end({ outcome: outcome.kind, ...(outcome.kind !== "collected" && { errorType: outcome.kind }) });
@@ -92,19 +92,23 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
     now,
     outcome: outcome.kind,
     at: now + pauseAfter(open.attempts, Math.random()),
-    finalInMs: options.look === undefined ? null : SETTLEMENT_FINAL_MS,
+    finalInMs: options.look === undefined ? null : MAX.settlementFinalMs,
+    amount: expected.amount,
   };
   // Wait for a store that is away. Asking again instead is worse: many facilitators answer that they can't collect a
   // payment which they themselves have collected.
-  const { call, isClosed } = await untilStored(
+  const { isPaid, isClosed } = await untilStored(
     () => store.write((tx) => record(tx, open, verdict, next)),
     () => stop.aborted,
     STORE_PAUSE_MS_MOST,
   );
   // Of two replicas that learn the same outcome, the one that closes the payment counts it.
-  if (isClosed || verdict.kind === "open") meters.settlement(shownVerdict(verdict, isUnsent(outcome)));
-  tell(log, open, outcome, verdict);
-  if (call?.settlement_status === "settled") options.paid(open.tenant, open.agent_id);
+  const shownAs = shownVerdict(verdict, isUnsent(outcome));
+  if (isClosed || verdict.kind === "open") meters.settlement(shownAs);
+  const [level, event] = TOLD[shownAs];
+  const why = outcome.kind === "collected" ? { transaction: outcome.transaction } : { why: outcome.why };
+  log[level](event, { ...shown(open), attempts: open.attempts, outcome: outcome.kind, ...why });
+  if (isPaid) options.paid(open.tenant, open.agent_id);
 }
 
 /**
@@ -114,38 +118,49 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
 async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
   const { store, clock, log, client, look } = options;
   const key = { tenant: open.tenant, id: open.invocation_id };
-  const before = transactionIn(await outcomeBefore(store.read, key));
-  const ask = { ...open, expected: expectedOf(open), span: null, mayLeave: async () => true };
-  const outcome = look ? await look(authorizationOf(open), before ?? undefined) : await client.settle(ask, stop);
+  const settlement = JSON.parse((await invocationByKey(store.read, key))?.settlement ?? "{}") as { tx_hash?: Hex };
+  const { tx_hash: before } = settlement;
+  const authorization = authorizationOf(open);
+  const ask = { ...open, expected: expectedOf(authorization), span: null, mayLeave: async () => true };
+  const outcome = look ? await look(authorization, before) : await client.settle(ask, stop);
   const now = clock.now();
   const finalAt = open.final_at ?? now;
   const isCollected = outcome?.kind === "collected";
   const transaction = isCollected ? outcome.transaction : before;
+  const changed = transaction === before ? null : JSON.stringify({ ...settlement, tx_hash: transaction });
   // Who asks for a receipt early gets what is known by then, and the record may be corrected once more.
   const isEarly = now < finalAt;
-  const isOver = isCollected || outcome?.kind === "declined" || now - finalAt >= SETTLEMENT_CONFIRM_MS_MAX;
+  const isOver = isCollected || outcome?.kind === "declined" || now - finalAt >= MAX.settlementConfirmMs;
+  const isLast = isOver && !isEarly;
   const nextAt = isEarly ? finalAt : now + pauseAfter(2, Math.random());
   const isDone = await store.write(async (tx) => {
-    const isLast = isOver && !isEarly;
-    const isOwn = await (isLast ? closeConfirmed(tx, open, now) : postponeConfirming(tx, open, nextAt, now));
+    const isOwn = await confirmPayment(tx, open, now, isLast ? null : nextAt);
     if (!isOwn || !isOver) return false;
-    if (outcome?.kind !== "declined") await confirmSettlement(tx, key, transaction, now);
+    if (outcome?.kind !== "declined") await confirmSettlement(tx, key, changed, now);
     else if (isLast) await denyReceipt(tx, key);
     return isLast || isCollected;
   });
   if (!isDone) return;
   if (!isCollected) log.error("settlement_not_confirmed", { ...shown(open), transaction });
-  else if (transaction !== before) log.info("settlement_moved", { ...shown(open), transaction, before });
+  else if (changed !== null) log.info("settlement_moved", { ...shown(open), transaction, before });
 }
 
-const transactionIn = (call: InvocationRow | null) =>
-  (JSON.parse(call?.settlement ?? "{}") as { readonly tx_hash?: Hex }).tx_hash ?? null;
-
-function shownVerdict(verdict: SettlementVerdict, wasUnsent: boolean): SettlementOutcome {
+/** What came of an attempt, as the metrics name it. */
+function shownVerdict(verdict: SettlementVerdict, wasUnsent: boolean) {
   if (verdict.kind === "settled") return "settled";
   if (verdict.kind === "open") return wasUnsent ? "unsent" : "unknown";
   return verdict.reason === "unknown" ? "given_up" : verdict.reason;
 }
+
+/** How the log tells it. */
+const TOLD: Record<ReturnType<typeof shownVerdict>, readonly ["info" | "warn" | "error", string]> = {
+  settled: ["info", "payment_settled"],
+  unsent: ["warn", "settlement_unknown"],
+  unknown: ["warn", "settlement_unknown"],
+  declined: ["info", "payment_declined"],
+  expired: ["info", "payment_expired_unsent"],
+  given_up: ["error", "settlement_given_up"],
+};
 
 /** The span is a part of the trace of its call. If the headers of the call can't be read, the span begins a trace. */
 async function beginAttemptSpan({ traces = null }: AttemptOptions, open: OpenPayment): Promise<Span | null> {
@@ -164,73 +179,24 @@ async function beginAttemptSpan({ traces = null }: AttemptOptions, open: OpenPay
   });
 }
 
-function tell(log: Log, open: OpenPayment, outcome: SettleOutcome, verdict: SettlementVerdict): void {
-  const why = outcome.kind === "collected" ? undefined : outcome.why;
-  const fields = { ...shown(open), attempts: open.attempts, outcome: outcome.kind, why };
-  if (verdict.kind === "settled") {
-    log.info("payment_settled", { ...fields, transaction: verdict.transaction });
-  } else if (verdict.kind === "open") {
-    log.warn("settlement_unknown", fields);
-  } else if (verdict.reason === "expired") {
-    log.info("payment_expired_unsent", fields);
-  } else if (verdict.reason === "unknown") {
-    log.error("settlement_given_up", fields);
-  } else {
-    log.info("payment_declined", fields);
-  }
-}
-
 /** The fields by which the log names a payment. */
 export function shown({ tenant, agent_id, invocation_id }: OpenPayment) {
   return { tenant, agent_id, invocation_id };
 }
 
-interface StoredRequest {
-  readonly paymentPayload: {
-    readonly payload: {
-      readonly authorization: Record<"value" | "validAfter" | "validBefore", string> &
-        Pick<Authorization, "from" | "to" | "nonce">;
-    };
-  };
-}
-
 /** The settle request was written by x402/codec.ts, so its form is known. */
-const storedAuthorization = ({ settle_request }: OpenPayment) =>
-  (JSON.parse(settle_request) as StoredRequest).paymentPayload.payload.authorization;
-
-function authorizationOf(open: OpenPayment): Authorization {
-  const authorization = storedAuthorization(open);
-  const { value, validAfter, validBefore } = authorization;
-  return { ...authorization, value: BigInt(value), validAfter: BigInt(validAfter), validBefore: BigInt(validBefore) };
+function authorizationOf({ settle_request }: OpenPayment): Authorization {
+  const { paymentPayload } = JSON.parse(settle_request) as ReturnType<typeof settleRequestJson>;
+  const { value, validAfter, validBefore, ...rest } = paymentPayload.payload.authorization;
+  return { ...rest, value: BigInt(value), validAfter: BigInt(validAfter), validBefore: BigInt(validBefore) };
 }
 
-const expectedOf = (open: OpenPayment) => ({ payer: open.payer, amount: BigInt(storedAuthorization(open).value) });
-
-/** The outcome may be this attempt's own, if the answer of its commit was lost. Reporting it twice does no harm. */
-async function outcomeBefore({ db, tables: { invocations: t } }: Reader, key: InvocationKey) {
-  const [row] = await db
-    .select()
-    .from(t)
-    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id)));
-  return row ?? null;
-}
-
-/**
- * The call, when its payment has been closed in this very write. One that can't be seen is just being moved to where it
- * outlives its time: at `repeatable read` it is in neither place. The write is undone, and tried again.
- *
- * @throws Fault `unavailable`
- */
-async function seen(tx: Tx, key: InvocationKey, moved: InvocationRow | null): Promise<InvocationRow> {
-  const call = moved ?? (await outcomeBefore(tx, key));
-  if (call === null) throw unavailable(new Error("the call of a payment is not to be seen"));
-  return call;
-}
+const expectedOf = ({ from, value }: Authorization) => ({ payer: from, amount: value });
 
 interface RecordedOutcome {
-  /** The invocation after the record; null when its outcome stays open. */
-  readonly call: InvocationRow | null;
-  /** Whether it was open until then. */
+  /** The call may be made now: by this write, or by one whose answer was lost. Reporting that twice does no harm. */
+  readonly isPaid: boolean;
+  /** Whether the payment was open until then. */
   readonly isClosed: boolean;
 }
 
@@ -238,27 +204,28 @@ async function record(
   tx: Tx,
   open: OpenPayment,
   verdict: SettlementVerdict,
-  next: Parameters<typeof postpone>[2] & { readonly finalInMs: number | null },
+  next: Parameters<typeof postpone>[2] & { readonly finalInMs: number | null; readonly amount: bigint },
 ): Promise<RecordedOutcome> {
-  const { now } = next;
+  const { now, amount } = next;
   const { tenant, invocation_id: id, attempts } = open;
   const key = { tenant, id };
   if (verdict.kind === "open") {
     if (await postpone(tx, open, next)) await noteSettlement(tx, key, JSON.stringify({ attempts }), now);
-    return { call: null, isClosed: false };
+    return { isPaid: false, isClosed: false };
   }
+  let isClosed: boolean;
   if (verdict.kind === "refused") {
-    if (!(await closeRefused(tx, open, now))) return { call: await outcomeBefore(tx, key), isClosed: false };
-    const reason = JSON.stringify({ attempts, reason: verdict.reason });
-    return { call: await seen(tx, key, await refuseSettlement(tx, key, reason, now)), isClosed: true };
+    isClosed = await closeRefused(tx, open, now);
+    if (isClosed) await refuseSettlement(tx, key, JSON.stringify({ attempts, reason: verdict.reason }), now);
+  } else {
+    const finalInMs = verdict.finalInMs ?? next.finalInMs;
+    const settled = settledRecord({ ...verdict, attempts, amount, settled_at: formatDateTime(now) });
+    isClosed = await closeCollected(tx, open, now, finalInMs);
+    if (isClosed) await collectSettlement(tx, key, settled, now, finalInMs === null);
   }
-  const finalInMs = verdict.finalInMs ?? next.finalInMs;
-  if (!(await closeCollected(tx, open, now, finalInMs))) return { call: await outcomeBefore(tx, key), isClosed: false };
-  const { amount } = expectedOf(open);
-  const { transaction, fee } = verdict;
-  const settled = settledRecord({ attempts, amount, transaction, fee, settled_at: formatDateTime(now) });
-  return {
-    call: await seen(tx, key, await collectSettlement(tx, key, settled, now, finalInMs === null)),
-    isClosed: true,
-  };
+  const call = await invocationByKey(tx, key);
+  // A call that is just being moved to where it outlives its time is in neither place at `repeatable read`. The write is
+  // undone, and tried again.
+  if (isClosed && call === null) throw unavailable(new Error("the call of a payment is not to be seen"));
+  return { isPaid: call?.settlement_status === "settled", isClosed };
 }

@@ -1,6 +1,6 @@
-// What the chain says of a payment that a facilitator leaves open. The gateway only reads. What is said here is final, so no
-// node is believed against another: that nothing was collected, all that answer must show, each at a block of its own after
-// that time, or in a receipt of its own; that it was collected, one must show, and none that knows as much may deny it.
+// What the chain says of a payment that a facilitator leaves open. It is final, so no node is believed against another: that
+// nothing was collected, all that answer must show, each at a block of its own after that time, or in a receipt of its own;
+// that it was collected, one must show, and none that knows as much may deny it.
 
 import type { Chain, NodeView } from "../../chain/chain.ts";
 import { useBy } from "../../chain/find-use.ts";
@@ -14,7 +14,7 @@ import type { SettleOutcome } from "./outcome.ts";
 
 /** Of one look, which a caller may be waiting for. */
 const LOOK_MS = 6_000;
-/** After its time an unused authorization proves that nothing was collected, with some room for the chain's clock. */
+/** After its time, with room for the chain's clock, an unused authorization proves that nothing was collected. */
 const OVER_SECONDS = 60;
 /** A newest block of this age is one of now. */
 const FRESH_SECONDS = 30;

@@ -15,15 +15,13 @@ import { bodyReader } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { bind, prepared, type Reader, type Store } from "../../storage/store.ts";
 import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 
-const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
-  db
-    .select()
-    .from(t)
-    .where(eq(t.tenant, bind(t.tenant, "tenant"))),
-);
+const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) => {
+  const isIts = eq(t.tenant, bind(t.tenant, "tenant"));
+  return db.select().from(t).where(isIts);
+});
 
 export async function findSettlementConfig(reader: Reader, tenant: string): Promise<SettlementConfigRow | null> {
   const [row] = await byTenant(reader).execute({ tenant });
@@ -34,13 +32,7 @@ export async function findSettlementConfig(reader: Reader, tenant: string): Prom
 export async function settlementNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
   const config = await findSettlementConfig(reader, tenant);
   if (config?.facilitator_credential_ref === id) return true;
-  const { payments: t } = reader.tables;
-  const open = await reader.db
-    .select({ nonce: t.nonce })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, id), isUnsettled(t)))
-    .limit(1);
-  return open.length > 0;
+  return (await unsettledUrls(reader, tenant, id)).length > 0;
 }
 
 /** What settles with the credential at a URL that is not allowed, for its tenant; null when nothing does. */
@@ -54,16 +46,16 @@ export async function settlementShutOut(
   if (config?.facilitator_credential_ref === id && !isAllowed(config.facilitator_url)) {
     return "the settlement configuration";
   }
-  const { payments: t } = reader.tables;
-  const open = await reader.db
-    .selectDistinct({ url: t.facilitator_url })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, id), isUnsettled(t)));
+  const open = await unsettledUrls(reader, tenant, id);
   return open.some(({ url }) => url !== null && !isAllowed(url)) ? "a payment that is being settled" : null;
 }
 
-/** A payment that was collected needs no credential: without it, it is final as it is. */
-const isUnsettled = (t: Tables["payments"]) => and(isNotNull(t.next_attempt_at), isNull(t.final_at));
+/** Where open payments go with the credential. One that was collected needs none: without it, it is final as it is. */
+function unsettledUrls({ db, tables: { payments: t } }: Reader, tenant: string, credentialId: string) {
+  const isUnsettled = and(isNotNull(t.next_attempt_at), isNull(t.final_at));
+  const isIts = and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, credentialId), isUnsettled);
+  return db.selectDistinct({ url: t.facilitator_url }).from(t).where(isIts).execute();
+}
 
 export interface SettlementConfigDeps {
   readonly store: Store;
@@ -72,38 +64,29 @@ export interface SettlementConfigDeps {
   readonly rules: HostRules;
 }
 
-function createSettlementConfigService({ store, clock, rules }: SettlementConfigDeps) {
-  return {
-    /** @throws Fault `not_found` */
-    async get({ tenant }: Caller): Promise<SettlementConfigRow> {
-      const config = await findSettlementConfig(store.read, tenant);
-      if (config === null) throw new Fault("not_found", "no settlement configuration");
-      return config;
-    },
-
-    /** @throws Fault `invalid_request`, naming the field */
-    async patch({ tenant }: Caller, body: SettlementConfigPatch): Promise<SettlementConfigRow> {
-      if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, rules);
-      const ref = body.facilitator_credential_ref;
-      if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
-      return store.write(async (tx) => {
-        await tx.lock(`settlement:${tenant}`);
-        const known = await findSettlementConfig(tx, tenant);
-        if (Object.keys(body).length === 0 && known !== null) return known;
-        const next = merged(known, body, tenant, clock.now());
-        const held = await holdCredential(tx, tenant, next.facilitator_credential_ref);
-        if (held === null) {
-          throw invalidField("facilitator_credential_ref", "names no credential of this tenant");
-        }
-        if (!mayGoTo(held, next.facilitator_url)) {
-          const field = body.facilitator_url === undefined ? "facilitator_credential_ref" : "facilitator_url";
-          throw invalidField(field, NOT_ALLOWED);
-        }
-        await put(tx, next);
-        return next;
-      });
-    },
-  };
+/** @throws Fault `invalid_request`, naming the field */
+function patchConfig({ store, clock, rules }: SettlementConfigDeps, tenant: string, body: SettlementConfigPatch) {
+  if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, rules);
+  const ref = body.facilitator_credential_ref;
+  if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
+  return store.write(async (tx) => {
+    await tx.lock(`settlement:${tenant}`);
+    const known = await findSettlementConfig(tx, tenant);
+    if (Object.keys(body).length === 0 && known !== null) return known;
+    const next = merged(known, body, tenant, clock.now());
+    const held = await holdCredential(tx, tenant, next.facilitator_credential_ref);
+    if (held === null) {
+      throw invalidField("facilitator_credential_ref", "names no credential of this tenant");
+    }
+    if (!mayGoTo(held, next.facilitator_url)) {
+      const field = body.facilitator_url === undefined ? "facilitator_credential_ref" : "facilitator_url";
+      throw invalidField(field, NOT_ALLOWED);
+    }
+    const { tenant: _tenant, created_at: _created_at, ...changes } = next;
+    const { settlementConfigs: t } = tx.tables;
+    await tx.db.insert(t).values(next).onConflictDoUpdate({ target: t.tenant, set: changes });
+    return next;
+  });
 }
 
 function checkFacilitatorUrl(text: string, rules: HostRules): void {
@@ -116,12 +99,7 @@ function checkFacilitatorUrl(text: string, rules: HostRules): void {
   if (/[?#]/.test(text)) throw refuse("must have no query and no fragment");
 }
 
-function merged(
-  known: SettlementConfigRow | null,
-  body: SettlementConfigPatch,
-  tenant: string,
-  now: number,
-): SettlementConfigRow {
+function merged(known: SettlementConfigRow | null, body: SettlementConfigPatch, tenant: string, now: number) {
   const need = (field: keyof SettlementConfigPatch) => {
     const value = body[field] ?? known?.[field];
     if (value === undefined) throw invalidField(field, "required in the first configuration");
@@ -134,12 +112,6 @@ function merged(
     created_at: known?.created_at ?? now,
     updated_at: now,
   };
-}
-
-async function put(tx: Tx, config: SettlementConfigRow): Promise<void> {
-  const { settlementConfigs: t } = tx.tables;
-  const { tenant: _tenant, created_at: _created_at, ...changes } = config;
-  await tx.db.insert(t).values(config).onConflictDoUpdate({ target: t.tenant, set: changes });
 }
 
 export type SettlementConfigRow = Tables["settlementConfigs"]["$inferSelect"];
@@ -168,27 +140,26 @@ const SettlementConfig = Type.Object(
   { $id: "SettlementConfig", additionalProperties: false },
 );
 
-function settlementConfigView(row: SettlementConfigRow): Static<typeof SettlementConfig> {
-  return {
-    facilitator_url: row.facilitator_url,
-    facilitator_credential_ref: row.facilitator_credential_ref,
-    created_at: formatDateTime(row.created_at),
-    updated_at: formatDateTime(row.updated_at),
+function shownConfig({ tenant: _tenant, created_at, updated_at, ...row }: SettlementConfigRow): Response {
+  const view: Static<typeof SettlementConfig> = {
+    ...row,
+    created_at: formatDateTime(created_at),
+    updated_at: formatDateTime(updated_at),
   };
+  return json("ok", view);
 }
 
 const EXAMPLE = {
   facilitator_url: "https://facilitator.example.com:8443",
   facilitator_credential_ref: "cred_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f",
-  created_at: "2026-11-21T10:00:00.000Z",
-  updated_at: "2026-11-21T10:00:00.000Z",
 };
+const written = "2026-11-21T10:00:00.000Z";
 
 const answer = {
   status: "ok",
   description: "The configuration.",
   schema: SettlementConfig,
-  example: EXAMPLE,
+  example: { ...EXAMPLE, created_at: written, updated_at: written },
 } as const;
 
 const get = operation({
@@ -204,13 +175,7 @@ const patch = operation({
   description:
     "From now on payments of the tenant's calls are collected through this facilitator before the call is made. " +
     "Payments that are open already stay with the facilitator that they were sent to.",
-  body: {
-    schema: SettlementConfigPatch,
-    example: {
-      facilitator_url: EXAMPLE.facilitator_url,
-      facilitator_credential_ref: EXAMPLE.facilitator_credential_ref,
-    },
-  },
+  body: { schema: SettlementConfigPatch, example: EXAMPLE },
   responses: [answer],
   errors: ["forbidden", "invalid_request", "payload_too_large"],
 });
@@ -218,19 +183,20 @@ const patch = operation({
 const readPatch = bodyReader(SettlementConfigPatch);
 
 export function settlementRoutes(deps: SettlementConfigDeps) {
-  const service = createSettlementConfigService(deps);
+  const tenantOf = (request: Request) => scopeOf<Caller>(request).caller.tenant;
   return routes()
     .get(
       "/v1/settlement/config",
-      async ({ request }) => json("ok", settlementConfigView(await service.get(scopeOf(request).caller))),
+      async ({ request }) => {
+        const config = await findSettlementConfig(deps.store.read, tenantOf(request));
+        if (config === null) throw new Fault("not_found", "no settlement configuration");
+        return shownConfig(config);
+      },
       { detail: get },
     )
     .patch(
       "/v1/settlement/config",
-      async ({ request }) => {
-        const body = await readPatch(request);
-        return json("ok", settlementConfigView(await service.patch(scopeOf(request).caller, body)));
-      },
+      async ({ request }) => shownConfig(await patchConfig(deps, tenantOf(request), await readPatch(request))),
       { parse: "none", detail: patch },
     );
 }

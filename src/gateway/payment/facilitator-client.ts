@@ -2,17 +2,14 @@
 // answer. It never rejects: after any failure on the way the outcome is unknown. The facilitator's own words are not
 // passed on.
 
-import { createPrivateKey, type KeyObject, X509Certificate } from "node:crypto";
+import { createPrivateKey, type KeyObject, type X509Certificate } from "node:crypto";
+import { parseCertificates } from "../../core/certificates.ts";
 import type { Span } from "../../core/tracing.ts";
 import type { ClientIdentity } from "../../http/client/connections.ts";
-import { exchangeJson, type Outbound } from "../../http/client/outbound.ts";
+import { exchangeJson, type Outbound, type OutboundRequest } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
+import { type StopSignal, unlessAborted, untilFirst } from "../../kernel/wait.ts";
 import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
-
-interface HeaderField {
-  readonly name: string;
-  readonly value: string;
-}
 
 export interface FacilitatorClientOptions {
   readonly outbound: Outbound;
@@ -23,7 +20,7 @@ export interface FacilitatorClientOptions {
     tenant: string,
     ref: string,
     url: string,
-  ): Promise<{ readonly secret: string; header(): HeaderField | null }>;
+  ): Promise<{ readonly secret: string; header(): { readonly name: string; readonly value: string } | null }>;
 }
 
 export interface SettleAttempt {
@@ -50,8 +47,8 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
   }
 
   /** @param left called right before the payment is sent */
-  async function ask(attempt: SettleAttempt, signal: AbortSignal, left: () => void): Promise<SettleOutcome> {
-    const url = settleUrl(attempt.facilitator_url);
+  async function ask(attempt: SettleAttempt, signal: StopSignal, left: () => void): Promise<SettleOutcome> {
+    const url = `${attempt.facilitator_url.replace(/\/+$/, "")}/settle`;
     const { tls, headers } = await credentialOf(attempt, url);
     signal.throwIfAborted();
     const leaving = async () => {
@@ -59,83 +56,47 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
       signal.throwIfAborted();
       left();
     };
-    const answer = await exchangeJson(
-      outbound,
-      url,
-      {
-        method: "POST",
-        headers: [["content-type", "application/json"], ...headers, ...(attempt.span?.headers ?? [])],
-        body: new TextEncoder().encode(attempt.settle_request),
-        tls,
-        tenant: attempt.tenant,
-        signal,
-        leaving,
-      },
-      MAX.facilitatorBytes,
-    );
+    const request: OutboundRequest = {
+      method: "POST",
+      headers: [["content-type", "application/json"], ...headers, ...(attempt.span?.headers ?? [])],
+      body: new TextEncoder().encode(attempt.settle_request),
+      tls,
+      tenant: attempt.tenant,
+      signal,
+      leaving,
+    };
+    const answer = await exchangeJson(outbound, url, request, MAX.facilitatorBytes);
     attempt.span?.set({ status: answer.status });
     return outcomeOf(answer, attempt.expected);
   }
 
   return {
     /** @param stop ends the attempt early, with its outcome unknown */
-    async settle(attempt: SettleAttempt, stop: AbortSignal): Promise<SettleOutcome> {
-      const ended = Promise.withResolvers<SettleOutcome>();
-      const controller = new AbortController();
-      let hasLeft = false;
-      const end = () => {
-        ended.resolve({ kind: hasLeft ? "unknown" : "unsent", why: "no answer in time" });
-        controller.abort();
-      };
-      const left = () => {
-        hasLeft = true;
-      };
-      const timer = setTimeout(end, timeoutMs);
-      stop.addEventListener("abort", end);
-      if (stop.aborted) end();
-      try {
-        // Reading the secret can't be aborted, so it is raced.
-        return await Promise.race([ended.promise, ask(attempt, controller.signal, left)]);
-      } catch (error) {
-        return {
-          kind: hasLeft ? "unknown" : "unsent",
-          why: error instanceof Error ? error.message : "failed",
+    settle: (attempt: SettleAttempt, stop: AbortSignal): Promise<SettleOutcome> =>
+      untilFirst([stop, AbortSignal.timeout(timeoutMs)], async (end) => {
+        let hasLeft = false;
+        const left = () => {
+          hasLeft = true;
         };
-      } finally {
-        clearTimeout(timer);
-        stop.removeEventListener("abort", end);
-      }
-    },
+        try {
+          // Reading the secret can't be aborted, so it is raced.
+          return await unlessAborted(end, ask(attempt, end, left));
+        } catch (error) {
+          const failure = end.aborted ? new Error("no answer in time") : error;
+          return { kind: hasLeft ? "unknown" : "unsent", why: failure instanceof Error ? failure.message : "failed" };
+        }
+      }),
   };
 }
 
 export type FacilitatorClient = ReturnType<typeof createFacilitatorClient>;
 
-function settleUrl(facilitatorUrl: string): string {
-  return `${facilitatorUrl.replace(/\/+$/, "")}/settle`;
-}
-
 // A tenant's client certificate for its facilitator: one PEM text with the certificate, its private key and
 // optionally the CA of the server. Which certificate is what is found out from the certificates themselves, so the
 // order in the text does not matter. No message here repeats any part of the text.
 
-const MARK = /-----(BEGIN|END) ([A-Z0-9 ]{1,64})-----/g;
-
-interface PemBlock {
-  readonly label: string;
-  readonly text: string;
-}
-
-/** Mark by mark, so that no text takes longer than its length. */
-function blocksOf(text: string): PemBlock[] {
-  const blocks: PemBlock[] = [];
-  let begin = { label: "", index: 0 };
-  for (const { 0: mark, 1: side, 2: label = "", index } of text.matchAll(MARK)) {
-    if (side === "BEGIN") begin = { label, index };
-    else if (label === begin.label) blocks.push({ label, text: text.slice(begin.index, index + mark.length) });
-  }
-  return blocks;
-}
+/** No text takes longer than its length: each search ends where the next block begins. */
+const KEY = /-----BEGIN ([A-Z0-9 ]{0,50}PRIVATE KEY)-----(?:(?!-----BEGIN)[\s\S])*?-----END \1-----/;
 
 /**
  * The client identity that a secret is; null when it is no PEM bundle.
@@ -143,25 +104,23 @@ function blocksOf(text: string): PemBlock[] {
  * @throws Error when it is a bundle that can't be used
  */
 export function clientIdentity(secret: string): ClientIdentity | null {
-  const blocks = blocksOf(secret);
-  const key = blocks.find(({ label }) => label.endsWith("PRIVATE KEY"));
-  const pems = blocks.filter(({ label }) => label === "CERTIFICATE");
-  if (key === undefined || pems.length === 0) return null;
-  const certificates = pems.map(({ text }) => parsed(text));
-  const leaf = leafOf(certificates, key.text);
+  const key = KEY.exec(secret)?.[0];
+  const certificates = key === undefined ? [] : certificatesIn(secret);
+  if (key === undefined || certificates.length === 0) return null;
+  const leaf = leafOf(certificates, key);
   const others = certificates.filter((certificate) => certificate !== leaf);
   const chain = intermediatesOf(leaf, others);
   const roots = others.filter((certificate) => certificate.ca && !chain.includes(certificate));
   return {
     cert: [leaf, ...chain].map(String).join(""),
-    key: `${key.text}\n`,
+    key: `${key}\n`,
     ca: roots.length === 0 ? null : roots.map(String).join(""),
   };
 }
 
-function parsed(pem: string): X509Certificate {
+function certificatesIn(secret: string): X509Certificate[] {
   try {
-    return new X509Certificate(pem);
+    return parseCertificates(secret);
   } catch {
     throw new Error("the bundle holds a certificate that can't be read");
   }

@@ -40,9 +40,7 @@ export interface Expected {
 const TRANSACTION = /^0x[0-9a-fA-F]{64}$/;
 const DIGITS = /^[0-9]{1,78}$/;
 
-function unknown(why: string): SettleOutcome {
-  return { kind: "unknown", why };
-}
+const unknown = (why: string): SettleOutcome => ({ kind: "unknown", why });
 
 /** Statuses that decline a first attempt. They are about the request or account, and say nothing of earlier ones. */
 const REFUSALS: ReadonlySet<number> = new Set([400, 403, 429]);
@@ -105,9 +103,7 @@ function collected(
   };
 }
 
-function isAbsent(value: unknown): boolean {
-  return value === undefined || value === null;
-}
+const isAbsent = (value: unknown): boolean => value === undefined || value === null;
 
 export type SettlementVerdict =
   | ({ readonly kind: "settled" } & Omit<Extract<SettleOutcome, { kind: "collected" }>, "kind">)
@@ -209,20 +205,17 @@ export function isUnsent(outcome: SettleOutcome): outcome is Extract<SettleOutco
 const isDecline = (outcome: SettleOutcome): boolean =>
   outcome.kind === "declined" && outcome.definite && !outcome.mayHaveLanded;
 
-const PAUSE_MS_FIRST = 1_000;
 export const PAUSE_MS_MOST = 60_000;
 
 /** Milliseconds until the next attempt. @param random 0 to 1, so that many payments do not come back as one */
 export function pauseAfter(attempts: number, random: number): number {
-  const whole = Math.min(PAUSE_MS_FIRST * 2 ** Math.min(attempts - 1, 16), PAUSE_MS_MOST);
+  const whole = Math.min(1_000 * 2 ** Math.min(attempts - 1, 16), PAUSE_MS_MOST);
   return Math.round(whole * (0.5 + random / 2));
 }
 
-export interface Settled {
+interface Settled extends Pick<Extract<SettleOutcome, { kind: "collected" }>, "transaction" | "fee"> {
   readonly attempts: number;
   readonly amount: bigint;
-  readonly transaction: Hex;
-  readonly fee: bigint | null;
   /** RFC 3339. */
   readonly settled_at: string;
 }

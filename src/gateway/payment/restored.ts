@@ -1,5 +1,5 @@
-// What a gateway had under way in the state to which its database was restored. All of it may have happened since: so no
-// call is made that may have been made, and no payment is sent that may not have been sent.
+// What a gateway had under way in the state to which its database was restored may have happened since: so no call is made
+// that may have been made, and no payment is sent that may not have been sent.
 import { isNotNull, sql } from "drizzle-orm";
 import type { Store } from "../../storage/store.ts";
 import { MAX_TIMEOUT_SECONDS } from "../../x402/codec.ts";

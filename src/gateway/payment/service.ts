@@ -1,14 +1,13 @@
-// Payments of calls: the check at the gate, the record that is written with the invocation, and the response headers
-// after the settlement. The steps of one paid call, from top to bottom: check, paymentRow, insertPayment (in the write
-// that accepts the call), settle.
+// Payments of calls. The steps of one paid call: check (at the gate), paymentRow, insertPayment (in the write that accepts the
+// call), settle (which gives the response headers).
 
+import { isAddress } from "viem";
 import { Fault } from "../../core/fault.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Clock } from "../../core/time.ts";
 import { endsWithin, unlessAborted } from "../../kernel/wait.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { type CallBody, hashOf } from "../../wire/body.ts";
-import { checksummed } from "../../x402/address.ts";
 import {
   type AcceptedTerms,
   acceptedMatches,
@@ -20,13 +19,13 @@ import {
   requirementsFrom,
   requirementsOf,
   settleRequestJson,
-  type WireRequirements,
 } from "../../x402/codec.ts";
 import { authorizationDigest, canonicalSignature } from "../../x402/eip3009.ts";
 import { ASSET, NETWORK } from "../../x402/kind.ts";
+import type { WireRequirements } from "../../x402/schemas.ts";
 import type { Payment } from "../../x402/types.ts";
 import type { Verifier } from "../../x402/verifier/verifier.ts";
-import { checkRequirements, checkWindow, keyOf, type SignedBy } from "../../x402/verify.ts";
+import { checkRequirements, checkWindow, keyOf } from "../../x402/verify.ts";
 import type { Price } from "../agents/service.ts";
 import type { InvocationKey, InvocationRow } from "../invocations/service.ts";
 import { findSettlementConfig, type SettlementConfigRow } from "./config.ts";
@@ -64,7 +63,7 @@ export interface PricedCall {
   note(name: string, value: string): void;
 }
 
-/** The part of a call that decides whether it was made before. */
+/** What decides whether a call was made before. */
 export type RepeatedCall = Omit<PricedCall, "path" | "price" | "host" | "note">;
 
 /** A verified payment that has not been used here. */
@@ -86,37 +85,7 @@ export type PaymentCheck =
 /** Headers of the 202. */
 export type PaidHeaders = Readonly<Record<string, string>>;
 
-export interface Payments {
-  /**
-   * @throws Fault `payment_required`, a challenge when the call carries no payment; `invalid_request`; `unavailable`
-   *   when too many payments of the tenant are under way
-   */
-  check(call: PricedCall): Promise<PaymentCheck>;
-  /** The row of a payment, if it was used here before, by any caller. Nothing is verified. */
-  presentedIn(payment: PaymentTexts): Promise<PaymentRow | null>;
-  /** The invocation for which the payment of this very call was used before, or null. @throws as `check` */
-  usedFor(call: RepeatedCall): Promise<string | null>;
-  /**
-   * The payment's own row, for the same write as the invocation's.
-   *
-   * @param callCredentialRef the upstream's credential, which the call will need
-   */
-  paymentRow(charge: Charge, row: InvocationRow, callCredentialRef: string | null): PaymentRow;
-  /**
-   * Settles what was recorded, as far as there is a facilitator, and waits for it.
-   *
-   * @throws Fault `payment_required` when the payment was declined
-   */
-  settle(payment: PaymentRow): Promise<PaidHeaders>;
-  /**
-   * The response headers for an invocation that existed already, once its settlement has had its time.
-   *
-   * @throws Fault `payment_required` when its payment was declined
-   */
-  recall(tenant: string, invocationId: string): Promise<PaidHeaders>;
-  /** Call this in the write that cancels a call: a payment that was not sent by then is never sent. */
-  cancelled(tx: Tx, call: InvocationKey, now: number): Promise<void>;
-}
+export type Payments = ReturnType<typeof createPayments>;
 
 /** The columns of the invocation that a payment fills. */
 export function paidColumns({ payment, config }: Charge) {
@@ -132,7 +101,7 @@ export function paidColumns({ payment, config }: Charge) {
   };
 }
 
-export function createPayments(deps: PaymentDeps): Payments {
+export function createPayments(deps: PaymentDeps) {
   const { store, clock, settler, settleWaitMs, findInvocation } = deps;
 
   /** Null while the first attempt is under way on another replica, or about to begin here. */
@@ -169,14 +138,30 @@ export function createPayments(deps: PaymentDeps): Payments {
   }
 
   return {
-    check: (call) => check(deps, call),
-    presentedIn: (payment) => presentedIn(store, payment),
-    usedFor: (call) => usedFor(store, call),
-    paymentRow: (charge, row, callCredentialRef) => ({
+    /**
+     * @throws Fault `payment_required`, a challenge when the call carries no payment; `invalid_request`; `unavailable`
+     *   when too many payments of the tenant are under way
+     */
+    check: (call: PricedCall) => check(deps, call),
+    /** The row of a payment, if it was used here before, by any caller. Nothing is verified. */
+    presentedIn: (payment: PaymentTexts) => presentedIn(store, payment),
+    /** The invocation for which the payment of this very call was used before, or null. @throws as `check` */
+    usedFor: (call: RepeatedCall) => usedFor(store, call),
+    /**
+     * The payment's own row, for the same write as the invocation's.
+     *
+     * @param callCredentialRef the upstream's credential, which the call will need
+     */
+    paymentRow: (charge: Charge, row: InvocationRow, callCredentialRef: string | null): PaymentRow => ({
       ...paymentRowOf(charge, row, clock.now(), settler.leaseUntil()),
       call_credential_ref: callCredentialRef,
     }),
-    async settle(payment) {
+    /**
+     * Settles what was recorded, as far as there is a facilitator, and waits for it.
+     *
+     * @throws Fault `payment_required` when the payment was declined
+     */
+    async settle(payment: PaymentRow): Promise<PaidHeaders> {
       if (!isOpen(payment)) return {};
       void settler.attempt(payment);
       try {
@@ -187,8 +172,14 @@ export function createPayments(deps: PaymentDeps): Payments {
         throw error;
       }
     },
+    /**
+     * The response headers for an invocation that existed already, once its settlement has had its time.
+     *
+     * @throws Fault `payment_required` when its payment was declined
+     */
     recall,
-    cancelled: async (tx, call, now) => void (await closeIfUnsent(tx, call, now)),
+    /** Call this in the write that cancels a call: a payment that was not sent by then is never sent. */
+    cancelled: async (tx: Tx, call: InvocationKey, now: number) => void (await closeIfUnsent(tx, call, now)),
   };
 }
 
@@ -199,7 +190,7 @@ function isFirstUnderWay({ attempts, unsent_attempts, unknown_since }: PaymentRo
 async function presentedIn(store: Store, payment: PaymentTexts): Promise<PaymentRow | null> {
   if (payment.v1 !== null && payment.v2 !== null) return null;
   const read = readPayment(payment);
-  return read.ok ? paymentByKey(store.read, keyOf(read.value.payment.authorization)) : null;
+  return read.ok ? paymentByKey(store.read, keyOf(read.value.authorization)) : null;
 }
 
 async function usedFor(store: Store, call: RepeatedCall): Promise<string | null> {
@@ -211,40 +202,30 @@ async function usedFor(store: Store, call: RepeatedCall): Promise<string | null>
 async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck> {
   const { price, agent_id, path } = call;
   const read = call.payment === null ? null : readPayment(call.payment);
-  if (price === null) return read?.ok === true ? paidOrFree(deps, call, read.value) : { kind: "free" };
+  if (price === null) {
+    // The caller may have paid for this very call before the agent became free. Then it is the same call.
+    const uses = read?.ok === true ? await usesOf(deps.store, call, read.value) : null;
+    return uses?.known ?? { kind: "free" };
+  }
   const resource = `${baseUrl(deps.publicUrl, call.host)}${path}`;
-  const timeoutSeconds = deps.guard.timeoutSeconds(unixSeconds(deps.clock));
-  const wire = demanded({ ...price, agent_id, resource, timeoutSeconds });
+  const maxTimeoutSeconds = deps.guard.timeoutSeconds(unixSeconds(deps.clock));
+  const wire = demanded({ ...price, agent_id, resource, maxTimeoutSeconds });
   if (read === null) {
     deps.meters.payment("required");
-    throw paymentRequired(wire);
+    const message = "the agent is priced: a payment is required, in X-PAYMENT or PAYMENT-SIGNATURE";
+    throw new PaymentRefused(message, wire);
   }
-  const signedBy = (payment: Payment) => deps.verifier.signedBy(call.tenant, payment);
-  const presented = await signedPayment(read, signedBy, refusalOf(deps, call));
-  return paidOrCharged(deps, call, presented, wire);
+  return paidOrCharged(deps, call, await signedPayment(deps, call, read), wire);
 }
 
-const refusalOf =
-  ({ meters }: PaymentDeps, call: PricedCall) =>
-  (reason: string) => {
-    meters.payment("refused");
-    call.note("payment_problem", reason);
-  };
+/** The exact reason is for the log. */
+function refuse({ meters }: PaymentDeps, call: PricedCall, reason: string, message?: string): never {
+  meters.payment("refused");
+  call.note("payment_problem", reason);
+  throw new PaymentRefused(message ?? "the payment could not be verified");
+}
 
 const unixSeconds = (clock: Clock) => Math.floor(clock.now() / 1000);
-
-/** Nothing is recorded, so the same payment can be sent again. */
-const crowded = () => new Fault("unavailable", "too many payments are being settled", { retryAfterSeconds: 5 });
-
-/** The caller may have paid for this very call before the agent became free. Then it is the same call. */
-async function paidOrFree(
-  { store }: PaymentDeps,
-  call: PricedCall,
-  presented: PresentedPayment,
-): Promise<PaymentCheck> {
-  const { known } = await usesOf(store, call, presented);
-  return known ?? { kind: "free" };
-}
 
 async function paidOrCharged(
   deps: PaymentDeps,
@@ -257,35 +238,30 @@ async function paidOrCharged(
   const { used, known, body_sha256, digest } = await usesOf(store, call, presented);
   if (known !== null) return known;
   const problem = used ? "already_used" : paymentProblem(presented, wire, unixSeconds(clock), guard);
-  if (problem !== null) {
-    refusalOf(deps, call)(problem);
-    throw refused();
-  }
+  if (problem !== null) refuse(deps, call, problem);
   const config = await findSettlementConfig(store.read, call.tenant);
   if (config !== null && settler.isCrowded(call.tenant)) {
     meters.payment("crowded");
-    throw crowded();
+    // Nothing is recorded, so the same payment can be sent again.
+    throw new Fault("unavailable", "too many payments are being settled", { retryAfterSeconds: 5 });
   }
-  return { kind: "charge", charge: { payment: presented.payment, wire, body_sha256, digest, config } };
+  return { kind: "charge", charge: { payment: presented, wire, body_sha256, digest, config } };
 }
 
 /** Whether the payment has been used here, and whether that was for this very call. */
-async function usesOf(store: Store, call: RepeatedCall, { payment }: PresentedPayment) {
+async function usesOf(store: Store, call: RepeatedCall, { authorization }: Payment) {
   const body_sha256 = await hashOf(call.body, call.tenant);
-  const digest = Buffer.from(authorizationDigest(payment.authorization)).toString("hex");
-  const row = await paymentByKey(store.read, keyOf(payment.authorization));
-  const isKnown = row !== null && isSameCall(row, call, body_sha256) && row.authorization_digest === digest;
+  const digest = Buffer.from(authorizationDigest(authorization)).toString("hex");
+  const row = await paymentByKey(store.read, keyOf(authorization));
+  const isKnown =
+    row !== null &&
+    row.tenant === call.tenant &&
+    row.caller === call.caller &&
+    row.agent_id === call.agent_id &&
+    row.body_sha256 === body_sha256 &&
+    row.authorization_digest === digest;
   const known = isKnown ? ({ kind: "known", invocation_id: row.invocation_id } as const) : null;
   return { used: row !== null, known, body_sha256, digest };
-}
-
-function isSameCall(used: PaymentRow, call: RepeatedCall, body_sha256: string): boolean {
-  return (
-    used.tenant === call.tenant &&
-    used.caller === call.caller &&
-    used.agent_id === call.agent_id &&
-    used.body_sha256 === body_sha256
-  );
 }
 
 function settledHeaders({ settlement, payment_payer }: InvocationRow, { x402_version }: PaymentRow): PaidHeaders {
@@ -328,19 +304,15 @@ function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUnti
 /** Later than any clock of ours will ever show, and exact as a number. */
 const LATEST_SECONDS = 9_000_000_000_000n;
 
-// The gate of a priced call, without a database: the price that is demanded, the payment that is brought, and whether it meets
-// the demand. Callers learn only that a payment failed; the exact reason is for the log.
+// The gate of a priced call, without a database. Callers learn only that a payment failed; the exact reason is for the log.
 
 /** How long a payment must still be valid when it comes in: the time that settling takes. */
 const MARGIN_SECONDS = 6;
 /** A name or address, with or without a port. Anything else in the header must not get into a URL for others. */
 const HOST = /^(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?$/i;
 
-interface PresentedPayment {
-  readonly payment: Payment;
-  /** What a version 2 payment says that it answers. */
-  readonly accepted: AcceptedTerms | null;
-}
+/** With what a version 2 payment says that it answers. */
+type PresentedPayment = Payment & { readonly accepted?: AcceptedTerms };
 
 /** A call without the payment that it needs. Each kind of call shows this to its callers in its own way. */
 export class PaymentRefused extends Fault {
@@ -353,7 +325,6 @@ export class PaymentRefused extends Fault {
   }
 }
 
-const refused = () => new PaymentRefused("the payment could not be verified");
 const declined = (headers: Readonly<Record<string, string>>) => {
   const error = "the payment could not be settled";
   return new Fault("payment_required", error, { answer: { body: { error }, headers } });
@@ -386,57 +357,29 @@ export const paidByHeader = {
 
 /** @throws Fault `invalid_request` when the call brings payments of both versions */
 function readPayment({ v1, v2 }: PaymentTexts): Parsed<PresentedPayment> {
-  if (v1 === null) return readVersion2(v2 ?? "");
-  if (v2 === null) return readVersion1(v1);
+  if (v1 === null) return decodePaymentSignature(v2 ?? "");
+  if (v2 === null) return decodePaymentHeader(v1);
   throw new Fault("invalid_request", "X-PAYMENT: can't be sent together with PAYMENT-SIGNATURE");
 }
 
-/**
- * The payment, its signature made canonical and checked.
- *
- * @param check says whose signature it is
- * @param note receives the exact reason of a refusal
- * @throws Fault `payment_required`
- */
-async function signedPayment(
-  read: Parsed<PresentedPayment>,
-  check: (payment: Payment) => Promise<SignedBy>,
-  note: (reason: string) => void,
-): Promise<PresentedPayment> {
-  if (!read.ok) {
-    note(read.reason);
-    throw new PaymentRefused("the payment could not be read");
-  }
-  const { payment, accepted } = read.value;
-  const signature = canonicalSignature(payment.signature);
+/** The payment, its signature made canonical and checked. @throws Fault `payment_required` */
+async function signedPayment(deps: PaymentDeps, call: PricedCall, read: Parsed<PresentedPayment>) {
+  if (!read.ok) return refuse(deps, call, read.reason, "the payment could not be read");
+  const signature = canonicalSignature(read.value.signature);
   // A contract wallet's signature can't be judged without a chain, and there is none here.
-  if (signature === null || (await check(payment)) !== "payer") {
-    note("invalid_signature");
-    throw refused();
-  }
-  return { payment: { ...payment, signature }, accepted };
-}
-
-function readVersion1(text: string): Parsed<PresentedPayment> {
-  const read = decodePaymentHeader(text);
-  return read.ok ? { ok: true, value: { payment: read.value, accepted: null } } : read;
-}
-
-function readVersion2(text: string): Parsed<PresentedPayment> {
-  const read = decodePaymentSignature(text);
-  if (!read.ok) return read;
-  const { accepted, ...payment } = read.value;
-  return { ok: true, value: { payment, accepted } };
+  const isSigned = signature !== null && (await deps.verifier.signedBy(call.tenant, read.value)) === "payer";
+  if (!isSigned) return refuse(deps, call, "invalid_signature");
+  return { ...read.value, signature };
 }
 
 /** Why the payment is not the one that is asked for; null when it is. @param now Unix seconds */
 function paymentProblem(
-  { payment, accepted }: PresentedPayment,
+  { accepted, ...payment }: PresentedPayment,
   wire: WireRequirements,
   now: number,
   guard: RestoreGuard,
 ): string | null {
-  if (accepted !== null && !acceptedMatches(accepted, wire)) return "answers_another_offer";
+  if (accepted !== undefined && !acceptedMatches(accepted, wire)) return "answers_another_offer";
   const { validBefore } = payment.authorization;
   return (
     checkRequirements(payment, requirementsFrom(wire), { exactValue: true }) ??
@@ -446,29 +389,15 @@ function paymentProblem(
   );
 }
 
-interface Demand {
-  readonly amount: bigint;
-  /** As the agent's owner wrote it. */
-  readonly pay_to: string;
-  readonly agent_id: string;
-  /** The absolute URL of the call. */
-  readonly resource: string;
-  readonly timeoutSeconds: number;
-}
+/** `resource` is the absolute URL of the call. */
+type Demand = Price & Pick<PricedCall, "agent_id"> & Pick<WireRequirements, "resource" | "maxTimeoutSeconds">;
 
-export function demanded({ amount, pay_to, agent_id, resource, timeoutSeconds }: Demand): WireRequirements {
-  const requirements = requirementsOf({
-    amount,
-    // Official clients refuse an address in mixed case whose checksum is wrong.
-    payTo: checksummed(pay_to) === pay_to ? pay_to : pay_to.toLowerCase(),
-    resource,
-    description: `One call of ${agent_id}`,
-  });
-  return { ...requirements, maxTimeoutSeconds: timeoutSeconds };
+export function demanded({ amount, pay_to, agent_id, resource, maxTimeoutSeconds }: Demand): WireRequirements {
+  // Official clients refuse an address in mixed case whose checksum is wrong.
+  const payTo = isAddress(pay_to) ? pay_to : pay_to.toLowerCase();
+  const description = `One call of ${agent_id}`;
+  return { ...requirementsOf({ amount, payTo, resource, description }), maxTimeoutSeconds };
 }
-
-const paymentRequired = (wire: WireRequirements) =>
-  new PaymentRefused("the agent is priced: a payment is required, in X-PAYMENT or PAYMENT-SIGNATURE", wire);
 
 /** The base URL of this gateway, as configured or from the request's Host. Without a slash at its end. */
 export function baseUrl(publicUrl: string | null, host: string): string {

@@ -12,7 +12,7 @@ import {
 import { Fault } from "../../core/fault.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
 import type { SettleOutcome } from "./outcome.ts";
-import { createSettlementLimits, type SettlementPermit, type SettlerOptions } from "./settler.ts";
+import { createSettlementLimits, type SettlerOptions } from "./settler.ts";
 import { mayLeave, type OpenPayment, paymentOf } from "./store.ts";
 
 /** As a facilitator that answers 403. */
@@ -292,8 +292,8 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
   });
 }
 
-const fill = (take: () => SettlementPermit | null) => {
-  const places: SettlementPermit[] = [];
+const fill = (take: () => { release(): void } | null) => {
+  const places: { release(): void }[] = [];
   for (let place = take(); place !== null; place = take()) places.push(place);
   return places;
 };

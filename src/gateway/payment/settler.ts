@@ -6,7 +6,6 @@ import { MAX } from "../../kernel/limits.ts";
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
 import { endsWithin } from "../../kernel/wait.ts";
-import type { Store } from "../../storage/store.ts";
 import { type AttemptOptions, attemptSettlement, shown } from "./attempt.ts";
 import { PAUSE_MS_MOST } from "./outcome.ts";
 import type { RestoreGuard } from "./restored.ts";
@@ -21,17 +20,11 @@ import {
   tenantsWithOpen,
 } from "./store.ts";
 
-/** After an attempt in this process; and for what another one has left, which becomes due when nobody here knows. */
-const [LOOK_MS, LOOK_MS_MOST] = [250, 2_000];
-
 export interface SettlerOptions extends AttemptOptions {
   /** One attempt, at most. */
   readonly settleWaitMs: number;
   readonly guard: RestoreGuard;
 }
-
-/** For one who asks for receipts. */
-const CONFIRMED_AT_ONCE = 64;
 
 export function createSettler(options: SettlerOptions) {
   const { store, clock, log, settleWaitMs } = options;
@@ -42,8 +35,7 @@ export function createSettler(options: SettlerOptions) {
   let looking: Poll | undefined;
   let lastTenant = "";
 
-  /** When the lease of a payment that is attempted now runs out. */
-  // Five seconds are for recording the outcome of the attempt.
+  /** When the lease of an attempt that begins now runs out; five seconds are for recording its outcome. */
   const leaseUntil = () => clock.now() + settleWaitMs + 5_000;
   const searchFarOff = createFarOffSearch(options, leaseUntil);
 
@@ -83,28 +75,24 @@ export function createSettler(options: SettlerOptions) {
 
   /** Resolves when the payment is leased; its attempt goes on. Gives the facilitator when that has no place left. */
   async function tryAgain(seen: OpenPayment): Promise<string | null> {
-    if (stopping || flights.has(seen.invocation_id)) return null;
-    if (await isPutOff(options, seen)) return null;
+    if (stopping || flights.has(seen.invocation_id) || (await isPutOff(options, seen))) return null;
     const place = limits.take(seen.tenant, seen.facilitator_url);
     if (place === null) return seen.facilitator_url;
-    let leased: OpenPayment | null = null;
+    let attempting = Promise.resolve();
     try {
-      leased = await store.write((tx) => leaseUnlessOver(tx, seen, clock.now(), leaseUntil()));
+      const leased = await store.write((tx) => leaseUnlessOver(tx, seen, clock.now(), leaseUntil()));
+      if (leased !== null) attempting = attempt(leased);
     } finally {
-      if (leased === null) place.release();
-      else void attempt(leased).then(place.release);
+      void attempting.then(place.release);
     }
     return null;
   }
 
-  const attemptNow = (seen: OpenPayment) => tryAgain(seen).then(() => flights.get(seen.invocation_id));
-
   async function look(): Promise<number | false> {
     try {
       const next = await takeUpDue();
-      if (next === null) return false;
-      await searchFarOff();
-      return next;
+      if (next !== null) await searchFarOff();
+      return next ?? false;
     } catch (error) {
       log.warn("open_settlements_not_read", { error });
       return false;
@@ -117,23 +105,25 @@ export function createSettler(options: SettlerOptions) {
     leaseUntil,
     /** The first attempt, right after the record. Resolves when its outcome is recorded; never rejects. */
     attempt,
-    /** Whether the tenant has so many payments under way that another one would harm other tenants. */
     isCrowded: limits.isCrowded,
     inUse: limits.inUse,
-    /** The attempt that is under way for this invocation in this process. */
     underWay: (invocationId: string) => flights.get(invocationId),
     /**
-     * Confirms the collected payments of ended calls whose receipts wait for that: those of a tenant, up to
-     * `CONFIRMED_AT_ONCE`, or that of one call. Resolves when each has been tried, with whether there were any.
+     * Confirms the collected payments of ended calls whose receipts wait for that: some of a tenant, or that of one call.
+     * Resolves when each has been tried, with whether there were any.
      */
-    confirm: (tenant: string, invocationId: string | null) => confirmNow(store, tenant, invocationId, attemptNow),
-    /** To be called before any payment is taken. */
+    async confirm(tenant: string, invocationId: string | null): Promise<boolean> {
+      const confirming = await confirmingOf(store.read, tenant, invocationId, MAX.confirmationsAtOnce);
+      await Promise.all(confirming.map((seen) => tryAgain(seen).then(() => flights.get(seen.invocation_id))));
+      return confirming.length > 0;
+    },
+    /** To be called before any payment is taken: on SQLite nothing works on the attempts of the process before, so they are due. */
     async recover() {
-      // On SQLite this is the only process, so nothing works on the attempts of the previous one: make them due.
       if (!store.isShared) await makeDue(store, clock.now(), clock.now());
     },
     start() {
-      looking = poll({ leastMs: LOOK_MS, mostMs: LOOK_MS_MOST }, look);
+      // What another process has left becomes due when nobody here knows.
+      looking = poll({ leastMs: 250, mostMs: 2_000 }, look);
     },
     /** Starts nothing more and lets attempts end for `ms`, then breaks them off. Their payments stay open. */
     async stop(ms: number) {
@@ -150,17 +140,6 @@ export type Settler = ReturnType<typeof createSettler>;
 
 async function ended(flights: ReadonlyMap<string, Promise<void>>): Promise<void> {
   while (flights.size > 0) await Promise.all(flights.values());
-}
-
-async function confirmNow(
-  store: Store,
-  tenant: string,
-  invocationId: string | null,
-  attempt: (seen: OpenPayment) => Promise<unknown>,
-): Promise<boolean> {
-  const confirming = await confirmingOf(store.read, tenant, invocationId, CONFIRMED_AT_ONCE);
-  await Promise.all(confirming.map(attempt));
-  return confirming.length > 0;
 }
 
 /**
@@ -198,25 +177,19 @@ async function isPutOff({ store, clock, guard }: SettlerOptions, seen: OpenPayme
   return true;
 }
 
-/** Makes payments due that are farther off than any lease or pause; does nothing when it did so a moment ago. */
+/** Makes payments due that are farther off than any lease or pause, as a clock that was set back leaves them. */
 function createFarOffSearch({ store, clock }: Pick<SettlerOptions, "store" | "clock">, leaseUntil: () => number) {
   let searchedAt = performance.now();
   return async () => {
-    // A clock that was set back may have put payments far into the future.
     if (performance.now() - searchedAt < 1_000) return;
     searchedAt = performance.now();
     const now = clock.now();
-    const latest = Math.max(leaseUntil(), now + PAUSE_MS_MOST) + 5_000;
-    await makeDue(store, now, latest);
+    await makeDue(store, now, Math.max(leaseUntil(), now + PAUSE_MS_MOST) + 5_000);
   };
 }
 
 // Limits of settlements under way, shared fairly by tenant: in all, in the background, and in the background at one
 // facilitator. A facilitator that let its last attempt time out gets few places, so that it can't hold up the others.
-
-export interface SettlementPermit {
-  release(): void;
-}
 
 export function createSettlementLimits() {
   const underWay = createFairShare({ size: MAX.firstAttempts });
@@ -235,7 +208,7 @@ export function createSettlementLimits() {
 
   return {
     /** Counts a settlement of the tenant, in the background or not. */
-    enter(tenant: string): SettlementPermit {
+    enter(tenant: string) {
       // What was accepted is attempted, whether or not there is room for more.
       const isCounted = underWay.take(tenant) === null;
       return { release: () => isCounted && underWay.giveBack(tenant) };
@@ -248,7 +221,7 @@ export function createSettlementLimits() {
     /** Places in the background that a tenant may still take. */
     ofTenant: (tenant: string) => background.roomOf(tenant),
     /** A place in the background, or null when there is none. */
-    take(tenant: string, facilitator: string): SettlementPermit | null {
+    take(tenant: string, facilitator: string): { release(): void } | null {
       const places = takeAt(facilitator, tenant);
       if (places === null) return null;
       const giveBack = () => {

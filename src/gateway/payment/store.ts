@@ -8,7 +8,7 @@ import { isEnded } from "../../core/states.ts";
 import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
 import { usedAtInTurns } from "../credentials/service.ts";
-import { type InvocationKey, refuseSettlement } from "../invocations/service.ts";
+import { type InvocationKey, invocationByKey, refuseSettlement } from "../invocations/service.ts";
 import { askedMs, type SettleOutcome } from "./outcome.ts";
 
 export type PaymentRow = Tables["payments"]["$inferSelect"];
@@ -29,26 +29,16 @@ function isKey({ payments: t }: Tables, key: PaymentKey) {
   return and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
 }
 
-const byKey = prepared(({ db, tables: { payments: t } }: Reader) =>
-  db
-    .select()
-    .from(t)
-    .where(
-      and(
-        eq(t.chain_id, bind(t.chain_id, "chain_id")),
-        eq(t.token, bind(t.token, "token")),
-        eq(t.payer, bind(t.payer, "payer")),
-        eq(t.nonce, bind(t.nonce, "nonce")),
-      ),
-    ),
-);
+const byKey = prepared(({ db, tables: { payments: t } }: Reader) => {
+  const isChain = and(eq(t.chain_id, bind(t.chain_id, "chain_id")), eq(t.token, bind(t.token, "token")));
+  const isPayment = and(eq(t.payer, bind(t.payer, "payer")), eq(t.nonce, bind(t.nonce, "nonce")));
+  return db.select().from(t).where(and(isChain, isPayment));
+});
 
-const byInvocation = prepared(({ db, tables: { payments: t } }: Reader) =>
-  db
-    .select()
-    .from(t)
-    .where(and(eq(t.tenant, bind(t.tenant, "tenant")), eq(t.invocation_id, bind(t.invocation_id, "id")))),
-);
+const byInvocation = prepared(({ db, tables: { payments: t } }: Reader) => {
+  const isIts = and(eq(t.tenant, bind(t.tenant, "tenant")), eq(t.invocation_id, bind(t.invocation_id, "id")));
+  return db.select().from(t).where(isIts);
+});
 
 /** The payment of any tenant: compare it with the caller's before anything of it is shown. */
 export async function paymentByKey(reader: Reader, key: PaymentKey): Promise<PaymentRow | null> {
@@ -66,24 +56,17 @@ export async function insertPayment(tx: Tx, row: PaymentRow): Promise<void> {
   await tx.db.insert(tx.tables.payments).values(row);
 }
 
-interface TenantWithOpen {
-  readonly tenant: string;
-  /** When its first open payment is due. */
-  readonly due_at: number;
-}
-
-/** Every tenant with an open payment once, one read for each: those after `last` by name, and then the others. */
-export async function* tenantsWithOpen(reader: Reader, last: string): AsyncGenerator<TenantWithOpen, void> {
+/**
+ * Every tenant with an open payment once, one read for each, with when its first one is due: those after `last` by name, and
+ * then the others.
+ */
+export async function* tenantsWithOpen(reader: Reader, last: string) {
   yield* tenantsBetween(reader, last, null);
   if (last !== "") yield* tenantsBetween(reader, "", last);
 }
 
 /** Names are in the database's order, which differs from that of strings here. */
-async function* tenantsBetween(
-  reader: Reader,
-  after: string,
-  upTo: string | null,
-): AsyncGenerator<TenantWithOpen, void> {
+async function* tenantsBetween(reader: Reader, after: string, upTo: string | null) {
   const { payments: t } = reader.tables;
   const isUpTo = upTo === null ? undefined : lte(t.tenant, upTo);
   for (let tenant = after; ; ) {
@@ -109,20 +92,10 @@ export async function dueOf(
   passedOver: readonly string[] = [],
 ): Promise<OpenPayment[]> {
   const { payments: t } = reader.tables;
-  const rows = await reader.db
-    .select()
-    .from(t)
-    .where(
-      and(
-        eq(t.tenant, tenant),
-        isNotNull(t.next_attempt_at),
-        lte(t.next_attempt_at, now),
-        passedOver.length === 0 ? undefined : notInArray(t.facilitator_url, [...passedOver]),
-      ),
-    )
-    .orderBy(asc(t.next_attempt_at))
-    .limit(limit);
-  return rows.filter(isOpen);
+  const isDue = and(eq(t.tenant, tenant), isNotNull(t.next_attempt_at), lte(t.next_attempt_at, now));
+  const isElsewhere = passedOver.length === 0 ? undefined : notInArray(t.facilitator_url, [...passedOver]);
+  const found = reader.db.select().from(t).where(and(isDue, isElsewhere));
+  return (await found.orderBy(asc(t.next_attempt_at)).limit(limit)).filter(isOpen);
 }
 
 /**
@@ -149,10 +122,8 @@ export async function lease(tx: Tx, seen: OpenPayment, now: number, until: numbe
 
 /** The note that a call was refused: see invocations/lost-commits.ts. */
 function refusal({ db, tables: { payments: t, refusedCalls: r } }: Tx) {
-  return db
-    .select({ id: r.id })
-    .from(r)
-    .where(and(eq(r.tenant, t.tenant), eq(r.id, t.invocation_id)));
+  const isIts = and(eq(r.tenant, t.tenant), eq(r.id, t.invocation_id));
+  return db.select({ id: r.id }).from(r).where(isIts);
 }
 
 /**
@@ -181,12 +152,7 @@ export async function postpone(
  *
  * @param finalInMs null when nothing is left to ask; then nothing of what was signed is kept
  */
-export async function closeCollected(
-  tx: Tx,
-  open: OpenPayment,
-  now: number,
-  finalInMs: number | null,
-): Promise<boolean> {
+export async function closeCollected(tx: Tx, open: OpenPayment, now: number, finalInMs: number | null) {
   const left = finalInMs === null ? closing(now) : { next_attempt_at: now + finalInMs, updated_at: now };
   return changed(tx, isThis(tx.tables, open), { ...left, final_at: now + (finalInMs ?? 0) });
 }
@@ -194,14 +160,13 @@ export async function closeCollected(
 /** Whether the payment has been collected, and is asked about once more before that is final. */
 export const isConfirming = ({ final_at }: PaymentRow): boolean => final_at !== null;
 
-/** A collected payment is final. False when another replica has asked since, or has closed it. */
-export async function closeConfirmed(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
-  return changedAny(tx, isOwnAttempt(tx, open), closing(now));
-}
-
-/** A collected payment is not final yet, or nobody has said what became of it: it is asked about again. */
-export async function postponeConfirming(tx: Tx, open: OpenPayment, at: number, now: number): Promise<boolean> {
-  return changedAny(tx, isOwnAttempt(tx, open), { next_attempt_at: at, updated_at: now });
+/**
+ * A collected payment is final, or is asked about again at `again`. False when another replica has asked since, or has
+ * closed it.
+ */
+export function confirmPayment(tx: Tx, open: OpenPayment, now: number, again: number | null = null): Promise<boolean> {
+  const changes = again === null ? closing(now) : { next_attempt_at: again, updated_at: now };
+  return changedAny(tx, isOwnAttempt(tx, open), changes);
 }
 
 /** The calls of a tenant that have ended, and whose receipt waits until their payment is final. */
@@ -222,14 +187,10 @@ export async function confirmingOf(
         isNotNull(t.next_attempt_at),
         isNotNull(t.final_at),
         eq(i.emit_receipt, true),
-        ...[receiptsDue, receipts].map((r) =>
-          notExists(
-            db
-              .select({ id: r.invocation_id })
-              .from(r)
-              .where(and(eq(r.tenant, t.tenant), eq(r.invocation_id, t.invocation_id))),
-          ),
-        ),
+        ...[receiptsDue, receipts].map((r) => {
+          const isIts = and(eq(r.tenant, t.tenant), eq(r.invocation_id, t.invocation_id));
+          return notExists(db.select({ id: r.invocation_id }).from(r).where(isIts));
+        }),
       ),
     )
     .limit(limit);
@@ -239,24 +200,6 @@ export async function confirmingOf(
 /** Also false while another replica makes an attempt of its own, since that one may still collect it. */
 export async function closeRefused(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
   return changed(tx, isOwnAttempt(tx, open), closing(now));
-}
-
-/**
- * Closes the open payment of a call that has ended, if certainly nothing of it has left the gateway and no attempt is
- * under way. Gives its attempts, or null when it stays open.
- */
-export async function closeUnsent(
-  tx: Tx,
-  { tenant, id }: { readonly tenant: string; readonly id: string },
-  now: number,
-): Promise<number | null> {
-  const { payments: t } = tx.tables;
-  const [closed] = await tx.db
-    .update(t)
-    .set(closing(now))
-    .where(and(eq(t.tenant, tenant), eq(t.invocation_id, id), isOpenStill(tx), isNull(t.sent_at), isNull(t.final_at)))
-    .returning({ attempts: t.attempts });
-  return closed?.attempts ?? null;
 }
 
 function closing(now: number) {
@@ -286,10 +229,8 @@ export async function mayLeave(tx: Tx, open: OpenPayment, now: number): Promise<
 }
 
 function unended({ db, tables: { payments: t, openInvocations: i } }: Tx) {
-  return db
-    .select({ id: i.id })
-    .from(i)
-    .where(and(eq(i.tenant, t.tenant), eq(i.id, t.invocation_id), eq(i.status, "pending")));
+  const isIts = and(eq(i.tenant, t.tenant), eq(i.id, t.invocation_id), eq(i.status, "pending"));
+  return db.select({ id: i.id }).from(i).where(isIts);
 }
 
 // A payment that is changed is found by its key. Said of the bare column, these two would offer the partial indexes of all
@@ -339,30 +280,24 @@ export async function makeDue(store: Store, now: number, after: number): Promise
  * the call, or later. False when the payment may have left: then it stays open.
  */
 export async function closeIfUnsent(tx: Tx, key: InvocationKey, now: number): Promise<boolean> {
-  const attempts = await closeUnsent(tx, key, now);
-  if (attempts === null) return false;
-  await refuseSettlement(tx, key, JSON.stringify({ attempts, reason: "cancelled" }), now);
+  const { payments: t } = tx.tables;
+  const isOfCall = and(eq(t.tenant, key.tenant), eq(t.invocation_id, key.id));
+  const [closed] = await tx.db
+    .update(t)
+    .set(closing(now))
+    .where(and(isOfCall, isOpenStill(tx), isNull(t.sent_at), isNull(t.final_at)))
+    .returning({ attempts: t.attempts });
+  if (closed === undefined) return false;
+  await refuseSettlement(tx, key, JSON.stringify({ attempts: closed.attempts, reason: "cancelled" }), now);
   return true;
 }
 
 /** Takes a due payment for another attempt, like `lease`. If its call has ended and nothing was sent, it is closed. */
-export async function leaseUnlessOver(
-  tx: Tx,
-  seen: OpenPayment,
-  now: number,
-  until: number,
-): Promise<OpenPayment | null> {
+export async function leaseUnlessOver(tx: Tx, seen: OpenPayment, now: number, until: number) {
   const key = { tenant: seen.tenant, id: seen.invocation_id };
-  const isOver = seen.sent_at === null && (await isCallOver(tx, key)) && (await closeIfUnsent(tx, key, now));
+  const call = seen.sent_at === null ? await invocationByKey(tx, key) : null;
+  const isOver = call !== null && isEnded(call.status) && (await closeIfUnsent(tx, key, now));
   return isOver ? null : lease(tx, seen, now, until);
-}
-
-async function isCallOver({ db, tables: { invocations: t } }: Tx, { tenant, id }: InvocationKey): Promise<boolean> {
-  const [row] = await db
-    .select({ status: t.status })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.id, id)));
-  return row !== undefined && isEnded(row.status);
 }
 
 // Paid calls that are still to be made and need a credential. Their callers paid because the calls can be made, so until
@@ -370,12 +305,8 @@ async function isCallOver({ db, tables: { invocations: t } }: Tx, { tenant, id }
 
 export async function paidCallNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
   const { payments: t } = reader.tables;
-  const calls = await reader.db
-    .select({ nonce: t.nonce })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.call_credential_ref, id)))
-    .limit(1);
-  return calls.length > 0;
+  const isIts = and(eq(t.tenant, tenant), eq(t.call_credential_ref, id));
+  return (await reader.db.select({ nonce: t.nonce }).from(t).where(isIts).limit(1)).length > 0;
 }
 
 /** What of them goes to a URL that is not allowed, for its tenant; null when nothing does. */

@@ -47,24 +47,24 @@ interface Codings {
 
 const NONE: Codings = { list: [], problem: null };
 
-/** Whether the body comes as it is. A server may encode it for the transfer too (RFC 9112, section 7). */
-function isPlain(headers: AnswerHeaders): boolean {
-  const transfer = headers.get("transfer-encoding");
-  return !headers.has("content-encoding") && (transfer === null || transfer.toLowerCase() === "chunked");
-}
+/** What a body is encoded with for its transfer, `chunked` aside (RFC 9112, section 7). */
+const transferCodings = (headers: AnswerHeaders): string =>
+  headers.get("transfer-encoding")?.replace(/\s*,?\s*chunked\s*$/i, "") ?? "";
+
+const isPlain = (headers: AnswerHeaders): boolean =>
+  !headers.has("content-encoding") && transferCodings(headers) === "";
 
 function codingsIn(headers: AnswerHeaders): Codings {
   if (isPlain(headers)) return NONE;
-  const transfer = headers.get("transfer-encoding")?.replace(/\bchunked\s*$/i, "") ?? "";
+  const transfer = transferCodings(headers);
   const value = `${headers.get("content-encoding") ?? ""},${transfer}`;
   // No honest answer has a longer list of them, which is parsed for every answer.
   if (value.length > 256) return { list: [], problem: "a very long list of encodings" };
   const names = value.split(",").map((name) => name.trim().toLowerCase());
   const list: Coding[] = [];
-  for (const name of names.reverse()) {
-    if (name === "" || name === "identity") continue;
+  for (const name of names.filter((each) => each !== "" && each !== "identity").reverse()) {
     const coding = Object.hasOwn(CODINGS, name) ? CODINGS[name] : undefined;
-    if (coding === undefined) return transfer === "" ? NONE : { list, problem: "an unknown transfer coding" };
+    if (coding === undefined) return { list: [], problem: transfer === "" ? null : "an unknown transfer coding" };
     list.push(coding);
   }
   if (list.length > MAX.encodings) return { list, problem: `more than ${MAX.encodings} encodings` };

@@ -1,6 +1,6 @@
 // What tests of settling need: a facilitator's settle over a real store, with hand-made doubles of the chain and of
 // the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
-import type { FindOwnTransfer } from "../../../src/chain/own-transfer.ts";
+import type { FindOwnTransfer } from "../../../src/chain/find-use.ts";
 import { type FacilitatorAccount, usedOn, utcDay } from "../../../src/facilitator/payments/guardrails.ts";
 import {
   type ClaimedPayment,
@@ -12,9 +12,13 @@ import {
   storedPayment,
 } from "../../../src/facilitator/payments/payments.ts";
 import { X402_V1 } from "../../../src/facilitator/routes.ts";
-import { createSettlementWaiters, type SettleOptions } from "../../../src/facilitator/settle/claims.ts";
-import { requirementsText } from "../../../src/facilitator/settle/request.ts";
-import { createSettle, type Settle } from "../../../src/facilitator/settle/settle.ts";
+import { requirementsText } from "../../../src/facilitator/settle/outcome.ts";
+import {
+  createSettle,
+  createSettlementWaiters,
+  type Settle,
+  type SettleOptions,
+} from "../../../src/facilitator/settle/settle.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { parseSettleRequest, type SettleRequest } from "../../../src/x402/codec.ts";
 import type { Hex, PaymentKey } from "../../../src/x402/types.ts";
@@ -142,7 +146,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
   }
 
   async function settled(key: PaymentKey): Promise<boolean> {
-    const inclusion = { transaction_hash: hashOf(key), block_number: 7, block_hash: hashOf(key) };
+    const inclusion = { hash: hashOf(key), blockNumber: 7, blockHash: hashOf(key) };
     const done = await store.write((tx) => recordSettled(tx, key, inclusion, clock.now()));
     outcomes.announce(key);
     return done;

@@ -6,7 +6,7 @@ import { type Chain, createChain } from "../../../src/chain/chain.ts";
 import { type Log, silentLog } from "../../../src/core/log.ts";
 import { systemClock } from "../../../src/core/time.ts";
 import { type ClaimedPayment, claimPayment, storedPayment } from "../../../src/facilitator/payments/payments.ts";
-import { createSettlementWaiters } from "../../../src/facilitator/settle/claims.ts";
+import { createSettlementWaiters } from "../../../src/facilitator/settle/settle.ts";
 import type { WalletLeases } from "../../../src/facilitator/wallet/leases.ts";
 import { createLocalSigner, type Signer } from "../../../src/facilitator/wallet/signer.ts";
 import { createWallet, type WalletOptions as ProductOptions } from "../../../src/facilitator/wallet/wallet.ts";

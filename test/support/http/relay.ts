@@ -12,8 +12,8 @@ export interface Relay {
   leadTo(port: number): void;
   /** Cuts every connection; new ones go through. */
   cut(): void;
-  /** From now on nothing passes, and nothing is refused either. */
-  stall(): void;
+  /** From now on nothing passes, and nothing is refused either. Resolves when the first bytes have not passed. */
+  stall(): Promise<void>;
   /** Nothing passes any more through the connections there are, and none is closed, as with a machine that has lost its power. */
   forsake(): void;
   /** Cuts every connection, and listens no more. */
@@ -34,9 +34,11 @@ export function startRelay(targetPort: number): Relay {
   let target = targetPort;
   let connections = 0;
   let silent = false;
+  let stalled = Promise.withResolvers<void>();
 
   const handlers = {
     data(socket: Socket<Leg>, bytes: Buffer) {
+      if (silent) stalled.resolve();
       if (silent || socket.data.isForsaken) return;
       // What the other side does not take now waits for its drain.
       socket.data.early.push(Buffer.from(bytes));
@@ -116,6 +118,8 @@ export function startRelay(targetPort: number): Relay {
     cut,
     stall() {
       silent = true;
+      stalled = Promise.withResolvers();
+      return stalled.promise;
     },
     forsake() {
       for (const leg of legs) leg.data.isForsaken = true;
