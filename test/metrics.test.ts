@@ -212,7 +212,7 @@ test.concurrent("while the database is away a scrape answers, and leaves out wha
   const key = newMasterKey();
   await using gateway = await startGateway({ env: { ...env, DATABASE_URL: url.href, TOLLGATE_MASTER_KEY: key } });
   expect((await scrape(gateway)).value("tollgate_queue_depth")).toBe(0);
-  relay.stall();
+  void relay.stall();
   const away = await scrapeUntil(gateway, (found) => Number.isNaN(found.value("tollgate_queue_depth")));
   expect(away.types.get("tollgate_queue_depth")).toBe("gauge");
   expect(away.value("tollgate_queue_oldest_age_seconds")).toBeNaN();

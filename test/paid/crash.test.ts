@@ -246,14 +246,14 @@ eachDatabase((database) => {
       const sent = passing(SEND, relay);
       const losses = [lost(late)];
       await sent;
-      after.door.stall();
+      void after.door.stall();
       await chain.resumeMining();
       await until(() => facilitator.payment(late.nonce)?.["status"] === "settled");
       await chain.pauseMining();
       const broadcast = passing(SEND, relay);
       losses.push(lost(midway));
       await broadcast;
-      before.door.stall();
+      void before.door.stall();
       losses.push(lost(early));
       await before.door.connected(1);
 

@@ -1,6 +1,6 @@
 // One attempt to settle a recorded payment, from the request to the record of its outcome. The outcome, the state of
 // the call and its totals are one write. Any failure on the way leaves the payment open, and leased.
-import type { Log } from "../../core/log.ts";
+import type { Log, LogFields } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Clock, TimeBounds } from "../../core/time.ts";
 import { formatDateTime } from "../../core/time.ts";
@@ -105,9 +105,8 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   // Of two replicas that learn the same outcome, the one that closes the payment counts it.
   const shownAs = shownVerdict(verdict, isUnsent(outcome));
   if (isClosed || verdict.kind === "open") meters.settlement(shownAs);
-  const [level, event] = TOLD[shownAs];
   const why = outcome.kind === "collected" ? { transaction: outcome.transaction } : { why: outcome.why };
-  log[level](event, { ...shown(open), attempts: open.attempts, outcome: outcome.kind, ...why });
+  TELL[shownAs](log, { ...shown(open), attempts: open.attempts, outcome: outcome.kind, ...why });
   if (isPaid) options.paid(open.tenant, open.agent_id);
 }
 
@@ -152,14 +151,13 @@ function shownVerdict(verdict: SettlementVerdict, wasUnsent: boolean) {
   return verdict.reason === "unknown" ? "given_up" : verdict.reason;
 }
 
-/** How the log tells it. */
-const TOLD: Record<ReturnType<typeof shownVerdict>, readonly ["info" | "warn" | "error", string]> = {
-  settled: ["info", "payment_settled"],
-  unsent: ["warn", "settlement_unknown"],
-  unknown: ["warn", "settlement_unknown"],
-  declined: ["info", "payment_declined"],
-  expired: ["info", "payment_expired_unsent"],
-  given_up: ["error", "settlement_given_up"],
+const TELL: Record<ReturnType<typeof shownVerdict>, (log: Log, fields: LogFields) => void> = {
+  settled: (log, fields) => log.info("payment_settled", fields),
+  unsent: (log, fields) => log.warn("settlement_unknown", fields),
+  unknown: (log, fields) => log.warn("settlement_unknown", fields),
+  declined: (log, fields) => log.info("payment_declined", fields),
+  expired: (log, fields) => log.info("payment_expired_unsent", fields),
+  given_up: (log, fields) => log.error("settlement_given_up", fields),
 };
 
 /** The span is a part of the trace of its call. If the headers of the call can't be read, the span begins a trace. */

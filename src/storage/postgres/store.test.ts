@@ -70,7 +70,7 @@ describe("on Postgres alone", () => {
   test("a server that falls silent is unavailable in time, for more callers than connections", async () => {
     const { relay, store, add, close } = await behindRelay(400);
     expect(await add("0")).toBe("stored");
-    relay.stall();
+    void relay.stall();
     const calls = Array.from({ length: 40 }, (_, i) => add(`1${i}`));
     const began = performance.now();
     expect(new Set(await Promise.all([...calls, outcome(agentIds(store))]))).toEqual(new Set(["unavailable"]));
