@@ -15,7 +15,6 @@ import { type Answer, OutboundError, type ReadAhead } from "../../http/client/ex
 import { type Outbound, requestSafely } from "../../http/client/outbound.ts";
 import { BODILESS } from "../../http/client/response-parser.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { inTurns } from "../../kernel/turns.ts";
 import { unlessAborted, untilFirst } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, freeMemory } from "../../wire/body.ts";
@@ -177,7 +176,6 @@ export interface ExchangeTimeoutLimits {
 export function startExchangeTimeouts(
   { headMs, silenceMs, callerMs }: ExchangeTimeoutLimits,
   callerSignal: AbortSignal,
-  tenant: string,
 ) {
   const controller = new AbortController();
   const limits = { head: headMs, upstream: silenceMs, caller: callerMs };
@@ -186,18 +184,12 @@ export function startExchangeTimeouts(
   let dueAt = Number.POSITIVE_INFINITY;
   let timer: ReturnType<typeof setTimeout> | undefined;
   let isOver: CallStop = "timeout";
-  let isEnded = false;
 
   const stop = (why: CallStop) => {
     clearTimeout(timer);
     if (!controller.signal.aborted) controller.abort(why);
   };
-  // Thousands of callers may be gone in one moment, and to end an exchange takes 0.1 ms.
-  const onGone = () =>
-    inTurns(() => {
-      if (!isEnded) stop("cancelled");
-      return false;
-    }, tenant);
+  const onGone = () => stop("cancelled");
 
   /** No new timer for each piece: a timer that fires too early is armed again for the rest of the time. */
   function arm(at: number): void {
@@ -214,7 +206,7 @@ export function startExchangeTimeouts(
   }
 
   callerSignal.addEventListener("abort", onGone, { once: true });
-  if (callerSignal.aborted) stop("cancelled");
+  if (callerSignal.aborted) onGone();
   return {
     /** Its reason is a CallStop. */
     signal: controller.signal,
@@ -226,7 +218,6 @@ export function startExchangeTimeouts(
       if (limit !== null && since + limit < dueAt && !controller.signal.aborted) arm(since + limit);
     },
     end() {
-      isEnded = true;
       clearTimeout(timer);
       limit = null;
       callerSignal.removeEventListener("abort", onGone);

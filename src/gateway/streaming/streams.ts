@@ -92,7 +92,7 @@ export function createStreams(options: StreamsDeps) {
     /** Makes an open call, and ends its record whatever happens. @throws Fault when the upstream gave nothing */
     async call(opened: OpenedCall, body: CallBody, end: CallerEnd): Promise<Response> {
       const { tenant, agentId, key, listsTools } = opened;
-      const timeouts = timeoutsOf(opened, options.upstreamTimeoutMs, false, end);
+      const timeouts = timeoutsOf(options.upstreamTimeoutMs, false, end);
       const leave = underWay.enter();
       calls.set(key.id, timeouts);
       // A paid call is not stopped because others need its memory.
@@ -126,7 +126,7 @@ export function createStreams(options: StreamsDeps) {
     async connect(opened: OpenedConnection, end: CallerEnd): Promise<Response> {
       const { tenant, agentId, method } = opened;
       const isEventStream = method === "GET";
-      const timeouts = timeoutsOf(opened, options.upstreamTimeoutMs, isEventStream, end);
+      const timeouts = timeoutsOf(options.upstreamTimeoutMs, isEventStream, end);
       connections.add(timeouts);
       return run(deps, {
         opened,
@@ -184,16 +184,10 @@ function memoryOfStreams() {
 
 export type Streams = ReturnType<typeof createStreams>;
 
-const timeoutsOf = (
-  { tenant }: OpenedRequest,
-  headMs: number,
-  mayBeSilent: boolean,
-  { callerSignal }: CallerEnd,
-): ExchangeTimeouts =>
+const timeoutsOf = (headMs: number, mayBeSilent: boolean, { callerSignal }: CallerEnd): ExchangeTimeouts =>
   startExchangeTimeouts(
     { headMs, silenceMs: mayBeSilent ? null : headMs, callerMs: MAX.callerSilenceMs },
     callerSignal,
-    tenant,
   );
 
 interface StreamRun extends Omit<StreamExchange, "own" | "isDenied" | "ended"> {
