@@ -38,7 +38,7 @@ const CODINGS: Readonly<Record<string, Coding>> = {
   zstd: "zstd",
 };
 
-/** What a body is encoded with, by its Content-Encoding, and why that is not taken. */
+/** What a body is encoded with, by its Content-Encoding and for its transfer, and why that is not taken. */
 interface Codings {
   /** To be undone, outermost first. Empty too when one is unknown: then the body stays as it is. */
   readonly list: readonly Coding[];
@@ -47,24 +47,23 @@ interface Codings {
 
 const NONE: Codings = { list: [], problem: null };
 
-/** What a body is encoded with for its transfer, `chunked` aside (RFC 9112, section 7). */
-const transferCodings = (headers: AnswerHeaders): string =>
-  headers.get("transfer-encoding")?.replace(/\s*,?\s*chunked\s*$/i, "") ?? "";
-
 const isPlain = (headers: AnswerHeaders): boolean =>
-  !headers.has("content-encoding") && transferCodings(headers) === "";
+  !headers.has("content-encoding") && (headers.get("transfer-encoding") ?? "chunked").toLowerCase() === "chunked";
+
+const namesIn = (list: string): string[] => list.split(",").map((name) => name.trim().toLowerCase());
 
 function codingsIn(headers: AnswerHeaders): Codings {
   if (isPlain(headers)) return NONE;
-  const transfer = transferCodings(headers);
-  const value = `${headers.get("content-encoding") ?? ""},${transfer}`;
+  const [content, sent] = [headers.get("content-encoding") ?? "", headers.get("transfer-encoding") ?? ""];
   // No honest answer has a longer list of them, which is parsed for every answer.
-  if (value.length > 256) return { list: [], problem: "a very long list of encodings" };
-  const names = value.split(",").map((name) => name.trim().toLowerCase());
+  if (content.length + sent.length > 256) return { list: [], problem: "a very long list of encodings" };
+  // The transfer encodes the body once more, and `chunked` only frames it (RFC 9112, section 7).
+  const transfer = namesIn(sent).filter((name) => name !== "" && name !== "chunked");
+  const names = [...namesIn(content), ...transfer];
   const list: Coding[] = [];
   for (const name of names.filter((each) => each !== "" && each !== "identity").reverse()) {
     const coding = Object.hasOwn(CODINGS, name) ? CODINGS[name] : undefined;
-    if (coding === undefined) return { list: [], problem: transfer === "" ? null : "an unknown transfer coding" };
+    if (coding === undefined) return { list: [], problem: transfer.length === 0 ? null : "an unknown transfer coding" };
     list.push(coding);
   }
   if (list.length > MAX.encodings) return { list, problem: `more than ${MAX.encodings} encodings` };
