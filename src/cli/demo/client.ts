@@ -1,5 +1,5 @@
-// The demo as a tenant and a payer: requests to the gateway, and payments signed as any client of x402 signs them. The signature
-// is made by viem and not by the product's own code, which would only agree with itself.
+// The demo as a tenant and a payer: requests to the gateway, and payments signed as any client of x402 signs them.
+// The signature is made by viem and not by the product's own code, which would only agree with itself.
 import { bytesToHex, type Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { systemClock } from "../../core/time.ts";

@@ -159,7 +159,12 @@ interface Take {
   readonly retryAfterSeconds: number | null;
 }
 
-/** Takes one token. @param bucket null for one that was never used: it is full. @param rate tokens per second */
+/**
+ * Takes one token.
+ *
+ * @param bucket null for one that was never used, which is full
+ * @param rate tokens per second
+ */
 export function take(bucket: Bucket | null, now: number, rate: number | null, burst: number | null): Take {
   if (rate === null && burst === null) return { bucket, retryAfterSeconds: null };
   const { perSecond, depth } = bucketSize(rate, burst);

@@ -319,7 +319,7 @@ export const byId = prepared(({ db, tables: { invocations: t } }: Reader) =>
     .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.id, sql.placeholder("id")))),
 );
 
-/** In the write that makes the end of a call and its settlement final, which happens once. */
+/** Once for a call: in the write by which its end and its settlement are both known. */
 const oweReceipt = prepared(({ db, tables: { receiptsDue } }: Tx) =>
   db.insert(receiptsDue).values({
     tenant: sql.placeholder("tenant"),
