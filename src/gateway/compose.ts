@@ -27,8 +27,13 @@ import { createWorkerPool } from "./executor/workers/pool.ts";
 import { healthRoutes } from "./health.ts";
 import type { IdentityOptions } from "./identity/identity.ts";
 import { queueSize } from "./invocations/commands/queue.ts";
-import { type CompletionWaiters, createCompletionWaiters } from "./invocations/completion-waiters.ts";
-import { callHeaders, endedAmong, findInvocation } from "./invocations/history.ts";
+import {
+  type CompletionWaiters,
+  callHeaders,
+  createCompletionWaiters,
+  endedAmong,
+  findInvocation,
+} from "./invocations/history.ts";
 import { createLostCommits } from "./invocations/lost-commits.ts";
 import type { Retention } from "./invocations/retention.ts";
 import { invocationRoutes } from "./invocations/routes.ts";

@@ -81,21 +81,18 @@ export class Intake {
   /**
    * The whole body of a request of `tenant`, at most `bytesMax` bytes.
    *
-   * @throws Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
+   * @throws at once or as rejection: Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
    *   `unavailable` when too much of large bodies is coming in
    */
-  async readBody(request: Request, tenant: string, bytesMax: number, held: Held | null = null): Promise<CallBody> {
+  readBody(request: Request, tenant: string, bytesMax: number, held: Held | null = null): Promise<CallBody> {
     // A declared length bounds the body: the HTTP parser takes no more than that.
     const declared = declaredLength(request.headers);
     if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
-    try {
-      if (declared !== null && declared <= TINY_BYTES) return await this.#readOnePiece(request, tenant);
-      const read = () => this.#readLarge(request, tenant, { declared, bytesMax }, held);
-      return await (inChunks(request.headers) ? this.#chunked(tenant, read) : read());
-    } catch (cause) {
-      if (cause instanceof Fault) throw cause;
-      throw new Fault("invalid_request", "body: it broke off", { cause });
-    }
+    if (declared !== null && declared <= TINY_BYTES) return this.#readOnePiece(request, tenant);
+    const read = () => this.#readLarge(request, tenant, { declared, bytesMax }, held);
+    return (inChunks(request.headers) ? this.#chunked(tenant, read) : read()).catch((cause) => {
+      throw brokenOff(cause);
+    });
   }
 
   /** As `readBody`, in one piece. */
@@ -195,6 +192,10 @@ export class Intake {
   }
 }
 
+function brokenOff(cause: unknown): Fault {
+  return cause instanceof Fault ? cause : new Fault("invalid_request", "body: it broke off", { cause });
+}
+
 function tooLarge(bytesMax: number): Fault {
   return new Fault("payload_too_large", `body: larger than ${bytesMax} bytes`);
 }
@@ -246,7 +247,7 @@ function createOnePieceReader(msMax: number) {
       };
       request.bytes().then(over, (error) => {
         waiting.delete(body);
-        reject(error);
+        reject(brokenOff(error));
       });
     });
 }

@@ -9,7 +9,7 @@ import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createFairShare } from "../kernel/share.ts";
 import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
-import { createRouter, type RoutedApp, withRoutableUrl } from "./elysia.ts";
+import { createRouter, type RoutedApp } from "./elysia.ts";
 import { createBodyDrainer, declaredLength, Intake, inChunks } from "./intake.ts";
 import { createLargeResponses, faultResponse, type LargeResponses } from "./responses.ts";
 
@@ -206,6 +206,34 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       draining = true;
     },
   };
+}
+
+/**
+ * Elysia looks for the path after the 11th character of the URL and so misreads one with a shorter host, and
+ * it knows no HEAD. Both get a request that it routes right; the scope is keyed by that request. A Host header
+ * that makes no URL leaves the bare path as the request's URL. A new URL is written in its normal form (`\` is `/`, and `..` goes up),
+ * so the path that is judged is always that of the request which is routed.
+ */
+function withRoutableUrl(original: Request): { request: Request; path: string } {
+  const { url } = original;
+  const start = pathStart(url);
+  const isHead = original.method === "HEAD";
+  if (start >= 11 && !isHead) return { request: original, path: pathOf(url, start) };
+  const { headers, body, signal } = original;
+  const method = isHead ? "GET" : original.method;
+  const target = start === -1 || url[start] !== "/" ? "/" : url.slice(start);
+  const request = new Request(`http://localhost${target}`, { method, headers, body, signal });
+  return { request, path: pathOf(request.url, pathStart(request.url)) };
+}
+
+function pathStart(url: string): number {
+  const scheme = url.indexOf("://");
+  return scheme === -1 ? 0 : url.indexOf("/", scheme + 3);
+}
+
+function pathOf(url: string, start: number): string {
+  const query = url.indexOf("?", start);
+  return url.slice(start, query === -1 ? url.length : query);
 }
 
 /**

@@ -5,9 +5,8 @@ import { hostRules } from "../../core/host.ts";
 import { OutboundError } from "../../http/client/exchange.ts";
 import { createOutbound, type Outbound } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { callHttp, runCall } from "./call.ts";
+import { callHttp, ResponseMemory, runCall } from "./call.ts";
 import type { WorkerSettings } from "./job.ts";
-import { ResponseMemory } from "./workers/response-memory.ts";
 
 const started: Upstream[] = [];
 afterAll(() => Promise.all(started.map((upstream) => upstream.stop())));

@@ -1,11 +1,18 @@
 // What crosses between the scheduler, which owns the database, and the workers, which own the upstream calls: a Job goes in,
-// exactly one Outcome comes back. Everything in them survives a structured clone. And how an outcome is judged, from what
-// happened to the stored end.
+// exactly one Outcome comes back. And how an outcome is judged, from what happened to the stored end.
+//
+// One message per turn of the event loop each way, since the cost is per message, not per job. It brings many jobs or
+// outcomes: their heads as one JSON text, the short bodies as one piece that is moved, the long bodies moved one by one. A
+// structured clone of the same items takes twice the CPU of both threads (measured on Bun 1.4.5: 5.3 µs instead of 2.8 for
+// each of 30 jobs). Long texts are cloned all the same: that takes a fraction of what JSON takes (60 KB full of quotes: 0.01
+// ms instead of 1).
+import { joined } from "../../core/bytes.ts";
 import type { Call } from "../../core/call.ts";
+import type { LogFields } from "../../core/log.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Answer } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
-import type { CallBody } from "../../wire/body.ts";
+import { bodyOf, type CallBody } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 
 export interface Job {
@@ -110,9 +117,7 @@ export function failed(trace: Trace, errorClass: ErrorClass, detail: string, now
 }
 
 /** The outcome of a call whose worker died or never took it, so that nothing is known. */
-export function lostCall(detail: string): Outcome {
-  return failed(newTrace(), "internal", detail, 0);
-}
+export const lostCall = (detail: string): Outcome => failed(newTrace(), "internal", detail, 0);
 
 /** A whole body as its caller gets it. */
 export interface WholeBody {
@@ -129,6 +134,149 @@ export function keep({ start, size, sha256: resp_sha256 }: WholeBody, capture: b
   return { response, response_truncated: size > response.length, resp_sha256 };
 }
 
-function latency(trace: Trace, now: number): number | null {
-  return trace.dialled_at === null ? null : Math.max(0, Math.round(now - trace.dialled_at));
+const latency = ({ dialled_at }: Trace, now: number): number | null =>
+  dialled_at === null ? null : Math.max(0, Math.round(now - dialled_at));
+
+/** Answers up to this length are short. */
+export const FREE_BYTES = 16 * 1024;
+
+export interface WorkerStart {
+  readonly kind: "start";
+  readonly settings: WorkerSettings;
+  /** Among how many workers the memory for answers is shared. */
+  readonly workers: number;
+}
+
+/** News for a worker about its jobs. */
+export interface News {
+  readonly cancel: readonly string[];
+  /** Their responses, which count as memory of the worker, are recorded, or never will be. */
+  readonly recorded: readonly string[];
+}
+
+export type ToWorker =
+  | WorkerStart
+  | ({ readonly kind: "work"; readonly jobs: Batch<JobHead> } & News)
+  /** Close the sessions, then say so. */
+  | { readonly kind: "close" };
+
+export interface Result {
+  readonly id: string;
+  readonly outcome: Outcome;
+}
+
+export type FromWorker =
+  | { readonly kind: "ready" }
+  | { readonly kind: "done"; readonly results: Batch<ResultHead> }
+  /** Its event loop was blocked. */
+  | { readonly kind: "blocked"; readonly event: string; readonly fields: LogFields }
+  | { readonly kind: "closed" };
+
+/** Whether a response counts as memory of its worker until it is recorded; short ones never do. */
+export const isCounted = ({ response }: Outcome): boolean => (response?.byteLength ?? 0) > FREE_BYTES;
+
+type JobHead = Omit<Job, "body">;
+type ResultHead = Pick<Result, "id"> & { readonly outcome: Omit<Outcome, "response"> };
+
+/** What a tenant chooses of a job's head. */
+export function charactersOf({ call: { url, headers }, credential }: JobHead): number {
+  const passed = headers.reduce((sum, [name, value]) => sum + name.length + value.length, 0);
+  return url.length + passed + (credential?.value.length ?? 0);
+}
+
+/** From here on a clone of a job's head costs less than JSON. */
+const isWordy = (head: JobHead) => charactersOf(head) > 1024;
+
+/** @returns the buffers to transfer, too */
+export function batchOfJobs(jobs: Iterable<Job>) {
+  return batchOf(
+    Array.from(jobs, ({ body, ...head }) => ({ head, body })),
+    isWordy,
+  );
+}
+
+export const jobsOf = (batch: Batch<JobHead>): Job[] =>
+  itemsOf(batch).map(({ head, body }) => ({ ...head, body: body ?? new Uint8Array() }));
+
+/** @returns the buffers to transfer, too */
+export function batchOfResults(results: readonly Result[]) {
+  return batchOf(
+    results.map(({ id, outcome: { response: body, ...outcome } }) => ({ head: { id, outcome }, body })),
+    () => false,
+  );
+}
+
+export function resultsOf(batch: Batch<ResultHead>): Result[] {
+  return itemsOf(batch).map(({ head: { id, outcome }, body: response }) => ({
+    id,
+    // What is kept of a response is in one piece.
+    outcome: { ...outcome, response: response as Uint8Array | null },
+  }));
+}
+
+export interface WithBody<Head> {
+  /** Survives JSON, and a structured clone. */
+  readonly head: Head;
+  readonly body: CallBody | null;
+}
+
+/** Many items with heads of one sort. */
+export interface Batch<Head> {
+  /** The heads as JSON, each with the length of its body, or null. */
+  readonly text: string;
+  /** The heads with long texts, which are cloned. */
+  readonly wordy: readonly Entry<Head>[];
+  readonly short: Uint8Array;
+  /** The long bodies, by their parts. */
+  readonly long: readonly (readonly Uint8Array[])[];
+}
+
+type Entry<Head> = readonly [head: Head, bytes: number | null];
+
+/**
+ * Items whose heads have long texts come last.
+ *
+ * @returns `transfer`: what is unusable to the sender from when the batch is posted
+ */
+export function batchOf<Head>(
+  items: readonly WithBody<Head>[],
+  isWordy: (head: Head) => boolean,
+): { batch: Batch<Head>; transfer: ArrayBuffer[] } {
+  const plain = items.filter(({ head }) => !isWordy(head));
+  const wordy = plain.length === items.length ? [] : items.filter(({ head }) => isWordy(head));
+  const bodies = [...plain, ...wordy].flatMap(({ body }) => (body === null ? [] : [body]));
+  const short = joined(bodies.filter((body) => body instanceof Uint8Array && !isLong(body.length)) as Uint8Array[]);
+  const long = bodies.filter((body) => isLong(body.byteLength)).map(ownParts);
+  const transfer = new Set([short, ...long.flat()].map(({ buffer }) => buffer as ArrayBuffer));
+  const batch = { text: JSON.stringify(plain.map(entryOf)), wordy: wordy.map(entryOf), short, long };
+  return { batch, transfer: [...transfer] };
+}
+
+export function itemsOf<Head>({ text, wordy, short, long }: Batch<Head>): WithBody<Head>[] {
+  let at = 0;
+  let longs = 0;
+  return [...(JSON.parse(text) as Entry<Head>[]), ...wordy].map(([head, bytes]) => {
+    if (bytes === null) return { head, body: null };
+    if (isLong(bytes)) return { head, body: bodyOf(long[longs++] ?? []) };
+    at += bytes;
+    // Copied, so that a call that needs its body for long does not keep the bodies of all others in memory.
+    return { head, body: short.slice(at - bytes, at) };
+  });
+}
+
+const entryOf = <Head>({ head, body }: WithBody<Head>): Entry<Head> => [head, body?.byteLength ?? null];
+
+/** From here on moving a body beats copying it. */
+const isLong = (bytes: number) => bytes >= 64 * 1024;
+
+/** The parts of a body in memory of their own. */
+function ownParts(body: CallBody): readonly Uint8Array[] {
+  if (body instanceof Uint8Array) return [detached(body)];
+  return body.whole === null ? body.parts : [body.whole];
+}
+
+/** Moving a view moves its whole buffer, so a view on a larger buffer is copied. */
+function detached(body: Uint8Array): Uint8Array {
+  // Of a Buffer, its own `slice` would be another view.
+  return body.byteLength === body.buffer.byteLength ? body : Uint8Array.prototype.slice.call(body);
 }

@@ -8,8 +8,6 @@
 import { and, eq, gt, gte, inArray, lte, notExists, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
-import type { Mode } from "../../core/states.ts";
-import { MAX } from "../../kernel/limits.ts";
 import { every } from "../../kernel/loop.ts";
 import { inOneStep } from "../../kernel/turns.ts";
 import {
@@ -23,6 +21,7 @@ import {
 } from "../../storage/store.ts";
 import { bodyOf, bodyPartsOf, type CallBody } from "../../wire/body.ts";
 import { partsGone, sameRequest } from "./commands/accept.ts";
+import { leavesParts } from "./commands/end.ts";
 import type { AcceptedCall, InvocationKey } from "./service.ts";
 
 interface BodyPart {
@@ -204,17 +203,6 @@ export async function storedStart(
 const NOTES_AT_ONCE = 64;
 /** To remove one takes half a millisecond of the event loop on SQLite (measured). */
 export const REMOVED_PARTS_AT_ONCE = 4;
-
-/** Up to here the parts of a request are removed in the very write that ends its call. */
-const REMOVED_AT_ONCE_BYTES = MAX.capturedBytes;
-
-/** Whether the end of a call leaves parts of its request: they are too many to go with it. Of a stream few are stored. */
-export function leavesParts(mode: Mode, size: number | null): boolean {
-  return mode === "transactional" && (size ?? 0) > REMOVED_AT_ONCE_BYTES;
-}
-
-/** `leavesParts` for a row of a Postgres statement. */
-export const LEAVES_PARTS = `(mode = 'transactional' and coalesce(req_size, 0) > ${REMOVED_AT_ONCE_BYTES})`;
 
 interface OrphanedBody extends InvocationKey {
   readonly kind: BodyKind;

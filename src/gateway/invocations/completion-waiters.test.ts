@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { createCompletionWaiters } from "./completion-waiters.ts";
+import { createCompletionWaiters } from "./history.ts";
 import type { InvocationKey, InvocationRow } from "./service.ts";
 
 const here = new AbortController().signal;

@@ -7,7 +7,7 @@ import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { idTime } from "../../core/id.ts";
 import { ERROR_CLASSES, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import type { Store } from "../../storage/store.ts";
-import { countEnded } from "./counters.ts";
+import { countEnded } from "./commands/end.ts";
 import { readHistory } from "./history.ts";
 import type { InvocationRow } from "./service.ts";
 

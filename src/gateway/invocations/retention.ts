@@ -8,7 +8,7 @@ import { DAY_MS, HOUR_MS } from "../../core/time.ts";
 import { type KeyRange, removeInGroups, removeRanges, tenantsIn } from "../../storage/cleanup.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { REMOVED_PARTS_AT_ONCE } from "./bodies.ts";
-import { countEnded } from "./counters.ts";
+import { countEnded } from "./commands/end.ts";
 
 export interface Retention {
   /** 0 keeps for ever. */

@@ -13,7 +13,6 @@ import { storedRequest, withStoredBody } from "./bodies.ts";
 import { acceptOf, isInParts, partsGone, SMALL_BODY_BYTES } from "./commands/accept.ts";
 import { endCommand } from "./commands/end.ts";
 import { takeCommand, waitingAgents } from "./commands/queue.ts";
-import { countSettlement } from "./counters.ts";
 import { findByIdempotencyKey, freeIdempotencyKey, type Idempotency } from "./idempotency.ts";
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
@@ -382,6 +381,9 @@ async function moveSettlement(
     .set({ ...fields, settlement_status: to })
     .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from), isUnclaimed))
     .returning({ id: t.id });
-  if (rows.length > 0 && table === "endedInvocations") countSettlement(tx, key.tenant, from, to);
+  if (rows.length > 0 && table === "endedInvocations") {
+    tx.count(key.tenant, "settlement", from, -1);
+    tx.count(key.tenant, "settlement", to, 1);
+  }
   return rows.length > 0;
 }

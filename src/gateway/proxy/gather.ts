@@ -18,8 +18,8 @@ import type { InvocationRow } from "../invocations/service.ts";
 import { PaymentRefused, type PaymentSource, type Payments, type PricedCall } from "../payment/service.ts";
 import type { DecisionRow } from "../policy/decisions.ts";
 import type { PolicyCall, PolicyService } from "../policy/service.ts";
+import { idempotencyKey, serviceModel } from "../upstream/headers.ts";
 import { type Decided, type Fact, judge, KnownCall, type Need, type ParsedRequest, warningOf } from "./judge.ts";
-import { idempotencyKey, serviceModel } from "./request-headers.ts";
 
 export interface ProxyCall {
   readonly caller: Caller;

@@ -13,16 +13,16 @@ import type { UnderWay } from "../../kernel/wait.ts";
 import { type CallBody, hashOf, wholeOf } from "../../wire/body.ts";
 import { parseRpcRequest } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/store.ts";
-import type { CompletionWaiters } from "../invocations/completion-waiters.ts";
+import type { CompletionWaiters } from "../invocations/history.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { pollAnswer } from "../invocations/routes.ts";
 import { type AcceptedCall, abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
 import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
+import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "../upstream/headers.ts";
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
 import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
 import { acceptedOf, type Draft, otherPath, type RecordOptions, record, type StoredCall } from "./record.ts";
-import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "./request-headers.ts";
 
 /** A place for a call that is about to be stored, and its claim for the same write. Either `run` or `giveBack` follows. */
 export interface ReservedPlace {

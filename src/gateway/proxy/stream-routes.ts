@@ -19,12 +19,12 @@ import { claim, type InvocationKey, type InvocationRow } from "../invocations/se
 import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
 import { leadsBack } from "../streaming/response.ts";
 import type { OpenedCall, OpenedConnection, StreamLimits, StreamPermit, Streams } from "../streaming/streams.ts";
+import { mcpVersion, passedToStream, passesEchoedHeaders } from "../upstream/headers.ts";
 import type { Claims } from "../upstream/ownership.ts";
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
 import { loopProblem, noAgent, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
 import { acceptedOf, faultOf, otherPath, type RecordOptions, record, withId } from "./record.ts";
-import { mcpVersion, passedToStream, passesEchoedHeaders } from "./request-headers.ts";
 
 const METHODS = ["POST", "GET", "DELETE"];
 

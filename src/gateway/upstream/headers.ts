@@ -1,5 +1,147 @@
-// The headers that the gateway itself puts into a request to an upstream.
+// The headers of a call: reads those of the caller, strictly, chooses those that pass to the upstream, and adds the gateway's own.
+import { invalidField } from "../../core/fault.ts";
+import type { Protocol } from "../../core/states.ts";
+import { viaHeader } from "../../core/via.ts";
+import { MAX } from "../../kernel/limits.ts";
+import { isSessionless } from "../../wire/jsonrpc.ts";
+import { isMirror, type JudgedMessage, mirrorProblem } from "../../wire/mcp-headers.ts";
 import { credentialProblem } from "./failure.ts";
+
+const PASSED = new Set([
+  "content-type",
+  "accept",
+  "accept-language",
+  "user-agent",
+  "idempotency-key",
+  "traceparent",
+  "tracestate",
+  "baggage",
+]);
+
+const SESSION = "mcp-session-id";
+const VERSION = "mcp-protocol-version";
+
+/** The headers that pass to the upstream. @param pseudonym the name of this deployment in `Via` */
+export function passedHeaders(headers: Headers, echoedMcpHeaders: boolean, pseudonym: string): [string, string][] {
+  const passed = headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders) && name !== SESSION);
+  passed.push(viaHeader(headers, pseudonym));
+  return passed;
+}
+
+export interface StreamPassing {
+  readonly protocol: Protocol;
+  readonly echoedMcpHeaders: boolean;
+  readonly pseudonym: string;
+  /** The upstream's ID of the caller's session at an mcp agent. */
+  readonly session: string | null;
+  /** Whether it asks for the rest of an event stream. */
+  readonly resumes: boolean;
+}
+
+/**
+ * The headers that pass on the streaming path. The body of an MCP message was judged as JSON in UTF-8, so the server gets that
+ * content type. With another charset (Express accepts UTF-7) it would read a different message.
+ */
+export function passedToStream(
+  headers: Headers,
+  { protocol, echoedMcpHeaders, pseudonym, session, resumes }: StreamPassing,
+): [string, string][] {
+  const via = viaHeader(headers, pseudonym);
+  if (protocol !== "mcp") return [...headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders)), via];
+  const passed = headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders) && name !== SESSION);
+  const outgoing = passed.map(([name, value]): [string, string] => {
+    return [name, name === "content-type" ? "application/json" : value];
+  });
+  if (session !== null) outgoing.push([SESSION, session]);
+  if (resumes) outgoing.push(...headersWhere(headers, (name) => name === "last-event-id"));
+  return [...outgoing, via];
+}
+
+/** Some servers read `_` as `-` in header names, so `Mcp-Session_Id` would smuggle in an unchecked session. */
+function isPassed(name: string, echoedMcpHeaders: boolean): boolean {
+  if (!name.startsWith("mcp-")) return PASSED.has(name);
+  return isMirror(name) ? echoedMcpHeaders : !name.includes("_");
+}
+
+export function mcpVersion(headers: Headers): string | null {
+  return headers.get(VERSION);
+}
+
+/**
+ * Whether the headers of an MCP message that repeat parts of its body pass: if they agree with the body and the protocol version
+ * knows them. Servers of other versions would not compare them.
+ * @param judged what the body is; null for a batch
+ * @throws Fault `invalid_request` that names the header
+ */
+export function passesEchoedHeaders(
+  headers: Headers,
+  body: Uint8Array,
+  judged: JudgedMessage | null,
+  version: string | null,
+): boolean {
+  if (!isSessionless(version)) return false;
+  const wrong = mirrorProblem(headers, body, judged);
+  if (wrong !== null) throw invalidField(wrong.header, wrong.problem);
+  return true;
+}
+
+function headersWhere(headers: Headers, passes: (name: string) => boolean): [string, string][] {
+  const passed: [string, string][] = [];
+  headers.forEach((value, name) => {
+    if (passes(name)) passed.push([name, value]);
+  });
+  return passed;
+}
+
+/** The `X-Service-Model` header; null when absent or empty. Header bytes are read as UTF-8 where they are UTF-8. */
+export function serviceModel(headers: Headers): string | null {
+  const value = headers.get("x-service-model");
+  if (value === null || value === "") return null;
+  const bytes = headerBytes(value);
+  if (bytes.byteLength > MAX.serviceModelBytes) {
+    throw invalidField("X-Service-Model", `longer than ${MAX.serviceModelBytes} bytes`);
+  }
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+  } catch {
+    return value;
+  }
+}
+
+/** A header value is a string of bytes (Latin-1), unless the server has decoded it already. */
+function headerBytes(value: string): Uint8Array {
+  for (const character of value) if (character > "\u00ff") return new TextEncoder().encode(value);
+  return Buffer.from(value, "latin1");
+}
+
+const VISIBLE_ASCII = /^[\x21-\x7e]+$/;
+
+export function idempotencyKey(headers: Headers): string | null {
+  const value = headers.get("idempotency-key");
+  if (value === null) return null;
+  if (!VISIBLE_ASCII.test(value) || value.length > MAX.idempotencyKeyCharacters) {
+    throw invalidField("Idempotency-Key", `must be 1 to ${MAX.idempotencyKeyCharacters} visible ASCII characters`);
+  }
+  return value;
+}
+
+/** One element of a list header: a comma within a quoted string does not end it (RFC 9110, section 5.6). */
+const LIST_ELEMENT = /(?:"(?:[^"\\]|\\.?)*(?:"|$)|[^",])+/g;
+const NAMES_WAIT = /^\s*wait\s*(?:[=;]|$)/i;
+const SECONDS = /^[^=;]*=\s*("?)(\d+)\1\s*(?:;|$)/;
+
+/**
+ * Seconds of `Prefer: wait=N` (RFC 7240, section 4.3), capped; 0 when the preference is absent or malformed. Of several only
+ * the first counts (section 2).
+ */
+export function waitSeconds(headers: Headers): number {
+  const prefer = headers.get("prefer");
+  if (prefer === null) return 0;
+  const wait = prefer.match(LIST_ELEMENT)?.find((preference) => NAMES_WAIT.test(preference)) ?? "";
+  return Math.min(Number(SECONDS.exec(wait)?.[2] ?? 0), MAX.waitSeconds);
+}
+
+// What the gateway itself puts into a request to an upstream.
 
 /** The header that carries a credential. */
 export interface CredentialHeader {

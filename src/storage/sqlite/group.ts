@@ -267,13 +267,15 @@ export function createGroupCommit(options: GroupOptions) {
     else setTimeout(turn, 20);
   }
 
-  function enter<T>({ tenant, ...work }: Omit<WaitingWrite, "resolve" | "reject">): Promise<T> {
+  function enter<T>({ tenant, mayFail, bytes, job }: Omit<WaitingWrite, "resolve" | "reject">): Promise<T> {
     if (closed) return Promise.reject(unavailable(new Error("the store is closed")));
     if (share.take(tenant) !== null) return Promise.reject(unavailable(new Error("too many works wait")));
     return new Promise<T>((resolve, reject) => {
       queue.add({
-        ...work,
         tenant,
+        mayFail,
+        bytes,
+        job,
         resolve(value) {
           share.giveBack(tenant);
           resolve(value as T);

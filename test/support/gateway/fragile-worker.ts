@@ -1,11 +1,12 @@
 // A worker for tests of the pool: answers each job with its own body, and dies of what the body says.
-import type { Job, Outcome } from "../../../src/gateway/executor/job.ts";
 import {
   batchOfResults,
   type FromWorker,
+  type Job,
   jobsOf,
+  type Outcome,
   type ToWorker,
-} from "../../../src/gateway/executor/workers/messages.ts";
+} from "../../../src/gateway/executor/job.ts";
 import { bodyPartsOf, type CallBody } from "../../../src/wire/body.ts";
 
 declare const self: Worker;

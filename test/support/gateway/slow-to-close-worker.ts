@@ -1,5 +1,5 @@
 // A worker for tests of its keeper: needs a moment to close its sessions, and dies of any work.
-import type { FromWorker, ToWorker } from "../../../src/gateway/executor/workers/messages.ts";
+import type { FromWorker, ToWorker } from "../../../src/gateway/executor/job.ts";
 
 declare const self: Worker;
 

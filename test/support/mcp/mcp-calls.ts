@@ -1,10 +1,9 @@
 // Calls of mcp agents as a worker makes them, to servers of a test, and what they have asked for.
 
 import { hostRules } from "../../../src/core/host.ts";
-import { runCall } from "../../../src/gateway/executor/call.ts";
+import { ResponseMemory, runCall } from "../../../src/gateway/executor/call.ts";
 import type { Outcome, WorkerSettings } from "../../../src/gateway/executor/job.ts";
 import { createMcp } from "../../../src/gateway/executor/mcp/call.ts";
-import { ResponseMemory } from "../../../src/gateway/executor/workers/response-memory.ts";
 import { createOutbound } from "../../../src/http/client/outbound.ts";
 import type { Stoppable } from "../../../src/kernel/wait.ts";
 import type { Recorded } from "../http/upstream.ts";

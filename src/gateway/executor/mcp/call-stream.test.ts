@@ -1,7 +1,7 @@
 import { afterEach, describe, expect, test } from "bun:test";
 import { startUpstream, type Upstream } from "../../../../test/support/http/upstream.ts";
 import { client, keep, LIST, stopKept, text } from "../../../../test/support/mcp/mcp-calls.ts";
-import { ResponseMemory } from "../workers/response-memory.ts";
+import { ResponseMemory } from "../call.ts";
 
 afterEach(stopKept);
 

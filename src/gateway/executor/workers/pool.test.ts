@@ -3,8 +3,7 @@ import { startRecordingProxy, startUpstream } from "../../../../test/support/htt
 import { startMcpServer } from "../../../../test/support/mcp/mcp-servers.ts";
 import { LOOPBACK, makeJob } from "../../../../test/support/stores/jobs.ts";
 import { type Log, type LogFields, silentLog } from "../../../core/log.ts";
-import type { WorkerSettings } from "../job.ts";
-import { batchOfJobs } from "./messages.ts";
+import { batchOfJobs, type WorkerSettings } from "../job.ts";
 import { createSupervisor, createWorkerPool, type WorkerPool } from "./pool.ts";
 
 const open: Array<() => Promise<void>> = [];

@@ -3,17 +3,22 @@
 // replaced, more slowly when deaths follow one another. The calls that it was running end `internal`: the upstream may have
 // seen them, and nothing is sent twice.
 import type { Log } from "../../../core/log.ts";
-import { failed, type Job, lostCall, newTrace, type Outcome, type WorkerSettings } from "../job.ts";
 import {
   batchOfJobs,
   charactersOf,
   type FromWorker,
+  failed,
   isCounted,
+  type Job,
+  lostCall,
+  newTrace,
+  type Outcome,
   type Result,
   resultsOf,
   type ToWorker,
+  type WorkerSettings,
   type WorkerStart,
-} from "./messages.ts";
+} from "../job.ts";
 
 export interface WorkerPool {
   /** Never rejects. The pool takes the job's body over: a large one is moved, not copied. */

@@ -7,11 +7,17 @@ import { watchLoop } from "../../../kernel/loop-watch.ts";
 import { inTurns } from "../../../kernel/turns.ts";
 import { Stop } from "../../../kernel/wait.ts";
 import type { CallStop } from "../../upstream/failure.ts";
-import { callHttp, runCall } from "../call.ts";
-import type { Job, WorkerSettings } from "../job.ts";
+import { callHttp, ResponseMemory, runCall } from "../call.ts";
+import {
+  batchOfResults,
+  type FromWorker,
+  type Job,
+  jobsOf,
+  type Result,
+  type ToWorker,
+  type WorkerSettings,
+} from "../job.ts";
 import { createMcp } from "../mcp/call.ts";
-import { batchOfResults, type FromWorker, jobsOf, type Result, type ToWorker } from "./messages.ts";
-import { ResponseMemory } from "./response-memory.ts";
 
 declare const self: Worker;
 

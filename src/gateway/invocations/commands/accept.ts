@@ -79,17 +79,10 @@ const COLUMNS = {
   agent_id: ["text", ({ row }) => row.agent_id],
   caller: ["text", ({ row }) => row.caller],
   mode: ["text", ({ row }) => row.mode],
-  status: ["text", statusOf],
+  status: ["text", ({ claim }) => (claim === null ? "pending" : "running")],
   model: ["text", ({ row }) => row.model],
   mcp_method: ["text", ({ row }) => row.mcp_method],
   mcp_tool: ["text", ({ row }) => row.mcp_tool],
-  payment_network: ["text", ({ row }) => row.payment_network],
-  payment_asset: ["text", ({ row }) => row.payment_asset],
-  payment_amount: ["text", ({ row }) => row.payment_amount],
-  payment_payer: ["text", ({ row }) => row.payment_payer],
-  payment_nonce: ["text", ({ row }) => row.payment_nonce],
-  settlement_status: ["text", ({ row }) => row.settlement_status],
-  settlement: ["text", ({ row }) => row.settlement],
   req_size: ["bigint", ({ row }) => row.req_size],
   req_sha256: ["text", ({ row }) => row.req_sha256],
   body_captured: ["boolean", ({ row }) => row.body_captured],
@@ -102,9 +95,13 @@ const COLUMNS = {
   request: ["bytea", ({ body }) => (isSmall(body) ? body : null)],
 } as const satisfies Parameters<typeof inputRows<Accepting>>[0];
 
-function statusOf({ claim }: Accepting): "pending" | "running" {
-  return claim === null ? "pending" : "running";
-}
+const OF_PAYMENT = [
+  ...(["payment_network", "payment_asset", "payment_amount", "payment_payer", "payment_nonce"] as const),
+  ...(["settlement_status", "settlement"] as const),
+];
+const PAYMENT_COLUMNS = Object.fromEntries(
+  OF_PAYMENT.map((name) => [name, ["text", ({ row }: Accepting) => row[name]] as const]),
+);
 
 function isSmall(body: CallBody): body is Uint8Array {
   return body.byteLength <= SMALL_BODY_BYTES;
@@ -114,8 +111,7 @@ function partOf(body: CallBody, n: number): Uint8Array | null {
   return isSmall(body) ? null : (bodyPartsOf(body)[n] ?? null);
 }
 
-const NAMES = Object.keys(COLUMNS).join(", ");
-const VALUES = Object.values(COLUMNS).map(([, value]) => value);
+const WITH_PAYMENT = { ...COLUMNS, ...PAYMENT_COLUMNS };
 
 const KEY_COLUMNS = {
   key: ["text", ({ idempotency }) => idempotency?.key ?? null],
@@ -142,7 +138,8 @@ export function partsGone(): Fault {
 /** What differs with how the body is stored, and whether there is a key. */
 interface AcceptKind {
   readonly name: string;
-  /** Beside those of the calls. */
+  /** Of the calls, and beside those. */
+  readonly stored: Parameters<typeof inputRows<Accepting>>[0];
   readonly columns: Parameters<typeof inputRows<Accepting>>[0];
   bytesOf(input: Accepting): number;
   /** Stores the body, or keeps its parts. @throws Fault `unavailable` when they are not there any more */
@@ -166,6 +163,7 @@ const WITH_THEIR_KEYS = "ready where key is null or id in (select invocation_id 
  */
 const PLAIN: AcceptKind = {
   name: "accept_plain",
+  stored: COLUMNS,
   columns: {},
   bytesOf: ({ call, body }) => call.length + body.byteLength,
   sqlite: () => () => {},
@@ -175,6 +173,7 @@ const PLAIN: AcceptKind = {
 /** Small, or in few parts, which are stored in the same write. As a value, the look at what is stored is hashed once. */
 const WITH_ITS_BODY: AcceptKind = {
   name: "accept",
+  stored: WITH_PAYMENT,
   columns: { ...PART_COLUMNS, ...KEY_COLUMNS },
   bytesOf: ({ call, body }) => call.length + body.byteLength,
   sqlite(prepare) {
@@ -202,6 +201,7 @@ bodies as (
 /** Its parts are noted as orphaned until here. Those that are going already can't be kept any more. */
 const STORED_IN_PARTS: AcceptKind = {
   name: "accept_in_parts",
+  stored: WITH_PAYMENT,
   columns: KEY_COLUMNS,
   bytesOf: ({ call }) => call.length,
   sqlite(prepare) {
@@ -230,9 +230,11 @@ kept as (
   }),
 };
 
-function acceptAs({ name, columns, bytesOf, sqlite, postgres }: AcceptKind): Command<Accepting, boolean> {
+function acceptAs({ name, stored, columns, bytesOf, sqlite, postgres }: AcceptKind): Command<Accepting, boolean> {
   const isKeyed = "key" in columns;
-  const input = inputRows<Accepting>({ ...COLUMNS, ...columns }, isKeyed ? 2 : 1);
+  const names = Object.keys(stored).join(", ");
+  const values = Object.values(stored).map(([, value]) => value);
+  const input = inputRows<Accepting>({ ...stored, ...columns }, isKeyed ? 2 : 1);
   const { before, what, beside } = postgres(input.source);
   return {
     name,
@@ -247,29 +249,21 @@ function acceptAs({ name, columns, bytesOf, sqlite, postgres }: AcceptKind): Com
          values (?, ?, ?, ?, ?, ?, ?) ${takenOver("?")}`,
       );
       const insertCall = prepare(
-        `insert into open_invocations (${NAMES}, batch) values (${VALUES.map(() => "?").join(", ")}, ?)`,
+        `insert into open_invocations (${names}, batch) values (${values.map(() => "?").join(", ")}, ?)`,
       );
       const batchOf = batchesOn(prepare);
       const storeBody = sqlite(prepare);
       /** False when another call has it. */
       function takeKey({ row }: Accepting, { key, body_sha256, asked_at, latest }: Idempotency): boolean {
-        const values = [
-          row.tenant,
-          row.caller,
-          row.agent_id,
-          key,
-          body_sha256,
-          row.id,
-          latest + IDEMPOTENCY_MS,
-          asked_at,
-        ];
-        return insertKey.run(...values) > 0;
+        const { tenant, caller, agent_id, id } = row;
+        const until = latest + IDEMPOTENCY_MS;
+        return insertKey.run(tenant, caller, agent_id, key, body_sha256, id, until, asked_at) > 0;
       }
 
       return (accepting) => {
         const { row, idempotency } = accepting;
         if (idempotency !== null && !takeKey(accepting, idempotency)) return false;
-        insertCall.run(...VALUES.map((value) => value(accepting)), batchOf(row.id));
+        insertCall.run(...values.map((value) => value(accepting)), batchOf(row.id));
         storeBody(accepting);
         return true;
       };
@@ -278,8 +272,8 @@ function acceptAs({ name, columns, bytesOf, sqlite, postgres }: AcceptKind): Com
       text: `
 with ${before}
 stored as (
-  insert into open_invocations (${NAMES})
-  select ${NAMES} from ${what}
+  insert into open_invocations (${names})
+  select ${names} from ${what}
   returning id, tenant
 )${beside}
 select id from stored`,
@@ -299,16 +293,17 @@ select id from stored`,
  */
 export const acceptCommand = acceptAs(WITH_ITS_BODY);
 
-/** As `acceptCommand`, for a call with a small body and without a key. */
+/** As `acceptCommand`, for a call with a small body, without a key and a payment. */
 export const acceptPlainCommand = acceptAs(PLAIN);
 
 /** As `acceptCommand`, for a call whose body is stored in parts. False, or a Fault, also when those are not there any more. */
 export const acceptInPartsCommand = acceptAs(STORED_IN_PARTS);
 
 /** The one that stores a call with the least. */
-export function acceptOf({ body, idempotency }: Pick<Accepting, "body" | "idempotency">): Command<Accepting, boolean> {
+export function acceptOf({ row, body, idempotency }: Pick<Accepting, "row" | "body" | "idempotency">) {
   if (isInParts(body)) return acceptInPartsCommand;
-  return idempotency === null && isSmall(body) ? acceptPlainCommand : acceptCommand;
+  const isPaid = row.payment_network !== null || row.settlement_status !== null;
+  return idempotency === null && !isPaid && isSmall(body) ? acceptPlainCommand : acceptCommand;
 }
 
 /** The earliest time that any of them was asked at: a key that expires too early would let its call be made twice. */

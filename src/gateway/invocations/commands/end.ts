@@ -2,12 +2,11 @@
 // bodies and what it is owed are written once. Listeners are called when that is durable.
 import type { CallEnd, CallPayment } from "../../../core/call.ts";
 import { idTime } from "../../../core/id.ts";
-import { SETTLEMENT_EVENTS } from "../../../core/states.ts";
+import { type Mode, SETTLEMENT_EVENTS } from "../../../core/states.ts";
 import { MAX } from "../../../kernel/limits.ts";
-import { type Command, inputRows } from "../../../storage/store.ts";
+import { type Command, type CommandEffects, inputRows } from "../../../storage/store.ts";
+import { ANY_SHARD } from "../../../storage/totals.ts";
 import { bodyPartsOf, PART_BYTES } from "../../../wire/body.ts";
-import { LEAVES_PARTS, leavesParts } from "../bodies.ts";
-import { COUNT_FINAL, countEnded } from "../counters.ts";
 import type { Ending, InvocationKey, InvocationRow } from "../service.ts";
 import { SMALL_BODY_BYTES, sameRequest, sameRow } from "./accept.ts";
 
@@ -22,6 +21,54 @@ export interface EndOfCall {
   readonly request_id: string | null;
   readonly detail: string | null;
 }
+
+// Which exact totals an ended call takes part in, so that a page of the history costs the same at any size. Every write that
+// makes one, removes one, or changes a counted field of one must count it.
+
+/** Adds an ended call to every total that it takes part in, or takes it out of them. */
+export function countEnded(
+  effects: Pick<CommandEffects, "count">,
+  row: Pick<InvocationRow, "tenant" | "agent_id" | "mode" | "status" | "model" | "error_class" | "settlement_status">,
+  delta: 1 | -1,
+): void {
+  const { tenant } = row;
+  effects.count(tenant, "all", "", delta);
+  effects.count(tenant, "agent", row.agent_id, delta);
+  effects.count(tenant, "mode", row.mode, delta);
+  effects.count(tenant, "status", row.status, delta);
+  if (row.model !== null) effects.count(tenant, "model", row.model, delta);
+  if (row.error_class !== null) effects.count(tenant, "error_class", row.error_class, delta);
+  if (row.settlement_status !== null) effects.count(tenant, "settlement", row.settlement_status, delta);
+}
+
+/**
+ * As `countEnded`, as a part of a statement of Postgres in which `final` has the calls that end. The rows of totals are locked in one
+ * order, which is the same everywhere.
+ *
+ * Calls that are alike are counted first, since most of those that are written together are: measured with 64 of one
+ * agent, 3.6 µs of the server for each, and 8.2 when every addition is sorted by itself.
+ */
+const COUNT_FINAL = `
+  insert into invocation_counts as c (tenant, dimension, value, shard, count)
+  select tenant, dimension, value, ${ANY_SHARD}, sum(calls) from (
+    select tenant, agent_id, mode, ended, model, error_class, settled, count(*) as calls from final
+    group by tenant, agent_id, mode, ended, model, error_class, settled
+  ) as alike, lateral (values ('all', ''), ('agent', agent_id), ('mode', mode), ('status', ended), ('model', model),
+    ('error_class', error_class), ('settlement', settled)) as total (dimension, value)
+  where value is not null group by tenant, dimension, value
+  order by tenant, dimension, value
+  on conflict (tenant, dimension, value, shard) do update set count = c.count + excluded.count`;
+
+/** Up to here the parts of a request are removed in the very write that ends its call. */
+const REMOVED_AT_ONCE_BYTES = MAX.capturedBytes;
+
+/** Whether the end of a call leaves parts of its request: they are too many to go with it. Of a stream few are stored. */
+export function leavesParts(mode: Mode, size: number | null): boolean {
+  return mode === "transactional" && (size ?? 0) > REMOVED_AT_ONCE_BYTES;
+}
+
+/** `leavesParts` for a row of a Postgres statement. */
+const LEAVES_PARTS = `(mode = 'transactional' and coalesce(req_size, 0) > ${REMOVED_AT_ONCE_BYTES})`;
 
 /** What stays of the open call. */
 const KEPT =

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "bun:test";
-import { passedToStream, waitSeconds } from "./request-headers.ts";
+import { passedToStream, waitSeconds } from "./headers.ts";
 
 const wait = (...prefer: string[]) => {
   const headers = new Headers();

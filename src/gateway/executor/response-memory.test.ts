@@ -1,10 +1,9 @@
 import { describe, expect, test } from "bun:test";
-import { startUpstream } from "../../../../test/support/http/upstream.ts";
-import { LOOPBACK, makeJob } from "../../../../test/support/stores/jobs.ts";
-import { hostRules } from "../../../core/host.ts";
-import { createOutbound } from "../../../http/client/outbound.ts";
-import { callHttp, runCall } from "../call.ts";
-import { type MemoryHold, ResponseMemory } from "./response-memory.ts";
+import { startUpstream } from "../../../test/support/http/upstream.ts";
+import { LOOPBACK, makeJob } from "../../../test/support/stores/jobs.ts";
+import { hostRules } from "../../core/host.ts";
+import { createOutbound } from "../../http/client/outbound.ts";
+import { callHttp, type MemoryHold, ResponseMemory, runCall } from "./call.ts";
 
 const MIB = 1024 * 1024;
 const LONG = 300_000;
