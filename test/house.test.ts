@@ -3,7 +3,7 @@
 import { describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { Glob } from "bun";
-import { FIGURES } from "./support/figures.ts";
+import { FIGURES, unspokenWords } from "./support/figures.ts";
 import { inspect, strayNames } from "./support/house.ts";
 
 const ROOT = join(import.meta.dir, "..");
@@ -43,6 +43,17 @@ describe("a figure of the house may only fall:", () => {
     ["product lines", [["src/core/a.ts", "export {};\n"]]],
     ["files in the kernel", [["src/kernel/a.ts", ""]]],
     [
+      "mechanisms of the kernel with fewer than three users",
+      [
+        ["src/kernel/a.ts", "export function createA() {}\nexport function createB() {}\n"],
+        ...["b", "c", "d"].map((name): [string, string] => [
+          `src/core/${name}.ts`,
+          `import { createA, } from "../kernel/a.ts";\n`,
+        ]),
+      ],
+    ],
+    ["kinds of rows that say whether a process lives", [["db/a.ts", "lease_until: c.whole(),\n"]]],
+    [
       "short files with one importer in the same folder",
       [
         ["src/core/a.ts", `import { b } from "./b.ts";\n`],
@@ -80,6 +91,15 @@ describe("a figure of the house may only fall:", () => {
       expect([name, found.length]).toEqual([name, 1]);
     }
   });
+});
+
+test("each word of the glossary is one that the code uses", async () => {
+  const manual = await Bun.file(join(ROOT, "src/gateway/manual/architecture.md")).text();
+  const glossary = manual.slice(manual.indexOf("## Glossary"));
+  expect(glossary).toContain("| claim | ");
+  expect(unspokenWords(glossary, await productSources())).toEqual([]);
+  const planted = "| word | means |\n|---|---|\n| fair share, unheard of | a thing |\n";
+  expect(unspokenWords(planted, new Map([["a.ts", "const fairShares = 1; // unheard of"]]))).toEqual(["unheard of"]);
 });
 
 test("nothing but the house's own names lies at the top", () => {

@@ -62,6 +62,39 @@ function fullFolders(sources: Sources): string[] {
     .map(([folder, count]) => `${folder}: ${count} files`);
 }
 
+/** What the kernel builds, where fewer than three files use it. */
+function rareMechanisms(sources: Sources): string[] {
+  const kernel = [...sources].filter(([path]) => path.startsWith("src/kernel/"));
+  const made = kernel.flatMap(([path, source]) =>
+    [...source.matchAll(/^export (?:function (create\w+)|class (\w+))/gm)].map(([, maker, type]) => ({
+      name: maker ?? type ?? "",
+      file: posix.basename(path),
+    })),
+  );
+  return made.flatMap(({ name, file }) => {
+    const imports = new RegExp(`import[^;]*\\b${name}\\b[^;]*from "[^"]*/${RegExp.escape(file)}"`);
+    const users = [...sources].filter(([, source]) => imports.test(source)).map(([path]) => path);
+    return users.length < 3 ? [`${name} is used by ${users.join(", ")}`] : [];
+  });
+}
+
+/** Words of a glossary that no name in the code holds, however it is written (`FairShare`, `fair_share`). */
+export function unspokenWords(glossary: string, sources: Sources): string[] {
+  const code = [...sources.values()].join("\n").replace(/\/\/.*|\/\*[\s\S]*?\*\//g, "");
+  const names = new Set(code.match(/[A-Za-z_]\w*/g));
+  const spoken = [...names]
+    .map(
+      (name) =>
+        ` ${name
+          .replace(/([a-z0-9])([A-Z])/g, "$1 $2")
+          .replaceAll("_", " ")
+          .toLowerCase()} `,
+    )
+    .join("|");
+  const words = [...glossary.matchAll(/^\| ([^|]+) \| [^|-]/gm)].flatMap(([, named = ""]) => named.split(", "));
+  return words.filter((word) => word !== "word" && !new RegExp(` ${word.toLowerCase()}(s|es)? `).test(spoken));
+}
+
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
@@ -75,6 +108,12 @@ export const FIGURES: readonly Figure[] = [
     what: "files in the kernel",
     most: 9,
     find: (sources) => [...sources.keys()].filter((path) => path.startsWith("src/kernel/")),
+  },
+  { what: "mechanisms of the kernel with fewer than three users", most: 6, find: rareMechanisms },
+  {
+    what: "kinds of rows that say whether a process lives",
+    most: 3,
+    find: matches(/\blease_until: c\./g),
   },
   { what: "short files with one importer in the same folder", most: 3, find: slices },
   { what: `folders with more than ${FOLDER_FILES_MAX} files`, most: 0, find: fullFolders },
