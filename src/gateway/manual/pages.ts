@@ -8,6 +8,7 @@ import development from "./development.md" with { type: "text" };
 import facilitator from "./facilitator.md" with { type: "text" };
 import growing from "./growing.md" with { type: "text" };
 import install from "./install.md" with { type: "text" };
+import measurements from "./measurements.md" with { type: "text" };
 import monitoring from "./monitoring.md" with { type: "text" };
 import operations from "./operations.md" with { type: "text" };
 import payments from "./payments.md" with { type: "text" };
@@ -39,17 +40,14 @@ const SUMMARIES = [
   ["facilitator", "run the service that settles payments: certificates, gas, ceilings, reorgs", facilitator],
   ["security", "who may do what, secrets, upstream addresses, and every limit", security],
   ["troubleshooting", "by symptom: what it means, and what to do", troubleshooting],
-  ["decisions", "why things are as they are, with the measurements", decisions],
+  ["measurements", "how much a machine carries, where the time goes, and decisions that a figure made", measurements],
+  ["decisions", "why things are as they are", decisions],
   ["development", "build and test commands, dependencies, recipes for typical changes", development],
 ] as const;
 
 export const PAGES: readonly Page[] = SUMMARIES.map(([name, summary, text]) => ({
   name,
-  title: titleOf(text),
+  title: /^# (.+)$/m.exec(text)?.[1] ?? "",
   summary,
   text,
 }));
-
-function titleOf(text: string): string {
-  return /^# (.+)$/m.exec(text)?.[1] ?? "";
-}
