@@ -1,6 +1,7 @@
 // What a tenant, or a stranger, can make a gateway log: a few short lines for each request.
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { ask, idOf } from "./support/gateway/api.ts";
+import { tollgateBinary } from "./support/gateway/binary.ts";
 import { startGateway } from "./support/gateway/gateway.ts";
 
 setDefaultTimeout(60_000);
@@ -60,4 +61,24 @@ test("a request of a tenant causes three lines at most, however long its parts a
   const seconds = Math.ceil((performance.now() - startedAt) / 1000);
   while (!gateway.log().includes("unauthenticated_requests")) await Bun.sleep(10);
   expect(linesOf().length - from).toBeLessThanOrEqual(seconds * 21 + 2);
+});
+
+test("a terminal whose reader stops does not stop the gateway", async () => {
+  // Stopped, it reads no more of the terminal that it made. The buffer of a terminal is full after some eighty lines.
+  const inTerminal = `exec script -q -f -c "${tollgateBinary()} $*" /dev/null`;
+  await using gateway = await startGateway({
+    program: ["sh", "-c", inTerminal, "sh"],
+    env: { TOLLGATE_LOG_FORMAT: "json" },
+  });
+  const token = await gateway.token({ tenant: "acme", user: "alice" });
+  process.kill(gateway.pid, "SIGSTOP");
+  try {
+    const headers = { authorization: `Bearer ${token}` };
+    for (let asked = 0; asked < 500; asked++) {
+      const signal = AbortSignal.timeout(20_000);
+      expect((await fetch(`${gateway.url}/v1/agents`, { headers, signal })).status).toBe(200);
+    }
+  } finally {
+    process.kill(gateway.pid, "SIGCONT");
+  }
 });

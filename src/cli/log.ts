@@ -1,7 +1,8 @@
 // The log on standard error: one line an event, as JSON or for a terminal. Lines are collected and written
 // together, since a system call per line would be expensive on the accept path. The rest is written when the process
 // exits. A log that can't be written never stops the product: lines are dropped and counted.
-import { writeSync } from "node:fs";
+import { constants, openSync, writeSync } from "node:fs";
+import { isatty } from "node:tty";
 import { LOG_LEVELS, type LogFields, type LogLevel } from "../core/log.ts";
 import type { Clock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -22,7 +23,7 @@ export interface LogOptions {
 }
 
 export function openLog(options: LogOptions) {
-  const sink = openSink(options.write ?? ((bytes) => writeSync(STANDARD_ERROR, bytes)));
+  const sink = openSink(options.write ?? standardError());
   const least = LOG_LEVELS.indexOf(options.level);
   const print = options.format === "json" ? jsonLine : prettyLine;
   const timestamp = timestamps(options.clock);
@@ -40,6 +41,18 @@ export function openLog(options: LogOptions) {
 
 /** `flush` writes what is held now. It is called at exit too. */
 export type OpenLog = ReturnType<typeof openLog>;
+
+/** A terminal is opened once more, without waiting: one whose reader stops would stop the writer (a pipe does not). */
+function standardError() {
+  const { O_WRONLY, O_NONBLOCK, O_NOCTTY } = constants;
+  let descriptor = STANDARD_ERROR;
+  try {
+    if (isatty(STANDARD_ERROR)) descriptor = openSync("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY);
+  } catch {
+    // There is no /proc, or it may not be opened.
+  }
+  return (bytes: Uint8Array) => writeSync(descriptor, bytes);
+}
 
 /** The time as RFC 3339 has it, written once a millisecond. */
 function timestamps(clock: Clock): () => string {

@@ -12,6 +12,8 @@ import { pseudonymOf } from "../core/via.ts";
 import { type Assets, createAssets } from "../http/assets.ts";
 import { createOutbound, fetchJson, type Outbound } from "../http/client/outbound.ts";
 import { routes } from "../http/elysia.ts";
+import { mostOpen } from "../http/listener.ts";
+import { MAX } from "../kernel/limits.ts";
 import type { UnderWay } from "../kernel/wait.ts";
 import type { Keyring } from "../keys/keyring.ts";
 import { announceEnds, type Subscriber } from "../storage/postgres/announcements.ts";
@@ -138,7 +140,9 @@ export async function composeGateway(parts: GatewayParts) {
   });
   const { agentMax } = lease;
   const calling = { store, clock, log, replica, claims, refusals, resolveCredential, tracer };
-  const scheduler = new Scheduler({ ...calling, pool, agentMax });
+  // Each has a descriptor, and a tenant must not take all that callers' connections and files need.
+  const slots = Math.min(MAX.runningCalls, Math.floor((mostOpen() * 5) / 8));
+  const scheduler = new Scheduler({ ...calling, pool, agentMax, slots });
   const takeUp = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);
   const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
   const agents = createAgentCache(store);

@@ -221,7 +221,7 @@ function createOnePieceReader(msMax: number) {
       if (body.begunAt <= latest)
         end(
           body,
-          new Fault("invalid_request", `body: nothing of it for ${msMax / 1000} seconds`, { closesConnection: true }),
+          new Fault("invalid_request", `body: not here within ${msMax / 1000} seconds`, { closesConnection: true }),
         );
       else if (share.take(body.tenant) !== null) end(body, tooMany({ closesConnection: true }));
     }

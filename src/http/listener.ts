@@ -181,7 +181,7 @@ function lowestFree(): number {
 }
 
 /** Bun has raised the limit as far as it may. Where nothing tells of one (macOS), it is above ours. */
-function mostOpen(): number {
+export function mostOpen(): number {
   const limit = /^Max open files +(\d+)/m.exec(readLimits())?.[1];
   return limit === undefined ? MAX.openFiles : Math.min(MAX.openFiles, Math.floor(Number(limit) * (1 - 1 / KEPT_PART)));
 }

@@ -46,7 +46,12 @@ const REQUESTS = {
   managementBodyBytes: bytes(MIB, "each", "413", "body of any other request"),
   // For the largest body on a line of half a megabit a second.
   bodyMs: ms(600_000, "each", "400", "time for a body to come in"),
-  bodySilenceMs: ms(30_000, "each", "400", "silence of a body that is coming in"),
+  bodySilenceMs: ms(
+    30_000,
+    "each",
+    "400",
+    "silence of a body that is coming in; of one up to 64 KiB with its length, the whole time",
+  ),
   bodyWaitMs: ms(5_000, "each", "503", "wait of a body for memory"),
   // Each holds up to a mebibyte that is not counted yet.
   bodiesWaiting: count(32, "process", "503", "bodies that wait for memory"),

@@ -57,12 +57,13 @@ async function insist(url: string, init: RequestInit = {}): Promise<Response> {
 async function tenantOf(gateway: Gateway, upstreamUrl: string, name = "acme") {
   const authorization = `Bearer ${await gateway.token({ tenant: name, user: "me" })}`;
   const headers = { authorization, "content-type": "application/json", prefer: "wait=20" };
-  const body = JSON.stringify({ name: "echo", upstream_url: upstreamUrl });
+  const body = JSON.stringify({ name: `echo ${crypto.randomUUID()}`, upstream_url: upstreamUrl });
   const created = await insist(`${gateway.url}/v1/agents`, { method: "POST", headers, body });
   const { id } = (await created.json()) as { id: string };
   const proxy = `${gateway.url}/v1/proxy/${id}`;
   return {
     call: () => insist(proxy, { method: "POST", headers, body: "{}" }),
+    accept: () => insist(proxy, { method: "POST", headers: { ...headers, prefer: "" }, body: "{}" }),
     async statusOf(answer: Response): Promise<string> {
       const { invocation_id } = (await answer.json()) as { invocation_id: string };
       const poll = await insist(`${proxy}/invocations/${invocation_id}`, { headers });
@@ -343,6 +344,26 @@ test("calls that take all connections are answered, and new connections are refu
   for (const answer of await Promise.all(answers)) expect(answer.status).toBe(202);
   expect((await insist(`${gateway.url}/healthz`)).status).toBe(200);
   expect(upstream.calls()).toBe(EQUALS.length * CALLS);
+});
+
+/** As many calls of an agent run at once, by default. */
+const AGENT_CALLS = 64;
+
+test("calls of one tenant whose upstreams are slow leave descriptors to everybody else", async () => {
+  using upstream = slowUpstream();
+  await using gateway = await crowded();
+  const agents = await Promise.all(Array.from({ length: 8 }, () => tenantOf(gateway, upstream.url)));
+  const ask = async ({ accept }: (typeof agents)[number]) => {
+    for (let made = 0; made < AGENT_CALLS; made++) expect((await accept()).status).toBe(202);
+  };
+  await Promise.all(agents.map(ask));
+  await until(() => upstream.calls() > 230);
+  for (let asked = 0; asked < 400; asked++) {
+    const answer = await fetch(`${gateway.url}/healthz`, { keepalive: false });
+    expect(answer.status).toBe(200);
+  }
+  expect(gateway.log()).not.toContain("connections_refused");
+  upstream.release();
 });
 
 async function until(holds: () => boolean): Promise<void> {

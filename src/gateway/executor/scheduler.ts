@@ -34,6 +34,8 @@ const AGENTS_AT_ONCE = 128;
 export interface SchedulerOptions extends RecordEndOptions {
   /** This replica's ID. */
   readonly replica: string;
+  /** Calls that may run here at once. */
+  readonly slots?: number;
   /** Calls of one agent that may run here at once. */
   agentMax(): number;
   readonly pool: WorkerPool;
@@ -82,7 +84,7 @@ export class Scheduler {
     const isDraining = () => this.#draining;
     this.#dispatch = createDispatch(options, (running) => this.#claim(running), isDraining);
     this.#queues = new CallQueues<ScheduledCall>({
-      slots: MAX.runningCalls,
+      slots: options.slots ?? MAX.runningCalls,
       agentSlots: options.agentMax,
       bodyBytes: MAX.runningBodyBytes,
       blockBodyBytes: SMALL_BODY_BYTES,

@@ -42,6 +42,8 @@ import {
   postpone,
 } from "./store.ts";
 
+/** After the time of an authorization, for nodes to tell that nothing was collected by it. */
+const LOOK_SECONDS_MORE = 120;
 /** Longest pause between tries to store the outcome, since a caller may be waiting for it. */
 const STORE_PAUSE_MS_MOST = 1_000;
 
@@ -129,13 +131,16 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
   const changed = transaction === before ? null : JSON.stringify({ ...settlement, tx_hash: transaction });
   // Who asks for a receipt early gets what is known by then, and the record may be corrected once more.
   const isEarly = now < finalAt;
-  const isOver = isCollected || outcome?.kind === "declined" || now - finalAt >= MAX.settlementConfirmMs;
+  const isDeclined = outcome?.kind === "declined" && outcome.definite && outcome.mayHaveLanded !== true;
+  // Nodes that show the payment as not collected can be sure of it only when the time of its authorization is over.
+  const knownAt = look ? (open.valid_before + LOOK_SECONDS_MORE) * 1000 : 0;
+  const isOver = isCollected || isDeclined || now >= Math.max(finalAt + MAX.settlementConfirmMs, knownAt);
   const isLast = isOver && !isEarly;
   const nextAt = isEarly ? finalAt : now + pauseAfter(2, Math.random());
   const isDone = await store.write(async (tx) => {
     const isOwn = await confirmPayment(tx, open, now, isLast ? null : nextAt);
     if (!isOwn || !isOver) return false;
-    if (outcome?.kind !== "declined") await confirmSettlement(tx, key, changed, now);
+    if (!isDeclined) await confirmSettlement(tx, key, changed, now);
     else if (isLast) await denyReceipt(tx, key);
     return isLast || isCollected;
   });

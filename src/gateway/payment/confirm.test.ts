@@ -21,9 +21,9 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
     type Answers = Parameters<typeof replica>[0];
 
     /** A call whose payment has been collected, and is not final yet. */
-    async function collected(then: Answers) {
-      const at = replica((attempt) => (attempt === 1 ? FIRST : then(attempt)));
-      const { payment, key } = await recorded(at, await priced(await configured()));
+    async function collected(then: Answers, changes: Parameters<typeof replica>[1] = {}) {
+      const at = replica((attempt) => (attempt === 1 ? FIRST : then(attempt)), changes);
+      const { payment, key } = await recorded(at, await priced(await configured(), 600));
       await store().write(({ db, tables: { openInvocations: t } }) =>
         db.update(t).set({ emit_receipt: true }).where(eq(t.id, key.id)),
       );
@@ -84,8 +84,12 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       });
     }
 
-    test("it is final when nobody says more for two minutes, and what is known of it stays", async () => {
-      const { at, key } = await collected(() => UNKNOWN);
+    test.each<[string, SettleOutcome]>([
+      ["nobody says more", UNKNOWN],
+      ["its facilitator refuses the account", { kind: "declined", definite: false, why: "answered 403" }],
+      ["its facilitator says that it was used", { kind: "declined", definite: true, mayHaveLanded: true, why: "" }],
+    ])("it is final when for two minutes %s, and what is known of it stays", async (_what, answer) => {
+      const { at, key } = await collected(() => answer);
       await end(key);
       at.settler.start();
       clock.time += FINAL_MS + 1;
@@ -153,6 +157,30 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         await at.settler.stop(0);
       });
     }
+
+    test("while nodes can't tell yet, no receipt says that it was collected before its authorization is over", async () => {
+      let seen: SettleOutcome | null = null;
+      let looks = 0;
+      const { at, key } = await collected(() => UNKNOWN, { look: async () => (++looks > 0 ? seen : null) });
+      await end(key);
+      at.settler.start();
+      clock.time += FINAL_MS + 1;
+      await until(() => looks > 0);
+      clock.time += 200_000;
+      const before = looks;
+      await until(() => {
+        clock.time += 1_000;
+        return looks > before;
+      });
+      expect([await isOver(key), await owed(key)]).toEqual([false, 0]);
+      seen = DECLINED;
+      await until(() => {
+        clock.time += 1_000;
+        return isOver(key);
+      });
+      expect([await hashOf(key), await owed(key)]).toEqual([HASH, 0]);
+      await at.settler.stop(0);
+    });
 
     test("two replicas that ask at the same time owe its receipt once", async () => {
       const asked = Promise.withResolvers<SettleOutcome>();
