@@ -226,14 +226,11 @@ const list = operation({
     until: { description: "Created at or before, RFC 3339.", schema: Type.String({ format: "date-time" }) },
     ...PAGE_QUERY,
   },
-  responses: [
-    {
-      status: "ok",
-      description: "One page, and how many match in all.",
-      schema: InvocationPage,
-      example: { data: [EXAMPLE_INVOCATION], total: 1, limit: PAGE_LIMIT_DEFAULT, offset: 0 },
-    },
-  ],
+  response: {
+    description: "One page, and how many match in all.",
+    schema: InvocationPage,
+    example: { data: [EXAMPLE_INVOCATION], total: 1, limit: PAGE_LIMIT_DEFAULT, offset: 0 },
+  },
   errors: ["invalid_request"],
 });
 
@@ -242,19 +239,16 @@ const read = operation({
   summary: "Read an invocation",
   description: `Captured bodies are included for a token with the scope ${READ_BODY_SCOPE}.`,
   path: { id: INVOCATION_ID },
-  responses: [
-    {
-      status: "ok",
-      description: "The invocation.",
-      schema: InvocationDetail,
-      example: {
-        ...EXAMPLE_INVOCATION,
-        body_captured: true,
-        req_body: EXAMPLE_POLL.response_body_b64,
-        resp_body: EXAMPLE_POLL.response_body_b64,
-      },
+  response: {
+    description: "The invocation.",
+    schema: InvocationDetail,
+    example: {
+      ...EXAMPLE_INVOCATION,
+      body_captured: true,
+      req_body: EXAMPLE_POLL.response_body_b64,
+      resp_body: EXAMPLE_POLL.response_body_b64,
     },
-  ],
+  },
   errors: ["not_found"],
 });
 
