@@ -80,6 +80,8 @@ export function optional<P extends TProperties>(fields: P) {
   return Type.Partial(Type.Object(fields)).properties;
 }
 
+export const DateTime = Type.String({ format: "date-time" });
+
 /** `T` or null. */
 export function nullable<T extends TSchema>(schema: T, expected: string) {
   return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null` });

@@ -7,7 +7,7 @@ import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import { AGENT_STATUSES, agentStatus } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { nullable, optional, shape } from "../../http/input.ts";
+import { DateTime, nullable, optional, shape } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { UINT256_DIGITS_MAX, UINT256_MAX } from "../../x402/fields.ts";
 
@@ -120,8 +120,6 @@ export const AgentPatch = shape(
 export type AgentPatch = Static<typeof AgentPatch>;
 
 const text = Type.Union([Type.String(), Type.Null()]);
-const dateTime = Type.String({ format: "date-time" });
-
 export const Agent = shape("Agent", {
   id: Type.String({ description: "`agt_<uuidv7>`" }),
   name: Type.String(),
@@ -134,8 +132,8 @@ export const Agent = shape("Agent", {
   ),
   suspended: Type.Boolean(),
   created_by: Type.String({ description: "The user who created it." }),
-  created_at: dateTime,
-  updated_at: dateTime,
+  created_at: DateTime,
+  updated_at: DateTime,
   upstream_url: text,
   credential_ref: text,
   invocation_rate_limit: Type.Union([Type.Number(), Type.Null()]),

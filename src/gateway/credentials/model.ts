@@ -4,7 +4,7 @@ import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { ALLOWED_HOSTS_MAX } from "../../core/host.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { nullable, shape } from "../../http/input.ts";
+import { DateTime, nullable, shape } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 
 export type CredentialRow = Omit<Tables["credentials"]["$inferSelect"], "sealed" | "key_number">;
@@ -60,8 +60,6 @@ export const CredentialRotate = shape(
 );
 export type CredentialRotate = Static<typeof CredentialRotate>;
 
-const dateTime = Type.String({ format: "date-time" });
-
 export const Credential = shape("Credential", {
   id: Type.String({ description: "`cred_<uuidv7>`" }),
   name: Type.String(),
@@ -73,8 +71,8 @@ export const Credential = shape("Credential", {
   vault_ref: Type.Optional(Type.String({ description: "Only when source is `vault`." })),
   allowed_hosts: AllowedHosts,
   version: Type.Integer({ description: "1 at first, one more with each rotation." }),
-  created_at: dateTime,
-  updated_at: dateTime,
+  created_at: DateTime,
+  updated_at: DateTime,
 });
 
 export const CredentialList = shape("CredentialList", { credentials: Type.Array(Credential) });

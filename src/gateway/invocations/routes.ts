@@ -11,7 +11,7 @@ import { idTime } from "../../core/id.ts";
 import { ERROR_CLASSES, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
-import { PAGE_QUERY, queryOf } from "../../http/input.ts";
+import { DateTime, PAGE_QUERY, queryOf } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
@@ -23,7 +23,6 @@ import type { InvocationRow } from "./service.ts";
 
 const text = Type.Union([Type.String(), Type.Null()]);
 const whole = Type.Union([Type.Integer(), Type.Null()]);
-const dateTime = Type.String({ format: "date-time" });
 const choice = <T extends string>(values: readonly T[]) => Type.Unsafe<T>({ type: "string", enum: [...values] });
 
 const Settlement = Type.Object(
@@ -35,7 +34,7 @@ const Settlement = Type.Object(
     facilitator_fee: Type.Optional(Type.String()),
     attempts: Type.Optional(Type.Integer()),
     reason: Type.Optional(Type.String({ description: "Coarse failure reason." })),
-    settled_at: Type.Optional(dateTime),
+    settled_at: Type.Optional(DateTime),
   },
   { $id: "Settlement" },
 );
@@ -55,8 +54,8 @@ const shared = {
   payment_amount: text,
   payment_payer: text,
   payment_nonce: text,
-  created_at: dateTime,
-  completed_at: Type.Union([dateTime, Type.Null()]),
+  created_at: DateTime,
+  completed_at: Type.Union([DateTime, Type.Null()]),
 };
 
 const Invocation = Type.Object(
@@ -99,7 +98,7 @@ export const PollView = Type.Object(
   {
     invocation_id: Type.String(),
     ...shared,
-    updated_at: dateTime,
+    updated_at: DateTime,
     settlement: Type.Union([Settlement, Type.Null()]),
     response_content_type: text,
     response_truncated: Type.Boolean({
@@ -222,8 +221,8 @@ const list = operation({
       description: "Only calls with this settlement status.",
       schema: choice(SETTLEMENT_STATUSES),
     },
-    since: { description: "Created at or after, RFC 3339.", schema: Type.String({ format: "date-time" }) },
-    until: { description: "Created at or before, RFC 3339.", schema: Type.String({ format: "date-time" }) },
+    since: { description: "Created at or after, RFC 3339.", schema: DateTime },
+    until: { description: "Created at or before, RFC 3339.", schema: DateTime },
     ...PAGE_QUERY,
   },
   response: {

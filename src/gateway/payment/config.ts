@@ -11,17 +11,16 @@ import { checkText } from "../../core/text.ts";
 import type { Clock } from "../../core/time.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyReader, optional, shape } from "../../http/input.ts";
+import { bodyReader, DateTime, optional, shape } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { bind, prepared, type Reader, type Store } from "../../storage/store.ts";
+import { GIVEN_KEY, prepared, type Reader, type Store } from "../../storage/store.ts";
 import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 
-const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) => {
-  const isIts = eq(t.tenant, bind(t.tenant, "tenant"));
-  return db.select().from(t).where(isIts);
-});
+const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
+  db.select().from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
+);
 
 export async function findSettlementConfig(reader: Reader, tenant: string): Promise<SettlementConfigRow | null> {
   const [row] = await byTenant(reader).execute({ tenant });
@@ -131,9 +130,7 @@ const SettlementConfigPatch = shape("SettlementConfigPatch", optional(fields), {
 });
 type SettlementConfigPatch = Static<typeof SettlementConfigPatch>;
 
-const dateTime = Type.String({ format: "date-time" });
-
-const SettlementConfig = shape("SettlementConfig", { ...fields, created_at: dateTime, updated_at: dateTime });
+const SettlementConfig = shape("SettlementConfig", { ...fields, created_at: DateTime, updated_at: DateTime });
 
 function shownConfig({ tenant: _tenant, created_at, updated_at, ...row }: SettlementConfigRow): Response {
   const view: Static<typeof SettlementConfig> = {

@@ -5,7 +5,7 @@ import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { invalidField } from "../../core/fault.ts";
 import { POLICY_ACTIONS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
-import { optional, shape } from "../../http/input.ts";
+import { DateTime, optional, shape } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 import type { Steps } from "../../kernel/turns.ts";
 import { createPace } from "../../kernel/turns.ts";
@@ -87,7 +87,7 @@ export const Policy = shape("Policy", {
   version: Type.Integer({ description: "0 when the tenant has no policy." }),
   ...optional({ default: Action, on_error: Action }),
   rules: Rules,
-  updated_at: Type.Optional(Type.String({ format: "date-time" })),
+  updated_at: Type.Optional(DateTime),
 });
 
 /** The work for an entry or a rule without its characters: the checks of the schema, the name of its field. */

@@ -6,7 +6,7 @@ import { PROTOCOLS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf, shape } from "../../http/input.ts";
+import { bodyUser, DateTime, LIMIT_QUERY, limitOf, nullable, queryOf, shape } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json, piecesOf, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
@@ -37,7 +37,7 @@ const PolicyVerdict = shape("PolicyVerdict", verdict);
 
 const PolicyVersion = shape("PolicyVersion", {
   version: Type.Integer(),
-  updated_at: Type.String({ format: "date-time" }),
+  updated_at: DateTime,
 });
 
 const PolicyDecision = shape("PolicyDecision", {
@@ -46,7 +46,7 @@ const PolicyDecision = shape("PolicyDecision", {
   protocol: Type.Union(PROTOCOLS.map((protocol) => Type.Literal(protocol))),
   mcp_tool: Type.Union([Type.String(), Type.Null()]),
   ...verdict,
-  created_at: Type.String({ format: "date-time" }),
+  created_at: DateTime,
 });
 
 const PolicyDecisions = shape("PolicyDecisions", { data: Type.Array(PolicyDecision), limit: Type.Integer() });
