@@ -20,6 +20,15 @@ export type AuthType = "bearer" | "api_key" | "none";
 export type CredentialSource = "managed" | "vault";
 export type CountDimension = "all" | "agent" | "status" | "mode" | "settlement" | "error_class" | "model";
 
+const writtenAt = (c: Columns) => ({ created_at: c.whole().notNull(), updated_at: c.whole().notNull() });
+
+/** The body of a call. */
+const bodyKey = (c: Columns) => ({
+  invocation_id: c.text().notNull(),
+  tenant: c.text().notNull(),
+  kind: c.text().$type<BodyKind>().notNull(),
+});
+
 function catalogTables(c: Columns) {
   return {
     agents: c.table("agents", {
@@ -46,8 +55,7 @@ function catalogTables(c: Columns) {
       /** JSON of the Pricing object. */
       pricing: c.text(),
       created_by: c.text().notNull(),
-      created_at: c.whole().notNull(),
-      updated_at: c.whole().notNull(),
+      ...writtenAt(c),
       /** Set by DELETE: the agent is inactive, and its name is free. */
       deleted_at: c.whole(),
     }),
@@ -67,8 +75,7 @@ function catalogTables(c: Columns) {
       key_number: c.whole().notNull(),
       /** JSON array of the hosts that the secret may go to, as core/host.ts spells them; null for any. */
       allowed_hosts: c.text(),
-      created_at: c.whole().notNull(),
-      updated_at: c.whole().notNull(),
+      ...writtenAt(c),
     }),
   };
 }
@@ -252,8 +259,7 @@ function paymentTables(c: Columns) {
       tenant: c.text().notNull(),
       facilitator_url: c.text().notNull(),
       facilitator_credential_ref: c.text().notNull(),
-      created_at: c.whole().notNull(),
-      updated_at: c.whole().notNull(),
+      ...writtenAt(c),
     }),
 
     /**
@@ -294,8 +300,7 @@ function paymentTables(c: Columns) {
       next_attempt_at: c.whole(),
       /** Once it is collected: from when on no reorganisation changes by which transaction. */
       final_at: c.whole(),
-      created_at: c.whole().notNull(),
-      updated_at: c.whole().notNull(),
+      ...writtenAt(c),
     }),
   };
 }
@@ -336,9 +341,7 @@ function bodyTables(c: Columns) {
   return {
     /** Large bodies: of a call that has not ended its whole request, then the first MiB of what is captured. */
     bodyParts: c.table("body_parts", {
-      invocation_id: c.text().notNull(),
-      tenant: c.text().notNull(),
-      kind: c.text().$type<BodyKind>().notNull(),
+      ...bodyKey(c),
       /** The place in the body: 0 for the first. All parts but the last are of one length. */
       n: c.whole().notNull(),
       bytes: c.bytes().notNull(),
@@ -346,9 +349,7 @@ function bodyTables(c: Columns) {
 
     /** Bodies of which parts are to be removed: see gateway/invocations/bodies.ts. */
     orphanedParts: c.table("orphaned_parts", {
-      invocation_id: c.text().notNull(),
-      tenant: c.text().notNull(),
-      kind: c.text().$type<BodyKind>().notNull(),
+      ...bodyKey(c),
       /** This part goes, and all that follow. */
       first: c.whole().notNull(),
       /** When they may go, by the database's clock; 0: they are going. */
@@ -512,8 +513,7 @@ function facilitatorTables(c: Columns) {
       reason: c.text(),
       /** Who used the authorization instead of us. */
       foreign_transaction: c.text().$type<Hex>(),
-      created_at: c.whole().notNull(),
-      updated_at: c.whole().notNull(),
+      ...writtenAt(c),
       ended_at: c.whole(),
     }),
 
@@ -524,8 +524,7 @@ function facilitatorTables(c: Columns) {
       nonce: c.text().$type<Hex>().notNull(),
       reason: c.text().notNull(),
       attempts: c.whole().notNull(),
-      created_at: c.whole().notNull(),
-      updated_at: c.whole().notNull(),
+      ...writtenAt(c),
     }),
 
     /** Every transaction ever signed, stored before it is broadcast. Several may share a wallet's nonce. */
@@ -596,8 +595,7 @@ function accountTables(c: Columns) {
       /** Smallest units as a decimal; null for the deployment's default. */
       max_per_transaction: c.text(),
       daily_ceiling: c.text(),
-      created_at: c.whole().notNull(),
-      updated_at: c.whole().notNull(),
+      ...writtenAt(c),
     }),
 
     /** The client certificates of the accounts; an account may have several, so that they rotate without a gap. */

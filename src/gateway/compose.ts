@@ -12,7 +12,7 @@ import { pseudonymOf } from "../core/via.ts";
 import { type Assets, createAssets } from "../http/assets.ts";
 import { createOutbound, fetchJson, type Outbound } from "../http/client/outbound.ts";
 import { routes } from "../http/elysia.ts";
-import { mostOpen } from "../http/listener.ts";
+import { type ListenerOptions, mostOpen } from "../http/listener.ts";
 import { MAX } from "../kernel/limits.ts";
 import type { UnderWay } from "../kernel/wait.ts";
 import type { Keyring } from "../keys/keyring.ts";
@@ -60,12 +60,7 @@ import { createStreamLimits, createStreams, type StreamsDeps } from "./streaming
 import { createClaims, createReplicaLease } from "./upstream/ownership.ts";
 
 /** What the gateway is started with: its part of the configuration. */
-export interface GatewayOptions {
-  readonly host: string;
-  /** 0 takes a free one. */
-  readonly port: number;
-  /** Whether other gateways of this machine may have the same port. */
-  readonly reusePort: boolean;
+export interface GatewayOptions extends Pick<ListenerOptions, "host" | "port" | "reusePort"> {
   readonly dataDir: string;
   readonly databaseUrl: string | null;
   /** The database without a pooler, for what replicas publish to each other; null for no publishing. */
@@ -144,7 +139,7 @@ export async function composeGateway(parts: GatewayParts) {
   const slots = Math.min(MAX.runningCalls, Math.floor((mostOpen() * 5) / 8));
   const scheduler = new Scheduler({ ...calling, pool, agentMax, slots });
   const takeUp = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);
-  const { settler, payments } = composePayments({ ...parts, secrets, paid: takeUp });
+  const { settler, payments } = composePayments(parts, secrets, takeUp);
   const agents = createAgentCache(store);
   const policy = createPolicyService({ store, clock, log, meters });
   const checks = {
@@ -157,7 +152,7 @@ export async function composeGateway(parts: GatewayParts) {
     rates: store.isShared ? createSharedRateLimiter(store.execute) : createRateLimiter(),
     pseudonym: pseudonymOf(await keyring.deriveKey(null, "via")),
   };
-  const streaming = composeStreaming({ ...parts, checks, claims, policy, resolveCredential, agentMax });
+  const streaming = composeStreaming(parts, { checks, claims, policy, resolveCredential, agentMax });
   const stop = (id: string) => {
     scheduler.stop(id);
     streaming.stop(id);
@@ -280,25 +275,21 @@ function secretSources({ options, store, keyring, trusted }: GatewayParts): Reso
   };
 }
 
-type StreamingParts = Pick<GatewayParts, "options" | "port" | "store" | "keyring" | "rules" | "log" | "tracer"> &
-  Pick<AdmitStreamOptions, "claims"> &
-  Pick<StreamsDeps, "resolveCredential"> & {
-    readonly checks: Omit<AdmitStreamOptions, "claims" | "limits" | "stopping">;
-    readonly policy: Pick<PolicyService, "deniedTools">;
-    readonly agentMax: () => number;
-    readonly replica: string;
-  };
+interface StreamingParts extends Pick<AdmitStreamOptions, "claims">, Pick<StreamsDeps, "resolveCredential"> {
+  readonly checks: Omit<AdmitStreamOptions, "claims" | "limits" | "stopping">;
+  readonly policy: Pick<PolicyService, "deniedTools">;
+  readonly agentMax: () => number;
+}
 
-function composeStreaming(parts: StreamingParts) {
-  const { options, store, keyring, rules, log, checks, claims, policy, replica, agentMax, ...rest } = parts;
+function composeStreaming(
+  parts: GatewayParts,
+  { checks, claims, policy, agentMax, resolveCredential }: StreamingParts,
+) {
+  const { options, store, keyring, rules, log, tracer, replica } = parts;
   const { extraCa, upstreamTimeoutMs, publicUrl, allowedOrigins } = options;
   const { clock } = store;
   const streams = createStreams({
-    ...rest,
-    store,
-    clock,
-    log,
-    claims,
+    ...{ store, clock, log, tracer, claims, resolveCredential },
     outbound: createOutbound({ rules, extraCa }),
     upstreamTimeoutMs,
     deniedTools: policy.deniedTools,
@@ -347,14 +338,8 @@ function upstreamPool({ options, log }: GatewayParts) {
   });
 }
 
-type PaymentParts = Pick<
-  GatewayParts,
-  "options" | "store" | "rules" | "verifier" | "guard" | "look" | "log" | "meters" | "tracer"
-> &
-  Pick<SettlerOptions, "paid"> & { readonly secrets: ResolverDeps };
-
-function composePayments(parts: PaymentParts) {
-  const { options, store, rules, verifier, guard, look, log, meters, tracer, secrets, paid } = parts;
+function composePayments(parts: GatewayParts, secrets: ResolverDeps, paid: SettlerOptions["paid"]) {
+  const { options, store, rules, verifier, guard, look, log, meters, tracer } = parts;
   const { extraCa, settleWaitMs, publicUrl } = options;
   const { clock } = store;
   const client = createFacilitatorClient({

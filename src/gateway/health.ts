@@ -17,7 +17,7 @@ const health = operation({
   description:
     "Of the gateway: liveness. The facilitator has the same path on both of its ports, and answers 503 there when it " +
     "could settle nothing.",
-  responses: [{ status: "ok", description: "The process serves.", schema: status, example: { status: "ok" } }],
+  response: { description: "The process serves.", schema: status, example: { status: "ok" } },
   errors: ["unavailable"],
   answers: {
     unavailable: {
@@ -34,7 +34,7 @@ const ready = operation({
   open: true,
   summary: "Readiness",
   description: "Ready when the database takes a write within two seconds.",
-  responses: [{ status: "ok", description: "Calls are accepted.", schema: status, example: { status: "ok" } }],
+  response: { description: "Calls are accepted.", schema: status, example: { status: "ok" } },
   errors: ["unavailable"],
 });
 
@@ -42,14 +42,11 @@ const version = operation({
   tag: "Service",
   open: true,
   summary: "Version",
-  responses: [
-    {
-      status: "ok",
-      description: "The version of the binary, and the commit it was built from.",
-      schema: Type.Object({ version: Type.String(), commit: Type.Union([Type.String(), Type.Null()]) }),
-      example: { version: "0.1.0", commit: "4f2a9c81d0be" },
-    },
-  ],
+  response: {
+    description: "The version of the binary, and the commit it was built from.",
+    schema: Type.Object({ version: Type.String(), commit: Type.Union([Type.String(), Type.Null()]) }),
+    example: { version: "0.1.0", commit: "4f2a9c81d0be" },
+  },
   errors: [],
 });
 
@@ -58,14 +55,11 @@ const jwks = operation({
   open: true,
   summary: "Public keys",
   description: "The public signing keys, retired ones included, as a JSON Web Key Set (RFC 7517).",
-  responses: [
-    {
-      status: "ok",
-      description: "The keys.",
-      schema: Type.Object({ keys: Type.Array(Type.Object({}, { additionalProperties: true })) }),
-      example: { keys: [{ kty: "OKP", crv: "Ed25519", kid: "5f0c…", alg: "EdDSA", use: "sig", x: "11qY…" }] },
-    },
-  ],
+  response: {
+    description: "The keys.",
+    schema: Type.Object({ keys: Type.Array(Type.Object({}, { additionalProperties: true })) }),
+    example: { keys: [{ kty: "OKP", crv: "Ed25519", kid: "5f0c…", alg: "EdDSA", use: "sig", x: "11qY…" }] },
+  },
   errors: [],
 });
 

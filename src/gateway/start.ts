@@ -50,20 +50,8 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const shared = { look, rules, trusted, verifier, admitting, log, meters, tracer };
   let port = options.port;
   const parts = { options, store, port: () => port, ...state, ...shared };
-  const {
-    workers,
-    lease,
-    scheduler,
-    settler,
-    streaming,
-    completionWaiters,
-    announcements,
-    policy,
-    receipts,
-    refusals,
-    comparing,
-    ...api
-  } = await composeGateway(parts);
+  const gateway = await composeGateway(parts);
+  const { lease, scheduler, settler, streaming, announcements, policy, receipts, refusals } = gateway;
   const stopCleaning = startRetention(store, options.retention, log);
   // Before anything looks at calls: remove calls that a dead process refused but its disk stored after all.
   await refusals.removeAppeared();
@@ -71,20 +59,20 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   state.note();
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
-  const edge = edgeOf(parts, api);
+  const edge = edgeOf(parts, { app: gateway.app, fastPath: gateway.fastPath });
   const bounded = [scheduler, streaming, settler, edge];
   meters.gauges({ inUse: () => Object.assign({}, ...bounded.map((part) => part.inUse())) });
   const server = openPort(options, edge, log);
   port = server.port;
   // From here on nothing can keep the gateway from starting, so calls may be made.
   // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
-  workers.start();
+  gateway.workers.start();
   await scheduler.takeUpPending();
   settler.start();
   streaming.start();
   receipts.start();
   const sweeping = lease.startSweeping(() => scheduler.takeUpPending());
-  const stops = [stopCleaning, stopRemoving, compareClaims(comparing), sweeping];
+  const stops = [stopCleaning, stopRemoving, compareClaims(gateway.comparing), sweeping];
   const url = `http://${hostPart(options.host)}:${server.port}`;
   log.info("listening", { url, version: VERSION });
   return {
@@ -106,7 +94,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       refusals.stop();
       verifier.close();
       // Answer callers that wait for a call which stays pending: without this they would never learn its ID.
-      completionWaiters.release();
+      gateway.completionWaiters.release();
       const left = lease.leave().then(() => announcements?.left());
       await endsWithin(LAST_ANSWERS_MS, closed);
       await server.stop(true);

@@ -1,6 +1,6 @@
 // What routes read of a request: checked JSON and query parameters. Everything that is wrong becomes a Fault that names
 // the field.
-import { type Static, type TSchema, Type } from "@sinclair/typebox";
+import { type ObjectOptions, type Static, type TProperties, type TSchema, Type } from "@sinclair/typebox";
 import { type TypeCheck, TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
 import { Fault, invalidField } from "../core/fault.ts";
 import { parseDateTime } from "../core/time.ts";
@@ -69,6 +69,18 @@ function describe(error: ValueError | undefined): Fault {
   if (field === "") return new Fault("invalid_request", "body: must be a JSON object");
   return invalidField(field, typeof expected === "string" ? `must be ${expected}` : error.message.toLowerCase());
 }
+
+/** An object with these fields and no others. The API document shows it once, under its name. */
+export function shape<P extends TProperties>(name: string, fields: P, options: ObjectOptions = {}) {
+  return Type.Object(fields, { $id: name, additionalProperties: false, ...options });
+}
+
+/** The fields, any of which may be left out. */
+export function optional<P extends TProperties>(fields: P) {
+  return Type.Partial(Type.Object(fields)).properties;
+}
+
+export const DateTime = Type.String({ format: "date-time" });
 
 /** `T` or null. */
 export function nullable<T extends TSchema>(schema: T, expected: string) {

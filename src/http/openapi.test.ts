@@ -7,7 +7,7 @@ const shown = (schema: Parameters<typeof Type.Array>[0]) => {
   const described = operation({
     summary: "x",
     tag: "Agents",
-    responses: [{ status: "ok", description: "x", schema, example: { anyOf: 1 } }],
+    response: { description: "x", schema, example: { anyOf: 1 } },
     errors: [],
   });
   const { responses } = JSON.parse(JSON.stringify(described), (_key, value) => plainSchema(value));

@@ -62,7 +62,8 @@ interface RequestBody extends ContentDoc {
 }
 
 export interface ResponseDoc extends ContentDoc {
-  readonly status: keyof typeof SUCCESS;
+  /** `ok` when left out. */
+  readonly status?: keyof typeof SUCCESS;
   readonly description: string;
   /** Name of a header and what it says. */
   readonly headers?: Readonly<Record<string, string>>;
@@ -82,7 +83,8 @@ export interface OperationDoc {
   readonly query?: Readonly<Record<string, Parameter>>;
   readonly headers?: Readonly<Record<string, Parameter>>;
   readonly body?: RequestBody;
-  readonly responses: readonly ResponseDoc[];
+  /** Of success. */
+  readonly response: ResponseDoc;
   /** Beside `unauthenticated`, `internal` and `unavailable`, which every operation with a token may answer. */
   readonly errors: readonly FaultKind[];
   /** What is to be said of these errors in this operation. */
@@ -126,7 +128,7 @@ function operationOf(doc: OperationDoc) {
       content: content(doc.body),
     },
     responses: Object.fromEntries([
-      ...doc.responses.map(success),
+      success(doc.response),
       ...[...new Set([...doc.errors, ...errorsOf(doc.open ? null : security)])].map((kind) =>
         failure(kind, doc.answers?.[kind]),
       ),
@@ -203,7 +205,7 @@ function success(response: ResponseDoc) {
     headers: headers({ ...response.headers, ...REQUEST_ID }),
     content: hasBody ? content(response) : undefined,
   };
-  return [SUCCESS[response.status], value];
+  return [SUCCESS[response.status ?? "ok"], value];
 }
 
 const ErrorBody = Type.Object(

@@ -1,6 +1,6 @@
 // The storage port: what the product asks of a database, and the form in which queries are written once for both. Only a
 // `Tx` can write, so a write outside `write()` does not compile.
-import { type Column, type SQL, sql } from "drizzle-orm";
+import { and, type Column, eq, type Placeholder, type SQL, sql } from "drizzle-orm";
 import type { BaseSQLiteDatabase } from "drizzle-orm/sqlite-core";
 import type { CountDimension, Tables } from "../../db/schema.ts";
 import type { CallEnd, CallEndListener } from "../core/call.ts";
@@ -33,6 +33,13 @@ export interface Tx extends Reader, CommandRunner {
    * of several kinds take the kinds in one order.
    */
   lock(key: string): Promise<void>;
+}
+
+/** What work on the database of its own accord is given. */
+export interface StoreTools {
+  readonly store: Store;
+  readonly clock: Clock;
+  readonly log: Log;
 }
 
 export interface WriteOptions {
@@ -141,6 +148,27 @@ export function bind<C extends Column>(column: C, name: string): SQL<C["_"]["dat
   return sql`${sql.param(sql.placeholder(name), column)}`;
 }
 
+/** Of a row: a value, the name of one that a prepared query is given, or the columns of another table. */
+type KeyPart = string | Placeholder | Column;
+
+interface RowKey {
+  readonly tenant: KeyPart;
+  readonly id: KeyPart;
+}
+
+/** The key that a prepared query is given as `tenant` and `id`. */
+export const GIVEN_KEY = { tenant: sql.placeholder("tenant"), id: sql.placeholder("id") };
+
+/** Matches the row of this key. */
+export function hasKey(t: { readonly tenant: Column; readonly id: Column }, { tenant, id }: RowKey) {
+  return and(eq(t.tenant, tenant), eq(t.id, id));
+}
+
+/** Matches what belongs to the call of this key. */
+export function isOfCall(t: { readonly tenant: Column; readonly invocation_id: Column }, { tenant, id }: RowKey) {
+  return and(eq(t.tenant, tenant), eq(t.invocation_id, id));
+}
+
 export type SqlValue = string | number | boolean | Uint8Array | null;
 
 /** What a command does beside its own rows. */
@@ -224,6 +252,15 @@ interface PostgresCommand<Input, Output> {
 }
 
 export type SqlRow = Record<string, unknown>;
+
+/** `outputsOf` of a look-up that finds one row at most for each command, with the place of the command in `n`. */
+export const foundBy =
+  <T>(outputOf: (row: SqlRow) => T) =>
+  (inputs: readonly unknown[], rows: readonly SqlRow[]): (T | null)[] => {
+    const found: (T | null)[] = inputs.map(() => null);
+    for (const row of rows) found[Number(row["n"]) - 1] = outputOf(row);
+    return found;
+  };
 
 /** What runs commands: the store by themselves, a transaction as a part of it. */
 export interface CommandRunner {

@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { Utf8Reader } from "./event-stream.ts";
+import { isEventStream, Utf8Reader } from "./event-stream.ts";
 
 const text = fc.string({ unit: "binary", maxLength: 12 }).map((value) => new TextEncoder().encode(value));
 const BYTES = [0x00, 0x41, 0x7f, 0x80, 0xa0, 0xbf, 0xbb, 0xc0, 0xc2, 0xe0, 0xe2, 0xed, 0xef, 0xf0, 0xf4, 0xf5, 0xff];
@@ -25,4 +25,10 @@ test("a text is decoded as by a decoder of the web, however it is cut", () => {
     }),
     { numRuns: 3000 },
   );
+});
+
+test("only event streams are read as such", () => {
+  const typed = (type: string) => isEventStream(new Response("", { headers: { "content-type": type } }));
+  expect(["text/event-stream", "Text/Event-Stream ; charset=utf-8"].every(typed)).toBe(true);
+  expect(["application/json", "text/event-stream-x", "x text/event-stream"].some(typed)).toBe(false);
 });

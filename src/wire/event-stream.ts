@@ -14,6 +14,11 @@ export interface EventHandler {
   end(isMessage: boolean, hasData: boolean): void;
 }
 
+/** By its content type. */
+export function isEventStream({ headers }: { readonly headers: Pick<Headers, "get"> }): boolean {
+  return /^\s*text\/event-stream\s*(;|$)/i.test(headers.get("content-type") ?? "");
+}
+
 const LF = 0x0a;
 const CR = 0x0d;
 const SPACE = 0x20;

@@ -7,7 +7,7 @@ import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import { AGENT_STATUSES, agentStatus } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { nullable } from "../../http/input.ts";
+import { DateTime, nullable, optional, shape } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { UINT256_DIGITS_MAX, UINT256_MAX } from "../../x402/fields.ts";
 
@@ -21,7 +21,8 @@ const amount = (description: string) =>
     "x-expected": `a decimal string of at most ${UINT256_DIGITS_MAX} digits`,
   });
 
-export const Pricing = Type.Object(
+export const Pricing = shape(
+  "Pricing",
   {
     amount: amount("Price of one call in the asset's smallest unit; `0` is free."),
     asset: Type.Literal("USDC", { "x-expected": "USDC" }),
@@ -45,12 +46,7 @@ export const Pricing = Type.Object(
       ),
     ),
   },
-  {
-    $id: "Pricing",
-    additionalProperties: false,
-    description: "A priced agent is behind the x402 payment gate.",
-    "x-expected": "a pricing object",
-  },
+  { description: "A priced agent is behind the x402 payment gate.", "x-expected": "a pricing object" },
 );
 
 export type Pricing = Static<typeof Pricing>;
@@ -88,17 +84,15 @@ const Tags = Type.Array(Type.String(), {
   "x-expected": "an array of strings",
 });
 
-export const AgentCreate = Type.Object(
-  {
-    name: Name,
-    ...Type.Partial(Type.Object({ tags: nullable(Tags, "an array of strings"), ...settable })).properties,
-  },
-  { $id: "AgentCreate", additionalProperties: false },
-);
+export const AgentCreate = shape("AgentCreate", {
+  name: Name,
+  ...optional({ tags: nullable(Tags, "an array of strings"), ...settable }),
+});
 export type AgentCreate = Static<typeof AgentCreate>;
 
-export const AgentPatch = Type.Partial(
-  Type.Object({
+export const AgentPatch = shape(
+  "AgentPatch",
+  optional({
     name: Name,
     tags: Tags,
     ...settable,
@@ -121,50 +115,43 @@ export const AgentPatch = Type.Partial(
       "an integer of at least 1",
     ),
   }),
-  {
-    $id: "AgentPatch",
-    additionalProperties: false,
-    description: "An absent key leaves the value, `null` clears it, a value sets it.",
-  },
+  { description: "An absent key leaves the value, `null` clears it, a value sets it." },
 );
 export type AgentPatch = Static<typeof AgentPatch>;
 
 const text = Type.Union([Type.String(), Type.Null()]);
-const dateTime = Type.String({ format: "date-time" });
+export const Agent = shape("Agent", {
+  id: Type.String({ description: "`agt_<uuidv7>`" }),
+  name: Type.String(),
+  description: Type.String(),
+  tags: Type.Union([Type.Array(Type.String()), Type.Null()]),
+  metadata: settable.metadata,
+  status: Type.Union(
+    AGENT_STATUSES.map((status) => Type.Literal(status)),
+    { description: "Derived: inactive once deleted, else pending without an upstream URL, else active." },
+  ),
+  suspended: Type.Boolean(),
+  created_by: Type.String({ description: "The user who created it." }),
+  created_at: DateTime,
+  updated_at: DateTime,
+  upstream_url: text,
+  credential_ref: text,
+  invocation_rate_limit: Type.Union([Type.Number(), Type.Null()]),
+  invocation_burst: Type.Union([Type.Integer(), Type.Null()]),
+  emit_receipts: Type.Boolean(),
+  capture_body: Type.Boolean(),
+  protocol: Protocol,
+  mcp_transport: Transport,
+  mcp_protocol_version: text,
+  pricing: Type.Union([Pricing, Type.Null()]),
+});
 
-export const Agent = Type.Object(
-  {
-    id: Type.String({ description: "`agt_<uuidv7>`" }),
-    name: Type.String(),
-    description: Type.String(),
-    tags: Type.Union([Type.Array(Type.String()), Type.Null()]),
-    metadata: settable.metadata,
-    status: Type.Union(
-      AGENT_STATUSES.map((status) => Type.Literal(status)),
-      { description: "Derived: inactive once deleted, else pending without an upstream URL, else active." },
-    ),
-    suspended: Type.Boolean(),
-    created_by: Type.String({ description: "The user who created it." }),
-    created_at: dateTime,
-    updated_at: dateTime,
-    upstream_url: text,
-    credential_ref: text,
-    invocation_rate_limit: Type.Union([Type.Number(), Type.Null()]),
-    invocation_burst: Type.Union([Type.Integer(), Type.Null()]),
-    emit_receipts: Type.Boolean(),
-    capture_body: Type.Boolean(),
-    protocol: Protocol,
-    mcp_transport: Transport,
-    mcp_protocol_version: text,
-    pricing: Type.Union([Pricing, Type.Null()]),
-  },
-  { $id: "Agent", additionalProperties: false },
-);
-
-export const AgentPage = Type.Object(
-  { data: Type.Array(Agent), total: Type.Integer(), limit: Type.Integer(), offset: Type.Integer() },
-  { $id: "AgentPage", additionalProperties: false },
-);
+export const AgentPage = shape("AgentPage", {
+  data: Type.Array(Agent),
+  total: Type.Integer(),
+  limit: Type.Integer(),
+  offset: Type.Integer(),
+});
 
 /** A text that the stored tags contain exactly when `tag` is one of them. */
 export function tagNeedle(tag: string): string {

@@ -60,7 +60,7 @@ const create = operation({
       },
     },
   },
-  responses: [{ status: "created", description: "The agent.", ...agent }],
+  response: { status: "created", description: "The agent.", ...agent },
   errors: ["forbidden", "invalid_request", "conflict", "payload_too_large", "over_limit"],
   answers: {
     over_limit: {
@@ -82,14 +82,11 @@ const list = operation({
     tag: { description: "Agents that have this tag." },
     q: { description: "Part of the name or the description, in any case." },
   },
-  responses: [
-    {
-      status: "ok",
-      description: "A page of agents.",
-      schema: AgentPage,
-      example: { data: [EXAMPLE], total: 1, limit: 20, offset: 0 },
-    },
-  ],
+  response: {
+    description: "A page of agents.",
+    schema: AgentPage,
+    example: { data: [EXAMPLE], total: 1, limit: 20, offset: 0 },
+  },
   errors: ["invalid_request"],
 });
 
@@ -97,7 +94,7 @@ const get = operation({
   tag: "Agents",
   summary: "Read an agent",
   path: agentId,
-  responses: [{ status: "ok", description: "The agent.", ...agent }],
+  response: { description: "The agent.", ...agent },
   errors: ["not_found"],
 });
 
@@ -114,7 +111,7 @@ const patch = operation({
       clear: { upstream_url: null },
     },
   },
-  responses: [{ status: "ok", description: "The agent as it is now.", ...agent }],
+  response: { description: "The agent as it is now.", ...agent },
   errors: ["forbidden", "invalid_request", "not_found", "conflict", "payload_too_large"],
 });
 
@@ -123,7 +120,7 @@ const remove = operation({
   summary: "Delete an agent",
   description: "The agent becomes inactive: its record stays, its name is free. Doing it again is fine.",
   path: agentId,
-  responses: [{ status: "empty", description: "It is inactive." }],
+  response: { status: "empty", description: "It is inactive." },
   errors: ["forbidden", "not_found"],
 });
 

@@ -6,7 +6,7 @@ import { Fault, invalidField, overQuota } from "../../core/fault.ts";
 import type { HostRules } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
 import type { Clock } from "../../core/time.ts";
-import { type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
+import { hasKey, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { totalOf } from "../../storage/totals.ts";
 import { holdCredential, mayGoTo, NOT_ALLOWED, usedAtInTurns } from "../credentials/service.ts";
 import { type AgentFilter, findAgents, LIVE, moveBetweenLists, readAgents } from "./lists.ts";
@@ -64,10 +64,7 @@ const noSuchAgent = () => new Fault("not_found", "no such agent");
 async function findRow(reader: Reader, tenant: string, id: string): Promise<AgentRow> {
   const { agents } = reader.tables;
   if (!isId("agt", id)) throw noSuchAgent();
-  const [row] = await reader.db
-    .select()
-    .from(agents)
-    .where(and(eq(agents.tenant, tenant), eq(agents.id, id)));
+  const [row] = await reader.db.select().from(agents).where(hasKey(agents, { tenant, id }));
   if (row === undefined) throw noSuchAgent();
   return row;
 }
@@ -162,10 +159,7 @@ async function updated(tx: Tx, row: AgentRow, fields: Partial<AgentRow>, now: nu
   const { agents } = tx.tables;
   const setsRate = "invocation_rate_limit" in fields || "invocation_burst" in fields;
   const next = { ...row, ...fields, rate_revision: row.rate_revision + (setsRate ? 1 : 0), updated_at: now };
-  await tx.db
-    .update(agents)
-    .set(next)
-    .where(and(eq(agents.tenant, row.tenant), eq(agents.id, row.id)));
+  await tx.db.update(agents).set(next).where(hasKey(agents, row));
   await moveBetweenLists(tx, row, next);
   return next;
 }

@@ -11,6 +11,7 @@ import { BURST_DEFAULT, MAX } from "../../kernel/limits.ts";
 import {
   type Command,
   FOR_ALL,
+  foundBy,
   inputRows,
   NOW_MICROSECONDS,
   type SharedCounter,
@@ -64,11 +65,7 @@ export const agentLookUp: Command<AgentKey, InvocableAgent | null> = {
   postgres: {
     text: `select input.n, ${SELECTED} from ${INPUT.source}, agents a where a.tenant = input.tenant and a.id = input.id`,
     valuesOf: INPUT.values,
-    outputsOf(inputs, rows) {
-      const found: (InvocableAgent | null)[] = inputs.map(() => null);
-      for (const row of rows) found[Number(row["n"]) - 1] = agentOf(row);
-      return found;
-    },
+    outputsOf: foundBy(agentOf),
   },
 };
 

@@ -4,7 +4,7 @@ import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { ALLOWED_HOSTS_MAX } from "../../core/host.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { nullable } from "../../http/input.ts";
+import { DateTime, nullable, shape } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 
 export type CredentialRow = Omit<Tables["credentials"]["$inferSelect"], "sealed" | "key_number">;
@@ -41,53 +41,41 @@ const secretFields = {
   ),
 };
 
-export const CredentialCreate = Type.Object(
-  {
-    name: Type.String({ description: `1 to ${MAX.nameCharacters} characters, unique within the tenant.` }),
-    auth_type: AuthType,
-    source: Source,
-    ...secretFields,
-    allowed_hosts: Type.Optional(AllowedHosts),
-  },
-  { $id: "CredentialCreate", additionalProperties: false },
-);
+export const CredentialCreate = shape("CredentialCreate", {
+  name: Type.String({ description: `1 to ${MAX.nameCharacters} characters, unique within the tenant.` }),
+  auth_type: AuthType,
+  source: Source,
+  ...secretFields,
+  allowed_hosts: Type.Optional(AllowedHosts),
+});
 export type CredentialCreate = Static<typeof CredentialCreate>;
 
-export const CredentialRotate = Type.Object(
+export const CredentialRotate = shape(
+  "CredentialRotate",
   { ...secretFields, allowed_hosts: Type.Optional(AllowedHosts) },
   {
-    $id: "CredentialRotate",
-    additionalProperties: false,
     description:
       "Of `plaintext` and `vault_ref` the one that the credential's source asks for. Without `allowed_hosts` they stay.",
   },
 );
 export type CredentialRotate = Static<typeof CredentialRotate>;
 
-const dateTime = Type.String({ format: "date-time" });
+export const Credential = shape("Credential", {
+  id: Type.String({ description: "`cred_<uuidv7>`" }),
+  name: Type.String(),
+  auth_type: AuthType,
+  source: Source,
+  masked_hint: Type.Optional(
+    Type.String({ description: "`…` and the last four characters; only when source is `managed`." }),
+  ),
+  vault_ref: Type.Optional(Type.String({ description: "Only when source is `vault`." })),
+  allowed_hosts: AllowedHosts,
+  version: Type.Integer({ description: "1 at first, one more with each rotation." }),
+  created_at: DateTime,
+  updated_at: DateTime,
+});
 
-export const Credential = Type.Object(
-  {
-    id: Type.String({ description: "`cred_<uuidv7>`" }),
-    name: Type.String(),
-    auth_type: AuthType,
-    source: Source,
-    masked_hint: Type.Optional(
-      Type.String({ description: "`…` and the last four characters; only when source is `managed`." }),
-    ),
-    vault_ref: Type.Optional(Type.String({ description: "Only when source is `vault`." })),
-    allowed_hosts: AllowedHosts,
-    version: Type.Integer({ description: "1 at first, one more with each rotation." }),
-    created_at: dateTime,
-    updated_at: dateTime,
-  },
-  { $id: "Credential", additionalProperties: false },
-);
-
-export const CredentialList = Type.Object(
-  { credentials: Type.Array(Credential) },
-  { $id: "CredentialList", additionalProperties: false },
-);
+export const CredentialList = shape("CredentialList", { credentials: Type.Array(Credential) });
 
 /** The allowed hosts of their stored form; null for any host. */
 export function decodeHosts(stored: string | null): string[] | null {

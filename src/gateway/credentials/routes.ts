@@ -41,7 +41,7 @@ const create = operation({
       vault: { name: "search key", auth_type: "api_key", source: "vault", vault_ref: "search/api#key" },
     },
   },
-  responses: [{ status: "created", description: "Its metadata.", ...credential }],
+  response: { status: "created", description: "Its metadata.", ...credential },
   errors: ["forbidden", "invalid_request", "conflict", "payload_too_large", "over_limit"],
   answers: {
     over_limit: {
@@ -55,14 +55,7 @@ const list = operation({
   tag: "Credentials",
   summary: "List credentials",
   description: "All of the tenant, newest first; metadata only.",
-  responses: [
-    {
-      status: "ok",
-      description: "The credentials.",
-      schema: CredentialList,
-      example: { credentials: [EXAMPLE] },
-    },
-  ],
+  response: { description: "The credentials.", schema: CredentialList, example: { credentials: [EXAMPLE] } },
   errors: [],
 });
 
@@ -70,7 +63,7 @@ const get = operation({
   tag: "Credentials",
   summary: "Read a credential's metadata",
   path: credentialId,
-  responses: [{ status: "ok", description: "Its metadata.", ...credential }],
+  response: { description: "Its metadata.", ...credential },
   errors: ["not_found"],
 });
 
@@ -88,14 +81,11 @@ const rotate = operation({
       vault: { vault_ref: "search/api-2#key" },
     },
   },
-  responses: [
-    {
-      status: "ok",
-      description: "Its metadata, with the next version.",
-      schema: Credential,
-      example: { ...EXAMPLE, masked_hint: "…m2Rt", version: 2 },
-    },
-  ],
+  response: {
+    description: "Its metadata, with the next version.",
+    schema: Credential,
+    example: { ...EXAMPLE, masked_hint: "…m2Rt", version: 2 },
+  },
   errors: ["forbidden", "invalid_request", "not_found", "conflict", "payload_too_large"],
 });
 
@@ -104,7 +94,7 @@ const remove = operation({
   summary: "Delete a credential",
   description: "Refused while an agent that is not inactive names it.",
   path: credentialId,
-  responses: [{ status: "empty", description: "It is gone, and its name is free." }],
+  response: { status: "empty", description: "It is gone, and its name is free." },
   errors: ["forbidden", "not_found", "conflict"],
 });
 

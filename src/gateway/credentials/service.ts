@@ -11,7 +11,7 @@ import type { Clock } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { inStoreTurns } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
-import { bind, prepared, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
+import { GIVEN_KEY, hasKey, prepared, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { addToTotals, totalOf } from "../../storage/totals.ts";
 import { type CredentialCreate, type CredentialRotate, type CredentialRow, decodeHosts } from "./model.ts";
 import { parseVaultRef } from "./secrets-stores.ts";
@@ -182,7 +182,7 @@ async function rotateOnce(
       .update(credentials)
       .set({ ...columns, allowed_hosts, updated_at: clock.now() })
       // The secret was sealed as the version that follows this one.
-      .where(and(eq(credentials.tenant, tenant), eq(credentials.id, id), eq(credentials.version, row.version)))
+      .where(and(hasKey(credentials, { tenant, id }), eq(credentials.version, row.version)))
       .returning(metadataOf(tx.tables));
     return changed ?? null;
   });
@@ -240,7 +240,7 @@ export function createCredentialService(deps: CredentialDeps) {
           if (await isNamed(tx, tenant, id)) throw new Fault("conflict", "the credential is in use");
         }
         const { credentials } = tx.tables;
-        await tx.db.delete(credentials).where(and(eq(credentials.tenant, tenant), eq(credentials.id, id)));
+        await tx.db.delete(credentials).where(hasKey(credentials, { tenant, id }));
         await addToTotals(tx, tenant, new Map([[TOTAL, -1]]));
       });
     },
@@ -267,9 +267,7 @@ const secretQuery = prepared(({ db, tables: { credentials } }: Reader) =>
       allowed_hosts: credentials.allowed_hosts,
     })
     .from(credentials)
-    .where(
-      and(eq(credentials.tenant, bind(credentials.tenant, "tenant")), eq(credentials.id, bind(credentials.id, "id"))),
-    ),
+    .where(hasKey(credentials, GIVEN_KEY)),
 );
 
 export type StoredSecret = Awaited<ReturnType<ReturnType<typeof secretQuery>["execute"]>>[number];
@@ -300,7 +298,7 @@ async function findRow(reader: Reader, tenant: string, id: string): Promise<Cred
   const [row] = await reader.db
     .select(metadataOf(reader.tables))
     .from(credentials)
-    .where(and(eq(credentials.tenant, tenant), eq(credentials.id, id)));
+    .where(hasKey(credentials, { tenant, id }));
   return row ?? null;
 }
 

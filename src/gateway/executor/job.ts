@@ -65,13 +65,7 @@ export interface Trace {
 }
 
 /** What is kept of a body. */
-export interface KeptBody {
-  /** Null when it is not captured. */
-  readonly response: Uint8Array | null;
-  readonly response_truncated: boolean;
-  /** Of the whole body; null when no receipt will say it. */
-  readonly resp_sha256: string | null;
-}
+export type KeptBody = Pick<Ending, "response" | "response_truncated" | "resp_sha256">;
 
 const NOT_STORED: KeptBody = { response: null, response_truncated: false, resp_sha256: null };
 

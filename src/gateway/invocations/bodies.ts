@@ -12,7 +12,9 @@ import { every } from "../../kernel/loop.ts";
 import { inOneStep } from "../../kernel/turns.ts";
 import {
   type Command,
+  GIVEN_KEY,
   inputRows,
+  isOfCall,
   prepared,
   type Reader,
   type Store,
@@ -139,14 +141,7 @@ const partByPlace = prepared(({ db, tables: { bodyParts: t } }: Reader) =>
   db
     .select({ bytes: t.bytes })
     .from(t)
-    .where(
-      and(
-        eq(t.invocation_id, sql.placeholder("id")),
-        eq(t.kind, sql.placeholder("kind")),
-        eq(t.n, sql.placeholder("n")),
-        eq(t.tenant, sql.placeholder("tenant")),
-      ),
-    ),
+    .where(and(isOfCall(t, GIVEN_KEY), eq(t.kind, sql.placeholder("kind")), eq(t.n, sql.placeholder("n")))),
 );
 
 /**
@@ -223,8 +218,8 @@ async function begin({ db, tables: { orphanedParts: t } }: Tx, body: OrphanedBod
   return rows.length > 0;
 }
 
-function isOf(t: Tx["tables"]["orphanedParts" | "bodyParts"], { tenant, id, kind }: OrphanedBody) {
-  return and(eq(t.invocation_id, id), eq(t.kind, kind), eq(t.tenant, tenant));
+function isOf(t: Tx["tables"]["orphanedParts" | "bodyParts"], body: OrphanedBody) {
+  return and(isOfCall(t, body), eq(t.kind, body.kind));
 }
 
 /** Removes some of the parts, and the note with the last of them. Returns whether there are more. */

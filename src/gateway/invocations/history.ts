@@ -1,6 +1,6 @@
 // Reading invocations: by ID, with their bodies, and as pages of the history. IDs rise with time, so newest
 // first is the order of IDs, and a time window is a range of them.
-import { and, eq, inArray, or, sql } from "drizzle-orm";
+import { and, eq, inArray, or } from "drizzle-orm";
 import type { BodyKind, CountDimension } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
@@ -11,7 +11,7 @@ import { MAX } from "../../kernel/limits.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { inTurns } from "../../kernel/turns.ts";
 import { createEndWaiters, unlessAborted, withDeadline } from "../../kernel/wait.ts";
-import { prepared, type Reader } from "../../storage/store.ts";
+import { GIVEN_KEY, hasKey, isOfCall, prepared, type Reader } from "../../storage/store.ts";
 import { endedTotal } from "../../storage/totals.ts";
 import { storedStart } from "./bodies.ts";
 import { SMALL_BODY_BYTES } from "./commands/accept.ts";
@@ -55,33 +55,21 @@ export async function endedAmong(
 }
 
 const bodiesById = prepared(({ db, tables: { invocationBodies: t } }: Reader) =>
-  db
-    .select({ request: t.request, response: t.response })
-    .from(t)
-    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
+  db.select({ request: t.request, response: t.response }).from(t).where(isOfCall(t, GIVEN_KEY)),
 );
 
 const responseById = prepared(({ db, tables: { invocationBodies: t } }: Reader) =>
-  db
-    .select({ response: t.response })
-    .from(t)
-    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.invocation_id, sql.placeholder("id")))),
+  db.select({ response: t.response }).from(t).where(isOfCall(t, GIVEN_KEY)),
 );
 
 /** Of an open call; null for a large one. */
 const openRequestById = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
-  db
-    .select({ request: t.request })
-    .from(t)
-    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.id, sql.placeholder("id")))),
+  db.select({ request: t.request }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
 /** Of an open call, as accepted. */
 const openCallById = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
-  db
-    .select({ call: t.call })
-    .from(t)
-    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.id, sql.placeholder("id")))),
+  db.select({ call: t.call }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
 /** The headers that an open call was accepted with; null for one that has ended. */

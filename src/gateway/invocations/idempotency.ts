@@ -5,7 +5,7 @@ import type { Call } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { HOUR_MS } from "../../core/time.ts";
 import { IDEMPOTENCY_HOURS } from "../../kernel/limits.ts";
-import { type Command, type CommandRunner, inputRows, type Tx } from "../../storage/store.ts";
+import { type Command, type CommandRunner, foundBy, hasKey, inputRows, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
 export interface Idempotency {
@@ -63,11 +63,7 @@ const keyLookUp: Command<WantedKey, KnownKey | null> = {
         limit 1
       ) as known`,
     valuesOf: KEY_INPUT.values,
-    outputsOf(inputs, rows) {
-      const found: (KnownKey | null)[] = inputs.map(() => null);
-      for (const row of rows) found[Number(row["n"]) - 1] = row as unknown as KnownKey;
-      return found;
-    },
+    outputsOf: foundBy((row) => row as unknown as KnownKey),
   },
 };
 
@@ -104,7 +100,7 @@ export async function freeIdempotencyKey(tx: Tx, { tenant, id }: Pick<Invocation
   const [row] = await tx.db
     .select({ tenant: open.tenant, caller: open.caller, agent_id: open.agent_id, call: open.call })
     .from(open)
-    .where(and(eq(open.tenant, tenant), eq(open.id, id)));
+    .where(hasKey(open, { tenant, id }));
   if (row === undefined) return;
   // The key passes to the upstream, so it stands among the headers of the stored call.
   const { headers } = JSON.parse(row.call) as Call;

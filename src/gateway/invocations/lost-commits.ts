@@ -4,12 +4,20 @@
 // attempted. Its record is removed with all that depends on it, so that the same key or payment can be sent again.
 import { and, eq, inArray, isNull, lte, or, sql } from "drizzle-orm";
 import { Fault } from "../../core/fault.ts";
-import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { removeInGroups } from "../../storage/cleanup.ts";
 import { untilStored, within } from "../../storage/failures.ts";
-import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import {
+  GIVEN_KEY,
+  hasKey,
+  isOfCall,
+  prepared,
+  type Reader,
+  type Store,
+  type StoreTools,
+  type Tx,
+} from "../../storage/store.ts";
 import { orphanRequest } from "./bodies.ts";
 import { freeIdempotencyKey } from "./idempotency.ts";
 import type { InvocationKey } from "./service.ts";
@@ -21,13 +29,7 @@ interface UnsureCall extends InvocationKey {
   readonly claim: string | null;
 }
 
-interface LostCommitsOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
-}
-
-export function createLostCommits({ store, clock, log }: LostCommitsOptions) {
+export function createLostCommits({ store, clock, log }: StoreTools) {
   let isStopped = false;
   const unnoted = new Set<string>();
 
@@ -113,22 +115,16 @@ export function createLostCommits({ store, clock, log }: LostCommitsOptions) {
 export type LostCommits = ReturnType<typeof createLostCommits>;
 
 async function isThere({ db, tables: { invocations: t } }: Reader, key: InvocationKey): Promise<boolean> {
-  const rows = await db
-    .select({ id: t.id })
-    .from(t)
-    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id)));
+  const rows = await db.select({ id: t.id }).from(t).where(hasKey(t, key));
   return rows.length > 0;
 }
 
 async function dropNote({ db, tables: { refusedCalls: t } }: Tx, key: InvocationKey): Promise<void> {
-  await db.delete(t).where(and(eq(t.tenant, key.tenant), eq(t.id, key.id)));
+  await db.delete(t).where(hasKey(t, key));
 }
 
 const noteOf = prepared(({ db, tables: { refusedCalls: t } }: Reader) =>
-  db
-    .select({ claim: t.claim })
-    .from(t)
-    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.id, sql.placeholder("id")))),
+  db.select({ claim: t.claim }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
 class TakenUp extends Error {}
@@ -153,7 +149,7 @@ async function isRefused(store: Store, { tenant, id }: InvocationKey): Promise<b
 /** @throws TakenUp when somebody else has claimed it, or has taken its payment for an attempt of its own */
 async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<void> {
   const { openInvocations: t, payments: p } = tx.tables;
-  const isPayment = and(eq(p.tenant, tenant), eq(p.invocation_id, id));
+  const isPayment = isOfCall(p, { tenant, id });
   const untouched = and(isPayment, lte(p.attempts, 1), isNull(p.sent_at));
   await tx.db.delete(p).where(untouched);
   const paid = await tx.db.select({ nonce: p.nonce }).from(p).where(isPayment);
@@ -163,7 +159,7 @@ async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<
   await freeIdempotencyKey(tx, { tenant, id });
   const [row] = await tx.db
     .delete(t)
-    .where(and(eq(t.tenant, tenant), eq(t.id, id), isOurs))
+    .where(and(hasKey(t, { tenant, id }), isOurs))
     .returning();
   if (paid.length > 0 || (row === undefined && (await isThere(tx, { tenant, id })))) throw new TakenUp();
   if (row === undefined) return;
@@ -172,10 +168,7 @@ async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<
 
 async function removeAppeared(store: Store): Promise<number> {
   const { openInvocations: t, refusedCalls: r } = store.read.tables;
-  const appeared = await store.read.db
-    .select({ tenant: t.tenant, id: t.id })
-    .from(r)
-    .innerJoin(t, and(eq(t.tenant, r.tenant), eq(t.id, r.id)));
+  const appeared = await store.read.db.select({ tenant: t.tenant, id: t.id }).from(r).innerJoin(t, hasKey(t, r));
   for (const key of appeared) await isRefused(store, key);
   return appeared.length;
 }

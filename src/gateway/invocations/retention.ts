@@ -6,7 +6,7 @@ import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { DAY_MS, HOUR_MS } from "../../core/time.ts";
 import { type KeyRange, removeInGroups, removeRanges, tenantsIn } from "../../storage/cleanup.ts";
-import type { Store, Tx } from "../../storage/store.ts";
+import { isOfCall, type Store, type Tx } from "../../storage/store.ts";
 import { REMOVED_PARTS_AT_ONCE } from "./bodies.ts";
 import { countEnded } from "./commands/end.ts";
 
@@ -50,10 +50,7 @@ interface OldPayments {
  */
 async function removePayments(tx: Tx, { tenant, before, now }: OldPayments, limit: number): Promise<number> {
   const { payments: t, openInvocations: open } = tx.tables;
-  const itsCall = tx.db
-    .select({ id: open.id })
-    .from(open)
-    .where(and(eq(open.tenant, t.tenant), eq(open.id, t.invocation_id)));
+  const itsCall = tx.db.select({ id: open.id }).from(open).where(isOfCall(t, open));
   const isOver = and(isNull(t.next_attempt_at), lt(t.valid_before, Math.floor(now / 1000)), notExists(itsCall));
   const old = tx.db
     .select({ id: t.invocation_id })
@@ -71,12 +68,12 @@ type BodyTable = Tx["tables"]["invocationBodies"] | Tx["tables"]["bodyParts"];
 
 /** Bodies that may go before their calls: a stored call must still be made. */
 function isMade(tx: Tx, bodies: BodyTable): SQL | undefined {
-  return notExists(callOf(tx, bodies, tx.tables.openInvocations));
+  return notExists(callOf(tx, bodies, "openInvocations"));
 }
 
 /** Bodies whose calls are gone. */
 function isOfNone(tx: Tx, bodies: BodyTable): SQL | undefined {
-  return and(isMade(tx, bodies), notExists(callOf(tx, bodies, tx.tables.endedInvocations)));
+  return and(isMade(tx, bodies), notExists(callOf(tx, bodies, "endedInvocations")));
 }
 
 /** The parts of large bodies from before this time, of all tenants in the order of time. */
@@ -98,15 +95,9 @@ async function removeSomeParts(tx: Tx, before: string, condition: typeof isMade)
   return rows.length;
 }
 
-function callOf(
-  { db }: Tx,
-  bodies: BodyTable,
-  calls: Tx["tables"]["openInvocations"] | Tx["tables"]["endedInvocations"],
-) {
-  return db
-    .select({ id: calls.id })
-    .from(calls)
-    .where(and(eq(calls.tenant, bodies.tenant), eq(calls.id, bodies.invocation_id)));
+function callOf({ db, tables }: Tx, bodies: BodyTable, table: "openInvocations" | "endedInvocations") {
+  const calls = tables[table];
+  return db.select({ id: calls.id }).from(calls).where(isOfCall(bodies, calls));
 }
 
 async function removeBodies(tx: Tx, { tenant, from, below }: KeyRange, condition: typeof isMade): Promise<void> {
@@ -123,27 +114,20 @@ async function removeCalls(tx: Tx, range: KeyRange): Promise<void> {
   const { agent_id, mode, status, model, error_class, settlement_status } = t;
   const gone = await tx.db
     .delete(t)
-    .where(and(old, notExists(paymentOf(tx, t)), notExists(receiptOwed(tx, t))))
+    .where(and(old, notExists(neededBy(tx, "payments")), notExists(neededBy(tx, "receiptsDue"))))
     .returning({ agent_id, mode, status, model, error_class, settlement_status });
   for (const row of gone) countEnded(tx, { tenant, ...row }, -1);
   // With their calls, since those of calls that stay do so too.
   await removeBodies(tx, range, isOfNone);
 }
 
-/** The payment of an invocation: it is not settled yet, or could be presented again. */
-function paymentOf({ db, tables: { payments: t } }: Tx, invocations: Tx["tables"]["endedInvocations"]) {
-  return db
-    .select({ id: t.invocation_id })
-    .from(t)
-    .where(and(eq(t.tenant, invocations.tenant), eq(t.invocation_id, invocations.id)));
-}
-
-/** An owed receipt, which is made from the record. */
-function receiptOwed({ db, tables: { receiptsDue: t } }: Tx, invocations: Tx["tables"]["endedInvocations"]) {
-  return db
-    .select({ id: t.invocation_id })
-    .from(t)
-    .where(and(eq(t.tenant, invocations.tenant), eq(t.invocation_id, invocations.id)));
+/**
+ * What needs the record of a call: its payment, which is not settled yet or could be presented again, or an owed receipt,
+ * which is made from it.
+ */
+function neededBy({ db, tables }: Tx, table: "payments" | "receiptsDue") {
+  const t = tables[table];
+  return db.select({ id: t.invocation_id }).from(t).where(isOfCall(t, tables.endedInvocations));
 }
 
 /** Keys that have expired. */

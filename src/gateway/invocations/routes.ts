@@ -11,7 +11,7 @@ import { idTime } from "../../core/id.ts";
 import { ERROR_CLASSES, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
-import { PAGE_QUERY, queryOf } from "../../http/input.ts";
+import { DateTime, PAGE_QUERY, queryOf } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
@@ -23,7 +23,6 @@ import type { InvocationRow } from "./service.ts";
 
 const text = Type.Union([Type.String(), Type.Null()]);
 const whole = Type.Union([Type.Integer(), Type.Null()]);
-const dateTime = Type.String({ format: "date-time" });
 const choice = <T extends string>(values: readonly T[]) => Type.Unsafe<T>({ type: "string", enum: [...values] });
 
 const Settlement = Type.Object(
@@ -35,7 +34,7 @@ const Settlement = Type.Object(
     facilitator_fee: Type.Optional(Type.String()),
     attempts: Type.Optional(Type.Integer()),
     reason: Type.Optional(Type.String({ description: "Coarse failure reason." })),
-    settled_at: Type.Optional(dateTime),
+    settled_at: Type.Optional(DateTime),
   },
   { $id: "Settlement" },
 );
@@ -55,8 +54,8 @@ const shared = {
   payment_amount: text,
   payment_payer: text,
   payment_nonce: text,
-  created_at: dateTime,
-  completed_at: Type.Union([dateTime, Type.Null()]),
+  created_at: DateTime,
+  completed_at: Type.Union([DateTime, Type.Null()]),
 };
 
 const Invocation = Type.Object(
@@ -99,7 +98,7 @@ export const PollView = Type.Object(
   {
     invocation_id: Type.String(),
     ...shared,
-    updated_at: dateTime,
+    updated_at: DateTime,
     settlement: Type.Union([Settlement, Type.Null()]),
     response_content_type: text,
     response_truncated: Type.Boolean({
@@ -222,18 +221,15 @@ const list = operation({
       description: "Only calls with this settlement status.",
       schema: choice(SETTLEMENT_STATUSES),
     },
-    since: { description: "Created at or after, RFC 3339.", schema: Type.String({ format: "date-time" }) },
-    until: { description: "Created at or before, RFC 3339.", schema: Type.String({ format: "date-time" }) },
+    since: { description: "Created at or after, RFC 3339.", schema: DateTime },
+    until: { description: "Created at or before, RFC 3339.", schema: DateTime },
     ...PAGE_QUERY,
   },
-  responses: [
-    {
-      status: "ok",
-      description: "One page, and how many match in all.",
-      schema: InvocationPage,
-      example: { data: [EXAMPLE_INVOCATION], total: 1, limit: PAGE_LIMIT_DEFAULT, offset: 0 },
-    },
-  ],
+  response: {
+    description: "One page, and how many match in all.",
+    schema: InvocationPage,
+    example: { data: [EXAMPLE_INVOCATION], total: 1, limit: PAGE_LIMIT_DEFAULT, offset: 0 },
+  },
   errors: ["invalid_request"],
 });
 
@@ -242,19 +238,16 @@ const read = operation({
   summary: "Read an invocation",
   description: `Captured bodies are included for a token with the scope ${READ_BODY_SCOPE}.`,
   path: { id: INVOCATION_ID },
-  responses: [
-    {
-      status: "ok",
-      description: "The invocation.",
-      schema: InvocationDetail,
-      example: {
-        ...EXAMPLE_INVOCATION,
-        body_captured: true,
-        req_body: EXAMPLE_POLL.response_body_b64,
-        resp_body: EXAMPLE_POLL.response_body_b64,
-      },
+  response: {
+    description: "The invocation.",
+    schema: InvocationDetail,
+    example: {
+      ...EXAMPLE_INVOCATION,
+      body_captured: true,
+      req_body: EXAMPLE_POLL.response_body_b64,
+      resp_body: EXAMPLE_POLL.response_body_b64,
     },
-  ],
+  },
   errors: ["not_found"],
 });
 

@@ -3,11 +3,21 @@
 
 import { and, eq, inArray, notExists, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
-import type { Call } from "../../core/call.ts";
+import type { Call, CallEnd } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { type ErrorClass, INVOCATION_EVENTS, isEnded, SETTLEMENT_EVENTS } from "../../core/states.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { bind, type CommandRunner, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import {
+  bind,
+  type CommandRunner,
+  GIVEN_KEY,
+  hasKey,
+  isOfCall,
+  prepared,
+  type Reader,
+  type Store,
+  type Tx,
+} from "../../storage/store.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { storedRequest, withStoredBody } from "./bodies.ts";
 import { acceptOf, isInParts, partsGone, SMALL_BODY_BYTES } from "./commands/accept.ts";
@@ -24,17 +34,15 @@ export interface AcceptedCall {
   readonly idempotency: Idempotency | null;
 }
 
+/** What is announced of it as it is. */
+type Told =
+  | ("status" | "error_class" | "upstream_status" | "latency_ms")
+  | ("resp_size" | "response_truncated" | "response_content_type");
+
 /** What an ended call leaves behind. */
-export interface Ending {
-  readonly status: "succeeded" | "failed";
-  readonly error_class: ErrorClass | null;
-  readonly upstream_status: number | null;
-  /** The upstream call from first dial to last byte, retries included; null when there was none. */
-  readonly latency_ms: number | null;
+export interface Ending extends Pick<CallEnd, Told> {
   /** Until the first byte of the body; null where it is not streamed, or none came. */
   readonly ttft_ms?: number | null;
-  /** Bytes of the whole decoded response body; null when no response came. */
-  readonly resp_size: number | null;
   /**
    * Lower hex, of the whole body as its caller gets it (but for a comment that opens an event stream); null when no
    * whole response came, and when no receipt will say it.
@@ -42,8 +50,6 @@ export interface Ending {
   readonly resp_sha256: string | null;
   /** The first MiB of the body; null when capture is off or no response came. */
   readonly response: Uint8Array | null;
-  readonly response_truncated: boolean;
-  readonly response_content_type: string | null;
   /** For the log only: what went wrong, without any secret or body. */
   readonly detail?: string | null;
 }
@@ -140,11 +146,8 @@ export async function claim(writer: Store | Tx, claim: Claim, bodyBytes = 0): Pr
 async function claimRow(tx: Tx, { key, owner, token, now }: Claim) {
   const { openInvocations: t, refusedCalls: refused } = tx.tables;
   const { from, to } = INVOCATION_EVENTS.claim;
-  const isThis = and(eq(t.tenant, key.tenant), eq(t.id, key.id));
-  const refusal = tx.db
-    .select({ id: refused.id })
-    .from(refused)
-    .where(and(eq(refused.tenant, key.tenant), eq(refused.id, key.id)));
+  const isThis = hasKey(t, key);
+  const refusal = tx.db.select({ id: refused.id }).from(refused).where(hasKey(refused, key));
   const isPaid = sql`coalesce(${t.settlement_status}, '') <> 'pending'`;
   await tx.db
     .update(t)
@@ -171,7 +174,7 @@ export async function release(tx: Tx, key: InvocationKey, token: string, now: nu
   await tx.db
     .update(t)
     .set({ status: to, owner: null, claim: null, updated_at: now })
-    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), isIn(t.status, from), eq(t.claim, token)));
+    .where(and(hasKey(t, key), isIn(t.status, from), eq(t.claim, token)));
 }
 
 /** A call that was claimed here. */
@@ -234,7 +237,7 @@ export async function noteSettlement(
     await tx.db
       .update(t)
       .set({ settlement, updated_at: now })
-      .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), inArray(t.settlement_status, statuses)));
+      .where(and(hasKey(t, key), inArray(t.settlement_status, statuses)));
   }
 }
 
@@ -274,16 +277,14 @@ export async function confirmSettlement(
 /** A receipt that says "settled" would be false: the payment of the call was collected, and can't be any more. */
 export async function denyReceipt({ db, tables }: Tx, key: InvocationKey): Promise<void> {
   for (const t of [tables.openInvocations, tables.endedInvocations]) {
-    const isThis = and(eq(t.tenant, key.tenant), eq(t.id, key.id));
-    await db.update(t).set({ emit_receipt: false }).where(isThis);
+    await db.update(t).set({ emit_receipt: false }).where(hasKey(t, key));
   }
 }
 
 /** Whether it is owed one, or has it. */
-async function hasReceipt({ db, tables }: Tx, { tenant, id }: InvocationKey): Promise<boolean> {
+async function hasReceipt({ db, tables }: Tx, key: InvocationKey): Promise<boolean> {
   for (const t of [tables.receiptsDue, tables.receipts]) {
-    const isIts = and(eq(t.tenant, tenant), eq(t.invocation_id, id));
-    if ((await db.select({ id: t.invocation_id }).from(t).where(isIts)).length > 0) return true;
+    if ((await db.select({ id: t.invocation_id }).from(t).where(isOfCall(t, key))).length > 0) return true;
   }
   return false;
 }
@@ -312,10 +313,7 @@ async function oweFinal(tx: Tx, key: InvocationKey): Promise<void> {
 }
 
 export const byId = prepared(({ db, tables: { invocations: t } }: Reader) =>
-  db
-    .select()
-    .from(t)
-    .where(and(eq(t.tenant, sql.placeholder("tenant")), eq(t.id, sql.placeholder("id")))),
+  db.select().from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
 /** Once for a call: in the write by which its end and its settlement are both known. */
@@ -339,14 +337,7 @@ const heldBy = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
   db
     .select({ id: t.id })
     .from(t)
-    .where(
-      and(
-        eq(t.tenant, sql.placeholder("tenant")),
-        eq(t.id, sql.placeholder("id")),
-        isIn(t.status, "running"),
-        eq(t.claim, bind(t.claim, "claim")),
-      ),
-    ),
+    .where(and(hasKey(t, GIVEN_KEY), isIn(t.status, "running"), eq(t.claim, bind(t.claim, "claim")))),
 );
 
 /** What is not known of a call before its end. */
@@ -379,7 +370,7 @@ async function moveSettlement(
   const rows = await tx.db
     .update(t)
     .set({ ...fields, settlement_status: to })
-    .where(and(eq(t.tenant, key.tenant), eq(t.id, key.id), eq(t.settlement_status, from), isUnclaimed))
+    .where(and(hasKey(t, key), eq(t.settlement_status, from), isUnclaimed))
     .returning({ id: t.id });
   if (rows.length > 0 && table === "endedInvocations") {
     tx.count(key.tenant, "settlement", from, -1);

@@ -146,18 +146,15 @@ const settle = operation({
     "may be sent again as often as its answer is lost: the money moves once. The same authorization with other " +
     "requirements, or from another account, is a failure that names its transaction while that may land or has landed.",
   body: { schema: SettleRequest, description: "At most 64 KiB.", example: request },
-  responses: [
-    {
-      status: "ok",
-      description: "What became of it.",
-      schema: SettleResponse,
-      examples: {
-        collected: { success: true, transaction: TRANSACTION, ...answer },
-        "not collected": { ...failure, transaction: "", ...answer },
-        "may still land": { ...failure, transaction: TRANSACTION, ...answer },
-      },
+  response: {
+    description: "What became of it.",
+    schema: SettleResponse,
+    examples: {
+      collected: { success: true, transaction: TRANSACTION, ...answer },
+      "not collected": { ...failure, transaction: "", ...answer },
+      "may still land": { ...failure, transaction: TRANSACTION, ...answer },
     },
-  ],
+  },
   errors: ["invalid_request", "denied", "over_limit", "unavailable"],
   answers: {
     invalid_request: {
@@ -188,16 +185,13 @@ const supported = operation({
   servers: [MUTUAL, PLAIN],
   summary: "Supported kinds",
   description: "The one kind of payment that this facilitator settles.",
-  responses: [
-    {
-      status: "ok",
-      description: "The kinds.",
-      schema: SupportedKinds,
-      example: {
-        kinds: [{ x402Version: X402_VERSION, scheme: SCHEME, network: NETWORK, asset: TOKEN }],
-      },
+  response: {
+    description: "The kinds.",
+    schema: SupportedKinds,
+    example: {
+      kinds: [{ x402Version: X402_VERSION, scheme: SCHEME, network: NETWORK, asset: TOKEN }],
     },
-  ],
+  },
   errors: ["unavailable"],
 });
 

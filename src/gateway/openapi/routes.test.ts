@@ -18,7 +18,7 @@ const readThing = operation({
   summary: "Read a thing",
   tag: "Agents",
   path: { id: { description: "Its ID", example: "thing_1" } },
-  responses: [{ status: "ok", description: "The thing", schema: Thing, example: { name: "a", parts: [] } }],
+  response: { description: "The thing", schema: Thing, example: { name: "a", parts: [] } },
   errors: ["not_found", "rate_limited"],
 });
 const makeThing = operation({
@@ -26,14 +26,14 @@ const makeThing = operation({
   tag: "Agents",
   query: { dry: { description: "Only try", schema: Type.Boolean() } },
   body: { schema: Thing, example: { name: "a", parts: [] } },
-  responses: [{ status: "created", description: "Made", schema: Thing, headers: { Location: "Where it is" } }],
+  response: { status: "created", description: "Made", schema: Thing, headers: { Location: "Where it is" } },
   errors: ["invalid_request"],
 });
 const health = operation({
   summary: "Is it alive",
   tag: "Service",
   open: true,
-  responses: [{ status: "empty", description: "It is" }],
+  response: { status: "empty", description: "It is" },
   errors: [],
 });
 
@@ -186,7 +186,7 @@ describe("the OpenAPI document", () => {
   test("is refused when two different schemas have one name", async () => {
     const other = operation({
       ...OTHER,
-      responses: [{ status: "ok", description: "x", schema: OTHER_PART }],
+      response: { description: "x", schema: OTHER_PART },
     });
     const app = api().get("/v1/other", () => json("ok", {}), { detail: other });
     await expect(apiDocument(app, "1")).rejects.toThrow("two schemas are called Part");

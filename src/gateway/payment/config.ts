@@ -11,17 +11,16 @@ import { checkText } from "../../core/text.ts";
 import type { Clock } from "../../core/time.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyReader } from "../../http/input.ts";
+import { bodyReader, DateTime, optional, shape } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { bind, prepared, type Reader, type Store } from "../../storage/store.ts";
+import { GIVEN_KEY, prepared, type Reader, type Store } from "../../storage/store.ts";
 import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 
-const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) => {
-  const isIts = eq(t.tenant, bind(t.tenant, "tenant"));
-  return db.select().from(t).where(isIts);
-});
+const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
+  db.select().from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
+);
 
 export async function findSettlementConfig(reader: Reader, tenant: string): Promise<SettlementConfigRow | null> {
   const [row] = await byTenant(reader).execute({ tenant });
@@ -126,19 +125,12 @@ const fields = {
   }),
 };
 
-const SettlementConfigPatch = Type.Partial(Type.Object(fields), {
-  $id: "SettlementConfigPatch",
-  additionalProperties: false,
+const SettlementConfigPatch = shape("SettlementConfigPatch", optional(fields), {
   description: "An absent key leaves the value; the first configuration must give both.",
 });
 type SettlementConfigPatch = Static<typeof SettlementConfigPatch>;
 
-const dateTime = Type.String({ format: "date-time" });
-
-const SettlementConfig = Type.Object(
-  { ...fields, created_at: dateTime, updated_at: dateTime },
-  { $id: "SettlementConfig", additionalProperties: false },
-);
+const SettlementConfig = shape("SettlementConfig", { ...fields, created_at: DateTime, updated_at: DateTime });
 
 function shownConfig({ tenant: _tenant, created_at, updated_at, ...row }: SettlementConfigRow): Response {
   const view: Static<typeof SettlementConfig> = {
@@ -156,16 +148,15 @@ const EXAMPLE = {
 const written = "2026-11-21T10:00:00.000Z";
 
 const answer = {
-  status: "ok",
   description: "The configuration.",
   schema: SettlementConfig,
   example: { ...EXAMPLE, created_at: written, updated_at: written },
-} as const;
+};
 
 const get = operation({
   tag: "Settlement",
   summary: "Read the settlement configuration",
-  responses: [answer],
+  response: answer,
   errors: ["not_found"],
 });
 
@@ -176,7 +167,7 @@ const patch = operation({
     "From now on payments of the tenant's calls are collected through this facilitator before the call is made. " +
     "Payments that are open already stay with the facilitator that they were sent to.",
   body: { schema: SettlementConfigPatch, example: EXAMPLE },
-  responses: [answer],
+  response: answer,
   errors: ["forbidden", "invalid_request", "payload_too_large"],
 });
 

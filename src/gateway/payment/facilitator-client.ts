@@ -10,6 +10,7 @@ import { exchangeJson, type Outbound, type OutboundRequest } from "../../http/cl
 import { MAX } from "../../kernel/limits.ts";
 import { type StopSignal, unlessAborted, untilFirst } from "../../kernel/wait.ts";
 import { type Expected, outcomeOf, type SettleOutcome } from "./outcome.ts";
+import type { OpenPayment } from "./store.ts";
 
 export interface FacilitatorClientOptions {
   readonly outbound: Outbound;
@@ -23,12 +24,8 @@ export interface FacilitatorClientOptions {
   ): Promise<{ readonly secret: string; header(): { readonly name: string; readonly value: string } | null }>;
 }
 
-export interface SettleAttempt {
-  readonly tenant: string;
-  readonly facilitator_url: string;
-  readonly facilitator_credential_ref: string;
-  /** JSON. */
-  readonly settle_request: string;
+export interface SettleAttempt
+  extends Pick<OpenPayment, "tenant" | "facilitator_url" | "facilitator_credential_ref" | "settle_request"> {
   readonly expected: Expected;
   /** Null where traces are off. */
   readonly span: Span | null;

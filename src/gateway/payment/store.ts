@@ -5,7 +5,7 @@ import { and, asc, eq, exists, gt, isNotNull, isNull, lte, notExists, notInArray
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { isEnded } from "../../core/states.ts";
-import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { bind, GIVEN_KEY, isOfCall, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
 import { usedAtInTurns } from "../credentials/service.ts";
 import { type InvocationKey, invocationByKey, refuseSettlement } from "../invocations/service.ts";
@@ -36,8 +36,7 @@ const byKey = prepared(({ db, tables: { payments: t } }: Reader) => {
 });
 
 const byInvocation = prepared(({ db, tables: { payments: t } }: Reader) => {
-  const isIts = and(eq(t.tenant, bind(t.tenant, "tenant")), eq(t.invocation_id, bind(t.invocation_id, "id")));
-  return db.select().from(t).where(isIts);
+  return db.select().from(t).where(isOfCall(t, GIVEN_KEY));
 });
 
 /** The payment of any tenant: compare it with the caller's before anything of it is shown. */
@@ -122,8 +121,7 @@ export async function lease(tx: Tx, seen: OpenPayment, now: number, until: numbe
 
 /** The note that a call was refused: see invocations/lost-commits.ts. */
 function refusal({ db, tables: { payments: t, refusedCalls: r } }: Tx) {
-  const isIts = and(eq(r.tenant, t.tenant), eq(r.id, t.invocation_id));
-  return db.select({ id: r.id }).from(r).where(isIts);
+  return db.select({ id: r.id }).from(r).where(isOfCall(t, r));
 }
 
 /**
@@ -179,7 +177,7 @@ export async function confirmingOf(
   const rows = await db
     .select({ payment: t })
     .from(t)
-    .innerJoin(i, and(eq(i.tenant, t.tenant), eq(i.id, t.invocation_id)))
+    .innerJoin(i, isOfCall(t, i))
     .where(
       and(
         eq(t.tenant, tenant),
@@ -187,10 +185,9 @@ export async function confirmingOf(
         isNotNull(t.next_attempt_at),
         isNotNull(t.final_at),
         eq(i.emit_receipt, true),
-        ...[receiptsDue, receipts].map((r) => {
-          const isIts = and(eq(r.tenant, t.tenant), eq(r.invocation_id, t.invocation_id));
-          return notExists(db.select({ id: r.invocation_id }).from(r).where(isIts));
-        }),
+        ...[receiptsDue, receipts].map((r) =>
+          notExists(db.select({ id: r.invocation_id }).from(r).where(isOfCall(r, i))),
+        ),
       ),
     )
     .limit(limit);
@@ -229,7 +226,7 @@ export async function mayLeave(tx: Tx, open: OpenPayment, now: number): Promise<
 }
 
 function unended({ db, tables: { payments: t, openInvocations: i } }: Tx) {
-  const isIts = and(eq(i.tenant, t.tenant), eq(i.id, t.invocation_id), eq(i.status, "pending"));
+  const isIts = and(isOfCall(t, i), eq(i.status, "pending"));
   return db.select({ id: i.id }).from(i).where(isIts);
 }
 
@@ -281,11 +278,10 @@ export async function makeDue(store: Store, now: number, after: number): Promise
  */
 export async function closeIfUnsent(tx: Tx, key: InvocationKey, now: number): Promise<boolean> {
   const { payments: t } = tx.tables;
-  const isOfCall = and(eq(t.tenant, key.tenant), eq(t.invocation_id, key.id));
   const [closed] = await tx.db
     .update(t)
     .set(closing(now))
-    .where(and(isOfCall, isOpenStill(tx), isNull(t.sent_at), isNull(t.final_at)))
+    .where(and(isOfCall(t, key), isOpenStill(tx), isNull(t.sent_at), isNull(t.final_at)))
     .returning({ attempts: t.attempts });
   if (closed === undefined) return false;
   await refuseSettlement(tx, key, JSON.stringify({ attempts: closed.attempts, reason: "cancelled" }), now);
@@ -315,7 +311,7 @@ export const paidCallShutOut = usedAtInTurns({
     db
       .select({ id: t.invocation_id, call: open.call })
       .from(t)
-      .innerJoin(open, and(eq(open.tenant, t.tenant), eq(open.id, t.invocation_id)))
+      .innerJoin(open, isOfCall(t, open))
       .where(and(eq(t.tenant, tenant), eq(t.call_credential_ref, credentialId), gt(t.invocation_id, after)))
       .orderBy(t.invocation_id)
       .limit(limit),

@@ -5,6 +5,7 @@ import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { invalidField } from "../../core/fault.ts";
 import { POLICY_ACTIONS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
+import { DateTime, optional, shape } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 import type { Steps } from "../../kernel/turns.ts";
 import { createPace } from "../../kernel/turns.ts";
@@ -36,7 +37,8 @@ export const countField = (least: number, description: string) =>
     }),
   );
 
-const Rule = Type.Object(
+const Rule = shape(
+  "PolicyRule",
   {
     action: Action,
     match: Type.Object(
@@ -58,7 +60,7 @@ const Rule = Type.Object(
       },
     ),
   },
-  { $id: "PolicyRule", additionalProperties: false, "x-expected": "a rule" },
+  { "x-expected": "a rule" },
 );
 export type Rule = Static<typeof Rule>;
 
@@ -74,24 +76,19 @@ const fields = {
   rules: Rules,
 };
 
-export const PolicyReplace = Type.Object(fields, {
-  $id: "PolicyReplace",
-  additionalProperties: false,
+export const PolicyReplace = shape("PolicyReplace", fields, {
   description:
     "`default` applies when no rule matches, `on_error` when the policy cannot be read or evaluated. No part may be left out.",
   "x-expected": "a policy document",
 });
 export type PolicyReplace = Static<typeof PolicyReplace>;
 
-export const Policy = Type.Object(
-  {
-    version: Type.Integer({ description: "0 when the tenant has no policy." }),
-    ...Type.Partial(Type.Object({ default: Action, on_error: Action })).properties,
-    rules: Rules,
-    updated_at: Type.Optional(Type.String({ format: "date-time" })),
-  },
-  { $id: "Policy", additionalProperties: false },
-);
+export const Policy = shape("Policy", {
+  version: Type.Integer({ description: "0 when the tenant has no policy." }),
+  ...optional({ default: Action, on_error: Action }),
+  rules: Rules,
+  updated_at: Type.Optional(DateTime),
+});
 
 /** The work for an entry or a rule without its characters: the checks of the schema, the name of its field. */
 const ENTRY_WORK = 200;

@@ -6,7 +6,7 @@ import { PROTOCOLS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyUser, LIMIT_QUERY, limitOf, nullable, queryOf } from "../../http/input.ts";
+import { bodyUser, DateTime, LIMIT_QUERY, limitOf, nullable, queryOf, shape } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json, piecesOf, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
@@ -15,18 +15,15 @@ import type { DecisionRow } from "./decisions.ts";
 import { Action, countField, ENTRY, Policy, PolicyReplace } from "./document.ts";
 import type { KnownPolicy, PolicyService } from "./service.ts";
 
-const PolicyEvaluate = Type.Object(
-  {
-    agent_id: Type.String({ description: "The agent that would be called." }),
-    mcp_tool: Type.Optional(
-      nullable(Type.String({ description: "The tool of a `tools/call`, of an mcp agent." }), "a tool's name"),
-    ),
-    body_bytes: countField(0, "Size of the request body; 0 when left out."),
-    rate_per_min: countField(0, "The observed rate, with this call; 1 when left out."),
-    document: Type.Optional(PolicyReplace),
-  },
-  { $id: "PolicyEvaluate", additionalProperties: false },
-);
+const PolicyEvaluate = shape("PolicyEvaluate", {
+  agent_id: Type.String({ description: "The agent that would be called." }),
+  mcp_tool: Type.Optional(
+    nullable(Type.String({ description: "The tool of a `tools/call`, of an mcp agent." }), "a tool's name"),
+  ),
+  body_bytes: countField(0, "Size of the request body; 0 when left out."),
+  rate_per_min: countField(0, "The observed rate, with this call; 1 when left out."),
+  document: Type.Optional(PolicyReplace),
+});
 
 const verdict = {
   action: Action,
@@ -36,29 +33,23 @@ const verdict = {
   reason: Type.String(),
 };
 
-const PolicyVerdict = Type.Object(verdict, { $id: "PolicyVerdict", additionalProperties: false });
+const PolicyVerdict = shape("PolicyVerdict", verdict);
 
-const PolicyVersion = Type.Object(
-  { version: Type.Integer(), updated_at: Type.String({ format: "date-time" }) },
-  { $id: "PolicyVersion", additionalProperties: false },
-);
+const PolicyVersion = shape("PolicyVersion", {
+  version: Type.Integer(),
+  updated_at: DateTime,
+});
 
-const PolicyDecision = Type.Object(
-  {
-    id: Type.String({ description: "`pdec_<uuidv7>`" }),
-    agent_id: Type.String(),
-    protocol: Type.Union(PROTOCOLS.map((protocol) => Type.Literal(protocol))),
-    mcp_tool: Type.Union([Type.String(), Type.Null()]),
-    ...verdict,
-    created_at: Type.String({ format: "date-time" }),
-  },
-  { $id: "PolicyDecision", additionalProperties: false },
-);
+const PolicyDecision = shape("PolicyDecision", {
+  id: Type.String({ description: "`pdec_<uuidv7>`" }),
+  agent_id: Type.String(),
+  protocol: Type.Union(PROTOCOLS.map((protocol) => Type.Literal(protocol))),
+  mcp_tool: Type.Union([Type.String(), Type.Null()]),
+  ...verdict,
+  created_at: DateTime,
+});
 
-const PolicyDecisions = Type.Object(
-  { data: Type.Array(PolicyDecision), limit: Type.Integer() },
-  { $id: "PolicyDecisions", additionalProperties: false },
-);
+const PolicyDecisions = shape("PolicyDecisions", { data: Type.Array(PolicyDecision), limit: Type.Integer() });
 
 function decisionView(row: DecisionRow): Static<typeof PolicyDecision> {
   const { id, agent_id, protocol, mcp_tool, action, matched_rule, reason } = row;
@@ -84,7 +75,7 @@ const get = operation({
   tag: "Policy",
   summary: "Read the policy",
   description: "A tenant without a policy has version 0 and no rules, and its calls are not judged.",
-  responses: [{ status: "ok", description: "The document.", schema: Policy, example: { ...DOCUMENT, ...VERSION } }],
+  response: { description: "The document.", schema: Policy, example: { ...DOCUMENT, ...VERSION } },
   errors: [],
 });
 
@@ -94,7 +85,7 @@ const put = operation({
   description:
     "The whole document, also with no rules. Rules are tried in order, the first that matches decides, else `default`. `deny` refuses the call, `warn` lets it pass with a header that says why.",
   body: { schema: PolicyReplace, example: DOCUMENT },
-  responses: [{ status: "ok", description: "It is in force.", schema: PolicyVersion, example: VERSION }],
+  response: { description: "It is in force.", schema: PolicyVersion, example: VERSION },
   errors: ["forbidden", "invalid_request", "payload_too_large"],
 });
 
@@ -103,26 +94,23 @@ const decisions = operation({
   summary: "List policy decisions",
   description: "Newest first: one for every call that the policy judged, whatever it said.",
   query: LIMIT_QUERY,
-  responses: [
-    {
-      status: "ok",
-      description: "The newest decisions.",
-      schema: PolicyDecisions,
-      example: {
-        data: [
-          {
-            id: "pdec_019aa4d9-1f00-7c3e-8a51-6f2d3c4b5a69",
-            agent_id: AGENT_ID,
-            protocol: "mcp",
-            mcp_tool: "delete_file",
-            ...VERDICT,
-            created_at: "2026-11-21T10:07:12.000Z",
-          },
-        ],
-        limit: PAGE_LIMIT_DEFAULT,
-      },
+  response: {
+    description: "The newest decisions.",
+    schema: PolicyDecisions,
+    example: {
+      data: [
+        {
+          id: "pdec_019aa4d9-1f00-7c3e-8a51-6f2d3c4b5a69",
+          agent_id: AGENT_ID,
+          protocol: "mcp",
+          mcp_tool: "delete_file",
+          ...VERDICT,
+          created_at: "2026-11-21T10:07:12.000Z",
+        },
+      ],
+      limit: PAGE_LIMIT_DEFAULT,
     },
-  ],
+  },
   errors: ["invalid_request"],
 });
 
@@ -138,7 +126,7 @@ const evaluate = operation({
       document: { agent_id: "agt_…", mcp_tool: "delete_file", document: DOCUMENT },
     },
   },
-  responses: [{ status: "ok", description: "The verdict.", schema: PolicyVerdict, example: VERDICT }],
+  response: { description: "The verdict.", schema: PolicyVerdict, example: VERDICT },
   errors: ["invalid_request", "not_found", "payload_too_large"],
 });
 

@@ -10,14 +10,23 @@ import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { PolicyAction } from "../../core/states.ts";
-import type { Clock } from "../../core/time.ts";
 import { createGathering } from "../../kernel/batch.ts";
 import { boundedCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
 import { inOneStep, inSteps } from "../../kernel/turns.ts";
 import { within } from "../../storage/failures.ts";
-import { bind, type Command, inputRows, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import {
+  type Command,
+  foundBy,
+  GIVEN_KEY,
+  inputRows,
+  prepared,
+  type Reader,
+  type Store,
+  type StoreTools,
+  type Tx,
+} from "../../storage/store.ts";
 import { findAgent } from "../agents/store.ts";
 import { createDecisionLog, type DecisionRow, newestDecisions } from "./decisions.ts";
 import { checkRules, formatRules, type PolicyReplace, parseRules, type Rule } from "./document.ts";
@@ -50,19 +59,12 @@ export interface PolicyCall extends Omit<EvaluatedCall, "rate" | "mcp_tool"> {
 }
 
 /** A call to try. */
-interface DryRun {
-  readonly agent_id: string;
-  readonly mcp_tool: string | null;
-  readonly body_bytes: number;
-  readonly rate: number;
+interface DryRun extends Omit<EvaluatedCall, "protocol"> {
   /** Null: the tenant's own. */
   readonly document: PolicyReplace | null;
 }
 
-interface PolicyDeps {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
+interface PolicyDeps extends StoreTools {
   readonly meters?: Pick<Meters, "policyDecided">;
   /** Milliseconds of a clock that never goes back. */
   readonly now?: () => number;
@@ -269,19 +271,12 @@ const versionLookUp: Command<string, number | null> = {
   postgres: {
     text: `select input.n, p.version from ${INPUT.source}, policies p where p.tenant = input.tenant`,
     valuesOf: INPUT.values,
-    outputsOf(inputs, rows) {
-      const found: (number | null)[] = inputs.map(() => null);
-      for (const { n, version } of rows) found[Number(n) - 1] = Number(version);
-      return found;
-    },
+    outputsOf: foundBy(({ version }) => Number(version)),
   },
 };
 
 const policyQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
-  db
-    .select()
-    .from(t)
-    .where(eq(t.tenant, bind(t.tenant, "tenant"))),
+  db.select().from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
 );
 
 interface PolicyCacheOptions {

@@ -60,20 +60,18 @@ export const proxyCall = operation({
     ...WAIT,
   },
   body: BODY,
-  responses: [
-    {
-      status: "accepted",
-      description: "The call is stored and will be made.",
-      schema: Type.Object({ invocation_id: Type.String() }),
-      example: { invocation_id: INVOCATION_ID.example },
-      headers: {
-        "X-Service-Invocation-ID": "The invocation's ID.",
-        Location: "Path of the poll endpoint.",
-        "X-Service-Policy-Warning": "Why the tenant's policy warns of the call; only then.",
-        ...SETTLED,
-      },
+  response: {
+    status: "accepted",
+    description: "The call is stored and will be made.",
+    schema: Type.Object({ invocation_id: Type.String() }),
+    example: { invocation_id: INVOCATION_ID.example },
+    headers: {
+      "X-Service-Invocation-ID": "The invocation's ID.",
+      Location: "Path of the poll endpoint.",
+      "X-Service-Policy-Warning": "Why the tenant's policy warns of the call; only then.",
+      ...SETTLED,
     },
-  ],
+  },
   answers: {
     payment_required: {
       description:
@@ -101,7 +99,7 @@ export const poll = operation({
   description: `The captured response body is there for the user who made the call, and for a token with the scope ${READ_BODY_SCOPE}.`,
   path: { ...AGENT_ID, inv_id: INVOCATION_ID },
   headers: WAIT,
-  responses: [{ status: "ok", description: "The call as it stands.", schema: PollView, example: EXAMPLE_POLL }],
+  response: { description: "The call as it stands.", schema: PollView, example: EXAMPLE_POLL },
   errors: ["not_found"],
 });
 
@@ -111,14 +109,11 @@ export const cancel = operation({
   description:
     "Ends a call that has not ended as failed, `cancelled`, and stops its upstream call. Any user of the tenant may.",
   path: { ...AGENT_ID, inv_id: INVOCATION_ID },
-  responses: [
-    {
-      status: "ok",
-      description: "The cancelled call.",
-      schema: PollView,
-      example: { ...EXAMPLE_POLL, status: "failed", error_class: "cancelled", upstream_status: null },
-    },
-  ],
+  response: {
+    description: "The cancelled call.",
+    schema: PollView,
+    example: { ...EXAMPLE_POLL, status: "failed", error_class: "cancelled", upstream_status: null },
+  },
   errors: ["not_found", "conflict"],
 });
 
@@ -154,27 +149,24 @@ export const streamCall = operation({
     ...SESSION,
   },
   body: BODY,
-  responses: [
-    {
-      status: "ok",
-      description: "What the upstream answers, with whatever status.",
-      mediaType: "*/*",
-      schema: BODY.schema,
-      examples: {
-        plain: { hello: "world" },
-        "an event stream": event({
-          jsonrpc: "2.0",
-          id: 1,
-          result: { content: [{ type: "text", text: "5" }] },
-        }),
-      },
-      headers: {
-        ...INVOCATION,
-        ...SETTLED,
-        "X-Service-Policy-Warning": "What the policy warns of.",
-      },
+  response: {
+    description: "What the upstream answers, with whatever status.",
+    mediaType: "*/*",
+    schema: BODY.schema,
+    examples: {
+      plain: { hello: "world" },
+      "an event stream": event({
+        jsonrpc: "2.0",
+        id: 1,
+        result: { content: [{ type: "text", text: "5" }] },
+      }),
     },
-  ],
+    headers: {
+      ...INVOCATION,
+      ...SETTLED,
+      "X-Service-Policy-Warning": "What the policy warns of.",
+    },
+  },
   answers: {
     conflict: {
       description: "This call has been made already: its key or its payment stands for that one.",
@@ -203,7 +195,7 @@ const connection = (summary: string, description: string, answer: Pick<ResponseD
     description: `${description} It makes no invocation, costs nothing and is not judged.`,
     path: AGENT_ID,
     headers: SESSION,
-    responses: [{ status: "ok", description: "What the upstream answers.", ...answer }],
+    response: { description: "What the upstream answers.", ...answer },
     errors: [
       "not_found",
       "method_not_allowed",

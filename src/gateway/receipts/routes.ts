@@ -2,7 +2,7 @@
 
 import { Type } from "@sinclair/typebox";
 import { routes } from "../../http/elysia.ts";
-import { PAGE_QUERY, page, queryOf } from "../../http/input.ts";
+import { PAGE_QUERY, page, queryOf, shape } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
@@ -10,15 +10,12 @@ import type { Receipts } from "./service.ts";
 
 const JSON_LINES = "application/jsonl";
 
-const Receipt = Type.Object(
-  {
-    receipt: Type.String({
-      description:
-        "A compact JWS (EdDSA). Its claims name the caller, the call, how it ended, the SHA-256 of both bodies, payment and settlement, and `previous`: the SHA-256 of the tenant's receipt before it.",
-    }),
-  },
-  { $id: "Receipt", additionalProperties: false },
-);
+const Receipt = shape("Receipt", {
+  receipt: Type.String({
+    description:
+      "A compact JWS (EdDSA). Its claims name the caller, the call, how it ended, the SHA-256 of both bodies, payment and settlement, and `previous`: the SHA-256 of the tenant's receipt before it.",
+  }),
+});
 
 const EXAMPLE_JWS =
   "eyJhbGciOiJFZERTQSIsImtpZCI6IjVmMGMiLCJ0eXAiOiJyZWNlaXB0K2p3dCJ9.eyJyZWNlaXB0X2lkIjoicmNwdF8wMTlhYTRkOSJ9.c2lnbmF0dXJl";
@@ -31,7 +28,7 @@ const find = operation({
   path: {
     id: { description: "The invocation's ID.", example: "inv_0199a7c2-6a2b-7d4c-8e01-7b1c2d3e4f50" },
   },
-  responses: [{ status: "ok", description: "The receipt.", schema: Receipt, example: { receipt: EXAMPLE_JWS } }],
+  response: { description: "The receipt.", schema: Receipt, example: { receipt: EXAMPLE_JWS } },
   errors: ["not_found"],
 });
 
@@ -41,15 +38,12 @@ const list = operation({
   description:
     "Oldest first, one compact JWS a line. The pages one after the other are the file that `tollgate receipt verify` takes.",
   query: PAGE_QUERY,
-  responses: [
-    {
-      status: "ok",
-      description: "One page; empty after the last receipt.",
-      mediaType: JSON_LINES,
-      schema: Type.String(),
-      example: `${EXAMPLE_JWS}\n`,
-    },
-  ],
+  response: {
+    description: "One page; empty after the last receipt.",
+    mediaType: JSON_LINES,
+    schema: Type.String(),
+    example: `${EXAMPLE_JWS}\n`,
+  },
   errors: ["invalid_request"],
 });
 

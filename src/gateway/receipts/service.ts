@@ -8,14 +8,13 @@ import { CompactSign } from "jose";
 import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId, newId } from "../../core/id.ts";
-import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/signing-keys.ts";
 import { within } from "../../storage/failures.ts";
 import { steadyJobLease } from "../../storage/leases.ts";
-import type { Store } from "../../storage/store.ts";
+import type { Store, StoreTools } from "../../storage/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
 import {
@@ -88,10 +87,7 @@ const BEFORE_THE_FIRST: { sequence: number; sha256: string | null } = { sequence
 
 const encoder = new TextEncoder();
 
-interface EmitterOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
+interface EmitterOptions extends StoreTools {
   /** This process's ID. */
   readonly replica: string;
   /** Sees to payments whose calls have ended, and get a receipt as soon as the payment is final. False: there is none. */

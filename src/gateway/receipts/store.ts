@@ -3,7 +3,7 @@
 import { and, asc, eq, gte, lte } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import { nextTenant, removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
-import { bind, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { GIVEN_KEY, isOfCall, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import { linkOf } from "./claims.ts";
 
@@ -13,17 +13,11 @@ export type ReceiptRow = Tables["receipts"]["$inferSelect"];
 export type ChainHead = Pick<Tables["receiptChains"]["$inferSelect"], "sequence" | "sha256"> | null;
 
 const headQuery = prepared(({ db, tables: { receiptChains: t } }: Reader) =>
-  db
-    .select({ sequence: t.sequence, sha256: t.sha256 })
-    .from(t)
-    .where(eq(t.tenant, bind(t.tenant, "tenant"))),
+  db.select({ sequence: t.sequence, sha256: t.sha256 }).from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
 );
 
 const byInvocation = prepared(({ db, tables: { receipts: t } }: Reader) =>
-  db
-    .select({ jws: t.jws })
-    .from(t)
-    .where(and(eq(t.tenant, bind(t.tenant, "tenant")), eq(t.invocation_id, bind(t.invocation_id, "invocation_id")))),
+  db.select({ jws: t.jws }).from(t).where(isOfCall(t, GIVEN_KEY)),
 );
 
 /** The first tenants, by name after `after`, with owed receipts. One index seek per tenant. */
@@ -37,12 +31,9 @@ export async function tenantsDue(reader: Reader, after: string, limit: number): 
   return tenants;
 }
 
-export async function isDue(reader: Reader, tenant: string, invocationId: string): Promise<boolean> {
+export async function isDue(reader: Reader, tenant: string, id: string): Promise<boolean> {
   const { receiptsDue: t } = reader.tables;
-  const rows = await reader.db
-    .select({ id: t.invocation_id })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), eq(t.invocation_id, invocationId)));
+  const rows = await reader.db.select({ id: t.invocation_id }).from(t).where(isOfCall(t, { tenant, id }));
   return rows.length > 0;
 }
 
@@ -101,8 +92,8 @@ export async function append(tx: Tx, { tenant, after, receipts }: Addition): Pro
   return true;
 }
 
-export async function findReceipt(reader: Reader, tenant: string, invocation_id: string): Promise<string | null> {
-  const [row] = await byInvocation(reader).execute({ tenant, invocation_id });
+export async function findReceipt(reader: Reader, tenant: string, id: string): Promise<string | null> {
+  const [row] = await byInvocation(reader).execute({ tenant, id });
   return row?.jws ?? null;
 }
 

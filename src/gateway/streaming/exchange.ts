@@ -18,6 +18,7 @@ import { MAX } from "../../kernel/limits.ts";
 import { unlessAborted, untilFirst } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, freeMemory } from "../../wire/body.ts";
+import { isEventStream } from "../../wire/event-stream.ts";
 import type { DeniedTools } from "../../wire/tool-list.ts";
 import { CallError, type CallStop, credentialProblem } from "../upstream/failure.ts";
 import { type CredentialHeader, credentialHeaders } from "../upstream/headers.ts";
@@ -145,10 +146,6 @@ function decodedForExchange(decoders: DecoderShare, { tenant, agentId: agent }: 
       }
     },
   };
-}
-
-function isEventStream(response: Answer): boolean {
-  return /^\s*text\/event-stream\s*(;|$)/i.test(response.headers.get("content-type") ?? "");
 }
 
 function filterOf(

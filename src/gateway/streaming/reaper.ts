@@ -4,11 +4,9 @@
 
 import { and, asc, eq, sql } from "drizzle-orm";
 import { paidFor } from "../../../db/schema.ts";
-import type { Log } from "../../core/log.ts";
-import type { Clock } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { every } from "../../kernel/loop.ts";
-import type { Store, Tx } from "../../storage/store.ts";
+import { hasKey, type StoreTools, type Tx } from "../../storage/store.ts";
 import { type InvocationKey, withdraw } from "../invocations/service.ts";
 
 /** Counted from the last change of the call: twice the longest `Retry-After`, including that of the rate limit. */
@@ -18,10 +16,7 @@ const PAUSE_MS_MAX = 4 * LOOK_MS;
 /** Calls looked at per round. If there are more, the longest unchanged go first and the others come later. */
 const CALLS_AT_ONCE = 1_000;
 
-export interface ReaperOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
+export interface ReaperOptions extends StoreTools {
   readonly monotonic?: () => number;
 }
 
@@ -90,7 +85,7 @@ async function isUnchanged(
   const rows = await db
     .update(t)
     .set({ updated_at })
-    .where(and(eq(t.tenant, tenant), eq(t.id, id), eq(t.updated_at, updated_at)))
+    .where(and(hasKey(t, { tenant, id }), eq(t.updated_at, updated_at)))
     .returning({ id: t.id });
   return rows.length > 0;
 }

@@ -9,7 +9,7 @@ import { ReadAhead } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createFairQueue, createFairShare, enter, type FairShareOptions } from "../../kernel/share.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment } from "../../kernel/time.ts";
-import { createUnderWay, endsWithin } from "../../kernel/wait.ts";
+import { createUnderWay, endsWithin, untilFirst } from "../../kernel/wait.ts";
 import { within } from "../../storage/failures.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, freeBody } from "../../wire/body.ts";
@@ -326,16 +326,10 @@ function createPlaces(
   const placeOf = (tenant: string, agent: string) => once(() => queue.giveBack(tenant, agent, 1));
 
   async function wait(tenant: string, agent: string, callerSignal: AbortSignal): Promise<void> {
-    const end = new AbortController();
-    const giveUp = () => end.abort(full());
-    const timer = setTimeout(giveUp, waitMs);
-    for (const signal of [callerSignal, stopping]) signal.addEventListener("abort", giveUp, { once: true });
-    try {
-      await enter(queue, { tenant, agent, amount: 1 }, end.signal);
-    } finally {
-      clearTimeout(timer);
-      for (const signal of [callerSignal, stopping]) signal.removeEventListener("abort", giveUp);
-    }
+    const signals = [callerSignal, stopping, AbortSignal.timeout(waitMs)];
+    await untilFirst(signals, async (first) => enter(queue, { tenant, agent, amount: 1 }, first)).catch(() => {
+      throw full();
+    });
   }
 
   return {

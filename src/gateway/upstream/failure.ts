@@ -40,31 +40,18 @@ export function credentialProblem(detail: string): CallError {
   return new CallError("credential_error", detail, "the agent's credential could not be resolved");
 }
 
+const failure = (
+  errorClass: ErrorClass,
+  detail: string,
+  message: string,
+  kind: FaultKind = "bad_gateway",
+): UpstreamFailure => ({ errorClass, detail, kind, message });
+
 const STOPPED: Readonly<Record<CallStop, UpstreamFailure>> = {
-  timeout: {
-    errorClass: "timeout",
-    detail: "deadline",
-    kind: "gateway_timeout",
-    message: "the upstream gave no answer in time",
-  },
-  cancelled: {
-    errorClass: "cancelled",
-    detail: "cancelled",
-    kind: "bad_gateway",
-    message: "the call was cancelled",
-  },
-  shutdown: {
-    errorClass: "internal",
-    detail: "shutdown",
-    kind: "bad_gateway",
-    message: "the gateway stopped before the upstream answered",
-  },
-  crowded: {
-    errorClass: "internal",
-    detail: "crowded",
-    kind: "bad_gateway",
-    message: "the upstream took the body too slowly, and others needed the memory",
-  },
+  timeout: failure("timeout", "deadline", "the upstream gave no answer in time", "gateway_timeout"),
+  cancelled: failure("cancelled", "cancelled", "the call was cancelled"),
+  shutdown: failure("internal", "shutdown", "the gateway stopped before the upstream answered"),
+  crowded: failure("internal", "crowded", "the upstream took the body too slowly, and others needed the memory"),
 };
 
 /** The failure of a call that was stopped. */
@@ -79,36 +66,15 @@ export function stoppedBy(why: CallStop): UpstreamFailure {
  */
 export function upstreamFailureOf(error: unknown, signal: StopSignal): UpstreamFailure {
   if (signal.aborted) return stoppedBy(signal.reason as CallStop);
-  if (error instanceof CallError) {
-    return {
-      errorClass: error.errorClass,
-      detail: error.message,
-      kind: "bad_gateway",
-      message: error.callerMessage,
-    };
-  }
+  if (error instanceof CallError) return failure(error.errorClass, error.message, error.callerMessage);
   if (error instanceof OutboundError) return connectionFailure(error);
-  if (error instanceof Undecodable) {
-    const message = "the upstream's answer can't be decoded";
-    return { errorClass: "internal", detail: error.message, kind: "bad_gateway", message };
-  }
-  if (error instanceof Fault) {
-    return { errorClass: "internal", detail: error.message, kind: error.kind, message: error.message };
-  }
+  if (error instanceof Undecodable) return failure("internal", error.message, "the upstream's answer can't be decoded");
+  if (error instanceof Fault) return failure("internal", error.message, error.message, error.kind);
   // Only the name: the message of an unforeseen error may quote a header.
-  const detail = error instanceof Error ? error.name : "unknown error";
-  return { errorClass: "internal", detail, kind: "internal", message: "unexpected" };
+  return failure("internal", error instanceof Error ? error.name : "unknown error", "unexpected", "internal");
 }
 
 function connectionFailure({ kind, message: detail }: OutboundError): UpstreamFailure {
-  if (kind === "blocked") {
-    const message = "the upstream's address is not allowed";
-    return { errorClass: "ssrf_blocked", detail, kind: "bad_gateway", message };
-  }
-  return {
-    errorClass: "upstream_5xx",
-    detail,
-    kind: "bad_gateway",
-    message: "the upstream gave no answer",
-  };
+  if (kind === "blocked") return failure("ssrf_blocked", detail, "the upstream's address is not allowed");
+  return failure("upstream_5xx", detail, "the upstream gave no answer");
 }

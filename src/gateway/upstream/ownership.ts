@@ -7,14 +7,13 @@
 // that.
 
 import { and, count, eq, isNotNull, ne, notInArray, type SQL, sql } from "drizzle-orm";
-import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { HOUR_MS } from "../../core/time.ts";
 import { every } from "../../kernel/loop.ts";
 import { isOlder, type Moment, thisMoment } from "../../kernel/time.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { createLeaseTrust, whereLeaseHolds } from "../../storage/leases.ts";
-import type { Store, Tx } from "../../storage/store.ts";
+import type { Store, StoreTools, Tx } from "../../storage/store.ts";
 import {
   abandon,
   type ClaimedKey,
@@ -71,10 +70,7 @@ export function createClaims() {
   };
 }
 
-interface CompareOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
+interface CompareOptions extends StoreTools {
   /** This replica's ID. */
   readonly replica: string;
   readonly claims: Pick<Claims, "taken" | "fateOf" | "during">;
@@ -129,10 +125,7 @@ async function endLost(options: CompareOptions, { tenant, id, agent_id, claim }:
   log.warn("orphaned_call_released", { tenant, invocation_id: id, fate });
 }
 
-export interface RecordEndOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
+export interface RecordEndOptions extends StoreTools {
   readonly claims: Pick<Claims, "over">;
 }
 
@@ -244,10 +237,7 @@ export async function endOrphans(
   }
 }
 
-export interface ReplicaLeaseOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
+export interface ReplicaLeaseOptions extends StoreTools {
   /** This replica's ID, new with each start. */
   readonly replica: string;
   /** The replica that is certainly gone, since this process holds what was its data directory; null when none is known. */

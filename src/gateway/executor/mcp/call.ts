@@ -5,12 +5,13 @@
 import { MAX } from "../../../kernel/limits.ts";
 import { bodyInSteps } from "../../../kernel/turns.ts";
 import { wholeOf } from "../../../wire/body.ts";
+import { isEventStream } from "../../../wire/event-stream.ts";
 import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
 import { isMirror } from "../../../wire/mcp-headers.ts";
 import { CallError } from "../../upstream/failure.ts";
 import { type CallContext, jobHeaders, send, type Upstreams } from "../call.ts";
 import { answered, type Job, keep, noteHead, type Outcome } from "../job.ts";
-import { isEventStream, type RpcAnswer, readMessage, readStreamAnswer } from "./response.ts";
+import { type RpcAnswer, readMessage, readStreamAnswer } from "./response.ts";
 import {
   createMcpWire,
   createSessions,
@@ -68,7 +69,7 @@ export function createMcp(upstreams: Upstreams) {
       const plain: McpAttempt = { job, body, request, session: null, wireId, callerVersion };
       if (isSessionless(callerVersion)) return (await attempt(plain, context)).outcome;
       // A caller's own initialize opens a session that nobody can use, so close it again.
-      if (request.method === "initialize") return callInitialize(plain, context, wire.close);
+      if (request.method === "initialize") return callInitialize(plain, context, wire);
       return callInSession(plain, context, sessions, wire);
     },
     /** Closes all sessions, within two seconds. */
@@ -79,15 +80,11 @@ export function createMcp(upstreams: Upstreams) {
   };
 }
 
-async function callInitialize(
-  plain: McpAttempt,
-  context: CallContext,
-  close: (target: SessionTarget, session: { id: string; version: string }) => Promise<void>,
-): Promise<Outcome> {
+async function callInitialize(plain: McpAttempt, context: CallContext, wire: McpWire): Promise<Outcome> {
   const { outcome, sessionId } = await attempt(plain, context);
   if (sessionId !== null) {
     const target = targetOf(plain.job);
-    void close(target, { id: sessionId, version: target.offer });
+    void wire.close(target, { id: sessionId, version: target.offer });
   }
   return outcome;
 }

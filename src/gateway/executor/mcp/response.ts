@@ -200,11 +200,6 @@ const SLICE_BYTES = 8 * 1024;
 /** How the text of an object begins: a brace, or white space. */
 const NEARLY_OBJECT = new Set(new TextEncoder().encode("{ \n\r\t"));
 
-export function isEventStream(response: Answer): boolean {
-  const type = response.headers.get("content-type") ?? "";
-  return /^\s*text\/event-stream\s*(;|$)/i.test(type);
-}
-
 /** The message that is the whole body, whether it is the response or not. */
 export async function readMessage(
   context: CallContext,

@@ -7,11 +7,12 @@ import type { Answer } from "../../../http/client/exchange.ts";
 import { MAX } from "../../../kernel/limits.ts";
 import { createFairQueue, createFairShare, enter } from "../../../kernel/share.ts";
 import { endsWithin, Stop, type StopSignal, unlessAborted, untilFirst } from "../../../kernel/wait.ts";
+import { isEventStream } from "../../../wire/event-stream.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
 import { credentialHeaders } from "../../upstream/headers.ts";
 import { type CallContext, readStart, send, type Upstreams } from "../call.ts";
 import { newTrace } from "../job.ts";
-import { isEventStream, readMessage, readStreamAnswer } from "./response.ts";
+import { readMessage, readStreamAnswer } from "./response.ts";
 
 export const MCP_HEADERS: ReadonlyArray<[string, string]> = [
   ["accept", "application/json, text/event-stream"],
@@ -260,10 +261,7 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams) {
     step: (context: CallContext) => Promise<T>,
   ): Promise<T> {
     const hold = memory.hold(tenant, url, signal);
-    const bounded = {
-      ...settings,
-      max_response_bytes: Math.min(settings.max_response_bytes, MAX.initializeBytes),
-    };
+    const bounded = { ...settings, max_response_bytes: Math.min(settings.max_response_bytes, MAX.initializeBytes) };
     try {
       return await step({ outbound, settings: bounded, signal, trace: newTrace(), hold });
     } finally {
@@ -283,7 +281,7 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams) {
     open: (target: SessionTarget, signal: StopSignal) =>
       within(signal, target, (context) => initialize(context, target)).catch(() => null),
     close: (target: SessionTarget, session: Opened) =>
-      aside(target, (context) => deleteSession(context, target, session)).catch(() => {}),
+      aside(target, (context) => tell(context, target, session, null)).catch(() => {}),
     /**
      * Tells the server that nobody waits for a request any more. By the protocol a closed connection does not mean that.
      * Never rejects.
@@ -293,7 +291,7 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams) {
     abandon: (target: SessionTarget, session: Opened, requestId: string) => {
       const params = { requestId: JSON.parse(requestId) as unknown };
       const message = { method: "notifications/cancelled", params };
-      return aside(target, (context) => notify(context, target, session, message)).catch(() => {});
+      return aside(target, (context) => tell(context, target, session, message)).catch(() => {});
     },
   };
 }
@@ -301,54 +299,38 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams) {
 export type McpWire = ReturnType<typeof createMcpWire>;
 
 async function initialize(context: CallContext, target: SessionTarget): Promise<Opened | null> {
-  const response = await send(context, {
-    url: target.url,
-    method: "POST",
-    headers: [...MCP_HEADERS, ...targetHeaders(target)],
-    body: encodeRpc({
-      id: INITIALIZE_ID,
-      method: "initialize",
-      params: {
-        protocolVersion: target.offer,
-        capabilities: {},
-        clientInfo: { name: "tollgate", version: VERSION },
-      },
-    }),
-  });
+  const clientInfo = { name: "tollgate", version: VERSION };
+  const params = { protocolVersion: target.offer, capabilities: {}, clientInfo };
+  const response = await sendTo(context, target, null, { id: INITIALIZE_ID, method: "initialize", params });
   const version = readNegotiated(await readAnswer(context, response));
   const id = response.headers.get(SESSION_HEADER);
   if (!response.ok || version === null || (id !== null && !TOKEN.test(id))) return null;
   const opened: Opened = { id, version };
   // The session is there all the same, and has to be closed.
-  await notify(context, target, opened, { method: "notifications/initialized" }).catch(() => {});
+  await tell(context, target, opened, { method: "notifications/initialized" }).catch(() => {});
   return opened;
 }
 
-async function notify(context: CallContext, target: SessionTarget, session: Opened, message: object): Promise<void> {
-  const response = await send(context, {
-    url: target.url,
-    method: "POST",
-    headers: [...MCP_HEADERS, ...sessionHeaders(session), ...targetHeaders(target)],
-    body: encodeRpc(message),
-  });
-  await readStart(context, response, 0);
+/** @param message null to delete the session */
+async function tell(context: CallContext, target: SessionTarget, session: Opened, message: object | null) {
+  await readStart(context, await sendTo(context, target, session, message), 0);
 }
 
-async function deleteSession(context: CallContext, target: SessionTarget, session: Opened): Promise<void> {
-  const response = await send(context, {
+function sendTo(context: CallContext, target: SessionTarget, session: Opened | null, message: object | null) {
+  return send(context, {
     url: target.url,
-    method: "DELETE",
-    headers: [...sessionHeaders(session), ...targetHeaders(target)],
-    body: null,
+    method: message === null ? "DELETE" : "POST",
+    headers: [...(message === null ? [] : MCP_HEADERS), ...sessionHeaders(session), ...targetHeaders(target)],
+    body: message && encodeRpc(message),
   });
-  await readStart(context, response, 0);
 }
 
 function targetHeaders({ via, credential }: SessionTarget): Array<[string, string]> {
   return [...(via === null ? [] : [["via", via] as [string, string]]), ...credentialHeaders(credential)];
 }
 
-function sessionHeaders(session: Opened): Array<[string, string]> {
+function sessionHeaders(session: Opened | null): Array<[string, string]> {
+  if (session === null) return [];
   const version: [string, string] = [VERSION_HEADER, session.version];
   return session.id === null ? [version] : [version, [SESSION_HEADER, session.id]];
 }
