@@ -8,7 +8,6 @@ import { readTlsFiles, validityWarnings } from "./config/pem.ts";
 import {
   BACKUP_RULES,
   COMMON_RULES,
-  type ConfigRule,
   type ConfigValues,
   FACILITATOR_PORT,
   FACILITATOR_RULES,
@@ -18,7 +17,7 @@ import {
   type VariableName,
 } from "./config/rules.ts";
 import { fileProblem, valueProblem, writtenPath } from "./config/values.ts";
-import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type VariableRow } from "./config/variables.ts";
+import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type Sources, type VariableRow } from "./config/variables.ts";
 import { suggest } from "./core/text.ts";
 import { systemClock } from "./core/time.ts";
 import type { TracingOptions } from "./core/tracing.ts";
@@ -75,12 +74,8 @@ function expiries(values: ConfigValues): string[] {
   );
 }
 
-interface Concern {
-  readonly tables: readonly object[];
-  readonly rules: readonly ConfigRule[];
-}
-
-function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]): Concern {
+/** The tables of variables that are looked at, and the rules for what they say together. */
+function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]) {
   const gateway = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...GATEWAY_RULES] };
   const either = { tables: [COMMON], rules: COMMON_RULES };
   switch (purpose) {
@@ -120,23 +115,17 @@ function readValues(tables: readonly object[], flags: ReadonlyMap<string, string
   return { values: read as ConfigValues, problems };
 }
 
-interface ReadRow<T> {
-  /** The default when there is a problem. */
-  readonly value: T;
-  readonly problem: string | null;
-}
-
+/** With a problem the value is the default. */
 function readRow<T, F>(
   name: string,
-  row: VariableRow<T, F, string>,
+  { kind, fallback, ...sources }: VariableRow<T, F, string>,
   flags: ReadonlyMap<string, string>,
   environment: Environment,
-): ReadRow<T | F> {
-  const { text, source, problem } = readRaw(name, row, flags, environment);
-  if (problem !== null || text === null) return { value: row.fallback, problem };
-  const parsed = row.kind.parse(text);
-  if (parsed !== undefined) return { value: parsed, problem: null };
-  return { value: row.fallback, problem: valueProblem(source, row.kind, text) };
+) {
+  const { text, source, problem } = readRaw(name, sources, flags, environment);
+  const parsed = text === null ? fallback : kind.parse(text);
+  if (parsed !== undefined) return { value: parsed, problem };
+  return { value: fallback, problem: valueProblem(source, kind, text ?? "") };
 }
 
 /** The values at the paths that their rows name. */
@@ -148,9 +137,7 @@ type Nested<T> = {
 
 type OptionTree = Nested<{ [N in VariableName as (typeof VARIABLES)[N]["path"]]: ConfigValues[N] }>;
 
-interface Branch {
-  [name: string]: unknown;
-}
+type Branch = Record<string, unknown>;
 
 function nested(values: ConfigValues): OptionTree {
   const options: Branch = {};
@@ -247,11 +234,6 @@ interface Raw {
   /** What the operator wrote: the name of the variable, its file variable or its flag. */
   readonly source: string;
   readonly problem: string | null;
-}
-
-interface Sources {
-  readonly flag?: string;
-  readonly secret?: true;
 }
 
 function readRaw(

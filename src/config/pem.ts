@@ -5,7 +5,7 @@ import { readFileSync, statSync } from "node:fs";
 import { readFile, stat } from "node:fs/promises";
 import { parseCertificates } from "../core/certificates.ts";
 import { systemClock } from "../core/time.ts";
-import { fileProblem, type Kind, valueProblem, writtenPath } from "./values.ts";
+import { attempt, fileProblem, type Kind, valueProblem, writtenPath } from "./values.ts";
 
 const PRIVATE_KEY = /-----BEGIN ((?:RSA |EC )?PRIVATE KEY)-----[^-]+-----END \1-----/g;
 const FILE_BYTES_MAX = 4 * 1024 * 1024;
@@ -36,13 +36,6 @@ interface FileKind extends Kind<string> {
 }
 
 function fileKind(must: string, readOrThrow: (text: string) => string | undefined): FileKind {
-  const attempt = (work: () => string | undefined) => {
-    try {
-      return work();
-    } catch {
-      return undefined;
-    }
-  };
   return {
     must,
     why: whyNot,
@@ -127,17 +120,14 @@ type JudgedTls =
 
 function judge(texts: TlsParts, paths: TlsParts): JudgedTls {
   const [certName, keyName, caName] = ["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_TLS_KEY_FILE", "TOLLGATE_CLIENT_CA_FILE"];
-  const unusable = (name: string, kind: FileKind, path: string) => ({
-    tls: null,
-    problem: valueProblem(name, kind, path),
-  });
+  const refused = (problem: string) => ({ tls: null, problem });
   const cert = certificateFile.read(texts.cert);
-  if (cert === undefined) return unusable(certName, certificateFile, paths.cert);
+  if (cert === undefined) return refused(valueProblem(certName, certificateFile, paths.cert));
   const key = privateKeyFile.read(texts.key);
-  if (key === undefined) return unusable(keyName, privateKeyFile, paths.key);
+  if (key === undefined) return refused(valueProblem(keyName, privateKeyFile, paths.key));
   const clientCa = caFile.read(texts.clientCa);
-  if (clientCa === undefined) return unusable(caName, caFile, paths.clientCa);
-  if (!isKeyOf(key, cert)) return { tls: null, problem: `${keyName} ${KEY_MUST}` };
+  if (clientCa === undefined) return refused(valueProblem(caName, caFile, paths.clientCa));
+  if (!isKeyOf(key, cert)) return refused(`${keyName} ${KEY_MUST}`);
   const now = systemClock.now();
   const warnings = [...validityWarnings(certName, cert, now), ...validityWarnings(caName, clientCa, now)];
   return { tls: { cert, key, clientCa }, warnings };

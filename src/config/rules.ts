@@ -2,6 +2,7 @@
 import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isKeyOf, KEY_MUST } from "./pem.ts";
+import { attempt } from "./values.ts";
 import type { COMMON, DEMO, FACILITATOR, GATEWAY, VariableRow } from "./variables.ts";
 
 export const GATEWAY_PORT = 8080;
@@ -136,11 +137,9 @@ function dataDirProblem(path: string): string | false {
   let at = resolve(path);
   // What is below a file, or where this process may not look, is not there for it.
   while (!existsSync(at)) at = dirname(at);
-  try {
+  const isGood = attempt(() => {
     accessSync(at, constants.R_OK | constants.W_OK | constants.X_OK);
-    if (statSync(at).isDirectory()) return false;
-  } catch {
-    // It is named below.
-  }
-  return `${DATA_DIR_MUST} (${at} is not)`;
+    return statSync(at).isDirectory();
+  });
+  return isGood !== true && `${DATA_DIR_MUST} (${at} is not)`;
 }

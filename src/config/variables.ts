@@ -8,14 +8,14 @@ import { SAMPLERS } from "../core/tracing.ts";
 import * as pem from "./pem.ts";
 import * as value from "./values.ts";
 
-interface Extras {
+export interface Sources {
   /** The command line flag that overrides the variable. */
   readonly flag?: string;
   /** May come from the file that NAME_FILE names. */
   readonly secret?: true;
 }
 
-export interface VariableRow<T, F, P extends string> extends Extras {
+export interface VariableRow<T, F, P extends string> extends Sources {
   /** Where the value stands in the configuration. */
   readonly path: P;
   readonly kind: value.Kind<T>;
@@ -26,9 +26,9 @@ function row<T, const F, const P extends string>(
   path: P,
   kind: value.Kind<T>,
   fallback: F,
-  extras: Extras = {},
+  sources: Sources = {},
 ): VariableRow<T, F, P> {
-  return { path, kind, fallback, ...extras };
+  return { path, kind, fallback, ...sources };
 }
 
 const TEN_MINUTES_MS = 600_000;
