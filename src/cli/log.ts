@@ -159,13 +159,7 @@ function cut(value: string): string {
   return value.length > VALUE_CHARACTERS_MAX ? `${value.slice(0, VALUE_CHARACTERS_MAX)}…` : value;
 }
 
-interface Description {
-  readonly message: string;
-  readonly causes: readonly string[];
-  readonly stack: string;
-}
-
-function describe(error: Error): Description {
+function describe(error: Error) {
   const causes: string[] = [];
   for (let cause = error.cause; cause !== undefined && causes.length < 8; ) {
     causes.push(cut(summary(cause)));
@@ -209,7 +203,7 @@ function prettyValue(value: unknown): string {
   return toJson(value) ?? "";
 }
 
-function prettyError({ message, causes, stack }: Description): string {
+function prettyError({ message, causes, stack }: ReturnType<typeof describe>): string {
   const lines = [message, ...causes.map((cause) => `caused by ${cause}`), ...stack.split("\n")];
   return lines
     .filter((line) => line !== "")

@@ -130,17 +130,11 @@ export function keysThatDoNotOpen(
   masterKeys: readonly Uint8Array[],
   { tenantKeys, signingKeys }: WrappedKeys,
 ): string[] {
-  const wrapped = [
-    ...tenantKeys.map(({ tenant, number, wrapped_key }) => ({
-      identity: tenantKeyIdentity(tenant, number),
-      key: wrapped_key,
-    })),
-    ...signingKeys.map(({ purpose, kid, wrapped_private_key }) => ({
-      identity: signingKeyIdentity(purpose, kid),
-      key: wrapped_private_key,
-    })),
-  ];
-  const opens = (masterKey: Uint8Array, { identity, key }: (typeof wrapped)[number]) => {
+  const wrapped = new Map<string, Uint8Array>();
+  for (const { tenant, number, wrapped_key } of tenantKeys) wrapped.set(tenantKeyIdentity(tenant, number), wrapped_key);
+  for (const { purpose, kid, wrapped_private_key: key } of signingKeys)
+    wrapped.set(signingKeyIdentity(purpose, kid), key);
+  const opens = (masterKey: Uint8Array, key: Uint8Array, identity: string) => {
     try {
       unwrap(masterKey, key, identity);
       return true;
@@ -148,9 +142,8 @@ export function keysThatDoNotOpen(
       return false;
     }
   };
-  return wrapped
-    .filter((one) => !masterKeys.some((masterKey) => opens(masterKey, one)))
-    .map(({ identity }) => identity);
+  const closed = [...wrapped].filter(([identity, key]) => !masterKeys.some((each) => opens(each, key, identity)));
+  return closed.map(([identity]) => identity);
 }
 
 const LOOK_MS = 1_000;
