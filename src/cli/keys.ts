@@ -35,7 +35,7 @@ export async function rotateKeys(line: CommandLine): Promise<CommandOutcome> {
     await openKeyring(store, masterKeys, store.clock);
     const options = { store, masterKeys, clock: store.clock, secretIdentity };
     const rotation = await rotate(options, {
-      stage: () => stageNext(config, file, masterKeys, log),
+      stage: () => stageNext(config.masterKeys, file, masterKeys, log),
       promote: (id) => file !== null && promoteMasterKey(file, id),
     });
     return verdictOf(rotation, file);
@@ -47,12 +47,7 @@ export async function rotateKeys(line: CommandLine): Promise<CommandOutcome> {
  *
  * @returns its ID
  */
-function stageNext(
-  { masterKeys: { next, own } }: Config,
-  file: string | null,
-  masterKeys: MasterKeys,
-  log: Log,
-): string {
+function stageNext({ next, own }: Config["masterKeys"], file: string | null, masterKeys: MasterKeys, log: Log): string {
   // What is configured beside a configured key is configured at the gateways too.
   if (next !== null && (own !== null || file === null)) return masterKeyId(next);
   if (file === null) throw new StartupProblem("TOLLGATE_NEW_MASTER_KEY must be set");

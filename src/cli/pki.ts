@@ -218,7 +218,8 @@ async function issue(
   now: number,
   serialNumber = newSerial(),
 ): Promise<CertifiedKey> {
-  const issuer = ca === null ? null : new x509.X509Certificate(ca.cert);
+  const isRoot = ca === null;
+  const issuer = isRoot ? null : new x509.X509Certificate(ca.cert);
   const subject = [{ CN: [name] }];
   const keys = await newKeys();
   const { digitalSignature, keyCertSign, cRLSign } = x509.KeyUsageFlags;
@@ -232,11 +233,11 @@ async function issue(
       issuer === null ? now + CA_DAYS * DAY_MS : Math.min(now + LEAF_DAYS * DAY_MS, issuer.notAfter.getTime()),
     ),
     publicKey: keys.publicKey,
-    signingKey: ca === null ? keys.privateKey : await readSigningKey(ca.key),
+    signingKey: isRoot ? keys.privateKey : await readSigningKey(ca.key),
     signingAlgorithm: SIGNATURE,
     extensions: [
-      new x509.BasicConstraintsExtension(ca === null, ca === null ? 0 : undefined, CRITICAL),
-      new x509.KeyUsagesExtension(ca === null ? keyCertSign | cRLSign : digitalSignature, CRITICAL),
+      new x509.BasicConstraintsExtension(isRoot, isRoot ? 0 : undefined, CRITICAL),
+      new x509.KeyUsagesExtension(isRoot ? keyCertSign | cRLSign : digitalSignature, CRITICAL),
       ...purpose,
       await x509.SubjectKeyIdentifierExtension.create(keys.publicKey),
       await x509.AuthorityKeyIdentifierExtension.create(issuer?.publicKey ?? keys.publicKey),

@@ -140,14 +140,10 @@ export function acceptedMatches(accepted: AcceptedTerms, wire: WireRequirements)
   return isKind && accepted.amount === maxAmountRequired && accepted.payTo === payTo;
 }
 
+type Demand = Pick<WireRequirements, "payTo" | "resource" | "description"> & { readonly amount: bigint };
+
 /** What is asked of a caller. `resource` must be an absolute URL, `payTo` an address in any case. */
-export function requirementsOf(demand: {
-  readonly amount: bigint;
-  readonly payTo: string;
-  readonly resource: string;
-  readonly description: string;
-}): WireRequirements {
-  const { amount, payTo, resource, description } = demand;
+export function requirementsOf({ amount, payTo, resource, description }: Demand): WireRequirements {
   return {
     scheme: SCHEME,
     network: NETWORK,
@@ -166,15 +162,8 @@ export function requirementsOf(demand: {
 export function requirementsFrom(wire: WireRequirements): Requirements {
   const { scheme, network, resource, maxTimeoutSeconds } = wire;
   const [asset, payTo] = [lowerHex(wire.asset), lowerHex(wire.payTo)];
-  return {
-    scheme,
-    network,
-    maxAmountRequired: BigInt(wire.maxAmountRequired),
-    asset,
-    payTo,
-    resource,
-    maxTimeoutSeconds,
-  };
+  const maxAmountRequired = BigInt(wire.maxAmountRequired);
+  return { scheme, network, maxAmountRequired, asset, payTo, resource, maxTimeoutSeconds };
 }
 
 /** One 402 for the clients of both versions: the body is version 1, the value of `PAYMENT-REQUIRED` version 2. */
