@@ -30,14 +30,6 @@ export const VARIABLES = { ...COMMON, ...GATEWAY, ...FACILITATOR, ...DEMO };
 export type Config = ReturnType<typeof arrange>;
 export type FacilitatorConfig = NonNullable<Config["facilitator"]>;
 
-export interface Loaded {
-  /** Null when there are problems. */
-  readonly config: Config | null;
-  /** Each names a variable, file or flag, and what it must be. */
-  readonly problems: readonly string[];
-  readonly warnings: readonly string[];
-}
-
 /** What the configuration is for. Only a server needs to know which service it is; the accounts are in the database. */
 export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "restore" | "account" | "demo";
 
@@ -47,13 +39,14 @@ export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "resto
  *
  * @param flags by name, without dashes; those that override no variable are the command's own
  * @param terminal whether standard error is a terminal
+ * @returns no configuration when there are problems: each names a variable, file or flag, and what it must be
  */
 export function loadConfig(
   purpose: Purpose,
   flags: ReadonlyMap<string, string>,
   environment: Environment,
   terminal: boolean,
-): Loaded {
+) {
   const mode = readRow("TOLLGATE_MODE", COMMON.TOLLGATE_MODE, flags, environment).value;
   const { tables, rules } = concerned(purpose, mode);
   const { values, problems } = readValues(tables, flags, environment);
@@ -62,16 +55,13 @@ export function loadConfig(
     const problem = rule.problem(values);
     if (problem !== false) problems.set(rule.name, `${rule.name} ${problem}`);
   }
-  const warnings = [...unknownVariables(environment), ...expiries(values)];
-  const config = problems.size === 0 ? arrange(values, terminal, environment) : null;
-  return { config, problems: [...problems.values()], warnings };
-}
-
-/** Warnings for certificates that end soon: nothing else tells before every handshake fails. */
-function expiries(values: ConfigValues): string[] {
-  return (["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_CLIENT_CA_FILE"] as const).flatMap((name) =>
+  // For certificates that end soon: nothing else tells before every handshake fails.
+  const expiries = (["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_CLIENT_CA_FILE"] as const).flatMap((name) =>
     validityWarnings(name, values[name] ?? "", systemClock.now()),
   );
+  const warnings = [...unknownVariables(environment), ...expiries];
+  const config = problems.size === 0 ? arrange(values, terminal, environment) : null;
+  return { config, problems: [...problems.values()], warnings };
 }
 
 /** The tables of variables that are looked at, and the rules for what they say together. */
@@ -228,20 +218,16 @@ function arrangeSigners({ keys, url, address }: OptionTree["facilitator"]["signe
   return url === null || address === null ? null : ({ kind: "remote", url, address } as const);
 }
 
-interface Raw {
-  /** Null when unset; never empty. */
-  readonly text: string | null;
-  /** What the operator wrote: the name of the variable, its file variable or its flag. */
-  readonly source: string;
-  readonly problem: string | null;
-}
-
+/**
+ * The text of a variable: null when unset, and never empty. Its source is what the operator wrote: the name of the variable,
+ * its file variable or its flag.
+ */
 function readRaw(
   name: string,
   { flag, secret }: Sources,
   flags: ReadonlyMap<string, string>,
   environment: Environment,
-): Raw {
+) {
   const given = flag === undefined ? undefined : flags.get(flag);
   // An empty variable counts as unset, but an empty flag is surely a mistake.
   if (given === "") return { text: null, source: `--${flag}`, problem: `--${flag} must not be empty` };
@@ -255,7 +241,7 @@ function readRaw(
 
 const FILE_BYTES_MAX = 65_536;
 
-function fromFile(source: string, path: string): Raw {
+function fromFile(source: string, path: string) {
   let why: string;
   try {
     // Pipes and devices (a secret handed over as /dev/fd/3) have no size; they are read to their end.

@@ -24,7 +24,6 @@ import type { Store } from "../storage/store.ts";
 import { begin, type CommandLine } from "./command-line.ts";
 import { type DataPlace, openDataDir, requireDatabase, withStore } from "./open.ts";
 
-/** `tollgate account …` */
 export async function account(line: CommandLine): Promise<string> {
   const work = workOf(line);
   const { config, log } = begin(line, "account");

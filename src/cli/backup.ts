@@ -30,7 +30,6 @@ export async function migrate(line: CommandLine): Promise<CommandOutcome> {
   return undefined;
 }
 
-/** `tollgate backup` */
 export async function backup(line: CommandLine): Promise<CommandOutcome> {
   const [made] = line.words;
   // The file of a check alone is the value of its flag: a name that is mistaken must not pass for a new backup.

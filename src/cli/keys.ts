@@ -26,7 +26,6 @@ function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly
   ];
 }
 
-/** `tollgate keys rotate` */
 export async function rotateKeys(line: CommandLine): Promise<CommandOutcome> {
   const { config, log } = begin(line, "keys", rotationProblems);
   const masterKeys = requireMasterKeys(config, log);

@@ -186,8 +186,7 @@ function frames(stack: string): string {
 const COLOURS = { debug: 90, info: 32, warn: 33, error: 31 } as const;
 
 function prettyLine(time: string, level: LogLevel, event: string, fields: LogFields): string {
-  const head = `${time.slice(11, 23)} \x1b[${COLOURS[level]}m${level.padEnd(5)}\x1b[0m ${printable(event)}`;
-  let line = head;
+  let line = `${time.slice(11, 23)} \x1b[${COLOURS[level]}m${level.padEnd(5)}\x1b[0m ${printable(event)}`;
   let below = "";
   for (const name in fields) {
     const value = fields[name];

@@ -43,7 +43,6 @@ const HOST_MUST =
   "--host must be given, once for each host name or IP address that the server is called by (*.name too)";
 const NAME_MUST = `--name must be given: 1 to 64 letters, digits, dots, hyphens and underscores, neither ${TAKEN_NAMES.join(" nor ")}`;
 
-/** `tollgate pki …` */
 export function pki(line: CommandLine): Promise<string> {
   const request = readPkiRequest(line);
   if (line.problems.length > 0) throw new Misuse(line.problems);

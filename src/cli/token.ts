@@ -38,7 +38,6 @@ function remoteIssuerProblems({ identity }: Config): readonly string[] {
   return ["TOLLGATE_OIDC_ISSUER must be unset: with it only the tokens of that issuer are accepted"];
 }
 
-/** `tollgate token` */
 export async function token(line: CommandLine): Promise<string> {
   const request = readTokenRequest(line);
   const { config, log } = begin(line, "token", remoteIssuerProblems);
@@ -93,7 +92,6 @@ only a gateway with this data directory accepts the token\n`);
   });
 }
 
-/** `tollgate token revoke` */
 export async function revoke(line: CommandLine): Promise<string> {
   const { flags } = line;
   const isForAll = flags.has("all");

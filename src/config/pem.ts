@@ -5,7 +5,7 @@ import { readFileSync, statSync } from "node:fs";
 import { readFile, stat } from "node:fs/promises";
 import { parseCertificates } from "../core/certificates.ts";
 import { systemClock } from "../core/time.ts";
-import { attempt, fileProblem, type Kind, valueProblem, writtenPath } from "./values.ts";
+import { attempt, fileProblem, valueProblem, writtenPath } from "./values.ts";
 
 const PRIVATE_KEY = /-----BEGIN ((?:RSA |EC )?PRIVATE KEY)-----[^-]+-----END \1-----/g;
 const FILE_BYTES_MAX = 4 * 1024 * 1024;
@@ -30,17 +30,12 @@ function pem(certificates: readonly X509Certificate[]): string | undefined {
 }
 
 /** A kind that can be read from the text of a file too, for when the file is read again. */
-interface FileKind extends Kind<string> {
-  read(text: string): string | undefined;
-  why(path: string): string;
-}
-
-function fileKind(must: string, readOrThrow: (text: string) => string | undefined): FileKind {
+function fileKind(must: string, readOrThrow: (text: string) => string | undefined) {
   return {
     must,
     why: whyNot,
-    read: (text) => attempt(() => readOrThrow(text)),
-    parse: (path) => attempt(() => readOrThrow(readText(path))),
+    read: (text: string) => attempt(() => readOrThrow(text)),
+    parse: (path: string) => attempt(() => readOrThrow(readText(path))),
   };
 }
 
@@ -114,11 +109,7 @@ async function currentText(path: string): Promise<string> {
   }
 }
 
-type JudgedTls =
-  | { readonly tls: TlsParts; readonly warnings: readonly string[] }
-  | { readonly tls: null; readonly problem: string };
-
-function judge(texts: TlsParts, paths: TlsParts): JudgedTls {
+function judge(texts: TlsParts, paths: TlsParts) {
   const [certName, keyName, caName] = ["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_TLS_KEY_FILE", "TOLLGATE_CLIENT_CA_FILE"];
   const refused = (problem: string) => ({ tls: null, problem });
   const cert = certificateFile.read(texts.cert);

@@ -111,11 +111,8 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
 /** Opens what is sealed, and makes no key: for checks that change nothing. */
 export function openSealed(read: Reader, masterKeys: MasterKeys): Pick<Keyring, "openSecret"> {
   const write = () => Promise.reject(new Error("a check changes nothing"));
-  const { open } = createTenantKeys({
-    store: { read: { ...read, urgent: read }, write },
-    masterKeys,
-    clock: systemClock,
-  });
+  const store = { read: { ...read, urgent: read }, write };
+  const { open } = createTenantKeys({ store, masterKeys, clock: systemClock });
   return {
     // The check of the keys says whether another master key wraps them.
     openSecret: (...secret) =>

@@ -76,12 +76,6 @@ function keyIn(file: string): Buffer | null {
   }
 }
 
-interface LoadedMasterKey {
-  readonly key: Buffer;
-  /** Whether this call generated it: the first start in this data directory. */
-  readonly generated: boolean;
-}
-
 interface MasterKeySettings {
   readonly own: Buffer | null;
   /** The file that `own` was read from, if it can be read again. */
@@ -96,9 +90,10 @@ export const DATABASE_FILE = "tollgate.db";
 
 /**
  * @param configured null when the key is kept in the data directory, which must exist
+ * @returns the key, and whether this call has generated it: the first start in this data directory
  * @throws StartupProblem when the key is malformed, can't be kept, or is missing beside a database that needs it
  */
-export function loadMasterKey(configured: Buffer | null, dataDir: string, log: Log): LoadedMasterKey {
+export function loadMasterKey(configured: Buffer | null, dataDir: string, log: Log) {
   if (configured !== null) return { key: configured, generated: false };
   const path = join(dataDir, MASTER_KEY_FILE);
   // The database is looked at first: another process that starts at this moment makes the key before the database.
@@ -192,7 +187,7 @@ function readKey(path: string, log: Log): Buffer | null {
   return key;
 }
 
-function writeKey(path: string, key: Buffer, log: Log, owner?: Owner): LoadedMasterKey {
+function writeKey(path: string, key: Buffer, log: Log, owner?: Owner) {
   try {
     placePrivateFile(path, `${path}.${crypto.randomUUID()}`, `${key.toString("base64")}\n`, owner);
     syncDirectory(dirname(path));

@@ -384,13 +384,8 @@ export async function startMetrics({ host, port, endpoints, log }: MetricsListen
   });
   const app = routes().get("/metrics", async () => text(await written.join("", null), registry.contentType));
   const edge = createGuardedEdge({ app, log, guard: null });
-  const server = await listenPlain({
-    host,
-    port,
-    variable: "TOLLGATE_METRICS_PORT",
-    log,
-    answer: (request) => edge.fetch(request),
-  });
+  const at = { host, port, variable: "TOLLGATE_METRICS_PORT" };
+  const server = await listenPlain({ ...at, log, answer: (request) => edge.fetch(request) });
   log.info("metrics_listening", { url: `http://${hostPart(host)}:${server.port}/metrics` });
   return meters;
 }

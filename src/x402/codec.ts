@@ -140,10 +140,10 @@ export function acceptedMatches(accepted: AcceptedTerms, wire: WireRequirements)
   return isKind && accepted.amount === maxAmountRequired && accepted.payTo === payTo;
 }
 
-type Demand = Pick<WireRequirements, "payTo" | "resource" | "description"> & { readonly amount: bigint };
+type AskedTerms = Pick<WireRequirements, "payTo" | "resource" | "description"> & { readonly amount: bigint };
 
 /** What is asked of a caller. `resource` must be an absolute URL, `payTo` an address in any case. */
-export function requirementsOf({ amount, payTo, resource, description }: Demand): WireRequirements {
+export function requirementsOf({ amount, payTo, resource, description }: AskedTerms): WireRequirements {
   return {
     scheme: SCHEME,
     network: NETWORK,
