@@ -154,20 +154,23 @@ export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
 
 /** Replaces the file of the master key by that of the next one, for good. @returns false when it can't be replaced */
 export function promoteMasterKey(file: string, id: string): boolean {
-  const [kept, next] = [keyIn(file), keyIn(nextKeyFile(file))];
-  if (kept !== null && masterKeyId(kept) === id) {
+  const next = nextKeyFile(file);
+  const holds = (path: string) => {
+    const key = keyIn(path);
+    return key !== null && masterKeyId(key) === id;
+  };
+  if (holds(file)) {
     // A file that was left over would be taken for the next key.
-    if (next !== null && masterKeyId(next) === id) rmSync(nextKeyFile(file), { force: true });
+    if (holds(next)) rmSync(next, { force: true });
     return true;
   }
-  if (next === null || masterKeyId(next) !== id) return false;
+  if (!holds(next)) return false;
   try {
-    renameSync(nextKeyFile(file), file);
+    renameSync(next, file);
     syncDirectory(dirname(file));
     return true;
   } catch {
-    const now = keyIn(file);
-    return now !== null && masterKeyId(now) === id;
+    return holds(file);
   }
 }
 

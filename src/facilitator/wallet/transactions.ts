@@ -212,11 +212,11 @@ export async function closeNonces(tx: Tx, places: readonly { readonly wallet: He
   const { facilitatorTransactions: t } = tx.tables;
   await inGroups(places, async (some) => {
     const isAmong = some.map(({ wallet, nonce }) => and(eq(t.wallet, wallet), eq(t.wallet_nonce, nonce)));
-    return tx.db
+    await tx.db
       .update(t)
       .set({ open: false })
-      .where(or(...isAmong))
-      .returning({ hash: t.hash });
+      .where(or(...isAmong));
+    return [];
   });
 }
 
