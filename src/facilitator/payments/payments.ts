@@ -78,7 +78,9 @@ function hasKey(t: PaymentsTable, key: PaymentKey) {
 /** What is found for all of them. A statement that names more than a hundred would be slow to plan. */
 export async function inGroups<T, R>(items: readonly T[], find: (some: T[]) => Promise<R[]>): Promise<R[]> {
   const found: R[] = [];
-  for (let at = 0; at < items.length; at += 100) found.push(...(await find(items.slice(at, at + 100))));
+  for (let at = 0; at < items.length; at += 100) {
+    for (const each of await find(items.slice(at, at + 100))) found.push(each);
+  }
   return found;
 }
 

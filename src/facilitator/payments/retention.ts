@@ -45,25 +45,21 @@ async function removePayments({ db, tables: { facilitatorPayments: t } }: Tx, be
   const isOver = sql`(length(${t.valid_before}) < ${seconds.length} or (length(${t.valid_before}) = ${seconds.length} and ${t.valid_before} < ${seconds}))`;
   const isOld = and(lt(t.ended_at, before), isOver);
   const old = db.select({ chain_id, token, payer, nonce }).from(t).where(isOld).limit(limit);
-  const isRemoved = inArray(sql`(${chain_id}, ${token}, ${payer}, ${nonce})`, old);
-  return (await db.delete(t).where(isRemoved).returning({ nonce })).length;
+  const isAmong = inArray(sql`(${chain_id}, ${token}, ${payer}, ${nonce})`, old);
+  return (await db.delete(t).where(isAmong).returning({ nonce })).length;
 }
 
 async function removeRefusals({ db, tables: { facilitatorRefusals: t } }: Tx, before: number, limit: number) {
   const { account, payer, nonce } = t;
   const old = db.select({ account, payer, nonce }).from(t).where(lt(t.updated_at, before)).limit(limit);
-  const isOld = inArray(sql`(${account}, ${payer}, ${nonce})`, old);
-  return (await db.delete(t).where(isOld).returning({ nonce })).length;
+  const isAmong = inArray(sql`(${account}, ${payer}, ${nonce})`, old);
+  return (await db.delete(t).where(isAmong).returning({ nonce })).length;
 }
 
 /** An open payment of such a day has no ceiling left to give its share back to, which harms nobody. */
 async function removeDays({ db, tables: { facilitatorDays: t } }: Tx, before: string, limit: number) {
   const { account, day } = t;
   const old = db.select({ account, day }).from(t).where(lt(day, before)).limit(limit);
-  return (
-    await db
-      .delete(t)
-      .where(inArray(sql`(${account}, ${day})`, old))
-      .returning({ day })
-  ).length;
+  const isAmong = inArray(sql`(${account}, ${day})`, old);
+  return (await db.delete(t).where(isAmong).returning({ day })).length;
 }
