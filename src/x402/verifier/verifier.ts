@@ -140,7 +140,7 @@ interface ThreadEvents {
   lost(batches: readonly (readonly Waiting[])[]): void;
 }
 
-/** It takes 7 to 10 MB, which come back when it ends; to start it takes 40 ms of another core (measured, compiled). */
+/** The worker takes 7 to 10 MB, which come back when it ends; to start it takes 40 ms of another core (measured, compiled). */
 const IDLE_MS = 30_000;
 
 /** See createWorkerPool: in the compiled binary a worker is found by its path below `src`. */
@@ -150,7 +150,7 @@ function spawnWorker(): Worker {
     : new Worker(new URL("./worker.ts", import.meta.url).href);
 }
 
-/** The worker: started when it is first needed, ended when it has had nothing to do for long. What it has not answered is given back. */
+/** The worker: started when it is first needed, ended when it has long had nothing to do. What it has not answered comes back. */
 function createVerifierThread(
   { log, spawn = spawnWorker, idleMs = IDLE_MS, stuckMs = 10_000 }: Omit<VerifierOptions, "waitingMax">,
   events: ThreadEvents,
