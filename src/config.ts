@@ -8,7 +8,6 @@ import { readTlsFiles, validityWarnings } from "./config/pem.ts";
 import {
   BACKUP_RULES,
   COMMON_RULES,
-  type ConfigRule,
   type ConfigValues,
   FACILITATOR_PORT,
   FACILITATOR_RULES,
@@ -18,7 +17,7 @@ import {
   type VariableName,
 } from "./config/rules.ts";
 import { fileProblem, valueProblem, writtenPath } from "./config/values.ts";
-import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type VariableRow } from "./config/variables.ts";
+import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type Sources, type VariableRow } from "./config/variables.ts";
 import { suggest } from "./core/text.ts";
 import { systemClock } from "./core/time.ts";
 import type { TracingOptions } from "./core/tracing.ts";
@@ -31,14 +30,6 @@ export const VARIABLES = { ...COMMON, ...GATEWAY, ...FACILITATOR, ...DEMO };
 export type Config = ReturnType<typeof arrange>;
 export type FacilitatorConfig = NonNullable<Config["facilitator"]>;
 
-export interface Loaded {
-  /** Null when there are problems. */
-  readonly config: Config | null;
-  /** Each names a variable, file or flag, and what it must be. */
-  readonly problems: readonly string[];
-  readonly warnings: readonly string[];
-}
-
 /** What the configuration is for. Only a server needs to know which service it is; the accounts are in the database. */
 export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "restore" | "account" | "demo";
 
@@ -48,13 +39,14 @@ export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "resto
  *
  * @param flags by name, without dashes; those that override no variable are the command's own
  * @param terminal whether standard error is a terminal
+ * @returns no configuration when there are problems: each names a variable, file or flag, and what it must be
  */
 export function loadConfig(
   purpose: Purpose,
   flags: ReadonlyMap<string, string>,
   environment: Environment,
   terminal: boolean,
-): Loaded {
+) {
   const mode = readRow("TOLLGATE_MODE", COMMON.TOLLGATE_MODE, flags, environment).value;
   const { tables, rules } = concerned(purpose, mode);
   const { values, problems } = readValues(tables, flags, environment);
@@ -63,24 +55,17 @@ export function loadConfig(
     const problem = rule.problem(values);
     if (problem !== false) problems.set(rule.name, `${rule.name} ${problem}`);
   }
-  const warnings = [...unknownVariables(environment), ...expiries(values)];
+  // For certificates that end soon: nothing else tells before every handshake fails.
+  const expiries = (["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_CLIENT_CA_FILE"] as const).flatMap((name) =>
+    validityWarnings(name, values[name] ?? "", systemClock.now()),
+  );
+  const warnings = [...unknownVariables(environment), ...expiries];
   const config = problems.size === 0 ? arrange(values, terminal, environment) : null;
   return { config, problems: [...problems.values()], warnings };
 }
 
-/** Warnings for certificates that end soon: nothing else tells before every handshake fails. */
-function expiries(values: ConfigValues): string[] {
-  return (["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_CLIENT_CA_FILE"] as const).flatMap((name) =>
-    validityWarnings(name, values[name] ?? "", systemClock.now()),
-  );
-}
-
-interface Concern {
-  readonly tables: readonly object[];
-  readonly rules: readonly ConfigRule[];
-}
-
-function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]): Concern {
+/** The tables of variables that are looked at, and the rules for what they say together. */
+function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]) {
   const gateway = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...GATEWAY_RULES] };
   const either = { tables: [COMMON], rules: COMMON_RULES };
   switch (purpose) {
@@ -120,23 +105,17 @@ function readValues(tables: readonly object[], flags: ReadonlyMap<string, string
   return { values: read as ConfigValues, problems };
 }
 
-interface ReadRow<T> {
-  /** The default when there is a problem. */
-  readonly value: T;
-  readonly problem: string | null;
-}
-
+/** With a problem the value is the default. */
 function readRow<T, F>(
   name: string,
-  row: VariableRow<T, F, string>,
+  { kind, fallback, ...sources }: VariableRow<T, F, string>,
   flags: ReadonlyMap<string, string>,
   environment: Environment,
-): ReadRow<T | F> {
-  const { text, source, problem } = readRaw(name, row, flags, environment);
-  if (problem !== null || text === null) return { value: row.fallback, problem };
-  const parsed = row.kind.parse(text);
-  if (parsed !== undefined) return { value: parsed, problem: null };
-  return { value: row.fallback, problem: valueProblem(source, row.kind, text) };
+) {
+  const { text, source, problem } = readRaw(name, sources, flags, environment);
+  const parsed = text === null ? fallback : kind.parse(text);
+  if (parsed !== undefined) return { value: parsed, problem };
+  return { value: fallback, problem: valueProblem(source, kind, text ?? "") };
 }
 
 /** The values at the paths that their rows name. */
@@ -148,9 +127,7 @@ type Nested<T> = {
 
 type OptionTree = Nested<{ [N in VariableName as (typeof VARIABLES)[N]["path"]]: ConfigValues[N] }>;
 
-interface Branch {
-  [name: string]: unknown;
-}
+type Branch = Record<string, unknown>;
 
 function nested(values: ConfigValues): OptionTree {
   const options: Branch = {};
@@ -241,25 +218,16 @@ function arrangeSigners({ keys, url, address }: OptionTree["facilitator"]["signe
   return url === null || address === null ? null : ({ kind: "remote", url, address } as const);
 }
 
-interface Raw {
-  /** Null when unset; never empty. */
-  readonly text: string | null;
-  /** What the operator wrote: the name of the variable, its file variable or its flag. */
-  readonly source: string;
-  readonly problem: string | null;
-}
-
-interface Sources {
-  readonly flag?: string;
-  readonly secret?: true;
-}
-
+/**
+ * The text of a variable: null when unset, and never empty. Its source is what the operator wrote: the name of the variable,
+ * its file variable or its flag.
+ */
 function readRaw(
   name: string,
   { flag, secret }: Sources,
   flags: ReadonlyMap<string, string>,
   environment: Environment,
-): Raw {
+) {
   const given = flag === undefined ? undefined : flags.get(flag);
   // An empty variable counts as unset, but an empty flag is surely a mistake.
   if (given === "") return { text: null, source: `--${flag}`, problem: `--${flag} must not be empty` };
@@ -273,7 +241,7 @@ function readRaw(
 
 const FILE_BYTES_MAX = 65_536;
 
-function fromFile(source: string, path: string): Raw {
+function fromFile(source: string, path: string) {
   let why: string;
   try {
     // Pipes and devices (a secret handed over as /dev/fd/3) have no size; they are read to their end.

@@ -14,9 +14,6 @@ import { StartupProblem } from "./core/startup.ts";
 
 export type Environment = Readonly<Record<string, string | undefined>>;
 
-const COLLECTED_BYTES = String(256 * 1024 * 1024);
-const UNCOLLECTED_BYTES = String(96 * 1024 * 1024);
-
 /** Names the process that has been replaced already: exec keeps the pid, and no child has the same one. */
 const MARK = "TOLLGATE_RESTARTED_PID";
 
@@ -25,8 +22,8 @@ const FOREIGN = /^((https?|all|no|ftp|ws|wss|socks|socks5)_proxy|bun_.*|node_.*)
 /** By NODE_ENV libraries decide whether error pages show their insides. */
 const KEPT = {
   NODE_ENV: "production",
-  BUN_JSC_forceRAMSize: COLLECTED_BYTES,
-  BUN_JSC_largeHeapSize: UNCOLLECTED_BYTES,
+  BUN_JSC_forceRAMSize: String(256 * 1024 ** 2),
+  BUN_JSC_largeHeapSize: String(96 * 1024 ** 2),
   BUN_CONFIG_DNS_TIME_TO_LIVE_SECONDS: "5",
 };
 

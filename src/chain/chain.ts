@@ -253,12 +253,15 @@ async function feeBelow(rpc: Rpc, bytes: number): Promise<bigint> {
   const data = encodeFunctionData({ abi: token.ABI, functionName: "getL1FeeUpperBound", args: [size] });
   const call = { to: token.FEE_ORACLE, data };
   const read = (result: unknown) => (result === "0x" ? 0n : wire.word(result));
-  try {
-    return await rpc.ask({ method: "eth_call", params: [call, "latest"], read, isAnswer: token.isRefusal });
-  } catch (error) {
-    if (error instanceof RpcError) return 0n;
+  return unlessRefused(rpc.ask({ method: "eth_call", params: [call, "latest"], read, isAnswer: token.isRefusal }), 0n);
+}
+
+/** What the call gives, and `otherwise` where the EVM refuses it. */
+async function unlessRefused<T>(calling: Promise<T>, otherwise: T): Promise<T> {
+  return calling.catch((error) => {
+    if (error instanceof RpcError) return otherwise;
     throw error;
-  }
+  });
 }
 
 async function isSignedByContract(rpc: Rpc, authorization: Authorization, signature: Hex): Promise<boolean> {
@@ -267,12 +270,7 @@ async function isSignedByContract(rpc: Rpc, authorization: Authorization, signat
   const call = { to: authorization.from, data, gas: wire.hex(token.GAS_MAX) };
   const isDoubtful = (answer: Hex | RpcError) => answer instanceof RpcError || !token.saysValid(answer);
   const question = { method: "eth_call", params: [call, "latest"], read: wire.data, isAnswer: token.isRefusal };
-  try {
-    return token.saysValid(await rpc.ask({ ...question, isDoubtful }));
-  } catch (error) {
-    if (error instanceof RpcError) return false;
-    throw error;
-  }
+  return unlessRefused(rpc.ask({ ...question, isDoubtful }).then(token.saysValid), false);
 }
 
 const isBelow =

@@ -6,7 +6,7 @@ import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { inSpan, type Tracer } from "../core/tracing.ts";
 import type { Outbound } from "../http/client/outbound.ts";
-import { createFairQueue, createFairShare, enter } from "../kernel/share.ts";
+import { createSlots } from "../kernel/share.ts";
 import { CHAIN_ID } from "../x402/kind.ts";
 import { type Block, block, exchange, hex, NoAnswer, quantity, RpcError } from "./json-rpc.ts";
 
@@ -35,10 +35,9 @@ interface Asking<T> {
   doubted: EndpointAnswer<T> | null;
 }
 
-/** What an endpoint has answered: `give` gives its value, or throws the error that is its answer. */
+/** What an endpoint has answered: a value, or an error about the question. */
 interface EndpointAnswer<T> {
-  give(): T;
-  readonly isDoubtful: boolean;
+  readonly answer: T | RpcError;
 }
 
 /** The newest block of a node. */
@@ -71,12 +70,12 @@ export function createRpc(options: RpcOptions) {
       const certain = await askInTurn(working, question, progress);
       if (certain !== null && progress.doubted !== null) isContradicted = true;
       const first = certain ?? progress.doubted;
-      if (first !== null) return first.give();
+      if (first !== null) return given(first);
       // If one answers, even with an error about itself, there is no reason to wait for those that are down.
       const isAnswered = progress.last instanceof RpcError || progress.behind !== null;
       const others = endpoints.filter((each) => !working.includes(each) && !(isAnswered && each.state() === "down"));
       const second = (await askInTurn(others, question, progress)) ?? progress.doubted;
-      if (second !== null) return second.give();
+      if (second !== null) return given(second);
       if (question.at !== undefined) isBlockUnknown = true;
       throw progress.behind ?? unreachable(progress.last);
     },
@@ -128,32 +127,31 @@ function isAnswer<T>(question: Question<T>, error: unknown): error is RpcError {
   return error instanceof RpcError && question.isAnswer?.(error) === true;
 }
 
-/** @throws what is no answer */
-async function answerOf<T>(endpoint: Endpoint, question: Question<T>): Promise<EndpointAnswer<T>> {
-  try {
-    const value = await endpoint.ask(question);
-    return { give: () => value, isDoubtful: question.isDoubtful?.(value) === true };
-  } catch (error) {
-    if (!isAnswer(question, error)) throw error;
-    const give = () => {
-      throw error;
-    };
-    return { give, isDoubtful: question.isDoubtful?.(error) === true };
-  }
+/** @throws the error that is the answer */
+function given<T>({ answer }: EndpointAnswer<T>): T {
+  if (answer instanceof RpcError) throw answer;
+  return answer;
 }
 
 /**
  * Null when there is no answer that can be believed; `progress` then tells why. An endpoint not known to work is tested
  * first.
  */
-async function askInTurn<T>(endpoints: readonly Endpoint[], question: Question<T>, progress: Asking<T>) {
+async function askInTurn<T>(
+  endpoints: readonly Endpoint[],
+  question: Question<T>,
+  progress: Asking<T>,
+): Promise<EndpointAnswer<T> | null> {
   for (const endpoint of endpoints) {
     const state = endpoint.state();
     if (state === "wrongChain" || (state !== "good" && !(await endpoint.test()))) continue;
     try {
-      const answer = await answerOf(endpoint, question);
-      if (!answer.isDoubtful) return answer;
-      progress.doubted ??= answer;
+      const answer = await endpoint.ask(question).catch((error: unknown) => {
+        if (isAnswer(question, error)) return error;
+        throw error;
+      });
+      if (question.isDoubtful?.(answer) !== true) return { answer };
+      progress.doubted ??= { answer };
     } catch (error) {
       if (error instanceof StaleNode) progress.behind = error;
       progress.last = error;
@@ -172,7 +170,6 @@ function unreachable(last: unknown): Fault {
 
 /** To one node, which leaves an eighth free. The time limit begins when a question is sent, so waiting makes no node look slow. */
 const QUESTIONS_PARALLEL = 32;
-const ONE = { tenant: "", agent: null, amount: 1 };
 
 /** The endpoint says something of the chain that we know better. Another one is asked, and this one stays in use. */
 export class StaleNode extends Error {
@@ -204,7 +201,7 @@ type Endpoint = ReturnType<typeof createEndpoint>;
 function createEndpoint(url: string, index: number, options: RpcOptions) {
   const { outbound, log, onError, timeoutMs = 3000, tracer = null } = options;
   const server = { outbound, url, timeoutMs, answerBytesMax: 4 * 1024 * 1024 };
-  const permits = createFairQueue(createFairShare({ size: QUESTIONS_PARALLEL }));
+  const inSlot = createSlots(QUESTIONS_PARALLEL);
   let state: EndpointState = "untested";
   /** In a row, tests aside. */
   let failures = 0;
@@ -226,8 +223,9 @@ function createEndpoint(url: string, index: number, options: RpcOptions) {
     if (method === NEWEST.method) fits ??= () => true;
   }
 
-  async function request<T>({ method, params, read, isAnswer }: Question<T>): Promise<T> {
-    await enter(permits, ONE);
+  const request = <T>(question: Question<T>): Promise<T> => inSlot("", () => requestNow(question));
+
+  async function requestNow<T>({ method, params, read, isAnswer }: Question<T>): Promise<T> {
     const fields = { rpcMethod: method, rpcEndpoint: index };
     const ask = () => exchange(server, method, params);
     try {
@@ -239,8 +237,6 @@ function createEndpoint(url: string, index: number, options: RpcOptions) {
         log.debug("rpc_endpoint_failed", { endpoint: index, method, error: error.message });
       } else setDown(method, error);
       throw error;
-    } finally {
-      permits.giveBack(ONE.tenant, ONE.agent, ONE.amount);
     }
   }
 

@@ -11,9 +11,8 @@ import {
   slice,
   toEventSelector,
 } from "viem";
-import { lowerHex } from "../x402/fields.ts";
 import { TOKEN } from "../x402/kind.ts";
-import type { Authorization, Hex } from "../x402/types.ts";
+import { type Authorization, type Hex, lowerHex } from "../x402/types.ts";
 import type { LogEntry, Receipt, RpcError } from "./json-rpc.ts";
 
 /**

@@ -22,16 +22,15 @@ import {
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
 import { begin, type CommandLine } from "./command-line.ts";
-import { type DataPlace, openDataDir, requireDatabase } from "./open.ts";
+import { type DataPlace, openDataDir, requireDatabase, withStore } from "./open.ts";
 
-/** `tollgate account …` */
 export async function account(line: CommandLine): Promise<string> {
   const work = workOf(line);
   const { config, log } = begin(line, "account");
   const [name = ""] = line.words;
   // An account may be added before the first start.
   if (line.command !== "account add") requireDatabase(config, "facilitator");
-  return withStore(config, log, async (store) => {
+  return onAccounts(config, log, async (store) => {
     try {
       return await work(store);
     } catch (error) {
@@ -42,7 +41,7 @@ export async function account(line: CommandLine): Promise<string> {
 
 /** `tollgate account add`, for the demo. */
 export function addNewAccount(config: DataPlace, account: NewAccount, log: Log): Promise<string> {
-  return withStore(config, log, (store) => add(store, account));
+  return onAccounts(config, log, (store) => add(store, account));
 }
 
 /** What the command does, which returns what to print. */
@@ -97,17 +96,15 @@ function readClientCertificate({ flags, problems }: CommandLine): string {
 }
 
 /** @throws StartupProblem for what the operator can correct */
-async function withStore<T>(config: DataPlace, log: Log, work: (store: Store) => Promise<T>): Promise<T> {
+async function onAccounts<T>(config: DataPlace, log: Log, work: (store: Store) => Promise<T>): Promise<T> {
   openDataDir(config, log);
   // Standard error is for problems: that the store was opened is none.
-  const store = await openStore({ ...config, log: { ...log, info: log.debug }, clock: systemClock });
+  const opening = openStore({ ...config, log: { ...log, info: log.debug }, clock: systemClock });
   try {
-    return await work(store);
+    return await withStore(opening, work);
   } catch (error) {
     if (!(error instanceof Fault) || error.kind === "unavailable") throw error;
     throw new StartupProblem(error.message, { cause: error });
-  } finally {
-    await store.close();
   }
 }
 
@@ -148,6 +145,4 @@ function accountsText(accounts: readonly ListedAccount[]): string {
 }
 
 /** In columns of a terminal. */
-function width(cell = ""): number {
-  return Bun.stringWidth(cell);
-}
+const width = (cell = ""): number => Bun.stringWidth(cell);

@@ -16,7 +16,7 @@ import { openStore } from "../storage/open.ts";
 import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
 import { checkSqliteCopy, copySqlite, syncFile } from "../storage/sqlite/backup.ts";
 import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
-import { openDataDir, prepareMasterKeys, requireDatabase, requireMasterKeys } from "./open.ts";
+import { openDataDir, prepareMasterKeys, requireDatabase, requireMasterKeys, withStore } from "./open.ts";
 
 /** For deployments that bring the schema up to date before the new version takes calls. */
 export async function migrate(line: CommandLine): Promise<CommandOutcome> {
@@ -30,7 +30,6 @@ export async function migrate(line: CommandLine): Promise<CommandOutcome> {
   return undefined;
 }
 
-/** `tollgate backup` */
 export async function backup(line: CommandLine): Promise<CommandOutcome> {
   const [made] = line.words;
   // The file of a check alone is the value of its flag: a name that is mistaken must not pass for a new backup.
@@ -139,15 +138,12 @@ function moveAway(path: string): string | null {
 
 async function record(config: Config, file: string | null, log: Log): Promise<void> {
   const { databaseUrl, dataDir } = config;
-  const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
-  try {
+  await withStore(openStore({ databaseUrl, dataDir, log, clock: systemClock }), async (store) => {
     const { signingKeys } = store.read.tables;
     const keys = await store.read.db.select({ kid: signingKeys.kid }).from(signingKeys).limit(1);
     // The database is a gateway's: with another key the gateway would not start.
     if (keys.length > 0) await openKeyring(store, requireMasterKeys(config, log), store.clock);
     await recordRestore(store, () => settleRestored(store));
     if (file !== null) unmarkCopy(file);
-  } finally {
-    await store.close();
-  }
+  });
 }

@@ -170,23 +170,15 @@ async function showSummary(
   terminal.section("Pay for a call yourself, in another terminal");
   terminal.line("These are the gateway, a token of the tenant for 12 hours, the agent, the payer's key, and");
   terminal.line("where the files of the demo are:");
-  terminal.line();
-  terminal.verbatim(`export GATEWAY=${tenant.url}`);
-  terminal.verbatim(`export TOKEN=${tenant.token}`);
-  terminal.verbatim(`export AGENT=${agents.notary}`);
-  terminal.verbatim(`export PAYER_KEY=${payer.key}`);
-  terminal.verbatim(`export FILES=${quoted(dir)}`);
-  terminal.line();
+  terminal.copied(`export GATEWAY=${tenant.url}
+export TOKEN=${tenant.token}
+export AGENT=${agents.notary}
+export PAYER_KEY=${payer.key}
+export FILES=${quoted(dir)}`);
   terminal.line("See what it costs:");
-  terminal.line();
-  terminal.verbatim(CHALLENGE_COMMAND);
-  terminal.line();
+  terminal.copied(`curl -si "$GATEWAY/v1/proxy/$AGENT" -H "Authorization: Bearer $TOKEN" -d hello`);
   terminal.line("Pay it with the official client, unmodified. npm installs it beside these files, and");
   terminal.line("it goes with them:");
-  terminal.line();
-  terminal.verbatim(payCommand.trimEnd());
-  terminal.line();
+  terminal.copied(payCommand.trimEnd());
   terminal.line("Ctrl-C here stops everything, and removes it.");
 }
-
-const CHALLENGE_COMMAND = `curl -si "$GATEWAY/v1/proxy/$AGENT" -H "Authorization: Bearer $TOKEN" -d hello`;

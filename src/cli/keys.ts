@@ -16,7 +16,7 @@ import {
 } from "../keys/master-keys.ts";
 import { rotate } from "../keys/rotation.ts";
 import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
-import { openGatewayStore, requireMasterKeys } from "./open.ts";
+import { openGatewayStore, requireMasterKeys, withStore } from "./open.ts";
 
 /** What the settings alone forbid. */
 function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly string[] {
@@ -26,23 +26,19 @@ function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly
   ];
 }
 
-/** `tollgate keys rotate` */
 export async function rotateKeys(line: CommandLine): Promise<CommandOutcome> {
   const { config, log } = begin(line, "keys", rotationProblems);
   const masterKeys = requireMasterKeys(config, log);
   const file = masterKeyFile(config.masterKeys, config.dataDir);
-  const store = await openGatewayStore(config, log);
-  try {
+  return withStore(openGatewayStore(config, log), async (store) => {
     await openKeyring(store, masterKeys, store.clock);
     const options = { store, masterKeys, clock: store.clock, secretIdentity };
     const rotation = await rotate(options, {
-      stage: () => stageNext(config, masterKeys, log),
+      stage: () => stageNext(config.masterKeys, file, masterKeys, log),
       promote: (id) => file !== null && promoteMasterKey(file, id),
     });
     return verdictOf(rotation, file);
-  } finally {
-    await store.close();
-  }
+  });
 }
 
 /**
@@ -50,9 +46,7 @@ export async function rotateKeys(line: CommandLine): Promise<CommandOutcome> {
  *
  * @returns its ID
  */
-function stageNext(config: Config, masterKeys: MasterKeys, log: Log): string {
-  const { next, own } = config.masterKeys;
-  const file = masterKeyFile(config.masterKeys, config.dataDir);
+function stageNext({ next, own }: Config["masterKeys"], file: string | null, masterKeys: MasterKeys, log: Log): string {
   // What is configured beside a configured key is configured at the gateways too.
   if (next !== null && (own !== null || file === null)) return masterKeyId(next);
   if (file === null) throw new StartupProblem("TOLLGATE_NEW_MASTER_KEY must be set");
@@ -76,14 +70,12 @@ function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | 
       return `the keys are rotated to that master key already; nothing was done\n${whereText(file, rotation.isInPlace)}\n`;
     case "superseded":
       return { holds: false, text: "another command rotates the keys to another master key; this one did nothing\n" };
-    case "lacking":
-      return { holds: false, text: `${lackingText(rotation.lacks)}\n` };
+    case "lacking": {
+      const lacks = `these gateways run without the new master key: ${rotation.lacks.join(", ")}`;
+      const text = `nothing is rotated yet; ${lacks}; see tollgate help operations, and run this again\n`;
+      return { holds: false, text };
+    }
   }
-}
-
-function lackingText(lacks: readonly string[]): string {
-  return `nothing is rotated yet; these gateways run without the new master key: ${lacks.join(", ")}; \
-see tollgate help operations, and run this again`;
 }
 
 function whereText(file: string | null, isInPlace: boolean): string {

@@ -172,13 +172,7 @@ function cut(value: string): string {
   return value.length > VALUE_CHARACTERS_MAX ? `${value.slice(0, VALUE_CHARACTERS_MAX)}…` : value;
 }
 
-interface Description {
-  readonly message: string;
-  readonly causes: readonly string[];
-  readonly stack: string;
-}
-
-function describe(error: Error): Description {
+function describe(error: Error) {
   const causes: string[] = [];
   for (let cause = error.cause; cause !== undefined && causes.length < 8; ) {
     causes.push(cut(summary(cause)));
@@ -205,8 +199,7 @@ function frames(stack: string): string {
 const COLOURS = { debug: 90, info: 32, warn: 33, error: 31 } as const;
 
 function prettyLine(time: string, level: LogLevel, event: string, fields: LogFields): string {
-  const head = `${time.slice(11, 23)} \x1b[${COLOURS[level]}m${level.padEnd(5)}\x1b[0m ${printable(event)}`;
-  let line = head;
+  let line = `${time.slice(11, 23)} \x1b[${COLOURS[level]}m${level.padEnd(5)}\x1b[0m ${printable(event)}`;
   let below = "";
   for (const name in fields) {
     const value = fields[name];
@@ -222,7 +215,7 @@ function prettyValue(value: unknown): string {
   return toJson(value) ?? "";
 }
 
-function prettyError({ message, causes, stack }: Description): string {
+function prettyError({ message, causes, stack }: ReturnType<typeof describe>): string {
   const lines = [message, ...causes.map((cause) => `caused by ${cause}`), ...stack.split("\n")];
   return lines
     .filter((line) => line !== "")

@@ -86,6 +86,16 @@ export function requireMasterKeys(config: DataPlace & Pick<Config, "masterKeys">
   );
 }
 
+/** What the work gives, for which the store is open. */
+export async function withStore<T>(opening: Promise<Store>, work: (store: Store) => Promise<T>): Promise<T> {
+  const store = await opening;
+  try {
+    return await work(store);
+  } finally {
+    await store.close();
+  }
+}
+
 const PAUSE_MS_MOST = 500;
 
 /** A store for a command whose writes may be done twice: beside a busy gateway, a write may wait for long. */

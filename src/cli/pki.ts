@@ -2,10 +2,10 @@
 // and any number of clients. It needs no configuration and no database. No file ever replaces another, since a lost CA key
 // can't be made again. Certificates (RFC 5280) come from the X.509 library, EC P-256 throughout, which every TLS implementation
 // takes. In one file, since what each kind of certificate is for is half of the command.
-import { createPrivateKey, createPublicKey, X509Certificate as ReadCertificate } from "node:crypto";
+import { createPrivateKey, createPublicKey, X509Certificate } from "node:crypto";
 import { mkdirSync, readFileSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
-import type { Extension, JsonGeneralName, X509Certificate } from "@peculiar/x509";
+import type { Extension, JsonGeneralName } from "@peculiar/x509";
 import * as value from "../config/values.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { DAY_MS, HOUR_MS, systemClock } from "../core/time.ts";
@@ -43,7 +43,6 @@ const HOST_MUST =
   "--host must be given, once for each host name or IP address that the server is called by (*.name too)";
 const NAME_MUST = `--name must be given: 1 to 64 letters, digits, dots, hyphens and underscores, neither ${TAKEN_NAMES.join(" nor ")}`;
 
-/** `tollgate pki …` */
 export function pki(line: CommandLine): Promise<string> {
   const request = readPkiRequest(line);
   if (line.problems.length > 0) throw new Misuse(line.problems);
@@ -190,25 +189,10 @@ const LEAF_DAYS = 397;
 const CRITICAL = true;
 
 /** A root that signs end certificates and no further CA. */
-export async function issueCa(now: number): Promise<CertifiedKey> {
-  const keys = await newKeys();
+export function issueCa(now: number): Promise<CertifiedKey> {
   const serialNumber = newSerial();
-  const certificate = await x509.X509CertificateGenerator.createSelfSigned({
-    // The digits tell two roots apart where a person has to.
-    name: [{ CN: [`tollgate CA ${serialNumber.slice(0, 8)}`] }],
-    serialNumber,
-    notBefore: new Date(now - BACKDATED_MS),
-    notAfter: new Date(now + CA_DAYS * DAY_MS),
-    keys,
-    signingAlgorithm: SIGNATURE,
-    extensions: [
-      new x509.BasicConstraintsExtension(true, 0, CRITICAL),
-      new x509.KeyUsagesExtension(x509.KeyUsageFlags.keyCertSign | x509.KeyUsageFlags.cRLSign, CRITICAL),
-      await x509.SubjectKeyIdentifierExtension.create(keys.publicKey),
-      await x509.AuthorityKeyIdentifierExtension.create(keys.publicKey),
-    ],
-  });
-  return { cert: pem(certificate), key: await privateKeyPem(keys.privateKey) };
+  // The digits tell two roots apart where a person has to.
+  return issue(null, `tollgate CA ${serialNumber.slice(0, 8)}`, [], now, serialNumber);
 }
 
 /** @param hosts names and addresses without brackets, all that the server is called by */
@@ -225,39 +209,46 @@ export function issueClient(ca: CertifiedKey, name: string, now: number): Promis
   return issue(ca, name, [new x509.ExtendedKeyUsageExtension([x509.ExtendedKeyUsage.clientAuth])], now);
 }
 
+/** @param ca null for a root, which signs itself */
 async function issue(
-  ca: CertifiedKey,
+  ca: CertifiedKey | null,
   name: string,
   purpose: readonly Extension[],
   now: number,
+  serialNumber = newSerial(),
 ): Promise<CertifiedKey> {
-  const issuer = new x509.X509Certificate(ca.cert);
+  const isRoot = ca === null;
+  const issuer = isRoot ? null : new x509.X509Certificate(ca.cert);
+  const subject = [{ CN: [name] }];
   const keys = await newKeys();
+  const { digitalSignature, keyCertSign, cRLSign } = x509.KeyUsageFlags;
   const certificate = await x509.X509CertificateGenerator.create({
-    subject: [{ CN: [name] }],
-    issuer: issuer.subjectName,
-    serialNumber: newSerial(),
+    subject,
+    issuer: issuer?.subjectName ?? subject,
+    serialNumber,
     notBefore: new Date(now - BACKDATED_MS),
     // A certificate must not outlive its CA.
-    notAfter: new Date(Math.min(now + LEAF_DAYS * DAY_MS, issuer.notAfter.getTime())),
+    notAfter: new Date(
+      issuer === null ? now + CA_DAYS * DAY_MS : Math.min(now + LEAF_DAYS * DAY_MS, issuer.notAfter.getTime()),
+    ),
     publicKey: keys.publicKey,
-    signingKey: await readSigningKey(ca.key),
+    signingKey: isRoot ? keys.privateKey : await readSigningKey(ca.key),
     signingAlgorithm: SIGNATURE,
     extensions: [
-      new x509.BasicConstraintsExtension(false, undefined, CRITICAL),
-      new x509.KeyUsagesExtension(x509.KeyUsageFlags.digitalSignature, CRITICAL),
+      new x509.BasicConstraintsExtension(isRoot, isRoot ? 0 : undefined, CRITICAL),
+      new x509.KeyUsagesExtension(isRoot ? keyCertSign | cRLSign : digitalSignature, CRITICAL),
       ...purpose,
       await x509.SubjectKeyIdentifierExtension.create(keys.publicKey),
-      await x509.AuthorityKeyIdentifierExtension.create(issuer.publicKey),
+      await x509.AuthorityKeyIdentifierExtension.create(issuer?.publicKey ?? keys.publicKey),
     ],
   });
-  return { cert: pem(certificate), key: await privateKeyPem(keys.privateKey) };
+  return { cert: `${certificate.toString("pem")}\n`, key: await privateKeyPem(keys.privateKey) };
 }
 
 /** Why this is no CA that can sign, or null. */
 export function caProblem(ca: CertifiedKey, now: number): string | null {
   try {
-    const certificate = new ReadCertificate(ca.cert);
+    const certificate = new X509Certificate(ca.cert);
     const key = createPrivateKey(ca.key);
     if (!certificate.ca) return "the certificate is not one of a CA";
     if (!certificate.checkPrivateKey(key)) return "the key is not the certificate's";
@@ -281,10 +272,6 @@ function newSerial(): string {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   bytes[0] = ((bytes[0] ?? 0) & 0x3f) | 0x40;
   return bytes.toHex();
-}
-
-function pem(certificate: X509Certificate): string {
-  return `${certificate.toString("pem")}\n`;
 }
 
 async function privateKeyPem(key: CryptoKey): Promise<string> {

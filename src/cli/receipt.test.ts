@@ -7,8 +7,8 @@ import { startUpstream } from "../../test/support/http/upstream.ts";
 import { linkTo, receiptSigner, type Signer, signedChain } from "../../test/support/stores/receipts.ts";
 import { COMMANDS, SERVE } from "../commands.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { readCommandLine } from "./command-line.ts";
-import { readReceiptRequest, verifyReceipts } from "./receipt.ts";
+import { Misuse, readCommandLine } from "./command-line.ts";
+import * as receipt from "./receipt.ts";
 
 const dir = mkdtempSync(join(tmpdir(), "tollgate-receipt-"));
 let signer: Signer;
@@ -25,6 +25,9 @@ const lastOf = (lines: readonly string[]) => {
   const { receipt_id, completed_at } = decodeJwt(lines.at(-1) ?? "");
   return `the last one is ${receipt_id}, of ${completed_at}\n`;
 };
+const lineOf = (...words: string[]) => readCommandLine(["receipt", ...words], COMMANDS, SERVE);
+const verifyReceipts = (of: { readonly file: string; readonly jwks: string }) =>
+  receipt.verify(lineOf("verify", of.file, `--jwks=${of.jwks}`));
 const verify = (text: string) => verifyReceipts({ file: file(text), jwks });
 
 beforeAll(async () => {
@@ -117,13 +120,12 @@ describe("tollgate receipt verify", () => {
     expect(verifyReceipts({ file: dir, jwks })).rejects.toThrow("FILE must be readable");
   });
 
-  test("tells what is missing on the command line", () => {
-    const read = (...words: string[]) => readCommandLine(["receipt", ...words], COMMANDS, SERVE);
-    const line = read("verify");
-    readReceiptRequest(line);
+  test("tells what is missing on the command line", async () => {
+    const line = lineOf("verify");
+    expect(receipt.verify(line)).rejects.toBeInstanceOf(Misuse);
     expect(line.problems).toEqual(["FILE must be given", expect.stringContaining("--jwks must be given")]);
-    const whole = read("verify", "a.jsonl", "--jwks=keys.json");
-    expect(readReceiptRequest(whole)).toEqual({ file: "a.jsonl", jwks: "keys.json" });
-    expect([...whole.problems, ...read().problems]).toEqual(["receipt must be followed by one of verify"]);
+    const whole = lineOf("verify", "a.jsonl", "--jwks=keys.json");
+    expect(receipt.verify(whole)).rejects.toThrow("--jwks must be a JSON Web Key Set with an Ed25519 key: keys.json");
+    expect([...whole.problems, ...lineOf().problems]).toEqual(["receipt must be followed by one of verify"]);
   });
 });

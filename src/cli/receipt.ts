@@ -12,31 +12,14 @@ const LINE_BYTES_MAX = 64 * 1024;
 /** As URLs spell hosts that are this machine. */
 const LOOPBACK = /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/;
 
-interface ReceiptRequest {
-  readonly file: string;
-  /** A path or an http(s) URL. */
-  readonly jwks: string;
-}
+const JWKS_MUST =
+  "--jwks must be given: a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json";
 
-/** `tollgate receipt verify` */
-export async function verify(line: CommandLine): Promise<CommandVerdict> {
-  const request = readReceiptRequest(line);
-  if (line.problems.length > 0) throw new Misuse(line.problems);
-  return verifyReceipts(request);
-}
-
-export function readReceiptRequest({ words: [file = ""], flags, problems }: CommandLine): ReceiptRequest {
+/** @throws Misuse; StartupProblem when file or keys can't be read */
+export async function verify({ words: [file = ""], flags, problems }: CommandLine): Promise<CommandVerdict> {
   const jwks = flags.get("jwks") ?? "";
-  if (jwks === "") {
-    problems.push(
-      "--jwks must be given: a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json",
-    );
-  }
-  return { file, jwks };
-}
-
-/** @throws StartupProblem when file or keys can't be read */
-export async function verifyReceipts({ file, jwks }: ReceiptRequest): Promise<CommandVerdict> {
+  if (jwks === "") problems.push(JWKS_MUST);
+  if (problems.length > 0) throw new Misuse(problems);
   const chain = createReceiptChain(await readKeys(jwks));
   let number = 0;
   for await (const line of linesOf(file)) {

@@ -8,7 +8,7 @@ import type { Log } from "../core/log.ts";
 import { systemClock } from "../core/time.ts";
 import { isPrincipal, LOCAL_ISSUER } from "../gateway/identity/identity.ts";
 import { openKeyring } from "../keys/keyring.ts";
-import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";
+import { DATABASE_FILE } from "../keys/master-keys.ts";
 import {
   REVOCATION_CLAIM,
   replaceIssuerKey,
@@ -17,9 +17,8 @@ import {
   TOKEN_DAYS_MAX,
 } from "../keys/signing-keys.ts";
 import { openStore } from "../storage/open.ts";
-import type { Store } from "../storage/store.ts";
 import { begin, type CommandLine } from "./command-line.ts";
-import { lacksDatabase, openGatewayStore, prepareMasterKeys, requireMasterKeys } from "./open.ts";
+import { lacksDatabase, openGatewayStore, prepareMasterKeys, requireMasterKeys, withStore } from "./open.ts";
 
 interface TokenRequest {
   readonly tenant: string;
@@ -39,7 +38,6 @@ function remoteIssuerProblems({ identity }: Config): readonly string[] {
   return ["TOLLGATE_OIDC_ISSUER must be unset: with it only the tokens of that issuer are accepted"];
 }
 
-/** `tollgate token` */
 export async function token(line: CommandLine): Promise<string> {
   const request = readTokenRequest(line);
   const { config, log } = begin(line, "token", remoteIssuerProblems);
@@ -69,8 +67,7 @@ function readPrincipal({ flags, problems }: CommandLine, flag: string): string {
 export async function mintToken(config: Config, request: TokenRequest, log: Log): Promise<string> {
   const isNew = lacksDatabase(config);
   const { keys } = prepareMasterKeys(config, log);
-  const store = await openStore({ ...config, log, clock: systemClock });
-  try {
+  return withStore(openStore({ ...config, log, clock: systemClock }), async (store) => {
     const keyring = await openKeyring(store, keys, systemClock);
     if (isNew)
       process.stderr.write(`tollgate token has made a new database, ${join(config.dataDir, DATABASE_FILE)}: \
@@ -84,7 +81,7 @@ only a gateway with this data directory accepts the token\n`);
       ...(request.scope === null ? {} : { [claims.scope]: request.scope }),
       [REVOCATION_CLAIM]: keyring.revocations.newest(),
     };
-    return await new SignJWT(payload)
+    return new SignJWT(payload)
       .setProtectedHeader({ alg: SIGNING_ALGORITHM, kid, typ: "JWT" })
       .setIssuer(LOCAL_ISSUER)
       .setAudience(LOCAL_ISSUER)
@@ -92,12 +89,9 @@ only a gateway with this data directory accepts the token\n`);
       .setExpirationTime(now + request.ttlSeconds)
       .setJti(crypto.randomUUID())
       .sign(privateKey);
-  } finally {
-    await store.close();
-  }
+  });
 }
 
-/** `tollgate token revoke` */
 export async function revoke(line: CommandLine): Promise<string> {
   const { flags } = line;
   const isForAll = flags.has("all");
@@ -106,18 +100,12 @@ export async function revoke(line: CommandLine): Promise<string> {
   const tenant = isForAll ? "" : readPrincipal(line, "tenant");
   const user = isForAll || !flags.has("user") ? null : readPrincipal(line, "user");
   const { config, log } = begin(line, "token", remoteIssuerProblems);
-  const store = await openGatewayStore(config, log);
-  try {
-    if (isForAll) await replaceKey(store, requireMasterKeys(config, log));
-    else await revokeTokens(store, tenant, user);
-  } finally {
-    await store.close();
-  }
+  await withStore(openGatewayStore(config, log), async (store) => {
+    if (!isForAll) return revokeTokens(store, tenant, user);
+    const masterKeys = requireMasterKeys(config, log);
+    await openKeyring(store, masterKeys, store.clock);
+    await replaceIssuerKey(store, masterKeys);
+  });
   const whose = isForAll ? "" : `for ${user ?? "all users"} of ${tenant} `;
   return `the tokens that were made ${whose}until now are refused from two seconds later on\n`;
-}
-
-async function replaceKey(store: Store, masterKeys: MasterKeys): Promise<void> {
-  await openKeyring(store, masterKeys, store.clock);
-  await replaceIssuerKey(store, masterKeys);
 }

@@ -5,7 +5,7 @@ import { readFileSync, statSync } from "node:fs";
 import { readFile, stat } from "node:fs/promises";
 import { parseCertificates } from "../core/certificates.ts";
 import { systemClock } from "../core/time.ts";
-import { fileProblem, type Kind, valueProblem, writtenPath } from "./values.ts";
+import { attempt, fileProblem, valueProblem, writtenPath } from "./values.ts";
 
 const PRIVATE_KEY = /-----BEGIN ((?:RSA |EC )?PRIVATE KEY)-----[^-]+-----END \1-----/g;
 const FILE_BYTES_MAX = 4 * 1024 * 1024;
@@ -30,24 +30,12 @@ function pem(certificates: readonly X509Certificate[]): string | undefined {
 }
 
 /** A kind that can be read from the text of a file too, for when the file is read again. */
-interface FileKind extends Kind<string> {
-  read(text: string): string | undefined;
-  why(path: string): string;
-}
-
-function fileKind(must: string, readOrThrow: (text: string) => string | undefined): FileKind {
-  const attempt = (work: () => string | undefined) => {
-    try {
-      return work();
-    } catch {
-      return undefined;
-    }
-  };
+function fileKind(must: string, readOrThrow: (text: string) => string | undefined) {
   return {
     must,
     why: whyNot,
-    read: (text) => attempt(() => readOrThrow(text)),
-    parse: (path) => attempt(() => readOrThrow(readText(path))),
+    read: (text: string) => attempt(() => readOrThrow(text)),
+    parse: (path: string) => attempt(() => readOrThrow(readText(path))),
   };
 }
 
@@ -121,23 +109,16 @@ async function currentText(path: string): Promise<string> {
   }
 }
 
-type JudgedTls =
-  | { readonly tls: TlsParts; readonly warnings: readonly string[] }
-  | { readonly tls: null; readonly problem: string };
-
-function judge(texts: TlsParts, paths: TlsParts): JudgedTls {
+function judge(texts: TlsParts, paths: TlsParts) {
   const [certName, keyName, caName] = ["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_TLS_KEY_FILE", "TOLLGATE_CLIENT_CA_FILE"];
-  const unusable = (name: string, kind: FileKind, path: string) => ({
-    tls: null,
-    problem: valueProblem(name, kind, path),
-  });
+  const refused = (problem: string) => ({ tls: null, problem });
   const cert = certificateFile.read(texts.cert);
-  if (cert === undefined) return unusable(certName, certificateFile, paths.cert);
+  if (cert === undefined) return refused(valueProblem(certName, certificateFile, paths.cert));
   const key = privateKeyFile.read(texts.key);
-  if (key === undefined) return unusable(keyName, privateKeyFile, paths.key);
+  if (key === undefined) return refused(valueProblem(keyName, privateKeyFile, paths.key));
   const clientCa = caFile.read(texts.clientCa);
-  if (clientCa === undefined) return unusable(caName, caFile, paths.clientCa);
-  if (!isKeyOf(key, cert)) return { tls: null, problem: `${keyName} ${KEY_MUST}` };
+  if (clientCa === undefined) return refused(valueProblem(caName, caFile, paths.clientCa));
+  if (!isKeyOf(key, cert)) return refused(`${keyName} ${KEY_MUST}`);
   const now = systemClock.now();
   const warnings = [...validityWarnings(certName, cert, now), ...validityWarnings(caName, clientCa, now)];
   return { tls: { cert, key, clientCa }, warnings };

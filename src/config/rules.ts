@@ -2,6 +2,7 @@
 import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isKeyOf, KEY_MUST } from "./pem.ts";
+import { attempt } from "./values.ts";
 import type { COMMON, DEMO, FACILITATOR, GATEWAY, VariableRow } from "./variables.ts";
 
 export const GATEWAY_PORT = 8080;
@@ -45,14 +46,7 @@ export const BACKUP_RULES: readonly ConfigRule[] = [
 
 export const GATEWAY_RULES: readonly ConfigRule[] = [
   otherPort("TOLLGATE_METRICS_PORT", "TOLLGATE_PORT", GATEWAY_PORT),
-  rule(
-    "TOLLGATE_MASTER_KEY",
-    "DATABASE_URL",
-    (v) =>
-      v.DATABASE_URL !== null &&
-      v.TOLLGATE_MASTER_KEY === null &&
-      "must be set when DATABASE_URL is: replicas share it",
-  ),
+  needed("TOLLGATE_MASTER_KEY", "DATABASE_URL", "must be set when DATABASE_URL is: replicas share it"),
   meaningless(
     "TOLLGATE_LISTEN_URL",
     "DATABASE_URL",
@@ -118,6 +112,11 @@ function required(name: VariableName): ConfigRule {
   return rule(name, null, (v) => v[name] === null && "must be set");
 }
 
+/** A variable that must be set with the other. */
+function needed(name: VariableName, other: VariableName, why = `must be set when ${other} is`): ConfigRule {
+  return rule(name, other, (v) => v[name] === null && v[other] !== null && why);
+}
+
 /** A variable that means nothing without the other. */
 function meaningless(name: VariableName, other: VariableName, why = `must be unset, or ${other} set too`): ConfigRule {
   return rule(name, other, (v) => v[name] !== null && v[other] === null && why);
@@ -125,8 +124,7 @@ function meaningless(name: VariableName, other: VariableName, why = `must be uns
 
 /** A variable that is needed with the other, and means nothing without it. */
 function together(name: VariableName, other: VariableName): ConfigRule[] {
-  const needed = rule(name, other, (v) => v[name] === null && v[other] !== null && `must be set when ${other} is`);
-  return [needed, meaningless(name, other)];
+  return [needed(name, other), meaningless(name, other)];
 }
 
 export const DATA_DIR_MUST = "must be a directory that can be created and written";
@@ -136,11 +134,9 @@ function dataDirProblem(path: string): string | false {
   let at = resolve(path);
   // What is below a file, or where this process may not look, is not there for it.
   while (!existsSync(at)) at = dirname(at);
-  try {
+  const isGood = attempt(() => {
     accessSync(at, constants.R_OK | constants.W_OK | constants.X_OK);
-    if (statSync(at).isDirectory()) return false;
-  } catch {
-    // It is named below.
-  }
-  return `${DATA_DIR_MUST} (${at} is not)`;
+    return statSync(at).isDirectory();
+  });
+  return isGood !== true && `${DATA_DIR_MUST} (${at} is not)`;
 }

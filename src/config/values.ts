@@ -26,6 +26,15 @@ export function fileProblem(path: string, error: unknown): string {
   return `${writtenPath(path)} ${code === "ENOENT" ? "is not there" : `can't be read (${code})`}`;
 }
 
+/** Undefined where the work throws. */
+export function attempt<T>(work: () => T): T | undefined {
+  try {
+    return work();
+  } catch {
+    return undefined;
+  }
+}
+
 /** A text that is no path may be the secret itself, set in the variable of its file: that is never shown. */
 export function writtenPath(path: string): string {
   const dir = dirname(path);
@@ -77,13 +86,7 @@ export const hostList: Kind<readonly string[]> = {
   must: "a comma-separated list of host names, addresses and CIDR ranges, without ports",
   parse: (value) => {
     const entries = listed(value);
-    if (entries.length > 1000) return undefined;
-    try {
-      parseHostList(entries);
-      return entries;
-    } catch {
-      return undefined;
-    }
+    return entries.length <= 1000 && attempt(() => parseHostList(entries)) ? entries : undefined;
   },
 };
 
@@ -115,12 +118,7 @@ function parsePostgresUrl(value: string): string | undefined {
   const modes = url.searchParams.getAll("sslmode").map((mode) => mode.toLowerCase());
   if (!modes.every((mode) => SSL_MODES.includes(mode))) return undefined;
   if (!url.searchParams.getAll("prepare").every((prepare) => ["true", "false"].includes(prepare))) return undefined;
-  try {
-    for (const part of [url.username, url.password, url.pathname]) decodeURIComponent(part);
-    return value;
-  } catch {
-    return undefined;
-  }
+  return attempt(() => [url.username, url.password, url.pathname].map(decodeURIComponent)) && value;
 }
 
 export const origins: Kind<readonly string[]> = {
@@ -144,14 +142,11 @@ export const key: Kind<Buffer> = {
 
 export const directory: Kind<string> = {
   must: "the path of a readable directory",
-  parse: (value) => {
-    try {
+  parse: (value) =>
+    attempt(() => {
       accessSync(value, constants.R_OK | constants.X_OK);
       return statSync(value).isDirectory() ? value : undefined;
-    } catch {
-      return undefined;
-    }
-  },
+    }),
 };
 
 const SEGMENT = /^(?!\.{1,2}$)[A-Za-z0-9._~-]+$/;
@@ -189,33 +184,26 @@ function parsePairs(text: string, takes: (value: string) => boolean): [name: str
   for (const member of text.split(",")) {
     if (member.trim() === "") continue;
     const [, name = "", written = ""] = /^\s*([^=\s]+)\s*=\s*(.*?)\s*$/.exec(member) ?? [];
-    const value = decoded(written);
+    const value = attempt(() => decodeURIComponent(written));
     if (!PAIR_NAME.test(name) || value === undefined || !takes(value)) return undefined;
     pairs.push([name, value]);
   }
   return pairs.length <= PAIRS_MAX ? pairs : undefined;
 }
 
-function decoded(text: string): string | undefined {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return undefined;
-  }
-}
+type Pairs = ReadonlyArray<readonly [name: string, value: string]>;
 
-export const pairs: Kind<ReadonlyArray<readonly [name: string, value: string]>> = {
+export const pairs: Kind<Pairs> = {
   must: `a comma-separated list of at most ${PAIRS_MAX} name=value, values percent-encoded`,
   parse: (text) => parsePairs(text, (value) => plain(value) !== undefined),
 };
 
-export const headerPairs: Kind<ReadonlyArray<readonly [name: string, value: string]>> = {
+export const headerPairs: Kind<Pairs> = {
   must: `${pairs.must}, that can stand in HTTP headers`,
-  parse: (text) =>
-    parsePairs(text, (value) => /^[\t\x20-\x7e\x80-\xff]*$/.test(value))?.map(([name, value]) => [
-      name.toLowerCase(),
-      value,
-    ]),
+  parse: (text) => {
+    const pairs = parsePairs(text, (value) => /^[\t\x20-\x7e\x80-\xff]*$/.test(value));
+    return pairs?.map(([name, value]) => [name.toLowerCase(), value]);
+  },
 };
 
 export const ratio: Kind<number> = {

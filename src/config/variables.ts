@@ -8,14 +8,14 @@ import { SAMPLERS } from "../core/tracing.ts";
 import * as pem from "./pem.ts";
 import * as value from "./values.ts";
 
-interface Extras {
+export interface Sources {
   /** The command line flag that overrides the variable. */
   readonly flag?: string;
   /** May come from the file that NAME_FILE names. */
   readonly secret?: true;
 }
 
-export interface VariableRow<T, F, P extends string> extends Extras {
+export interface VariableRow<T, F, P extends string> extends Sources {
   /** Where the value stands in the configuration. */
   readonly path: P;
   readonly kind: value.Kind<T>;
@@ -26,12 +26,14 @@ function row<T, const F, const P extends string>(
   path: P,
   kind: value.Kind<T>,
   fallback: F,
-  extras: Extras = {},
+  sources: Sources = {},
 ): VariableRow<T, F, P> {
-  return { path, kind, fallback, ...extras };
+  return { path, kind, fallback, ...sources };
 }
 
-const TEN_MINUTES_MS = 600_000;
+/** In milliseconds. */
+const UP_TO_TEN_MINUTES = value.wholeNumber(1, 600_000);
+const PORT = value.wholeNumber(0, 65_535);
 const DAYS_MAX = 36_500;
 const GIB = 1024 ** 3;
 const MILLION = 1_000_000;
@@ -39,12 +41,12 @@ const MILLION = 1_000_000;
 export const COMMON = {
   TOLLGATE_MODE: row("mode", value.choice(["gateway", "facilitator"]), null, { flag: "mode" }),
   TOLLGATE_HOST: row("host", value.host, "127.0.0.1", { flag: "host" }),
-  TOLLGATE_PORT: row("port", value.wholeNumber(0, 65_535), null, { flag: "port" }),
+  TOLLGATE_PORT: row("port", PORT, null, { flag: "port" }),
   TOLLGATE_DATA_DIR: row("dataDir", value.path, "./data", { flag: "data-dir" }),
   DATABASE_URL: row("databaseUrl", value.postgresUrl, null, { secret: true }),
   TOLLGATE_LOG_LEVEL: row("log.level", value.choice(LOG_LEVELS), "info"),
   TOLLGATE_LOG_FORMAT: row("log.format", value.choice(["json", "pretty"]), null),
-  TOLLGATE_METRICS_PORT: row("metricsPort", value.wholeNumber(0, 65_535), null),
+  TOLLGATE_METRICS_PORT: row("metricsPort", PORT, null),
   TOLLGATE_BLOCKED_MS: row("blockedMs", value.wholeNumber(1, 60_000), 50),
   TOLLGATE_DRAIN_MS: row("drainMs", value.wholeNumber(0, DAY_MS), 30_000),
   TOLLGATE_CA_FILE: row("extraCa", pem.certificateFile, null),
@@ -83,7 +85,7 @@ export const GATEWAY = {
   TOLLGATE_WORKERS: row("workers", value.wholeNumber(1, 64), Math.min(Math.max(availableParallelism() - 1, 1), 64)),
   TOLLGATE_UPSTREAM_TIMEOUT_MS: row("upstreamTimeoutMs", value.wholeNumber(1, DAY_MS), 300_000),
   TOLLGATE_RPC_URLS,
-  TOLLGATE_SETTLE_WAIT_MS: row("settleWaitMs", value.wholeNumber(1, TEN_MINUTES_MS), 20_000),
+  TOLLGATE_SETTLE_WAIT_MS: row("settleWaitMs", UP_TO_TEN_MINUTES, 20_000),
   TOLLGATE_AGENT_CONCURRENCY: row("agentConcurrency", value.wholeNumber(1, 10_000), 64),
   TOLLGATE_MAX_RESPONSE_BYTES: row("maxResponseBytes", value.wholeNumber(1, GIB), 33_554_432),
   TOLLGATE_BODY_RETENTION_DAYS: row("retention.body_days", value.wholeNumber(0, DAYS_MAX), 30),
@@ -97,7 +99,7 @@ export const GATEWAY = {
 };
 
 export const FACILITATOR = {
-  TOLLGATE_OPEN_PORT: row("facilitator.openPort", value.wholeNumber(0, 65_535), 8081),
+  TOLLGATE_OPEN_PORT: row("facilitator.openPort", PORT, 8081),
   TOLLGATE_TLS_CERT_FILE: row("facilitator.tls.cert", pem.certificateFile, null),
   TOLLGATE_TLS_KEY_FILE: row("facilitator.tls.key", pem.privateKeyFile, null),
   TOLLGATE_CLIENT_CA_FILE: row("facilitator.tls.clientCa", pem.caFile, null),
@@ -108,11 +110,7 @@ export const FACILITATOR = {
   TOLLGATE_MAX_PER_TRANSACTION: row("facilitator.limits.maxPerTransaction", value.amount, 10_000_000n),
   TOLLGATE_DAILY_CEILING: row("facilitator.limits.dailyCeiling", value.amount, 1_000_000_000n),
   TOLLGATE_GAS_LOW_WATER_WEI: row("facilitator.limits.gasLowWaterWei", value.amount, 1_000_000_000_000_000n),
-  TOLLGATE_INCLUSION_TIMEOUT_MS: row(
-    "facilitator.limits.inclusionTimeoutMs",
-    value.wholeNumber(1, TEN_MINUTES_MS),
-    15_000,
-  ),
+  TOLLGATE_INCLUSION_TIMEOUT_MS: row("facilitator.limits.inclusionTimeoutMs", UP_TO_TEN_MINUTES, 15_000),
   TOLLGATE_CONFIRMATIONS: row("facilitator.limits.confirmations", value.wholeNumber(1, 10_000), 12),
   TOLLGATE_MAX_FEE_GWEI: row("facilitator.limits.maxFeeGwei", value.gwei, 5_000_000_000n),
   TOLLGATE_DAILY_GAS_WEI: row("facilitator.limits.dailyGasWei", value.amount, 1_000_000_000_000_000n),

@@ -9,7 +9,7 @@ import { checkText } from "../core/text.ts";
 import type { Clock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../storage/store.ts";
-import { UINT256_DIGITS_MAX, UINT256_MAX } from "../x402/fields.ts";
+import { UINT256_DIGITS_MAX, UINT256_MAX } from "../x402/types.ts";
 import type { FacilitatorAccount } from "./payments/guardrails.ts";
 
 type AccountRow = Tables["facilitatorAccounts"]["$inferSelect"];

@@ -6,8 +6,14 @@ import { createServer, type Server, type TLSSocket, type TlsOptions } from "node
 import { parseCertificates } from "../core/certificates.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import type { Clock } from "../core/time.ts";
-import { type HttpOptions, type KnownPeer, listenAt, OpenSockets, serveConnections } from "../http/http1.ts";
+import {
+  type HttpOptions,
+  type KnownPeer,
+  listenAt,
+  OpenSockets,
+  type PortAddress,
+  serveConnections,
+} from "../http/http1.ts";
 import { MAX } from "../kernel/limits.ts";
 import { every } from "../kernel/loop.ts";
 import { createReservedShare } from "../kernel/share.ts";
@@ -36,18 +42,11 @@ export const LISTENER_LIMITS = {
 /** Certificates that belong to no account share one part. No account has this name. */
 const STRANGERS = "";
 
-export interface MtlsListenerOptions {
-  readonly host: string;
-  /** 0 takes a free one. */
-  readonly port: number;
+export interface MtlsListenerOptions extends HttpOptions<Peer>, Omit<PortAddress, "variable"> {
   readonly tls: TlsMaterial;
-  readonly answer: HttpOptions<Peer>["answer"];
   /** The account that a certificate is of; null for none. */
   readonly ownerOf: (fingerprint: string) => Promise<string | null>;
-  readonly bodyBytesMax: number;
   readonly limits: ListenerLimits;
-  readonly clock: Clock;
-  readonly log: Log;
 }
 
 /** @throws StartupProblem when certificate and key are unusable, or it can't have its address */

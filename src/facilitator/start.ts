@@ -110,13 +110,8 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   opened.defer(() => listener.stop());
   if (read !== null) opened.defer(followTlsFiles({ read, tls, take: listener.renew, log }));
   const open = createOpenEdge({ readiness: wallet.readiness, log, meters });
-  const openServer = await listenPlain({
-    host: options.host,
-    port: options.openPort,
-    variable: "TOLLGATE_OPEN_PORT",
-    log,
-    answer: (request) => open.fetch(request),
-  });
+  const openAt = { host: options.host, port: options.openPort, variable: "TOLLGATE_OPEN_PORT" };
+  const openServer = await listenPlain({ ...openAt, log, answer: (request) => open.fetch(request) });
   opened.defer(() => openServer.stop());
 
   await wallet.start(() => void settle.recover());

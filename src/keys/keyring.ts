@@ -111,11 +111,8 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
 /** Opens what is sealed, and makes no key: for checks that change nothing. */
 export function openSealed(read: Reader, masterKeys: MasterKeys): Pick<Keyring, "openSecret"> {
   const write = () => Promise.reject(new Error("a check changes nothing"));
-  const { open } = createTenantKeys({
-    store: { read: { ...read, urgent: read }, write },
-    masterKeys,
-    clock: systemClock,
-  });
+  const store = { read: { ...read, urgent: read }, write };
+  const { open } = createTenantKeys({ store, masterKeys, clock: systemClock });
   return {
     // The check of the keys says whether another master key wraps them.
     openSecret: (...secret) =>
@@ -130,17 +127,11 @@ export function keysThatDoNotOpen(
   masterKeys: readonly Uint8Array[],
   { tenantKeys, signingKeys }: WrappedKeys,
 ): string[] {
-  const wrapped = [
-    ...tenantKeys.map(({ tenant, number, wrapped_key }) => ({
-      identity: tenantKeyIdentity(tenant, number),
-      key: wrapped_key,
-    })),
-    ...signingKeys.map(({ purpose, kid, wrapped_private_key }) => ({
-      identity: signingKeyIdentity(purpose, kid),
-      key: wrapped_private_key,
-    })),
-  ];
-  const opens = (masterKey: Uint8Array, { identity, key }: (typeof wrapped)[number]) => {
+  const wrapped = new Map<string, Uint8Array>();
+  for (const { tenant, number, wrapped_key } of tenantKeys) wrapped.set(tenantKeyIdentity(tenant, number), wrapped_key);
+  for (const { purpose, kid, wrapped_private_key: key } of signingKeys)
+    wrapped.set(signingKeyIdentity(purpose, kid), key);
+  const opens = (masterKey: Uint8Array, key: Uint8Array, identity: string) => {
     try {
       unwrap(masterKey, key, identity);
       return true;
@@ -148,9 +139,8 @@ export function keysThatDoNotOpen(
       return false;
     }
   };
-  return wrapped
-    .filter((one) => !masterKeys.some((masterKey) => opens(masterKey, one)))
-    .map(({ identity }) => identity);
+  const closed = [...wrapped].filter(([identity, key]) => !masterKeys.some((each) => opens(each, key, identity)));
+  return closed.map(([identity]) => identity);
 }
 
 const LOOK_MS = 1_000;

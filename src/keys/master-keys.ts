@@ -76,12 +76,6 @@ function keyIn(file: string): Buffer | null {
   }
 }
 
-interface LoadedMasterKey {
-  readonly key: Buffer;
-  /** Whether this call generated it: the first start in this data directory. */
-  readonly generated: boolean;
-}
-
 interface MasterKeySettings {
   readonly own: Buffer | null;
   /** The file that `own` was read from, if it can be read again. */
@@ -96,9 +90,10 @@ export const DATABASE_FILE = "tollgate.db";
 
 /**
  * @param configured null when the key is kept in the data directory, which must exist
+ * @returns the key, and whether this call has generated it: the first start in this data directory
  * @throws StartupProblem when the key is malformed, can't be kept, or is missing beside a database that needs it
  */
-export function loadMasterKey(configured: Buffer | null, dataDir: string, log: Log): LoadedMasterKey {
+export function loadMasterKey(configured: Buffer | null, dataDir: string, log: Log) {
   if (configured !== null) return { key: configured, generated: false };
   const path = join(dataDir, MASTER_KEY_FILE);
   // The database is looked at first: another process that starts at this moment makes the key before the database.
@@ -159,20 +154,23 @@ export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
 
 /** Replaces the file of the master key by that of the next one, for good. @returns false when it can't be replaced */
 export function promoteMasterKey(file: string, id: string): boolean {
-  const [kept, next] = [keyIn(file), keyIn(nextKeyFile(file))];
-  if (kept !== null && masterKeyId(kept) === id) {
+  const next = nextKeyFile(file);
+  const holds = (path: string) => {
+    const key = keyIn(path);
+    return key !== null && masterKeyId(key) === id;
+  };
+  if (holds(file)) {
     // A file that was left over would be taken for the next key.
-    if (next !== null && masterKeyId(next) === id) rmSync(nextKeyFile(file), { force: true });
+    if (holds(next)) rmSync(next, { force: true });
     return true;
   }
-  if (next === null || masterKeyId(next) !== id) return false;
+  if (!holds(next)) return false;
   try {
-    renameSync(nextKeyFile(file), file);
+    renameSync(next, file);
     syncDirectory(dirname(file));
     return true;
   } catch {
-    const now = keyIn(file);
-    return now !== null && masterKeyId(now) === id;
+    return holds(file);
   }
 }
 
@@ -192,7 +190,7 @@ function readKey(path: string, log: Log): Buffer | null {
   return key;
 }
 
-function writeKey(path: string, key: Buffer, log: Log, owner?: Owner): LoadedMasterKey {
+function writeKey(path: string, key: Buffer, log: Log, owner?: Owner) {
   try {
     placePrivateFile(path, `${path}.${crypto.randomUUID()}`, `${key.toString("base64")}\n`, owner);
     syncDirectory(dirname(path));

@@ -57,11 +57,9 @@ export async function storeSigningKeys(
     now,
   }: { readonly masterKey: Uint8Array; readonly master_key_id: string; readonly now: number },
 ): Promise<void> {
-  const rows = made.map(({ purpose, kid, public_jwk, privateJwk }) => ({
-    kid,
-    purpose,
-    public_jwk,
-    wrapped_private_key: wrap(masterKey, privateJwk, signingKeyIdentity(purpose, kid)),
+  const rows = made.map(({ privateJwk, ...key }) => ({
+    ...key,
+    wrapped_private_key: wrap(masterKey, privateJwk, signingKeyIdentity(key.purpose, key.kid)),
     master_key_id,
     created_at: now,
     retired_at: null,

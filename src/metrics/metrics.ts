@@ -2,7 +2,6 @@
 // from the start, with zeros for all labels that can be listed; what only the other service counts stays zero. No label says
 // anything about a tenant. In one file, since it is one table of metrics and what they are counted with.
 import { Counter, Gauge, Histogram, Registry } from "prom-client";
-import type { Log } from "../core/log.ts";
 import {
   type GaugeSources,
   type Meters,
@@ -15,7 +14,7 @@ import { ERROR_CLASSES, MODES, POLICY_ACTIONS } from "../core/states.ts";
 import { systemClock } from "../core/time.ts";
 import { pathPattern, routes } from "../http/elysia.ts";
 import { hostPart } from "../http/listener.ts";
-import { listenPlain } from "../http/plain-listener.ts";
+import { listenPlain, type PlainListenerOptions } from "../http/plain-listener.ts";
 import { text } from "../http/responses.ts";
 import { createGuardedEdge } from "../http/server.ts";
 import { createGathering } from "../kernel/batch.ts";
@@ -232,11 +231,12 @@ export const OTHER_ROUTE = "other";
 /** The label of a path: as many values as there are routes, whatever is asked for. */
 export function createRouteTemplates(routes: readonly { readonly path: string }[]) {
   const paths = [...new Set(routes.map(({ path }) => path))];
+  const templateOf = (path: string) => path.replaceAll(/:(\w+)/g, "{$1}");
   const exact = new Map<string, string>();
   /** Those with parameters, by how many segments their paths have; of unknown length below -1. */
   const byLength = new Map<number, { readonly pattern: RegExp; readonly template: string }[]>();
   for (const path of paths) {
-    const template = path.replaceAll(/:(\w+)/g, "{$1}");
+    const template = templateOf(path);
     if (template === path && !path.endsWith("*")) exact.set(path, path);
     else {
       const length = path.endsWith("*") ? -1 : slashesIn(path);
@@ -249,7 +249,7 @@ export function createRouteTemplates(routes: readonly { readonly path: string }[
   }
 
   return {
-    all: [...paths.map((path) => path.replaceAll(/:(\w+)/g, "{$1}")), OTHER_ROUTE],
+    all: [...paths.map(templateOf), OTHER_ROUTE],
     of: (path: string): string => exact.get(path) ?? among(slashesIn(path), path) ?? among(-1, path) ?? OTHER_ROUTE,
   };
 }
@@ -261,23 +261,10 @@ function slashesIn(path: string): number {
 }
 
 /** Statuses with a meaning (IANA's registry, RFC 9110). On the streaming path the upstream chooses the status. */
-const ASSIGNED: readonly (readonly [from: number, to: number])[] = [
-  [100, 103],
-  [200, 208],
-  [226, 226],
-  [300, 308],
-  [400, 417],
-  [421, 426],
-  [428, 429],
-  [431, 431],
-  [451, 451],
-  [500, 508],
-  [510, 511],
-];
+const ASSIGNED = /^(10[0-3]|20[0-8]|226|30[0-8]|40\d|41[0-7]|42[1-689]|431|451|50[0-8]|51[01])$/;
 
 export function statusLabel(status: number): string {
-  const hasMeaning = ASSIGNED.some(([from, to]) => from <= status && status <= to);
-  return hasMeaning ? `${status}` : `${Math.floor(status / 100)}xx`;
+  return ASSIGNED.test(`${status}`) ? `${status}` : `${Math.floor(status / 100)}xx`;
 }
 
 const HALF_MS = 30_000;
@@ -377,18 +364,14 @@ export function registerProcess(registry: Registry): void {
   );
 }
 
-interface MetricsListenerOptions {
-  readonly host: string;
-  /** 0 takes a free one. */
-  readonly port: number;
-  /** The nodes of the chain that a facilitator has; null for a gateway. */
+type MetricsListenerOptions = Pick<PlainListenerOptions, "host" | "port" | "log"> & {
   readonly endpoints: number | null;
-  readonly log: Log;
-}
+};
 
 /**
  * Opens a port of its own with GET /metrics and nothing else. What several ask for at once is written once.
  *
+ * @param endpoints how many nodes of the chain a facilitator has; null for a gateway
  * @throws StartupProblem when the port is taken
  */
 export async function startMetrics({ host, port, endpoints, log }: MetricsListenerOptions): Promise<Meters> {
@@ -401,13 +384,8 @@ export async function startMetrics({ host, port, endpoints, log }: MetricsListen
   });
   const app = routes().get("/metrics", async () => text(await written.join("", null), registry.contentType));
   const edge = createGuardedEdge({ app, log, guard: null });
-  const server = await listenPlain({
-    host,
-    port,
-    variable: "TOLLGATE_METRICS_PORT",
-    log,
-    answer: (request) => edge.fetch(request),
-  });
+  const at = { host, port, variable: "TOLLGATE_METRICS_PORT" };
+  const server = await listenPlain({ ...at, log, answer: (request) => edge.fetch(request) });
   log.info("metrics_listening", { url: `http://${hostPart(host)}:${server.port}/metrics` });
   return meters;
 }

@@ -29,12 +29,7 @@ interface UntakenBatch {
   readonly againMs: number | null;
 }
 
-interface Exporter extends SpanExporter {
-  /** Ends the requests in flight, untaken. */
-  abort(): void;
-}
-
-export function createExporter({ endpoint, headers, outbound }: CollectorOptions): Exporter {
+export function createExporter({ endpoint, headers, outbound }: CollectorOptions) {
   const url = `${endpoint.replace(/\/+$/, "")}/v1/traces`;
   const sent = [["content-type", "application/x-protobuf"] as const, ...headers];
   const [stopping, aborted] = [Promise.withResolvers<void>(), new AbortController()];
@@ -84,6 +79,7 @@ export function createExporter({ endpoint, headers, outbound }: CollectorOptions
       stopping.resolve();
       await inFlight.idle();
     },
+    /** Ends the requests in flight, untaken. */
     abort: () => aborted.abort(),
   };
 }

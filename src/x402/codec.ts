@@ -3,25 +3,20 @@
 // and servers add some. Version 2 differs in spelling only, and is translated into version 1.
 import { Fault, invalidField } from "../core/fault.ts";
 import { URL_CHARACTERS_MAX } from "../core/host.ts";
+import { textProblem } from "../core/text.ts";
 import { MAX } from "../kernel/limits.ts";
 import { parseJson } from "../wire/json.ts";
-import {
-  addressIn,
-  authorizationIn,
-  type FieldScope,
-  fieldName,
-  lowerHex,
-  objectIn,
-  outermost,
-  secondsIn,
-  signatureIn,
-  textIn,
-  uint256In,
-  versionIn,
-} from "./fields.ts";
 import { NETWORK, NETWORK_CAIP2, SCHEME, TOKEN, TOKEN_NAME, TOKEN_VERSION, X402_VERSION } from "./kind.ts";
 import type { WireRequirements } from "./schemas.ts";
-import type { Payment, Requirements } from "./types.ts";
+import {
+  type Authorization,
+  type Hex,
+  lowerHex,
+  type Payment,
+  type Requirements,
+  UINT256_DIGITS_MAX,
+  UINT256_MAX,
+} from "./types.ts";
 
 /** `reason` names the field and repeats no value: it may be shown to the sender. */
 export type Parsed<T> = { readonly ok: true; readonly value: T } | { readonly ok: false; readonly reason: string };
@@ -145,14 +140,10 @@ export function acceptedMatches(accepted: AcceptedTerms, wire: WireRequirements)
   return isKind && accepted.amount === maxAmountRequired && accepted.payTo === payTo;
 }
 
+type AskedTerms = Pick<WireRequirements, "payTo" | "resource" | "description"> & { readonly amount: bigint };
+
 /** What is asked of a caller. `resource` must be an absolute URL, `payTo` an address in any case. */
-export function requirementsOf(demand: {
-  readonly amount: bigint;
-  readonly payTo: string;
-  readonly resource: string;
-  readonly description: string;
-}): WireRequirements {
-  const { amount, payTo, resource, description } = demand;
+export function requirementsOf({ amount, payTo, resource, description }: AskedTerms): WireRequirements {
   return {
     scheme: SCHEME,
     network: NETWORK,
@@ -171,15 +162,8 @@ export function requirementsOf(demand: {
 export function requirementsFrom(wire: WireRequirements): Requirements {
   const { scheme, network, resource, maxTimeoutSeconds } = wire;
   const [asset, payTo] = [lowerHex(wire.asset), lowerHex(wire.payTo)];
-  return {
-    scheme,
-    network,
-    maxAmountRequired: BigInt(wire.maxAmountRequired),
-    asset,
-    payTo,
-    resource,
-    maxTimeoutSeconds,
-  };
+  const maxAmountRequired = BigInt(wire.maxAmountRequired);
+  return { scheme, network, maxAmountRequired, asset, payTo, resource, maxTimeoutSeconds };
 }
 
 /** One 402 for the clients of both versions: the body is version 1, the value of `PAYMENT-REQUIRED` version 2. */
@@ -225,3 +209,118 @@ export function settleRequestJson(payment: Payment, paymentRequirements: WireReq
 }
 
 const encodeBase64 = (value: object): string => Buffer.from(JSON.stringify(value)).toString("base64");
+
+// Strict readers of fields: each returns a value in the form of types.ts, or throws a Fault that names the field by its path. No
+// message repeats a value, since a signature may stand in any field.
+
+/** A JSON object, and where it stands: "" for the outermost. */
+interface FieldScope {
+  readonly path: string;
+  readonly fields: Readonly<Record<string, unknown>>;
+}
+
+const ADDRESS = /^0x[0-9a-fA-F]{40}$/;
+const WORD = /^0x[0-9a-fA-F]{64}$/;
+/** At least the 65 bytes of a plain signature: the 64 of EIP-2098 are no signature to the token. */
+const SIGNATURE = /^0x(?:[0-9a-fA-F]{2}){65,}$/;
+
+/** The outermost value. `name` is what a message calls it. */
+function outermost(value: unknown, name: string): FieldScope {
+  return { path: "", fields: asFields(value, name) };
+}
+
+function objectIn(place: FieldScope, key: string): FieldScope {
+  const path = pathOf(place, key);
+  return { path, fields: asFields(present(place, key), path) };
+}
+
+function asFields(value: unknown, name: string): FieldScope["fields"] {
+  if (!isObject(value)) throw invalidField(name, "must be a JSON object");
+  return value;
+}
+
+const isObject = (value: unknown): value is FieldScope["fields"] =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
+
+const pathOf = ({ path }: FieldScope, key: string): string => (path === "" ? key : `${path}.${key}`);
+
+/** Inherited keys are no fields: `Object.prototype` is not part of what was sent. */
+function present(place: FieldScope, key: string): unknown {
+  const value = Object.hasOwn(place.fields, key) ? place.fields[key] : undefined;
+  if (value === undefined) throw invalidField(pathOf(place, key), "required");
+  return value;
+}
+
+function versionIn<V extends number>(place: FieldScope, version: V): V {
+  if (present(place, "x402Version") !== version) {
+    throw invalidField(pathOf(place, "x402Version"), `must be ${version}`);
+  }
+  return version;
+}
+
+/** A word such as a scheme or a network. The codec does not judge which ones are known. */
+const fieldName = (place: FieldScope, key: string): string => textIn(place, key, 64);
+
+function textIn(place: FieldScope, key: string, charactersMax: number): string {
+  const value = present(place, key);
+  if (typeof value !== "string") throw invalidField(pathOf(place, key), "must be a string");
+  const problem = textProblem(value, { min: 1, max: charactersMax });
+  if (problem !== null) throw invalidField(pathOf(place, key), problem);
+  return value;
+}
+
+/** A string of decimal digits. JSON numbers are refused: a double does not hold 256 bits. */
+function uint256In(place: FieldScope, key: string): bigint {
+  const value = present(place, key);
+  const integer = typeof value === "string" && /^[0-9]+$/.test(value) ? uint256(value) : null;
+  if (integer === null) {
+    throw invalidField(pathOf(place, key), "must be a string of decimal digits, of at most 256 bits");
+  }
+  return integer;
+}
+
+/** Reading digits takes more than linear time, so their number is checked first. */
+function uint256(digits: string): bigint | null {
+  const significant = digits.replace(/^0+/, "");
+  if (significant.length > UINT256_DIGITS_MAX) return null;
+  const integer = BigInt(significant);
+  return integer <= UINT256_MAX ? integer : null;
+}
+
+function secondsIn(place: FieldScope, key: string): number {
+  const value = present(place, key);
+  if (typeof value !== "number" || !Number.isSafeInteger(value) || value < 0) {
+    throw invalidField(pathOf(place, key), "must be an integer, not below 0");
+  }
+  return value;
+}
+
+const addressIn = (place: FieldScope, key: string): Hex =>
+  hexIn(place, key, ADDRESS, "must be an address of 0x and 40 hexadecimal digits");
+
+function signatureIn(place: FieldScope, key: string): Hex {
+  const signature = hexIn(place, key, SIGNATURE, "must be 0x and the hexadecimal digits of at least 65 bytes");
+  if (signature.length > 2 + 2 * MAX.signatureBytes) {
+    throw invalidField(pathOf(place, key), `must be at most ${MAX.signatureBytes} bytes`);
+  }
+  return signature;
+}
+
+function hexIn(place: FieldScope, key: string, form: RegExp, problem: string): Hex {
+  const value = present(place, key);
+  if (typeof value !== "string" || !form.test(value)) throw invalidField(pathOf(place, key), problem);
+  return lowerHex(value);
+}
+
+/** Further keys are passed over, as the official schemas do: nobody signed them and nothing reads them. */
+function authorizationIn(place: FieldScope, key: string): Authorization {
+  const authorization = objectIn(place, key);
+  return {
+    from: addressIn(authorization, "from"),
+    to: addressIn(authorization, "to"),
+    value: uint256In(authorization, "value"),
+    validAfter: uint256In(authorization, "validAfter"),
+    validBefore: uint256In(authorization, "validBefore"),
+    nonce: hexIn(authorization, "nonce", WORD, "must be 0x and the 64 hexadecimal digits of 32 bytes"),
+  };
+}

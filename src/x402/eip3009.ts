@@ -3,9 +3,8 @@
 import { secp256k1 } from "@noble/curves/secp256k1";
 import { keccak_256 } from "@noble/hashes/sha3";
 import { asBuffer } from "../core/bytes.ts";
-import { lowerHex } from "./fields.ts";
 import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "./kind.ts";
-import type { Authorization, Hex } from "./types.ts";
+import { type Authorization, type Hex, lowerHex } from "./types.ts";
 
 const DOMAIN_TYPE = "EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)";
 const TRANSFER_TYPE = hashText(

@@ -5,6 +5,13 @@ import type { Hex } from "../core/bytes.ts";
 
 export type { Hex };
 
+/** The one spelling in which hex is kept and compared. */
+export const lowerHex = (text: string): Hex => `0x${text.slice(2).toLowerCase()}`;
+
+/** Digits of the largest integer of 256 bits. */
+export const UINT256_DIGITS_MAX = 78;
+export const UINT256_MAX = 2n ** 256n - 1n;
+
 /** The arguments of EIP-3009 `transferWithAuthorization` that the payer signed. */
 export interface Authorization {
   readonly from: Hex;

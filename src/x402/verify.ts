@@ -1,9 +1,8 @@
 // What can be checked of a payment without a chain: who signed it, when it is valid, and whether it is what was asked for.
 // Pure: the caller passes the time.
 import { recoverSigner } from "./eip3009.ts";
-import { lowerHex } from "./fields.ts";
 import { CHAIN_ID, NETWORK, SCHEME, TOKEN } from "./kind.ts";
-import type { Authorization, Payment, PaymentKey, Requirements } from "./types.ts";
+import { type Authorization, lowerHex, type Payment, type PaymentKey, type Requirements } from "./types.ts";
 
 const TOKEN_KEY = lowerHex(TOKEN);
 

@@ -18,19 +18,14 @@ export const BLOCK_SECONDS = 2;
 /** Else anvil would keep the state of every block on the disk: 350 KB each (measured). */
 const STATES_KEPT = 64;
 
-interface Anvil {
-  readonly path: string;
-  /** In words, for people. */
-  readonly found: string;
-}
-
 /**
  * Where the operator says, or else on the PATH or among the packages of the working directory.
  *
  * @param configured a path, or the name of a program
+ * @returns where it is, as a path and in words
  * @throws StartupProblem when it is not there, with how to install it
  */
-export function findAnvil(configured: string | null, cwd: string): Anvil {
+export function findAnvil(configured: string | null, cwd: string) {
   if (configured !== null) {
     const path = Bun.which(configured, { cwd });
     if (path === null) throw new StartupProblem("TOLLGATE_ANVIL must name a program that can be run");

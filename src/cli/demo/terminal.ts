@@ -14,8 +14,8 @@ export const terminal = {
   chapter: (number: number, title: string) =>
     print(`${number === 1 ? "" : "\n"}  ${styleText("cyan", `${number}`)}  ${styleText("bold", title)}`),
   line: (text = "") => print(text === "" ? "" : INDENT + text),
-  /** Text that the reader copies: at the very left, and never broken. */
-  verbatim: print,
+  /** Text that the reader copies, with space around it: at the very left, and never broken. */
+  copied: (text: string) => print(`\n${text}\n`),
   entries(list: readonly ListLine[]) {
     for (const [name, value] of list) print(`${INDENT}${styleText("dim", name.padEnd(13))} ${value}`);
   },

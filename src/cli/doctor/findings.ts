@@ -10,11 +10,9 @@ import { OutboundError } from "../../http/client/exchange.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
 import { withDeadline } from "../../kernel/wait.ts";
 
-/** `fail`: the service would refuse work. `warn`: it works, and the operator should do something about it. */
-type Severity = "ok" | "warn" | "fail";
-
 /** What is wrong, and what to do about it. */
 export interface Problem {
+  /** `fail`: the service would refuse work. `warn`: it works, and the operator should do something about it. */
   readonly state: "warn" | "fail";
   readonly text: string;
   readonly advice: string;
@@ -23,7 +21,7 @@ export interface Problem {
 export interface Finding {
   /** What was looked at. */
   readonly what: string;
-  readonly state: Severity;
+  readonly state: "ok" | Problem["state"];
   readonly text: string;
   readonly advice: string | null;
 }

@@ -1,5 +1,6 @@
 // The servers that a gateway needs beside its database: the issuer of the callers' tokens, HashiCorp Vault or OpenBao, and the
 // facilitators of all tenants. In one file, since each is asked over HTTP and judged by what it answers.
+import { attempt } from "../../config/values.ts";
 import type { Config } from "../../config.ts";
 import { hostRules } from "../../core/host.ts";
 import { silentLog } from "../../core/log.ts";
@@ -20,7 +21,7 @@ import {
 import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { openSealed } from "../../keys/keyring.ts";
-import { findMasterKeys, type MasterKeys } from "../../keys/master-keys.ts";
+import { findMasterKeys } from "../../keys/master-keys.ts";
 import type { DatabaseLook } from "../../storage/look.ts";
 import { fitOf } from "../../storage/migrate.ts";
 import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
@@ -126,7 +127,8 @@ export async function facilitatorFindings(
   const fit = database === null ? "none" : fitOf(database.schema);
   if (database === null || fit === "none") return findings("facilitators", [], "no tenant has one yet");
   if (fit !== "same" && fit !== "newer") return notLookedAt("facilitators", "a schema that fits this program");
-  const masterKeys = usableMasterKeys(config);
+  // Why they can't be read, the check of the keys reports.
+  const masterKeys = attempt(() => findMasterKeys({ ...config, log: silentLog })) ?? null;
   if (masterKeys === null) return notLookedAt("facilitators", "the master key");
   const { settlementConfigs: t } = database.read.tables;
   const fields = { tenant: t.tenant, url: t.facilitator_url, ref: t.facilitator_credential_ref };
@@ -164,15 +166,6 @@ export async function facilitatorFindings(
   const text = `${left} more were not looked at within ${ALL_MS_MAX / 1000} s`;
   const missed = left === 0 ? [] : findings("facilitators", [warning(text, "see to those that are slow")], "");
   return [...closed, ...[...groups.values()].flatMap(({ found }) => found), ...missed];
-}
-
-/** Null also when they can't be read, which the check of the keys reports. */
-function usableMasterKeys({ masterKeys, dataDir }: Config): MasterKeys | null {
-  try {
-    return findMasterKeys({ masterKeys, dataDir, log: silentLog });
-  } catch {
-    return null;
-  }
 }
 
 function named({ url, tenants: [first = "", ...others] }: Pick<Group, "url" | "tenants">): string {

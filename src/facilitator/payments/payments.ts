@@ -75,10 +75,13 @@ function hasKey(t: PaymentsTable, key: PaymentKey) {
   return and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
 }
 
-/** A statement that names more than a hundred would be slow to plan. */
-export function inGroups<T>(items: readonly T[]): T[][] {
-  const groups = Math.ceil(items.length / 100);
-  return Array.from({ length: groups }, (_, at) => items.slice(100 * at, 100 * (at + 1)));
+/** What is found for all of them. A statement that names more than a hundred would be slow to plan. */
+export async function inGroups<T, R>(items: readonly T[], find: (some: T[]) => Promise<R[]>): Promise<R[]> {
+  const found: R[] = [];
+  for (let at = 0; at < items.length; at += 100) {
+    for (const each of await find(items.slice(at, at + 100))) found.push(each);
+  }
+  return found;
 }
 
 /** For maps in memory, where chain and token are the same for all. */
@@ -412,11 +415,9 @@ export function sentPayments(reader: Reader) {
 export async function openAmong(reader: Reader, keys: readonly PaymentKey[]): Promise<ReadonlySet<string>> {
   const { facilitatorPayments: t } = reader.tables;
   const payers = [...new Set(keys.map(({ payer }) => payer))];
-  const open = new Set<string>();
-  for (const some of inGroups(payers)) {
+  const open = await inGroups(payers, async (some) => {
     const isAmong = and(oneOf(t.payer, some), isOpen(t));
-    const rows = await reader.db.select({ payer: t.payer, nonce: t.nonce }).from(t).where(isAmong);
-    for (const row of rows) open.add(paymentName(row));
-  }
-  return open;
+    return reader.db.select({ payer: t.payer, nonce: t.nonce }).from(t).where(isAmong);
+  });
+  return new Set(open.map(paymentName));
 }

@@ -40,35 +40,26 @@ async function removeTransactions({ db, tables }: Tx, before: number, limit: num
 
 /** A failed one that is still valid could be collected if its record were gone, and its caller was told that it can't. */
 async function removePayments({ db, tables: { facilitatorPayments: t } }: Tx, before: number, limit: number) {
-  const key = sql`(${t.chain_id}, ${t.token}, ${t.payer}, ${t.nonce})`;
+  const { chain_id, token, payer, nonce } = t;
   const seconds = String(Math.floor(before / 1000));
   const isOver = sql`(length(${t.valid_before}) < ${seconds.length} or (length(${t.valid_before}) = ${seconds.length} and ${t.valid_before} < ${seconds}))`;
-  const old = db
-    .select({ chain_id: t.chain_id, token: t.token, payer: t.payer, nonce: t.nonce })
-    .from(t)
-    .where(and(lt(t.ended_at, before), isOver))
-    .limit(limit);
-  const rows = await db.delete(t).where(inArray(key, old)).returning({ nonce: t.nonce });
-  return rows.length;
+  const isOld = and(lt(t.ended_at, before), isOver);
+  const old = db.select({ chain_id, token, payer, nonce }).from(t).where(isOld).limit(limit);
+  const isAmong = inArray(sql`(${chain_id}, ${token}, ${payer}, ${nonce})`, old);
+  return (await db.delete(t).where(isAmong).returning({ nonce })).length;
 }
 
-async function removeRefusals(tx: Tx, before: number, limit: number): Promise<number> {
-  const { facilitatorRefusals: t } = tx.tables;
-  const key = sql`(${t.account}, ${t.payer}, ${t.nonce})`;
-  const old = tx.db
-    .select({ account: t.account, payer: t.payer, nonce: t.nonce })
-    .from(t)
-    .where(lt(t.updated_at, before))
-    .limit(limit);
-  const rows = await tx.db.delete(t).where(inArray(key, old)).returning({ nonce: t.nonce });
-  return rows.length;
+async function removeRefusals({ db, tables: { facilitatorRefusals: t } }: Tx, before: number, limit: number) {
+  const { account, payer, nonce } = t;
+  const old = db.select({ account, payer, nonce }).from(t).where(lt(t.updated_at, before)).limit(limit);
+  const isAmong = inArray(sql`(${account}, ${payer}, ${nonce})`, old);
+  return (await db.delete(t).where(isAmong).returning({ nonce })).length;
 }
 
 /** An open payment of such a day has no ceiling left to give its share back to, which harms nobody. */
-async function removeDays(tx: Tx, before: string, limit: number): Promise<number> {
-  const { facilitatorDays: t } = tx.tables;
-  const key = sql`(${t.account}, ${t.day})`;
-  const old = tx.db.select({ account: t.account, day: t.day }).from(t).where(lt(t.day, before)).limit(limit);
-  const rows = await tx.db.delete(t).where(inArray(key, old)).returning({ day: t.day });
-  return rows.length;
+async function removeDays({ db, tables: { facilitatorDays: t } }: Tx, before: string, limit: number) {
+  const { account, day } = t;
+  const old = db.select({ account, day }).from(t).where(lt(day, before)).limit(limit);
+  const isAmong = inArray(sql`(${account}, ${day})`, old);
+  return (await db.delete(t).where(isAmong).returning({ day })).length;
 }

@@ -5,9 +5,8 @@ import { privateKeyToAccount } from "viem/accounts";
 import type { Fees } from "../../chain/fees.ts";
 import { data, exchange, hex } from "../../chain/json-rpc.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
-import { lowerHex } from "../../x402/fields.ts";
 import { CHAIN_ID } from "../../x402/kind.ts";
-import type { Hex } from "../../x402/types.ts";
+import { type Hex, lowerHex } from "../../x402/types.ts";
 
 export interface Unsigned {
   readonly nonce: number;

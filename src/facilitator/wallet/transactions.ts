@@ -143,23 +143,17 @@ export async function openWallets(reader: Reader): Promise<Hex[]> {
 }
 
 /** The payments of those of these transactions that make several. */
-export async function sharedParts(reader: Reader, hashes: readonly Hex[]) {
+export function sharedParts(reader: Reader, hashes: readonly Hex[]) {
   const { facilitatorTransactionPayments: t } = reader.tables;
   const { hash, payer, nonce } = t;
-  const parts: { hash: Hex; payer: Hex; nonce: Hex }[] = [];
-  for (const some of inGroups(hashes)) {
-    parts.push(...(await reader.db.select({ hash, payer, nonce }).from(t).where(oneOf(t.hash, some))));
-  }
-  return parts;
+  return inGroups(hashes, async (some) => reader.db.select({ hash, payer, nonce }).from(t).where(oneOf(t.hash, some)));
 }
 
 /** By wallet, nonce and replacement. */
 export async function transactionsWith(reader: Reader, hashes: readonly Hex[]): Promise<TransactionRow[]> {
   const { facilitatorTransactions: t } = reader.tables;
-  const rows: TransactionRow[] = [];
-  for (const some of inGroups(hashes)) {
-    rows.push(...(await withPayments(reader, await reader.db.select().from(t).where(oneOf(t.hash, some)))));
-  }
+  const stored = await inGroups(hashes, async (some) => reader.db.select().from(t).where(oneOf(t.hash, some)));
+  const rows = await inGroups(stored, (some) => withPayments(reader, some));
   return rows.sort((a, b) => a.wallet_nonce - b.wallet_nonce || a.replacement - b.replacement);
 }
 
@@ -216,12 +210,14 @@ export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[
 /** Their wallet nonces are used, deep enough in the chain. */
 export async function closeNonces(tx: Tx, places: readonly { readonly wallet: Hex; readonly nonce: number }[]) {
   const { facilitatorTransactions: t } = tx.tables;
-  for (const some of inGroups(places)) {
+  await inGroups(places, async (some) => {
+    const isAmong = some.map(({ wallet, nonce }) => and(eq(t.wallet, wallet), eq(t.wallet_nonce, nonce)));
     await tx.db
       .update(t)
       .set({ open: false })
-      .where(or(...some.map(({ wallet, nonce }) => and(eq(t.wallet, wallet), eq(t.wallet_nonce, nonce)))));
-  }
+      .where(or(...isAmong));
+    return [];
+  });
 }
 
 /** A transaction of ours in which a payment's transfer reverted, and the gas that it has burned. Each counts once. */

@@ -9,7 +9,7 @@ import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { DateTime, nullable, optional, shape } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { UINT256_DIGITS_MAX, UINT256_MAX } from "../../x402/fields.ts";
+import { UINT256_DIGITS_MAX, UINT256_MAX } from "../../x402/types.ts";
 
 export type AgentRow = Tables["agents"]["$inferSelect"];
 

@@ -5,8 +5,8 @@ import { type RpcRelay, startRpcRelay } from "../../../test/support/chain/rpc-re
 import { outbound } from "../../../test/support/chain/wallet.ts";
 import { createChain } from "../../chain/chain.ts";
 import { silentLog } from "../../core/log.ts";
-import { lowerHex } from "../../x402/fields.ts";
 import type { Authorization } from "../../x402/types.ts";
+import { lowerHex } from "../../x402/types.ts";
 import { createChainLook } from "./chain-look.ts";
 
 const UNUSED = `0x${"0".repeat(64)}`;

@@ -13,8 +13,7 @@ import {
 import { silentLog } from "../../core/log.ts";
 import { canonicalSignature } from "../eip3009.ts";
 import { checkSignature, type SignedBy } from "../verify.ts";
-import type { FromVerifier, SignedAuthorization } from "./thread.ts";
-import { createVerifier, type VerifierOptions } from "./verifier.ts";
+import { createVerifier, type FromVerifier, type SignedAuthorization, type VerifierOptions } from "./verifier.ts";
 
 const WORKER = new URL("./worker.ts", import.meta.url).href;
 
