@@ -73,6 +73,11 @@ export function invalidField(field: string, problem: string): Fault {
   return new Fault("invalid_request", `${shownField(field)}: ${problem}`);
 }
 
+/** @param where for whom others would be allowed */
+export function methodNotAllowed(allow: readonly string[], where = ""): Fault {
+  return new Fault("method_not_allowed", `method not allowed${where} (use ${allow.join(", ")})`, { allow });
+}
+
 /** More than a tenant may have of something. Waiting does not help, so nothing says how long. */
 export function overQuota(max: number, what: string): Fault {
   return new Fault("over_limit", `a tenant may have at most ${max} ${what}`);

@@ -1,7 +1,7 @@
 // The router, with the work-arounds for it in one place. Elysia reads the path of a URL wrongly if the host is short, knows
 // no HEAD, answers with an error's own message, and does not tell an unknown path from a wrong method.
 import { Elysia, NotFoundError } from "elysia";
-import { Fault } from "../core/fault.ts";
+import { Fault, methodNotAllowed } from "../core/fault.ts";
 import { STATUS } from "./responses.ts";
 
 /** What a route threw, on its way past Elysia, which would answer with the error's own message. */
@@ -74,7 +74,7 @@ function unknownRoute(table: readonly RoutePattern[], method: string, path: stri
   const allow = table.filter(({ pattern }) => pattern.test(path)).map((route) => route.method);
   if (allow.length === 0 || allow.includes(method)) return noSuchRoute();
   if (allow.includes("GET")) allow.push("HEAD");
-  return new Fault("method_not_allowed", "this route has other methods", { allow });
+  return methodNotAllowed(allow);
 }
 
 /** A path that is no percent-encoded UTF-8 names nothing, and Elysia would give routes null for its parameters. */

@@ -92,7 +92,7 @@ test("a body that has not come takes nobody's place", async () => {
   for (const tenant of ["idle", "other"])
     expect((await read(whole(BODY_BYTES_MAX), tenant, BODY_BYTES_MAX)).byteLength).toBe(BODY_BYTES_MAX);
   await Promise.all(idle.map(({ breakOff }) => breakOff()));
-  for (const fault of await Promise.all(reading)) expect(fault.message).toBe("body: it broke off");
+  for (const fault of await Promise.all(reading)) expect(fault.message).toBe("body: the request body ended early");
 });
 
 test("a tenant that holds its share is refused more, and nobody else is", async () => {
@@ -136,7 +136,7 @@ test("what a body held is given back, however it ends", async () => {
     const reading = faultOf(read(broken.request, "t", BODY_BYTES_MAX));
     await broken.send(300 * KIB);
     await broken.breakOff();
-    expect((await reading).message).toBe("body: it broke off");
+    expect((await reading).message).toBe("body: the request body ended early");
     const [first, second] = [upload(), upload()];
     const both = [first, second].map(({ request }) => read(request, "t", BODY_BYTES_MAX));
     await first.send(300 * KIB);

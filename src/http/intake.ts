@@ -193,7 +193,7 @@ export class Intake {
 }
 
 function brokenOff(cause: unknown): Fault {
-  return cause instanceof Fault ? cause : new Fault("invalid_request", "body: it broke off", { cause });
+  return cause instanceof Fault ? cause : new Fault("invalid_request", "body: the request body ended early", { cause });
 }
 
 function tooLarge(bytesMax: number): Fault {

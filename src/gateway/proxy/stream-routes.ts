@@ -3,7 +3,7 @@
 
 import { createHmac, timingSafeEqual } from "node:crypto";
 import type { Call } from "../../core/call.ts";
-import { Fault } from "../../core/fault.ts";
+import { Fault, methodNotAllowed } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
 import { type Scope, scopeOf } from "../../http/server.ts";
 import { boundedCache } from "../../kernel/cache.ts";
@@ -96,9 +96,7 @@ async function connect(
   const over = () => scope.holdOpen(false);
   scope.holdOpen(true);
   try {
-    if (scope.method === "HEAD") {
-      throw new Fault("method_not_allowed", "this route has other methods", { allow: METHODS });
-    }
+    if (scope.method === "HEAD") throw methodNotAllowed(METHODS);
     const { ids, session } = await sessionOf(options, asked, method);
     const opened = await admitConnection(options.admission, { ...asked, session }, method);
     const end = { sent() {}, endBy() {}, over, callerSignal: asked.signal };
@@ -409,9 +407,7 @@ async function admitConnection(
   if (agent === null) throw noAgent();
   const loop = loopProblem(request.headers, options.pseudonym);
   if (loop !== null) throw loop;
-  if (agent.protocol !== "mcp") {
-    throw new Fault("method_not_allowed", "the agent's protocol has other methods", { allow: ["POST"] });
-  }
+  if (agent.protocol !== "mcp") throw methodNotAllowed(["POST"], " for the agent's protocol");
   const refusal = stateProblem(agent) ?? rateProblem(await options.rates.take(tenant, agent));
   if (refusal !== null) throw refusal;
   const place = await options.limits.take(tenant, agent.id, false, request.signal);
