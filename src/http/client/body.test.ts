@@ -59,6 +59,10 @@ describe("a body that is decoded", () => {
     expect(Buffer.compare((await sent("gzip, chunked", twice, { "content-encoding": "br" })).captured, TEXT)).toBe(0);
     expect(Buffer.compare((await sent("chunked", TEXT)).captured, TEXT)).toBe(0);
     expect(await failure(sent("frob, chunked", TEXT))).toBeInstanceOf(Undecodable);
+    // Its frames end where nobody knows, so they would be taken for the body.
+    for (const codings of ["chunked, gzip", "chunked, chunked", "chunked,", "gzip, chunked, "]) {
+      expect(await failure(sent(codings, TEXT))).toBeInstanceOf(Undecodable);
+    }
     // A list as long as a head may be is not searched.
     const long = `gzip,${" ".repeat(15_000)}x, chunked`;
     expect(await failure(sent(long, TEXT))).toBeInstanceOf(Undecodable);
