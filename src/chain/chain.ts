@@ -257,7 +257,7 @@ async function feeBelow(rpc: Rpc, bytes: number): Promise<bigint> {
 }
 
 /** What the call gives, and `otherwise` where the EVM refuses it. */
-async function unlessRefused<T>(calling: Promise<T>, otherwise: T): Promise<T> {
+function unlessRefused<T>(calling: Promise<T>, otherwise: T): Promise<T> {
   return calling.catch((error) => {
     if (error instanceof RpcError) return otherwise;
     throw error;

@@ -42,7 +42,7 @@ export function openLog(options: LogOptions) {
 /** `flush` writes what is held now. It is called at exit too. */
 export type OpenLog = ReturnType<typeof openLog>;
 
-/** A terminal is opened once more, without waiting: one whose reader stops would stop the writer (a pipe does not). */
+/** Reopens a terminal in non-blocking mode: once its reader stops (Ctrl-S), a blocking write would hold up the process. */
 function standardError() {
   const { O_WRONLY, O_NONBLOCK, O_NOCTTY } = constants;
   let descriptor = STANDARD_ERROR;

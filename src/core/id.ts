@@ -59,7 +59,7 @@ let [readText, readTime] = ["-", Number.NaN];
 /** The creation time in milliseconds that an ID carries. The ID must be well formed. */
 export function idTime(id: string): number {
   const start = id.indexOf("_") + 1;
-  // Many are asked for one after the other that were made at the same time: to read each takes 0.6 µs (measured).
+  // Calls of a batch were mostly accepted in the same millisecond, and parsing a time takes 0.6 µs (measured).
   if (!id.startsWith(readText, start)) {
     readText = id.slice(start, start + 13);
     readTime = Number.parseInt(readText.slice(0, 8) + readText.slice(9), 16);

@@ -135,7 +135,7 @@ export async function composeGateway(parts: GatewayParts) {
   });
   const { agentMax } = lease;
   const calling = { store, clock, log, replica, claims, refusals, resolveCredential, tracer };
-  // Each has a descriptor, and a tenant must not take all that callers' connections and files need.
+  // A running call holds a descriptor. Three of eight are left to callers' connections, the database and files.
   const slots = Math.min(MAX.runningCalls, Math.floor((mostOpen() * 5) / 8));
   const scheduler = new Scheduler({ ...calling, pool, agentMax, slots });
   const takeUp = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);

@@ -23,7 +23,7 @@ import {
 const KEPT_PART = 8;
 /** One in so many must be free before the port opens again, so that it does not open for a single connection. */
 const FREED_PART = 64;
-/** So many are opened to see how many are in use, which takes 0.3 ms; few while nowhere near all are. */
+/** Descriptors that a look opens to find out how many are in use: 48 take 0.3 ms, and 8 are enough while most are free. */
 const [PROBED, PROBED_IN_CALM] = [48, 8];
 /** When fewer than one in so many are left, the holder of most loses as many; twice as early they are counted. */
 const ZONE_PART = 16;
@@ -69,7 +69,7 @@ export function listen(options: ListenerOptions) {
   const toldAt = new Map<string, number>();
   const zone = Math.max(PROBED, Math.ceil(openMax / ZONE_PART));
   const census = createCensus(port, openMax, zone);
-  /** How many requests may be noted before the next look, and how many descriptors that opens. */
+  /** How many descriptors the next look opens, and how many requests may be noted before it. */
   let [probed, notes] = [PROBED_IN_CALM, NOTED];
 
   function owned(request: Request, tenant: string): void {

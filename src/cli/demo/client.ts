@@ -1,4 +1,4 @@
-// The demo as a tenant and a payer: requests to the gateway, and payments signed as any client of x402 signs them.
+// The demo as a tenant and a payer: requests to the gateway, and payments signed the way any x402 client does.
 // The signature is made by viem and not by the product's own code, which would only agree with itself.
 import { bytesToHex, type Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";

@@ -159,7 +159,7 @@ interface Take {
 /**
  * Takes one token.
  *
- * @param bucket null for one that was never used, which is full
+ * @param bucket null for a bucket that was never used, which is full
  * @param rate tokens per second
  */
 export function take(bucket: Bucket | null, now: number, rate: number | null, burst: number | null): Take {

@@ -112,7 +112,7 @@ export class CallQueues<W extends QueueEntry> {
     const known = this.#backlogs.get(agentId);
     const backlog = known ?? newBacklog<W>(tenant, agentId);
     if (known === undefined) this.#backlogs.set(agentId, backlog);
-    // It is served when a slot comes free. To try again for each of its calls took 1 µs of an accept (measured).
+    // A waiting agent is served when a slot comes free. Trying again for each of its calls added 1 µs to an accept (measured).
     const isWaiting = known?.hasMore && !known.isTaking && oldest !== "";
     backlog.hasMore = true;
     if (oldest < backlog.after) backlog.after = "";

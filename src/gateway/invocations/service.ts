@@ -34,13 +34,20 @@ export interface AcceptedCall {
   readonly idempotency: Idempotency | null;
 }
 
-/** What is announced of it as it is. */
-type Told =
-  | ("status" | "error_class" | "upstream_status" | "latency_ms")
-  | ("resp_size" | "response_truncated" | "response_content_type");
+/** The part of an ending that listeners of ended calls are told unchanged. */
+type AnnouncedEnding = Pick<
+  CallEnd,
+  | "status"
+  | "error_class"
+  | "upstream_status"
+  | "latency_ms"
+  | "resp_size"
+  | "response_truncated"
+  | "response_content_type"
+>;
 
 /** What an ended call leaves behind. */
-export interface Ending extends Pick<CallEnd, Told> {
+export interface Ending extends AnnouncedEnding {
   /** Until the first byte of the body; null where it is not streamed, or none came. */
   readonly ttft_ms?: number | null;
   /**

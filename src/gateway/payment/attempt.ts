@@ -132,7 +132,7 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
   // Who asks for a receipt early gets what is known by then, and the record may be corrected once more.
   const isEarly = now < finalAt;
   const isDeclined = outcome?.kind === "declined" && outcome.definite && outcome.mayHaveLanded !== true;
-  // Nodes that show the payment as not collected can be sure of it only when the time of its authorization is over.
+  // A node can prove that nothing was collected only once the authorization has expired.
   const knownAt = look ? (open.valid_before + LOOK_SECONDS_MORE) * 1000 : 0;
   const isOver = isCollected || isDeclined || now >= Math.max(finalAt + MAX.settlementConfirmMs, knownAt);
   const isLast = isOver && !isEarly;

@@ -59,8 +59,7 @@ function codingsIn(headers: AnswerHeaders): Codings {
   if (content.length + sent.length > 256) return { list: [], problem: "a very long list of encodings" };
   // The transfer encodes the body once more, and `chunked` only frames it (RFC 9112, section 7).
   const hops = namesIn(sent);
-  if (hops.slice(0, -1).includes("chunked"))
-    return { list: [], problem: "chunked, and not as the last transfer coding" };
+  if (hops.slice(0, -1).includes("chunked")) return { list: [], problem: "chunked is not the last transfer coding" };
   const transfer = hops.filter((name) => name !== "" && name !== "chunked");
   const names = [...namesIn(content), ...transfer];
   const list: Coding[] = [];

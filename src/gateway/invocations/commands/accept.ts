@@ -95,13 +95,16 @@ const COLUMNS = {
   request: ["bytea", ({ body }) => (isSmall(body) ? body : null)],
 } as const satisfies Parameters<typeof inputRows<Accepting>>[0];
 
-const OF_PAYMENT = [
-  ...(["payment_network", "payment_asset", "payment_amount", "payment_payer", "payment_nonce"] as const),
-  ...(["settlement_status", "settlement"] as const),
-];
-const PAYMENT_COLUMNS = Object.fromEntries(
-  OF_PAYMENT.map((name) => [name, ["text", ({ row }: Accepting) => row[name]] as const]),
-);
+/** Null in the row of a call that brings no payment. */
+const PAYMENT_COLUMNS = {
+  payment_network: ["text", ({ row }) => row.payment_network],
+  payment_asset: ["text", ({ row }) => row.payment_asset],
+  payment_amount: ["text", ({ row }) => row.payment_amount],
+  payment_payer: ["text", ({ row }) => row.payment_payer],
+  payment_nonce: ["text", ({ row }) => row.payment_nonce],
+  settlement_status: ["text", ({ row }) => row.settlement_status],
+  settlement: ["text", ({ row }) => row.settlement],
+} as const satisfies Parameters<typeof inputRows<Accepting>>[0];
 
 function isSmall(body: CallBody): body is Uint8Array {
   return body.byteLength <= SMALL_BODY_BYTES;
@@ -138,8 +141,9 @@ export function partsGone(): Fault {
 /** What differs with how the body is stored, and whether there is a key. */
 interface AcceptKind {
   readonly name: string;
-  /** Of the calls, and beside those. */
+  /** The columns of the open call that are stored. All others stay null. */
   readonly stored: Parameters<typeof inputRows<Accepting>>[0];
+  /** What Postgres reads of each input beside those columns. */
   readonly columns: Parameters<typeof inputRows<Accepting>>[0];
   bytesOf(input: Accepting): number;
   /** Stores the body, or keeps its parts. @throws Fault `unavailable` when they are not there any more */
