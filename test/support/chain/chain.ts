@@ -103,9 +103,11 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
   let paused = true;
   const token: Address = TOKEN;
 
-  const resumeMining = async () => {
-    if (options.blockTimeSeconds === undefined) await rpc("evm_setAutomine", [true]);
-    else await rpc("evm_setIntervalMining", [options.blockTimeSeconds]);
+  let seconds: number | undefined;
+  const resumeMining = async (blockTimeSeconds = options.blockTimeSeconds) => {
+    seconds = blockTimeSeconds;
+    if (seconds === undefined) await rpc("evm_setAutomine", [true]);
+    else await rpc("evm_setIntervalMining", [seconds]);
     paused = false;
   };
   const mine = async (blocks = 1) => {
@@ -114,7 +116,7 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
   /** Waits until it is mined, unless mining is paused: then it waits for the next block, ahead of all others. */
   const mined = async (hash: Hex) => {
     if (paused) return;
-    if (options.blockTimeSeconds !== undefined) await mine();
+    if (seconds !== undefined) await mine();
     const receiptWithin = (timeout: number) => client.waitForTransactionReceipt({ hash, timeout });
     // A transaction that comes right when the node mines by itself again now and then stays in its pool (seen on anvil 1.7.1).
     const receipt = await receiptWithin(UNMINED_MS).catch(() => mine().then(() => receiptWithin(MINED_MS_MAX)));
@@ -157,10 +159,11 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
     home,
     stop,
     mine,
+    /** @param blockTimeSeconds as `startChain` has it */
     resumeMining,
     /** No more blocks but those that `mine` makes: transactions wait in the pool. */
     async pauseMining() {
-      if (options.blockTimeSeconds !== undefined) await rpc("evm_setIntervalMining", [0]);
+      if (seconds !== undefined) await rpc("evm_setIntervalMining", [0]);
       await rpc("evm_setAutomine", [false]);
       paused = true;
     },
