@@ -10,7 +10,7 @@ import { MAX } from "../kernel/limits.ts";
 import { createFairShare } from "../kernel/share.ts";
 import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
 import { createRouter, type RoutedApp } from "./elysia.ts";
-import { createBodyDrainer, declaredLength, Intake, inChunks } from "./intake.ts";
+import { createBodyDrainer, declaredLength, Intake, isChunked } from "./intake.ts";
 import { createLargeResponses, faultResponse, type LargeResponses } from "./responses.ts";
 
 /** What the edge knows of a guarded request, beside the request itself. */
@@ -306,7 +306,7 @@ function turnOfStranger(context: RequestContext): Promise<void> | undefined {
   const { headers } = context.original;
   const length = headers.get("content-length") ?? "0";
   const isShort = /^\d{1,5}$/.test(length) && Number(length) <= MAX.strangerBodyBytes;
-  context.endsConnection = !isShort || inChunks(headers);
+  context.endsConnection = !isShort || isChunked(headers);
   return context.endsConnection ? undefined : turnOf(STRANGERS);
 }
 
@@ -315,7 +315,7 @@ function createTurns() {
   const waiting = createFairShare({ size: MAX.chunkedWaiting });
   return (context: RequestContext): Promise<void> | undefined => {
     const { known, original } = context;
-    if (!inChunks(original.headers) || !isTurnUsedUp()) return turnOf(known);
+    if (!isChunked(original.headers) || !isTurnUsedUp()) return turnOf(known);
     context.endsConnection = waiting.take(known) !== null;
     if (context.endsConnection) throw new Fault("unavailable", "too many bodies in chunks", { retryAfterSeconds: 5 });
     return turnOf(known)?.finally(() => waiting.giveBack(known));
