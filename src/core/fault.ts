@@ -73,7 +73,7 @@ export function invalidField(field: string, problem: string): Fault {
   return new Fault("invalid_request", `${shownField(field)}: ${problem}`);
 }
 
-/** @param where what besides the route restricts the methods, such as ` for the agent's protocol` */
+/** @param where what other than the route restricts the methods, such as ` for the agent's protocol` */
 export function methodNotAllowed(allow: readonly string[], where = ""): Fault {
   return new Fault("method_not_allowed", `method not allowed${where} (use ${allow.join(", ")})`, { allow });
 }

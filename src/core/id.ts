@@ -1,6 +1,6 @@
 // Identifiers: `<prefix>_<uuidv7>` (RFC 9562). The first 48 bits are the creation time, so the order of IDs is the order of
 // creation, and a time window over records is a range of IDs.
-// The counter is kept once per thread, since it must rise whichever module asks for an ID.
+// One per thread, since the counter must rise whichever module asks for an ID.
 
 export type IdPrefix = "agt" | "cred" | "fac" | "inv" | "pdec" | "rcpt" | "rep";
 

@@ -13,7 +13,7 @@ import { MAX } from "../kernel/limits.ts";
 import {
   connectionsAt,
   endConnection,
-  letMoreWait,
+  enlargeBacklog,
   type OpenConnection,
   peerName,
   refuseHandshakes,
@@ -154,7 +154,7 @@ interface OpenPort {
 function serve(options: ListenerOptions, port: number, noteOwner: NoteOwner): OpenPort {
   const from = lowestFree();
   const server = startServer(options, port, noteOwner);
-  return { server, descriptor: letMoreWait(from, mostOpen()) };
+  return { server, descriptor: enlargeBacklog(from, mostOpen()) };
 }
 
 function startServer({ host, reusePort, idleSeconds, answer }: ListenerOptions, port: number, noteOwner: NoteOwner) {
