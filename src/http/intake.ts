@@ -30,7 +30,7 @@ export interface IntakeLimits {
 }
 
 /** How long a received body stays in memory: it may wait for the store, or for an upstream that takes it slowly. */
-export interface MemoryHold {
+export interface BodyHolding {
   /** Settles when the body is no longer needed. Its memory is charged until then. */
   readonly until: Promise<unknown>;
   /** Resolves with a function that ends the hold early, in case others need the memory. */
@@ -85,7 +85,7 @@ export class Intake {
    * @throws at once or as rejection: Fault `payload_too_large`; `invalid_request` when the body ends early, falls silent or
    *   takes too long; `unavailable` when large bodies need too much memory
    */
-  readBody(request: Request, tenant: string, bytesMax: number, hold: MemoryHold | null = null): Promise<CallBody> {
+  readBody(request: Request, tenant: string, bytesMax: number, hold: BodyHolding | null = null): Promise<CallBody> {
     // A declared length bounds the body: the HTTP parser accepts no more than that.
     const declared = declaredLength(request.headers);
     if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
@@ -102,7 +102,7 @@ export class Intake {
     return body instanceof Uint8Array ? body : wholeOf(body, args[1]);
   }
 
-  async #readLarge(request: Request, tenant: string, sizes: Sizes, hold: MemoryHold | null): Promise<CallBody> {
+  async #readLarge(request: Request, tenant: string, sizes: Sizes, hold: BodyHolding | null): Promise<CallBody> {
     const { declared } = sizes;
     const stake = this.#memory.stake(tenant, null);
     const body = { stake, tenant, aborting: new AbortController() };
@@ -132,7 +132,7 @@ export class Intake {
     return unlessAborted(aborting.signal, this.#readOnePiece(request, tenant));
   }
 
-  async #readStream(request: Request, body: IncomingBody, sizes: Sizes, hold: MemoryHold | null): Promise<CallBody> {
+  async #readStream(request: Request, body: IncomingBody, sizes: Sizes, hold: BodyHolding | null): Promise<CallBody> {
     if (request.body === null) return new Uint8Array();
     const { stake, aborting } = body;
     const reader: BodyReader = request.body.getReader();

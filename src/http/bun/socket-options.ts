@@ -18,7 +18,7 @@
 // One per thread, since the system library is opened once and never closed.
 import { dlopen, ptr } from "bun:ffi";
 
-/** The receive buffer of upstream connections. Linux doubles it, for its book-keeping. At 100 ms to the upstream it allows 2.5 MB/s. */
+/** For upstream connections. Linux doubles the size, for its book-keeping. At 100 ms to the upstream it allows 2.5 MB/s. */
 const BUFFER_BYTES = 128 * 1024;
 /**
  * The receive buffer of callers' connections. One read may be full of one-byte chunks: half a megabyte of them took 5 ms, on
