@@ -1,7 +1,7 @@
-// The registry of commands: from it come the reading of the command line, the help and what runs.
+// The registry of commands, from which the command line is parsed, the help is printed, and commands are run.
 //
-// Each command loads what it needs when it is called. A service replaces its process first (environment.ts), so what stands
-// here is loaded twice before it answers. Loading everything at once took 55 ms of processor time; this takes 10.
+// Each command imports its modules when it is called. A service replaces its process first (environment.ts), so this file is
+// loaded twice before the service answers. Importing everything here took 55 ms of CPU time; this takes 10.
 import { begin, type CliCommand, type Commands, configured, Misuse } from "./cli/command-line.ts";
 import { type OpenLog, openLog } from "./cli/log.ts";
 import { drainOnSignal, logStrayErrors, startWatchdog } from "./cli/process.ts";
@@ -21,7 +21,7 @@ const account = (forms: string, about: string): CliCommand => ({
   run: async (line) => (await import("./cli/account.ts")).account(line),
 });
 
-/** The command without any words. */
+/** The command that runs when the command line names none. */
 export const SERVE: CliCommand = {
   forms: ["--mode gateway|facilitator [--host H] [--port N] [--data-dir DIR]"],
   about: "run the gateway or the facilitator",
@@ -33,14 +33,14 @@ export const SERVE: CliCommand = {
     else await runFacilitator(config.facilitator, log, meters);
     startWatchdog(config.log);
     const { watchLoop } = await import("./kernel/loop-watch.ts");
-    // Begun last: a start holds the loop for long, and nobody waits yet.
+    // Started last, since starting a service holds the event loop for long, when no caller waits yet.
     const stopWatching = watchLoop("main", config.blockedMs, log.warn, meters.loopLate);
     process.on("exit", stopWatching);
     return undefined;
   },
 };
 
-/** By the words that call them. */
+/** Commands by their words on the command line. */
 export const COMMANDS: Commands = {
   token: {
     forms: ['--tenant T --user U [--scope "a b"] [--ttl 12h] [--data-dir DIR]'],
@@ -114,13 +114,13 @@ that may be older from buying twice; FILE is put in the place of the SQLite data
     about: `try what the configuration names (database, keys, issuer, facilitators, nodes, wallets, clocks) and change nothing;
 a line each says ok, warn or fail, and what to do; ends with 1 after a fail, and with 2 on a bad configuration`,
     async run(line) {
-      // What steers the runtime in the environment must not make a difference to a service.
+      // The checks must run in the environment that a service would have.
       restartInCleanEnvironment(processEnvironment);
       // The doctor reports the warnings itself.
       const { config } = configured(line, "serve");
       const { examine } = await import("./cli/doctor.ts");
       const { isHealthy, text } = await examine(config);
-      // A check that is still waiting must not keep the process.
+      // A check that is still pending must not keep the process alive.
       process.stdout.write(text, () => process.exit(isHealthy ? 0 : 1));
       return undefined;
     },
@@ -132,7 +132,7 @@ a line each says ok, warn or fail, and what to do; ends with 1 after a fail, and
     async run(line) {
       restartInCleanEnvironment(processEnvironment);
       const { config, warnings } = configured(line, "demo");
-      // The demo shows what goes well, so its services log only what is wrong.
+      // The demo prints its own progress, so its services log problems only.
       const log = openLog({ ...config.log, level: "warn", clock: systemClock });
       for (const warning of warnings) log.warn("configuration", { warning });
       const { runDemo } = await import("./cli/demo.ts");
@@ -151,7 +151,7 @@ a line each says ok, warn or fail, and what to do; ends with 1 after a fail, and
   },
 };
 
-/** The port of the metrics is open before anything else is, so that a start that takes long can be seen too. */
+/** Opens the metrics port before anything else, so that a long start can be observed too. */
 async function openMeters({ host, metricsPort: port, facilitator }: Config, log: OpenLog): Promise<Meters> {
   if (port === null) return silentMeters;
   const { startMetrics } = await import("./metrics/metrics.ts");
@@ -166,7 +166,7 @@ async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise
   const starting = startGateway(config, keys, log, meters);
   drainOnSignal(async () => (await starting).stop(), log);
   const { url } = await starting;
-  // A log that programs read holds nothing but JSON lines.
+  // In JSON format standard error holds only log lines, so there is no welcome text.
   if (!generated || config.log.format === "json") return;
   const { welcomeText } = await import("./cli/program.ts");
   log.flush();
