@@ -51,7 +51,7 @@ function parseV6(text: string): Address | null {
   if (head === null || tail === null || halves.length > 2) return null;
   const gap = 16 - head.length - tail.length;
   if (halves.length === 1 ? gap !== 0 : gap < 2) return null;
-  // The IPv4 form ends an address, so it can't stand before the gap.
+  // The IPv4 form is allowed at the end of an address only, not before the gap.
   if (halves.length === 2 && halves[0]?.includes(".")) return null;
   const address = new Uint8Array(16);
   address.set(head);

@@ -1,4 +1,4 @@
-// Files for browsers: the manual, Swagger, the console. Each is made when it is first requested, and has an ETag, so that a
+// Files for browsers, such as the manual and Swagger. Each is made when it is first requested, and has an ETag, so that a
 // current copy is not sent again. Pages have a content security policy that limits the browser to files of this server.
 
 import { MAX } from "../kernel/limits.ts";

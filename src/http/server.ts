@@ -113,14 +113,14 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   let draining = false;
 
   /** Records the caller of a request, begins its span, and makes its scope. */
-  function scopeFor(known: Guard<C>, context: RequestContext, request: Request, caller: C): Scope<C> {
+  function scopeFor(guard: Guard<C>, context: RequestContext, request: Request, caller: C): Scope<C> {
     const { original, requestId, startedAt, fields, holdOpen } = context;
     const { method } = original;
-    const [field, shown] = known.shown(caller);
+    const [field, shown] = guard.shown(caller);
     context.identified(original, shown);
     fields[field] = shown;
-    context.known = shown;
-    const traced = tracer === null ? null : known.traced(request.method, context.path);
+    context.owner = shown;
+    const traced = tracer === null ? null : guard.traced(request.method, context.path);
     if (tracer !== null && traced !== null) {
       context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
       fields["trace_id"] = context.span.traceId;
@@ -129,16 +129,16 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     return { requestId, caller, method, holdOpen, note, span: context.span, intake, responses };
   }
 
-  function toRoute(request: Request, { known, path }: RequestContext, scope: Scope<C>): Response | Promise<Response> {
+  function toRoute(request: Request, { owner, path }: RequestContext, scope: Scope<C>): Response | Promise<Response> {
     guard?.permit?.(scope.caller, scope.method, path);
     const fast = onFastPath(fastPath, request, path);
-    if (fast !== null) return actFor(known, () => fast(scope));
+    if (fast !== null) return actFor(owner, () => fast(scope));
     (request as ScopedRequest<C>)[SCOPE] = scope;
-    return actFor(known, () => route(request, path));
+    return actFor(owner, () => route(request, path));
   }
 
-  function inTurn(known: Guard<C>, context: RequestContext, request: Request, caller: C): Response | Promise<Response> {
-    const scope = scopeFor(known, context, request, caller);
+  function inTurn(guard: Guard<C>, context: RequestContext, request: Request, caller: C): Response | Promise<Response> {
+    const scope = scopeFor(guard, context, request, caller);
     const turn = turnOfKnown(context);
     return turn === undefined ? toRoute(request, context, scope) : turn.then(() => toRoute(request, context, scope));
   }
@@ -158,14 +158,14 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   }
 
   /** Logs and counts the answered request, and ends its span. */
-  function finish({ path, startedAt, fields, known, span }: RequestContext, status: number): void {
+  function finish({ path, startedAt, fields, owner, span }: RequestContext, status: number): void {
     const ms = performance.now() - startedAt;
     fields["status"] = status;
     fields["ms"] = Math.round(ms * 10) / 10;
     counted(path, status, ms);
     if (span !== null) endSpan(span, status, fields);
     if (!guard?.covers(path)) accessLog.open(fields);
-    else (known === STRANGERS ? accessLog.stranger : accessLog.known)(fields);
+    else (owner === STRANGERS ? accessLog.stranger : accessLog.known)(fields);
   }
 
   return {
@@ -181,20 +181,20 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       const sentId = request.headers.get("x-request-id");
       const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const unknown = { identified, known: STRANGERS, span: null, endsConnection: false };
-      const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...unknown };
+      const initial = { identified, owner: STRANGERS, span: null, endsConnection: false };
+      const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...initial };
       let response: Response;
       try {
         const responding = respond(request, context);
         response = responding instanceof Promise ? await responding : responding;
       } catch (error) {
         // Otherwise the runtime would answer a connection full of refused requests in one turn of the event loop.
-        if (context.known === STRANGERS) await turnOfStranger(context);
+        if (context.owner === STRANGERS) await turnOfStranger(context);
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
       mark(response, context, draining);
       finish(context, response.status);
-      const drained = context.endsConnection ? undefined : drainBody(request, response, context.known);
+      const drained = context.endsConnection ? undefined : drainBody(request, response, context.owner);
       if (drained !== undefined) await drained;
       return response;
     },
@@ -261,7 +261,7 @@ function onFastPath<C>(fastPath: FastPath<C> | undefined, request: Request, path
 export const STRANGERS = "";
 
 type HoldOpen = Scope<never>["holdOpen"];
-type Identified = (request: Request, known: string) => void;
+type Identified = (request: Request, owner: string) => void;
 
 /** For servers without an idle timeout, and without holders of connections. */
 const nothing = () => {};
@@ -284,7 +284,7 @@ interface RequestContext {
   readonly holdOpen: HoldOpen;
   readonly identified: Identified;
   /** The tenant or account whose request it is; STRANGERS until that is known. */
-  known: string;
+  owner: string;
   /** Null when the request is not traced. */
   span: Span | null;
   /** Whether the connection ends with the response, even if more of the request is to come. */
@@ -317,25 +317,25 @@ function turnOfStranger(context: RequestContext): Promise<void> | undefined {
 function createTurns() {
   const waiting = createFairShare({ size: MAX.chunkedWaiting });
   return (context: RequestContext): Promise<void> | undefined => {
-    const { known, original } = context;
-    if (!isChunked(original.headers) || !isTurnUsedUp()) return turnOf(known);
-    context.endsConnection = waiting.take(known) !== null;
+    const { owner, original } = context;
+    if (!isChunked(original.headers) || !isTurnUsedUp()) return turnOf(owner);
+    context.endsConnection = waiting.take(owner) !== null;
     if (context.endsConnection) throw new Fault("unavailable", "too many chunked bodies", { retryAfterSeconds: 5 });
-    return turnOf(known)?.finally(() => waiting.giveBack(known));
+    return turnOf(owner)?.finally(() => waiting.giveBack(owner));
   };
 }
 
 /** @param mayTell whether another log line may be written for an unknown caller; counts the line */
 function failed(
   error: unknown,
-  { fields, known }: RequestContext,
+  { fields, owner }: RequestContext,
   { log, mayTell }: { readonly log: Log; readonly mayTell: () => boolean },
 ): Response {
   const fault = error instanceof Fault ? error : new Fault("internal", "unexpected", { cause: error });
   // The cause has a message of ours, which quotes nothing from the token.
   if (fault.kind === "unauthenticated" && fault.cause instanceof Error) fields["why"] = fault.cause.message;
   if (fault.kind === "internal") log.error("request_failed", { ...fields, error: fault });
-  if (fault.kind === "unavailable" && fault.cause !== undefined && (known !== STRANGERS || mayTell())) {
+  if (fault.kind === "unavailable" && fault.cause !== undefined && (owner !== STRANGERS || mayTell())) {
     log.warn("request_refused", { ...fields, error: fault });
   }
   return faultResponse(fault);

@@ -1,5 +1,5 @@
 // Inspects a database without creating or changing anything: no file, no table, no migration. A write is tried and rolled back.
-// The doctor and the commands for keys and backups judge what is found.
+// The doctor judges what is found.
 
 import type { Schema } from "./migrate.ts";
 import type { Capabilities } from "./postgres/look.ts";

@@ -284,7 +284,7 @@ export class Exchange implements Source, TurnWaiter {
   #piece: Uint8Array | null = null;
   /** How the answer ended, after that piece; null while it goes on. */
   #end: "whole" | TransportError | null = null;
-  #wanted: PromiseWithResolvers<void> | null = null;
+  #pendingRead: PromiseWithResolvers<void> | null = null;
 
   constructor(options: ExchangeOptions) {
     this.#options = options;
@@ -352,7 +352,7 @@ export class Exchange implements Source, TurnWaiter {
 
   /** Parses the next slice if the head is missing or the reader waits for a piece. */
   readonly #step = (): boolean => {
-    if (this.#end !== null || this.#isParsed || (this.#head !== null && this.#wanted === null)) return false;
+    if (this.#end !== null || this.#isParsed || (this.#head !== null && this.#pendingRead === null)) return false;
     const slice = this.#nextSlice();
     if (slice !== null) {
       this.#parse(slice);
@@ -366,10 +366,10 @@ export class Exchange implements Source, TurnWaiter {
     const { head, body, state, used } = this.#options.parser.parse(slice);
     if (body !== null) this.#piece = body;
     // A short answer that arrives with its head is delivered whole.
-    if (head !== null) this.#open(head, state === "whole");
+    if (head !== null) this.#onHead(head, state === "whole");
     if (state === "whole") this.#endWhole(used === slice.length);
     else if (state !== "more") this.#finish(new TransportError(state.code), false);
-    if (body !== null) this.#give();
+    if (body !== null) this.#resolveRead();
   }
 
   /** Waits a turn of the event loop, to see whether the end of the connection or unsolicited bytes follow the answer. */
@@ -426,7 +426,7 @@ export class Exchange implements Source, TurnWaiter {
     return parts.length > 1 ? Buffer.concat(parts) : (parts[0] ?? null);
   }
 
-  #open(head: ResponseHead, isWhole: boolean): void {
+  #onHead(head: ResponseHead, isWhole: boolean): void {
     this.#head = head;
     if (!isWhole) this.#answer(head, this.#body());
   }
@@ -449,9 +449,9 @@ export class Exchange implements Source, TurnWaiter {
       {
         pull: async (controller) => {
           if (this.#piece === null && this.#end === null) {
-            this.#wanted = Promise.withResolvers();
+            this.#pendingRead = Promise.withResolvers();
             inTurns(this.#step, this.#options.request.tenant);
-            await this.#wanted.promise;
+            await this.#pendingRead.promise;
           }
           const piece = this.#piece;
           this.#piece = null;
@@ -465,9 +465,9 @@ export class Exchange implements Source, TurnWaiter {
     );
   }
 
-  #give(): void {
-    this.#wanted?.resolve();
-    this.#wanted = null;
+  #resolveRead(): void {
+    this.#pendingRead?.resolve();
+    this.#pendingRead = null;
   }
 
   #endWithConnection(how: "closed" | "broken"): void {
@@ -492,6 +492,6 @@ export class Exchange implements Source, TurnWaiter {
     if (end !== "whole") this.#reject(end);
     this.#options.over(isClean);
     if (this.#head !== null && !this.#isAnswered) this.#answer(this.#head, this.#piece?.slice() ?? new Uint8Array());
-    this.#give();
+    this.#resolveRead();
   }
 }

@@ -106,7 +106,7 @@ export class ResponseParser {
   #isWhole = false;
   #keepsAlive = false;
   /** Bytes that have not arrived yet of a body with a Content-Length; null for any other body. */
-  #left: number | null = null;
+  #remaining: number | null = null;
   #refusal: string | null = null;
 
   /** Resets the parser for the answer to another request. */
@@ -119,13 +119,13 @@ export class ResponseParser {
     this.#status = 0;
     this.#isWhole = false;
     this.#keepsAlive = false;
-    this.#left = null;
+    this.#remaining = null;
     this.#refusal = null;
   }
 
   /** @param slice at most SLICE_BYTES_MAX; it must not change afterwards, since the body may be a view of it */
   parse(slice: Uint8Array): ParsedSlice {
-    return this.#left === null ? this.#parse(slice) : this.#count(slice, 0);
+    return this.#remaining === null ? this.#parse(slice) : this.#count(slice, 0);
   }
 
   #parse(slice: Uint8Array): ParsedSlice {
@@ -146,16 +146,16 @@ export class ResponseParser {
     this.#start = null;
     const used = result === OK ? slice.length : llhttp_get_error_pos(this.#pointer) - input;
     if (this.#status === 0) this.#headBytes += used;
-    if (this.#left !== null) return this.#count(slice, used);
+    if (this.#remaining !== null) return this.#count(slice, used);
     return { head: this.#head, body: this.#takeBody(), state: this.#stateOf(result), used };
   }
 
   /** Counts the bytes of a body with a Content-Length. @param from where the body begins in the slice */
   #count(slice: Uint8Array, from: number): ParsedSlice {
-    const left = this.#left ?? 0;
-    const used = Math.min(slice.length, from + left);
-    this.#left = left - (used - from);
-    this.#isWhole = this.#left === 0;
+    const remaining = this.#remaining ?? 0;
+    const used = Math.min(slice.length, from + remaining);
+    this.#remaining = remaining - (used - from);
+    this.#isWhole = this.#remaining === 0;
     const body = used > from ? slice.subarray(from, used) : null;
     const head = from > 0 ? this.#head : null;
     return { head, body, state: this.#isWhole ? "whole" : "more", used };
@@ -166,7 +166,7 @@ export class ResponseParser {
     return (
       this.#status !== 0 &&
       !this.#isWhole &&
-      this.#left === null &&
+      this.#remaining === null &&
       this.#llhttp.llhttp_message_needs_eof(this.#pointer) !== 0
     );
   }
@@ -271,8 +271,8 @@ export class ResponseParser {
     const headers = new FieldHeaders(this.#fields);
     this.#head = { status, headers };
     if (!this.hasBody) return SKIP_BODY;
-    this.#left = lengthOf(headers);
-    return this.#left === null ? GO_ON : SKIP_BODY;
+    this.#remaining = lengthOf(headers);
+    return this.#remaining === null ? GO_ON : SKIP_BODY;
   }
 
   onBody(at: number, length: number): number {
@@ -299,7 +299,7 @@ export class ResponseParser {
 
   onComplete(): number {
     if (this.#status === 0) return GO_ON;
-    this.#isWhole = this.#left === null;
+    this.#isWhole = this.#remaining === null;
     return PAUSED;
   }
 }

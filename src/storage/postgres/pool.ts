@@ -132,23 +132,23 @@ export function createPermits(max: number) {
 
   const takeNow = (tenant: string) => shares.take(tenant, tenant === OWN);
 
-  function leave(tenant: string, enter: () => void): void {
-    const line = waiting.get(tenant);
-    line?.delete(enter);
-    if (line?.size === 0) waiting.delete(tenant);
+  function stopWaiting(tenant: string, grant: () => void): void {
+    const queue = waiting.get(tenant);
+    queue?.delete(grant);
+    if (queue?.size === 0) waiting.delete(tenant);
   }
 
   /** Gives a free permit to the next tenant. Tenants at their limit are skipped; they are few, since each holds a permit. */
   function serve(): void {
     const tenants = waiting.has(OWN) ? [OWN] : waiting.keys();
     for (const tenant of tenants) {
-      const [enter] = waiting.get(tenant) ?? [];
-      if (enter === undefined || !takeNow(tenant)) continue;
-      const line = waiting.get(tenant);
+      const [grant] = waiting.get(tenant) ?? [];
+      if (grant === undefined || !takeNow(tenant)) continue;
+      const queue = waiting.get(tenant);
       waiting.delete(tenant);
-      if (line !== undefined) waiting.set(tenant, line);
-      leave(tenant, enter);
-      enter();
+      if (queue !== undefined) waiting.set(tenant, queue);
+      stopWaiting(tenant, grant);
+      grant();
       return;
     }
   }
@@ -156,12 +156,12 @@ export function createPermits(max: number) {
   return {
     /** @throws Fault `unavailable` when no permit is free in time, or too many tasks of the tenant wait */
     async take(until: number, tenant: string = OWN): Promise<void> {
-      const line = waiting.get(tenant) ?? new Set<() => void>();
-      if (line.size === 0 && takeNow(tenant)) return;
-      if (line.size >= MAX.storeWaiting) throw unavailable(new Error("too many tasks wait for a connection"));
+      const queue = waiting.get(tenant) ?? new Set<() => void>();
+      if (queue.size === 0 && takeNow(tenant)) return;
+      if (queue.size >= MAX.storeWaiting) throw unavailable(new Error("too many tasks wait for a connection"));
       const turn = Promise.withResolvers<void>();
-      waiting.set(tenant, line.add(turn.resolve));
-      await within(until - performance.now(), turn.promise, () => leave(tenant, turn.resolve));
+      waiting.set(tenant, queue.add(turn.resolve));
+      await within(until - performance.now(), turn.promise, () => stopWaiting(tenant, turn.resolve));
     },
     give(tenant: string = OWN): void {
       shares.giveBack(tenant);
