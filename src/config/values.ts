@@ -22,7 +22,7 @@ export function valueProblem(source: string, { must, why }: Pick<Kind<unknown>, 
 /** Says which file could not be read, and why. */
 export function fileProblem(path: string, error: unknown): string {
   const code = error instanceof Error && "code" in error ? error.code : "unknown";
-  return `${writtenPath(path)} ${code === "ENOENT" ? "is not there" : `can't be read (${code})`}`;
+  return `${writtenPath(path)} ${code === "ENOENT" ? "does not exist" : `can't be read (${code})`}`;
 }
 
 /** The result of the work, or undefined when it throws. */

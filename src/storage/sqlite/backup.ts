@@ -22,7 +22,7 @@ const BYTES_SPARED = 64 * MIB;
  */
 export function copySqlite(from: string, to: string, now: number): void {
   if (!existsSync(from)) throw new StartupProblem(`there is no database at ${from}`);
-  if (existsSync(to)) throw new StartupProblem(`${to} is there already, and a backup replaces no file`);
+  if (existsSync(to)) throw new StartupProblem(`${to} already exists, and a backup never overwrites a file`);
   const draft = `${to}.${crypto.randomUUID()}`;
   try {
     requireRoom(dirname(to), bytesOf(from));
@@ -55,7 +55,7 @@ function bytesOf(from: string): number {
   } catch (cause) {
     throw new StartupProblem(`${from} can't be read as a database: ${(cause as Error).message}`, { cause });
   }
-  throw new StartupProblem(`there is nothing in the database at ${from}`);
+  throw new StartupProblem(`the database at ${from} is empty`);
 }
 
 interface Contents {
@@ -112,13 +112,13 @@ export function checkSqliteCopy(path: string): CheckedCopy {
     if (found !== "ok") return { problem: `it is damaged: ${found}` };
     const schema = schemaOf(versionsOnSqlite(copy));
     const fit = fitOf(schema);
-    if (fit === "none") return { problem: "it is no whole database of tollgate: it has no schema" };
+    if (fit === "none") return { problem: "it is not a complete tollgate database: it has no schema" };
     if (fit === "too new") return { problem: `it has ${tooNewText(schema)}` };
     return { problem: null, bytes: statSync(path).size, schema, keys: wrappedKeys(copy) };
   } catch (error) {
     if (error instanceof StartupProblem) return { problem: error.message };
     if (!(error instanceof SQLiteError)) throw error;
-    return { problem: `it is no whole database of tollgate: ${error.message}` };
+    return { problem: `it is not a complete tollgate database: ${error.message}` };
   } finally {
     copy?.close();
   }
