@@ -28,7 +28,7 @@ const CALLER_BUFFER_BYTES = 32 * 1024;
 /** The receive buffer where bodies are small and chunks cost more, since `node:http` emits an event for each. */
 export const SMALL_BODIES_BUFFER_BYTES = 16 * 1024;
 /** Equals the default of the kernel's own limit, `net.core.somaxconn`. */
-const BACKLOG = 4096;
+const BACKLOG_MAX = 4096;
 
 /** Constants of Linux; elsewhere none of the libraries exists. */
 const SOL_SOCKET = 1;
@@ -100,7 +100,7 @@ export function enlargeBacklog(from: number, below: number): number | null {
     accepts[0] = 0;
     system.getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, ptr(accepts), ptr(length));
     if (accepts[0] !== 1) continue;
-    system.listen(descriptor, BACKLOG);
+    system.listen(descriptor, BACKLOG_MAX);
     setReceiveBuffer(descriptor, CALLER_BUFFER_BYTES);
     return descriptor;
   }
