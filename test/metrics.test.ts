@@ -193,7 +193,7 @@ test.concurrent("of two replicas each counts what it ended, and the calls of one
   await first.kill9();
   // As its lease is a little later.
   await using sql = new SQL(replicas.databaseUrl, { max: 1 });
-  await sql`update replicas set lease_until = lease_until - 20000
+  await sql`update processes set lease_until = lease_until - 20000
     where id in (select owner from open_invocations where status = 'running')`;
   gate.resolve();
   const total = async (labels: Record<string, string>) =>

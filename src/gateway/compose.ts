@@ -16,6 +16,7 @@ import { type ListenerOptions, mostOpen } from "../http/listener.ts";
 import { MAX } from "../kernel/limits.ts";
 import type { UnderWay } from "../kernel/wait.ts";
 import type { Keyring } from "../keys/keyring.ts";
+import type { Membership } from "../storage/leases.ts";
 import { announceEnds, type Subscriber } from "../storage/postgres/announcements.ts";
 import type { Store } from "../storage/store.ts";
 import type { Verifier } from "../x402/verifier/verifier.ts";
@@ -98,8 +99,8 @@ export interface GatewayParts {
   readonly options: GatewayOptions;
   readonly store: Store;
   readonly keyring: Keyring;
-  /** This process's ID, new with each start. */
-  readonly replica: string;
+  /** The row of this process, whose ID is new with each start. */
+  readonly membership: Membership;
   /** The process before this one on its data directory, if that is certainly gone. */
   readonly previous: string | null;
   /** For every host that a tenant names. */
@@ -119,8 +120,9 @@ export interface GatewayParts {
 }
 
 export async function composeGateway(parts: GatewayParts) {
-  const { options, store, keyring, replica, log, meters, tracer } = parts;
+  const { options, store, keyring, membership, log, meters, tracer } = parts;
   const { clock } = store;
+  const { id: replica } = membership;
   const claims = createClaims();
   const refusals = createLostCommits({ store, clock, log });
   const completionWaiters = createCompletionWaiters((keys) => endedAmong(store.read, keys));
@@ -129,7 +131,7 @@ export async function composeGateway(parts: GatewayParts) {
   const resolveCredential = createCredentialResolver(secrets);
   tellOfEnds(parts, completionWaiters);
   const lease = createReplicaLease({
-    ...{ store, clock, log, replica, refusals, previous: parts.previous },
+    ...{ store, clock, log, membership, refusals, previous: parts.previous },
     agentConcurrency: options.agentConcurrency,
     agentMaxRaised: () => void streaming.raised(),
   });
@@ -285,7 +287,7 @@ function composeStreaming(
   parts: GatewayParts,
   { checks, claims, policy, agentMax, resolveCredential }: StreamingParts,
 ) {
-  const { options, store, keyring, rules, log, tracer, replica } = parts;
+  const { options, store, keyring, rules, log, tracer, membership } = parts;
   const { extraCa, upstreamTimeoutMs, publicUrl, allowedOrigins } = options;
   const { clock } = store;
   const streams = createStreams({
@@ -296,7 +298,7 @@ function composeStreaming(
   });
   const { stopping } = streams;
   const limits = createStreamLimits({ agentConcurrency: agentMax, stopping });
-  const admission = { ...checks, replica, claims, limits, stopping };
+  const admission = { ...checks, replica: membership.id, claims, limits, stopping };
   const streamed = streamRoutes({
     streams,
     publicUrl,

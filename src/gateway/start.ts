@@ -15,6 +15,7 @@ import { createUnderWay, endsWithin } from "../kernel/wait.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";
 import { acquireDataDirLock, takeOver } from "../storage/data-dir.ts";
+import { createMembership } from "../storage/leases.ts";
 import { openStore } from "../storage/open.ts";
 import { startRestored } from "../storage/restoration.ts";
 import type { Store } from "../storage/store.ts";
@@ -95,7 +96,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
       verifier.close();
       // Answer callers that wait for a call which stays pending: without this they would never learn its ID.
       gateway.completionWaiters.release();
-      const left = lease.leave().then(() => announcements?.left());
+      const left = state.membership.leave().then(() => announcements?.left());
       await endsWithin(LAST_ANSWERS_MS, closed);
       await server.stop(true);
       // A stuck store must not keep the process from ending.
@@ -110,15 +111,18 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
 /** On SQLite the lock was taken before, and all that is left in the database is of processes that are gone. */
 const NOBODY_BEFORE = { previous: null, note() {}, release() {} };
 
-/** The keys, the name under which this process holds them, and what a restore of the database has left to mind. */
+/** The keys, the row of this process among the others, and what a restore of the database has left to mind. */
 async function openState({ databaseUrl, dataDir }: GatewayOptions, store: Store, masterKeys: MasterKeys, log: Log) {
   const keyring = await openKeyring(store, masterKeys, store.clock, log);
   const replica = newId("rep", store.clock.now());
   const held = databaseUrl === null ? NOBODY_BEFORE : takeOver(dataDir, replica, systemClock);
   const file = databaseUrl === null ? join(dataDir, DATABASE_FILE) : null;
-  await keyring.watch(replica, file !== null);
+  // Before this process enters as one that runs, since nothing that runs may hold up the restore that has to be done first.
   const restoredAt = await startRestored({ store, file, settle: () => settleRestored(store), log });
-  return { ...held, keyring, replica, guard: createRestoreGuard(restoredAt) };
+  const membership = createMembership({ store, log, id: replica, kind: "gateway" });
+  await keyring.watch(membership);
+  membership.start();
+  return { ...held, keyring, membership, guard: createRestoreGuard(restoredAt) };
 }
 
 /** @throws StartupProblem when a node is of another chain; one that can't be reached is asked when it is needed */

@@ -11,6 +11,7 @@ import { type Place, places, postgresPlace } from "../../test/support/stores/sto
 import { silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { DAY_MS, systemClock } from "../core/time.ts";
+import { createMembership } from "../storage/leases.ts";
 import type { Store } from "../storage/store.ts";
 import { newKey } from "./envelope.ts";
 import { openKeyring } from "./keyring.ts";
@@ -191,10 +192,13 @@ function suite(makePlace: MakePlace, extent: "all of it" | "what others do meanw
   }, 30_000);
 
   describe("beside a gateway", () => {
+    const member = (id: string) => createMembership({ store, log: silentLog, id, kind: "gateway" });
+
     test("nothing begins while one that runs has not got the new key, and a late one is refused", async () => {
       const only = onlyMasterKey(onDisk().all()[0] as Buffer);
       const without = await openKeyring(store, only, systemClock);
-      await without.watch("rep_without", false);
+      const membership = member("rep_without");
+      await without.watch(membership);
       const next = newKey();
       const masterKeys = onlyMasterKey(onDisk().all()[0] as Buffer);
       const named = { stage: () => masterKeys.add(next), promote: () => false };
@@ -203,10 +207,11 @@ function suite(makePlace: MakePlace, extent: "all of it" | "what others do meanw
       expect(refused).toEqual({ outcome: "lacking", lacks: ["rep_without"] });
       expect((await wrapping()).masters).toEqual([only.own]);
       await without.stop();
+      await membership.leave();
 
       const late = await openKeyring(store, only, systemClock);
       expect(await rotate(options, named, GATEWAYS_MS)).toMatchObject({ outcome: "done", isInPlace: false });
-      await expect(late.watch("rep_late", false)).rejects.toBeInstanceOf(StartupProblem);
+      await expect(late.watch(member("rep_late"))).rejects.toBeInstanceOf(StartupProblem);
       await expect(late.sealSecret("of nobody yet", "c", Buffer.from("x"))).rejects.toThrow();
       // The operator puts it in its place.
       expect(await rotate(options, named)).toEqual({ outcome: "already", isInPlace: false });

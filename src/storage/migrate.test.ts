@@ -87,7 +87,7 @@ test("programs that start at once wait for the one that migrates, and do not und
 
 /** What a server of the version before goes on doing, and what it may take on a busy machine. */
 const RENEWAL =
-  "insert into replicas (id, lease_until) values ('rep_old', 1) on conflict (id) do update set lease_until = 2";
+  "insert into processes (id, kind, lease_until) values ('rep_old', 'gateway', 1) on conflict (id) do update set lease_until = 2";
 const RENEWED_MS_MAX = 5_000;
 
 test("a backup under way delays a migration, which keeps nobody else waiting meanwhile", async () => {
@@ -102,7 +102,7 @@ test("a backup under way delays a migration, which keeps nobody else waiting mea
   };
   await using backup = new SQL(place.url, { max: 1 });
   const dump = await backup.reserve();
-  await dump.unsafe("begin; lock table replicas in access share mode");
+  await dump.unsafe("begin; lock table processes in access share mode");
   const migration = startMigration(place.url, nextVersion());
   try {
     while (migration.exitCode === null && !(await isHeldUp())) await Bun.sleep(10);
@@ -176,10 +176,10 @@ eachStore((makePlace, dialect) => {
     await child.exited;
     expect(child.signalCode).toBe("SIGKILL");
     expect(await versionOf(place)).toBe(NEXT_VERSION - 1);
-    await expect(place.execute("select color from replicas")).rejects.toThrow();
+    await expect(place.execute("select color from processes")).rejects.toThrow();
     using _ = becomeNextVersion();
     await (await place.open()).close();
-    await place.execute("select color from replicas");
+    await place.execute("select color from processes");
     place.remove();
   }, 60_000);
 

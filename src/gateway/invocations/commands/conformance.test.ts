@@ -508,7 +508,7 @@ eachStore((makePlace, dialect) => {
         await accept(tx, one);
         await claim(tx, { key: keyOf(one), owner: "rep_1", token: "token", now: NOW });
         await finish(tx, { key: keyOf(one), token: "token", request_id: "req" }, SUCCESS, NOW);
-        await tx.db.insert(tx.tables.replicas).values({ id: one.row.id, lease_until: 0 });
+        await tx.db.insert(tx.tables.processes).values({ id: one.row.id, kind: "gateway", lease_until: 0 });
         if (fails) throw new Fault("conflict", "no");
       });
     const [kept, undone] = [
