@@ -44,7 +44,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const [admitting, verifier] = [createUnderWay(), createVerifier({ log })];
+  const [admitting, verifier] = [createUnderWay(), createVerifier({ domain: options.network.token.domain, log })];
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
   const look = await openChainLook(options, trusted, log);
   const shared = { look, rules, trusted, verifier, admitting, log, meters, tracer };
@@ -122,9 +122,9 @@ async function openState({ databaseUrl, dataDir }: GatewayOptions, store: Store,
 }
 
 /** @throws StartupProblem when a node is of another chain; one that can't be reached is asked when it is needed */
-async function openChainLook({ rpcUrls: urls }: GatewayOptions, outbound: Outbound, log: Log) {
+async function openChainLook({ network, rpcUrls: urls }: GatewayOptions, outbound: Outbound, log: Log) {
   if (urls === null) return undefined;
-  const chain = createChain({ urls, outbound, log });
+  const chain = createChain({ network, urls, outbound, log });
   await chain.check();
   return createChainLook(chain, timeBounds(systemClock), log);
 }

@@ -103,7 +103,7 @@ export const FIGURES: readonly Figure[] = [
   { what: "product files", most: 224, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 46_952,
+    most: 47_046,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -145,7 +145,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 131,
+    most: 130,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {

@@ -10,6 +10,7 @@ import { withDeadline } from "../../kernel/wait.ts";
 import { unavailable, untilStored } from "../../storage/failures.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { settleRequestJson } from "../../x402/codec.ts";
+import type { Network } from "../../x402/network.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import {
   collectSettlement,
@@ -48,6 +49,7 @@ const LOOK_SECONDS_MORE = 120;
 const STORE_PAUSE_MS_MOST = 1_000;
 
 export interface AttemptOptions {
+  readonly network: Network;
   readonly store: Store;
   readonly clock: Clock;
   /** For the expiry of authorizations: an expired one counts as final, so the time must not be ahead. */
@@ -75,9 +77,9 @@ export interface AttemptOptions {
  */
 export async function attemptSettlement(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
   if (isConfirming(open)) return confirm(options, open, stop);
-  const { store, clock, time, log, meters, client } = options;
+  const { network, store, clock, time, log, meters, client } = options;
   const authorization = authorizationOf(open);
-  const expected = expectedOf(authorization);
+  const expected = expectedOf(network, authorization);
   const askedAt = time.earliest();
   const mark = () => store.write((tx) => mayLeave(tx, open, clock.now()));
   const span = await beginAttemptSpan(options, open);
@@ -117,12 +119,12 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
  * the nodes, or where there are none the facilitator, which answers once more what it has answered before.
  */
 async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
-  const { store, clock, log, client, look } = options;
+  const { network, store, clock, log, client, look } = options;
   const key = { tenant: open.tenant, id: open.invocation_id };
   const settlement = JSON.parse((await invocationByKey(store.read, key))?.settlement ?? "{}") as { tx_hash?: Hex };
   const { tx_hash: before } = settlement;
   const authorization = authorizationOf(open);
-  const ask = { ...open, expected: expectedOf(authorization), span: null, mayLeave: async () => true };
+  const ask = { ...open, expected: expectedOf(network, authorization), span: null, mayLeave: async () => true };
   const outcome = look ? await look(authorization, before) : await client.settle(ask, stop);
   const now = clock.now();
   const finalAt = open.final_at ?? now;
@@ -194,7 +196,7 @@ function authorizationOf({ settle_request }: OpenPayment): Authorization {
   return { ...rest, value: BigInt(value), validAfter: BigInt(validAfter), validBefore: BigInt(validBefore) };
 }
 
-const expectedOf = ({ from, value }: Authorization) => ({ payer: from, amount: value });
+const expectedOf = (network: Network, { from, value }: Authorization) => ({ network, payer: from, amount: value });
 
 interface RecordedOutcome {
   /** The call may be made now: by this write, or by one whose answer was lost. Reporting that twice does no harm. */

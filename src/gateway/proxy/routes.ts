@@ -12,6 +12,7 @@ import { bodyInSteps } from "../../kernel/turns.ts";
 import type { UnderWay } from "../../kernel/wait.ts";
 import { type CallBody, hashOf, wholeOf } from "../../wire/body.ts";
 import { parseRpcRequest } from "../../wire/jsonrpc.ts";
+import type { Network } from "../../x402/network.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import type { CompletionWaiters } from "../invocations/history.ts";
 import { findInvocation } from "../invocations/history.ts";
@@ -33,6 +34,7 @@ export interface ReservedPlace {
 }
 
 export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "replica" | "meters"> {
+  readonly network: Network;
   readonly payments: Payments;
   readonly completionWaiters: CompletionWaiters;
   readonly admitting: Pick<UnderWay, "enter">;
@@ -187,7 +189,7 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
   return routes()
     .post("/v1/proxy/:id", ({ request, params }) => makeCall(options, request, scopeOf(request), params.id), {
       parse: "none",
-      detail: proxyCall,
+      detail: proxyCall(options.network),
     })
     .get(
       "/v1/proxy/:id/invocations/:inv_id",
