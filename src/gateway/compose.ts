@@ -12,7 +12,7 @@ import { pseudonymOf } from "../core/via.ts";
 import { type Assets, createAssets } from "../http/assets.ts";
 import { createOutbound, fetchJson, type Outbound } from "../http/client/outbound.ts";
 import { routes } from "../http/elysia.ts";
-import { type ListenerOptions, mostOpen } from "../http/listener.ts";
+import type { ListenerOptions } from "../http/listener.ts";
 import { MAX } from "../kernel/limits.ts";
 import type { UnderWay } from "../kernel/wait.ts";
 import type { Keyring } from "../keys/keyring.ts";
@@ -96,7 +96,7 @@ export interface GatewayOptions extends Pick<ListenerOptions, "host" | "port" | 
   readonly quotas: { readonly agents: number; readonly credentials: number };
 }
 
-export interface GatewayParts {
+export interface GatewayParts extends Pick<ListenerOptions, "openMax"> {
   readonly options: GatewayOptions;
   readonly store: Store;
   readonly keyring: Keyring;
@@ -139,7 +139,7 @@ export async function composeGateway(parts: GatewayParts) {
   const { agentMax } = lease;
   const calling = { store, clock, log, replica, claims, refusals, resolveCredential, tracer };
   // A running call holds a descriptor. Three of eight are left to callers' connections, the database and files.
-  const slots = Math.min(MAX.runningCalls, Math.floor((mostOpen() * 5) / 8));
+  const slots = Math.min(MAX.runningCalls, Math.floor((parts.openMax * 5) / 8));
   const scheduler = new Scheduler({ ...calling, pool, agentMax, slots });
   const takeUp = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);
   const { settler, payments } = composePayments(parts, secrets, takeUp);

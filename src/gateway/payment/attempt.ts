@@ -21,7 +21,7 @@ import {
   noteSettlement,
   refuseSettlement,
 } from "../invocations/service.ts";
-import type { ChainLook } from "./chain-look.ts";
+import { type ChainLook, PROOF_SECONDS } from "./chain-look.ts";
 import type { FacilitatorClient } from "./facilitator-client.ts";
 import {
   askedMs,
@@ -43,8 +43,8 @@ import {
   postpone,
 } from "./store.ts";
 
-/** After the time of an authorization, for nodes to tell that nothing was collected by it. */
-const LOOK_SECONDS_MORE = 120;
+/** After the time of an authorization, until nodes are asked no more: a minute more than their blocks need to prove anything. */
+const ASKED_SECONDS = PROOF_SECONDS + 60;
 /** Longest pause between tries to store the outcome, since a caller may be waiting for it. */
 const STORE_PAUSE_MS_MOST = 1_000;
 
@@ -135,7 +135,7 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
   const isEarly = now < finalAt;
   const isDeclined = outcome?.kind === "declined" && outcome.definite && outcome.mayHaveLanded !== true;
   // A node can prove that nothing was collected only once the authorization has expired.
-  const knownAt = look ? (open.valid_before + LOOK_SECONDS_MORE) * 1000 : 0;
+  const knownAt = look ? (open.valid_before + ASKED_SECONDS) * 1000 : 0;
   const isOver = isCollected || isDeclined || now >= Math.max(finalAt + MAX.settlementConfirmMs, knownAt);
   const isLast = isOver && !isEarly;
   const nextAt = isEarly ? finalAt : now + pauseAfter(2, Math.random());

@@ -15,8 +15,8 @@ import type { SettleOutcome } from "./outcome.ts";
 
 /** Of one look, which a caller may be waiting for. */
 const LOOK_MS = 6_000;
-/** After its time, with room for the chain's clock, an unused authorization proves that nothing was collected. */
-const OVER_SECONDS = 60;
+/** In a block so long after its time an unused authorization proves that nothing was collected: there the chain's clock is past it. */
+export const PROOF_SECONDS = 60;
 /** A newest block of this age is one of now. */
 const FRESH_SECONDS = 30;
 
@@ -78,8 +78,8 @@ export function createChainLook({ network, views }: Chain, time: Pick<TimeBounds
   }
 
   async function isUnusedAfter({ validBefore }: Authorization, views: readonly Witness[]): Promise<boolean> {
-    if (views.length === 0 || secondsSince(validBefore) <= OVER_SECONDS) return false;
-    if (!views.every(({ head }) => BigInt(head.timestamp - OVER_SECONDS) > validBefore)) return false;
+    if (views.length === 0 || secondsSince(validBefore) <= PROOF_SECONDS) return false;
+    if (!views.every(({ head }) => BigInt(head.timestamp - PROOF_SECONDS) > validBefore)) return false;
     return (await Promise.all(views.map(({ isUsed }) => isUsed))).every((isUsed) => isUsed === false);
   }
 

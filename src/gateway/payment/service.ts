@@ -143,7 +143,7 @@ export function createPayments(deps: PaymentDeps) {
 
   return {
     /**
-     * @throws Fault `payment_required`, a challenge when the call carries no payment; `invalid_request`; `unavailable`
+     * @throws PaymentRefused, with a challenge when the call carries no payment; Fault `invalid_request`; `unavailable`
      *   when too many payments of the tenant are under way
      */
     check: (call: PricedCall) => check(deps, call),
@@ -163,7 +163,7 @@ export function createPayments(deps: PaymentDeps) {
     /**
      * Settles what was recorded, as far as there is a facilitator, and waits for it.
      *
-     * @throws Fault `payment_required` when the payment was declined
+     * @throws PaymentRefused when the payment was declined
      */
     async settle(payment: PaymentRow): Promise<PaidHeaders> {
       if (!isOpen(payment)) return {};
@@ -179,7 +179,7 @@ export function createPayments(deps: PaymentDeps) {
     /**
      * The response headers for an invocation that existed already, once its settlement has had its time.
      *
-     * @throws Fault `payment_required` when its payment was declined
+     * @throws PaymentRefused when its payment was declined
      */
     recall,
     /** Call this in the write that cancels a call: a payment that was not sent by then is never sent. */
@@ -320,19 +320,18 @@ type PresentedPayment = Payment & { readonly accepted?: AcceptedTerms };
 
 /** A call without the payment that it needs. Each kind of call shows this to its callers in its own way. */
 export class PaymentRefused extends Fault {
-  /** What has to be paid; null when a payment was brought that is not good. */
+  /** What has to be paid; null when a payment was brought that is not good, or was declined. */
   readonly challenge: PaymentChallenge | null;
+  /** What became of a payment that was declined. */
+  readonly told: PaidHeaders;
 
-  constructor(message: string, challenge: PaymentChallenge | null = null) {
+  constructor(message: string, challenge: PaymentChallenge | null = null, told: PaidHeaders = {}) {
     super("payment_required", message);
-    this.challenge = challenge;
+    [this.challenge, this.told] = [challenge, told];
   }
 }
 
-const declined = (headers: Readonly<Record<string, string>>) => {
-  const error = "the payment could not be settled";
-  return new Fault("payment_required", error, { answer: { body: { error }, headers } });
-};
+const declined = (told: PaidHeaders) => new PaymentRefused("the payment could not be settled", null, told);
 
 /** The payment that a call brings, by the version of the protocol, unread. */
 export interface PaymentTexts {
@@ -350,12 +349,10 @@ export const paidByHeader = {
     return v1 === null && v2 === null ? null : { v1, v2 };
   },
   /** The challenge goes out in both versions at once. */
-  refused(refusal: PaymentRefused): Fault {
-    if (refusal.challenge === null) return refusal;
-    const { version1: body, version2 } = refusal.challenge;
-    return new Fault("payment_required", refusal.message, {
-      answer: { body, headers: { "payment-required": encodeBase64(version2) } },
-    });
+  refused({ message, challenge, told }: PaymentRefused): Fault {
+    const shown = challenge?.version1 ?? { error: message };
+    const headers = challenge === null ? told : { "payment-required": encodeBase64(challenge.version2) };
+    return new Fault("payment_required", message, { answer: { body: shown, headers } });
   },
 };
 
