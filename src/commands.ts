@@ -136,7 +136,7 @@ a line each says ok, warn or fail, and what to do; ends with 1 after a fail, and
       const log = openLog({ ...config.log, level: "warn", clock: systemClock });
       for (const warning of warnings) log.warn("configuration", { warning });
       const { runDemo } = await import("./cli/demo.ts");
-      await runDemo(config.anvil, log);
+      await runDemo(config.anvil, config.network, log);
       return undefined;
     },
   },

@@ -2,7 +2,7 @@
 // way, then the two listeners. Stopping goes the other way round.
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
-import { BLOCK_SECONDS, createOwnTransfers } from "../chain/find-use.ts";
+import { createOwnTransfers } from "../chain/find-use.ts";
 import { createChainTime } from "../chain/newest-block.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
@@ -22,6 +22,7 @@ import { openStore } from "../storage/open.ts";
 import { startRestored } from "../storage/restoration.ts";
 import type { Store } from "../storage/store.ts";
 import { openTracer } from "../tracing/open.ts";
+import type { Network } from "../x402/network.ts";
 import type { Hex } from "../x402/types.ts";
 import { createVerifier } from "../x402/verifier/verifier.ts";
 import { ownerOf } from "./accounts.ts";
@@ -29,7 +30,7 @@ import { followTlsFiles, LISTENER_LIMITS, listenMutualTls, type TlsMaterial, typ
 import type { Limits } from "./payments/guardrails.ts";
 import { createPaymentSpans } from "./payments/payment-spans.ts";
 import { cleanUpFacilitator } from "./payments/retention.ts";
-import { createOpenEdge, createPeerEdge } from "./routes.ts";
+import { createOpenEdge, createPeerEdge, x402V1 } from "./routes.ts";
 import { createSettle, createSettlementWaiters } from "./settle/settle.ts";
 import { createOwnWallets, createWalletLeases } from "./wallet/leases.ts";
 import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
@@ -41,6 +42,7 @@ const TAKE_UP_MS = 10_000;
 const TAKE_CLAIMED_MS = { leastMs: 50, mostMs: 400 };
 
 export interface FacilitatorOptions {
+  readonly network: Network;
   readonly host: string;
   /** The mutual-TLS port; 0 takes a free one. */
   readonly port: number;
@@ -85,14 +87,16 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   if (options.limits.batch > 1) await requireMulticall3(chain);
 
   const started = Promise.withResolvers<void>();
+  const protocol = x402V1(options.network);
   const edge = createPeerEdge({
+    protocol,
     read: store.read,
     log,
     meters,
     tracer,
     // The port is opened before anything is signed, so requests wait until the wallet knows its nonces.
     settle: (account, request) => started.promise.then(() => settle.settle(account, request)),
-    finalAfterSeconds: options.limits.confirmations * BLOCK_SECONDS,
+    finalAfterSeconds: options.limits.confirmations * options.network.blockSeconds,
     readiness: wallet.readiness,
   });
   const { tls, readTls: read } = options;
@@ -109,7 +113,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   });
   opened.defer(() => listener.stop());
   if (read !== null) opened.defer(followTlsFiles({ read, tls, take: listener.renew, log }));
-  const open = createOpenEdge({ readiness: wallet.readiness, log, meters });
+  const open = createOpenEdge({ protocol, readiness: wallet.readiness, log, meters });
   const openAt = { host: options.host, port: options.openPort, variable: "TOLLGATE_OPEN_PORT" };
   const openServer = await listenPlain({ ...openAt, log, answer: (request) => open.fetch(request) });
   opened.defer(() => openServer.stop());
@@ -150,19 +154,19 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
 }
 
 function compose(
-  { rpcUrls, signers, limits }: FacilitatorOptions,
+  { network, rpcUrls, signers, limits }: FacilitatorOptions,
   store: Store,
   restoredAt: number | null,
   { log, meters, tracer }: { readonly log: Log; readonly meters: Meters; readonly tracer: Tracer | null },
 ) {
   // Nodes and signer are the operator's own, so any address is allowed.
   const outbound = createOutbound({ rules: null, extraCa: null });
-  const chain = createChain({ urls: rpcUrls, outbound, log, onError: meters.rpcFailed, tracer });
+  const chain = createChain({ network, urls: rpcUrls, outbound, log, onError: meters.rpcFailed, tracer });
   const outcomes = createSettlementWaiters(store);
   const { clock } = store;
   const spans = createPaymentSpans(tracer);
-  const common = { store, clock, log, meters, outcomes, limits, spans };
-  const own = signersOf(signers, outbound);
+  const common = { network, store, clock, log, meters, outcomes, limits, spans };
+  const own = signersOf(network, signers, outbound);
   const wallets = own.map(({ address }) => address);
   const leases = createWalletLeases({ store, clock, log, wallets });
   const wallet = createWallet({ ...common, chain, signers: own, leases });
@@ -172,14 +176,14 @@ function compose(
   meters.gauges({ balances: wallet.balances });
   const ownWallets = createOwnWallets(store, wallets);
   const findOwnTransfer = createOwnTransfers({ restoredAt, clock, chain, ownWallets });
-  const verifier = createVerifier({ log });
+  const verifier = createVerifier({ domain: network.token.domain, log });
   const settle = createSettle({ ...common, wallet, findOwnTransfer, verifier, chain: judged });
   return { chain, outcomes, wallet, verifier, settle };
 }
 
-function signersOf(signers: FacilitatorOptions["signers"], outbound: Outbound): Signer[] {
-  if (signers.kind === "local") return signers.keys.map(createLocalSigner);
-  return [createRemoteSigner({ url: signers.url, address: signers.address, outbound })];
+function signersOf(network: Network, signers: FacilitatorOptions["signers"], outbound: Outbound): Signer[] {
+  if (signers.kind === "local") return signers.keys.map((key) => createLocalSigner(network, key));
+  return [createRemoteSigner({ network, url: signers.url, address: signers.address, outbound })];
 }
 
 /** Takes up at once what the last process left, and from then on what nobody works on. Returns what ends it. */

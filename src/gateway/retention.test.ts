@@ -1,7 +1,9 @@
 // What is too old goes, what must stay does, and the totals are those of the calls that there are at every moment.
+
 import { expect, test } from "bun:test";
 import { SQL } from "bun";
 import type { Tables } from "../../db/schema.ts";
+import { BASE } from "../../test/support/network.ts";
 import { accepted, SUCCESS } from "../../test/support/stores/invocations.ts";
 import { eachStore, type MakePlace } from "../../test/support/stores/one-store.ts";
 import { type Place, postgresPlace } from "../../test/support/stores/stores.ts";
@@ -204,7 +206,15 @@ eachStore((makePlace, dialect) => {
         return work(tx);
       });
     const client = { settle: async () => ({ kind: "collected", transaction: "0x1", fee: null }) as const };
-    const tools = { clock, time: { earliest: clock.now }, log: silentLog, meters: silentMeters, client, paid() {} };
+    const tools = {
+      network: BASE,
+      clock,
+      time: { earliest: clock.now },
+      log: silentLog,
+      meters: silentMeters,
+      client,
+      paid() {},
+    };
     await attemptSettlement({ ...tools, store: { ...store, write } }, open, new AbortController().signal);
     const row = await findInvocation(store.read, key.tenant, key.id);
     expect(row.settlement_status).toBe("settled_upstream_failed");

@@ -8,7 +8,7 @@ import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/startup.ts";
 import { systemClock, timeBounds } from "../core/time.ts";
 import { createOutbound, fetchDocument, type Outbound, ownAddresses } from "../http/client/outbound.ts";
-import { hostPart, type Listener, listen } from "../http/listener.ts";
+import { hostPart, type Listener, listen, mostOpen } from "../http/listener.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createUnderWay, endsWithin } from "../kernel/wait.ts";
@@ -45,12 +45,13 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const [admitting, verifier] = [createUnderWay(), createVerifier({ log })];
+  const [admitting, verifier] = [createUnderWay(), createVerifier({ domain: options.network.token.domain, log })];
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
   const look = await openChainLook(options, trusted, log);
   const shared = { look, rules, trusted, verifier, admitting, log, meters, tracer };
   let port = options.port;
-  const parts = { options, store, port: () => port, ...state, ...shared };
+  const openMax = mostOpen();
+  const parts = { options, store, openMax, port: () => port, ...state, ...shared };
   const gateway = await composeGateway(parts);
   const { lease, scheduler, settler, streaming, announcements, policy, receipts, refusals } = gateway;
   const stopCleaning = startRetention(store, options.retention, log);
@@ -63,7 +64,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const edge = edgeOf(parts, { app: gateway.app, fastPath: gateway.fastPath });
   const bounded = [scheduler, streaming, settler, edge];
   meters.gauges({ inUse: () => Object.assign({}, ...bounded.map((part) => part.inUse())) });
-  const server = openPort(options, edge, log);
+  const server = openPort(options, openMax, edge, log);
   port = server.port;
   // From here on nothing can keep the gateway from starting, so calls may be made.
   // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
@@ -126,9 +127,9 @@ async function openState({ databaseUrl, dataDir }: GatewayOptions, store: Store,
 }
 
 /** @throws StartupProblem when a node is of another chain; one that can't be reached is asked when it is needed */
-async function openChainLook({ rpcUrls: urls }: GatewayOptions, outbound: Outbound, log: Log) {
+async function openChainLook({ network, rpcUrls: urls }: GatewayOptions, outbound: Outbound, log: Log) {
   if (urls === null) return undefined;
-  const chain = createChain({ urls, outbound, log });
+  const chain = createChain({ network, urls, outbound, log });
   await chain.check();
   return createChainLook(chain, timeBounds(systemClock), log);
 }
@@ -139,12 +140,12 @@ function edgeOf(
 ): Edge {
   const { clock } = store;
   const fetchJson = (url: string) => fetchDocument(trusted, url);
-  const identity = createIdentity({ ...options.identity, keyring, fetchJson, clock, log });
-  const authenticate = (header: string | null) => identity.authenticate(header);
+  const { authenticate } = createIdentity({ ...options.identity, keyring, fetchJson, clock, log });
   return createEdge({ ...api, log, meters, tracer, authenticate, permit: managePermission(options.manageScope) });
 }
 
-function openPort({ host, port, reusePort, settleWaitMs }: GatewayOptions, edge: Edge, log: Log): Listener {
+function openPort(options: GatewayOptions, openMax: number, edge: Edge, log: Log): Listener {
+  const { host, port, reusePort, settleWaitMs } = options;
   // A paid call may wait for its settlement, and then for its end.
   const waitSeconds = Math.ceil(settleWaitMs / 1000) + MAX.waitSeconds;
   const idleSeconds = Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX);
@@ -152,6 +153,7 @@ function openPort({ host, port, reusePort, settleWaitMs }: GatewayOptions, edge:
     host,
     port,
     reusePort,
+    openMax,
     idleSeconds,
     answer: (request, server, owned) =>
       edge.fetch(request, (held) => server.timeout(request, held ? 0 : idleSeconds), owned),

@@ -67,7 +67,7 @@ const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
   facilitator: SERVICE,
   "facilitator/start": [...SERVICE, "facilitator", "tracing"],
   environment: ["core"],
-  config: ["core", "environment"],
+  config: ["core", "environment", "x402"],
   cli: [...SERVICE, "tracing", "gateway", "facilitator", "gateway/start", "facilitator/start", "config", "environment"],
   main: ["core", "kernel", "metrics", "config", "environment", "cli", "gateway/start", "facilitator/start"],
   // It makes what is shipped, and is no part of it.

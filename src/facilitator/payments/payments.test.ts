@@ -12,10 +12,10 @@ import {
   reservedOn,
   UNMEASURED,
 } from "../../../test/support/chain/settling.ts";
+import { BASE } from "../../../test/support/network.ts";
 import { eachStore, useStore } from "../../../test/support/stores/one-store.ts";
 import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import type { Queries, Store, Tx } from "../../storage/store.ts";
-import { CHAIN_ID, TOKEN } from "../../x402/kind.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { usedOn, utcDay } from "./guardrails.ts";
 import {
@@ -44,8 +44,8 @@ const CLAIMS = ["first", "second"] as const;
 
 const word = (n: number): Hex => `0x${n.toString(16).padStart(64, "0")}`;
 const key = (n: number): PaymentKey => ({
-  chain_id: CHAIN_ID,
-  token: `0x${TOKEN.slice(2).toLowerCase()}`,
+  chain_id: BASE.chainId,
+  token: BASE.token.key,
   payer: `0x${"c".repeat(40)}`,
   nonce: word(n),
 });

@@ -3,7 +3,7 @@
 // undone, and what has to be replaced. Each step may fail, and is repeated with the next look; nothing is forgotten before the
 // database knows it.
 import type { Chain } from "../../chain/chain.ts";
-import { type Fees, freeingFees, quoteFees, raiseFees } from "../../chain/fees.ts";
+import { type Fees, freeingFees, quoteFees, raiseFees, type Tip } from "../../chain/fees.ts";
 import type { Block } from "../../chain/json-rpc.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { UniqueViolation } from "../../storage/store.ts";
@@ -342,11 +342,11 @@ function createReplacer(parts: WalletParts) {
       const gas = row?.payments.find(({ nonce }) => nonce === payment.key.nonce)?.gas;
       return gas === undefined ? [] : [{ payment, gas }];
     });
-    return contentOf(wallet, transfers);
+    return contentOf(chain.network, wallet, transfers);
   }
 
   /** The transaction that replaces its newest one; null when the fees can't be raised now. */
-  function replacementOf(pendingNonce: PendingNonce, head: Block, tip: bigint): Replacement | null {
+  function replacementOf(pendingNonce: PendingNonce, head: Block, tip: Tip): Replacement | null {
     const before = newestOf(pendingNonce);
     const made = content(pendingNonce, head);
     // What it leaves out must not land, so there is no price at which the one before may stay.
@@ -391,7 +391,7 @@ function createReplacer(parts: WalletParts) {
     const rows: TransactionRow[] = [];
     for (const nonce of gaps) {
       const position = { nonce, replacement: 0, fees, block: head.number, now: clock.now() };
-      rows.push(await signRow(signer, contentOf(signer.address, []), position));
+      rows.push(await signRow(signer, contentOf(chain.network, signer.address, []), position));
     }
     if (!(await keep(signer.address, rows))) return;
     for (const row of rows) pendingNonces.add(row, []);

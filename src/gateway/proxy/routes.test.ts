@@ -3,6 +3,7 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { eq } from "drizzle-orm";
+import { BASE } from "../../../test/support/network.ts";
 import { AGENT } from "../../../test/support/stores/invocable-agent.ts";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
@@ -66,6 +67,7 @@ async function call(
   const offered: string[] = [];
   const app = routes().use(
     proxyRoutes({
+      network: BASE,
       store,
       clock,
       time: { earliest: clock.now, latest: clock.now },

@@ -12,6 +12,7 @@ import { bodyInSteps } from "../../kernel/turns.ts";
 import type { UnderWay } from "../../kernel/wait.ts";
 import { type CallBody, hashOf, wholeOf } from "../../wire/body.ts";
 import { parseRpcRequest } from "../../wire/jsonrpc.ts";
+import type { Network } from "../../x402/network.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import type { CompletionWaiters } from "../invocations/history.ts";
 import { findInvocation } from "../invocations/history.ts";
@@ -19,7 +20,7 @@ import { pollAnswer } from "../invocations/routes.ts";
 import { type AcceptedCall, abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
 import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
 import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "../upstream/headers.ts";
-import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
+import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
 import { acceptedOf, type Draft, otherPath, type RecordOptions, record, type StoredCall } from "./record.ts";
@@ -33,6 +34,7 @@ export interface ReservedPlace {
 }
 
 export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "replica" | "meters"> {
+  readonly network: Network;
   readonly payments: Payments;
   readonly completionWaiters: CompletionWaiters;
   readonly admitting: Pick<UnderWay, "enter">;
@@ -113,7 +115,8 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
     note("invocation_id", id);
     answered["x-service-invocation-id"] = id;
     answered["location"] = `/v1/proxy/${agentId}/invocations/${id}`;
-    if (stored.payment !== null) Object.assign(answered, await options.payments.settle(stored.payment));
+    if (stored.payment !== null)
+      Object.assign(answered, await shownBy(POLLED, options.payments.settle(stored.payment)));
     else if (!stored.isNew) Object.assign(answered, await recall(options, caller.tenant, id));
     if (stored.isNew) options.meters.accepted();
     if (checked.warning !== null) answered["x-service-policy-warning"] = checked.warning;
@@ -163,7 +166,7 @@ async function accept(
 async function recall({ store, payments }: ProxyRoutesOptions, tenant: string, id: string): Promise<PaidHeaders> {
   const { mode } = await findInvocation(store.read, tenant, id);
   if (mode === "streaming") throw otherPath(id);
-  return payments.recall(tenant, id);
+  return shownBy(POLLED, payments.recall(tenant, id));
 }
 
 /** The fast path of POST /v1/proxy/:id for all but odd spellings of its path. */
@@ -187,7 +190,7 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
   return routes()
     .post("/v1/proxy/:id", ({ request, params }) => makeCall(options, request, scopeOf(request), params.id), {
       parse: "none",
-      detail: proxyCall,
+      detail: proxyCall(options.network),
     })
     .get(
       "/v1/proxy/:id/invocations/:inv_id",

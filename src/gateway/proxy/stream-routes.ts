@@ -21,7 +21,7 @@ import { leadsBack } from "../streaming/response.ts";
 import type { OpenedCall, OpenedConnection, StreamLimits, StreamPermit, Streams } from "../streaming/streams.ts";
 import { mcpVersion, passedToStream, passesEchoedHeaders } from "../upstream/headers.ts";
 import type { Claims } from "../upstream/ownership.ts";
-import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
+import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { loopProblem, noAgent, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
 import { acceptedOf, faultOf, otherPath, type RecordOptions, record, withId } from "./record.ts";
@@ -278,7 +278,7 @@ async function open(
   if (settlement_status === "pending") {
     const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
     if (payment === null || !isNew) return resume(options, call, checked, stored.id, place);
-    const paid = await withId(id, payments.settle(payment));
+    const paid = await withId(id, shownBy(STREAMED, payments.settle(payment)));
     return take(options, call, checked, { key, paid, place });
   }
   let storedId = id;
@@ -320,7 +320,7 @@ async function resume(
   call.note("invocation_id", id);
   const { mode } = await findInvocation(store.read, key.tenant, id);
   if (mode !== "streaming") throw otherPath(id);
-  const paid = await withId(id, payments.recall(key.tenant, id));
+  const paid = await withId(id, shownBy(STREAMED, payments.recall(key.tenant, id)));
   return take(options, call, checked, { key, paid, place });
 }
 
@@ -337,7 +337,7 @@ async function take(
     const claimed = await claimAs(options, call, key, held.token);
     if (claimed === null) return null;
     const isTold = Object.keys(paid).length > 0;
-    const responseHeaders = isTold ? paid : await payments.recall(key.tenant, key.id);
+    const responseHeaders = isTold ? paid : await shownBy(STREAMED, payments.recall(key.tenant, key.id));
     return openedOf({ ...held, key, place: own, isResumable: true }, checked, claimed.call, responseHeaders);
   }).catch((error) => {
     own.release();

@@ -1,5 +1,6 @@
 // The verifier answers as the recovery itself does, whoever judges: the main thread, a worker, or the main thread after
 // the worker died. And a tenant's flood delays nobody else.
+
 import { afterEach, describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { recoverTypedDataAddress } from "viem";
@@ -10,10 +11,11 @@ import {
   signed,
   typedData,
 } from "../../../test/support/chain/authorizations.ts";
+import { BASE } from "../../../test/support/network.ts";
 import { silentLog } from "../../core/log.ts";
 import { canonicalSignature } from "../eip3009.ts";
-import { checkSignature, type SignedBy } from "../verify.ts";
-import { createVerifier, type FromVerifier, type SignedAuthorization, type VerifierOptions } from "./verifier.ts";
+import { checkSignature, type SignedAuthorization, type SignedBy } from "../verify.ts";
+import { createVerifier, type FromVerifier, type VerifierOptions } from "./verifier.ts";
 
 const WORKER = new URL("./worker.ts", import.meta.url).href;
 
@@ -23,7 +25,7 @@ afterEach(() => {
 });
 
 function verifier(options: Partial<VerifierOptions> = {}) {
-  const created = createVerifier({ log: silentLog, ...options });
+  const created = createVerifier({ domain: BASE.token.domain, log: silentLog, ...options });
   closing.push(created.close);
   return created;
 }
@@ -114,10 +116,11 @@ const anySigned: fc.Arbitrary<{ made: Promise<SignedAuthorization> }> = fc
     bytes: anyHex(65),
   })
   .map(({ key, unsigned, how, bytes }) => ({
-    made: signed(key, unsigned).then(({ authorization, signature }): SignedAuthorization => {
-      if (how === "value") return { signature, authorization: { ...authorization, value: authorization.value ^ 1n } };
-      if (how === "payer") return { signature, authorization: { ...authorization, from: unsigned.from } };
-      return { authorization, signature: how === "signature" ? bytes : signature };
+    made: signed(key, unsigned).then(({ domain, authorization, signature }): SignedAuthorization => {
+      if (how === "value")
+        return { domain, signature, authorization: { ...authorization, value: authorization.value ^ 1n } };
+      if (how === "payer") return { domain, signature, authorization: { ...authorization, from: unsigned.from } };
+      return { domain, authorization, signature: how === "signature" ? bytes : signature };
     }),
   }));
 

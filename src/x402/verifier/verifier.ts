@@ -7,8 +7,8 @@ import type { Log } from "../../core/log.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createFairShare, createRoundRobin } from "../../kernel/share.ts";
 import { inTurns } from "../../kernel/turns.ts";
-import type { Payment } from "../types.ts";
-import { checkSignature, type SignedBy } from "../verify.ts";
+import type { Hex } from "../types.ts";
+import { checkSignature, type SignedAuthorization, type SignedBy } from "../verify.ts";
 
 /** With no more than these the main thread is done before a worker has started. */
 const FEW = 4;
@@ -17,7 +17,7 @@ const BATCH = 8;
 /** What the main thread judges of the queue takes its turns as one tenant's work does. */
 const TURN = "signatures of payments";
 
-export type SignedAuthorization = Pick<Payment, "authorization" | "signature">;
+type Signed = Omit<SignedAuthorization, "domain">;
 /** Null where judging throws. */
 export type Verdict = SignedBy | null;
 /** Once `ready`, then the answers to one batch after the other. */
@@ -28,6 +28,8 @@ interface Waiting extends SignedAuthorization, PromiseWithResolvers<SignedBy> {
 }
 
 export interface VerifierOptions {
+  /** Of the token of all payments. */
+  readonly domain: Hex;
   readonly log: Pick<Log, "debug" | "error">;
   readonly waitingMax?: number;
   readonly spawn?: () => Worker;
@@ -39,7 +41,7 @@ export interface VerifierOptions {
 
 export type Verifier = ReturnType<typeof createVerifier>;
 
-export function createVerifier({ waitingMax = MAX.verifications, ...options }: VerifierOptions) {
+export function createVerifier({ domain, waitingMax = MAX.verifications, ...options }: VerifierOptions) {
   const places = createFairShare({ size: waitingMax });
   const queue = createRoundRobin<Waiting>();
   let isTurnDue = false;
@@ -115,11 +117,11 @@ export function createVerifier({ waitingMax = MAX.verifications, ...options }: V
      * @param owner the tenant or account that waits for it
      * @throws Fault `unavailable` when too many wait
      */
-    async signedBy(owner: string, { authorization, signature }: SignedAuthorization): Promise<SignedBy> {
+    async signedBy(owner: string, { authorization, signature }: Signed): Promise<SignedBy> {
       if (places.take(owner) !== null) {
         throw new Fault("unavailable", "too many payments wait to be verified", { retryAfterSeconds: 1 });
       }
-      const waiting = { owner, authorization, signature, ...Promise.withResolvers<SignedBy>() };
+      const waiting = { owner, domain, authorization, signature, ...Promise.withResolvers<SignedBy>() };
       wait(waiting);
       try {
         return await waiting.promise;
@@ -152,7 +154,7 @@ function spawnWorker(): Worker {
 
 /** The worker: started when it is first needed, ended when it has long had nothing to do. What it has not answered comes back. */
 function createVerifierThread(
-  { log, spawn = spawnWorker, idleMs = IDLE_MS, stuckMs = 10_000 }: Omit<VerifierOptions, "waitingMax">,
+  { log, spawn = spawnWorker, idleMs = IDLE_MS, stuckMs = 10_000 }: Omit<VerifierOptions, "domain" | "waitingMax">,
   events: ThreadEvents,
 ) {
   let worker: Worker | null = null;
@@ -228,7 +230,7 @@ function createVerifierThread(
     judge(batch: readonly Waiting[]): void {
       batches.push(batch);
       // A clone of an authorization takes 2 µs, and judging it 700.
-      worker?.postMessage(batch.map(({ authorization, signature }) => ({ authorization, signature })));
+      worker?.postMessage(batch.map(({ domain, authorization, signature }) => ({ domain, authorization, signature })));
       watch();
     },
     close(): void {

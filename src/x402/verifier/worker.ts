@@ -1,6 +1,6 @@
 // Entry point of a worker thread: says whose signatures payments carry, a batch per message, and nothing else.
-import { checkSignature } from "../verify.ts";
-import type { FromVerifier, SignedAuthorization, Verdict } from "./verifier.ts";
+import { checkSignature, type SignedAuthorization } from "../verify.ts";
+import type { FromVerifier, Verdict } from "./verifier.ts";
 
 declare const self: Worker;
 
