@@ -13,7 +13,7 @@ import {
 } from "viem";
 import { generatePrivateKey, type PrivateKeyAccount, privateKeyToAccount } from "viem/accounts";
 import { CHAIN_ID, NETWORK, NETWORK_CAIP2, SCHEME, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../../src/x402/kind.ts";
-import type { Verifier } from "../../../src/x402/verifier/verifier.ts";
+import type { Verifier } from "../../../src/x402/verifier.ts";
 import { checkSignature } from "../../../src/x402/verify.ts";
 
 /** Judges at once, on the thread of the test. */
