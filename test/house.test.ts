@@ -43,8 +43,8 @@ describe("a figure of the house may only fall:", () => {
     ["product lines", [["src/core/a.ts", "export {};\n"]]],
     ["files in the kernel", [["src/kernel/a.ts", ""]]],
     [
-      "imports of steps and slices, where work on many bytes stays on the main loop",
-      [["src/core/a.ts", `import { inSteps } from "../kernel/turns.ts";\nawait inSteps(steps);\n`]],
+      "imports of turns and slices, where work on many bytes stays on the main loop",
+      [["src/core/a.ts", `import { inTurn } from "../kernel/turns.ts";\nawait inTurn(tenant, work);\n`]],
     ],
     [
       "mechanisms of the kernel with fewer than three users",

@@ -4,6 +4,7 @@ import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
 import { createOwnTransfers } from "../chain/find-use.ts";
 import { createChainTime } from "../chain/newest-block.ts";
+import { startComputeThreads } from "../compute/threads.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/startup.ts";
@@ -24,7 +25,7 @@ import type { Store } from "../storage/store.ts";
 import { openTracer } from "../tracing/open.ts";
 import type { Network } from "../x402/network.ts";
 import type { Hex } from "../x402/types.ts";
-import { createVerifier } from "../x402/verifier/verifier.ts";
+import { createVerifier } from "../x402/verifier.ts";
 import { ownerOf } from "./accounts.ts";
 import { followTlsFiles, LISTENER_LIMITS, listenMutualTls, type TlsMaterial, type TlsReading } from "./mtls.ts";
 import type { Limits } from "./payments/guardrails.ts";
@@ -82,7 +83,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   opened.defer(() => store.close());
   const file = databaseUrl === null ? join(dataDir, DATABASE_FILE) : null;
   const restoredAt = await startRestored({ store, file, settle: async () => {}, log });
-  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, restoredAt, { log, meters, tracer });
+  const { chain, wallet, outcomes, settle } = compose(options, store, restoredAt, { log, meters, tracer });
   await chain.check();
   if (options.limits.batch > 1) await requireMulticall3(chain);
 
@@ -123,7 +124,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   started.resolve();
   void settle.recover();
   opened.defer(() => settle.stop());
-  opened.defer(() => verifier.close());
+  opened.defer(startComputeThreads(log));
   // The log tells whether it is ready when somebody asks: here the process itself does.
   opened.defer(takingUp(log, () => Promise.all([wallet.readiness(), wallet.takeUp(), settle.takeUp()])));
   if (store.isShared) opened.defer(poll(TAKE_CLAIMED_MS, settle.takeClaimed).stop);
@@ -176,9 +177,9 @@ function compose(
   meters.gauges({ balances: wallet.balances });
   const ownWallets = createOwnWallets(store, wallets);
   const findOwnTransfer = createOwnTransfers({ restoredAt, clock, chain, ownWallets });
-  const verifier = createVerifier({ domain: network.token.domain, log });
+  const verifier = createVerifier(network.token.domain);
   const settle = createSettle({ ...common, wallet, findOwnTransfer, verifier, chain: judged });
-  return { chain, outcomes, wallet, verifier, settle };
+  return { chain, outcomes, wallet, settle };
 }
 
 function signersOf(network: Network, signers: FacilitatorOptions["signers"], outbound: Outbound): Signer[] {

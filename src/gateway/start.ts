@@ -1,6 +1,7 @@
 // Starts the gateway: storage, identity, what runs calls, then the listener. It stops in reverse order.
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
+import { startComputeThreads } from "../compute/threads.ts";
 import { hostRules } from "../core/host.ts";
 import { newId } from "../core/id.ts";
 import type { Log } from "../core/log.ts";
@@ -20,7 +21,7 @@ import { openStore } from "../storage/open.ts";
 import { startRestored } from "../storage/restoration.ts";
 import type { Store } from "../storage/store.ts";
 import { openTracer } from "../tracing/open.ts";
-import { createVerifier } from "../x402/verifier/verifier.ts";
+import { createVerifier } from "../x402/verifier.ts";
 import { composeGateway, type GatewayOptions, type GatewayParts } from "./compose.ts";
 import { createIdentity, managePermission } from "./identity/identity.ts";
 import { startRemovingParts } from "./invocations/bodies.ts";
@@ -45,7 +46,8 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const [admitting, verifier] = [createUnderWay(), createVerifier({ domain: options.network.token.domain, log })];
+  const [admitting, verifier] = [createUnderWay(), createVerifier(options.network.token.domain)];
+  const stopComputing = startComputeThreads(log);
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
   const look = await openChainLook(options, trusted, log);
   const shared = { look, rules, trusted, verifier, admitting, log, meters, tracer };
@@ -94,7 +96,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
         endsWithin(drainMs, admitting.idle()),
       ]);
       refusals.stop();
-      verifier.close();
+      stopComputing();
       // Answer callers that wait for a call which stays pending: without this they would never learn its ID.
       gateway.completionWaiters.release();
       const left = state.membership.leave().then(() => announcements?.left());

@@ -6,7 +6,7 @@
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
 import { Commons, createFairShare, createLimiter, type FairShare, type Stake } from "../kernel/share.ts";
-import { doneInTurns } from "../kernel/turns.ts";
+import { inTurn } from "../kernel/turns.ts";
 import { unlessAborted } from "../kernel/wait.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
 import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
@@ -97,8 +97,7 @@ export class Intake {
 
   /** As `readBody`, in one piece. */
   async readBytes(...asked: Parameters<Intake["readBody"]>): Promise<Uint8Array> {
-    const body = await this.readBody(...asked);
-    return body instanceof Uint8Array ? body : wholeOf(body, asked[1]);
+    return wholeOf(await this.readBody(...asked));
   }
 
   async #readLarge(request: Request, tenant: string, sizes: Sizes, held: Held | null): Promise<CallBody> {
@@ -304,10 +303,9 @@ async function readInto(
     if (done || value === undefined) return;
     size += value.byteLength;
     if (size > bytesMax) throw tooLarge(bytesMax);
-    await doneInTurns(() => {
+    await inTurn(tenant, () => {
       if (!gathered.add(value)) freeMemory(value);
-      return false;
-    }, tenant);
+    });
     await arrived();
   }
 }

@@ -100,24 +100,21 @@ export function unspokenWords(glossary: string, sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 224, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 226, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 47_053,
+    most: 46_909,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
     what: "files in the kernel",
-    most: 9,
+    most: 10,
     find: (sources) => [...sources.keys()].filter((path) => path.startsWith("src/kernel/")),
   },
   {
-    what: "imports of steps and slices, where work on many bytes stays on the main loop",
-    most: 24,
-    find: matches(
-      /\b(?:inSteps|inTurnSteps|inOneStep|bodyInSteps|createPace|inSlices|doneInTurns)\b(?=[^;(]*from ")/g,
-      inKernel,
-    ),
+    what: "imports of turns and slices, where work on many bytes stays on the main loop",
+    most: 16,
+    find: matches(/\b(?:inTurn|eachInTurns|inSlices)\b(?=[^;(]*from ")/g, inKernel),
   },
   { what: "mechanisms of the kernel with fewer than three users", most: 6, find: rareMechanisms },
   {

@@ -15,7 +15,7 @@ import type { Store } from "../../storage/store.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import type { Verifier } from "../../x402/verifier/verifier.ts";
+import type { Verifier } from "../../x402/verifier.ts";
 import { checkRequirements } from "../../x402/verify.ts";
 import {
   checkGuardrails,

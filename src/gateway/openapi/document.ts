@@ -3,7 +3,7 @@
 import { Elysia } from "elysia";
 import { operation, plainSchema, SECURITY_SCHEMES, type ServerDoc, TAGS } from "../../http/openapi.ts";
 import { STRANGERS } from "../../http/server.ts";
-import { inOneStep, inTurnSteps, type Steps } from "../../kernel/turns.ts";
+import { inTurn } from "../../kernel/turns.ts";
 import { requirementsOf, settleRequestJson } from "../../x402/codec.ts";
 import { type Network, SCHEME, X402_VERSION } from "../../x402/network.ts";
 import { settleRequest, settleResponse, supportedKinds } from "../../x402/schemas.ts";
@@ -29,7 +29,7 @@ export interface DescribedApi {
 }
 
 /**
- * The document of `api`, and of the facilitator's endpoints beside it, as JSON text. It is made in steps, a route each, since
+ * The document of `api`, and of the facilitator's endpoints beside it, as JSON text. It is made in turns, a route each, since
  * all of it in one piece would hold the event loop for 40 ms (measured).
  *
  * @throws Error when two different schemas bear one name
@@ -37,7 +37,7 @@ export interface DescribedApi {
 export async function apiDocument(api: DescribedApi, version: string, network: Network): Promise<string> {
   // Loaded here, since it brings a schema library along that took a tenth of every start.
   const { swagger } = await import("@elysiajs/swagger");
-  const { reader, schemas } = await inTurnSteps(described([...facilitatorRoutes(network), ...api.routes]), STRANGERS);
+  const { reader, schemas } = await described([...facilitatorRoutes(network), ...api.routes]);
   const plugin = swagger({
     excludeStaticFile: false,
     documentation: {
@@ -50,19 +50,21 @@ export async function apiDocument(api: DescribedApi, version: string, network: N
     },
   });
   const request = new Request("http://localhost/swagger/json");
-  const response = await inOneStep(() => reader.use(plugin).handle(request), STRANGERS);
+  const response = await inTurn(STRANGERS, () => reader.use(plugin).handle(request));
   return response.text();
 }
 
 /** The routes as the plugin reads them, and the schemas that they name. */
-function* described(routes: DescribedApi["routes"]): Steps<{ reader: Elysia; schemas: Record<string, object> }> {
+async function described(routes: DescribedApi["routes"]) {
   // The one request that it answers is not worth the code that Elysia would write for it: 10 ms in one piece (measured).
   const reader = new Elysia({ aot: false });
   const schemas: Record<string, object> = {};
   for (const { method, path, hooks } of routes) {
-    const detail = JSON.parse(JSON.stringify(hooks.detail ?? {}), (_key, value) => byName(plainSchema(value), schemas));
-    reader.route(method, path, nowhere, { detail });
-    yield;
+    await inTurn(STRANGERS, () => {
+      const text = JSON.stringify(hooks.detail ?? {});
+      const detail = JSON.parse(text, (_key, value) => byName(plainSchema(value), schemas));
+      reader.route(method, path, nowhere, { detail });
+    });
   }
   return { reader, schemas };
 }

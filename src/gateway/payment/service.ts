@@ -26,7 +26,7 @@ import { authorizationDigest, canonicalSignature } from "../../x402/eip3009.ts";
 import type { Network } from "../../x402/network.ts";
 import type { WireRequirements } from "../../x402/schemas.ts";
 import type { Payment } from "../../x402/types.ts";
-import type { Verifier } from "../../x402/verifier/verifier.ts";
+import type { Verifier } from "../../x402/verifier.ts";
 import { checkRequirements, checkWindow, keyOf } from "../../x402/verify.ts";
 import type { Price } from "../agents/service.ts";
 import type { InvocationKey, InvocationRow } from "../invocations/service.ts";

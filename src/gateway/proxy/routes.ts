@@ -8,10 +8,9 @@ import { routes } from "../../http/elysia.ts";
 import { jsonText } from "../../http/responses.ts";
 import { type FastPath, type Scope, scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { bodyInSteps } from "../../kernel/turns.ts";
 import type { UnderWay } from "../../kernel/wait.ts";
-import { type CallBody, hashOf, wholeOf } from "../../wire/body.ts";
-import { parseRpcRequest } from "../../wire/jsonrpc.ts";
+import { type CallBody, hashOf, judged } from "../../wire/body.ts";
+import { RPC_REQUEST } from "../../wire/jsonrpc.ts";
 import type { Network } from "../../x402/network.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import type { CompletionWaiters } from "../invocations/history.ts";
@@ -86,8 +85,7 @@ async function parse(
   body: CallBody,
   { headers, caller }: ProxyCall,
 ): Promise<ParsedRequest> {
-  const bytes = body instanceof Uint8Array ? body : await wholeOf(body, caller.tenant);
-  const request = await bodyInSteps(bytes, parseRpcRequest(bytes), caller.tenant);
+  const [request, bytes] = await judged(body, RPC_REQUEST, caller.tenant);
   if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
   const { method, tool, protocolVersion } = request;
   const version = mcpVersion(headers) ?? protocolVersion ?? mcp_protocol_version;

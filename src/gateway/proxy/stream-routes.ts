@@ -9,10 +9,9 @@ import { type Scope, scopeOf } from "../../http/server.ts";
 import { boundedCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { thisMoment } from "../../kernel/time.ts";
-import { bodyInSteps } from "../../kernel/turns.ts";
 import { untilStored } from "../../storage/failures.ts";
-import { type CallBody, hashOf, startOf, wholeOf } from "../../wire/body.ts";
-import { parseRpcMessages, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
+import { type CallBody, hashOf, judged, startOf } from "../../wire/body.ts";
+import { RPC_MESSAGES, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
@@ -442,15 +441,13 @@ const STREAMED: CallKind<ParsedStreamRequest> = {
   plain: { ...PLAIN, listsTools: false },
   parse,
   parseAny: async (body, { caller }) => {
-    const bytes = await wholeOf(body, caller.tenant);
-    const messages = await bodyInSteps(bytes, parseRpcMessages(bytes), caller.tenant);
+    const [messages] = await judged(body, RPC_MESSAGES, caller.tenant);
     return { ...PLAIN, listsTools: listsTools(messages) };
   },
 };
 
 async function parse(_: InvocableAgent, body: CallBody, { headers, caller }: ProxyCall): Promise<ParsedStreamRequest> {
-  const bytes = await wholeOf(body, caller.tenant);
-  const parsed = await bodyInSteps(bytes, parseRpcMessages(bytes), caller.tenant);
+  const [parsed, bytes] = await judged(body, RPC_MESSAGES, caller.tenant);
   if (!parsed.ok) throw new Fault("invalid_request", `body: ${parsed.problem}`);
   const { messages } = parsed;
   const calls = messages.filter(({ isCall }) => isCall);
