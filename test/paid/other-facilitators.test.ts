@@ -1,5 +1,5 @@
 // What other facilitators answer, told by a stand-in for them, and what the chain says of the payment: the real token.
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, expect, test } from "bun:test";
 import { decodeJwt } from "jose";
 import { writeCaFile } from "../contract/priced.ts";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
@@ -9,8 +9,6 @@ import { newPayer, type SignedPayment, signPayment } from "../support/chain/paym
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
 import { steppedClock } from "../support/gateway/stepped-clock.ts";
 import { startUpstream } from "../support/http/upstream.ts";
-
-setDefaultTimeout(60_000);
 
 const VALUE = 1_000n;
 const PAYEE = newPayer().address;

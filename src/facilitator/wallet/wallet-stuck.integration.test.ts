@@ -70,28 +70,24 @@ async function expectExpired(wallet: TestWallet, payments: readonly Payment[]): 
 }
 
 describe("obsolete transactions at the highest fee, in no pool,", () => {
-  test.each([1, 5])(
-    "make way for the next ones, when there are %i of them",
-    async (count) => {
-      const wallet = await startAtCap();
-      const payments = await waiting(wallet, count);
-      await outlast(payments);
-      await expectExpired(wallet, payments);
-      await calm();
-      await expectNextIsCollected(wallet);
-      await expectExpired(wallet, payments);
-      const rows = (await wallet.rows()).filter((row) => row.wallet_nonce < count);
-      // One that does nothing for each, within the cap.
-      expect(rows.map((row) => [row.wallet_nonce, row.payer === null])).toEqual(
-        payments.flatMap((_, nonce) => [
-          [nonce, false],
-          [nonce, true],
-        ]),
-      );
-      expect(new Set(rows.map((row) => row.max_fee))).toEqual(new Set(["1500000000"]));
-    },
-    20_000,
-  );
+  test.each([1, 5])("make way for the next ones, when there are %i of them", async (count) => {
+    const wallet = await startAtCap();
+    const payments = await waiting(wallet, count);
+    await outlast(payments);
+    await expectExpired(wallet, payments);
+    await calm();
+    await expectNextIsCollected(wallet);
+    await expectExpired(wallet, payments);
+    const rows = (await wallet.rows()).filter((row) => row.wallet_nonce < count);
+    // One that does nothing for each, within the cap.
+    expect(rows.map((row) => [row.wallet_nonce, row.payer === null])).toEqual(
+      payments.flatMap((_, nonce) => [
+        [nonce, false],
+        [nonce, true],
+      ]),
+    );
+    expect(new Set(rows.map((row) => row.max_fee))).toEqual(new Set(["1500000000"]));
+  });
 
   test("make way when the process ends before or after they have failed", async () => {
     const first = await startAtCap();
@@ -109,7 +105,7 @@ describe("obsolete transactions at the highest fee, in no pool,", () => {
     const wallet = await startAtCap(common);
     await expectNextIsCollected(wallet);
     await expectExpired(wallet, payments);
-  }, 20_000);
+  });
 
   test("are told again to a node that takes nothing in their place, since they can only revert now", async () => {
     const wallet = await startAtCap({ urls: [relay.url] });
@@ -128,7 +124,7 @@ describe("obsolete transactions at the highest fee, in no pool,", () => {
     relay.heal();
     await expectNextIsCollected(wallet);
     await expectExpired(wallet, payments);
-  }, 20_000);
+  });
 });
 
 test("a transaction at the highest fee whose payment has failed before its end is not told again, whichever node lacks it", async () => {
@@ -155,7 +151,7 @@ test("a transaction at the highest fee whose payment has failed before its end i
   await chain.resumeMining();
   await expectNextIsCollected(wallet);
   expect(await transfersOf(payment)).toHaveLength(0);
-}, 20_000);
+});
 
 test("fees rise by blocks, and not because a node takes no price again and again", async () => {
   const wallet = await start({ urls: [relay.url], limits: { rebroadcastMs: 500 } });
@@ -176,7 +172,7 @@ test("fees rise by blocks, and not because a node takes no price again and again
   await chain.mine();
   expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
   expect(await transfersOf(payment)).toHaveLength(1);
-}, 20_000);
+});
 
 test("nodes that forget everything are told everything again, also when that is more than is told at once", async () => {
   const wallet = await start({ limits: { rebroadcastMs: 500 } });
@@ -190,7 +186,7 @@ test("nodes that forget everything are told everything again, also when that is 
   await untilPending(60);
   await chain.mine();
   for (const payment of payments) expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
-}, 20_000);
+});
 
 test("a node that suggests an absurd tip costs a little, not the cap", async () => {
   relay.on("eth_maxPriorityFeePerGas", { kind: "result", result: "0x2540be400" });
@@ -222,7 +218,7 @@ test("nonces that a deep reorganisation takes back are used again by the transac
     await chain.mine();
     await Bun.sleep(200);
     return (await wallet.payment(next))?.status === "settled";
-  }, 15_000);
+  });
   expect(await transfersOf(first)).toHaveLength(1);
   expect((await wallet.rows()).filter((row) => row.payer === null)).toEqual([]);
-}, 20_000);
+});

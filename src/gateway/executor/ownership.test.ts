@@ -84,7 +84,7 @@ test("replicas divide the limit of an agent by how many of them live, and each m
   expect(next.agentMax()).toBe(64);
   await next.leave();
   await store.close();
-}, 60_000);
+});
 
 eachStore((makePlace) => {
   test("the row of a replica that is gone stays for an hour after its lease, and no longer", async () => {
