@@ -57,7 +57,7 @@ async function closed(tenant: PayingTenant, id: string) {
   }
 }
 
-test.each([
+test.concurrent.each([
   ["200 without a hash", 200, null],
   ["500 with a hash", 500, `0x${"ab".repeat(32)}`],
   ["402 with an empty hash", 402, ""],
@@ -80,7 +80,7 @@ test.each([
   },
 );
 
-test("a payment that is called pending and is not on the chain stays open, with and without nodes", async () => {
+test.concurrent("a payment that is called pending and is not on the chain stays open, with and without nodes", async () => {
   for (const tenant of [looking, blind]) {
     const payment = await funded();
     const { nonce } = payment.authorization;
@@ -95,7 +95,7 @@ test("a payment that is called pending and is not on the chain stays open, with 
   }
 });
 
-test("after an attempt in doubt a nonce that is used is looked up: by our payment it settles, by a cancellation it fails", async () => {
+test.concurrent("after an attempt in doubt a nonce that is used is looked up: by our payment it settles, by a cancellation it fails", async () => {
   for (const [use, status] of [
     [(payment: Awaited<ReturnType<typeof funded>>) => chain.collectAsStranger(payment), "settled"],
     [({ payer, authorization }) => chain.cancelAuthorization(payer, authorization.nonce), "settlement_failed"],
@@ -110,7 +110,7 @@ test("after an attempt in doubt a nonce that is used is looked up: by our paymen
   }
 });
 
-test("a payment that is put off by 429 with Retry-After is asked again, and one without it is declined", async () => {
+test.concurrent("a payment that is put off by 429 with Retry-After is asked again, and one without it is declined", async () => {
   const later = await funded();
   facilitator.answer(
     later.authorization.nonce,
@@ -134,7 +134,7 @@ test("a payment that is put off by 429 with Retry-After is asked again, and one 
   });
 });
 
-test("a payment that was only put off until its time was over is looked up where the gateway has nodes, and expires where it has none", async () => {
+test.concurrent("a payment that was only put off until its time was over is looked up where the gateway has nodes, and expires where it has none", async () => {
   const putOff = async (tenant: PayingTenant, settlement: object) => {
     const payment = await funded(Math.floor(Date.now() / 1000) + 9);
     const { nonce } = payment.authorization;
