@@ -14,7 +14,7 @@ import { createOutbound, fetchJson, type Outbound } from "../http/client/outboun
 import { routes } from "../http/elysia.ts";
 import { type ListenerOptions, mostOpen } from "../http/listener.ts";
 import { MAX } from "../kernel/limits.ts";
-import type { UnderWay } from "../kernel/wait.ts";
+import type { InFlight } from "../kernel/wait.ts";
 import type { Keyring } from "../keys/keyring.ts";
 import { announceEnds, type Subscriber } from "../storage/postgres/announcements.ts";
 import type { Store } from "../storage/store.ts";
@@ -110,7 +110,7 @@ export interface GatewayParts {
   readonly meters: Meters;
   /** Null where traces are off. */
   readonly tracer: Tracer | null;
-  readonly admitting: UnderWay;
+  readonly admitting: InFlight;
   readonly guard: RestoreGuard;
   /** The port that callers reach, once it is open. */
   port(): number;

@@ -22,7 +22,7 @@ import {
   simulatedGas,
 } from "../payments/payments.ts";
 import { windowProblem } from "./outcome.ts";
-import type { InFlight, SettleOptions } from "./settle.ts";
+import type { PaymentsInFlight, SettleOptions } from "./settle.ts";
 
 /** Larger than MAX.walletTransactions, so a batch always holds claims that are not in flight. */
 const CLAIMS_AT_ONCE = 5_000;
@@ -37,7 +37,7 @@ const TRY_AGAIN_MS = 250;
 const LEFT_BEHIND_MS = 10_000;
 
 interface ResumeOptions extends SettleOptions {
-  readonly inFlight: Pick<InFlight, "sendingSince">;
+  readonly inFlight: Pick<PaymentsInFlight, "sendingSince">;
   readonly onRecovered: ReturnType<typeof createRecoveredPayments>;
 }
 

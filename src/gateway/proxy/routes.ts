@@ -9,7 +9,7 @@ import { jsonText } from "../../http/responses.ts";
 import { type FastPath, type Scope, scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { bodyInSteps } from "../../kernel/turns.ts";
-import type { UnderWay } from "../../kernel/wait.ts";
+import type { InFlight } from "../../kernel/wait.ts";
 import { type CallBody, hashOf, wholeOf } from "../../wire/body.ts";
 import { parseRpcRequest } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/store.ts";
@@ -35,7 +35,7 @@ export interface ReservedPlace {
 export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "replica" | "meters"> {
   readonly payments: Payments;
   readonly completionWaiters: CompletionWaiters;
-  readonly admitting: Pick<UnderWay, "enter">;
+  readonly admitting: Pick<InFlight, "enter">;
   /** A place for a call that can start as soon as it is stored; null when it has to wait. */
   reserve(accepted: AcceptedCall): ReservedPlace | null;
   /** Called with each accepted call that has no place, after it is durable. */

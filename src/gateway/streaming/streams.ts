@@ -9,7 +9,7 @@ import { ReadAhead } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createFairQueue, createFairShare, enter, type FairShareOptions } from "../../kernel/share.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment } from "../../kernel/time.ts";
-import { createUnderWay, endsWithin, untilFirst } from "../../kernel/wait.ts";
+import { createInFlight, endsWithin, untilFirst } from "../../kernel/wait.ts";
 import { within } from "../../storage/failures.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, freeBody } from "../../wire/body.ts";
@@ -81,19 +81,19 @@ export function createStreams(options: StreamsDeps) {
   const calls = new Map<string, ExchangeTimeouts>();
   const connections = new Set<ExchangeTimeouts>();
   /** Calls that are being admitted, and calls whose end is not recorded yet. */
-  const underWay = createUnderWay();
+  const inFlight = createInFlight();
   const [stopping, givenUp] = [new AbortController(), new AbortController()];
 
   return {
     /** Aborted when nothing new is to be begun any more. */
     stopping: stopping.signal,
     /** Marks a call as being admitted, so that a drain waits for it. Returns a function that ends this. */
-    enter: underWay.enter,
+    enter: inFlight.enter,
     /** Makes an open call, and ends its record whatever happens. @throws Fault when the upstream gave nothing */
     async call(opened: OpenedCall, body: CallBody, end: CallerEnd): Promise<Response> {
       const { tenant, agentId, key, listsTools } = opened;
       const timeouts = timeoutsOf(options.upstreamTimeoutMs, false, end);
-      const leave = underWay.enter();
+      const leave = inFlight.enter();
       calls.set(key.id, timeouts);
       // A paid call is not stopped because others need its memory.
       if (!opened.isResumable) end.endBy(() => timeouts.stop("crowded"));
@@ -166,9 +166,9 @@ export function createStreams(options: StreamsDeps) {
     /** Lets the calls end for `ms`, then breaks off what still runs. */
     async drain(ms: number) {
       stopping.abort();
-      await endsWithin(ms, underWay.idle());
+      await endsWithin(ms, inFlight.idle());
       for (const timeouts of [...calls.values(), ...connections]) timeouts.stop("shutdown");
-      await endsWithin(5_000, underWay.idle());
+      await endsWithin(5_000, inFlight.idle());
       givenUp.abort();
     },
   };
