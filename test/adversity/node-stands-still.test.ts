@@ -59,7 +59,7 @@ test.concurrent("payments settle through the second node when a stand-in for the
   await standStill();
   await expectCollected(facilitator);
   const { settleRequest: funded } = await payment();
-  await until(() => facilitator.lines("rpc_endpoint_failed").length > 0, 30_000);
+  await until(() => facilitator.lines("rpc_endpoint_failed").length > 0);
   expect((await facilitator.settle(funded)).body).toMatchObject({ success: true });
   expect(facilitator.lines("rpc_endpoint_failed")).toMatchObject([
     { level: "warn", endpoint: 0, error: "behind the others" },
@@ -68,7 +68,7 @@ test.concurrent("payments settle through the second node when a stand-in for the
   await facilitator.restart();
   await expectCollected(facilitator);
   relay.heal();
-  await until(() => facilitator.lines("rpc_endpoint_recovered").length === 1, 40_000);
+  await until(() => facilitator.lines("rpc_endpoint_recovered").length === 1);
   expect(facilitator.lines("not_ready")).toEqual([]);
 });
 
@@ -133,7 +133,7 @@ test.concurrent("where blocks go on payments settle however old their times are 
   expect((await facilitator.settle(known)).body).toMatchObject({ success: true });
   relay.heal();
   tellEarlierTimes(60);
-  await until(async () => (await facilitator.settle(settleRequest)).status === 200, 30_000);
+  await until(async () => (await facilitator.settle(settleRequest)).status === 200);
   expect((await facilitator.settle(settleRequest)).body).toMatchObject({ success: true });
   expect(facilitator.lines("not_ready")).toMatchObject([{ reason: "no fresh block" }]);
 });

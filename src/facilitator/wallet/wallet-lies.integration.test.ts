@@ -235,7 +235,7 @@ test("a node that searches few blocks at a time is asked in small pieces", async
     },
   });
   await chain.mine(12);
-  expect(await wallet.ended(payment, 15_000)).toMatchObject({
+  expect(await wallet.ended(payment)).toMatchObject({
     status: "failed",
     foreign_transaction: foreign,
   });
