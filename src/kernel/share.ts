@@ -19,7 +19,7 @@ export interface FairShareOptions {
   readonly size: number;
   /** The most that one agent holds, however much is free; a function where that changes. */
   readonly agentMax?: number | (() => number);
-  /** What somebody who holds nothing may take, however little is free: one place, but no bytes. */
+  /** What somebody who holds nothing may take, however little is free: one slot, but no bytes. */
   readonly least?: 0 | 1;
 }
 
@@ -424,14 +424,14 @@ export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooM
   });
 }
 
-// Places shared out among holders (accounts), an eighth of them reserved for holders of none. So however much some hold,
-// everybody else finds a first place, and holders that want more than there is end up with equal shares of the rest. A fair
+// Slots shared out among holders (accounts), an eighth of them reserved for holders of none. So however much some hold,
+// everybody else finds a first slot, and holders that want more than there is end up with equal shares of the rest. A fair
 // share reserves nothing: of what it leaves free, sixteen who want much may leave the seventeenth nothing.
 
-/** One place of so many is reserved. */
+/** One slot of so many is reserved. */
 const RESERVED = 8;
 
-/** Whether one who holds `own` of `taken` places may have another, when so many hold any, itself included. */
+/** Whether one who holds `own` of `taken` slots may have another, when so many hold any, itself included. */
 export function mayTake(own: number, taken: number, holders: number, total: number, round = Math.floor): boolean {
   const free = total - taken;
   const reserve = Math.max(1, Math.floor(total / RESERVED));
@@ -439,7 +439,7 @@ export function mayTake(own: number, taken: number, holders: number, total: numb
   return free > 0 && own < share && (free > reserve || own === 0);
 }
 
-/** @param round what becomes of a part of a place when equal shares are made */
+/** @param round what becomes of a part of a slot when equal shares are made */
 export function createReservedShare(total: number, round = Math.floor) {
   const held = new Map<string, number>();
   let taken = 0;

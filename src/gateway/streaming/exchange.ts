@@ -320,7 +320,7 @@ export function relayBody({
     if (!hasBegun && comments !== null) controller.enqueue(OPENING);
     hasBegun = true;
     await Promise.all([over(how), Bun.sleep(FLUSH_MS)]);
-    controller.error(new Error("the answer broke off"));
+    controller.error(new Error("the response ended early"));
   }
 
   /**

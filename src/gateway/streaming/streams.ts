@@ -39,12 +39,12 @@ export interface StreamPermit {
 /** A GET or DELETE of an mcp agent: part of the connection, and no invocation. */
 export interface OpenedConnection extends OpenedRequest {
   readonly method: "GET" | "DELETE";
-  readonly place: StreamPermit;
+  readonly slot: StreamPermit;
 }
 
 /** A running invocation, which its holder must end. Its body is apart, so that its memory is free when it has been sent. */
 export interface OpenedCall extends OpenedRequest {
-  readonly place: StreamPermit;
+  readonly slot: StreamPermit;
   readonly key: InvocationKey;
   readonly token: string;
   readonly claimedAt: Moment;
@@ -111,7 +111,7 @@ export function createStreams(options: StreamsDeps) {
         body,
         end,
         async conclude(ending, detail) {
-          opened.place.release();
+          opened.slot.release();
           const recorded = conclusionOf(deps, opened, { ...ending, detail }, givenUp.signal).finally(() => {
             calls.delete(key.id);
             leave();
@@ -144,7 +144,7 @@ export function createStreams(options: StreamsDeps) {
         end,
         async conclude() {
           connections.delete(timeouts);
-          opened.place.release();
+          opened.slot.release();
           end.over();
         },
       });
@@ -281,7 +281,7 @@ async function conclusionOf(
 }
 
 // Concurrency limits. Places for calls are counted apart from the transactional path's, so that neither holds up the other.
-// Messages that are not calls have places of their own: a call that waits for one of them can't keep it out.
+// Messages that are not calls have slots of their own: a call that waits for one of them can't keep it out.
 
 export interface StreamLimitsOptions {
   /** Calls of one agent at once; a function where that changes. */
@@ -297,12 +297,12 @@ export function createStreamLimits({ agentConcurrency, stopping, waitMs = MAX.st
   const others = createPlaces({ size: MAX.mcpConnections, agentMax: MAX.agentMcpConnections }, waits);
   const beside = createFairShare({ size: MAX.resumedStreams });
   return {
-    /** Waits up to `waitMs` for a place. @throws Fault `unavailable` when there is none, or the caller has gone */
+    /** Waits up to `waitMs` for a slot. @throws Fault `unavailable` when there is none, or the caller has gone */
     take: (tenant: string, agentId: string, isCall: boolean, signal: AbortSignal) =>
       (isCall ? calls : others).take(tenant, agentId, signal),
     raised: (): Promise<void> => calls.raised(),
     /**
-     * A place for a call that was accepted before: beside the limit if all are taken, so it neither waits nor displaces another.
+     * A slot for a call that was accepted before: beside the limit if all are taken, so it neither waits nor displaces another.
      * @throws Fault `unavailable` when the tenant has very many of them
      */
     forResumed(tenant: string, agentId: string): StreamPermit {
