@@ -84,13 +84,13 @@ test("a paid call is counted once by each service, whatever is sent again, and a
   expect(otherSide.value("tollgate_settlement_duration_seconds_count")).toBe(1);
   expect(otherSide.value("tollgate_http_requests_total", { route: "/settle", status: "200" })).toBe(2);
 
-  await chain.rpc("evm_setAutomine", [false]);
+  await chain.pauseMining();
   const second = await sign(PRICE);
   expect((await call(second.headers)).status).toBe(202);
   const unsure = await scrapeUntil(gateway, (found) => settled(found, "unknown") >= 1);
   expect([settled(unsure, "settled"), paid(unsure, "accepted")]).toEqual([1, 2]);
   expect(unsure.value("tollgate_queue_depth")).toBe(0);
-  await chain.rpc("evm_setAutomine", [true]);
+  await chain.resumeMining();
   await chain.rpc("evm_mine", []);
   const sure = await scrapeUntil(gateway, (found) => settled(found, "settled") === 2);
   expect(sure.value("tollgate_accepted_total")).toBe(2);
