@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, jest, test } from "bun:test";
 import fc from "fast-check";
-import { every, inSlices, mapLimit, poll } from "./loop.ts";
+import { every, mapLimit, poll } from "./loop.ts";
 
 /** What has been settled by now has told so. */
 async function settled(): Promise<void> {
@@ -170,22 +170,4 @@ test("each item has its work in order, few at a time; one that fails is told whe
       if (fails.filter(Boolean).length < limit) expect(begun).toHaveLength(fails.length);
     }),
   );
-});
-
-test("all are called in their order, and the event loop turns in between", async () => {
-  const items = Array.from({ length: 1_000 }, (_, i) => i);
-  const seen: number[] = [];
-  const inTurn = new Map<number, number>();
-  let turn = 0;
-  let timer = setImmediate(function count() {
-    turn += 1;
-    timer = setImmediate(count);
-  });
-  await inSlices(items, (item) => {
-    seen.push(item);
-    inTurn.set(turn, (inTurn.get(turn) ?? 0) + 1);
-  });
-  clearImmediate(timer);
-  expect(seen).toEqual(items);
-  expect(Math.max(...inTurn.values())).toBeLessThanOrEqual(128);
 });

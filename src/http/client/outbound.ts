@@ -26,7 +26,7 @@ import { StartupProblem } from "../../core/startup.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
-import { afterShared } from "../../kernel/turns.ts";
+import { joinInFlight } from "../../kernel/turns.ts";
 import { unlessAborted, withDeadline } from "../../kernel/wait.ts";
 import { readBody } from "./body.ts";
 import { type ClientIdentity, createTlsContexts, openTransport } from "./connections.ts";
@@ -337,7 +337,7 @@ export function createResolver(options: ResolveOptions) {
     if (local !== null) return judged(tenant, hostname, local);
     const flight = JSON.stringify([tenant, hostname]);
     const running = inFlight.get(flight);
-    if (running !== undefined) return afterShared(running, tenant);
+    if (running !== undefined) return joinInFlight(running, tenant);
     const work = lookUp(tenant, hostname).finally(() => inFlight.delete(flight));
     inFlight.set(flight, work);
     return work;
