@@ -26,7 +26,7 @@ async function freshPostgres() {
   return { DATABASE_URL: await server.freshDatabase(), TOLLGATE_MASTER_KEY: newMasterKey() };
 }
 
-const isRefused = (error: unknown) => error instanceof Error && error.name !== "TimeoutError";
+const isRefused = (error: unknown) => error instanceof Error && "code" in error && error.code === "ECONNREFUSED";
 
 const modeOf = (path: string) => statSync(path).mode & 0o777;
 
