@@ -56,7 +56,7 @@ with --all every token that there is by now, forged ones too: the issuer's key i
   "keys rotate": {
     forms: ["[--data-dir DIR]"],
     about: `renew every key beside the gateways that run: the master key, the key of each tenant, and the keys that sign tokens
-and receipts; a run that was cut short is taken up by the next (see tollgate help operations)`,
+and receipts; a run that was cut short is taken up by the next (see tollgate help rotation)`,
     run: async (line) => (await import("./cli/keys.ts")).rotateKeys(line),
   },
   "account add": account(

@@ -1,7 +1,6 @@
 // The demo, from a start on any machine to its end: what it says happened did happen on its chain and in its
 // gateway, what it prints works as it stands, and whichever way it ends, nothing of it is left.
-
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -16,8 +15,6 @@ const ROOT = join(import.meta.dir, "..");
 const COLUMNS_MAX = 100;
 const BALANCE = parseAbi(["function balanceOf(address account) view returns (uint256)"]);
 const AT_WORK = /Ctrl-C here stops everything/;
-setDefaultTimeout(40_000);
-
 const all = (text: string, pattern: RegExp) => [...text.matchAll(pattern)].map(([, found = ""]) => found);
 
 describe("the demo", () => {

@@ -97,6 +97,15 @@ describe("a figure of the house may only fall:", () => {
   });
 });
 
+test("what users read holds none of the words that we don't use either", async () => {
+  const { find } = FIGURES.find(({ what }) => what === "words that we don't use")!;
+  const pages = ["README.md", ...new Glob("src/gateway/manual/*.md").scanSync({ cwd: ROOT })];
+  const texts = pages.map(async (page) => [page, await Bun.file(join(ROOT, page)).text()] as const);
+  expect(find(new Map(await Promise.all(texts)))).toEqual([]);
+  expect(pages.length).toBeGreaterThan(10);
+  expect(find(new Map([["page.md", "The answer broke off."]]))).toHaveLength(1);
+});
+
 test("each word of the glossary is one that the code uses", async () => {
   const manual = await Bun.file(join(ROOT, "src/gateway/manual/architecture.md")).text();
   const glossary = manual.slice(manual.indexOf("## Glossary"));

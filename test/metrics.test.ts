@@ -1,7 +1,7 @@
 // The metrics of a gateway, as Prometheus reads them from its own port: which there are, that each thing is counted once,
 // and that the port stands whatever comes to it.
 
-import { describe, expect, setDefaultTimeout, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import { connect } from "node:net";
 import { SQL } from "bun";
 import { MAX } from "../src/kernel/limits.ts";
@@ -14,8 +14,6 @@ import { startUpstream } from "./support/http/upstream.ts";
 import { newMasterKey } from "./support/keys.ts";
 import { METRICS, metricsUrl, type Scrape, scrape, scrapeUntil } from "./support/metrics.ts";
 import { startPostgres } from "./support/stores/postgres.ts";
-
-setDefaultTimeout(60_000);
 
 const TENANT = "acme-of-the-test";
 const env = { TOLLGATE_METRICS_PORT: "0" };

@@ -14,7 +14,7 @@ import { createOutbound, fetchJson, type Outbound } from "../http/client/outboun
 import { routes } from "../http/elysia.ts";
 import type { ListenerOptions } from "../http/listener.ts";
 import { MAX } from "../kernel/limits.ts";
-import type { UnderWay } from "../kernel/wait.ts";
+import type { InFlight } from "../kernel/wait.ts";
 import type { Keyring } from "../keys/keyring.ts";
 import type { Membership } from "../storage/leases.ts";
 import { announceEnds, type Subscriber } from "../storage/postgres/announcements.ts";
@@ -113,7 +113,7 @@ export interface GatewayParts extends Pick<ListenerOptions, "openMax"> {
   readonly meters: Meters;
   /** Null where traces are off. */
   readonly tracer: Tracer | null;
-  readonly admitting: UnderWay;
+  readonly admitting: InFlight;
   readonly guard: RestoreGuard;
   /** The port that callers reach, once it is open. */
   port(): number;

@@ -12,7 +12,7 @@ import { createOutbound, fetchDocument, type Outbound, ownAddresses } from "../h
 import { hostPart, type Listener, listen, mostOpen } from "../http/listener.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { MAX } from "../kernel/limits.ts";
-import { createUnderWay, endsWithin } from "../kernel/wait.ts";
+import { createInFlight, endsWithin } from "../kernel/wait.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";
 import { acquireDataDirLock, takeOver } from "../storage/data-dir.ts";
@@ -46,7 +46,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const [admitting, verifier] = [createUnderWay(), createVerifier(options.network.token.domain)];
+  const [admitting, verifier] = [createInFlight(), createVerifier(options.network.token.domain)];
   const stopComputing = startComputeThreads(log);
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
   const look = await openChainLook(options, trusted, log);

@@ -53,6 +53,7 @@ const REQUESTS = {
     "silence of a body that is coming in; of one up to 64 KiB with its length, the whole time",
   ),
   bodyWaitMs: ms(5_000, "each", "503", "wait of a body for memory"),
+  evictionWaitMs: ms(1_000, "each", "others are evicted", "wait for memory that slow bodies or decoders hold"),
   // Each holds up to a mebibyte that is not counted yet.
   bodiesWaiting: count(32, "process", "503", "bodies that wait for memory"),
   // The runtime parses what has come of all of them in one turn of the event loop.

@@ -137,7 +137,7 @@ export function turnOf(tenant: string): Promise<void> | undefined {
  *
  * @throws what it rejects with
  */
-export async function afterShared<T>(shared: Promise<T>, tenant: string): Promise<T> {
+export async function joinInFlight<T>(shared: Promise<T>, tenant: string): Promise<T> {
   try {
     return await shared;
   } finally {

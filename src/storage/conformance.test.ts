@@ -223,7 +223,7 @@ eachStore((makePlace, dialect) => {
       }),
       { numRuns: 25 },
     );
-  }, 30_000);
+  });
 
   test("values come back as they were written", async () => {
     await cleared();
@@ -250,7 +250,7 @@ eachStore((makePlace, dialect) => {
     await store.write(({ db, tables }) => db.insert(tables.agents).values(numbers));
     const [back] = await store.read.db.select().from(store.read.tables.agents);
     expect(back).toMatchObject(numbers);
-  }, 30_000);
+  });
 
   test("prepared queries are built once per handle, with values of every column type", async () => {
     await cleared();

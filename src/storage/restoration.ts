@@ -93,7 +93,7 @@ export async function startRestored({ store, file, settle, log }: Start): Promis
   if (file !== null && copied !== null) {
     await recordRestore(store, settle);
     unmarkCopy(file);
-    log.warn("database_restored", { copied_at: copied.toISOString(), hint: "see Restore in tollgate help operations" });
+    log.warn("database_restored", { copied_at: copied.toISOString(), hint: "see Restore in tollgate help backups" });
   }
   return restoredAt(store.read);
 }

@@ -214,7 +214,7 @@ eachStore((makePlace, dialect) => {
       }),
       runs,
     );
-  }, 30_000);
+  });
 
   test("transactions for several accounts at once give each reservation back once, and none is a deadlock", async () => {
     await emptied(store);
@@ -241,7 +241,7 @@ eachStore((makePlace, dialect) => {
       const open = (await allPayments(store)).filter((row) => row.account === account && row.status !== "failed");
       expect(await reservedOn(store.read, account, utcDay(NOON))).toBe(5n * BigInt(open.length));
     }
-  }, 30_000);
+  });
 
   test("a payer without code has 256 payments under way at most, while an account's gas is bounded", async () => {
     await emptied(store);
@@ -261,7 +261,7 @@ eachStore((makePlace, dialect) => {
     expect(await claim(1)).toBe("gas held");
     await store.write((tx) => recordSettled(tx, key(0), included(0), NOON));
     expect(await claim(1)).toBe("claimed");
-  }, 30_000);
+  });
 
   test("a claim is read back as it was made, to 256 bits", async () => {
     await emptied(store);

@@ -78,7 +78,7 @@ beforeAll(async () => {
   settle = answered(createSettle({ ...common, ...parts, limits }));
   const soon = createSettle({ ...common, ...parts, limits: { ...limits, inclusionTimeoutMs: 250 } });
   settleSoon = answered(soon);
-}, 30_000);
+});
 afterAll(async () => {
   await wallet.stop();
   await store.close();
@@ -131,7 +131,7 @@ test("each payer's payment is judged as the token does: collected, or declined w
     const reason = await reasonOf(nonce);
     expect([what, typeof reason]).toEqual([what, expected === "settled" ? "object" : "string"]);
   }
-}, 30_000);
+});
 
 test("twenty equal requests make one transfer, and a retry names the same transaction", async () => {
   const { request, signed } = await asked();

@@ -71,7 +71,7 @@ export type Settle = ReturnType<typeof createSettle>;
 export function createSettle(options: SettleOptions) {
   const { store, clock, log, meters = silentMeters, chain, verifier, limits } = options;
   const refusals = createRefusalLog(options);
-  const inFlight = createInFlight(options.inFlightMax ?? MAX.settlements);
+  const inFlight = createPaymentsInFlight(options.inFlightMax ?? MAX.settlements);
   const onRecovered = createRecoveredPayments(log, meters);
   const resume = createResume({ ...options, inFlight, onRecovered });
   const collect = createCollect({ ...options, inFlight, onOrphanedClaim: resume.soon });
@@ -229,7 +229,7 @@ export interface SettleOptions {
 }
 
 interface CollectOptions extends SettleOptions {
-  readonly inFlight: InFlight;
+  readonly inFlight: PaymentsInFlight;
   /** A claim may have been left behind. */
   onOrphanedClaim(): void;
 }
@@ -448,7 +448,7 @@ function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
  *
  * @param max payments of all accounts together
  */
-export function createInFlight(max: number) {
+export function createPaymentsInFlight(max: number) {
   const shares = createReservedShare(max);
   /** Requests between the simulation and their answer. */
   const collecting = new Set<string>();
@@ -484,7 +484,7 @@ export function createInFlight(max: number) {
   };
 }
 
-export type InFlight = ReturnType<typeof createInFlight>;
+export type PaymentsInFlight = ReturnType<typeof createPaymentsInFlight>;
 
 /** Per account: one must not hold up another's payment by presenting it with a wrong signature. */
 function nameOf({ account, payer, nonce }: Named): string {

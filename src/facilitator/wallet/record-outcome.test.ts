@@ -33,7 +33,7 @@ let store: Store;
 beforeAll(async () => {
   place = await places.postgres();
   store = await place.open();
-}, 30_000);
+});
 afterAll(async () => {
   await store.close();
   place.remove();

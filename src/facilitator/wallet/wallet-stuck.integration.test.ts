@@ -218,7 +218,7 @@ test("nonces that a deep reorganisation takes back are used again by the transac
     await chain.mine();
     await Bun.sleep(200);
     return (await wallet.payment(next))?.status === "settled";
-  }, 15_000);
+  });
   expect(await transfersOf(first)).toHaveLength(1);
   expect((await wallet.rows()).filter((row) => row.payer === null)).toEqual([]);
 });

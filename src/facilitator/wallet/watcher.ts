@@ -247,7 +247,7 @@ function createBroadcaster(options: WatcherOptions) {
   const { chain, log, leases, pendingNonces, resynchronise, lookAgain, againMs = 5_000 } = options;
   const { spans = createPaymentSpans(null) } = options;
   const queue = new Set<PendingNonce>();
-  const underWay = new Map<PendingNonce, Promise<void>>();
+  const inFlight = new Map<PendingNonce, Promise<void>>();
   let stopped = false;
 
   async function broadcastNewest(pendingNonce: PendingNonce): Promise<void> {
@@ -284,24 +284,24 @@ function createBroadcaster(options: WatcherOptions) {
     const noncesDue = pendingNonces
       .waiting(wallet)
       .filter((pendingNonce) => pendingNonce.broadcastAt <= now && pendingNonces.isInReach(pendingNonce))
-      .filter((pendingNonce) => !underWay.has(pendingNonce) && !isObsolete(pendingNonce));
+      .filter((pendingNonce) => !inFlight.has(pendingNonce) && !isObsolete(pendingNonce));
     const again = new Set(noncesDue.filter(({ broadcasts }) => broadcasts > 0).slice(0, 50));
     return noncesDue.filter((pendingNonce) => pendingNonce.broadcasts === 0 || again.has(pendingNonce));
   }
 
   function pump(): void {
     for (const pendingNonce of queue) {
-      if (underWay.size >= PARALLEL) return;
+      if (inFlight.size >= PARALLEL) return;
       queue.delete(pendingNonce);
       // A process that was paused may have lost it meanwhile.
       if (!leases.holds(pendingNonce.wallet)) continue;
       const saying = broadcastNewest(pendingNonce)
         .catch((error: unknown) => log.error("broadcast_failed", { error }))
         .finally(() => {
-          underWay.delete(pendingNonce);
+          inFlight.delete(pendingNonce);
           if (!stopped) pump();
         });
-      underWay.set(pendingNonce, saying);
+      inFlight.set(pendingNonce, saying);
     }
   }
 
@@ -320,7 +320,7 @@ function createBroadcaster(options: WatcherOptions) {
     async stop(): Promise<void> {
       stopped = true;
       queue.clear();
-      await Promise.all(underWay.values());
+      await Promise.all(inFlight.values());
     },
   };
 }

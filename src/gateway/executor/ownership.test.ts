@@ -89,7 +89,7 @@ test("replicas divide the limit of an agent by how many of them live, and each m
   expect(next.agentMax()).toBe(64);
   await next.leave();
   await store.close();
-}, 60_000);
+});
 
 const scheduling = useScheduling();
 

@@ -237,4 +237,4 @@ test("a use is found in time though the first node takes long for each answer", 
   const transaction = await anvil.collectAsStranger(payment);
   expect(await look(known(payment))).toMatchObject({ kind: "collected", transaction });
   await slow.stop(true);
-}, 20_000);
+});

@@ -133,11 +133,11 @@ export function createPayments(deps: PaymentDeps) {
   async function responseHeadersInTime(tenant: string, invocationId: string): Promise<PaidHeaders> {
     const until = performance.now() + settleWaitMs;
     for (;;) {
-      await endsWithin(until - performance.now(), settler.underWay(invocationId) ?? Promise.resolve());
+      await endsWithin(until - performance.now(), settler.inFlight(invocationId) ?? Promise.resolve());
       const headers = await responseHeaders(tenant, invocationId);
       if (headers !== null) return headers;
       if (performance.now() >= until) return {};
-      if (settler.underWay(invocationId) === undefined) await Bun.sleep(200);
+      if (settler.inFlight(invocationId) === undefined) await Bun.sleep(200);
     }
   }
 

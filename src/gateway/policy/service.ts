@@ -10,7 +10,7 @@ import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { PolicyAction } from "../../core/states.ts";
-import { createGathering } from "../../kernel/batch.ts";
+import { createBatcher } from "../../kernel/batch.ts";
 import { boundedCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
@@ -327,7 +327,7 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
     return entry;
   }
 
-  const reads = createGathering(async (tenant: string) => {
+  const reads = createBatcher(async (tenant: string) => {
     const entry = fresh(tenant) ?? (await read(tenant));
     return () => entry;
   });

@@ -10,7 +10,7 @@ import { silentLog } from "../../core/log.ts";
 import { silentMeters } from "../../core/meters.ts";
 import { routes } from "../../http/elysia.ts";
 import { createEdge } from "../../http/server.ts";
-import { createUnderWay } from "../../kernel/wait.ts";
+import { createInFlight } from "../../kernel/wait.ts";
 import { openStore } from "../../storage/open.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
 import type { InvocableAgent } from "../agents/store.ts";
@@ -76,7 +76,7 @@ async function call(
       replica: "rep_1",
       refusals: createLostCommits({ store, clock, log: silentLog }),
       completionWaiters,
-      admitting: createUnderWay(),
+      admitting: createInFlight(),
       payments,
       policy: noPolicy,
       agents: { cached: () => undefined, find: findAgent },

@@ -8,7 +8,7 @@ import { routes } from "../../http/elysia.ts";
 import { jsonText } from "../../http/responses.ts";
 import { type FastPath, type Scope, scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
-import type { UnderWay } from "../../kernel/wait.ts";
+import type { InFlight } from "../../kernel/wait.ts";
 import { type CallBody, hashOf, judged } from "../../wire/body.ts";
 import { RPC_REQUEST } from "../../wire/jsonrpc.ts";
 import type { Network } from "../../x402/network.ts";
@@ -24,8 +24,8 @@ import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
 import { acceptedOf, type Draft, otherPath, type RecordOptions, record, type StoredCall } from "./record.ts";
 
-/** A place for a call that is about to be stored, and its claim for the same write. Either `run` or `giveBack` follows. */
-export interface ReservedPlace {
+/** A slot for a call that is about to be stored, and its claim for the same write. Either `run` or `giveBack` follows. */
+export interface ReservedSlot {
   readonly claim: NonNullable<Draft["claim"]>;
   run(accepted: AcceptedCall): void;
   /** The call is not stored, or nobody knows. */
@@ -36,10 +36,10 @@ export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "
   readonly network: Network;
   readonly payments: Payments;
   readonly completionWaiters: CompletionWaiters;
-  readonly admitting: Pick<UnderWay, "enter">;
-  /** A place for a call that can start as soon as it is stored; null when it has to wait. */
-  reserve(accepted: AcceptedCall): ReservedPlace | null;
-  /** Called with each accepted call that has no place, after it is durable. */
+  readonly admitting: Pick<InFlight, "enter">;
+  /** A slot for a call that can start as soon as it is stored; null when it has to wait. */
+  reserve(accepted: AcceptedCall): ReservedSlot | null;
+  /** Called with each accepted call that has no slot, after it is durable. */
   offer(tenant: string, agentId: string, id: string): void;
   stop(id: string): void;
 }
@@ -145,18 +145,18 @@ async function accept(
   const accepted = acceptedOf(options, call, checked, { mode: "transactional", headers, hash });
   // A call that waits for its settlement is offered when the payment has been collected.
   const isReady = accepted.row.settlement_status === null;
-  const place = isReady ? options.reserve(accepted) : null;
+  const slot = isReady ? options.reserve(accepted) : null;
   let isRun = false;
   try {
-    const stored = await record(options, checked, { accepted, claim: place?.claim ?? null });
+    const stored = await record(options, checked, { accepted, claim: slot?.claim ?? null });
     if (stored.isNew && isReady) {
       isRun = true;
-      if (place === null) options.offer(call.caller.tenant, call.agentId, stored.id);
-      else place.run(accepted);
+      if (slot === null) options.offer(call.caller.tenant, call.agentId, stored.id);
+      else slot.run(accepted);
     }
     return stored;
   } finally {
-    if (!isRun) place?.giveBack();
+    if (!isRun) slot?.giveBack();
   }
 }
 

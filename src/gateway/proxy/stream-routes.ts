@@ -226,7 +226,7 @@ function sessionIds(key: Uint8Array, { tenant, agentId, user }: SessionOwner) {
 
 export type SessionIds = ReturnType<typeof sessionIds>;
 
-// Admission. A call that has passed the checks takes a place and is recorded, paid for and claimed. If the outcome of the
+// Admission. A call that has passed the checks takes a slot and is recorded, paid for and claimed. If the outcome of the
 // payment is unknown, the call stays pending. The same payment sent again resumes it on any replica, and only one request
 // gets it: each claims with a token of its own.
 
@@ -242,11 +242,11 @@ async function admitStream(options: AdmitStreamOptions, call: StreamCall) {
   const checked = await gatherCall(options, call, STREAMED);
   const { agent, parsed, body, earlier } = checked;
   if (earlier !== null) return { opened: await resume(options, call, checked, earlier, null), body };
-  const place = await options.limits.take(call.caller.tenant, agent.id, parsed.calls.length > 0, call.signal);
+  const slot = await options.limits.take(call.caller.tenant, agent.id, parsed.calls.length > 0, call.signal);
   try {
-    return { opened: await open(options, call, checked, place), body };
+    return { opened: await open(options, call, checked, slot), body };
   } catch (error) {
-    place.release();
+    slot.release();
     throw error;
   }
 }
@@ -255,7 +255,7 @@ async function open(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
-  place: StreamPermit,
+  slot: StreamPermit,
 ): Promise<OpenedCall> {
   const { payments, claims, pseudonym, replica: owner } = options;
   const { agent, parsed } = checked;
@@ -276,18 +276,18 @@ async function open(
   call.note("invocation_id", id);
   if (settlement_status === "pending") {
     const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
-    if (payment === null || !isNew) return resume(options, call, checked, stored.id, place);
+    if (payment === null || !isNew) return resume(options, call, checked, stored.id, slot);
     const paid = await withId(id, shownBy(STREAMED, payments.settle(payment)));
-    return take(options, call, checked, { key, paid, place });
+    return take(options, call, checked, { key, paid, slot });
   }
   let storedId = id;
   const opened = await attempt(claims, id, async (held) => {
     const stored = await record(options, checked, { accepted, claim: { owner, token: held.token } });
     storedId = stored.id;
-    const parts = { ...held, key, place, isResumable: false };
+    const parts = { ...held, key, slot, isResumable: false };
     return stored.isNew ? openedOf(parts, checked, accepted.call, {}) : null;
   });
-  return opened ?? resume(options, call, checked, storedId, place);
+  return opened ?? resume(options, call, checked, storedId, slot);
 }
 
 /** If the attempt gives null, or fails, its claim is over. A claim that was stored after all is given back later. */
@@ -312,7 +312,7 @@ async function resume(
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
   id: string,
-  place: StreamPermit | null,
+  slot: StreamPermit | null,
 ): Promise<OpenedCall> {
   const { store, payments } = options;
   const key = { tenant: call.caller.tenant, id };
@@ -320,7 +320,7 @@ async function resume(
   const { mode } = await findInvocation(store.read, key.tenant, id);
   if (mode !== "streaming") throw otherPath(id);
   const paid = await withId(id, shownBy(STREAMED, payments.recall(key.tenant, id)));
-  return take(options, call, checked, { key, paid, place });
+  return take(options, call, checked, { key, paid, slot });
 }
 
 /** @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made, given up or taken */
@@ -328,16 +328,16 @@ async function take(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
-  { key, paid, place }: { key: InvocationKey; paid: PaidHeaders; place: StreamPermit | null },
+  { key, paid, slot }: { key: InvocationKey; paid: PaidHeaders; slot: StreamPermit | null },
 ): Promise<OpenedCall> {
   const { store, payments, claims } = options;
-  const own = place ?? options.limits.forResumed(key.tenant, checked.agent.id);
+  const own = slot ?? options.limits.forResumed(key.tenant, checked.agent.id);
   const opened = await attempt(claims, key.id, async (held) => {
     const claimed = await claimAs(options, call, key, held.token);
     if (claimed === null) return null;
     const isTold = Object.keys(paid).length > 0;
     const responseHeaders = isTold ? paid : await shownBy(STREAMED, payments.recall(key.tenant, key.id));
-    return openedOf({ ...held, key, place: own, isResumable: true }, checked, claimed.call, responseHeaders);
+    return openedOf({ ...held, key, slot: own, isResumable: true }, checked, claimed.call, responseHeaders);
   }).catch((error) => {
     own.release();
     throw error;
@@ -382,7 +382,7 @@ function unknownYet(id: string): Fault {
 }
 
 function openedOf(
-  held: Pick<OpenedCall, "key" | "token" | "claimedAt" | "place" | "isResumable">,
+  held: Pick<OpenedCall, "key" | "token" | "claimedAt" | "slot" | "isResumable">,
   { agent, parsed, warning }: CheckedCall<ParsedStreamRequest>,
   { url, protocol, credential_ref, headers, request_id, capture, receipt }: Call,
   paid: PaidHeaders,
@@ -409,7 +409,7 @@ async function admitConnection(
   if (agent.protocol !== "mcp") throw methodNotAllowed(["POST"], " for the agent's protocol");
   const refusal = stateProblem(agent) ?? rateProblem(await options.rates.take(tenant, agent));
   if (refusal !== null) throw refusal;
-  const place = await options.limits.take(tenant, agent.id, false, request.signal);
+  const slot = await options.limits.take(tenant, agent.id, false, request.signal);
   return {
     tenant,
     agentId: agent.id,
@@ -424,7 +424,7 @@ async function admitConnection(
       resumes: method === "GET" && request.session !== null,
     }),
     request_id: request.requestId,
-    place,
+    slot,
     method,
   };
 }

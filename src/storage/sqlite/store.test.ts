@@ -123,7 +123,7 @@ describe("on SQLite alone", () => {
     }
     // Each move may be seen at its beginning and at its end.
     expect(changes.size).toBeLessThan(2 * seconds() + 4);
-  }, 60_000);
+  });
 
   test("files are private, also those of a database that was not", async () => {
     await addBody("inv_1", 10);
@@ -189,7 +189,7 @@ describe("on SQLite alone", () => {
     expect(await opened.read.db.select({ n: count() }).from(opened.read.tables.processes)).toEqual([{ n: 6 }]);
     await opened.close();
     fresh.remove();
-  }, 20_000);
+  });
 
   test("a data directory has one gateway, until that one has gone", async () => {
     const script = `
