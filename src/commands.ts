@@ -56,7 +56,7 @@ with --all revoke every token up to now, forged ones too, by replacing the issue
   "keys rotate": {
     forms: ["[--data-dir DIR]"],
     about: `renew every key while gateways run: the master key, the key of each tenant, and the keys that sign tokens and
-receipts; the next run resumes one that was interrupted (see tollgate help operations)`,
+receipts; the next run resumes one that was interrupted (see tollgate help rotation)`,
     run: async (line) => (await import("./cli/keys.ts")).rotateKeys(line),
   },
   "account add": account(
@@ -136,7 +136,7 @@ each line says ok, warn or fail, and what to do; exits with 1 after a fail, and 
       const log = openLog({ ...config.log, level: "warn", clock: systemClock });
       for (const warning of warnings) log.warn("configuration", { warning });
       const { runDemo } = await import("./cli/demo.ts");
-      await runDemo(config.anvil, log);
+      await runDemo(config.anvil, config.network, log);
       return undefined;
     },
   },

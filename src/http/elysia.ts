@@ -69,7 +69,7 @@ function noSuchRoute(): Fault {
   return new Fault("not_found", "no such route");
 }
 
-/** The Fault for a request without a route: Elysia does not tell whether the path has other methods. */
+/** The Fault for a request without a route: Elysia does not tell whether the path exists for another method. */
 function unknownRoute(table: readonly RoutePattern[], method: string, path: string): Fault {
   const allow = table.filter(({ pattern }) => pattern.test(path)).map((route) => route.method);
   if (allow.length === 0 || allow.includes(method)) return noSuchRoute();

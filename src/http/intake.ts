@@ -5,8 +5,8 @@
 
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
-import { Commons, createFairShare, createLimiter, type FairShare, type Stake } from "../kernel/share.ts";
-import { doneInTurns } from "../kernel/turns.ts";
+import { createFairShare, createLimiter, type FairShare, type Holding, ReclaimableShare } from "../kernel/share.ts";
+import { inTurn } from "../kernel/turns.ts";
 import { unlessAborted } from "../kernel/wait.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
 import { type BodyBuffer, type BodyReader, createBodyBuffer } from "./body-buffer.ts";
@@ -61,7 +61,7 @@ const LARGE_BODIES = {
 /** Receives all bodies of a server, whose edge passes it to routes in the scope of a request. */
 export class Intake {
   readonly #limits: IntakeLimits;
-  readonly #memory: Commons;
+  readonly #memory: ReclaimableShare;
   readonly #readOnePiece: ReturnType<typeof createOnePieceReader>;
   readonly #waiting = createFairShare({ size: MAX.bodiesWaiting });
   readonly #chunked = createLimiter(CHUNKED_BODIES);
@@ -70,7 +70,7 @@ export class Intake {
 
   constructor(limits: IntakeLimits = INTAKE_LIMITS) {
     this.#limits = limits;
-    this.#memory = new Commons({ size: limits.bytesMax });
+    this.#memory = new ReclaimableShare(limits.bytesMax);
     this.#readOnePiece = createOnePieceReader(limits.silenceMsMax);
   }
 
@@ -98,24 +98,23 @@ export class Intake {
 
   /** As `readBody`, with the body joined into one array. */
   async readBytes(...args: Parameters<Intake["readBody"]>): Promise<Uint8Array> {
-    const body = await this.readBody(...args);
-    return body instanceof Uint8Array ? body : wholeOf(body, args[1]);
+    return wholeOf(await this.readBody(...args));
   }
 
   async #readLarge(request: Request, tenant: string, sizes: Sizes, hold: BodyHolding | null): Promise<CallBody> {
     const { declared } = sizes;
-    const stake = this.#memory.stake(tenant, null);
-    const body = { stake, tenant, aborting: new AbortController() };
-    const release = () => stake.giveBack();
+    const holding = this.#memory.hold(tenant, null);
+    const body = { holding, tenant, aborting: new AbortController() };
+    const release = () => holding.giveBack();
     try {
       const isSmall = declared !== null && declared <= SMALL_BYTES;
       const read = isSmall ? this.#readSmall(request, body, declared) : this.#readStream(request, body, sizes, hold);
       const bytes = await read;
-      stake.giveWay = null;
+      holding.evict = null;
       if (hold === null) release();
       void hold?.until.then(release, release);
       void hold?.endBy?.then((end) => {
-        stake.giveWay = end;
+        holding.evict = end;
       });
       return bytes;
     } catch (error) {
@@ -125,22 +124,22 @@ export class Intake {
   }
 
   async #readSmall(request: Request, body: IncomingBody, bytes: number): Promise<Uint8Array> {
-    const { stake, tenant, aborting } = body;
+    const { holding, tenant, aborting } = body;
     // The connection is closed as well, since the runtime buffers the body until then.
-    stake.giveWay = () => aborting.abort(tooMany({ closesConnection: true }));
+    holding.evict = () => aborting.abort(tooMany({ closesConnection: true }));
     await this.#charge(body, bytes, bytes);
     return unlessAborted(aborting.signal, this.#readOnePiece(request, tenant));
   }
 
   async #readStream(request: Request, body: IncomingBody, sizes: Sizes, hold: BodyHolding | null): Promise<CallBody> {
     if (request.body === null) return new Uint8Array();
-    const { stake, aborting } = body;
+    const { holding, aborting } = body;
     const reader: BodyReader = request.body.getReader();
     const timers = startTimers(this.#limits, (late) => {
       aborting.abort(late);
       void reader.cancel().catch(() => {});
     });
-    stake.giveWay = () => {
+    holding.evict = () => {
       aborting.abort(tooMany());
       // Ends a pending read; the rest of the body is drained after the response.
       reader.releaseLock();
@@ -153,15 +152,15 @@ export class Intake {
       await charge();
       await readInto(gathered, reader, { bytesMax: sizes.bytesMax, tenant: body.tenant }, async () => {
         aborting.signal.throwIfAborted();
-        stake.heard();
+        holding.progressed();
         await charge();
         timers.received();
       });
       aborting.signal.throwIfAborted();
       // A complete body is no longer slow, so it is not refused for others.
-      stake.giveWay = null;
+      holding.evict = null;
       const whole = gathered.body();
-      stake.giveBack(Math.max(0, stake.amount - whole.byteLength));
+      holding.giveBack(Math.max(0, holding.amount - whole.byteLength));
       return whole;
     } catch (error) {
       gathered.drop();
@@ -178,14 +177,14 @@ export class Intake {
    * @param most the most that the body may come to, for which it waits at once
    * @throws Fault `unavailable`; the reason for which the body is aborted meanwhile
    */
-  async #charge({ stake, tenant, aborting }: IncomingBody, held: number, most: number): Promise<void> {
-    const least = held - stake.amount;
-    if (least <= 0 || stake.takeNow(least)) return;
-    const amount = this.#memory.worthWaiting(tenant, least, most - stake.amount);
+  async #charge({ holding, tenant, aborting }: IncomingBody, held: number, most: number): Promise<void> {
+    const least = held - holding.amount;
+    if (least <= 0 || holding.takeNow(least)) return;
+    const amount = this.#memory.worthWaiting(tenant, least, most - holding.amount);
     if (amount === null || this.#waiting.take(tenant) !== null) throw tooMany();
     const giveUp = setTimeout(() => aborting.abort(tooMany()), MAX.bodyWaitMs);
     try {
-      await stake.take(amount, aborting.signal);
+      await holding.take(amount, aborting.signal);
     } finally {
       clearTimeout(giveUp);
       this.#waiting.giveBack(tenant);
@@ -275,7 +274,7 @@ function startTimers({ msMax, silenceMsMax }: IntakeLimits, abort: (late: Fault)
 /** A body that is being received. */
 interface IncomingBody {
   readonly tenant: string;
-  readonly stake: Stake;
+  readonly holding: Holding;
   /** Aborted with a Fault when the body is not to be read on. */
   readonly aborting: AbortController;
 }
@@ -304,10 +303,9 @@ async function readInto(
     if (done || value === undefined) return;
     size += value.byteLength;
     if (size > bytesMax) throw tooLarge(bytesMax);
-    await doneInTurns(() => {
+    await inTurn(tenant, () => {
       if (!gathered.add(value)) freeMemory(value);
-      return false;
-    }, tenant);
+    });
     await arrived();
   }
 }

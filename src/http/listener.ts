@@ -46,6 +46,8 @@ export interface ListenerOptions {
   readonly port: number;
   /** Whether other processes of the same user may listen on the port as well (SO_REUSEPORT). */
   readonly reusePort: boolean;
+  /** The most descriptors that the process may have open: see `mostOpen`. */
+  readonly openMax: number;
   /** A connection is closed after this time without a byte. */
   readonly idleSeconds: number;
   /** @param noteOwner to be called with the tenant of the request before it is answered */
@@ -63,8 +65,7 @@ export type Listener = ReturnType<typeof listen>;
 
 /** @throws StartupProblem when it can't listen on its address */
 export function listen(options: ListenerOptions) {
-  const { log } = options;
-  const openMax = mostOpen();
+  const { openMax, log } = options;
   const first = serve(options, options.port, noteOwner);
   const port = first.server.port ?? options.port;
   let listening: OpenPort | null = first;
@@ -154,7 +155,7 @@ interface OpenPort {
 function serve(options: ListenerOptions, port: number, noteOwner: NoteOwner): OpenPort {
   const from = lowestFree();
   const server = startServer(options, port, noteOwner);
-  return { server, descriptor: enlargeBacklog(from, mostOpen()) };
+  return { server, descriptor: enlargeBacklog(from, options.openMax) };
 }
 
 function startServer({ host, reusePort, idleSeconds, answer }: ListenerOptions, port: number, noteOwner: NoteOwner) {

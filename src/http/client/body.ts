@@ -4,7 +4,7 @@
 
 import { joined } from "../../core/bytes.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { Commons } from "../../kernel/share.ts";
+import { ReclaimableShare } from "../../kernel/share.ts";
 import { inThreadTurn } from "../../kernel/turns.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
 import type { BodyReader } from "../body-buffer.ts";
@@ -86,9 +86,9 @@ export interface DecodedFor {
    * Waits until the memory is available. Resolves with a function that gives it back.
    *
    * @param signal ends the wait; the promise rejects with its reason
-   * @param giveWay called when others need the memory, which must then be given back soon
+   * @param evict called when others need the memory, which must then be given back soon
    */
-  decoderMemory(bytes: number, signal: StopSignal, giveWay: () => void): Promise<() => void>;
+  decoderMemory(bytes: number, signal: StopSignal, evict: () => void): Promise<() => void>;
 }
 
 /** For answers of servers that the operator configured: nothing is charged. */
@@ -98,26 +98,26 @@ export type DecoderShare = ReturnType<typeof createDecoderShare>;
 
 /**
  * The memory of all decoders of a thread, shared out by tenant and then by agent. An answer of a few hundred bytes can make its
- * decoder hold 16 MiB for as long as it stays open. So a tenant above its share gives memory back when others wait (see
+ * decoder hold 16 MiB for as long as it stays open. So a decoder of a tenant above its share is evicted when others wait (see
  * kernel/share.ts).
  */
 export function createDecoderShare(size: number) {
-  const commons = new Commons({ size });
+  const memory = new ReclaimableShare(size);
   return {
     /** As `DecodedFor.decoderMemory`. The function that it resolves with must be called once. */
     async take(
       { tenant, agent }: { readonly tenant: string; readonly agent: string },
       bytes: number,
       signal: StopSignal,
-      giveWay: () => void,
+      evict: () => void,
     ): Promise<() => void> {
       signal.throwIfAborted();
-      const stake = commons.stake(tenant, agent);
-      stake.giveWay = giveWay;
-      await stake.take(bytes, signal);
-      return () => stake.giveBack();
+      const holding = memory.hold(tenant, agent);
+      holding.evict = evict;
+      await holding.take(bytes, signal);
+      return () => holding.giveBack();
     },
-    inUse: (): number => commons.inUse,
+    inUse: (): number => memory.inUse,
   };
 }
 
@@ -186,7 +186,7 @@ interface DecodingOptions {
   readonly maxBytes: number;
   readonly decodedFor: DecodedFor;
   /** Called when others need the memory; the decoding must then be closed. */
-  giveWay(): void;
+  evict(): void;
 }
 
 /** The decoding of one body, with a decoder for each coding; tenants take turns in the runtime's thread pool. */
@@ -253,9 +253,9 @@ class Decoding {
 
   /** Takes the memory of all layers at once, so that no body that holds memory waits for more. */
   async #takeMemory(firstByte: number): Promise<void> {
-    const { codings, decodedFor, giveWay } = this.#options;
+    const { codings, decodedFor, evict } = this.#options;
     const { signal } = this.#closing;
-    const giveBack = await decodedFor.decoderMemory(decoderBytes(codings, firstByte), signal, giveWay);
+    const giveBack = await decodedFor.decoderMemory(decoderBytes(codings, firstByte), signal, evict);
     if (signal.aborted) giveBack();
     signal.throwIfAborted();
     this.#giveBack = giveBack;
@@ -385,9 +385,9 @@ export function bodyChunks(response: Answer, { maxBytes, decodedFor = NOBODY, si
   const signals = signal === undefined ? [] : [signal];
   if (isPlain(response.headers)) return new BodyChunks(() => reader.read(), cancel, signals);
   const evicted = new AbortController();
-  const giveWay = () => evicted.abort(new Undecodable("others need the decoder's memory"));
+  const evict = () => evicted.abort(new Undecodable("others need the decoder's memory"));
   const { list: codings, problem } = codingsIn(response.headers);
-  const decoding = new Decoding({ codings, maxBytes, decodedFor, giveWay });
+  const decoding = new Decoding({ codings, maxBytes, decodedFor, evict });
   const chunks = decoding.chunks(sentChunks(reader));
   const hasBody = response.body !== null || Boolean(response.whole);
   const next = async () => {

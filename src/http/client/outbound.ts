@@ -26,7 +26,7 @@ import { StartupProblem } from "../../core/startup.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
-import { afterShared } from "../../kernel/turns.ts";
+import { joinInFlight } from "../../kernel/turns.ts";
 import { unlessAborted, withDeadline } from "../../kernel/wait.ts";
 import { readBody } from "./body.ts";
 import { type ClientIdentity, createTlsContexts, openTransport } from "./connections.ts";
@@ -294,7 +294,7 @@ export function createResolver(options: ResolveOptions) {
     MAX.resolvedNames,
   );
   const lookups = createLimiter({ size: MAX.lookups, tooMany: "too many names are being looked up" });
-  /** Look-ups in key by tenant and name, so that no tenant waits behind another one's look-up. */
+  /** Look-ups in flight, by tenant and name, so that no tenant waits behind another one's look-up. */
   const inFlight = new Map<string, Promise<readonly string[]>>();
 
   /**
@@ -336,7 +336,7 @@ export function createResolver(options: ResolveOptions) {
     if (local !== null) return judged(tenant, hostname, local);
     const key = JSON.stringify([tenant, hostname]);
     const running = inFlight.get(key);
-    if (running !== undefined) return afterShared(running, tenant);
+    if (running !== undefined) return joinInFlight(running, tenant);
     const work = lookUp(tenant, hostname).finally(() => inFlight.delete(key));
     inFlight.set(key, work);
     return work;

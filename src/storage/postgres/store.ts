@@ -10,7 +10,7 @@ import { startProblem, within } from "../failures.ts";
 import { migratePostgres } from "../migrate.ts";
 import { type CommandBase, createCallEnds, NOW, type Reader, type SqlRow, type Store } from "../store.ts";
 import { createCommandKinds, createCommandLanes, runCommands, runGroups } from "./batches.ts";
-import { probeCapabilities } from "./look.ts";
+import { probeCapabilities } from "./inspect.ts";
 import {
   BEGIN_COMMANDS,
   BEGIN_COUNTS,

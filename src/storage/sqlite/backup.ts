@@ -5,10 +5,10 @@ import { closeSync, existsSync, fsyncSync, linkSync, openSync, rmSync, statfsSyn
 import { dirname } from "node:path";
 import { StartupProblem } from "../../core/startup.ts";
 import { makePrivateFile, syncDirectory } from "../data-dir.ts";
-import type { WrappedKeys } from "../look.ts";
+import type { WrappedKeys } from "../inspect.ts";
 import { fitOf, type Schema, schemaOf, tooNewText, versionsOnSqlite } from "../migrate.ts";
 import { markCopy } from "../restoration.ts";
-import { wrappedKeys } from "./look.ts";
+import { wrappedKeys } from "./inspect.ts";
 
 const MIB = 1024 ** 2;
 /** Space that is left for the database's write-ahead log, which grows while a copy is made. */

@@ -1,4 +1,4 @@
-// Inspects an SQLite database (see ../look.ts). Its service may be running, may have ended properly, or may have been killed.
+// Inspects an SQLite database (see ../inspect.ts). Its service may be running, may have ended properly, or may have been killed.
 import { Database, SQLiteError } from "bun:sqlite";
 import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { drizzle } from "drizzle-orm/bun-sqlite";
@@ -6,7 +6,7 @@ import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { sqliteFailure } from "../failures.ts";
-import { type DatabaseLook, NO_KEYS, numbered, type TenantKeyRow, type WrappedKeys } from "../look.ts";
+import { type DatabaseInspection, NO_KEYS, numbered, type TenantKeyRow, type WrappedKeys } from "../inspect.ts";
 import { schemaOf, versionsOnSqlite } from "../migrate.ts";
 import type { Queries } from "../store.ts";
 
@@ -27,7 +27,7 @@ class FinalisingDatabase extends Database {
 }
 
 /** Null when there is no database. @throws StartupProblem when it can't be read */
-export function lookAtSqlite(path: string): DatabaseLook | null {
+export function inspectSqlite(path: string): DatabaseInspection | null {
   // An empty file holds no database, and opening it would create a journal file.
   if (!existsSync(path) || statSync(path).size === 0) return null;
   // A read-only connection would leave SQLite's working files behind.

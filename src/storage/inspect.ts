@@ -2,10 +2,10 @@
 // The doctor judges what is found.
 
 import type { Schema } from "./migrate.ts";
-import type { Capabilities } from "./postgres/look.ts";
+import type { Capabilities } from "./postgres/inspect.ts";
 import type { Reader } from "./store.ts";
 
-export interface DatabaseLook {
+export interface DatabaseInspection {
   readonly dialect: "sqlite" | "postgres";
   readonly schema: Schema;
   /** Null on SQLite. */

@@ -1,16 +1,16 @@
-// Inspects a Postgres database over one connection (see ../look.ts), and probes the capabilities of its server, which are checked
+// Inspects a Postgres database over one connection (see ../inspect.ts), and probes the capabilities of its server, which are checked
 // and logged at the start, before anything is changed.
 import type { SQL } from "bun";
 import { PassingStartupProblem, StartupProblem } from "../../core/startup.ts";
 import { sqlState, startProblem } from "../failures.ts";
-import { type DatabaseLook, NO_KEYS, numbered, type WrappedKeys } from "../look.ts";
+import { type DatabaseInspection, NO_KEYS, numbered, type WrappedKeys } from "../inspect.ts";
 import { schemaOf, versionsOnPostgres } from "../migrate.ts";
 import { NOW } from "../store.ts";
 import { parseDatabaseUrl, postgresClient, postgresReader } from "./pool.ts";
 import { PROBE } from "./transactions.ts";
 
 /** @throws StartupProblem when the server can't be reached or used */
-export async function lookAtPostgres(databaseUrl: string): Promise<DatabaseLook> {
+export async function inspectPostgres(databaseUrl: string): Promise<DatabaseInspection> {
   const client = postgresClient(databaseUrl);
   try {
     const capabilities = await probeCapabilities(client, databaseUrl);
