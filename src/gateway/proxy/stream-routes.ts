@@ -1,5 +1,5 @@
-// The routes of the streaming path, and a request to it from the caller's end: whose session it names, its admission, the
-// upstream, and the connection, which stays open however long either side is silent.
+// The routes of the streaming path: which MCP session a request names, its admission, the upstream's response, and the
+// caller's connection, which stays open however long either side is silent. The exchange itself is in streaming/streams.ts.
 
 import { createHmac, timingSafeEqual } from "node:crypto";
 import type { Call } from "../../core/call.ts";
@@ -24,16 +24,16 @@ import type { Claims } from "../upstream/ownership.ts";
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
 import { loopProblem, noAgent, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
-import { acceptedOf, faultOf, otherPath, type RecordOptions, record, withId } from "./record.ts";
+import { acceptedOf, otherPathFault, type RecordOptions, record, recordedFault, withId } from "./record.ts";
 
 const METHODS = ["POST", "GET", "DELETE"];
 
 export interface StreamRoutesOptions {
   readonly streams: Streams;
-  /** The URL at which callers reach the gateway; null to use the host of the request. */
+  /** The URL at which callers reach the gateway; null to go by the Host header of each request. */
   readonly publicUrl: string | null;
   readonly sessionIdsOf: SessionIdsOf;
-  /** Web origins whose pages may use mcp agents, beside the gateway's own. */
+  /** Web origins whose pages may use mcp agents, in addition to the gateway's own. */
   readonly allowedOrigins: readonly string[];
   port(): number;
   readonly admission: AdmitStreamOptions;
@@ -65,7 +65,7 @@ async function call(options: StreamRoutesOptions, request: Request, agentId: str
   async function readBody(): Promise<CallBody> {
     const held = { until, endBy: ending, storedMax: MAX.capturedBytes };
     const body = await intake.readBody(request, caller.tenant, MAX.bodyBytes, held);
-    // From here on only the timeouts of the exchange limit the connection.
+    // From here on only the timeouts of the upstream exchange end the connection.
     holdOpen(true);
     return body;
   }
@@ -112,7 +112,7 @@ interface AskedStream extends Omit<ProxyCall, "readBody" | "note"> {
 }
 
 interface StreamRequest extends AskedStream {
-  /** The upstream's ID of the MCP session that the caller has shown to be its own. */
+  /** The upstream's ID of the MCP session, which the caller has proved to be its own; null for none. */
   readonly session: string | null;
 }
 
@@ -124,7 +124,7 @@ function askedOf({ headers, signal }: Request, { caller, requestId }: Scope, age
 
 const SESSION_HEADER = "mcp-session-id";
 
-/** The answer as one of the gateway: the caller's own session, and no redirect to the gateway itself. */
+/** Rewrites the upstream's response for the caller: seals the session ID, and drops a redirect to the gateway itself. */
 function asGateway(
   { publicUrl }: StreamRoutesOptions,
   asked: AskedStream,
@@ -147,9 +147,9 @@ function asGateway(
 }
 
 /**
- * The upstream's ID of the session that the request names, and the owner's IDs; null when the agent has no sessions that the
- * gateway knows of. A session of another caller is answered like an unknown one (404), so that an MCP client opens its own.
- * Event IDs are unique only within a session, so resuming a stream needs one.
+ * The upstream's ID of the session that the request names, and the sealer for this caller's session IDs; both null unless the
+ * agent is an mcp agent. A session of another caller is a 404, like an unknown one, so that an MCP client opens its own.
+ * Event IDs are unique only within a session, so `Last-Event-ID` needs one.
  * @throws Fault `not_found`
  */
 async function sessionOf(options: StreamRoutesOptions, { caller, agentId, headers }: AskedStream, method: string) {
@@ -166,7 +166,7 @@ async function sessionOf(options: StreamRoutesOptions, { caller, agentId, header
   return { ids, session };
 }
 
-/** MCP demands this against DNS rebinding, which forges the request's own host. @throws Fault `denied` */
+/** MCP demands this check against DNS rebinding, where even the Host header is forged. @throws Fault `denied` */
 function checkOrigin({ publicUrl, allowedOrigins, port }: StreamRoutesOptions, origin: string | null): void {
   if (origin === null || allowedOrigins.includes(origin)) return;
   const own = publicUrl === null ? OWN_HOSTS.map((host) => `http://${host}:${port()}`) : [new URL(publicUrl).origin];
@@ -176,11 +176,11 @@ function checkOrigin({ publicUrl, allowedOrigins, port }: StreamRoutesOptions, o
 
 const OWN_HOSTS = ["localhost", "127.0.0.1", "[::1]"];
 
-// The owner of an MCP session. The upstream knows the gateway's credential but not the callers. So a caller gets the
-// upstream's session ID with a seal behind it, which binds it to the tenant, the agent and the user. Nothing is stored: a
-// seal is valid after a restart, on every replica, and after a change of the master key.
+// Sealed session IDs. The upstream knows the gateway's credential but not the callers, so the gateway must tell whose session
+// is whose. A caller gets the upstream's session ID followed by a seal (HMAC), which binds the ID to tenant, agent and user.
+// Nothing is stored: a seal stays valid after a restart, on every replica, and after a change of the master key.
 
-/** An ID as the protocol allows it, of a length that fits a header. */
+/** A session ID as MCP allows it (visible ASCII), short enough for a header. */
 const UPSTREAM_ID = /^[\x21-\x7e]{1,1024}$/;
 const SEPARATOR = ".";
 /** SHA-256 in base64url. */
@@ -212,9 +212,9 @@ function sessionIds(key: Uint8Array, { tenant, agentId, user }: SessionOwner) {
       .update(JSON.stringify([tenant, agentId, user, id]))
       .digest("base64url");
   return {
-    /** The ID for the caller; null when the upstream's is not valid. */
+    /** The sealed ID for the caller; null when the upstream's ID is not valid. */
     toCaller: (id: string) => (UPSTREAM_ID.test(id) ? `${id}${SEPARATOR}${sealOf(id)}` : null),
-    /** The ID for the upstream; null when the caller's was not given to this owner. */
+    /** The upstream's ID; null when the sealed ID was not issued to this owner. */
     toUpstream(sealed: string): string | null {
       const end = sealed.length - SEAL_CHARACTERS - SEPARATOR.length;
       const id = sealed.slice(0, Math.max(end, 0));
@@ -227,9 +227,9 @@ function sessionIds(key: Uint8Array, { tenant, agentId, user }: SessionOwner) {
 
 export type SessionIds = ReturnType<typeof sessionIds>;
 
-// Admission. A call that has passed the checks takes a place and is recorded, paid for and claimed. If the outcome of the
-// payment is unknown, the call stays pending. The same payment sent again resumes it on any replica, and only one request
-// gets it: each claims with a token of its own.
+// Admission. A call that has passed the checks takes a stream slot and is recorded, paid for and claimed. If the outcome of
+// the payment is unknown, the call stays pending, and a retry with the payment resumes it on any replica. Each request claims
+// with a token of its own, so that only one of several retries makes the call.
 
 export interface AdmitStreamOptions extends GatherOptions, Pick<RecordOptions, "replica" | "meters"> {
   readonly payments: Payments;
@@ -238,11 +238,11 @@ export interface AdmitStreamOptions extends GatherOptions, Pick<RecordOptions, "
   readonly stopping: AbortSignal;
 }
 
-/** @throws Fault of every kind that the order of checks names; those that come after the record carry its ID */
+/** @throws Fault of every kind that the order of checks names; a Fault after the record carries the invocation's ID */
 async function admitStream(options: AdmitStreamOptions, call: StreamCall) {
   const checked = await gatherCall(options, call, STREAMED);
-  const { agent, parsed, body, earlier } = checked;
-  if (earlier !== null) return { opened: await resume(options, call, checked, earlier, null), body };
+  const { agent, parsed, body, earlierId } = checked;
+  if (earlierId !== null) return { opened: await resume(options, call, checked, earlierId, null), body };
   const place = await options.limits.take(call.caller.tenant, agent.id, parsed.calls.length > 0, call.signal);
   try {
     return { opened: await open(options, call, checked, place), body };
@@ -269,7 +269,7 @@ async function open(
   });
   const hash = agent.emit_receipts ? await hashOf(checked.body, call.caller.tenant) : null;
   const whole = acceptedOf(options, call, checked, { mode: "streaming", headers, hash });
-  // Store only the part of the body that may be shown: a caller who resumes the call sends the body again.
+  // Only the captured start of the body is stored: a caller who resumes the call sends the body again.
   const body = agent.capture_body ? startOf(checked.body, MAX.capturedBytes) : new Uint8Array();
   const accepted = { ...whole, body };
   const { tenant, id, settlement_status } = accepted.row;
@@ -291,7 +291,7 @@ async function open(
   return opened ?? resume(options, call, checked, storedId, place);
 }
 
-/** If the attempt gives null, or fails, its claim is over. A claim that was stored after all is given back later. */
+/** Runs `work` under a new claim, which ends if `work` returns null or fails. A claim stored all the same is released later. */
 async function attempt(
   claims: Claims,
   id: string,
@@ -319,12 +319,15 @@ async function resume(
   const key = { tenant: call.caller.tenant, id };
   call.note("invocation_id", id);
   const { mode } = await findInvocation(store.read, key.tenant, id);
-  if (mode !== "streaming") throw otherPath(id);
+  if (mode !== "streaming") throw otherPathFault(id);
   const paid = await withId(id, payments.recall(key.tenant, id));
   return take(options, call, checked, { key, paid, place });
 }
 
-/** @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made, given up or taken */
+/**
+ * Claims a pending call for this request.
+ * @throws Fault `unavailable` while the payment's outcome is unknown; `conflict` when the call was made, given up or claimed
+ */
 async function take(
   options: AdmitStreamOptions,
   call: StreamCall,
@@ -346,8 +349,8 @@ async function take(
   if (opened !== null) return opened;
   own.release();
   const row = await findInvocation(store.read, key.tenant, key.id);
-  if (row.status === "pending") throw unknownYet(key.id);
-  throw faultOf("conflict", whyNotMade(row), key.id, { headers: paid });
+  if (row.status === "pending") throw outcomeUnknown(key.id);
+  throw recordedFault("conflict", whyNotMade(row), key.id, { headers: paid });
 }
 
 function claimAs(
@@ -358,8 +361,8 @@ function claimAs(
 ) {
   const isOver = () => signal.aborted || stopping.aborted;
   return untilStored(() => {
-    // The call is not claimed for a caller who has gone, so the same payment can still resume it.
-    if (isOver()) throw unknownYet(key.id);
+    // Nothing is claimed for a caller who has gone, so that a retry with the payment can still resume the call.
+    if (isOver()) throw outcomeUnknown(key.id);
     return claim(store, { key, owner, token, now: clock.now() });
   }, isOver);
 }
@@ -377,9 +380,9 @@ function whyNotMade({ claim, error_class, settlement_status }: InvocationRow): s
   return NOT_MADE.has(error_class) ? `this call could not be made: ${error_class}` : "this call has been made already";
 }
 
-function unknownYet(id: string): Fault {
+function outcomeUnknown(id: string): Fault {
   const message = "the payment's outcome is not known yet: send the same payment again";
-  return faultOf("unavailable", message, id, { retryAfterSeconds: 5 });
+  return recordedFault("unavailable", message, id, { retryAfterSeconds: 5 });
 }
 
 function openedOf(
@@ -391,12 +394,12 @@ function openedOf(
   const responseHeaders = warning === null ? paid : { ...paid, "x-service-policy-warning": warning };
   const { tenant } = held.key;
   const request = { tenant, agentId: agent.id, url, credential_ref, headers, request_id };
-  // Headers that mirror the body came with the protocol that knows of caches.
+  // The MCP version that echoes parts of the body in headers is the one that lets clients cache tool lists.
   const listsTools = parsed.listsTools && protocol === "mcp" ? { isNewest: parsed.echoedMcpHeaders } : null;
   return { ...held, ...request, capture, receipt, listsTools, responseHeaders };
 }
 
-/** @throws Fault `method_not_allowed` when the agent is not an mcp agent; otherwise like the checks of a call */
+/** Admits a GET or DELETE, which makes no invocation. @throws Fault `method_not_allowed` for an http agent; else as a call */
 async function admitConnection(
   options: AdmitStreamOptions,
   request: StreamRequest,
@@ -430,7 +433,7 @@ async function admitConnection(
   };
 }
 
-// What the body of a call on the streaming path asks of its agent: one JSON-RPC message or a batch of them.
+// The body of a streamed call to an mcp agent: one JSON-RPC message, or a batch of them.
 
 interface ParsedStreamRequest extends ParsedRequest {
   readonly listsTools: boolean;
@@ -457,7 +460,7 @@ async function parse(_: InvocableAgent, body: CallBody, { headers, caller }: Pro
   const only = parsed.isBatch ? null : (messages[0] ?? null);
   const version = mcpVersion(headers) ?? only?.protocolVersion ?? null;
   const echoedMcpHeaders = passesEchoedHeaders(headers, bytes, only, version);
-  // For a batch of several the history shows its call, if it has exactly one.
+  // Of a batch with several messages, the history shows the one call if there is exactly one.
   const shown = messages.length === 1 ? messages : calls;
   const { method = null, tool = null } = (shown.length === 1 ? shown[0] : undefined) ?? {};
   return { method, tool, calls, echoedMcpHeaders, listsTools: listsTools(parsed) };
