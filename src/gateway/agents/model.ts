@@ -1,5 +1,6 @@
-// The shapes of an agent on the wire: what a caller may send, and what is shown. The schemas check types and names of fields;
-// the functions after them check what the fields may hold, alone and together, and turn what a caller sent into what is stored.
+// An agent in the API and in the database. The schemas check the names and types of the fields that a caller sends; the
+// functions after them check the values, each alone and all together, and convert between the API's form and the stored one.
+// To add a field, follow `capture_body` through this file, store.ts and db/.
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { invalidField } from "../../core/fault.ts";
@@ -33,7 +34,7 @@ export const Pricing = shape(
       "x-expected": "an address of 0x and 40 hexadecimal digits",
     }),
     tools: Type.Optional(
-      // An object rather than a record: a record's pattern lets keys with line breaks pass unchecked.
+      // Type.Object rather than Type.Record: a record's key pattern lets keys with line breaks pass unchecked.
       Type.Unsafe<Record<string, string>>(
         Type.Object(
           {},
@@ -60,7 +61,7 @@ const settable = {
   metadata: Type.Unsafe<Record<string, unknown>>(
     Type.Object({}, { description: "Any values; at most 16 KiB as JSON.", "x-expected": "a JSON object" }),
   ),
-  upstream_url: nullable(Type.String({ description: "An http or https URL, and no local or private host." }), "a URL"),
+  upstream_url: nullable(Type.String({ description: "An http or https URL; no local or private host." }), "a URL"),
   credential_ref: nullable(
     Type.String({ description: "ID of the credential that goes into upstream calls." }),
     "a credential ID",
@@ -153,7 +154,7 @@ export const AgentPage = shape("AgentPage", {
   offset: Type.Integer(),
 });
 
-/** A text that the stored tags contain exactly when `tag` is one of them. */
+/** A string that the stored tags contain if and only if `tag` is one of them. */
 export function tagNeedle(tag: string): string {
   return `\t${JSON.stringify(tag)}`;
 }
@@ -196,7 +197,7 @@ const TAG = { min: 1, max: MAX.tagCharacters };
 const DESCRIPTION = { min: 0, max: MAX.descriptionCharacters, controls: true };
 
 const TOOL_NAME = { min: 1, max: 128 };
-/** The version is sent as a header. */
+/** Visible ASCII, since the version is sent as a header. */
 const PROTOCOL_VERSION = /^[\x21-\x7e]{1,64}$/;
 
 const DEFAULTS = {
@@ -219,7 +220,7 @@ const DEFAULTS = {
 /** The columns that a caller sets. */
 type AgentFields = Pick<AgentRow, "name" | keyof typeof DEFAULTS>;
 
-/** @throws Fault `invalid_request` */
+/** The columns of a new agent. @throws Fault `invalid_request` */
 export function createdFields(body: AgentCreate, rules: HostRules): AgentFields {
   const fields: AgentFields = { ...DEFAULTS, ...givenFields(body, rules), name: checkedName(body.name) };
   checkTogether(fields);
@@ -228,7 +229,7 @@ export function createdFields(body: AgentCreate, rules: HostRules): AgentFields 
 
 /**
  * The columns that a PATCH changes.
- * @throws Fault `invalid_request`, also when the agent that would result is not valid as a whole
+ * @throws Fault `invalid_request`, also when the fields of the resulting agent contradict each other
  */
 export function patchedFields(row: AgentFields, body: AgentPatch, rules: HostRules): Partial<AgentFields> {
   const { name, ...others } = body;
@@ -269,11 +270,11 @@ function checkUrl(url: string, rules: HostRules): void {
 function storedTags(tags: readonly string[]): string {
   if (tags.length > MAX.tags) throw invalidField("tags", `must be at most ${MAX.tags}`);
   for (const [index, tag] of tags.entries()) checkText(`tags.${index}`, tag, TAG);
-  // Raw tabs can't stand inside a JSON string, so they mark where a tag starts: see tagNeedle.
+  // JSON strings contain no raw tabs, so a tab marks where a tag starts: see tagNeedle.
   return JSON.stringify(tags, null, "\t");
 }
 
-/** Any values: JSON writes U+0000 and lone surrogates as escapes, so they can be stored and come back. */
+/** Any values are allowed: JSON escapes U+0000 and lone surrogates, so both databases can store them. */
 function storedMetadata(metadata: Record<string, unknown>): string {
   const json = JSON.stringify(metadata);
   if (Buffer.byteLength(json) <= MAX.metadataBytes) return json;
