@@ -92,13 +92,13 @@ const keyOf = (tenant: string, id: string) => `${id} ${tenant}`;
 /** @param now milliseconds of a monotonic clock */
 export function createAgentCache(store: Pick<Store, "execute">, now: () => number = () => performance.now()) {
   /** Agents by ID. An ID belongs to one tenant. */
-  const known = tenantCache<string, CachedAgent>(MAX.agentsCharacters);
+  const cache = tenantCache<string, CachedAgent>(MAX.agentsCharacters);
   /** Agents being read. `forget` removes an agent that changes meanwhile, since the read may return its old state. */
   const reading = new Set<string>();
 
   const reads = createGathering(async ({ tenant, id }: AgentKey) => {
-    const kept = cached(tenant, id);
-    if (kept !== undefined) return () => kept;
+    const hit = cached(tenant, id);
+    if (hit !== undefined) return () => hit;
     const key = keyOf(tenant, id);
     const until = now() + 1_000;
     reading.add(key);
@@ -107,14 +107,14 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
       isUnchanged = reading.delete(key);
     });
     if (isUnchanged && agent !== null) {
-      known.set(tenant, id, { tenant, agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
+      cache.set(tenant, id, { tenant, agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
     }
     return () => agent;
   });
 
   /** Serves nearly every call: returns an agent that was read less than a second ago. */
   function cached(tenant: string, id: string): InvocableAgent | undefined {
-    const entry = known.get(id);
+    const entry = cache.get(id);
     return entry?.tenant === tenant && now() < entry.until ? entry.agent : undefined;
   }
 
@@ -129,7 +129,7 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
     /** Must be called after a write that may have changed the agent, before the write is acknowledged. */
     forget(tenant: string, id: string) {
       reading.delete(keyOf(tenant, id));
-      known.delete(id);
+      cache.delete(id);
     },
   };
 }
@@ -150,7 +150,7 @@ export interface Bucket {
   readonly at: number;
 }
 
-interface Take {
+interface TakeResult {
   readonly bucket: Bucket | null;
   /** Null when a token was taken; else whole seconds until the next one, 1 to 60. */
   readonly retryAfterSeconds: number | null;
@@ -162,7 +162,7 @@ interface Take {
  * @param bucket null for a bucket that was never used, which is full
  * @param rate tokens per second
  */
-export function take(bucket: Bucket | null, now: number, rate: number | null, burst: number | null): Take {
+export function take(bucket: Bucket | null, now: number, rate: number | null, burst: number | null): TakeResult {
   if (rate === null && burst === null) return { bucket, retryAfterSeconds: null };
   const { perSecond, depth } = bucketSize(rate, burst);
   const last = bucket ?? { tokens: depth, at: now };
@@ -214,20 +214,21 @@ export function createRateLimiter(now: () => number = () => performance.now()): 
   return { takeNow, take: async (tenant, agent) => takeNow(tenant, agent) };
 }
 
-export interface Asked {
+/** Calls of an agent that ask for tokens together. */
+export interface TokensWanted {
   readonly tenant: string;
   readonly agentId: string;
   readonly revision: number;
   readonly perSecond: number;
   readonly depth: number;
-  /** Tokens. */
+  /** The number of tokens wanted. */
   readonly count: number;
 }
 
 /** Rates outside these bounds would overflow or underflow the server's floating-point numbers. */
 const [RATE_MIN, RATE_MAX] = [1e-15, 1e15];
 
-const ASKED = inputRows<Asked>({
+const TOKEN_INPUT = inputRows<TokensWanted>({
   tenant: ["text", ({ tenant }) => tenant],
   agent_id: ["text", ({ agentId }) => agentId],
   revision: ["bigint", ({ revision }) => revision],
@@ -246,7 +247,7 @@ const level = (row: string, now: string) =>
  * the new time on. A replica that still has the agent as it was before a PATCH takes from the new bucket all the same.
  * @param now SQL of the time in microseconds; for tests
  */
-export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<Asked, Granted> {
+export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<TokensWanted, Granted> {
   return {
     name: "tokens",
     kind: "counter",
@@ -257,7 +258,7 @@ export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<Asked,
     postgres: {
       text: `insert into agent_buckets as b (tenant, agent_id, revision, rate, depth, tokens, filled_at, granted)
         select tenant, agent_id, revision, rate, depth, depth - least(count, depth), ${now}, least(count, depth)
-        from ${ASKED.source}
+        from ${TOKEN_INPUT.source}
         order by tenant collate "C", agent_id collate "C"
         on conflict (tenant, agent_id) do update set (revision, rate, depth, tokens, filled_at, granted) = (
           select bucket.revision, bucket.rate, bucket.depth, bucket.tokens - taken.count, clock.now, taken.count
@@ -274,7 +275,7 @@ export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<Asked,
             ) as taken
         )
         returning agent_id, granted, tokens, rate`,
-      valuesOf: ASKED.values,
+      valuesOf: TOKEN_INPUT.values,
       outputsOf(inputs, rows) {
         const byAgent = new Map(rows.map((row) => [row["agent_id"], row]));
         return inputs.map(({ agentId }) => grantedOf(byAgent.get(agentId) ?? {}));

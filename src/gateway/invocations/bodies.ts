@@ -49,19 +49,19 @@ export const storePartCommand: Command<BodyPart, boolean> = {
   tenantOf: ({ key }) => key.tenant,
   bytesOf: ({ bytes }) => bytes.byteLength,
   sqlite(prepare) {
-    const begin = prepare(
+    const insertNote = prepare(
       "insert into orphaned_parts (invocation_id, tenant, kind, first, due_at) values (?, ?, 'request', 0, ?)",
     );
-    const look = prepare(
+    const findNote = prepare(
       "select 1 from orphaned_parts where invocation_id = ? and kind = 'request' and tenant = ? and due_at <> 0",
     );
-    const insert = prepare(
+    const insertPart = prepare(
       "insert into body_parts (invocation_id, tenant, kind, n, bytes) values (?, ?, 'request', ?, ?)",
     );
     return ({ key: { id, tenant }, n, bytes, dueAt }) => {
-      if (n === 0) begin.run(id, tenant, dueAt);
-      else if (look.get(id, tenant) === null) return false;
-      insert.run(id, tenant, n, bytes);
+      if (n === 0) insertNote.run(id, tenant, dueAt);
+      else if (findNote.get(id, tenant) === null) return false;
+      insertPart.run(id, tenant, n, bytes);
       return true;
     };
   },
@@ -132,12 +132,12 @@ async function storeParts(store: Store, key: InvocationKey, body: CallBody): Pro
   }
 }
 
-/** UniqueViolation: parts of a previous try are still there. It found an earlier call with its key, which is gone by now. */
+/** A UniqueViolation: a previous try, which lost its key to a call that is gone by now, has left parts that are being removed. */
 function tryLater(error: unknown): never {
   throw error instanceof UniqueViolation ? partsGone() : error;
 }
 
-const partByPlace = prepared(({ db, tables: { bodyParts: t } }: Reader) =>
+const partByNumber = prepared(({ db, tables: { bodyParts: t } }: Reader) =>
   db
     .select({ bytes: t.bytes })
     .from(t)
@@ -153,8 +153,8 @@ async function storedParts(
 ): Promise<Uint8Array[]> {
   const parts: Uint8Array[] = [];
   for (let bytes = 0; bytes < bytesMax; ) {
-    const place = { ...key, kind, n: parts.length };
-    const [part] = await inOneStep(() => partByPlace(reader).execute(place), key.tenant);
+    const partKey = { ...key, kind, n: parts.length };
+    const [part] = await inOneStep(() => partByNumber(reader).execute(partKey), key.tenant);
     if (part === undefined) break;
     // Each part gets memory of its own, which can be transferred to another thread.
     const { buffer, byteOffset, byteLength } = part.bytes;
@@ -213,28 +213,28 @@ async function beginRemoval(
   const rows = await db
     .update(t)
     .set({ due_at: 0 })
-    .where(and(isOf(t, body), lte(t.due_at, now)))
+    .where(and(isOfBody(t, body), lte(t.due_at, now)))
     .returning({ id: t.invocation_id });
   return rows.length > 0;
 }
 
-function isOf(t: Tx["tables"]["orphanedParts" | "bodyParts"], body: OrphanedBody) {
+function isOfBody(t: Tx["tables"]["orphanedParts" | "bodyParts"], body: OrphanedBody) {
   return and(isOfCall(t, body), eq(t.kind, body.kind));
 }
 
 /** Removes a few parts, and the note with the last of them. Returns whether there may be more. */
 async function removeSomeParts(tx: Tx, body: OrphanedBody, first: number): Promise<boolean> {
   const { bodyParts: t, orphanedParts: notes } = tx.tables;
-  const isLeft = and(isOf(t, body), gte(t.n, first));
+  const isLeft = and(isOfBody(t, body), gte(t.n, first));
   const some = tx.db.select({ n: t.n }).from(t).where(isLeft).limit(REMOVED_PARTS_AT_ONCE);
   const removed = await tx.db
     .delete(t)
-    .where(and(isOf(t, body), inArray(t.n, some)))
+    .where(and(isOfBody(t, body), inArray(t.n, some)))
     .returning({ n: t.n });
   if (removed.length === REMOVED_PARTS_AT_ONCE) return true;
   // Another replica may be removing the same parts, so that this delete finds too few rows although some parts remain.
   const left = tx.db.select({ n: t.n }).from(t).where(isLeft);
-  await tx.db.delete(notes).where(and(isOf(notes, body), eq(notes.due_at, 0), notExists(left)));
+  await tx.db.delete(notes).where(and(isOfBody(notes, body), eq(notes.due_at, 0), notExists(left)));
   return false;
 }
 

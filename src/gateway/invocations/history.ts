@@ -124,7 +124,7 @@ function readFilters(query: Query): Filter[] {
 }
 
 /** Sorts the filters, the most selective first: its index is then scanned. */
-async function fewestFirst(reader: Reader, tenant: string, filters: readonly Filter[]): Promise<Filter[]> {
+async function mostSelectiveFirst(reader: Reader, tenant: string, filters: readonly Filter[]): Promise<Filter[]> {
   const counts = await Promise.all(
     filters.map(async (filter) => ({ filter, total: await endedTotal(reader, tenant, ...filter) })),
   );
@@ -147,7 +147,7 @@ export async function readHistory(
   const until = dateTime(query, "until");
   // No stored text holds U+0000, and Postgres refuses a parameter that does.
   if (filters.some(([, value]) => value.includes("\0"))) return { rows: [], total: 0, ...range };
-  const [along, ...others] = filters.length < 2 ? filters : await fewestFirst(reader, tenant, filters);
+  const [along, ...others] = filters.length < 2 ? filters : await mostSelectiveFirst(reader, tenant, filters);
   const path: ScanPath = {
     tenant,
     along,

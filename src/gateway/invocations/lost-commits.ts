@@ -41,7 +41,7 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
     return store.write(async (tx) => {
       const { refusedCalls: t } = tx.tables;
       await tx.db.insert(t).values({ tenant, id, claim, created_at: clock.now() }).onConflictDoNothing();
-      if (isLate() || !(await isThere(tx, { tenant, id }))) return false;
+      if (isLate() || !(await hasRecord(tx, { tenant, id }))) return false;
       await dropNote(tx, { tenant, id });
       return true;
     });
@@ -114,7 +114,7 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
 
 export type LostCommits = ReturnType<typeof createLostCommits>;
 
-async function isThere({ db, tables: { invocations: t } }: Reader, key: InvocationKey): Promise<boolean> {
+async function hasRecord({ db, tables: { invocations: t } }: Reader, key: InvocationKey): Promise<boolean> {
   const rows = await db.select({ id: t.id }).from(t).where(hasKey(t, key));
   return rows.length > 0;
 }
@@ -161,7 +161,7 @@ async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<
     .delete(t)
     .where(and(hasKey(t, { tenant, id }), isOurs))
     .returning();
-  if (paid.length > 0 || (row === undefined && (await isThere(tx, { tenant, id })))) throw new AlreadyClaimed();
+  if (paid.length > 0 || (row === undefined && (await hasRecord(tx, { tenant, id })))) throw new AlreadyClaimed();
   if (row === undefined) return;
   if (row.request === null) await orphanRequest(tx, { tenant, id });
 }

@@ -11,7 +11,7 @@ import { REMOVED_PARTS_AT_ONCE } from "./bodies.ts";
 import { countEnded } from "./commands/end.ts";
 
 export interface Retention {
-  /** For both: 0 keeps for ever. */
+  /** Both ages are in days; 0 keeps for ever. */
   readonly body_days: number;
   readonly history_days: number;
 }
@@ -25,7 +25,7 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
       await removeInGroups(store, (tx, limit) => removePayments(tx, { tenant, before, now }, limit));
     }
     await removeRanges(store, "endedInvocations", before, removeCalls);
-    await removeParts(store, before, isOfNone);
+    await removeParts(store, before, isWithoutCall);
   }
   if (body_days > 0) {
     const before = idFloor("inv", now - body_days * DAY_MS);
@@ -72,7 +72,7 @@ function isNotOpen(tx: Tx, bodies: BodyTable): SQL | undefined {
 }
 
 /** Bodies without a call. */
-function isOfNone(tx: Tx, bodies: BodyTable): SQL | undefined {
+function isWithoutCall(tx: Tx, bodies: BodyTable): SQL | undefined {
   return and(isNotOpen(tx, bodies), notExists(callOf(tx, bodies, "endedInvocations")));
 }
 
@@ -118,7 +118,7 @@ async function removeCalls(tx: Tx, range: KeyRange): Promise<void> {
     .returning({ agent_id, mode, status, model, error_class, settlement_status });
   for (const row of gone) countEnded(tx, { tenant, ...row }, -1);
   // Bodies go with their calls; the bodies of the calls that stay are kept.
-  await removeBodies(tx, range, isOfNone);
+  await removeBodies(tx, range, isWithoutCall);
 }
 
 /** The rows that need the record of a call: its payment, or a due receipt, which is made from the record. */
@@ -130,15 +130,15 @@ function neededBy({ db, tables }: Tx, table: "payments" | "receiptsDue") {
 /** Removes keys that expired before a time. */
 async function removeKeys(tx: Tx, before: number, limit: number): Promise<number> {
   const { idempotencyKeys: t } = tx.tables;
-  const isOver = lt(t.expires_at, before);
+  const isExpired = lt(t.expires_at, before);
   const old = tx.db
     .select({ tenant: t.tenant, caller: t.caller, agent_id: t.agent_id, key: t.key })
     .from(t)
-    .where(isOver)
+    .where(isExpired)
     .limit(limit);
   const rows = await tx.db
     .delete(t)
-    .where(and(isOver, inArray(sql`(${t.tenant}, ${t.caller}, ${t.agent_id}, ${t.key})`, old)))
+    .where(and(isExpired, inArray(sql`(${t.tenant}, ${t.caller}, ${t.agent_id}, ${t.key})`, old)))
     .returning({ key: t.key });
   return rows.length;
 }

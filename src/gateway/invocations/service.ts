@@ -154,15 +154,15 @@ async function claimRow(tx: Tx, { key, owner, token, now }: Claim) {
   const { from, to } = INVOCATION_EVENTS.claim;
   const isThis = hasKey(t, key);
   const refusal = tx.db.select({ id: refused.id }).from(refused).where(hasKey(refused, key));
-  const isPaid = sql`coalesce(${t.settlement_status}, '') <> 'pending'`;
+  const isOutcomeKnown = sql`coalesce(${t.settlement_status}, '') <> 'pending'`;
   await tx.db
     .update(t)
     .set({ status: to, owner, claim: token, updated_at: now })
-    .where(and(isThis, isIn(t.status, from), isPaid, notExists(refusal)));
+    .where(and(isThis, statusIs(t.status, from), isOutcomeKnown, notExists(refusal)));
   const [claimed] = await tx.db
     .select({ call: t.call, request: t.request, mode: t.mode, req_size: t.req_size })
     .from(t)
-    .where(and(isThis, isIn(t.status, to), eq(t.claim, token)));
+    .where(and(isThis, statusIs(t.status, to), eq(t.claim, token)));
   return claimed ?? null;
 }
 
@@ -180,7 +180,7 @@ export async function release(tx: Tx, key: InvocationKey, token: string, now: nu
   await tx.db
     .update(t)
     .set({ status: to, owner: null, claim: null, updated_at: now })
-    .where(and(hasKey(t, key), isIn(t.status, from), eq(t.claim, token)));
+    .where(and(hasKey(t, key), statusIs(t.status, from), eq(t.claim, token)));
 }
 
 /** A call that this process has claimed. */
@@ -263,7 +263,8 @@ export async function collectSettlement(
 ): Promise<void> {
   const fields = { settlement, updated_at: now };
   if (await moveSettlement(tx, "openInvocations", key, "collect", fields)) return;
-  if ((await moveSettlement(tx, "endedInvocations", key, "collectLate", fields)) && isFinal) await oweFinal(tx, key);
+  if ((await moveSettlement(tx, "endedInvocations", key, "collectLate", fields)) && isFinal)
+    await oweFinalReceipt(tx, key);
 }
 
 /**
@@ -278,7 +279,7 @@ export async function confirmSettlement(
   now: number,
 ): Promise<void> {
   if (settlement !== null) await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
-  if (!(await hasReceipt(tx, key))) await oweFinal(tx, key);
+  if (!(await hasReceipt(tx, key))) await oweFinalReceipt(tx, key);
 }
 
 /** Gives a call no receipt: its payment was recorded as settled but was undone for good, so a receipt would be false. */
@@ -305,7 +306,7 @@ export async function refuseSettlement(tx: Tx, key: InvocationKey, settlement: s
   if (await moveSettlement(tx, "openInvocations", key, "refuse", fields)) {
     await freeIdempotencyKey(tx, key);
     await withdraw(tx, key, null, now);
-  } else if (await moveSettlement(tx, "endedInvocations", key, "refuse", fields)) await oweFinal(tx, key);
+  } else if (await moveSettlement(tx, "endedInvocations", key, "refuse", fields)) await oweFinalReceipt(tx, key);
 }
 
 export async function invocationByKey(reader: Reader, key: InvocationKey): Promise<InvocationRow | null> {
@@ -314,7 +315,7 @@ export async function invocationByKey(reader: Reader, key: InvocationKey): Promi
 }
 
 /** A receipt states the final payment, so for a call that ended before its payment was final, the receipt is due only now. */
-async function oweFinal(tx: Tx, key: InvocationKey): Promise<void> {
+async function oweFinalReceipt(tx: Tx, key: InvocationKey): Promise<void> {
   const row = await invocationByKey(tx, key);
   if (row !== null && isEnded(row.status) && row.emit_receipt) await oweReceipt(tx).execute(key);
 }
@@ -335,7 +336,7 @@ const oweReceipt = prepared(({ db, tables: { receiptsDue } }: Tx) =>
  * Compares an expression, not the bare column: until the table is analysed, a planner would prefer a partial index on the
  * status to the primary key.
  */
-function isIn(column: Tables["openInvocations"]["status"], status: "pending" | "running") {
+function statusIs(column: Tables["openInvocations"]["status"], status: "pending" | "running") {
   return sql`coalesce(${column}, '') = ${status}`;
 }
 
@@ -343,7 +344,7 @@ const heldBy = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
   db
     .select({ id: t.id })
     .from(t)
-    .where(and(hasKey(t, GIVEN_KEY), isIn(t.status, "running"), eq(t.claim, bind(t.claim, "claim")))),
+    .where(and(hasKey(t, GIVEN_KEY), statusIs(t.status, "running"), eq(t.claim, bind(t.claim, "claim")))),
 );
 
 /** The end of a call that got no response. */
@@ -369,7 +370,7 @@ async function moveSettlement(
 ): Promise<boolean> {
   const t = tx.tables[table];
   const { from, to } = SETTLEMENT_EVENTS[event];
-  const isUnclaimed = table === "openInvocations" ? isIn(tx.tables.openInvocations.status, "pending") : undefined;
+  const isUnclaimed = table === "openInvocations" ? statusIs(tx.tables.openInvocations.status, "pending") : undefined;
   const rows = await tx.db
     .update(t)
     .set({ ...fields, settlement_status: to })

@@ -76,7 +76,7 @@ interface Gathering {
   readonly kind: CallKind<ParsedRequest>;
   readonly known: KnownCall;
   idempotency: Idempotency | null;
-  /** Keeps the paid call that the request resumes from expiring meanwhile. */
+  /** Keeps a resumed paid call from expiring while this request is checked. */
   keepAlive: Disposable | null;
 }
 

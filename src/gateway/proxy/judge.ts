@@ -79,7 +79,7 @@ export function judge(call: KnownCall): Need | Fault | "pass" {
   // A side effect that the specification wants here: each call to an invocable agent spends a token, even if refused later.
   if (state === null && call.rateWait === undefined) return "rateWait";
   const refusal = state ?? rateProblem(call.rateWait ?? null);
-  // A request that resumes a paid call passes whatever the agent's state, its rate limit and the policy say.
+  // A request that resumes a paid call is admitted whatever the agent's state, its rate limit and the policy say.
   const isPriced = agent.pricing !== null;
   const mayResume = call.presentedPayment !== null || (call.hasIdempotencyKey && (refusal !== null || isPriced));
   if (mayResume && call.paidCall === undefined) return "paidCall";

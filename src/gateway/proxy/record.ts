@@ -64,11 +64,11 @@ export function acceptedOf(
  */
 export async function record(
   options: RecordOptions,
-  { payment: asked }: CheckedCall<ParsedRequest>,
+  { payment: charged }: CheckedCall<ParsedRequest>,
   draft: Draft,
 ): Promise<StoredCall> {
   const { row, call } = draft.accepted;
-  const payment = asked === null ? null : options.payments.paymentRow(asked.charge, row, call.credential_ref);
+  const payment = charged === null ? null : options.payments.paymentRow(charged.charge, row, call.credential_ref);
   const storePayment =
     payment === null
       ? null
@@ -81,13 +81,13 @@ export async function record(
     try {
       id = await accept(options.store, draft.accepted, draft.claim, storePayment);
     } catch (error) {
-      id = await idDespite(error, options, draft, asked?.asked ?? null);
+      id = await idDespite(error, options, draft, charged?.asked ?? null);
     }
     if (id === row.id) {
       if (payment !== null) options.meters.payment("accepted");
       return { id, isNew: true, payment };
     }
-    // An earlier call may be a refused one whose record appears only now, and is then removed. The third one is not doubted.
+    // The earlier call may be a refused one whose record has only just appeared: `isRefused` removes it, and a retry may succeed.
     const isEarlier = tries === 3 || !(await options.refusals.isRefused({ tenant: row.tenant, id }));
     if (isEarlier) return { id, isNew: false, payment: null };
   }

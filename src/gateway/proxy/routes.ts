@@ -54,7 +54,7 @@ function cancelCall({ store, clock, payments }: ProxyRoutesOptions, key: Invocat
   });
 }
 
-/** Tells the intake until when a body takes memory. The promise is made on demand: nobody asks for that of a small body. */
+/** Tells the intake until when a body takes memory. The promise is made on demand, since a small body needs none. */
 class BodyHold {
   #stored: PromiseWithResolvers<void> | null = null;
   #isOver = false;
@@ -207,7 +207,7 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
         const { caller } = scopeOf(request);
         const { id, status } = await findCall(caller.tenant, params);
         const key = { tenant: caller.tenant, id };
-        // An ended call never changes, so the write is spared.
+        // An ended call never changes, so no write is needed.
         if (isEnded(status)) throw hasEnded();
         await cancelCall(options, key);
         options.stop(key.id);

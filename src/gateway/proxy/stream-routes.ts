@@ -56,14 +56,14 @@ export function streamRoutes(options: StreamRoutesOptions) {
 
 async function call(options: StreamRoutesOptions, request: Request, agentId: string): Promise<Response> {
   const scope = scopeOf(request);
-  const asked = askedOf(request, scope, agentId);
+  const incoming = uncheckedOf(request, scope, agentId);
   const { note, caller, holdOpen, intake } = scope;
   const { streams, admission } = options;
   const over = () => holdOpen(false);
-  const { promise: until, resolve: sent } = Promise.withResolvers<void>();
+  const { promise: untilSent, resolve: sent } = Promise.withResolvers<void>();
   const { promise: ending, resolve: endBy } = Promise.withResolvers<() => void>();
   async function readBody(): Promise<CallBody> {
-    const held = { until, endBy: ending, storedMax: MAX.capturedBytes };
+    const held = { until: untilSent, endBy: ending, storedMax: MAX.capturedBytes };
     const body = await intake.readBody(request, caller.tenant, MAX.bodyBytes, held);
     // From here on only the timeouts of the upstream exchange end the connection.
     holdOpen(true);
@@ -71,11 +71,11 @@ async function call(options: StreamRoutesOptions, request: Request, agentId: str
   }
   const leave = streams.enter();
   try {
-    const { ids, session } = await sessionOf(options, asked, "POST");
-    const { opened, body } = await admitStream(admission, { ...asked, session, readBody, note });
+    const { ids, session } = await sessionOf(options, incoming, "POST");
+    const { opened, body } = await admitStream(admission, { ...incoming, session, readBody, note });
     admission.meters.accepted();
-    const response = await streams.call(opened, body, { sent, endBy, over, callerSignal: asked.signal });
-    return asGateway(options, asked, ids, response);
+    const response = await streams.call(opened, body, { sent, endBy, over, callerSignal: incoming.signal });
+    return asGateway(options, incoming, ids, response);
   } catch (error) {
     sent();
     over();
@@ -92,33 +92,34 @@ async function connect(
   method: OpenedConnection["method"],
 ): Promise<Response> {
   const scope = scopeOf(request);
-  const asked = askedOf(request, scope, agentId);
+  const incoming = uncheckedOf(request, scope, agentId);
   const over = () => scope.holdOpen(false);
   scope.holdOpen(true);
   try {
     if (scope.method === "HEAD") throw methodNotAllowed(METHODS);
-    const { ids, session } = await sessionOf(options, asked, method);
-    const opened = await admitConnection(options.admission, { ...asked, session }, method);
-    const end = { sent() {}, endBy() {}, over, callerSignal: asked.signal };
-    return asGateway(options, asked, ids, await options.streams.connect(opened, end));
+    const { ids, session } = await sessionOf(options, incoming, method);
+    const opened = await admitConnection(options.admission, { ...incoming, session }, method);
+    const end = { sent() {}, endBy() {}, over, callerSignal: incoming.signal };
+    return asGateway(options, incoming, ids, await options.streams.connect(opened, end));
   } catch (error) {
     over();
     throw error;
   }
 }
 
-interface AskedStream extends Omit<ProxyCall, "readBody" | "note"> {
+/** A request whose session has not been checked yet. */
+interface UncheckedRequest extends Omit<ProxyCall, "readBody" | "note"> {
   readonly signal: AbortSignal;
 }
 
-interface StreamRequest extends AskedStream {
+interface StreamRequest extends UncheckedRequest {
   /** The upstream's ID of the MCP session, which the caller has proved to be its own; null for none. */
   readonly session: string | null;
 }
 
 type StreamCall = ProxyCall & StreamRequest;
 
-function askedOf({ headers, signal }: Request, { caller, requestId }: Scope, agentId: string): AskedStream {
+function uncheckedOf({ headers, signal }: Request, { caller, requestId }: Scope, agentId: string): UncheckedRequest {
   return { caller, agentId, headers, requestId, signal };
 }
 
@@ -127,7 +128,7 @@ const SESSION_HEADER = "mcp-session-id";
 /** Rewrites the upstream's response for the caller: seals the session ID, and drops a redirect to the gateway itself. */
 function asGateway(
   { publicUrl }: StreamRoutesOptions,
-  asked: AskedStream,
+  incoming: UncheckedRequest,
   ids: SessionIds | null,
   response: Response,
 ): Response {
@@ -141,7 +142,7 @@ function asGateway(
   const location = headers.get("location");
   if (location === null) return response;
   const own = publicUrl === null ? null : new URL(publicUrl).host;
-  const hosts = [own, asked.headers.get("host")].filter((host) => host !== null);
+  const hosts = [own, incoming.headers.get("host")].filter((host) => host !== null);
   if (leadsBack(location, hosts)) headers.delete("location");
   return response;
 }
@@ -152,7 +153,7 @@ function asGateway(
  * Event IDs are unique only within a session, so `Last-Event-ID` needs one.
  * @throws Fault `not_found`
  */
-async function sessionOf(options: StreamRoutesOptions, { caller, agentId, headers }: AskedStream, method: string) {
+async function sessionOf(options: StreamRoutesOptions, { caller, agentId, headers }: UncheckedRequest, method: string) {
   const { admission, sessionIdsOf } = options;
   const agent = await admission.agents.find(caller.tenant, agentId);
   if (agent?.protocol !== "mcp") return { ids: null, session: null };
@@ -245,14 +246,14 @@ async function admitStream(options: AdmitStreamOptions, call: StreamCall) {
   if (earlierId !== null) return { opened: await resume(options, call, checked, earlierId, null), body };
   const place = await options.limits.take(call.caller.tenant, agent.id, parsed.calls.length > 0, call.signal);
   try {
-    return { opened: await open(options, call, checked, place), body };
+    return { opened: await openNew(options, call, checked, place), body };
   } catch (error) {
     place.release();
     throw error;
   }
 }
 
-async function open(
+async function openNew(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
@@ -279,7 +280,7 @@ async function open(
     const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
     if (payment === null || !isNew) return resume(options, call, checked, stored.id, place);
     const paid = await withId(id, payments.settle(payment));
-    return take(options, call, checked, { key, paid, place });
+    return claimPending(options, call, checked, { key, paid, place });
   }
   let storedId = id;
   const opened = await attempt(claims, id, async (held) => {
@@ -321,14 +322,14 @@ async function resume(
   const { mode } = await findInvocation(store.read, key.tenant, id);
   if (mode !== "streaming") throw otherPathFault(id);
   const paid = await withId(id, payments.recall(key.tenant, id));
-  return take(options, call, checked, { key, paid, place });
+  return claimPending(options, call, checked, { key, paid, place });
 }
 
 /**
  * Claims a pending call for this request.
  * @throws Fault `unavailable` while the payment's outcome is unknown; `conflict` when the call was made, given up or claimed
  */
-async function take(
+async function claimPending(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,

@@ -31,7 +31,7 @@ import {
 } from "./store.ts";
 
 /** How long a request waits for due receipts. */
-const SETTLE_MS_MAX = 5_000;
+const DUE_WAIT_MS_MAX = 5_000;
 const RETRY_AFTER_SECONDS = 1;
 const STOP_MS_MAX = 5_000;
 
@@ -39,26 +39,26 @@ export function createReceipts(options: EmitterOptions) {
   const { store } = options;
   const emitter = createReceiptEmitter(options);
   // A receipt that can't be made in time stays due.
-  const settle = (tenant: string) => within(SETTLE_MS_MAX, emitter.settle(tenant)).catch(() => {});
+  const makeDue = (tenant: string) => within(DUE_WAIT_MS_MAX, emitter.makeDue(tenant)).catch(() => {});
   const confirmed = (tenant: string, id: string | null) =>
-    within(SETTLE_MS_MAX, options.confirm(tenant, id)).catch(() => id !== null);
+    within(DUE_WAIT_MS_MAX, options.confirm(tenant, id)).catch(() => id !== null);
 
   return {
     start: emitter.start,
     /** @throws Fault `not_found`; `unavailable` when the receipt is due but not made yet */
     async find({ tenant }: Caller, id: string): Promise<string> {
-      const owed = isId("inv", id) && ((await isDue(store.read, tenant, id)) || (await confirmed(tenant, id)));
-      if (owed) await settle(tenant);
+      const isOwed = isId("inv", id) && ((await isDue(store.read, tenant, id)) || (await confirmed(tenant, id)));
+      if (isOwed) await makeDue(tenant);
       const jws = isId("inv", id) ? await findReceipt(store.read, tenant, id) : null;
       if (jws !== null) return jws;
-      if (!owed) throw new Fault("not_found", "no receipt of such an invocation");
+      if (!isOwed) throw new Fault("not_found", "no receipt of such an invocation");
       const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS };
       throw new Fault("unavailable", "the receipt has not been made yet", detail);
     },
     /** Oldest first. */
     async page({ tenant }: Caller, page: { readonly limit: number; readonly offset: number }) {
       await confirmed(tenant, null);
-      await settle(tenant);
+      await makeDue(tenant);
       return receiptPage(store.read, tenant, page);
     },
     /** Makes the last due receipts. To be called after the last invocation has ended and before the store is closed. */
@@ -153,7 +153,7 @@ function createReceiptEmitter(options: EmitterOptions) {
 
   return {
     /** Resolves when all receipts are made that were due for the tenant at the time of the call. */
-    async settle(tenant: string) {
+    async makeDue(tenant: string) {
       // A batch in flight may have read the due receipts too early, so wait for it and start another.
       await batches.get(tenant);
       while (await emitBatch(tenant));

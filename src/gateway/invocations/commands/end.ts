@@ -250,10 +250,10 @@ select n, agent_id, caller, mode, model, mcp_method, req_size, payment_network, 
     outputsOf(inputs, rows, effects) {
       const outputs = inputs.map(() => false);
       for (const row of rows) {
-        const place = Number(row["n"]) - 1;
-        const end = inputs[place];
+        const index = Number(row["n"]) - 1;
+        const end = inputs[index];
         if (end === undefined) continue;
-        outputs[place] = true;
+        outputs[index] = true;
         const req_size = row["req_size"] === null ? null : Number(row["req_size"]);
         const ended = { ...(row as unknown as EndedRow), req_size };
         effects.ended(callEnd(end, ended, ended.settlement_status));

@@ -61,9 +61,9 @@ const nextAfter = (agent: string) =>
   `select c.agent_id from open_invocations c where ${QUEUED} and c.agent_id > ${agent} order by c.agent_id limit 1`;
 /** Takes one index seek for each agent, however many calls the agent has. */
 const AGENTS = `
-with recursive seen (agent_id, place) as (
+with recursive seen (agent_id, depth) as (
   select (${nextAfter("$3")}), 1
-  union all select (${nextAfter("seen.agent_id")}), place + 1 from seen where agent_id is not null and place < $4
+  union all select (${nextAfter("seen.agent_id")}), depth + 1 from seen where agent_id is not null and depth < $4
 )
 select agent_id, (select c.tenant from open_invocations c where c.agent_id = seen.agent_id and ${QUEUED} order by c.id limit 1) as tenant
 from seen where agent_id is not null`;
@@ -149,7 +149,7 @@ const TAKE_INPUT = inputRows<Taking>({
   agent_id: ["text", ({ agent_id }) => agent_id],
   owner: ["text", ({ owner }) => owner],
   tokens: ["text", ({ tokens }) => tokens.join()],
-  places: ["bigint", ({ tokens }) => tokens.length],
+  slots: ["bigint", ({ tokens }) => tokens.length],
   at: ["bigint", ({ now }) => now],
   young: ["text", ({ now }) => youngFrom(now)],
   after: ["text", ({ after }) => after],
@@ -193,17 +193,17 @@ found as (
       octet_length(c.call) + coalesce(octet_length(c.request), 0) as bytes from open_invocations c
     where c.agent_id = input.agent_id and c.tenant = input.tenant and ${isQueued("input.owner", "input.young")}
       and c.id > input.after and not ${isRefused} and c.id <> all(input.all_left_out)
-    order by c.id limit input.places
+    order by c.id limit input.slots
     for update skip locked
   ) o
 ),
-placed as (
-  select *, row_number() over arrived as place, count(*) filter (where is_large) over arrived as large,
+numbered as (
+  select *, row_number() over arrived as nth, count(*) filter (where is_large) over arrived as large,
     sum(bytes) over arrived - bytes as bytes_before from found
   window arrived as (partition by n order by id)
 ),
 taken as (
-  select n, id, tenant, owner, at, all_tokens[place] as token from placed
+  select n, id, tenant, owner, at, all_tokens[nth] as token from numbered
   where large = 0 and bytes_before <= ${BLOCK_BYTES_MAX}
 ),
 claimed as (
@@ -212,7 +212,7 @@ claimed as (
   returning taken.n, o.id, o.claim, o.call, o.request
 )
 select n, id, claim as token, call, request as body, null::bigint as body_bytes from claimed
-union all select n, id, null, null, null, body_bytes from placed where large > 0 or bytes_before > ${BLOCK_BYTES_MAX}
+union all select n, id, null, null, null, body_bytes from numbered where large > 0 or bytes_before > ${BLOCK_BYTES_MAX}
 order by n, id`,
     valuesOf: TAKE_INPUT.values,
     outputsOf(inputs, rows) {
