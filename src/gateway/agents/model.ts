@@ -1,6 +1,6 @@
 // An agent in the API and in the database. The schemas check the names and types of the fields that a caller sends; the
 // functions after them check the values, each alone and all together, and convert between the API's form and the stored one.
-// To add a field, follow `capture_body` through this file, store.ts and db/.
+// To add a field, follow `capture_body` through this file, routes.ts, store.ts and db/.
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { invalidField } from "../../core/fault.ts";

@@ -101,7 +101,7 @@ const get = operation({
 const patch = operation({
   tag: "Agents",
   summary: "Update an agent",
-  description: "An inactive agent is a 404. Setting a rate field starts with a full bucket.",
+  description: "An inactive agent is a 404. Setting a rate field refills the bucket.",
   path: agentId,
   body: {
     schema: AgentPatch,
