@@ -268,7 +268,7 @@ function checkUrl(url: string, rules: HostRules): void {
 }
 
 function storedTags(tags: readonly string[]): string {
-  if (tags.length > MAX.tags) throw invalidField("tags", `must be at most ${MAX.tags}`);
+  if (tags.length > MAX.tags) throw invalidField("tags", `must be at most ${MAX.tags} tags`);
   for (const [index, tag] of tags.entries()) checkText(`tags.${index}`, tag, TAG);
   // JSON strings contain no raw tabs, so a tab marks where a tag starts: see tagNeedle.
   return JSON.stringify(tags, null, "\t");
@@ -284,7 +284,7 @@ function storedMetadata(metadata: Record<string, unknown>): string {
 function storedPricing(pricing: Pricing): string {
   checkAmount("pricing.amount", pricing.amount);
   const tools = Object.entries(pricing.tools ?? {});
-  if (tools.length > MAX.pricedTools) throw invalidField("pricing.tools", `must be at most ${MAX.pricedTools}`);
+  if (tools.length > MAX.pricedTools) throw invalidField("pricing.tools", `must be at most ${MAX.pricedTools} tools`);
   for (const [name, amount] of tools) {
     checkText("pricing.tools", name, TOOL_NAME);
     checkAmount(`pricing.tools.${name}`, amount);

@@ -66,7 +66,7 @@ export function createSecretReader(deps: ResolverDeps) {
 async function requireSecret(deps: ResolverDeps, tenant: string, id: string, url: string): Promise<StoredSecret> {
   const stored = await findSecret(deps.store.read, tenant, id);
   if (stored === null) throw new CredentialFailure("no such credential");
-  if (!mayGoTo(stored, url)) throw new CredentialFailure("the credential is not for this host");
+  if (!mayGoTo(stored, url)) throw new CredentialFailure("the credential's allowed_hosts omit the host");
   return stored;
 }
 

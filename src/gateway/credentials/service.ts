@@ -158,7 +158,7 @@ async function refuseShutOut(
   const isAllowed = (url: string) => isAllowedUrl(url, hosts);
   for (const find of usedAt) {
     const shutOut = await find(store.read, tenant, id, isAllowed);
-    if (shutOut !== null) throw new Fault("conflict", `allowed_hosts: do not hold the host of ${shutOut}`);
+    if (shutOut !== null) throw new Fault("conflict", `allowed_hosts: omit the host of ${shutOut}`);
   }
 }
 

@@ -60,7 +60,7 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
         () => isStopped,
         PAUSE_MS_MOST,
       );
-      if (!(await isRefused(store, call))) throw new Error("it was claimed before");
+      if (!(await isRefused(store, call))) throw new Error("the call was claimed before its note was stored");
     } catch (error) {
       const named = { tenant: call.tenant, invocation_id: call.id };
       log.error("refused_call_may_be_made", { ...named, error });

@@ -169,6 +169,7 @@ const FAST_FACTS: { readonly [N in Need]?: (gathering: Gathering) => KnownCall[N
   },
 };
 
+/** Fetches the facts that are not in memory. */
 const FETCH: { readonly [N in Need]?: (gathering: Gathering) => Promise<KnownCall[N]> } = {
   async agent({ options, call }) {
     // `gatherCall` reads the agent next. The policy is read meanwhile, so the call waits only for the longer of the two reads.
@@ -285,11 +286,11 @@ async function checkedPayment({ options, call, kind, known }: Gathering): Promis
   const price = sumOf(required(known.parsed).calls.map(({ tool }) => priceOf(agent, tool)));
   const path = `/v1/proxy/${agent.id}${kind.suffix}`;
   const called = { tenant, caller: user, agent_id: agent.id, host: headers.get("host") ?? "", path, price, body };
-  const asked: PricedCall = { ...called, payment: known.presentedPayment, note };
+  const priced: PricedCall = { ...called, payment: known.presentedPayment, note };
   try {
     for (;;) {
-      const checked = await options.payments.check(asked);
-      if (checked.kind === "charge") return { charge: checked.charge, asked };
+      const checked = await options.payments.check(priced);
+      if (checked.kind === "charge") return { charge: checked.charge, priced };
       if (checked.kind === "free") return null;
       known.earlierId = await unlessRefused(options, tenant, checked.invocation_id);
       if (known.earlierId !== null) return undefined;

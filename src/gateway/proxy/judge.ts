@@ -50,7 +50,7 @@ export class KnownCall<P extends ParsedRequest = ParsedRequest> {
   /** The decisions that have been written to the tenant's record. */
   recorded: Decided | undefined;
   /** Null for a call that costs nothing. */
-  payment: { readonly charge: Charge; readonly asked: PricedCall } | null | undefined;
+  payment: { readonly charge: Charge; readonly priced: PricedCall } | null | undefined;
   /** The refusal of a call whose `Via` shows that it has passed through this gateway too often; else null. */
   readonly loop: Fault | null;
   /** The payment headers, not decoded yet; null when the request has none. */

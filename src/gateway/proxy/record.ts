@@ -81,7 +81,7 @@ export async function record(
     try {
       id = await accept(options.store, draft.accepted, draft.claim, storePayment);
     } catch (error) {
-      id = await idDespite(error, options, draft, charged?.asked ?? null);
+      id = await idDespite(error, options, draft, charged?.priced ?? null);
     }
     if (id === row.id) {
       if (payment !== null) options.meters.payment("accepted");
@@ -98,15 +98,15 @@ async function idDespite(
   error: unknown,
   { refusals, payments }: RecordOptions,
   { accepted: { row }, claim }: Draft,
-  asked: PricedCall | null,
+  priced: PricedCall | null,
 ): Promise<string> {
   if (error instanceof CommitUnknown) {
     const { tenant, id } = row;
     if (await refusals.wasStored({ tenant, id, claim: claim?.token ?? null })) return id;
   }
   // Another request may have used the payment between the check and the write.
-  const isUsed = error instanceof UniqueViolation && asked !== null;
-  const used = isUsed ? await payments.check(asked) : null;
+  const isUsed = error instanceof UniqueViolation && priced !== null;
+  const used = isUsed ? await payments.check(priced) : null;
   if (used?.kind !== "known") throw error;
   return used.invocation_id;
 }
@@ -124,7 +124,8 @@ async function requireCredential(
   if (credential_ref === null) return;
   const held = await holdCredential(tx, tenant, credential_ref);
   if (held === null) throw agentIsChanging();
-  if (!mayGoTo(held, url)) throw new Fault("agent_not_invocable", "the agent's credential is not for its host");
+  if (!mayGoTo(held, url))
+    throw new Fault("agent_not_invocable", "the credential's allowed_hosts omit the agent's host");
 }
 
 function newRow(

@@ -94,7 +94,7 @@ async function parse(
 }
 
 /** Admits a call and answers 202. The gateway does not stop before the call is admitted or refused. */
-async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Scope, agentId: string) {
+async function admitCall(options: ProxyRoutesOptions, request: Request, scope: Scope, agentId: string) {
   const { caller, requestId, note, intake } = scope;
   const { headers } = request;
   const hold = new BodyHold();
@@ -107,7 +107,7 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
     const checked = await gatherCall(options, call, POLLED);
     const { earlierId } = checked;
     const stored =
-      earlierId === null ? await accept(options, call, checked) : { id: earlierId, isNew: false, payment: null };
+      earlierId === null ? await acceptNew(options, call, checked) : { id: earlierId, isNew: false, payment: null };
     hold.end();
     id = stored.id;
     note("invocation_id", id);
@@ -134,7 +134,7 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
 }
 
 /** Stores a new call durably, and starts or queues it unless its payment must be settled first. */
-async function accept(
+async function acceptNew(
   options: ProxyRoutesOptions,
   call: ProxyCall,
   checked: CheckedCall<ParsedRequest>,
@@ -171,7 +171,7 @@ export function fastCalls(options: ProxyRoutesOptions): FastPath {
   return {
     method: "POST",
     prefix: "/v1/proxy/",
-    answer: (request, scope, agentId) => makeCall(options, request, scope, agentId),
+    answer: (request, scope, agentId) => admitCall(options, request, scope, agentId),
   };
 }
 
@@ -185,7 +185,7 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
   };
 
   return routes()
-    .post("/v1/proxy/:id", ({ request, params }) => makeCall(options, request, scopeOf(request), params.id), {
+    .post("/v1/proxy/:id", ({ request, params }) => admitCall(options, request, scopeOf(request), params.id), {
       parse: "none",
       detail: proxyCall,
     })

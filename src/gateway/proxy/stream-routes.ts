@@ -41,20 +41,20 @@ export interface StreamRoutesOptions {
 
 export function streamRoutes(options: StreamRoutesOptions) {
   return routes()
-    .post("/v1/proxy/:id/stream", ({ request, params }) => call(options, request, params.id), {
+    .post("/v1/proxy/:id/stream", ({ request, params }) => handleCall(options, request, params.id), {
       parse: "none",
       detail: streamCall,
     })
-    .get("/v1/proxy/:id/stream", ({ request, params }) => connect(options, request, params.id, "GET"), {
+    .get("/v1/proxy/:id/stream", ({ request, params }) => handleConnection(options, request, params.id, "GET"), {
       detail: listen,
     })
-    .delete("/v1/proxy/:id/stream", ({ request, params }) => connect(options, request, params.id, "DELETE"), {
+    .delete("/v1/proxy/:id/stream", ({ request, params }) => handleConnection(options, request, params.id, "DELETE"), {
       parse: "none",
       detail: endSession,
     });
 }
 
-async function call(options: StreamRoutesOptions, request: Request, agentId: string): Promise<Response> {
+async function handleCall(options: StreamRoutesOptions, request: Request, agentId: string): Promise<Response> {
   const scope = scopeOf(request);
   const incoming = uncheckedOf(request, scope, agentId);
   const { note, caller, holdOpen, intake } = scope;
@@ -85,7 +85,7 @@ async function call(options: StreamRoutesOptions, request: Request, agentId: str
   }
 }
 
-async function connect(
+async function handleConnection(
   options: StreamRoutesOptions,
   request: Request,
   agentId: string,
@@ -172,7 +172,7 @@ function checkOrigin({ publicUrl, allowedOrigins, port }: StreamRoutesOptions, o
   if (origin === null || allowedOrigins.includes(origin)) return;
   const own = publicUrl === null ? OWN_HOSTS.map((host) => `http://${host}:${port()}`) : [new URL(publicUrl).origin];
   if (own.some((each) => new URL(each).origin === origin)) return;
-  throw new Fault("denied", "Origin: not among TOLLGATE_ALLOWED_ORIGINS");
+  throw new Fault("denied", "Origin: not allowed; the operator can add it to TOLLGATE_ALLOWED_ORIGINS");
 }
 
 const OWN_HOSTS = ["localhost", "127.0.0.1", "[::1]"];

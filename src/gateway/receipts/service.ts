@@ -51,9 +51,9 @@ export function createReceipts(options: EmitterOptions) {
       if (isOwed) await makeDue(tenant);
       const jws = isId("inv", id) ? await findReceipt(store.read, tenant, id) : null;
       if (jws !== null) return jws;
-      if (!isOwed) throw new Fault("not_found", "no receipt of such an invocation");
+      if (!isOwed) throw new Fault("not_found", "no receipt for this invocation");
       const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS };
-      throw new Fault("unavailable", "the receipt has not been made yet", detail);
+      throw new Fault("unavailable", "the receipt is not made yet; retry", detail);
     },
     /** Oldest first. */
     async page({ tenant }: Caller, page: { readonly limit: number; readonly offset: number }) {
