@@ -244,11 +244,11 @@ async function admitStream(options: AdmitStreamOptions, call: StreamCall) {
   const checked = await gatherCall(options, call, STREAMED);
   const { agent, parsed, body, earlierId } = checked;
   if (earlierId !== null) return { opened: await resume(options, call, checked, earlierId, null), body };
-  const place = await options.limits.take(call.caller.tenant, agent.id, parsed.calls.length > 0, call.signal);
+  const permit = await options.limits.take(call.caller.tenant, agent.id, parsed.calls.length > 0, call.signal);
   try {
-    return { opened: await openNew(options, call, checked, place), body };
+    return { opened: await openNew(options, call, checked, permit), body };
   } catch (error) {
-    place.release();
+    permit.release();
     throw error;
   }
 }
@@ -257,7 +257,7 @@ async function openNew(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
-  place: StreamPermit,
+  permit: StreamPermit,
 ): Promise<OpenedCall> {
   const { payments, claims, pseudonym, replica: owner } = options;
   const { agent, parsed } = checked;
@@ -278,18 +278,18 @@ async function openNew(
   call.note("invocation_id", id);
   if (settlement_status === "pending") {
     const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
-    if (payment === null || !isNew) return resume(options, call, checked, stored.id, place);
+    if (payment === null || !isNew) return resume(options, call, checked, stored.id, permit);
     const paid = await withId(id, payments.settle(payment));
-    return claimPending(options, call, checked, { key, paid, place });
+    return claimPending(options, call, checked, { key, paid, permit });
   }
   let storedId = id;
   const opened = await attempt(claims, id, async (held) => {
     const stored = await record(options, checked, { accepted, claim: { owner, token: held.token } });
     storedId = stored.id;
-    const parts = { ...held, key, place, isResumable: false };
+    const parts = { ...held, key, place: permit, isResumable: false };
     return stored.isNew ? openedOf(parts, checked, accepted.call, {}) : null;
   });
-  return opened ?? resume(options, call, checked, storedId, place);
+  return opened ?? resume(options, call, checked, storedId, permit);
 }
 
 /** Runs `work` under a new claim, which ends if `work` returns null or fails. A claim stored all the same is released later. */
@@ -314,7 +314,7 @@ async function resume(
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
   id: string,
-  place: StreamPermit | null,
+  permit: StreamPermit | null,
 ): Promise<OpenedCall> {
   const { store, payments } = options;
   const key = { tenant: call.caller.tenant, id };
@@ -322,7 +322,7 @@ async function resume(
   const { mode } = await findInvocation(store.read, key.tenant, id);
   if (mode !== "streaming") throw otherPathFault(id);
   const paid = await withId(id, payments.recall(key.tenant, id));
-  return claimPending(options, call, checked, { key, paid, place });
+  return claimPending(options, call, checked, { key, paid, permit });
 }
 
 /**
@@ -333,10 +333,10 @@ async function claimPending(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
-  { key, paid, place }: { key: InvocationKey; paid: PaidHeaders; place: StreamPermit | null },
+  { key, paid, permit }: { key: InvocationKey; paid: PaidHeaders; permit: StreamPermit | null },
 ): Promise<OpenedCall> {
   const { store, payments, claims } = options;
-  const own = place ?? options.limits.forResumed(key.tenant, checked.agent.id);
+  const own = permit ?? options.limits.forResumed(key.tenant, checked.agent.id);
   const opened = await attempt(claims, key.id, async (held) => {
     const claimed = await claimAs(options, call, key, held.token);
     if (claimed === null) return null;
@@ -414,7 +414,7 @@ async function admitConnection(
   if (agent.protocol !== "mcp") throw methodNotAllowed(["POST"], " for the agent's protocol");
   const refusal = stateProblem(agent) ?? rateProblem(await options.rates.take(tenant, agent));
   if (refusal !== null) throw refusal;
-  const place = await options.limits.take(tenant, agent.id, false, request.signal);
+  const permit = await options.limits.take(tenant, agent.id, false, request.signal);
   return {
     tenant,
     agentId: agent.id,
@@ -429,7 +429,7 @@ async function admitConnection(
       resumes: method === "GET" && request.session !== null,
     }),
     request_id: request.requestId,
-    place,
+    place: permit,
     method,
   };
 }
