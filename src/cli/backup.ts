@@ -93,7 +93,7 @@ function restoredText(what: string): string {
   return (
     `${what} is taken for restored just now; a gateway's calls that had not begun have ended, and for 14 minutes it refuses ` +
     "payments that may be older\nwhat was changed after the copy is forgotten: revoke tokens and disable accounts again (see " +
-    "tollgate help operations)\n"
+    "tollgate help backups)\n"
   );
 }
 

@@ -64,7 +64,7 @@ function memoryText(): string {
 }
 
 function facilitatorChecks(config: FacilitatorConfig, opening: Opening): Check[] {
-  const nodes = lookAtNodes(config.rpcUrls, createOutbound({ rules: null, extraCa: null }));
+  const nodes = lookAtNodes(config.network, config.rpcUrls, createOutbound({ rules: null, extraCa: null }));
   const msMax = SECOND_CHECK_MS_MAX;
   return [
     ...databaseChecks(config, opening),

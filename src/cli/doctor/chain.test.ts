@@ -1,13 +1,15 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
+import { BASE } from "../../../test/support/network.ts";
 import { agreementFindings, chainTime, commonBlock, type NodeAnswer, type NodeLook, nodeFindings } from "./chain.ts";
 
 const node = (place: number, number: number, timestamp: number, more: Partial<NodeAnswer> = {}): NodeLook => ({
+  network: BASE,
   place,
   answer: { chainId: 8453n, newest: { number, timestamp }, hasToken: true, ms: 1, ...more },
   certificate: null,
 });
-const silent = (place: number): NodeLook => ({ place, answer: "no answer", certificate: null });
+const silent = (place: number): NodeLook => ({ network: BASE, place, answer: "no answer", certificate: null });
 const states = (nodes: readonly NodeLook[]) => nodeFindings(nodes).map(({ state }) => state);
 
 test("a node warns from 5 blocks or 60 s behind the best on, and never the best one", () => {

@@ -5,7 +5,7 @@
 
 import type { Tables } from "../../../db/schema.ts";
 import { isId } from "../../core/id.ts";
-import { createGathering } from "../../kernel/batch.ts";
+import { createBatcher } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { BURST_DEFAULT, MAX } from "../../kernel/limits.ts";
 import {
@@ -96,7 +96,7 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
   /** Agents being read. `forget` removes an agent that changes meanwhile, since the read may return its old state. */
   const reading = new Set<string>();
 
-  const reads = createGathering(async ({ tenant, id }: AgentKey) => {
+  const reads = createBatcher(async ({ tenant, id }: AgentKey) => {
     const hit = cached(tenant, id);
     if (hit !== undefined) return () => hit;
     const key = keyOf(tenant, id);
@@ -343,7 +343,7 @@ export function createSharedRateLimiter(
   /** No token comes before `until`; by `tokenAt` there is one. */
   const refusals = tenantCache<string, { readonly until: number; readonly tokenAt: number }>(MAX.rateRefusals);
 
-  const takes = createGathering(async (of: { readonly tenant: string; readonly agent: RateFields }, count) => {
+  const takes = createBatcher(async (of: { readonly tenant: string; readonly agent: RateFields }, count) => {
     const { tenant, agent } = of;
     const { id: agentId, rate_revision: revision, invocation_rate_limit: rate, invocation_burst: burst } = agent;
     const askedAt = now();

@@ -5,7 +5,7 @@ import { randomBytes } from "node:crypto";
 import { CryptoHasher } from "bun";
 import type { AuthType } from "../../../db/schema.ts";
 import { Fault } from "../../core/fault.ts";
-import { createGathering } from "../../kernel/batch.ts";
+import { createBatcher } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import type { Keyring } from "../../keys/keyring.ts";
@@ -159,7 +159,7 @@ function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.
     return outcome;
   }
 
-  const fetches = createGathering(async (secret: WantedSecret) => {
+  const fetches = createBatcher(async (secret: WantedSecret) => {
     const outcome = cached(secret.key) ?? (await fetchAndCache(secret));
     return () => outcome;
   });

@@ -9,7 +9,7 @@ import { and, eq, gt, gte, inArray, lte, notExists, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
 import { every } from "../../kernel/loop.ts";
-import { inOneStep } from "../../kernel/turns.ts";
+import { inTurn } from "../../kernel/turns.ts";
 import {
   type Command,
   GIVEN_KEY,
@@ -154,7 +154,7 @@ async function storedParts(
   const parts: Uint8Array[] = [];
   for (let bytes = 0; bytes < bytesMax; ) {
     const partKey = { ...key, kind, n: parts.length };
-    const [part] = await inOneStep(() => partByNumber(reader).execute(partKey), key.tenant);
+    const [part] = await inTurn(key.tenant, () => partByNumber(reader).execute(partKey));
     if (part === undefined) break;
     // Each part gets memory of its own, which can be transferred to another thread.
     const { buffer, byteOffset, byteLength } = part.bytes;

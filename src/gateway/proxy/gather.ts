@@ -287,16 +287,21 @@ async function checkedPayment({ options, call, kind, known }: Gathering): Promis
   const path = `/v1/proxy/${agent.id}${kind.suffix}`;
   const called = { tenant, caller: user, agent_id: agent.id, host: headers.get("host") ?? "", path, price, body };
   const priced: PricedCall = { ...called, payment: known.presentedPayment, note };
+  for (;;) {
+    const checked = await shownBy(kind, options.payments.check(priced));
+    if (checked.kind === "charge") return { charge: checked.charge, priced };
+    if (checked.kind === "free") return null;
+    known.earlierId = await unlessRefused(options, tenant, checked.invocation_id);
+    if (known.earlierId !== null) return undefined;
+  }
+}
+
+/** Waits for work on a payment and reports its refusal in the form of this kind of call. @throws Fault */
+export async function shownBy<T>({ refused }: Pick<CallKind<ParsedRequest>, "refused">, work: Promise<T>): Promise<T> {
   try {
-    for (;;) {
-      const checked = await options.payments.check(priced);
-      if (checked.kind === "charge") return { charge: checked.charge, priced };
-      if (checked.kind === "free") return null;
-      known.earlierId = await unlessRefused(options, tenant, checked.invocation_id);
-      if (known.earlierId !== null) return undefined;
-    }
+    return await work;
   } catch (error) {
-    throw error instanceof PaymentRefused ? kind.refused(error) : error;
+    throw error instanceof PaymentRefused ? refused(error) : error;
   }
 }
 

@@ -8,10 +8,10 @@ import { routes } from "../../http/elysia.ts";
 import { jsonText } from "../../http/responses.ts";
 import { type FastPath, type Scope, scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { bodyInSteps } from "../../kernel/turns.ts";
-import type { UnderWay } from "../../kernel/wait.ts";
-import { type CallBody, hashOf, wholeOf } from "../../wire/body.ts";
-import { parseRpcRequest } from "../../wire/jsonrpc.ts";
+import type { InFlight } from "../../kernel/wait.ts";
+import { type CallBody, hashOf, judged } from "../../wire/body.ts";
+import { RPC_REQUEST } from "../../wire/jsonrpc.ts";
+import type { Network } from "../../x402/network.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import type { CompletionWaiters } from "../invocations/history.ts";
 import { findInvocation } from "../invocations/history.ts";
@@ -19,7 +19,7 @@ import { pollAnswer } from "../invocations/routes.ts";
 import { type AcceptedCall, abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
 import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
 import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "../upstream/headers.ts";
-import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
+import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
 import { acceptedOf, type Draft, otherPathFault, type RecordOptions, record, type StoredCall } from "./record.ts";
@@ -33,9 +33,10 @@ export interface ReservedSlot {
 }
 
 export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "replica" | "meters"> {
+  readonly network: Network;
   readonly payments: Payments;
   readonly completionWaiters: CompletionWaiters;
-  readonly admitting: Pick<UnderWay, "enter">;
+  readonly admitting: Pick<InFlight, "enter">;
   /** A slot for a call that can start as soon as it is stored; null when the call has to wait in the queue. */
   reserve(accepted: AcceptedCall): ReservedSlot | null;
   /** Queues an accepted call that has no slot. Called once the call is durable. */
@@ -84,8 +85,7 @@ async function parse(
   body: CallBody,
   { headers, caller }: ProxyCall,
 ): Promise<ParsedRequest> {
-  const bytes = body instanceof Uint8Array ? body : await wholeOf(body, caller.tenant);
-  const request = await bodyInSteps(bytes, parseRpcRequest(bytes), caller.tenant);
+  const [request, bytes] = await judged(body, RPC_REQUEST, caller.tenant);
   if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
   const { method, tool, protocolVersion } = request;
   const version = mcpVersion(headers) ?? protocolVersion ?? mcp_protocol_version;
@@ -113,7 +113,8 @@ async function admitCall(options: ProxyRoutesOptions, request: Request, scope: S
     note("invocation_id", id);
     responseHeaders["x-service-invocation-id"] = id;
     responseHeaders["location"] = `/v1/proxy/${agentId}/invocations/${id}`;
-    if (stored.payment !== null) Object.assign(responseHeaders, await options.payments.settle(stored.payment));
+    if (stored.payment !== null)
+      Object.assign(responseHeaders, await shownBy(POLLED, options.payments.settle(stored.payment)));
     else if (!stored.isNew) Object.assign(responseHeaders, await recall(options, caller.tenant, id));
     if (stored.isNew) options.meters.accepted();
     if (checked.warning !== null) responseHeaders["x-service-policy-warning"] = checked.warning;
@@ -163,7 +164,7 @@ async function acceptNew(
 async function recall({ store, payments }: ProxyRoutesOptions, tenant: string, id: string): Promise<PaidHeaders> {
   const { mode } = await findInvocation(store.read, tenant, id);
   if (mode === "streaming") throw otherPathFault(id);
-  return payments.recall(tenant, id);
+  return shownBy(POLLED, payments.recall(tenant, id));
 }
 
 /** Serves POST /v1/proxy/:id past the router, unless its path is spelled in an unusual way. */
@@ -187,7 +188,7 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
   return routes()
     .post("/v1/proxy/:id", ({ request, params }) => admitCall(options, request, scopeOf(request), params.id), {
       parse: "none",
-      detail: proxyCall,
+      detail: proxyCall(options.network),
     })
     .get(
       "/v1/proxy/:id/invocations/:inv_id",

@@ -9,10 +9,9 @@ import { type Scope, scopeOf } from "../../http/server.ts";
 import { boundedCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { thisMoment } from "../../kernel/time.ts";
-import { bodyInSteps } from "../../kernel/turns.ts";
 import { untilStored } from "../../storage/failures.ts";
-import { type CallBody, hashOf, startOf, wholeOf } from "../../wire/body.ts";
-import { parseRpcMessages, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
+import { type CallBody, hashOf, judged, startOf } from "../../wire/body.ts";
+import { RPC_MESSAGES, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
@@ -21,7 +20,7 @@ import { leadsBack } from "../streaming/response.ts";
 import type { OpenedCall, OpenedConnection, StreamLimits, StreamPermit, Streams } from "../streaming/streams.ts";
 import { mcpVersion, passedToStream, passesEchoedHeaders } from "../upstream/headers.ts";
 import type { Claims } from "../upstream/ownership.ts";
-import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
+import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { loopProblem, noAgent, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
 import { acceptedOf, otherPathFault, type RecordOptions, record, recordedFault, withId } from "./record.ts";
@@ -279,14 +278,14 @@ async function openNew(
   if (settlement_status === "pending") {
     const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
     if (payment === null || !isNew) return resume(options, call, checked, stored.id, permit);
-    const paid = await withId(id, payments.settle(payment));
+    const paid = await withId(id, shownBy(STREAMED, payments.settle(payment)));
     return claimPending(options, call, checked, { key, paid, permit });
   }
   let storedId = id;
   const opened = await attempt(claims, id, async (held) => {
     const stored = await record(options, checked, { accepted, claim: { owner, token: held.token } });
     storedId = stored.id;
-    const parts = { ...held, key, place: permit, isResumable: false };
+    const parts = { ...held, key, slot: permit, isResumable: false };
     return stored.isNew ? openedOf(parts, checked, accepted.call, {}) : null;
   });
   return opened ?? resume(options, call, checked, storedId, permit);
@@ -321,7 +320,7 @@ async function resume(
   call.note("invocation_id", id);
   const { mode } = await findInvocation(store.read, key.tenant, id);
   if (mode !== "streaming") throw otherPathFault(id);
-  const paid = await withId(id, payments.recall(key.tenant, id));
+  const paid = await withId(id, shownBy(STREAMED, payments.recall(key.tenant, id)));
   return claimPending(options, call, checked, { key, paid, permit });
 }
 
@@ -341,8 +340,8 @@ async function claimPending(
     const claimed = await claimAs(options, call, key, held.token);
     if (claimed === null) return null;
     const isTold = Object.keys(paid).length > 0;
-    const responseHeaders = isTold ? paid : await payments.recall(key.tenant, key.id);
-    return openedOf({ ...held, key, place: own, isResumable: true }, checked, claimed.call, responseHeaders);
+    const responseHeaders = isTold ? paid : await shownBy(STREAMED, payments.recall(key.tenant, key.id));
+    return openedOf({ ...held, key, slot: own, isResumable: true }, checked, claimed.call, responseHeaders);
   }).catch((error) => {
     own.release();
     throw error;
@@ -387,7 +386,7 @@ function outcomeUnknown(id: string): Fault {
 }
 
 function openedOf(
-  held: Pick<OpenedCall, "key" | "token" | "claimedAt" | "place" | "isResumable">,
+  held: Pick<OpenedCall, "key" | "token" | "claimedAt" | "slot" | "isResumable">,
   { agent, parsed, warning }: CheckedCall<ParsedStreamRequest>,
   { url, protocol, credential_ref, headers, request_id, capture, receipt }: Call,
   paid: PaidHeaders,
@@ -429,7 +428,7 @@ async function admitConnection(
       resumes: method === "GET" && request.session !== null,
     }),
     request_id: request.requestId,
-    place: permit,
+    slot: permit,
     method,
   };
 }
@@ -446,15 +445,13 @@ const STREAMED: CallKind<ParsedStreamRequest> = {
   plain: { ...PLAIN, listsTools: false },
   parse,
   parseAny: async (body, { caller }) => {
-    const bytes = await wholeOf(body, caller.tenant);
-    const messages = await bodyInSteps(bytes, parseRpcMessages(bytes), caller.tenant);
+    const [messages] = await judged(body, RPC_MESSAGES, caller.tenant);
     return { ...PLAIN, listsTools: listsTools(messages) };
   },
 };
 
 async function parse(_: InvocableAgent, body: CallBody, { headers, caller }: ProxyCall): Promise<ParsedStreamRequest> {
-  const bytes = await wholeOf(body, caller.tenant);
-  const parsed = await bodyInSteps(bytes, parseRpcMessages(bytes), caller.tenant);
+  const [parsed, bytes] = await judged(body, RPC_MESSAGES, caller.tenant);
   if (!parsed.ok) throw new Fault("invalid_request", `body: ${parsed.problem}`);
   const { messages } = parsed;
   const calls = messages.filter(({ isCall }) => isCall);

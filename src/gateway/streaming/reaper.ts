@@ -1,5 +1,5 @@
 // Ends paid streaming calls that their caller never fetched: the outcome of the payment was unknown, the caller was told to
-// send it again, and meanwhile it was collected. The time is measured by this process alone: it starts again with each start
+// retry, and meanwhile it was collected. The time is measured by this process alone: it starts again with each start
 // and each try of the caller (which changes `updated_at`), and no clock can shorten it.
 
 import { and, asc, eq, sql } from "drizzle-orm";

@@ -9,7 +9,7 @@ import { ReadAhead } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createFairQueue, createFairShare, enter, type FairShareOptions } from "../../kernel/share.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment } from "../../kernel/time.ts";
-import { createUnderWay, endsWithin, untilFirst } from "../../kernel/wait.ts";
+import { createInFlight, endsWithin, untilFirst } from "../../kernel/wait.ts";
 import { within } from "../../storage/failures.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, freeBody } from "../../wire/body.ts";
@@ -39,12 +39,12 @@ export interface StreamPermit {
 /** A GET or DELETE of an mcp agent: part of the connection, and no invocation. */
 export interface OpenedConnection extends OpenedRequest {
   readonly method: "GET" | "DELETE";
-  readonly place: StreamPermit;
+  readonly slot: StreamPermit;
 }
 
 /** A running invocation, which its holder must end. Its body is apart, so that its memory is free when it has been sent. */
 export interface OpenedCall extends OpenedRequest {
-  readonly place: StreamPermit;
+  readonly slot: StreamPermit;
   readonly key: InvocationKey;
   readonly token: string;
   readonly claimedAt: Moment;
@@ -81,19 +81,19 @@ export function createStreams(options: StreamsDeps) {
   const calls = new Map<string, ExchangeTimeouts>();
   const connections = new Set<ExchangeTimeouts>();
   /** Calls that are being admitted, and calls whose end is not recorded yet. */
-  const underWay = createUnderWay();
+  const inFlight = createInFlight();
   const [stopping, givenUp] = [new AbortController(), new AbortController()];
 
   return {
     /** Aborted when nothing new is to be begun any more. */
     stopping: stopping.signal,
     /** Marks a call as being admitted, so that a drain waits for it. Returns a function that ends this. */
-    enter: underWay.enter,
+    enter: inFlight.enter,
     /** Makes an open call, and ends its record whatever happens. @throws Fault when the upstream gave nothing */
     async call(opened: OpenedCall, body: CallBody, end: CallerEnd): Promise<Response> {
       const { tenant, agentId, key, listsTools } = opened;
       const timeouts = timeoutsOf(options.upstreamTimeoutMs, false, end);
-      const leave = underWay.enter();
+      const leave = inFlight.enter();
       calls.set(key.id, timeouts);
       // A paid call is not stopped because others need its memory.
       if (!opened.isResumable) end.endBy(() => timeouts.stop("crowded"));
@@ -111,7 +111,7 @@ export function createStreams(options: StreamsDeps) {
         body,
         end,
         async conclude(ending, detail) {
-          opened.place.release();
+          opened.slot.release();
           const recorded = conclusionOf(deps, opened, { ...ending, detail }, givenUp.signal).finally(() => {
             calls.delete(key.id);
             leave();
@@ -144,7 +144,7 @@ export function createStreams(options: StreamsDeps) {
         end,
         async conclude() {
           connections.delete(timeouts);
-          opened.place.release();
+          opened.slot.release();
           end.over();
         },
       });
@@ -166,9 +166,9 @@ export function createStreams(options: StreamsDeps) {
     /** Lets the calls end for `ms`, then breaks off what still runs. */
     async drain(ms: number) {
       stopping.abort();
-      await endsWithin(ms, underWay.idle());
+      await endsWithin(ms, inFlight.idle());
       for (const timeouts of [...calls.values(), ...connections]) timeouts.stop("shutdown");
-      await endsWithin(5_000, underWay.idle());
+      await endsWithin(5_000, inFlight.idle());
       givenUp.abort();
     },
   };
@@ -281,7 +281,7 @@ async function conclusionOf(
 }
 
 // Concurrency limits. Places for calls are counted apart from the transactional path's, so that neither holds up the other.
-// Messages that are not calls have places of their own: a call that waits for one of them can't keep it out.
+// Messages that are not calls have slots of their own: a call that waits for one of them can't keep it out.
 
 export interface StreamLimitsOptions {
   /** Calls of one agent at once; a function where that changes. */
@@ -297,12 +297,12 @@ export function createStreamLimits({ agentConcurrency, stopping, waitMs = MAX.st
   const others = createPlaces({ size: MAX.mcpConnections, agentMax: MAX.agentMcpConnections }, waits);
   const beside = createFairShare({ size: MAX.resumedStreams });
   return {
-    /** Waits up to `waitMs` for a place. @throws Fault `unavailable` when there is none, or the caller has gone */
+    /** Waits up to `waitMs` for a slot. @throws Fault `unavailable` when there is none, or the caller has gone */
     take: (tenant: string, agentId: string, isCall: boolean, signal: AbortSignal) =>
       (isCall ? calls : others).take(tenant, agentId, signal),
     raised: (): Promise<void> => calls.raised(),
     /**
-     * A place for a call that was accepted before: beside the limit if all are taken, so it neither waits nor displaces another.
+     * A slot for a call that was accepted before: beside the limit if all are taken, so it neither waits nor displaces another.
      * @throws Fault `unavailable` when the tenant has very many of them
      */
     forResumed(tenant: string, agentId: string): StreamPermit {

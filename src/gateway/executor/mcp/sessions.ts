@@ -24,7 +24,7 @@ export const VERSION_HEADER = "mcp-protocol-version";
 
 /** Not 0, which some servers take for no id at all. */
 const INITIALIZE_ID = 1;
-/** The deadline of requests that no call waits for, the wait for a place included. */
+/** The deadline of requests that no call waits for, the wait for a slot included. */
 const SIDE_TIMEOUT_MS = 5000;
 
 /** Visible ASCII, as the protocol demands of session ids. */
@@ -252,7 +252,7 @@ function oldestFor(tenant: string, entries: ReadonlyMap<string, KeptSession>): K
  * DELETE.
  */
 export function createMcpWire({ outbound, settings, memory }: Upstreams) {
-  const places = createFairQueue(createFairShare({ size: MAX.mcpSideRequests }));
+  const slots = createFairQueue(createFairShare({ size: MAX.mcpSideRequests }));
 
   /** Runs a step that is no call's own. One URL counts as one agent. */
   async function within<T>(
@@ -269,12 +269,12 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams) {
     }
   }
 
-  /** Runs a step that no call waits for, or leaves it out where its tenant has no place for it in time. */
+  /** Runs a step that no call waits for, or leaves it out where its tenant has no slot for it in time. */
   async function aside(target: SessionTarget, step: (context: CallContext) => Promise<void>): Promise<void> {
     const signal = AbortSignal.timeout(SIDE_TIMEOUT_MS);
     const { tenant, url } = target;
-    await enter(places, { tenant, agent: url, amount: 1 }, signal);
-    await within(signal, target, step).finally(() => places.giveBack(tenant, url, 1));
+    await enter(slots, { tenant, agent: url, amount: 1 }, signal);
+    await within(signal, target, step).finally(() => slots.giveBack(tenant, url, 1));
   }
 
   return {
