@@ -1,6 +1,6 @@
-// The state of all keys in the database, and which gateways have them. Every write that makes a key reads the one row of the
-// state under its lock, so no key is wrapped with a master key that a rotation has left behind. A rotation begins only when
-// each gateway that runs has the new master key. A gateway that was killed counts until its lease has run out.
+// The keyring's state in the database, and which master keys each gateway has. Every write that creates a key reads the
+// state's one row under its lock, so that no key is wrapped with a master key that a rotation has replaced. A rotation begins
+// only when each running gateway has the new master key; a gateway that was killed counts until its lease expires.
 import { and, eq, gt, notInArray } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -10,28 +10,28 @@ import type { MasterKeys } from "./master-keys.ts";
 
 export type KeyringState = Reader["tables"]["keyring"]["$inferSelect"];
 
-const ONE = 1;
+const KEYRING_ROW = 1;
 
 export async function readState({ db, tables: { keyring } }: Reader): Promise<KeyringState> {
-  const [state] = await db.select().from(keyring).where(eq(keyring.one, ONE));
+  const [state] = await db.select().from(keyring).where(eq(keyring.one, KEYRING_ROW));
   if (state === undefined) throw new Error("the keyring has no state");
   return state;
 }
 
-/** Nobody else changes the state or makes a key until this write has ended. */
+/** Locks the state: nothing else changes it or creates a key until this write has ended. */
 export async function lockState(tx: Tx): Promise<KeyringState> {
   await tx.lock("keyring:");
   return readState(tx);
 }
 
-/** Every gateway reads the keys again within about a second. */
+/** Changes the state and raises its version, by which every gateway reads the keys again within about a second. */
 export async function changeState(
   { db, tables: { keyring } }: Tx,
   state: KeyringState,
   change: Partial<Pick<KeyringState, "master_key_id" | "next_master_key_id" | "is_rotating">>,
 ): Promise<KeyringState> {
   const changed = { ...change, version: state.version + 1 };
-  await db.update(keyring).set(changed).where(eq(keyring.one, ONE));
+  await db.update(keyring).set(changed).where(eq(keyring.one, KEYRING_ROW));
   return { ...state, ...changed };
 }
 
@@ -55,16 +55,16 @@ export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
   });
 }
 
-/** What a gateway tells others of its keys. @param seen_version that of the keyring which it goes by */
+/** What other gateways learn about this one's keys. @param seen_version the keyring version that it has read */
 export const keysHeld = (masterKeys: MasterKeys, seen_version: number): ProcessFacts => ({
   master_key_ids: masterKeys.ids().join(" "),
   seen_version,
 });
 
 /**
- * Enters this gateway as one that runs: after this no rotation begins to a key that it lacks.
+ * Enters this gateway as running: from then on no rotation begins to a master key that this gateway lacks.
  *
- * @throws StartupProblem when one has begun
+ * @throws StartupProblem when this gateway lacks the present master key
  */
 export async function enterHolder(store: Store, masterKeys: MasterKeys, membership: Membership): Promise<void> {
   await store.write(async (tx) => {
@@ -82,8 +82,8 @@ export function anotherMasterKey(): StartupProblem {
 }
 
 /**
- * The IDs of gateways that run without the master key, or have not read the keys since that version. A lease far in the
- * future counts too: the database's clock may have gone back.
+ * The IDs of running gateways that lack the master key, or have not read this version of the keyring. A lease far in the
+ * future counts as running too, since the database's clock may have gone back.
  */
 export async function lackingHolders({ db, tables, now }: Tx, id: string, version: number): Promise<string[]> {
   const { processes: t } = tables;
