@@ -270,8 +270,8 @@ function paymentTables(c: Columns) {
     }),
 
     /**
-     * The payments of calls. The key spans tenants, since an authorization can be used only once on chain, whoever presents
-     * it; every other query of payments names the tenant.
+     * The payments of calls. The key spans tenants, since an authorization can be used only once on
+     * chain, for one tenant among all; every other query of payments names the tenant.
      */
     payments: c.table("payments", {
       ...paymentKey(c),

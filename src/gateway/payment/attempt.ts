@@ -38,7 +38,7 @@ import {
   closeRefused,
   confirmPayment,
   isConfirming,
-  markSent,
+  markSending,
   type OpenPayment,
   postpone,
 } from "./store.ts";
@@ -81,10 +81,10 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const authorization = authorizationOf(open);
   const expected = expectedOf(network, authorization);
   const askedAt = time.earliest();
-  const mark = () => store.write((tx) => markSent(tx, open, clock.now()));
+  const mark = () => store.write((tx) => markSending(tx, open, clock.now()));
   const span = await beginAttemptSpan(options, open);
   const startedAt = performance.now();
-  const answer = await client.settle({ ...open, expected, span, markSent: mark }, stop);
+  const answer = await client.settle({ ...open, expected, span, markSending: mark }, stop);
   const onChain = needsLook(answer, open, askedAt) ? await options.look?.(authorization) : undefined;
   const outcome = outcomeBy(answer, onChain, open);
   meters.settlementTook(performance.now() - startedAt);
@@ -124,7 +124,7 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
   const settlement = JSON.parse((await invocationByKey(store.read, key))?.settlement ?? "{}") as { tx_hash?: Hex };
   const { tx_hash: before } = settlement;
   const authorization = authorizationOf(open);
-  const ask = { ...open, expected: expectedOf(network, authorization), span: null, markSent: async () => true };
+  const ask = { ...open, expected: expectedOf(network, authorization), span: null, markSending: async () => true };
   const outcome = look ? await look(authorization, before) : await client.settle(ask, stop);
   const now = clock.now();
   const finalAt = open.final_at ?? now;

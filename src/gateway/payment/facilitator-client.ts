@@ -30,7 +30,7 @@ export interface SettleAttempt
   /** Null where traces are off. */
   readonly span: Span | null;
   /** Called once connected, right before the payment is sent: records that durably. False when it must not be sent. */
-  markSent(): Promise<boolean>;
+  markSending(): Promise<boolean>;
 }
 
 export function createFacilitatorClient(options: FacilitatorClientOptions) {
@@ -49,7 +49,7 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
     const { tls, headers } = await credentialOf(attempt, url);
     signal.throwIfAborted();
     const leaving = async () => {
-      if (!(await attempt.markSent())) throw new Error("not to be sent any more");
+      if (!(await attempt.markSending())) throw new Error("not to be sent any more");
       signal.throwIfAborted();
       onSend();
     };

@@ -1,6 +1,6 @@
 // The payments of calls in the database: recorded with their invocation, leased for each attempt to settle them, and closed
 // in the write that records the outcome. Only the look-up by the payment's key spans tenants, since an authorization can be
-// used only once on chain, whoever presents it.
+// used only once on chain, for one tenant among all.
 import { and, asc, eq, exists, gt, isNotNull, isNull, lte, notExists, notInArray, type SQL, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
@@ -220,7 +220,7 @@ function isSamePayment(tables: Tables, open: OpenPayment) {
  * Records that the payment is sent from now on. False when it must not be: another replica has leased it, or its call has
  * ended before anything was sent.
  */
-export async function markSent(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
+export async function markSending(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
   const isWanted = open.sent_at === null ? exists(unended(tx)) : undefined;
   return updateUndecided(tx, and(isOwnAttempt(tx, open), isWanted), { sent_at: open.sent_at ?? now });
 }
