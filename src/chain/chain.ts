@@ -284,7 +284,7 @@ const isBelow =
   (answer: T | RpcError): boolean =>
     !(answer instanceof RpcError) && answer < least;
 
-/** A count within the bounds if any node reports one; else the lowest count of at least `least`. */
+/** A count within the bounds if any node reports one. If all are above `most`, the lowest one of at least `least`. */
 async function countWithin(rpc: Rpc, question: Question<number>, least: number, most: number): Promise<number> {
   const isOutside = (count: number | RpcError) => !(count instanceof RpcError) && (count < least || count > most);
   const first = await rpc.ask({ ...question, isDoubtful: isOutside });
