@@ -206,7 +206,7 @@ function subscriber(
       stop(id);
     },
     // Sooner than the next sweep would.
-    left: () => void scheduler.takeUpPending().catch((error) => log.warn("sweep_failed", { error })),
+    left: () => void scheduler.offerPending().catch((error) => log.warn("sweep_failed", { error })),
   };
 }
 

@@ -67,11 +67,11 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // From here on nothing can keep the gateway from starting, so calls may be made.
   // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
   gateway.workers.start();
-  await scheduler.takeUpPending();
+  await scheduler.offerPending();
   settler.start();
   streaming.start();
   receipts.start();
-  const sweeping = lease.startSweeping(() => scheduler.takeUpPending());
+  const sweeping = lease.startSweeping(() => scheduler.offerPending());
   const stops = [stopCleaning, stopRemoving, compareClaims(gateway.comparing), sweeping];
   const url = `http://${hostPart(options.host)}:${server.port}`;
   log.info("listening", { url, version: VERSION });
