@@ -1,6 +1,6 @@
-// JSON as it is accepted: strict UTF-8, bounded depth, no key twice, no number that would be altered. JSON.parse lets the
-// last of two equal keys win and rounds numbers that a double can't hold, so that something else than was sent would be
-// stored. It also can't be interrupted. So the value is built here, in steps.
+// The strict JSON parser for request bodies: valid UTF-8, bounded depth, no duplicate keys, no number that would be altered.
+// JSON.parse lets the last of two equal keys win and rounds numbers that a double can't hold, so that the gateway would store
+// something else than was sent. It can't be interrupted either, while this parser works in steps.
 
 import { Fault, shownField } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -47,7 +47,7 @@ const WORDS: readonly (readonly [string, unknown])[] = [
   ["null", null],
 ];
 
-/** What may come next. */
+/** The token that may come next. */
 type ExpectedNext = "value" | "item or end" | "key" | "key or end" | "colon" | "comma or end" | "nothing";
 
 interface JsonLevel {
@@ -57,7 +57,7 @@ interface JsonLevel {
   readonly keys: Set<string>;
   /** Inside a field whose keys the caller chooses: there the last of two equal keys wins. */
   readonly free: boolean;
-  /** The nearest key; for an array, that of the object around it. */
+  /** The key of the current member; in an array, that of the object around it. */
   key: string;
 }
 
@@ -76,7 +76,7 @@ class JsonReader {
     this.#freeField = freeField;
   }
 
-  /** Whether there is more. @throws Fault */
+  /** Reads for one step. @returns whether there is more @throws Fault */
   step(): boolean {
     const until = this.#at + 65_536;
     // One step takes a fraction of a millisecond.
@@ -86,7 +86,7 @@ class JsonReader {
     return true;
   }
 
-  /** False at the end. */
+  /** Reads one token. @returns false at the end */
   #token(): boolean {
     SPACE.lastIndex = this.#at;
     SPACE.test(this.#text);
@@ -140,7 +140,7 @@ class JsonReader {
     else this.#readNumber();
   }
 
-  /** A value that is whole. */
+  /** Puts a complete value into the object or array around it. */
   #put(value: unknown): void {
     const level = this.#level;
     if (level?.free && ++this.#freeValues > MAX.jsonFreeValues) {
@@ -214,7 +214,7 @@ class JsonReader {
     this.#put(value);
   }
 
-  /** The message does not repeat the number, which may have been meant as a secret. */
+  /** The error does not repeat the number, which may be a secret. */
   #readNumber(): void {
     NUMBER.lastIndex = this.#at;
     const literal = NUMBER.exec(this.#text)?.[0] ?? refuse(NOT_JSON);
@@ -227,7 +227,7 @@ class JsonReader {
   }
 }
 
-/** Whether the quote at `end` is part of its string: an odd number of backslashes is before it. */
+/** Whether the quote at `end` is escaped: an odd number of backslashes comes before it. */
 function isEscaped(text: string, end: number): boolean {
   let start = end;
   while (text[start - 1] === "\\") start--;

@@ -7,7 +7,7 @@ import { bodyInSteps } from "../../../kernel/turns.ts";
 import { wholeOf } from "../../../wire/body.ts";
 import { isEventStream } from "../../../wire/event-stream.ts";
 import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
-import { isMirror } from "../../../wire/mcp-headers.ts";
+import { isEchoedHeader } from "../../../wire/mcp-headers.ts";
 import { CallError } from "../../upstream/failure.ts";
 import { type CallContext, jobHeaders, send, type Upstreams } from "../call.ts";
 import { answered, type Job, keep, noteHead, type Outcome } from "../job.ts";
@@ -169,7 +169,7 @@ function headersOf(call: McpAttempt): Array<[string, string]> {
   const version = versionOf(call);
   // The server may have negotiated a version that lacks the headers which repeat parts of the body.
   const echoes = isSessionless(version);
-  const passed = job.call.headers.filter(([name]) => !REPLACED_HEADERS.has(name) && (echoes || !isMirror(name)));
+  const passed = job.call.headers.filter(([name]) => !REPLACED_HEADERS.has(name) && (echoes || !isEchoedHeader(name)));
   return [
     ...passed.map(([name, value]): [string, string] => [name, value]),
     ...MCP_HEADERS,
