@@ -146,7 +146,7 @@ describe("the demo", () => {
     expect(compiled.printed()).toContain("9.990000  →   9.965000 USDC");
     process.kill(compiled.chainPid(), "SIGKILL");
     expect((await compiled.ended()).code).toBe(1);
-    expect(compiled.printed()).toEndWith("The demo can't go on: the chain has ended by itself\n");
+    expect(compiled.printed()).toEndWith("The demo can't go on: anvil, which runs the chain, has exited\n");
     expect(await compiled.leftovers()).toEqual([]);
   });
 });

@@ -321,7 +321,7 @@ test.concurrent("a copy that is put in its place by hand is recognised, and one 
   writeFileSync(damaged, readFileSync(file).subarray(0, 40_000));
   expect(await gateway.run("restore", damaged)).toMatchObject({
     code: 2,
-    stderr: expect.stringContaining("does not hold"),
+    stderr: expect.stringContaining("can't be restored"),
   });
   copyFileSync(file, join(gateway.dataDir, "tollgate.db"));
   await gateway.restart();

@@ -84,14 +84,14 @@ for (const [name, makePlace] of Object.entries(places)) {
         );
         expect(await found()).toBeNull();
         expect((await run("remove-cert", "alice", "--cert", other)).out).toBe(
-          `removed from alice, certificate ${next}; it has none left, and settles nothing\n`,
+          `removed from alice, certificate ${next}; the account has no certificate left and can't settle payments\n`,
         );
         expect((await run("list")).out).toMatch(/^alice +yes +none +default +5000000$/m);
         expect((await run("add-cert", "alice", "--cert", cert)).code).toBe(0);
         expect(await found()).toMatchObject({ name: "alice" });
         expect((await run("remove", "alice")).out).toBe("removed alice\n");
         expect(await found()).toBeNull();
-        expect(await run("remove", "alice")).toEqual(refused('NAME must be an account\'s: there is no "alice"'));
+        expect(await run("remove", "alice")).toEqual(refused('NAME must be an account: there is no "alice"'));
         if ("dir" in place) expect(readdirSync(place.dir)).not.toContain("master.key");
       } finally {
         await store.close();
@@ -169,7 +169,7 @@ describe("a bad account command", () => {
     }
     const ca = file("ca.crt", pki.ca.cert);
     expect(await account(["add", "alice", "--cert", ca])).toEqual(
-      refused("--cert must be the certificate of a client, not one of a CA"),
+      refused("--cert must be a client's certificate, not a CA's"),
     );
   });
 
@@ -193,7 +193,7 @@ describe("a bad account command", () => {
     for (const words of [["disable"], ["add-cert", "--cert", other], ["remove-cert", "--cert", cert]]) {
       const [command = "", ...flags] = words;
       expect(await account([command, "alcie", ...flags])).toEqual(
-        refused('NAME must be an account\'s: there is no "alcie"; did you mean alice?'),
+        refused('NAME must be an account: there is no "alcie"; did you mean alice?'),
       );
     }
     expect(await account(["add-cert", "alice"])).toEqual(

@@ -1,5 +1,6 @@
-// The scenario of the demo: what the tenant registers, a paid call of an http agent from its challenge to its record, step by
-// step, and more briefly a priced tool of an mcp agent. All through HTTP, like a caller; only balances come from the chain.
+// The scenario of the demo: registers two agents, shows a paid call of the http agent step by step, from its challenge to its
+// record, and more briefly a priced tool of the mcp agent. Everything goes over HTTP, as for any caller; only balances and
+// block numbers are read from the chain.
 import type { Hex } from "viem";
 import { STATUS, SUCCESS } from "../../http/responses.ts";
 import { ASSET, NETWORK } from "../../x402/kind.ts";
@@ -16,7 +17,7 @@ import {
 } from "./client.ts";
 import { duration, type ListLine, terminal } from "./terminal.ts";
 
-/** In smallest units, of which a USDC has a million. */
+/** Prices in smallest units, of which a USDC has a million. */
 export const NOTARY_PRICE = 10_000n;
 export const FACTORIZE_PRICE = 25_000n;
 
@@ -51,7 +52,7 @@ export async function registerAgents(tenant: DemoTenant, upstreams: Agents, payT
   return { notary, calculator };
 }
 
-/** From then on payments are collected before the call is made. */
+/** Configures the facilitator; from then on payments are collected before the call is made. */
 export async function configureSettlement(tenant: DemoTenant, facilitatorUrl: string, bundle: string): Promise<void> {
   const credential = { name: "facilitator", auth_type: "none", source: "managed", plaintext: bundle };
   const id = await create(tenant, "/v1/credentials", credential);
