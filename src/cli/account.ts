@@ -30,7 +30,7 @@ export async function account(line: CommandLine): Promise<string> {
   const [name = ""] = line.words;
   // An account may be added before the first start.
   if (line.command !== "account add") requireDatabase(config, "facilitator");
-  return onAccounts(config, log, async (store) => {
+  return withAccounts(config, log, async (store) => {
     try {
       return await work(store);
     } catch (error) {
@@ -41,7 +41,7 @@ export async function account(line: CommandLine): Promise<string> {
 
 /** Does what `tollgate account add` does; for the demo. */
 export function addNewAccount(config: DataLocation, account: NewAccount, log: Log): Promise<string> {
-  return onAccounts(config, log, (store) => add(store, account));
+  return withAccounts(config, log, (store) => add(store, account));
 }
 
 /** The work of the command, which resolves with the text to print. */
@@ -96,7 +96,7 @@ function readClientCertificate({ flags, problems }: CommandLine): string {
 }
 
 /** @throws StartupProblem for faults that the operator can correct */
-async function onAccounts<T>(config: DataLocation, log: Log, work: (store: Store) => Promise<T>): Promise<T> {
+async function withAccounts<T>(config: DataLocation, log: Log, work: (store: Store) => Promise<T>): Promise<T> {
   openDataDir(config, log);
   // Standard error is for problems, so the events of opening the store are logged at `debug`.
   const opening = openStore({ ...config, log: { ...log, info: log.debug }, clock: systemClock });

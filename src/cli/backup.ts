@@ -31,19 +31,19 @@ export async function migrate(line: CommandLine): Promise<CommandOutcome> {
 }
 
 export async function backup(line: CommandLine): Promise<CommandOutcome> {
-  const [made] = line.words;
+  const [target] = line.words;
   // To check a copy, its file is given as the value of --verify, so that a misspelt name does not make a new backup.
-  const checked = line.flags.get("verify");
-  if (made !== undefined && checked) line.problems.push("--verify must come after FILE, or be given a FILE alone");
-  const named = made ?? checked ?? "";
+  const verify = line.flags.get("verify");
+  if (target !== undefined && verify) line.problems.push("--verify must come after FILE, or be given a FILE alone");
+  const named = target ?? verify ?? "";
   if (named === "") line.problems.push("FILE must be given");
   const { config, log } = begin(line, "backup");
   const file = resolve(named);
-  if (made !== undefined) copySqlite(join(config.dataDir, DATABASE_FILE), file, systemClock.now());
-  if (checked === undefined) return `wrote ${file}\n`;
+  if (target !== undefined) copySqlite(join(config.dataDir, DATABASE_FILE), file, systemClock.now());
+  if (verify === undefined) return `wrote ${file}\n`;
   const { problem, facts } = check(config, file, log);
   return problem === null
-    ? `${made === undefined ? `${file} is complete` : `wrote ${file} and verified it`}: ${facts}\n`
+    ? `${target === undefined ? `${file} is complete` : `wrote ${file} and verified it`}: ${facts}\n`
     : { holds: false, text: `${file} can't be restored: ${problem}\n` };
 }
 

@@ -76,7 +76,7 @@ export async function runPaidCall(scenario: Scenario): Promise<void> {
   terminal.line(`POST ${path}`);
   terminal.line(JSON.stringify(letter));
   const asked = await challengeFor(scenario, path, letter);
-  terminal.line(`402 Payment Required, ${shortly(asked)}`);
+  terminal.line(`402 Payment Required, ${elapsed(asked)}`);
   terminal.json(asked.body);
 
   terminal.chapter(2, "The payer signs that authorization (EIP-3009): no transaction, and no gas");
@@ -86,7 +86,7 @@ export async function runPaidCall(scenario: Scenario): Promise<void> {
   terminal.chapter(3, "The same call with the payment in X-PAYMENT");
   const before = await balances(scenario);
   const paid = await pay(scenario, path, letter, payment);
-  terminal.line(`202 Accepted, ${shortly(paid)}: collected before the answer`);
+  terminal.line(`202 Accepted, ${elapsed(paid)}: collected before the answer`);
   terminal.entries(await paidEntries(scenario, paid));
 
   terminal.chapter(4, "The money has moved");
@@ -102,7 +102,7 @@ export async function runPaidCall(scenario: Scenario): Promise<void> {
   terminal.chapter(6, "The same payment once more is the same call: it buys nothing twice");
   const again = await pay(scenario, path, letter, payment);
   if (again.body.invocation_id !== id) throw new DemoProblem("one payment made two calls");
-  terminal.line(`202 Accepted, ${shortly(again)}`);
+  terminal.line(`202 Accepted, ${elapsed(again)}`);
   terminal.entries([["invocation", `${id} (the same)`]]);
 
   terminal.chapter(7, "What the history keeps of it");
@@ -121,7 +121,7 @@ export async function runPricedTool(scenario: Scenario): Promise<void> {
   const sum = { a: 40, b: 2 };
   terminal.chapter(1, `tools/call add ${JSON.stringify(sum)}`);
   const free = await call<Accepted>(tenant, { method: "POST", path, body: toolCall("add", sum) }, SUCCESS.accepted);
-  terminal.line(`202 Accepted, ${shortly(free)}, without any payment`);
+  terminal.line(`202 Accepted, ${elapsed(free)}, without any payment`);
   await showToolResult(scenario, path, free.body);
 
   const product = { number: 600_851_475_143 };
@@ -130,11 +130,11 @@ export async function runPricedTool(scenario: Scenario): Promise<void> {
   const asked = await challengeFor(scenario, path, body);
   const price = BigInt(asked.body.accepts[0].maxAmountRequired);
   if (price !== FACTORIZE_PRICE) throw new DemoProblem("the tool is not asked for at its own price");
-  terminal.line(`402 Payment Required, ${shortly(asked)}: ${usdc(price)} USDC`);
+  terminal.line(`402 Payment Required, ${elapsed(asked)}: ${usdc(price)} USDC`);
 
   const before = await balances(scenario);
   const paid = await pay(scenario, path, body, await signPayment(payer, asked.body));
-  terminal.line(`202 Accepted, ${shortly(paid)}, with the payment`);
+  terminal.line(`202 Accepted, ${elapsed(paid)}, with the payment`);
   terminal.entries(await paidEntries(scenario, paid));
   showBalances(before, await balances(scenario));
   await showToolResult(scenario, path, paid.body);
@@ -232,6 +232,6 @@ function answerOf({ response_body_b64 }: PolledCall): unknown {
   return JSON.parse(Buffer.from(response_body_b64, "base64").toString());
 }
 
-function shortly({ ms }: { readonly ms: number }): string {
+function elapsed({ ms }: { readonly ms: number }): string {
   return `in ${duration(ms)}`;
 }

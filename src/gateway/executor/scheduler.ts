@@ -216,7 +216,7 @@ export class Scheduler {
     }
   }
 
-  async #run(agentId: string, item: ScheduledCall, made: () => void): Promise<void> {
+  async #run(agentId: string, item: ScheduledCall, freeSlot: () => void): Promise<void> {
     const { claims, log, pool, refusals } = this.#options;
     if (item.claimed === undefined && refusals.unnoted.has(item.id)) return;
     const running = item.claimed?.running ?? this.#begin(agentId, item);
@@ -232,7 +232,7 @@ export class Scheduler {
         const outcome = await this.#dispatch(running, pending);
         const own = { key, token, request_id: pending.call.request_id };
         const recorded = recordEnd(this.#options, own, outcome, () => this.#givenUp);
-        made();
+        freeSlot();
         await recorded;
       } else claims.over(token);
     } catch (error) {

@@ -82,16 +82,16 @@ const OF_ENCODED = new Set(["content-encoding", "content-md5", "content-digest",
  */
 export function answerHeaders(response: Answer, own: Readonly<Record<string, string>>, isGet: boolean): Headers {
   const named = (response.headers.get("connection") ?? "").split(",");
-  const left = new Set(named.map((name) => name.trim().toLowerCase()));
+  const ofConnection = new Set(named.map((name) => name.trim().toLowerCase()));
   const decoded = isEncoded(response.headers);
   const headers = new Headers();
   for (const [name, value] of response.headers) {
-    if (isDropped(name) || left.has(name)) continue;
+    if (isDropped(name) || ofConnection.has(name)) continue;
     if (decoded && OF_ENCODED.has(name)) continue;
     headers.append(name, value);
   }
   if (response.status === 402) headers.set("cache-control", "no-store");
-  else if (isGet) headers.set("cache-control", forOne(headers.get("cache-control")));
+  else if (isGet) headers.set("cache-control", asPrivate(headers.get("cache-control")));
   for (const [name, value] of Object.entries(own)) headers.set(name, value);
   return headers;
 }
@@ -101,7 +101,7 @@ const DIRECTIVE = /(?:"(?:[^"\\]|\\.?)*(?:"|$)|[^",])+/g;
 /** Directives that let a shared cache keep the response to a request with a token (RFC 9111, section 3.5). */
 const SHARED = /^\s*(public|s-maxage|private)\s*(=|$)/i;
 
-function forOne(cacheControl: string | null): string {
+function asPrivate(cacheControl: string | null): string {
   const directives = cacheControl?.match(DIRECTIVE) ?? [];
   const kept = directives.filter((directive) => !SHARED.test(directive)).map((directive) => directive.trim());
   return [...kept.filter((directive) => directive !== ""), "private"].join(", ");
@@ -117,12 +117,12 @@ const SOMEWHERE = "http://gateway.invalid";
  */
 export function leadsBack(location: string, hosts: readonly string[]): boolean {
   const url = URL.parse(location, `${SOMEWHERE}${API}proxy/agent/stream`);
-  if (url === null || !isPathOfApi(url.pathname)) return false;
+  if (url === null || !isApiPath(url.pathname)) return false;
   return url.origin === SOMEWHERE || hosts.some((host) => URL.parse(`${url.protocol}//${host}`)?.host === url.host);
 }
 
 /** Finds the API's path in percent-encoding too, since a proxy in front of the gateway may decode it. */
-function isPathOfApi(path: string): boolean {
+function isApiPath(path: string): boolean {
   try {
     return decodeURIComponent(path).includes(API);
   } catch {

@@ -1,6 +1,6 @@
 // The sessions that transactional calls open at MCP servers, up to protocol version 2025-11-25; later versions have none. A
 // session is opened once per key, however many calls wait for it. It is closed when it has been idle for long, when the server
-// refuses it, or when its tenant has too many, but never while a call uses it.
+// refuses it, or when its tenant has too many; but one in use only when the worker stops.
 
 import { VERSION } from "../../../core/startup.ts";
 import type { Answer } from "../../../http/client/exchange.ts";
@@ -254,7 +254,7 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams) {
   const slots = createFairQueue(createFairShare({ size: MAX.mcpSideRequests }));
 
   /** Runs a step with memory for its response. For the share of that memory each URL counts as an agent. */
-  async function within<T>(
+  async function withMemory<T>(
     signal: StopSignal,
     { tenant, url }: SessionTarget,
     step: (context: CallContext) => Promise<T>,
@@ -269,18 +269,18 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams) {
   }
 
   /** Runs a step that no call waits for. Rejects, without running it, if the tenant gets no slot for it in time. */
-  async function aside(target: SessionTarget, step: (context: CallContext) => Promise<void>): Promise<void> {
+  async function inBackground(target: SessionTarget, step: (context: CallContext) => Promise<void>): Promise<void> {
     const signal = AbortSignal.timeout(SIDE_TIMEOUT_MS);
     const { tenant, url } = target;
     await enter(slots, { tenant, agent: url, amount: 1 }, signal);
-    await within(signal, target, step).finally(() => slots.giveBack(tenant, url, 1));
+    await withMemory(signal, target, step).finally(() => slots.giveBack(tenant, url, 1));
   }
 
   return {
     open: (target: SessionTarget, signal: StopSignal) =>
-      within(signal, target, (context) => initialize(context, target)).catch(() => null),
+      withMemory(signal, target, (context) => initialize(context, target)).catch(() => null),
     close: (target: SessionTarget, session: Opened) =>
-      aside(target, (context) => sendAndDrain(context, target, session, null)).catch(() => {}),
+      inBackground(target, (context) => sendAndDrain(context, target, session, null)).catch(() => {}),
     /**
      * Tells the server that nobody waits for a request any more, since in MCP a closed connection does not mean that. Never
      * rejects.
@@ -290,7 +290,7 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams) {
     abandon: (target: SessionTarget, session: Opened, requestId: string) => {
       const params = { requestId: JSON.parse(requestId) as unknown };
       const message = { method: "notifications/cancelled", params };
-      return aside(target, (context) => sendAndDrain(context, target, session, message)).catch(() => {});
+      return inBackground(target, (context) => sendAndDrain(context, target, session, message)).catch(() => {});
     },
   };
 }
