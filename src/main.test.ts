@@ -99,7 +99,7 @@ test("a token is made before the first start, and the gateway's identity takes i
   const minted = await tollgate(["token", "--tenant", "acme", "--user", "alice", "--scope", "a b", "--ttl", "90s"]);
   // Else a token that was made in a mistyped directory is refused by a gateway elsewhere, and nobody knows why.
   expect(minted.err).toStartWith(
-    `tollgate token has made a new database, ${join(realpathSync(dir), "data/tollgate.db")}: `,
+    `tollgate token has created a new database, ${join(realpathSync(dir), "data/tollgate.db")}: `,
   );
   expect([minted.code, minted.err.split("\n").length]).toEqual([0, 2]);
   const token = minted.out.trim();

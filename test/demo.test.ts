@@ -158,7 +158,7 @@ test("without anvil the demo says how to install it, and starts nothing", async 
   expect(complaints).toMatch(
     /^tollgate demo can't be done:\n {2}- anvil must be installed \(npm install --no-save @foundry-rs\/anvil-.*\n/,
   );
-  expect(complaints).toMatch(/TOLLGATE_ANVIL, on the PATH or in node_modules/);
+  expect(complaints).toMatch(/TOLLGATE_ANVIL is not set, and it is neither on the PATH nor in node_modules/);
   expect(demo.printed()).toBe("");
   expect(await demo.leftovers()).toEqual([]);
 });

@@ -284,11 +284,11 @@ test.skipIf(!canMount)(
     const place = { TOLLGATE_DATA_DIR: join(home, "disk") };
     expect(await found(place, onSmallDisk("8m", "some"))).toEqual([
       0,
-      says("warn data directory: \\S+ has 8 MiB free; make room"),
+      says("warn data directory: \\S+ has 8 MiB free; free some space"),
     ]);
     expect(await found(place, onSmallDisk("1m", "none"))).toEqual([
       1,
-      says("fail data directory: \\S+ has 0 MiB free; make room"),
+      says("fail data directory: \\S+ has 0 MiB free; free some space"),
     ]);
     const { code, stderr } = await doctor(place, onSmallDisk("1m", "some", "ro"));
     expect([code, stderr]).toEqual([2, expect.stringContaining("TOLLGATE_DATA_DIR must be a directory that can be")]);

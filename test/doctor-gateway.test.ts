@@ -196,7 +196,7 @@ eachDatabase((database) => {
     const older = await everything();
     expect(await found(env, nextVersion())).toEqual([
       0,
-      says("warn database: it has schema version \\d+, and the next start of this program brings it to \\d+; take a"),
+      says("warn database: it has schema version \\d+, and the next start of this program migrates it to \\d+; take a"),
       says("warn facilitators: not checked without a schema that fits"),
     ]);
     expect(await everything()).toEqual(older);

@@ -187,7 +187,7 @@ describe("the command pki writes nothing over", () => {
 
   test("and none of several files when the last of them is there", () => {
     writeFileSync(join(home, "ca", "bob.pem"), "mine");
-    expect(pki("client", "--dir", "ca", "--name", "bob").err).toContain("ca/bob.pem is there already");
+    expect(pki("client", "--dir", "ca", "--name", "bob").err).toContain("ca/bob.pem exists already");
     expect(readdirSync(join(home, "ca")).filter((name) => name.includes("bob"))).toEqual(["bob.pem"]);
     expect(read("ca/bob.pem")).toBe("mine");
   });
@@ -228,7 +228,7 @@ describe("the command pki refuses with status 2", () => {
     writeFileSync(join(home, "mixed/ca.crt"), read("ca/server.crt"));
     expect(problem("server", "--dir", "mixed", "--host", "a")).toContain("the certificate is not a CA's");
     writeFileSync(join(home, "mixed/ca.key"), "nonsense");
-    expect(problem("client", "--dir", "mixed", "--name", "a")).toContain("they are not PEM");
+    expect(problem("client", "--dir", "mixed", "--name", "a")).toContain("they are not a certificate and its private key");
     expect(readdirSync(join(home, "mixed")).sort()).toEqual(["ca.crt", "ca.key"]);
   });
 

@@ -100,7 +100,7 @@ async function playOn(url: string, dir: string, opened: AsyncDisposableStack, lo
   });
   const certificates = await step("certificates", opened, async () => {
     const made = await makeCertificates(join(dir, "pki"));
-    return [made, "a private CA, the facilitator's certificate, and the gateway's as a bundle"];
+    return [made, "a private CA, and certificates for the facilitator and the gateway"];
   });
   const facilitator = await step("facilitator", opened, async () => {
     const started = await startDemoFacilitator(join(dir, "facilitator"), certificates, url, signer.key, log);
