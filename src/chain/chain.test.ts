@@ -31,7 +31,7 @@ describe("a simulation on the chain", () => {
     const client = createWalletClient({ account: sender, chain: base, transport: http(anvil.url) });
     const data = transferData(payment.authorization, payment.signature);
     const hash = await client.sendTransaction({ to: anvil.token, data, gas: simulation.gas });
-    const { gasUsed, status } = await anvil.client.waitForTransactionReceipt({ hash });
+    const { gasUsed, status } = await anvil.receiptOf(hash);
     expect(status).toBe("success");
     expect(simulation.gas - gasUsed).toBeGreaterThan(17_100n);
     expect(simulation.gas).toBeLessThan(200_000n);

@@ -31,7 +31,7 @@ async function moveAway(payer: ReturnType<typeof newPayer>, value: bigint): Prom
   const hash = await chain.client.sendRawTransaction({
     serializedTransaction: await payer.signTransaction(request as never),
   });
-  const receipt = await chain.client.waitForTransactionReceipt({ hash });
+  const receipt = await chain.receiptOf(hash);
   expect(receipt.status).toBe("success");
 }
 
