@@ -228,7 +228,9 @@ describe("the command pki refuses with status 2", () => {
     writeFileSync(join(home, "mixed/ca.crt"), read("ca/server.crt"));
     expect(problem("server", "--dir", "mixed", "--host", "a")).toContain("the certificate is not a CA's");
     writeFileSync(join(home, "mixed/ca.key"), "nonsense");
-    expect(problem("client", "--dir", "mixed", "--name", "a")).toContain("they are not a certificate and its private key");
+    expect(problem("client", "--dir", "mixed", "--name", "a")).toContain(
+      "they are not a certificate and its private key",
+    );
     expect(readdirSync(join(home, "mixed")).sort()).toEqual(["ca.crt", "ca.key"]);
   });
 
