@@ -244,11 +244,18 @@ function invocationTables(c: Columns) {
       is_done: c.flag().notNull(),
     }),
 
-    /** A replica that renews its lease is alive; the running calls of one that is not have ended. */
-    replicas: c.table("replicas", {
+    /** The gateways and facilitators that run. One that renews its lease is alive, and others take over from one that is not. */
+    processes: c.table("processes", {
       id: c.text().notNull(),
+      kind: c.text().$type<ProcessKind>().notNull(),
       /** By the database's own clock. */
       lease_until: c.whole().notNull(),
+      /** Of a gateway: those it has, with spaces between them, and the version of the keyring that it goes by. */
+      master_key_ids: c.text(),
+      seen_version: c.whole(),
+      /** Of a facilitator: those it can sign for, with spaces between them, and whether its nodes and its signer answer. */
+      wallets: c.text(),
+      is_able: c.flag(),
     }),
   };
 }
@@ -386,6 +393,8 @@ function receiptTables(c: Columns) {
   };
 }
 
+export type ProcessKind = "gateway" | "facilitator";
+
 export type KeyPurpose = "issuer" | "receipts";
 
 /** The keys, all of them wrapped, and what gateways must know of them: see src/keys. */
@@ -428,17 +437,6 @@ function keyTables(c: Columns) {
       revoked_at: c.whole().notNull(),
     }),
 
-    /** The gateways that run, as far as they are to open the keys. */
-    keyHolders: c.table("key_holders", {
-      replica: c.text().notNull(),
-      /** With spaces between them. */
-      master_key_ids: c.text().notNull(),
-      /** The version of the keyring that it goes by. */
-      seen_version: c.whole().notNull(),
-      /** By the database's own clock. */
-      lease_until: c.whole().notNull(),
-    }),
-
     /** Tokens of the local issuer that were made before a revocation are refused. */
     tokenRevocations: c.table("token_revocations", {
       tenant: c.text().notNull(),
@@ -463,7 +461,6 @@ function paymentKey(c: Columns) {
 function facilitatorTables(c: Columns) {
   return {
     ...accountTables(c),
-    ...leaseTables(c),
 
     /** How much of an account's daily ceiling is taken, by settled and open claims together. */
     facilitatorDays: c.table("facilitator_days", {
@@ -560,20 +557,6 @@ function facilitatorTables(c: Columns) {
       gas: c.text().notNull(),
       /** Wei that its failure there cost, once that is counted; else null. */
       gas_burned: c.text(),
-    }),
-  };
-}
-
-function leaseTables(c: Columns) {
-  return {
-    /** The facilitators that run on this database: see src/facilitator/wallet/leases.ts. */
-    facilitators: c.table("facilitators", {
-      id: c.text().notNull(),
-      /** The addresses that it can sign for, with spaces between. */
-      wallets: c.text().notNull(),
-      /** Whether its nodes and its signer answer. */
-      is_able: c.flag().notNull(),
-      lease_until: c.whole().notNull(),
     }),
 
     /** Which facilitator works for a wallet. */

@@ -56,7 +56,7 @@ with --all every token that there is by now, forged ones too: the issuer's key i
   "keys rotate": {
     forms: ["[--data-dir DIR]"],
     about: `renew every key beside the gateways that run: the master key, the key of each tenant, and the keys that sign tokens
-and receipts; a run that was cut short is taken up by the next (see tollgate help operations)`,
+and receipts; a run that was cut short is taken up by the next (see tollgate help rotation)`,
     run: async (line) => (await import("./cli/keys.ts")).rotateKeys(line),
   },
   "account add": account(
@@ -136,7 +136,7 @@ a line each says ok, warn or fail, and what to do; ends with 1 after a fail, and
       const log = openLog({ ...config.log, level: "warn", clock: systemClock });
       for (const warning of warnings) log.warn("configuration", { warning });
       const { runDemo } = await import("./cli/demo.ts");
-      await runDemo(config.anvil, log);
+      await runDemo(config.anvil, config.network, log);
       return undefined;
     },
   },

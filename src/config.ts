@@ -22,6 +22,7 @@ import { suggest } from "./core/text.ts";
 import { systemClock } from "./core/time.ts";
 import type { TracingOptions } from "./core/tracing.ts";
 import { type Environment, OWN_VARIABLES } from "./environment.ts";
+import { type Network, networkNamed } from "./x402/network.ts";
 
 export const processEnvironment: Environment = process.env;
 
@@ -150,8 +151,10 @@ function arrange(values: ConfigValues, terminal: boolean, environment: Environme
   const options = nested(values);
   const { masterKeys, log, identity, vault } = options;
   const [{ issuer, audience }, { address, token }] = [identity.oidc, vault];
+  const network = networkNamed("base");
   return {
     ...options,
+    network,
     port: options.port ?? GATEWAY_PORT,
     reusePort: options.reusePort === "1",
     dataDir: resolve(options.dataDir),
@@ -176,7 +179,7 @@ function arrange(values: ConfigValues, terminal: boolean, environment: Environme
         : { ...vault, address, token, tokenFile: renewedFile(environment["TOLLGATE_VAULT_TOKEN_FILE"]) },
     tracing: arrangeTracing(options),
     /** Null unless the mode is the facilitator's. */
-    facilitator: arrangeFacilitator(options, environment),
+    facilitator: arrangeFacilitator(options, network, environment),
   } as const;
 }
 
@@ -187,8 +190,9 @@ function arrangeTracing({ tracing, extraCa }: OptionTree): TracingOptions | null
 }
 
 /** Null when a required variable is not set: the rules have reported it, or the mode is another. */
-function arrangeFacilitator(options: OptionTree, environment: Environment) {
+function arrangeFacilitator(options: OptionTree, network: Network, environment: Environment) {
   const { host, port, databaseUrl, drainMs, rpcUrls, facilitator } = options;
+  const { limits } = facilitator;
   const { cert, key, clientCa } = facilitator.tls;
   const tlsPaths = {
     cert: resolve(environment["TOLLGATE_TLS_CERT_FILE"] ?? ""),
@@ -198,6 +202,7 @@ function arrangeFacilitator(options: OptionTree, environment: Environment) {
   const signers = arrangeSigners(facilitator.signers);
   if (cert === null || key === null || clientCa === null || rpcUrls === null || signers === null) return null;
   return {
+    network,
     host,
     port: port ?? FACILITATOR_PORT,
     openPort: facilitator.openPort,
@@ -209,7 +214,13 @@ function arrangeFacilitator(options: OptionTree, environment: Environment) {
     readTls: () => readTlsFiles(tlsPaths),
     rpcUrls,
     signers,
-    limits: { ...facilitator.limits, maxFeeGwei: Number(facilitator.limits.maxFeeGwei) / 1e9 },
+    limits: {
+      ...limits,
+      confirmations: limits.confirmations ?? network.confirmations,
+      gasLowWaterWei: limits.gasLowWaterWei ?? network.fees.lowWater,
+      dailyGasWei: limits.dailyGasWei ?? network.fees.dailyGas,
+      maxFee: limits.maxFee ?? network.fees.maxFee,
+    },
   } as const;
 }
 

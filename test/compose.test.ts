@@ -1,6 +1,6 @@
 // The compose.yaml of the manual: valid by the official schema, hardened, and in accordance with the image and with the
 // configuration. Its secrets and databases are made as the manual says.
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -12,8 +12,6 @@ import { loadConfig, VARIABLES } from "../src/config.ts";
 import { pages } from "./support/documentation.ts";
 import { readImage } from "./support/packaging/image.ts";
 import { startPostgres } from "./support/stores/postgres.ts";
-
-setDefaultTimeout(60_000);
 
 interface ComposeService {
   readonly image: string;

@@ -1,22 +1,20 @@
 // The demo, from a start on any machine to its end: what it says happened did happen on its chain and in its
 // gateway, what it prints works as it stands, and whichever way it ends, nothing of it is left.
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createPublicClient, http, type PublicClient, parseAbi } from "viem";
 import { base } from "viem/chains";
 import manifest from "../package.json" with { type: "json" };
-import { TOKEN } from "../src/x402/kind.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";
 import { type RunningDemo, runDemo } from "./support/gateway/demo.ts";
+import { BASE } from "./support/network.ts";
 
 const ROOT = join(import.meta.dir, "..");
 const COLUMNS_MAX = 100;
 const BALANCE = parseAbi(["function balanceOf(address account) view returns (uint256)"]);
 const AT_WORK = /Ctrl-C here stops everything/;
-setDefaultTimeout(40_000);
-
 const all = (text: string, pattern: RegExp) => [...text.matchAll(pattern)].map(([, found = ""]) => found);
 
 describe("the demo", () => {
@@ -44,7 +42,7 @@ describe("the demo", () => {
 
   const usdcOf = (address: string) =>
     chain.readContract({
-      address: TOKEN,
+      address: BASE.token.address,
       abi: BALANCE,
       functionName: "balanceOf",
       args: [address as `0x${string}`],
@@ -58,7 +56,7 @@ describe("the demo", () => {
     expect([transactions.length, blocks.length]).toEqual([2, 2]);
     for (const [index, hash] of transactions.entries()) {
       const receipt = await chain.getTransactionReceipt({ hash: hash as `0x${string}` });
-      expect(receipt).toMatchObject({ status: "success", to: TOKEN.toLowerCase() });
+      expect(receipt).toMatchObject({ status: "success", to: BASE.token.key });
       expect(receipt.blockNumber).toBe(BigInt(blocks[index] ?? ""));
     }
     const [payer = ""] = all(output, /payer +(0x\S+) +with 9\.965 USDC/g);

@@ -1,6 +1,6 @@
 // `tollgate doctor --mode facilitator`: all well on a real chain, and each thing that can be wrong of it provoked.
 import { Database as Sqlite } from "bun:sqlite";
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, expect, test } from "bun:test";
 import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
@@ -12,8 +12,6 @@ import { type DoctorRun, runDoctor, snapshot } from "./support/gateway/doctor.ts
 import { type Environment, runCommand, startService, temporaryRoot } from "./support/gateway/process.ts";
 import { steppedClock } from "./support/gateway/stepped-clock.ts";
 import { startPostgres } from "./support/stores/postgres.ts";
-
-setDefaultTimeout(60_000);
 
 const DAY_MS = 86_400_000;
 const KEY = generatePrivateKey();

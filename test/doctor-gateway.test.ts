@@ -1,6 +1,6 @@
 // `tollgate doctor --mode gateway`: all well beside a real gateway, on both databases, with a real issuer and a real
 // facilitator; each thing that can be wrong of it provoked; and nothing changed by any of it.
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { existsSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { createServer } from "node:https";
 import type { AddressInfo } from "node:net";
@@ -14,8 +14,6 @@ import { eachDatabase, executeIn, type Gateway, startGateway } from "./support/g
 import { type Environment, temporaryRoot } from "./support/gateway/process.ts";
 import { type OidcServer, startOidc } from "./support/http/oidc.ts";
 import { nextVersion } from "./support/stores/next-version.ts";
-
-setDefaultTimeout(90_000);
 
 const DAY_MS = 86_400_000;
 const SECRET = "hunter2-of-a-tenant";

@@ -1,13 +1,11 @@
 // The facilitator as its operator meets it: certificates by `tollgate pki`, the binary started with them, accounts
 // that come and go while it runs, and a proper end.
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, expect, test } from "bun:test";
 import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { startChain, type TestChain } from "./support/chain/chain.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";
-
-setDefaultTimeout(60_000);
 
 const SIGNER_KEY = "5d".repeat(32);
 let home: string;

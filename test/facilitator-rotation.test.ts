@@ -1,7 +1,7 @@
 // Certificates are renewed while both services run: those of the gateway by two commands, those of the facilitator by
 // writing its files anew. No call fails for it, and no payment is told otherwise than it is.
 
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, expect, test } from "bun:test";
 import { copyFileSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { connect } from "node:tls";
@@ -11,8 +11,6 @@ import { newPayer, signPayment } from "./support/chain/payments.ts";
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { openPaidAgent, type PaidUpstream, startPaidUpstream } from "./support/stores/paid-calls.ts";
 import { until } from "./support/until.ts";
-
-setDefaultTimeout(60_000);
 
 const VALUE = 10_000n;
 

@@ -1,5 +1,6 @@
 // The facilitator as it is composed, in this process, on a real chain: both ports, accounts that another store
 // changes meanwhile, the drain, and what a start refuses.
+
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -16,6 +17,7 @@ import { startChain, type TestChain } from "./support/chain/chain.ts";
 import { newPayer, type SignedPayment, signPayment } from "./support/chain/payments.ts";
 import { startRpcRelay } from "./support/chain/rpc-relay.ts";
 import { makePki, type Pki } from "./support/http/pki.ts";
+import { BASE } from "./support/network.ts";
 import { until } from "./support/until.ts";
 
 const PAYEE = "0x00000000000000000000000000000000000000aa";
@@ -46,6 +48,7 @@ function newDir(): string {
 
 function optionsFor(dataDir: string, changes: Partial<FacilitatorOptions> = {}): FacilitatorOptions {
   return {
+    network: BASE,
     host: "127.0.0.1",
     port: 0,
     openPort: 0,
@@ -65,7 +68,7 @@ function optionsFor(dataDir: string, changes: Partial<FacilitatorOptions> = {}):
       dailyGasWei: 10n ** 15n,
       gasLowWaterWei: 10n ** 15n,
       inclusionTimeoutMs: 15_000,
-      maxFeeGwei: 5,
+      maxFee: 5n * 10n ** 9n,
       batch: 0,
       confirmations: 1,
     },

@@ -43,8 +43,8 @@ describe("a figure of the house may only fall:", () => {
     ["product lines", [["src/core/a.ts", "export {};\n"]]],
     ["files in the kernel", [["src/kernel/a.ts", ""]]],
     [
-      "imports of steps and slices, where work on many bytes stays on the main loop",
-      [["src/core/a.ts", `import { inSteps } from "../kernel/turns.ts";\nawait inSteps(steps);\n`]],
+      "imports of turns and slices, where work on many bytes stays on the main loop",
+      [["src/core/a.ts", `import { inTurn } from "../kernel/turns.ts";\nawait inTurn(tenant, work);\n`]],
     ],
     [
       "mechanisms of the kernel with fewer than three users",
@@ -95,6 +95,15 @@ describe("a figure of the house may only fall:", () => {
       expect([name, found.length]).toEqual([name, 1]);
     }
   });
+});
+
+test("what users read holds none of the words that we don't use either", async () => {
+  const { find } = FIGURES.find(({ what }) => what === "words that we don't use")!;
+  const pages = ["README.md", ...new Glob("src/gateway/manual/*.md").scanSync({ cwd: ROOT })];
+  const texts = pages.map(async (page) => [page, await Bun.file(join(ROOT, page)).text()] as const);
+  expect(find(new Map(await Promise.all(texts)))).toEqual([]);
+  expect(pages.length).toBeGreaterThan(10);
+  expect(find(new Map([["page.md", "The answer broke off."]]))).toHaveLength(1);
 });
 
 test("each word of the glossary is one that the code uses", async () => {

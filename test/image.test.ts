@@ -1,7 +1,7 @@
 // The container image without an engine: what its Dockerfile says, and the binary in a bare, read-only root as it says, in
 // both modes, up to a proper end.
 
-import { describe, expect, setDefaultTimeout, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import { readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
 import manifest from "../package.json" with { type: "json" };
@@ -10,8 +10,6 @@ import { runCommand, type Service, startService } from "./support/gateway/proces
 import { startUpstream } from "./support/http/upstream.ts";
 import { bareRoot, execute, hasNamespaces, insidePid } from "./support/packaging/bare-root.ts";
 import { readImage } from "./support/packaging/image.ts";
-
-setDefaultTimeout(60_000);
 
 const ROOT = join(import.meta.dir, "..");
 const image = readImage();

@@ -1,10 +1,8 @@
 // What a tenant, or a stranger, can make a gateway log: a few short lines for each request.
-import { expect, setDefaultTimeout, test } from "bun:test";
+import { expect, test } from "bun:test";
 import { ask, idOf } from "./support/gateway/api.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";
 import { startGateway } from "./support/gateway/gateway.ts";
-
-setDefaultTimeout(60_000);
 
 const TIMES = 20;
 /** Of a call that is refused or fails: its request, what went wrong, its end. */

@@ -1,7 +1,7 @@
 // The metrics of a gateway, as Prometheus reads them from its own port: which there are, that each thing is counted once,
 // and that the port stands whatever comes to it.
 
-import { describe, expect, setDefaultTimeout, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import { connect } from "node:net";
 import { SQL } from "bun";
 import { MAX } from "../src/kernel/limits.ts";
@@ -14,8 +14,6 @@ import { startUpstream } from "./support/http/upstream.ts";
 import { newMasterKey } from "./support/keys.ts";
 import { METRICS, metricsUrl, type Scrape, scrape, scrapeUntil } from "./support/metrics.ts";
 import { startPostgres } from "./support/stores/postgres.ts";
-
-setDefaultTimeout(60_000);
 
 const TENANT = "acme-of-the-test";
 const env = { TOLLGATE_METRICS_PORT: "0" };
@@ -193,7 +191,7 @@ test.concurrent("of two replicas each counts what it ended, and the calls of one
   await first.kill9();
   // As its lease is a little later.
   await using sql = new SQL(replicas.databaseUrl, { max: 1 });
-  await sql`update replicas set lease_until = lease_until - 20000
+  await sql`update processes set lease_until = lease_until - 20000
     where id in (select owner from open_invocations where status = 'running')`;
   gate.resolve();
   const total = async (labels: Record<string, string>) =>

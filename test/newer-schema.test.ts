@@ -1,12 +1,10 @@
 // The step back: a gateway, and the commands beside it, on a database that a version of the future has brought up to date.
 // It has stated there which programs may still run on it.
-import { expect, setDefaultTimeout, test } from "bun:test";
+import { expect, test } from "bun:test";
 import { join } from "node:path";
 import { newestVersion } from "../src/storage/migrate.ts";
 import { agentWithSecret, ask, SECRET, secretUpstream } from "./support/gateway/api.ts";
 import { type Database, eachDatabase, executeIn, startGateway } from "./support/gateway/gateway.ts";
-
-setDefaultTimeout(90_000);
 
 const ALICE = { tenant: "acme", user: "alice" };
 const TOO_NEW = `has schema version 999, on which only programs that know version ${newestVersion() + 1} may run, and this`;

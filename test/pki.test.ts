@@ -1,12 +1,10 @@
 // `tollgate pki` as its users meet it: the compiled binary writes a CA, a server and clients, which openssl takes
 // for what they are, and with which two parties shake hands.
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { chmodSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { tollgateBinary } from "./support/gateway/binary.ts";
-
-setDefaultTimeout(60_000);
 
 let home: string;
 beforeAll(() => {

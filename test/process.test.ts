@@ -1,6 +1,6 @@
 // The life of the binary's process: it starts anywhere with nothing beside it, ends well when it is told to, and
 // comes back with what it held, killed or not.
-import { expect, setDefaultTimeout, test } from "bun:test";
+import { expect, test } from "bun:test";
 import { readdirSync, readFileSync, readlinkSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
 import { eachDatabase, executeIn, type Gateway, startGateway } from "./support/gateway/gateway.ts";
@@ -9,8 +9,6 @@ import { startUpstream } from "./support/http/upstream.ts";
 import { newMasterKey } from "./support/keys.ts";
 import { startPostgres } from "./support/stores/postgres.ts";
 import { until } from "./support/until.ts";
-
-setDefaultTimeout(60_000);
 
 const ALICE = { tenant: "acme", user: "alice" };
 
@@ -28,7 +26,7 @@ async function freshPostgres() {
   return { DATABASE_URL: await server.freshDatabase(), TOLLGATE_MASTER_KEY: newMasterKey() };
 }
 
-const isRefused = (error: unknown) => error instanceof Error && error.name !== "TimeoutError";
+const isRefused = (error: unknown) => error instanceof Error && "code" in error && error.code === "ECONNREFUSED";
 
 const modeOf = (path: string) => statSync(path).mode & 0o777;
 
@@ -124,14 +122,14 @@ test("the gateway leaves nothing in the working directory, and what it keeps is 
   for (const file of files) expect([file, modeOf(join(gateway.dataDir, file))]).toEqual([file, 0o600]);
 });
 
-test("the first start writes nothing but lines of JSON to a log that is no terminal", async () => {
+test.concurrent("the first start writes nothing but lines of JSON to a log that is no terminal", async () => {
   await using gateway = await startGateway();
   await gateway.stop();
   const lines = gateway.log().trimEnd().split("\n");
   expect(lines.map((line) => JSON.parse(line))).toContainEqual(expect.objectContaining({ event: "listening" }));
 });
 
-test("the log of SQLite is moved into the database file by a thread that the binary has with it", async () => {
+test.concurrent("the log of SQLite is moved into the database file by a thread that the binary has with it", async () => {
   await using gateway = await startGateway();
   const bytes = () => statSync(join(gateway.dataDir, "tollgate.db")).size;
   const before = bytes();
@@ -147,17 +145,14 @@ test("the log of SQLite is moved into the database file by a thread that the bin
   expect(gateway.log()).not.toContain("checkpoint_failed");
 });
 
-test("a process whose main loop stands still says so in one line and ends by a signal, so that it is started again", async () => {
+test.concurrent("a process whose main loop stands still says so in one line and ends by a signal, so that it is started again", async () => {
   await using gateway = await startGateway();
   // A pipe in the place of the key's file: to read it, which the gateway does for a key that it does not know, takes for ever.
   const file = join(gateway.dataDir, "master.key");
   unlinkSync(file);
   expect(Bun.spawnSync(["mkfifo", file]).success).toBe(true);
   await executeIn(gateway, {}, "update keyring set next_master_key_id = 'unknown'");
-  await until(
-    () => fetch(`${gateway.url}/healthz`, { signal: AbortSignal.timeout(500) }).then(() => false, isRefused),
-    30_000,
-  );
+  await until(() => fetch(`${gateway.url}/healthz`, { signal: AbortSignal.timeout(500) }).then(() => false, isRefused));
   const lines = gateway
     .log()
     .split("\n")
@@ -165,7 +160,7 @@ test("a process whose main loop stands still says so in one line and ends by a s
   expect(lines.map((line) => JSON.parse(line))).toMatchObject([{ level: "error", event: "main_loop_stuck" }]);
 });
 
-test("a port that another gateway listens on is refused", async () => {
+test.concurrent("a port that another gateway listens on is refused", async () => {
   await using gateway = await startGateway();
   const { port } = new URL(gateway.url);
   await using elsewhere = await startGateway();
@@ -175,7 +170,7 @@ test("a port that another gateway listens on is refused", async () => {
   expect(second.code).toBe(2);
 });
 
-test("a start without the database ends in a way that is started again, and one with a wrong configuration does not", async () => {
+test.concurrent("a start without the database ends in a way that is started again, and one with a wrong configuration does not", async () => {
   const there = await (await startPostgres()).freshDatabase();
   const { port, pathname } = new URL(there);
   await using client = new Bun.SQL(there, { max: 1 });
@@ -197,7 +192,7 @@ test("a start without the database ends in a way that is started again, and one 
   }
 });
 
-test("the gateway names its version and the commit it was built from", async () => {
+test.concurrent("the gateway names its version and the commit it was built from", async () => {
   await using gateway = await startGateway();
   const built = (await (await fetch(`${gateway.url}/version`)).json()) as {
     version: string;
@@ -209,7 +204,7 @@ test("the gateway names its version and the commit it was built from", async () 
   expect(built.commit ?? "0".repeat(12)).toMatch(/^[0-9a-f]{12}$/);
 });
 
-test("no token, secret or key reaches the log", async () => {
+test.concurrent("no token, secret or key reaches the log", async () => {
   await using gateway = await startGateway({ env: { TOLLGATE_LOG_LEVEL: "debug" } });
   const token = await gateway.token(ALICE);
   await agents(gateway);

@@ -1,7 +1,7 @@
 // What the README and the manual show runs: their commands in a shell as they stand, and their examples against the
 // gateway that the start command starts, which has the routes and the statuses that they describe.
 
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdirSync, mkdtempSync, renameSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -10,8 +10,6 @@ import { freePorts } from "./support/free-ports.ts";
 import { type Exchange, exchanges, parseReadme, runShell, type Shell, tableRows } from "./support/readme.ts";
 
 const START_MS_MAX = 30_000;
-setDefaultTimeout(60_000);
-
 describe("a reader of the documentation", () => {
   const home = mkdtempSync(join(tmpdir(), "tollgate-readme-"));
   const shells: Shell[] = [];

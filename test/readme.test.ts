@@ -1,5 +1,6 @@
 // The README and the manual cannot rot: what they list (variables, dependencies, folders, the files of recipes) is what
 // there is. Their commands and examples run in readme-runs.test.ts.
+
 import { describe, expect, test } from "bun:test";
 import { existsSync, readdirSync } from "node:fs";
 import { dirname, join } from "node:path";
@@ -8,6 +9,7 @@ import { COMMON, DEMO, FACILITATOR, GATEWAY } from "../src/config/variables.ts";
 import { VARIABLES } from "../src/config.ts";
 import { PAGES } from "../src/gateway/manual/pages.ts";
 import { files, MANUAL, manifest, manual, pages, ROOT, read, readme } from "./support/documentation.ts";
+import { BASE } from "./support/network.ts";
 import { tableRows } from "./support/readme.ts";
 
 const README_LINES_MAX = 400;
@@ -51,9 +53,15 @@ describe("the documentation", () => {
       );
     /** Defaults that depend on the machine, or have a unit of their own. */
     const inWords = ["TOLLGATE_WORKERS", "TOLLGATE_MAX_FEE_GWEI"];
+    const ofNetwork: Readonly<Record<string, unknown>> = {
+      TOLLGATE_GAS_LOW_WATER_WEI: BASE.fees.lowWater,
+      TOLLGATE_CONFIRMATIONS: BASE.confirmations,
+      TOLLGATE_DAILY_GAS_WEI: BASE.fees.dailyGas,
+    };
     test.each(tables)("for %s, as the program has them", (whose, variables) => {
       const rows = rowsOf(whose);
-      const shown = Object.entries(variables).map(([name, { flag, secret, fallback }], index) => {
+      const shown = Object.entries(variables).map(([name, { flag, secret, ...row }], index) => {
+        const fallback = row.fallback ?? ofNetwork[name] ?? null;
         const isInWords = fallback === null || Array.isArray(fallback) || inWords.includes(name);
         return [
           `\`${name}\`${secret === true ? " \\*" : ""}${flag === undefined ? "" : ` \`--${flag}\``}`,

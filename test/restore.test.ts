@@ -84,7 +84,7 @@ async function onPostgres(): Promise<Drill> {
       // By the copy the gateway runs; fifteen seconds later it would not.
       expect(await restored()).toMatchObject({ code: 2, stderr: expect.stringContaining("must be stopped") });
       await using client = new Bun.SQL(again, { max: 1 });
-      await client.unsafe("delete from replicas");
+      await client.unsafe("delete from processes");
       expect(await restored()).toMatchObject({
         code: 0,
         stdout: expect.stringContaining("marked as restored"),
@@ -264,7 +264,7 @@ test.concurrent("a gateway that was not stopped while its server was away is not
   await using client = new Bun.SQL(direct, { max: 1 });
   door.refuse();
   // As a copy of an hour ago has it.
-  await client.unsafe("update replicas set lease_until = lease_until - 3600000");
+  await client.unsafe("update processes set lease_until = lease_until - 3600000");
   const restoring = runCommand(["restore"], { cwd: dir, env: { ...env, DATABASE_URL: direct } });
   while ((await client.unsafe("select 1 from restoration")).length === 0) await Bun.sleep(20);
   door.restore();

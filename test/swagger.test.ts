@@ -1,6 +1,6 @@
 // Swagger UI as a developer uses it: a real browser opens the page that the compiled binary serves, authorizes,
 // and executes an operation; and the manual beside it. Nothing they do may reach for another machine.
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { Validator } from "@seriousme/openapi-schema-validator";
 import { type Browser, chromium, type Page } from "playwright-core";
 import { PAGES } from "../src/gateway/manual/pages.ts";
@@ -10,8 +10,6 @@ import { until } from "./support/until.ts";
 /** Another name that leads to the gateway: pages behave differently where the host is not local. */
 const OTHER_HOST = "tollgate.test";
 const UI_MS_MAX = 15_000;
-setDefaultTimeout(60_000);
-
 const executablePath = Bun.which("chromium");
 
 let gateway: Gateway;

@@ -1,12 +1,10 @@
 // Whatever the collector of traces does, calls go on, the log stays short, and the gateway ends in time.
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { ask, idOf } from "./support/gateway/api.ts";
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { SERVER } from "./support/http/certificates.ts";
 import { startCollector } from "./support/http/collector.ts";
 import { startUpstream, type Upstream } from "./support/http/upstream.ts";
-
-setDefaultTimeout(60_000);
 
 /** With two spans each, more than wait for a collector. */
 const CALLS = 2_500;

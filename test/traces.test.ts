@@ -1,14 +1,12 @@
 // Traces as an operator sees them: what a collector receives from both services as they are deployed, and what the
 // upstream is told. The collector decodes by OpenTelemetry's own definitions: see support/http/collector.ts.
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { agentWithSecret, ask, idOf, SECRET } from "./support/gateway/api.ts";
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { steppedClock } from "./support/gateway/stepped-clock.ts";
 import { type CollectedSpan, type Collector, startCollector } from "./support/http/collector.ts";
 import { startUpstream, type Upstream } from "./support/http/upstream.ts";
 import { startMcpServer } from "./support/mcp/mcp-servers.ts";
-
-setDefaultTimeout(60_000);
 
 const TRACE = "0af7651916cd43dd8448eb211c80319c";
 const PARENT = "b7ad6b7169203331";

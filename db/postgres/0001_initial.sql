@@ -39,14 +39,6 @@ create table keyring (
 
 insert into keyring (one, version, is_rotating, revoked_at) values (1, 1, false, 0);
 
--- Which master keys each gateway that runs has: see src/keys/state.ts.
-create table key_holders (
-  replica text collate "C" not null primary key,
-  master_key_ids text collate "C" not null,
-  seen_version bigint not null,
-  lease_until bigint not null
-);
-
 -- The tokens of a user that were made before this are refused; of all users of the tenant where the name is empty.
 create table token_revocations (
   tenant text collate "C" not null,
@@ -351,9 +343,15 @@ create table locks (
   taken bigint not null
 ) with (fillfactor = 50);
 
-create table replicas (
+-- The gateways and facilitators that run: see src/storage/leases.ts.
+create table processes (
   id text collate "C" not null primary key,
-  lease_until bigint not null
+  kind text collate "C" not null check (kind in ('gateway', 'facilitator')),
+  lease_until bigint not null,
+  master_key_ids text collate "C",
+  seen_version bigint,
+  wallets text collate "C",
+  is_able boolean
 );
 
 -- When work that one process does for all is due again.
@@ -643,13 +641,6 @@ create table facilitator_transaction_payments (
 create index facilitator_transaction_payments_payment on facilitator_transaction_payments (payer, nonce);
 
 -- Wallets are leased to one facilitator at a time: see src/facilitator/wallet/leases.ts.
-create table facilitators (
-  id text collate "C" not null primary key,
-  wallets text collate "C" not null,
-  is_able boolean not null,
-  lease_until bigint not null
-);
-
 create table facilitator_wallets (
   wallet text collate "C" not null primary key,
   holder text collate "C" not null,

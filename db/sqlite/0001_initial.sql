@@ -44,14 +44,6 @@ create table keyring (
 
 insert into keyring (one, version, is_rotating, revoked_at) values (1, 1, 0, 0);
 
--- Which master keys each gateway that runs has: see src/keys/state.ts.
-create table key_holders (
-  replica text not null primary key,
-  master_key_ids text not null,
-  seen_version integer not null,
-  lease_until integer not null
-) strict, without rowid;
-
 -- The tokens of a user that were made before this are refused; of all users of the tenant where the name is empty.
 create table token_revocations (
   tenant text not null,
@@ -332,9 +324,15 @@ create table refused_calls (
 
 -- What replicas share. Here there is one process, which asks nobody.
 
-create table replicas (
+-- The gateways and facilitators that run: see src/storage/leases.ts.
+create table processes (
   id text not null primary key,
-  lease_until integer not null
+  kind text not null check (kind in ('gateway', 'facilitator')),
+  lease_until integer not null,
+  master_key_ids text,
+  seen_version integer,
+  wallets text,
+  is_able integer check (is_able in (0, 1))
 ) strict, without rowid;
 
 -- When work that one process does for all is due again.
@@ -579,13 +577,6 @@ create table facilitator_transaction_payments (
 create index facilitator_transaction_payments_payment on facilitator_transaction_payments (payer, nonce);
 
 -- Wallets are leased to one facilitator at a time: see src/facilitator/wallet/leases.ts. On SQLite one process has them all.
-create table facilitators (
-  id text not null primary key,
-  wallets text not null,
-  is_able integer not null check (is_able in (0, 1)),
-  lease_until integer not null
-) strict, without rowid;
-
 create table facilitator_wallets (
   wallet text not null primary key,
   holder text not null,

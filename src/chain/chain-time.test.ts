@@ -3,6 +3,7 @@ import { startChain, type TestChain } from "../../test/support/chain/chain.ts";
 import { startRpcRelay } from "../../test/support/chain/rpc-relay.ts";
 import { account, ending, NOON, request, settling } from "../../test/support/chain/settling.ts";
 import { outbound } from "../../test/support/chain/wallet.ts";
+import { BASE } from "../../test/support/network.ts";
 import { type Place, places } from "../../test/support/stores/stores.ts";
 import { Fault } from "../core/fault.ts";
 import { silentLog } from "../core/log.ts";
@@ -81,7 +82,7 @@ describe("the time of a real chain", () => {
   afterAll(() => anvil.stop());
   const timeBy = (url: string, aheadMs: number) => {
     const clock = { now: () => Date.now() + aheadMs };
-    const chain = createChain({ urls: [url], outbound, log: silentLog, clock, timeoutMs: 2000 });
+    const chain = createChain({ network: BASE, urls: [url], outbound, log: silentLog, clock, timeoutMs: 2000 });
     return createChainTime({ chain, clock, log: silentLog });
   };
 
@@ -96,7 +97,7 @@ describe("the time of a real chain", () => {
 
   test("goes on from when the newest block was seen first, however often that is looked at", async () => {
     await anvil.mine();
-    const chain = createChain({ urls: [anvil.url], outbound, log: silentLog, timeoutMs: 2000 });
+    const chain = createChain({ network: BASE, urls: [anvil.url], outbound, log: silentLog, timeoutMs: 2000 });
     const first = await chain.sighting(0);
     await Bun.sleep(20);
     expect(await chain.sighting(0)).toEqual(first);

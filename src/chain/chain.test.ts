@@ -5,6 +5,7 @@ import { startChain, type TestChain } from "../../test/support/chain/chain.ts";
 import { newPayer } from "../../test/support/chain/payments.ts";
 import { startRpcRelay } from "../../test/support/chain/rpc-relay.ts";
 import { newPayment, outbound } from "../../test/support/chain/wallet.ts";
+import { BASE } from "../../test/support/network.ts";
 import { silentLog } from "../core/log.ts";
 import { createChain } from "./chain.ts";
 import { transferData } from "./token.ts";
@@ -12,7 +13,7 @@ import { transferData } from "./token.ts";
 /** It has nothing, which a simulation does not mind. */
 const WALLET = newPayer().address;
 let anvil: TestChain;
-const connect = (...urls: string[]) => createChain({ urls, outbound, log: silentLog, timeoutMs: 2000 });
+const connect = (...urls: string[]) => createChain({ network: BASE, urls, outbound, log: silentLog, timeoutMs: 2000 });
 const simulate = ({ authorization, signature }: Awaited<ReturnType<typeof newPayment>>) =>
   connect(anvil.url).simulate(authorization, signature, WALLET);
 

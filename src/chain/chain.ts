@@ -5,8 +5,9 @@ import { encodeFunctionData, toHex } from "viem";
 import { Fault } from "../core/fault.ts";
 import { type Clock, systemClock } from "../core/time.ts";
 import { authorizationDigest } from "../x402/eip3009.ts";
+import type { Network } from "../x402/network.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
-import { type Fees, quoteFees, USUAL_TIP } from "./fees.ts";
+import { type Fees, quoteFees, type Tip } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";
 import * as wire from "./json-rpc.ts";
 import { RpcError } from "./json-rpc.ts";
@@ -43,6 +44,7 @@ type AuthorizationId = Pick<Authorization, "from" | "nonce">;
 
 /** One node, asked alone: what it tells of an authorization. */
 export interface NodeView {
+  readonly network: Network;
   /** Its own newest block. */
   readonly head: wire.Block;
   /** Whether the authorization had been used or cancelled by the end of that block; null when the node does not tell. */
@@ -65,15 +67,17 @@ interface SimulatedTransfer {
 
 /** Everything here throws Fault `unavailable` when no node gives an answer that can be used. */
 export function createChain({ clock = systemClock, ...options }: RpcOptions & { readonly clock?: Clock }) {
+  const { network } = options;
   const rpc = createRpc(options);
   const newestBlock = createNewestBlock(rpc, clock);
   const { newest: sighting, isFresh, isSure } = newestBlock;
   const newest = async (ageMs?: number) => (await sighting(ageMs)).block;
   const ask = <T>(method: string, params: readonly unknown[], read: (result: unknown) => T) =>
     rpc.ask({ method, params, read, isDoubtful: (answer) => answer === null });
-  const tip = createTip(() => ask("eth_maxPriorityFeePerGas", [], wire.quantity));
+  const tip = createTip(network, () => ask("eth_maxPriorityFeePerGas", [], wire.quantity));
 
   return {
+    network,
     /** @throws StartupProblem when an endpoint is of another chain */
     check: rpc.check,
     /** The newest block, never one before what was seen; it may be as old as `ageMs`. */
@@ -122,7 +126,7 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
     /** @param shows what it should show: one that does not is believed only when no node shows more */
     receipt: (hash: Hex, shows?: (receipt: wire.Receipt) => boolean) => receipt(rpc, hash, shows),
     /** Whether the authorization had been used or cancelled by the end of this block. */
-    isUsed: (authorization: AuthorizationId, at: BlockId) => rpc.ask({ ...stateQuestion(authorization), at }),
+    isUsed: (authorization: AuthorizationId, at: BlockId) => rpc.ask({ ...stateQuestion(network, authorization), at }),
     /** What each node tells of the authorization. Those that do not give their newest block are left out. */
     views: (authorization: AuthorizationId) => viewsOf(rpc, authorization),
     /** The transaction that used or cancelled the authorization, if it is found in these blocks. */
@@ -133,24 +137,26 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
 }
 
 /** What nodes suggest as maxPriorityFeePerGas; the last suggestion, where none tells. */
-function createTip(ask: () => Promise<bigint>): () => Promise<bigint> {
-  let known = { value: USUAL_TIP, at: Number.NEGATIVE_INFINITY };
+function createTip(network: Network, ask: () => Promise<bigint>): () => Promise<Tip> {
+  const { leastTip: least, mostTip: most } = network.fees;
+  let known = { suggested: least, at: Number.NEGATIVE_INFINITY };
   return async () => {
-    if (performance.now() - known.at < 5000) return known.value;
-    const value = await ask().catch(() => known.value);
-    known = { value, at: performance.now() };
-    return value;
+    const { suggested, at } = known;
+    if (performance.now() - at >= 5000)
+      known = { suggested: await ask().catch(() => suggested), at: performance.now() };
+    return { suggested: known.suggested, least, most };
   };
 }
 
-function stateQuestion({ from, nonce }: AuthorizationId) {
+function stateQuestion({ token: { key } }: Network, { from, nonce }: AuthorizationId) {
   const data = encodeFunctionData({ abi: token.ABI, functionName: "authorizationState", args: [from, nonce] });
-  return { method: "eth_call", params: [{ to: token.TOKEN_ADDRESS, data }], read: wire.truth };
+  return { method: "eth_call", params: [{ to: key, data }], read: wire.truth };
 }
 
 async function viewsOf(rpc: Rpc, authorization: AuthorizationId): Promise<readonly NodeView[]> {
-  const question = stateQuestion(authorization);
+  const question = stateQuestion(rpc.network, authorization);
   return (await rpc.heads()).map(({ endpoint, block: head }) => ({
+    network: rpc.network,
     head,
     isUsed: endpoint.ask({ ...question, at: head }).catch(() => null),
     test: endpoint.test,
@@ -181,7 +187,7 @@ async function receipt(rpc: NodeDoor, hash: Hex, shows: (receipt: wire.Receipt) 
 function createSimulate(
   rpc: Rpc,
   newestBlock: ReturnType<typeof createNewestBlock>,
-  tip: () => Promise<bigint>,
+  tip: () => Promise<Tip>,
 ): (authorization: Authorization, signature: Hex, from: Hex) => Promise<Simulation> {
   async function estimate(transfer: SimulatedTransfer, at: string): Promise<Simulation> {
     // Twice the base fee of a block that is ten seconds old is still enough.
@@ -198,7 +204,7 @@ function createSimulate(
   async function estimateGas(transfer: SimulatedTransfer, at: string): Promise<Simulation | null> {
     const { authorization, signature, ...rest } = transfer;
     const data = token.transferData(authorization, signature);
-    const call = { to: token.TOKEN_ADDRESS, data, gas: wire.hex(token.GAS_MAX), ...rest };
+    const call = { to: rpc.network.token.key, data, gas: wire.hex(token.GAS_MAX), ...rest };
     const isAnswer = (error: RpcError) => token.isAboutPrice(error, token.GAS_MAX) || token.isRefusal(error);
     try {
       // A node that is behind may not know of the money yet.
@@ -265,7 +271,7 @@ function unlessRefused<T>(calling: Promise<T>, otherwise: T): Promise<T> {
 }
 
 async function isSignedByContract(rpc: Rpc, authorization: Authorization, signature: Hex): Promise<boolean> {
-  const digest = toHex(authorizationDigest(authorization));
+  const digest = toHex(authorizationDigest(rpc.network.token.domain, authorization));
   const data = encodeFunctionData({ abi: token.ABI, functionName: "isValidSignature", args: [digest, signature] });
   const call = { to: authorization.from, data, gas: wire.hex(token.GAS_MAX) };
   const isDoubtful = (answer: Hex | RpcError) => answer instanceof RpcError || !token.saysValid(answer);
@@ -290,7 +296,7 @@ async function countWithin(rpc: Rpc, question: Question<number>, least: number, 
 
 /** At a known block, since payments after it are counted apart. */
 async function balanceAt(rpc: Rpc, payer: Hex, { number, hash, parentHash }: wire.Block, least: bigint) {
-  const call = { to: token.TOKEN_ADDRESS, data: token.balanceData(payer) };
+  const call = { to: rpc.network.token.key, data: token.balanceData(payer) };
   const question = { method: "eth_call", params: [call], read: wire.word, isDoubtful: isBelow(least) };
   try {
     return { amount: await rpc.ask({ ...question, at: { number, hash } }), block: number, hash };

@@ -1,5 +1,6 @@
 // Which transaction has used or cancelled an authorization, by the token's events.
 import { type Clock, DAY_MS, HOUR_MS } from "../core/time.ts";
+import type { Network } from "../x402/network.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import type { Chain } from "./chain.ts";
 import * as wire from "./json-rpc.ts";
@@ -11,8 +12,6 @@ const LARGE = { step: 1_000, parallel: 1, most: 10_000 };
 /** As the strictest nodes take them. No payment is good for so long as 1000 blocks take. */
 const SMALL = { step: 10, parallel: 5, most: 1_000 };
 
-/** Of Base, about. */
-export const BLOCK_SECONDS = 2;
 /** Blocks after the one at which the authorization should have ended. */
 const BLOCKS_LATER = 500;
 /** Blocks of one search. */
@@ -36,9 +35,9 @@ export async function findUse(rpc: NodeDoor, authorization: Authorization, fromB
 }
 
 /** The use up to this block: looked for where it must be, if blocks come as they usually do, and then among the newest. */
-export async function useBy(chain: Pick<Chain, "findUse">, authorization: Authorization, head: wire.Block) {
+export async function useBy(chain: Pick<Chain, "findUse" | "network">, authorization: Authorization, head: wire.Block) {
   const seconds = Math.max(head.timestamp - Number(authorization.validBefore), 0);
-  const likely = head.number - Math.floor(seconds / BLOCK_SECONDS) + BLOCKS_LATER;
+  const likely = head.number - Math.floor(seconds / chain.network.blockSeconds) + BLOCKS_LATER;
   for (const to of likely > 0 && likely < head.number ? [likely, head.number] : [head.number]) {
     const use = await chain.findUse(authorization, Math.max(to - BLOCKS_BACK, 0), to);
     if (use !== null) return use;
@@ -64,11 +63,11 @@ async function searchUse(
 async function useWithin(rpc: NodeDoor, authorization: Authorization, from: number, to: number): Promise<Use | null> {
   const ended = [token.AUTHORIZATION_USED, token.AUTHORIZATION_CANCELED];
   const topics = [ended, ...token.authorizationTopics(authorization)];
-  const filter = { address: token.TOKEN_ADDRESS, topics, fromBlock: wire.hex(from), toBlock: wire.hex(to) };
+  const filter = { address: rpc.network.token.key, topics, fromBlock: wire.hex(from), toBlock: wire.hex(to) };
   const isDoubtful = (answer: unknown) => Array.isArray(answer) && answer.length === 0;
   const logs = await rpc.ask({ method: "eth_getLogs", params: [filter], read: wire.logEntries, isDoubtful });
   // The node may not have filtered.
-  const log = logs.find((each) => token.isEndOf(authorization, each));
+  const log = logs.find((each) => token.isEndOf(rpc.network, authorization, each));
   if (log === undefined) return null;
   return { hash: log.transactionHash, cancelled: log.topics[0] === token.AUTHORIZATION_CANCELED };
 }
@@ -80,7 +79,7 @@ interface OwnTransferOptions {
   /** Milliseconds; null for a database that never was restored. */
   readonly restoredAt: number | null;
   readonly clock: Clock;
-  readonly chain: Pick<Chain, "newest" | "isUsed" | "findUse" | "receipt">;
+  readonly chain: Pick<Chain, "network" | "newest" | "isUsed" | "findUse" | "receipt">;
   /** In lower case. */
   readonly ownWallets: () => Promise<ReadonlySet<Hex>>;
 }
@@ -113,11 +112,11 @@ export function createOwnTransfers({ restoredAt, clock, chain, ownWallets }: Own
     if (use.cancelled) return null;
     const receipt = await chain.receipt(use.hash);
     if (receipt === null) return "unknown";
-    return isOwnTransfer(receipt, authorization, await ownWallets()) ? receipt : null;
+    return isOwnTransfer(chain.network, receipt, await ownWallets(), authorization) ? receipt : null;
   };
 }
 
 /** Whether the transaction is of one of the wallets, and has moved the money. */
-export function isOwnTransfer(receipt: wire.Receipt, authorization: Authorization, wallets: ReadonlySet<Hex>): boolean {
-  return receipt.from !== null && wallets.has(receipt.from) && token.isPaidBy(authorization, receipt);
+export function isOwnTransfer(network: Network, receipt: wire.Receipt, wallets: ReadonlySet<Hex>, by: Authorization) {
+  return receipt.from !== null && wallets.has(receipt.from) && token.isPaidBy(network, by, receipt);
 }

@@ -1,5 +1,6 @@
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
 import { outbound } from "../../test/support/chain/wallet.ts";
+import { BASE } from "../../test/support/network.ts";
 import type { Log, LogFields } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { quantity, RpcError } from "./json-rpc.ts";
@@ -39,6 +40,7 @@ interface Server {
 
 const connectFor = (timeoutMs: number, servers: readonly Server[]) =>
   createRpc({
+    network: BASE,
     urls: servers.map(({ url }) => url),
     outbound,
     log,

@@ -7,14 +7,15 @@ import { StartupProblem } from "../core/startup.ts";
 import { inSpan, type Tracer } from "../core/tracing.ts";
 import type { Outbound } from "../http/client/outbound.ts";
 import { createSlots } from "../kernel/share.ts";
-import { CHAIN_ID } from "../x402/kind.ts";
+import type { Network } from "../x402/network.ts";
 import { type Block, block, exchange, hex, NoAnswer, quantity, RpcError } from "./json-rpc.ts";
 
 export type Rpc = ReturnType<typeof createRpc>;
 /** All nodes behind one door, or one of them. */
-export type NodeDoor = Pick<Rpc, "ask">;
+export type NodeDoor = Pick<Rpc, "ask" | "network">;
 
 export interface RpcOptions {
+  readonly network: Network;
   /** Tried in order. */
   readonly urls: readonly string[];
   /** Without the rule about addresses, since the operator chose the nodes. */
@@ -47,6 +48,7 @@ export interface Head {
 }
 
 export function createRpc(options: RpcOptions) {
+  const { network } = options;
   const endpoints = options.urls.map((url, index) => createEndpoint(url, index, options));
 
   let isContradicted = false;
@@ -60,6 +62,7 @@ export function createRpc(options: RpcOptions) {
   }
 
   return {
+    network,
     /**
      * @throws RpcError when that is the answer; StaleNode when the endpoints that answer are all behind; Fault
      * `unavailable` when none gives a usable answer
@@ -117,7 +120,7 @@ export function createRpc(options: RpcOptions) {
       const wrongChain = endpoints.find((each) => each.state() === "wrongChain");
       if (wrongChain === undefined) return;
       throw new StartupProblem(
-        `TOLLGATE_RPC_URLS: endpoint ${wrongChain.index} (counted from 0) is not of chain ${CHAIN_ID} (Base)`,
+        `TOLLGATE_RPC_URLS: endpoint ${wrongChain.index} (counted from 0) is not of chain ${network.chainId} (${network.title})`,
       );
     },
   };
@@ -199,7 +202,7 @@ type Endpoint = ReturnType<typeof createEndpoint>;
  * place in the list, never by its URL.
  */
 function createEndpoint(url: string, index: number, options: RpcOptions) {
-  const { outbound, log, onError, timeoutMs = 3000, tracer = null } = options;
+  const { network, outbound, log, onError, timeoutMs = 3000, tracer = null } = options;
   const server = { outbound, url, timeoutMs, answerBytesMax: 4 * 1024 * 1024 };
   const inSlot = createSlots(QUESTIONS_PARALLEL);
   let state: EndpointState = "untested";
@@ -260,7 +263,7 @@ function createEndpoint(url: string, index: number, options: RpcOptions) {
   async function runTest(): Promise<boolean> {
     try {
       const chainId = await request({ method: "eth_chainId", params: [], read: quantity });
-      if (chainId === BigInt(CHAIN_ID)) {
+      if (chainId === BigInt(network.chainId)) {
         if (fits !== null) await requestAt(ANY_STATE, fitting(fits, await request(NEWEST)));
         fits = null;
         if (state === "down") log.info("rpc_endpoint_recovered", { endpoint: index });
@@ -276,6 +279,7 @@ function createEndpoint(url: string, index: number, options: RpcOptions) {
   }
 
   return {
+    network,
     index,
     state: (): EndpointState => state,
     /** Down for long enough to be tested again, or not tested yet. */

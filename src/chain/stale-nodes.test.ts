@@ -1,9 +1,11 @@
 // Nodes that answer, and know less than others or another chain: stand-ins that freeze or rewrite what a real node says.
+
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, spyOn, test } from "bun:test";
 import { startChain, type TestChain } from "../../test/support/chain/chain.ts";
 import { newPayer, signPayment } from "../../test/support/chain/payments.ts";
 import { type RpcRelay, startRpcRelay } from "../../test/support/chain/rpc-relay.ts";
 import { newPayment, outbound } from "../../test/support/chain/wallet.ts";
+import { BASE } from "../../test/support/network.ts";
 import { until } from "../../test/support/until.ts";
 import type { LogFields } from "../core/log.ts";
 import { type Chain, createChain } from "./chain.ts";
@@ -21,7 +23,7 @@ function connect(...urls: string[]) {
   const log = { debug() {}, info: write, warn: write, error: write };
   let aheadMs = 0;
   const clock = { now: () => Date.now() + aheadMs };
-  const chain = createChain({ urls, outbound, log, clock, timeoutMs: 2000 });
+  const chain = createChain({ network: BASE, urls, outbound, log, clock, timeoutMs: 2000 });
   return {
     chain,
     lines,

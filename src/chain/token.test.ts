@@ -2,6 +2,7 @@ import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { decodeFunctionData, encodeAbiParameters, encodeEventTopics, parseAbi } from "viem";
 import { newPayer, signPayment } from "../../test/support/chain/payments.ts";
+import { BASE } from "../../test/support/network.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import { type LogEntry, type Receipt, RpcError } from "./json-rpc.ts";
 import * as token from "./token.ts";
@@ -58,7 +59,7 @@ describe("the call of the transfer", () => {
 
 describe("a receipt", () => {
   const log = (topics: readonly unknown[], data: Hex = "0x"): LogEntry => ({
-    address: token.TOKEN_ADDRESS,
+    address: BASE.token.key,
     topics: topics.map((topic) => lower(String(topic))),
     data,
     transactionHash: hash,
@@ -85,10 +86,10 @@ describe("a receipt", () => {
 
   test("proves a payment by both events, anywhere among others", async () => {
     const { authorization, receipt, used, moved } = await paid();
-    expect(token.isPaidBy(authorization, receipt)).toBe(true);
-    expect(token.isPaidBy(authorization, { ...receipt, logs: [moved, used, moved, used] })).toBe(true);
+    expect(token.isPaidBy(BASE, authorization, receipt)).toBe(true);
+    expect(token.isPaidBy(BASE, authorization, { ...receipt, logs: [moved, used, moved, used] })).toBe(true);
     const other = { ...used, topics: [hash] };
-    expect(token.isPaidBy(authorization, { ...receipt, logs: [used, other, other, moved] })).toBe(true);
+    expect(token.isPaidBy(BASE, authorization, { ...receipt, logs: [used, other, other, moved] })).toBe(true);
   });
 
   test("proves no more of several authorizations of one payer than there are transfers after them", async () => {
@@ -105,9 +106,11 @@ describe("a receipt", () => {
         // An authorization is used once at most.
         const once = picks.filter((pick, index) => pick > 2 || picks.indexOf(pick) === index);
         const logs = once.flatMap((pick) => entries[pick] ?? []);
-        const proven = nonces.filter((nonce) => token.isPaidBy({ ...authorization, nonce }, { ...receipt, logs }));
+        const proven = nonces.filter((nonce) =>
+          token.isPaidBy(BASE, { ...authorization, nonce }, { ...receipt, logs }),
+        );
         for (const nonce of proven) {
-          const at = logs.findIndex((log) => log.address === token.TOKEN_ADDRESS && log.topics[2] === nonce);
+          const at = logs.findIndex((log) => log.address === BASE.token.key && log.topics[2] === nonce);
           expect(at).toBeGreaterThanOrEqual(0);
           expect(logs.indexOf(moved, at)).toBeGreaterThan(at);
         }
@@ -115,7 +118,7 @@ describe("a receipt", () => {
         // One whose transfer comes right after it is proven, whatever else there is.
         for (const [index, log] of logs.entries()) {
           const nonce = log.topics[2];
-          const isUse = nonces.some((each) => each === nonce) && log.address === token.TOKEN_ADDRESS;
+          const isUse = nonces.some((each) => each === nonce) && log.address === BASE.token.key;
           if (isUse && nonce !== undefined && logs[index + 1] === moved) expect(proven).toContain(nonce);
         }
       }),
@@ -139,8 +142,8 @@ describe("a receipt", () => {
         [used, other(moved, { topics: moved.topics.with(place, stranger) })],
       ]),
     ];
-    for (const logs of wrong) expect(token.isPaidBy(authorization, { ...receipt, logs })).toBe(false);
-    expect(token.isPaidBy(authorization, { ...receipt, succeeded: false })).toBe(false);
+    for (const logs of wrong) expect(token.isPaidBy(BASE, authorization, { ...receipt, logs })).toBe(false);
+    expect(token.isPaidBy(BASE, authorization, { ...receipt, succeeded: false })).toBe(false);
   });
 });
 

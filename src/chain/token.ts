@@ -11,8 +11,8 @@ import {
   slice,
   toEventSelector,
 } from "viem";
-import { TOKEN } from "../x402/kind.ts";
-import { type Authorization, type Hex, lowerHex } from "../x402/types.ts";
+import type { Network } from "../x402/network.ts";
+import type { Authorization, Hex } from "../x402/types.ts";
 import type { LogEntry, Receipt, RpcError } from "./json-rpc.ts";
 
 /**
@@ -34,7 +34,6 @@ export const ABI = parseAbi([
 export const FEE_ORACLE: Hex = "0x420000000000000000000000000000000000000f";
 const VALID = "0x1626ba7e";
 
-export const TOKEN_ADDRESS: Hex = lowerHex(TOKEN);
 /** Less than any transfer costs: what every transaction does, the signature, and that the nonce is kept. */
 export const GAS_MIN = 50_000n;
 /** More than any transfer costs; what a contract wallet's signature check may burn is bounded by it. */
@@ -71,18 +70,18 @@ export function authorizationTopics({ from, nonce }: Authorization): [authorizer
   return [pad(from), nonce];
 }
 
-function isEvent(log: LogEntry, topics: readonly Hex[]): boolean {
+function isEvent({ token }: Network, log: LogEntry, topics: readonly Hex[]): boolean {
   return (
-    log.address === TOKEN_ADDRESS &&
+    log.address === token.key &&
     log.topics.length === topics.length &&
     topics.every((topic, index) => log.topics[index] === topic)
   );
 }
 
 /** Whether the event says that the authorization was used or cancelled. */
-export function isEndOf(authorization: Authorization, log: LogEntry): boolean {
+export function isEndOf(network: Network, authorization: Authorization, log: LogEntry): boolean {
   const topics = authorizationTopics(authorization);
-  return [AUTHORIZATION_USED, AUTHORIZATION_CANCELED].some((first) => isEvent(log, [first, ...topics]));
+  return [AUTHORIZATION_USED, AUTHORIZATION_CANCELED].some((first) => isEvent(network, log, [first, ...topics]));
 }
 
 /**
@@ -90,15 +89,16 @@ export function isEndOf(authorization: Authorization, log: LogEntry): boolean {
  * there, the transfer after the use. Others may lie between, even other uses of the same payer: each transfer proves the
  * last use before it that none has proven yet, and no second one.
  */
-export function isPaidBy({ from, to, value, nonce }: Authorization, receipt: Receipt): boolean {
+export function isPaidBy(network: Network, authorization: Authorization, receipt: Receipt): boolean {
+  const { from, to, value, nonce } = authorization;
   if (!receipt.succeeded) return false;
   const moved = [TRANSFER, pad(from), pad(to)];
   const amount = numberToHex(value, { size: 32 });
   const unproven: Hex[] = [];
   for (const log of receipt.logs) {
     const [, , used] = log.topics;
-    if (used !== undefined && isEvent(log, [AUTHORIZATION_USED, pad(from), used])) unproven.push(used);
-    else if (isEvent(log, moved) && log.data === amount && unproven.pop() === nonce) return true;
+    if (used !== undefined && isEvent(network, log, [AUTHORIZATION_USED, pad(from), used])) unproven.push(used);
+    else if (isEvent(network, log, moved) && log.data === amount && unproven.pop() === nonce) return true;
   }
   return false;
 }

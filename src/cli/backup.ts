@@ -93,7 +93,7 @@ function restoredText(what: string): string {
   return (
     `${what} is marked as restored; a gateway's calls that had not begun have ended, and for 14 minutes it refuses payments ` +
     "that may be older\nchanges made after the copy are lost: revoke tokens and disable accounts again (see tollgate help " +
-    "operations)\n"
+    "backups)\n"
   );
 }
 

@@ -6,8 +6,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { StartupProblem } from "../core/startup.ts";
 import type { RunningFacilitator } from "../facilitator/start.ts";
-import { CHAIN_ID } from "../x402/kind.ts";
-import { BLOCK_SECONDS, findAnvil, furnishChain, startAnvil, usdc } from "./demo/chain.ts";
+import type { Network } from "../x402/network.ts";
+import { findAnvil, furnishChain, startAnvil, usdc } from "./demo/chain.ts";
 import { DemoProblem, newAccount } from "./demo/client.ts";
 import payCommand from "./demo/pay.txt" with { type: "text" };
 import {
@@ -33,13 +33,15 @@ import { quoted } from "./program.ts";
 
 const PAYER_UNITS = 10_000_000n;
 
+type DemoRun = Readonly<{ network: Network; opened: AsyncDisposableStack; log: OpenLog }>;
+
 /**
  * Runs the demo until a signal comes or something fails; then everything is stopped and the process exits.
  *
  * @param named the path or name of anvil that the operator has configured; null to search for it
  * @throws StartupProblem when there is no anvil
  */
-export async function runDemo(named: string | null, log: OpenLog): Promise<void> {
+export async function runDemo(named: string | null, network: Network, log: OpenLog): Promise<void> {
   const anvil = findAnvil(named, process.cwd());
   const opened = new AsyncDisposableStack();
   logStrayErrors(log);
@@ -52,7 +54,7 @@ export async function runDemo(named: string | null, log: OpenLog): Promise<void>
   // Ends the demo when its output is closed, as by `tollgate demo | head`.
   process.stdout.on("error", () => process.kill(process.pid, "SIGTERM"));
   try {
-    await play(anvil, opened, log);
+    await play(anvil, { network, opened, log });
   } catch (error) {
     // Errors while the demo is stopping are no failure; the handler of the signal ends the process.
     if (opened.disposed) return;
@@ -70,17 +72,18 @@ function isExpected(error: unknown): error is Error {
 }
 
 /** @throws DemoProblem when the chain ends; the error of the step that fails */
-async function play(anvil: ReturnType<typeof findAnvil>, opened: AsyncDisposableStack, log: OpenLog): Promise<never> {
+async function play(anvil: ReturnType<typeof findAnvil>, demo: DemoRun): Promise<never> {
+  const { network, opened } = demo;
   terminal.section("tollgate demo: a paid call, from the challenge to the money");
   const dir = temporaryDirectory(opened);
   const chain = await step("chain", opened, async () => {
-    const started = await startAnvil(anvil.path, dir, opened);
-    return [started, `${started.url}, anvil ${anvil.found}, a block every ${BLOCK_SECONDS} s`];
+    const started = await startAnvil(anvil.path, network, dir, opened);
+    return [started, `${started.url}, anvil ${anvil.found}, a block every ${network.blockSeconds} s`];
   });
   const ended = chain.ended.then(() => {
     throw new DemoProblem("anvil, which runs the chain, has exited");
   });
-  return Promise.race([ended, playOn(chain.url, dir, opened, log).then(() => ended)]);
+  return Promise.race([ended, playOn(chain.url, dir, demo).then(() => ended)]);
 }
 
 /** Makes a directory that is removed after everything is stopped, and at the latest when the process exits. */
@@ -92,11 +95,11 @@ function temporaryDirectory(opened: AsyncDisposableStack): string {
   return dir;
 }
 
-async function playOn(url: string, dir: string, opened: AsyncDisposableStack, log: OpenLog): Promise<void> {
+async function playOn(url: string, dir: string, { network, opened, log }: DemoRun): Promise<void> {
   const [payer, payee, signer] = [newAccount(), newAccount(), newAccount()];
   const chain = await step("token", opened, async () => {
-    const furnished = await furnishChain(url, signer.address, payer.address, PAYER_UNITS);
-    return [furnished, `Circle's USDC at its Base address; ${usdc(PAYER_UNITS)} USDC for the payer`];
+    const furnished = await furnishChain(network, url, signer.address, payer.address, PAYER_UNITS);
+    return [furnished, `Circle's USDC at its ${network.title} address; ${usdc(PAYER_UNITS)} USDC for the payer`];
   });
   const certificates = await step("certificates", opened, async () => {
     const made = await makeCertificates(join(dir, "pki"));
@@ -120,7 +123,8 @@ async function playOn(url: string, dir: string, opened: AsyncDisposableStack, lo
   });
   const scenario = await step("catalogue", opened, async () => {
     const tenant = { url: gateway.url, token: await gateway.mintToken() };
-    const agents = await registerAgents(tenant, upstreams, payee.address);
+    const priced = { asset: network.token.symbol, network: network.name, pay_to: payee.address };
+    const agents = await registerAgents(tenant, upstreams, priced);
     await configureSettlement(tenant, facilitator.url, certificates.bundle);
     return [{ tenant, agents, payer, payee: payee.address, chain }, "agents, prices, facilitator: set through the API"];
   });
@@ -160,7 +164,7 @@ async function showSummary(
     ["mcp agent", `${agents.calculator}  calculator, ${usdc(FACTORIZE_PRICE)} USDC for factorize`],
     ["facilitator", `${facilitator.url}  mutual TLS: /settle, /supported, /healthz`],
     ["", `${facilitator.openUrl.padEnd(facilitator.url.length)}  open: /supported, /healthz`],
-    ["chain RPC", `${chain.url}  chain ID ${CHAIN_ID}`],
+    ["chain RPC", `${chain.url}  chain ID ${chain.network.chainId}`],
     ["payer", `${payer.address}  with ${usdc(await chain.usdcOf(payer.address))} USDC`],
     ["files", `${dir}  (removed with the demo)`],
   ]);

@@ -64,7 +64,7 @@ function memoryText(): string {
 }
 
 function facilitatorChecks(config: FacilitatorConfig, opening: Opening): Check[] {
-  const nodes = queryNodes(config.rpcUrls, createOutbound({ rules: null, extraCa: null }));
+  const nodes = queryNodes(config.network, config.rpcUrls, createOutbound({ rules: null, extraCa: null }));
   const msMax = SECOND_CHECK_MS_MAX;
   return [
     ...databaseChecks(config, opening),

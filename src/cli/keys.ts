@@ -22,7 +22,7 @@ import { openGatewayStore, requireMasterKeys, withStore } from "./open.ts";
 function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly string[] {
   if (own === null || file !== null || next !== null) return [];
   return [
-    "TOLLGATE_NEW_MASTER_KEY must be set when TOLLGATE_MASTER_KEY is, here and at the gateways: see tollgate help operations",
+    "TOLLGATE_NEW_MASTER_KEY must be set when TOLLGATE_MASTER_KEY is, here and at the gateways: see tollgate help rotation",
   ];
 }
 
@@ -72,7 +72,7 @@ function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | 
       return { holds: false, text: "another rotation, to another master key, is running; this one did nothing\n" };
     case "lacking": {
       const lacks = `these gateways run without the new master key: ${rotation.lacks.join(", ")}`;
-      const text = `nothing is rotated yet; ${lacks}; see tollgate help operations, and run this again\n`;
+      const text = `nothing is rotated yet; ${lacks}; see tollgate help rotation, and run this again\n`;
       return { holds: false, text };
     }
   }

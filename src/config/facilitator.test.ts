@@ -3,6 +3,7 @@ import { mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { ALICE, OTHER_SERVER, SERVER, TEST_CA } from "../../test/support/http/certificates.ts";
+import { BASE } from "../../test/support/network.ts";
 import { issueCa } from "../cli/pki.ts";
 import { loadConfig, type Purpose } from "../config.ts";
 
@@ -53,6 +54,7 @@ test("every setting that is not required has a default", () => {
   const { config, problems, warnings } = load();
   expect([problems, warnings]).toEqual([[], []]);
   expect(config?.facilitator).toEqual({
+    network: BASE,
     host: "127.0.0.1",
     port: 8443,
     openPort: 8081,
@@ -72,7 +74,7 @@ test("every setting that is not required has a default", () => {
       minValue: 100n,
       gasLowWaterWei: 10n ** 15n,
       inclusionTimeoutMs: 15_000,
-      maxFeeGwei: 5,
+      maxFee: 5n * 10n ** 9n,
       confirmations: 12,
       batch: 0,
     },
@@ -304,10 +306,14 @@ describe("amounts in settings", () => {
     }
   });
 
-  test("may have decimals when they are of gwei", () => {
-    const fee = (TOLLGATE_MAX_FEE_GWEI: string) =>
-      load({ TOLLGATE_MAX_FEE_GWEI }).config?.facilitator?.limits.maxFeeGwei;
-    for (const good of ["5", "0.5", "0.000000001", "1000.25"]) expect([good, fee(good)]).toEqual([good, Number(good)]);
+  test("may have decimals when they are of gwei, and are kept in wei", () => {
+    const fee = (TOLLGATE_MAX_FEE_GWEI: string) => load({ TOLLGATE_MAX_FEE_GWEI }).config?.facilitator?.limits.maxFee;
+    expect(["5", "0.5", "0.000000001", "1000.25"].map(fee)).toEqual([
+      5n * 10n ** 9n,
+      5n * 10n ** 8n,
+      1n,
+      100_025n * 10n ** 7n,
+    ]);
     for (const bad of ["0", "0.0", ".5", "5.", "1e3", "-1", "0.0000000001", "1,5", "1234567"]) {
       expect([bad, fee(bad)]).toEqual([bad, undefined]);
     }

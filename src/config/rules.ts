@@ -40,7 +40,7 @@ export const BACKUP_RULES: readonly ConfigRule[] = [
     "DATABASE_URL",
     null,
     (v) =>
-      v.DATABASE_URL !== null && "must be unset: Postgres is backed up by its own tools, see tollgate help operations",
+      v.DATABASE_URL !== null && "must be unset: Postgres is backed up by its own tools, see tollgate help backups",
   ),
 ];
 

@@ -98,6 +98,7 @@ export const GATEWAY = {
   TOLLGATE_VAULT_PREFIX: row("vault.prefix", value.tenantPrefix, "secret/data/tenants/{tenant}"),
 };
 
+/** A limit of gas that is not set is the network's own. */
 export const FACILITATOR = {
   TOLLGATE_OPEN_PORT: row("facilitator.openPort", PORT, 8081),
   TOLLGATE_TLS_CERT_FILE: row("facilitator.tls.cert", pem.certificateFile, null),
@@ -109,11 +110,11 @@ export const FACILITATOR = {
   TOLLGATE_REMOTE_SIGNER_ADDRESS: row("facilitator.signers.address", value.address, null),
   TOLLGATE_MAX_PER_TRANSACTION: row("facilitator.limits.maxPerTransaction", value.amount, 10_000_000n),
   TOLLGATE_DAILY_CEILING: row("facilitator.limits.dailyCeiling", value.amount, 1_000_000_000n),
-  TOLLGATE_GAS_LOW_WATER_WEI: row("facilitator.limits.gasLowWaterWei", value.amount, 1_000_000_000_000_000n),
+  TOLLGATE_GAS_LOW_WATER_WEI: row("facilitator.limits.gasLowWaterWei", value.amount, null),
   TOLLGATE_INCLUSION_TIMEOUT_MS: row("facilitator.limits.inclusionTimeoutMs", UP_TO_TEN_MINUTES, 15_000),
-  TOLLGATE_CONFIRMATIONS: row("facilitator.limits.confirmations", value.wholeNumber(1, 10_000), 12),
-  TOLLGATE_MAX_FEE_GWEI: row("facilitator.limits.maxFeeGwei", value.gwei, 5_000_000_000n),
-  TOLLGATE_DAILY_GAS_WEI: row("facilitator.limits.dailyGasWei", value.amount, 1_000_000_000_000_000n),
+  TOLLGATE_CONFIRMATIONS: row("facilitator.limits.confirmations", value.wholeNumber(1, 10_000), null),
+  TOLLGATE_MAX_FEE_GWEI: row("facilitator.limits.maxFee", value.gwei, null),
+  TOLLGATE_DAILY_GAS_WEI: row("facilitator.limits.dailyGasWei", value.amount, null),
   TOLLGATE_DAILY_GAS_ALL_WEI: row("facilitator.limits.dailyGasAllWei", value.amount, 0n),
   TOLLGATE_MIN_VALUE: row("facilitator.limits.minValue", value.amount, 100n),
   TOLLGATE_BATCH: row("facilitator.limits.batch", value.wholeNumber(0, 100), 0),

@@ -9,7 +9,7 @@ export const ALLOWED_HOSTS_MAX = 32;
 /** 4 or 16 bytes, in network order. */
 export type Address = Uint8Array;
 
-export interface Network {
+export interface AddressRange {
   readonly address: Address;
   /** Bits. */
   readonly prefix: number;
@@ -64,7 +64,7 @@ export function parseAddress(text: string): Address | null {
   return text.includes(":") ? parseV6(text) : parseV4(text);
 }
 
-function parseNetwork(text: string): Network | null {
+function parseRange(text: string): AddressRange | null {
   const slash = text.indexOf("/");
   const address = parseAddress(slash < 0 ? text : text.slice(0, slash));
   if (address === null) return null;
@@ -75,25 +75,25 @@ function parseNetwork(text: string): Network | null {
   return { address, prefix: Number(suffix) };
 }
 
-function contains(network: Network, address: Address): boolean {
-  if (network.address.length !== address.length) return false;
-  let bits = network.prefix;
+function contains(range: AddressRange, address: Address): boolean {
+  if (range.address.length !== address.length) return false;
+  let bits = range.prefix;
   for (let index = 0; bits > 0; index++, bits -= 8) {
     const mask = bits >= 8 ? 0xff : (0xff << (8 - bits)) & 0xff;
-    if ((((network.address[index] ?? 0) ^ (address[index] ?? 0)) & mask) !== 0) return false;
+    if ((((range.address[index] ?? 0) ^ (address[index] ?? 0)) & mask) !== 0) return false;
   }
   return true;
 }
 
-function inAny(networks: readonly Network[], address: Address): boolean {
-  return networks.some((network) => contains(network, address));
+function inAny(ranges: readonly AddressRange[], address: Address): boolean {
+  return ranges.some((range) => contains(range, address));
 }
 
-function table(...texts: string[]): Network[] {
+function table(...texts: string[]): AddressRange[] {
   return texts.map((text) => {
-    const network = parseNetwork(text);
-    if (network === null) throw new Error(`no network: ${text}`);
-    return network;
+    const range = parseRange(text);
+    if (range === null) throw new Error(`no range: ${text}`);
+    return range;
   });
 }
 
@@ -101,15 +101,15 @@ const MAPPED = table("::ffff:0:0/96");
 
 /** IPv6 forms that carry an IPv4 address, and the byte where it starts. */
 const EMBEDDINGS = [
-  { networks: MAPPED, offset: 12 },
+  { ranges: MAPPED, offset: 12 },
   // IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), NAT64 (RFC 6052).
-  { networks: table("::/96", "::ffff:0:0:0/96", "64:ff9b::/96"), offset: 12 },
+  { ranges: table("::/96", "::ffff:0:0:0/96", "64:ff9b::/96"), offset: 12 },
   // 6to4 (RFC 3056).
-  { networks: table("2002::/16"), offset: 2 },
+  { ranges: table("2002::/16"), offset: 2 },
 ];
 
 function embeddedV4(address: Address): Address | null {
-  const form = EMBEDDINGS.find((candidate) => inAny(candidate.networks, address));
+  const form = EMBEDDINGS.find((candidate) => inAny(candidate.ranges, address));
   return form === undefined ? null : address.slice(form.offset, form.offset + 4);
 }
 
@@ -124,7 +124,7 @@ export function isSame(one: Address, other: Address): boolean {
 
 export interface HostList {
   readonly names: ReadonlySet<string>;
-  readonly networks: readonly Network[];
+  readonly ranges: readonly AddressRange[];
 }
 
 /** The name without the dots that only say "absolute". */
@@ -153,15 +153,15 @@ function canonicalHost(text: string): string | null {
   return isName(name) ? name : null;
 }
 
-function parseEntry(entry: string): Network | string | null {
+function parseEntry(entry: string): AddressRange | string | null {
   const text = entry.trim();
-  const network = parseNetwork(/^\[.*\]$/.test(text) ? text.slice(1, -1) : text);
-  if (network !== null) {
-    const inMapped = network.prefix >= 96 && inAny(MAPPED, network.address);
-    return inMapped ? { address: network.address.slice(12), prefix: network.prefix - 96 } : network;
+  const range = parseRange(/^\[.*\]$/.test(text) ? text.slice(1, -1) : text);
+  if (range !== null) {
+    const inMapped = range.prefix >= 96 && inAny(MAPPED, range.address);
+    return inMapped ? { address: range.address.slice(12), prefix: range.prefix - 96 } : range;
   }
   const name = canonicalHost(text);
-  return name === null ? null : (parseNetwork(name) ?? name);
+  return name === null ? null : (parseRange(name) ?? name);
 }
 
 /**
@@ -170,14 +170,14 @@ function parseEntry(entry: string): Network | string | null {
  */
 export function parseHostList(entries: readonly string[]): HostList {
   const names = new Set<string>();
-  const networks: Network[] = [];
+  const ranges: AddressRange[] = [];
   for (const entry of entries) {
     const parsed = parseEntry(entry);
     if (parsed === null) throw new Error(`${JSON.stringify(entry)} is no host name, address or CIDR`);
     if (typeof parsed === "string") names.add(parsed);
-    else networks.push(parsed);
+    else ranges.push(parsed);
   }
-  return { names, networks };
+  return { names, ranges };
 }
 
 // Ports at which a server of another protocol listens, which might take the lines of a request for commands: mail, chat,
@@ -275,11 +275,11 @@ function reached(address: Address): Address[] {
 }
 
 function isDeniedAddress(address: Address, { deny }: HostRules): boolean {
-  return reached(address).some((each) => inAny(deny.networks, each));
+  return reached(address).some((each) => inAny(deny.ranges, each));
 }
 
 function isExemptAddress(address: Address, { allow }: HostRules): boolean {
-  return inAny(allow.networks, unmapped(address));
+  return inAny(allow.ranges, unmapped(address));
 }
 
 function isOwn(address: Address, { own }: HostRules): boolean {
@@ -340,11 +340,11 @@ function problemOfAddress(address: Address, rules: HostRules): string | null {
   return isLocal || isOwn(address, rules) ? LOCAL : null;
 }
 
-/** What a name will lead to is not known yet: it may be exempt where any network is. */
+/** What a name will lead to is not known yet: it may be exempt where any range is. */
 function mayBeExempt(hostname: string, rules: HostRules): boolean {
   const literal = literalAddress(hostname);
   if (literal !== null) return isExempt(hostname, literal, rules);
-  return rules.allow.names.has(bareName(hostname)) || rules.allow.networks.length > 0;
+  return rules.allow.names.has(bareName(hostname)) || rules.allow.ranges.length > 0;
 }
 
 /**

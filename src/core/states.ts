@@ -64,7 +64,7 @@ export const COLLECTION_EVENTS = {
 
 /** Events of an invocation, each with the state it starts from and the state it leads to. */
 export const INVOCATION_EVENTS = {
-  /** A replica took a place for the call; the upstream may see it from now on. */
+  /** A replica took a slot for the call; the upstream may see it from now on. */
   claim: { from: "pending", to: "running" },
   /** The holder of the claim gives it back: certainly nothing of it has left. */
   release: { from: "running", to: "pending" },

@@ -1,10 +1,11 @@
 import { expect, test } from "bun:test";
 import { account, request } from "../../test/support/chain/settling.ts";
+import { BASE } from "../../test/support/network.ts";
 import { Fault } from "../core/fault.ts";
 import type { Hex } from "../x402/types.ts";
 import { keyOf } from "../x402/verify.ts";
 import { limitsOf } from "./payments/guardrails.ts";
-import { X402_V1 } from "./routes.ts";
+import { x402V1 } from "./routes.ts";
 import * as outcome from "./settle/outcome.ts";
 
 const HASH: Hex = `0x${"ab".repeat(32)}`;
@@ -15,8 +16,8 @@ async function shown(of: (asked: ReturnType<typeof outcome.settlementRequest>) =
   const asked = await request();
   const limits = limitsOf(account(), NONE);
   try {
-    const body = X402_V1.answer(asked, of(outcome.settlementRequest(account(), asked, limits, "payer")));
-    return JSON.stringify(body).replace(keyOf(asked.payment.authorization).payer, "PAYER");
+    const body = x402V1(BASE).answer(asked, of(outcome.settlementRequest(BASE, account(), asked, limits, "payer")));
+    return JSON.stringify(body).replace(keyOf(BASE, asked.payment.authorization).payer, "PAYER");
   } catch (error) {
     if (!(error instanceof Fault)) throw error;
     return [error.kind, error.message, error.retryAfterSeconds ?? null];

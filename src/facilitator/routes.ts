@@ -13,7 +13,7 @@ import { MAX } from "../kernel/limits.ts";
 import type { Reader } from "../storage/store.ts";
 import { parseJson } from "../wire/json.ts";
 import { parseSettleRequest, type SettleRequest } from "../x402/codec.ts";
-import { NETWORK, SCHEME, TOKEN, X402_VERSION } from "../x402/kind.ts";
+import { type Network, SCHEME, X402_VERSION } from "../x402/network.ts";
 import { accountOf } from "./accounts.ts";
 import type { Peer } from "./mtls.ts";
 import type { FacilitatorAccount } from "./payments/guardrails.ts";
@@ -31,15 +31,15 @@ export interface PaymentProtocol {
   answer(request: SettleRequest, outcome: CollectionOutcome): Readonly<Record<string, unknown>>;
 }
 
-export const X402_V1: PaymentProtocol = {
-  kind: { x402Version: X402_VERSION, scheme: SCHEME, network: NETWORK, asset: TOKEN },
+export const x402V1 = ({ name: network, token }: Network): PaymentProtocol => ({
+  kind: { x402Version: X402_VERSION, scheme: SCHEME, network, asset: token.address },
   read(body) {
     const parsed = parseSettleRequest(body);
     if (!parsed.ok) throw new Fault("invalid_request", parsed.reason);
     return parsed.value;
   },
   answer({ payment }, outcome) {
-    const of = { network: NETWORK, payer: payment.authorization.from };
+    const of = { network, payer: payment.authorization.from };
     if (outcome.kind === "settled") return { success: true, transaction: outcome.hash, ...of };
     const isFailure = outcome.kind === "declined" || (outcome.kind === "pending" && outcome.hash !== null);
     if (!isFailure) throw refusal(outcome);
@@ -47,7 +47,7 @@ export const X402_V1: PaymentProtocol = {
     const errorReason = "payment could not be collected";
     return { success: false, errorReason, transaction: outcome.hash ?? "", ...of };
   },
-};
+});
 
 /** As every protocol of HTTP shows an outcome that is none of the payment's own. */
 function refusal(outcome: CollectionOutcome): Fault {
@@ -60,6 +60,7 @@ function refusal(outcome: CollectionOutcome): Fault {
 }
 
 export interface FacilitatorRoutes {
+  readonly protocol: PaymentProtocol;
   readonly read: Reader;
   readonly log: Log;
   readonly meters?: Pick<Meters, "requestsTo">;
@@ -71,9 +72,9 @@ export interface FacilitatorRoutes {
   readiness(): Promise<{ readonly ready: true } | { readonly ready: false; readonly reason: string }>;
 }
 
-function openRoutes({ readiness }: Pick<FacilitatorRoutes, "readiness">) {
+function openRoutes({ protocol, readiness }: Pick<FacilitatorRoutes, "protocol" | "readiness">) {
   return routes()
-    .get("/supported", () => json("ok", { kinds: [X402_V1.kind] }))
+    .get("/supported", () => json("ok", { kinds: [protocol.kind] }))
     .get("/healthz", async () => {
       const state = await readiness();
       if (state.ready) return json("ok", { status: "ok" });
@@ -83,13 +84,13 @@ function openRoutes({ readiness }: Pick<FacilitatorRoutes, "readiness">) {
 }
 
 /** What the plain port answers. */
-export function createOpenEdge({ readiness, ...edge }: Pick<FacilitatorRoutes, "readiness" | "log" | "meters">) {
-  return createGuardedEdge({ ...edge, app: openRoutes({ readiness }), guard: null });
+export function createOpenEdge(options: Pick<FacilitatorRoutes, "protocol" | "readiness" | "log" | "meters">) {
+  return createGuardedEdge({ ...options, app: openRoutes(options), guard: null });
 }
 
 /** What the mutual-TLS port answers. */
 export function createPeerEdge(options: FacilitatorRoutes) {
-  const { tracer = null } = options;
+  const { protocol, tracer = null } = options;
   const peers = new WeakMap<Request, Peer>();
   const app = routes()
     .use(openRoutes(options))
@@ -97,11 +98,11 @@ export function createPeerEdge(options: FacilitatorRoutes) {
       "/settle",
       async ({ request }) => {
         const scope = scopeOf<FacilitatorAccount>(request);
-        const settleRequest = X402_V1.read(await readBody(request));
+        const settleRequest = protocol.read(await readBody(request));
         const settle = () => options.settle(scope.caller, settleRequest);
         const { span } = scope;
         const outcome = await (span === null || tracer === null ? settle() : tracer.during(span, settle));
-        const answer = X402_V1.answer(settleRequest, outcome);
+        const answer = protocol.answer(settleRequest, outcome);
         const isSettled = outcome.kind === "settled";
         scope.note("outcome", isSettled ? "settled" : "failed");
         return json("ok", answer, isSettled ? { [FINAL_AFTER]: `${options.finalAfterSeconds}` } : {});

@@ -2,8 +2,9 @@
 // way, then the two listeners. Stopping goes the other way round.
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
-import { BLOCK_SECONDS, createOwnTransfers } from "../chain/find-use.ts";
+import { createOwnTransfers } from "../chain/find-use.ts";
 import { createChainTime } from "../chain/newest-block.ts";
+import { startComputeThreads } from "../compute/threads.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/startup.ts";
@@ -22,14 +23,15 @@ import { openStore } from "../storage/open.ts";
 import { startRestored } from "../storage/restoration.ts";
 import type { Store } from "../storage/store.ts";
 import { openTracer } from "../tracing/open.ts";
+import type { Network } from "../x402/network.ts";
 import type { Hex } from "../x402/types.ts";
-import { createVerifier } from "../x402/verifier/verifier.ts";
+import { createVerifier } from "../x402/verifier.ts";
 import { ownerOf } from "./accounts.ts";
 import { followTlsFiles, LISTENER_LIMITS, listenMutualTls, type TlsMaterial, type TlsReading } from "./mtls.ts";
 import type { Limits } from "./payments/guardrails.ts";
 import { createPaymentSpans } from "./payments/payment-spans.ts";
 import { cleanUpFacilitator } from "./payments/retention.ts";
-import { createOpenEdge, createPeerEdge } from "./routes.ts";
+import { createOpenEdge, createPeerEdge, x402V1 } from "./routes.ts";
 import { createSettle, createSettlementWaiters } from "./settle/settle.ts";
 import { createOwnWallets, createWalletLeases } from "./wallet/leases.ts";
 import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
@@ -41,6 +43,7 @@ const TAKE_UP_MS = 10_000;
 const TAKE_CLAIMED_MS = { leastMs: 50, mostMs: 400 };
 
 export interface FacilitatorOptions {
+  readonly network: Network;
   readonly host: string;
   /** The mutual-TLS port; 0 takes a free one. */
   readonly port: number;
@@ -80,19 +83,21 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   opened.defer(() => store.close());
   const file = databaseUrl === null ? join(dataDir, DATABASE_FILE) : null;
   const restoredAt = await startRestored({ store, file, settle: async () => {}, log });
-  const { chain, wallet, outcomes, verifier, settle } = compose(options, store, restoredAt, { log, meters, tracer });
+  const { chain, wallet, outcomes, settle } = compose(options, store, restoredAt, { log, meters, tracer });
   await chain.check();
   if (options.limits.batch > 1) await requireMulticall3(chain);
 
   const started = Promise.withResolvers<void>();
+  const protocol = x402V1(options.network);
   const edge = createPeerEdge({
+    protocol,
     read: store.read,
     log,
     meters,
     tracer,
     // The port is opened before anything is signed, so requests wait until the wallet knows its nonces.
     settle: (account, request) => started.promise.then(() => settle.settle(account, request)),
-    finalAfterSeconds: options.limits.confirmations * BLOCK_SECONDS,
+    finalAfterSeconds: options.limits.confirmations * options.network.blockSeconds,
     readiness: wallet.readiness,
   });
   const { tls, readTls: read } = options;
@@ -109,7 +114,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   });
   opened.defer(() => listener.stop());
   if (read !== null) opened.defer(followTlsFiles({ read, tls, take: listener.renew, log }));
-  const open = createOpenEdge({ readiness: wallet.readiness, log, meters });
+  const open = createOpenEdge({ protocol, readiness: wallet.readiness, log, meters });
   const openAt = { host: options.host, port: options.openPort, variable: "TOLLGATE_OPEN_PORT" };
   const openServer = await listenPlain({ ...openAt, log, answer: (request) => open.fetch(request) });
   opened.defer(() => openServer.stop());
@@ -119,7 +124,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   started.resolve();
   void settle.recover();
   opened.defer(() => settle.stop());
-  opened.defer(() => verifier.close());
+  opened.defer(startComputeThreads(log));
   // The log tells whether it is ready when somebody asks: here the process itself does.
   opened.defer(takingUp(log, () => Promise.all([wallet.readiness(), wallet.takeUp(), settle.takeUp()])));
   if (store.isShared) opened.defer(poll(TAKE_CLAIMED_MS, settle.takeClaimed).stop);
@@ -150,19 +155,19 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
 }
 
 function compose(
-  { rpcUrls, signers, limits }: FacilitatorOptions,
+  { network, rpcUrls, signers, limits }: FacilitatorOptions,
   store: Store,
   restoredAt: number | null,
   { log, meters, tracer }: { readonly log: Log; readonly meters: Meters; readonly tracer: Tracer | null },
 ) {
   // Nodes and signer are the operator's own, so any address is allowed.
   const outbound = createOutbound({ rules: null, extraCa: null });
-  const chain = createChain({ urls: rpcUrls, outbound, log, onError: meters.rpcFailed, tracer });
+  const chain = createChain({ network, urls: rpcUrls, outbound, log, onError: meters.rpcFailed, tracer });
   const outcomes = createSettlementWaiters(store);
   const { clock } = store;
   const spans = createPaymentSpans(tracer);
-  const common = { store, clock, log, meters, outcomes, limits, spans };
-  const own = signersOf(signers, outbound);
+  const common = { network, store, clock, log, meters, outcomes, limits, spans };
+  const own = signersOf(network, signers, outbound);
   const wallets = own.map(({ address }) => address);
   const leases = createWalletLeases({ store, clock, log, wallets });
   const wallet = createWallet({ ...common, chain, signers: own, leases });
@@ -172,14 +177,14 @@ function compose(
   meters.gauges({ balances: wallet.balances });
   const ownWallets = createOwnWallets(store, wallets);
   const findOwnTransfer = createOwnTransfers({ restoredAt, clock, chain, ownWallets });
-  const verifier = createVerifier({ log });
+  const verifier = createVerifier(network.token.domain);
   const settle = createSettle({ ...common, wallet, findOwnTransfer, verifier, chain: judged });
-  return { chain, outcomes, wallet, verifier, settle };
+  return { chain, outcomes, wallet, settle };
 }
 
-function signersOf(signers: FacilitatorOptions["signers"], outbound: Outbound): Signer[] {
-  if (signers.kind === "local") return signers.keys.map(createLocalSigner);
-  return [createRemoteSigner({ url: signers.url, address: signers.address, outbound })];
+function signersOf(network: Network, signers: FacilitatorOptions["signers"], outbound: Outbound): Signer[] {
+  if (signers.kind === "local") return signers.keys.map((key) => createLocalSigner(network, key));
+  return [createRemoteSigner({ network, url: signers.url, address: signers.address, outbound })];
 }
 
 /** Takes up at once what the last process left, and from then on what nobody works on. Returns what ends it. */

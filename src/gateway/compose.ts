@@ -12,13 +12,15 @@ import { pseudonymOf } from "../core/via.ts";
 import { type Assets, createAssets } from "../http/assets.ts";
 import { createOutbound, fetchJson, type Outbound } from "../http/client/outbound.ts";
 import { routes } from "../http/elysia.ts";
-import { type ListenerOptions, mostOpen } from "../http/listener.ts";
+import type { ListenerOptions } from "../http/listener.ts";
 import { MAX } from "../kernel/limits.ts";
-import type { UnderWay } from "../kernel/wait.ts";
+import type { InFlight } from "../kernel/wait.ts";
 import type { Keyring } from "../keys/keyring.ts";
+import type { Membership } from "../storage/leases.ts";
 import { announceEnds, type Subscriber } from "../storage/postgres/announcements.ts";
 import type { Store } from "../storage/store.ts";
-import type { Verifier } from "../x402/verifier/verifier.ts";
+import type { Network } from "../x402/network.ts";
+import type { Verifier } from "../x402/verifier.ts";
 import { agentRoutes } from "./agents/routes.ts";
 import { agentNamesCredential, agentShutOut } from "./agents/service.ts";
 import { type AgentCache, createAgentCache, createRateLimiter, createSharedRateLimiter } from "./agents/store.ts";
@@ -61,6 +63,7 @@ import { createClaims, createReplicaLease } from "./upstream/ownership.ts";
 
 /** What the gateway is started with: its part of the configuration. */
 export interface GatewayOptions extends Pick<ListenerOptions, "host" | "port" | "reusePort"> {
+  readonly network: Network;
   readonly dataDir: string;
   readonly databaseUrl: string | null;
   /** The database without a pooler, for what replicas publish to each other; null for no publishing. */
@@ -94,12 +97,12 @@ export interface GatewayOptions extends Pick<ListenerOptions, "host" | "port" | 
   readonly quotas: { readonly agents: number; readonly credentials: number };
 }
 
-export interface GatewayParts {
+export interface GatewayParts extends Pick<ListenerOptions, "openMax"> {
   readonly options: GatewayOptions;
   readonly store: Store;
   readonly keyring: Keyring;
-  /** This process's ID, new with each start. */
-  readonly replica: string;
+  /** The row of this process, whose ID is new with each start. */
+  readonly membership: Membership;
   /** The process before this one on its data directory, if that is certainly gone. */
   readonly previous: string | null;
   /** For every host that a tenant names. */
@@ -110,7 +113,7 @@ export interface GatewayParts {
   readonly meters: Meters;
   /** Null where traces are off. */
   readonly tracer: Tracer | null;
-  readonly admitting: UnderWay;
+  readonly admitting: InFlight;
   readonly guard: RestoreGuard;
   /** The port that callers reach, once it is open. */
   port(): number;
@@ -119,8 +122,10 @@ export interface GatewayParts {
 }
 
 export async function composeGateway(parts: GatewayParts) {
-  const { options, store, keyring, replica, log, meters, tracer } = parts;
+  const { options, store, keyring, membership, log, meters, tracer } = parts;
+  const { network } = options;
   const { clock } = store;
+  const { id: replica } = membership;
   const claims = createClaims();
   const refusals = createLostCommits({ store, clock, log });
   const completionWaiters = createCompletionWaiters((keys) => endedAmong(store.read, keys));
@@ -129,14 +134,14 @@ export async function composeGateway(parts: GatewayParts) {
   const resolveCredential = createCredentialResolver(secrets);
   tellOfEnds(parts, completionWaiters);
   const lease = createReplicaLease({
-    ...{ store, clock, log, replica, refusals, previous: parts.previous },
+    ...{ store, clock, log, membership, refusals, previous: parts.previous },
     agentConcurrency: options.agentConcurrency,
     agentMaxRaised: () => void streaming.raised(),
   });
   const { agentMax } = lease;
   const calling = { store, clock, log, replica, claims, refusals, resolveCredential, tracer };
   // A running call holds a descriptor. Three of eight are left to callers' connections, the database and files.
-  const slots = Math.min(MAX.runningCalls, Math.floor((mostOpen() * 5) / 8));
+  const slots = Math.min(MAX.runningCalls, Math.floor((parts.openMax * 5) / 8));
   const scheduler = new Scheduler({ ...calling, pool, agentMax, slots });
   const takeUp = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);
   const { settler, payments } = composePayments(parts, secrets, takeUp);
@@ -162,7 +167,7 @@ export async function composeGateway(parts: GatewayParts) {
   const announcements = announceEnds(parts, replica, subscriber(completionWaiters, scheduler, stop, log));
   const signingKey = () => keyring.signingKey("receipts");
   const receipts = createReceipts({ store, clock, log, replica, confirm: settler.confirm, signingKey });
-  const calls = { ...checks, completionWaiters, admitting: parts.admitting, ...takenBy(scheduler), stop };
+  const calls = { ...checks, network, completionWaiters, admitting: parts.admitting, ...takenBy(scheduler), stop };
   const api = routes()
     .use(managementRoutes(parts, agents))
     .use(proxyRoutes(calls))
@@ -183,7 +188,7 @@ export async function composeGateway(parts: GatewayParts) {
     receipts,
     refusals,
     comparing: { store, clock, log, replica, claims, stop, released: takeUp },
-    app: withDocs(api, assets),
+    app: withDocs(api, assets, network),
     fastPath: fastCalls(calls),
   };
 }
@@ -246,20 +251,21 @@ function shownEnd(end: CallEnd) {
   };
 }
 
-function withDocs(api: AnyElysia, assets: Assets) {
+function withDocs(api: AnyElysia, assets: Assets, network: Network) {
   return routes()
     .use(api)
-    .use(docsRoutes(api, assets, { version: VERSION }))
+    .use(docsRoutes(api, assets, VERSION, network))
     .use(manualRoutes(assets));
 }
 
 function managementRoutes({ options, store, keyring, rules }: GatewayParts, agents: AgentCache) {
   const { clock } = store;
-  const { agents: agentsMax, credentials: credentialsMax } = options.quotas;
+  const { network, quotas } = options;
+  const { agents: agentsMax, credentials: credentialsMax } = quotas;
   const usedAt = [agentShutOut, settlementShutOut, paidCallShutOut];
   const namedBy = [agentNamesCredential, settlementNamesCredential, paidCallNamesCredential];
   return routes()
-    .use(agentRoutes({ store, clock, rules, agentsMax, changed: agents.forget }))
+    .use(agentRoutes({ network, store, clock, rules, agentsMax, changed: agents.forget }))
     .use(credentialRoutes({ store, clock, keyring, namedBy, usedAt, credentialsMax }))
     .use(settlementRoutes({ store, clock, rules }));
 }
@@ -285,7 +291,7 @@ function composeStreaming(
   parts: GatewayParts,
   { checks, claims, policy, agentMax, resolveCredential }: StreamingParts,
 ) {
-  const { options, store, keyring, rules, log, tracer, replica } = parts;
+  const { options, store, keyring, rules, log, tracer, membership } = parts;
   const { extraCa, upstreamTimeoutMs, publicUrl, allowedOrigins } = options;
   const { clock } = store;
   const streams = createStreams({
@@ -296,7 +302,7 @@ function composeStreaming(
   });
   const { stopping } = streams;
   const limits = createStreamLimits({ agentConcurrency: agentMax, stopping });
-  const admission = { ...checks, replica, claims, limits, stopping };
+  const admission = { ...checks, replica: membership.id, claims, limits, stopping };
   const streamed = streamRoutes({
     streams,
     publicUrl,
@@ -340,7 +346,7 @@ function upstreamPool({ options, log }: GatewayParts) {
 
 function composePayments(parts: GatewayParts, secrets: ResolverDeps, paid: SettlerOptions["paid"]) {
   const { options, store, rules, verifier, guard, look, log, meters, tracer } = parts;
-  const { extraCa, settleWaitMs, publicUrl } = options;
+  const { network, extraCa, settleWaitMs, publicUrl } = options;
   const { clock } = store;
   const client = createFacilitatorClient({
     // A tenant names its facilitator, so the host rules apply to it as they do to upstreams.
@@ -350,16 +356,13 @@ function composePayments(parts: GatewayParts, secrets: ResolverDeps, paid: Settl
   });
   const time = timeBounds(clock);
   const traces = tracer && { tracer, callHeaders: (key: InvocationKey) => callHeaders(store.read, key) };
-  const settler = createSettler({ store, clock, time, log, meters, traces, client, settleWaitMs, guard, paid, look });
+  const common = { network, store, clock, meters, settleWaitMs, guard };
+  const settler = createSettler({ ...common, time, log, traces, client, paid, look });
   const payments = createPayments({
-    store,
-    clock,
-    meters,
+    ...common,
     settler,
     verifier,
-    settleWaitMs,
     publicUrl,
-    guard,
     findInvocation: (tenant, id) => findInvocation(store.read, tenant, id),
   });
   return { settler, payments };

@@ -5,7 +5,7 @@ import { routes } from "../http/elysia.ts";
 import { operation } from "../http/openapi.ts";
 import { json } from "../http/responses.ts";
 import { STRANGERS } from "../http/server.ts";
-import { actFor, afterShared } from "../kernel/turns.ts";
+import { actFor, joinInFlight } from "../kernel/turns.ts";
 import type { Store } from "../storage/store.ts";
 
 const status = Type.Object({ status: Type.String() });
@@ -80,7 +80,7 @@ function createReadiness({ probe }: Pick<Store, "probe">) {
   const ask = () => actFor(null, () => probe(2_000)).finally(() => setTimeout(forget, 1_000).unref());
   return () => {
     latest ??= ask();
-    return afterShared(latest, STRANGERS);
+    return joinInFlight(latest, STRANGERS);
   };
 }
 

@@ -1,7 +1,9 @@
 // What is too old goes, what must stay does, and the totals are those of the calls that there are at every moment.
+
 import { expect, test } from "bun:test";
 import { SQL } from "bun";
 import type { Tables } from "../../db/schema.ts";
+import { BASE } from "../../test/support/network.ts";
 import { accepted, SUCCESS } from "../../test/support/stores/invocations.ts";
 import { eachStore, type MakePlace } from "../../test/support/stores/one-store.ts";
 import { type Place, postgresPlace } from "../../test/support/stores/stores.ts";
@@ -137,7 +139,7 @@ eachStore((makePlace, dialect) => {
     await clean();
     expect([await ids(), await bodies()]).toEqual([[], []]);
     await expectExact();
-  }, 60_000);
+  });
 
   test("what must outlive its time does, until it need not any more", async () => {
     await using days = await openDays(makePlace);
@@ -178,7 +180,7 @@ eachStore((makePlace, dialect) => {
     await expectExact();
     expect(gone.id < open.id).toBe(true);
     await end(young);
-  }, 60_000);
+  });
 
   test("a payment that turns out while calls as old as its own go is told by its call", async () => {
     await using days = await openDays(makePlace);
@@ -204,11 +206,19 @@ eachStore((makePlace, dialect) => {
         return work(tx);
       });
     const client = { settle: async () => ({ kind: "collected", transaction: "0x1", fee: null }) as const };
-    const tools = { clock, time: { earliest: clock.now }, log: silentLog, meters: silentMeters, client, paid() {} };
+    const tools = {
+      network: BASE,
+      clock,
+      time: { earliest: clock.now },
+      log: silentLog,
+      meters: silentMeters,
+      client,
+      paid() {},
+    };
     await attemptSettlement({ ...tools, store: { ...store, write } }, open, new AbortController().signal);
     const row = await findInvocation(store.read, key.tenant, key.id);
     expect(row.settlement_status).toBe("settled_upstream_failed");
-  }, 60_000);
+  });
 
   test("totals are exact at every moment, while two replicas clean up and calls begin, end late and are given up", async () => {
     await using days = await openDays(makePlace);
@@ -231,7 +241,7 @@ eachStore((makePlace, dialect) => {
     await clean();
     await expectExact();
     expect((await days.page("status=pending")).total).toBe(0);
-  }, 60_000);
+  });
 
   test("of several replicas one has the lease of a job", async () => {
     await using days = await openDays(makePlace);
@@ -280,7 +290,7 @@ eachStore((makePlace, dialect) => {
     expect(await many()).toBe(0);
     for (const each of stores) await each.close();
     place.remove();
-  }, 60_000);
+  });
 });
 
 test("what replicas have counted of callers is removed by one of them, and by no other for a while", async () => {
@@ -298,4 +308,4 @@ test("what replicas have counted of callers is removed by one of them, and by no
   await client`update job_leases set next_at = 0 where job = 'caller calls'`;
   expect(await removeCallsOnLease(other)).toBe(true);
   for (const one of [store, other]) await one.close();
-}, 30_000);
+});

@@ -1,6 +1,7 @@
 // Starts the gateway: storage, identity, what runs calls, then the listener. It stops in reverse order.
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
+import { startComputeThreads } from "../compute/threads.ts";
 import { hostRules } from "../core/host.ts";
 import { newId } from "../core/id.ts";
 import type { Log } from "../core/log.ts";
@@ -8,18 +9,19 @@ import type { Meters } from "../core/meters.ts";
 import { VERSION } from "../core/startup.ts";
 import { systemClock, timeBounds } from "../core/time.ts";
 import { createOutbound, fetchDocument, type Outbound, ownAddresses } from "../http/client/outbound.ts";
-import { hostPart, type Listener, listen } from "../http/listener.ts";
+import { hostPart, type Listener, listen, mostOpen } from "../http/listener.ts";
 import { createEdge, type Edge, type EdgeOptions } from "../http/server.ts";
 import { MAX } from "../kernel/limits.ts";
-import { createUnderWay, endsWithin } from "../kernel/wait.ts";
+import { createInFlight, endsWithin } from "../kernel/wait.ts";
 import { openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, type MasterKeys } from "../keys/master-keys.ts";
 import { acquireDataDirLock, takeOver } from "../storage/data-dir.ts";
+import { createMembership } from "../storage/leases.ts";
 import { openStore } from "../storage/open.ts";
 import { startRestored } from "../storage/restoration.ts";
 import type { Store } from "../storage/store.ts";
 import { openTracer } from "../tracing/open.ts";
-import { createVerifier } from "../x402/verifier/verifier.ts";
+import { createVerifier } from "../x402/verifier.ts";
 import { composeGateway, type GatewayOptions, type GatewayParts } from "./compose.ts";
 import { createIdentity, managePermission } from "./identity/identity.ts";
 import { startRemovingParts } from "./invocations/bodies.ts";
@@ -44,12 +46,14 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // The operator chose the issuer and the vault, so the host rules for tenants do not apply to them.
   const trusted = createOutbound({ rules: null, extraCa: options.extraCa });
   const rules = hostRules({ allow: options.allowHosts, deny: options.denyHosts, own: ownAddresses() });
-  const [admitting, verifier] = [createUnderWay(), createVerifier({ log })];
+  const [admitting, verifier] = [createInFlight(), createVerifier(options.network.token.domain)];
+  const stopComputing = startComputeThreads(log);
   const tracer = await openTracer(options.tracing, "tollgate-gateway", log);
   const look = await openChainLook(options, trusted, log);
   const shared = { look, rules, trusted, verifier, admitting, log, meters, tracer };
   let port = options.port;
-  const parts = { options, store, port: () => port, ...state, ...shared };
+  const openMax = mostOpen();
+  const parts = { options, store, openMax, port: () => port, ...state, ...shared };
   const gateway = await composeGateway(parts);
   const { lease, scheduler, settler, streaming, announcements, policy, receipts, refusals } = gateway;
   const stopCleaning = startRetention(store, options.retention, log);
@@ -62,7 +66,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const edge = edgeOf(parts, { app: gateway.app, fastPath: gateway.fastPath });
   const bounded = [scheduler, streaming, settler, edge];
   meters.gauges({ inUse: () => Object.assign({}, ...bounded.map((part) => part.inUse())) });
-  const server = openPort(options, edge, log);
+  const server = openPort(options, openMax, edge, log);
   port = server.port;
   // From here on nothing can keep the gateway from starting, so calls may be made.
   // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
@@ -92,10 +96,10 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
         endsWithin(drainMs, admitting.idle()),
       ]);
       refusals.stop();
-      verifier.close();
+      stopComputing();
       // Answer callers that wait for a call which stays pending: without this they would never learn its ID.
       gateway.completionWaiters.release();
-      const left = lease.leave().then(() => announcements?.left());
+      const left = state.membership.leave().then(() => announcements?.left());
       await endsWithin(LAST_ANSWERS_MS, closed);
       await server.stop(true);
       // A stuck store must not keep the process from ending.
@@ -110,21 +114,24 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
 /** On SQLite the lock was taken before, and all that is left in the database is of processes that are gone. */
 const NOBODY_BEFORE = { previous: null, note() {}, release() {} };
 
-/** The keys, the name under which this process holds them, and what a restore of the database has left to mind. */
+/** The keys, the row of this process among the others, and what a restore of the database has left to mind. */
 async function openState({ databaseUrl, dataDir }: GatewayOptions, store: Store, masterKeys: MasterKeys, log: Log) {
   const keyring = await openKeyring(store, masterKeys, store.clock, log);
   const replica = newId("rep", store.clock.now());
   const held = databaseUrl === null ? NOBODY_BEFORE : takeOver(dataDir, replica, systemClock);
   const file = databaseUrl === null ? join(dataDir, DATABASE_FILE) : null;
-  await keyring.watch(replica, file !== null);
+  // Before this process enters as one that runs, since nothing that runs may hold up the restore that has to be done first.
   const restoredAt = await startRestored({ store, file, settle: () => settleRestored(store), log });
-  return { ...held, keyring, replica, guard: createRestoreGuard(restoredAt) };
+  const membership = createMembership({ store, log, id: replica, kind: "gateway" });
+  await keyring.watch(membership);
+  membership.start();
+  return { ...held, keyring, membership, guard: createRestoreGuard(restoredAt) };
 }
 
 /** @throws StartupProblem when a node is of another chain; one that can't be reached is asked when it is needed */
-async function openChainLook({ rpcUrls: urls }: GatewayOptions, outbound: Outbound, log: Log) {
+async function openChainLook({ network, rpcUrls: urls }: GatewayOptions, outbound: Outbound, log: Log) {
   if (urls === null) return undefined;
-  const chain = createChain({ urls, outbound, log });
+  const chain = createChain({ network, urls, outbound, log });
   await chain.check();
   return createChainLook(chain, timeBounds(systemClock), log);
 }
@@ -135,12 +142,12 @@ function edgeOf(
 ): Edge {
   const { clock } = store;
   const fetchJson = (url: string) => fetchDocument(trusted, url);
-  const identity = createIdentity({ ...options.identity, keyring, fetchJson, clock, log });
-  const authenticate = (header: string | null) => identity.authenticate(header);
+  const { authenticate } = createIdentity({ ...options.identity, keyring, fetchJson, clock, log });
   return createEdge({ ...api, log, meters, tracer, authenticate, permit: managePermission(options.manageScope) });
 }
 
-function openPort({ host, port, reusePort, settleWaitMs }: GatewayOptions, edge: Edge, log: Log): Listener {
+function openPort(options: GatewayOptions, openMax: number, edge: Edge, log: Log): Listener {
+  const { host, port, reusePort, settleWaitMs } = options;
   // A paid call may wait for its settlement, and then for its end.
   const waitSeconds = Math.ceil(settleWaitMs / 1000) + MAX.waitSeconds;
   const idleSeconds = Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX);
@@ -148,6 +155,7 @@ function openPort({ host, port, reusePort, settleWaitMs }: GatewayOptions, edge:
     host,
     port,
     reusePort,
+    openMax,
     idleSeconds,
     answer: (request, server, owned) =>
       edge.fetch(request, (held) => server.timeout(request, held ? 0 : idleSeconds), owned),

@@ -225,7 +225,7 @@ function leave(connection: CallerSocket<KnownPeer>): void {
   if (connection.open === 0) connection.socket.destroy();
 }
 
-/** Null when it broke off. */
+/** Null when the connection ended early. */
 function readBody(incoming: IncomingMessage, bytesMax: number): Promise<Uint8Array<ArrayBuffer> | null> {
   const { promise, resolve } = Promise.withResolvers<Uint8Array<ArrayBuffer> | null>();
   const parts: Uint8Array[] = [];

@@ -5,7 +5,6 @@ import { type TypeCheck, TypeCompiler, type ValueError, ValueErrorType } from "@
 import { Fault, invalidField } from "../core/fault.ts";
 import { parseDateTime } from "../core/time.ts";
 import { MAX, PAGE_LIMIT_DEFAULT } from "../kernel/limits.ts";
-import { bodyInSteps } from "../kernel/turns.ts";
 import { readJson } from "../wire/json.ts";
 import { scopeOf } from "./server.ts";
 
@@ -27,8 +26,7 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOption
   let checker: TypeCheck<T> | null = null;
 
   async function read(bytes: Uint8Array, tenant: string): Promise<Static<T>> {
-    const steps = readJson(bytes, freeField ?? null);
-    const value = await bodyInSteps(bytes, steps, tenant);
+    const value = await readJson(bytes, freeField ?? null, tenant);
     checker ??= TypeCompiler.Compile(schema);
     if (checker.Check(value)) return value;
     throw describe(checker.Errors(value).First());

@@ -349,7 +349,7 @@ test("of bodies that come together, few pieces are taken in one turn of the even
   expect(Math.max(...others)).toBeLessThanOrEqual(16);
 });
 
-test("a body that gives way is answered 503, whatever it is doing, and its connection serves on", async () => {
+test("a body that is evicted is answered 503, whatever it is doing, and its connection serves on", async () => {
   const open = serve({ bytesMax: 400 * KIB });
   const [silent, small, late] = [open(), open(), open()];
   silent.socket.write(`${HEAD}Content-Length: ${300 * KIB}\r\n\r\n`);

@@ -5,8 +5,8 @@
 
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
-import { Commons, createFairShare, createLimiter, type FairShare, type Stake } from "../kernel/share.ts";
-import { doneInTurns } from "../kernel/turns.ts";
+import { createFairShare, createLimiter, type FairShare, type Holding, ReclaimableShare } from "../kernel/share.ts";
+import { inTurn } from "../kernel/turns.ts";
 import { unlessAborted } from "../kernel/wait.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
 import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
@@ -60,7 +60,7 @@ const LARGE_BODIES = {
 /** What takes in all bodies of a server, whose edge hands it to routes in the scope of a request. */
 export class Intake {
   readonly #limits: IntakeLimits;
-  readonly #memory: Commons;
+  readonly #memory: ReclaimableShare;
   readonly #readOnePiece: ReturnType<typeof createOnePieceReader>;
   readonly #waiting = createFairShare({ size: MAX.bodiesWaiting });
   readonly #chunked = createLimiter(CHUNKED_BODIES);
@@ -69,7 +69,7 @@ export class Intake {
 
   constructor(limits: IntakeLimits = INTAKE_LIMITS) {
     this.#limits = limits;
-    this.#memory = new Commons({ size: limits.bytesMax });
+    this.#memory = new ReclaimableShare(limits.bytesMax);
     this.#readOnePiece = createOnePieceReader(limits.silenceMsMax);
   }
 
@@ -97,24 +97,23 @@ export class Intake {
 
   /** As `readBody`, in one piece. */
   async readBytes(...asked: Parameters<Intake["readBody"]>): Promise<Uint8Array> {
-    const body = await this.readBody(...asked);
-    return body instanceof Uint8Array ? body : wholeOf(body, asked[1]);
+    return wholeOf(await this.readBody(...asked));
   }
 
   async #readLarge(request: Request, tenant: string, sizes: Sizes, held: Held | null): Promise<CallBody> {
     const { declared } = sizes;
-    const stake = this.#memory.stake(tenant, null);
-    const body = { stake, tenant, ending: new AbortController() };
-    const release = () => stake.giveBack();
+    const holding = this.#memory.hold(tenant, null);
+    const body = { holding, tenant, ending: new AbortController() };
+    const release = () => holding.giveBack();
     try {
       const isSmall = declared !== null && declared <= SMALL_BYTES;
       const read = isSmall ? this.#readSmall(request, body, declared) : this.#readStream(request, body, sizes, held);
       const bytes = await read;
-      stake.giveWay = null;
+      holding.evict = null;
       if (held === null) release();
       void held?.until.then(release, release);
       void held?.endBy?.then((end) => {
-        stake.giveWay = end;
+        holding.evict = end;
       });
       return bytes;
     } catch (error) {
@@ -124,22 +123,22 @@ export class Intake {
   }
 
   async #readSmall(request: Request, body: Body, bytes: number): Promise<Uint8Array> {
-    const { stake, tenant, ending } = body;
+    const { holding, tenant, ending } = body;
     // The runtime keeps what arrives of it until its connection ends.
-    stake.giveWay = () => ending.abort(tooMany({ closesConnection: true }));
+    holding.evict = () => ending.abort(tooMany({ closesConnection: true }));
     await this.#weigh(body, bytes, bytes);
     return unlessAborted(ending.signal, this.#readOnePiece(request, tenant));
   }
 
   async #readStream(request: Request, body: Body, sizes: Sizes, held: Held | null): Promise<CallBody> {
     if (request.body === null) return new Uint8Array();
-    const { stake, ending } = body;
+    const { holding, ending } = body;
     const reader: BodyReader = request.body.getReader();
     const patience = startPatience(this.#limits, (late) => {
       ending.abort(late);
       void reader.cancel().catch(() => {});
     });
-    stake.giveWay = () => {
+    holding.evict = () => {
       ending.abort(tooMany());
       // Ends a read that is under way; the rest is dropped with the answer.
       reader.releaseLock();
@@ -152,15 +151,15 @@ export class Intake {
       await weigh();
       await readInto(gathered, reader, { bytesMax: sizes.bytesMax, tenant: body.tenant }, async () => {
         ending.signal.throwIfAborted();
-        stake.heard();
+        holding.progressed();
         await weigh();
         patience.heard();
       });
       ending.signal.throwIfAborted();
       // It is complete, so it can't be slow any more.
-      stake.giveWay = null;
+      holding.evict = null;
       const whole = gathered.body();
-      stake.giveBack(Math.max(0, stake.amount - whole.byteLength));
+      holding.giveBack(Math.max(0, holding.amount - whole.byteLength));
       return whole;
     } catch (error) {
       gathered.drop();
@@ -177,14 +176,14 @@ export class Intake {
    * @param most all that the body may come to
    * @throws Fault `unavailable`, and what ends the body meanwhile
    */
-  async #weigh({ stake, tenant, ending }: Body, held: number, most: number): Promise<void> {
-    const least = held - stake.amount;
-    if (least <= 0 || stake.takeNow(least)) return;
-    const amount = this.#memory.worthWaiting(tenant, least, most - stake.amount);
+  async #weigh({ holding, tenant, ending }: Body, held: number, most: number): Promise<void> {
+    const least = held - holding.amount;
+    if (least <= 0 || holding.takeNow(least)) return;
+    const amount = this.#memory.worthWaiting(tenant, least, most - holding.amount);
     if (amount === null || this.#waiting.take(tenant) !== null) throw tooMany();
     const giveUp = setTimeout(() => ending.abort(tooMany()), MAX.bodyWaitMs);
     try {
-      await stake.take(amount, ending.signal);
+      await holding.take(amount, ending.signal);
     } finally {
       clearTimeout(giveUp);
       this.#waiting.giveBack(tenant);
@@ -275,7 +274,7 @@ function startPatience({ msMax, silenceMsMax }: IntakeLimits, stop: (late: Fault
 /** A body that is being taken in. */
 interface Body {
   readonly tenant: string;
-  readonly stake: Stake;
+  readonly holding: Holding;
   /** Aborted with a Fault when no more of it is to come. */
   readonly ending: AbortController;
 }
@@ -304,10 +303,9 @@ async function readInto(
     if (done || value === undefined) return;
     size += value.byteLength;
     if (size > bytesMax) throw tooLarge(bytesMax);
-    await doneInTurns(() => {
+    await inTurn(tenant, () => {
       if (!gathered.add(value)) freeMemory(value);
-      return false;
-    }, tenant);
+    });
     await arrived();
   }
 }

@@ -2,7 +2,7 @@ import { expect, test } from "bun:test";
 import { once } from "node:events";
 import { connect } from "node:net";
 import { silentLog } from "../core/log.ts";
-import { listen } from "./listener.ts";
+import { listen, mostOpen } from "./listener.ts";
 
 const SENT = 8 * 1024 * 1024;
 
@@ -12,6 +12,7 @@ test("no read of a caller's connection brings more than its receive buffer holds
     host: "127.0.0.1",
     port: 0,
     reusePort: false,
+    openMax: mostOpen(),
     idleSeconds: 10,
     log: silentLog,
     answer: async ({ body }) => {

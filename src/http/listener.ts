@@ -46,6 +46,8 @@ export interface ListenerOptions {
   readonly port: number;
   /** Whether other processes of the same user may listen on the port as well (SO_REUSEPORT). */
   readonly reusePort: boolean;
+  /** Most descriptors that the process may have open: see `mostOpen`. */
+  readonly openMax: number;
   /** After so long without a byte a connection is closed. */
   readonly idleSeconds: number;
   /** @param owned tells the tenant of a request that is not answered yet */
@@ -59,8 +61,7 @@ export type Listener = ReturnType<typeof listen>;
 
 /** @throws StartupProblem when it can't have its address */
 export function listen(options: ListenerOptions) {
-  const { log } = options;
-  const openMax = mostOpen();
+  const { openMax, log } = options;
   const first = serve(options, options.port, owned);
   const port = first.server.port ?? options.port;
   let listening: OpenPort | null = first;
@@ -150,7 +151,7 @@ interface OpenPort {
 function serve(options: ListenerOptions, port: number, owned: Owned): OpenPort {
   const from = lowestFree();
   const server = serving(options, port, owned);
-  return { server, descriptor: letMoreWait(from, mostOpen()) };
+  return { server, descriptor: letMoreWait(from, options.openMax) };
 }
 
 function serving({ host, reusePort, idleSeconds, answer }: ListenerOptions, port: number, owned: Owned) {

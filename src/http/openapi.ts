@@ -251,7 +251,7 @@ const FAILURES: Readonly<Record<FaultKind, FaultDoc>> = {
   },
   not_found: { description: "The caller's tenant has no such resource.", example: "no such agent" },
   method_not_allowed: {
-    description: "The path has other methods.",
+    description: "Method not allowed; `Allow` names those of the path.",
     example: "method not allowed (use GET, PATCH)",
     headers: { Allow: "The methods of this path." },
   },

@@ -12,7 +12,7 @@
 import { Fault, type FaultKind } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createFairQueue, createFairShare, createLimiter, enter, type FairQueue } from "../kernel/share.ts";
-import { doneInTurns, inStoreTurns } from "../kernel/turns.ts";
+import { inStoreTurns, inTurn } from "../kernel/turns.ts";
 
 /** The one table of kinds and statuses. */
 export const STATUS = {
@@ -236,7 +236,7 @@ function streamed({ first, pieces }: ResponseParts, room: ResponseShare): Readab
       },
       async pull(controller) {
         try {
-          await doneInTurns(() => false, room.tenant);
+          await inTurn(room.tenant, () => {});
           const { done, value } = await pieces.next();
           if (!done) return controller.enqueue(Buffer.from(value));
           room.leave();

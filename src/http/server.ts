@@ -50,7 +50,7 @@ export interface Guard<C> {
   /** Whether the path is for known callers only. Their requests have a line each in the access log. */
   covers(path: string): boolean;
   /** @throws Fault when the caller is not known */
-  identify(request: Request): C | Promise<C>;
+  identify(request: Request, path: string): C | Promise<C>;
   /** Checked before anything else of the request. @throws Fault when this caller may not make it */
   permit?(caller: C, method: string, path: string): void;
   /** The field that names the caller in the access log. */
@@ -85,7 +85,8 @@ export interface GuardedEdgeOptions<C> {
 }
 
 export interface EdgeOptions extends Omit<GuardedEdgeOptions<Caller>, "guard"> {
-  authenticate(authorization: string | null): Caller | Promise<Caller>;
+  /** @param path of the request: what a token is for, and what a refusal names, may hang on it */
+  authenticate(authorization: string | null, path: string): Caller | Promise<Caller>;
   permit?: Guard<Caller>["permit"];
 }
 
@@ -97,7 +98,7 @@ const REQUEST_ID = new RegExp(`^[A-Za-z0-9._-]{1,${MAX.requestIdCharacters}}$`);
 export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
   const guard: Guard<Caller> = {
     covers: (path) => path === "/v1" || path.startsWith("/v1/"),
-    identify: (request) => authenticate(request.headers.get("authorization")),
+    identify: (request, path) => authenticate(request.headers.get("authorization"), path),
     ...(permit !== undefined && { permit }),
     shown: (caller) => ["tenant", caller.tenant],
     traced: tracedCall,
@@ -153,7 +154,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       const toOpenRoute = () => actFor(STRANGERS, () => route(request, path));
       return turnOfStranger(context)?.then(toOpenRoute) ?? toOpenRoute();
     }
-    const identified = guard.identify(original);
+    const identified = guard.identify(original, path);
     if (!(identified instanceof Promise)) return inTurn(guard, context, request, identified);
     return identified.then((caller) => inTurn(guard, context, request, caller));
   }

@@ -99,27 +99,27 @@ interface Round<S, A> {
 /**
  * @param ask asks for so many, and gives what answers each of them, by its place from 0 in the order of arrival
  */
-export function createGathering<S, A>(ask: (subject: S, count: number) => Promise<(place: number) => A>) {
+export function createBatcher<S, A>(ask: (subject: S, count: number) => Promise<(place: number) => A>) {
   /** By key, those who are asked for next. */
-  const gathering = new Map<string, Round<S, A>>();
+  const rounds = new Map<string, Round<S, A>>();
   const asking = new Set<string>();
 
   async function askNext(key: string): Promise<void> {
-    const round = gathering.get(key);
+    const round = rounds.get(key);
     if (round === undefined) return;
-    gathering.delete(key);
+    rounds.delete(key);
     asking.add(key);
     try {
       const answerOf = await ask(round.subject, round.waiters.length);
       void inSlices([...round.waiters.entries()], ([place, { resolve }]) => resolve(answerOf(place)));
     } catch (error) {
       // Those who came meanwhile have waited as well, and to ask again could take them as long once more.
-      const behind = gathering.get(key)?.waiters ?? [];
-      gathering.delete(key);
+      const behind = rounds.get(key)?.waiters ?? [];
+      rounds.delete(key);
       void inSlices([...round.waiters, ...behind], ({ reject }) => reject(error));
     }
     asking.delete(key);
-    if (gathering.has(key)) void askNext(key);
+    if (rounds.has(key)) void askNext(key);
   }
 
   return {
@@ -130,10 +130,10 @@ export function createGathering<S, A>(ask: (subject: S, count: number) => Promis
      */
     join(key: string, subject: S): Promise<A> {
       const waiter = Promise.withResolvers<A>();
-      const round = gathering.get(key);
+      const round = rounds.get(key);
       if (round !== undefined) round.waiters.push(waiter);
       else {
-        gathering.set(key, { subject, waiters: [waiter] });
+        rounds.set(key, { subject, waiters: [waiter] });
         if (!asking.has(key)) setImmediate(() => void askNext(key));
       }
       return waiter.promise;

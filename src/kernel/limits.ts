@@ -53,6 +53,7 @@ const REQUESTS = {
     "silence of a body that is coming in; of one up to 64 KiB with its length, the whole time",
   ),
   bodyWaitMs: ms(5_000, "each", "503", "wait of a body for memory"),
+  evictionWaitMs: ms(1_000, "each", "others are evicted", "wait for memory that slow bodies or decoders hold"),
   // Each holds up to a mebibyte that is not counted yet.
   bodiesWaiting: count(32, "process", "503", "bodies that wait for memory"),
   // The runtime parses what has come of all of them in one turn of the event loop.
@@ -76,6 +77,12 @@ const REQUESTS = {
   // The client may wait for the answer before it sends more.
   drainedChunkedSilenceMs: ms(1_000, "each", "closed", "silence of a rest in chunks"),
   responseWaitMs: ms(5_000, "each", "503", "wait for room for another answer"),
+  computeThreads: count(2, "process", "waits", "threads that judge what is long"),
+  computeJobs: count(16_384, "process", "503", "bodies, texts and signatures that wait for such a thread"),
+  // More than the bodies and lists of tools that may be held.
+  computeBytes: bytes(384 * MIB, "process", "503", "bodies and texts that wait for such a thread"),
+  // The largest body that is hardest to read takes two seconds of a core.
+  computeMs: ms(30_000, "each", "503", "time of such a thread for one of them"),
   listsBegun: count(16, "process", "waits, then 503", "lists that are being made"),
   tokenCharacters: characters(8_192, "each", "401", "token"),
   principalCharacters: characters(256, "each", "401", "tenant or user in a token"),

@@ -1,78 +1,73 @@
-import { afterEach, expect, test } from "bun:test";
+import { afterEach, beforeEach, describe, expect, jest, spyOn, test } from "bun:test";
+import fc from "fast-check";
 import type { LogFields } from "../core/log.ts";
 import { watchLoop } from "./loop-watch.ts";
-
-/** Holds the event loop. */
-function hold(ms: number): void {
-  const until = performance.now() + ms;
-  while (performance.now() < until);
-}
 
 let stop = () => {};
 afterEach(() => stop());
 
-/** What is told of a watched loop, line by line; a machine that is slow by itself may add to it. */
-async function watched() {
-  const lines: LogFields[] = [];
-  let heard = () => {};
+test("a pause in which the thread waited is told with its length, and by how little was computed", async () => {
+  const { promise, resolve } = Promise.withResolvers<LogFields>();
   stop = watchLoop("main", 100, (event, fields = {}) => {
     expect(event).toBe("event_loop_blocked");
-    lines.push(fields);
-    heard();
+    resolve(fields);
   });
   // Its timer runs from here on.
   await Bun.sleep(1);
-  const line = () =>
-    new Promise<void>((resolve) => {
-      heard = resolve;
-    });
-  return { lines, line };
-}
-
-test("a pause is told with its thread and its length", async () => {
-  const { lines, line } = await watched();
-  const told = line();
-  hold(220);
-  await told;
-  expect(lines[0]).toMatchObject({ thread: "main", times: 1 });
-  expect(lines[0]?.["ms"]).toBeGreaterThanOrEqual(200);
-});
-
-test("a pause of waiting is told by how little was computed", async () => {
-  const { lines, line } = await watched();
-  const told = line();
   Bun.sleepSync(400);
-  await told;
-  expect(lines[0]?.["ms"]).toBeGreaterThanOrEqual(300);
-  expect(lines[0]?.["cpu_ms"]).toBeLessThan(200);
+  const told = await promise;
+  expect(told).toMatchObject({ thread: "main", times: 1 });
+  expect(told["ms"]).toBeGreaterThanOrEqual(300);
+  expect(told["cpu_ms"]).toBeLessThan(200);
 });
 
-test("the pauses of a second are one line, with the longest of them", async () => {
-  const { lines, line } = await watched();
-  const [first, startedAt] = [line(), performance.now()];
-  hold(150);
-  await first;
-  const second = line();
-  for (const ms of [150, 300, 150]) {
-    hold(ms);
-    // Until its timer has fired, which is due before this one.
-    await Bun.sleep(25);
-  }
-  await second;
-  expect(performance.now() - startedAt).toBeGreaterThanOrEqual(1_000);
-  expect(lines).toHaveLength(2);
-  expect(lines[1]?.["ms"]).toBeGreaterThanOrEqual(280);
-  expect(lines[1]?.["times"]).toBeGreaterThanOrEqual(3);
-});
+describe("by a simulated clock,", () => {
+  const TICK_MS = 10;
+  const LEAST_MS = 100;
+  let time = 0;
+  const restore: { mockRestore(): void }[] = [];
+  beforeEach(() => {
+    jest.useFakeTimers();
+    restore.push(spyOn(performance, "now").mockImplementation(() => time));
+  });
+  afterEach(() => {
+    for (const spy of restore.splice(0)) spy.mockRestore();
+    jest.useRealTimers();
+  });
 
-test("a pause that is left is told at the end", async () => {
-  const { lines, line } = await watched();
-  const first = line();
-  hold(150);
-  await first;
-  hold(150);
-  await Bun.sleep(25);
-  expect(lines).toHaveLength(1);
-  stop();
-  expect(lines).toHaveLength(2);
+  test("the pauses of a second are one line with the longest of them, the first is told at once, and what is left at the end", () => {
+    const pauses = fc.array(fc.oneof(fc.constant(0), fc.integer({ min: 0, max: 400 })), {
+      maxLength: 400,
+      size: "max",
+    });
+    fc.assert(
+      fc.property(pauses, (all) => {
+        time = 0;
+        const lines: { at: number; ms: unknown; times: unknown }[] = [];
+        const late: number[] = [];
+        const watching = watchLoop(
+          "main",
+          LEAST_MS,
+          (_, fields) => void lines.push({ at: time, ms: fields?.["ms"], times: fields?.["times"] }),
+          (ms) => void late.push(ms),
+        );
+        const expected: typeof lines = [];
+        let [longest, times, toldAt] = [0, 0, Number.NEGATIVE_INFINITY];
+        const tell = () => {
+          if (times > 0) [expected.length, toldAt] = [expected.push({ at: time, ms: longest, times }), time];
+          [longest, times] = [0, 0];
+        };
+        for (const ms of all) {
+          time += TICK_MS + ms;
+          jest.advanceTimersByTime(TICK_MS);
+          if (ms >= LEAST_MS) [longest, times] = [Math.max(longest, ms), times + 1];
+          if (time - toldAt >= 1_000) tell();
+        }
+        watching();
+        tell();
+        expect(lines).toEqual(expected);
+        expect(late).toEqual(all);
+      }),
+    );
+  });
 });

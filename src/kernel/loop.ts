@@ -48,7 +48,6 @@ export interface Poll {
 export function poll({ leastMs, mostMs }: PollOptions, look: () => Promise<boolean | number>): Poll {
   let pause = leastMs;
   let isOver = false;
-  let isLooking = false;
   let isWanted = false;
   let [timer, dueAt] = schedule(leastMs);
 
@@ -59,10 +58,8 @@ export function poll({ leastMs, mostMs }: PollOptions, look: () => Promise<boole
   }
 
   async function lookOnce(): Promise<void> {
-    isLooking = true;
     isWanted = false;
     const found = await look();
-    isLooking = false;
     if (isOver) return;
     pause = found === true || isWanted ? leastMs : Math.min(pause * 2, mostMs);
     const known = typeof found === "number" ? Math.max(found, leastMs) : mostMs;
@@ -73,7 +70,8 @@ export function poll({ leastMs, mostMs }: PollOptions, look: () => Promise<boole
     soon() {
       pause = leastMs;
       isWanted = true;
-      if (isOver || isLooking || dueAt - performance.now() <= leastMs) return;
+      // Nor while a look is under way, whose time has come already.
+      if (isOver || dueAt - performance.now() <= leastMs) return;
       clearTimeout(timer);
       [timer, dueAt] = schedule(leastMs);
     },

@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, expect, type Mock, spyOn, test } from "bun:test";
-import { afterShared, turnOf } from "./turns.ts";
+import { joinInFlight, turnOf } from "./turns.ts";
 
 /** Goes on with the work of the requests alone: what else the machine does is no part of any turn. */
 let time: number;
@@ -66,7 +66,7 @@ test("thousands of requests that wait for what another has begun go on in turns,
   const { promise, reject } = Promise.withResolvers<void>();
   let [gone, turns] = [0, 0];
   const waiters = Array.from({ length: 2_000 }, async () => {
-    const error = await afterShared(promise, "one").catch((thrown: Error) => thrown);
+    const error = await joinInFlight(promise, "one").catch((thrown: Error) => thrown);
     expect(error?.message).toBe("none");
     time += 0.1;
     gone++;

@@ -3,7 +3,7 @@
 // - `createFairShare`: takes now or not at all; `createFairQueue` and `enter`: waits for it in turn
 // - `createSlots`, `createLimiter`: run work in few slots; the limiter refuses after a while
 // - `createReservedShare`: keeps a part free for holders of none
-// - `Commons`: memory that slow holders give back when others wait
+// - `ReclaimableShare`: memory that slow holders lose when others wait
 // - `createRoundRobin`: turns alone, without amounts
 //
 // What one may hold falls with the square of what it leaves free. So a tenant alone gets seven eighths; tenants that
@@ -19,7 +19,7 @@ export interface FairShareOptions {
   readonly size: number;
   /** The most that one agent holds, however much is free; a function where that changes. */
   readonly agentMax?: number | (() => number);
-  /** What somebody who holds nothing may take, however little is free: one place, but no bytes. */
+  /** What somebody who holds nothing may take, however little is free: one slot, but no bytes. */
   readonly least?: 0 | 1;
 }
 
@@ -424,14 +424,14 @@ export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooM
   });
 }
 
-// Places shared out among holders (accounts), an eighth of them reserved for holders of none. So however much some hold,
-// everybody else finds a first place, and holders that want more than there is end up with equal shares of the rest. A fair
+// Slots shared out among holders (accounts), an eighth of them reserved for holders of none. So however much some hold,
+// everybody else finds a first slot, and holders that want more than there is end up with equal shares of the rest. A fair
 // share reserves nothing: of what it leaves free, sixteen who want much may leave the seventeenth nothing.
 
-/** One place of so many is reserved. */
+/** One slot of so many is reserved. */
 const RESERVED = 8;
 
-/** Whether one who holds `own` of `taken` places may have another, when so many hold any, itself included. */
+/** Whether one who holds `own` of `taken` slots may have another, when so many hold any, itself included. */
 export function mayTake(own: number, taken: number, holders: number, total: number, round = Math.floor): boolean {
   const free = total - taken;
   const reserve = Math.max(1, Math.floor(total / RESERVED));
@@ -439,7 +439,7 @@ export function mayTake(own: number, taken: number, holders: number, total: numb
   return free > 0 && own < share && (free > reserve || own === 0);
 }
 
-/** @param round what becomes of a part of a place when equal shares are made */
+/** @param round what becomes of a part of a slot when equal shares are made */
 export function createReservedShare(total: number, round = Math.floor) {
   const held = new Map<string, number>();
   let taken = 0;
@@ -462,59 +462,48 @@ export function createReservedShare(total: number, round = Math.floor) {
   };
 }
 
-// Shares of a memory budget that has room for few holders at a time, some of which may never be done. So each says how it
-// gives way. When somebody has waited for a second, the tenant that holds most gives way, if it holds more than its equal
-// part and more than the waiter's tenant would hold: it ends the holder whose last progress is the longest ago, and the next
-// one, until there is enough. Meanwhile nobody gets more than its equal part, or what is given back would go in circles.
+// Shares of a memory budget that has room for few holders at a time, some of which may never be done. So each holder says
+// how it is evicted. When somebody has waited for a second, the tenant that holds most loses some, if it holds more than its
+// equal part and more than the waiter's tenant would hold: its holder whose last progress is the longest ago is evicted, and
+// the next one, until there is enough. Meanwhile nobody gets more than its equal part, or memory would go in circles.
 
 /** What one holder has. */
-export interface Stake {
+export interface Holding {
   readonly amount: number;
   /** Ends the holder, which gives its share back at once or soon. Null while it can't be ended. */
-  giveWay: (() => void) | null;
+  evict: (() => void) | null;
   /** Takes more at once, or nothing. */
   takeNow(amount: number): boolean;
   /** As `enter` does. */
   take(amount: number, signal: StopSignal): Promise<void> | undefined;
   /** The holder makes progress. */
-  heard(): void;
+  progressed(): void;
   /** Gives this much back, or all that is left. */
   giveBack(amount?: number): void;
 }
 
-interface CommonsOptions {
-  readonly size: number;
-  /** For tests: how long somebody waits before others give way, and the timer for the next look. */
-  readonly patienceMs?: number;
-  readonly later?: (look: () => void, ms: number) => void;
-}
+/** Thousands of small holders may be needed, and each one that ends makes work, so few are evicted at a time. */
+const EVICTED_AT_ONCE = 64;
 
-/** Thousands of small holders may be needed, and each one that ends makes work, so few are asked at a time. */
-const ASKED_AT_ONCE = 64;
-
-export class Commons {
+export class ReclaimableShare {
   readonly #size: number;
-  readonly #patienceMs: number;
-  readonly #later: (look: () => void, ms: number) => void;
   readonly #share: FairShare;
   readonly #queue: FairQueue;
-  /** By tenant, the one whose last progress is longest ago first; without those asked to give way. */
-  readonly #stakes = new Map<string, Set<Stake>>();
-  /** Those that were asked to give way and have not given all back yet. */
-  readonly #asked = new Set<Stake>();
+  /** By tenant, the one whose last progress is longest ago first; without those that are evicted. */
+  readonly #holdings = new Map<string, Set<Holding>>();
+  /** Those that were evicted and have not given all back yet. */
+  readonly #evicted = new Set<Holding>();
   /** What they will give back, by tenant, and together. */
   readonly #coming = new Map<string, number>();
   #comingInAll = 0;
-  /** How many more may be asked in this look. */
-  #asksLeft = 0;
+  /** How many more may be evicted in this look. */
+  #evictionsLeft = 0;
   /** Somebody has waited long for no more than its equal part. */
   #isShort = false;
   #isLooking = false;
 
-  constructor({ size, patienceMs = 1000, later = setTimeout }: CommonsOptions) {
+  constructor(size: number) {
     this.#size = size;
-    this.#patienceMs = patienceMs;
-    this.#later = later;
     this.#share = createFairShare({ size, least: 0 });
     this.#queue = createFairQueue(this.#share, () => (this.#isShort ? this.#partOf() : null));
   }
@@ -523,65 +512,65 @@ export class Commons {
     return this.#share.inUse;
   }
 
-  /** A share that holds nothing yet. */
-  stake(tenant: string, agent: string | null): Stake {
+  /** A holder that holds nothing yet. */
+  hold(tenant: string, agent: string | null): Holding {
     const queue = this.#queue;
     let held = 0;
     const took = (amount: number) => {
       held += amount;
-      if (this.#asked.has(stake)) this.#comes(tenant, amount);
-      else this.#add(tenant, stake);
+      if (this.#evicted.has(holding)) this.#comes(tenant, amount);
+      else this.#add(tenant, holding);
     };
-    const stake: Stake = {
+    const holding: Holding = {
       get amount() {
         return held;
       },
-      giveWay: null,
+      evict: null,
       takeNow(amount) {
         const isTaken = queue.takeNow(tenant, agent, amount);
         if (isTaken) took(amount);
         return isTaken;
       },
       take: (amount, signal) => {
-        if (stake.takeNow(amount)) return undefined;
-        this.#lookLater(this.#patienceMs);
+        if (holding.takeNow(amount)) return undefined;
+        this.#lookLater(MAX.evictionWaitMs);
         return enter(queue, { tenant, agent, amount }, signal, () => took(amount));
       },
-      heard: () => {
-        if (this.#stakes.get(tenant)?.delete(stake)) this.#add(tenant, stake);
+      progressed: () => {
+        if (this.#holdings.get(tenant)?.delete(holding)) this.#add(tenant, holding);
       },
       giveBack: (amount = held) => {
         held -= amount;
-        if (this.#asked.has(stake)) this.#comes(tenant, -amount);
-        if (held === 0) this.#remove(tenant, stake);
+        if (this.#evicted.has(holding)) this.#comes(tenant, -amount);
+        if (held === 0) this.#remove(tenant, holding);
         queue.giveBack(tenant, agent, amount);
       },
     };
-    return stake;
+    return holding;
   }
 
   /**
    * How much more the tenant may wait for, between `least` and `most`; null when the tenant itself holds what is missing,
-   * or nobody would give way.
+   * or nobody would be evicted.
    */
   worthWaiting(tenant: string, least: number, most: number): number | null {
     const [part, held] = [this.#partOf(tenant), this.#share.heldBy(tenant)];
     const isAlone = part === this.#size;
     if (isAlone) return null;
     if (held + least <= part) return Math.min(most, part - held);
-    return this.#nextToGiveWay(tenant, Math.max(part, held + least)) === null ? null : least;
+    return this.#nextToEvict(tenant, Math.max(part, held + least)) === null ? null : least;
   }
 
-  #add(tenant: string, stake: Stake): void {
-    const own = this.#stakes.get(tenant) ?? new Set<Stake>();
-    this.#stakes.set(tenant, own.add(stake));
+  #add(tenant: string, holding: Holding): void {
+    const own = this.#holdings.get(tenant) ?? new Set<Holding>();
+    this.#holdings.set(tenant, own.add(holding));
   }
 
-  #remove(tenant: string, stake: Stake): void {
-    const own = this.#stakes.get(tenant);
-    own?.delete(stake);
-    if (own?.size === 0) this.#stakes.delete(tenant);
-    this.#asked.delete(stake);
+  #remove(tenant: string, holding: Holding): void {
+    const own = this.#holdings.get(tenant);
+    own?.delete(holding);
+    if (own?.size === 0) this.#holdings.delete(tenant);
+    this.#evicted.delete(holding);
   }
 
   /** The equal part of each tenant that holds something or waits, and of this one. */
@@ -591,12 +580,12 @@ export class Commons {
     return Math.floor(this.#size / tenants.size);
   }
 
-  #ask(owner: string, stake: Stake): void {
-    this.#asksLeft--;
-    this.#asked.add(stake);
-    this.#stakes.get(owner)?.delete(stake);
-    this.#comes(owner, stake.amount);
-    stake.giveWay?.();
+  #evict(owner: string, holding: Holding): void {
+    this.#evictionsLeft--;
+    this.#evicted.add(holding);
+    this.#holdings.get(owner)?.delete(holding);
+    this.#comes(owner, holding.amount);
+    holding.evict?.();
   }
 
   /** This much more will be given back; less when negative. */
@@ -608,11 +597,11 @@ export class Commons {
   }
 
   /** The other tenant that holds most, if that is above the limit, and its slowest holder. */
-  #nextToGiveWay(tenant: string, limit: number): { owner: string; stake: Stake } | null {
+  #nextToEvict(tenant: string, limit: number): { owner: string; holding: Holding } | null {
     const keeps = (owner: string) => this.#share.heldBy(owner) - (this.#coming.get(owner) ?? 0);
-    const above = [...this.#stakes.keys()].filter((owner) => owner !== tenant && keeps(owner) > limit);
+    const above = [...this.#holdings.keys()].filter((owner) => owner !== tenant && keeps(owner) > limit);
     for (const owner of above.sort((a, b) => keeps(b) - keeps(a))) {
-      for (const stake of this.#stakes.get(owner) ?? []) if (stake.giveWay !== null) return { owner, stake };
+      for (const holding of this.#holdings.get(owner) ?? []) if (holding.evict !== null) return { owner, holding };
     }
     return null;
   }
@@ -623,7 +612,7 @@ export class Commons {
     const tenants = leastFirst(this.#queue.tenants(), (tenant) => this.#share.heldBy(tenant));
     return tenants.flatMap((tenant) => {
       const longest = this.#queue.longest(tenant);
-      return longest === null || now - longest.since < this.#patienceMs ? [] : [longest.waiter];
+      return longest === null || now - longest.since < MAX.evictionWaitMs ? [] : [longest.waiter];
     });
   }
 
@@ -633,7 +622,7 @@ export class Commons {
   }
 
   /**
-   * Lets others give way until there is enough for this waiter.
+   * Evicts others until there is enough for this waiter.
    *
    * @param promised how much of what comes back is meant for other waiters
    * @returns how much this one will have
@@ -644,9 +633,9 @@ export class Commons {
       const [part, after] = [this.#partOf(), this.#afterwards(waiter)];
       const comesBack = this.#comingInAll - promised;
       if (this.#share.roomOf(tenant, after <= part ? part : null, comesBack) >= amount) return amount;
-      const next = this.#nextToGiveWay(tenant, Math.max(part, after));
-      if (next === null || this.#asksLeft === 0) return 0;
-      this.#ask(next.owner, next.stake);
+      const next = this.#nextToEvict(tenant, Math.max(part, after));
+      if (next === null || this.#evictionsLeft === 0) return 0;
+      this.#evict(next.owner, next.holding);
     }
     return 0;
   }
@@ -656,16 +645,16 @@ export class Commons {
     const part = this.#partOf();
     this.#isShort = this.#overdue().some((waiter) => this.#afterwards(waiter) <= part);
     this.#queue.serve();
-    this.#asksLeft = ASKED_AT_ONCE;
+    this.#evictionsLeft = EVICTED_AT_ONCE;
     let promised = 0;
     for (const waiter of this.#overdue()) promised += this.#makeRoom(waiter, promised);
-    if (this.#queue.size > 0) this.#lookLater(this.#asksLeft > 0 ? 100 : 10);
+    if (this.#queue.size > 0) this.#lookLater(this.#evictionsLeft > 0 ? 100 : 10);
     else this.#isShort = false;
   }
 
   #lookLater(ms: number): void {
     if (this.#isLooking) return;
     this.#isLooking = true;
-    this.#later(() => this.#look(), ms);
+    setTimeout(() => this.#look(), ms);
   }
 }

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { inTurns } from "./turns.ts";
+import { eachInTurns, inTurn, inTurns } from "./turns.ts";
 
 /** Holds the event loop. */
 function work(ms: number): void {
@@ -76,4 +76,28 @@ test("a tenant with many streams gets no more turns than one with one", async ()
   for (let count = 0; count < 200; count++) stream("many", 50);
   stream("few", 20);
   expect((await promise).filter((tenant) => tenant === "many").length).toBeLessThanOrEqual(21);
+});
+
+test("pieces of work that can't be parted are done one after the other, with others in between", async () => {
+  let isOther = false;
+  const order: string[] = [];
+  const piece = (name: string) => () => {
+    order.push(name);
+    work(10);
+    if (!isOther) setImmediate(() => order.push("other"));
+    isOther = true;
+    return Promise.resolve(name);
+  };
+  const done = Promise.all(["a", "b", "c"].map((name) => inTurn("t", piece(name))));
+  expect(order).toEqual([]);
+  expect(await done).toEqual(["a", "b", "c"]);
+  expect(order.indexOf("other")).toBeLessThan(order.indexOf("c"));
+});
+
+test("an error that a piece of work throws is the error of the work", async () => {
+  const piece = () => {
+    throw new Error("no");
+  };
+  await expect(inTurn("t", piece)).rejects.toThrow("no");
+  await expect(eachInTurns([1], "t", piece)).rejects.toThrow("no");
 });

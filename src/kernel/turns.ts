@@ -41,19 +41,18 @@ export function mayDoAtOnce(): boolean {
   return now < atOnceUntil;
 }
 
-/** Resolves when the last step has been done. Rejects with what a step throws. */
-export function doneInTurns(step: TurnStep, tenant: string): Promise<void> {
-  const { promise, resolve, reject } = Promise.withResolvers<void>();
+/** Does a piece of work that can't be split, and may be long, in a turn with all such work. @throws what it throws */
+export function inTurn<T>(tenant: string, piece: () => T): Promise<Awaited<T>> {
+  const { promise, resolve, reject } = Promise.withResolvers<T>();
   inTurns(() => {
     try {
-      if (step()) return true;
-      resolve();
+      resolve(piece());
     } catch (error) {
       reject(error);
     }
     return false;
   }, tenant);
-  return promise;
+  return promise as Promise<Awaited<T>>;
 }
 
 function schedule(): void {
@@ -77,78 +76,24 @@ function takeTurn(): void {
   }
 }
 
-/**
- * Adds to the work of the current step, and returns whether the step should end. The cost is counted and not timed, so that
- * the same work always takes the same steps.
- */
-export type Pace = (work: number) => boolean;
-
 /** The work of one step. A unit is the cost of looking at a byte: a nanosecond or two. */
 const STEP_WORK = 262_144;
 
-export function createPace(most: number = STEP_WORK): Pace {
-  let done = 0;
-  return (work) => {
-    done += work;
-    if (done < most) return false;
-    done = 0;
-    return true;
-  };
-}
-
-export type Steps<T> = Generator<void, T, void>;
-
-/** All the steps at once, for what is small, or has a thread to itself. */
-export function atOnce<T>(steps: Steps<T>): T {
-  for (;;) {
-    const { done, value } = steps.next();
-    if (done) return value;
-  }
-}
-
 /**
- * Does the first step at once, since most work has no other, and the rest in turns with all such work.
+ * Calls `each` for the items in their order: the first ones at once if that may be, since most work is no more than that, and
+ * the others in turns with all such work.
  *
- * @param signal ends it before the next step
- * @throws what a step throws; the signal's reason
+ * @param each gives the cost of the item, which is counted and not timed, so that the same work always takes the same steps
+ * @throws what `each` throws
  */
-export async function inSteps<T>(steps: Steps<T>, tenant: string, signal?: AbortSignal): Promise<T> {
-  let step = steps.next();
-  if (!step.done) {
-    await doneInTurns(() => {
-      signal?.throwIfAborted();
-      step = steps.next();
-      return !step.done;
-    }, tenant);
+export async function eachInTurns<T>(items: readonly T[], tenant: string, each: (item: T, at: number) => number) {
+  for (let at = 0; at < items.length; ) {
+    const step = () => {
+      for (let work = 0; work < STEP_WORK && at < items.length; at++) work += each(items[at] as T, at);
+    };
+    if (at === 0 && mayDoAtOnce()) step();
+    else await inTurn(tenant, step);
   }
-  return step.value as T;
-}
-
-/** Does all steps in turns, the first too, where many may have work at the same moment or that step may be long. */
-export function inTurnSteps<T>(steps: Steps<T>, tenant: string, signal?: AbortSignal): Promise<T> {
-  function* later(): Steps<T> {
-    yield;
-    return yield* steps;
-  }
-  return inSteps(later(), tenant, signal);
-}
-
-/** Does a piece of work that can't be split, and may be long, in a turn with all such work. */
-export function inOneStep<T>(piece: () => T, tenant: string): Promise<Awaited<T>> {
-  function* steps(): Steps<T> {
-    yield;
-    return piece();
-  }
-  return Promise.resolve(inSteps(steps(), tenant)) as Promise<Awaited<T>>;
-}
-
-/** A body up to this size is judged at once. */
-const SMALL_BYTES = 16_384;
-
-/** Does steps over a body. The first steps of many large bodies at once would be too much for one turn. */
-export function bodyInSteps<T>(body: Pick<Uint8Array, "byteLength">, steps: Steps<T>, tenant: string): Promise<T> {
-  const run = body.byteLength > SMALL_BYTES ? inTurnSteps : inSteps;
-  return run(steps, tenant);
 }
 
 // When a request begins. Those that arrive in one turn of the event loop begin at once, for up to a few milliseconds; the
@@ -192,7 +137,7 @@ export function turnOf(tenant: string): Promise<void> | undefined {
  *
  * @throws what it rejects with
  */
-export async function afterShared<T>(shared: Promise<T>, tenant: string): Promise<T> {
+export async function joinInFlight<T>(shared: Promise<T>, tenant: string): Promise<T> {
   try {
     return await shared;
   } finally {

@@ -110,10 +110,10 @@ export async function untilFirst<T>(
   }
 }
 
-export type UnderWay = ReturnType<typeof createUnderWay>;
+export type InFlight = ReturnType<typeof createInFlight>;
 
 /** Counts what is under way, for those who wait until nothing is. */
-export function createUnderWay() {
+export function createInFlight() {
   let count = 0;
   let idle = Promise.withResolvers<void>();
   return {

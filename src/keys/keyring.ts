@@ -6,6 +6,7 @@ import { type Log, silentLog } from "../core/log.ts";
 import { type Clock, systemClock } from "../core/time.ts";
 import { type Poll, poll } from "../kernel/loop.ts";
 import { endsWithin } from "../kernel/wait.ts";
+import type { Membership } from "../storage/leases.ts";
 import type { WrappedKeys } from "../storage/look.ts";
 import type { Reader, Store } from "../storage/store.ts";
 import { unwrap } from "./envelope.ts";
@@ -17,7 +18,7 @@ import {
   type SigningKey,
   signingKeyIdentity,
 } from "./signing-keys.ts";
-import { anotherMasterKey, createHolder, isWrappedByOthers, type KeyringState, readState } from "./state.ts";
+import { anotherMasterKey, enterHolder, isWrappedByOthers, type KeyringState, keysHeld, readState } from "./state.ts";
 import { createTenantKeys, DEPLOYMENT, type SealedSecret, tenantKeyIdentity } from "./tenant-keys.ts";
 
 const DERIVED_KEY_BYTES = 32;
@@ -36,8 +37,7 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
   await revocations.catchUp();
   const seen = { version, signing: await loadSigningKeys(store.read, masterKeys, clock, null) };
   const missing = new Set<string>();
-  let holder: ReturnType<typeof createHolder> | null = null;
-  let renewing: Promise<void> | null = null;
+  let member: Membership | null = null;
 
   async function reload(state: KeyringState): Promise<void> {
     // `state` was read before the keys, so the keys are at least as new as its version.
@@ -61,13 +61,7 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     if (state.revoked_at > revocations.newest()) await revocations.catchUp();
     // If this process lacks the master key of the new keys, it goes on with those that it has.
     if (!lacks(state.master_key_id) && state.version !== seen.version) await reload(state);
-    // The write of the lease goes on beside, so that no caller of a look waits for it.
-    renewing ??= holder?.renew(seen.version).then(renewed, renewed) ?? null;
-  }
-
-  function renewed(error: unknown): void {
-    renewing = null;
-    if (error !== undefined) log.warn("keys_not_held", { error });
+    member?.tell(keysHeld(masterKeys, seen.version));
   }
 
   const watch = createWatch(refresh, (error) => log.warn("keys_not_read", { error }));
@@ -92,19 +86,14 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     renewed: watch.renewed,
     /**
      * Starts to follow the changes of other processes, which are in force here within about a second.
-     * @param alone whether no other gateway can run on this database
      * @throws StartupProblem when keys are being rotated to a master key that this process does not have
      */
-    async watch(replica: string, alone: boolean): Promise<void> {
-      holder = createHolder(store, masterKeys, replica, alone);
-      await holder.enter();
+    async watch(membership: Membership): Promise<void> {
+      await enterHolder(store, masterKeys, membership);
+      member = membership;
       watch.start();
     },
-    async stop(): Promise<void> {
-      await watch.stop();
-      await renewing;
-      await holder?.leave().catch((error) => log.warn("keys_not_left", { error }));
-    },
+    stop: watch.stop,
   };
 }
 

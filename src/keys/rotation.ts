@@ -8,13 +8,13 @@
 //   finish     when nothing is wrapped with another master key any more: only now the earlier master key is removed
 import { and, asc, eq, isNotNull, isNull, lt, max, ne, sql } from "drizzle-orm";
 import type { Clock } from "../core/time.ts";
+import { PROCESS_LEASES } from "../storage/leases.ts";
 import type { Store, Tx } from "../storage/store.ts";
 import { newKey, resealDataKey, unwrap, wrap } from "./envelope.ts";
 import type { MasterKeys } from "./master-keys.ts";
 import { type NewSigningKey, newSigningKeys, signingKeyIdentity, storeSigningKeys } from "./signing-keys.ts";
 import {
   changeState,
-  HOLDER_LEASE_MS,
   isWrappedByOthers,
   type KeyringState,
   lackingHolders,
@@ -24,7 +24,7 @@ import {
 } from "./state.ts";
 import { createTenantKeys, DEPLOYMENT, tenantKeyIdentity } from "./tenant-keys.ts";
 
-const GATEWAYS_MS_MAX = HOLDER_LEASE_MS + 5_000;
+const GATEWAYS_MS_MAX = PROCESS_LEASES.gateway.leaseMs + 5_000;
 
 interface NextMasterKey {
   /** Makes the next master key durable where the gateways find it. @returns the key's ID */

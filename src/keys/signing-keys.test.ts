@@ -24,7 +24,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
   beforeAll(async () => {
     place = await places[dialect]();
     store = await place.open();
-  }, 30_000);
+  });
   afterAll(async () => {
     await store.close();
     place.remove();
@@ -63,7 +63,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       }),
       { numRuns: 25 },
     );
-  }, 60_000);
+  });
 
   test("a token of an earlier version says nothing, and is older than every revocation", async () => {
     await revokeTokens(store, "acme", "carol");
@@ -106,5 +106,5 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
     const revocations = await known();
     expect(revocations.isRevoked("many", "user7", 4_000_000_000_007)).toBe(true);
     expect(revocations.isRevoked("acme", "alice", 0)).toBe(true);
-  }, 60_000);
+  });
 });

@@ -1,9 +1,10 @@
 // The state of all keys in the database, and which gateways have them. Every write that makes a key reads the one row of the
 // state under its lock, so no key is wrapped with a master key that a rotation has left behind. A rotation begins only when
 // each gateway that runs has the new master key. A gateway that was killed counts until its lease has run out.
-import { eq, gt, lte, notInArray, sql } from "drizzle-orm";
+import { and, eq, gt, notInArray } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
+import type { Membership, ProcessFacts } from "../storage/leases.ts";
 import type { Reader, Store, Tx } from "../storage/store.ts";
 import type { MasterKeys } from "./master-keys.ts";
 
@@ -54,48 +55,23 @@ export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
   });
 }
 
-export const HOLDER_LEASE_MS = 15_000;
+/** What a gateway tells others of its keys. @param seen_version that of the keyring which it goes by */
+export const keysHeld = (masterKeys: MasterKeys, seen_version: number): ProcessFacts => ({
+  master_key_ids: masterKeys.ids().join(" "),
+  seen_version,
+});
 
-/** Enters this gateway as one that runs. @param alone whether no other gateway can run on this database */
-export function createHolder(store: Store, masterKeys: MasterKeys, replica: string, alone: boolean) {
-  let written = "";
-  let writtenAt = Number.NEGATIVE_INFINITY;
-
-  function write(tx: Tx, master_key_ids: string, seen_version: number) {
-    const { keyHolders: t } = tx.tables;
-    const lease_until = sql<number>`${tx.now} + ${HOLDER_LEASE_MS}`;
-    const held = { master_key_ids, seen_version, lease_until };
-    return tx.db
-      .insert(t)
-      .values({ replica, ...held })
-      .onConflictDoUpdate({ target: t.replica, set: held });
-  }
-
-  return {
-    /** After this no rotation begins to a key that this gateway lacks. @throws StartupProblem when one has begun */
-    enter: () =>
-      store.write(async (tx) => {
-        const { master_key_id, version } = await lockState(tx);
-        if (master_key_id !== null && masterKeys.find(master_key_id) === null) throw anotherMasterKey();
-        const { keyHolders: t } = tx.tables;
-        const gone = alone ? undefined : lte(t.lease_until, tx.now);
-        await tx.db.delete(t).where(gone);
-        await write(tx, masterKeys.ids().join(" "), version);
-      }),
-    /** Writes what has changed, and the lease every few seconds. */
-    async renew(seenVersion: number): Promise<void> {
-      const ids = masterKeys.ids().join(" ");
-      const held = `${ids} ${seenVersion}`;
-      const startedAt = performance.now();
-      if (held === written && startedAt - writtenAt < 5_000) return;
-      await store.write((tx) => write(tx, ids, seenVersion), { urgent: true });
-      [written, writtenAt] = [held, startedAt];
-    },
-    leave: () =>
-      store.write(async ({ db, tables: { keyHolders: t } }) => {
-        await db.delete(t).where(eq(t.replica, replica));
-      }),
-  };
+/**
+ * Enters this gateway as one that runs: after this no rotation begins to a key that it lacks.
+ *
+ * @throws StartupProblem when one has begun
+ */
+export async function enterHolder(store: Store, masterKeys: MasterKeys, membership: Membership): Promise<void> {
+  await store.write(async (tx) => {
+    const { master_key_id, version } = await lockState(tx);
+    if (master_key_id !== null && masterKeys.find(master_key_id) === null) throw anotherMasterKey();
+    await membership.enter(tx, keysHeld(masterKeys, version));
+  });
 }
 
 export function anotherMasterKey(): StartupProblem {
@@ -110,9 +86,10 @@ export function anotherMasterKey(): StartupProblem {
  * future counts too: the database's clock may have gone back.
  */
 export async function lackingHolders({ db, tables, now }: Tx, id: string, version: number): Promise<string[]> {
-  const { keyHolders: t } = tables;
-  const holders = await db.select().from(t).where(gt(t.lease_until, now));
+  const { processes: t } = tables;
+  const running = and(eq(t.kind, "gateway"), gt(t.lease_until, now));
+  const holders = await db.select().from(t).where(running);
   return holders
-    .filter((held) => held.seen_version < version || !held.master_key_ids.split(" ").includes(id))
-    .map(({ replica }) => replica);
+    .filter((held) => (held.seen_version ?? 0) < version || !held.master_key_ids?.split(" ").includes(id))
+    .map((held) => held.id);
 }

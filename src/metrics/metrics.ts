@@ -17,7 +17,7 @@ import { hostPart } from "../http/listener.ts";
 import { listenPlain, type PlainListenerOptions } from "../http/plain-listener.ts";
 import { text } from "../http/responses.ts";
 import { createGuardedEdge } from "../http/server.ts";
-import { createGathering } from "../kernel/batch.ts";
+import { createBatcher } from "../kernel/batch.ts";
 import { type LimitName, MAX } from "../kernel/limits.ts";
 import { endsWithin } from "../kernel/wait.ts";
 
@@ -377,7 +377,7 @@ export async function startMetrics({ host, port, endpoints, log }: MetricsListen
   const registry = new Registry();
   const meters = createMeters(registry, endpoints);
   registerProcess(registry);
-  const rendering = createGathering(async () => {
+  const rendering = createBatcher(async () => {
     const metrics = await registry.metrics();
     return () => metrics;
   });

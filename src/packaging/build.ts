@@ -22,7 +22,7 @@ const ENTRIES = [
   "src/main.ts",
   "src/gateway/executor/workers/worker.ts",
   "src/storage/sqlite/checkpoint-thread.ts",
-  "src/x402/verifier/worker.ts",
+  "src/compute/worker.ts",
   "src/cli/process.ts",
 ];
 

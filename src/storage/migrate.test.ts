@@ -60,7 +60,7 @@ test("a migration that is killed leaves the server neither at work nor locked", 
 
   await place.execute("drop event trigger slow");
   await (await place.open()).close();
-}, 60_000);
+});
 
 /** Each transaction that makes an index is counted, even one that is undone, and takes two seconds longer. */
 const COUNTED = [
@@ -83,11 +83,11 @@ test("programs that start at once wait for the one that migrates, and do not und
   const [row] = await watcher`select last_value::int as attempts from attempts`;
   // Once, but for a program that is held up on a busy machine while it looks.
   expect(row?.attempts).toBeWithin(1, 3);
-}, 30_000);
+});
 
 /** What a server of the version before goes on doing, and what it may take on a busy machine. */
 const RENEWAL =
-  "insert into replicas (id, lease_until) values ('rep_old', 1) on conflict (id) do update set lease_until = 2";
+  "insert into processes (id, kind, lease_until) values ('rep_old', 'gateway', 1) on conflict (id) do update set lease_until = 2";
 const RENEWED_MS_MAX = 5_000;
 
 test("a backup under way delays a migration, which keeps nobody else waiting meanwhile", async () => {
@@ -102,7 +102,7 @@ test("a backup under way delays a migration, which keeps nobody else waiting mea
   };
   await using backup = new SQL(place.url, { max: 1 });
   const dump = await backup.reserve();
-  await dump.unsafe("begin; lock table replicas in access share mode");
+  await dump.unsafe("begin; lock table processes in access share mode");
   const migration = startMigration(place.url, nextVersion());
   try {
     while (migration.exitCode === null && !(await isHeldUp())) await Bun.sleep(10);
@@ -113,7 +113,7 @@ test("a backup under way delays a migration, which keeps nobody else waiting mea
     dump.release();
   }
   expect(await migration.exited).toBe(0);
-}, 60_000);
+});
 
 /** Of a program that is killed when it has done all of a migration and not yet committed it. */
 const KILLED = `
@@ -166,7 +166,7 @@ eachStore((makePlace, dialect) => {
     await expect(place.execute("insert into colors (agent) values ('agt_1')")).rejects.toThrow();
     await place.execute("insert into colors (agent) values ('agt_2')");
     place.remove();
-  }, 60_000);
+  });
 
   test("a program that is killed at a migration leaves all as it was, and the next one does the migration", async () => {
     const place = await makePlace();
@@ -176,12 +176,12 @@ eachStore((makePlace, dialect) => {
     await child.exited;
     expect(child.signalCode).toBe("SIGKILL");
     expect(await versionOf(place)).toBe(NEXT_VERSION - 1);
-    await expect(place.execute("select color from replicas")).rejects.toThrow();
+    await expect(place.execute("select color from processes")).rejects.toThrow();
     using _ = becomeNextVersion();
     await (await place.open()).close();
-    await place.execute("select color from replicas");
+    await place.execute("select color from processes");
     place.remove();
-  }, 60_000);
+  });
 
   test("a database of a program from before the first release is refused, and nothing in it is changed", async () => {
     const place = await makePlace();
@@ -205,5 +205,5 @@ eachStore((makePlace, dialect) => {
       expect(problem).toContain("before the first release");
     }
     place.remove();
-  }, 60_000);
+  });
 });

@@ -122,7 +122,7 @@ function requireFit(schema: Schema, log: Log): void {
   const fit = fitOf(schema);
   if (fit === "too new") throw new StartupProblem(`the database has ${tooNewText(schema)}: ${TOO_NEW_ADVICE}`);
   if (fit !== "newer") return;
-  const hint = "see Going back in tollgate help operations";
+  const hint = "see Going back in tollgate help upgrades";
   log.warn("database_is_newer", { schema_version: schema.version, known_version: newestVersion(), hint });
 }
 

@@ -56,7 +56,7 @@ export async function recordRestore(store: Store, settle: () => Promise<void>): 
       .onConflictDoUpdate({ target: t.one, set: { restored_at: now, is_done: false } });
   });
   // While the server was away all leases have run out. A service that was not stopped finds the database again only now.
-  // Longer than the time between two renewals of a lease (gateway/upstream/ownership.ts, facilitator/wallet/leases.ts).
+  // Longer than the time between two renewals of a lease (storage/leases.ts).
   if (store.isShared) await Bun.sleep(6_000);
   await store.write((tx) => requireNoService(store, tx));
   await settle();
@@ -68,11 +68,10 @@ export async function recordRestore(store: Store, settle: () => Promise<void>): 
 /** Where a process is alone with its database, the lock of the data directory tells. */
 async function requireNoService({ isShared }: Store, { db, tables, now }: Tx): Promise<void> {
   if (!isShared) return;
-  for (const t of [tables.replicas, tables.facilitators]) {
-    const [running] = await db.select({ id: t.id }).from(t).where(gt(t.lease_until, now)).limit(1);
-    if (running === undefined) continue;
-    throw new StartupProblem("the gateways and facilitators of this database must be stopped, for 15 seconds at least");
-  }
+  const { processes: t } = tables;
+  const [running] = await db.select({ id: t.id }).from(t).where(gt(t.lease_until, now)).limit(1);
+  if (running === undefined) return;
+  throw new StartupProblem("the gateways and facilitators of this database must be stopped, for 15 seconds at least");
 }
 
 interface Start {
@@ -94,7 +93,7 @@ export async function startRestored({ store, file, settle, log }: Start): Promis
   if (file !== null && copied !== null) {
     await recordRestore(store, settle);
     unmarkCopy(file);
-    log.warn("database_restored", { copied_at: copied.toISOString(), hint: "see Restore in tollgate help operations" });
+    log.warn("database_restored", { copied_at: copied.toISOString(), hint: "see Restore in tollgate help backups" });
   }
   return restoredAt(store.read);
 }

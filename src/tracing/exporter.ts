@@ -12,7 +12,7 @@ import { readBody } from "../http/client/body.ts";
 import { type Answer, OutboundError } from "../http/client/exchange.ts";
 import { type Outbound, retryAfterMs } from "../http/client/outbound.ts";
 import { MAX } from "../kernel/limits.ts";
-import { createUnderWay, endsWithin } from "../kernel/wait.ts";
+import { createInFlight, endsWithin } from "../kernel/wait.ts";
 
 /** The deadline of a request, to the end of its response. */
 const REQUEST_MS = 10_000;
@@ -33,7 +33,7 @@ export function createExporter({ endpoint, headers, outbound }: CollectorOptions
   const url = `${endpoint.replace(/\/+$/, "")}/v1/traces`;
   const sent = [["content-type", "application/x-protobuf"] as const, ...headers];
   const [stopping, aborted] = [Promise.withResolvers<void>(), new AbortController()];
-  const inFlight = createUnderWay();
+  const inFlight = createInFlight();
 
   async function sendOnce(body: Uint8Array): Promise<BatchFailure | null> {
     const late = AbortSignal.timeout(REQUEST_MS);

@@ -1,7 +1,6 @@
 import { expect, test } from "bun:test";
 import { createHash } from "node:crypto";
-import { atOnce } from "../kernel/turns.ts";
-import { bodyOf, bodyPartsOf, freeBody, LargeBody, PART_BYTES, sha256Of, wholeOf } from "./body.ts";
+import { bodyOf, bodyPartsOf, freeBody, hashOf, judged, LargeBody, PART_BYTES, wholeBodyTask } from "./body.ts";
 
 test("the memory of a body is given back once, of one in one piece, in parts, and joined", async () => {
   const piece = new Uint8Array(10);
@@ -12,23 +11,28 @@ test("the memory of a body is given back once, of one in one piece, in parts, an
   for (let time = 0; time < 2; time++) freeBody(parts);
   expect(parts.parts.map(({ byteLength }) => byteLength)).toEqual([0, 0]);
   const joined = large();
-  const whole = await wholeOf(joined, "t");
+  const [size, whole] = await judged(
+    joined,
+    wholeBodyTask("size", ({ length }) => length),
+    "t",
+  );
+  expect(size).toBe(PART_BYTES + 3);
   expect(whole.byteLength).toBe(PART_BYTES + 3);
   for (let time = 0; time < 2; time++) freeBody(joined);
   expect(whole.byteLength).toBe(0);
 });
 
-test("a hash made in steps is that of the whole, and of a large body made once", () => {
-  for (const size of [0, 1, 262_143, 262_144, 262_145, 3_000_000]) {
+test("a hash is that of the whole, whatever parts it is in, and of a large body made once", async () => {
+  for (const size of [0, 1, 65_536, 65_537, PART_BYTES, 3_000_000]) {
     const bytes = new Uint8Array(size).map((_, at) => at * 7);
-    const steps = sha256Of(bytes);
-    let made = 0;
-    let step = steps.next();
-    for (; !step.done; step = steps.next()) made++;
-    expect(step.value).toBe(createHash("sha256").update(bytes).digest("hex"));
-    expect(made).toBe(Math.max(Math.ceil(size / 262_144) - 1, 0));
-    const body = bodyOf(bodyPartsOf(bytes));
-    expect(atOnce(sha256Of(body))).toBe(step.value);
-    if (body instanceof LargeBody) expect(sha256Of(body).next().done).toBe(true);
+    const expected = createHash("sha256").update(bytes).digest("hex");
+    const copy = (part: Uint8Array) => part.slice();
+    for (const body of [bodyOf([copy(bytes)]), bodyOf(bodyPartsOf(bytes).map(copy))]) {
+      expect(body instanceof LargeBody).toBe(size > 65_536);
+      expect(await hashOf(body, "t")).toBe(expected);
+      expect(Buffer.compare(Buffer.concat(bodyPartsOf(body)), bytes)).toBe(0);
+      freeBody(body);
+      if (body instanceof LargeBody) expect(await hashOf(body, "t")).toBe(expected);
+    }
   }
 });

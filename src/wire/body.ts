@@ -1,8 +1,11 @@
 // The body of a call: one piece while it is small, parts otherwise. A large one is gathered, stored, handed to a worker
-// and sent part by part, so that no piece of work takes all of it, and its parts move between threads without a copy.
+// and sent part by part, so that no piece of work takes all of it. What has to look at all of it is done on another thread,
+// to which its memory moves without a copy.
 
 import { createHash } from "node:crypto";
-import { bodyInSteps, inSteps, type Steps } from "../kernel/turns.ts";
+import { joined } from "../core/bytes.ts";
+import { AT_ONCE_BYTES, type ComputeTask, compute } from "../kernel/compute.ts";
+import { inTurn } from "../kernel/turns.ts";
 
 /**
  * Of a part, and the most that is in one piece. On SQLite to store one takes 3 ms of the event loop with its commit
@@ -12,38 +15,60 @@ export const PART_BYTES = 512 * 1024;
 
 export type CallBody = Uint8Array | LargeBody;
 
+/** A body up to this size is judged at once. Many longer ones at once would be too much for one turn. */
+const SMALL_BYTES = 16_384;
+
 export class LargeBody {
   readonly byteLength: number;
-  /** Views of the whole, once somebody has asked for that. */
-  parts: readonly Uint8Array[];
+  /** Views of the whole, once somebody has asked for that. None while another thread has them, and if that dies. */
+  parts: readonly Uint8Array[] = [];
   whole: Uint8Array | null = null;
   /** In lower hex. Hashed once, when idempotency key, payment or receipt asks for it first. */
   sha256: string | null = null;
 
   /**
-   * @param parts at least two, in their order; in memory of their own. Those that are stored are of PART_BYTES each, but
-   *   for the last of a body
+   * @param parts in their order; in memory of their own. Those that are stored are of PART_BYTES each, but for the last of a
+   *   body
    */
   constructor(parts: readonly Uint8Array[]) {
-    this.parts = parts;
     this.byteLength = parts.reduce((sum, part) => sum + part.byteLength, 0);
+    this.#keep(parts);
   }
 
-  /** Joins the parts, one in each step. Each is given back as soon as it is copied. */
-  *joined(): Steps<Uint8Array> {
-    if (this.whole !== null) return this.whole;
-    const whole = new Uint8Array(this.byteLength);
-    let at = 0;
-    for (const part of this.parts) {
-      if (at > 0) yield;
-      whole.set(part, at);
-      at += part.byteLength;
-      freeMemory(part);
-    }
-    this.parts = bodyPartsOf(whole);
-    this.whole = whole;
-    return whole;
+  /** Does the task on another thread, to which the body moves for so long. @throws as `compute` does; then the body is lost */
+  async move<T>(task: BodyTask<T>, tenant: string): Promise<T> {
+    const moved = this.whole === null ? this.parts : [this.whole];
+    [this.parts, this.whole] = [[], null];
+    const { result, parts } = await compute(task, moved, { tenant, bytes: this.byteLength, moved });
+    this.#keep(parts);
+    return result;
   }
+
+  #keep(parts: readonly Uint8Array[]): void {
+    const [first, second] = parts;
+    this.whole = second === undefined ? (first ?? null) : null;
+    this.parts = this.whole === null ? parts : partsOf(this.whole);
+  }
+}
+
+/** What is found in a body, and the body as it is afterwards: in parts, or whole. */
+export type BodyTask<T> = ComputeTask<
+  readonly Uint8Array[],
+  { readonly result: T; readonly parts: readonly Uint8Array[] }
+>;
+
+/** For what reads here and there in a body, which is in one piece afterwards. */
+export function wholeBodyTask<T>(name: string, judge: (bytes: Uint8Array) => T): BodyTask<T> {
+  return {
+    name,
+    run(parts) {
+      const [only = new Uint8Array(), second] = parts;
+      const whole = second === undefined ? only : joined(parts);
+      if (second !== undefined) for (const part of parts) freeMemory(part);
+      return { result: judge(whole), parts: [whole] };
+    },
+    moved: ({ parts }) => parts,
+  };
 }
 
 /**
@@ -64,16 +89,21 @@ export function freeBody(body: CallBody): void {
 
 /** The parts of a body as they are stored; of one in a single piece, views of it. */
 export function bodyPartsOf(body: CallBody): readonly Uint8Array[] {
-  if (body instanceof LargeBody) return body.parts;
-  if (body.byteLength <= PART_BYTES) return [body];
-  const count = Math.ceil(body.byteLength / PART_BYTES);
-  return Array.from({ length: count }, (_, n) => body.subarray(n * PART_BYTES, (n + 1) * PART_BYTES));
+  return body instanceof LargeBody ? body.parts : partsOf(body);
+}
+
+function partsOf(bytes: Uint8Array): readonly Uint8Array[] {
+  if (bytes.byteLength <= PART_BYTES) return [bytes];
+  const count = Math.ceil(bytes.byteLength / PART_BYTES);
+  return Array.from({ length: count }, (_, n) => bytes.subarray(n * PART_BYTES, (n + 1) * PART_BYTES));
 }
 
 export function bodyOf(parts: readonly Uint8Array[]): CallBody {
-  const [first] = parts;
+  const [first, second] = parts;
   if (first === undefined) return new Uint8Array();
-  return parts.length === 1 ? first : new LargeBody(parts);
+  // A view can't move.
+  const isOwn = first.byteLength === first.buffer.byteLength;
+  return second === undefined && (!isOwn || first.byteLength <= AT_ONCE_BYTES) ? first : new LargeBody(parts);
 }
 
 /** No more than its first `bytes`, which are whole parts; it shares the memory of the body. */
@@ -82,32 +112,31 @@ export function startOf(body: CallBody, bytes: number): CallBody {
   return body.subarray(0, bytes);
 }
 
-/** All of a body in one piece, for what reads here and there in it. */
-export async function wholeOf(body: CallBody, tenant: string): Promise<Uint8Array> {
-  if (!(body instanceof LargeBody)) return body;
-  return body.whole ?? inSteps(body.joined(), tenant);
+/** What the task finds in a body, and all of that in one piece. @throws as `compute` does */
+export async function judged<T>(body: CallBody, task: BodyTask<T>, tenant: string): Promise<[T, Uint8Array]> {
+  if (body instanceof LargeBody) return [await body.move(task, tenant), wholeOf(body)];
+  const judge = () => task.run([body]).result;
+  return [body.byteLength > SMALL_BYTES ? await inTurn(tenant, judge) : judge(), body];
 }
 
-/** Hashed in one step: half a millisecond on a processor without instructions for it. */
-const STEP_BYTES = 262_144;
+/** All of a body in one piece. It is copied if nobody has judged it yet, so it should not be long. */
+export function wholeOf(body: CallBody): Uint8Array {
+  return body instanceof LargeBody ? (body.whole ?? joined(body.parts)) : body;
+}
+
+export const SHA256: BodyTask<string> = {
+  name: "sha256",
+  run(parts) {
+    const hash = createHash("sha256");
+    for (const part of parts) hash.update(part);
+    return { result: hash.digest("hex"), parts };
+  },
+  moved: ({ parts }) => parts,
+};
 
 /** The SHA-256 of a body, in lower hex. Its bytes must not change afterwards. */
-export function* sha256Of(body: CallBody): Steps<string> {
-  if (body instanceof LargeBody && body.sha256 !== null) return body.sha256;
-  const hash = createHash("sha256");
-  let isBegun = false;
-  for (const part of bodyPartsOf(body)) {
-    for (let at = 0; at < part.length; at += STEP_BYTES) {
-      if (isBegun) yield;
-      isBegun = true;
-      hash.update(part.subarray(at, at + STEP_BYTES));
-    }
-  }
-  const digest = hash.digest("hex");
-  if (body instanceof LargeBody) body.sha256 = digest;
-  return digest;
-}
-
-export function hashOf(body: CallBody, tenant: string): Promise<string> {
-  return bodyInSteps(body, sha256Of(body), tenant);
+export async function hashOf(body: CallBody, tenant: string): Promise<string> {
+  if (!(body instanceof LargeBody)) return SHA256.run([body]).result;
+  body.sha256 ??= await body.move(SHA256, tenant);
+  return body.sha256;
 }

@@ -1,13 +1,9 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { MAX } from "../kernel/limits.ts";
-import { atOnce, type Steps } from "../kernel/turns.ts";
-import { arrayOutline, type FoundKey, objectOutline, skipSpaceInSteps, type Watched, watch } from "./json-scan.ts";
+import { arrayOutline, type FoundKey, objectOutline, skipSpace, type Watched, watch } from "./json-scan.ts";
 
 const encoder = new TextEncoder();
-const outlineObject = (bytes: Uint8Array, start: number, watched: readonly Watched[]) =>
-  atOnce(objectOutline(bytes, start, watched));
-const skipSpace = (bytes: Uint8Array, at: number) => atOnce(skipSpaceInSteps(bytes, at));
 const decoder = new TextDecoder();
 
 function isJsonObject(text: string): boolean {
@@ -22,7 +18,7 @@ function isJsonObject(text: string): boolean {
 function outline(text: string, watched: Watched[] = []) {
   const bytes = encoder.encode(text);
   const start = skipSpace(bytes, 0);
-  const { findings, end, problem } = outlineObject(bytes, start, watched);
+  const { findings, end, problem } = objectOutline(bytes, start, watched);
   const isWhole = problem === null && skipSpace(bytes, end) === bytes.length;
   const textOf = ({ value }: FoundKey) =>
     value === null ? null : decoder.decode(bytes.subarray(value.start, value.end));
@@ -107,7 +103,7 @@ describe("the outline of a JSON object", () => {
     const watched = [watch("id"), watch("name"), watch("key")];
     const time = (body: Uint8Array, keys: Watched[]) => {
       const started = performance.now();
-      outlineObject(body, 0, keys);
+      objectOutline(body, 0, keys);
       return performance.now() - started;
     };
     for (const body of bodies) {
@@ -117,7 +113,7 @@ describe("the outline of a JSON object", () => {
     }
     Bun.gc(true);
     const before = process.memoryUsage().heapUsed;
-    const outlines = bodies.map((body) => outlineObject(body, 0, watched));
+    const outlines = bodies.map((body) => objectOutline(body, 0, watched));
     expect(process.memoryUsage().heapUsed - before).toBeLessThan(4_000_000);
     expect(outlines.map(({ problem }) => problem)).toEqual([null, null, null, null]);
   });
@@ -171,74 +167,25 @@ describe("the outline of a JSON object", () => {
   });
 });
 
-/** How many steps there are. */
-function count(steps: Steps<unknown>): number {
-  for (let made = 1; ; made++) if (steps.next().done) return made;
-}
-
-describe("a scan in steps", () => {
+describe("an array", () => {
   const WATCHED = [watch("id"), watch("params", watch("name"), watch("_meta", watch("v")))];
   const member = fc.tuple(
     fc.constantFrom('"id"', '"i\\u0064"', '"ID"', '"params"', '"name"', '"_meta"', '"v"', '""', '"a\\"b"'),
     fc.jsonValue().map((value) => JSON.stringify(value)),
   );
-  const spaced = (text: string) => text.replace(/[,:{}]/g, " \n$&\t ");
   const object = fc.array(member, { maxLength: 5 }).map((all) => `{${all.map((each) => each.join(":")).join()}}`);
-  const texts = fc
-    .tuple(object, object, fc.constantFrom("", "-0.5e+10", "123456789012", '"\\ud83d\\ude00"', "tru", "1.", "[[]]"))
-    .chain(([params, other, last]) => {
-      const text = `{"id":7,"params":${params},"x":[${other},${last}],"params":{"name":${last || "null"}}}`;
-      return fc.tuple(fc.constantFrom(text, spaced(text)), fc.nat(text.length));
-    })
-    .map(([text, cut]) => (cut % 3 === 0 ? text.slice(0, cut) : text));
-
-  test("finds the same as one in one piece, wherever a step ends", () => {
-    fc.assert(
-      fc.property(texts, fc.integer({ min: 1, max: 40 }), (text, stepBytes) => {
-        const bytes = encoder.encode(text);
-        expect(atOnce(objectOutline(bytes, 0, WATCHED, stepBytes))).toEqual(outlineObject(bytes, 0, WATCHED));
-        const list = encoder.encode(`[1,${text},"a", ${text}]`);
-        const whole = atOnce(arrayOutline(list, 0, 5, WATCHED));
-        expect(atOnce(arrayOutline(list, 0, 5, WATCHED, stepBytes))).toEqual(whole);
-      }),
-      { numRuns: 2000 },
-    );
-  });
 
   test("finds in each item of a batch what a scan of that alone finds", () => {
     fc.assert(
       fc.property(fc.array(object, { minLength: 1, maxLength: 4 }), (all) => {
         const bytes = encoder.encode(`[${all.join(" , ")}]`);
-        const { items, problem } = atOnce(arrayOutline(bytes, 0, 4, WATCHED));
+        const { items, problem } = arrayOutline(bytes, 0, 4, WATCHED);
         expect([items.length, problem]).toEqual([all.length, null]);
         for (const { start, end, findings } of items) {
-          expect(outlineObject(bytes, start, WATCHED)).toEqual({ findings, end, problem: null });
+          expect(objectOutline(bytes, start, WATCHED)).toEqual({ findings, end, problem: null });
         }
-        expect(atOnce(arrayOutline(bytes, 0, all.length - 1, [])).problem).toBe("too many");
+        expect(arrayOutline(bytes, 0, all.length - 1, []).problem).toBe("too many");
       }),
     );
-  });
-
-  test("makes many steps of a long text, whatever is in it", () => {
-    const LENGTH = 4_000_000;
-    const STEP_BYTES_MAX = 65_536;
-    const long = {
-      string: `"${"x".repeat(LENGTH)}"`,
-      escapes: `"${"\\n".repeat(LENGTH / 2)}"`,
-      number: `1${"0".repeat(LENGTH)}.5`,
-      exponent: `1e${"1".repeat(LENGTH)}`,
-      space: `[${" ".repeat(LENGTH)}]`,
-      items: `[${"1,".repeat(LENGTH / 2)}1]`,
-      arrays: `[${"[[[]]],".repeat(LENGTH / 7)}1]`,
-      members: `{${'"a":1,'.repeat(LENGTH / 6)}"b":1}`,
-      key: `{"${"k".repeat(LENGTH)}":1}`,
-    };
-    for (const value of Object.values(long)) {
-      const bytes = encoder.encode(`{"id":1,"x":${value},"params":{"name":"y"}}`);
-      expect(count(objectOutline(bytes, 0, WATCHED))).toBeGreaterThan(bytes.length / STEP_BYTES_MAX - 1);
-    }
-    const space = encoder.encode(" ".repeat(LENGTH));
-    expect(count(skipSpaceInSteps(space, 0))).toBeGreaterThan(LENGTH / STEP_BYTES_MAX - 1);
-    expect(atOnce(skipSpaceInSteps(space, 0))).toBe(LENGTH);
   });
 });

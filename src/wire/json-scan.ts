@@ -1,9 +1,8 @@
 // The outline of a JSON text, read straight from its bytes: whether it is JSON at all, and where the values of a few
 // watched keys stand, in whatever way the keys are written. Nothing is built, so a body of 32 MiB costs no second copy and no
-// object tree. The scan works in steps, each of which may end anywhere, so no text takes long in one piece.
+// object tree.
 
 import { MAX } from "../kernel/limits.ts";
-import type { Steps } from "../kernel/turns.ts";
 
 const SPACE = 0x20;
 const QUOTE = 0x22;
@@ -44,9 +43,6 @@ const FALSE = encoder.encode("false");
 const NULL = encoder.encode("null");
 const NOTHING: readonly Probe[] = [];
 
-/** Bytes of one step: less than a millisecond, whatever they are. */
-const STEP_BYTES = 65_536;
-
 interface Outline {
   /** A finding for each watched key, in their order. */
   readonly findings: readonly FoundKey[];
@@ -63,54 +59,27 @@ export interface Items {
   readonly problem: Outline["problem"] | "too many";
 }
 
-/** The index of the first byte at or after `at` that is no JSON white space. */
-export function* skipSpaceInSteps(bytes: Uint8Array, at: number, stepBytes = STEP_BYTES): Steps<number> {
-  for (let next = at; ; next += stepBytes) {
-    const until = Math.min(next + stepBytes, bytes.length);
-    const found = spaceEnd(bytes, next, until);
-    if (found < until || until === bytes.length) return found;
-    yield;
-  }
-}
-
 /**
  * The outline of the object that opens at `start`. When it is malformed or cut off, the findings are of the
  * complete members before that place. Well-formed UTF-8 is not checked here.
  */
-export function* objectOutline(
-  bytes: Uint8Array,
-  start: number,
-  watched: readonly Watched[],
-  stepBytes = STEP_BYTES,
-): Steps<Outline> {
+export function objectOutline(bytes: Uint8Array, start: number, watched: readonly Watched[]): Outline {
   const probes = watched.map(createProbe);
-  const scan = new Scan(bytes, start, stepBytes, { probes });
-  const { end, problem } = yield* ended(scan, bytes[start] === OPEN_BRACE);
+  const { end, problem } = ended(bytes[start] === OPEN_BRACE, () => new Scan(bytes, null).object(start, 0, probes));
   return { findings: probes.map(toFinding), end, problem: problem === "too many" ? "malformed" : problem };
 }
 
 /** At most `most` items of the array that opens at `start`, with what is found of the watched keys in each. */
-export function* arrayOutline(
-  bytes: Uint8Array,
-  start: number,
-  most: number,
-  watched: readonly Watched[],
-  stepBytes = STEP_BYTES,
-): Steps<Items> {
+export function arrayOutline(bytes: Uint8Array, start: number, most: number, watched: readonly Watched[]): Items {
   const listed: Listed = { items: [], most, watched };
-  const scan = new Scan(bytes, start, stepBytes, { listed });
-  const { end, problem } = yield* ended(scan, bytes[start] === OPEN_BRACKET);
-  return { items: listed.items, end, problem };
+  const outline = ended(bytes[start] === OPEN_BRACKET, () => new Scan(bytes, listed).array(start, 0));
+  return { items: listed.items, ...outline };
 }
 
-function* ended(scan: Scan, opens: boolean): Steps<{ end: number; problem: Items["problem"] }> {
+function ended(opens: boolean, scan: () => number): { end: number; problem: Items["problem"] } {
   if (!opens) return { end: -1, problem: "malformed" };
   try {
-    for (;;) {
-      const end = scan.step();
-      if (end !== LEFT) return { end, problem: null };
-      yield;
-    }
+    return { end: scan(), problem: null };
   } catch (error) {
     if (!(error instanceof ScanError)) throw error;
     return { end: -1, problem: error.problem };
@@ -141,26 +110,19 @@ interface Noted {
   end: number;
 }
 
-/** Returned instead of an index: the step has ended before the value did. */
-const LEFT = -1;
-
-/** What may come next in an object or array: a first key or item or the end, a key or item, and so on. */
-const FIRST = 0;
-const NEXT = 1;
-const COLON_NEXT = 2;
-const VALUE_NEXT = 3;
-const AFTER_VALUE = 4;
-type ScanState = 0 | 1 | 2 | 3 | 4;
-
 /** The parts of a number that have digits. */
 const WHOLE = 0;
 const FRACTION = 1;
 const EXPONENT = 2;
 
-/** Most texts have little white space. */
-function skip(bytes: Uint8Array, at: number, until: number): number {
-  const byte = bytes[at];
-  return byte !== undefined && byte <= SPACE ? spaceEnd(bytes, at, until) : at;
+/** The index of the first byte at or after `at` that is no JSON white space. */
+export function skipSpace(bytes: Uint8Array, at: number): number {
+  let next = at;
+  for (;;) {
+    const byte = bytes[next];
+    if (byte !== SPACE && byte !== LINE_FEED && byte !== RETURN && byte !== TAB) return next;
+    next++;
+  }
 }
 
 /** The index after the byte that has to be at `at`. */
@@ -169,102 +131,49 @@ function pass(bytes: Uint8Array, at: number, byte: number): number {
   return at + 1;
 }
 
-/**
- * Whether the byte ends the object or array. A number at the very end of a cut-off text may itself be cut, so a member
- * counts once the byte after it is seen.
- */
-function closes(byte: number | undefined, end: number, state: ScanState, member: Noted | null): boolean {
-  if (byte !== end || (state !== FIRST && state !== AFTER_VALUE)) return false;
-  noteMember(member);
-  return true;
-}
-
-/**
- * Values are read by recursion, which is fastest. When a step ends, the innermost function leaves a closure that goes on
- * later, and then each one around it leaves one too, which goes on where the inner one has ended.
- */
+/** Values are read by recursion, which is fastest. Each function returns the index after what it reads. @throws ScanError */
 class Scan {
   readonly #bytes: Uint8Array;
   readonly #listed: Listed | null;
-  readonly #stepBytes: number;
-  /** The innermost first. */
-  #left: ((end: number) => number)[];
-  #from: number;
-  /** Where this step ends; the last step ends with the text. */
-  #until = 0;
 
   /** @param listed null for an object */
-  constructor(
-    bytes: Uint8Array,
-    start: number,
-    stepBytes: number,
-    { probes = NOTHING, listed = null }: { probes?: readonly Probe[]; listed?: Listed | null },
-  ) {
+  constructor(bytes: Uint8Array, listed: Listed | null) {
     this.#bytes = bytes;
-    this.#from = start;
-    this.#stepBytes = stepBytes;
     this.#listed = listed;
-    this.#left = [() => (listed === null ? this.#object(start, 0, probes) : this.#array(start, 0))];
   }
 
-  /** The index after the value, or LEFT. @throws ScanError */
-  step(): number {
-    const left = this.#left;
-    this.#left = [];
-    this.#from += this.#stepBytes;
-    this.#until = Math.min(this.#from, this.#bytes.length + 1);
-    let end = LEFT;
-    for (const [index, goOn] of left.entries()) {
-      end = goOn(end);
-      if (end !== LEFT) continue;
-      this.#left.push(...left.slice(index + 1));
-      break;
-    }
-    return end;
-  }
-
-  #leave(goOn: (end: number) => number): number {
-    this.#left.push(goOn);
-    return LEFT;
-  }
-
-  #object(start: number, depth: number, probes: readonly Probe[]): number {
+  object(start: number, depth: number, probes: readonly Probe[]): number {
     if (depth >= MAX.jsonDepth) throw new ScanError("too deep");
-    return this.#members(start + 1, depth, probes, FIRST, null);
+    const bytes = this.#bytes;
+    let at = skipSpace(bytes, start + 1);
+    if (bytes[at] === CLOSE_BRACE) return at + 1;
+    for (;;) {
+      const end = this.#string(pass(bytes, at, QUOTE));
+      const member = memberOf(bytes, at + 1, end - 1, probes);
+      at = skipSpace(bytes, pass(bytes, skipSpace(bytes, end), COLON));
+      at = skipSpace(bytes, this.#noted(at, depth, member));
+      const isLast = bytes[at] === CLOSE_BRACE;
+      // A number at the very end of a cut-off text may itself be cut, so a member counts once the byte after it is seen.
+      const next = isLast ? at + 1 : pass(bytes, at, COMMA);
+      noteMember(member);
+      if (isLast) return next;
+      at = skipSpace(bytes, next);
+    }
   }
 
-  #members(from: number, depth: number, probes: readonly Probe[], first: ScanState, given: Noted | null): number {
+  array(start: number, depth: number): number {
+    if (depth >= MAX.jsonDepth) throw new ScanError("too deep");
     const bytes = this.#bytes;
-    let at = from;
-    let state = first;
-    let member = given;
+    const listed = depth === 0 ? this.#listed : null;
+    let at = skipSpace(bytes, start + 1);
+    if (bytes[at] === CLOSE_BRACKET) return at + 1;
     for (;;) {
-      at = skip(bytes, at, this.#until);
-      if (at >= this.#until) return this.#leaveMembers(at, depth, probes, state, member);
-      if (closes(bytes[at], CLOSE_BRACE, state, member)) return at + 1;
-      switch (state) {
-        case AFTER_VALUE:
-          at = pass(bytes, at, COMMA);
-          noteMember(member);
-          state = NEXT;
-          break;
-        case COLON_NEXT:
-          at = pass(bytes, at, COLON);
-          state = VALUE_NEXT;
-          break;
-        case VALUE_NEXT:
-          at = this.#noted(at, depth, member);
-          state = AFTER_VALUE;
-          if (at === LEFT) return this.#leaveMembers(LEFT, depth, probes, state, member);
-          break;
-        default: {
-          const end = this.#string(pass(bytes, at, QUOTE));
-          if (end === LEFT) return this.#leaveKey(at, depth, probes);
-          member = memberOf(bytes, at + 1, end - 1, probes);
-          at = end;
-          state = COLON_NEXT;
-        }
-      }
+      const item = startItem(listed);
+      const end = this.#noted(at, depth, item);
+      if (item !== null) listed?.items.push({ start: at, end, findings: item.inside.map(toFinding) });
+      at = skipSpace(bytes, end);
+      if (bytes[at] === CLOSE_BRACKET) return at + 1;
+      at = skipSpace(bytes, pass(bytes, at, COMMA));
     }
   }
 
@@ -277,69 +186,14 @@ class Scan {
     return noted.end;
   }
 
-  /** @param at LEFT: at the end of the value of `member` */
-  #leaveMembers(at: number, depth: number, probes: readonly Probe[], state: ScanState, member: Noted | null): number {
-    return this.#leave((end) => {
-      if (at === LEFT && member !== null) member.end = end;
-      return this.#members(at === LEFT ? end : at, depth, probes, state, member);
-    });
-  }
-
-  #leaveKey(start: number, depth: number, probes: readonly Probe[]): number {
-    return this.#leave((end) => {
-      const member = memberOf(this.#bytes, start + 1, end - 1, probes);
-      return this.#members(end, depth, probes, COLON_NEXT, member);
-    });
-  }
-
-  #array(start: number, depth: number): number {
-    if (depth >= MAX.jsonDepth) throw new ScanError("too deep");
-    return this.#items(start + 1, depth, FIRST, null);
-  }
-
-  #items(from: number, depth: number, first: ScanState, given: Noted | null): number {
-    const bytes = this.#bytes;
-    const listed = depth === 0 ? this.#listed : null;
-    let at = from;
-    let state = first;
-    let item = given;
-    for (;;) {
-      at = skip(bytes, at, this.#until);
-      if (at >= this.#until) return this.#leaveItems(at, depth, state, item);
-      if (closes(bytes[at], CLOSE_BRACKET, state, null)) return at + 1;
-      if (state === AFTER_VALUE) {
-        at = pass(bytes, at, COMMA);
-        state = NEXT;
-      } else {
-        item = startItem(listed);
-        at = this.#noted(at, depth, item);
-        state = AFTER_VALUE;
-        if (at === LEFT) return this.#leaveItems(LEFT, depth, state, item);
-        this.#endItem(item, at);
-      }
-    }
-  }
-
-  #leaveItems(at: number, depth: number, state: ScanState, item: Noted | null): number {
-    return this.#leave((end) => {
-      if (at === LEFT) this.#endItem(item, end);
-      return this.#items(at === LEFT ? end : at, depth, state, item);
-    });
-  }
-
-  #endItem(item: Noted | null, end: number): void {
-    if (item === null || this.#listed === null) return;
-    this.#listed.items.push({ start: item.start, end, findings: item.inside.map(toFinding) });
-  }
-
   #value(start: number, depth: number, probes: readonly Probe[]): number {
     switch (this.#bytes[start]) {
       case QUOTE:
         return this.#string(start + 1);
       case OPEN_BRACE:
-        return this.#object(start, depth, probes);
+        return this.object(start, depth, probes);
       case OPEN_BRACKET:
-        return this.#array(start, depth);
+        return this.array(start, depth);
       case LETTER_T:
         return scanWord(this.#bytes, start, TRUE);
       case LETTER_F:
@@ -354,47 +208,27 @@ class Scan {
   /** @param from inside the string */
   #string(from: number): number {
     const bytes = this.#bytes;
-    const until = this.#until;
-    let at = from;
-    while (at < until) {
+    for (let at = from; ; ) {
       const byte = bytes[at];
       if (byte === QUOTE) return at + 1;
       if (byte === undefined || byte < SPACE) throw new ScanError("malformed");
       at = byte === BACKSLASH ? scanEscape(bytes, at) : at + 1;
     }
-    return this.#leaveString(at);
-  }
-
-  #leaveString(at: number): number {
-    return this.#leave(() => this.#string(at));
   }
 
   #number(start: number): number {
     const bytes = this.#bytes;
     const whole = bytes[start] === MINUS ? start + 1 : start;
-    const first = bytes[whole];
-    const second = bytes[whole + 1];
-    // Most numbers have one digit.
-    if ((second === COMMA || second === CLOSE_BRACE || second === CLOSE_BRACKET) && isDigit(first)) return whole + 1;
-    return first === ZERO ? this.#afterDigits(whole + 1, WHOLE) : this.#digits(whole, WHOLE);
+    return bytes[whole] === ZERO ? this.#afterDigits(whole + 1, WHOLE) : this.#digits(whole, WHOLE);
   }
 
   /** At least one digit. */
   #digits(start: number, part: number): number {
-    if (!isDigit(this.#bytes[start])) throw new ScanError("malformed");
-    return this.#moreDigits(start + 1, part);
-  }
-
-  #moreDigits(from: number, part: number): number {
     const bytes = this.#bytes;
-    const until = this.#until;
-    let at = from;
-    while (at < until && isDigit(bytes[at])) at++;
-    return at < until ? this.#afterDigits(at, part) : this.#leaveDigits(at, part);
-  }
-
-  #leaveDigits(at: number, part: number): number {
-    return this.#leave(() => this.#moreDigits(at, part));
+    if (!isDigit(bytes[start])) throw new ScanError("malformed");
+    let at = start + 1;
+    while (isDigit(bytes[at])) at++;
+    return this.#afterDigits(at, part);
   }
 
   #afterDigits(at: number, part: number): number {
@@ -591,17 +425,6 @@ class ScanError extends Error {
     super(problem);
     this.problem = problem;
   }
-}
-
-/** The index of the first byte at or after `at`, and before `until`, that is no JSON white space. */
-function spaceEnd(bytes: Uint8Array, at: number, until: number): number {
-  let next = at;
-  while (next < until) {
-    const byte = bytes[next];
-    if (byte !== SPACE && byte !== LINE_FEED && byte !== RETURN && byte !== TAB) return next;
-    next++;
-  }
-  return next;
 }
 
 /** @throws ScanError */

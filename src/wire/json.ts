@@ -1,10 +1,10 @@
 // The strict JSON parser for request bodies: valid UTF-8, bounded depth, no duplicate keys, no number that would be altered.
 // JSON.parse lets the last of two equal keys win and rounds numbers that a double can't hold, so that the gateway would store
-// something else than was sent. It can't be interrupted either, while this parser works in steps.
+// something else than was sent. A compute thread judges long bodies.
 
 import { Fault, shownField } from "../core/fault.ts";
+import { AT_ONCE_BYTES, type ComputeTask, compute } from "../kernel/compute.ts";
 import { MAX } from "../kernel/limits.ts";
-import { atOnce, type Steps } from "../kernel/turns.ts";
 
 /**
  * The value of a JSON text.
@@ -13,14 +13,24 @@ import { atOnce, type Steps } from "../kernel/turns.ts";
  * @throws Fault `invalid_request`
  */
 export function parseJson(bytes: Uint8Array, freeField: string | null = null): unknown {
-  return atOnce(readJson(bytes, freeField));
+  return new JsonReader(decodeUtf8(bytes), freeField).read();
 }
 
-/** `parseJson`, in steps. The first step does everything for a small text. */
-export function* readJson(bytes: Uint8Array, freeField: string | null = null): Steps<unknown> {
-  const reader = new JsonReader(decodeUtf8(bytes), freeField);
-  while (reader.step()) yield;
-  return reader.value;
+/** Judges a text. The value stays where it is made: to move it takes longer than to read the text again. */
+export const JSON_TEXT: ComputeTask<readonly [bytes: Uint8Array, freeField: string | null], null> = {
+  name: "json",
+  run([bytes, freeField]) {
+    parseJson(bytes, freeField);
+    return null;
+  },
+};
+
+/** As `parseJson`, wherever a long text is best judged. @throws as `compute` does, too */
+export async function readJson(bytes: Uint8Array, freeField: string | null, tenant: string): Promise<unknown> {
+  if (bytes.length <= AT_ONCE_BYTES) return parseJson(bytes, freeField);
+  await compute(JSON_TEXT, [bytes, freeField], { tenant, bytes: bytes.length });
+  // What is accepted is read by both alike: where a key may be given twice, the last one counts.
+  return JSON.parse(decodeUtf8(bytes));
 }
 
 function decodeUtf8(bytes: Uint8Array): string {
@@ -62,7 +72,7 @@ interface JsonLevel {
 }
 
 class JsonReader {
-  value: unknown;
+  #value: unknown;
   readonly #text: string;
   readonly #freeField: string | null;
   readonly #levels: JsonLevel[] = [];
@@ -76,14 +86,10 @@ class JsonReader {
     this.#freeField = freeField;
   }
 
-  /** Reads for one step. @returns whether there is more @throws Fault */
-  step(): boolean {
-    const until = this.#at + 65_536;
-    // One step takes a fraction of a millisecond.
-    for (let tokens = 0; tokens < 1024 && this.#at < until; tokens++) {
-      if (!this.#token()) return false;
-    }
-    return true;
+  /** @throws Fault */
+  read(): unknown {
+    while (this.#token());
+    return this.#value;
   }
 
   /** Reads one token. @returns false at the end */
@@ -147,7 +153,7 @@ class JsonReader {
       refuse(`${this.#freeField}: more than ${MAX.jsonFreeValues} values`);
     }
     this.#expected = level === undefined ? "nothing" : "comma or end";
-    if (level === undefined) this.value = value;
+    if (level === undefined) this.#value = value;
     else if (level.array !== null) this.#putItem(level.array, value);
     else if (level.key !== "__proto__") level.object[level.key] = value;
     else {

@@ -1,7 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { MAX } from "../kernel/limits.ts";
-import { atOnce } from "../kernel/turns.ts";
 import { isSessionless, parseRpcMessages, parseRpcRequest, splice } from "./jsonrpc.ts";
 
 const encoder = new TextEncoder();
@@ -9,13 +8,13 @@ const decoder = new TextDecoder();
 
 function judge(body: unknown): string {
   const text = typeof body === "string" ? body : JSON.stringify(body);
-  const result = atOnce(parseRpcRequest(encoder.encode(text)));
+  const result = parseRpcRequest(encoder.encode(text));
   return result.ok ? "ok" : result.problem;
 }
 
 function accept(text: string) {
   const bytes = encoder.encode(text);
-  const result = atOnce(parseRpcRequest(bytes));
+  const result = parseRpcRequest(bytes);
   if (!result.ok) throw new Error(result.problem);
   return { ...result, id: decoder.decode(bytes.subarray(result.id.start, result.id.end)) };
 }
@@ -128,7 +127,7 @@ describe("a bad JSON-RPC request", () => {
   test("is refused for invalid UTF-8", () => {
     const bytes = encoder.encode('{"jsonrpc":"2.0","id":1,"method":"aXb"}');
     bytes[bytes.indexOf(0x58)] = 0xff;
-    expect(atOnce(parseRpcRequest(bytes))).toEqual({ ok: false, problem: "not valid UTF-8" });
+    expect(parseRpcRequest(bytes)).toEqual({ ok: false, problem: "not valid UTF-8" });
   });
 });
 
@@ -143,7 +142,7 @@ describe("the id of a request on the wire", () => {
       fc.property(ids, params, (id, text) => {
         const request = (as: string) => `{ "params":${text},\n"method":"a", "id" : ${as},"jsonrpc":"2.0" } `;
         const body = encoder.encode(request(id));
-        const parsed = atOnce(parseRpcRequest(body));
+        const parsed = parseRpcRequest(body);
         if (!parsed.ok) return expect(parsed.problem).toMatch(/^(id: must|nested)/);
         const wire = splice(body, parsed.id, encoder.encode("42"));
         expect(decoder.decode(wire)).toBe(request("42"));
@@ -158,7 +157,7 @@ test("protocol versions from 2026-07-28 on have no sessions", () => {
 });
 
 const parse = (value: unknown) =>
-  atOnce(parseRpcMessages(encoder.encode(typeof value === "string" ? value : JSON.stringify(value))));
+  parseRpcMessages(encoder.encode(typeof value === "string" ? value : JSON.stringify(value)));
 const rpc = (fields: object) => ({ jsonrpc: "2.0", ...fields });
 const toolCall = (name: unknown) => rpc({ id: 1, method: "tools/call", params: { name } });
 
@@ -296,7 +295,7 @@ describe("a message that is refused", () => {
   });
 
   test("is no UTF-8", () => {
-    expect(atOnce(parseRpcMessages(new Uint8Array([0x22, 0xff, 0x22]))).ok).toBe(false);
+    expect(parseRpcMessages(new Uint8Array([0x22, 0xff, 0x22])).ok).toBe(false);
   });
 });
 

@@ -6,14 +6,14 @@
 import { isUtf8 } from "node:buffer";
 import { hasControls } from "../core/text.ts";
 import { MAX } from "../kernel/limits.ts";
-import type { Steps } from "../kernel/turns.ts";
+import { wholeBodyTask } from "./body.ts";
 import {
   arrayOutline,
   type ByteRange,
   type FoundKey,
   type Items,
   objectOutline,
-  skipSpaceInSteps,
+  skipSpace,
   type Watched,
   watch,
 } from "./json-scan.ts";
@@ -62,21 +62,24 @@ const OPEN_BRACE = 0x7b;
 const decoder = new TextDecoder();
 const encoder = new TextEncoder();
 
+export const RPC_REQUEST = wholeBodyTask("rpc request", parseRpcRequest);
+export const RPC_MESSAGES = wholeBodyTask("rpc messages", parseRpcMessages);
+
 /** Judges whether a body is exactly one JSON-RPC 2.0 request. */
-export function* parseRpcRequest(body: Uint8Array): Steps<RpcRequest | RpcProblem> {
+export function parseRpcRequest(body: Uint8Array): RpcRequest | RpcProblem {
   if (!isUtf8(body)) return problem("not valid UTF-8");
-  const start = yield* skipSpaceInSteps(body, 0);
+  const start = skipSpace(body, 0);
   if (body[start] === OPEN_BRACKET) return problem("must be one JSON-RPC request, not a batch");
   if (body[start] !== OPEN_BRACE) return problem("must be a JSON-RPC request object");
-  const { findings, ...outline } = yield* objectOutline(body, start, REQUEST_KEYS);
-  return (yield* problemOf(body, outline)) ?? judgeRequest(body, findings);
+  const { findings, ...outline } = objectOutline(body, start, REQUEST_KEYS);
+  return problemOf(body, outline) ?? judgeRequest(body, findings);
 }
 
 /** Why the body is not one JSON text; null when it is. */
-function* problemOf(body: Uint8Array, { end, problem: why }: Pick<Items, "end" | "problem">): Steps<RpcProblem | null> {
+function problemOf(body: Uint8Array, { end, problem: why }: Pick<Items, "end" | "problem">): RpcProblem | null {
   if (why === "too many") return problem(`a batch of more than ${MAX.batchMessages} messages`);
   if (why === "too deep") return problem("nested too deeply");
-  const isWhole = why === null && (yield* skipSpaceInSteps(body, end)) === body.length;
+  const isWhole = why === null && skipSpace(body, end) === body.length;
   return isWhole ? null : problem("not valid JSON");
 }
 
@@ -120,22 +123,22 @@ const CONNECTION_REQUESTS = new Set([
 ]);
 
 /** Judges whether a body is one JSON-RPC 2.0 message or a batch of them, as strictly as `parseRpcRequest` does. */
-export function* parseRpcMessages(body: Uint8Array): Steps<RpcMessages | RpcProblem> {
+export function parseRpcMessages(body: Uint8Array): RpcMessages | RpcProblem {
   if (!isUtf8(body)) return problem("not valid UTF-8");
-  const start = yield* skipSpaceInSteps(body, 0);
-  if (body[start] === OPEN_BRACKET) return yield* parseBatch(body, start);
+  const start = skipSpace(body, 0);
+  if (body[start] === OPEN_BRACKET) return parseBatch(body, start);
   if (body[start] !== OPEN_BRACE) return NO_MESSAGE;
-  const { findings, ...outline } = yield* objectOutline(body, start, MESSAGE_KEYS);
-  const malformed = yield* problemOf(body, outline);
+  const { findings, ...outline } = objectOutline(body, start, MESSAGE_KEYS);
+  const malformed = problemOf(body, outline);
   if (malformed !== null) return malformed;
   const message = judgeMessage(body, findings);
   return "ok" in message ? message : { ok: true, isBatch: false, messages: [message] };
 }
 
 /** Each message is judged while the batch is read, so nothing is read twice. */
-function* parseBatch(body: Uint8Array, start: number): Steps<RpcMessages | RpcProblem> {
-  const outline = yield* arrayOutline(body, start, MAX.batchMessages, MESSAGE_KEYS);
-  const malformed = yield* problemOf(body, outline);
+function parseBatch(body: Uint8Array, start: number): RpcMessages | RpcProblem {
+  const outline = arrayOutline(body, start, MAX.batchMessages, MESSAGE_KEYS);
+  const malformed = problemOf(body, outline);
   if (malformed !== null) return malformed;
   if (outline.items.length === 0) return problem("an empty batch");
   const messages: RpcMessage[] = [];

@@ -1,7 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { hasControls } from "../core/text.ts";
-import { atOnce } from "../kernel/turns.ts";
 import { parseRpcMessages } from "./jsonrpc.ts";
 import { echoProblem } from "./mcp-headers.ts";
 
@@ -9,7 +8,7 @@ const encode = (text: string) => new TextEncoder().encode(text);
 const body = (method: string, params?: unknown) => ({ jsonrpc: "2.0", id: 1, method, params });
 function problemOf(headers: Record<string, string>, message: unknown) {
   const bytes = encode(typeof message === "string" ? message : JSON.stringify(message));
-  const parsed = atOnce(parseRpcMessages(bytes));
+  const parsed = parseRpcMessages(bytes);
   if (!parsed.ok) throw new Error(parsed.problem);
   const [only = null] = parsed.isBatch ? [] : parsed.messages;
   return echoProblem(new Headers(headers), bytes, only);
@@ -149,7 +148,7 @@ test("a large body is not read again for its headers", () => {
   /** The time for the headers, as a share of the time in which the body is read. */
   function share(): number {
     const began = performance.now();
-    const parsed = atOnce(parseRpcMessages(bytes));
+    const parsed = parseRpcMessages(bytes);
     const parsedAt = performance.now();
     expect(parsed.ok).toBe(true);
     const [only = null] = parsed.ok ? parsed.messages : [];

@@ -1,18 +1,10 @@
 // Removes tools from the answer to `tools/list`: what is left stays as the server wrote it. The server chooses the answer's
-// length and content, so everything is done in steps.
+// length and content, so the tools are found on another thread where the answer is long.
 
+import { asBuffer } from "../core/bytes.ts";
 import { MAX } from "../kernel/limits.ts";
-import type { Steps } from "../kernel/turns.ts";
-import { createPace, type Pace } from "../kernel/turns.ts";
-import {
-  arrayOutline,
-  type ByteRange,
-  type FoundKey,
-  objectOutline,
-  type ScannedItem,
-  skipSpaceInSteps,
-  watch,
-} from "./json-scan.ts";
+import { type BodyTask, wholeBodyTask } from "./body.ts";
+import { arrayOutline, type ByteRange, type FoundKey, objectOutline, skipSpace, watch } from "./json-scan.ts";
 
 const ANSWER_KEYS = [watch("result", watch("tools"), watch("cacheScope"))];
 const NOTHING = new Uint8Array();
@@ -24,8 +16,6 @@ const TOOL_KEYS = [watch("name")];
 const NAME_UNITS_MAX = 2 * MAX.policyEntryCharacters + 1;
 /** The longest way to write a unit: `\u0061`. */
 const UNIT_BYTES_MAX = 6;
-/** The work of judging a tool, its name apart. */
-const JUDGE_WORK = 4_000;
 
 const QUOTE = 0x22;
 const OPEN_BRACKET = 0x5b;
@@ -44,31 +34,87 @@ interface Edit extends ByteRange {
   readonly insert?: Uint8Array;
 }
 
-/** The answer can be read in more than one way, so nobody can say which tools it would show. */
+interface FoundTool extends ByteRange {
+  /** As much of it as a rule may name; null for what has none. */
+  readonly name: string | null;
+}
+
+interface ToolList {
+  readonly tools: readonly FoundTool[];
+  /** What makes it its caller's alone; null where nobody can say how. */
+  readonly privacy: ByteRange | null;
+}
+
+/** The lists of a text; a text: why it can't be read. */
+export type FoundTools = readonly ToolList[] | string;
+
+/** A text can be read in more than one way, so nobody can say which tools it would show. */
 export class UnreadableAnswer extends Error {}
 
 /**
- * The parts that are left of a JSON-RPC message, or a batch, without the tools in its results for which `isDenied` holds.
- * All of it when it is neither an object nor an array. Text that is no proper JSON counts as unreadable, since some clients
- * may read it all the same: some decoders take NaN, or the first of two texts.
- * @throws UnreadableAnswer
+ * The lists of tools in a JSON-RPC message, or a batch. None when it is neither an object nor an array. Text that is no
+ * proper JSON counts as unreadable, since some clients may read it all the same: some decoders take NaN, or the first of two
+ * texts.
  */
-export function* withoutTools(
-  text: Uint8Array,
-  isDenied: DeniedTools,
-  { pace = createPace(), stepBytes }: { pace?: Pace; stepBytes?: number | undefined } = {},
-): Steps<readonly Uint8Array[]> {
-  const edits: Edit[] = [];
-  let toolsLeft = MAX.listedTools;
-  for (const [result] of yield* answersIn(text, stepBytes)) {
-    const tools = toolsOf(text, result);
-    if (tools === null) continue;
-    const listed = yield* arrayOutline(text, tools.start, toolsLeft, TOOL_KEYS, stepBytes);
-    if (listed.problem !== null) throw new UnreadableAnswer(listed.problem);
-    toolsLeft -= listed.items.length;
-    if (isDenied.listIsPrivate === true) edits.push(privacyOf(result));
-    yield* cut(edits, listed.items, (item) => isToolDenied(text, item, isDenied), pace);
+export function findTools(text: Uint8Array): FoundTools {
+  try {
+    let toolsLeft = MAX.listedTools;
+    return answersIn(text).flatMap(([result]) => {
+      const range = toolsOf(text, result);
+      if (range === null) return [];
+      const { items, problem } = arrayOutline(text, range.start, toolsLeft, TOOL_KEYS);
+      if (problem !== null) throw new UnreadableAnswer(problem);
+      toolsLeft -= items.length;
+      const tools = items.map(({ start, end, findings: [name] }) => ({ start, end, name: nameOf(text, name) }));
+      return [{ tools, privacy: privacyOf(result) }];
+    });
+  } catch (error) {
+    if (error instanceof UnreadableAnswer) return error.message;
+    throw error;
   }
+}
+
+export const TOOLS = wholeBodyTask("tools", findTools);
+
+/**
+ * Not ends of lines by the standard, but for clients that split text as Python's `splitlines` does: VT, FF, FS, GS, RS, NEL,
+ * LS and PS. And a byte order mark, which some clients take away elsewhere than at the start of the stream.
+ */
+const AMBIGUOUS = ["\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\ufeff"];
+
+/**
+ * The lists of tools in an event's data. A client that splits lines at other characters than the standard reads other lines,
+ * and may take for data what the standard does not. Inside a string of a JSON text that is harmless: what such a client reads
+ * there is not JSON.
+ */
+function findInEvent(data: Uint8Array, fields: Uint8Array): FoundTools {
+  const first = data[skipSpace(data, 0)];
+  const searched = first === OPEN_BRACE || first === OPEN_BRACKET ? [fields] : [fields, data];
+  const isAmbiguous = searched.map(asBuffer).some((bytes) => AMBIGUOUS.some((found) => bytes.includes(found)));
+  return isAmbiguous ? "lines that clients do not agree about" : findTools(data);
+}
+
+/** In an event's data and its other fields. */
+export const EVENT_TOOLS: BodyTask<FoundTools> = {
+  name: "tools of an event",
+  run(parts) {
+    const [data = NOTHING, fields = NOTHING] = parts;
+    return { result: findInEvent(data, fields), parts };
+  },
+  moved: ({ parts }) => parts,
+};
+
+/** The parts that are left of a text without these tools. @throws UnreadableAnswer */
+export function withoutTools(
+  text: Uint8Array,
+  lists: readonly ToolList[],
+  denied: ReadonlySet<FoundTool>,
+  isPrivate: boolean,
+): readonly Uint8Array[] {
+  const edits = lists.flatMap(({ tools, privacy }) => [
+    ...(isPrivate ? [madePrivate(privacy)] : []),
+    ...cuts(tools, denied),
+  ]);
   const parts: Uint8Array[] = [];
   let at = 0;
   for (const { start, end, insert = NOTHING } of edits.sort((a, b) => a.start - b.start)) {
@@ -78,34 +124,36 @@ export function* withoutTools(
   return [...parts, text.subarray(at)].filter(({ length }) => length > 0);
 }
 
-/** The result's `cacheScope` as private: instead of its own, or as its first member. */
-function privacyOf(result: FoundKey | undefined): Edit {
+/** Where the result says who may cache it: its own `cacheScope`, or nothing in front of its first member. */
+function privacyOf(result: FoundKey | undefined): ByteRange | null {
   const scope = result?.inside[1];
-  if (scope?.isRepeated || scope?.isMiscased) throw new UnreadableAnswer("a key given twice");
-  if (scope?.value != null) return { ...scope.value, insert: PRIVATE };
+  if (scope?.isRepeated || scope?.isMiscased) return null;
   const first = (result?.value?.start ?? 0) + 1;
-  return { start: first, end: first, insert: SAYS_PRIVATE };
+  return scope?.value ?? { start: first, end: first };
+}
+
+function madePrivate(range: ByteRange | null): Edit {
+  if (range === null) throw new UnreadableAnswer("a key given twice");
+  return { ...range, insert: range.start === range.end ? SAYS_PRIVATE : PRIVATE };
 }
 
 /** The watched keys found in each answer. */
-function* answersIn(text: Uint8Array, stepBytes?: number): Steps<readonly (readonly FoundKey[])[]> {
-  const start = yield* skipSpaceInSteps(text, 0, stepBytes);
+function answersIn(text: Uint8Array): readonly (readonly FoundKey[])[] {
+  const start = skipSpace(text, 0);
   if (text[start] === OPEN_BRACKET) {
-    const { items, end, problem } = yield* arrayOutline(text, start, MAX.listedAnswers, ANSWER_KEYS, stepBytes);
-    yield* checkEnd(text, end, problem, stepBytes);
+    const { items, end, problem } = arrayOutline(text, start, MAX.listedAnswers, ANSWER_KEYS);
+    checkEnd(text, end, problem);
     return items.map(({ findings }) => findings);
   }
   if (text[start] !== OPEN_BRACE) return [];
-  const { findings, end, problem } = yield* objectOutline(text, start, ANSWER_KEYS, stepBytes);
-  yield* checkEnd(text, end, problem, stepBytes);
+  const { findings, end, problem } = objectOutline(text, start, ANSWER_KEYS);
+  checkEnd(text, end, problem);
   return [findings];
 }
 
-function* checkEnd(text: Uint8Array, end: number, problem: string | null, stepBytes?: number): Steps<void> {
+function checkEnd(text: Uint8Array, end: number, problem: string | null): void {
   if (problem !== null) throw new UnreadableAnswer(problem);
-  if ((yield* skipSpaceInSteps(text, end, stepBytes)) < text.length) {
-    throw new UnreadableAnswer("more than one text");
-  }
+  if (skipSpace(text, end) < text.length) throw new UnreadableAnswer("more than one text");
 }
 
 /** Where the list of tools stands; null when there is none. */
@@ -116,36 +164,26 @@ function toolsOf(text: Uint8Array, result: FoundKey | undefined): ByteRange | nu
   return tools?.value != null && text[tools.value.start] === OPEN_BRACKET ? tools.value : null;
 }
 
-/** Adds a cut for each denied item, with the comma that separates it from what stays. */
-function* cut(
-  cuts: Edit[],
-  items: readonly ScannedItem[],
-  isDenied: (item: ScannedItem) => boolean,
-  pace: Pace,
-): Steps<void> {
+/** A cut for each denied tool, with the comma that separates it from what stays. */
+function cuts(tools: readonly FoundTool[], denied: ReadonlySet<FoundTool>): Edit[] {
   let hasKept = false;
-  for (const [index, item] of items.entries()) {
-    if (pace(JUDGE_WORK)) yield;
-    if (!isDenied(item)) {
+  return tools.flatMap((tool, index) => {
+    if (!denied.has(tool)) {
       hasKept = true;
-      continue;
+      return [];
     }
-    // After an item that stays, the cut begins at its end and takes the comma in front; before the first that stays, it
+    // After a tool that stays, the cut begins at its end and takes the comma in front; before the first that stays, it
     // takes the comma behind.
-    const [before, after] = [items[index - 1], items[index + 1]];
-    if (hasKept && before !== undefined) cuts.push({ start: before.end, end: item.end });
-    else cuts.push({ start: item.start, end: after?.start ?? item.end });
-  }
+    const [before, after] = [tools[index - 1], tools[index + 1]];
+    if (hasKept && before !== undefined) return [{ start: before.end, end: tool.end }];
+    return [{ start: tool.start, end: after?.start ?? tool.end }];
+  });
 }
 
 /** Of equal keys the last one counts, and one in another letter case does not. */
-function isToolDenied(
-  text: Uint8Array,
-  { findings: [found] }: ScannedItem,
-  isDenied: (tool: string) => boolean,
-): boolean {
+function nameOf(text: Uint8Array, found: FoundKey | undefined): string | null {
   const name = found?.value ?? null;
-  return name !== null && text[name.start] === QUOTE && isDenied(readName(text, name));
+  return name !== null && text[name.start] === QUOTE ? readName(text, name) : null;
 }
 
 /** The part of the name that a rule may name. */

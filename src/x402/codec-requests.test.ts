@@ -19,10 +19,12 @@ import {
   V2,
   WIRE,
 } from "../../test/support/chain/payment-values.ts";
+import { BASE } from "../../test/support/network.ts";
 import {
   challenge,
   decodePaymentHeader,
   decodePaymentSignature,
+  encodeBase64,
   parseSettleRequest,
   paymentResponse,
   requirementsFrom,
@@ -115,7 +117,7 @@ describe("reading payments and requests", () => {
     const collectable = anyPayment.filter(({ authorization }) => authorization.value > 0n);
     fc.assert(
       fc.property(collectable, anyUint256, anyHex(20), (payment, amount, payTo) => {
-        const wire = requirementsOf({ amount, payTo, resource: WIRE.resource, description: "" });
+        const wire = requirementsOf(BASE, { amount, payTo, resource: WIRE.resource, description: "" });
         const sent = JSON.parse(JSON.stringify(settleRequestJson(payment, wire)));
         const parsed = parseSettleRequest(sent);
         expect(parsed).toEqual({
@@ -140,7 +142,7 @@ describe("reading payments and requests", () => {
     fc.assert(
       fc.property(fc.string(), fc.jsonValue(), paths, anything, (text, json, path, value) => {
         for (const sent of [text, base64(text), base64(json), base64(changed(V1, path, value))]) {
-          const [one, two] = [decodePaymentHeader(sent), decodePaymentSignature(sent)];
+          const [one, two] = [decodePaymentHeader(sent), decodePaymentSignature(BASE, sent)];
           expect(reason(one) + reason(two)).not.toContain(secret);
         }
         expect(typeof parseSettleRequest(json).ok).toBe("boolean");
@@ -158,7 +160,7 @@ describe("reading payments and requests", () => {
 
 describe("a challenge", () => {
   test("asks in both versions for the same", () => {
-    const { body, header } = challenge(WIRE, "X-PAYMENT header is required");
+    const { version1: body, version2 } = challenge(BASE, WIRE, "X-PAYMENT header is required");
     const accepts: WireRequirements = {
       scheme: "exact",
       network: "base",
@@ -172,7 +174,7 @@ describe("a challenge", () => {
       extra: { name: "USD Coin", version: "2" },
     };
     expect(body).toEqual({ x402Version: 1, error: "X-PAYMENT header is required", accepts: [accepts] });
-    expect(unbase64(header)).toEqual({
+    expect(version2 as unknown).toEqual({
       x402Version: 2,
       error: "X-PAYMENT header is required",
       resource: {
@@ -186,9 +188,9 @@ describe("a challenge", () => {
 
   test("stays below what clients take as headers, however long the description", () => {
     const wire = { ...WIRE, description: "🌦".repeat(4096) };
-    const { body, header } = challenge(wire, "missing");
-    expect(header.length).toBeLessThan(4096);
-    expect((unbase64(header) as { resource: unknown }).resource).toMatchObject({
+    const { version1: body, version2 } = challenge(BASE, wire, "missing");
+    expect(encodeBase64(version2).length).toBeLessThan(4096);
+    expect(version2.resource).toMatchObject({
       description: `${"🌦".repeat(255)}…`,
     });
     expect(body.accepts[0]?.description).toBe(wire.description);
@@ -200,7 +202,7 @@ describe("a payment response", () => {
     [1, "X-PAYMENT-RESPONSE", "base"],
     [2, "PAYMENT-RESPONSE", "eip155:8453"],
   ] as const)("has the header and the name of the network of version %d", (version, name, network) => {
-    const response = paymentResponse(version, { transaction: TRANSACTION, payer: PAYER });
+    const response = paymentResponse(BASE, version, { transaction: TRANSACTION, payer: PAYER });
     expect(response.name).toBe(name);
     expect(unbase64(response.value)).toEqual({
       success: true,

@@ -16,6 +16,7 @@ import {
   V2,
   WIRE,
 } from "../../test/support/chain/payment-values.ts";
+import { BASE } from "../../test/support/network.ts";
 import { acceptedMatches, decodePaymentHeader, decodePaymentSignature } from "./codec.ts";
 
 describe("a payment header of version 1", () => {
@@ -124,7 +125,7 @@ describe("a payment header of version 1", () => {
 
 describe("a payment header of version 2", () => {
   test("is read in the words of version 1, with what it answers", () => {
-    expect(decodePaymentSignature(base64(V2))).toEqual({
+    expect(decodePaymentSignature(BASE, base64(V2))).toEqual({
       ok: true,
       value: {
         ...READ,
@@ -154,12 +155,12 @@ describe("a payment header of version 2", () => {
     ["payload.authorization", undefined, "payload.authorization: required"],
   ];
   test.each(refused)("is refused for a wrong %s", (path, value, message) => {
-    expect(reason(decodePaymentSignature(base64(changed(V2, path, value))))).toBe(message);
+    expect(reason(decodePaymentSignature(BASE, base64(changed(V2, path, value))))).toBe(message);
   });
 
   test("is refused in version 1's form, by its own header's name where it has no field", () => {
-    expect(reason(decodePaymentSignature(base64(V1)))).toBe("x402Version: must be 2");
-    expect(reason(decodePaymentSignature("%"))).toBe("PAYMENT-SIGNATURE: must be standard base64");
+    expect(reason(decodePaymentSignature(BASE, base64(V1)))).toBe("x402Version: must be 2");
+    expect(reason(decodePaymentSignature(BASE, "%"))).toBe("PAYMENT-SIGNATURE: must be standard base64");
   });
 
   const offers: [string, string, unknown, boolean][] = [
@@ -172,7 +173,7 @@ describe("a payment header of version 2", () => {
     ["another payee", "accepted.payTo", PAYER, false],
   ];
   test.each(offers)("answers, or does not answer, %s", (_name, path, value, matches) => {
-    const parsed = decodePaymentSignature(base64(changed(V2, path, value)));
+    const parsed = decodePaymentSignature(BASE, base64(changed(V2, path, value)));
     expect(parsed.ok && acceptedMatches(parsed.value.accepted, WIRE)).toBe(matches);
   });
 });

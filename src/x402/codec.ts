@@ -6,7 +6,7 @@ import { URL_CHARACTERS_MAX } from "../core/host.ts";
 import { textProblem } from "../core/text.ts";
 import { MAX } from "../kernel/limits.ts";
 import { parseJson } from "../wire/json.ts";
-import { NETWORK, NETWORK_CAIP2, SCHEME, TOKEN, TOKEN_NAME, TOKEN_VERSION, X402_VERSION } from "./kind.ts";
+import { type Network, SCHEME, X402_VERSION } from "./network.ts";
 import type { WireRequirements } from "./schemas.ts";
 import {
   type Authorization,
@@ -38,11 +38,11 @@ export function decodePaymentHeader(text: string): Parsed<Payment> {
 }
 
 /** The value of version 2's `PAYMENT-SIGNATURE`. */
-export function decodePaymentSignature(text: string): Parsed<Payment & { readonly accepted: AcceptedTerms }> {
+export function decodePaymentSignature(ours: Network, text: string) {
   return attempt(() => {
     const place = headerJson(text, "PAYMENT-SIGNATURE");
     const x402Version = versionIn(place, 2);
-    const accepted = readAccepted(objectIn(place, "accepted"));
+    const accepted = readAccepted(ours, objectIn(place, "accepted"));
     const { scheme, network } = accepted;
     return { x402Version, scheme, network, ...readPayload(place), accepted };
   });
@@ -121,12 +121,12 @@ function readRequirements(place: FieldScope): Requirements {
 }
 
 /** Names of version 1 do not count here: an offer made in version 2 names networks by CAIP-2. */
-function readAccepted(place: FieldScope): AcceptedTerms {
+function readAccepted(ours: Network, place: FieldScope): AcceptedTerms {
   const network = fieldName(place, "network");
   if (!CAIP2.test(network)) throw invalidField("accepted.network", "must be a CAIP-2 network");
   return {
     scheme: fieldName(place, "scheme"),
-    network: network === NETWORK_CAIP2 ? NETWORK : network,
+    network: network === ours.caip2 ? ours.name : network,
     amount: uint256In(place, "amount"),
     asset: addressIn(place, "asset"),
     payTo: addressIn(place, "payTo"),
@@ -143,18 +143,18 @@ export function acceptedMatches(accepted: AcceptedTerms, wire: WireRequirements)
 type AskedTerms = Pick<WireRequirements, "payTo" | "resource" | "description"> & { readonly amount: bigint };
 
 /** What is asked of a caller. `resource` must be an absolute URL, `payTo` an address in any case. */
-export function requirementsOf({ amount, payTo, resource, description }: AskedTerms): WireRequirements {
+export function requirementsOf({ name, token }: Network, asked: AskedTerms): WireRequirements {
   return {
     scheme: SCHEME,
-    network: NETWORK,
-    maxAmountRequired: amount.toString(),
-    resource,
-    description,
+    network: name,
+    maxAmountRequired: asked.amount.toString(),
+    resource: asked.resource,
+    description: asked.description,
     mimeType: "application/json",
-    payTo,
+    payTo: asked.payTo,
     maxTimeoutSeconds: MAX_TIMEOUT_SECONDS,
-    asset: TOKEN,
-    extra: { name: TOKEN_NAME, version: TOKEN_VERSION },
+    asset: token.address,
+    extra: { name: token.name, version: token.version },
   };
 }
 
@@ -166,16 +166,18 @@ export function requirementsFrom(wire: WireRequirements): Requirements {
   return { scheme, network, maxAmountRequired, asset, payTo, resource, maxTimeoutSeconds };
 }
 
-/** One 402 for the clients of both versions: the body is version 1, the value of `PAYMENT-REQUIRED` version 2. */
-export function challenge(wire: WireRequirements, error: string) {
+/** What a caller has to pay, in both versions. */
+export type PaymentChallenge = ReturnType<typeof challenge>;
+
+export function challenge({ caip2 }: Network, wire: WireRequirements, error: string) {
   const { scheme, maxAmountRequired: amount, asset, payTo, maxTimeoutSeconds, extra } = wire;
-  const required = {
+  const version2 = {
     x402Version: 2,
     error,
     resource: { url: wire.resource, description: shortened(wire.description), mimeType: wire.mimeType },
-    accepts: [{ scheme, network: NETWORK_CAIP2, amount, asset, payTo, maxTimeoutSeconds, extra }],
+    accepts: [{ scheme, network: caip2, amount, asset, payTo, maxTimeoutSeconds, extra }],
   };
-  return { body: { x402Version: X402_VERSION, error, accepts: [wire] }, header: encodeBase64(required) };
+  return { version1: { x402Version: X402_VERSION, error, accepts: [wire] }, version2 };
 }
 
 function shortened(description: string): string {
@@ -186,13 +188,14 @@ function shortened(description: string): string {
 
 /** The header that tells a caller what became of its payment, in the version in which it paid. No transaction: declined. */
 export function paymentResponse(
+  { name: network, caip2 }: Network,
   x402Version: Payment["x402Version"],
   settled: { readonly transaction: string; readonly payer: string },
 ) {
-  const name = x402Version === 1 ? "X-PAYMENT-RESPONSE" : "PAYMENT-RESPONSE";
-  const network = x402Version === 1 ? NETWORK : NETWORK_CAIP2;
   const { transaction, payer } = settled;
-  return { name, value: encodeBase64({ success: transaction !== "", transaction, network, payer }) } as const;
+  const response = { success: transaction !== "", transaction, network: x402Version === 1 ? network : caip2, payer };
+  const name = x402Version === 1 ? "X-PAYMENT-RESPONSE" : "PAYMENT-RESPONSE";
+  return { name, value: encodeBase64(response) } as const;
 }
 
 /** The body of a request to `/settle`: version 1, whichever version carried the payment. */
@@ -208,7 +211,8 @@ export function settleRequestJson(payment: Payment, paymentRequirements: WireReq
   return { x402Version: X402_VERSION, paymentPayload, paymentRequirements };
 }
 
-const encodeBase64 = (value: object): string => Buffer.from(JSON.stringify(value)).toString("base64");
+/** As headers carry it. */
+export const encodeBase64 = (value: object): string => Buffer.from(JSON.stringify(value)).toString("base64");
 
 // Strict readers of fields: each returns a value in the form of types.ts, or throws a Fault that names the field by its path. No
 // message repeats a value, since a signature may stand in any field.

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { hashTypedData, recoverTypedDataAddress } from "viem";
+import { domainSeparator, hashTypedData, recoverTypedDataAddress } from "viem";
 import {
   anyAuthorization,
   anyHex,
@@ -9,8 +9,11 @@ import {
   signed,
   typedData,
 } from "../../test/support/chain/authorizations.ts";
-import { authorizationDigest, canonicalSignature, DOMAIN_SEPARATOR, recoverSigner } from "./eip3009.ts";
+import { BASE } from "../../test/support/network.ts";
+import { authorizationDigest, canonicalSignature, recoverSigner } from "./eip3009.ts";
 import type { Authorization, Hex } from "./types.ts";
+
+const { domain } = BASE.token;
 
 const AUTHORIZATION: Authorization = {
   from: "0x857b06519e91e3a54538791bdbb0e22373e36b66",
@@ -39,24 +42,26 @@ function parts(signature: Hex) {
 }
 
 describe("the digest of an authorization", () => {
-  test("is made under the domain separator of USDC on Base", () => {
-    expect(DOMAIN_SEPARATOR).toBe("0x02fa7265e7c5d81118673727957699e4d68f74cd74b7db77da710fe8a2c7834f");
+  test("is made under the domain of the name, version, chain and address that the row of the network has", () => {
+    const { name, version, address: verifyingContract } = BASE.token;
+    const named = { name, version, chainId: BASE.chainId, verifyingContract };
+    expect(domainSeparator({ domain: named })).toBe(domain);
   });
 
   test("equals viem's, whatever was hashed before", () => {
     fc.assert(
       fc.property(anyAuthorization, (authorization) => {
-        expect(hex(authorizationDigest(authorization))).toBe(hashTypedData(typedData(authorization)));
+        expect(hex(authorizationDigest(domain, authorization))).toBe(hashTypedData(typedData(authorization)));
       }),
     );
   });
 
   test("does not change when another one is made", () => {
-    const first = authorizationDigest(AUTHORIZATION);
+    const first = authorizationDigest(domain, AUTHORIZATION);
     const kept = hex(first);
-    authorizationDigest({ ...AUTHORIZATION, value: 1n });
+    authorizationDigest(domain, { ...AUTHORIZATION, value: 1n });
     expect(hex(first)).toBe(kept);
-    expect(hex(authorizationDigest(AUTHORIZATION))).toBe(kept);
+    expect(hex(authorizationDigest(domain, AUTHORIZATION))).toBe(kept);
   });
 
   const formless: [string, Partial<Authorization>][] = [
@@ -68,7 +73,7 @@ describe("the digest of an authorization", () => {
     ["an address that is no hex", { to: `0x${"g".repeat(40)}` }],
   ];
   test.each(formless)("is not made of %s", (_name, change) => {
-    expect(() => authorizationDigest({ ...AUTHORIZATION, ...change })).toThrow(TypeError);
+    expect(() => authorizationDigest(domain, { ...AUTHORIZATION, ...change })).toThrow(TypeError);
   });
 });
 
@@ -78,7 +83,7 @@ describe("recovering a signer", () => {
       fc.asyncProperty(anyPrivateKey, anyAuthorization, async (key, unsigned) => {
         const { authorization, signature } = await signed(key, unsigned);
         const viems = await recoverTypedDataAddress({ ...typedData(authorization), signature });
-        expect(recoverSigner(authorization, signature)).toBe(authorization.from);
+        expect(recoverSigner(domain, authorization, signature)).toBe(authorization.from);
         expect(viems.toLowerCase()).toBe(authorization.from);
       }),
       { numRuns: 40 },
@@ -91,7 +96,7 @@ describe("recovering a signer", () => {
       fc.asyncProperty(anyAuthorization, scalar, scalar, fc.constantFrom(27, 28), async (authorization, ...rsv) => {
         const signature = joined(...rsv);
         const viems = await recoverTypedDataAddress({ ...typedData(authorization), signature }).catch(() => null);
-        expect(recoverSigner(authorization, signature)).toBe((viems?.toLowerCase() as Hex | undefined) ?? null);
+        expect(recoverSigner(domain, authorization, signature)).toBe((viems?.toLowerCase() as Hex | undefined) ?? null);
       }),
       { numRuns: 60 },
     );
@@ -108,7 +113,7 @@ describe("recovering a signer", () => {
         const signature = joined(r, s, v);
         const isPlain = r > 0n && r < CURVE_ORDER && s > 0n && s <= half && [0, 1, 27, 28].includes(v);
         const viems = await recoverTypedDataAddress({ ...typedData(authorization), signature }).catch(() => null);
-        const signer = recoverSigner(authorization, signature);
+        const signer = recoverSigner(domain, authorization, signature);
         expect(signer).toBe(isPlain ? ((viems?.toLowerCase() as Hex | undefined) ?? null) : null);
         outcomes.add(signer === null);
       }),
@@ -125,7 +130,7 @@ describe("recovering a signer", () => {
         const bytes = Buffer.from(signature.slice(2), "hex");
         bytes[at] = (bytes[at] ?? 0) ^ difference;
         fc.pre(canonicalSignature(hex(bytes)) !== canonical);
-        expect(recoverSigner(authorization, hex(bytes))).not.toBe(authorization.from);
+        expect(recoverSigner(domain, authorization, hex(bytes))).not.toBe(authorization.from);
       }),
     );
   });
@@ -137,7 +142,7 @@ describe("recovering a signer", () => {
       fc.property(anyAuthorization, (other) => {
         fc.pre(other[field] !== authorization[field]);
         const changed = { ...authorization, [field]: other[field] };
-        expect(recoverSigner(changed, signature)).not.toBe(authorization.from);
+        expect(recoverSigner(domain, changed, signature)).not.toBe(authorization.from);
       }),
       { numRuns: 20 },
     );
@@ -148,7 +153,7 @@ describe("recovering a signer", () => {
     fc.assert(
       fc.property(anyHex(20), (from) => {
         fc.pre(from !== authorization.from);
-        expect(recoverSigner({ ...authorization, from }, signature)).not.toBe(from);
+        expect(recoverSigner(domain, { ...authorization, from }, signature)).not.toBe(from);
       }),
       { numRuns: 20 },
     );
@@ -160,7 +165,7 @@ describe("recovering a signer", () => {
     const twin = joined(r, CURVE_ORDER - s, 55 - v);
     const viems = await recoverTypedDataAddress({ ...typedData(authorization), signature: twin });
     expect(viems.toLowerCase()).toBe(authorization.from);
-    expect(recoverSigner(authorization, twin)).toBeNull();
+    expect(recoverSigner(domain, authorization, twin)).toBeNull();
   });
 
   test("reads v 0 and 1 as 27 and 28, and hex in capitals", async () => {
@@ -171,7 +176,7 @@ describe("recovering a signer", () => {
         const low = `0x${joined(r, s, v - 27)
           .slice(2)
           .toUpperCase()}` as const;
-        expect(recoverSigner(authorization, low)).toBe(authorization.from);
+        expect(recoverSigner(domain, authorization, low)).toBe(authorization.from);
         expect(canonicalSignature(low)).toBe(signature);
       }),
       { numRuns: 20 },
@@ -180,7 +185,7 @@ describe("recovering a signer", () => {
 
   test("finds nobody where r is the x of no point", () => {
     expect(canonicalSignature(joined(5n, 1n, 27))).not.toBeNull();
-    expect(recoverSigner(AUTHORIZATION, joined(5n, 1n, 27))).toBeNull();
+    expect(recoverSigner(domain, AUTHORIZATION, joined(5n, 1n, 27))).toBeNull();
   });
 
   test("finds nobody where the key would be the point at infinity", () => {
@@ -190,10 +195,10 @@ describe("recovering a signer", () => {
     let digest = CURVE_ORDER;
     for (let value = 1n; digest > CURVE_ORDER >> 1n; value++) {
       authorization = { ...AUTHORIZATION, value };
-      digest = BigInt(hex(authorizationDigest(authorization)));
+      digest = BigInt(hex(authorizationDigest(domain, authorization)));
     }
-    expect(recoverSigner(authorization, joined(baseX, digest, 27))).toBeNull();
-    expect(recoverSigner(authorization, joined(baseX, digest - 1n, 27))).not.toBeNull();
+    expect(recoverSigner(domain, authorization, joined(baseX, digest, 27))).toBeNull();
+    expect(recoverSigner(domain, authorization, joined(baseX, digest - 1n, 27))).not.toBeNull();
   });
 });
 
@@ -218,7 +223,7 @@ describe("the one form of a signature", () => {
   ];
   test.each(refused)("is not made of %s", (_name, signature) => {
     expect(canonicalSignature(signature)).toBeNull();
-    expect(recoverSigner(AUTHORIZATION, signature)).toBeNull();
+    expect(recoverSigner(domain, AUTHORIZATION, signature)).toBeNull();
   });
 
   test("may have the greatest r and s that there are", () => {

@@ -1,17 +1,15 @@
-// Who signed an EIP-3009 authorization of the one token: the EIP-712 digest, written out for this one type, and the
-// recovery of its signer.
+// Who signed an EIP-3009 authorization: the EIP-712 digest, written out for this one type, and the recovery of its signer.
+// `domain` is the token's, as the row of the network has it.
 import { secp256k1 } from "@noble/curves/secp256k1";
 import { keccak_256 } from "@noble/hashes/sha3";
 import { asBuffer } from "../core/bytes.ts";
-import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "./kind.ts";
 import { type Authorization, type Hex, lowerHex } from "./types.ts";
 
-const DOMAIN_TYPE = "EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)";
-const TRANSFER_TYPE = hashText(
-  "TransferWithAuthorization(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,bytes32 nonce)",
+const TRANSFER_TYPE = toHex(
+  keccak_256(
+    "TransferWithAuthorization(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,bytes32 nonce)",
+  ),
 );
-const DOMAIN = [hashText(DOMAIN_TYPE), hashText(TOKEN_NAME), hashText(TOKEN_VERSION), word(CHAIN_ID), word(TOKEN)];
-export const DOMAIN_SEPARATOR: Hex = `0x${toHex(keccak_256(Buffer.from(DOMAIN.join(""), "hex")))}`;
 
 const SIGNATURE = /^0x[0-9a-fA-F]{130}$/;
 const ORDER = secp256k1.CURVE.n;
@@ -21,17 +19,13 @@ function toHex(bytes: Uint8Array): string {
   return asBuffer(bytes).toString("hex");
 }
 
-function hashText(text: string): string {
-  return toHex(keccak_256(text));
-}
-
 /** The digits of 32 bytes. */
-function word(value: string | bigint | number): string {
+function word(value: string | bigint): string {
   return (typeof value === "string" ? value.slice(2) : value.toString(16)).padStart(64, "0");
 }
 
 /** What the payer signs (EIP-712). */
-export function authorizationDigest(authorization: Authorization): Uint8Array {
+export function authorizationDigest(domain: Hex, authorization: Authorization): Uint8Array {
   const { from, to, value, validAfter, validBefore, nonce } = authorization;
   const words = [from, to, value, validAfter, validBefore].map(word).join("") + nonce.slice(2);
   const struct = Buffer.from(TRANSFER_TYPE + words, "hex");
@@ -40,7 +34,7 @@ export function authorizationDigest(authorization: Authorization): Uint8Array {
     throw new TypeError("not an authorization in the form of types.ts");
   }
   // EIP-191 version 1: 0x19 0x01, the domain separator, the struct's hash.
-  return keccak_256(Buffer.from(`1901${DOMAIN_SEPARATOR.slice(2)}${toHex(keccak_256(struct))}`, "hex"));
+  return keccak_256(Buffer.from(`1901${domain.slice(2)}${toHex(keccak_256(struct))}`, "hex"));
 }
 
 /** The token's own rule (and EIP-2): 65 bytes, s in the lower half, v 27 or 28; some signers write 0 or 1 for these. */
@@ -63,10 +57,10 @@ export function canonicalSignature(signature: Hex): Hex | null {
 }
 
 /** The address that signed; null if this is no canonical plain signature, or one that nobody can have made. */
-export function recoverSigner(authorization: Authorization, signature: Hex): Hex | null {
+export function recoverSigner(domain: Hex, authorization: Authorization, signature: Hex): Hex | null {
   const plain = readPlain(signature);
   if (plain === null) return null;
-  const digest = authorizationDigest(authorization);
+  const digest = authorizationDigest(domain, authorization);
   try {
     const key = new secp256k1.Signature(plain.r, plain.s).addRecoveryBit(plain.recovery).recoverPublicKey(digest);
     return `0x${toHex(keccak_256(key.toRawBytes(false).subarray(1)).subarray(12))}`;

@@ -13,11 +13,13 @@ import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { createPaymentHeader } from "x402/client";
 import { PaymentPayloadSchema, PaymentRequirementsSchema, SettleRequestSchema, SettleResponseSchema } from "x402/types";
 import { anyAuthorization, anyHex } from "../../test/support/chain/authorizations.ts";
+import { BASE } from "../../test/support/network.ts";
 import {
   acceptedMatches,
   challenge,
   decodePaymentHeader,
   decodePaymentSignature,
+  encodeBase64,
   parseSettleRequest,
   paymentResponse,
   requirementsFrom,
@@ -27,22 +29,23 @@ import {
 import type { Payment } from "./types.ts";
 import { checkRequirements, checkSignature, checkWindow } from "./verify.ts";
 
-const WIRE = requirementsOf({
+const WIRE = requirementsOf(BASE, {
   amount: 10_000n,
   payTo: "0x209693bc6afc0c5328ba36faf03c514ef312287c",
   resource: "http://127.0.0.1:8080/v1/proxy/agent_1",
   description: "Wetter für alle 🌦",
 });
-const { body, header } = challenge(WIRE, "X-PAYMENT header is required");
+const { version1: body, version2 } = challenge(BASE, WIRE, "X-PAYMENT header is required");
+const header = encodeBase64(version2);
 const account = privateKeyToAccount(generatePrivateKey());
 
 /** Every check that the gateway makes of a payment. */
 function problemOf(payment: Payment) {
   const now = Math.floor(Date.now() / 1000);
-  if (checkSignature(payment) !== "payer") return "invalid_signature";
+  if (checkSignature({ domain: BASE.token.domain, ...payment }) !== "payer") return "invalid_signature";
   return (
     checkWindow(payment.authorization, now, 6) ??
-    checkRequirements(payment, requirementsFrom(WIRE), { exactValue: true })
+    checkRequirements(BASE, payment, requirementsFrom(WIRE), { exactValue: true })
   );
 }
 
@@ -74,9 +77,9 @@ describe("our challenges and responses", () => {
       }),
     );
     const settled = { transaction: `0x${"7e".repeat(32)}`, payer: account.address };
-    const one = decodePaymentResponseHeader(paymentResponse(1, settled).value);
+    const one = decodePaymentResponseHeader(paymentResponse(BASE, 1, settled).value);
     expect<unknown>(SettleResponseSchema.parse(one)).toEqual({ success: true, network: "base", ...settled });
-    const two = decodePaymentResponseHeader(paymentResponse(2, settled).value);
+    const two = decodePaymentResponseHeader(paymentResponse(BASE, 2, settled).value);
     expect<unknown>(two).toEqual({ success: true, network: "eip155:8453", ...settled });
   });
 });
@@ -96,7 +99,7 @@ describe("a payment of an official client", () => {
     const payload = await client.createPaymentPayload(required);
     const sent = client.encodePaymentSignatureHeader(payload)["PAYMENT-SIGNATURE"] ?? "";
     expect(PaymentPayloadV2Schema.safeParse(decodePaymentSignatureHeader(sent)).success).toBe(true);
-    const parsed = decodePaymentSignature(sent);
+    const parsed = decodePaymentSignature(BASE, sent);
     expect(parsed.ok && problemOf(parsed.value)).toBeNull();
     expect(parsed.ok && acceptedMatches(parsed.value.accepted, WIRE)).toBe(true);
   });

@@ -1,97 +1,95 @@
 // The payment protocol's bodies as schemas, for the API document: what callers are asked, and what gateways and
 // facilitators say to each other. What is taken is decided by codec.ts, which reads them by hand.
 import { type Static, Type } from "@sinclair/typebox";
-import { NETWORK, SCHEME, X402_VERSION } from "./kind.ts";
+import { type Network, SCHEME, X402_VERSION } from "./network.ts";
 
 const amount = (description: string) => Type.String({ pattern: "^[0-9]+$", description });
 const address = (description: string) => Type.String({ pattern: "^0x[0-9a-fA-F]{40}$", description });
 const version = Type.Literal(X402_VERSION);
 const scheme = Type.Literal(SCHEME);
-const network = Type.Literal(NETWORK);
+const ONE = { minItems: 1, maxItems: 1 };
+const text = Type.String();
+const named = ({ name }: Network) => Type.Literal(name);
 
-const PaymentRequirements = Type.Object(
-  {
-    scheme,
-    network,
-    maxAmountRequired: amount("The price in the smallest unit, as a decimal string."),
-    resource: Type.String({ description: "The URL of the call.", format: "uri" }),
-    description: Type.String(),
-    mimeType: Type.String(),
-    payTo: address("The payee's address."),
-    maxTimeoutSeconds: Type.Integer(),
-    asset: address("The address of the token contract."),
-    extra: Type.Object({ name: Type.String(), version: Type.String() }, { description: "The token's EIP-712 domain." }),
-  },
-  { $id: "PaymentRequirements" },
-);
+const paymentRequirements = (network: Network) =>
+  Type.Object(
+    {
+      scheme,
+      network: named(network),
+      maxAmountRequired: amount("The price in the smallest unit, as a decimal string."),
+      resource: Type.String({ description: "The URL of the call.", format: "uri" }),
+      description: text,
+      mimeType: text,
+      payTo: address("The payee's address."),
+      maxTimeoutSeconds: Type.Integer(),
+      asset: address("The address of the token contract."),
+      extra: Type.Object({ name: text, version: text }, { description: "The token's EIP-712 domain." }),
+    },
+    { $id: "PaymentRequirements" },
+  );
 /** An entry of a version 1 `accepts`. A missing `description` or `mimeType` makes official clients throw. */
-export type WireRequirements = Static<typeof PaymentRequirements>;
+export type WireRequirements = Static<ReturnType<typeof paymentRequirements>>;
 
-export const PaymentChallenge = Type.Object(
-  {
-    x402Version: version,
-    error: Type.String(),
-    accepts: Type.Array(PaymentRequirements, { minItems: 1, maxItems: 1 }),
-  },
-  { $id: "PaymentChallenge" },
-);
+export const paymentChallenge = (network: Network) =>
+  Type.Object(
+    { x402Version: version, error: text, accepts: Type.Array(paymentRequirements(network), ONE) },
+    { $id: "PaymentChallenge" },
+  );
 
 const seconds = (description: string) => amount(`${description}, in unix seconds; exclusive.`);
 
 /** What `X-PAYMENT` holds, in base64. */
-const Payment = Type.Object(
-  {
-    x402Version: version,
-    scheme,
-    network,
-    payload: Type.Object({
-      signature: Type.String({
-        description: "Of the authorization (EIP-712), as 0x and hexadecimal digits.",
+const payment = (network: Network) =>
+  Type.Object(
+    {
+      x402Version: version,
+      scheme,
+      network: named(network),
+      payload: Type.Object({
+        signature: Type.String({
+          description: "Of the authorization (EIP-712), as 0x and hexadecimal digits.",
+        }),
+        authorization: Type.Object(
+          {
+            from: address("The payer."),
+            to: address("The payee."),
+            value: amount("In the smallest unit."),
+            validAfter: seconds("The beginning"),
+            validBefore: seconds("The end"),
+            nonce: Type.String({ pattern: "^0x[0-9a-fA-F]{64}$", description: "Used once by this payer." }),
+          },
+          { description: "The arguments of EIP-3009 `transferWithAuthorization`." },
+        ),
       }),
-      authorization: Type.Object(
-        {
-          from: address("The payer."),
-          to: address("The payee."),
-          value: amount("In the smallest unit."),
-          validAfter: seconds("The beginning"),
-          validBefore: seconds("The end"),
-          nonce: Type.String({ pattern: "^0x[0-9a-fA-F]{64}$", description: "Used once by this payer." }),
-        },
-        { description: "The arguments of EIP-3009 `transferWithAuthorization`." },
-      ),
-    }),
-  },
-  { $id: "Payment" },
-);
+    },
+    { $id: "Payment" },
+  );
 
-export const SettleRequest = Type.Object(
-  { x402Version: version, paymentPayload: Payment, paymentRequirements: PaymentRequirements },
-  {
-    $id: "SettleRequest",
-    description: "`description`, `mimeType` and `extra` may be left out, and further keys are passed over.",
-  },
-);
+export const settleRequest = (network: Network) =>
+  Type.Object(
+    { x402Version: version, paymentPayload: payment(network), paymentRequirements: paymentRequirements(network) },
+    {
+      $id: "SettleRequest",
+      description: "`description`, `mimeType` and `extra` may be left out, and further keys are passed over.",
+    },
+  );
 
-export const SettleResponse = Type.Object(
-  {
-    success: Type.Boolean(),
-    errorReason: Type.Optional(Type.String({ description: "On a failure: always the same coarse text." })),
-    transaction: Type.String({
-      description:
-        'The hash. On a failure "" says that no transaction of this facilitator can collect the payment any more; a hash names one that still may.',
-    }),
-    network,
-    payer: address("Who signed, in lower case."),
-  },
-  { $id: "SettleResponse" },
-);
+export const settleResponse = (network: Network) =>
+  Type.Object(
+    {
+      success: Type.Boolean(),
+      errorReason: Type.Optional(Type.String({ description: "On a failure: always the same coarse text." })),
+      transaction: Type.String({
+        description:
+          'The hash. On a failure "" says that no transaction of this facilitator can collect the payment any more; a hash names one that still may.',
+      }),
+      network: named(network),
+      payer: address("Who signed, in lower case."),
+    },
+    { $id: "SettleResponse" },
+  );
 
-export const SupportedKinds = Type.Object(
-  {
-    kinds: Type.Array(Type.Object({ x402Version: version, scheme, network, asset: address("The token contract.") }), {
-      minItems: 1,
-      maxItems: 1,
-    }),
-  },
-  { $id: "SupportedKinds" },
-);
+export function supportedKinds(network: Network) {
+  const fields = { x402Version: version, scheme, network: named(network), asset: address("The token contract.") };
+  return Type.Object({ kinds: Type.Array(Type.Object(fields), ONE) }, { $id: "SupportedKinds" });
+}

@@ -7,6 +7,7 @@ import {
   anyUint256,
   signed,
 } from "../../test/support/chain/authorizations.ts";
+import { BASE } from "../../test/support/network.ts";
 import type { Authorization, Payment, Requirements } from "./types.ts";
 import { checkRequirements, checkSignature, checkWindow, keyOf } from "./verify.ts";
 
@@ -50,11 +51,15 @@ describe("the check of a signature", () => {
     await fc.assert(
       fc.asyncProperty(anyPrivateKey, anyAuthorization, anyHex(20), async (key, unsigned, stranger) => {
         const { authorization, signature } = await signed(key, unsigned);
-        expect(checkSignature({ ...PAYMENT, authorization, signature })).toBe("payer");
+        expect(checkSignature({ domain: BASE.token.domain, ...PAYMENT, authorization, signature })).toBe("payer");
         fc.pre(stranger !== authorization.from);
         const taken = { ...authorization, from: stranger };
-        expect(checkSignature({ ...PAYMENT, authorization: taken, signature })).toBe("other");
-        expect(checkSignature({ ...PAYMENT, authorization, signature: `${signature}00` })).toBe("other");
+        expect(checkSignature({ domain: BASE.token.domain, ...PAYMENT, authorization: taken, signature })).toBe(
+          "other",
+        );
+        expect(
+          checkSignature({ domain: BASE.token.domain, ...PAYMENT, authorization, signature: `${signature}00` }),
+        ).toBe("other");
       }),
       { numRuns: 20 },
     );
@@ -96,16 +101,16 @@ describe("the check of the times of a payment", () => {
 
 describe("the check of a payment's terms", () => {
   test("finds nothing where the price is met, by either rule", () => {
-    expect(checkRequirements(PAYMENT, REQUIREMENTS, { exactValue: true })).toBeNull();
-    expect(checkRequirements(PAYMENT, REQUIREMENTS, { exactValue: false })).toBeNull();
+    expect(checkRequirements(BASE, PAYMENT, REQUIREMENTS, { exactValue: true })).toBeNull();
+    expect(checkRequirements(BASE, PAYMENT, REQUIREMENTS, { exactValue: false })).toBeNull();
   });
 
   test("asks for the price itself, or for no more than it", () => {
     fc.assert(
       fc.property(anyUint256, anyUint256, (value, maxAmountRequired) => {
         const required = { ...REQUIREMENTS, maxAmountRequired };
-        const exact = checkRequirements(paying({ value }), required, { exactValue: true });
-        const most = checkRequirements(paying({ value }), required, { exactValue: false });
+        const exact = checkRequirements(BASE, paying({ value }), required, { exactValue: true });
+        const most = checkRequirements(BASE, paying({ value }), required, { exactValue: false });
         expect(exact).toBe(value === maxAmountRequired ? null : "wrong_value");
         expect(most).toBe(value <= maxAmountRequired ? null : "value_too_high");
       }),
@@ -127,13 +132,13 @@ describe("the check of a payment's terms", () => {
     ],
   ];
   test.each(wrong)("refuses a %s", (_name, payment, requirements, problem) => {
-    expect(checkRequirements(payment, requirements, { exactValue: true })).toBe(problem);
-    expect(checkRequirements(payment, requirements, { exactValue: false })).toBe(problem);
+    expect(checkRequirements(BASE, payment, requirements, { exactValue: true })).toBe(problem);
+    expect(checkRequirements(BASE, payment, requirements, { exactValue: false })).toBe(problem);
   });
 });
 
 test("the key of a payment names the payer's nonce at the token on the chain, in lower case", () => {
-  expect(keyOf(AUTHORIZATION)).toEqual({
+  expect(keyOf(BASE, AUTHORIZATION)).toEqual({
     chain_id: 8453,
     token: "0x833589fcd6edb6e08f4c7c32d4f71b54bda02913",
     payer: AUTHORIZATION.from,

@@ -1,10 +1,8 @@
 // What can be checked of a payment without a chain: who signed it, when it is valid, and whether it is what was asked for.
 // Pure: the caller passes the time.
 import { recoverSigner } from "./eip3009.ts";
-import { CHAIN_ID, NETWORK, SCHEME, TOKEN } from "./kind.ts";
-import { type Authorization, lowerHex, type Payment, type PaymentKey, type Requirements } from "./types.ts";
-
-const TOKEN_KEY = lowerHex(TOKEN);
+import { type Network, SCHEME } from "./network.ts";
+import type { Authorization, Hex, Payment, PaymentKey, Requirements } from "./types.ts";
 
 /**
  * "other" does not mean invalid: the signature may be a contract wallet's, which only the token can judge. Nor is "payer"
@@ -12,8 +10,11 @@ const TOKEN_KEY = lowerHex(TOKEN);
  */
 export type SignedBy = "payer" | "other";
 
-export function checkSignature({ authorization, signature }: Pick<Payment, "authorization" | "signature">): SignedBy {
-  return recoverSigner(authorization, signature) === authorization.from ? "payer" : "other";
+/** With the domain of the token. */
+export type SignedAuthorization = Pick<Payment, "authorization" | "signature"> & { readonly domain: Hex };
+
+export function checkSignature({ domain, authorization, signature }: SignedAuthorization): SignedBy {
+  return recoverSigner(domain, authorization, signature) === authorization.from ? "payer" : "other";
 }
 
 /**
@@ -32,12 +33,13 @@ export function checkWindow(authorization: Authorization, nowSeconds: number | b
 }
 
 /**
- * Whether the payment is what the requirements ask for, and both are of the kind that this version takes. Network
+ * Whether the payment is what the requirements ask for, and both are of the kind that is taken on the network. Network
  * and asset come last: with the facilitator they are guardrails, which come after everything else.
  *
  * @param rule `exactValue`: the value is the price (gateway); otherwise at most the price (facilitator)
  */
 export function checkRequirements(
+  network: Network,
   payment: Payment,
   requirements: Requirements,
   rule: { readonly exactValue: boolean },
@@ -48,10 +50,10 @@ export function checkRequirements(
   if (to !== requirements.payTo) return "wrong_recipient";
   if (rule.exactValue && value !== price) return "wrong_value";
   if (value > price) return "value_too_high";
-  if (payment.network !== NETWORK || requirements.network !== NETWORK) return "wrong_network";
-  return requirements.asset === TOKEN_KEY ? null : "wrong_asset";
+  if (payment.network !== network.name || requirements.network !== network.name) return "wrong_network";
+  return requirements.asset === network.token.key ? null : "wrong_asset";
 }
 
-export function keyOf({ from, nonce }: Pick<Authorization, "from" | "nonce">): PaymentKey {
-  return { chain_id: CHAIN_ID, token: TOKEN_KEY, payer: from, nonce };
+export function keyOf({ chainId, token }: Network, { from, nonce }: Pick<Authorization, "from" | "nonce">): PaymentKey {
+  return { chain_id: chainId, token: token.key, payer: from, nonce };
 }

@@ -37,5 +37,4 @@ test.skipIf(kernelMax < BURST)(
     }
     expect((await fetch(`${gateway.url}/healthz`)).status).toBe(200);
   },
-  30_000,
 );

@@ -1,12 +1,10 @@
 // A tenant that asks for the same write a thousand times at once, on Postgres, where what is no command has one of few
 // connections: what a neighbour writes waits for few of these, and so does what the replica itself has to write.
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, expect, test } from "bun:test";
 import { Agent, request } from "node:http";
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
 import { newMasterKey } from "../support/keys.ts";
 import { startPostgres } from "../support/stores/postgres.ts";
-
-setDefaultTimeout(60_000);
 
 const AT_ONCE = 1_000;
 /** So many have been answered when the neighbour comes. */

@@ -1,15 +1,13 @@
 // The gas that an account's reverted transactions may burn on a day is a bound for what comes at once, too.
 
 import { Database } from "bun:sqlite";
-import { expect, setDefaultTimeout, test } from "bun:test";
+import { expect, test } from "bun:test";
 import { join } from "node:path";
 import type { TestChain } from "../support/chain/chain.ts";
 import type { Facilitator } from "../support/chain/facilitator.ts";
 import { useFacilitator } from "../support/chain/facilitator-tests.ts";
 import { newPayer, signPayment } from "../support/chain/payments.ts";
 import { until } from "../support/until.ts";
-
-setDefaultTimeout(60_000);
 
 const VALUE = 10_000n;
 const AT_ONCE = 24;

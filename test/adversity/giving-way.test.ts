@@ -167,7 +167,7 @@ test("a tenant has room for large bodies and for decoders soon, whatever two oth
   } finally {
     await upstream.stop();
   }
-}, 90_000);
+});
 
 test("a tenant's large body comes in soon, whatever two others hold that their upstreams do not take", async () => {
   const deaf = await startDeaf();
@@ -188,7 +188,7 @@ test("a tenant's large body comes in soon, whatever two others hold that their u
   } finally {
     deaf.stop();
   }
-}, 90_000);
+});
 
 test("thousands of small bodies that give way for large ones of another tenant end one after the other", async () => {
   await using gateway = await startGateway();
@@ -213,4 +213,4 @@ test("thousands of small bodies that give way for large ones of another tenant e
   } finally {
     small.end();
   }
-}, 90_000);
+});

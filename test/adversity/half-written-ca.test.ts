@@ -1,13 +1,11 @@
 // A file with two CAs that is being written anew: what is there of it for a while is not taken for the whole.
 
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, expect, test } from "bun:test";
 import { readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { type Client, type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
 import { until } from "../support/until.ts";
-
-setDefaultTimeout(60_000);
 
 let chain: TestChain;
 let facilitator: Facilitator;

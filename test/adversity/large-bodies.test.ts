@@ -209,7 +209,7 @@ eachDatabase((database) => {
       hold.resolve();
       if (database.name === "postgres") {
         // As after the ten minutes for which the parts of a call that is about to be accepted are kept, and the lease.
-        await sql.rows("delete from replicas");
+        await sql.rows("delete from processes");
         await sql.rows("update orphaned_parts set due_at = 1 where due_at > 1");
       }
       await gateway.restart();

@@ -1,7 +1,7 @@
 // A transfer that gets into a block when its payment is over reverts, and has cost gas like any other that does.
 
 import { Database } from "bun:sqlite";
-import { expect, setDefaultTimeout, test } from "bun:test";
+import { expect, test } from "bun:test";
 import { join } from "node:path";
 import type { TestChain } from "../support/chain/chain.ts";
 import type { Facilitator } from "../support/chain/facilitator.ts";
@@ -9,8 +9,6 @@ import { useFacilitator } from "../support/chain/facilitator-tests.ts";
 import { newPayer, signPayment } from "../support/chain/payments.ts";
 import type { RpcRelay } from "../support/chain/rpc-relay.ts";
 import { until } from "../support/until.ts";
-
-setDefaultTimeout(60_000);
 
 const VALUE = 10_000n;
 

@@ -36,8 +36,8 @@ test("many payments at once are judged by a worker, each as it is", async () => 
     const flood = Promise.all(all.map(loud));
     expect(await quiet(single)).toBe(202);
     expect(await flood).toEqual(all.map((_, at) => (at % 2 === 0 ? 202 : 402)));
-    expect(gateway.log()).toContain('"verifier_ready"');
-    expect(gateway.log()).not.toContain('"verifier_died"');
+    expect(gateway.log()).toContain('"compute_thread_started"');
+    expect(gateway.log()).not.toContain('"compute_thread_died"');
     await gateway.stop();
   } finally {
     await upstream.stop();

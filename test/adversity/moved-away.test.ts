@@ -1,13 +1,11 @@
 // A payer who has moved its money away since its last payment: what it had before is nothing that its next payments
 // can be taken from, so no more of them are sent than what it has now suffices for.
-import { expect, setDefaultTimeout, test } from "bun:test";
+import { expect, test } from "bun:test";
 import { encodeFunctionData, type Hex, parseAbi } from "viem";
 import type { TestChain } from "../support/chain/chain.ts";
 import type { Facilitator } from "../support/chain/facilitator.ts";
 import { useFacilitator } from "../support/chain/facilitator-tests.ts";
 import { newPayer, type SignedPayment, signPayment } from "../support/chain/payments.ts";
-
-setDefaultTimeout(60_000);
 
 const VALUE = 10_000n;
 const AT_ONCE = 30;

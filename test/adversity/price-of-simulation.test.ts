@@ -1,13 +1,11 @@
 // A contract wallet whose code looks at the price of gas: it is simulated for the price that its transaction will pay,
 // so that it can't take the simulation and refuse the transaction.
-import { expect, setDefaultTimeout, test } from "bun:test";
+import { expect, test } from "bun:test";
 import { numberToHex } from "viem";
 import type { TestChain } from "../support/chain/chain.ts";
 import type { Facilitator } from "../support/chain/facilitator.ts";
 import { useFacilitator } from "../support/chain/facilitator-tests.ts";
 import { newPayer, signPayment } from "../support/chain/payments.ts";
-
-setDefaultTimeout(60_000);
 
 const VALUE = 10_000n;
 /** 2 GASPRICE > 3 BASEFEE: far above what a transaction pays where tips are small. */

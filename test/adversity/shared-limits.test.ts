@@ -53,7 +53,7 @@ interface World {
 /** Until the gateway knows how many of them there are, and has divided by that. */
 async function untilCounted(gateway: Gateway, replicas: number): Promise<void> {
   const counts = () => [...gateway.log().matchAll(/"replicas_counted","replicas":(\d+)/g)].map(([, count]) => count);
-  await until(() => (counts().at(-1) ?? "1") === `${replicas}`, 30_000);
+  await until(() => (counts().at(-1) ?? "1") === `${replicas}`);
 }
 
 async function world(limit: number, count: number, act: (world: World) => Promise<void>): Promise<void> {
@@ -117,8 +117,8 @@ test.concurrent("a gateway runs all that an agent may once the other one is gone
     await until(() => upstream.running("/polled") === LIMIT / 2);
     await until(() => upstream.running("/streamed") === LIMIT / 2);
     await gateways[1]?.kill9();
-    await until(() => upstream.running("/polled") === LIMIT, 40_000);
-    await until(() => upstream.running("/streamed") === LIMIT, 40_000);
+    await until(() => upstream.running("/polled") === LIMIT);
+    await until(() => upstream.running("/streamed") === LIMIT);
     upstream.answer(0);
     await Promise.all(all);
     expect([upstream.peak("/polled"), upstream.peak("/streamed")]).toEqual([LIMIT, LIMIT]);

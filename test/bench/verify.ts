@@ -1,14 +1,16 @@
 // Judging a payment: ours beside viem's recovery of the signer. They take turns of a fraction of a second, so that
 // whatever else the machine does meanwhile slows all of them alike. When many are judged at a time, a worker judges them,
 // and the main thread is left with what handing them over takes.
+
 import { recoverTypedDataAddress } from "viem";
+import { startComputeThreads } from "../../src/compute/threads.ts";
 import { silentLog } from "../../src/core/log.ts";
 import { decodePaymentHeader, parseSettleRequest, type SettleRequest } from "../../src/x402/codec.ts";
-import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../src/x402/kind.ts";
 import type { Payment, Requirements } from "../../src/x402/types.ts";
-import { createVerifier } from "../../src/x402/verifier/verifier.ts";
+import { createVerifier } from "../../src/x402/verifier.ts";
 import { checkRequirements, checkSignature, checkWindow } from "../../src/x402/verify.ts";
 import { newPayer, type SignedPayment, signPayment, TRANSFER_TYPES } from "../support/chain/payments.ts";
+import { BASE } from "../support/network.ts";
 import { coreSecondsIn, ownCoreSeconds } from "./cores.ts";
 import { perSecond, type Rate, type Report } from "./report.ts";
 import type { Figures } from "./table.ts";
@@ -53,8 +55,8 @@ function isGood(payment: Payment, requirements: Requirements): boolean {
   const now = Math.floor(Date.now() / 1000);
   return (
     checkWindow(payment.authorization, now, MARGIN_SECONDS) === null &&
-    checkRequirements(payment, requirements, { exactValue: true }) === null &&
-    checkSignature(payment) === "payer"
+    checkRequirements(BASE, payment, requirements, { exactValue: true }) === null &&
+    checkSignature({ domain: BASE.token.domain, ...payment }) === "payer"
   );
 }
 
@@ -64,10 +66,10 @@ function fromHeader({ signed, request }: Sample): boolean {
 }
 
 const DOMAIN = {
-  name: TOKEN_NAME,
-  version: TOKEN_VERSION,
-  chainId: CHAIN_ID,
-  verifyingContract: TOKEN,
+  name: BASE.token.name,
+  version: BASE.token.version,
+  chainId: BASE.chainId,
+  verifyingContract: BASE.token.address,
 } as const;
 
 async function byViem({ request: { payment } }: Sample): Promise<boolean> {
@@ -148,7 +150,7 @@ const HEADER: Contender = { name: "the same from the X-PAYMENT header's text", j
 /** @param seconds that it takes, about */
 export async function verification(seconds: number, report: Report): Promise<void> {
   const all = await samples();
-  const verifier = createVerifier({ log: silentLog });
+  const [verifier, stopThreads] = [createVerifier(BASE.token.domain), startComputeThreads(silentLog)];
   const many: Contender = {
     name: `the signer only, ${MANY} at a time`,
     judge: async ({ request }) => (await verifier.signedBy("bench", request.payment)) === "payer",
@@ -156,9 +158,9 @@ export async function verification(seconds: number, report: Report): Promise<voi
   };
   const contenders = [VIEM, OURS, HEADER, many];
   const [viem = {}, ours = {}, header = {}, handed = {}] = await compare(contenders, all, 2.5 * seconds);
-  verifier.close();
+  stopThreads();
   const floor = report.add(VIEM.name, viem, { note: "by one core" });
   report.add(OURS.name, ours, { floor: [floor, "rate"] });
   report.add(HEADER.name, header, { floor: [floor, "rate"] });
-  report.add(many.name, handed, { floor: [floor, "rate"], note: "by a worker" });
+  report.add(many.name, handed, { floor: [floor, "rate"], note: "by two threads" });
 }

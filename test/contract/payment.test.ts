@@ -1,8 +1,9 @@
 // The payment gate of a priced agent, without a facilitator: what is asked, what is taken, what is refused, and
 // that one authorization makes one call.
+
 import { describe, expect, test } from "bun:test";
-import { TOKEN } from "../../src/x402/kind.ts";
 import { newPayer, type PaymentOptions, randomNonce, signPayment } from "../support/chain/payments.ts";
+import { BASE } from "../support/network.ts";
 import {
   type Answer,
   contract,
@@ -75,7 +76,7 @@ contract((at) => {
         mimeType: is.exactly("application/json"),
         payTo: is.exactly(PAY_TO),
         maxTimeoutSeconds: is.exactly(60),
-        asset: is.exactly(TOKEN),
+        asset: is.exactly(BASE.token.address),
         extra: is.exactly({ name: "USD Coin", version: "2" }),
       });
       const header = answer.headers.get("payment-required") ?? "";
@@ -87,7 +88,7 @@ contract((at) => {
             scheme: "exact",
             network: "eip155:8453",
             amount: "1000",
-            asset: TOKEN,
+            asset: BASE.token.address,
             payTo: PAY_TO,
             maxTimeoutSeconds: 60,
             extra: { name: "USD Coin", version: "2" },

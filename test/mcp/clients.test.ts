@@ -1,6 +1,6 @@
 // Ordinary MCP clients use an agent by the URL of its streaming path and a bearer token, and need to know nothing else
 // of the gateway: calls, what a server asks and tells on the way, sessions, streams that are resumed, prices, policy.
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { mkdtempSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { registerExactEvmScheme } from "@x402/evm/exact/client";
@@ -24,8 +24,6 @@ import {
   USER_SAYS,
 } from "../support/mcp/mcp-clients.ts";
 import { type McpServer, startMcpServer } from "../support/mcp/mcp-servers.ts";
-
-setDefaultTimeout(60_000);
 
 /** On a busy machine too: what is held back comes much later, or never. */
 const HEAD_MS_MAX = 12_000;

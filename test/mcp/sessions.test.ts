@@ -1,14 +1,12 @@
 // Sessions of real MCP servers, as unmodified clients use them, through gateways that come and go: a session is its
 // user's on every replica and after every restart, and nobody else's.
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import type { PayingTenant } from "../support/chain/paying.ts";
 import type { Gateway } from "../support/gateway/gateway.ts";
 import { openReplicas, type Replicas } from "../support/gateway/replicas.ts";
 import { type ConformanceServer, startConformanceServer } from "../support/mcp/conformance-server.ts";
 import { CLIENTS, type Endpoint, type McpClient, type OpenClient } from "../support/mcp/mcp-clients.ts";
 import { type McpServer, startMcpServer } from "../support/mcp/mcp-servers.ts";
-
-setDefaultTimeout(60_000);
 
 let replicas: Replicas;
 let gateways: readonly [Gateway, Gateway];

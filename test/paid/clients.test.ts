@@ -1,6 +1,6 @@
 // The official clients, unmodified, each pay for a call through both services as they are deployed: two binaries with
 // mutual TLS between them, a real chain and the real token. Each must also read what it is told of its payment.
-import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { ExactEvmScheme } from "@x402/evm";
 import { registerExactEvmScheme } from "@x402/evm/exact/client";
 import { ExactEvmSchemeV1 } from "@x402/evm/exact/v1/client";
@@ -21,8 +21,6 @@ import { newPayer, signPayment } from "../support/chain/payments.ts";
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
 import { startUpstream, type Upstream } from "../support/http/upstream.ts";
 import { type McpServer, startMcpServer } from "../support/mcp/mcp-servers.ts";
-
-setDefaultTimeout(60_000);
 
 const PRICE = 10_000n;
 const DEAR = 25_000n;

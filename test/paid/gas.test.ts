@@ -1,13 +1,11 @@
 // What reverted transactions burn is bounded for each account and day: beyond it the account is refused before anything
 // is claimed, and no other account is.
 
-import { expect, setDefaultTimeout, test } from "bun:test";
+import { expect, test } from "bun:test";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
 import { newPayer, signPayment } from "../support/chain/payments.ts";
 import { until } from "../support/until.ts";
-
-setDefaultTimeout(60_000);
 
 const VALUE = 10_000n;
 

@@ -1,6 +1,6 @@
 // The metrics of both services about money: one paid call as each of them counts it, refusals, unknown outcomes, and what
 // the facilitator tells of its nodes and wallets.
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, expect, test } from "bun:test";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
 import { openPayingTenant, type PayingTenant } from "../support/chain/paying.ts";
@@ -9,8 +9,6 @@ import { type RpcRelay, startRpcRelay } from "../support/chain/rpc-relay.ts";
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
 import { startUpstream, type Upstream } from "../support/http/upstream.ts";
 import { type Scrape, scrape, scrapeUntil } from "../support/metrics.ts";
-
-setDefaultTimeout(60_000);
 
 const PRICE = 10_000n;
 const ETHER = 1e18;

@@ -1,7 +1,7 @@
 // A payer who signs more than it has: whatever comes at once, its transfers never revert each other, so they burn no
 // gas, and what it has is collected.
 
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, expect, test } from "bun:test";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
 import { type Facilitator, startFacilitator } from "../support/chain/facilitator.ts";
 import { openPayingTenant } from "../support/chain/paying.ts";
@@ -9,8 +9,6 @@ import { newPayer, type SignedPayment, signPayment } from "../support/chain/paym
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
 import { type PaidUpstream, startPaidUpstream } from "../support/stores/paid-calls.ts";
 import { until } from "../support/until.ts";
-
-setDefaultTimeout(60_000);
 
 const VALUE = 10_000n;
 const AT_ONCE = 30;

@@ -1,5 +1,5 @@
 // What other facilitators answer, told by a stand-in for them, and what the chain says of the payment: the real token.
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, expect, test } from "bun:test";
 import { decodeJwt } from "jose";
 import { writeCaFile } from "../contract/priced.ts";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
@@ -9,8 +9,6 @@ import { newPayer, type SignedPayment, signPayment } from "../support/chain/paym
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
 import { steppedClock } from "../support/gateway/stepped-clock.ts";
 import { startUpstream } from "../support/http/upstream.ts";
-
-setDefaultTimeout(60_000);
 
 const VALUE = 1_000n;
 const PAYEE = newPayer().address;
@@ -59,7 +57,7 @@ async function closed(tenant: PayingTenant, id: string) {
   }
 }
 
-test.each([
+test.concurrent.each([
   ["200 without a hash", 200, null],
   ["500 with a hash", 500, `0x${"ab".repeat(32)}`],
   ["402 with an empty hash", 402, ""],
@@ -82,7 +80,7 @@ test.each([
   },
 );
 
-test("a payment that is called pending and is not on the chain stays open, with and without nodes", async () => {
+test.concurrent("a payment that is called pending and is not on the chain stays open, with and without nodes", async () => {
   for (const tenant of [looking, blind]) {
     const payment = await funded();
     const { nonce } = payment.authorization;
@@ -97,7 +95,7 @@ test("a payment that is called pending and is not on the chain stays open, with 
   }
 });
 
-test("after an attempt in doubt a nonce that is used is looked up: by our payment it settles, by a cancellation it fails", async () => {
+test.concurrent("after an attempt in doubt a nonce that is used is looked up: by our payment it settles, by a cancellation it fails", async () => {
   for (const [use, status] of [
     [(payment: Awaited<ReturnType<typeof funded>>) => chain.collectAsStranger(payment), "settled"],
     [({ payer, authorization }) => chain.cancelAuthorization(payer, authorization.nonce), "settlement_failed"],
@@ -112,7 +110,7 @@ test("after an attempt in doubt a nonce that is used is looked up: by our paymen
   }
 });
 
-test("a payment that is put off by 429 with Retry-After is asked again, and one without it is declined", async () => {
+test.concurrent("a payment that is put off by 429 with Retry-After is asked again, and one without it is declined", async () => {
   const later = await funded();
   facilitator.answer(
     later.authorization.nonce,
@@ -136,7 +134,7 @@ test("a payment that is put off by 429 with Retry-After is asked again, and one 
   });
 });
 
-test("a payment that was only put off until its time was over is looked up where the gateway has nodes, and expires where it has none", async () => {
+test.concurrent("a payment that was only put off until its time was over is looked up where the gateway has nodes, and expires where it has none", async () => {
   const putOff = async (tenant: PayingTenant, settlement: object) => {
     const payment = await funded(Math.floor(Date.now() / 1000) + 9);
     const { nonce } = payment.authorization;

@@ -1,14 +1,12 @@
 // Payers and payees who make it hard, on the real token: what each comes to at the facilitator, before the broadcast
 // and after it. Outside every failure reads the same; the exact reason is in the log and in the store.
-import { describe, expect, setDefaultTimeout, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import type { PrivateKeyAccount } from "viem/accounts";
 import type { TestChain } from "../support/chain/chain.ts";
 import type { Facilitator, SettleAnswer } from "../support/chain/facilitator.ts";
 import { useFacilitator } from "../support/chain/facilitator-tests.ts";
 import { newPayer, type PaymentOptions, type SignedPayment, signPayment } from "../support/chain/payments.ts";
 import type { RpcRelay } from "../support/chain/rpc-relay.ts";
-
-setDefaultTimeout(60_000);
 
 const VALUE = 10_000n;
 const LOGGED_MS_MAX = 5_000;

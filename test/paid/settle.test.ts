@@ -1,14 +1,12 @@
 // Many settlements at once at one facilitator, as its clients see them over mutual TLS: all collected, each once, for
 // those it is meant for, and within the limits of their accounts.
-import { describe, expect, setDefaultTimeout, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import type { Hex } from "viem";
 import type { TestChain } from "../support/chain/chain.ts";
 import type { Client, Facilitator, SettleAnswer } from "../support/chain/facilitator.ts";
 import { useFacilitator } from "../support/chain/facilitator-tests.ts";
 import { newPayer, type PaymentOptions, type SignedPayment, signPayment } from "../support/chain/payments.ts";
 import type { RpcRelay } from "../support/chain/rpc-relay.ts";
-
-setDefaultTimeout(60_000);
 
 const SEND = "eth_sendRawTransaction";
 const VALUE = 10_000n;

@@ -1,6 +1,6 @@
 // One trace of a paid call, across both services as they are deployed and the upstream, on a real chain with the real
 // token. The collector decodes by OpenTelemetry's own definitions: see support/http/collector.ts.
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+import { afterAll, beforeAll, expect, test } from "bun:test";
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { startChain, type TestChain } from "../support/chain/chain.ts";
@@ -12,8 +12,6 @@ import { temporaryRoot } from "../support/gateway/process.ts";
 import { SERVER, TEST_CA } from "../support/http/certificates.ts";
 import { type CollectedSpan, type Collector, startCollector } from "../support/http/collector.ts";
 import { startUpstream, type Upstream } from "../support/http/upstream.ts";
-
-setDefaultTimeout(60_000);
 
 const TRACE = "0af7651916cd43dd8448eb211c80319c";
 const PARENT = "b7ad6b7169203331";

@@ -100,29 +100,26 @@ export function unspokenWords(glossary: string, sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 224, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 226, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 46_941,
+    most: 46_993,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
     what: "files in the kernel",
-    most: 9,
+    most: 10,
     find: (sources) => [...sources.keys()].filter((path) => path.startsWith("src/kernel/")),
   },
   {
-    what: "imports of steps and slices, where work on many bytes stays on the main loop",
-    most: 24,
-    find: matches(
-      /\b(?:inSteps|inTurnSteps|inOneStep|bodyInSteps|createPace|inSlices|doneInTurns)\b(?=[^;(]*from ")/g,
-      inKernel,
-    ),
+    what: "imports of turns and slices, where work on many bytes stays on the main loop",
+    most: 16,
+    find: matches(/\b(?:inTurn|eachInTurns|inSlices)\b(?=[^;(]*from ")/g, inKernel),
   },
   { what: "mechanisms of the kernel with fewer than three users", most: 6, find: rareMechanisms },
   {
     what: "kinds of rows that say whether a process lives",
-    most: 3,
+    most: 1,
     find: matches(/\blease_until: c\./g),
   },
   { what: "short files with one importer in the same folder", most: 3, find: slices },
@@ -145,7 +142,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 131,
+    most: 123,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {

@@ -11,7 +11,7 @@ const STATE =
   /^(?:export )?(?:let\b|const (?:\w+|\{[^}]*\})[^=\n]*= (?:new (?:Weak)?(?:Map|Set)(?:<.*>)?\(\)|create[A-Z]\w*(?:<.*>)?\())/m;
 /** The only files with state at their top level: it is one per thread, and each says why. */
 const STATE_OWNERS = new Set(
-  ["kernel/turns core/id http/bun/socket-options http/client/response-parser"].flatMap((line) =>
+  ["kernel/turns kernel/compute core/id http/bun/socket-options http/client/response-parser"].flatMap((line) =>
     line.split(" ").map((name) => `src/${name}.ts`),
   ),
 );
@@ -24,6 +24,7 @@ const AREAS = [
   ["src/kernel/", "kernel"],
   ["src/wire/", "wire"],
   ["src/x402/", "x402"],
+  ["src/compute/", "compute"],
   ["src/chain/", "chain"],
   ["db/", "db"],
   ["src/storage/", "storage"],
@@ -49,12 +50,13 @@ const AREAS = [
 type Area = (typeof AREAS)[number][1];
 
 /** What each area may import beside itself. The schema is the store's vocabulary: who sees the one sees the other. */
-const SERVICE = ["core", "kernel", "wire", "x402", "chain", "db", "storage", "http", "keys"] as const;
+const SERVICE = ["core", "kernel", "wire", "x402", "compute", "chain", "db", "storage", "http", "keys"] as const;
 const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
   core: ["package.json"],
   kernel: ["core"],
   wire: ["core", "kernel"],
   x402: ["core", "kernel", "wire"],
+  compute: ["core", "kernel", "wire", "x402"],
   chain: ["core", "kernel", "wire", "x402", "http"],
   db: ["core"],
   storage: ["core", "kernel", "db"],
@@ -67,7 +69,7 @@ const MAY_IMPORT: Readonly<Record<Area, readonly Area[]>> = {
   facilitator: SERVICE,
   "facilitator/start": [...SERVICE, "facilitator", "tracing"],
   environment: ["core"],
-  config: ["core", "environment"],
+  config: ["core", "environment", "x402"],
   cli: [...SERVICE, "tracing", "gateway", "facilitator", "gateway/start", "facilitator/start", "config", "environment"],
   main: ["core", "kernel", "metrics", "config", "environment", "cli", "gateway/start", "facilitator/start"],
   // It makes what is shipped, and is no part of it.

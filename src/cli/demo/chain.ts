@@ -7,13 +7,11 @@ import { exchange, hash, receipt, word } from "../../chain/json-rpc.ts";
 import { balanceData } from "../../chain/token.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { createOutbound } from "../../http/client/outbound.ts";
-import { CHAIN_ID, TOKEN, TOKEN_NAME } from "../../x402/kind.ts";
+import type { Network } from "../../x402/network.ts";
 import { DemoProblem } from "./client.ts";
 import { library, token } from "./fiat-token.json" with { type: "json" };
 import multicall3 from "./multicall3.json" with { type: "json" };
 
-/** The block time of Base. */
-export const BLOCK_SECONDS = 2;
 /** Blocks whose state anvil keeps; by default it keeps all of them on disk, at 350 KB each (measured). */
 const STATES_KEPT = 64;
 
@@ -49,8 +47,8 @@ const GUARD = 'read -r _; kill -KILL "$1"; rm -rf "$2"';
  * @param opened gets a disposer that stops anvil, even before it listens
  * @returns its URL, and a promise that resolves when anvil has exited
  */
-export async function startAnvil(path: string, dir: string, opened: AsyncDisposableStack) {
-  const options = ["--port", "0", "--chain-id", `${CHAIN_ID}`, "--prune-history", `${STATES_KEPT}`];
+export async function startAnvil(path: string, { chainId }: Network, dir: string, opened: AsyncDisposableStack) {
+  const options = ["--port", "0", "--chain-id", `${chainId}`, "--prune-history", `${STATES_KEPT}`];
   const own = { env: { HOME: dir, PATH: "/usr/bin:/bin" }, stderr: "ignore", detached: true } as const;
   const chain = Bun.spawn([path, ...options, "--no-mining", "--color", "never"], { ...own, cwd: dir, stdin: "ignore" });
   const guard = Bun.spawn(["/bin/sh", "-c", GUARD, "guard", String(chain.pid), dir], {
@@ -98,20 +96,21 @@ export type DemoChain = Awaited<ReturnType<typeof furnishChain>>;
  *
  * @param units the payer's USDC, in smallest units
  */
-export async function furnishChain(url: string, signer: Hex, payer: Hex, units: bigint) {
+export async function furnishChain(network: Network, url: string, signer: Hex, payer: Hex, units: bigint) {
   const outbound = createOutbound({ rules: null, extraCa: null });
   const request: CallNode = (method, params) =>
     exchange({ outbound, url, timeoutMs: 10_000, answerBytesMax: 1024 * 1024 }, method, params);
-  await installToken(request);
+  await installToken(network, request);
   await request("anvil_setBalance", [signer, toHex(10n ** 18n)]);
-  await callAsAdmin(request, mintCall(payer, units));
+  await callAsAdmin(network, request, mintCall(payer, units));
   await request("evm_mine", []);
-  await request("evm_setIntervalMining", [BLOCK_SECONDS]);
+  await request("evm_setIntervalMining", [network.blockSeconds]);
   return {
+    network,
     url,
     /** The balance in smallest units. */
     async usdcOf(address: Hex): Promise<bigint> {
-      return word(await request("eth_call", [{ to: TOKEN, data: balanceData(address) }, "latest"]));
+      return word(await request("eth_call", [{ to: network.token.address, data: balanceData(address) }, "latest"]));
     },
     /** The number of the block that holds the transaction. @throws DemoProblem if no block does */
     async blockOf(transaction: Hex): Promise<number> {
@@ -127,9 +126,6 @@ type CallNode = (method: string, params: readonly unknown[]) => Promise<unknown>
 
 /** Has every role of the token: owner, master minter, minter, pauser, blacklister. Anvil impersonates it; it has no key. */
 const TOKEN_ADMIN: Hex = "0x000000000000000000000000746f6c6c67617465";
-
-/** The token's `DOMAIN_SEPARATOR()` on Base. If ours is equal, name, version, chain and address are those of Base. */
-const BASE_DOMAIN_SEPARATOR = "0x02fa7265e7c5d81118673727957699e4d68f74cd74b7db77da710fe8a2c7834f";
 
 /** So small that it does not raise the tip that the node recommends, which follows the tips that it has seen. */
 const ADMIN_TIP_WEI = 1n;
@@ -147,30 +143,33 @@ const ABI = parseAbi([
 /**
  * Installs the token on a fresh chain and mines a block: sets the contract's code, then makes the calls that its deployment
  * behind a proxy makes. A second run changes nothing.
- * @throws Error when the node runs another chain, or when the installed token differs from Base's
+ * @throws Error when the node runs another chain, or when the installed token differs from the network's
  */
-export async function installToken(request: CallNode): Promise<void> {
-  if (Number(await request("eth_chainId", [])) !== CHAIN_ID) {
-    throw new Error(`the development chain must have the ID ${CHAIN_ID}`);
+export async function installToken(network: Network, request: CallNode): Promise<void> {
+  const { chainId, token: own } = network;
+  if (Number(await request("eth_chainId", [])) !== chainId) {
+    throw new Error(`the development chain must have the ID ${chainId}`);
   }
   await request("anvil_setCode", [library.address, library.code]);
-  await request("anvil_setCode", [TOKEN, token.code]);
+  await request("anvil_setCode", [own.address, token.code]);
   await request("anvil_setCode", [multicall3.address, multicall3.code]);
   await request("anvil_impersonateAccount", [TOKEN_ADMIN]);
   await request("anvil_setBalance", [TOKEN_ADMIN, toHex(10n ** 24n)]);
+  const named = [own.name, own.symbol] as const;
   const roles = [TOKEN_ADMIN, TOKEN_ADMIN, TOKEN_ADMIN, TOKEN_ADMIN] as const;
   const calls = [
-    encodeFunctionData({ abi: ABI, functionName: "initialize", args: [TOKEN_NAME, "USDC", "USD", 6, ...roles] }),
-    encodeFunctionData({ abi: ABI, functionName: "initializeV2", args: [TOKEN_NAME] }),
+    encodeFunctionData({ abi: ABI, functionName: "initialize", args: [...named, "USD", own.decimals, ...roles] }),
+    encodeFunctionData({ abi: ABI, functionName: "initializeV2", args: [own.name] }),
     encodeFunctionData({ abi: ABI, functionName: "initializeV2_1", args: [TOKEN_ADMIN] }),
-    encodeFunctionData({ abi: ABI, functionName: "initializeV2_2", args: [[], "USDC"] }),
+    encodeFunctionData({ abi: ABI, functionName: "initializeV2_2", args: [[], own.symbol] }),
     encodeFunctionData({ abi: ABI, functionName: "configureMinter", args: [TOKEN_ADMIN, maxUint256] }),
   ];
-  for (const data of calls) await callAsAdmin(request, data);
+  for (const data of calls) await callAsAdmin(network, request, data);
   await request("evm_mine", []);
   const separator = encodeFunctionData({ abi: ABI, functionName: "DOMAIN_SEPARATOR" });
-  const found = await request("eth_call", [{ to: TOKEN, data: separator }, "latest"]);
-  if (found !== BASE_DOMAIN_SEPARATOR) throw new Error(`the token's domain is not Base's: ${String(found)}`);
+  const found = await request("eth_call", [{ to: own.address, data: separator }, "latest"]);
+  // Equal means: same name, version, chain and address.
+  if (found !== own.domain) throw new Error(`the token's domain is not ${network.title}'s: ${String(found)}`);
 }
 
 /** The data of a call that mints tokens, in smallest units; for `callAsAdmin`. */
@@ -182,10 +181,15 @@ export function mintCall(to: Hex, units: bigint): Hex {
  * Sends a call of the token from its admin.
  * @returns the hash of the transaction, which is not mined yet
  */
-export async function callAsAdmin(request: CallNode, data: Hex, tipWei = ADMIN_TIP_WEI): Promise<Hex> {
+export async function callAsAdmin(
+  { token }: Network,
+  request: CallNode,
+  data: Hex,
+  tipWei = ADMIN_TIP_WEI,
+): Promise<Hex> {
   const transaction = {
     from: TOKEN_ADMIN,
-    to: TOKEN,
+    to: token.address,
     data,
     // Not estimated, since an estimate ignores the earlier calls that are not mined yet.
     gas: toHex(500_000),

@@ -6,7 +6,7 @@ import { systemClock } from "../../core/time.ts";
 import { readBody } from "../../http/client/body.ts";
 import { createOutbound } from "../../http/client/outbound.ts";
 import type { AnswerHeaders } from "../../http/client/response-parser.ts";
-import { CHAIN_ID, X402_VERSION } from "../../x402/kind.ts";
+import { type Network, X402_VERSION } from "../../x402/network.ts";
 import type { WireRequirements } from "../../x402/schemas.ts";
 
 const ANSWER_BYTES_MAX = 1024 * 1024;
@@ -92,7 +92,7 @@ export function newAccount(): DemoAccount {
 export type SignedPayment = Awaited<ReturnType<typeof signPayment>>;
 
 /** Signs the payment that the body of a 402 asks for. */
-export async function signPayment({ key }: DemoAccount, { accepts: [required] }: Challenge) {
+export async function signPayment({ chainId }: Network, { key }: DemoAccount, { accepts: [required] }: Challenge) {
   const account = privateKeyToAccount(key);
   const now = Math.floor(systemClock.now() / 1000);
   const message = {
@@ -104,7 +104,7 @@ export async function signPayment({ key }: DemoAccount, { accepts: [required] }:
     nonce: bytesToHex(crypto.getRandomValues(new Uint8Array(32))),
   };
   const signature = await account.signTypedData({
-    domain: { ...required.extra, chainId: CHAIN_ID, verifyingContract: required.asset as Hex },
+    domain: { ...required.extra, chainId, verifyingContract: required.asset as Hex },
     types: TYPES,
     primaryType: "TransferWithAuthorization",
     message,

@@ -3,7 +3,6 @@
 // block numbers are read from the chain.
 import type { Hex } from "viem";
 import { STATUS, SUCCESS } from "../../http/responses.ts";
-import { ASSET, NETWORK } from "../../x402/kind.ts";
 import { type DemoChain, usdc } from "./chain.ts";
 import {
   type Challenge,
@@ -33,8 +32,7 @@ export interface Scenario {
 }
 
 /** @returns the agents' IDs */
-export async function registerAgents(tenant: DemoTenant, upstreams: Agents, payTo: Hex): Promise<Agents> {
-  const priced = { asset: ASSET, network: NETWORK, pay_to: payTo };
+export async function registerAgents(tenant: DemoTenant, upstreams: Agents, priced: object): Promise<Agents> {
   const notary = await create(tenant, "/v1/agents", {
     name: "notary",
     description: "Answers with the SHA-256 of what it is sent.",
@@ -80,7 +78,7 @@ export async function runPaidCall(scenario: Scenario): Promise<void> {
   terminal.json(asked.body);
 
   terminal.chapter(2, "The payer signs that authorization (EIP-3009): no transaction, and no gas");
-  const payment = await signPayment(payer, asked.body);
+  const payment = await signPayment(scenario.chain.network, payer, asked.body);
   terminal.entries(authorizationEntries(payment));
 
   terminal.chapter(3, "The same call with the payment in X-PAYMENT");
@@ -133,7 +131,7 @@ export async function runPricedTool(scenario: Scenario): Promise<void> {
   terminal.line(`402 Payment Required, ${elapsed(asked)}: ${usdc(price)} USDC`);
 
   const before = await balances(scenario);
-  const paid = await pay(scenario, path, body, await signPayment(payer, asked.body));
+  const paid = await pay(scenario, path, body, await signPayment(scenario.chain.network, payer, asked.body));
   terminal.line(`202 Accepted, ${elapsed(paid)}, with the payment`);
   terminal.entries(await paidEntries(scenario, paid));
   showBalances(before, await balances(scenario));

@@ -1,13 +1,15 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
+import { BASE } from "../../../test/support/network.ts";
 import { agreementFindings, chainTime, commonBlock, type NodeAnswer, type NodeReport, nodeFindings } from "./chain.ts";
 
 const node = (index: number, number: number, timestamp: number, more: Partial<NodeAnswer> = {}): NodeReport => ({
+  network: BASE,
   index,
   answer: { chainId: 8453n, newest: { number, timestamp }, hasToken: true, ms: 1, ...more },
   certificate: null,
 });
-const silent = (index: number): NodeReport => ({ index, answer: "no answer", certificate: null });
+const silent = (index: number): NodeReport => ({ network: BASE, index, answer: "no answer", certificate: null });
 const states = (nodes: readonly NodeReport[]) => nodeFindings(nodes).map(({ state }) => state);
 
 test("a node warns from 5 blocks or 60 s behind the best on, and never the best one", () => {

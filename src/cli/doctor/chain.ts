@@ -4,13 +4,11 @@
 import { formatEther, toFunctionSelector } from "viem";
 import * as wire from "../../chain/json-rpc.ts";
 import { type Block, exchange, NoAnswer, RpcError } from "../../chain/json-rpc.ts";
-import { TOKEN_ADDRESS } from "../../chain/token.ts";
 import type { FacilitatorConfig } from "../../config.ts";
 import { systemClock } from "../../core/time.ts";
 import { createLocalSigner } from "../../facilitator/wallet/signer.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
-import { DOMAIN_SEPARATOR } from "../../x402/eip3009.ts";
-import { CHAIN_ID, TOKEN_NAME, TOKEN_VERSION } from "../../x402/kind.ts";
+import type { Network } from "../../x402/network.ts";
 import type { Hex } from "../../x402/types.ts";
 import {
   type Finding,
@@ -30,17 +28,17 @@ type Ask = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
 type Node = NodeReport & { readonly ask: Ask };
 
-export function queryNodes(urls: readonly string[], outbound: Outbound): Promise<Node[]> {
+export function queryNodes(network: Network, urls: readonly string[], outbound: Outbound): Promise<Node[]> {
   return Promise.all(
     urls.map(async (url, index): Promise<Node> => {
       const { certificateProblem, ...watched } = observed(outbound);
       const server = { ...watched, url, timeoutMs: 3_000, answerBytesMax: 1024 * 1024 };
       const ask: Ask = (method, params) => exchange(server, method, params);
       try {
-        const answer = await inTime(answerOf(ask), 4_500);
-        return { index, ask, answer, certificate: certificateProblem() };
+        const answer = await inTime(answerOf(network, ask), 4_500);
+        return { network, index, ask, answer, certificate: certificateProblem() };
       } catch (error) {
-        return { index, ask, answer: reasonOf(error), certificate: null };
+        return { network, index, ask, answer: reasonOf(error), certificate: null };
       }
     }),
   );
@@ -52,20 +50,20 @@ function reasonOf(error: unknown): string {
   return isSafe ? error.message : "an answer in another form";
 }
 
-async function answerOf(ask: Ask): Promise<NodeAnswer> {
+async function answerOf(network: Network, ask: Ask): Promise<NodeAnswer> {
   const from = performance.now();
   const chainId = wire.quantity(await ask("eth_chainId", []));
   const ms = performance.now() - from;
   const newest = wire.block(await ask("eth_getBlockByNumber", ["latest", false]));
   if (newest === null) throw new NoAnswer("it has no newest block");
-  return { chainId, newest, hasToken: await hasToken(ask), ms };
+  return { chainId, newest, hasToken: await hasToken(network, ask), ms };
 }
 
 /** Whether the node's chain has the token: its domain separator hashes the name, version, chain and address that payers sign. */
-async function hasToken(ask: Ask): Promise<boolean> {
+async function hasToken({ token }: Network, ask: Ask): Promise<boolean> {
   try {
-    const call = { to: TOKEN_ADDRESS, data: toFunctionSelector("DOMAIN_SEPARATOR()") };
-    return wire.data(await ask("eth_call", [call, "latest"])) === DOMAIN_SEPARATOR;
+    const call = { to: token.key, data: toFunctionSelector("DOMAIN_SEPARATOR()") };
+    return wire.data(await ask("eth_call", [call, "latest"])) === token.domain;
   } catch (error) {
     // A contract without this function is not a failure of the node.
     if (error instanceof RpcError) return false;
@@ -107,6 +105,7 @@ export interface NodeAnswer {
 }
 
 export interface NodeReport {
+  readonly network: Network;
   /** The index of its URL in TOLLGATE_RPC_URLS, from 0, as in the log and the metrics. */
   readonly index: number;
   /** What the node has answered, or why there is no usable answer. */
@@ -115,30 +114,35 @@ export interface NodeReport {
   readonly certificate: Problem | null;
 }
 
-const NO_TOKEN = failure(
-  `it does not have ${TOKEN_NAME}, version ${TOKEN_VERSION}, at ${TOKEN_ADDRESS}`,
-  "it must be a node of Base: payments are made in this token",
-);
-const OTHER_CHAIN = "TOLLGATE_RPC_URLS must name nodes of Base: the facilitator does not start with another chain";
+const noToken = ({ title, token }: Network) =>
+  failure(
+    `it does not have ${token.name}, version ${token.version}, at ${token.key}`,
+    `it must be a node of ${title}: payments are made in this token`,
+  );
+
+const otherChain = (found: bigint, { title, chainId }: Network) =>
+  failure(
+    `it is on chain ${found}, not ${chainId}`,
+    `TOLLGATE_RPC_URLS must name nodes of ${title}: the facilitator does not start with another chain`,
+  );
 
 export function nodeFindings(nodes: readonly NodeReport[]): Finding[] {
   const good = goodAnswers(nodes);
   const best = Math.max(...good.map(({ newest }) => newest.number));
   const time = chainTime(nodes) ?? 0;
-  return nodes.flatMap(({ index, answer, certificate }) => {
+  return nodes.flatMap(({ network, index, answer, certificate }) => {
     const what = `RPC endpoint ${index}`;
     if (typeof answer === "string") return findings(what, [silent(answer, good.length > 0)], "");
-    if (answer.chainId !== BigInt(CHAIN_ID)) {
-      return findings(what, [failure(`it is on chain ${answer.chainId}, not ${CHAIN_ID}`, OTHER_CHAIN)], "");
-    }
+    if (answer.chainId !== BigInt(network.chainId)) return findings(what, [otherChain(answer.chainId, network)], "");
     const fine = `it answers in ${answer.ms.toFixed(0)} ms, its newest block is ${answer.newest.number}`;
-    return findings(what, [answer.hasToken ? null : NO_TOKEN, lagProblem(answer, best, time), certificate], fine);
+    const token = answer.hasToken ? null : noToken(network);
+    return findings(what, [token, lagProblem(answer, best, time), certificate], fine);
   });
 }
 
 /** Whether the node answers and is on the right chain. */
 function isGood<T extends NodeReport>(node: T): node is T & { readonly answer: NodeAnswer } {
-  return typeof node.answer !== "string" && node.answer.chainId === BigInt(CHAIN_ID);
+  return typeof node.answer !== "string" && node.answer.chainId === BigInt(node.network.chainId);
 }
 
 function goodAnswers(nodes: readonly NodeReport[]): NodeAnswer[] {
@@ -185,27 +189,27 @@ export function agreementFindings(block: number, votes: readonly { index: number
 }
 
 export async function walletFindings(
-  { signers, limits: { gasLowWaterWei } }: Pick<FacilitatorConfig, "signers" | "limits">,
+  { network, signers, limits: { gasLowWaterWei } }: Pick<FacilitatorConfig, "network" | "signers" | "limits">,
   opening: Promise<readonly Node[]>,
 ): Promise<Finding[]> {
   const [node] = (await opening).filter(isGood).sort((a, b) => b.answer.newest.number - a.answer.newest.number);
   if (node === undefined) return notChecked("wallets", "a node");
   const addresses =
-    signers.kind === "local" ? signers.keys.map((key) => createLocalSigner(key).address) : [signers.address];
+    signers.kind === "local" ? signers.keys.map((key) => createLocalSigner(network, key).address) : [signers.address];
   const balances = await Promise.all(
     addresses.map((address) => node.ask("eth_getBalance", [address, "latest"]).then(wire.quantity)),
   );
   const isAnyAble = balances.some((balance) => balance >= gasLowWaterWei);
   return addresses.flatMap((address, index) => {
     const balance = balances[index] ?? 0n;
-    const problem = balance >= gasLowWaterWei ? null : lowProblem(balance, gasLowWaterWei, isAnyAble);
+    const problem = balance >= gasLowWaterWei ? null : lowProblem(network, balance, gasLowWaterWei, isAnyAble);
     return findings(`wallet ${address}`, [problem], `it has ${formatEther(balance)} ETH`);
   });
 }
 
-function lowProblem(balance: bigint, lowWaterWei: bigint, othersAreAble: boolean): Problem {
+function lowProblem({ title }: Network, balance: bigint, lowWaterWei: bigint, othersAreAble: boolean): Problem {
   const text = `it has ${formatEther(balance)} ETH, less than TOLLGATE_GAS_LOW_WATER_WEI (${formatEther(lowWaterWei)} ETH)`;
   return othersAreAble
-    ? warning(text, "send it ETH on Base: the other wallets carry on")
-    : failure(text, "send it ETH on Base: no payment is settled before");
+    ? warning(text, `send it ETH on ${title}: the other wallets carry on`)
+    : failure(text, `send it ETH on ${title}: no payment is settled before`);
 }

@@ -24,7 +24,7 @@ import { openSealed } from "../../keys/keyring.ts";
 import { findMasterKeys } from "../../keys/master-keys.ts";
 import type { DatabaseLook } from "../../storage/look.ts";
 import { fitOf } from "../../storage/migrate.ts";
-import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
+import type { Network } from "../../x402/network.ts";
 import {
   CHECK_MS_MAX,
   certificateProblems,
@@ -108,6 +108,7 @@ const AT_ONCE = 8;
 
 /** A facilitator, with the credential that is shown to it and the tenants that use both. */
 interface Group {
+  readonly network: Network;
   readonly url: string;
   readonly tls: ClientIdentity | null;
   readonly header: readonly [name: string, value: string] | null;
@@ -152,7 +153,7 @@ export async function facilitatorFindings(
       const shown = { url, tls, header: header === null ? null : ([header.name, header.value] as const) };
       const key = JSON.stringify(shown);
       const group = groups.get(key);
-      if (group === undefined) groups.set(key, { ...shown, tenants: [tenant], found: [] });
+      if (group === undefined) groups.set(key, { network: config.network, ...shown, tenants: [tenant], found: [] });
       else group.tenants.push(tenant);
     } catch (error) {
       unreadable.push(...findings(named({ url, tenants: [tenant] }), [credentialProblem(error)], ""));
@@ -193,10 +194,11 @@ async function groupFindings(group: Group, outbound: Outbound): Promise<Finding[
     "the tenant must store a new one in its credential",
   );
   const problems = [problem, server.certificateProblem(), server.clockProblem(), own];
-  return findings(named(group), problems, `it settles on ${NETWORK}`);
+  return findings(named(group), problems, `it settles on ${group.network.name}`);
 }
 
-async function supportedProblem({ url, tls, header, tenants }: Group, outbound: Outbound): Promise<Problem | null> {
+async function supportedProblem(group: Group, outbound: Outbound): Promise<Problem | null> {
+  const { network, url, tls, header, tenants } = group;
   const unreached = "its operator must fix it: paid calls of these tenants wait or are refused";
   const request = {
     method: "GET",
@@ -207,7 +209,7 @@ async function supportedProblem({ url, tls, header, tenants }: Group, outbound: 
   };
   try {
     const { status, body } = await exchangeJson(outbound, `${base(url)}/supported`, request, MAX.facilitatorBytes);
-    if (status === 200) return kindsProblem(body);
+    if (status === 200) return kindsProblem(network, body);
     const text = `it answers ${status} to GET /supported`;
     if (status === 404 || status === 405) return warning(text, "whether it settles on this network is not known");
     const advice = status === 401 || status === 403 ? "the tenant must store a credential that it accepts" : unreached;
@@ -219,11 +221,11 @@ async function supportedProblem({ url, tls, header, tenants }: Group, outbound: 
   }
 }
 
-function kindsProblem(body: unknown): Problem | null {
+function kindsProblem({ name, caip2 }: Network, body: unknown): Problem | null {
   const kinds = (body as { readonly kinds?: unknown } | undefined)?.kinds;
   const networks = (Array.isArray(kinds) ? kinds : []).map((kind) => (kind as { network?: unknown } | null)?.network);
-  if (networks.some((network) => network === NETWORK || network === NETWORK_CAIP2)) return null;
-  return failure(`it does not settle on ${NETWORK}`, "the tenant must name a facilitator that does");
+  if (networks.some((network) => network === name || network === caip2)) return null;
+  return failure(`it does not settle on ${name}`, "the tenant must name a facilitator that does");
 }
 
 /**

@@ -1,6 +1,7 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { NETWORK, SCHEME, TOKEN } from "../../x402/kind.ts";
+import { BASE } from "../../../test/support/network.ts";
+import { SCHEME } from "../../x402/network.ts";
 import type { Hex, Payment, Requirements } from "../../x402/types.ts";
 import { checkGuardrails, exceedsCeiling, limitsOf } from "./guardrails.ts";
 
@@ -26,13 +27,13 @@ function presented(value: bigint): [Payment, Requirements] {
     validBefore: 0n,
     nonce: zero,
   };
-  const kind = { scheme: SCHEME, network: NETWORK };
+  const kind = { scheme: SCHEME, network: BASE.name };
   return [
     { ...kind, x402Version: 1, authorization, signature: "0x" },
     {
       ...kind,
       maxAmountRequired: value,
-      asset: `0x${TOKEN.slice(2).toLowerCase()}`,
+      asset: BASE.token.key,
       payTo: zero,
       resource: "",
       maxTimeoutSeconds: 60,
@@ -47,9 +48,9 @@ test("a payment that equals a limit is allowed, one unit more is not", () => {
       const room = given.dailyCeiling - reserved;
       const most = room < given.maxPerTransaction ? room : given.maxPerTransaction;
       const used = { reserved, gasBurned: 10n ** 30n, gasUsed: 0n };
-      expect(checkGuardrails(...presented(most), { used, limits: given })).toBeNull();
+      expect(checkGuardrails(...presented(most), { network: BASE, used, limits: given })).toBeNull();
       const broken = room < given.maxPerTransaction ? "over_daily_ceiling" : "over_max_per_transaction";
-      expect(checkGuardrails(...presented(most + 1n), { used, limits: given })).toBe(broken);
+      expect(checkGuardrails(...presented(most + 1n), { network: BASE, used, limits: given })).toBe(broken);
       expect(exceedsCeiling(reserved, room, given.dailyCeiling)).toBe(false);
       expect(exceedsCeiling(reserved, room + 1n, given.dailyCeiling)).toBe(true);
     }),
@@ -60,6 +61,7 @@ test("gas burned up to the bound is allowed, one wei more is not, and 0 is no bo
   const limits = { maxPerTransaction: 1n, dailyCeiling: 1n, dailyGasWei: 10n, ...REST };
   const problem = (gasBurned: bigint, dailyGasWei = 10n) =>
     checkGuardrails(...presented(1n), {
+      network: BASE,
       used: { reserved: 0n, gasBurned, gasUsed: 0n },
       limits: { ...limits, dailyGasWei },
     });
@@ -82,6 +84,7 @@ test("an account's own limit comes before the deployment's, zero included, each 
 test("another network or asset, in the payment or in the requirements, is not allowed whatever the amount", () => {
   const [payment, requirements] = presented(0n);
   const open = {
+    network: BASE,
     used: { reserved: 0n, gasBurned: 0n, gasUsed: 0n },
     limits: { maxPerTransaction: 1n, dailyCeiling: 1n, dailyGasWei: 1n, ...REST },
   };

@@ -3,10 +3,8 @@
 
 import { and, count, eq } from "drizzle-orm";
 import type { Reader, Tx } from "../../storage/store.ts";
-import { NETWORK, TOKEN } from "../../x402/kind.ts";
+import type { Network } from "../../x402/network.ts";
 import type { Hex, Payment, Requirements } from "../../x402/types.ts";
-
-const TOKEN_LOWER = TOKEN.toLowerCase();
 
 /** An account that may settle, with its own limits; null for the deployment's default. */
 export interface FacilitatorAccount {
@@ -49,8 +47,8 @@ export function limitsOf(account: Omit<FacilitatorAccount, "name">, defaults: Li
 }
 
 /** Every account may settle the one kind of the deployment. */
-const isAllowedKind = ({ network }: Payment, requirements: Requirements): boolean =>
-  network === NETWORK && requirements.network === NETWORK && requirements.asset === TOKEN_LOWER;
+const isAllowedKind = ({ name, token }: Network, { network }: Payment, requirements: Requirements): boolean =>
+  network === name && requirements.network === name && requirements.asset === token.key;
 
 export const exceedsCeiling = (reserved: bigint, value: bigint, dailyCeiling: bigint): boolean =>
   reserved + value > dailyCeiling;
@@ -90,10 +88,10 @@ export function exceedsGasAtOnce(
 export function checkGuardrails(
   payment: Payment,
   requirements: Requirements,
-  { used, limits }: { readonly used: Used; readonly limits: Limits },
+  { network, used, limits }: { readonly network: Network; readonly used: Used; readonly limits: Limits },
 ): GuardrailProblem | null {
   const { value } = payment.authorization;
-  if (!isAllowedKind(payment, requirements)) return "kind_not_allowed";
+  if (!isAllowedKind(network, payment, requirements)) return "kind_not_allowed";
   if (payment.authorization.from === payment.authorization.to) return "payer_is_payee";
   if (value < limits.minValue) return "under_min_value";
   if (value > limits.maxPerTransaction) return "over_max_per_transaction";

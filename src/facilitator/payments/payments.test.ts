@@ -12,10 +12,10 @@ import {
   reservedOn,
   UNMEASURED,
 } from "../../../test/support/chain/settling.ts";
+import { BASE } from "../../../test/support/network.ts";
 import { eachStore, useStore } from "../../../test/support/stores/one-store.ts";
 import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import type { Queries, Store, Tx } from "../../storage/store.ts";
-import { CHAIN_ID, TOKEN } from "../../x402/kind.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { usedOn, utcDay } from "./guardrails.ts";
 import {
@@ -44,8 +44,8 @@ const CLAIMS = ["first", "second"] as const;
 
 const word = (n: number): Hex => `0x${n.toString(16).padStart(64, "0")}`;
 const key = (n: number): PaymentKey => ({
-  chain_id: CHAIN_ID,
-  token: `0x${TOKEN.slice(2).toLowerCase()}`,
+  chain_id: BASE.chainId,
+  token: BASE.token.key,
   payer: `0x${"c".repeat(40)}`,
   nonce: word(n),
 });
@@ -214,7 +214,7 @@ eachStore((makePlace, dialect) => {
       }),
       runs,
     );
-  }, 30_000);
+  });
 
   test("transactions for several accounts at once give each reservation back once, and none is a deadlock", async () => {
     await emptied(store);
@@ -241,7 +241,7 @@ eachStore((makePlace, dialect) => {
       const open = (await allPayments(store)).filter((row) => row.account === account && row.status !== "failed");
       expect(await reservedOn(store.read, account, utcDay(NOON))).toBe(5n * BigInt(open.length));
     }
-  }, 30_000);
+  });
 
   test("a payer without code has 256 payments under way at most, while an account's gas is bounded", async () => {
     await emptied(store);
@@ -261,7 +261,7 @@ eachStore((makePlace, dialect) => {
     expect(await claim(1)).toBe("gas held");
     await store.write((tx) => recordSettled(tx, key(0), included(0), NOON));
     expect(await claim(1)).toBe("claimed");
-  }, 30_000);
+  });
 
   test("a claim is read back as it was made, to 256 bits", async () => {
     await emptied(store);

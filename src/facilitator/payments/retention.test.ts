@@ -46,7 +46,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
     expect(left[1]).toEqual(expect.arrayContaining(days.slice(1, 2)));
     await store.close();
     place.remove();
-  }, 30_000);
+  });
 
   test("payments go 90 days after their end and their time, and their transactions when final for a week", async () => {
     const place = await places[dialect]();
@@ -81,7 +81,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
     expect(transactions.map(({ hash }) => Number(hash)).sort()).toEqual([5, 6]);
     await store.close();
     place.remove();
-  }, 30_000);
+  });
 });
 
 test("an account that has itself refused without end fills the table of one day only up to a bound", async () => {

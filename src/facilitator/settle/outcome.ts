@@ -9,7 +9,7 @@ import { MAX } from "../../kernel/limits.ts";
 import type { Store } from "../../storage/store.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import { canonicalSignature } from "../../x402/eip3009.ts";
-import { NETWORK, SCHEME } from "../../x402/kind.ts";
+import { type Network, SCHEME } from "../../x402/network.ts";
 import type { Hex, Payment, PaymentKey, Requirements } from "../../x402/types.ts";
 import { checkWindow, keyOf, type SignedBy } from "../../x402/verify.ts";
 import {
@@ -165,6 +165,7 @@ export function createRefusalLog({ store, clock, log }: RefusalLogOptions) {
 const SPARE_SECONDS = 3;
 
 export interface SettlementRequest {
+  readonly network: Network;
   readonly account: string;
   readonly limits: Limits;
   readonly key: PaymentKey;
@@ -183,6 +184,7 @@ export interface Named {
 }
 
 export function settlementRequest(
+  network: Network,
   account: FacilitatorAccount,
   request: SettleRequest,
   defaults: Limits,
@@ -193,9 +195,10 @@ export function settlementRequest(
   // The token refuses v 0 and 1. A contract wallet may read its signature in any way, so that stays as it is.
   const canonical = signedBy === "payer" ? canonicalSignature(payment.signature) : null;
   return {
+    network,
     account: account.name,
     limits: limitsOf(account, defaults),
-    key: keyOf(payment.authorization),
+    key: keyOf(network, payment.authorization),
     payment: { ...payment, signature: canonical ?? payment.signature },
     requirements,
     signedBy,
@@ -222,7 +225,7 @@ export function isSameTerms(record: FacilitatorPayment, { account, payment, ...r
   return (
     record.account === account &&
     scheme === SCHEME &&
-    network === NETWORK &&
+    network === rest.network.name &&
     record.pay_to === authorization.to &&
     record.value === String(authorization.value) &&
     record.valid_after === String(authorization.validAfter) &&

@@ -22,7 +22,7 @@ import {
   simulatedGas,
 } from "../payments/payments.ts";
 import { windowProblem } from "./outcome.ts";
-import type { InFlight, SettleOptions } from "./settle.ts";
+import type { PaymentsInFlight, SettleOptions } from "./settle.ts";
 
 /** Larger than MAX.walletTransactions, so a batch always holds claims that are not in flight. */
 const CLAIMS_AT_ONCE = 5_000;
@@ -37,14 +37,14 @@ const TRY_AGAIN_MS = 250;
 const LEFT_BEHIND_MS = 10_000;
 
 interface ResumeOptions extends SettleOptions {
-  readonly inFlight: Pick<InFlight, "sendingSince">;
+  readonly inFlight: Pick<PaymentsInFlight, "sendingSince">;
   readonly onRecovered: ReturnType<typeof createRecoveredPayments>;
 }
 
 export function createResume(options: ResumeOptions) {
   const { store, clock, log, wallet, inFlight } = options;
   /** By payment. */
-  const underWay = new Set<string>();
+  const beingResumed = new Set<string>();
   const rounds = createRounds(log, resumeAll);
 
   const isLeftBehind = ({ created_at }: FacilitatorPayment) => Math.abs(clock.now() - created_at) >= LEFT_BEHIND_MS;
@@ -52,7 +52,7 @@ export function createResume(options: ResumeOptions) {
   /** Without those that this process is sending. */
   async function readClaims(): Promise<FacilitatorPayment[]> {
     const isSending = inFlight.sendingSince();
-    const resuming = new Set(underWay);
+    const resuming = new Set(beingResumed);
     const rows = await claimedWithoutTransaction(store.read, CLAIMS_AT_ONCE);
     return rows.filter((row) => !isSending(row) && !resuming.has(paymentName(row)));
   }
@@ -75,10 +75,10 @@ export function createResume(options: ResumeOptions) {
     const counts = { done: 0, left: 0 };
     async function resume(row: FacilitatorPayment): Promise<void> {
       // Another run may have begun with it meanwhile.
-      if (underWay.has(paymentName(row))) return;
-      underWay.add(paymentName(row));
+      if (beingResumed.has(paymentName(row))) return;
+      beingResumed.add(paymentName(row));
       const isDone = !rounds.isStopped() && (await resumeOne(options, row, gasOf(row)));
-      underWay.delete(paymentName(row));
+      beingResumed.delete(paymentName(row));
       counts[isDone ? "done" : "left"] += 1;
     }
     const { now = [], after = [] } = Object.groupBy(rows, (row) => (gasOf(row) === null ? "after" : "now"));

@@ -12,6 +12,7 @@ import {
   reservedOn,
 } from "../../../test/support/chain/settling.ts";
 import { NO_LEASES } from "../../../test/support/chain/wallet.ts";
+import { BASE } from "../../../test/support/network.ts";
 import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { createChain } from "../../chain/chain.ts";
 import { createChainTime } from "../../chain/newest-block.ts";
@@ -41,15 +42,15 @@ beforeAll(async () => {
   await node.fundEth(privateKeyToAccount(key).address, 10n ** 18n);
   await node.mine();
   const outbound = createOutbound({ rules: null, extraCa: null });
-  const chain = createChain({ urls: [node.url], outbound, log: silentLog });
+  const chain = createChain({ network: BASE, urls: [node.url], outbound, log: silentLog });
   outcomes = createSettlementWaiters(store);
-  const common = { store, clock: systemClock, log: silentLog, outcomes };
+  const common = { network: BASE, store, clock: systemClock, log: silentLog, outcomes };
   wallet = createWallet({
     ...common,
     chain,
-    signers: [createLocalSigner(key)],
+    signers: [createLocalSigner(BASE, key)],
     leases: NO_LEASES,
-    limits: { gasLowWaterWei: 1n, maxFeeGwei: 5, confirmations: 2, batch: 0 },
+    limits: { gasLowWaterWei: 1n, maxFee: 5n * 10n ** 9n, confirmations: 2, batch: 0 },
   });
   await wallet.start();
   const limits = {
@@ -77,7 +78,7 @@ beforeAll(async () => {
   settle = answered(createSettle({ ...common, ...parts, limits }));
   const soon = createSettle({ ...common, ...parts, limits: { ...limits, inclusionTimeoutMs: 250 } });
   settleSoon = answered(soon);
-}, 30_000);
+});
 afterAll(async () => {
   await wallet.stop();
   await store.close();
@@ -130,7 +131,7 @@ test("each payer's payment is judged as the token does: collected, or declined w
     const reason = await reasonOf(nonce);
     expect([what, typeof reason]).toEqual([what, expected === "settled" ? "object" : "string"]);
   }
-}, 30_000);
+});
 
 test("twenty equal requests make one transfer, and a retry names the same transaction", async () => {
   const { request, signed } = await asked();

@@ -13,9 +13,9 @@ import { createReservedShare, mayTake } from "../../kernel/share.ts";
 import { createEndWaiters, endsWithin } from "../../kernel/wait.ts";
 import type { Store } from "../../storage/store.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
-import { NETWORK } from "../../x402/kind.ts";
+import type { Network } from "../../x402/network.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
-import type { Verifier } from "../../x402/verifier/verifier.ts";
+import type { Verifier } from "../../x402/verifier.ts";
 import { checkRequirements } from "../../x402/verify.ts";
 import {
   checkGuardrails,
@@ -71,7 +71,7 @@ export type Settle = ReturnType<typeof createSettle>;
 export function createSettle(options: SettleOptions) {
   const { store, clock, log, meters = silentMeters, chain, verifier, limits } = options;
   const refusals = createRefusalLog(options);
-  const inFlight = createInFlight(options.inFlightMax ?? MAX.settlements);
+  const inFlight = createPaymentsInFlight(options.inFlightMax ?? MAX.settlements);
   const onRecovered = createRecoveredPayments(log, meters);
   const resume = createResume({ ...options, inFlight, onRecovered });
   const collect = createCollect({ ...options, inFlight, onOrphanedClaim: resume.soon });
@@ -80,8 +80,8 @@ export function createSettle(options: SettleOptions) {
    * On another network the same nonce belongs to another payment, unless the payer signed it for this network, whatever
    * the request says.
    */
-  async function recordOf({ key, payment, signedBy }: SettlementRequest): Promise<FacilitatorPayment | null> {
-    return payment.network === NETWORK || signedBy === "payer" ? storedPayment(store.read, key) : null;
+  async function recordOf({ network, key, payment, signedBy }: SettlementRequest): Promise<FacilitatorPayment | null> {
+    return payment.network === network.name || signedBy === "payer" ? storedPayment(store.read, key) : null;
   }
 
   async function refuse({ named }: SettlementRequest, outcome: CollectionOutcome): Promise<CollectionOutcome> {
@@ -151,7 +151,7 @@ export function createSettle(options: SettleOptions) {
     /** @throws Fault `unavailable` when nodes, database or the checker of signatures can't be asked */
     async settle(account: FacilitatorAccount, presented: SettleRequest): Promise<CollectionOutcome> {
       const signedBy = await verifier.signedBy(account.name, presented.payment);
-      const request = settlementRequest(account, presented, limits, signedBy);
+      const request = settlementRequest(options.network, account, presented, limits, signedBy);
       // Between two attempts, others may claim the payment and withdraw the claim.
       for (let attempts = 0; attempts < 3; attempts += 1) {
         const outcome = await attempt(request);
@@ -174,14 +174,14 @@ async function judge(options: SettleOptions, request: SettlementRequest): Promis
   const time = await chain.time();
   const late = windowProblem(payment, time);
   if (late !== null) return declined(late);
-  const problem = checkRequirements(payment, requirements, { exactValue: false });
+  const problem = checkRequirements(request.network, payment, requirements, { exactValue: false });
   // Network and asset are guardrails, which look at them again.
   if (problem !== null && problem !== "wrong_network" && problem !== "wrong_asset") {
     return declined(problem);
   }
   const of = { account, day: utcDay(time.earliest) };
   const used = await usedOn(store.read, of);
-  const broken = checkGuardrails(payment, requirements, { used, limits: request.limits });
+  const broken = checkGuardrails(payment, requirements, { ...request, used });
   if (broken !== null) return overLimit(broken, request);
   return (await isPayerShutOut(options, of, request.key.payer)) ? overLimit("payer_reverted", request) : null;
 }
@@ -206,6 +206,7 @@ const REFUSALS = { ceiling: "over_daily_ceiling", reverts: "payer_reverted", gas
 
 /** Of the chain and the wallets only what settling asks of them. */
 export interface SettleOptions {
+  readonly network: Network;
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
@@ -228,7 +229,7 @@ export interface SettleOptions {
 }
 
 interface CollectOptions extends SettleOptions {
-  readonly inFlight: InFlight;
+  readonly inFlight: PaymentsInFlight;
   /** A claim may have been left behind. */
   onOrphanedClaim(): void;
 }
@@ -447,7 +448,7 @@ function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
  *
  * @param max payments of all accounts together
  */
-export function createInFlight(max: number) {
+export function createPaymentsInFlight(max: number) {
   const shares = createReservedShare(max);
   /** Requests between the simulation and their answer. */
   const collecting = new Set<string>();
@@ -483,7 +484,7 @@ export function createInFlight(max: number) {
   };
 }
 
-export type InFlight = ReturnType<typeof createInFlight>;
+export type PaymentsInFlight = ReturnType<typeof createPaymentsInFlight>;
 
 /** Per account: one must not hold up another's payment by presenting it with a wrong signature. */
 function nameOf({ account, payer, nonce }: Named): string {

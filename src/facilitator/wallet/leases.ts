@@ -6,23 +6,16 @@
 // middle of a write holds up the renewals of nobody. Each facilitator decides for itself alone, from the same rows: it takes
 // wallets that nobody works for, and gives up what another one should have.
 
-import { and, eq, lt, ne, sql } from "drizzle-orm";
+import { and, eq, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { every } from "../../kernel/loop.ts";
-import { createLeaseTrust, leaseHolds } from "../../storage/leases.ts";
+import { createMembership, livingAmong, type ProcessRow, type Renewal } from "../../storage/leases.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import { openWallets } from "./transactions.ts";
-
-/** How long a facilitator counts as alive after it has renewed its lease. */
-export const LEASE_MS = 6_000;
-const GONE_MS = 60_000;
-const RENEW_MS = 2_000;
-/** A lease that is not renewed counts as over a little before others may see it so. */
-const BELIEVED_MS = LEASE_MS - 1_000;
 
 /** This process does not work for the wallet (any more). Nothing of it is stored, or the wallet's new holder knows of it. */
 export class WalletNotHeld extends Error {
@@ -58,28 +51,18 @@ export function createWalletLeases(options: WalletLeasesOptions) {
   const id = newId("fac", clock.now());
   /** On SQLite this process is the only one. */
   const isOnly = !store.isShared;
-  const trust = createLeaseTrust(LEASE_MS);
+  const membership = createMembership({ store, log, id, kind: "facilitator", read: readWallets });
   const holders = createHolders(id, options);
-  /** By performance.now: a step of the wall clock ends nothing. */
-  let renewedAt = Number.NEGATIVE_INFINITY;
   let others = 0;
-  let isAble = true;
   let isSharing = false;
-  let stopRounds = () => {};
-  let renewing: Promise<void> = Promise.resolve();
+  let stopAsking = () => {};
 
-  const isBelieved = () => isOnly || performance.now() - renewedAt < BELIEVED_MS;
-  const warn = (error: unknown) => log.warn("wallet_lease_not_renewed", { error });
+  const facts = (is_able: boolean) => ({ wallets: wallets.join(" "), is_able });
 
-  async function renew(listener: LeaseListener): Promise<Leases> {
-    const askedAt = performance.now();
-    const leases = await store.write((tx) => renewLease(tx, { id, wallets, isAble }), { urgent: true });
-    trust.renewed(leases.now);
+  function learn({ askedAt, processes, read, isRegained }: WalletRenewal, listener: LeaseListener): void {
     const before = holders.held();
-    const isRegained = !isBelieved();
-    holders.learn(leases.wallets, askedAt);
-    renewedAt = askedAt;
-    others = leases.facilitators.length - 1;
+    holders.learn(read, askedAt.monotonic);
+    others = processes.length - 1;
     const lost = before.filter((wallet) => holders.tokenOf(wallet) === null);
     for (const wallet of lost) log.warn("wallet_lost", { wallet });
     if (lost.length > 0) listener.lost();
@@ -87,14 +70,13 @@ export function createWalletLeases(options: WalletLeasesOptions) {
     // failover has given back to this process.
     const taken = holders.held().filter((wallet) => isRegained || !before.includes(wallet));
     if (taken.length > 0) void listener.taken(taken);
-    return leases;
   }
 
-  async function shareOut(leases: Leases, listener: LeaseListener): Promise<void> {
+  async function shareOut(renewal: WalletRenewal, listener: LeaseListener): Promise<void> {
     if (isSharing) return;
     isSharing = true;
     try {
-      const { taken, givenUp } = await holders.shareOut(leases, isOnly || trust.holds(leases.now));
+      const { taken, givenUp } = await holders.shareOut(livingAmong(renewal, membership.mayJudge(renewal.now)));
       if (givenUp.length > 0) listener.lost();
       if (taken.length > 0) void listener.taken(taken);
     } finally {
@@ -102,43 +84,30 @@ export function createWalletLeases(options: WalletLeasesOptions) {
     }
   }
 
-  async function round(listener: LeaseListener): Promise<void> {
-    try {
-      void shareOut(await renew(listener), listener).catch(warn);
-    } catch (error) {
-      warn(error);
-    }
-  }
-
   return {
     /** Takes what is free. @throws Fault `unavailable` */
     async start(listener: LeaseListener): Promise<void> {
-      await shareOut(await renew(listener), listener);
+      await store.write((tx) => membership.enter(tx, facts(true)));
+      const entered = await membership.renew();
+      learn(entered, listener);
+      await shareOut(entered, listener);
       if (isOnly) return;
-      const stopRenewing = every(RENEW_MS, () => {
-        renewing = round(listener);
-        return renewing;
+      membership.start((renewal) => {
+        learn(renewal, listener);
+        void shareOut(renewal, listener).catch((error) => log.warn("wallets_not_shared_out", { error }));
       });
       // Beside the renewals, since nodes may be slow to answer. A facilitator alone asks no node for this.
-      const stopAsking = every(RENEW_MS, async () => {
-        isAble = others === 0 || (await listener.isAble());
-      });
-      stopRounds = () => {
-        stopRenewing();
-        stopAsking();
-      };
+      stopAsking = every(2_000, async () => membership.tell(facts(others === 0 || (await listener.isAble()))));
     },
     /** Leaves the wallets to the others. Never rejects. */
     async stop(): Promise<void> {
-      stopRounds();
-      await renewing;
+      stopAsking();
+      await membership.stop();
       holders.clear();
-      if (isOnly) return;
-      // A lease that can't be dropped runs out.
-      await store.write((tx) => dropLease(tx, id)).catch((error) => log.warn("wallet_lease_not_dropped", { error }));
+      if (!isOnly) await membership.leave((tx) => freeWallets(tx, id));
     },
     /** As far as it knows without asking. */
-    holds: (wallet: Hex): boolean => holders.tokenOf(wallet) !== null && isBelieved(),
+    holds: (wallet: Hex): boolean => holders.tokenOf(wallet) !== null && membership.isFresh(),
     /**
      * To be called in a work that stores what is to be broadcast: it is stored only if the wallet is still held then.
      *
@@ -213,22 +182,13 @@ function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions)
     },
     held: (): Hex[] => [...known.values()].filter(({ holder }) => holder === id).map(({ wallet }) => wallet),
     clear: (): void => known.clear(),
-    /**
-     * Takes and gives up what the shares say, and removes rows of facilitators that have been gone for long.
-     *
-     * @param mayJudge whether all live facilitators have had time to renew
-     * @returns what changed
-     */
-    async shareOut(leases: Leases, mayJudge: boolean): Promise<{ taken: Hex[]; givenUp: Hex[] }> {
-      const living = livingOf(leases, mayJudge).filter((each) => store.isShared || each.id === id);
+    /** Takes and gives up what the shares say. @returns what changed */
+    async shareOut(living: readonly LivingFacilitator[]): Promise<{ taken: Hex[]; givenUp: Hex[] }> {
       const { take, giveUp } = changesOf(id, living, await holdersAmong(new Set(living.map((each) => each.id))));
       const givenUp = await changeAll(giveUp, "");
       for (const wallet of givenUp) log.info("wallet_handed_over", { wallet, facilitator: id });
       const taken = await changeAll(take, id);
       for (const wallet of taken) log.info("wallet_taken", { wallet, facilitator: id });
-      if (mayJudge && living.length < leases.facilitators.length) {
-        await store.write((tx) => removeGone(tx, id, store.isShared ? leases.now : "all"));
-      }
       return { taken, givenUp };
     },
   };
@@ -236,31 +196,9 @@ function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions)
 
 export type WalletRow = Tables["facilitatorWallets"]["$inferSelect"];
 
-export type Leases = Awaited<ReturnType<typeof renewLease>>;
+type WalletRenewal = Renewal<WalletRow[]>;
 
-/** Renews the lease of this facilitator, and reads those of all. */
-export async function renewLease(tx: Tx, { id, wallets, isAble }: LivingFacilitator) {
-  const { facilitators: t, facilitatorWallets } = tx.tables;
-  const own = { wallets: wallets.join(" "), is_able: isAble, lease_until: sql<number>`${tx.now} + ${LEASE_MS}` };
-  const putting = tx.db
-    .insert(t)
-    .values({ id, ...own })
-    .onConflictDoUpdate({ target: t.id, set: own });
-  const [row] = await putting.returning({ lease_until: t.lease_until });
-  return {
-    /** The database's time. */
-    now: (row?.lease_until ?? 0) - LEASE_MS,
-    facilitators: await tx.db.select().from(t),
-    wallets: await tx.db.select().from(facilitatorWallets),
-  };
-}
-
-/** @param mayJudge whether all live facilitators have had time to renew */
-export function livingOf({ now, facilitators }: Leases, mayJudge: boolean): LivingFacilitator[] {
-  return facilitators
-    .filter(({ lease_until: until }) => !mayJudge || leaseHolds(until, now, LEASE_MS))
-    .map(({ id, wallets, is_able: isAble }) => ({ id, isAble, wallets: wallets.split(" ") as Hex[] }));
-}
+const readWallets = async ({ db, tables }: Tx): Promise<WalletRow[]> => db.select().from(tables.facilitatorWallets);
 
 /**
  * Puts the wallet into the hands of this holder, or of nobody (""). It waits for works that hold the wallet until they end,
@@ -291,11 +229,9 @@ export async function holdsUntilCommit(tx: Tx, wallet: Hex, holder: string, toke
 }
 
 /** Leaves the wallets to the others at once. */
-export async function dropLease(tx: Tx, id: string): Promise<void> {
-  const { facilitators, facilitatorWallets: t } = tx.tables;
+export async function freeWallets({ db, tables: { facilitatorWallets: t } }: Tx, holder: string): Promise<void> {
   const free = { holder: "", token: sql`${t.token} + 1` };
-  await tx.db.update(t).set(free).where(eq(t.holder, id));
-  await tx.db.delete(facilitators).where(eq(facilitators.id, id));
+  await db.update(t).set(free).where(eq(t.holder, holder));
 }
 
 /**
@@ -311,19 +247,7 @@ export function createOwnWallets({ read }: Pick<Store, "read">, wallets: readonl
   };
 }
 
-/** Facilitators that have been gone for long; or all others, where this is known to be the only one. */
-export async function removeGone(tx: Tx, id: string, before: number | "all"): Promise<void> {
-  const { facilitators: t } = tx.tables;
-  await tx.db.delete(t).where(and(ne(t.id, id), before === "all" ? undefined : lt(t.lease_until, before - GONE_MS)));
-}
-
-export interface LivingFacilitator {
-  readonly id: string;
-  /** It can sign for these. */
-  readonly wallets: readonly Hex[];
-  /** Whether its nodes and its signer answer. */
-  readonly isAble: boolean;
-}
+export type LivingFacilitator = Pick<ProcessRow, "id" | "wallets" | "is_able">;
 
 /**
  * Wallets go to those that can sign for them and are able to, evenly. A wallet for which nobody can sign any more is watched
@@ -337,9 +261,9 @@ export function changesOf(me: string, living: readonly LivingFacilitator[], hold
   const countOf = (id: string) => counts.get(id) ?? 0;
   const walletsOf = (one: string | null) => [...holders].filter(([, each]) => each === one).map(([wallet]) => wallet);
   function candidatesOf(wallet: Hex): string[] {
-    const signing = living.filter(({ wallets }) => wallets.includes(wallet));
+    const signing = living.filter(({ wallets }) => wallets?.split(" ").includes(wallet));
     const known = signing.length > 0 ? signing : living;
-    const able = known.filter(({ isAble }) => isAble);
+    const able = known.filter(({ is_able }) => is_able);
     return (able.length > 0 ? able : known).map(({ id }) => id);
   }
 

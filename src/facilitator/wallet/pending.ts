@@ -226,14 +226,15 @@ export function createPendingNonces() {
 const FRESH_MS = 10_000;
 
 export function createNonceSync({
+  chain,
   store,
   pendingNonces,
   leases,
-}: Pick<WalletParts, "store" | "pendingNonces" | "leases">) {
+}: Pick<WalletParts, "chain" | "store" | "pendingNonces" | "leases">) {
   let loadedAt = Number.NEGATIVE_INFINITY;
 
   async function take(row: TransactionRow): Promise<void> {
-    const keys = row.payments.map(({ payer, nonce }) => keyOf({ from: payer, nonce }));
+    const keys = row.payments.map(({ payer, nonce }) => keyOf(chain.network, { from: payer, nonce }));
     const stored = await Promise.all(keys.map((key) => storedPayment(store.read, key)));
     if (pendingNonces.holds(row.hash)) return;
     const found = stored.filter((payment) => payment !== null);

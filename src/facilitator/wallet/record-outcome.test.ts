@@ -1,13 +1,13 @@
 // Two processes with one key and one database: what one has stored for a payment, and the other does not know of
 // yet, keeps it from being recorded as failed; and what is recorded as failed is sent by neither.
+
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { NOON, UNMEASURED } from "../../../test/support/chain/settling.ts";
 import { NO_LEASES } from "../../../test/support/chain/wallet.ts";
+import { BASE } from "../../../test/support/network.ts";
 import { type Place, places } from "../../../test/support/stores/stores.ts";
-import { TOKEN_ADDRESS } from "../../chain/token.ts";
 import { silentLog } from "../../core/log.ts";
 import type { Store } from "../../storage/store.ts";
-import { CHAIN_ID } from "../../x402/kind.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { utcDay } from "../payments/guardrails.ts";
 import { type ClaimedPayment, claimPayment, markSent, recordFailed, storedPayment } from "../payments/payments.ts";
@@ -33,7 +33,7 @@ let store: Store;
 beforeAll(async () => {
   place = await places.postgres();
   store = await place.open();
-}, 30_000);
+});
 afterAll(async () => {
   await store.close();
   place.remove();
@@ -63,7 +63,7 @@ async function sent(name: string, walletNonce: number) {
   const from: Hex = `0x${"cc".repeat(20)}`;
   const terms = { to: from, value: 7n, validAfter: 0n, validBefore: 9n };
   const payment: ClaimedPayment = {
-    key: { chain_id: CHAIN_ID, token: TOKEN_ADDRESS, payer: from, nonce: word(name) },
+    key: { chain_id: BASE.chainId, token: BASE.token.key, payer: from, nonce: word(name) },
     claim: name,
     authorization: { from, nonce: word(name), ...terms },
     signature: "0x",

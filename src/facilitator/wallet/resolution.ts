@@ -11,6 +11,7 @@ import type { Block, Receipt } from "../../chain/json-rpc.ts";
 import { isPaidBy, isUsedUp } from "../../chain/token.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
 import { mapLimit } from "../../kernel/loop.ts";
+import type { Network } from "../../x402/network.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { utcDay } from "../payments/guardrails.ts";
 import {
@@ -54,11 +55,12 @@ export function isExpired({ authorization }: PendingPayment, head: Block): boole
 
 export function createPaymentResolver(options: ResolverOptions) {
   const { chain, log, recorder } = options;
+  const { network } = chain;
   const resolveUnpaid = createUnpaidResolver(options);
 
   /** False when nothing can be said yet. */
   async function resolve(payment: PendingPayment, pendingNonce: PendingNonce, own: End, { head, receipt }: Evidence) {
-    if (receipt !== null && payment.status !== "settled" && isPaidBy(payment.authorization, receipt)) {
+    if (receipt !== null && payment.status !== "settled" && isPaidBy(network, payment.authorization, receipt)) {
       await recorder.settle(payment, receipt);
       return true;
     }
@@ -99,7 +101,7 @@ export function createPaymentResolver(options: ResolverOptions) {
     async included(pendingNonce: PendingNonce, head: Block): Promise<void> {
       const receipt = await receiptOf(chain, pendingNonce);
       if (receipt === null && !(await isUsedUpBySomebody(chain, pendingNonce, head))) throw new NotKnownYet();
-      const used = usedBy(pendingNonce, receipt);
+      const used = usedBy(network, pendingNonce, receipt);
       let isWhole = false;
       try {
         isWhole = await resolveAll(pendingNonce, { head, receipt, used });
@@ -120,8 +122,9 @@ export function createPaymentResolver(options: ResolverOptions) {
       const ends: End[] = [];
       for (const each of payment.pendingNonces) {
         const receipt = await sharedReceipt(chain, each);
-        if (receipt !== null && isPaidBy(payment.authorization, receipt)) return recorder.settle(payment, receipt);
-        ends.push(endOf(each, payment, usedBy(each, receipt) ?? each.inclusion));
+        if (receipt !== null && isPaidBy(network, payment.authorization, receipt))
+          return recorder.settle(payment, receipt);
+        ends.push(endOf(each, payment, usedBy(network, each, receipt) ?? each.inclusion));
       }
       if (!(await resolveUnpaid(payment, head, ends))) throw new NotKnownYet();
     },
@@ -197,8 +200,8 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
     const receipt = await chain.receipt(hash);
     if (receipt === null) return false;
     const isRecorded = (await transactionsOf(store.read, payment.key)).some((row) => row.hash === hash);
-    if (!isRecorded && !isOwnTransfer(receipt, payment.authorization, await ownWallets())) return null;
-    if (!isPaidBy(payment.authorization, receipt)) return false;
+    if (!isRecorded && !isOwnTransfer(chain.network, receipt, await ownWallets(), payment.authorization)) return null;
+    if (!isPaidBy(chain.network, payment.authorization, receipt)) return false;
     await recorder.settle(payment, receipt);
     return true;
   }
@@ -241,7 +244,7 @@ async function isUsedByAny(chain: Chain, { authorization }: PendingPayment): Pro
 
 async function receiptOf(chain: Chain, pendingNonce: PendingNonce): Promise<Receipt | null> {
   const shows = (receipt: Receipt) =>
-    [...pendingNonce.payments].every(({ authorization }) => isPaidBy(authorization, receipt));
+    [...pendingNonce.payments].every(({ authorization }) => isPaidBy(chain.network, authorization, receipt));
   for (const { hash } of [...pendingNonce.transactions].reverse()) {
     const receipt = await chain.receipt(hash, shows);
     if (receipt !== null) return receipt;
@@ -264,10 +267,10 @@ async function sharedReceipt(chain: Chain, { payments, inclusion }: PendingNonce
 }
 
 /** How our transaction with this receipt used the nonce; null without a receipt. */
-function usedBy({ payments }: PendingNonce, receipt: Receipt | null): UsedNonce | null {
+function usedBy(network: Network, { payments }: PendingNonce, receipt: Receipt | null): UsedNonce | null {
   if (receipt === null) return null;
   const { hash, succeeded, gasWei, blockNumber, blockHash } = receipt;
-  const paid = new Set([...payments].filter(({ authorization }) => isPaidBy(authorization, receipt)));
+  const paid = new Set([...payments].filter(({ authorization }) => isPaidBy(network, authorization, receipt)));
   return { hash, succeeded, paid, gasWei, blockNumber, blockHash };
 }
 

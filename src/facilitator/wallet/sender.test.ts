@@ -1,6 +1,7 @@
 import { expect, test } from "bun:test";
 import { generatePrivateKey } from "viem/accounts";
 import { NO_LEASES } from "../../../test/support/chain/wallet.ts";
+import { BASE } from "../../../test/support/network.ts";
 import { sqlitePlace } from "../../../test/support/stores/stores.ts";
 import type { Chain } from "../../chain/chain.ts";
 import { silentLog } from "../../core/log.ts";
@@ -32,15 +33,16 @@ test("a next nonce that is doubted while a sender looks at the fees is not belie
   const tipped = Promise.withResolvers<void>();
   let looks = () => {};
   const chain = {
+    network: BASE,
     newest: async () => ({ number: 1, baseFee: 1n }),
     async tip() {
       looks();
-      return 1n;
+      return { suggested: 1n, least: 1n, most: 1n };
     },
     transactionCount: async () => 0,
   } as unknown as Chain;
   const sender = createSender({
-    signer: createLocalSigner(generatePrivateKey()),
+    signer: createLocalSigner(BASE, generatePrivateKey()),
     chain,
     // The batch counts as stored.
     store: { ...store, write: async () => undefined as never },

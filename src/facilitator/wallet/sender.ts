@@ -120,7 +120,7 @@ export function createSender(options: SenderOptions) {
     const resyncsBefore = resyncs;
     const { room, ...start } = await startOf(options, next);
     const jobs = those.map(({ job }) => job);
-    const { signed, failure } = await signBatch(signer, byTransaction(jobs, sharedMax).slice(0, room), start);
+    const { signed, failure } = await signBatch(options, byTransaction(jobs, sharedMax).slice(0, room), start);
     if (failure !== null) log.error("signer_failed", { wallet: signer.address, error: failure });
     if (signed.length === 0) throw cannotSend("signer unreachable", failure);
     await batchStore.write(signed);
@@ -253,7 +253,7 @@ export function byTransaction(jobs: readonly SendJob[], paymentsMax: number): Se
 
 /** Signs them in order. None is given a nonce after the first that can't be signed, so that there is no gap. */
 async function signBatch(
-  signer: Signer,
+  { chain, signer }: SenderOptions,
   groups: readonly (readonly SendJob[])[],
   { nonce, ...at }: Omit<Position, "replacement">,
 ): Promise<{ signed: SignedJobs[]; failure: unknown }> {
@@ -263,7 +263,7 @@ async function signBatch(
     if (failure !== null) return;
     const position = { ...at, nonce: nonce + index, replacement: 0 };
     try {
-      done[index] = { jobs, row: await signRow(signer, contentOf(signer.address, jobs), position) };
+      done[index] = { jobs, row: await signRow(signer, contentOf(chain.network, signer.address, jobs), position) };
     } catch (error) {
       failure = error;
     }

@@ -2,6 +2,7 @@ import { afterAll, describe, expect, test } from "bun:test";
 import { concatHex, keccak256, parseTransaction, recoverTransactionAddress, toRlp } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { outbound } from "../../../test/support/chain/wallet.ts";
+import { BASE } from "../../../test/support/network.ts";
 import type { Hex } from "../../x402/types.ts";
 import { createLocalSigner, createRemoteSigner, type Unsigned } from "./signer.ts";
 
@@ -48,6 +49,7 @@ const server = Bun.serve({
 });
 afterAll(() => server.stop(true));
 const remote = createRemoteSigner({
+  network: BASE,
   url: `http://127.0.0.1:${server.port}/`,
   address: account.address,
   outbound,
@@ -55,7 +57,7 @@ const remote = createRemoteSigner({
 });
 
 test.each([transaction, first])("a local key signs the transaction that it is asked for", async (asked) => {
-  const { raw, hash } = await createLocalSigner(key).sign(asked);
+  const { raw, hash } = await createLocalSigner(BASE, key).sign(asked);
   expect(hash).toBe(keccak256(raw));
   const parsed = parseTransaction(raw);
   expect(parsed).toMatchObject({ chainId: 8453, gas: 120_000n, maxFeePerGas: 3_000_000_000n });
@@ -68,7 +70,7 @@ describe("a remote signer", () => {
     "is asked for every field, and gives the bytes that a local key would",
     async (asked) => {
       seen = [];
-      const local = await createLocalSigner(key).sign(asked);
+      const local = await createLocalSigner(BASE, key).sign(asked);
       answer = (request) => account.signTransaction(fieldsOf(request));
       expect(await remote.sign(asked)).toEqual(local);
       answer = async (request) => ({ raw: await account.signTransaction(fieldsOf(request)), tx: {} });

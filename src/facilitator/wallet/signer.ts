@@ -5,7 +5,7 @@ import { privateKeyToAccount } from "viem/accounts";
 import type { Fees } from "../../chain/fees.ts";
 import { data, exchange, hex } from "../../chain/json-rpc.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
-import { CHAIN_ID } from "../../x402/kind.ts";
+import type { Network } from "../../x402/network.ts";
 import { type Hex, lowerHex } from "../../x402/types.ts";
 
 export interface Unsigned {
@@ -55,7 +55,7 @@ export function watchSigners(those: readonly Signer[]): { signers: Signer[]; isF
   return { signers, isFailing };
 }
 
-export function createLocalSigner(privateKey: Hex): Signer {
+export function createLocalSigner({ chainId }: Network, privateKey: Hex): Signer {
   const account = privateKeyToAccount(privateKey);
   return {
     address: lowerHex(account.address),
@@ -63,7 +63,7 @@ export function createLocalSigner(privateKey: Hex): Signer {
     async sign({ nonce, to, data, gas, fees }) {
       const raw = await account.signTransaction({
         type: "eip1559",
-        chainId: CHAIN_ID,
+        chainId,
         nonce,
         to,
         data,
@@ -80,6 +80,7 @@ export function createLocalSigner(privateKey: Hex): Signer {
 }
 
 interface RemoteSignerOptions {
+  readonly network: Network;
   readonly url: string;
   readonly address: Hex;
   /** Without the rule about addresses, since the operator chose the signer. */
@@ -89,6 +90,7 @@ interface RemoteSignerOptions {
 
 export function createRemoteSigner({ timeoutMs = 5_000, ...options }: RemoteSignerOptions): Signer {
   const address = lowerHex(options.address);
+  const { chainId } = options.network;
   // A transaction of a hundred payments is 100,000 characters; Clef gives its bytes twice.
   const server = { ...options, timeoutMs, answerBytesMax: 512 * 1024 };
   return {
@@ -104,13 +106,13 @@ export function createRemoteSigner({ timeoutMs = 5_000, ...options }: RemoteSign
         data: transaction.data,
         // Clef knows the field by this name as well, and refuses a request that says different things in both.
         input: transaction.data,
-        chainId: hex(CHAIN_ID),
+        chainId: hex(chainId),
         type: "0x2",
         maxFeePerGas: hex(transaction.fees.maxFee),
         maxPriorityFeePerGas: hex(transaction.fees.maxPriorityFee),
       };
       const raw = rawOf(await exchange(server, "eth_signTransaction", [request]));
-      await requireSame(raw, transaction, address);
+      await requireSame(raw, { ...transaction, chainId }, address);
       return { raw, hash: keccak256(raw) };
     },
   };
@@ -125,11 +127,11 @@ function rawOf(result: unknown): Hex {
 }
 
 /** @throws Error when these are not the bytes of that transaction, signed by that address */
-async function requireSame(raw: Hex, wanted: Unsigned, address: Hex): Promise<void> {
+async function requireSame(raw: Hex, wanted: Unsigned & Pick<Network, "chainId">, address: Hex): Promise<void> {
   if (!isType2(raw)) throw new Error("the remote signer signed another type of transaction");
   const { signed, signer } = await readSigned(raw);
   const pairs: ReadonlyArray<readonly [name: string, signed: unknown, wanted: unknown]> = [
-    ["chainId", signed.chainId, CHAIN_ID],
+    ["chainId", signed.chainId, wanted.chainId],
     ["nonce", signed.nonce ?? 0, wanted.nonce],
     ["to", signed.to?.toLowerCase(), wanted.to],
     ["value", signed.value ?? 0n, 0n],

@@ -5,8 +5,9 @@
 import { and, asc, desc, eq, gte, isNotNull, isNull, lt, or } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import type { Fees } from "../../chain/fees.ts";
-import { aggregateData, GAS_MAX, MULTICALL3, SHARED_GAS, TOKEN_ADDRESS, transferData } from "../../chain/token.ts";
+import { aggregateData, GAS_MAX, MULTICALL3, SHARED_GAS, transferData } from "../../chain/token.ts";
 import type { Reader, Tx } from "../../storage/store.ts";
+import type { Network } from "../../x402/network.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { change, lockDays } from "../payments/guardrails.ts";
 import { type ClaimedPayment, inGroups, storedPayment } from "../payments/payments.ts";
@@ -55,14 +56,14 @@ function partOf({ payment, gas }: PaymentTransfer): PaymentPart {
 export type TransactionContent = ReturnType<typeof contentOf>;
 
 /** What makes these payments: the transfer itself for one, Multicall3 for several, and nothing for none. */
-export function contentOf(wallet: Hex, transfers: readonly PaymentTransfer[]) {
+export function contentOf({ token: { key } }: Network, wallet: Hex, transfers: readonly PaymentTransfer[]) {
   const payments = transfers.map(partOf);
   if (transfers.length === 0) return { to: wallet, data: "0x" as Hex, gas: NOTHING_GAS, payments };
   const gas = payments.reduce((sum, part) => sum + part.gas, 0n);
   const calls = transfers.map(({ payment: { authorization, signature } }) => transferData(authorization, signature));
   const [only] = calls;
-  if (only !== undefined && calls.length === 1) return { to: TOKEN_ADDRESS, data: only, gas, payments };
-  return { to: MULTICALL3, data: aggregateData(TOKEN_ADDRESS, calls), gas: gas + SHARED_GAS, payments };
+  if (only !== undefined && calls.length === 1) return { to: key, data: only, gas, payments };
+  return { to: MULTICALL3, data: aggregateData(key, calls), gas: gas + SHARED_GAS, payments };
 }
 
 /** Whether the transaction makes this payment, alone or among others. */

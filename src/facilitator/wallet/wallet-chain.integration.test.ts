@@ -9,6 +9,7 @@ import { newPayer } from "../../../test/support/chain/payments.ts";
 import type { RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
 import { newPayment, type WalletOptions } from "../../../test/support/chain/wallet.ts";
 import { useChain } from "../../../test/support/chain/wallet-tests.ts";
+import { BASE } from "../../../test/support/network.ts";
 import { until } from "../../../test/support/until.ts";
 import { transferData } from "../../chain/token.ts";
 import { silentLog } from "../../core/log.ts";
@@ -134,7 +135,7 @@ async function drain(payer: ReturnType<typeof newPayer>) {
 test("a payment goes to the next wallet nonce when somebody else used its own, and is collected once", async () => {
   const key = generatePrivateKey();
   const other = await stranger(key);
-  const wallet = await start({ signers: [createLocalSigner(key)] });
+  const wallet = await start({ signers: [createLocalSigner(BASE, key)] });
   const first = await newPayment(chain);
   await wallet.collect(first);
   expect((await wallet.ended(first))?.status).toBe("settled");
@@ -207,7 +208,7 @@ test("a transaction that offers less than the base fee is replaced at the same n
 });
 
 test("a payment waits, stored, while the base fee is above the cap, and lands when the fee has come down", async () => {
-  const { wallet, payment } = await sentUnmined({ limits: { maxFeeGwei: 5 } });
+  const { wallet, payment } = await sentUnmined({ limits: { maxFee: 5n * 10n ** 9n } });
   await chain.setBaseFee(20n * GWEI);
   await chain.mine();
   const late = await newPayment(chain, { payer: payment.payer, value: 0n });

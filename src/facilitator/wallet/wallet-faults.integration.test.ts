@@ -39,21 +39,17 @@ describe("a payment over one node", () => {
     ["says nonce too low, which is not so", { kind: "error", message: "nonce too low" }],
     ["says replacement underpriced", { kind: "error", message: "replacement transaction underpriced" }],
     ["says insufficient funds", { kind: "error", message: "insufficient funds for gas * price + value" }],
-  ])(
-    "is collected although the node, when it gets the transaction, %s",
-    async (_, fault) => {
-      const wallet = await startInsistent();
-      const payment = await newPayment(chain);
-      relay.on(SEND, fault, 1);
-      await wallet.collect(payment);
-      await expectCollected(wallet, payment);
-      expect((await wallet.rows()).every((row) => row.wallet_nonce === 0)).toBe(true);
-      const next = await newPayment(chain);
-      await wallet.collect(next);
-      await expectCollected(wallet, next);
-    },
-    15_000,
-  );
+  ])("is collected although the node, when it gets the transaction, %s", async (_, fault) => {
+    const wallet = await startInsistent();
+    const payment = await newPayment(chain);
+    relay.on(SEND, fault, 1);
+    await wallet.collect(payment);
+    await expectCollected(wallet, payment);
+    expect((await wallet.rows()).every((row) => row.wallet_nonce === 0)).toBe(true);
+    const next = await newPayment(chain);
+    await wallet.collect(next);
+    await expectCollected(wallet, next);
+  });
 });
 
 describe("a payment over several nodes", () => {
@@ -64,17 +60,13 @@ describe("a payment over several nodes", () => {
     ["is overloaded", { kind: "page", status: 503 }],
     ["has internal errors", { kind: "error", code: -32_603, message: "internal error" }],
     ["breaks off", { kind: "break" }],
-  ])(
-    "is collected over the second one when the first %s",
-    async (_, fault) => {
-      relay.on("*", fault);
-      const wallet = await startBehind({}, [chain.url]);
-      const payment = await newPayment(chain);
-      await wallet.collect(payment);
-      await expectCollected(wallet, payment);
-    },
-    15_000,
-  );
+  ])("is collected over the second one when the first %s", async (_, fault) => {
+    relay.on("*", fault);
+    const wallet = await startBehind({}, [chain.url]);
+    const payment = await newPayment(chain);
+    await wallet.collect(payment);
+    await expectCollected(wallet, payment);
+  });
 
   test("is not taken for lost when the first node lies behind by blocks, and ends as it should", async () => {
     const wallet = await startBehind();
@@ -130,21 +122,17 @@ describe("a payment that is in a block", () => {
     ["fails at state", "eth_call", { kind: "error", code: -32_001, message: "Resource not found" }],
     ["fails at nonces", "eth_getTransactionCount", { kind: "page", status: 500 }],
     ["has neither receipt nor logs", "eth_getLogs", { kind: "result", result: [] }],
-  ])(
-    "ends as it should although a node for a while %s",
-    async (_, method, fault) => {
-      const wallet = await startBehind();
-      const payment = await newPayment(chain);
-      await wallet.collect(await newPayment(chain));
-      await wallet.claim(payment);
-      relay.on(method, fault, 3);
-      if (method === "eth_getLogs") relay.on("eth_getTransactionReceipt", { kind: "result", result: null }, 3);
-      await wallet.send(payment);
-      await expectCollected(wallet, payment);
-      expect(await wallet.rows()).toHaveLength(2);
-    },
-    15_000,
-  );
+  ])("ends as it should although a node for a while %s", async (_, method, fault) => {
+    const wallet = await startBehind();
+    const payment = await newPayment(chain);
+    await wallet.collect(await newPayment(chain));
+    await wallet.claim(payment);
+    relay.on(method, fault, 3);
+    if (method === "eth_getLogs") relay.on("eth_getTransactionReceipt", { kind: "result", result: null }, 3);
+    await wallet.send(payment);
+    await expectCollected(wallet, payment);
+    expect(await wallet.rows()).toHaveLength(2);
+  });
 });
 
 test("a node that forgets its pool is told the transactions again", async () => {
@@ -157,7 +145,7 @@ test("a node that forgets its pool is told the transactions again", async () => 
   await relay.passed(SEND, 2);
   await chain.mine();
   await expectCollected(wallet, payment);
-}, 15_000);
+});
 
 describe("a gas wallet", () => {
   test("is not ready when it is nearly empty, and ready when it is filled up", async () => {
@@ -185,7 +173,7 @@ describe("a gas wallet", () => {
     await chain.resumeMining();
     await chain.mine();
     for (const payment of payments) await expectCollected(wallet, payment);
-  }, 20_000);
+  });
 
   test("shares the work with others, and gets none when it is empty", async () => {
     const signers = [await fundedSigner(chain), await fundedSigner(chain), await fundedSigner(chain, 1n)];
@@ -319,7 +307,7 @@ test("two processes with one key and one Postgres collect everything, with each 
   expect(new Set(rows.map((row) => row.nonce)).size).toBe(40);
   await Promise.all([one!.wallet.stop(), other!.wallet.stop()]);
   await Promise.all(stores.map((store) => store.close()));
-}, 30_000);
+});
 
 test("a payment that is not claimed any more is not sent, and takes no nonce from the others", async () => {
   const wallet = await start();

@@ -113,10 +113,10 @@ test("of two that live, the one to which a failover has given a wallet back work
   const signer = await fundedSigner(chain);
   const [first, second] = [leasesOf(signer), leasesOf(signer)];
   const wallet = await startLeased(signer, first);
-  const { facilitatorWallets, facilitators } = store.read.tables;
+  const { facilitatorWallets, processes } = store.read.tables;
   const [before] = await store.read.db.select().from(facilitatorWallets);
   await startLeased(signer, second);
-  const others = (await store.read.db.select().from(facilitators)).filter(({ id }) => id !== before!.holder);
+  const others = (await store.read.db.select().from(processes)).filter(({ id }) => id !== before!.holder);
   await store.write((tx) => changeHolder(tx, signer.address, others[0]!.id, before!.token));
   await until(() => second.holds(signer.address) && !first.holds(signer.address));
   await setBack(before!.holder, before!.token);

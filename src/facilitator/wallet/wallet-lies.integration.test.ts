@@ -72,25 +72,21 @@ describe("a collected payment", () => {
         eth_call: { kind: "result", result: `0x${"00".repeat(32)}` },
       },
     ],
-  ])(
-    "is settled in the end, although the node for a while %s",
-    async (_, faults) => {
-      const wallet = await start();
-      const payment = await newPayment(chain);
-      const calls = Object.keys(faults)[0] ?? "";
-      for (const [method, fault] of Object.entries(faults)) relay.on(method, fault);
-      const before = relay.count(calls);
-      await wallet.collect(payment);
-      await mineUntil(async () => {
-        return relay.count(calls) >= before + 7 || (await wallet.payment(payment))?.status !== "sent";
-      });
-      expect((await wallet.payment(payment))?.status).toBe("sent");
-      relay.heal();
-      expect(await wallet.ended(payment)).toMatchObject({ status: "settled", reason: null });
-      expect(await transfersOf(payment)).toHaveLength(1);
-    },
-    30_000,
-  );
+  ])("is settled in the end, although the node for a while %s", async (_, faults) => {
+    const wallet = await start();
+    const payment = await newPayment(chain);
+    const calls = Object.keys(faults)[0] ?? "";
+    for (const [method, fault] of Object.entries(faults)) relay.on(method, fault);
+    const before = relay.count(calls);
+    await wallet.collect(payment);
+    await mineUntil(async () => {
+      return relay.count(calls) >= before + 7 || (await wallet.payment(payment))?.status !== "sent";
+    });
+    expect((await wallet.payment(payment))?.status).toBe("sent");
+    relay.heal();
+    expect(await wallet.ended(payment)).toMatchObject({ status: "settled", reason: null });
+    expect(await transfersOf(payment)).toHaveLength(1);
+  });
 });
 
 test.each<[string, Record<string, RpcFault>]>([
@@ -128,7 +124,7 @@ test("a collected payment is not failed by a first node that denies its transact
   relay.heal();
   expect(await wallet.ended(payment)).toMatchObject({ status: "settled", reason: null });
   await other.stop();
-}, 30_000);
+});
 
 test("a block of a time far ahead ends no payment that the token would still take", async () => {
   const wallet = await start();
@@ -148,7 +144,7 @@ test("a block of a time far ahead ends no payment that the token would still tak
   await mineUntil(async () => (await wallet.payment(payment))?.status !== "sent");
   expect((await wallet.payment(payment))?.status).toBe("settled");
   expect(await transfersOf(payment)).toHaveLength(1);
-}, 30_000);
+});
 
 test("a payment whose transactions are all closed is not given up while the node finds no event", async () => {
   const dying = await start({ wrap: (real) => ({ ...real, broadcast: async () => "unknown" }) });
@@ -163,7 +159,7 @@ test("a payment whose transactions are all closed is not given up while the node
   const wallet = await start({ store: dying.store });
   await mineUntil(async () => relay.count("eth_getLogs") > 7);
   expect(await wallet.ended(payment)).toMatchObject({ status: "settled" });
-}, 30_000);
+});
 
 describe("a node that takes no block hash in place of a number", () => {
   const byHash = (params: readonly unknown[]) => typeof params[1] === "object";
@@ -223,7 +219,7 @@ test("an authorization used by somebody else is told from ours, although no node
     reason: "the authorization was used elsewhere",
     foreign_transaction: null,
   });
-}, 30_000);
+});
 
 test("a node that searches few blocks at a time is asked in small pieces", async () => {
   const wallet = await start();
@@ -239,11 +235,11 @@ test("a node that searches few blocks at a time is asked in small pieces", async
     },
   });
   await chain.mine(12);
-  expect(await wallet.ended(payment, 15_000)).toMatchObject({
+  expect(await wallet.ended(payment)).toMatchObject({
     status: "failed",
     foreign_transaction: foreign,
   });
-}, 30_000);
+});
 
 test("nonces far beyond any, that a node once told, hold up no payment when the node counts right again", async () => {
   const wallet = await start();
@@ -265,7 +261,7 @@ test("nonces far beyond any, that a node once told, hold up no payment when the 
   await relay.called("eth_getBlockByNumber", looks + 4);
   // The way to the others, which is long, is not paved with transactions that do nothing.
   expect((await wallet.rows()).filter((row) => row.payer === null)).toEqual([]);
-}, 30_000);
+});
 
 /** Blocks that have no room for ours, until the watcher has looked so often. */
 async function mineFull(looks: number): Promise<void> {
@@ -285,25 +281,21 @@ async function expectAllSettle(wallet: TestWallet, payments: readonly Payment[])
 describe("a node that counts transactions which the wallet has not made", () => {
   const counts = ["0xffffffff", "0x1388", "0x40", "0x4"] as const;
 
-  test.each(counts)(
-    "is not believed against the second one when it counts %s",
-    async (count) => {
-      const wallet = await start({}, [chain.url]);
-      const warm = await newPayment(chain);
-      await wallet.collect(warm);
-      expect((await wallet.ended(warm))?.status).toBe("settled");
-      const payments = [await newPayment(chain), await newPayment(chain), await newPayment(chain)];
-      await chain.pauseMining();
-      relay.on("eth_getTransactionCount", { kind: "result", result: count });
-      await Promise.all(payments.map((payment) => wallet.collect(payment)));
-      await mineFull(6);
-      expect((await wallet.rows()).filter((row) => row.replacement === 0).map((row) => row.wallet_nonce)).toEqual([
-        0, 1, 2, 3,
-      ]);
-      await expectAllSettle(wallet, payments);
-    },
-    60_000,
-  );
+  test.each(counts)("is not believed against the second one when it counts %s", async (count) => {
+    const wallet = await start({}, [chain.url]);
+    const warm = await newPayment(chain);
+    await wallet.collect(warm);
+    expect((await wallet.ended(warm))?.status).toBe("settled");
+    const payments = [await newPayment(chain), await newPayment(chain), await newPayment(chain)];
+    await chain.pauseMining();
+    relay.on("eth_getTransactionCount", { kind: "result", result: count });
+    await Promise.all(payments.map((payment) => wallet.collect(payment)));
+    await mineFull(6);
+    expect((await wallet.rows()).filter((row) => row.replacement === 0).map((row) => row.wallet_nonce)).toEqual([
+      0, 1, 2, 3,
+    ]);
+    await expectAllSettle(wallet, payments);
+  });
 
   test.each(counts)(
     "leaves no payment unsettled when it is the only one, counts %s for long, and counts right again",
@@ -321,7 +313,6 @@ describe("a node that counts transactions which the wallet has not made", () => 
       relay.heal();
       await expectAllSettle(wallet, payments);
     },
-    60_000,
   );
 });
 

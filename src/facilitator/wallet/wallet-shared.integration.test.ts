@@ -67,7 +67,7 @@ async function mineUntilEnded(wallet: TestWallet, payments: readonly Payment[]):
     await chain.mine();
     const rows = await Promise.all(payments.map((payment) => wallet.payment(payment)));
     return rows.every((row) => row?.status === "settled" || row?.status === "failed");
-  }, 20_000);
+  });
 }
 
 async function partsOf({ store }: TestWallet) {
@@ -103,7 +103,7 @@ test("fifty payments that wait together share one transaction, for less than 55,
   expect(rows).toHaveLength(1);
   expect(BigInt(rows[0]!.gas)).toBeLessThanOrEqual(16_000_000n);
   expect(Number((await gasOf(rows[0]!.hash)).used) / payments.length).toBeLessThan(55_000);
-}, 60_000);
+});
 
 test("one that somebody else collected first fails alone, and its account bears its own share of the gas", async () => {
   const wallet = await start(BATCH);
@@ -165,7 +165,7 @@ test("a payer that takes on code to burn everybody's gas pays for it alone, and 
   expect(await burnedToday(wallet)).toBe((await gasOf(row.hash)).wei);
   const burned = (await partsOf(wallet)).filter(({ gas_burned }) => gas_burned !== null);
   expect(burned.map(({ nonce }) => nonce)).toEqual([burner!.key.nonce]);
-}, 60_000);
+});
 
 test("a transaction that reverts as a whole fails none of its payments: each is sent again alone", async () => {
   const wallet = await start(BATCH);
@@ -222,7 +222,7 @@ test("one that three blocks leave out is replaced at its nonce, and each payment
     [0, 0],
     [0, 1],
   ]);
-}, 60_000);
+});
 
 test("a replacement leaves out what has ended, and makes the others", async () => {
   const wallet = await start({ limits: { batch: 50, rebroadcastMs: 100 } });
@@ -255,10 +255,10 @@ test("a reorganisation takes all of them back, and those that had not failed lan
     await chain.mine();
     const found = await Promise.all(others.map(transfersOf));
     return found.every(({ length }) => length === 1);
-  }, 20_000);
+  });
   await Promise.all(others.map((payment) => until(async () => (await wallet.payment(payment))!.status === "settled")));
   expect(await wallet.payment(failed!)).toMatchObject({ status: "failed", foreign_transaction: foreign });
-}, 60_000);
+});
 
 /** Nodes give receipts without events, and refuse to search for events. */
 function hideEvents(): void {
@@ -293,7 +293,7 @@ test("a receipt without its events, or none at all, fails no payment, however lo
   await mineUntilEnded(wallet, payments);
   for (const payment of payments) await expectCollected(wallet, payment);
   expect(await wallet.rows()).toHaveLength(1);
-}, 60_000);
+});
 
 test("while one of them is in doubt, a reorganisation still takes the others back, and they land again", async () => {
   const wallet = await startBehind(BATCH);
@@ -309,12 +309,12 @@ test("while one of them is in doubt, a reorganisation still takes the others bac
   await until(async () => {
     await chain.mine();
     return (await Promise.all(others.map(transfersOf))).every(({ length }) => length === 1);
-  }, 20_000);
+  });
   relay.heal();
   await mineUntilEnded(wallet, payments);
   for (const payment of others) await expectCollected(wallet, payment);
   expect(await wallet.payment(doubtful!)).toMatchObject({ status: "failed", foreign_transaction: foreign });
-}, 60_000);
+});
 
 const crashes: Readonly<Record<string, () => Promise<unknown> | unknown>> = {
   "before it is broadcast": () => relay.on("eth_sendRawTransaction", { kind: "hang" }, 1000),
@@ -347,7 +347,7 @@ for (const [when, prepare] of Object.entries(crashes)) {
     );
     expect(transactions.size).toBe(1);
     relay.heal();
-  }, 60_000);
+  });
 }
 
 test("a process that dies when some of them are recorded leaves none behind, in the chain or undone by it", async () => {

@@ -25,7 +25,7 @@ const { start, untilPending, transfersOf } = useChain(
 );
 /** Twice the base fee is over its cap, so its first fee is the cap. */
 const startAtCap = (options: WalletOptions = {}) =>
-  start({ ...options, limits: { maxFeeGwei: 1.5, rebroadcastMs: 500 } });
+  start({ ...options, limits: { maxFee: 1_500_000_000n, rebroadcastMs: 500 } });
 
 /** Payments that end soon, sent with the first fees of a chain that makes no blocks. */
 async function waiting(wallet: TestWallet, count: number): Promise<Payment[]> {
@@ -192,7 +192,7 @@ test("a node that suggests an absurd tip costs a little, not the cap", async () 
   relay.on("eth_maxPriorityFeePerGas", { kind: "result", result: "0x2540be400" });
   await chain.setBaseFee(GWEI / 100n);
   await chain.mine();
-  const wallet = await start({ urls: [relay.url], limits: { maxFeeGwei: 5 } });
+  const wallet = await start({ urls: [relay.url], limits: { maxFee: 5n * 10n ** 9n } });
   await chain.setBaseFee(GWEI / 100n);
   const payment = await newPayment(chain);
   const before = await chain.client.getBalance({ address: wallet.address });
@@ -218,7 +218,7 @@ test("nonces that a deep reorganisation takes back are used again by the transac
     await chain.mine();
     await Bun.sleep(200);
     return (await wallet.payment(next))?.status === "settled";
-  }, 15_000);
+  });
   expect(await transfersOf(first)).toHaveLength(1);
   expect((await wallet.rows()).filter((row) => row.payer === null)).toEqual([]);
 });

@@ -2,7 +2,7 @@
 // watcher (what became of it) and the replacer (fees).
 
 import type { Chain } from "../../chain/chain.ts";
-import { gweiToWei, quoteFees } from "../../chain/fees.ts";
+import { quoteFees } from "../../chain/fees.ts";
 import { MULTICALL3_CHECKSUMMED } from "../../chain/token.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Meters } from "../../core/meters.ts";
@@ -24,8 +24,8 @@ export interface WalletLimits {
   readonly gasLowWaterWei: bigint;
   /** Of all transactions of an account and day; 0, or left out, for no bound. */
   readonly dailyGasAllWei?: bigint;
-  /** May have a fraction. */
-  readonly maxFeeGwei: number;
+  /** Wei per gas. */
+  readonly maxFee: bigint;
   /** Blocks until an inclusion counts as final. */
   readonly confirmations: number;
   /** Until what a node has accepted is broadcast again. Tests shorten it. */
@@ -48,11 +48,11 @@ export function createWallet(options: WalletOptions) {
   const { chain, store, clock, log, leases, outcomes, meters, spans, limits } = options;
   const { signers, isFailing } = watchSigners(options.signers);
   const pendingNonces = createPendingNonces();
-  const sync = createNonceSync({ store, pendingNonces, leases });
+  const sync = createNonceSync({ chain, store, pendingNonces, leases });
   const senders = new Map<Hex, Sender>();
   const parts: WalletParts = {
     ...{ chain, store, clock, log, leases, pendingNonces },
-    maxFee: gweiToWei(limits.maxFeeGwei),
+    maxFee: limits.maxFee,
     wake: () => watcher.wake(),
     lookAgain: () => watcher.lookAgain(),
     reload: sync.invalidate,

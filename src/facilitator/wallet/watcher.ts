@@ -3,7 +3,7 @@
 // undone, and what has to be replaced. Each step may fail, and is repeated with the next look; nothing is forgotten before the
 // database knows it.
 import type { Chain } from "../../chain/chain.ts";
-import { type Fees, freeingFees, quoteFees, raiseFees } from "../../chain/fees.ts";
+import { type Fees, freeingFees, quoteFees, raiseFees, type Tip } from "../../chain/fees.ts";
 import type { Block } from "../../chain/json-rpc.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { UniqueViolation } from "../../storage/store.ts";
@@ -247,7 +247,7 @@ function createBroadcaster(options: WatcherOptions) {
   const { chain, log, leases, pendingNonces, resynchronise, lookAgain, againMs = 5_000 } = options;
   const { spans = createPaymentSpans(null) } = options;
   const queue = new Set<PendingNonce>();
-  const underWay = new Map<PendingNonce, Promise<void>>();
+  const inFlight = new Map<PendingNonce, Promise<void>>();
   let stopped = false;
 
   async function broadcastNewest(pendingNonce: PendingNonce): Promise<void> {
@@ -284,24 +284,24 @@ function createBroadcaster(options: WatcherOptions) {
     const noncesDue = pendingNonces
       .waiting(wallet)
       .filter((pendingNonce) => pendingNonce.broadcastAt <= now && pendingNonces.isInReach(pendingNonce))
-      .filter((pendingNonce) => !underWay.has(pendingNonce) && !isObsolete(pendingNonce));
+      .filter((pendingNonce) => !inFlight.has(pendingNonce) && !isObsolete(pendingNonce));
     const again = new Set(noncesDue.filter(({ broadcasts }) => broadcasts > 0).slice(0, 50));
     return noncesDue.filter((pendingNonce) => pendingNonce.broadcasts === 0 || again.has(pendingNonce));
   }
 
   function pump(): void {
     for (const pendingNonce of queue) {
-      if (underWay.size >= PARALLEL) return;
+      if (inFlight.size >= PARALLEL) return;
       queue.delete(pendingNonce);
       // A process that was paused may have lost it meanwhile.
       if (!leases.holds(pendingNonce.wallet)) continue;
       const saying = broadcastNewest(pendingNonce)
         .catch((error: unknown) => log.error("broadcast_failed", { error }))
         .finally(() => {
-          underWay.delete(pendingNonce);
+          inFlight.delete(pendingNonce);
           if (!stopped) pump();
         });
-      underWay.set(pendingNonce, saying);
+      inFlight.set(pendingNonce, saying);
     }
   }
 
@@ -320,7 +320,7 @@ function createBroadcaster(options: WatcherOptions) {
     async stop(): Promise<void> {
       stopped = true;
       queue.clear();
-      await Promise.all(underWay.values());
+      await Promise.all(inFlight.values());
     },
   };
 }
@@ -342,11 +342,11 @@ function createReplacer(parts: WalletParts) {
       const gas = row?.payments.find(({ nonce }) => nonce === payment.key.nonce)?.gas;
       return gas === undefined ? [] : [{ payment, gas }];
     });
-    return contentOf(wallet, transfers);
+    return contentOf(chain.network, wallet, transfers);
   }
 
   /** The transaction that replaces its newest one; null when the fees can't be raised now. */
-  function replacementOf(pendingNonce: PendingNonce, head: Block, tip: bigint): Replacement | null {
+  function replacementOf(pendingNonce: PendingNonce, head: Block, tip: Tip): Replacement | null {
     const before = newestOf(pendingNonce);
     const made = content(pendingNonce, head);
     // What it leaves out must not land, so there is no price at which the one before may stay.
@@ -391,7 +391,7 @@ function createReplacer(parts: WalletParts) {
     const rows: TransactionRow[] = [];
     for (const nonce of gaps) {
       const position = { nonce, replacement: 0, fees, block: head.number, now: clock.now() };
-      rows.push(await signRow(signer, contentOf(signer.address, []), position));
+      rows.push(await signRow(signer, contentOf(chain.network, signer.address, []), position));
     }
     if (!(await keep(signer.address, rows))) return;
     for (const row of rows) pendingNonces.add(row, []);

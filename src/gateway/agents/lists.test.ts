@@ -41,7 +41,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
   beforeAll(async () => {
     if (dialect === "postgres") url = await (await startPostgres()).freshDatabase();
     catalog = await openCatalog(url);
-  }, 60_000);
+  });
 
   async function execute(statement: string): Promise<void> {
     if (url === null) {
@@ -175,7 +175,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
     expect([later.ids.length, later.total]).toEqual([81, 111]);
     // Each text has about two KiB, and a step no more than 256.
     expect(search.queries).toBeGreaterThanOrEqual(2 * Math.floor((COUNT * 2) / 256));
-  }, 60_000);
+  });
 });
 
 test("on SQLite every list is found along the keys, whatever else there is", async () => {

@@ -9,6 +9,7 @@ import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { DateTime, nullable, optional, shape } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
+import type { Network } from "../../x402/network.ts";
 import { UINT256_DIGITS_MAX, UINT256_MAX } from "../../x402/types.ts";
 
 export type AgentRow = Tables["agents"]["$inferSelect"];
@@ -21,45 +22,48 @@ const amount = (description: string) =>
     "x-expected": `a decimal string of at most ${UINT256_DIGITS_MAX} digits`,
   });
 
-export const Pricing = shape(
-  "Pricing",
-  {
-    amount: amount("Price of one call in the asset's smallest unit; `0` is free."),
-    asset: Type.Literal("USDC", { "x-expected": "USDC" }),
-    network: Type.Literal("base", { "x-expected": "base" }),
-    pay_to: Type.String({
-      pattern: "^0x[0-9a-fA-F]{40}$",
-      description: "The operator's payout address.",
-      "x-expected": "an address of 0x and 40 hexadecimal digits",
-    }),
-    tools: Type.Optional(
-      // An object rather than a record: a record's pattern lets keys with line breaks pass unchecked.
-      Type.Unsafe<Record<string, string>>(
-        Type.Object(
-          {},
-          {
-            additionalProperties: amount("Price of one call of this tool."),
-            description: "Prices of single MCP tools, by tool name; only with protocol `mcp`.",
-            "x-expected": "an object of tool names and prices",
-          },
+const pricing = ({ name, token }: Network) =>
+  shape(
+    "Pricing",
+    {
+      amount: amount("Price of one call in the asset's smallest unit; `0` is free."),
+      asset: Type.Literal(token.symbol, { "x-expected": token.symbol }),
+      network: Type.Literal(name, { "x-expected": name }),
+      pay_to: Type.String({
+        pattern: "^0x[0-9a-fA-F]{40}$",
+        description: "The operator's payout address.",
+        "x-expected": "an address of 0x and 40 hexadecimal digits",
+      }),
+      tools: Type.Optional(
+        // An object rather than a record: a record's pattern lets keys with line breaks pass unchecked.
+        Type.Unsafe<Record<string, string>>(
+          Type.Object(
+            {},
+            {
+              additionalProperties: amount("Price of one call of this tool."),
+              description: "Prices of single MCP tools, by tool name; only with protocol `mcp`.",
+              "x-expected": "an object of tool names and prices",
+            },
+          ),
         ),
       ),
-    ),
-  },
-  { description: "A priced agent is behind the x402 payment gate.", "x-expected": "a pricing object" },
-);
+    },
+    { description: "A priced agent is behind the x402 payment gate.", "x-expected": "a pricing object" },
+  );
 
-export type Pricing = Static<typeof Pricing>;
+export type Pricing = Static<ReturnType<typeof pricing>>;
 
 const Protocol = Type.Union([Type.Literal("http"), Type.Literal("mcp")], { "x-expected": "http or mcp" });
 const Transport = nullable(Type.Literal("streamable_http"), "streamable_http");
 
+const Metadata = Type.Unsafe<Record<string, unknown>>(
+  Type.Object({}, { description: "Any values; at most 16 KiB as JSON.", "x-expected": "a JSON object" }),
+);
+
 /** The fields that create and update share, described for create. */
-const settable = {
+const settable = (network: Network) => ({
   description: Type.String({ description: `At most ${MAX.descriptionCharacters} characters.` }),
-  metadata: Type.Unsafe<Record<string, unknown>>(
-    Type.Object({}, { description: "Any values; at most 16 KiB as JSON.", "x-expected": "a JSON object" }),
-  ),
+  metadata: Metadata,
   upstream_url: nullable(Type.String({ description: "An http or https URL, and no local or private host." }), "a URL"),
   credential_ref: nullable(
     Type.String({ description: "ID of the credential that goes into upstream calls." }),
@@ -73,8 +77,8 @@ const settable = {
     Type.String({ description: "The version offered to the MCP server; the newest known one when null." }),
     "a protocol version",
   ),
-  pricing: nullable(Pricing, "a pricing object"),
-};
+  pricing: nullable(pricing(network), "a pricing object"),
+});
 
 const Name = Type.String({
   description: `1 to ${MAX.nameCharacters} characters, unique among the tenant's agents that are not inactive.`,
@@ -84,74 +88,74 @@ const Tags = Type.Array(Type.String(), {
   "x-expected": "an array of strings",
 });
 
-export const AgentCreate = shape("AgentCreate", {
-  name: Name,
-  ...optional({ tags: nullable(Tags, "an array of strings"), ...settable }),
-});
-export type AgentCreate = Static<typeof AgentCreate>;
-
-export const AgentPatch = shape(
-  "AgentPatch",
-  optional({
+export const agentCreate = (network: Network) =>
+  shape("AgentCreate", {
     name: Name,
-    tags: Tags,
-    ...settable,
-    suspended: Type.Boolean({ description: "A suspended agent stays in the catalog and takes no calls." }),
-    invocation_rate_limit: nullable(
-      Type.Number({
-        exclusiveMinimum: 0,
-        description: "Calls per second.",
-        "x-expected": "a number above 0",
-      }),
-      "a number above 0",
-    ),
-    invocation_burst: nullable(
-      Type.Integer({
-        minimum: 1,
-        maximum: Number.MAX_SAFE_INTEGER,
-        description: "Calls that may come at once; 20 when only the rate is set.",
-        "x-expected": "an integer of at least 1",
-      }),
-      "an integer of at least 1",
-    ),
-  }),
-  { description: "An absent key leaves the value, `null` clears it, a value sets it." },
-);
-export type AgentPatch = Static<typeof AgentPatch>;
+    ...optional({ tags: nullable(Tags, "an array of strings"), ...settable(network) }),
+  });
+export type AgentCreate = Static<ReturnType<typeof agentCreate>>;
+
+export const agentPatch = (network: Network) =>
+  shape(
+    "AgentPatch",
+    optional({
+      name: Name,
+      tags: Tags,
+      ...settable(network),
+      suspended: Type.Boolean({ description: "A suspended agent stays in the catalog and takes no calls." }),
+      invocation_rate_limit: nullable(
+        Type.Number({
+          exclusiveMinimum: 0,
+          description: "Calls per second.",
+          "x-expected": "a number above 0",
+        }),
+        "a number above 0",
+      ),
+      invocation_burst: nullable(
+        Type.Integer({
+          minimum: 1,
+          maximum: Number.MAX_SAFE_INTEGER,
+          description: "Calls that may come at once; 20 when only the rate is set.",
+          "x-expected": "an integer of at least 1",
+        }),
+        "an integer of at least 1",
+      ),
+    }),
+    { description: "An absent key leaves the value, `null` clears it, a value sets it." },
+  );
+export type AgentPatch = Static<ReturnType<typeof agentPatch>>;
 
 const text = Type.Union([Type.String(), Type.Null()]);
-export const Agent = shape("Agent", {
-  id: Type.String({ description: "`agt_<uuidv7>`" }),
-  name: Type.String(),
-  description: Type.String(),
-  tags: Type.Union([Type.Array(Type.String()), Type.Null()]),
-  metadata: settable.metadata,
-  status: Type.Union(
-    AGENT_STATUSES.map((status) => Type.Literal(status)),
-    { description: "Derived: inactive once deleted, else pending without an upstream URL, else active." },
-  ),
-  suspended: Type.Boolean(),
-  created_by: Type.String({ description: "The user who created it." }),
-  created_at: DateTime,
-  updated_at: DateTime,
-  upstream_url: text,
-  credential_ref: text,
-  invocation_rate_limit: Type.Union([Type.Number(), Type.Null()]),
-  invocation_burst: Type.Union([Type.Integer(), Type.Null()]),
-  emit_receipts: Type.Boolean(),
-  capture_body: Type.Boolean(),
-  protocol: Protocol,
-  mcp_transport: Transport,
-  mcp_protocol_version: text,
-  pricing: Type.Union([Pricing, Type.Null()]),
-});
+const integer = Type.Integer();
+export const agentShape = (network: Network) =>
+  shape("Agent", {
+    id: Type.String({ description: "`agt_<uuidv7>`" }),
+    name: Type.String(),
+    description: Type.String(),
+    tags: Type.Union([Type.Array(Type.String()), Type.Null()]),
+    metadata: Metadata,
+    status: Type.Union(
+      AGENT_STATUSES.map((status) => Type.Literal(status)),
+      { description: "Derived: inactive once deleted, else pending without an upstream URL, else active." },
+    ),
+    suspended: Type.Boolean(),
+    created_by: Type.String({ description: "The user who created it." }),
+    created_at: DateTime,
+    updated_at: DateTime,
+    upstream_url: text,
+    credential_ref: text,
+    invocation_rate_limit: Type.Union([Type.Number(), Type.Null()]),
+    invocation_burst: Type.Union([Type.Integer(), Type.Null()]),
+    emit_receipts: Type.Boolean(),
+    capture_body: Type.Boolean(),
+    protocol: Protocol,
+    mcp_transport: Transport,
+    mcp_protocol_version: text,
+    pricing: Type.Union([pricing(network), Type.Null()]),
+  });
 
-export const AgentPage = shape("AgentPage", {
-  data: Type.Array(Agent),
-  total: Type.Integer(),
-  limit: Type.Integer(),
-  offset: Type.Integer(),
-});
+export const agentPage = (network: Network) =>
+  shape("AgentPage", { data: Type.Array(agentShape(network)), total: integer, limit: integer, offset: integer });
 
 /** A text that the stored tags contain exactly when `tag` is one of them. */
 export function tagNeedle(tag: string): string {
@@ -166,7 +170,7 @@ export function decodePricing(stored: string | null): Pricing | null {
   return stored === null ? null : (JSON.parse(stored) as Pricing);
 }
 
-export function agentView(row: AgentRow): Static<typeof Agent> {
+export function agentView(row: AgentRow): Static<ReturnType<typeof agentShape>> {
   return {
     id: row.id,
     name: row.name,

@@ -211,7 +211,7 @@ describe("the bucket in the database", () => {
       }),
       { numRuns: 200 },
     );
-  }, 60_000);
+  });
 
   test("gives nothing for a clock that is set back, and fills up from there", async () => {
     const { at } = bucketOf(store, { perSecond: 10, depth: 5 });
@@ -282,7 +282,7 @@ eachPostgres((kind) => {
     } finally {
       await other.close();
     }
-  }, 30_000);
+  });
 });
 
 describe("clean-up", () => {

@@ -10,8 +10,9 @@ import { operation } from "../../http/openapi.ts";
 import { empty } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
+import type { Network } from "../../x402/network.ts";
 import type { AgentFilter } from "./lists.ts";
-import { Agent, AgentCreate, AgentPage, AgentPatch, agentView } from "./model.ts";
+import { agentCreate, agentPage, agentPatch, agentShape, agentView } from "./model.ts";
 import { type AgentDeps, createAgentService } from "./service.ts";
 
 const EXAMPLE = {
@@ -38,82 +39,86 @@ const EXAMPLE = {
 };
 
 const agentId = { id: { description: "The agent's ID, `agt_<uuidv7>`.", example: EXAMPLE.id } };
-const agent = { schema: Agent, example: EXAMPLE };
+const agent = (network: Network) => ({ schema: agentShape(network), example: EXAMPLE });
 
-const create = operation({
-  tag: "Agents",
-  summary: "Register an agent",
-  description:
-    "Without an `upstream_url` the agent is `pending` and takes no calls. Left out, `protocol` is `http`, `capture_body` is true and `emit_receipts` is false.",
-  body: {
-    schema: AgentCreate,
-    examples: {
-      http: { name: "echo", upstream_url: "https://echo.example.com/run" },
-      mcp: {
-        name: "weather",
-        description: EXAMPLE.description,
-        tags: EXAMPLE.tags,
-        metadata: EXAMPLE.metadata,
-        upstream_url: EXAMPLE.upstream_url,
-        protocol: "mcp",
-        mcp_transport: "streamable_http",
+const create = (network: Network) =>
+  operation({
+    tag: "Agents",
+    summary: "Register an agent",
+    description:
+      "Without an `upstream_url` the agent is `pending` and takes no calls. Left out, `protocol` is `http`, `capture_body` is true and `emit_receipts` is false.",
+    body: {
+      schema: agentCreate(network),
+      examples: {
+        http: { name: "echo", upstream_url: "https://echo.example.com/run" },
+        mcp: {
+          name: "weather",
+          description: EXAMPLE.description,
+          tags: EXAMPLE.tags,
+          metadata: EXAMPLE.metadata,
+          upstream_url: EXAMPLE.upstream_url,
+          protocol: "mcp",
+          mcp_transport: "streamable_http",
+        },
       },
     },
-  },
-  response: { status: "created", description: "The agent.", ...agent },
-  errors: ["forbidden", "invalid_request", "conflict", "payload_too_large", "over_limit"],
-  answers: {
-    over_limit: {
-      description: "The tenant has as many agents that are not inactive as it may have.",
-      example: overQuota(10_000, "agents that are not inactive").message,
+    response: { status: "created", description: "The agent.", ...agent(network) },
+    errors: ["forbidden", "invalid_request", "conflict", "payload_too_large", "over_limit"],
+    answers: {
+      over_limit: {
+        description: "The tenant has as many agents that are not inactive as it may have.",
+        example: overQuota(10_000, "agents that are not inactive").message,
+      },
     },
-  },
-});
+  });
 
-const list = operation({
-  tag: "Agents",
-  summary: "List agents",
-  description: "Newest first. Inactive agents are left out unless `status=inactive` asks for them.",
-  query: {
-    limit: { description: "At most this many, 1 to 100.", schema: Type.Integer({ default: 20 }) },
-    offset: { description: "Leave out this many.", schema: Type.Integer({ default: 0 }) },
-    status: { description: "One status.", schema: Type.Unsafe({ type: "string", enum: AGENT_STATUSES }) },
-    protocol: { description: "One protocol.", schema: Type.Unsafe({ type: "string", enum: PROTOCOLS }) },
-    tag: { description: "Agents that have this tag." },
-    q: { description: "Part of the name or the description, in any case." },
-  },
-  response: {
-    description: "A page of agents.",
-    schema: AgentPage,
-    example: { data: [EXAMPLE], total: 1, limit: 20, offset: 0 },
-  },
-  errors: ["invalid_request"],
-});
-
-const get = operation({
-  tag: "Agents",
-  summary: "Read an agent",
-  path: agentId,
-  response: { description: "The agent.", ...agent },
-  errors: ["not_found"],
-});
-
-const patch = operation({
-  tag: "Agents",
-  summary: "Update an agent",
-  description: "An inactive agent is not found. Setting the rate fields starts a full bucket.",
-  path: agentId,
-  body: {
-    schema: AgentPatch,
-    examples: {
-      limit: { invocation_rate_limit: 5, invocation_burst: 10 },
-      suspend: { suspended: true },
-      clear: { upstream_url: null },
+const list = (network: Network) =>
+  operation({
+    tag: "Agents",
+    summary: "List agents",
+    description: "Newest first. Inactive agents are left out unless `status=inactive` asks for them.",
+    query: {
+      limit: { description: "At most this many, 1 to 100.", schema: Type.Integer({ default: 20 }) },
+      offset: { description: "Leave out this many.", schema: Type.Integer({ default: 0 }) },
+      status: { description: "One status.", schema: Type.Unsafe({ type: "string", enum: AGENT_STATUSES }) },
+      protocol: { description: "One protocol.", schema: Type.Unsafe({ type: "string", enum: PROTOCOLS }) },
+      tag: { description: "Agents that have this tag." },
+      q: { description: "Part of the name or the description, in any case." },
     },
-  },
-  response: { description: "The agent as it is now.", ...agent },
-  errors: ["forbidden", "invalid_request", "not_found", "conflict", "payload_too_large"],
-});
+    response: {
+      description: "A page of agents.",
+      schema: agentPage(network),
+      example: { data: [EXAMPLE], total: 1, limit: 20, offset: 0 },
+    },
+    errors: ["invalid_request"],
+  });
+
+const get = (network: Network) =>
+  operation({
+    tag: "Agents",
+    summary: "Read an agent",
+    path: agentId,
+    response: { description: "The agent.", ...agent(network) },
+    errors: ["not_found"],
+  });
+
+const patch = (network: Network) =>
+  operation({
+    tag: "Agents",
+    summary: "Update an agent",
+    description: "An inactive agent is not found. Setting the rate fields starts a full bucket.",
+    path: agentId,
+    body: {
+      schema: agentPatch(network),
+      examples: {
+        limit: { invocation_rate_limit: 5, invocation_burst: 10 },
+        suspend: { suspended: true },
+        clear: { upstream_url: null },
+      },
+    },
+    response: { description: "The agent as it is now.", ...agent(network) },
+    errors: ["forbidden", "invalid_request", "not_found", "conflict", "payload_too_large"],
+  });
 
 const remove = operation({
   tag: "Agents",
@@ -123,9 +128,6 @@ const remove = operation({
   response: { status: "empty", description: "It is inactive." },
   errors: ["forbidden", "not_found"],
 });
-
-const readCreate = bodyReader(AgentCreate, { freeField: "metadata" });
-const readPatch = bodyReader(AgentPatch, { freeField: "metadata" });
 
 function textParameter(query: Query, name: string, max: number): string | null {
   const value = query.get(name);
@@ -146,7 +148,9 @@ function filterOf(request: Request): AgentFilter {
   };
 }
 
-export function agentRoutes(deps: AgentDeps) {
+export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network: Network }) {
+  const readCreate = bodyReader(agentCreate(network), { freeField: "metadata" });
+  const readPatch = bodyReader(agentPatch(network), { freeField: "metadata" });
   const service = createAgentService(deps);
 
   /** Reads the agent again even after a write, so that an answer which waits for memory holds none. */
@@ -164,7 +168,7 @@ export function agentRoutes(deps: AgentDeps) {
         const { id } = await service.create(scopeOf(request).caller, body);
         return shown(request, id, "created");
       },
-      { parse: "none", detail: create },
+      { parse: "none", detail: create(network) },
     )
     .get(
       "/v1/agents",
@@ -176,9 +180,9 @@ export function agentRoutes(deps: AgentDeps) {
         const rest = { total, limit, offset };
         return responses.jsonList({ tenant: caller.tenant, request }, { name: "data", rows, view: agentView, rest });
       },
-      { detail: list },
+      { detail: list(network) },
     )
-    .get("/v1/agents/:id", ({ request, params }) => shown(request, params.id), { detail: get })
+    .get("/v1/agents/:id", ({ request, params }) => shown(request, params.id), { detail: get(network) })
     .patch(
       "/v1/agents/:id",
       async ({ request, params }) => {
@@ -186,7 +190,7 @@ export function agentRoutes(deps: AgentDeps) {
         const { id } = await service.patch(scopeOf(request).caller, params.id, body);
         return shown(request, id);
       },
-      { parse: "none", detail: patch },
+      { parse: "none", detail: patch(network) },
     )
     .delete(
       "/v1/agents/:id",

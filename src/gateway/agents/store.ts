@@ -5,7 +5,7 @@
 
 import type { Tables } from "../../../db/schema.ts";
 import { isId } from "../../core/id.ts";
-import { createGathering } from "../../kernel/batch.ts";
+import { createBatcher } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { BURST_DEFAULT, MAX } from "../../kernel/limits.ts";
 import {
@@ -96,7 +96,7 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
   /** What is being read, and has not changed meanwhile: else it may have been read as it was before. */
   const reading = new Set<string>();
 
-  const questions = createGathering(async ({ tenant, id }: AgentKey) => {
+  const questions = createBatcher(async ({ tenant, id }: AgentKey) => {
     const kept = cached(tenant, id);
     if (kept !== undefined) return () => kept;
     const key = keyOf(tenant, id);
@@ -340,7 +340,7 @@ export function createSharedRateLimiter(
   /** No token comes before `until`, and one has come by `tokenAt`. */
   const refusals = tenantCache<string, { readonly until: number; readonly tokenAt: number }>(MAX.rateRefusals);
 
-  const questions = createGathering(async (of: { readonly tenant: string; readonly agent: RateFields }, count) => {
+  const questions = createBatcher(async (of: { readonly tenant: string; readonly agent: RateFields }, count) => {
     const { tenant, agent } = of;
     const { id: agentId, rate_revision: revision, invocation_rate_limit: rate, invocation_burst: burst } = agent;
     const askedAt = now();

@@ -5,7 +5,7 @@ import { randomBytes } from "node:crypto";
 import { CryptoHasher } from "bun";
 import type { AuthType } from "../../../db/schema.ts";
 import { Fault } from "../../core/fault.ts";
-import { createGathering } from "../../kernel/batch.ts";
+import { createBatcher } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import type { Keyring } from "../../keys/keyring.ts";
@@ -158,7 +158,7 @@ function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.
     return outcome;
   }
 
-  const questions = createGathering(async (secret: SecretOf) => {
+  const questions = createBatcher(async (secret: SecretOf) => {
     const outcome = kept(secret.key) ?? (await fetchAndKeep(secret));
     return () => outcome;
   });

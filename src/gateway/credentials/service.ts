@@ -157,8 +157,8 @@ async function refuseShutOut(
   if (hosts === null) return;
   const isAllowed = (url: string) => isAllowedUrl(url, hosts);
   for (const find of usedAt) {
-    const shutOut = await find(store.read, tenant, id, isAllowed);
-    if (shutOut !== null) throw new Fault("conflict", `allowed_hosts: do not hold the host of ${shutOut}`);
+    const hostConflict = await find(store.read, tenant, id, isAllowed);
+    if (hostConflict !== null) throw new Fault("conflict", `allowed_hosts: do not hold the host of ${hostConflict}`);
   }
 }
 

@@ -237,9 +237,9 @@ export class MemoryHold implements DecodedFor {
     this.ahead.exempt();
   }
 
-  async decoderMemory(bytes: number, closing: StopSignal, giveWay: () => void): Promise<() => void> {
+  async decoderMemory(bytes: number, closing: StopSignal, evict: () => void): Promise<() => void> {
     const giveBack = await untilFirst([closing, this.#signal], (signal) =>
-      this.#memory.decoders.take(this, bytes, signal, giveWay),
+      this.#memory.decoders.take(this, bytes, signal, evict),
     );
     this.ahead.exempt();
     return giveBack;

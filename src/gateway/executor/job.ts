@@ -12,7 +12,7 @@ import type { LogFields } from "../../core/log.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
 import type { Answer } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { bodyOf, type CallBody } from "../../wire/body.ts";
+import { bodyOf, type CallBody, wholeOf } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 
 export interface Job {
@@ -159,8 +159,8 @@ export interface Result {
 export type FromWorker =
   | { readonly kind: "ready" }
   | { readonly kind: "done"; readonly results: Batch<ResultHead> }
-  /** The worker's event loop was blocked. */
-  | { readonly kind: "blocked"; readonly event: string; readonly fields: LogFields }
+  /** A warning for the log, such as that the worker's event loop was blocked. */
+  | { readonly kind: "warning"; readonly event: string; readonly fields: LogFields }
   | { readonly kind: "closed" };
 
 /** Whether a response counts as memory of its worker until it is recorded; short ones never do. */
@@ -201,7 +201,7 @@ export function resultsOf(batch: Batch<ResultHead>): Result[] {
   return itemsOf(batch).map(({ head: { id, outcome }, body: response }) => ({
     id,
     // A kept response is always in one piece.
-    outcome: { ...outcome, response: response as Uint8Array | null },
+    outcome: { ...outcome, response: response && wholeOf(response) },
   }));
 }
 

@@ -5,12 +5,13 @@ import { clock, makePool, useScheduling, well } from "../../../test/support/stor
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
+import { createMembership, renewProcess } from "../../storage/leases.ts";
 import type { Store } from "../../storage/store.ts";
 import { PART_BYTES } from "../../wire/body.ts";
 import { findKey } from "../invocations/idempotency.ts";
 import { createLostCommits } from "../invocations/lost-commits.ts";
 import { abandon, accept } from "../invocations/service.ts";
-import { compareOnce, createClaims, createReplicaLease, endOrphans, renewReplicaLease } from "../upstream/ownership.ts";
+import { compareOnce, createClaims, createReplicaLease, endOrphans } from "../upstream/ownership.ts";
 
 const wallClock = { now: () => Date.now() };
 
@@ -27,7 +28,7 @@ eachStore((makePlace) => {
     const call = { ...one.call, headers: [["idempotency-key", "k"]] as const };
     expect(await refusals().wasStored({ tenant: row.tenant, id: row.id, claim: claim?.token ?? null })).toBe(false);
     await accept(store, { ...one, row, call, idempotency }, claim);
-    await store.write((tx) => renewReplicaLease(tx, "rep_2"));
+    await store.write((tx) => renewProcess(tx, { id: "rep_2", kind: "gateway" }));
     await refusals().removeAppeared();
     await endOrphans(store, wallClock, "rep_2");
     expect(await store.read.db.select().from(store.read.tables.invocations)).toEqual([]);
@@ -47,10 +48,12 @@ test("replicas divide the limit of an agent by how many of them live, and each m
   const raised: string[] = [];
   const begin = async (agentConcurrency: number, replica: string, previous: string | null = null) => {
     const agentMaxRaised = () => void raised.push(replica);
+    const membership = createMembership({ store, log: silentLog, id: replica, kind: "gateway" });
     const parts = { store, clock: wallClock, log: silentLog, refusals, agentMaxRaised };
-    const lease = createReplicaLease({ ...parts, replica, agentConcurrency, previous });
+    const lease = createReplicaLease({ ...parts, membership, agentConcurrency, previous });
+    await store.write((tx) => membership.enter(tx));
     await lease.recover();
-    return lease;
+    return { ...lease, leave: membership.leave };
   };
   const counted = async (leases: (typeof first)[], maxima: number[]) => {
     const end = performance.now() + COUNTED_MS_MAX;
@@ -66,9 +69,11 @@ test("replicas divide the limit of an agent by how many of them live, and each m
   // One stops, and one was killed: it renews its lease no more.
   await few.leave();
   await second.leave();
-  await place.execute("insert into replicas (id, lease_until) select 'rep_killed', lease_until from replicas");
+  await place.execute(
+    "insert into processes (id, kind, lease_until) select 'rep_killed', kind, lease_until from processes",
+  );
   await counted([first], [32]);
-  await place.execute("update replicas set lease_until = lease_until - 20000 where id = 'rep_killed'");
+  await place.execute("update processes set lease_until = lease_until - 20000 where id = 'rep_killed'");
   await counted([first], [64]);
   raised.splice(0);
   // It stands still for so long that others may have taken it for gone: nothing begins before it has renewed its lease.
@@ -79,32 +84,11 @@ test("replicas divide the limit of an agent by how many of them live, and each m
   setSystemTime();
   // A process on the data directory of one that was killed does not count that one.
   await first.leave();
-  await store.write((tx) => renewReplicaLease(tx, "rep_1"));
+  await store.write((tx) => renewProcess(tx, { id: "rep_1", kind: "gateway" }));
   const next = await begin(64, "rep_4", "rep_1");
   expect(next.agentMax()).toBe(64);
   await next.leave();
   await store.close();
-}, 60_000);
-
-eachStore((makePlace) => {
-  test("the row of a replica that is gone stays for an hour after its lease, and no longer", async () => {
-    const place = await makePlace();
-    const store = await place.open();
-    for (const id of ["rep_1", "rep_2", "rep_3"]) await store.write((tx) => renewReplicaLease(tx, id));
-    const age = (id: string, ms: number) =>
-      place.execute(`update replicas set lease_until = lease_until - ${ms} where id = '${id}'`);
-    await age("rep_2", 3_500_000);
-    await age("rep_3", 3_700_000);
-    // Nobody is judged while not all have had time to renew.
-    await endOrphans(store, wallClock, "rep_1", () => false);
-    const { replicas: t } = store.read.tables;
-    const ids = async () => (await store.read.db.select().from(t).orderBy(t.id)).map(({ id }) => id);
-    expect(await ids()).toEqual(["rep_1", "rep_2", "rep_3"]);
-    await endOrphans(store, wallClock, "rep_1");
-    expect(await ids()).toEqual(["rep_1", "rep_2"]);
-    await store.close();
-    place.remove();
-  });
 });
 
 const scheduling = useScheduling();

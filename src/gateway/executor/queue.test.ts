@@ -335,4 +335,4 @@ test("thousands of agents that wait for room are all served in the end, also whe
     await settle();
   }
   expect(ends.size).toBe(3001);
-}, 20_000);
+});

@@ -141,7 +141,7 @@ test("a drain lets what runs end, starts nothing more, and leaves the rest pendi
   expect(jobs).toHaveLength(1);
 
   const next = scheduling.open({ pool, replica: "rep_2" });
-  await scheduling.lease().recover();
+  await (await scheduling.lease()).recover();
   await next.scheduler.offerPending();
   await next.untilEnded(second.row.id);
   expect(await scheduling.statusOf(second.row.id)).toEqual(["succeeded", null]);
@@ -158,25 +158,25 @@ test("a call that ran when the process died ends as internal, and is not made ag
 
   const next = makePool(well);
   const after = scheduling.open({ pool: next.pool, replica: "rep_2" });
-  await scheduling.lease().recover();
+  await (await scheduling.lease()).recover();
   await after.scheduler.offerPending();
   expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "internal"]);
   expect(next.jobs).toEqual([]);
 });
 
 test("a lease is renewed on time, however long the check for pending calls takes", async () => {
+  let renewals = 0;
+  const store: Store = {
+    ...scheduling.store(),
+    isShared: true,
+    write(work, options) {
+      if (options?.urgent) renewals++;
+      return scheduling.store().write(work, options);
+    },
+  };
+  const lease = await scheduling.lease(store);
   jest.useFakeTimers();
   try {
-    let renewals = 0;
-    const store: Store = {
-      ...scheduling.store(),
-      isShared: true,
-      write(work, options) {
-        if (options?.urgent) renewals++;
-        return scheduling.store().write(work, options);
-      },
-    };
-    const lease = scheduling.lease({ store });
     const recovering = lease.recover();
     jest.advanceTimersByTime(1);
     await recovering;

@@ -9,7 +9,7 @@ import { and, eq, gt, gte, inArray, lte, notExists, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
 import { every } from "../../kernel/loop.ts";
-import { inOneStep } from "../../kernel/turns.ts";
+import { inTurn } from "../../kernel/turns.ts";
 import {
   type Command,
   GIVEN_KEY,
@@ -158,7 +158,7 @@ async function storedParts(
   const parts: Uint8Array[] = [];
   for (let bytes = 0; bytes < bytesMax; ) {
     const place = { ...key, kind, n: parts.length };
-    const [part] = await inOneStep(() => partByPlace(reader).execute(place), key.tenant);
+    const [part] = await inTurn(key.tenant, () => partByPlace(reader).execute(place));
     if (part === undefined) break;
     // In memory of its own, which can move to another thread.
     const { buffer, byteOffset, byteLength } = part.bytes;

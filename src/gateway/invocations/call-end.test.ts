@@ -154,5 +154,5 @@ for (const [name, place] of Object.entries(places)) {
       await store.close();
       where.remove();
     }
-  }, 30_000);
+  });
 }

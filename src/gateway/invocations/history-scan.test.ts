@@ -137,7 +137,7 @@ describe("whatever is asked of the history, of the ended calls one index is walk
     await expectWalks(place.url, "acme");
     for (const statement of longHistory("new", 200)) await place.execute(statement);
     await expectWalks(place.url, "new");
-  }, 30_000);
+  });
 });
 
 test("a page needs no walk, however many open calls there are beside the ended ones", async () => {
@@ -195,7 +195,7 @@ test("a page stays the same when open calls end between the looks at them and at
   }
   expect(left.length).toBeLessThan(3);
   await store.close();
-}, 30_000);
+});
 
 test("a page is that of one moment when calls come between the look at how many are open and the page itself, on Postgres", async () => {
   const place = await postgresPlace();
@@ -219,7 +219,7 @@ test("a page is that of one moment when calls come between the look at how many 
   const page = await readHistory({ db, tables: defineSchema(columns.postgres) }, "acme", query);
   expect(page.rows.map(({ id }) => id)).toEqual(after.slice(10, 15));
   await store.close();
-}, 30_000);
+});
 
 test("a walk finds each call once, and how many there are, when calls end between any two looks", async () => {
   const place = sqlitePlace();

@@ -135,7 +135,7 @@ describe.each(["sqlite", "postgres"] as const)("the history on %s", (dialect) =>
     };
     rows = await allOf("acme");
     busyRows = await allOf("busy");
-  }, 30_000);
+  });
   afterAll(async () => {
     await store.close();
     place.remove();
@@ -167,7 +167,7 @@ describe.each(["sqlite", "postgres"] as const)("the history on %s", (dialect) =>
       }),
       { numRuns: 250 },
     );
-  }, 30_000);
+  });
 
   const both = { mode: "transactional", status: "succeeded" };
 

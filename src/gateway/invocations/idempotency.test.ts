@@ -52,4 +52,4 @@ test("a key is found, however many other reads wait for the database", async () 
   await release();
   await Promise.all(waiting);
   await store.close();
-}, 30_000);
+});

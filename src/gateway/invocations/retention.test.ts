@@ -92,7 +92,7 @@ eachStore((makePlace) => {
     expect(await withBodies()).toEqual([...young, ...waiting].sort());
     await store.close();
     place.remove();
-  }, 60_000);
+  });
 
   test("decisions and keys go by their age", async () => {
     const place = await makePlace();
@@ -121,7 +121,7 @@ eachStore((makePlace) => {
     expect(left).toHaveLength(450);
     await store.close();
     place.remove();
-  }, 60_000);
+  });
 });
 
 test("to find that nothing of thousands of tenants is old enough holds up nobody", async () => {

@@ -16,7 +16,7 @@ import { operation } from "../../http/openapi.ts";
 import { json, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { MAX, PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
-import { inOneStep } from "../../kernel/turns.ts";
+import { inTurn } from "../../kernel/turns.ts";
 import type { Reader } from "../../storage/store.ts";
 import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
 import type { InvocationRow } from "./service.ts";
@@ -297,7 +297,7 @@ function withBodies(
   const held = sizes.map((size) => (body_captured ? Math.min(size ?? 0, MAX.capturedBytes) : 0));
   const weight = held.reduce((sum, bytes) => sum + bytes, 0);
   return scopeOf(request).responses.respond({ tenant, request, weight }, async () => {
-    const bodies = await (isQuick ? read() : inOneStep(read, tenant));
+    const bodies = await (isQuick ? read() : inTurn(tenant, read));
     const pieces = piecesOf(view, bodies);
     return weight <= SMALL_CHARACTERS ? [...pieces].join("") : { weight, pieces };
   });

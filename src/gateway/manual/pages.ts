@@ -2,6 +2,7 @@
 // this file, and part of the binary.
 import api from "./api.md" with { type: "text" };
 import architecture from "./architecture.md" with { type: "text" };
+import backups from "./backups.md" with { type: "text" };
 import configuration from "./configuration.md" with { type: "text" };
 import decisions from "./decisions.md" with { type: "text" };
 import development from "./development.md" with { type: "text" };
@@ -13,9 +14,11 @@ import monitoring from "./monitoring.md" with { type: "text" };
 import operations from "./operations.md" with { type: "text" };
 import payments from "./payments.md" with { type: "text" };
 import replicas from "./replicas.md" with { type: "text" };
+import rotation from "./rotation.md" with { type: "text" };
 import security from "./security.md" with { type: "text" };
 import streaming from "./streaming.md" with { type: "text" };
 import troubleshooting from "./troubleshooting.md" with { type: "text" };
+import upgrades from "./upgrades.md" with { type: "text" };
 
 export interface Page {
   /** The name of the file without its ending, the path below /docs, and the topic of `tollgate help`. */
@@ -32,7 +35,10 @@ const SUMMARIES = [
   ["api", "every endpoint of the gateway by example, and its errors", api],
   ["payments", "give an agent a price, collect it, and pay for a call", payments],
   ["streaming", "answers as they come, and ordinary MCP clients", streaming],
-  ["operations", "doctor, backup, restore, upgrade, keys, memory, log, TLS and connections, task by task", operations],
+  ["operations", "data directory, doctor, memory, retention, log, shutdown, TLS and connections", operations],
+  ["backups", "make and check a copy, move a service, go back to an older state", backups],
+  ["upgrades", "start a new version, one after the other, and the one before again", upgrades],
+  ["rotation", "renew the master key and all others, what to do after a theft, end tokens", rotation],
   ["configuration", "every variable and every command, with its default", configuration],
   ["replicas", "several gateways on one Postgres: what they share, failover and clocks", replicas],
   ["growing", "how much a machine carries, replicas, a standby, cells, which engines fit", growing],

@@ -3,7 +3,6 @@ import { silentLog } from "../../core/log.ts";
 import { createAssets } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { createEdge, type Edge } from "../../http/server.ts";
-import { atOnce } from "../../kernel/turns.ts";
 import { PAGES } from "./pages.ts";
 import { htmlOf, manualRoutes, type Section, sectionsOf } from "./routes.ts";
 
@@ -97,32 +96,32 @@ describe("the manual's site", () => {
 });
 
 describe("a page of the manual", () => {
-  test("shows raw HTML as text", () => {
-    const html = atOnce(htmlOf("<script>a()</script>\n\nb <img src=x onerror=y> `<b>` [c](javascript:d)\n"));
+  test("shows raw HTML as text", async () => {
+    const html = await htmlOf("<script>a()</script>\n\nb <img src=x onerror=y> `<b>` [c](javascript:d)\n");
     expect(html).not.toMatch(/<(script|img|b)\b/);
     expect(html).toContain("&lt;script&gt;");
   });
 
-  test("leads to other pages where they are served", () => {
-    expect(atOnce(htmlOf("[a](payments.md#get-paid) [b](api.md) [c](#d) [e](https://f.example/g.md)"))).toBe(
+  test("leads to other pages where they are served", async () => {
+    expect(await htmlOf("[a](payments.md#get-paid) [b](api.md) [c](#d) [e](https://f.example/g.md)")).toBe(
       '<p><a href="payments#get-paid">a</a> <a href="api">b</a> <a href="#d">c</a> <a href="https://f.example/g.md">e</a></p>\n',
     );
   });
 
-  test("is searched by its words, without marks", () => {
+  test("is searched by its words, without marks", async () => {
     const page =
       "# A *title*\n\nOne `two`\n\n## Part (1)\n\n- three [four](#x)\n\n| a | b |\n|---|---|\n| **c** | d |\n\n```sh\ne | f\n```\n";
-    expect(atOnce(sectionsOf("p", page))).toEqual([
+    expect(await sectionsOf("p", page)).toEqual([
       { page: "p", anchor: "", title: "A title", text: "One two" },
       { page: "p", anchor: "part-1", title: "Part (1)", text: "three four a b c d e | f" },
     ]);
   });
 
-  test("keeps a code block whole, whatever its lines begin with", () => {
+  test("keeps a code block whole, whatever its lines begin with", async () => {
     const page = "# A\n\n1. one\n\n   ```sh\n   b\n   # c\n   ```\n\n```sh\n## d\n```\n\n## E\n";
-    const titles = atOnce(sectionsOf("p", page)).map(({ title }) => title);
+    const titles = (await sectionsOf("p", page)).map(({ title }) => title);
     expect(titles).toEqual(["A", "E"]);
-    expect(atOnce(htmlOf(page))).toContain("<code>## d\n</code>");
+    expect(await htmlOf(page)).toContain("<code>## d\n</code>");
   });
 
   test("has no link by reference, since each part of it is read by itself", () => {

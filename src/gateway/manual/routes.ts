@@ -5,14 +5,14 @@
 import { Marked, type RendererObject, type Token, type Tokens } from "marked";
 import { type Assets, asset, pageAsset } from "../../http/assets.ts";
 import { STRANGERS } from "../../http/server.ts";
-import { inTurnSteps, type Steps } from "../../kernel/turns.ts";
+import { inTurn } from "../../kernel/turns.ts";
 import { PAGES, type Page } from "./pages.ts";
 import script from "./search.js" with { type: "text" };
 import style from "./style.css" with { type: "text" };
 
 export function manualRoutes({ routesOf }: Assets, pages: readonly Page[] = PAGES) {
   const shown = pages.map((page) => {
-    const make = async () => pageAsset(await rendered(pageHtml(pages, page)));
+    const make = async () => pageAsset(await pageHtml(pages, page));
     return [`/docs/${page.name}`, make] as const;
   });
   return routesOf("/docs", {
@@ -20,23 +20,18 @@ export function manualRoutes({ routesOf }: Assets, pages: readonly Page[] = PAGE
     ...Object.fromEntries(shown),
     "/docs/style.css": () => asset(style, "text/css; charset=utf-8"),
     "/docs/search.js": () => asset(script, "text/javascript; charset=utf-8"),
-    "/docs/search.json": async () => asset(await rendered(searchJson(pages)), "application/json"),
+    "/docs/search.json": async () => asset(await searchJson(pages), "application/json"),
   });
 }
 
-/** In steps, since all pages in one piece would hold the event loop for 75 ms (measured). */
-function rendered(steps: Steps<string>): Promise<string> {
-  return inTurnSteps(steps, STRANGERS);
-}
-
-function* searchJson(pages: readonly Page[]): Steps<string> {
+async function searchJson(pages: readonly Page[]): Promise<string> {
   const sections: Section[] = [];
-  for (const { name, text } of pages) sections.push(...(yield* sectionsOf(name, text)));
+  for (const { name, text } of pages) sections.push(...(await sectionsOf(name, text)));
   return JSON.stringify(sections);
 }
 
-function* pageHtml(pages: readonly Page[], page: Page): Steps<string> {
-  const main = yield* htmlOf(page.text);
+async function pageHtml(pages: readonly Page[], page: Page): Promise<string> {
+  const main = await htmlOf(page.text);
   return siteHtml({ title: page.title, below: "", pages, current: page.name, main });
 }
 
@@ -138,28 +133,23 @@ function servedAt(href: string): string {
   return href.replace(/^([a-z]+)\.md(?=#|$)/, "$1");
 }
 
-/** The page as HTML, a step for each heading: the longest page took 30 ms in one piece where it was the first (measured). */
-export function* htmlOf(markdown: string): Steps<string> {
+/** The page as HTML, a turn for each heading: the longest page took 30 ms in one piece where it was the first (measured). */
+export async function htmlOf(markdown: string): Promise<string> {
   let html = "";
-  for (const part of bodyPartsOf(markdown)) {
-    html += marked.parse(part, { async: false });
-    yield;
-  }
+  for (const part of bodyPartsOf(markdown)) html += await inTurn(STRANGERS, () => marked.parse(part, { async: false }));
   // Wide tables scroll by themselves, so that the page fits on a phone.
   return html.replaceAll("<table>", '<div class="table" tabindex="0"><table>').replaceAll("</table>", "</table></div>");
 }
 
-/** The sections of a page, each in a step. */
-export function* sectionsOf(page: string, markdown: string): Steps<Section[]> {
+/** The sections of a page, each in a turn: all pages in one piece would hold the event loop for 75 ms (measured). */
+export async function sectionsOf(page: string, markdown: string): Promise<Section[]> {
   const sections: Section[] = [];
   for (const part of bodyPartsOf(markdown)) {
-    const [heading, ...rest] = marked.lexer(part);
-    if (heading?.type === "heading") {
-      const anchor = (heading as Tokens.Heading).depth === 1 ? "" : anchorOf(heading["text"]);
-      const text = rest.map(plainText).join(" ").replace(/\s+/g, " ").trim();
-      sections.push({ page, anchor, title: plainText(heading), text });
-    }
-    yield;
+    const [heading, ...rest] = await inTurn(STRANGERS, () => marked.lexer(part));
+    if (heading?.type !== "heading") continue;
+    const anchor = (heading as Tokens.Heading).depth === 1 ? "" : anchorOf(heading["text"]);
+    const text = rest.map(plainText).join(" ").replace(/\s+/g, " ").trim();
+    sections.push({ page, anchor, title: plainText(heading), text });
   }
   return sections;
 }

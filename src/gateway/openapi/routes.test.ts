@@ -1,6 +1,7 @@
 import { beforeAll, describe, expect, test } from "bun:test";
 import { Validator } from "@seriousme/openapi-schema-validator";
 import { Type } from "@sinclair/typebox";
+import { BASE } from "../../../test/support/network.ts";
 import { silentLog } from "../../core/log.ts";
 import { createAssets } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
@@ -47,7 +48,7 @@ function api() {
 async function edgeOf(given: ReturnType<typeof api>): Promise<Edge> {
   const app = routes()
     .use(given)
-    .use(docsRoutes(given, createAssets(), { version: "1.2.3" }));
+    .use(docsRoutes(given, createAssets(), "1.2.3", BASE));
   return createEdge({
     app,
     log: silentLog,
@@ -189,7 +190,7 @@ describe("the OpenAPI document", () => {
       response: { description: "x", schema: OTHER_PART },
     });
     const app = api().get("/v1/other", () => json("ok", {}), { detail: other });
-    await expect(apiDocument(app, "1")).rejects.toThrow("two schemas are called Part");
+    await expect(apiDocument(app, "1", BASE)).rejects.toThrow("two schemas are called Part");
   });
 });
 

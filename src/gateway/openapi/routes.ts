@@ -7,18 +7,19 @@ import faviconPath from "swagger-ui-dist/favicon-32x32.png" with { type: "file" 
 import stylePath from "swagger-ui-dist/swagger-ui.css" with { type: "file" };
 import bundlePath from "swagger-ui-dist/swagger-ui-bundle.js" with { type: "file" };
 import { type Asset, type Assets, asset, pageAsset } from "../../http/assets.ts";
+import type { Network } from "../../x402/network.ts";
 import { apiDocument, type DescribedApi } from "./document.ts";
 import initializer from "./initializer.js" with { type: "text" };
 
 /** The routes that document `api`, which are all routes of the gateway except these. */
-export function docsRoutes(api: DescribedApi, { routesOf }: Assets, { version }: { readonly version: string }) {
+export function docsRoutes(api: DescribedApi, { routesOf }: Assets, version: string, network: Network) {
   return routesOf("/swagger", {
     "/swagger": () => pageAsset(PAGE),
     "/swagger/initializer.js": () => asset(initializer, "text/javascript; charset=utf-8"),
     "/swagger/swagger-ui-bundle.js": embedded(bundlePath, "text/javascript; charset=utf-8"),
     "/swagger/swagger-ui.css": embedded(stylePath, "text/css; charset=utf-8"),
     "/swagger/favicon.png": embedded(faviconPath, "image/png"),
-    "/swagger/json": async () => asset(await apiDocument(api, version), "application/json"),
+    "/swagger/json": async () => asset(await apiDocument(api, version, network), "application/json"),
   });
 }
 

@@ -10,6 +10,7 @@ import { withDeadline } from "../../kernel/wait.ts";
 import { unavailable, untilStored } from "../../storage/failures.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import type { settleRequestJson } from "../../x402/codec.ts";
+import type { Network } from "../../x402/network.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import {
   collectSettlement,
@@ -20,7 +21,7 @@ import {
   noteSettlement,
   refuseSettlement,
 } from "../invocations/service.ts";
-import type { ChainLook } from "./chain-look.ts";
+import { type ChainLook, PROOF_SECONDS } from "./chain-look.ts";
 import type { FacilitatorClient } from "./facilitator-client.ts";
 import {
   askedMs,
@@ -42,12 +43,13 @@ import {
   postpone,
 } from "./store.ts";
 
-/** After the time of an authorization, for nodes to tell that nothing was collected by it. */
-const LOOK_SECONDS_MORE = 120;
+/** After the time of an authorization, until nodes are asked no more: a minute more than their blocks need to prove anything. */
+const ASKED_SECONDS = PROOF_SECONDS + 60;
 /** Longest pause between tries to store the outcome, since a caller may be waiting for it. */
 const STORE_PAUSE_MS_MOST = 1_000;
 
 export interface AttemptOptions {
+  readonly network: Network;
   readonly store: Store;
   readonly clock: Clock;
   /** For the expiry of authorizations: an expired one counts as final, so the time must not be ahead. */
@@ -75,9 +77,9 @@ export interface AttemptOptions {
  */
 export async function attemptSettlement(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
   if (isConfirming(open)) return confirm(options, open, stop);
-  const { store, clock, time, log, meters, client } = options;
+  const { network, store, clock, time, log, meters, client } = options;
   const authorization = authorizationOf(open);
-  const expected = expectedOf(authorization);
+  const expected = expectedOf(network, authorization);
   const askedAt = time.earliest();
   const mark = () => store.write((tx) => mayLeave(tx, open, clock.now()));
   const span = await beginAttemptSpan(options, open);
@@ -117,12 +119,12 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
  * the nodes, or where there are none the facilitator, which answers once more what it has answered before.
  */
 async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
-  const { store, clock, log, client, look } = options;
+  const { network, store, clock, log, client, look } = options;
   const key = { tenant: open.tenant, id: open.invocation_id };
   const settlement = JSON.parse((await invocationByKey(store.read, key))?.settlement ?? "{}") as { tx_hash?: Hex };
   const { tx_hash: before } = settlement;
   const authorization = authorizationOf(open);
-  const ask = { ...open, expected: expectedOf(authorization), span: null, mayLeave: async () => true };
+  const ask = { ...open, expected: expectedOf(network, authorization), span: null, mayLeave: async () => true };
   const outcome = look ? await look(authorization, before) : await client.settle(ask, stop);
   const now = clock.now();
   const finalAt = open.final_at ?? now;
@@ -133,7 +135,7 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
   const isEarly = now < finalAt;
   const isDeclined = outcome?.kind === "declined" && outcome.definite && outcome.mayHaveLanded !== true;
   // A node can prove that nothing was collected only once the authorization has expired.
-  const knownAt = look ? (open.valid_before + LOOK_SECONDS_MORE) * 1000 : 0;
+  const knownAt = look ? (open.valid_before + ASKED_SECONDS) * 1000 : 0;
   const isOver = isCollected || isDeclined || now >= Math.max(finalAt + MAX.settlementConfirmMs, knownAt);
   const isLast = isOver && !isEarly;
   const nextAt = isEarly ? finalAt : now + pauseAfter(2, Math.random());
@@ -194,7 +196,7 @@ function authorizationOf({ settle_request }: OpenPayment): Authorization {
   return { ...rest, value: BigInt(value), validAfter: BigInt(validAfter), validBefore: BigInt(validBefore) };
 }
 
-const expectedOf = ({ from, value }: Authorization) => ({ payer: from, amount: value });
+const expectedOf = (network: Network, { from, value }: Authorization) => ({ network, payer: from, amount: value });
 
 interface RecordedOutcome {
   /** The call may be made now: by this write, or by one whose answer was lost. Reporting that twice does no harm. */

@@ -3,6 +3,7 @@ import { startChain, type TestChain } from "../../../test/support/chain/chain.ts
 import { newPayer, type SignedPayment, signPayment } from "../../../test/support/chain/payments.ts";
 import { type RpcRelay, startRpcRelay } from "../../../test/support/chain/rpc-relay.ts";
 import { outbound } from "../../../test/support/chain/wallet.ts";
+import { BASE } from "../../../test/support/network.ts";
 import { createChain } from "../../chain/chain.ts";
 import { silentLog } from "../../core/log.ts";
 import type { Authorization } from "../../x402/types.ts";
@@ -32,7 +33,7 @@ let machineTime = 0;
 
 /** A look at these nodes, each of which has worked before. */
 async function lookAt(...urls: string[]) {
-  const chain = createChain({ urls, outbound, log: silentLog, timeoutMs: 2000 });
+  const chain = createChain({ network: BASE, urls, outbound, log: silentLog, timeoutMs: 2000 });
   await chain.check();
   return createChainLook(chain, { earliest: () => machineTime }, silentLog);
 }
@@ -236,4 +237,4 @@ test("a use is found in time though the first node takes long for each answer", 
   const transaction = await anvil.collectAsStranger(payment);
   expect(await look(known(payment))).toMatchObject({ kind: "collected", transaction });
   await slow.stop(true);
-}, 20_000);
+});

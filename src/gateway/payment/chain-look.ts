@@ -9,13 +9,14 @@ import { isEndOf, isPaidBy } from "../../chain/token.ts";
 import type { Log } from "../../core/log.ts";
 import type { TimeBounds } from "../../core/time.ts";
 import { withDeadline } from "../../kernel/wait.ts";
+import type { Network } from "../../x402/network.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { SettleOutcome } from "./outcome.ts";
 
 /** Of one look, which a caller may be waiting for. */
 const LOOK_MS = 6_000;
-/** After its time, with room for the chain's clock, an unused authorization proves that nothing was collected. */
-const OVER_SECONDS = 60;
+/** In a block so long after its time an unused authorization proves that nothing was collected: there the chain's clock is past it. */
+export const PROOF_SECONDS = 60;
 /** A newest block of this age is one of now. */
 const FRESH_SECONDS = 30;
 
@@ -27,12 +28,12 @@ const FRESH_SECONDS = 30;
 export type ChainLook = (authorization: Authorization, known?: Hex) => Promise<SettleOutcome | null>;
 
 /** @param time of which a clock that was set ahead is no part */
-export function createChainLook(chain: Pick<Chain, "views">, time: Pick<TimeBounds, "earliest">, log: Log): ChainLook {
+export function createChainLook({ network, views }: Chain, time: Pick<TimeBounds, "earliest">, log: Log): ChainLook {
   const over = (why: string): SettleOutcome => ({ kind: "declined", definite: true, isFinal: true, why });
   const secondsSince = (second: bigint | number) => time.earliest() / 1000 - Number(second);
 
   async function look(authorization: Authorization, known: Hex | undefined): Promise<SettleOutcome | null> {
-    const witnesses = (await chain.views(authorization)).map((view) => witness(authorization, view));
+    const witnesses = (await views(authorization)).map((view) => witness(authorization, view));
     const kept = known === undefined ? null : await meaningOf(authorization, witnesses, known);
     if (kept?.kind === "collected") return kept;
     // A slow node holds up no other: what one has found is judged at once.
@@ -53,9 +54,9 @@ export function createChainLook(chain: Pick<Chain, "views">, time: Pick<TimeBoun
     hash: Hex,
   ): Promise<SettleOutcome | null> {
     const receipts = await Promise.all(witnesses.map((each) => each.receipt(hash).catch(() => null)));
-    const paid = receipts.find((receipt) => receipt !== null && isPaidBy(authorization, receipt)) ?? null;
+    const paid = receipts.find((receipt) => receipt !== null && isPaidBy(network, authorization, receipt)) ?? null;
     if (paid === null) {
-      const isAll = receipts.length > 0 && receipts.every((receipt) => isOtherEnd(authorization, receipt));
+      const isAll = receipts.length > 0 && receipts.every((receipt) => isOtherEnd(network, authorization, receipt));
       return isAll ? over("cancelled on the chain, or used for something else") : null;
     }
     const denials = witnesses.map((each, at) => denies(authorization, each, receipts[at] ?? null, paid));
@@ -65,10 +66,10 @@ export function createChainLook(chain: Pick<Chain, "views">, time: Pick<TimeBoun
 
   /** Whether a node of our chain that knows as much as the receipt that shows the payment says otherwise. */
   async function denies(authorization: Authorization, node: Witness, own: Receipt | null, paid: Receipt) {
-    if (own !== null && isPaidBy(authorization, own)) return false;
+    if (own !== null && isPaidBy(network, authorization, own)) return false;
     const { number, timestamp } = node.head;
     const isAsNew = number >= paid.blockNumber || secondsSince(timestamp) <= FRESH_SECONDS;
-    if (isOtherEnd(authorization, own)) return node.test();
+    if (isOtherEnd(network, authorization, own)) return node.test();
     if (!isAsNew) return false;
     if ((await node.isUsed) === false) return node.test();
     // One that lacks the receipt may only be without it, or know of another transaction.
@@ -77,8 +78,8 @@ export function createChainLook(chain: Pick<Chain, "views">, time: Pick<TimeBoun
   }
 
   async function isUnusedAfter({ validBefore }: Authorization, views: readonly Witness[]): Promise<boolean> {
-    if (views.length === 0 || secondsSince(validBefore) <= OVER_SECONDS) return false;
-    if (!views.every(({ head }) => BigInt(head.timestamp - OVER_SECONDS) > validBefore)) return false;
+    if (views.length === 0 || secondsSince(validBefore) <= PROOF_SECONDS) return false;
+    if (!views.every(({ head }) => BigInt(head.timestamp - PROOF_SECONDS) > validBefore)) return false;
     return (await Promise.all(views.map(({ isUsed }) => isUsed))).every((isUsed) => isUsed === false);
   }
 
@@ -105,7 +106,7 @@ function witness(authorization: Authorization, view: NodeView): Witness {
 }
 
 /** Of a receipt without the authorization's end nobody knows what it lacks. */
-function isOtherEnd(authorization: Authorization, receipt: Receipt | null): boolean {
-  if (receipt?.succeeded !== true || isPaidBy(authorization, receipt)) return false;
-  return receipt.logs.some((each) => isEndOf(authorization, each));
+function isOtherEnd(network: Network, authorization: Authorization, receipt: Receipt | null): boolean {
+  if (receipt?.succeeded !== true || isPaidBy(network, authorization, receipt)) return false;
+  return receipt.logs.some((each) => isEndOf(network, authorization, each));
 }

@@ -1,6 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { generateKeyPairSync } from "node:crypto";
 import { ALICE, BOB, SERVER, TEST_CA } from "../../../test/support/http/certificates.ts";
+import { BASE } from "../../../test/support/network.ts";
 import { createOutbound, type Outbound } from "../../http/client/outbound.ts";
 import { clientIdentity, createFacilitatorClient } from "./facilitator-client.ts";
 
@@ -9,7 +10,7 @@ const ATTEMPT = {
   tenant: "acme",
   facilitator_credential_ref: "cred_1",
   settle_request: "{}",
-  expected: { payer: "0x1", amount: 1n } as const,
+  expected: { network: BASE, payer: "0x1", amount: 1n } as const,
   span: null,
 };
 

@@ -1,4 +1,5 @@
 import { expect, test } from "bun:test";
+import { BASE } from "../../../test/support/network.ts";
 import { baseUrl, demanded } from "./service.ts";
 
 test("the base of a challenge's URL is the operator's URL, or the Host of the request when that is one", () => {
@@ -20,7 +21,8 @@ test("the base of a challenge's URL is the operator's URL, or the Host of the re
 
 test("a payee is shown as it was written, unless its checksum is wrong", () => {
   const shown = (pay_to: string) =>
-    demanded({ amount: 1n, pay_to, agent_id: "agt_x", resource: "http://localhost/", maxTimeoutSeconds: 60 }).payTo;
+    demanded(BASE, { amount: 1n, pay_to, agent_id: "agt_x", resource: "http://localhost/", maxTimeoutSeconds: 60 })
+      .payTo;
   const right = "0x52908400098527886E0F7030069857D2E4169EE7";
   const lower = "0xde709f2102306220921060314715629080e2fb77";
   for (const pay_to of [right, lower]) expect(shown(pay_to)).toBe(pay_to);

@@ -1,5 +1,6 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
+import { BASE } from "../../../test/support/network.ts";
 import {
   askedMs,
   needsLook,
@@ -14,7 +15,7 @@ import {
 
 const PAYER = `0x${"ab".repeat(20)}` as const;
 const HASH = `0x${"Cd".repeat(32)}`;
-const EXPECTED = { payer: PAYER, amount: 1000n };
+const EXPECTED = { network: BASE, payer: PAYER, amount: 1000n };
 const success = { success: true, transaction: HASH, network: "base", payer: PAYER };
 const kindOf = (status: number, body: unknown) => outcomeOf({ status, body }, EXPECTED).kind;
 

@@ -1,7 +1,7 @@
 // What a facilitator's answer to `/settle` means, and what becomes of the payment. Pure. The rule behind both:
 // unknown is never reported as failed, for the money may have moved or may still move.
 import type { JsonAnswer } from "../../http/client/outbound.ts";
-import { NETWORK, NETWORK_CAIP2 } from "../../x402/kind.ts";
+import type { Network } from "../../x402/network.ts";
 import type { Hex } from "../../x402/types.ts";
 
 export type SettleOutcome =
@@ -32,6 +32,7 @@ export type SettleOutcome =
   | { readonly kind: "unknown"; readonly why: string; readonly isSign?: true };
 
 export interface Expected {
+  readonly network: Network;
   /** Lower case. */
   readonly payer: Hex;
   readonly amount: bigint;
@@ -80,14 +81,14 @@ function finality(seconds: string | undefined): { readonly finalInMs?: number } 
 
 function collected(
   answer: Readonly<Record<string, unknown>>,
-  { payer, amount }: Expected,
+  { network: ours, payer, amount }: Expected,
   whenFinal: { readonly finalInMs?: number },
 ): SettleOutcome {
   const { transaction, network, facilitatorFee } = answer;
   if (typeof transaction !== "string" || !TRANSACTION.test(transaction)) {
     return unknown("a success without a transaction hash");
   }
-  if (!isAbsent(network) && network !== NETWORK && network !== NETWORK_CAIP2) {
+  if (!isAbsent(network) && network !== ours.name && network !== ours.caip2) {
     return unknown("a success on another network");
   }
   const named = answer["payer"];

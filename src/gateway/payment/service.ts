@@ -14,17 +14,19 @@ import {
   challenge,
   decodePaymentHeader,
   decodePaymentSignature,
+  encodeBase64,
   type Parsed,
+  type PaymentChallenge,
   paymentResponse,
   requirementsFrom,
   requirementsOf,
   settleRequestJson,
 } from "../../x402/codec.ts";
 import { authorizationDigest, canonicalSignature } from "../../x402/eip3009.ts";
-import { ASSET, NETWORK } from "../../x402/kind.ts";
+import type { Network } from "../../x402/network.ts";
 import type { WireRequirements } from "../../x402/schemas.ts";
 import type { Payment } from "../../x402/types.ts";
-import type { Verifier } from "../../x402/verifier/verifier.ts";
+import type { Verifier } from "../../x402/verifier.ts";
 import { checkRequirements, checkWindow, keyOf } from "../../x402/verify.ts";
 import type { Price } from "../agents/service.ts";
 import type { InvocationKey, InvocationRow } from "../invocations/service.ts";
@@ -34,6 +36,7 @@ import type { Settler } from "./settler.ts";
 import { closeIfUnsent, isOpen, type PaymentRow, paymentByKey, paymentOf } from "./store.ts";
 
 export interface PaymentDeps {
+  readonly network: Network;
   readonly store: Store;
   readonly clock: Clock;
   readonly meters: Pick<Meters, "payment">;
@@ -68,6 +71,7 @@ export type RepeatedCall = Omit<PricedCall, "path" | "price" | "host" | "note">;
 
 /** A verified payment that has not been used here. */
 export interface Charge {
+  readonly network: Network;
   readonly payment: Payment;
   readonly wire: WireRequirements;
   readonly body_sha256: string;
@@ -88,11 +92,11 @@ export type PaidHeaders = Readonly<Record<string, string>>;
 export type Payments = ReturnType<typeof createPayments>;
 
 /** The columns of the invocation that a payment fills. */
-export function paidColumns({ payment, config }: Charge) {
+export function paidColumns({ network, payment, config }: Charge) {
   const { from, value, nonce } = payment.authorization;
   return {
-    payment_network: NETWORK,
-    payment_asset: ASSET,
+    payment_network: network.name,
+    payment_asset: network.token.symbol,
     payment_amount: value.toString(),
     payment_payer: from,
     payment_nonce: nonce,
@@ -102,7 +106,7 @@ export function paidColumns({ payment, config }: Charge) {
 }
 
 export function createPayments(deps: PaymentDeps) {
-  const { store, clock, settler, settleWaitMs, findInvocation } = deps;
+  const { network, store, clock, settler, settleWaitMs, findInvocation } = deps;
 
   /** Null while the first attempt is under way on another replica, or about to begin here. */
   async function responseHeaders(tenant: string, id: string): Promise<PaidHeaders | null> {
@@ -110,9 +114,9 @@ export function createPayments(deps: PaymentDeps) {
     if (row.settlement_status === null) return {};
     const payment = await paymentOf(store.read, tenant, id);
     if (row.settlement_status === "settlement_failed")
-      throw declined(payment === null ? {} : settledHeaders(row, payment));
+      throw declined(payment === null ? {} : settledHeaders(network, row, payment));
     if (payment === null) return {};
-    if (row.settlement_status !== "pending") return settledHeaders(row, payment);
+    if (row.settlement_status !== "pending") return settledHeaders(network, row, payment);
     return isFirstUnderWay(payment) ? null : {};
   }
 
@@ -129,24 +133,24 @@ export function createPayments(deps: PaymentDeps) {
   async function responseHeadersInTime(tenant: string, invocationId: string): Promise<PaidHeaders> {
     const until = performance.now() + settleWaitMs;
     for (;;) {
-      await endsWithin(until - performance.now(), settler.underWay(invocationId) ?? Promise.resolve());
+      await endsWithin(until - performance.now(), settler.inFlight(invocationId) ?? Promise.resolve());
       const headers = await responseHeaders(tenant, invocationId);
       if (headers !== null) return headers;
       if (performance.now() >= until) return {};
-      if (settler.underWay(invocationId) === undefined) await Bun.sleep(200);
+      if (settler.inFlight(invocationId) === undefined) await Bun.sleep(200);
     }
   }
 
   return {
     /**
-     * @throws Fault `payment_required`, a challenge when the call carries no payment; `invalid_request`; `unavailable`
+     * @throws PaymentRefused, with a challenge when the call carries no payment; Fault `invalid_request`; `unavailable`
      *   when too many payments of the tenant are under way
      */
     check: (call: PricedCall) => check(deps, call),
     /** The row of a payment, if it was used here before, by any caller. Nothing is verified. */
-    presentedIn: (payment: PaymentTexts) => presentedIn(store, payment),
+    presentedIn: (payment: PaymentTexts) => presentedIn(deps, payment),
     /** The invocation for which the payment of this very call was used before, or null. @throws as `check` */
-    usedFor: (call: RepeatedCall) => usedFor(store, call),
+    usedFor: (call: RepeatedCall) => usedFor(deps, call),
     /**
      * The payment's own row, for the same write as the invocation's.
      *
@@ -159,7 +163,7 @@ export function createPayments(deps: PaymentDeps) {
     /**
      * Settles what was recorded, as far as there is a facilitator, and waits for it.
      *
-     * @throws Fault `payment_required` when the payment was declined
+     * @throws PaymentRefused when the payment was declined
      */
     async settle(payment: PaymentRow): Promise<PaidHeaders> {
       if (!isOpen(payment)) return {};
@@ -175,7 +179,7 @@ export function createPayments(deps: PaymentDeps) {
     /**
      * The response headers for an invocation that existed already, once its settlement has had its time.
      *
-     * @throws Fault `payment_required` when its payment was declined
+     * @throws PaymentRefused when its payment was declined
      */
     recall,
     /** Call this in the write that cancels a call: a payment that was not sent by then is never sent. */
@@ -187,33 +191,33 @@ function isFirstUnderWay({ attempts, unsent_attempts, unknown_since }: PaymentRo
   return attempts === 1 && unsent_attempts === 0 && unknown_since === null;
 }
 
-async function presentedIn(store: Store, payment: PaymentTexts): Promise<PaymentRow | null> {
+async function presentedIn({ network, store }: PaymentDeps, payment: PaymentTexts): Promise<PaymentRow | null> {
   if (payment.v1 !== null && payment.v2 !== null) return null;
-  const read = readPayment(payment);
-  return read.ok ? paymentByKey(store.read, keyOf(read.value.authorization)) : null;
+  const read = readPayment(network, payment);
+  return read.ok ? paymentByKey(store.read, keyOf(network, read.value.authorization)) : null;
 }
 
-async function usedFor(store: Store, call: RepeatedCall): Promise<string | null> {
-  const read = call.payment === null ? null : readPayment(call.payment);
+async function usedFor(deps: PaymentDeps, call: RepeatedCall): Promise<string | null> {
+  const read = call.payment === null ? null : readPayment(deps.network, call.payment);
   if (read?.ok !== true) return null;
-  return (await usesOf(store, call, read.value)).known?.invocation_id ?? null;
+  return (await usesOf(deps, call, read.value)).known?.invocation_id ?? null;
 }
 
 async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck> {
   const { price, agent_id, path } = call;
-  const read = call.payment === null ? null : readPayment(call.payment);
+  const read = call.payment === null ? null : readPayment(deps.network, call.payment);
   if (price === null) {
     // The caller may have paid for this very call before the agent became free. Then it is the same call.
-    const uses = read?.ok === true ? await usesOf(deps.store, call, read.value) : null;
+    const uses = read?.ok === true ? await usesOf(deps, call, read.value) : null;
     return uses?.known ?? { kind: "free" };
   }
   const resource = `${baseUrl(deps.publicUrl, call.host)}${path}`;
   const maxTimeoutSeconds = deps.guard.timeoutSeconds(unixSeconds(deps.clock));
-  const wire = demanded({ ...price, agent_id, resource, maxTimeoutSeconds });
+  const wire = demanded(deps.network, { ...price, agent_id, resource, maxTimeoutSeconds });
   if (read === null) {
     deps.meters.payment("required");
     const message = "the agent is priced: a payment is required, in X-PAYMENT or PAYMENT-SIGNATURE";
-    throw new PaymentRefused(message, wire);
+    throw new PaymentRefused(message, challenge(deps.network, wire, message));
   }
   return paidOrCharged(deps, call, await signedPayment(deps, call, read), wire);
 }
@@ -233,11 +237,11 @@ async function paidOrCharged(
   presented: PresentedPayment,
   wire: WireRequirements,
 ): Promise<PaymentCheck> {
-  const { store, clock, meters, settler, guard } = deps;
+  const { network, store, meters, settler } = deps;
   // Checked before the time window, so that a caller who lost our answer can repeat the call with an expired payment.
-  const { used, known, body_sha256, digest } = await usesOf(store, call, presented);
+  const { used, known, body_sha256, digest } = await usesOf(deps, call, presented);
   if (known !== null) return known;
-  const problem = used ? "already_used" : paymentProblem(presented, wire, unixSeconds(clock), guard);
+  const problem = used ? "already_used" : paymentProblem(deps, presented, wire);
   if (problem !== null) refuse(deps, call, problem);
   const config = await findSettlementConfig(store.read, call.tenant);
   if (config !== null && settler.isCrowded(call.tenant)) {
@@ -245,14 +249,14 @@ async function paidOrCharged(
     // Nothing is recorded, so the same payment can be sent again.
     throw new Fault("unavailable", "too many payments are being settled", { retryAfterSeconds: 5 });
   }
-  return { kind: "charge", charge: { payment: presented, wire, body_sha256, digest, config } };
+  return { kind: "charge", charge: { network, payment: presented, wire, body_sha256, digest, config } };
 }
 
 /** Whether the payment has been used here, and whether that was for this very call. */
-async function usesOf(store: Store, call: RepeatedCall, { authorization }: Payment) {
+async function usesOf({ network, store }: PaymentDeps, call: RepeatedCall, { authorization }: Payment) {
   const body_sha256 = await hashOf(call.body, call.tenant);
-  const digest = Buffer.from(authorizationDigest(authorization)).toString("hex");
-  const row = await paymentByKey(store.read, keyOf(authorization));
+  const digest = Buffer.from(authorizationDigest(network.token.domain, authorization)).toString("hex");
+  const row = await paymentByKey(store.read, keyOf(network, authorization));
   const isKnown =
     row !== null &&
     row.tenant === call.tenant &&
@@ -264,19 +268,19 @@ async function usesOf(store: Store, call: RepeatedCall, { authorization }: Payme
   return { used: row !== null, known, body_sha256, digest };
 }
 
-function settledHeaders({ settlement, payment_payer }: InvocationRow, { x402_version }: PaymentRow): PaidHeaders {
+function settledHeaders(network: Network, { settlement, payment_payer }: InvocationRow, { x402_version }: PaymentRow) {
   const { tx_hash = "" } = JSON.parse(settlement ?? "{}") as { tx_hash?: string };
   const version = x402_version === 2 ? 2 : 1;
-  const { name, value } = paymentResponse(version, { transaction: tx_hash, payer: payment_payer ?? "" });
+  const { name, value } = paymentResponse(network, version, { transaction: tx_hash, payer: payment_payer ?? "" });
   return { [name.toLowerCase()]: value };
 }
 
 /** The row of a payment that was verified, before anything of it has left. */
 function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUntil: number): PaymentRow {
-  const { payment, wire, body_sha256, digest, config } = charge;
+  const { network, payment, wire, body_sha256, digest, config } = charge;
   const { validBefore } = payment.authorization;
   return {
-    ...keyOf(payment.authorization),
+    ...keyOf(network, payment.authorization),
     tenant: row.tenant,
     invocation_id: row.id,
     agent_id: row.agent_id,
@@ -316,19 +320,18 @@ type PresentedPayment = Payment & { readonly accepted?: AcceptedTerms };
 
 /** A call without the payment that it needs. Each kind of call shows this to its callers in its own way. */
 export class PaymentRefused extends Fault {
-  /** What has to be paid; null when a payment was brought that is not good. */
-  readonly challenge: WireRequirements | null;
+  /** What has to be paid; null when a payment was brought that is not good, or was declined. */
+  readonly challenge: PaymentChallenge | null;
+  /** What became of a payment that was declined. */
+  readonly told: PaidHeaders;
 
-  constructor(message: string, challenge: WireRequirements | null = null) {
+  constructor(message: string, challenge: PaymentChallenge | null = null, told: PaidHeaders = {}) {
     super("payment_required", message);
-    this.challenge = challenge;
+    [this.challenge, this.told] = [challenge, told];
   }
 }
 
-const declined = (headers: Readonly<Record<string, string>>) => {
-  const error = "the payment could not be settled";
-  return new Fault("payment_required", error, { answer: { body: { error }, headers } });
-};
+const declined = (told: PaidHeaders) => new PaymentRefused("the payment could not be settled", null, told);
 
 /** The payment that a call brings, by the version of the protocol, unread. */
 export interface PaymentTexts {
@@ -346,18 +349,16 @@ export const paidByHeader = {
     return v1 === null && v2 === null ? null : { v1, v2 };
   },
   /** The challenge goes out in both versions at once. */
-  refused(refusal: PaymentRefused): Fault {
-    if (refusal.challenge === null) return refusal;
-    const { body, header } = challenge(refusal.challenge, refusal.message);
-    return new Fault("payment_required", refusal.message, {
-      answer: { body, headers: { "payment-required": header } },
-    });
+  refused({ message, challenge, told }: PaymentRefused): Fault {
+    const shown = challenge?.version1 ?? { error: message };
+    const headers = challenge === null ? told : { "payment-required": encodeBase64(challenge.version2) };
+    return new Fault("payment_required", message, { answer: { body: shown, headers } });
   },
 };
 
 /** @throws Fault `invalid_request` when the call brings payments of both versions */
-function readPayment({ v1, v2 }: PaymentTexts): Parsed<PresentedPayment> {
-  if (v1 === null) return decodePaymentSignature(v2 ?? "");
+function readPayment(network: Network, { v1, v2 }: PaymentTexts): Parsed<PresentedPayment> {
+  if (v1 === null) return decodePaymentSignature(network, v2 ?? "");
   if (v2 === null) return decodePaymentHeader(v1);
   throw new Fault("invalid_request", "X-PAYMENT: can't be sent together with PAYMENT-SIGNATURE");
 }
@@ -372,17 +373,17 @@ async function signedPayment(deps: PaymentDeps, call: PricedCall, read: Parsed<P
   return { ...read.value, signature };
 }
 
-/** Why the payment is not the one that is asked for; null when it is. @param now Unix seconds */
+/** Why the payment is not the one that is asked for; null when it is. */
 function paymentProblem(
+  { network, clock, guard }: PaymentDeps,
   { accepted, ...payment }: PresentedPayment,
   wire: WireRequirements,
-  now: number,
-  guard: RestoreGuard,
 ): string | null {
+  const now = unixSeconds(clock);
   if (accepted !== undefined && !acceptedMatches(accepted, wire)) return "answers_another_offer";
   const { validBefore } = payment.authorization;
   return (
-    checkRequirements(payment, requirementsFrom(wire), { exactValue: true }) ??
+    checkRequirements(network, payment, requirementsFrom(wire), { exactValue: true }) ??
     checkWindow(payment.authorization, now, MARGIN_SECONDS) ??
     (validBefore > guard.latest(now) ? "valid_too_long" : null) ??
     (guard.mayBeOlder(validBefore) ? "may_be_older_than_the_restore" : null)
@@ -392,11 +393,12 @@ function paymentProblem(
 /** `resource` is the absolute URL of the call. */
 type Demand = Price & Pick<PricedCall, "agent_id"> & Pick<WireRequirements, "resource" | "maxTimeoutSeconds">;
 
-export function demanded({ amount, pay_to, agent_id, resource, maxTimeoutSeconds }: Demand): WireRequirements {
+export function demanded(network: Network, { agent_id, pay_to, ...demand }: Demand): WireRequirements {
   // Official clients refuse an address in mixed case whose checksum is wrong.
   const payTo = isAddress(pay_to) ? pay_to : pay_to.toLowerCase();
   const description = `One call of ${agent_id}`;
-  return { ...requirementsOf({ amount, payTo, resource, description }), maxTimeoutSeconds };
+  const { maxTimeoutSeconds } = demand;
+  return { ...requirementsOf(network, { ...demand, payTo, description }), maxTimeoutSeconds };
 }
 
 /** The base URL of this gateway, as configured or from the request's Host. Without a slash at its end. */

@@ -41,12 +41,12 @@ export function createSettler(options: SettlerOptions) {
 
   function attempt(open: OpenPayment): Promise<void> {
     const startedAt = performance.now();
-    const place = limits.enter(open.tenant);
+    const slot = limits.enter(open.tenant);
     const flight = attemptSettlement(options, open, stopped.signal)
       .catch((error) => log.error("settlement_left_open", { ...shown(open), error }))
       .finally(() => {
         flights.delete(open.invocation_id);
-        place.release();
+        slot.release();
         limits.learn(open.facilitator_url, performance.now() - startedAt < settleWaitMs);
         looking?.soon();
       });
@@ -73,17 +73,17 @@ export function createSettler(options: SettlerOptions) {
     return next;
   }
 
-  /** Resolves when the payment is leased; its attempt goes on. Gives the facilitator when that has no place left. */
+  /** Resolves when the payment is leased; its attempt goes on. Gives the facilitator when that has no slot left. */
   async function tryAgain(seen: OpenPayment): Promise<string | null> {
     if (stopping || flights.has(seen.invocation_id) || (await isPutOff(options, seen))) return null;
-    const place = limits.take(seen.tenant, seen.facilitator_url);
-    if (place === null) return seen.facilitator_url;
+    const slot = limits.take(seen.tenant, seen.facilitator_url);
+    if (slot === null) return seen.facilitator_url;
     let attempting = Promise.resolve();
     try {
       const leased = await store.write((tx) => leaseUnlessOver(tx, seen, clock.now(), leaseUntil()));
       if (leased !== null) attempting = attempt(leased);
     } finally {
-      void attempting.then(place.release);
+      void attempting.then(slot.release);
     }
     return null;
   }
@@ -107,7 +107,7 @@ export function createSettler(options: SettlerOptions) {
     attempt,
     isCrowded: limits.isCrowded,
     inUse: limits.inUse,
-    underWay: (invocationId: string) => flights.get(invocationId),
+    inFlight: (invocationId: string) => flights.get(invocationId),
     /**
      * Confirms the collected payments of ended calls whose receipts wait for that: some of a tenant, or that of one call.
      * Resolves when each has been tried, with whether there were any.
@@ -143,10 +143,10 @@ async function ended(flights: ReadonlyMap<string, Promise<void>>): Promise<void>
 }
 
 /**
- * Takes up what is due of a tenant. Payments at a facilitator that has no place left are passed over, so that they hold up
+ * Takes up what is due of a tenant. Payments at a facilitator that has no slot left are passed over, so that they hold up
  * none at another one.
  *
- * @param tryAgain gives the facilitator when that has no place left
+ * @param tryAgain gives the facilitator when that has no slot left
  */
 async function takeUpOf(
   room: () => number,
@@ -189,44 +189,44 @@ function createFarOffSearch({ store, clock }: Pick<SettlerOptions, "store" | "cl
 }
 
 // Limits of settlements under way, shared fairly by tenant: in all, in the background, and in the background at one
-// facilitator. A facilitator that let its last attempt time out gets few places, so that it can't hold up the others.
+// facilitator. A facilitator that let its last attempt time out gets few slots, so that it can't hold up the others.
 
 export function createSettlementLimits() {
-  const underWay = createFairShare({ size: MAX.firstAttempts });
+  const inFlight = createFairShare({ size: MAX.firstAttempts });
   const background = createFairShare({ size: MAX.backgroundAttempts });
   /** Many tenants share a facilitator, and one tenant's waiting payments must not keep the others out. */
   const byFacilitator = new Map<string, FairShare>();
   const troubled = new Set<string>();
 
   function takeAt(facilitator: string, tenant: string): FairShare | null {
-    const places = byFacilitator.get(facilitator) ?? createFairShare({ size: MAX.facilitatorAttempts });
-    const isTried = troubled.has(facilitator) && MAX.facilitatorAttempts - places.free >= MAX.troubledAttempts;
-    if (isTried || places.take(tenant) !== null) return null;
-    byFacilitator.set(facilitator, places);
-    return places;
+    const slots = byFacilitator.get(facilitator) ?? createFairShare({ size: MAX.facilitatorAttempts });
+    const isTried = troubled.has(facilitator) && MAX.facilitatorAttempts - slots.free >= MAX.troubledAttempts;
+    if (isTried || slots.take(tenant) !== null) return null;
+    byFacilitator.set(facilitator, slots);
+    return slots;
   }
 
   return {
     /** Counts a settlement of the tenant, in the background or not. */
     enter(tenant: string) {
       // What was accepted is attempted, whether or not there is room for more.
-      const isCounted = underWay.take(tenant) === null;
-      return { release: () => isCounted && underWay.giveBack(tenant) };
+      const isCounted = inFlight.take(tenant) === null;
+      return { release: () => isCounted && inFlight.giveBack(tenant) };
     },
     /** Whether the tenant has as many settlements under way as it may have. */
-    isCrowded: (tenant: string) => underWay.roomOf(tenant) === 0,
+    isCrowded: (tenant: string) => inFlight.roomOf(tenant) === 0,
     full: () => background.free === 0,
     /** Of the rows of kernel/limits.ts. */
-    inUse: () => ({ firstAttempts: underWay.inUse, backgroundAttempts: background.inUse }),
+    inUse: () => ({ firstAttempts: inFlight.inUse, backgroundAttempts: background.inUse }),
     /** Places in the background that a tenant may still take. */
     ofTenant: (tenant: string) => background.roomOf(tenant),
-    /** A place in the background, or null when there is none. */
+    /** A slot in the background, or null when there is none. */
     take(tenant: string, facilitator: string): { release(): void } | null {
-      const places = takeAt(facilitator, tenant);
-      if (places === null) return null;
+      const slots = takeAt(facilitator, tenant);
+      if (slots === null) return null;
       const giveBack = () => {
-        places.giveBack(tenant);
-        if (places.free === MAX.facilitatorAttempts) byFacilitator.delete(facilitator);
+        slots.giveBack(tenant);
+        if (slots.free === MAX.facilitatorAttempts) byFacilitator.delete(facilitator);
       };
       if (background.take(tenant) !== null) {
         giveBack();

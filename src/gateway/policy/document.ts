@@ -7,8 +7,7 @@ import { POLICY_ACTIONS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { DateTime, optional, shape } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
-import type { Steps } from "../../kernel/turns.ts";
-import { createPace } from "../../kernel/turns.ts";
+import { eachInTurns } from "../../kernel/turns.ts";
 
 /** Tool names may hold any control characters, and a rule must be able to name them. */
 export const ENTRY = { min: 1, max: MAX.policyEntryCharacters, controls: true };
@@ -98,15 +97,15 @@ const ENTRY_WORK = 200;
  * @param at prefix of field names, for a document that is part of another body
  * @throws Fault `invalid_request`
  */
-export function* checkRules(rules: readonly Rule[], at = ""): Steps<void> {
-  const pace = createPace();
-  for (const [index, rule] of rules.entries()) {
+export function checkRules(rules: readonly Rule[], tenant: string, at = ""): Promise<void> {
+  return eachInTurns(rules, tenant, (rule, index) => {
     checkRule(rule, `${at}rules.${index}.match`);
-    if (pace(workOf(rule))) yield;
-  }
+    return workOf(rule);
+  });
 }
 
-function workOf({ match: { agents = [], tools = [] } }: Rule): number {
+/** What it takes to check a rule, or to compile it. */
+export function workOf({ match: { agents = [], tools = [] } }: Rule): number {
   return [agents, tools].flat().reduce((work, entry) => work + ENTRY_WORK + entry.length, ENTRY_WORK);
 }
 
@@ -129,33 +128,31 @@ function checkEntry(field: string, entry: string, plain: string, wildcard: strin
 /** The stored form is JSON with line breaks only between rules, so that it can be read rule by rule. */
 const BETWEEN_RULES = ",\n";
 
-export function* formatRules(rules: readonly Rule[]): Steps<string> {
-  const pace = createPace();
+export async function formatRules(rules: readonly Rule[], tenant: string): Promise<string> {
   const lines: string[] = [];
-  for (const rule of rules) {
+  await eachInTurns(rules, tenant, (rule) => {
     const line = JSON.stringify(rule);
     lines.push(line);
-    if (pace(line.length)) yield;
-  }
+    return line.length;
+  });
   return `[${lines.join(BETWEEN_RULES)}]`;
 }
 
 const storedRule = TypeCompiler.Compile(Rule);
 
 /** Rules in their stored form. @throws Error when this program does not understand all of them */
-export function* parseRules(stored: string): Steps<Rule[]> {
-  const pace = createPace();
+export async function parseRules(stored: string, tenant: string): Promise<Rule[]> {
   const rules: Rule[] = [];
   if (stored === "[]") return rules;
   if (!stored.startsWith("[") || !stored.endsWith("]")) throw new Error("stored rules that are no list");
-  for (const line of stored.slice(1, -1).split(BETWEEN_RULES)) {
+  await eachInTurns(stored.slice(1, -1).split(BETWEEN_RULES), tenant, (line) => {
     const rule: unknown = JSON.parse(line);
     if (rules.length === MAX.policyRules || !storedRule.Check(rule)) {
       throw new Error("stored rules of a form that this program does not know");
     }
     checkRule(rule, "rules");
     rules.push(rule);
-    if (pace(workOf(rule))) yield;
-  }
+    return workOf(rule);
+  });
   return rules;
 }

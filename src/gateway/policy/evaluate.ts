@@ -1,11 +1,10 @@
 // Evaluates a policy for a call: the first rule that matches decides, then the default. A document is compiled once per
-// version, in steps, since its tenant chooses its size. After that a call or a tool costs the same for lists of any length:
+// version, in turns, since its tenant chooses its size. After that a call or a tool costs the same for lists of any length:
 // the rules that name an agent or a tool are found in an index of all lists, and sets of rules are bits. Pure.
 
 import type { PolicyAction, Protocol } from "../../core/states.ts";
-import type { Steps } from "../../kernel/turns.ts";
-import { createPace, type Pace } from "../../kernel/turns.ts";
-import type { PolicyReplace, Rule } from "./document.ts";
+import { eachInTurns } from "../../kernel/turns.ts";
+import { type PolicyReplace, type Rule, workOf } from "./document.ts";
 
 export interface PolicyVerdict {
   readonly action: PolicyAction;
@@ -48,24 +47,28 @@ export interface CompiledPolicy {
   readonly isOnRate: boolean;
 }
 
-export function* compile(document: Pick<PolicyReplace, "default" | "rules">): Steps<CompiledPolicy> {
-  const pace = createPace();
+type Ruled = Pick<PolicyReplace, "default" | "rules">;
+
+export async function compile(document: Ruled, tenant: string): Promise<CompiledPolicy> {
   const withDefault: readonly Rule[] = [...document.rules, { action: document.default, match: {} }];
-  const agents = yield* indexNames(
-    withDefault.map(({ match }) => match.agents ?? []),
-    pace,
-  );
-  const tools = yield* indexNames(
-    withDefault.map(({ match }) => match.tools ?? []),
-    pace,
-  );
+  const [agents, tools] = [indexNames(withDefault.length), indexNames(withDefault.length)];
+  await eachInTurns(withDefault, tenant, (rule, at) => {
+    agents.add(rule.match.agents ?? [], at);
+    tools.add(rule.match.tools ?? [], at);
+    return workOf(rule);
+  });
   const rules = withDefault.map(({ action, match }, at): CompiledRule => {
     const matched_rule = at === document.rules.length ? null : at + 1;
     const reason = `${matched_rule === null ? "default" : `rule ${matched_rule}`}: ${action}`;
     const { max_body_bytes: bytes_min = 0, rate_per_min: rate_above = ANY_RATE } = match;
     return { verdict: { action, matched_rule, reason }, bytes_min, rate_above };
   });
-  return { rules, agents, tools, isOnRate: rules.some(({ rate_above }) => rate_above !== ANY_RATE) };
+  return {
+    rules,
+    agents: agents.made(),
+    tools: tools.made(),
+    isOnRate: rules.some(({ rate_above }) => rate_above !== ANY_RATE),
+  };
 }
 
 /** Whether a rule asks for the rate of calls to the agent. */
@@ -152,35 +155,36 @@ interface Names {
   rulesOf(text: string | null): RuleSet;
 }
 
-/** The work for an entry, without its characters. */
-const ENTRY_WORK = 200;
-
-/** @param lists of each rule, with `*` at the end of a start; empty: any text */
-export function* indexNames(lists: readonly (readonly string[])[], pace: Pace): Steps<Names> {
-  const anyText = createRuleSet(lists.length);
+/** @param count of the rules that are added */
+export function indexNames(count: number) {
+  const anyText = createRuleSet(count);
   /** The rules that have each name, and each start of a name without its `*`. */
   const [names, starts] = [new Map<string, readonly number[]>(), new Map<string, readonly number[]>()];
-  for (const [rule, list] of lists.entries()) {
-    if (list.length === 0) addRule(anyText, rule);
-    const alone = [rule];
-    for (const entry of list) {
-      const isStart = entry.endsWith("*");
-      const [index, text] = isStart ? [starts, entry.slice(0, -1)] : [names, entry];
-      const others = index.get(text);
-      index.set(text, others === undefined ? alone : [...others, rule]);
-    }
-    if (pace(list.reduce((work, text) => work + ENTRY_WORK + text.length, ENTRY_WORK))) yield;
-  }
-  const lengths = [...new Set([...starts.keys()].map(({ length }) => length))];
   return {
-    rulesOf(text) {
-      const named = anyText.slice();
-      if (text === null) return named;
-      addAll(named, names.get(text));
-      for (const length of lengths) {
-        if (length <= text.length) addAll(named, starts.get(text.slice(0, length)));
+    /** @param list with `*` at the end of a start; empty: any text */
+    add(list: readonly string[], rule: number): void {
+      if (list.length === 0) addRule(anyText, rule);
+      const alone = [rule];
+      for (const entry of list) {
+        const isStart = entry.endsWith("*");
+        const [index, text] = isStart ? [starts, entry.slice(0, -1)] : [names, entry];
+        const others = index.get(text);
+        index.set(text, others === undefined ? alone : [...others, rule]);
       }
-      return named;
+    },
+    made(): Names {
+      const lengths = [...new Set([...starts.keys()].map(({ length }) => length))];
+      return {
+        rulesOf(text) {
+          const named = anyText.slice();
+          if (text === null) return named;
+          addAll(named, names.get(text));
+          for (const length of lengths) {
+            if (length <= text.length) addAll(named, starts.get(text.slice(0, length)));
+          }
+          return named;
+        },
+      };
     },
   };
 }

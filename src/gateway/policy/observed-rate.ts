@@ -5,7 +5,7 @@
 // Each replica counts in memory what it sees itself. Once a rule asks for the rate, the replicas count the caller together,
 // in rows of the database, and each adds the calls that it counted in memory before.
 
-import { createGathering } from "../../kernel/batch.ts";
+import { createBatcher } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { within } from "../../storage/failures.ts";
@@ -207,7 +207,7 @@ export function createObservedRates({ isShared, execute }: Pick<Store, "isShared
   const own = createCallRates(now);
   const counting = countCalls();
   /** All of the replica's waiting calls of a caller are counted at once. */
-  const questions = createGathering(async (caller: CallingUser, count) => {
+  const questions = createBatcher(async (caller: CallingUser, count) => {
     const rate = await execute(counting, { ...caller, count });
     return (index) => rate - count + index + 1;
   });

@@ -45,7 +45,7 @@ test("a store that does not answer is as good as one that fails", async () => {
   expect((await judged(policy, call()))?.reason).toBe("default: allow");
   await policy.close();
   await store.close();
-}, 30_000);
+});
 
 test("a policy is read, however many other reads wait for the database", async () => {
   const place = await postgresPlace();
@@ -63,7 +63,7 @@ test("a policy is read, however many other reads wait for the database", async (
   await Promise.all(waiting);
   await policy.close();
   await store.close();
-}, 30_000);
+});
 
 test("a call that the server does not count is judged by on_error, and counted all the same", async () => {
   const place = await postgresPlace();
@@ -81,4 +81,4 @@ test("a call that the server does not count is judged by on_error, and counted a
   await place.execute("alter table gone rename to caller_rates");
   expect([await reason(), await reason()]).toEqual(["default: allow", "rule 1: deny"]);
   await store.close();
-}, 30_000);
+});

@@ -13,7 +13,6 @@ import {
 } from "../../../test/support/stores/policies.ts";
 import { silentLog } from "../../core/log.ts";
 import { POLICY_ACTIONS } from "../../core/states.ts";
-import { atOnce } from "../../kernel/turns.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Rule } from "./document.ts";
 import { compile, evaluate } from "./evaluate.ts";
@@ -92,7 +91,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const remembered = createPolicyCache({ store, log: silentLog });
       for (const version of [2, 1]) {
         const policy = { ...all("deny"), rules: "[]", updated_at: 0 };
-        remembered.took(tenant, { ...policy, version, compiled: atOnce(compile(all("deny"))) }, []);
+        remembered.took(tenant, { ...policy, version, compiled: await compile(all("deny"), "t") }, []);
       }
       expect(await remembered.inForce(tenant)).toMatchObject({ version: 2 });
     });
@@ -114,7 +113,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const remembered = createPolicyCache({ store, log: silentLog });
       const both = [remembered.inForce(tenant), remembered.inForce(tenant)];
       const policy = { ...all("deny"), rules: "[]", updated_at: 0 };
-      remembered.took(tenant, { ...policy, version: 1, compiled: atOnce(compile(all("deny"))) }, []);
+      remembered.took(tenant, { ...policy, version: 1, compiled: await compile(all("deny"), "t") }, []);
       const [, joined] = await Promise.all(both);
       expect(joined).toMatchObject({ version: 1 });
     });
@@ -172,7 +171,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       await fc.assert(
         fc.asyncProperty(any, async (given) => {
           await policy.put(me, given);
-          const expected = evaluate(atOnce(compile(given)), { ...call(), mcp_tool: "read_file", rate: 1 });
+          const expected = evaluate(await compile(given, "t"), { ...call(), mcp_tool: "read_file", rate: 1 });
           expect(await judged(policy, call())).toEqual(expected);
         }),
         { numRuns: 25 },

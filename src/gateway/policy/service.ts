@@ -10,11 +10,11 @@ import { newId } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { PolicyAction } from "../../core/states.ts";
-import { createGathering } from "../../kernel/batch.ts";
+import { createBatcher } from "../../kernel/batch.ts";
 import { boundedCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
-import { inOneStep, inSteps } from "../../kernel/turns.ts";
+import { inTurn } from "../../kernel/turns.ts";
 import { within } from "../../storage/failures.ts";
 import {
   type Command,
@@ -163,11 +163,11 @@ export function createPolicyService(deps: PolicyDeps) {
 
     /** What the policy, or another document, would say of a call. Nothing is counted or recorded. */
     async dryRun({ tenant }: Caller, { agent_id, document, ...conditions }: DryRun): Promise<PolicyVerdict> {
-      if (document !== null) await inSteps(checkRules(document.rules, "document."), tenant);
+      if (document !== null) await checkRules(document.rules, tenant, "document.");
       const agent = await findAgent(store, tenant, agent_id);
       if (agent === null) throw new Fault("not_found", "no such agent");
       const call = { agent_id, protocol: agent.protocol, ...conditions };
-      if (document !== null) return evaluate(await inSteps(compile(document), tenant), call);
+      if (document !== null) return evaluate(await compile(document, tenant), call);
       const policy = await cache.inForce(tenant);
       return policy === null ? NO_POLICY : verdictOf(policy, call);
     },
@@ -178,14 +178,14 @@ export function createPolicyService(deps: PolicyDeps) {
       if (policy?.compiled === null) throw new Fault("internal", "a stored policy that makes no sense");
       if (policy === null || policy.rules.length <= SHORT_CHARACTERS) return policy;
       // Writing long rules to a caller takes time, and many callers may have waited for this moment.
-      return inOneStep(() => policy, tenant);
+      return inTurn(tenant, () => policy);
     },
 
     async put({ tenant }: Caller, document: PolicyReplace): Promise<Replaced> {
       const { default: default_action, on_error } = document;
-      await inSteps(checkRules(document.rules), tenant);
-      const compiled = await inSteps(compile(document), tenant);
-      const rules = await inSteps(formatRules(document.rules), tenant);
+      await checkRules(document.rules, tenant);
+      const compiled = await compile(document, tenant);
+      const rules = await formatRules(document.rules, tenant);
       const fields = { default_action, on_error, rules, updated_at: clock.now() };
       try {
         const replaced = await store.write((tx) => replacePolicy(tx, tenant, fields));
@@ -327,7 +327,7 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
     return entry;
   }
 
-  const reads = createGathering(async (tenant: string) => {
+  const reads = createBatcher(async (tenant: string) => {
     const entry = fresh(tenant) ?? (await read(tenant));
     return () => entry;
   });
@@ -335,8 +335,8 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
   async function compiledEntry(tenant: string, stored: StoredPolicy, until: number): Promise<CachedPolicy> {
     const { version, default: default_action, rules } = stored;
     try {
-      const parsed = await inSteps(parseRules(rules), tenant);
-      const compiled = await inSteps(compile({ default: default_action, rules: parsed }), tenant);
+      const parsed = await parseRules(rules, tenant);
+      const compiled = await compile({ default: default_action, rules: parsed }, tenant);
       return { policy: { ...stored, compiled }, weight: weightOf(rules, parsed), until };
     } catch (error) {
       log.error("policy_not_evaluable", { tenant, version, error });

@@ -56,7 +56,7 @@ describe("the calls of a caller in the database", () => {
       }),
       { numRuns: 80 },
     );
-  }, 60_000);
+  });
 
   test("are counted at their own time, however many come at one moment", async () => {
     const { at } = callerOf(execute);
@@ -142,7 +142,7 @@ eachPostgres((kind) => {
     } finally {
       await other.close();
     }
-  }, 30_000);
+  });
 });
 
 test("clean-up removes what no rate counts any more, and what a wrong clock has left, in groups", async () => {
@@ -164,7 +164,7 @@ test("clean-up removes what no rate counts any more, and what a wrong clock has 
   expect(calls).toEqual({ count: 2 });
   expect(await young.at(now)).toBe(3);
   await store.close();
-}, 30_000);
+});
 
 test("clean-up reads what it removes, and not all that there is each time", async () => {
   const place = await postgresPlace();
@@ -184,4 +184,4 @@ test("clean-up reads what it removes, and not all that there is each time", asyn
     read = index.read;
   }
   expect(read).toBeLessThan(4 * rows);
-}, 30_000);
+});

@@ -288,16 +288,21 @@ async function checkedPayment({ options, call, kind, known }: Gathering): Promis
   const path = `/v1/proxy/${agent.id}${kind.suffix}`;
   const called = { tenant, caller: user, agent_id: agent.id, host: headers.get("host") ?? "", path, price, body };
   const asked: PricedCall = { ...called, payment: known.presented, note };
+  for (;;) {
+    const checked = await shownBy(kind, options.payments.check(asked));
+    if (checked.kind === "charge") return { charge: checked.charge, asked };
+    if (checked.kind === "free") return null;
+    known.earlier = await notRefused(options, tenant, checked.invocation_id);
+    if (known.earlier !== null) return undefined;
+  }
+}
+
+/** What comes of a payment, where it is refused as this kind of call shows that. */
+export async function shownBy<T>({ refused }: Pick<CallKind<ParsedRequest>, "refused">, work: Promise<T>): Promise<T> {
   try {
-    for (;;) {
-      const checked = await options.payments.check(asked);
-      if (checked.kind === "charge") return { charge: checked.charge, asked };
-      if (checked.kind === "free") return null;
-      known.earlier = await notRefused(options, tenant, checked.invocation_id);
-      if (known.earlier !== null) return undefined;
-    }
+    return await work;
   } catch (error) {
-    throw error instanceof PaymentRefused ? kind.refused(error) : error;
+    throw error instanceof PaymentRefused ? refused(error) : error;
   }
 }
 

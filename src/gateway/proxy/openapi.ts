@@ -3,8 +3,8 @@ import { Type } from "@sinclair/typebox";
 import { READ_BODY_SCOPE } from "../../core/call.ts";
 import { operation, type ResponseDoc } from "../../http/openapi.ts";
 import { requirementsOf } from "../../x402/codec.ts";
-import { X402_VERSION } from "../../x402/kind.ts";
-import { PaymentChallenge } from "../../x402/schemas.ts";
+import { type Network, X402_VERSION } from "../../x402/network.ts";
+import { paymentChallenge } from "../../x402/schemas.ts";
 import { EXAMPLE_POLL, INVOCATION_ID, PollView } from "../invocations/routes.ts";
 
 const WAIT = {
@@ -27,71 +27,72 @@ const SETTLED = {
   "X-PAYMENT-RESPONSE": "Of a payment that has been settled: base64 of `{ success, transaction, network, payer }`.",
   "PAYMENT-RESPONSE": "The same, for a version 2 payment.",
 };
-const EXAMPLE_CHALLENGE = {
+const exampleChallenge = (network: Network) => ({
   x402Version: X402_VERSION,
   error: "the agent is priced: a payment is required, in X-PAYMENT or PAYMENT-SIGNATURE",
   accepts: [
-    requirementsOf({
+    requirementsOf(network, {
       amount: 10_000n,
       payTo: "0x2096ed1b9b1c4b4a5f8a0b7f3d1d5b6a7c8d9e0f",
       resource: `https://gateway.example.com/v1/proxy/${AGENT_ID.id.example}`,
       description: `One call of ${AGENT_ID.id.example}`,
     }),
   ],
-};
-
-export const proxyCall = operation({
-  tag: "Proxy",
-  summary: "Call an agent",
-  description:
-    "Stores the call durably, answers with its ID at once and makes the upstream call afterwards. " +
-    "The body goes to the agent's upstream_url byte for byte; for an mcp agent it is one JSON-RPC 2.0 request.",
-  path: AGENT_ID,
-  headers: {
-    "Idempotency-Key": { description: "The same key with the same body gives the same invocation for 24 hours." },
-    ...MODEL,
-    "X-PAYMENT": {
-      description:
-        "For a priced agent: an x402 version 1 payment, in base64. The same payment with the same body gives the same invocation.",
-    },
-    "PAYMENT-SIGNATURE": {
-      description: "For a priced agent: an x402 version 2 payment, in base64, instead of `X-PAYMENT`.",
-    },
-    ...WAIT,
-  },
-  body: BODY,
-  response: {
-    status: "accepted",
-    description: "The call is stored and will be made.",
-    schema: Type.Object({ invocation_id: Type.String() }),
-    example: { invocation_id: INVOCATION_ID.example },
-    headers: {
-      "X-Service-Invocation-ID": "The invocation's ID.",
-      Location: "Path of the poll endpoint.",
-      "X-Service-Policy-Warning": "Why the tenant's policy warns of the call; only then.",
-      ...SETTLED,
-    },
-  },
-  answers: {
-    payment_required: {
-      description:
-        "Without a payment: the challenge, as version 1 in the body and as version 2 in the header. With one that could not be verified or settled: an Error.",
-      schema: PaymentChallenge,
-      example: EXAMPLE_CHALLENGE,
-      headers: { "PAYMENT-REQUIRED": "The challenge in version 2, base64 of its JSON." },
-    },
-  },
-  errors: [
-    "not_found",
-    "agent_not_invocable",
-    "rate_limited",
-    "invalid_request",
-    "payload_too_large",
-    "conflict",
-    "denied",
-    "payment_required",
-  ],
 });
+
+export const proxyCall = (network: Network) =>
+  operation({
+    tag: "Proxy",
+    summary: "Call an agent",
+    description:
+      "Stores the call durably, answers with its ID at once and makes the upstream call afterwards. " +
+      "The body goes to the agent's upstream_url byte for byte; for an mcp agent it is one JSON-RPC 2.0 request.",
+    path: AGENT_ID,
+    headers: {
+      "Idempotency-Key": { description: "The same key with the same body gives the same invocation for 24 hours." },
+      ...MODEL,
+      "X-PAYMENT": {
+        description:
+          "For a priced agent: an x402 version 1 payment, in base64. The same payment with the same body gives the same invocation.",
+      },
+      "PAYMENT-SIGNATURE": {
+        description: "For a priced agent: an x402 version 2 payment, in base64, instead of `X-PAYMENT`.",
+      },
+      ...WAIT,
+    },
+    body: BODY,
+    response: {
+      status: "accepted",
+      description: "The call is stored and will be made.",
+      schema: Type.Object({ invocation_id: Type.String() }),
+      example: { invocation_id: INVOCATION_ID.example },
+      headers: {
+        "X-Service-Invocation-ID": "The invocation's ID.",
+        Location: "Path of the poll endpoint.",
+        "X-Service-Policy-Warning": "Why the tenant's policy warns of the call; only then.",
+        ...SETTLED,
+      },
+    },
+    answers: {
+      payment_required: {
+        description:
+          "Without a payment: the challenge, as version 1 in the body and as version 2 in the header. With one that could not be verified or settled: an Error.",
+        schema: paymentChallenge(network),
+        example: exampleChallenge(network),
+        headers: { "PAYMENT-REQUIRED": "The challenge in version 2, base64 of its JSON." },
+      },
+    },
+    errors: [
+      "not_found",
+      "agent_not_invocable",
+      "rate_limited",
+      "invalid_request",
+      "payload_too_large",
+      "conflict",
+      "denied",
+      "payment_required",
+    ],
+  });
 
 export const poll = operation({
   tag: "Proxy",

@@ -3,13 +3,14 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { eq } from "drizzle-orm";
+import { BASE } from "../../../test/support/network.ts";
 import { AGENT } from "../../../test/support/stores/invocable-agent.ts";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
 import { silentMeters } from "../../core/meters.ts";
 import { routes } from "../../http/elysia.ts";
 import { createEdge } from "../../http/server.ts";
-import { createUnderWay } from "../../kernel/wait.ts";
+import { createInFlight } from "../../kernel/wait.ts";
 import { openStore } from "../../storage/open.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
 import type { InvocableAgent } from "../agents/store.ts";
@@ -66,6 +67,7 @@ async function call(
   const offered: string[] = [];
   const app = routes().use(
     proxyRoutes({
+      network: BASE,
       store,
       clock,
       time: { earliest: clock.now, latest: clock.now },
@@ -74,7 +76,7 @@ async function call(
       replica: "rep_1",
       refusals: createLostCommits({ store, clock, log: silentLog }),
       completionWaiters,
-      admitting: createUnderWay(),
+      admitting: createInFlight(),
       payments,
       policy: noPolicy,
       agents: { cached: () => undefined, find: findAgent },

@@ -8,10 +8,10 @@ import { routes } from "../../http/elysia.ts";
 import { jsonText } from "../../http/responses.ts";
 import { type FastPath, type Scope, scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { bodyInSteps } from "../../kernel/turns.ts";
-import type { UnderWay } from "../../kernel/wait.ts";
-import { type CallBody, hashOf, wholeOf } from "../../wire/body.ts";
-import { parseRpcRequest } from "../../wire/jsonrpc.ts";
+import type { InFlight } from "../../kernel/wait.ts";
+import { type CallBody, hashOf, judged } from "../../wire/body.ts";
+import { RPC_REQUEST } from "../../wire/jsonrpc.ts";
+import type { Network } from "../../x402/network.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import type { CompletionWaiters } from "../invocations/history.ts";
 import { findInvocation } from "../invocations/history.ts";
@@ -19,13 +19,13 @@ import { pollAnswer } from "../invocations/routes.ts";
 import { type AcceptedCall, abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
 import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
 import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "../upstream/headers.ts";
-import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
+import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
 import { acceptedOf, type Draft, otherPath, type RecordOptions, record, type StoredCall } from "./record.ts";
 
-/** A place for a call that is about to be stored, and its claim for the same write. Either `run` or `giveBack` follows. */
-export interface ReservedPlace {
+/** A slot for a call that is about to be stored, and its claim for the same write. Either `run` or `giveBack` follows. */
+export interface ReservedSlot {
   readonly claim: NonNullable<Draft["claim"]>;
   run(accepted: AcceptedCall): void;
   /** The call is not stored, or nobody knows. */
@@ -33,12 +33,13 @@ export interface ReservedPlace {
 }
 
 export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "replica" | "meters"> {
+  readonly network: Network;
   readonly payments: Payments;
   readonly completionWaiters: CompletionWaiters;
-  readonly admitting: Pick<UnderWay, "enter">;
-  /** A place for a call that can start as soon as it is stored; null when it has to wait. */
-  reserve(accepted: AcceptedCall): ReservedPlace | null;
-  /** Called with each accepted call that has no place, after it is durable. */
+  readonly admitting: Pick<InFlight, "enter">;
+  /** A slot for a call that can start as soon as it is stored; null when it has to wait. */
+  reserve(accepted: AcceptedCall): ReservedSlot | null;
+  /** Called with each accepted call that has no slot, after it is durable. */
   offer(tenant: string, agentId: string, id: string): void;
   stop(id: string): void;
 }
@@ -84,8 +85,7 @@ async function parse(
   body: CallBody,
   { headers, caller }: ProxyCall,
 ): Promise<ParsedRequest> {
-  const bytes = body instanceof Uint8Array ? body : await wholeOf(body, caller.tenant);
-  const request = await bodyInSteps(bytes, parseRpcRequest(bytes), caller.tenant);
+  const [request, bytes] = await judged(body, RPC_REQUEST, caller.tenant);
   if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
   const { method, tool, protocolVersion } = request;
   const version = mcpVersion(headers) ?? protocolVersion ?? mcp_protocol_version;
@@ -113,7 +113,8 @@ async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Sc
     note("invocation_id", id);
     answered["x-service-invocation-id"] = id;
     answered["location"] = `/v1/proxy/${agentId}/invocations/${id}`;
-    if (stored.payment !== null) Object.assign(answered, await options.payments.settle(stored.payment));
+    if (stored.payment !== null)
+      Object.assign(answered, await shownBy(POLLED, options.payments.settle(stored.payment)));
     else if (!stored.isNew) Object.assign(answered, await recall(options, caller.tenant, id));
     if (stored.isNew) options.meters.accepted();
     if (checked.warning !== null) answered["x-service-policy-warning"] = checked.warning;
@@ -144,18 +145,18 @@ async function accept(
   const accepted = acceptedOf(options, call, checked, { mode: "transactional", headers, hash });
   // A call that waits for its settlement is offered when the payment has been collected.
   const isReady = accepted.row.settlement_status === null;
-  const place = isReady ? options.reserve(accepted) : null;
+  const slot = isReady ? options.reserve(accepted) : null;
   let isRun = false;
   try {
-    const stored = await record(options, checked, { accepted, claim: place?.claim ?? null });
+    const stored = await record(options, checked, { accepted, claim: slot?.claim ?? null });
     if (stored.isNew && isReady) {
       isRun = true;
-      if (place === null) options.offer(call.caller.tenant, call.agentId, stored.id);
-      else place.run(accepted);
+      if (slot === null) options.offer(call.caller.tenant, call.agentId, stored.id);
+      else slot.run(accepted);
     }
     return stored;
   } finally {
-    if (!isRun) place?.giveBack();
+    if (!isRun) slot?.giveBack();
   }
 }
 
@@ -163,7 +164,7 @@ async function accept(
 async function recall({ store, payments }: ProxyRoutesOptions, tenant: string, id: string): Promise<PaidHeaders> {
   const { mode } = await findInvocation(store.read, tenant, id);
   if (mode === "streaming") throw otherPath(id);
-  return payments.recall(tenant, id);
+  return shownBy(POLLED, payments.recall(tenant, id));
 }
 
 /** The fast path of POST /v1/proxy/:id for all but odd spellings of its path. */
@@ -187,7 +188,7 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
   return routes()
     .post("/v1/proxy/:id", ({ request, params }) => makeCall(options, request, scopeOf(request), params.id), {
       parse: "none",
-      detail: proxyCall,
+      detail: proxyCall(options.network),
     })
     .get(
       "/v1/proxy/:id/invocations/:inv_id",

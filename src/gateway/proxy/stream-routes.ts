@@ -9,10 +9,9 @@ import { type Scope, scopeOf } from "../../http/server.ts";
 import { boundedCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { thisMoment } from "../../kernel/time.ts";
-import { bodyInSteps } from "../../kernel/turns.ts";
 import { untilStored } from "../../storage/failures.ts";
-import { type CallBody, hashOf, startOf, wholeOf } from "../../wire/body.ts";
-import { parseRpcMessages, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
+import { type CallBody, hashOf, judged, startOf } from "../../wire/body.ts";
+import { RPC_MESSAGES, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
@@ -21,7 +20,7 @@ import { leadsBack } from "../streaming/response.ts";
 import type { OpenedCall, OpenedConnection, StreamLimits, StreamPermit, Streams } from "../streaming/streams.ts";
 import { mcpVersion, passedToStream, passesEchoedHeaders } from "../upstream/headers.ts";
 import type { Claims } from "../upstream/ownership.ts";
-import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall } from "./gather.ts";
+import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { loopProblem, noAgent, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
 import { acceptedOf, faultOf, otherPath, type RecordOptions, record, withId } from "./record.ts";
@@ -227,7 +226,7 @@ function sessionIds(key: Uint8Array, { tenant, agentId, user }: SessionOwner) {
 
 export type SessionIds = ReturnType<typeof sessionIds>;
 
-// Admission. A call that has passed the checks takes a place and is recorded, paid for and claimed. If the outcome of the
+// Admission. A call that has passed the checks takes a slot and is recorded, paid for and claimed. If the outcome of the
 // payment is unknown, the call stays pending. The same payment sent again resumes it on any replica, and only one request
 // gets it: each claims with a token of its own.
 
@@ -243,11 +242,11 @@ async function admitStream(options: AdmitStreamOptions, call: StreamCall) {
   const checked = await gatherCall(options, call, STREAMED);
   const { agent, parsed, body, earlier } = checked;
   if (earlier !== null) return { opened: await resume(options, call, checked, earlier, null), body };
-  const place = await options.limits.take(call.caller.tenant, agent.id, parsed.calls.length > 0, call.signal);
+  const slot = await options.limits.take(call.caller.tenant, agent.id, parsed.calls.length > 0, call.signal);
   try {
-    return { opened: await open(options, call, checked, place), body };
+    return { opened: await open(options, call, checked, slot), body };
   } catch (error) {
-    place.release();
+    slot.release();
     throw error;
   }
 }
@@ -256,7 +255,7 @@ async function open(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
-  place: StreamPermit,
+  slot: StreamPermit,
 ): Promise<OpenedCall> {
   const { payments, claims, pseudonym, replica: owner } = options;
   const { agent, parsed } = checked;
@@ -277,18 +276,18 @@ async function open(
   call.note("invocation_id", id);
   if (settlement_status === "pending") {
     const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
-    if (payment === null || !isNew) return resume(options, call, checked, stored.id, place);
-    const paid = await withId(id, payments.settle(payment));
-    return take(options, call, checked, { key, paid, place });
+    if (payment === null || !isNew) return resume(options, call, checked, stored.id, slot);
+    const paid = await withId(id, shownBy(STREAMED, payments.settle(payment)));
+    return take(options, call, checked, { key, paid, slot });
   }
   let storedId = id;
   const opened = await attempt(claims, id, async (held) => {
     const stored = await record(options, checked, { accepted, claim: { owner, token: held.token } });
     storedId = stored.id;
-    const parts = { ...held, key, place, isResumable: false };
+    const parts = { ...held, key, slot, isResumable: false };
     return stored.isNew ? openedOf(parts, checked, accepted.call, {}) : null;
   });
-  return opened ?? resume(options, call, checked, storedId, place);
+  return opened ?? resume(options, call, checked, storedId, slot);
 }
 
 /** If the attempt gives null, or fails, its claim is over. A claim that was stored after all is given back later. */
@@ -313,15 +312,15 @@ async function resume(
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
   id: string,
-  place: StreamPermit | null,
+  slot: StreamPermit | null,
 ): Promise<OpenedCall> {
   const { store, payments } = options;
   const key = { tenant: call.caller.tenant, id };
   call.note("invocation_id", id);
   const { mode } = await findInvocation(store.read, key.tenant, id);
   if (mode !== "streaming") throw otherPath(id);
-  const paid = await withId(id, payments.recall(key.tenant, id));
-  return take(options, call, checked, { key, paid, place });
+  const paid = await withId(id, shownBy(STREAMED, payments.recall(key.tenant, id)));
+  return take(options, call, checked, { key, paid, slot });
 }
 
 /** @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made, given up or taken */
@@ -329,16 +328,16 @@ async function take(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
-  { key, paid, place }: { key: InvocationKey; paid: PaidHeaders; place: StreamPermit | null },
+  { key, paid, slot }: { key: InvocationKey; paid: PaidHeaders; slot: StreamPermit | null },
 ): Promise<OpenedCall> {
   const { store, payments, claims } = options;
-  const own = place ?? options.limits.forResumed(key.tenant, checked.agent.id);
+  const own = slot ?? options.limits.forResumed(key.tenant, checked.agent.id);
   const opened = await attempt(claims, key.id, async (held) => {
     const claimed = await claimAs(options, call, key, held.token);
     if (claimed === null) return null;
     const isTold = Object.keys(paid).length > 0;
-    const responseHeaders = isTold ? paid : await payments.recall(key.tenant, key.id);
-    return openedOf({ ...held, key, place: own, isResumable: true }, checked, claimed.call, responseHeaders);
+    const responseHeaders = isTold ? paid : await shownBy(STREAMED, payments.recall(key.tenant, key.id));
+    return openedOf({ ...held, key, slot: own, isResumable: true }, checked, claimed.call, responseHeaders);
   }).catch((error) => {
     own.release();
     throw error;
@@ -383,7 +382,7 @@ function unknownYet(id: string): Fault {
 }
 
 function openedOf(
-  held: Pick<OpenedCall, "key" | "token" | "claimedAt" | "place" | "isResumable">,
+  held: Pick<OpenedCall, "key" | "token" | "claimedAt" | "slot" | "isResumable">,
   { agent, parsed, warning }: CheckedCall<ParsedStreamRequest>,
   { url, protocol, credential_ref, headers, request_id, capture, receipt }: Call,
   paid: PaidHeaders,
@@ -410,7 +409,7 @@ async function admitConnection(
   if (agent.protocol !== "mcp") throw methodNotAllowed(["POST"], " for the agent's protocol");
   const refusal = stateProblem(agent) ?? rateProblem(await options.rates.take(tenant, agent));
   if (refusal !== null) throw refusal;
-  const place = await options.limits.take(tenant, agent.id, false, request.signal);
+  const slot = await options.limits.take(tenant, agent.id, false, request.signal);
   return {
     tenant,
     agentId: agent.id,
@@ -425,7 +424,7 @@ async function admitConnection(
       resumes: method === "GET" && request.session !== null,
     }),
     request_id: request.requestId,
-    place,
+    slot,
     method,
   };
 }
@@ -442,15 +441,13 @@ const STREAMED: CallKind<ParsedStreamRequest> = {
   plain: { ...PLAIN, listsTools: false },
   parse,
   parseAny: async (body, { caller }) => {
-    const bytes = await wholeOf(body, caller.tenant);
-    const messages = await bodyInSteps(bytes, parseRpcMessages(bytes), caller.tenant);
+    const [messages] = await judged(body, RPC_MESSAGES, caller.tenant);
     return { ...PLAIN, listsTools: listsTools(messages) };
   },
 };
 
 async function parse(_: InvocableAgent, body: CallBody, { headers, caller }: ProxyCall): Promise<ParsedStreamRequest> {
-  const bytes = await wholeOf(body, caller.tenant);
-  const parsed = await bodyInSteps(bytes, parseRpcMessages(bytes), caller.tenant);
+  const [parsed, bytes] = await judged(body, RPC_MESSAGES, caller.tenant);
   if (!parsed.ok) throw new Fault("invalid_request", `body: ${parsed.problem}`);
   const { messages } = parsed;
   const calls = messages.filter(({ isCall }) => isCall);

@@ -49,7 +49,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
     store = await place.open();
     keyring = await openKeyring(store, onlyMasterKey(masterKey), clock);
     receipts = serve(store, keyring);
-  }, 30_000);
+  });
 
   afterAll(async () => {
     await store.close();
@@ -227,7 +227,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
       await other.close();
       receipts = serve(store, keyring);
     }
-  }, 30_000);
+  });
 
   // SQLite has one process.
   if (dialect === "postgres")
@@ -257,7 +257,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
       await made(newTenant());
       expect({ ...signed, one: signed.one - before }).toEqual({ one: 0, other: 1 });
       await other.stop();
-    }, 30_000);
+    });
 
   test("each tenant has a chain of receipts of its own, and its pages are parts of one export", async () => {
     const [one, two] = [newTenant(), newTenant()];

@@ -1,7 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { atOnce } from "../../kernel/turns.ts";
-import { UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
+import { findTools, UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
 import { filterEvents } from "./tool-filter.ts";
 
 const isDenied = (tool: string) => tool === "bad";
@@ -39,7 +38,11 @@ function eventsOf(stream: string): PlainEvent[] {
 
 function left({ data, others }: PlainEvent): PlainEvent {
   if (data === null || !data.includes("[")) return { data, others };
-  return { data: Buffer.concat(atOnce(withoutTools(Buffer.from(data), isDenied))).toString(), others };
+  const [text, found] = [Buffer.from(data), findTools(Buffer.from(data))];
+  if (typeof found === "string") throw new UnreadableAnswer(found);
+  const tools = found.flatMap((list) => list.tools);
+  const denied = new Set(tools.filter(({ name }) => name !== null && isDenied(name)));
+  return { data: Buffer.concat(withoutTools(text, found, denied, false)).toString(), others };
 }
 
 /** A stream in pieces as it passes, up to where it breaks off. */

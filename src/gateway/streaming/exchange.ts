@@ -136,10 +136,10 @@ export async function answerOf(
 function decodedForExchange(decoders: DecoderShare, { tenant, agentId: agent }: OpenedRequest): DecodedFor {
   return {
     tenant,
-    async decoderMemory(bytes, closing, giveWay) {
+    async decoderMemory(bytes, closing, evict) {
       const wait = AbortSignal.timeout(MAX.decoderWaitMs);
       try {
-        return await untilFirst([closing, wait], (signal) => decoders.take({ tenant, agent }, bytes, signal, giveWay));
+        return await untilFirst([closing, wait], (signal) => decoders.take({ tenant, agent }, bytes, signal, evict));
       } catch (error) {
         closing.throwIfAborted();
         throw new Undecodable("no memory for its encoding in time", { cause: error });
@@ -319,7 +319,7 @@ export function relayBody({
     if (!hasBegun && comments !== null) controller.enqueue(OPENING);
     hasBegun = true;
     await Promise.all([end(how), Bun.sleep(FLUSH_MS)]);
-    controller.error(new Error("the answer broke off"));
+    controller.error(new Error("the response ended early"));
   }
 
   /**

@@ -96,5 +96,5 @@ for (const [name, place] of Object.entries(places)) {
       await store.close();
       where.remove();
     }
-  }, 30_000);
+  });
 }

@@ -9,7 +9,7 @@ import { ReadAhead } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createFairQueue, createFairShare, enter, type FairShareOptions } from "../../kernel/share.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment } from "../../kernel/time.ts";
-import { createUnderWay, endsWithin, untilFirst } from "../../kernel/wait.ts";
+import { createInFlight, endsWithin, untilFirst } from "../../kernel/wait.ts";
 import { within } from "../../storage/failures.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, freeBody } from "../../wire/body.ts";
@@ -39,12 +39,12 @@ export interface StreamPermit {
 /** A GET or DELETE of an mcp agent: part of the MCP connection, not an invocation. */
 export interface OpenedConnection extends OpenedRequest {
   readonly method: "GET" | "DELETE";
-  readonly place: StreamPermit;
+  readonly slot: StreamPermit;
 }
 
 /** A running invocation, which `call` will end. Its body is passed apart, so that its memory is free once it is sent. */
 export interface OpenedCall extends OpenedRequest {
-  readonly place: StreamPermit;
+  readonly slot: StreamPermit;
   readonly key: InvocationKey;
   readonly token: string;
   readonly claimedAt: Moment;
@@ -81,7 +81,7 @@ export function createStreams(options: StreamsDeps) {
   const calls = new Map<string, ExchangeTimeouts>();
   const connections = new Set<ExchangeTimeouts>();
   /** Calls that are being admitted, and calls whose end is not recorded yet. */
-  const inFlight = createUnderWay();
+  const inFlight = createInFlight();
   const [stopping, givenUp] = [new AbortController(), new AbortController()];
 
   return {
@@ -111,7 +111,7 @@ export function createStreams(options: StreamsDeps) {
         body,
         end,
         async conclude(ending, detail) {
-          opened.place.release();
+          opened.slot.release();
           const recorded = conclusionOf(deps, opened, { ...ending, detail }, givenUp.signal).finally(() => {
             calls.delete(key.id);
             leave();
@@ -144,7 +144,7 @@ export function createStreams(options: StreamsDeps) {
         end,
         async conclude() {
           connections.delete(timeouts);
-          opened.place.release();
+          opened.slot.release();
           end.over();
         },
       });

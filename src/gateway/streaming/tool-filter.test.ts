@@ -1,5 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
+import { startComputeThreads } from "../../compute/threads.ts";
+import { silentLog } from "../../core/log.ts";
 import { UnreadableAnswer } from "../../wire/tool-list.ts";
 import { type FilterOptions, filterEvents, filterJson } from "./tool-filter.ts";
 
@@ -95,6 +97,28 @@ describe("a long answer", () => {
     expect(pieces.join("")).toBe(expected);
     expect(Math.max(...pieces.map((piece) => piece.length))).toBeLessThanOrEqual(131_072);
     expect(all.memory.left).toBe(10_000_000);
+  });
+
+  test.each<[string, (given: ReturnType<typeof roomy>) => ReturnType<typeof filterJson>, string, string]>([
+    ["JSON", filterJson, long, left],
+    ["an event", filterEvents, `id: 7\ndata: ${long}\n\n`, `id: 7\ndata: ${left}\n\n`],
+    ["an event of many lines", filterEvents, `data: {"a":[\n${"data: 1,\n".repeat(60_000)}data: 1]}\n\n`, ""],
+  ])("is read on another thread, and leaves no memory taken: %s", async (_, create, given, expected) => {
+    const stop = startComputeThreads(silentLog);
+    try {
+      const all = roomy();
+      expect((await pass(create(all), given, Array(20).fill(100_000))).join("")).toBe(expected || given);
+      expect(all.memory.left).toBe(10_000_000);
+      const ending = new AbortController();
+      const leaving = roomy(ending.signal);
+      const ended = pass(create(leaving), given).catch((reason) => reason);
+      for (let turn = 0; turn < 5; turn++) await new Promise(setImmediate);
+      ending.abort("gone");
+      expect(await ended).toBe("gone");
+      expect(leaving.memory.left).toBe(10_000_000);
+    } finally {
+      stop();
+    }
   });
 
   test("ends with its exchange, in the middle of the work", async () => {

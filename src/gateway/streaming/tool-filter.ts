@@ -1,12 +1,20 @@
 // `tools/list` answers without the tools that the policy denies, in a JSON body or in an event stream. The events of a
 // stream are read and written again, so that every client reads the same events, wherever it ends lines. What can't be read,
-// or is too long to be held, does not pass. All that takes longer for a longer answer is done in steps.
+// or is too long to be held, does not pass. What is long is read on another thread, or bit by bit in turns.
 
 import type { Chunks } from "../../http/client/body.ts";
-import { createPace, inOneStep, inTurnSteps, type Pace, type Steps } from "../../kernel/turns.ts";
+import { AT_ONCE_BYTES, compute } from "../../kernel/compute.ts";
+import { eachInTurns, inTurn } from "../../kernel/turns.ts";
+import type { BodyTask } from "../../wire/body.ts";
 import { EventStreamReader, Utf8Reader } from "../../wire/event-stream.ts";
-import { skipSpaceInSteps } from "../../wire/json-scan.ts";
-import { type DeniedTools, UnreadableAnswer, withoutTools } from "../../wire/tool-list.ts";
+import {
+  type DeniedTools,
+  EVENT_TOOLS,
+  type FoundTools,
+  TOOLS,
+  UnreadableAnswer,
+  withoutTools,
+} from "../../wire/tool-list.ts";
 import type { TenantBudget } from "./response.ts";
 
 export interface FilterOptions {
@@ -23,22 +31,20 @@ export interface FilterOptions {
 
 const LINE_FEED = 0x0a;
 const OPEN_BRACKET = 0x5b;
-const OPEN_BRACE = 0x7b;
 const HELD_BYTES_FIRST = 4096;
 /** Largest piece that goes to the caller at once, since each piece is hashed on its way. */
 const PIECE_BYTES = 128 * 1024;
-/** Bytes of an event stream that are read in one go. */
+/** Bytes of an event stream that are read in one turn, and of an event that are written in one. */
 const READ_BYTES = 16_384;
-/** What it takes to read a byte of an event stream and to search one, to write an event, and a line of its data. */
-const READ_WORK = 4;
-const SEARCH_WORK = 1 / 16;
-const EVENT_WORK = 400;
-const LINE_WORK = 100;
+/** The work of judging a tool. */
+const JUDGE_WORK = 8_000;
 
 /** Bytes that are held, within the memory of the tenant. */
 function createHeld(memory: TenantBudget, bytesMax: number) {
   let bytes = new Uint8Array();
   let size = 0;
+  /** Of `bytes`, also while they are lent. */
+  let counted = 0;
 
   function grow(room: number): void {
     const taken = memory.take(room);
@@ -49,19 +55,29 @@ function createHeld(memory: TenantBudget, bytesMax: number) {
     // Memory that is not zeroed costs nothing until it is written to.
     const larger = Buffer.allocUnsafeSlow(room);
     larger.set(bytes.subarray(0, size));
-    memory.giveBack(bytes.length);
+    memory.giveBack(counted);
+    counted = room;
     bytes = larger;
   }
 
   /** What `all` has given stays as it is. */
   function clear(): void {
-    memory.giveBack(bytes.length);
+    memory.giveBack(counted);
     bytes = new Uint8Array();
-    size = 0;
+    [size, counted] = [0, 0];
   }
 
   return {
     all: () => bytes.subarray(0, size),
+    /** All of it, for another thread. Nothing else may be done until it is taken back. */
+    lend(): Uint8Array {
+      const lent = bytes.subarray(0, size);
+      bytes = new Uint8Array();
+      return lent;
+    },
+    takeBack({ buffer }: Uint8Array): void {
+      bytes = new Uint8Array(buffer as ArrayBuffer);
+    },
     add(part: Uint8Array): void {
       const wanted = size + part.length;
       if (wanted > bytesMax) throw new UnreadableAnswer("too long to be filtered");
@@ -78,26 +94,59 @@ function createHeld(memory: TenantBudget, bytesMax: number) {
   };
 }
 
+type HeldBytes = ReturnType<typeof createHeld>;
+
+/** What the task finds in what is held. */
+async function foundIn(held: readonly HeldBytes[], task: BodyTask<FoundTools>, { tenant, signal }: FilterOptions) {
+  const moved = held.map((each) => each.lend());
+  const bytes = moved.reduce((sum, { length }) => sum + length, 0);
+  const { result, parts } =
+    bytes <= AT_ONCE_BYTES ? task.run(moved) : await compute(task, moved, { tenant, bytes, moved, signal });
+  for (const [at, part] of parts.entries()) held[at]?.takeBack(part);
+  return result;
+}
+
+/** The parts that are left of a text in which these tools were found. @throws UnreadableAnswer */
+async function leftOf(text: Uint8Array, found: FoundTools, options: FilterOptions): Promise<readonly Uint8Array[]> {
+  if (typeof found === "string") throw new UnreadableAnswer(found);
+  const { isDenied } = options;
+  const tools = found.flatMap((list) => list.tools);
+  const denied = new Set<(typeof tools)[number]>();
+  await eachInTurns(tools, options.tenant, (tool) => {
+    options.signal.throwIfAborted();
+    if (tool.name !== null && isDenied(tool.name)) denied.add(tool);
+    return JUDGE_WORK;
+  });
+  return withoutTools(text, found, denied, isDenied.listIsPrivate === true);
+}
+
+/** Many streams may bring something at once, so all work on it is done in turns. @throws the reason of the signal */
+async function nextTurn({ tenant, signal }: FilterOptions): Promise<void> {
+  await inTurn(tenant, () => signal.throwIfAborted());
+}
+
 /** Splits a long piece into smaller ones for the caller. */
 async function* inPieces(chunks: Chunks, tenant: string): Chunks {
   for await (const chunk of chunks) {
     for (let at = 0; at < chunk.length; at += PIECE_BYTES) {
       const piece = chunk.subarray(at, at + PIECE_BYTES);
-      yield at === 0 ? piece : await inOneStep(() => piece, tenant);
+      yield at === 0 ? piece : await inTurn(tenant, () => piece);
     }
   }
 }
 
 /** A body that is one JSON text. */
-export function filterJson({ isDenied, bytesMax, memory, tenant, signal }: FilterOptions): (chunks: Chunks) => Chunks {
+export function filterJson(options: FilterOptions): (chunks: Chunks) => Chunks {
+  const { bytesMax, memory, tenant } = options;
   async function* filtered(chunks: Chunks): Chunks {
     const [text, left] = [createHeld(memory, bytesMax), createHeld(memory, Number.POSITIVE_INFINITY)];
     try {
       const utf8 = new Utf8Reader();
       for await (const chunk of chunks) text.add(utf8.read(chunk));
       text.add(utf8.end());
-      // Many streams may bring something at once, so all work on it is done in turns.
-      const parts = await inTurnSteps(withoutTools(text.all(), isDenied), tenant, signal);
+      await nextTurn(options);
+      const found = await foundIn([text], TOOLS, options);
+      const parts = await leftOf(text.all(), found, options);
       if (parts.length > 1) for (const part of parts) left.add(part);
       yield parts.length > 1 ? left.all() : text.all();
     } finally {
@@ -110,13 +159,12 @@ export function filterJson({ isDenied, bytesMax, memory, tenant, signal }: Filte
 
 /** A body that is an event stream. */
 export function filterEvents(options: FilterOptions): (chunks: Chunks) => Chunks {
-  const { tenant, signal } = options;
   async function* filtered(chunks: Chunks): Chunks {
     const utf8 = new Utf8Reader();
     const events = createEventFilter(options);
     /** What has passed by the end of the work goes on, also if the work fails. */
-    async function* passedBy(work: Steps<void>): Chunks {
-      const problem = await inTurnSteps(work, tenant, signal).then(
+    async function* passedBy(work: Promise<void>): Chunks {
+      const problem = await work.then(
         () => null,
         (error: unknown) => ({ error }),
       );
@@ -132,24 +180,18 @@ export function filterEvents(options: FilterOptions): (chunks: Chunks) => Chunks
       events.clear();
     }
   }
-  return (chunks) => inPieces(filtered(chunks), tenant);
+  return (chunks) => inPieces(filtered(chunks), options.tenant);
 }
 
 const COMMENT = Buffer.from(":\n");
 const DATA_FIELD = Buffer.from("data: ");
 const LINE_END = Buffer.from("\n");
 
-/**
- * Not ends of lines by the standard, but for clients that split text as Python's `splitlines` does: VT, FF, FS, GS, RS, NEL,
- * LS and PS. And a byte order mark, which some clients take away elsewhere than at the start of the stream.
- */
-const AMBIGUOUS = ["\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\ufeff"];
-
-function createEventFilter({ isDenied, bytesMax, memory }: FilterOptions) {
+function createEventFilter(options: FilterOptions) {
+  const { bytesMax, memory } = options;
   const [data, others] = [createHeld(memory, bytesMax), createHeld(memory, bytesMax)];
   const passed = createHeld(memory, Number.POSITIVE_INFINITY);
   let ended: { readonly hasData: boolean } | null = null;
-  const pace = createPace();
   const reader = new EventStreamReader({
     data: data.add,
     other: others.add,
@@ -160,40 +202,62 @@ function createEventFilter({ isDenied, bytesMax, memory }: FilterOptions) {
     },
   });
 
-  function* writeEnded(): Steps<void> {
-    const [text, fields] = [data.all(), others.all()];
+  /** What may pass of an event's data. @throws UnreadableAnswer */
+  async function leftOfData(): Promise<readonly Uint8Array[]> {
     // Without a `[` there is no list, so no tool can be in the event.
-    const mayList = text.includes(OPEN_BRACKET) || fields.includes(OPEN_BRACKET);
-    const parts = mayList ? yield* judged(text, fields, isDenied, pace) : [text];
-    passed.add(fields);
-    if (ended?.hasData === true) {
+    if (![data, others].some((held) => held.all().includes(OPEN_BRACKET))) return [data.all()];
+    const found = await foundIn([data, others], EVENT_TOOLS, options);
+    return leftOf(data.all(), found, options);
+  }
+
+  /** Each line of the data is a field of its own. */
+  async function addLines(text: Uint8Array): Promise<void> {
+    let until = READ_BYTES;
+    for (let at = 0; ; ) {
+      const found = text.indexOf(LINE_FEED, at);
+      const end = found === -1 ? text.length : found + 1;
+      passed.add(text.subarray(at, end));
+      if (found === -1) return;
       passed.add(DATA_FIELD);
-      for (const part of parts) yield* addLines(passed.add, part, pace);
+      if (end > until) {
+        until = end + READ_BYTES;
+        await nextTurn(options);
+      }
+      at = end;
+    }
+  }
+
+  async function writeEnded(hasData: boolean): Promise<void> {
+    const parts = await leftOfData();
+    passed.add(others.all());
+    if (hasData) {
+      passed.add(DATA_FIELD);
+      for (const part of parts) await addLines(part);
       passed.add(LINE_END);
     }
     passed.add(LINE_END);
     data.reuse();
     others.reuse();
     ended = null;
-    if (pace(EVENT_WORK)) yield;
   }
 
-  function* read(text: Uint8Array): Steps<void> {
+  async function read(text: Uint8Array): Promise<void> {
     for (let at = 0; at < text.length; ) {
-      const taken = reader.feedEvent(text.subarray(at, at + READ_BYTES));
-      at += taken;
-      if (ended !== null) yield* writeEnded();
-      if (pace(READ_WORK * taken)) yield;
+      await nextTurn(options);
+      for (const until = Math.min(at + READ_BYTES, text.length); at < until; ) {
+        at += reader.feedEvent(text.subarray(at, until));
+        if (ended !== null) await writeEnded(ended.hasData);
+      }
     }
   }
 
   return {
     read,
     /** Some clients take an event that its stream ends without a blank line. */
-    *finish(text: Uint8Array): Steps<void> {
-      yield* read(text);
+    async finish(text: Uint8Array): Promise<void> {
+      await read(text);
       reader.finish();
-      if (ended !== null) yield* writeEnded();
+      if (ended !== null) await writeEnded((ended as { readonly hasData: boolean }).hasData);
     },
     /** What has passed by now. */
     passed,
@@ -201,41 +265,4 @@ function createEventFilter({ isDenied, bytesMax, memory }: FilterOptions) {
       for (const held of [data, others, passed]) held.clear();
     },
   };
-}
-
-/**
- * The parts of an event's data that may pass. A client that splits lines at other characters than the standard reads other
- * lines, and may take for data what the standard does not. Inside a string of a JSON text that is harmless: what such a
- * client reads there is not JSON.
- * @throws UnreadableAnswer
- */
-function* judged(
-  text: Uint8Array,
-  fields: Uint8Array,
-  isDenied: DeniedTools,
-  pace: Pace,
-): Steps<readonly Uint8Array[]> {
-  const first = text[yield* skipSpaceInSteps(text, 0)];
-  const isJson = first === OPEN_BRACE || first === OPEN_BRACKET;
-  for (const bytes of isJson ? [fields] : [fields, text]) {
-    const searched = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.length);
-    for (const found of AMBIGUOUS) {
-      if (searched.includes(found)) throw new UnreadableAnswer("lines that clients do not agree about");
-      if (pace(bytes.length * SEARCH_WORK)) yield;
-    }
-  }
-  return yield* withoutTools(text, isDenied, { pace });
-}
-
-/** Each line of the data is a field of its own. */
-function* addLines(add: (bytes: Uint8Array) => void, text: Uint8Array, pace: Pace): Steps<void> {
-  for (let at = 0; ; ) {
-    const found = text.indexOf(LINE_FEED, at);
-    const end = found === -1 ? text.length : found + 1;
-    add(text.subarray(at, end));
-    if (found === -1) return;
-    add(DATA_FIELD);
-    if (pace(LINE_WORK + (end - at) / 8)) yield;
-    at = end;
-  }
 }

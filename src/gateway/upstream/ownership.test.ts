@@ -55,7 +55,7 @@ for (const [name, place] of Object.entries(places)) {
       await store.close();
       where.remove();
     }
-  }, 30_000);
+  });
 
   test(`on ${name} a call that ends while the calls that run are compared is not taken for one that nobody works on`, async () => {
     const where = await place();
@@ -83,5 +83,5 @@ for (const [name, place] of Object.entries(places)) {
       await store.close();
       where.remove();
     }
-  }, 30_000);
+  });
 }

@@ -2,18 +2,16 @@
 // has ended. The tokens are compared with what the database says that this replica runs, both ways: a call that was ended
 // elsewhere is broken off here within two seconds, and a call that nothing here works on does not stay running for ever.
 //
-// A replica holds a lease, by which the others that share the database know that it is alive. When the lease has run out, its
-// running calls are ended, and its part of the limit of an agent's calls goes to the others. Only the database's clock decides
-// that.
+// A replica has a row with a lease, by which the others that share the database know that it is alive. When the lease has run
+// out, its running calls are ended, and its part of the limit of an agent's calls goes to the others. Only the database's clock
+// decides that.
 
-import { and, count, eq, isNotNull, ne, notInArray, type SQL, sql } from "drizzle-orm";
+import { and, eq, isNotNull, ne, notInArray, sql } from "drizzle-orm";
 import type { Clock } from "../../core/time.ts";
-import { HOUR_MS } from "../../core/time.ts";
 import { every } from "../../kernel/loop.ts";
-import { isOlder, type Moment, thisMoment } from "../../kernel/time.ts";
 import { untilStored } from "../../storage/failures.ts";
-import { createLeaseTrust, whereLeaseHolds } from "../../storage/leases.ts";
-import type { Store, StoreTools, Tx } from "../../storage/store.ts";
+import { isLivingGateway, livingAmong, type Membership, type Renewal, removeProcess } from "../../storage/leases.ts";
+import type { Store, StoreTools } from "../../storage/store.ts";
 import {
   abandon,
   type ClaimedKey,
@@ -170,34 +168,13 @@ function onlyNumbersOf(ending: Ending): Ending {
   };
 }
 
-/** How long a replica counts as alive after it has renewed its lease. */
-const LEASE_MS = 15_000;
 const ORPHANS_AT_ONCE = 256;
-
-/** Renews this replica's lease. Gives the database's time. */
-export async function renewReplicaLease(tx: Tx, replica: string): Promise<number> {
-  const { replicas } = tx.tables;
-  const lease_until = sql<number>`${tx.now} + ${LEASE_MS}`;
-  const [row] = await tx.db
-    .insert(replicas)
-    .values({ id: replica, lease_until })
-    .onConflictDoUpdate({ target: replicas.id, set: { lease_until } })
-    .returning({ lease_until: replicas.lease_until });
-  return (row?.lease_until ?? 0) - LEASE_MS;
-}
-
-/** Ends the lease of one replica, or of all when this process is known to be the only one. */
-export async function dropLeases({ db, tables: { replicas } }: Tx, replica: string | "all"): Promise<void> {
-  await db.delete(replicas).where(replica === "all" ? undefined : eq(replicas.id, replica));
-}
-
-/** The replicas whose lease holds. */
-const isAlive = ({ tables, now }: Tx): SQL => whereLeaseHolds(tables.replicas.lease_until, now, LEASE_MS);
 
 /**
  * Ends the running calls of other replicas that are gone: they may have reached the upstream, so they are not made
  * again.
  *
+ * @param replica the one that looks: without a row of its own it judges nobody
  * @param mayJudge whether all live replicas have had time to renew, by the database's time in the same write
  * @param gone the one that is known to be gone, whatever its lease says; null for all whose lease has run out
  * @returns the calls that ended
@@ -212,20 +189,16 @@ export async function endOrphans(
   const ended: InvocationKey[] = [];
   for (;;) {
     const group = await store.write(async (tx) => {
-      // Renew first, so that this replica's own lease is the newest even after a clock step.
-      if (!mayJudge(await renewReplicaLease(tx, replica))) return [];
-      const { openInvocations: t, replicas } = tx.tables;
-      const alive = tx.db.select({ id: replicas.id }).from(replicas).where(isAlive(tx));
-      const isGone = gone === null ? notInArray(t.owner, alive) : eq(t.owner, gone);
-      const orphans = await tx.db
+      const { openInvocations: t, processes } = tx.tables;
+      const [own] = await tx.db.select({ now: tx.now }).from(processes).where(eq(processes.id, replica));
+      if (own === undefined || !mayJudge(own.now)) return [];
+      const living = tx.db.select({ id: processes.id }).from(processes).where(isLivingGateway(tx));
+      const isGone = gone === null ? notInArray(t.owner, living) : eq(t.owner, gone);
+      return tx.db
         .select({ tenant: t.tenant, id: t.id, claim: t.claim })
         .from(t)
         .where(and(sql`${t.status} = 'running'`, ne(t.owner, replica), isGone))
         .limit(ORPHANS_AT_ONCE);
-      // On either side: the database's clock may have gone back.
-      // The row of a replica that is gone stays for an hour, much longer than only it may make what it accepted last.
-      await tx.db.delete(replicas).where(sql`abs(${replicas.lease_until} - ${tx.now}) > ${HOUR_MS}`);
-      return orphans;
     });
     // Each by itself, so that the store writes many together: a process may leave thousands, and the start of the next one waits
     // for their end. A call that was given back since then, and is another's, has another claim.
@@ -238,8 +211,8 @@ export async function endOrphans(
 }
 
 export interface ReplicaLeaseOptions extends StoreTools {
-  /** This replica's ID, new with each start. */
-  readonly replica: string;
+  /** The row of this replica, new with each start. */
+  readonly membership: Membership;
   /** The replica that is certainly gone, since this process holds what was its data directory; null when none is known. */
   readonly previous?: string | null;
   /** Calls of one agent on one path, of all replicas together. */
@@ -253,45 +226,24 @@ export interface ReplicaLeaseOptions extends StoreTools {
 }
 
 export function createReplicaLease(options: ReplicaLeaseOptions) {
-  const { store, clock, log, replica, previous = null, agentConcurrency, agentMaxRaised, refusals } = options;
-  const { isShared } = store;
-  const trust = createLeaseTrust(LEASE_MS);
+  const { store, clock, log, membership, previous = null, agentConcurrency, agentMaxRaised, refusals } = options;
+  const { id: replica } = membership;
   let living = 1;
-  /** Before the renewal was asked for. */
-  let renewedAt: Moment | null = null;
-  let renewal: ReturnType<typeof setInterval> | undefined;
 
-  /** Nothing is begun on a lease that may have run out, since others may have taken this replica for gone. */
-  function agentMax(): number {
-    if (isShared && (renewedAt === null || isOlder(renewedAt, LEASE_MS))) return 0;
-    return Math.max(1, Math.floor(agentConcurrency / living));
-  }
+  const agentMax = () => (membership.isFresh() ? Math.max(1, Math.floor(agentConcurrency / living)) : 0);
 
-  async function renew(): Promise<void> {
-    const [askedAt, before] = [thisMoment(), agentMax()];
-    const renewed = await store.write(
-      async (tx) => {
-        const now = await renewReplicaLease(tx, replica);
-        const { replicas } = tx.tables;
-        const others = await tx.db
-          .select({ count: count() })
-          .from(replicas)
-          .where(and(ne(replicas.id, replica), isAlive(tx)));
-        return { now, living: 1 + (others[0]?.count ?? 0) };
-      },
-      { urgent: true },
-    );
-    trust.renewed(renewed.now);
-    renewedAt = askedAt;
-    const isNews = renewed.living !== living;
-    living = renewed.living;
+  function count(renewal: Renewal): void {
+    const before = renewal.isRegained ? 0 : agentMax();
+    const counted = livingAmong(renewal).length;
+    const isNews = counted !== living;
+    living = counted;
     if (isNews) log.info("replicas_counted", { replicas: living, agent_concurrency: agentMax() });
     if (agentMax() > before) agentMaxRaised();
   }
 
-  /** Ends the leases and the running calls of processes that certainly are gone, so nobody waits for a lease to run out. */
+  /** Ends the running calls of processes that certainly are gone, so nobody waits for a lease to run out. */
   async function bury(gone: string | null): Promise<void> {
-    await store.write((tx) => dropLeases(tx, gone ?? "all"));
+    if (gone !== null) await store.write((tx) => removeProcess(tx, gone));
     const ended = await endOrphans(store, clock, replica, undefined, gone);
     if (ended.length > 0) log.warn("orphaned_calls_ended", { calls: ended.length });
   }
@@ -299,35 +251,25 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
   return {
     /** Calls of one agent that this replica may run on each path: its part of the limit. */
     agentMax,
-    /** Begins the lease, after the end of what a dead process left that held this one's data directory. */
+    /** Begins to count the replicas, after the end of what a dead process left that held this one's data directory. */
     async recover(): Promise<void> {
       // Where the database is not shared, that directory's lock tells that no other process runs.
-      if (!isShared) return bury(null);
-      if (previous !== null) await bury(previous);
-      await renew();
-      const warn = (error: unknown) => log.warn("lease_not_renewed", { error });
-      // On a timer of its own, so that slow work elsewhere can't delay it: a lease that runs out ends live calls.
-      renewal = setInterval(() => void renew().catch(warn), 5_000);
+      if (!store.isShared || previous !== null) await bury(previous);
+      count(await membership.renew());
+      membership.start(count);
     },
     /**
      * From now on ends the calls of replicas that are gone, and takes up those that are pending. A call that was refused to its
      * caller and appeared later goes first: it must not end as one that was accepted. Gives what stops it.
      */
     startSweeping(takeUpPending: () => Promise<void>): () => void {
-      if (!isShared) return () => {};
+      if (!store.isShared) return () => {};
       const sweep = async () => {
         await refusals.removeAppeared();
-        await endOrphans(store, clock, replica, trust.holds);
+        await endOrphans(store, clock, replica, membership.mayJudge);
         await takeUpPending();
       };
       return every(2_000, () => sweep().catch((error) => log.warn("sweep_failed", { error })));
-    },
-    /** Drops the lease, when no call runs on it any more, on either path. */
-    async leave(): Promise<void> {
-      clearInterval(renewal);
-      if (!isShared) return;
-      // A lease that can't be dropped runs out.
-      await store.write((tx) => dropLeases(tx, replica)).catch((error) => log.warn("lease_not_dropped", { error }));
     },
   };
 }

@@ -126,7 +126,7 @@ export class NativeDecoder {
     try {
       for (const part of ZSTD_FRAME) content += asBuffer((await this.decode(part)).output).toString("latin1");
     } catch {
-      // What broke off went on with bytes that are not its own.
+      // A stream that ended early went on with bytes of another one.
     }
     if (content !== "x") throw new Error("unexpected end of file");
   }

@@ -17,12 +17,12 @@ describe("the memory of decoders", () => {
   /** Memory of which `free` bytes are left, and what was asked for. */
   function memoryOf(free: number) {
     const asked: number[] = [];
-    const state = { asked, held: 0, most: 0, giveWay: () => {} };
+    const state = { asked, held: 0, most: 0, evict: () => {} };
     const decodedFor: DecodedFor = {
       tenant: "acme",
-      async decoderMemory(bytes, signal, giveWay) {
+      async decoderMemory(bytes, signal, evict) {
         asked.push(bytes);
-        state.giveWay = giveWay;
+        state.evict = evict;
         if (state.held + bytes > free) {
           await new Promise<void>((_, reject) => {
             signal.addEventListener("abort", () => reject(signal.reason));
@@ -103,13 +103,13 @@ describe("the memory of decoders", () => {
       await reader.read();
       const next = isRead ? failure(reader.read()) : null;
       expect(state.held).toBeGreaterThan(8 * MIB);
-      state.giveWay();
+      state.evict();
       expect([state.held, upstream.state.cancelled]).toEqual([0, 1]);
       expect(await (next ?? failure(reader.read()))).toBeInstanceOf(Undecodable);
       const polled = hanging(whole, "zstd");
       const reading = failure(readBody(polled.response, options));
       while (state.held === 0) await new Promise((resolve) => setImmediate(resolve));
-      state.giveWay();
+      state.evict();
       expect(await reading).toBeInstanceOf(Undecodable);
       expect([state.held, polled.state.cancelled]).toEqual([0, 1]);
     }

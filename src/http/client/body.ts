@@ -4,7 +4,7 @@
 
 import { joined } from "../../core/bytes.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { Commons } from "../../kernel/share.ts";
+import { ReclaimableShare } from "../../kernel/share.ts";
 import { inThreadTurn } from "../../kernel/turns.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
 import type { BodyReader } from "../body-buffer.ts";
@@ -85,9 +85,9 @@ export interface DecodedFor {
    * Resolves when so many bytes of memory may be held, with what gives them back.
    *
    * @param signal its reason ends the wait
-   * @param giveWay called when others need them: they are to be given back soon
+   * @param evict called when others need them: they are to be given back soon
    */
-  decoderMemory(bytes: number, signal: StopSignal, giveWay: () => void): Promise<() => void>;
+  decoderMemory(bytes: number, signal: StopSignal, evict: () => void): Promise<() => void>;
 }
 
 /** For answers of servers that the operator configured. */
@@ -97,26 +97,26 @@ export type DecoderShare = ReturnType<typeof createDecoderShare>;
 
 /**
  * The memory of all decoders of a thread, shared out by tenant first. An answer of a few hundred bytes can make its decoder
- * hold 16 MiB for as long as it stays open. So a tenant that holds more than its part gives way when others wait: see
+ * hold 16 MiB for as long as it stays open. So one of a tenant that holds more than its part is evicted when others wait: see
  * kernel/share.ts.
  */
 export function createDecoderShare(size: number) {
-  const commons = new Commons({ size });
+  const memory = new ReclaimableShare(size);
   return {
     /** As `DecodedFor.decoderMemory`. What it resolves with is to be called once. */
     async take(
       { tenant, agent }: { readonly tenant: string; readonly agent: string },
       bytes: number,
       signal: StopSignal,
-      giveWay: () => void,
+      evict: () => void,
     ): Promise<() => void> {
       signal.throwIfAborted();
-      const stake = commons.stake(tenant, agent);
-      stake.giveWay = giveWay;
-      await stake.take(bytes, signal);
-      return () => stake.giveBack();
+      const holding = memory.hold(tenant, agent);
+      holding.evict = evict;
+      await holding.take(bytes, signal);
+      return () => holding.giveBack();
     },
-    inUse: (): number => commons.inUse,
+    inUse: (): number => memory.inUse,
   };
 }
 
@@ -185,7 +185,7 @@ interface DecodingOptions {
   readonly maxBytes: number;
   readonly decodedFor: DecodedFor;
   /** Called when others need its memory: it has to be closed. */
-  giveWay(): void;
+  evict(): void;
 }
 
 /** The decoding of one body, with a layer for each encoding, in turns by tenant. */
@@ -252,9 +252,9 @@ class Decoding {
 
   /** Takes all that its layers may come to need, so that nobody who holds some waits for more. */
   async #takeMemory(firstByte: number): Promise<void> {
-    const { codings, decodedFor, giveWay } = this.#options;
+    const { codings, decodedFor, evict } = this.#options;
     const { signal } = this.#closing;
-    const giveBack = await decodedFor.decoderMemory(needsOf(codings, firstByte), signal, giveWay);
+    const giveBack = await decodedFor.decoderMemory(needsOf(codings, firstByte), signal, evict);
     if (signal.aborted) giveBack();
     signal.throwIfAborted();
     this.#giveBack = giveBack;
@@ -384,9 +384,9 @@ export function bodyChunks(response: Answer, { maxBytes, decodedFor = NOBODY, si
   const signals = signal === undefined ? [] : [signal];
   if (isPlain(response.headers)) return new BodyChunks(() => reader.read(), cancel, signals);
   const crowded = new AbortController();
-  const giveWay = () => crowded.abort(new Undecodable("others need the memory of its decoder"));
+  const evict = () => crowded.abort(new Undecodable("others need the memory of its decoder"));
   const { list: codings, problem } = codingsIn(response.headers);
-  const decoding = new Decoding({ codings, maxBytes, decodedFor, giveWay });
+  const decoding = new Decoding({ codings, maxBytes, decodedFor, evict });
   const chunks = decoding.chunks(sentChunks(reader));
   const hasBody = response.body !== null || Boolean(response.whole);
   const next = async () => {

@@ -3,7 +3,7 @@ import { createDecoderShare } from "./body.ts";
 
 const never = new AbortController().signal;
 
-test("a holder of more decoder memory than its part gives way when others wait, and nobody gives back twice", async () => {
+test("a holder of more decoder memory than its part is evicted when others wait, and nobody gives back twice", async () => {
   const share = createDecoderShare(240);
   const held = new Map<string, number>();
   async function hold(tenant: string): Promise<void> {

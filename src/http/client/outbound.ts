@@ -26,7 +26,7 @@ import { StartupProblem } from "../../core/startup.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
-import { afterShared } from "../../kernel/turns.ts";
+import { joinInFlight } from "../../kernel/turns.ts";
 import { unlessAborted, withDeadline } from "../../kernel/wait.ts";
 import { readBody } from "./body.ts";
 import { type ClientIdentity, createTlsContexts, openTransport } from "./connections.ts";
@@ -296,7 +296,7 @@ export function createResolver(options: ResolveOptions) {
   );
   const few = createLimiter({ size: MAX.lookups, tooMany: "too many names are being looked up" });
   /** By tenant, so that no tenant waits behind another one's look-up. */
-  const underWay = new Map<string, Promise<readonly string[]>>();
+  const inFlight = new Map<string, Promise<readonly string[]>>();
 
   /**
    * The addresses, if all may be dialled. They are remembered: to judge an address again takes 10 µs of each call. This
@@ -336,10 +336,10 @@ export function createResolver(options: ResolveOptions) {
     const local = rules && localAddresses(hostname, rules);
     if (local !== null) return judged(tenant, hostname, local);
     const flight = JSON.stringify([tenant, hostname]);
-    const running = underWay.get(flight);
-    if (running !== undefined) return afterShared(running, tenant);
-    const work = lookUp(tenant, hostname).finally(() => underWay.delete(flight));
-    underWay.set(flight, work);
+    const running = inFlight.get(flight);
+    if (running !== undefined) return joinInFlight(running, tenant);
+    const work = lookUp(tenant, hostname).finally(() => inFlight.delete(flight));
+    inFlight.set(flight, work);
     return work;
   };
 }

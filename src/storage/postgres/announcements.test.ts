@@ -54,7 +54,7 @@ test("replicas hear of each other's ended calls and leaving, not of their own, a
   await until(() => other.heard.includes("inv_4"));
   expect(new Set(other.heard)).toEqual(new Set(["inv_1", "inv_2", "inv_3", "inv_4"]));
   await Promise.all([one.close(), other.close()]);
-}, 30_000);
+});
 
 test("calls that end together are told of together", async () => {
   const url = await (await startPostgres()).freshDatabase();
@@ -68,7 +68,7 @@ test("calls that end together are told of together", async () => {
   await one.close();
   // The first goes at once, as many as fit go with the next, and the rest is found by looking.
   expect(payloads.slice(0, 2)).toEqual([`rep_1 ${ids[0]}`, `rep_1 ${ids.slice(1, 181).join()}`]);
-}, 30_000);
+});
 
 test("replicas hear of each other again when what they were connected to hangs, or has become read-only", async () => {
   const server = await startPostgres();
@@ -96,4 +96,4 @@ test("replicas hear of each other again when what they were connected to hangs, 
   await hears("inv_3");
   await Promise.all([one.close(), other.close()]);
   relay.stop();
-}, 30_000);
+});

@@ -40,7 +40,7 @@ eachPostgres((kind) => {
     const told = await Promise.all(["a", "/", "b", "c"].map((one) => execute(echo, one).catch(() => "failed")));
     expect(told).toEqual(["a", "failed", "b", "c"]);
     await store.close();
-  }, 30_000);
+  });
 });
 
 test("a statement that waits for a lock is given up in time, and the next one is right", async () => {
@@ -71,4 +71,4 @@ test("of thousands that wait a neighbour does not wait for those of another tena
   await Promise.all(hostile);
   expect(counted).toBe(hostile.length);
   await store.close();
-}, 30_000);
+});

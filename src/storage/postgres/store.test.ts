@@ -7,7 +7,7 @@ import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import { renewReplicaLease } from "../../gateway/upstream/ownership.ts";
+import { renewProcess } from "../leases.ts";
 import { type Tx, UniqueViolation } from "../store.ts";
 import { postgresQueries, postgresTables } from "./pool.ts";
 import { openPostgres } from "./store.ts";
@@ -132,7 +132,7 @@ describe("on Postgres alone", () => {
       const came = await outcome(store.write((tx) => addAgent(tx, `${i}`)));
       return isLocked ? "not held up" : came;
     });
-    const renew = (tx: Tx) => renewReplicaLease(tx, "rep_1");
+    const renew = (tx: Tx) => renewProcess(tx, { id: "rep_1", kind: "gateway" });
     expect(await store.write(renew, { urgent: true })).toBeGreaterThan(0);
     isLocked = false;
     await somebody.unsafe("rollback");
@@ -145,22 +145,22 @@ describe("on Postgres alone", () => {
     const place = await postgresPlace();
     const store = await place.open();
     await store.write(async ({ db, tables }) => {
-      for (const id of ["a", "b"]) await db.insert(tables.replicas).values({ id, lease_until: 0 });
+      for (const id of ["a", "b"]) await db.insert(tables.processes).values({ id, kind: "gateway", lease_until: 0 });
     });
     const bothHoldOne = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
     const cross = (ids: string[], mine: number) =>
-      store.write(async ({ db, tables: { replicas } }) => {
+      store.write(async ({ db, tables: { processes } }) => {
         for (const id of ids) {
           await db
-            .update(replicas)
-            .set({ lease_until: sql`${replicas.lease_until} + 1` })
-            .where(eq(replicas.id, id));
+            .update(processes)
+            .set({ lease_until: sql`${processes.lease_until} + 1` })
+            .where(eq(processes.id, id));
           bothHoldOne[mine]?.resolve();
           await bothHoldOne[1 - mine]?.promise;
         }
       });
     await Promise.all([cross(["a", "b"], 0), cross(["b", "a"], 1)]);
-    const rows = await store.read.db.select().from(store.read.tables.replicas).orderBy(store.read.tables.replicas.id);
+    const rows = await store.read.db.select().from(store.read.tables.processes).orderBy(store.read.tables.processes.id);
     expect(rows.map((row) => row.lease_until)).toEqual([2, 2]);
     await store.close();
   });

@@ -11,21 +11,23 @@ eachPostgres((kind) => {
   test("of many works that change one row at once each is done once, however often it was undone", async () => {
     const place = await postgresPlace(await kind.freshDatabase());
     const store = await place.open();
-    await store.write(({ db, tables }) => db.insert(tables.replicas).values({ id: "rep", lease_until: 0 }));
+    await store.write(({ db, tables }) =>
+      db.insert(tables.processes).values({ id: "rep", kind: "gateway", lease_until: 0 }),
+    );
     let runs = 0;
     const works = Array.from({ length: WORKS }, () =>
       store.write(async (tx) => {
         runs += 1;
-        const { replicas } = tx.tables;
+        const { processes } = tx.tables;
         tx.count("acme", "model", "m", 1);
         await tx.db
-          .update(replicas)
-          .set({ lease_until: sql`${replicas.lease_until} + 1` })
-          .where(eq(replicas.id, "rep"));
+          .update(processes)
+          .set({ lease_until: sql`${processes.lease_until} + 1` })
+          .where(eq(processes.id, "rep"));
       }),
     );
     expect(new Set(await Promise.all(works.map(outcome)))).toEqual(new Set(["stored"]));
-    const [row] = await store.read.db.select().from(store.read.tables.replicas);
+    const [row] = await store.read.db.select().from(store.read.tables.processes);
     expect([row?.lease_until, await endedTotal(store.read, "acme", "model", "m")]).toEqual([WORKS, WORKS]);
     // At these the server really undoes; otherwise the second waits for the first.
     if (/repeatable|serializable/.test(kind.name)) expect(runs).toBeGreaterThan(WORKS);
@@ -38,15 +40,15 @@ eachPostgres((kind) => {
     const store = await place.open();
     // At most one may be there: each looks first, under a lock.
     const works = Array.from({ length: 12 }, (_, n) =>
-      store.write(async ({ db, tables: { replicas }, lock }) => {
-        await db.select().from(replicas);
+      store.write(async ({ db, tables: { processes }, lock }) => {
+        await db.select().from(processes);
         await lock("only:one");
-        const others = await db.select().from(replicas);
-        if (others.length === 0) await db.insert(replicas).values({ id: `rep_${n}`, lease_until: 0 });
+        const others = await db.select().from(processes);
+        if (others.length === 0) await db.insert(processes).values({ id: `rep_${n}`, kind: "gateway", lease_until: 0 });
       }),
     );
     expect(new Set(await Promise.all(works.map(outcome)))).toEqual(new Set(["stored"]));
-    expect(await store.read.db.select().from(store.read.tables.replicas)).toHaveLength(1);
+    expect(await store.read.db.select().from(store.read.tables.processes)).toHaveLength(1);
     await store.close();
   });
 

@@ -41,11 +41,11 @@ afterEach(async () => {
 });
 
 const add = (id: string) => async (tx: Tx) => {
-  await tx.db.insert(tx.tables.replicas).values({ id, lease_until: 0 });
+  await tx.db.insert(tx.tables.processes).values({ id, kind: "gateway", lease_until: 0 });
   tx.count("t", "all", "", 1);
   return id;
 };
-const replicas = () => writer.query("select id from replicas order by id").values().flat();
+const replicas = () => writer.query("select id from processes order by id").values().flat();
 const total = () => writer.query("select count from invocation_counts").values().flat();
 const settled = async (works: Promise<unknown>[]) =>
   (await Promise.allSettled(works)).map((each) => (each.status === "fulfilled" ? each.value : each.reason));
@@ -61,7 +61,7 @@ const store: Command<Stored, void> = {
   tenantOf: ({ tenant = "t" }) => tenant,
   bytesOf: ({ bytes = 1 }) => bytes,
   sqlite(prepare) {
-    const insert = prepare("insert into replicas (id, lease_until) values (?, 0)");
+    const insert = prepare("insert into processes (id, kind, lease_until) values (?, 'gateway', 0)");
     return ({ id }) => void insert.run(id);
   },
   postgres: { text: "", valuesOf: () => [], outputsOf: () => [] },

@@ -123,7 +123,7 @@ describe("on SQLite alone", () => {
     }
     // Each move may be seen at its beginning and at its end.
     expect(changes.size).toBeLessThan(2 * seconds() + 4);
-  }, 60_000);
+  });
 
   test("files are private, also those of a database that was not", async () => {
     await addBody("inv_1", 10);
@@ -139,7 +139,9 @@ describe("on SQLite alone", () => {
 
   test("the reader cannot write", async () => {
     const { db, tables } = store.read as unknown as Tx;
-    expect(db.insert(tables.replicas).values({ id: "rep", lease_until: 0 }).execute()).rejects.toThrow(/readonly/);
+    expect(
+      db.insert(tables.processes).values({ id: "rep", kind: "gateway", lease_until: 0 }).execute(),
+    ).rejects.toThrow(/readonly/);
   });
 
   test("the dispatcher's queries walk an index, whatever is in the table", async () => {
@@ -171,7 +173,7 @@ describe("on SQLite alone", () => {
       await Bun.stdin.text();
       const options = { databaseUrl: null, dataDir: ${JSON.stringify(fresh.dir)}, log: silentLog, clock: { now: () => 0 } };
       const store = await openStore(options);
-      await store.write(({ db, tables }) => db.insert(tables.replicas).values({ id: process.argv[1], lease_until: 0 }));
+      await store.write(({ db, tables }) => db.insert(tables.processes).values({ id: process.argv[1], kind: "gateway", lease_until: 0 }));
       await store.close();`;
     const children = Array.from({ length: 6 }, (_, i) =>
       Bun.spawn([process.execPath, "-e", script, `rep_${i}`], {
@@ -184,10 +186,10 @@ describe("on SQLite alone", () => {
     for (const child of children) child.stdin.end();
     expect(await Promise.all(children.map((child) => child.exited))).toEqual([0, 0, 0, 0, 0, 0]);
     const opened = await fresh.open();
-    expect(await opened.read.db.select({ n: count() }).from(opened.read.tables.replicas)).toEqual([{ n: 6 }]);
+    expect(await opened.read.db.select({ n: count() }).from(opened.read.tables.processes)).toEqual([{ n: 6 }]);
     await opened.close();
     fresh.remove();
-  }, 20_000);
+  });
 
   test("a data directory has one gateway, until that one has gone", async () => {
     const script = `

@@ -1,8 +1,9 @@
 // Random authorizations and signatures, and the typed data that viem takes for them: the oracle of our own hashing.
+
 import fc from "fast-check";
 import { privateKeyToAccount } from "viem/accounts";
-import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../../src/x402/kind.ts";
 import type { Authorization, Hex } from "../../../src/x402/types.ts";
+import { BASE } from "../network.ts";
 import { TRANSFER_TYPES } from "./payments.ts";
 
 export const CURVE_ORDER = 0xfffffffffffffffffffffffffffffffebaaedce6af48a03bbfd25e8cd0364141n;
@@ -32,8 +33,9 @@ export const anyPrivateKey: fc.Arbitrary<Hex> = fc
   .map((key): Hex => `0x${key.toString(16).padStart(64, "0")}`);
 
 export function typedData(authorization: Authorization) {
+  const { token } = BASE;
   return {
-    domain: { name: TOKEN_NAME, version: TOKEN_VERSION, chainId: CHAIN_ID, verifyingContract: TOKEN },
+    domain: { name: token.name, version: token.version, chainId: BASE.chainId, verifyingContract: token.address },
     types: TRANSFER_TYPES,
     primaryType: "TransferWithAuthorization",
     message: authorization,
@@ -44,5 +46,5 @@ export function typedData(authorization: Authorization) {
 export async function signed(privateKey: Hex, unsigned: Authorization) {
   const account = privateKeyToAccount(privateKey);
   const authorization: Authorization = { ...unsigned, from: account.address.toLowerCase() as Hex };
-  return { authorization, signature: await account.signTypedData(typedData(authorization)) };
+  return { domain: BASE.token.domain, authorization, signature: await account.signTypedData(typedData(authorization)) };
 }

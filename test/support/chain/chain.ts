@@ -1,5 +1,6 @@
 // A real chain for tests: anvil with Base's chain ID and Circle's own USDC at its Base address, on a free loopback
 // port. A watchdog holds the process: when the test process goes, in whatever way, the chain goes too.
+
 import { mkdtempSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -23,7 +24,7 @@ import {
 import { generatePrivateKey, type PrivateKeyAccount, privateKeyToAccount } from "viem/accounts";
 import { base } from "viem/chains";
 import { callAsAdmin, installToken, mintCall } from "../../../src/cli/demo/chain.ts";
-import { CHAIN_ID, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../../src/x402/kind.ts";
+import { BASE } from "../network.ts";
 import { until } from "../until.ts";
 import type { SignedPayment } from "./payments.ts";
 
@@ -99,7 +100,7 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
   const rpc = (method: string, params: readonly unknown[] = []): Promise<unknown> =>
     client.request({ method, params } as never);
   let paused = true;
-  const token: Address = TOKEN;
+  const token: Address = BASE.token.address;
 
   let seconds: number | undefined;
   const resumeMining = async (blockTimeSeconds = options.blockTimeSeconds) => {
@@ -145,13 +146,13 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
   let sending: Promise<unknown> = Promise.resolve();
   /** One is sent after the other, since the node would give two that come at once one nonce. They are mined together. */
   const asAdmin = async (data: Hex) => {
-    const sent = sending.then(() => callAsAdmin(rpc, data, tip()));
+    const sent = sending.then(() => callAsAdmin(BASE, rpc, data, tip()));
     sending = sent.catch(() => {});
     await mined(await sent);
   };
 
   try {
-    await installToken(rpc);
+    await installToken(BASE, rpc);
     await resumeMining();
   } catch (error) {
     await stop();
@@ -196,10 +197,10 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
     /** Mints that many more smallest units. */
     fundUsdc: (address: Address, units: bigint) => asAdmin(mintCall(address, units)),
     usdcOf: (address: Address) =>
-      client.readContract({ address: TOKEN, abi: ABI, functionName: "balanceOf", args: [address] }),
+      client.readContract({ address: BASE.token.address, abi: ABI, functionName: "balanceOf", args: [address] }),
     authorizationUsed: (payer: Address, nonce: Hex) =>
       client.readContract({
-        address: TOKEN,
+        address: BASE.token.address,
         abi: ABI,
         functionName: "authorizationState",
         args: [payer, nonce],
@@ -214,10 +215,10 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
       const { r, s, yParity } = parseSignature(
         await account.signTypedData({
           domain: {
-            name: TOKEN_NAME,
-            version: TOKEN_VERSION,
-            chainId: CHAIN_ID,
-            verifyingContract: TOKEN,
+            name: BASE.token.name,
+            version: BASE.token.version,
+            chainId: BASE.chainId,
+            verifyingContract: BASE.token.address,
           },
           types: {
             CancelAuthorization: [
@@ -239,7 +240,7 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
     async delegate(account: PrivateKeyAccount) {
       await rpc("anvil_setCode", [DELEGATE, STOP]);
       const nonce = await client.getTransactionCount({ address: account.address, blockTag: "pending" });
-      const authorization = await account.signAuthorization({ address: DELEGATE, chainId: CHAIN_ID, nonce });
+      const authorization = await account.signAuthorization({ address: DELEGATE, chainId: BASE.chainId, nonce });
       await asStranger({ to: DELEGATE, authorizationList: [authorization] });
     },
     /** Collects a payment as anyone may who has seen it, and gives the transaction's hash. */
@@ -247,7 +248,7 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
       const [value, after, before] = [BigInt(said.value), BigInt(said.validAfter), BigInt(said.validBefore)];
       const args = [said.from, said.to, value, after, before, said.nonce, signature] as const;
       const data = encodeFunctionData({ abi: ABI, functionName: "transferWithAuthorization", args });
-      return asStranger({ to: TOKEN, data });
+      return asStranger({ to: BASE.token.address, data });
     },
     /** Puts a contract wallet (ERC-1271) somewhere, which takes what `owner` signed, and gives its address. */
     async contractWallet(owner: Address): Promise<Address> {
@@ -290,7 +291,7 @@ export async function startChain(options: { blockTimeSeconds?: number } = {}) {
 async function launch(): Promise<{ url: string; home: string; stop(): Promise<void> }> {
   // Its home is a directory of its own, for it would otherwise keep states under the user's.
   const home = mkdtempSync(join(tmpdir(), "tollgate-chain-"));
-  const options = ["--port", "0", "--chain-id", `${CHAIN_ID}`, "--gas-limit", `${BLOCK_GAS}`];
+  const options = ["--port", "0", "--chain-id", `${BASE.chainId}`, "--gas-limit", `${BLOCK_GAS}`];
   const command = [ANVIL, ...options, "--no-mining", "--color", "never"];
   const watchdog = Bun.spawn(["sh", "-c", WATCHDOG, "anvil", home, ...command], {
     cwd: home,
@@ -330,7 +331,7 @@ async function announcedPort(output: ReadableStream<Uint8Array>): Promise<number
 }
 
 async function allTransfers(client: Pick<PublicClient, "getLogs">): Promise<Transfer[]> {
-  const logs = await client.getLogs({ address: TOKEN, fromBlock: 0n, toBlock: "latest" });
+  const logs = await client.getLogs({ address: BASE.token.address, fromBlock: 0n, toBlock: "latest" });
   const events = parseEventLogs({ abi: ABI, logs });
   return events.flatMap((event, index) => {
     if (event.eventName !== "Transfer") return [];

@@ -1,6 +1,8 @@
 // Payments as they stand on the wire, what they are read as, and what takes the place of their fields.
+
 import { type Parsed, requirementsOf } from "../../../src/x402/codec.ts";
 import type { Payment } from "../../../src/x402/types.ts";
+import { BASE } from "../network.ts";
 
 export const SIGNATURE = `0x${"1a".repeat(64)}1b`;
 export const PAYER = "0x857b06519E91e3A54538791bDbb0E22373e36b66";
@@ -23,7 +25,7 @@ export const V1 = {
   payload: { signature: SIGNATURE, authorization: AUTHORIZATION },
 };
 
-export const WIRE = requirementsOf({
+export const WIRE = requirementsOf(BASE, {
   amount: 10_000n,
   payTo: PAYEE,
   resource: "https://gateway.example/v1/proxy/agent_1",

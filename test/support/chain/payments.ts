@@ -1,5 +1,6 @@
 // Payers and what they sign, made by viem and not by the product's own code, in every form that the wire knows:
 // the headers of both versions of x402 and the body of a settle request. Every field can be made wrong.
+
 import {
   type Address,
   bytesToHex,
@@ -12,13 +13,14 @@ import {
   toHex,
 } from "viem";
 import { generatePrivateKey, type PrivateKeyAccount, privateKeyToAccount } from "viem/accounts";
-import { CHAIN_ID, NETWORK, NETWORK_CAIP2, SCHEME, TOKEN, TOKEN_NAME, TOKEN_VERSION } from "../../../src/x402/kind.ts";
-import type { Verifier } from "../../../src/x402/verifier/verifier.ts";
+import { SCHEME } from "../../../src/x402/network.ts";
+import type { Verifier } from "../../../src/x402/verifier.ts";
 import { checkSignature } from "../../../src/x402/verify.ts";
+import { BASE } from "../network.ts";
 
 /** Judges at once, on the thread of the test. */
 export const verifiedAtOnce: Pick<Verifier, "signedBy"> = {
-  signedBy: async (_owner, payment) => checkSignature(payment),
+  signedBy: async (_owner, payment) => checkSignature({ domain: BASE.token.domain, ...payment }),
 };
 
 const CURVE_ORDER = 0xfffffffffffffffffffffffffffffffebaaedce6af48a03bbfd25e8cd0364141n;
@@ -112,7 +114,7 @@ export async function signPayment(account: LocalAccount, options: PaymentOptions
     validAfter: `${words.validAfter}`,
     validBefore: `${words.validBefore}`,
   };
-  const { scheme = SCHEME, network = NETWORK } = options;
+  const { scheme = SCHEME, network = BASE.name } = options;
   const payload = { x402Version: 1 as const, scheme, network, payload: { signature, authorization } };
   const requirements = wireRequirements(options);
   const version2 = version2Payload(payload, requirements);
@@ -138,15 +140,15 @@ export async function signPayment(account: LocalAccount, options: PaymentOptions
 function wireRequirements(options: PaymentOptions): WireRequirements {
   return {
     scheme: SCHEME,
-    network: NETWORK,
+    network: BASE.name,
     maxAmountRequired: `${options.value}`,
     resource: "https://gateway.test/v1/agents/agent/invoke",
     description: "",
     mimeType: "application/json",
     payTo: options.to,
     maxTimeoutSeconds: WINDOW_SECONDS,
-    asset: TOKEN,
-    extra: { name: TOKEN_NAME, version: TOKEN_VERSION },
+    asset: BASE.token.address,
+    extra: { name: BASE.token.name, version: BASE.token.version },
     ...options.requirements,
   };
 }
@@ -161,7 +163,7 @@ function version2Payload(
     resource: { url: asked.resource, description: asked.description, mimeType: asked.mimeType },
     accepted: {
       scheme,
-      network: network === NETWORK ? NETWORK_CAIP2 : network,
+      network: network === BASE.name ? BASE.caip2 : network,
       amount: asked.maxAmountRequired,
       asset: asked.asset,
       payTo: asked.payTo,
@@ -186,10 +188,10 @@ function sign(
 ): Promise<Hex> {
   return account.signTypedData({
     domain: {
-      name: TOKEN_NAME,
-      version: TOKEN_VERSION,
-      chainId: CHAIN_ID,
-      verifyingContract: TOKEN,
+      name: BASE.token.name,
+      version: BASE.token.version,
+      chainId: BASE.chainId,
+      verifyingContract: BASE.token.address,
       ...domain,
     },
     types: TRANSFER_TYPES,

@@ -1,8 +1,7 @@
 // How the answer in a message is found when the whole message is in memory: the plain way, to hold the other one to.
 import { createHash } from "node:crypto";
 import { createParser } from "eventsource-parser";
-import { atOnce } from "../../../src/kernel/turns.ts";
-import { objectOutline, skipSpaceInSteps, watch } from "../../../src/wire/json-scan.ts";
+import { objectOutline, skipSpace, watch } from "../../../src/wire/json-scan.ts";
 
 const KEYS = [watch("id"), watch("method"), watch("result"), watch("error", watch("code"))];
 const ID_BYTES_MAX = 6 * 1024;
@@ -17,7 +16,7 @@ export interface Plain {
 
 /** The message, read as the answer to the request that was sent with `wireId` and came with `callerId`. */
 export function plainAnswer(message: Uint8Array, wireId: string, callerId: string): Plain {
-  const { findings } = atOnce(objectOutline(message, atOnce(skipSpaceInSteps(message, 0)), KEYS));
+  const { findings } = objectOutline(message, skipSpace(message, 0), KEYS);
   const [id, method, , error] = findings;
   const textOf = (span: { start: number; end: number }) =>
     span.end - span.start > ID_BYTES_MAX ? "" : Buffer.from(message.subarray(span.start, span.end)).toString();

@@ -1,5 +1,6 @@
 // What tests of settling need: a facilitator's settle over a real store, with hand-made doubles of the chain and of
 // the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
+
 import type { FindOwnTransfer } from "../../../src/chain/find-use.ts";
 import { type FacilitatorAccount, usedOn, utcDay } from "../../../src/facilitator/payments/guardrails.ts";
 import {
@@ -11,7 +12,7 @@ import {
   recordSettled,
   storedPayment,
 } from "../../../src/facilitator/payments/payments.ts";
-import { X402_V1 } from "../../../src/facilitator/routes.ts";
+import { x402V1 } from "../../../src/facilitator/routes.ts";
 import { requirementsText } from "../../../src/facilitator/settle/outcome.ts";
 import {
   createSettle,
@@ -23,6 +24,7 @@ import type { Store } from "../../../src/storage/store.ts";
 import { parseSettleRequest, type SettleRequest } from "../../../src/x402/codec.ts";
 import type { Hex, PaymentKey } from "../../../src/x402/types.ts";
 import { keyOf } from "../../../src/x402/verify.ts";
+import { BASE } from "../network.ts";
 import { newPayer, type PaymentOptions, signPayment, verifiedAtOnce } from "./payments.ts";
 
 /** 2025-11-21T12:00:00Z. */
@@ -70,7 +72,7 @@ export function parsed(wire: unknown): SettleRequest {
   return request.value;
 }
 
-export const keyOfRequest = (asked: SettleRequest): PaymentKey => keyOf(asked.payment.authorization);
+export const keyOfRequest = (asked: SettleRequest): PaymentKey => keyOf(BASE, asked.payment.authorization);
 
 /** The name of a claim that another process has made. */
 export const CLAIM = "another process";
@@ -166,6 +168,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
   }
 
   const settle = createSettle({
+    network: BASE,
     store,
     clock,
     verifier: verifiedAtOnce,
@@ -226,7 +229,7 @@ export function settling(store: Store, options: SettlingOptions = {}) {
 /** Settles as the caller is answered. */
 export function answered({ settle }: Pick<Settle, "settle">) {
   return async (account: FacilitatorAccount, asked: SettleRequest) => {
-    return X402_V1.answer(asked, await settle(account, asked));
+    return x402V1(BASE).answer(asked, await settle(account, asked));
   };
 }
 

@@ -1,5 +1,6 @@
 // A facilitator's wallet on a real chain with a database of its own, and payments that are claimed as the
 // facilitator claims them. A crash leaves the wallet behind and opens a second one on the same database.
+
 import type { Hex } from "viem";
 import { generatePrivateKey } from "viem/accounts";
 import { type Chain, createChain } from "../../../src/chain/chain.ts";
@@ -12,7 +13,7 @@ import { createLocalSigner, type Signer } from "../../../src/facilitator/wallet/
 import { createWallet, type WalletOptions as ProductOptions } from "../../../src/facilitator/wallet/wallet.ts";
 import { createOutbound } from "../../../src/http/client/outbound.ts";
 import type { Store } from "../../../src/storage/store.ts";
-import { CHAIN_ID, TOKEN } from "../../../src/x402/kind.ts";
+import { BASE } from "../network.ts";
 import { sqlitePlace } from "../stores/stores.ts";
 import type { TestChain } from "./chain.ts";
 import { newPayer, signPayment } from "./payments.ts";
@@ -51,7 +52,7 @@ export function removeWallets(): void {
 }
 
 export async function fundedSigner(testChain: TestChain, wei = 10n * ETHER): Promise<Signer> {
-  const signer = createLocalSigner(generatePrivateKey());
+  const signer = createLocalSigner(BASE, generatePrivateKey());
   await testChain.fundEth(signer.address, wei);
   return signer;
 }
@@ -63,7 +64,7 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
   const store = options.store ?? (await place.open());
   const { log = silentLog, urls = [testChain.url], timeoutMs = 5000 } = options;
   const signers = options.signers ?? [await fundedSigner(testChain)];
-  const real = createChain({ urls, outbound, log, timeoutMs });
+  const real = createChain({ network: BASE, urls, outbound, log, timeoutMs });
   const chain = options.wrap?.(real) ?? real;
   const outcomes = createSettlementWaiters(store);
   const wallet = createWallet({
@@ -74,7 +75,7 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
     signers,
     leases: options.leases ?? NO_LEASES,
     outcomes,
-    limits: { gasLowWaterWei: 10n ** 15n, maxFeeGwei: 50, confirmations: 12, batch: 0, ...options.limits },
+    limits: { gasLowWaterWei: 10n ** 15n, maxFee: 50n * 10n ** 9n, confirmations: 12, batch: 0, ...options.limits },
   });
   await wallet.start();
   const rows = async () => {
@@ -143,7 +144,7 @@ export async function newPayment(testChain: TestChain, words: PaymentWords = {})
   return {
     payer,
     claim: crypto.randomUUID(),
-    key: { chain_id: CHAIN_ID, token: lower(TOKEN), payer: from, nonce },
+    key: { chain_id: BASE.chainId, token: BASE.token.key, payer: from, nonce },
     authorization: {
       from,
       to: lower(to),

@@ -31,6 +31,8 @@ export async function executeIn(gateway: Pick<Gateway, "dataDir">, env: Environm
   const url = env["DATABASE_URL"];
   if (url === undefined) {
     using file = new Sqlite(join(gateway.dataDir, "tollgate.db"));
+    // The gateway may be writing.
+    file.run("pragma busy_timeout = 10000");
     file.run(statement);
     return;
   }

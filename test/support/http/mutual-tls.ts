@@ -1,13 +1,15 @@
 // The mutual-TLS port with accounts in a real store and a settling that only notes what it is asked, and raw
 // clients to try it with.
+
 import { connect as connectTcp, type Socket } from "node:net";
 import { type ConnectionOptions, connect, type TLSSocket } from "node:tls";
 import type { Log, LogFields } from "../../../src/core/log.ts";
 import { addAccount, ownerOf } from "../../../src/facilitator/accounts.ts";
 import { LISTENER_LIMITS, type ListenerLimits, listenMutualTls } from "../../../src/facilitator/mtls.ts";
-import { createPeerEdge } from "../../../src/facilitator/routes.ts";
+import { createPeerEdge, x402V1 } from "../../../src/facilitator/routes.ts";
 import { type CollectionOutcome, settledBy } from "../../../src/facilitator/settle/outcome.ts";
 import { MAX } from "../../../src/kernel/limits.ts";
+import { BASE } from "../network.ts";
 import { sqlitePlace } from "../stores/stores.ts";
 import { makePki, type TestIdentity } from "./pki.ts";
 
@@ -96,6 +98,7 @@ export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: (
   const answers = { settle: async (): Promise<CollectionOutcome> => SETTLEMENT, ready: true };
   const asked: string[] = [];
   const edge = createPeerEdge({
+    protocol: x402V1(BASE),
     read: store.read,
     log,
     settle(account) {

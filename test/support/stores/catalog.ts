@@ -1,5 +1,6 @@
 // Agents and credentials behind the real edge, on a real SQLite store in a temporary directory: what the tests
 // of both features speak to. A bearer token here is the tenant's name.
+
 import { afterAll, beforeAll, expect } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -15,6 +16,7 @@ import { type Keyring, openKeyring } from "../../../src/keys/keyring.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { onlyMasterKey } from "../keys.ts";
+import { BASE } from "../network.ts";
 
 export interface Answer {
   readonly status: number;
@@ -61,7 +63,7 @@ export async function openCatalog(databaseUrl: string | null = null): Promise<Ca
   const store = await openStore({ databaseUrl, dataDir: dir, log, clock });
   const keyring = await openKeyring(store, onlyMasterKey(new Uint8Array(32).fill(7)), clock);
   const app = routes()
-    .use(agentRoutes({ store, clock, rules: hostRules({ allow: ["10.1.2.3"] }), agentsMax: 10_000 }))
+    .use(agentRoutes({ network: BASE, store, clock, rules: hostRules({ allow: ["10.1.2.3"] }), agentsMax: 10_000 }))
     .use(
       credentialRoutes({
         store,

@@ -10,7 +10,7 @@ const MAIN = join(import.meta.dir, "../../../src/main.ts");
 export const NEXT_VERSION = newestVersion() + 1;
 
 const STATEMENTS = `
-  alter table replicas add column color text;
+  alter table processes add column color text;
   create table colors (agent text not null primary key);
   insert into colors (agent) select id from agents;
 `;

@@ -8,7 +8,8 @@ import type { Job, Outcome } from "../../../src/gateway/executor/job.ts";
 import { Scheduler, type SchedulerOptions } from "../../../src/gateway/executor/scheduler.ts";
 import { findInvocation } from "../../../src/gateway/invocations/history.ts";
 import { abandon, accept } from "../../../src/gateway/invocations/service.ts";
-import { createClaims, createReplicaLease, type ReplicaLeaseOptions } from "../../../src/gateway/upstream/ownership.ts";
+import { createClaims, createReplicaLease } from "../../../src/gateway/upstream/ownership.ts";
+import { createMembership, type Membership } from "../../../src/storage/leases.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { accepted, SUCCESS } from "./invocations.ts";
@@ -43,11 +44,13 @@ export function slowCredential() {
 export function useScheduling() {
   let dir: string;
   let store: Store;
+  const memberships: Membership[] = [];
   beforeEach(async () => {
     dir = mkdtempSync(join(tmpdir(), "tollgate-scheduling-"));
     store = await openStore({ databaseUrl: null, dataDir: dir, log: silentLog, clock });
   });
   afterEach(async () => {
+    for (const membership of memberships.splice(0)) await membership.stop();
     await store.close();
     rmSync(dir, { recursive: true, force: true });
   });
@@ -77,10 +80,13 @@ export function useScheduling() {
       return { scheduler, untilEnded: (id: string) => endOf(id).promise };
     },
     /** The lease of a process that comes next. */
-    lease(changed: Partial<ReplicaLeaseOptions> = {}) {
+    async lease(through = store) {
+      const membership = createMembership({ store: through, log: silentLog, id: "rep_2", kind: "gateway" });
+      memberships.push(membership);
+      await store.write((tx) => membership.enter(tx));
       const refusals = { removeAppeared: async () => 0 };
-      const options = { store, clock, log: silentLog, replica: "rep_2", agentConcurrency: 4, agentMaxRaised() {} };
-      return createReplicaLease({ ...options, refusals, ...changed });
+      const options = { store: through, clock, log: silentLog, membership, agentConcurrency: 4, agentMaxRaised() {} };
+      return createReplicaLease({ ...options, refusals });
     },
     async acceptOne(credential_ref: string | null = null) {
       const one = accepted(clock.now());

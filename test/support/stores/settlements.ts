@@ -1,4 +1,5 @@
 // Payments of one or several replicas over a store of a test, whose facilitator answers as the test says.
+
 import { afterAll, beforeAll } from "bun:test";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -17,6 +18,7 @@ import { insertPayment } from "../../../src/gateway/payment/store.ts";
 import { openStore } from "../../../src/storage/open.ts";
 import type { Store } from "../../../src/storage/store.ts";
 import { newPayer, signPayment, verifiedAtOnce } from "../chain/payments.ts";
+import { BASE } from "../network.ts";
 import { accepted, counted } from "./invocations.ts";
 import { startPostgres } from "./postgres.ts";
 
@@ -63,6 +65,7 @@ export function usePayments(databaseUrl: () => Promise<string | null>) {
     store.onCallEnded(({ invocation_id }) => void told.push(`ended ${invocation_id}`));
     let attempts = 0;
     const settler = createSettler({
+      network: BASE,
       store,
       clock,
       time: { earliest: clock.now },
@@ -77,6 +80,7 @@ export function usePayments(databaseUrl: () => Promise<string | null>) {
     running.push(settler);
     const look = (tenant: string, id: string) => findInvocation(store.read, tenant, id);
     const payments = createPayments({
+      network: BASE,
       store,
       clock,
       meters: silentMeters,

@@ -3,10 +3,9 @@
 // lack of a session, since it never ran then.
 
 import { MAX } from "../../../kernel/limits.ts";
-import { bodyInSteps } from "../../../kernel/turns.ts";
-import { wholeOf } from "../../../wire/body.ts";
+import { judged } from "../../../wire/body.ts";
 import { isEventStream } from "../../../wire/event-stream.ts";
-import { isSessionless, parseRpcRequest, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
+import { isSessionless, RPC_REQUEST, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
 import { isEchoedHeader } from "../../../wire/mcp-headers.ts";
 import { CallError } from "../../upstream/failure.ts";
 import { type CallContext, jobHeaders, send, type Upstreams } from "../call.ts";
@@ -61,8 +60,7 @@ export function createMcp(upstreams: Upstreams) {
   sweeper.unref();
   return {
     async call(job: Job, context: CallContext): Promise<Outcome> {
-      const body = await wholeOf(job.body, job.tenant);
-      const request = await bodyInSteps(body, parseRpcRequest(body), job.tenant);
+      const [request, body] = await judged(job.body, RPC_REQUEST, job.tenant);
       if (!request.ok) throw new CallError("internal", `not a JSON-RPC request: ${request.problem}`);
       const callerVersion = headerOf(job, VERSION_HEADER) ?? request.protocolVersion;
       const wireId = decoder.decode(body.subarray(request.id.start, request.id.end));

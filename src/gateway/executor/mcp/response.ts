@@ -5,7 +5,7 @@
 import { createHash, type Hash } from "node:crypto";
 import { BodyTooLarge, bodyChunks, type Chunks } from "../../../http/client/body.ts";
 import type { Answer } from "../../../http/client/exchange.ts";
-import { inOneStep } from "../../../kernel/turns.ts";
+import { inTurn } from "../../../kernel/turns.ts";
 import { EventStreamReader, Utf8Reader } from "../../../wire/event-stream.ts";
 import { followedKeys, JsonFollower, type Member, type MemberHandler } from "../../../wire/json-follower.ts";
 import { ID_TEXT_BYTES_MAX, isSameId, splice } from "../../../wire/jsonrpc.ts";
@@ -300,6 +300,6 @@ async function inSlices(
   for (let at = 0; at < piece.length; at += SLICE_BYTES) {
     const work = await ready(piece.subarray(at, at + SLICE_BYTES));
     if (performance.now() < until) work();
-    else await inOneStep(work, tenant);
+    else await inTurn(tenant, work);
   }
 }

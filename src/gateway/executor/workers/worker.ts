@@ -1,7 +1,9 @@
 // Entry point of a worker thread: makes upstream calls and nothing else. The worker knows neither database nor configuration:
 // the first message brings its settings, later ones bring jobs and cancels (see job.ts).
 
+import { startComputeThreads } from "../../../compute/threads.ts";
 import { hostRules } from "../../../core/host.ts";
+import type { LogFields } from "../../../core/log.ts";
 import { createOutbound, ownAddresses } from "../../../http/client/outbound.ts";
 import { watchLoop } from "../../../kernel/loop-watch.ts";
 import { inTurns } from "../../../kernel/turns.ts";
@@ -25,6 +27,10 @@ const CANCELLED: CallStop = "cancelled";
 
 function post(message: FromWorker, transfer: ArrayBuffer[] = []): void {
   self.postMessage(message, transfer);
+}
+
+function warn(event: string, fields: LogFields = {}): void {
+  post({ kind: "warning", event, fields });
 }
 
 function createCaller(settings: WorkerSettings, workers: number) {
@@ -86,9 +92,8 @@ function serve(): (message: ToWorker) => void {
     switch (message.kind) {
       case "start":
         caller = createCaller(message.settings, message.workers);
-        watchLoop("upstream calls", message.settings.blocked_ms, (event, fields = {}) =>
-          post({ kind: "blocked", event, fields }),
-        );
+        watchLoop("upstream calls", message.settings.blocked_ms, warn);
+        startComputeThreads({ debug() {}, error: warn }, 1);
         post({ kind: "ready" });
         break;
       case "work":

@@ -120,7 +120,7 @@ eachStore((makePlace, dialect) => {
     }
     expect(await find(keyOf(own))).toMatchObject({ status: "succeeded" });
     await Promise.all(accepting);
-  }, 60_000);
+  });
 
   test("of many calls with one idempotency key one is stored, and all are told its ID, but for another body", async () => {
     const [same, others] = [times(40, () => withKey("k")), times(10, () => withKey("k", "other"))];
@@ -215,7 +215,7 @@ eachStore((makePlace, dialect) => {
       }
       expect(await store.read.db.select().from(orphanedParts)).toEqual([]);
     }
-  }, 60_000);
+  });
 
   if (dialect === "postgres")
     test("of two replicas that remove one body, none removes the note of it while parts are left", async () => {
@@ -287,7 +287,7 @@ eachStore((makePlace, dialect) => {
     const next = { key: keyOf(late), n: 2, bytes: bytes(10), dueAt: store.clock.now() };
     expect(await store.execute(storePartCommand, next)).toBe(false);
     expect(await partsOfCall(first)).toBe((3 * MIB) / PART_BYTES);
-  }, 60_000);
+  });
 
   test("any text comes back as it was, to the claimer, in the history and to the listeners", async () => {
     const own = await place.open();
@@ -324,7 +324,7 @@ eachStore((makePlace, dialect) => {
       { numRuns: 15 },
     );
     await own.close();
-  }, 60_000);
+  });
 
   test("a text with U+0000 harms nobody else", async () => {
     const [before, poisoned, after] = [call(), call({ model: "a\0b" }), call()];
@@ -508,7 +508,7 @@ eachStore((makePlace, dialect) => {
         await accept(tx, one);
         await claim(tx, { key: keyOf(one), owner: "rep_1", token: "token", now: NOW });
         await finish(tx, { key: keyOf(one), token: "token", request_id: "req" }, SUCCESS, NOW);
-        await tx.db.insert(tx.tables.replicas).values({ id: one.row.id, lease_until: 0 });
+        await tx.db.insert(tx.tables.processes).values({ id: one.row.id, kind: "gateway", lease_until: 0 });
         if (fails) throw new Fault("conflict", "no");
       });
     const [kept, undone] = [
@@ -556,7 +556,7 @@ eachStore((makePlace, dialect) => {
       { numRuns: 20 },
     );
     await reader.close();
-  }, 60_000);
+  });
 });
 
 type Step = "claim" | "succeed" | "fail" | "cancel" | "withdraw";

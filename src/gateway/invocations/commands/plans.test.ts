@@ -132,7 +132,6 @@ for (const version of [18, 15] as const) {
         .values();
       expect(plans.flat().map(Number)).toEqual(inputs(1).map(() => 0));
     },
-    60_000,
   );
 
   test.skipIf(missing !== null)(
@@ -178,7 +177,6 @@ for (const version of [18, 15] as const) {
       await client.unsafe("analyze");
       await expectFew("full");
     },
-    60_000,
   );
 
   test.skipIf(missing !== null)(
@@ -206,7 +204,6 @@ for (const version of [18, 15] as const) {
       const [row] = await client.unsafe(explain).values();
       expect(row[0][0].Plan["WAL Bytes"] / calls.length).toBeLessThan(1_000);
     },
-    60_000,
   );
 
   const name = `commands find their rows by key, empty or with ${OPEN + ENDED} calls, on Postgres ${version}`;
@@ -262,7 +259,6 @@ for (const version of [18, 15] as const) {
         expect(mostRows(row[0][0].Plan)).toBe(0);
       }
     },
-    60_000,
   );
 }
 

@@ -37,7 +37,7 @@ const youngFrom = (now: number): string => idFloor("inv", now - YOUNG_MS);
 const isQueued = (replica: string, young: string) =>
   `c.status = 'pending' and c.mode = 'transactional' and coalesce(c.settlement_status, '') <> 'pending'
    and (c.accepted_by is null or c.accepted_by = ${replica} or c.id < ${young}
-     or c.accepted_by not in (select id from replicas))`;
+     or c.accepted_by not in (select id from processes))`;
 
 /** Who looks for calls, and when. */
 interface Taker {

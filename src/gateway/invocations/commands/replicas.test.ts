@@ -13,7 +13,7 @@ function suite(freshDatabase?: () => Promise<string>, isSerializable = false): v
   beforeAll(async () => {
     const place = await postgresPlace(await freshDatabase?.());
     stores = [await place.open(), await place.open()];
-  }, 30_000);
+  });
   afterAll(() => Promise.all(stores.map((store) => store.close())));
 
   test("two replicas that accept calls of two tenants in other orders are both done at once", async () => {
