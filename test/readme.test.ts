@@ -113,7 +113,7 @@ describe("the documentation", () => {
     const named = recipes.match(/(?<=`)(src|db|test)\/[^`]+(?=`)/g) ?? [];
     expect(named.filter((path) => !existsSync(join(ROOT, path)))).toEqual([]);
     expect(new Set(named).size).toBeGreaterThan(40);
-    expect(recipes.match(/^### /gm)?.length).toBe(10);
+    expect(recipes.match(/^### /gm)?.length).toBeGreaterThanOrEqual(10);
     // Files are named in other pages as well, with their whole path.
     const others = manual.text.match(/(?<=`)(src|db|test)\/[\w./-]+\.\w+(?=`)/g) ?? [];
     expect(others.filter((path) => !existsSync(join(ROOT, path)))).toEqual([]);

@@ -52,3 +52,12 @@ test("a long text is read and refused as it is here", async () => {
     ...{ name: "Fault", kind: "invalid_request", message: "a: given twice" },
   });
 });
+
+test("a body is never taken for an empty one while a thread has its memory", async () => {
+  const body = bodyOf(partsOf(call("x".repeat(70_000)))) as LargeBody;
+  const hashing = hashOf(body, "t");
+  const lost = { kind: "unavailable", message: "the body was lost" };
+  expect(await hashOf(body, "t").catch((error) => error)).toMatchObject(lost);
+  expect(() => bodyPartsOf(body)).toThrow("the body was lost");
+  expect(await hashing).toBe(SHA256.run(bodyPartsOf(body)).result);
+});

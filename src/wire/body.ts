@@ -4,6 +4,7 @@
 
 import { createHash } from "node:crypto";
 import { joined } from "../core/bytes.ts";
+import { Fault } from "../core/fault.ts";
 import { AT_ONCE_BYTES, type ComputeTask, compute } from "../kernel/compute.ts";
 import { inTurn } from "../kernel/turns.ts";
 
@@ -20,8 +21,8 @@ const SMALL_BYTES = 16_384;
 
 export class LargeBody {
   readonly byteLength: number;
-  /** Views of the whole, once somebody has asked for that. None while another thread has them, and if that dies. */
-  parts: readonly Uint8Array[] = [];
+  /** Null while another thread has the memory, and from then on if that thread dies. */
+  #parts: readonly Uint8Array[] | null = null;
   whole: Uint8Array | null = null;
   /** In lower hex. Hashed once, when idempotency key, payment or receipt asks for it first. */
   sha256: string | null = null;
@@ -35,10 +36,16 @@ export class LargeBody {
     this.#keep(parts);
   }
 
+  /** Views of the whole, once somebody has asked for that. @throws Fault `unavailable` while another thread has the memory */
+  get parts(): readonly Uint8Array[] {
+    if (this.#parts === null) throw new Fault("unavailable", "the body was lost", { retryAfterSeconds: 1 });
+    return this.#parts;
+  }
+
   /** Does the task on another thread, to which the body moves for so long. @throws as `compute` does; then the body is lost */
   async move<T>(task: BodyTask<T>, tenant: string): Promise<T> {
     const moved = this.whole === null ? this.parts : [this.whole];
-    [this.parts, this.whole] = [[], null];
+    [this.#parts, this.whole] = [null, null];
     const { result, parts } = await compute(task, moved, { tenant, bytes: this.byteLength, moved });
     this.#keep(parts);
     return result;
@@ -47,7 +54,11 @@ export class LargeBody {
   #keep(parts: readonly Uint8Array[]): void {
     const [first, second] = parts;
     this.whole = second === undefined ? (first ?? null) : null;
-    this.parts = this.whole === null ? parts : partsOf(this.whole);
+    this.#parts = this.whole === null ? parts : partsOf(this.whole);
+  }
+
+  free(): void {
+    for (const piece of this.whole === null ? (this.#parts ?? []) : [this.whole]) freeMemory(piece);
   }
 }
 
@@ -83,8 +94,7 @@ export function freeMemory(piece: Uint8Array): void {
 
 export function freeBody(body: CallBody): void {
   if (body instanceof Uint8Array) freeMemory(body);
-  else if (body.whole !== null) freeMemory(body.whole);
-  else for (const part of body.parts) freeMemory(part);
+  else body.free();
 }
 
 /** The parts of a body as they are stored; of one in a single piece, views of it. */

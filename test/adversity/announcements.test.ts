@@ -55,7 +55,7 @@ test("who waits at one gateway learns of an end at another, and a cancel there s
     await one.stop();
     while (!heard.some((payload) => payload.endsWith(" left"))) await Bun.sleep(20);
     // IDs, and nothing else of any tenant.
-    for (const payload of heard) expect(payload).toMatch(/^rep_[\w-]+ (left|inv_[\w-]+(,inv_[\w-]+)*)$/);
+    for (const payload of heard) expect(payload).toMatch(/^rep_[\w-]+ (left|here|inv_[\w-]+(,inv_[\w-]+)*)$/);
     const told = heard.join().match(/inv_[\w-]+/g);
     expect(told).toContain(call);
     expect(told).toContain(running);
