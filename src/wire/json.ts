@@ -9,14 +9,14 @@ import { MAX } from "../kernel/limits.ts";
 /**
  * The value of a JSON text.
  *
- * @param freeField a top-level key below which equal keys are let pass
+ * @param freeField a top-level key below which duplicate keys are allowed
  * @throws Fault `invalid_request`
  */
 export function parseJson(bytes: Uint8Array, freeField: string | null = null): unknown {
   return new JsonReader(decodeUtf8(bytes), freeField).read();
 }
 
-/** Judges a text. The value stays where it is made: to move it takes longer than to read the text again. */
+/** Checks a text, and returns no value: to copy the value between threads takes longer than to parse the text again. */
 export const JSON_TEXT: ComputeTask<readonly [bytes: Uint8Array, freeField: string | null], null> = {
   name: "json",
   run([bytes, freeField]) {
@@ -25,11 +25,11 @@ export const JSON_TEXT: ComputeTask<readonly [bytes: Uint8Array, freeField: stri
   },
 };
 
-/** As `parseJson`, wherever a long text is best judged. @throws as `compute` does, too */
+/** Like `parseJson`, but checks a long text on another thread. @throws as `parseJson` and `compute` do */
 export async function readJson(bytes: Uint8Array, freeField: string | null, tenant: string): Promise<unknown> {
   if (bytes.length <= AT_ONCE_BYTES) return parseJson(bytes, freeField);
   await compute(JSON_TEXT, [bytes, freeField], { tenant, bytes: bytes.length });
-  // What is accepted is read by both alike: where a key may be given twice, the last one counts.
+  // Both parsers read an accepted text alike: where duplicate keys are allowed, the last one counts.
   return JSON.parse(decodeUtf8(bytes));
 }
 

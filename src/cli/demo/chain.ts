@@ -168,7 +168,7 @@ export async function installToken(network: Network, request: CallNode): Promise
   await request("evm_mine", []);
   const separator = encodeFunctionData({ abi: ABI, functionName: "DOMAIN_SEPARATOR" });
   const found = await request("eth_call", [{ to: own.address, data: separator }, "latest"]);
-  // Equal means: same name, version, chain and address.
+  // The separator hashes the token's name, version, chain and address.
   if (found !== own.domain) throw new Error(`the token's domain is not ${network.title}'s: ${String(found)}`);
 }
 
