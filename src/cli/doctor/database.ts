@@ -9,10 +9,10 @@ import { StartupProblem } from "../../core/startup.ts";
 import { systemClock } from "../../core/time.ts";
 import { keysThatDoNotOpen } from "../../keys/keyring.ts";
 import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../../keys/master-keys.ts";
-import { type DatabaseLook, NO_KEYS } from "../../storage/look.ts";
+import { type DatabaseInspection, NO_KEYS } from "../../storage/inspect.ts";
 import { fitOf, newestVersion, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/migrate.ts";
-import { lookAtPostgres } from "../../storage/postgres/look.ts";
-import { lookAtSqlite } from "../../storage/sqlite/look.ts";
+import { inspectPostgres } from "../../storage/postgres/inspect.ts";
+import { inspectSqlite } from "../../storage/sqlite/inspect.ts";
 import type { DataLocation } from "../open.ts";
 import {
   type Check,
@@ -29,11 +29,11 @@ import {
 } from "./findings.ts";
 
 /** Resolves with null if there is no database yet. Rejects if it can't be opened; the check of the database reports why. */
-export type Opening = Promise<DatabaseLook | null>;
+export type Opening = Promise<DatabaseInspection | null>;
 
 export function openDatabase({ databaseUrl, dataDir }: DataLocation): Opening {
   const open = async () =>
-    databaseUrl === null ? lookAtSqlite(join(dataDir, DATABASE_FILE)) : lookAtPostgres(databaseUrl);
+    databaseUrl === null ? inspectSqlite(join(dataDir, DATABASE_FILE)) : inspectPostgres(databaseUrl);
   const opening = inTime(open());
   opening.catch(() => {});
   return opening;
@@ -43,7 +43,7 @@ export function openDatabase({ databaseUrl, dataDir }: DataLocation): Opening {
 export function afterOpening(
   check: Omit<Check, "run">,
   opening: Opening,
-  run: (database: DatabaseLook | null) => Promise<Finding[]>,
+  run: (database: DatabaseInspection | null) => Promise<Finding[]>,
 ): Check {
   const { what } = check;
   return {
@@ -65,7 +65,7 @@ export function databaseChecks({ databaseUrl, dataDir }: DataLocation, opening: 
   return [{ ...database, advice }, afterOpening({ what: "database clock" }, opening, clockFindings)];
 }
 
-async function databaseFindings(database: DatabaseLook | null): Promise<Finding[]> {
+async function databaseFindings(database: DatabaseInspection | null): Promise<Finding[]> {
   if (database === null) return findings("database", [], "SQLite; the first start creates it");
   const { dialect, schema, capabilities } = database;
   const hasSchema = schema.version > 0;
@@ -105,7 +105,7 @@ export function schemaProblem(schema: Schema): Problem | null {
   }
 }
 
-async function clockFindings(database: DatabaseLook | null): Promise<Finding[]> {
+async function clockFindings(database: DatabaseInspection | null): Promise<Finding[]> {
   const from = systemClock.now();
   const aheadMs = ((await database?.now()) ?? from) - (from + systemClock.now()) / 2;
   const problem = skewProblem("the database's clock", aheadMs, "set both by NTP: tokens are judged by the database's");
@@ -140,7 +140,7 @@ const NAMED_MAX = 3;
 
 export async function keyFindings(
   place: Pick<Config, "masterKeys" | "dataDir">,
-  database: DatabaseLook | null,
+  database: DatabaseInspection | null,
 ): Promise<Finding[]> {
   const keys = (await database?.wrappedKeys()) ?? NO_KEYS;
   const count = keys.tenantKeys.length + keys.signingKeys.length;

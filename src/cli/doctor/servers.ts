@@ -22,7 +22,7 @@ import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { openSealed } from "../../keys/keyring.ts";
 import { findMasterKeys } from "../../keys/master-keys.ts";
-import type { DatabaseLook } from "../../storage/look.ts";
+import type { DatabaseInspection } from "../../storage/inspect.ts";
 import { fitOf } from "../../storage/migrate.ts";
 import type { Network } from "../../x402/network.ts";
 import {
@@ -122,7 +122,7 @@ interface Group {
  */
 export async function facilitatorFindings(
   config: Config,
-  database: DatabaseLook | null,
+  database: DatabaseInspection | null,
   trusted: Outbound,
 ): Promise<Finding[]> {
   const fit = database === null ? "none" : fitOf(database.schema);

@@ -159,17 +159,17 @@ interface Names {
 export function indexNames(count: number) {
   const anyText = createRuleSet(count);
   /** The rules that have each name, and each start of a name without its `*`. */
-  const [names, starts] = [new Map<string, readonly number[]>(), new Map<string, readonly number[]>()];
+  const [names, starts] = [new Map<string, number[]>(), new Map<string, number[]>()];
   return {
     /** @param list with `*` at the end of a start; empty: any text */
     add(list: readonly string[], rule: number): void {
       if (list.length === 0) addRule(anyText, rule);
-      const alone = [rule];
       for (const entry of list) {
         const isStart = entry.endsWith("*");
         const [index, text] = isStart ? [starts, entry.slice(0, -1)] : [names, entry];
-        const others = index.get(text);
-        index.set(text, others === undefined ? alone : [...others, rule]);
+        const rules = index.get(text);
+        if (rules === undefined) index.set(text, [rule]);
+        else rules.push(rule);
       }
     },
     made(): Names {

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
-import { startComputeThreads } from "../../compute/threads.ts";
 import { silentLog } from "../../core/log.ts";
+import { startCompute } from "../../kernel/compute.ts";
 import { UnreadableAnswer } from "../../wire/tool-list.ts";
 import { type FilterOptions, filterEvents, filterJson } from "./tool-filter.ts";
 
@@ -80,6 +80,17 @@ describe("a JSON body", () => {
   });
 });
 
+/** A thread as the product's, and when it is given work. */
+function workerThat(isGiven: () => void): Worker {
+  const worker = new Worker(new URL("../../compute/worker.ts", import.meta.url).href);
+  const post = worker.postMessage.bind(worker) as (...message: unknown[]) => void;
+  worker.postMessage = (...message: unknown[]) => {
+    post(...message);
+    isGiven();
+  };
+  return worker;
+}
+
 describe("a long answer", () => {
   const long = list("good", "bad", "x".repeat(1_000_000));
   const left = list("good", "x".repeat(1_000_000));
@@ -104,7 +115,8 @@ describe("a long answer", () => {
     ["an event", filterEvents, `id: 7\ndata: ${long}\n\n`, `id: 7\ndata: ${left}\n\n`],
     ["an event of many lines", filterEvents, `data: {"a":[\n${"data: 1,\n".repeat(60_000)}data: 1]}\n\n`, ""],
   ])("is read on another thread, and leaves no memory taken: %s", async (_, create, given, expected) => {
-    const stop = startComputeThreads(silentLog);
+    let onWork = () => {};
+    const stop = startCompute({ log: silentLog, spawn: () => workerThat(() => onWork()) });
     try {
       const all = roomy();
       expect((await pass(create(all), given, Array(20).fill(100_000))).join("")).toBe(expected || given);
@@ -112,8 +124,7 @@ describe("a long answer", () => {
       const ending = new AbortController();
       const leaving = roomy(ending.signal);
       const ended = pass(create(leaving), given).catch((reason) => reason);
-      for (let turn = 0; turn < 5; turn++) await new Promise(setImmediate);
-      ending.abort("gone");
+      onWork = () => ending.abort("gone");
       expect(await ended).toBe("gone");
       expect(leaving.memory.left).toBe(10_000_000);
     } finally {

@@ -1,6 +1,6 @@
-// Removes the tools that the policy denies from responses to `tools/list`, in a JSON body or in an event stream. The events of a
-// stream are parsed and serialised again, so that all clients read the same events, however they split lines. A text that can't be
-// read, or is too long to be held, does not pass. Long texts are read on another thread, or piece by piece in turns.
+// Removes the tools that the policy denies from responses to `tools/list`, in a JSON body or in an event stream. Events are
+// parsed and serialised again, so that all clients read the same ones, however they split lines. A text that can't be read, or
+// is too long to be held, does not pass. Long texts are read on another thread, or piece by piece in turns.
 
 import type { Chunks } from "../../http/client/body.ts";
 import { AT_ONCE_BYTES, compute } from "../../kernel/compute.ts";

@@ -262,12 +262,12 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
      * From now on ends the calls of replicas that are gone, and takes up those that are pending. A call that was refused to its
      * caller and appeared later goes first: it must not end as one that was accepted. Gives what stops it.
      */
-    startSweeping(takeUpPending: () => Promise<void>): () => void {
+    startSweeping(offerPending: () => Promise<void>): () => void {
       if (!store.isShared) return () => {};
       const sweep = async () => {
         await refusals.removeAppeared();
         await endOrphans(store, clock, replica, membership.mayJudge);
-        await takeUpPending();
+        await offerPending();
       };
       return every(2_000, () => sweep().catch((error) => log.warn("sweep_failed", { error })));
     },
