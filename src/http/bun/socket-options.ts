@@ -14,8 +14,6 @@
 //
 // Needed up to Bun 1.4.5 at least: a version whose server reports connections and takes a backlog, and whose sockets take a
 // size for their receive buffer, makes this file unnecessary.
-//
-// One per thread, since the system library is opened once and never closed.
 import { dlopen, ptr } from "bun:ffi";
 
 /** For upstream connections. Linux doubles the size, for its book-keeping. At 100 ms to the upstream it allows 2.5 MB/s. */
@@ -53,28 +51,21 @@ function openLibrary(name: string) {
   }).symbols;
 }
 
-type Library = ReturnType<typeof openLibrary>;
-
-let found: Library | null | undefined;
-
 /** The system library; null where none is found, so that the sizes of the kernel and the runtime apply. */
-function library(): Library | null {
-  if (found !== undefined) return found;
-  found = null;
+const library = (() => {
   for (const name of LIBRARIES) {
     try {
-      found = openLibrary(name);
-      break;
+      return openLibrary(name);
     } catch {
       // Try the next name.
     }
   }
-  return found;
-}
+  return null;
+})();
 
 function setReceiveBuffer(descriptor: number, bytes: number): void {
   bufferBytes[0] = bytes;
-  library()?.setsockopt(descriptor, SOL_SOCKET, SO_RCVBUF, ptr(bufferBytes), bufferBytes.byteLength);
+  library?.setsockopt(descriptor, SOL_SOCKET, SO_RCVBUF, ptr(bufferBytes), bufferBytes.byteLength);
 }
 
 /** @param socket an open socket of `node:net` or `node:tls`, or a listening server, whose connections inherit the size */
@@ -93,14 +84,13 @@ export function keepReceiveBufferSmall(socket: object, bytes: number = BUFFER_BY
  * @returns the port's descriptor; null when it was not found
  */
 export function enlargeBacklog(from: number, below: number): number | null {
-  const system = library();
-  if (system === null) return null;
+  if (library === null) return null;
   for (let examined = 0; examined < below; examined++) {
     const descriptor = (from + examined) % below;
     accepts[0] = 0;
-    system.getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, ptr(accepts), ptr(length));
+    library.getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, ptr(accepts), ptr(length));
     if (accepts[0] !== 1) continue;
-    system.listen(descriptor, BACKLOG_MAX);
+    library.listen(descriptor, BACKLOG_MAX);
     setReceiveBuffer(descriptor, CALLER_BUFFER_BYTES);
     return descriptor;
   }
@@ -125,7 +115,7 @@ const INSTRUCTION_BYTES = 8;
 export function refuseHandshakes(descriptor: number): void {
   // A `struct sock_fprog`: the number of instructions, and their address.
   const program = new BigUint64Array([BigInt(NO_SYN.length / INSTRUCTION_BYTES), BigInt(ptr(NO_SYN))]);
-  library()?.setsockopt(descriptor, SOL_SOCKET, SO_ATTACH_FILTER, ptr(program), program.byteLength);
+  library?.setsockopt(descriptor, SOL_SOCKET, SO_ATTACH_FILTER, ptr(program), program.byteLength);
 }
 
 const IPPROTO_TCP = 6;
@@ -170,21 +160,20 @@ export function networkOf(address: string, half: bigint): string {
 
 /** The connections of this port among `count` descriptors. */
 export function connectionsAt(port: number, from: number, count: number): OpenConnection[] {
-  const system = library();
   const found: OpenConnection[] = [];
-  if (system === null) return found;
+  if (library === null) return found;
   for (let descriptor = from; descriptor < from + count; descriptor++) {
     length[0] = name.byteLength;
-    if (system.getsockname(descriptor, ptr(name), ptr(length)) !== 0 || name.getUint16(2) !== port) continue;
+    if (library.getsockname(descriptor, ptr(name), ptr(length)) !== 0 || name.getUint16(2) !== port) continue;
     length[0] = name.byteLength;
-    if (system.getpeername(descriptor, ptr(name), ptr(length)) !== 0) continue;
+    if (library.getpeername(descriptor, ptr(name), ptr(length)) !== 0) continue;
     // In IPv6 the address comes after the flow label.
     const [family, at] = length[0] === name.byteLength ? [AF_INET6, 8] : [AF_INET, 4];
-    system.inet_ntop(family, ptr(name, at), ptr(text), text.byteLength);
+    library.inet_ntop(family, ptr(name, at), ptr(text), text.byteLength);
     const shown = text.toString("latin1", 0, text.indexOf(0));
     const peer = peerName({ address: shown, port: name.getUint16(2) });
     length[0] = info.byteLength;
-    system.getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, ptr(info), ptr(length));
+    library.getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, ptr(info), ptr(length));
     const unansweredMs = info[SENT_AT] ?? 0;
     const isUnanswered = info[ACKNOWLEDGED_AT] === 0 || (info[RECEIVED_AT] ?? 0) < unansweredMs;
     found.push({ descriptor, network: networkOf(shown, name.getBigUint64(at)), peer, unansweredMs, isUnanswered });
@@ -194,5 +183,5 @@ export function connectionsAt(port: number, from: number, count: number): OpenCo
 
 /** Ends a connection, which looks to the runtime as if the peer had closed it. */
 export function endConnection({ descriptor }: OpenConnection): void {
-  library()?.shutdown(descriptor, SHUT_RDWR);
+  library?.shutdown(descriptor, SHUT_RDWR);
 }
