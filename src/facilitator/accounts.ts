@@ -38,7 +38,7 @@ export function fingerprintOf(pem: string): string {
     [first] = parseCertificates(pem);
   } catch {
     // The parser's own message may quote the text that it could not read, so the message is not passed on.
-    throw invalidField("certificate", "must hold a readable certificate in PEM");
+    throw invalidField("certificate", "must hold a certificate in PEM that can be read");
   }
   if (first === undefined) throw invalidField("certificate", "must hold a certificate in PEM");
   return first.fingerprint256.replaceAll(":", "").toLowerCase();

@@ -1,6 +1,6 @@
 // The open work of the wallets, in memory: the pending nonces (wallet nonces not certainly used yet, each with all transactions
 // signed for it) and the payments that depend on them; several payments may share a nonce. This is a copy of rows in the
-// database, reloaded every ten seconds at most, since another process with the wallets' keys may store transactions too.
+// database, reloaded once it is ten seconds old, since another process with the wallets' keys may store transactions too.
 import type { Chain } from "../../chain/chain.ts";
 import type { Receipt } from "../../chain/json-rpc.ts";
 import type { Log } from "../../core/log.ts";

@@ -37,7 +37,7 @@ export interface PaymentTransfer {
 /** The exact gas of a transfer of nothing. */
 const NOTHING_GAS = 21_000n;
 
-/** Where in the chain a transaction is signed for, and at what fees. */
+/** The nonce, fees and time that a transaction is signed and stored with. */
 export interface Position {
   readonly nonce: number;
   readonly replacement: number;
