@@ -1,7 +1,7 @@
-// The registry of commands: from it come the reading of the command line, the help and what runs.
+// The registry of commands, from which the command line is parsed, the help is printed, and commands are run.
 //
-// Each command loads what it needs when it is called. A service replaces its process first (environment.ts), so what stands
-// here is loaded twice before it answers. Loading everything at once took 55 ms of processor time; this takes 10.
+// Each command imports its modules when it is called. A service replaces its process first (environment.ts), so this file is
+// loaded twice before the service answers. Importing everything here took 55 ms of CPU time; this takes 10.
 import { begin, type CliCommand, type Commands, configured, Misuse } from "./cli/command-line.ts";
 import { type OpenLog, openLog } from "./cli/log.ts";
 import { drainOnSignal, logStrayErrors, startWatchdog } from "./cli/process.ts";
@@ -21,7 +21,7 @@ const account = (forms: string, about: string): CliCommand => ({
   run: async (line) => (await import("./cli/account.ts")).account(line),
 });
 
-/** The command without any words. */
+/** The command that runs when the command line names none. */
 export const SERVE: CliCommand = {
   forms: ["--mode gateway|facilitator [--host H] [--port N] [--data-dir DIR]"],
   about: "run the gateway or the facilitator",
@@ -33,14 +33,14 @@ export const SERVE: CliCommand = {
     else await runFacilitator(config.facilitator, log, meters);
     startWatchdog(config.log);
     const { watchLoop } = await import("./kernel/loop-watch.ts");
-    // Begun last: a start holds the loop for long, and nobody waits yet.
+    // Started last, since starting a service holds the event loop for long, when no caller waits yet.
     const stopWatching = watchLoop("main", config.blockedMs, log.warn, meters.loopLate);
     process.on("exit", stopWatching);
     return undefined;
   },
 };
 
-/** By the words that call them. */
+/** Commands by their words on the command line. */
 export const COMMANDS: Commands = {
   token: {
     forms: ['--tenant T --user U [--scope "a b"] [--ttl 12h] [--data-dir DIR]'],
@@ -49,33 +49,33 @@ export const COMMANDS: Commands = {
   },
   "token revoke": {
     forms: ["--tenant T [--user U] [--data-dir DIR]", "--all [--data-dir DIR]"],
-    about: `refuse the tokens of the local issuer that this user, or each user of the tenant, has by now; new ones are taken;
-with --all every token that there is by now, forged ones too: the issuer's key is replaced`,
+    about: `revoke the local issuer's tokens of this user, or of all users of the tenant, up to now; later ones are valid;
+with --all revoke every token up to now, forged ones too, by replacing the issuer's key`,
     run: async (line) => (await import("./cli/token.ts")).revoke(line),
   },
   "keys rotate": {
     forms: ["[--data-dir DIR]"],
-    about: `renew every key beside the gateways that run: the master key, the key of each tenant, and the keys that sign tokens
-and receipts; a run that was cut short is taken up by the next (see tollgate help rotation)`,
+    about: `renew every key while gateways run: the master key, the key of each tenant, and the keys that sign tokens and
+receipts; the next run resumes one that was interrupted (see tollgate help rotation)`,
     run: async (line) => (await import("./cli/keys.ts")).rotateKeys(line),
   },
   "account add": account(
     "NAME --cert FILE [--max-per-transaction N] [--daily-ceiling N]",
-    `let the facilitator settle for the holder of this client certificate (PEM); limits are in atomic units, those
-of the configuration if not given; a running facilitator needs no restart`,
+    `let the facilitator settle for the holder of this client certificate (PEM); limits are in atomic units and default
+to those of the configuration; a running facilitator needs no restart`,
   ),
   "account list": account("", "print the facilitator's accounts"),
-  "account disable": account("NAME", "take an account out of use, at once"),
-  "account enable": account("NAME", "put it back, at once"),
-  "account remove": account("NAME", "remove it with all its certificates, at once"),
+  "account disable": account("NAME", "disable an account, at once"),
+  "account enable": account("NAME", "enable a disabled account, at once"),
+  "account remove": account("NAME", "remove an account with all its certificates, at once"),
   "account add-cert": account(
     "NAME --cert FILE",
-    "give an account one more client certificate, at once; so they rotate without a gap",
+    "add a client certificate to an account, at once, so that certificates rotate without a gap",
   ),
-  "account remove-cert": account("NAME --cert FILE", "take one away, at once"),
+  "account remove-cert": account("NAME --cert FILE", "remove a client certificate from an account, at once"),
   "pki init": pki(
     "--dir DIR",
-    "make a small private CA for the mutual TLS between gateway and facilitator: ca.crt and ca.key",
+    "create a small private CA for the mutual TLS between gateway and facilitator: ca.crt and ca.key",
   ),
   "pki server": pki(
     "--dir DIR --host H [--host H ...]",
@@ -87,8 +87,8 @@ of the configuration if not given; a running facilitator needs no restart`,
   ),
   "receipt verify": {
     forms: ["FILE --jwks FILE|URL"],
-    about: `check trust receipts offline, one compact JWS a line: signatures, claims and the chain; ends with 1 and names
-the first that does not hold; the keys are those that a gateway shows at /.well-known/jwks.json`,
+    about: `check trust receipts offline, one compact JWS per line: signatures, claims and the chain; exits with 1 and names
+the first invalid one; the keys are those that a gateway serves at /.well-known/jwks.json`,
     run: async (line) => (await import("./cli/receipt.ts")).verify(line),
   },
   migrate: {
@@ -98,29 +98,29 @@ the first that does not hold; the keys are those that a gateway shows at /.well-
   },
   backup: {
     forms: ["FILE [--verify] [--data-dir DIR]", "--verify FILE [--data-dir DIR]"],
-    about: `copy the SQLite database of a running or stopped service into a new file; with --verify the copy is read as a
-whole then, and its keys are opened; keep master.key beside it, which no copy holds; --verify FILE checks a copy
-that is there, and makes none`,
+    about: `copy the SQLite database of a running or stopped service into a new file; --verify then reads the whole copy and
+opens its keys; keep master.key with it, which no copy contains; --verify FILE checks an existing copy and
+makes none`,
     run: async (line) => (await import("./cli/backup.ts")).backup(line),
   },
   restore: {
     forms: ["[FILE] [--data-dir DIR]"],
-    about: `once before the first start after a restore to an older state: end the calls in flight of the copy, and keep payments
-that may be older from buying twice; FILE is put in the place of the SQLite database, after a check`,
+    about: `run once before the first start after a restore to an older state: ends the calls in flight of the copy, and keeps
+payments signed before it from buying twice; FILE is checked and replaces the SQLite database`,
     run: async (line) => (await import("./cli/backup.ts")).restore(line),
   },
   doctor: {
     forms: ["[--mode gateway|facilitator] [--host H] [--port N] [--data-dir DIR]"],
-    about: `try what the configuration names (database, keys, issuer, facilitators, nodes, wallets, clocks) and change nothing;
-a line each says ok, warn or fail, and what to do; ends with 1 after a fail, and with 2 on a bad configuration`,
+    about: `check what the configuration names (database, keys, issuer, facilitators, nodes, wallets, clocks), changing nothing;
+each line says ok, warn or fail, and what to do; exits with 1 after a fail, and with 2 on a bad configuration`,
     async run(line) {
-      // What steers the runtime in the environment must not make a difference to a service.
+      // The checks must run in the environment that a service would have.
       restartInCleanEnvironment(processEnvironment);
       // The doctor reports the warnings itself.
       const { config } = configured(line, "serve");
       const { examine } = await import("./cli/doctor.ts");
       const { isHealthy, text } = await examine(config);
-      // A check that is still waiting must not keep the process.
+      // A check that is still pending must not keep the process alive.
       process.stdout.write(text, () => process.exit(isHealthy ? 0 : 1));
       return undefined;
     },
@@ -128,11 +128,11 @@ a line each says ok, warn or fail, and what to do; ends with 1 after a fail, and
   demo: {
     forms: [""],
     about:
-      "play paid calls on this machine, with a chain, both services and two agents of its own, and stay up to be tried",
+      "run paid calls on this machine, with a chain, both services and two agents of its own, and stay up to be tried",
     async run(line) {
       restartInCleanEnvironment(processEnvironment);
       const { config, warnings } = configured(line, "demo");
-      // The demo shows what goes well, so its services log only what is wrong.
+      // The demo prints its own progress, so its services log problems only.
       const log = openLog({ ...config.log, level: "warn", clock: systemClock });
       for (const warning of warnings) log.warn("configuration", { warning });
       const { runDemo } = await import("./cli/demo.ts");
@@ -151,7 +151,7 @@ a line each says ok, warn or fail, and what to do; ends with 1 after a fail, and
   },
 };
 
-/** The port of the metrics is open before anything else is, so that a start that takes long can be seen too. */
+/** Opens the metrics port before anything else, so that a long start can be observed too. */
 async function openMeters({ host, metricsPort: port, facilitator }: Config, log: OpenLog): Promise<Meters> {
   if (port === null) return silentMeters;
   const { startMetrics } = await import("./metrics/metrics.ts");
@@ -166,7 +166,7 @@ async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise
   const starting = startGateway(config, keys, log, meters);
   drainOnSignal(async () => (await starting).stop(), log);
   const { url } = await starting;
-  // A log that programs read holds nothing but JSON lines.
+  // In JSON format standard error holds only log lines, so there is no welcome text.
   if (!generated || config.log.format === "json") return;
   const { welcomeText } = await import("./cli/program.ts");
   log.flush();

@@ -1,6 +1,6 @@
-// The configuration, and the only reader of the process environment. Everything is checked at once, before anything starts, so
-// that an operator sees all problems in one go. The text of a variable comes from its flag, the environment, or for secrets the
-// file that NAME_FILE names. In one file, since to read a value, to judge it and to place it are one pass over one table.
+// The configuration, and the only reader of the process environment. Everything is checked before anything starts, so that an
+// operator sees all problems at once. A variable's text comes from its flag, from the environment, or, for secrets, from the
+// file that NAME_FILE names. Values are parsed by the table in config/variables.ts, and put at the paths that it names.
 
 import { readFileSync, statSync } from "node:fs";
 import { resolve } from "node:path";
@@ -31,16 +31,16 @@ export const VARIABLES = { ...COMMON, ...GATEWAY, ...FACILITATOR, ...DEMO };
 export type Config = ReturnType<typeof arrange>;
 export type FacilitatorConfig = NonNullable<Config["facilitator"]>;
 
-/** What the configuration is for. Only a server needs to know which service it is; the accounts are in the database. */
+/** The command that needs the configuration; it decides which variables are read. */
 export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "restore" | "account" | "demo";
 
 /**
- * The configuration of a command. Reads the files that variables name and changes nothing on disk. The variables of
- * a service that is not concerned are not looked at: two services may be started with one environment.
+ * The configuration of a command. Reads the files that variables name, and changes nothing on disk. Variables of the other
+ * service are ignored, so that both services may be started with one environment.
  *
- * @param flags by name, without dashes; those that override no variable are the command's own
+ * @param flags by name, without dashes; flags that override no variable are the command's own
  * @param terminal whether standard error is a terminal
- * @returns no configuration when there are problems: each names a variable, file or flag, and what it must be
+ * @returns null as the configuration when there are problems, each of which names a variable, file or flag, and what it must be
  */
 export function loadConfig(
   purpose: Purpose,
@@ -49,14 +49,14 @@ export function loadConfig(
   terminal: boolean,
 ) {
   const mode = readRow("TOLLGATE_MODE", COMMON.TOLLGATE_MODE, flags, environment).value;
-  const { tables, rules } = concerned(purpose, mode);
+  const { tables, rules } = tablesOf(purpose, mode);
   const { values, problems } = readValues(tables, flags, environment);
   for (const rule of rules) {
     if (problems.has(rule.name) || (rule.other !== null && problems.has(rule.other))) continue;
     const problem = rule.problem(values);
     if (problem !== false) problems.set(rule.name, `${rule.name} ${problem}`);
   }
-  // For certificates that end soon: nothing else tells before every handshake fails.
+  // Certificates that expire soon: nothing else tells before every handshake fails.
   const expiries = (["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_CLIENT_CA_FILE"] as const).flatMap((name) =>
     validityWarnings(name, values[name] ?? "", systemClock.now()),
   );
@@ -65,8 +65,8 @@ export function loadConfig(
   return { config, problems: [...problems.values()], warnings };
 }
 
-/** The tables of variables that are looked at, and the rules for what they say together. */
-function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]) {
+/** The tables of variables that a command reads, and the rules that hold between their values. */
+function tablesOf(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]) {
   const gateway = { tables: [COMMON, GATEWAY], rules: [...COMMON_RULES, ...GATEWAY_RULES] };
   const either = { tables: [COMMON], rules: COMMON_RULES };
   switch (purpose) {
@@ -78,10 +78,10 @@ function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]) {
     case "keys":
       return gateway;
     case "restore":
-      // For either service: the master key is needed where there are keys.
+      // A gateway's copy holds keys, for which the master key is needed; a facilitator's holds none.
       return { ...either, tables: [COMMON, MASTER_KEYS] };
     case "backup":
-      // The master key opens the keys of the copy. No rule asks for the data directory: its absence shows by itself.
+      // The master key opens the keys of the copy. No rule checks the data directory: the command reports a missing one itself.
       return mode === "gateway" ? gateway : { tables: [COMMON, MASTER_KEYS], rules: BACKUP_RULES };
     case "migrate":
       return mode === "facilitator" ? either : gateway;
@@ -92,21 +92,21 @@ function concerned(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]) {
   }
 }
 
-/** Reads each variable by itself. A variable with a problem has its default among the values. */
+/** Reads each variable by itself. The value of a variable with a problem is its default. */
 function readValues(tables: readonly object[], flags: ReadonlyMap<string, string>, environment: Environment) {
   const problems = new Map<string, string>();
   const read: Record<string, unknown> = {};
   for (const [name, row] of Object.entries<VariableRow<unknown, unknown, string>>(VARIABLES)) {
-    const looked = tables.some((table) => Object.hasOwn(table, name));
-    const { value, problem } = looked ? readRow(name, row, flags, environment) : { value: row.fallback, problem: null };
+    const isRead = tables.some((table) => Object.hasOwn(table, name));
+    const { value, problem } = isRead ? readRow(name, row, flags, environment) : { value: row.fallback, problem: null };
     if (problem !== null) problems.set(name, problem);
     read[name] = value;
   }
-  // Each name has what its own row parsed, or the fallback of that row.
+  // The cast is safe: each value was parsed by the row of its name, or is that row's fallback.
   return { values: read as ConfigValues, problems };
 }
 
-/** With a problem the value is the default. */
+/** Reads one variable; with a problem its value is the default. */
 function readRow<T, F>(
   name: string,
   { kind, fallback, ...sources }: VariableRow<T, F, string>,
@@ -119,7 +119,7 @@ function readRow<T, F>(
   return { value: fallback, problem: valueProblem(source, kind, text ?? "") };
 }
 
-/** The values at the paths that their rows name. */
+/** The type of an object with the values at dotted paths. */
 type Nested<T> = {
   readonly [K in keyof T as K extends `${infer Head}.${string}` ? Head : K]: K extends `${infer Head}.${string}`
     ? Nested<{ [P in keyof T as P extends `${Head}.${infer Rest}` ? Rest : never]: T[P] }>
@@ -142,11 +142,11 @@ function nested(values: ConfigValues): OptionTree {
     }
     branch[last] = values[name as VariableName];
   }
-  // The type is made from the same table.
+  // The cast is safe, since the type is derived from the paths in this table.
   return options as unknown as OptionTree;
 }
 
-/** The options as they are used. A group is null without the values that give it a meaning. */
+/** The options as the product uses them. A group of options is null without the values that it needs. */
 function arrange(values: ConfigValues, terminal: boolean, environment: Environment) {
   const options = nested(values);
   const { masterKeys, log, identity, vault } = options;
@@ -158,38 +158,38 @@ function arrange(values: ConfigValues, terminal: boolean, environment: Environme
     port: options.port ?? GATEWAY_PORT,
     reusePort: options.reusePort === "1",
     dataDir: resolve(options.dataDir),
-    /** Without a slash at its end; null for what the request's Host says. */
+    /** Without a trailing slash; null to take it from the request's Host. */
     publicUrl: options.publicUrl?.replace(/\/+$/, "") ?? null,
     masterKeys: {
       ...masterKeys,
-      /** Null when the key is kept in the data directory, or was not read from a file. */
+      /** Path of the file to read the key from again; null when the key did not come from such a file. */
       file: renewedFile(environment["TOLLGATE_MASTER_KEY_FILE"]),
       nextFile: renewedFile(environment["TOLLGATE_NEW_MASTER_KEY_FILE"]),
     },
     log: { ...log, format: log.format ?? (terminal ? "pretty" : "json") },
-    /** Without `oidc` for the local issuer. */
+    /** `oidc` is null for the local issuer. */
     identity: {
       ...identity,
       oidc: issuer === null || audience === null ? null : { ...identity.oidc, issuer, audience },
     },
-    /** A Vault agent renews the token in place, so its file is read again for each request. */
+    /** A Vault agent renews the token in its file, so the file is read again for each request. */
     vault:
       address === null || token === null
         ? null
         : { ...vault, address, token, tokenFile: renewedFile(environment["TOLLGATE_VAULT_TOKEN_FILE"]) },
     tracing: arrangeTracing(options),
-    /** Null unless the mode is the facilitator's. */
+    /** Null unless the mode is facilitator. */
     facilitator: arrangeFacilitator(options, network, environment),
   } as const;
 }
 
-/** Null where traces are off. */
+/** Null when tracing is off. */
 function arrangeTracing({ tracing, extraCa }: OptionTree): TracingOptions | null {
   const { endpoint } = tracing;
   return endpoint === null ? null : { ...tracing, endpoint, extraCa };
 }
 
-/** Null when a required variable is not set: the rules have reported it, or the mode is another. */
+/** Null when a required variable is not set, which the rules report, unless the mode is another. */
 function arrangeFacilitator(options: OptionTree, network: Network, environment: Environment) {
   const { host, port, databaseUrl, drainMs, rpcUrls, facilitator } = options;
   const { limits } = facilitator;
@@ -230,8 +230,8 @@ function arrangeSigners({ keys, url, address }: OptionTree["facilitator"]["signe
 }
 
 /**
- * The text of a variable: null when unset, and never empty. Its source is what the operator wrote: the name of the variable,
- * its file variable or its flag.
+ * The text of a variable; null when unset, never empty. `source` is what the operator wrote: the name of the variable, of its
+ * file variable or of its flag.
  */
 function readRaw(
   name: string,
@@ -240,7 +240,7 @@ function readRaw(
   environment: Environment,
 ) {
   const given = flag === undefined ? undefined : flags.get(flag);
-  // An empty variable counts as unset, but an empty flag is surely a mistake.
+  // An empty variable counts as unset, but an empty flag is certainly a mistake.
   if (given === "") return { text: null, source: `--${flag}`, problem: `--${flag} must not be empty` };
   if (given !== undefined) return { text: given, source: `--${flag}`, problem: null };
   const text = environment[name] || null;
@@ -255,7 +255,7 @@ const FILE_BYTES_MAX = 65_536;
 function fromFile(source: string, path: string) {
   let why: string;
   try {
-    // Pipes and devices (a secret handed over as /dev/fd/3) have no size; they are read to their end.
+    // Pipes and devices (a secret passed as /dev/fd/3) have no size, and are read to their end.
     const isLarge = statSync(path).size > FILE_BYTES_MAX;
     const text = isLarge ? "" : readFileSync(path, "utf8").replace(/\r?\n$/, "");
     if (text !== "") return { text, source, problem: null };
@@ -267,12 +267,12 @@ function fromFile(source: string, path: string) {
   return { text: null, source, problem: `${source} ${must}: ${why}` };
 }
 
-/** The path, if it can be read again: the content of a pipe (/dev/fd/3) is gone after the first reading. */
+/** The path if the file can be read again; null for a pipe (/dev/fd/3), whose content is gone after the first reading. */
 function renewedFile(path: string | undefined): string | null {
   return path && statSync(path, { throwIfNoEntry: false })?.isFile() ? path : null;
 }
 
-/** A warning for each `TOLLGATE_` variable that is set and that nothing reads. */
+/** A warning for each `TOLLGATE_` variable that is set but that nothing reads. */
 export function unknownVariables(environment: Environment): string[] {
   const known = new Set([...Object.keys(VARIABLES), ...OWN_VARIABLES]);
   for (const [name, { secret }] of Object.entries<Sources>(VARIABLES)) if (secret === true) known.add(`${name}_FILE`);

@@ -1,26 +1,26 @@
-// The process environment that a service runs in. Bun reads a few variables by itself, once at start or while it runs, and
-// workers start with the environment that the process was executed with, whatever was deleted from process.env since. So a
-// service replaces its own process image once (same pid, same streams), with an environment in which nothing steers Bun but us:
-// - proxy variables could carry calls past the check of their address;
-// - NODE_TLS_REJECT_UNAUTHORIZED=0 would switch certificate checks off, NODE_EXTRA_CA_CERTS would add roots
-//   beside TOLLGATE_CA_FILE, BUN_CONFIG_VERBOSE_FETCH would print credentials, and so on through BUN_* and NODE_*;
-// - BUN_JSC_forceRAMSize is what the garbage collector takes for all the memory there is. On a large machine it would let
-//   garbage grow to gigabytes before it collects (measured: 1.1 GB for a thousand answers of 1 MB at once; so 0.5 GB, as fast).
-// - BUN_JSC_largeHeapSize is what there may be before it collects at all: with the usual 32 MiB it collected so often that
-//   a call took 7 % longer.
-// - BUN_CONFIG_DNS_TIME_TO_LIVE_SECONDS is how long Bun goes on with the addresses that it has found for a name. With the
-//   usual 30 a database whose name is given another address after a failover was found after 30 s, and with 5 after 5.
+// Gives a service a clean process environment. Bun reads some variables by itself, at the start or later, and workers start with
+// the environment with which the process was executed, whatever was deleted from process.env since. So a service replaces its own
+// process image once (same pid, same streams), with an environment in which only our settings steer Bun:
+// - proxy variables could take calls past the check of their address, so they are removed;
+// - so are all BUN_* and NODE_*: NODE_TLS_REJECT_UNAUTHORIZED=0 would switch certificate checks off, NODE_EXTRA_CA_CERTS would
+//   add roots to those of TOLLGATE_CA_FILE, BUN_CONFIG_VERBOSE_FETCH would print credentials;
+// - BUN_JSC_forceRAMSize is the memory size that the garbage collector assumes. With that of a large machine garbage would grow to
+//   gigabytes before a collection (measured for a thousand answers of 1 MB at once: 1.1 GB; with our value 0.5 GB, as fast);
+// - BUN_JSC_largeHeapSize is the heap size below which it does not collect: with the default of 32 MiB collections were so
+//   frequent that a call took 7 % longer;
+// - BUN_CONFIG_DNS_TIME_TO_LIVE_SECONDS is how long Bun caches the addresses of a name: after a failover that changed the
+//   address of a database, the database was found after 30 s with the default of 30, and after 5 s with 5.
 import { StartupProblem } from "./core/startup.ts";
 
 export type Environment = Readonly<Record<string, string | undefined>>;
 
-/** Names the process that has been replaced already: exec keeps the pid, and no child has the same one. */
+/** Holds the pid of the process that has been replaced already: exec keeps the pid, and a child has another one. */
 const MARK = "TOLLGATE_RESTARTED_PID";
 
 const FOREIGN = /^((https?|all|no|ftp|ws|wss|socks|socks5)_proxy|bun_.*|node_.*)$/i;
 
-/** By NODE_ENV libraries decide whether error pages show their insides. */
-const KEPT = {
+/** Our own settings. By NODE_ENV libraries decide whether their error pages show internals. */
+const OWN_SETTINGS = {
   NODE_ENV: "production",
   BUN_JSC_forceRAMSize: String(256 * 1024 ** 2),
   BUN_JSC_largeHeapSize: String(96 * 1024 ** 2),
@@ -32,13 +32,13 @@ export function cleanEnvironment(environment: Environment): Record<string, strin
   for (const [name, value] of Object.entries(environment)) {
     if (value !== undefined && !FOREIGN.test(name)) clean[name] = value;
   }
-  return { ...clean, ...KEPT };
+  return { ...clean, ...OWN_SETTINGS };
 }
 
 /**
- * Goes on at once in a process that has been replaced already; else does not return.
+ * Replaces the process, and does not return; returns at once in a process that has been replaced already.
  *
- * @throws StartupProblem when the environment can't be made clean: the calls would not be safe.
+ * @throws StartupProblem when the environment can't be cleaned, so that calls would not be safe
  */
 export function restartInCleanEnvironment(environment: Environment): void {
   if (environment[MARK] === String(process.pid)) {
@@ -54,22 +54,22 @@ export function restartInCleanEnvironment(environment: Environment): void {
   }
 }
 
-/** A variable that is back after the restart was put back by something: another restart would not help. */
+/** Checks the environment after the restart. If a variable is back, something else has set it, and restarting would not help. */
 function requireClean(environment: Environment): void {
-  const kept: Environment = KEPT;
-  const dirty = Object.keys(environment).filter((name) => FOREIGN.test(name) && environment[name] !== kept[name]);
+  const own: Environment = OWN_SETTINGS;
+  const dirty = Object.keys(environment).filter((name) => FOREIGN.test(name) && environment[name] !== own[name]);
   if (dirty.length > 0) {
-    throw new StartupProblem(`${dirty.join(", ")} must not be set, nor be put back by whatever starts tollgate`);
+    throw new StartupProblem(`${dirty.join(", ")} must not be set, nor be set again by whatever starts tollgate`);
   }
 }
 
-/** A compiled binary sees its own embedded path as second argument; a script's path must be passed again. */
+/** The arguments for execve. A compiled binary has its embedded path as second argument; a script's path must be passed again. */
 function ownCommandLine(): string[] {
   if (Bun.isStandaloneExecutable) return [process.argv0, ...process.argv.slice(2)];
-  // Else Bun would put back what a `.env` file in the working directory says.
+  // Without the flag Bun would set the variables of a `.env` file in the working directory again.
   const flags = ["--no-env-file", ...process.execArgv.filter((flag) => flag !== "--no-env-file")];
   return [process.execPath, ...flags, ...process.argv.slice(1)];
 }
 
-/** Names that the configuration must not take for misspelt settings. */
+/** Variables of this file, which the configuration must not report as unknown. */
 export const OWN_VARIABLES: readonly string[] = [MARK];

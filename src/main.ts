@@ -1,4 +1,4 @@
-// Runs the command that was asked for, prints what it came to, and ends with the status that says so.
+// The entry point: runs the command of the command line, prints its output, and exits with 0, 1 (failed) or 2 (misconfigured).
 import { type CommandLine, type CommandOutcome, Misuse, readCommandLine } from "./cli/command-line.ts";
 import { openLog } from "./cli/log.ts";
 import { COMMANDS, SERVE } from "./commands.ts";
@@ -22,11 +22,11 @@ function refuse({ command }: CommandLine, problems: readonly string[]): void {
   process.stderr.write(`tollgate ${what}:\n${list}See tollgate --help.\n`);
 }
 
-/** Tells why the command failed. @returns the exit status */
+/** Reports why the command failed. @returns the exit status */
 function statusOf(line: CommandLine, error: unknown): number {
   if (error instanceof Misuse || error instanceof StartupProblem) {
     refuse(line, error instanceof Misuse ? error.problems : [error.message]);
-    // A process manager restarts what ends with the first status, and does not restart what is misconfigured.
+    // A process manager restarts a process that exits with FAILED, but not one that is misconfigured.
     return error instanceof PassingStartupProblem ? FAILED : MISCONFIGURED;
   }
   if (line.command !== "serve" && error instanceof Fault && error.kind === "unavailable") {
@@ -42,11 +42,11 @@ const line = readCommandLine(process.argv.slice(2), COMMANDS, SERVE);
 try {
   const outcome = await outcomeOf(line);
   const { holds, text } = typeof outcome === "object" ? outcome : { holds: true, text: outcome ?? "" };
-  // A service prints nothing, and its standard output may be closed.
+  // A service prints nothing here, and its standard output may be closed.
   if (text !== "") (holds ? process.stdout : process.stderr).write(text);
   if (!holds) process.exitCode = FAILED;
 } catch (error) {
   process.exitCode = statusOf(line, error);
-  // What was half started (connections, workers) must not keep the process.
+  // Connections and workers that were opened before the failure must not keep the process alive.
   process.exit();
 }

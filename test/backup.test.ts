@@ -81,7 +81,7 @@ test("a backup replaces no file, and leaves none behind when it can't be made", 
   writeFileSync(there, "mine");
   const refused = (text: string) => ({ code: 2, stdout: "", stderr: expect.stringContaining(text) });
   expect(await gateway.run("backup", there)).toEqual(
-    refused(`${there} is there already, and a backup replaces no file`),
+    refused(`${there} already exists, and a backup never overwrites a file`),
   );
   expect(readFileSync(there, "utf8")).toBe("mine");
   const nowhere = join(dir, "nowhere", "b.db");
@@ -94,7 +94,7 @@ test("a backup replaces no file, and leaves none behind when it can't be made", 
   expect(await gateway.run("backup", "/proc/b.db")).toEqual(refused("/proc must have "));
   // What a first start leaves that was cut short, and what is no database at all.
   for (const [text, why] of [
-    ["", "there is nothing in the database at "],
+    ["", "tollgate.db is empty"],
     ["no database", "can't be read as a database: "],
   ] as const) {
     writeFileSync(join(dir, "tollgate.db"), text);
@@ -119,13 +119,13 @@ test("a check tells a whole copy from a damaged one, from one of another key, an
   writeFileSync(damaged, bytes.subarray(0, bytes.length - 4096));
   expect(await check(damaged)).toEqual(fails("damaged.db does not hold: it is"));
   writeFileSync(damaged, "no database at all");
-  expect(await check(damaged)).toEqual(fails("it is no whole database of tollgate"));
+  expect(await check(damaged)).toEqual(fails("it is not a complete tollgate database"));
   expect(await check(join(dir, "missing.db"))).toEqual(fails("there is no such file"));
 
   const other = new Database(join(dir, "other.db"));
   other.run("create table notes (text)");
   other.close();
-  expect(await check(join(dir, "other.db"))).toEqual(fails("it is no whole database of tollgate"));
+  expect(await check(join(dir, "other.db"))).toEqual(fails("it is not a complete tollgate database"));
   expect(await check(backup, "--data-dir", dir)).toEqual(
     fails("keys can't be opened: TOLLGATE_MASTER_KEY must be set"),
   );

@@ -176,7 +176,7 @@ test.concurrent("SQLite: one that another process holds fails, and one that can'
   const before = snapshot(dir);
   expect(await found(place, inNamespace(script))).toEqual([
     1,
-    says("fail database: \\S+tollgate.db may not be written by this user; "),
+    says("fail database: \\S+tollgate.db must be writable by this user; "),
   ]);
   expect(snapshot(dir)).toEqual(before);
 });

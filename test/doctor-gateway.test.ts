@@ -144,7 +144,9 @@ eachDatabase((database) => {
     expect(await found({ ...env, TOLLGATE_MASTER_KEY: other })).toEqual([
       1,
       says("fail keys: \\d of \\d keys do not open with the master key \\(tenant(-key:1)?:.*the key must be the one"),
-      says("fail facilitator \\S+ of tenant-\\d+: its credential can't be used: the sealed secret does not open; "),
+      says(
+        "fail facilitator \\S+ of tenant-\\d+: its credential can't be used: the stored secret can't be decrypted; ",
+      ),
     ]);
   });
 

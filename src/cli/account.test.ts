@@ -146,7 +146,7 @@ describe("a bad account command", () => {
     const limits = ["--max-per-transaction", "1e6", "--daily-ceiling", "-1"];
     expect(await account(["add", "alice", "--cert", join(dir, "none"), ...limits])).toEqual(
       refused(
-        `--cert must be the path of a readable file with PEM certificates: ${join(dir, "none")} is not there`,
+        `--cert must be the path of a readable file with PEM certificates: ${join(dir, "none")} does not exist`,
         "--max-per-transaction must be a whole number of at most 256 bits, in decimal digits only",
         "--daily-ceiling must be a whole number of at most 256 bits, in decimal digits only",
       ),

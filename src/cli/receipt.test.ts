@@ -60,7 +60,7 @@ describe("tollgate receipt verify", () => {
       holds: false,
       text: expect.stringMatching(/^line 2, rcpt_[0-9a-f-]{36}, does not hold: its `previous` /),
     });
-    expect((await verify(`${a}\n\n${b}\n`)).text).toStartWith("line 2 does not hold: it is no compact JWS");
+    expect((await verify(`${a}\n\n${b}\n`)).text).toStartWith("line 2 does not hold: it is not a compact JWS");
     expect((await verify(`${a}\n${b}\n\n`)).text).toStartWith("line 3 does not hold");
     expect((await verify(`${a}\r\n${b}\n`)).text).toStartWith("line 1");
     expect((await verify(`${a}\n${"x".repeat(100_000)}`)).text).toBe(

@@ -150,12 +150,12 @@ describe("the settings of TLS", () => {
   test("a file that is missing, can't be read, is no PEM or another PEM is told as such, by its variable and path", () => {
     const must = "must be the path of a readable file with PEM certificates";
     const cases = [
-      ["TOLLGATE_TLS_CERT_FILE", `${must}: `, join(dir, "none.crt"), "is not there"],
+      ["TOLLGATE_TLS_CERT_FILE", `${must}: `, join(dir, "none.crt"), "does not exist"],
       ["TOLLGATE_TLS_CERT_FILE", `${must}: `, dir, "can't be read (EISDIR)"],
       ["TOLLGATE_TLS_CERT_FILE", `${must}: `, file("text.crt", "hello"), "is not a PEM file"],
       ["TOLLGATE_CLIENT_CA_FILE", `${must} of a CA, and no others: `, REQUIRED.TOLLGATE_TLS_CERT_FILE, OTHER_PEM],
       ["TOLLGATE_TLS_KEY_FILE", "", REQUIRED.TOLLGATE_TLS_CERT_FILE, OTHER_PEM],
-      ["TOLLGATE_SIGNER_KEY_FILE", "", join(dir, "none"), "is not there"],
+      ["TOLLGATE_SIGNER_KEY_FILE", "", join(dir, "none"), "does not exist"],
       ["TOLLGATE_SIGNER_KEY_FILE", "", file("empty", ""), "is empty"],
     ] as const;
     for (const [name, rule, path, problem] of cases) {

@@ -1,5 +1,5 @@
-// The values that name PEM files. The files are read at once, so that a wrong one is reported at the start and not in the
-// first handshake; the files of the mutual-TLS port are read again and again while it runs. Their content is never shown.
+// Variables that name PEM files. The files are read with the configuration, so that a wrong one is reported at the start and not
+// in the first handshake; those of the mutual-TLS port are reread periodically while it runs. Their content is never shown.
 import { createPrivateKey, X509Certificate } from "node:crypto";
 import { readFileSync, statSync } from "node:fs";
 import { readFile, stat } from "node:fs/promises";
@@ -10,12 +10,12 @@ import { attempt, fileProblem, valueProblem, writtenPath } from "./values.ts";
 const PRIVATE_KEY = /-----BEGIN ((?:RSA |EC )?PRIVATE KEY)-----[^-]+-----END \1-----/g;
 const FILE_BYTES_MAX = 4 * 1024 * 1024;
 
-/** Empty when the file is no PEM file by its size. @throws when it can't be read */
+/** The file's text; empty when the file is too large for a PEM file. @throws when it can't be read */
 function readText(path: string): string {
   return statSync(path).size > FILE_BYTES_MAX ? "" : readFileSync(path, "utf8");
 }
 
-/** What is wrong with a file that does not hold what it must. */
+/** Why a file is refused: it can't be read, is not PEM, or holds something else. */
 function whyNot(path: string): string {
   try {
     const isPem = readText(path).includes("-----BEGIN ");
@@ -29,7 +29,7 @@ function pem(certificates: readonly X509Certificate[]): string | undefined {
   return certificates.length === 0 ? undefined : certificates.map((each) => each.toString()).join("");
 }
 
-/** A kind that can be read from the text of a file too, for when the file is read again. */
+/** A kind of value that names a file. `parse` reads the file; `read` takes its text, for when the file is reread. */
 function fileKind(must: string, readOrThrow: (text: string) => string | undefined) {
   return {
     must,
@@ -44,7 +44,7 @@ export const certificateFile = fileKind("the path of a readable file with PEM ce
   pem(parseCertificates(text)),
 );
 
-/** The certificates of the file, all of which may sign others. */
+/** The certificates of the file, all of which must be those of a CA, as PEM. */
 export const caFile = fileKind("the path of a readable file with PEM certificates of a CA, and no others", (text) => {
   const found = parseCertificates(text);
   return found.every((certificate) => certificate.ca) ? pem(found) : undefined;
@@ -61,18 +61,18 @@ export const privateKeyFile = fileKind(
   },
 );
 
-/** Whether the key belongs to the first of the certificates. All are PEM that has been read before. */
+/** Whether the key belongs to the first certificate. Both are PEM that has been parsed before. */
 export function isKeyOf(key: string, certificates: string): boolean {
   return new X509Certificate(certificates).checkPrivateKey(createPrivateKey(key));
 }
 
-/** Time enough to issue a new certificate. */
+/** How long before its expiry a certificate is warned of: enough time to issue a new one. */
 export const EXPIRY_WARNING_MS = 14 * 86_400_000;
 
 /**
- * Warnings for certificates that are not valid, or not for long.
+ * Warnings for certificates that are not valid, or that expire soon.
  *
- * @param certificates PEM that has been read before
+ * @param certificates PEM that has been parsed before
  * @param now milliseconds since the epoch
  */
 export function validityWarnings(name: string, certificates: string, now: number): string[] {
@@ -85,22 +85,22 @@ export function validityWarnings(name: string, certificates: string, now: number
   });
 }
 
-/** Said of TOLLGATE_TLS_KEY_FILE. */
+/** Completes a problem of TOLLGATE_TLS_KEY_FILE. */
 export const KEY_MUST = "must hold the key of the first certificate in TOLLGATE_TLS_CERT_FILE";
 
-/** Paths, or the texts of the files. */
+/** The paths of the files, or their texts. */
 type TlsParts = Readonly<Record<"cert" | "key" | "clientCa", string>>;
 
-/** What the files hold now. Their content is compared, not times or names, so a swapped link is a change as well. */
+/** Reads the files. Changes are found by a digest of their content, not by times or names, so that a swapped link counts too. */
 export async function readTlsFiles(paths: TlsParts) {
   const [cert, key, clientCa] = await Promise.all([paths.cert, paths.key, paths.clientCa].map(currentText));
   const texts = { cert: cert ?? "", key: key ?? "", clientCa: clientCa ?? "" };
-  // Kept instead of the texts, since one of them is a private key.
+  // The digest is kept instead of the texts, since one of these is a private key.
   const digest = new Bun.CryptoHasher("sha256").update(JSON.stringify([cert, key, clientCa])).digest("hex");
   return { digest, judge: () => judge(texts, paths) };
 }
 
-/** Empty for a file that can't be read: it holds no PEM either. */
+/** The file's text; empty for a file that can't be read or is too large, which `judge` then refuses. */
 async function currentText(path: string): Promise<string> {
   try {
     return (await stat(path)).size > FILE_BYTES_MAX ? "" : await readFile(path, "utf8");

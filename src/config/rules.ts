@@ -1,4 +1,4 @@
-// What the variables must be together: the rules of each service, reported with the problems of single variables.
+// Rules that hold between variables, such as "must be set when the other is", for each service.
 import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isKeyOf, KEY_MUST } from "./pem.ts";
@@ -10,16 +10,16 @@ export const FACILITATOR_PORT = 8443;
 
 type Table = typeof COMMON & typeof GATEWAY & typeof FACILITATOR & typeof DEMO;
 export type VariableName = keyof Table;
-/** Variables of the other service have their defaults, whatever is set. */
+/** The values of all variables; those of the other service have their defaults, whatever is set. */
 export type ConfigValues = {
   [N in VariableName]: Table[N] extends VariableRow<infer T, infer F, string> ? T | F : never;
 };
 
 export interface ConfigRule {
-  /** The variable that the rule is about. If it, or the other one, is wrong by itself, the rule says nothing. */
+  /** The variable that the rule is about. The rule is skipped if this variable, or `other`, has a problem of its own. */
   readonly name: VariableName;
   readonly other: VariableName | null;
-  /** Completes the name; false when all is well. */
+  /** Completes a sentence that begins with the name; false when there is no problem. */
   readonly problem: (values: ConfigValues) => string | false;
 }
 
@@ -47,7 +47,7 @@ export const BACKUP_RULES: readonly ConfigRule[] = [
 export const GATEWAY_RULES: readonly ConfigRule[] = [
   otherPort("TOLLGATE_METRICS_PORT", "TOLLGATE_PORT", GATEWAY_PORT),
   needed("TOLLGATE_MASTER_KEY", "DATABASE_URL", "must be set when DATABASE_URL is: replicas share it"),
-  meaningless(
+  requires(
     "TOLLGATE_LISTEN_URL",
     "DATABASE_URL",
     "must be unset without DATABASE_URL: it is a URL of the same database",
@@ -61,7 +61,7 @@ export const GATEWAY_RULES: readonly ConfigRule[] = [
       "must be 0 without DATABASE_URL: only one gateway can use an SQLite database",
   ),
   ...together("TOLLGATE_OIDC_AUDIENCE", "TOLLGATE_OIDC_ISSUER"),
-  meaningless("TOLLGATE_JWKS_URL", "TOLLGATE_OIDC_ISSUER"),
+  requires("TOLLGATE_JWKS_URL", "TOLLGATE_OIDC_ISSUER"),
   ...together("TOLLGATE_VAULT_TOKEN", "TOLLGATE_VAULT_ADDR"),
   rule(
     "TOLLGATE_USER_CLAIM",
@@ -99,7 +99,7 @@ export const FACILITATOR_RULES: readonly ConfigRule[] = [
 
 type PortVariable = "TOLLGATE_PORT" | "TOLLGATE_OPEN_PORT" | "TOLLGATE_METRICS_PORT";
 
-/** Two ports of 0 take two free ones, so they are never equal. */
+/** Two variables must not name one port. Port 0 takes a free port, so it is never equal to another. */
 function otherPort(name: PortVariable, other: PortVariable, fallback: number): ConfigRule {
   return rule(
     name,
@@ -117,26 +117,26 @@ function needed(name: VariableName, other: VariableName, why = `must be set when
   return rule(name, other, (v) => v[name] === null && v[other] !== null && why);
 }
 
-/** A variable that means nothing without the other. */
-function meaningless(name: VariableName, other: VariableName, why = `must be unset, or ${other} set too`): ConfigRule {
+/** A variable that has no meaning without the other. */
+function requires(name: VariableName, other: VariableName, why = `must be unset, or ${other} set too`): ConfigRule {
   return rule(name, other, (v) => v[name] !== null && v[other] === null && why);
 }
 
-/** A variable that is needed with the other, and means nothing without it. */
+/** Two variables that must be set together. */
 function together(name: VariableName, other: VariableName): ConfigRule[] {
-  return [needed(name, other), meaningless(name, other)];
+  return [needed(name, other), requires(name, other)];
 }
 
 export const DATA_DIR_MUST = "must be a directory that can be created and written";
 
-/** False when the directory is there and writable, or can be created. Changes nothing. */
+/** False when the directory exists and is writable, or can be created. Changes nothing. */
 function dataDirProblem(path: string): string | false {
   let at = resolve(path);
-  // What is below a file, or where this process may not look, is not there for it.
+  // A path below a file, or in a directory that this process may not read, does not exist for it.
   while (!existsSync(at)) at = dirname(at);
-  const isGood = attempt(() => {
+  const isUsable = attempt(() => {
     accessSync(at, constants.R_OK | constants.W_OK | constants.X_OK);
     return statSync(at).isDirectory();
   });
-  return isGood !== true && `${DATA_DIR_MUST} (${at} is not)`;
+  return isUsable !== true && `${DATA_DIR_MUST} (${at} is not)`;
 }

@@ -1,6 +1,5 @@
-// What the value of a variable must be: a sentence for the operator and a parser that belongs to it. A problem never repeats
-// the value, since some are secrets and a mistyped secret is a secret still. Amounts are exact integers, and hex is in lower
-// case, so that one thing has one spelling. In one file, since the kinds of values build on each other.
+// The kinds of values that variables have, each a parser with a sentence for the operator. A problem never repeats the value,
+// since a mistyped secret is still a secret. Amounts are exact integers, and hex is normalised to lower case.
 import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { isIP } from "node:net";
 import { dirname, resolve } from "node:path";
@@ -10,9 +9,9 @@ import { parseHostList } from "../core/host.ts";
 export interface Kind<T> {
   /** Completes "NAME must be …". */
   readonly must: string;
-  /** Undefined when the text is not what it must be. The text is never empty. */
+  /** Returns undefined when the text is not valid. The text is never empty. */
   readonly parse: (text: string) => T | undefined;
-  /** What is wrong with a text that does not parse, where more can be said. */
+  /** Why a text is not valid, where more can be said. */
   readonly why?: (text: string) => string;
 }
 
@@ -20,13 +19,13 @@ export function valueProblem(source: string, { must, why }: Pick<Kind<unknown>, 
   return `${source} must be ${must}${why === undefined ? "" : `: ${why(text)}`}`;
 }
 
-/** The file, and why it could not be read. */
+/** Says which file could not be read, and why. */
 export function fileProblem(path: string, error: unknown): string {
   const code = error instanceof Error && "code" in error ? error.code : "unknown";
-  return `${writtenPath(path)} ${code === "ENOENT" ? "is not there" : `can't be read (${code})`}`;
+  return `${writtenPath(path)} ${code === "ENOENT" ? "does not exist" : `can't be read (${code})`}`;
 }
 
-/** Undefined where the work throws. */
+/** The result of the work, or undefined when it throws. */
 export function attempt<T>(work: () => T): T | undefined {
   try {
     return work();
@@ -35,7 +34,7 @@ export function attempt<T>(work: () => T): T | undefined {
   }
 }
 
-/** A text that is no path may be the secret itself, set in the variable of its file: that is never shown. */
+/** The path as problems show it. A text that is no path may be a secret in the wrong variable, and is never shown. */
 export function writtenPath(path: string): string {
   const dir = dirname(path);
   const isPath = existsSync(path) || /\.\w{1,5}$/.test(path) || (!/^\.?\/?$/.test(dir) && existsSync(dir));
@@ -75,13 +74,13 @@ function parseHost(value: string): string | undefined {
   if (bare !== undefined) return isIP(bare) === 6 ? bare : undefined;
   if (isIP(value) !== 0) return value;
   const name = value.toLowerCase().replace(/\.$/, "");
-  // A name that ends in a number is read as an IPv4 address by URL parsers, so it is no name.
+  // URL parsers read a name that ends in a number as an IPv4 address, so it is not a valid name.
   return NAME.test(name) && !/(^|\.)(\d+|0x[0-9a-f]*)$/.test(name) ? name : undefined;
 }
 
 export const host: Kind<string> = { must: "a host name or an IP address", parse: parseHost };
 
-/** The entries as they were written, judged by parseHostList, which the host rules use. */
+/** The entries as they were written, checked by the parser of the host rules. */
 export const hostList: Kind<readonly string[]> = {
   must: "a comma-separated list of host names, addresses and CIDR ranges, without ports",
   parse: (value) => {
@@ -95,7 +94,7 @@ function parseUrl(value: string, protocols: readonly string[]): URL | undefined 
   return url !== undefined && protocols.includes(url.protocol) ? url : undefined;
 }
 
-/** The URL as it was written: an issuer is compared with claims character by character. */
+/** The URL as it was written, since an issuer is compared with claims character by character. */
 export function httpUrl(parts: "query" | "no query"): Kind<string> {
   return {
     must: `an http or https URL with a host and without user${parts === "query" ? "" : ", query"} and fragment`,
@@ -109,11 +108,11 @@ export function httpUrl(parts: "query" | "no query"): Kind<string> {
 
 const SSL_MODES = ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"];
 
-/** Only what the database client takes: it rejects other URLs by an exception in its own words. */
+/** Accepts only what the database client does, which rejects other URLs by an exception in its own words. */
 function parsePostgresUrl(value: string): string | undefined {
   const url = parseUrl(value, ["postgres:", "postgresql:"]);
   if (url === undefined || url.hostname === "" || /[%,]/.test(url.hostname) || url.port === "0") return undefined;
-  // The client knows one host, and ignores this parameter without a word.
+  // The client knows one host, and silently ignores this parameter.
   if (url.searchParams.has("target_session_attrs")) return undefined;
   const modes = url.searchParams.getAll("sslmode").map((mode) => mode.toLowerCase());
   if (!modes.every((mode) => SSL_MODES.includes(mode))) return undefined;
@@ -151,7 +150,7 @@ export const directory: Kind<string> = {
 
 const SEGMENT = /^(?!\.{1,2}$)[A-Za-z0-9._~-]+$/;
 
-/** Without `{tenant}` as a segment of its own, one tenant's references would reach another's secrets. */
+/** `{tenant}` must be a segment of its own, since otherwise one tenant's references would reach another's secrets. */
 export const tenantPrefix: Kind<string> = {
   must: "a path like secret/data/tenants/{tenant}: plain segments, one of them {tenant}",
   parse: (value) => {
@@ -178,7 +177,7 @@ export const claimName: Kind<string> = {
 const PAIRS_MAX = 64;
 const PAIR_NAME = /^[!#$%&'*+.^_`|~\w-]{1,256}$/;
 
-/** The list format of W3C baggage, as OpenTelemetry has it. */
+/** Parses the list format of W3C baggage, which OpenTelemetry uses. */
 function parsePairs(text: string, takes: (value: string) => boolean): [name: string, value: string][] | undefined {
   const pairs: [string, string][] = [];
   for (const member of text.split(",")) {
@@ -213,7 +212,7 @@ export const ratio: Kind<number> = {
 
 const UINT256_MAX = 2n ** 256n - 1n;
 
-/** Atomic units of the token, or wei. */
+/** An amount in atomic units of the token, or in wei. */
 export const amount: Kind<bigint> = {
   must: "a whole number of at most 256 bits, in decimal digits only",
   parse: (text) => {
@@ -224,7 +223,7 @@ export const amount: Kind<bigint> = {
 
 export const gwei: Kind<bigint> = {
   must: "a decimal number of gwei above 0, like 5 or 0.5, with at most 6 digits before the point and 9 after it",
-  // In wei, exactly.
+  // Parsed to wei, exactly.
   parse: (text) => {
     const [, whole = "", fraction = ""] = /^([0-9]{1,6})(?:\.([0-9]{1,9}))?$/.exec(text) ?? [];
     const wei = BigInt(whole + fraction.padEnd(9, "0"));
@@ -233,7 +232,7 @@ export const gwei: Kind<bigint> = {
 };
 
 const KEYS_MAX = 64;
-/** The order of the group of secp256k1 (SEC 2, section 2.4.1): a private key is below it, and not 0. */
+/** The group order of secp256k1 (SEC 2, section 2.4.1). A private key is below it, and not 0. */
 const SECP256K1_ORDER = 0xffffffff_ffffffff_ffffffff_fffffffe_baaedce6_af48a03b_bfd25e8c_d0364141n;
 
 function parsePrivateKey(text: string): Hex | undefined {
@@ -247,7 +246,7 @@ function listed(text: string): readonly string[] {
   return text.split(",").flatMap((entry) => entry.trim() || []);
 }
 
-/** All or nothing: if a key were left out silently, nobody would watch its money. */
+/** Parses all entries or none: if an invalid key were skipped silently, nobody would watch its money. */
 function parseEach<T>(text: string, most: number, parse: (entry: string) => T | undefined): T[] | undefined {
   const entries = listed(text);
   const parsed = entries.flatMap((entry) => parse(entry) ?? []);

@@ -1,5 +1,5 @@
-// The one table of variables, by who reads them: both services, one of them, or the demo. What each means, and its default in
-// words, stands in the manual's page on configuration, which `--help` prints and a test holds against this table.
+// The table of all variables, grouped by who reads them: both services, one of them, or the demo. The manual's page on
+// configuration says what each means; `--help` prints that page, and a test compares it with this table.
 
 import { availableParallelism } from "node:os";
 import { LOG_LEVELS } from "../core/log.ts";
@@ -11,12 +11,12 @@ import * as value from "./values.ts";
 export interface Sources {
   /** The command line flag that overrides the variable. */
   readonly flag?: string;
-  /** May come from the file that NAME_FILE names. */
+  /** Whether the value may come from the file that NAME_FILE names. */
   readonly secret?: true;
 }
 
 export interface VariableRow<T, F, P extends string> extends Sources {
-  /** Where the value stands in the configuration. */
+  /** The dotted path of the value in the configuration. */
   readonly path: P;
   readonly kind: value.Kind<T>;
   readonly fallback: F;
@@ -31,7 +31,7 @@ function row<T, const F, const P extends string>(
   return { path, kind, fallback, ...sources };
 }
 
-/** In milliseconds. */
+/** Up to ten minutes, in milliseconds. */
 const UP_TO_TEN_MINUTES = value.wholeNumber(1, 600_000);
 const PORT = value.wholeNumber(0, 65_535);
 const DAYS_MAX = 36_500;
@@ -59,7 +59,7 @@ export const COMMON = {
   TOLLGATE_TRACES_PER_SECOND: row("tracing.tracesPerSecond", value.wholeNumber(1, 10_000), 100),
 };
 
-/** Both services may have nodes. */
+/** Read by both services, each in its own table. */
 const TOLLGATE_RPC_URLS = row("rpcUrls", value.rpcUrls, null, { secret: true });
 
 export const MASTER_KEYS = {

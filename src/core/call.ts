@@ -1,4 +1,4 @@
-// A call: who makes it, what is stored of it until it has been made, and its end.
+// The data of one call: who makes it, what is stored until the upstream has been called, and the event that announces its end.
 import type { ErrorClass, Mode, Protocol, SettlementStatus } from "./states.ts";
 
 export interface Caller {
@@ -7,7 +7,7 @@ export interface Caller {
   readonly scopes: ReadonlySet<string>;
 }
 
-/** Needed to receive captured bodies. */
+/** The scope that a caller needs to read captured bodies. */
 export const READ_BODY_SCOPE = "invocations:read_body";
 
 /**
@@ -20,16 +20,16 @@ export interface Call {
   readonly mcp_protocol_version: string | null;
   readonly credential_ref: string | null;
   readonly capture: boolean;
-  /** Whether its receipt will say what came back: then the response is hashed. */
+  /** Whether a receipt will state what the upstream answered; then the response is hashed. */
   readonly receipt: boolean;
-  /** Headers of the caller that pass to the upstream, names in lower case. */
+  /** The caller's headers that are forwarded to the upstream, names in lower case. */
   readonly headers: ReadonlyArray<readonly [name: string, value: string]>;
   readonly request_id: string;
 }
 
 /**
  * The end of a call, announced once it is durable to all that listen: waiters, the log and the metrics, and later webhooks.
- * It says what the record says, and holds no body and no secret.
+ * The event repeats what the record says, without bodies and secrets.
  */
 export interface CallEnd {
   readonly tenant: string;
@@ -39,14 +39,14 @@ export interface CallEnd {
   readonly mode: Mode;
   readonly model: string | null;
   readonly mcp_method: string | null;
-  /** Of the request that was accepted; null when what ended the call did not have it at hand. */
+  /** ID of the request by which the call was accepted; null where the code that ended the call had not loaded it. */
   readonly request_id: string | null;
   readonly status: "succeeded" | "failed";
   readonly error_class: ErrorClass | null;
   readonly upstream_status: number | null;
-  /** The upstream call from first dial to last byte, retries included; null when there was none. */
+  /** Duration of the upstream call from the first dial to the last byte, retries included; null when there was none. */
   readonly latency_ms: number | null;
-  /** Until the first byte of a streamed body. */
+  /** Time to the first byte of a streamed body. */
   readonly ttft_ms: number | null;
   readonly req_size: number | null;
   /** Bytes of the whole decoded response; null when no response came. */

@@ -1,14 +1,14 @@
-// Certificates in PEM.
+// Reads certificates from PEM text.
 import { X509Certificate } from "node:crypto";
 
 const CERTIFICATE = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/g;
-/** What a file that is being written has: a certificate without its end, or a last line that stops in its marker. */
+/** Signs of a file that is still being written: a certificate without its end, or a last line that stops inside a marker. */
 const BROKEN_OFF = /-----BEGIN CERTIFICATE|(^|\n)-{1,5}[A-Z ]*$/;
 
 /**
- * In their order, whatever stands between them.
+ * The certificates in the order of the text; anything between them is skipped.
  *
- * @throws when one is there in part only; and what the parser throws, which may show what it could not read
+ * @throws TypeError when a certificate is incomplete; also the parser's own errors, whose message may quote the text
  */
 export function parseCertificates(text: string): X509Certificate[] {
   if (BROKEN_OFF.test(text.replace(CERTIFICATE, ""))) throw new TypeError("a certificate without its end");

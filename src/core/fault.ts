@@ -1,5 +1,5 @@
-// The one error type of the product: a closed kind, a message that is safe for callers, and a cause
-// that only the log sees. The kinds are named after the conditions of the interface, not after statuses.
+// The one error type for expected refusals: a kind from a closed list, a message that is safe for callers, and a cause that
+// only the log sees. Kinds are named after conditions of the interface; http/responses.ts maps each kind to its status.
 
 export const FAULT_KINDS = [
   "invalid_request",
@@ -22,20 +22,20 @@ export const FAULT_KINDS = [
 
 export type FaultKind = (typeof FAULT_KINDS)[number];
 
-/** An answer that says more than an Error body can. */
+/** A response that says more than an Error body can, such as the challenge of a 402. */
 export interface FaultAnswer {
   readonly body: object;
-  /** Names in lower case. */
+  /** Header names in lower case. */
   readonly headers: Readonly<Record<string, string>>;
 }
 
 export interface FaultDetail {
   readonly cause?: unknown;
-  /** Whole seconds, sent as `Retry-After`. */
+  /** Sent as `Retry-After`, so whole seconds. */
   readonly retryAfterSeconds?: number;
-  /** Methods of the route, sent as `Allow`. */
+  /** The route's methods, sent as `Allow`. */
   readonly allow?: readonly string[];
-  /** What is left of the request will not come: the connection ends with the answer. */
+  /** Whether the rest of the request will not be read, so that the connection is closed after the response. */
   readonly closesConnection?: boolean;
   /** Sent in place of the Error body. */
   readonly answer?: FaultAnswer;
@@ -62,23 +62,23 @@ export class Fault extends Error {
 
 const FIELD_CHARACTERS_MAX = 100;
 
-/** A name as a message shows it, cut off where it is long: callers choose some names, and answers must not grow with them. */
+/** A field's name as error messages show it, truncated: callers choose some names, and responses must not grow with them. */
 export function shownField(field: string): string {
   if (field.length <= FIELD_CHARACTERS_MAX) return field;
   return `${field.slice(0, FIELD_CHARACTERS_MAX).toWellFormed()}…`;
 }
 
-/** An invalid request whose message starts with the name of the field that is wrong. */
+/** A Fault for an invalid request; its message starts with the name of the wrong field. */
 export function invalidField(field: string, problem: string): Fault {
   return new Fault("invalid_request", `${shownField(field)}: ${problem}`);
 }
 
-/** @param where what else than the route decides on the methods, such as ` for the agent's protocol` */
+/** @param where what other than the route restricts the methods, such as ` for the agent's protocol` */
 export function methodNotAllowed(allow: readonly string[], where = ""): Fault {
   return new Fault("method_not_allowed", `method not allowed${where} (use ${allow.join(", ")})`, { allow });
 }
 
-/** More than a tenant may have of something. Waiting does not help, so nothing says how long. */
+/** A Fault for a tenant that has reached a quota. Waiting does not help, so there is no Retry-After. */
 export function overQuota(max: number, what: string): Fault {
   return new Fault("over_limit", `a tenant may have at most ${max} ${what}`);
 }

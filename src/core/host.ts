@@ -1,9 +1,9 @@
-// Hosts and their addresses: how each is spelled, which URLs may be stored, which addresses may be dialled, who is exempt,
-// and which hosts a secret may go to. Pure, and in terms of addresses as bytes: every spelling of an address is folded into
-// one form before it is judged, and what can't be read is refused.
+// The host rules that prevent SSRF: which URLs may be stored, which addresses may be dialled, which hosts are exempt, and which
+// hosts a secret may be sent to. Pure. Addresses are bytes here: every spelling of an address is normalised before it is
+// judged, and what can't be parsed is refused.
 
 export const URL_CHARACTERS_MAX = 2048;
-/** Hosts that one credential may be for. */
+/** The most hosts that one credential may list. */
 export const ALLOWED_HOSTS_MAX = 32;
 
 /** 4 or 16 bytes, in network order. */
@@ -11,7 +11,7 @@ export type Address = Uint8Array;
 
 export interface AddressRange {
   readonly address: Address;
-  /** Bits. */
+  /** Length of the prefix in bits. */
   readonly prefix: number;
 }
 
@@ -51,7 +51,7 @@ function parseV6(text: string): Address | null {
   if (head === null || tail === null || halves.length > 2) return null;
   const gap = 16 - head.length - tail.length;
   if (halves.length === 1 ? gap !== 0 : gap < 2) return null;
-  // The IPv4 form ends an address, so it can't stand before the gap.
+  // The IPv4 form is allowed at the end of an address only, not before the gap.
   if (halves.length === 2 && halves[0]?.includes(".")) return null;
   const address = new Uint8Array(16);
   address.set(head);
@@ -59,7 +59,7 @@ function parseV6(text: string): Address | null {
   return address;
 }
 
-/** Reads a canonical IPv4 or any textual IPv6 address (RFC 4291 section 2.2), no zone and no brackets. */
+/** Parses a canonical IPv4 address or any text form of an IPv6 address (RFC 4291 section 2.2), without zone and brackets. */
 export function parseAddress(text: string): Address | null {
   return text.includes(":") ? parseV6(text) : parseV4(text);
 }
@@ -89,7 +89,7 @@ function inAny(ranges: readonly AddressRange[], address: Address): boolean {
   return ranges.some((range) => contains(range, address));
 }
 
-function table(...texts: string[]): AddressRange[] {
+function parseRanges(...texts: string[]): AddressRange[] {
   return texts.map((text) => {
     const range = parseRange(text);
     if (range === null) throw new Error(`no range: ${text}`);
@@ -97,15 +97,15 @@ function table(...texts: string[]): AddressRange[] {
   });
 }
 
-const MAPPED = table("::ffff:0:0/96");
+const MAPPED = parseRanges("::ffff:0:0/96");
 
 /** IPv6 forms that carry an IPv4 address, and the byte where it starts. */
 const EMBEDDINGS = [
   { ranges: MAPPED, offset: 12 },
   // IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), NAT64 (RFC 6052).
-  { ranges: table("::/96", "::ffff:0:0:0/96", "64:ff9b::/96"), offset: 12 },
+  { ranges: parseRanges("::/96", "::ffff:0:0:0/96", "64:ff9b::/96"), offset: 12 },
   // 6to4 (RFC 3056).
-  { ranges: table("2002::/16"), offset: 2 },
+  { ranges: parseRanges("2002::/16"), offset: 2 },
 ];
 
 function embeddedV4(address: Address): Address | null {
@@ -113,7 +113,7 @@ function embeddedV4(address: Address): Address | null {
   return form === undefined ? null : address.slice(form.offset, form.offset + 4);
 }
 
-/** The kernel dials an IPv4-mapped address as the IPv4 address itself, so the two are one. */
+/** The IPv4 address of an IPv4-mapped one, which the kernel dials as that IPv4 address; other addresses as they are. */
 function unmapped(address: Address): Address {
   return inAny(MAPPED, address) ? address.slice(12) : address;
 }
@@ -127,12 +127,12 @@ export interface HostList {
   readonly ranges: readonly AddressRange[];
 }
 
-/** The name without the dots that only say "absolute". */
+/** The name in lower case, without the trailing dots that only mark it as absolute. */
 function bareName(hostname: string): string {
   return hostname.toLowerCase().replace(/\.+$/, "");
 }
 
-/** Whether the text could be a name at all (RFC 1035 section 2.3.4); it bounds what reaches the resolver. */
+/** Whether the text has the lengths of a DNS name (RFC 1035 section 2.3.4), which bounds what reaches the resolver. */
 function isName(name: string): boolean {
   return name.length <= 253 && name.split(".").every((label) => label.length > 0 && label.length <= 63);
 }
@@ -143,7 +143,7 @@ export function literalAddress(hostname: string): string | null {
   return parseAddress(text) === null ? null : text;
 }
 
-/** As URLs spell it, so that IDNs and short forms of addresses compare equal; null when it is no name and no address. */
+/** The host as URLs spell it, so that IDNs and short forms of addresses compare equal; null when it is not a host. */
 function canonicalHost(text: string): string | null {
   const bare = /^\[.*\]$/.test(text) ? text.slice(1, -1) : text;
   if (bare.includes(":")) return parseV6(bare) === null ? null : (URL.parse(`http://[${bare}]/`)?.hostname ?? null);
@@ -165,24 +165,23 @@ function parseEntry(entry: string): AddressRange | string | null {
 }
 
 /**
- * Names are exact: a name does not stand for the names under it.
- * @throws Error that quotes the first entry which is no host, address or CIDR.
+ * Parses host names, addresses and CIDR ranges. A name is exact: it does not include its subdomains.
+ * @throws Error that quotes the first entry which is none of the three
  */
 export function parseHostList(entries: readonly string[]): HostList {
   const names = new Set<string>();
   const ranges: AddressRange[] = [];
   for (const entry of entries) {
     const parsed = parseEntry(entry);
-    if (parsed === null) throw new Error(`${JSON.stringify(entry)} is no host name, address or CIDR`);
+    if (parsed === null) throw new Error(`${JSON.stringify(entry)} is not a host name, address or CIDR range`);
     if (typeof parsed === "string") names.add(parsed);
     else ranges.push(parsed);
   }
   return { names, ranges };
 }
 
-// Ports at which a server of another protocol listens, which might take the lines of a request for commands: mail, chat,
-// file sharing and so on. The Fetch standard's list of bad ports, and two stores that read commands line by line.
-
+// Ports of servers that might take the lines of an HTTP request for commands (mail, chat, file sharing): the Fetch standard's
+// list of bad ports, and two stores that read commands line by line.
 const BAD_PORTS: ReadonlySet<number> = new Set([
   ...[0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104],
   ...[109, 110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427, 465, 512, 513, 514, 515],
@@ -192,20 +191,20 @@ const BAD_PORTS: ReadonlySet<number> = new Set([
   ...[6379, 11_211],
 ]);
 
-/** @param port of a URL: empty for the one of its scheme */
+/** @param port as in a URL: empty for the scheme's default */
 export function isBadPort(port: string): boolean {
   return port !== "" && BAD_PORTS.has(Number(port));
 }
 
-// A URL that is to be stored is judged for a clear error early; what protects is the rule at dial time.
+// A URL is judged when it is stored, for a clear and early error. The protection is the second check, at dial time.
 
-/** Beside the rules that always hold. */
+/** The operator's rules, which are added to the built-in ones. */
 export interface HostRules {
-  /** Exempt. An address exempts whatever name led to it; a name exempts what it resolves to. */
+  /** Exempt hosts. An address is exempt whatever name resolved to it; a name exempts every address that it resolves to. */
   readonly allow: HostList;
-  /** Refused, also where they are exempt. */
+  /** Refused hosts, even if they are exempt. */
   readonly deny: HostList;
-  /** The addresses of this machine as they are now: refused unless they are exempt. */
+  /** The current addresses of this machine, which are refused unless they are exempt. */
   readonly own: () => readonly Address[];
 }
 
@@ -215,7 +214,7 @@ export interface WrittenRules {
   readonly own?: HostRules["own"];
 }
 
-/** @throws Error that quotes the first entry which is no host, address or CIDR */
+/** @throws Error that quotes the first entry which is not a host, address or CIDR range */
 export function hostRules({ allow = [], deny = [], own = () => [] }: WrittenRules): HostRules {
   return { allow: parseHostList(allow), deny: parseHostList(deny), own };
 }
@@ -226,7 +225,7 @@ export type WrittenUrl =
   | { readonly ok: false; readonly reason: string };
 
 /** Unspecified, private, loopback, link-local and multicast. */
-const LOCAL_V4 = table(
+const LOCAL_V4 = parseRanges(
   "0.0.0.0/8",
   "10.0.0.0/8",
   "127.0.0.0/8",
@@ -235,13 +234,13 @@ const LOCAL_V4 = table(
   "192.168.0.0/16",
   "224.0.0.0/4",
 );
-const LOCAL_V6 = table("::/128", "::1/128", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8");
+const LOCAL_V6 = parseRanges("::/128", "::1/128", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8");
 
-/** What a stored URL may not name. Narrower than the rule at dial time: other ranges fail there. */
+/** Addresses that a stored URL may not name. The rule at dial time refuses more ranges. */
 const WRITTEN_REFUSED = [...LOCAL_V4, ...LOCAL_V6];
 
 /** The rest of IANA's special-purpose registry for IPv4, reserved space, and Azure's metadata address. */
-const SPECIAL_V4 = table(
+const SPECIAL_V4 = parseRanges(
   "100.64.0.0/10",
   "168.63.129.16/32",
   "192.0.0.0/24",
@@ -257,18 +256,18 @@ const SPECIAL_V4 = table(
 );
 const DIAL_REFUSED_V4 = [...LOCAL_V4, ...SPECIAL_V4];
 
-/** All of IPv6 that IANA has opened for global unicast. Everything outside is special or unassigned. */
-const GLOBAL_V6 = table("2000::/3");
+/** The IPv6 space that IANA has opened for global unicast. Everything outside of it is special or unassigned. */
+const GLOBAL_V6 = parseRanges("2000::/3");
 
-/** The special-purpose parts of it. 2001::/23 holds Teredo, benchmarking, ORCHID and more. */
-const DIAL_REFUSED_V6 = table("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20");
+/** The special-purpose parts of the global unicast space. 2001::/23 holds Teredo, benchmarking, ORCHID and more. */
+const DIAL_REFUSED_V6 = parseRanges("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20");
 
 function isGlobal(address: Address): boolean {
   if (address.length === 4) return !inAny(DIAL_REFUSED_V4, address);
   return inAny(GLOBAL_V6, address) && !inAny(DIAL_REFUSED_V6, address);
 }
 
-/** The addresses that are reached by this one. */
+/** The addresses that a packet to this one may reach: itself, and an IPv4 address that it embeds. */
 function reached(address: Address): Address[] {
   const carried = embeddedV4(address);
   return carried === null ? [address] : [unmapped(address), carried];
@@ -290,13 +289,13 @@ export function isDeniedName(hostname: string, { deny }: HostRules): boolean {
   return deny.names.has(bareName(hostname));
 }
 
-/** Whether this address of the host is free of the rules that hold for everybody. */
+/** Whether this address of the host is exempt from the built-in rules. */
 export function isExempt(hostname: string, text: string, rules: HostRules): boolean {
   const address = parseAddress(text);
   return address !== null && (rules.allow.names.has(bareName(hostname)) || isExemptAddress(address, rules));
 }
 
-/** Whether this address of the host may be dialled: exempt, or global unicast of others; and not denied. */
+/** Whether this address of the host may be dialled: not denied, and either exempt or a foreign global unicast address. */
 export function mayDial(hostname: string, text: string, rules: HostRules): boolean {
   const address = parseAddress(text);
   if (address === null || isDeniedName(hostname, rules) || isDeniedAddress(address, rules)) return false;
@@ -313,8 +312,8 @@ const LOCAL = "must not name localhost or a loopback, private, link-local or oth
 const DENIED = "must not name a host that this gateway is set to refuse";
 
 /**
- * Where localhost and the names under it lead to, whatever a name server says: to the loopback addresses that may be dialled,
- * to both where none may. Null for other names, and for one that is exempt itself, which leads to what it resolves to.
+ * The addresses of localhost and the names under it, whatever a name server says: the loopback addresses that may be dialled,
+ * or both where none may. Null for names that are resolved: other names, and those exempt by name.
  */
 export function localAddresses(hostname: string, rules: HostRules): readonly string[] | null {
   const name = bareName(hostname);
@@ -323,7 +322,7 @@ export function localAddresses(hostname: string, rules: HostRules): readonly str
   return exempt.length > 0 ? exempt : LOOPBACK;
 }
 
-/** What is wrong with a name or an address that must not be written down; null when it may. */
+/** Why a stored URL may not name this host; null when it may. */
 function problemOfHost(hostname: string, rules: HostRules): string | null {
   if (isDeniedName(hostname, rules)) return DENIED;
   const literal = literalAddress(hostname);
@@ -340,7 +339,7 @@ function problemOfAddress(address: Address, rules: HostRules): string | null {
   return isLocal || isOwn(address, rules) ? LOCAL : null;
 }
 
-/** What a name will lead to is not known yet: it may be exempt where any range is. */
+/** Whether the host could be exempt. A name is not resolved yet, so it could be where any range is exempt. */
 function mayBeExempt(hostname: string, rules: HostRules): boolean {
   const literal = literalAddress(hostname);
   if (literal !== null) return isExempt(hostname, literal, rules);
@@ -348,8 +347,8 @@ function mayBeExempt(hostname: string, rules: HostRules): boolean {
 }
 
 /**
- * Judges a URL that someone wants stored. The text must be plainly `http(s)://host…`: what the URL parser would
- * repair (backslashes, white space, missing or surplus slashes) is refused, so that no reader sees another host.
+ * Judges a URL before it is stored. The text must be plainly `http(s)://host…`: what the URL parser would repair (backslashes,
+ * white space, missing or extra slashes) is refused, so that no other parser can see a different host.
  */
 export function checkWrittenUrl(text: string, rules: HostRules): WrittenUrl {
   const refuse = (reason: string): WrittenUrl => ({ ok: false, reason });
@@ -374,17 +373,17 @@ export function checkWrittenUrl(text: string, rules: HostRules): WrittenUrl {
   return { ok: true, url };
 }
 
-// The hosts that a secret may go to: names or addresses, and `*.` before a name for the names under it. Entries are
-// kept in the spelling that URL parsing gives a host, so that one text is compared with another.
+// The hosts that a secret may be sent to: names, addresses, and `*.name` for the names under one. Entries are stored as URL
+// parsing spells a host, so that a comparison of texts is enough.
 
 const WILDCARD = "*.";
 
 export type AllowedHosts =
   | { readonly ok: true; readonly hosts: readonly string[] }
-  /** `index` is of the entry that is wrong; null when it is the list. */
+  /** `index` is that of the wrong entry; null when the list itself is wrong. */
   | { readonly ok: false; readonly index: number | null; readonly reason: string };
 
-/** Reads what a caller gives as a list. An entry that says the same as another one is kept once. */
+/** Parses a caller's list. Entries of equal meaning are kept once. */
 export function parseAllowedHosts(entries: readonly string[]): AllowedHosts {
   if (entries.length === 0 || entries.length > ALLOWED_HOSTS_MAX) {
     return { ok: false, index: null, reason: `must be 1 to ${ALLOWED_HOSTS_MAX} host names, or null` };
@@ -398,11 +397,11 @@ export function parseAllowedHosts(entries: readonly string[]): AllowedHosts {
 function canonicalEntry(entry: string): string | null {
   if (!entry.startsWith(WILDCARD)) return canonicalHost(entry);
   const name = canonicalHost(entry.slice(WILDCARD.length));
-  // No name is under an address.
+  // An address has no subdomains.
   return name === null || literalAddress(name) !== null ? null : `${WILDCARD}${name}`;
 }
 
-/** Whether a request to this URL, dialled as it is written, goes to one of the hosts. */
+/** Whether the URL's host is in the list. */
 export function isAllowedUrl(url: string, hosts: readonly string[]): boolean {
   const hostname = bareName(URL.parse(url)?.hostname ?? "");
   if (hostname === "") return false;

@@ -1,22 +1,22 @@
-// Identifiers: `<prefix>_<uuidv7>` (RFC 9562). The first 48 bits are the creation time, so the order of
-// IDs is the order of creation, and a time window over records is a range of IDs.
-// One per thread, since the count behind the time must rise whichever part asks for an ID.
+// Identifiers: `<prefix>_<uuidv7>` (RFC 9562). The first 48 bits are the creation time, so the order of IDs is the order of
+// creation, and a time window over records is a range of IDs.
+// One per thread, since the counter must rise whichever module asks for an ID.
 
 export type IdPrefix = "agt" | "cred" | "fac" | "inv" | "pdec" | "rcpt" | "rep";
 
-/** Of the bits after the time, those that count up within a millisecond (RFC 9562, section 6.2, method 1). */
+/** Low bits of the counter that orders IDs within a millisecond (RFC 9562, section 6.2, method 1). */
 const COUNTER_LOW_BITS = 14;
-/** A count starts at a random value in the lower half, so that it has room to rise. */
+/** The counter starts each millisecond at a random value in its lower half, so that it has room to rise. */
 const COUNTER_START_BITS = 25;
 
 let countedAt = -1;
-/** The part of an ID that holds this time. */
+/** `countedAt` as it is written in an ID. */
 let countedAtText = "";
 let counter = 0;
 
 /**
- * A new ID whose time is `now` (milliseconds). IDs made for the same time rise strictly, which the runtime's own do not:
- * 256 of two million fell (Bun 1.4.5), since it counts in 12 bits.
+ * A new ID whose time is `now` (milliseconds). IDs of one millisecond rise strictly. Those of the runtime do not: 256 of two
+ * million were lower than the one before (Bun 1.4.5), since its counter has 12 bits.
  */
 export function newId(prefix: IdPrefix, now: number): string {
   countAt(Math.trunc(now));
@@ -53,18 +53,18 @@ export function isId(prefix: IdPrefix, value: string): boolean {
   return value.startsWith(`${prefix}_`) && UUID_V7.test(value.slice(prefix.length + 1));
 }
 
-/** The time that was read last, and the part of the ID that holds it. */
-let [readText, readTime] = ["-", Number.NaN];
+/** The last time that `idTime` parsed, and its text in the ID. */
+let [lastTimeText, lastTime] = ["-", Number.NaN];
 
 /** The creation time in milliseconds that an ID carries. The ID must be well formed. */
 export function idTime(id: string): number {
   const start = id.indexOf("_") + 1;
-  // Calls of a batch were mostly accepted in the same millisecond, and parsing a time takes 0.6 µs (measured).
-  if (!id.startsWith(readText, start)) {
-    readText = id.slice(start, start + 13);
-    readTime = Number.parseInt(readText.slice(0, 8) + readText.slice(9), 16);
+  // Calls of a batch were mostly accepted in one millisecond, and parsing a time takes 0.6 µs (measured).
+  if (!id.startsWith(lastTimeText, start)) {
+    lastTimeText = id.slice(start, start + 13);
+    lastTime = Number.parseInt(lastTimeText.slice(0, 8) + lastTimeText.slice(9), 16);
   }
-  return readTime;
+  return lastTime;
 }
 
 const MAX_TIME = 0xffff_ffff_ffff;

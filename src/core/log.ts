@@ -1,5 +1,5 @@
-// The log's port. Fields are flat and named like the interface (tenant, invocation_id, request_id);
-// a secret is never a field. Events are short fixed names, to search for and to alert on.
+// The interface of the log; src/cli/log.ts writes it. Fields are flat and named as in the API (tenant, invocation_id,
+// request_id), and a secret is never a field. Events are short fixed names, to search for and to alert on.
 
 export const LOG_LEVELS = ["debug", "info", "warn", "error"] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
@@ -10,7 +10,7 @@ export interface Log {
   debug(event: string, fields?: LogFields): void;
   info(event: string, fields?: LogFields): void;
   warn(event: string, fields?: LogFields): void;
-  /** `error` in the fields is printed with its message and its causes. */
+  /** A field named `error` is printed with its message and its causes. */
   error(event: string, fields?: LogFields): void;
 }
 

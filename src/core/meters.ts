@@ -1,16 +1,16 @@
-// The port of what is counted and measured. Names and forms of the metrics are in src/metrics; what counts knows none
-// of them. No tenant, agent or caller passes here, so none can become a label.
+// The interface through which the product counts and measures. Metric names and types are known to src/metrics alone. No
+// tenant, agent or caller passes here, so none can become a label.
 import type { CallEndListener } from "./call.ts";
 import type { PolicyAction } from "./states.ts";
 
-/** What a priced call's payment came to at the gateway, before it is settled. Requests that repeat a call are not counted. */
+/** The gateway's decision on the payment of a priced call, before it is settled. Idempotent repetitions are not counted. */
 export const PAYMENT_OUTCOMES = ["required", "refused", "crowded", "accepted"] as const;
 export type PaymentOutcome = (typeof PAYMENT_OUTCOMES)[number];
 
 /**
- * What settling a payment came to. Of the gateway: `settled`, `declined`, `expired`, `given_up`, each once for a payment,
- * and for each attempt that left it open `unknown`, or `unsent` if nothing had left. Of the facilitator: `settled`,
- * `failed`, `reorganised`, each once for a change of a record, and for each request `refused` or `over_limit`.
+ * Outcomes of settling a payment. The gateway counts `settled`, `declined`, `expired` and `given_up` once for a payment, and
+ * for each inconclusive attempt `unknown`, or `unsent` if nothing was sent. The facilitator counts `settled`, `failed` and
+ * `reorganised` once for each change of a record, and `refused` or `over_limit` for each request.
  */
 export const SETTLEMENT_OUTCOMES = [
   "settled",
@@ -28,24 +28,24 @@ export type SettlementOutcome = (typeof SETTLEMENT_OUTCOMES)[number];
 
 export interface QueueSize {
   readonly calls: number;
-  /** Of the one that waits longest; 0 when none does. */
+  /** Age of the call that waits longest; 0 when none waits. */
   readonly oldestMs: number;
 }
 
-/** What is read when somebody asks for the metrics. */
+/** Values that are read at each scrape. */
 export interface GaugeSources {
-  /** Of the whole deployment. */
+  /** The queue of the whole deployment. */
   readonly queue?: () => Promise<QueueSize>;
-  /** Calls that this process makes now. */
+  /** Calls in flight in this process. */
   readonly running?: () => number;
-  /** How much of the bounds of this process is in use, by their names in kernel/limits.ts. */
+  /** Use of this process's limits, by their names in kernel/limits.ts. */
   readonly inUse?: () => Readonly<Record<string, number>>;
-  /** In wei, by address; rejects when they cannot be known. */
+  /** The wallets' balances in wei, by address; rejects when no node tells them. */
   readonly balances?: () => Promise<readonly (readonly [address: string, wei: bigint])[]>;
 }
 
 export interface Meters {
-  /** A new call was answered 202, or is begun on the streaming path. */
+  /** Counts a new call: one answered with 202, or begun on the streaming path. */
   accepted(): void;
   readonly ended: CallEndListener;
   policyDecided(action: PolicyAction): void;
@@ -53,9 +53,9 @@ export interface Meters {
   settlement(outcome: SettlementOutcome): void;
   settlementTook(ms: number): void;
   rpcFailed(endpoint: number): void;
-  /** The main thread's event loop was late by so much. */
+  /** Records by how many milliseconds the main thread's event loop was late. */
   loopLate(ms: number): void;
-  /** For a service with these routes: takes an answered request. */
+  /** @returns a function that records an answered request of a service with these routes */
   requestsTo(routes: readonly { readonly path: string }[]): (path: string, status: number, ms: number) => void;
   gauges(sources: GaugeSources): void;
 }

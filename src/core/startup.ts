@@ -1,25 +1,28 @@
-// What a process tells at its start: the version of its build, and a problem that only its operator can remove.
+// What a process can tell at its start: the version and commit of its build, and problems that keep it from starting.
 import { version } from "../../package.json" with { type: "json" };
 
-/** The command line prints the message without a stack and ends with status 2, as for a problem of the configuration. */
+/**
+ * A problem that only the operator can remove. The command line prints its message without a stack and exits with status 2,
+ * as for a wrong configuration.
+ */
 export class StartupProblem extends Error {
   override readonly name = "StartupProblem";
 }
 
 /**
- * A problem that may pass by itself, such as a database that is away for a moment. The process ends with status 1, and the
- * process manager should start it again.
+ * A problem that may pass by itself, such as an unreachable database. The process exits with status 1, and its process
+ * manager should restart it.
  */
 export class PassingStartupProblem extends StartupProblem {}
 
-/** Why a server has not got its address, with the variable to change. */
+/** Why a server could not listen on its address, with the variable to change. */
 export function listenProblem(host: string, port: number, variable: string, cause: unknown, hint = ""): StartupProblem {
   const code = cause instanceof Error && "code" in cause ? cause.code : null;
   if (code === "EADDRINUSE") {
     const taken = `${host} port ${port} is already in use${hint}`;
     return new StartupProblem(`TOLLGATE_HOST and ${variable} must be free to listen on: ${taken}`, { cause });
   }
-  // A name that leads to no address has no code.
+  // A host name that does not resolve has no error code.
   const problem =
     code === "EACCES"
       ? `${variable} must be a port that tollgate may listen on: the system refuses ${port}`
@@ -27,10 +30,10 @@ export function listenProblem(host: string, port: number, variable: string, caus
   return new StartupProblem(problem, { cause });
 }
 
-/** Written in package.json alone, and embedded when the binary is made. */
+/** The version in package.json, embedded into the binary by the build. */
 export const VERSION: string = version;
 
 declare const TOLLGATE_COMMIT: string | undefined;
 
-/** Null when run from source, or built where nothing told the commit. */
+/** The commit of the build; null when run from source, or built outside a repository. */
 export const COMMIT: string | null = (typeof TOLLGATE_COMMIT === "string" && TOLLGATE_COMMIT) || null;

@@ -1,5 +1,5 @@
-// The state tables: which states there are, and which events lead from where to where. A transition in the
-// database is a write guarded by the sources of its event, so the tables here are what makes it refuse.
+// The state tables: which states exist, and which event leads from which state to which. A transition in the database is a
+// write that is guarded by the `from` states of its event, so these tables decide which transitions are refused.
 
 export const AGENT_STATUSES = ["pending", "active", "inactive"] as const;
 export type AgentStatus = (typeof AGENT_STATUSES)[number];
@@ -27,7 +27,7 @@ export const ERROR_CLASSES = [
 ] as const;
 export type ErrorClass = (typeof ERROR_CLASSES)[number];
 
-/** The upstream's status decides. A redirect is not followed, so it is an answer like any other. */
+/** The error class of a response by its status. Redirects are not followed, so a redirect is an ordinary response. */
 export function errorClassOf(upstreamStatus: number): ErrorClass | null {
   if (upstreamStatus < 400) return null;
   return upstreamStatus < 500 ? "upstream_4xx" : "upstream_5xx";
@@ -36,42 +36,42 @@ export function errorClassOf(upstreamStatus: number): ErrorClass | null {
 export const SETTLEMENT_STATUSES = ["pending", "settled", "settlement_failed", "settled_upstream_failed"] as const;
 export type SettlementStatus = (typeof SETTLEMENT_STATUSES)[number];
 
-/** Events of a settlement, as the gateway keeps it with the invocation. */
+/** Events of a settlement, which the gateway keeps with the invocation. */
 export const SETTLEMENT_EVENTS = {
   collect: { from: "pending", to: "settled" },
-  /** It is certain that this payment does not land any more. */
+  /** It is certain that the payment can no longer land. */
   refuse: { from: "pending", to: "settlement_failed" },
-  /** The caller has paid, and the call ended failed. */
+  /** The caller has paid, and the call failed. */
   lose: { from: "settled", to: "settled_upstream_failed" },
   /** The call had ended before its payment turned out to have landed. */
   collectLate: { from: "pending", to: "settled_upstream_failed" },
 } as const satisfies Record<string, { from: SettlementStatus; to: SettlementStatus }>;
 
 export const COLLECTION_STATUSES = ["claimed", "sent", "settled", "failed"] as const;
-/** The facilitator's own: `failed` only when this facilitator can't collect the payment any more. */
+/** The state of a payment at the facilitator; `failed` only when this facilitator can no longer collect it. */
 export type CollectionStatus = (typeof COLLECTION_STATUSES)[number];
 
 /** Events of a payment at the facilitator. */
 export const COLLECTION_EVENTS = {
-  /** A signed transaction is stored; it may be broadcast from now on. */
+  /** A signed transaction is stored and may be broadcast from now on. */
   send: { from: ["claimed"], to: "sent" },
-  /** A transaction of ours moved the money. */
+  /** One of our transactions moved the money. */
   settle: { from: ["sent"], to: "settled" },
   fail: { from: ["claimed", "sent"], to: "failed" },
-  /** The block that held it is not part of the chain any more. */
+  /** The block with the transaction is no longer part of the chain. */
   reorganise: { from: ["settled"], to: "sent" },
 } as const satisfies Record<string, { from: readonly CollectionStatus[]; to: CollectionStatus }>;
 
 /** Events of an invocation, each with the state it starts from and the state it leads to. */
 export const INVOCATION_EVENTS = {
-  /** A replica took a slot for the call; the upstream may see it from now on. */
+  /** A replica took a slot for the call; the upstream may see the call from now on. */
   claim: { from: "pending", to: "running" },
-  /** The holder of the claim gives it back: certainly nothing of it has left. */
+  /** The holder of the claim gives the call back, certain that nothing was sent upstream. */
   release: { from: "running", to: "pending" },
   succeed: { from: "running", to: "succeeded" },
-  /** The upstream failed it, its replica died, or the caller cancelled it. */
+  /** The upstream call failed, the replica died, or the caller cancelled the call. */
   fail: { from: "running", to: "failed" },
-  /** The caller cancelled it before it ran. */
+  /** The caller cancelled the call before it ran. */
   withdraw: { from: "pending", to: "failed" },
 } as const satisfies Record<string, { from: InvocationStatus; to: InvocationStatus }>;
 
@@ -79,7 +79,7 @@ export function isEnded(status: InvocationStatus): boolean {
   return status === "succeeded" || status === "failed";
 }
 
-/** An agent's status is derived: from its deletion, then from whether it has an upstream. */
+/** An agent's status, derived from its deletion and from whether it has an upstream. */
 export function agentStatus(agent: { deleted_at: number | null; upstream_url: string | null }): AgentStatus {
   if (agent.deleted_at !== null) return "inactive";
   return agent.upstream_url === null ? "pending" : "active";

@@ -1,11 +1,11 @@
-// Rules for text that comes in. Characters are code points. U+0000 and lone surrogates are refused everywhere:
-// Postgres stores neither, and a lone surrogate has no UTF-8 form.
+// Rules for text from outside. Lengths count code points. U+0000 and lone surrogates are refused everywhere: Postgres stores
+// neither, and a lone surrogate has no UTF-8 form.
 import { invalidField } from "./fault.ts";
 
 export interface TextRule {
   readonly min: number;
   readonly max: number;
-  /** Whether control characters beside U+0000 may stand in it: line breaks of longer texts. */
+  /** Whether control characters other than U+0000 are allowed, such as the line breaks of longer texts. */
   readonly controls?: boolean;
 }
 
@@ -38,7 +38,7 @@ export function checkText(field: string, text: string, rule: TextRule): void {
   if (problem !== null) throw invalidField(field, problem);
 }
 
-// "Did you mean": the known word nearest to a mistyped one. Command line and configuration both use it.
+// "Did you mean": the known word nearest to a mistyped one, for the command line and the configuration.
 
 const DISTANCE_MAX = 2;
 

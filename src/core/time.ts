@@ -1,5 +1,5 @@
-// Wall time, and how it is written (RFC 3339). What needs the time of day takes a Clock, so that tests can move it; timers
-// and durations use performance.now() and setTimeout.
+// Wall-clock time and its text form (RFC 3339). Code that needs the time of day takes a Clock, so that tests can set it;
+// timers and durations use performance.now() and setTimeout.
 
 export interface Clock {
   /** Milliseconds since the Unix epoch. */
@@ -8,19 +8,19 @@ export interface Clock {
 
 export const systemClock: Clock = { now: () => Date.now() };
 
-/** The earliest and the latest that the time can be, however the clock was stepped since this was made. */
+/** Bounds of the true time (milliseconds since the epoch), however the clock was stepped after they were created. */
 export interface TimeBounds {
   earliest(): number;
   latest(): number;
 }
 
-/** For what may end late but must not end early: its end is set by the latest time and judged by the earliest. */
+/** Bounds for a deadline that may pass late but never early: set it by the latest time and judge it by the earliest. */
 export function timeBounds(clock: Clock, monotonic: () => number = () => performance.now()): TimeBounds {
   const origin = clock.now() - monotonic();
-  const passed = () => Math.floor(origin + monotonic());
+  const unstepped = () => Math.floor(origin + monotonic());
   return {
-    earliest: () => Math.min(clock.now(), passed()),
-    latest: () => Math.max(clock.now(), passed()),
+    earliest: () => Math.min(clock.now(), unstepped()),
+    latest: () => Math.max(clock.now(), unstepped()),
   };
 }
 
@@ -30,8 +30,8 @@ export const HOUR_MS = 3_600_000;
 const RFC_3339 = /^(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:[Zz]|([+\- ])(\d\d):(\d\d))$/;
 
 /**
- * Milliseconds since the epoch, or null when the text is no RFC 3339 date-time with a zone. A space before the
- * offset counts as the plus sign that it was before the query string was decoded.
+ * Milliseconds since the epoch, or null when the text is not an RFC 3339 date-time with a zone. A space before the offset is
+ * read as a plus sign, which is what it was before the query string was decoded.
  */
 export function parseDateTime(text: string): number | null {
   const match = RFC_3339.exec(text);
@@ -39,7 +39,7 @@ export function parseDateTime(text: string): number | null {
   const part = (index: number) => Number(match[index] ?? 0);
   const [year = 0, month = 0, day = 0, hour = 0, minute = 0, second = 0] = match.slice(1, 7).map(Number);
   const offsetMinutes = part(9) * 60 + part(10);
-  // Second 60 is a leap second; the table of months and days is the calendar's own.
+  // Second 60 is a leap second. Months and days are checked below, by comparing with the date that results.
   if (hour > 23 || minute > 59 || second > 60 || part(9) > 23 || part(10) > 59) return null;
   const midnight = new Date(0);
   midnight.setUTCFullYear(year, month - 1, day);

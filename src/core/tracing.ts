@@ -1,82 +1,83 @@
-// The traces' port: spans are begun and ended through it, and it says all that a span may hold, so that nothing else can
-// get into one. Where traces are off there is no tracer (null), and nothing is done for them.
+// The interface of tracing; src/tracing records and exports the spans. It lists all that a span may hold, so that nothing else
+// can get into one. Where traces are off the tracer is null, and tracing costs nothing.
 
-/** Headers as they are sent, names in lower case. */
+/** HTTP headers, names in lower case. */
 type HeaderPairs = ReadonlyArray<readonly [name: string, value: string]>;
 
 export interface SpanFields {
   readonly method?: string;
   readonly status?: number;
-  /** A path with names in the place of its parameters. */
+  /** The route's pattern: a path with names in place of its parameters. */
   readonly route?: string;
-  /** The host that is called, without anything else of its URL. */
+  /** The host that is called, without the rest of its URL. */
   readonly host?: string;
   readonly tenant?: string;
-  /** At the facilitator. */
+  /** The facilitator's account. */
   readonly account?: string;
   readonly agentId?: string;
   readonly invocationId?: string;
-  /** Of a settlement. */
+  /** Number of the attempt at a settlement. */
   readonly attempt?: number;
   readonly outcome?: string;
   readonly rpcMethod?: string;
-  /** The node's place in the list. Its URL may hold a key. */
+  /** The node's index in the list, not its URL, which may hold a key. */
   readonly rpcEndpoint?: number;
-  /** A word that tells failures apart. It marks the span as failed. */
+  /** A word for the kind of failure (`error.type`). It marks the span as failed. */
   readonly errorType?: string;
 }
 
 export interface NewSpan {
   readonly kind: "server" | "client" | "internal";
-  /** One of few. */
+  /** One of a few fixed names. */
   readonly name: string;
-  /** What it is a part of: a span of this process, or one that headers name. Null begins a trace. */
+  /** The parent: a span of this process, or headers that name one. Null begins a trace. */
   readonly parent: Span | HeaderPairs | null;
-  /** Whose share of the spans it takes, unless its parent has been recorded. */
+  /** The tenant or account whose share of the recorded traces the span uses, unless its parent is recorded already. */
   readonly payer: string;
-  /** Of performance.now(); now when it is left out. */
+  /** By performance.now(); the current time when omitted. */
   readonly startedAt?: number;
   readonly fields: SpanFields;
 }
 
 export interface Span {
   readonly traceId: string;
-  /** The headers that name it as the parent, `tracestate` only where there is one. */
+  /** The headers that name this span as the parent; `tracestate` only where there is one. */
   readonly headers: HeaderPairs;
   set(fields: SpanFields): void;
-  /** Once. */
+  /** Called exactly once. */
   end(fields?: SpanFields): void;
 }
 
 export interface Tracer {
   begin(span: NewSpan): Span;
-  /** Does the work so that `current` gives this span within it, asynchronous parts included, if it is recorded. */
+  /** Runs `work` with the span, if it is recorded, as the current one, asynchronous parts included. */
   during<T>(span: Span, work: () => T): T;
-  /** The span within which this runs, until it ends. */
+  /** The current span; null outside of one and after it has ended. */
   current(): Span | null;
 }
 
-const NAMES = new Set(["traceparent", "tracestate"]);
+const TRACE_HEADERS = new Set(["traceparent", "tracestate"]);
 
-/** The headers, with this span named in the place of whatever they name. */
+/** A copy of the headers in which this span is the parent. */
 export function naming(span: Span, headers: HeaderPairs): HeaderPairs {
-  return [...headers.filter(([name]) => !NAMES.has(name)), ...span.headers];
+  return [...headers.filter(([name]) => !TRACE_HEADERS.has(name)), ...span.headers];
 }
 
-/** Sets the fields of a trace in headers that are changed in place. */
+/** Changes the headers in place so that this span is the parent. */
 export function nameIn(headers: Headers, span: Span): void {
-  for (const name of NAMES) headers.delete(name);
+  for (const name of TRACE_HEADERS) headers.delete(name);
   for (const [name, value] of span.headers) headers.set(name, value);
 }
 
+/** The trace headers of a request. */
 export function namedIn(headers: Headers): HeaderPairs {
-  return [...NAMES].flatMap((name) => {
+  return [...TRACE_HEADERS].flatMap((name) => {
     const value = headers.get(name);
     return value === null ? [] : [[name, value] as const];
   });
 }
 
-/** Does the work as a part of the current span, in a span of its own. Without a current one, it is just done. */
+/** Runs `work` in a child of the current span, or without a span where there is no current one. */
 export async function inSpan<T>(
   tracer: Tracer | null,
   { kind, name, fields = {} }: Pick<NewSpan, "kind" | "name"> & { readonly fields?: SpanFields },
@@ -95,7 +96,7 @@ export async function inSpan<T>(
   }
 }
 
-// How traces are switched on and sent: the configuration, as far as it is theirs.
+// The part of the configuration that says whether traces are recorded, and where they are sent.
 
 export const SAMPLERS = [
   "always_on",
@@ -110,16 +111,16 @@ export type SamplerName = (typeof SAMPLERS)[number];
 export interface TracingOptions {
   /** The collector's base URL. */
   readonly endpoint: string;
-  /** Of each request to it; they may hold a key. */
+  /** Sent with each request to the collector; they may hold a key. */
   readonly headers: HeaderPairs;
   /** Null for the service's own name. */
   readonly serviceName: string | null;
   readonly resource: HeaderPairs;
   readonly sampler: SamplerName;
-  /** Of the samplers by ratio: from 0 to 1. */
+  /** From 0 to 1; for the samplers by ratio. */
   readonly ratio: number;
-  /** The most that are recorded, whatever the sampler says. */
+  /** The most traces that are recorded, whatever the sampler says. */
   readonly tracesPerSecond: number;
-  /** PEM of extra trusted roots. */
+  /** Extra trusted root certificates, as PEM. */
   readonly extraCa: string | null;
 }

@@ -1,17 +1,17 @@
-// `Via` (RFC 9110, section 7.6.3): the proxies that a call has come through. A deployment finds itself in it by its
-// pseudonym, which all its replicas share, and so ends a call that leads back to itself.
+// `Via` (RFC 9110, section 7.6.3): the proxies that a call has passed. A deployment recognises its own pseudonym in the header,
+// which all its replicas share, and so stops calls that loop back to it.
 
 const CHARACTERS_MAX = 4096;
 const PSEUDONYM_HEX = 16;
 
 const HEADER = "via";
 
-/** @param key of the deployment, for nothing else */
+/** @param key a key of the deployment that is used for nothing else */
 export function pseudonymOf(key: Uint8Array): string {
   return `tollgate-${Buffer.from(key).toString("hex").slice(0, PSEUDONYM_HEX)}`;
 }
 
-/** Why a call with these headers may not be made; null when it may. */
+/** Why a call with these headers is refused; null when it is not. */
 export function viaProblem(headers: Headers, pseudonym: string): string | null {
   const via = headers.get(HEADER);
   if (via === null) return null;
@@ -20,7 +20,7 @@ export function viaProblem(headers: Headers, pseudonym: string): string | null {
     .toLowerCase()
     .split(/[\s,]+/)
     .filter((word) => word === pseudonym).length;
-  return times > 3 ? `is a loop: it has come through here ${times} times` : null;
+  return times > 3 ? `is a loop: it has passed this gateway ${times} times` : null;
 }
 
 export function viaHeader(headers: Headers, pseudonym: string): [name: string, value: string] {

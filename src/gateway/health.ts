@@ -1,4 +1,4 @@
-// The open paths: health, readiness, version and public keys. None needs a token, none names a tenant.
+// The routes that need no token: health, readiness, version and public signing keys. Their answers name no tenant.
 
 import { Type } from "@sinclair/typebox";
 import { routes } from "../http/elysia.ts";
@@ -15,14 +15,14 @@ const health = operation({
   open: true,
   summary: "Health",
   description:
-    "Of the gateway: liveness. The facilitator has the same path on both of its ports, and answers 503 there when it " +
-    "could settle nothing.",
+    "Liveness of the gateway. The facilitator serves this path on both of its ports, and answers 503 when it " +
+    "can't settle payments.",
   response: { description: "The process serves.", schema: status, example: { status: "ok" } },
   errors: ["unavailable"],
   answers: {
     unavailable: {
       description:
-        "Of the facilitator: no node of the chain answers, or its gas wallets are low. Of both: shutting down.",
+        "The service is shutting down; or, at the facilitator, no node of the chain answers or the gas wallets are low.",
       schema: Type.Object({ status: Type.Literal("unavailable"), reason: Type.String() }),
       example: { status: "unavailable", reason: "rpc unreachable" },
     },
@@ -71,7 +71,7 @@ interface HealthRoutesOptions {
   publicJwks(): unknown;
 }
 
-/** All requests during a probe and in the second after it share it: anybody may ask, and each probe is a write. */
+/** Shares each probe's result for its duration and a second more: anybody may ask, and each probe is a database write. */
 function createReadiness({ probe }: Pick<Store, "probe">) {
   let latest: Promise<void> | null = null;
   const forget = () => {

@@ -1,4 +1,5 @@
-// Every age rule of the gateway. About every hour, while the clock is steady, one of the replicas removes old rows.
+// Retention: which rows of the gateway are removed at which age. About every hour one replica, by lease, removes the old rows;
+// after a step of the clock the clean-up is put off.
 
 import type { Log } from "../core/log.ts";
 import { HOUR_MS } from "../core/time.ts";
@@ -14,17 +15,17 @@ import { removeOldDecisions } from "./policy/decisions.ts";
 import { removeOldCalls } from "./policy/observed-rate.ts";
 import { removeOldReceipts } from "./receipts/service.ts";
 
-/** A commit that waits for a standby can be as late as the standby's return. */
+/** A commit that waits for a standby server can come as late as the standby's return. */
 const REFUSAL_NOTE_DAYS = 7;
 
-/** Calls that replicas have counted are of no use after minutes: how often to look when there are some, and when not. */
+/** How often to remove the calls that replicas have counted, useless after minutes: while there are some, and otherwise. */
 const [CALLS_EVERY_MS, CALLS_SELDOM_MS] = [30_000, 480_000];
 
-/** Gives what stops it. */
+/** Starts the clean-up. Returns a function that stops it. */
 export function startRetention(store: Store, retention: Retention, log: Log): () => void {
   const { clock } = store;
   const { history_days } = retention;
-  // More often than the lease allows, so that a process that lives for less than an hour takes part too.
+  // Ask more often than the lease allows, so that a process that lives for less than an hour takes part too.
   const stop = withClockStepGuard({ clock, log, everyMs: 10 * 60_000 }, async () => {
     if (!(await leaseJob(store, "retention", 0.9 * HOUR_MS))) return;
     await Promise.all([
@@ -43,7 +44,7 @@ export function startRetention(store: Store, retention: Retention, log: Log): ()
   };
 }
 
-/** Null where the process counts in memory. */
+/** Null where the process has the database to itself and counts calls in memory. */
 function startRemovingCalls(store: Store, log: Log): Poll | null {
   if (!store.isShared) return null;
   return poll({ leastMs: CALLS_EVERY_MS, mostMs: CALLS_SELDOM_MS }, () =>
@@ -54,7 +55,7 @@ function startRemovingCalls(store: Store, log: Log): Poll | null {
   );
 }
 
-/** Whether this process has the lease, and there were calls to remove. */
+/** Returns whether this process has the lease and has removed some calls. */
 export async function removeCallsOnLease(store: Store): Promise<boolean> {
   if (!store.isShared || !(await leaseJob(store, "caller calls", 0.9 * CALLS_EVERY_MS))) return false;
   return (await removeOldCalls(store.execute)) > 0;

@@ -1,5 +1,5 @@
-// Files that the server shows to a browser, each made or read once, when it is first asked for. Each has a tag, so that a copy that is still
-// good is not sent again; pages have a policy that limits the browser to this server and to files of its own.
+// Files for browsers, such as the manual and Swagger. Each is made when it is first requested, and has an ETag, so that a
+// current copy is not sent again. Pages have a content security policy that limits the browser to files of this server.
 
 import { MAX } from "../kernel/limits.ts";
 import { turnOf } from "../kernel/turns.ts";
@@ -31,7 +31,7 @@ export interface Asset {
   readonly headers: Readonly<Record<string, string>>;
 }
 
-/** An asset that a browser keeps and asks about before each further use, because its address names no version. */
+/** An asset that a browser caches but revalidates before each use, since its URL names no version. */
 export function asset(content: string | Uint8Array, type: string): Asset {
   const bytes = Buffer.from(content);
   const digest = new Bun.CryptoHasher("sha256").update(bytes).digest("base64url");
@@ -52,12 +52,12 @@ export function pageAsset(html: string): Asset {
 
 export type Assets = ReturnType<typeof createAssets>;
 
-/** The files of a server, which share a budget: a piece of each that is being sent. They count to no tenant. */
+/** The assets of a server. They share one memory budget, which a response uses by a piece at a time; no tenant is charged. */
 export function createAssets() {
   const { respond, inUse } = createLargeResponses({ bytesMax: MAX.assetBytes });
   /**
-   * A handler that makes its file for the first request, so that no start waits for it (Swagger's files and the document
-   * took a fifth of every start).
+   * A handler that makes its file at the first request: making Swagger's files and the API document at the start took a fifth
+   * of its time.
    */
   const madeOnce = (make: () => Asset | Promise<Asset>) => {
     let made: Promise<Asset> | null = null;
@@ -72,7 +72,7 @@ export function createAssets() {
   };
   return {
     madeOnce,
-    /** Routes of a page and the files that belong to it, by path; a slash after the page leads to the page. */
+    /** Routes for a page and its files, by path. The page's path with a slash at its end redirects to the page. */
     routesOf(page: string, files: Readonly<Record<string, () => Asset | Promise<Asset>>>) {
       const hidden = { detail: { hide: true } };
       const app = routes().get(`${page}/`, () => Response.redirect(`..${page}`), hidden);

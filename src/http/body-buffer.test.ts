@@ -1,7 +1,7 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { bodyPartsOf, freeMemory, PART_BYTES, startOf, wholeOf } from "../wire/body.ts";
-import { gather } from "./body-buffer.ts";
+import { createBodyBuffer } from "./body-buffer.ts";
 
 const MIB = 1024 * 1024;
 
@@ -10,7 +10,7 @@ test("a body comes out as it came in, in however many pieces, and little more th
   fc.assert(
     fc.property(sizes, (pieces) => {
       const sizeMax = pieces.reduce((sum, size) => sum + size, 0);
-      const body = gather(sizeMax);
+      const body = createBodyBuffer(sizeMax);
       const all = Buffer.alloc(sizeMax);
       let at = 0;
       for (const [number, size] of pieces.entries()) {
@@ -36,7 +36,7 @@ test("what is not stored is kept in the pieces in which it came, where they are 
   fc.assert(
     fc.property(pieces, fc.nat(3), (asked, storedParts) => {
       const sizeMax = asked.reduce((sum, piece) => sum + piece.size, 0);
-      const body = gather(sizeMax, storedParts * PART_BYTES);
+      const body = createBodyBuffer(sizeMax, storedParts * PART_BYTES);
       const all: Uint8Array[] = [];
       let at = 0;
       for (const [number, { size, isOwn }] of asked.entries()) {
@@ -63,7 +63,7 @@ test("what is not stored is kept in the pieces in which it came, where they are 
 });
 
 test("nothing is left of a body when it is dropped", () => {
-  const dropped = gather(20 * MIB);
+  const dropped = createBodyBuffer(20 * MIB);
   dropped.add(new Uint8Array(5 * MIB));
   dropped.drop();
   expect(dropped.held).toBe(0);

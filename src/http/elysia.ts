@@ -1,17 +1,17 @@
-// The router, with the work-arounds for it in one place. Elysia reads the path of a URL wrongly if the host is short, knows
-// no HEAD, answers with an error's own message, and does not tell an unknown path from a wrong method.
+// The router, and the workarounds for it. Elysia answers with an error's own message and does not distinguish an unknown path
+// from a wrong method; both are put right here. It also misreads the path of a URL with a short host and knows no HEAD: see
+// withRoutableUrl in server.ts.
 import { Elysia, NotFoundError } from "elysia";
 import { Fault, methodNotAllowed } from "../core/fault.ts";
 import { STATUS } from "./responses.ts";
 
-/** What a route threw, on its way past Elysia, which would answer with the error's own message. */
+/** Carries what a route threw past Elysia, which would answer with the error's own message. */
 const THROWN = Symbol("thrown");
 
 type RoutedRequest = Request & { [THROWN]?: { readonly error: unknown } };
 
 /**
- * An Elysia instance as the product wants it: exact paths, and nothing done to bodies and queries behind the
- * routes' backs. Routes read both through http/input.ts.
+ * An Elysia instance with exact paths that leaves bodies and queries alone: routes read both through http/input.ts.
  */
 export function routes() {
   return new Elysia({ strictPath: true, normalize: false }).onError({ as: "global" }, ({ error, request }) => {
@@ -33,21 +33,21 @@ export interface RoutedApp {
 export function createRouter(app: RoutedApp) {
   const table = app.routes.map(({ method, path }) => ({ method, pattern: pathPattern(path) }));
   /**
-   * Passes a request, whose path is the one that was judged, to its route.
+   * Passes a request to its route. `path` is the path that the guard has judged.
    *
-   * @throws at once or as rejection: what the route throws; Fault `not_found` and `method_not_allowed` where there is none
+   * @throws at once or as rejection: what the route throws; Fault `not_found` or `method_not_allowed` if there is no route
    */
   return (request: Request, path: string): Response | Promise<Response> => {
     if (!isDecodable(path)) throw noSuchRoute();
-    const judged = (response: Response): Response => {
+    const rethrown = (response: Response): Response => {
       const thrown = (request as RoutedRequest)[THROWN];
       if (thrown === undefined) return response;
       const { error } = thrown;
       throw error instanceof NotFoundError ? unknownRoute(table, request.method, path) : error;
     };
     const response = app.fetch(request);
-    // A route that waits for nothing is answered without a promise.
-    return response instanceof Promise ? response.then(judged) : judged(response);
+    // The response of a synchronous route is returned without a promise.
+    return response instanceof Promise ? response.then(rethrown) : rethrown(response);
   };
 }
 
@@ -56,7 +56,7 @@ interface RoutePattern {
   readonly pattern: RegExp;
 }
 
-/** A route's path as a pattern: `:name` is one segment, a final `*` is the rest. */
+/** A route's path as a pattern: `:name` matches one segment, a final `*` the rest. */
 export function pathPattern(path: string): RegExp {
   const source = path
     .split("/")
@@ -69,7 +69,7 @@ function noSuchRoute(): Fault {
   return new Fault("not_found", "no such route");
 }
 
-/** For a request without a route: Elysia does not tell whether another method has one. */
+/** The Fault for a request without a route: Elysia does not tell whether the path exists for another method. */
 function unknownRoute(table: readonly RoutePattern[], method: string, path: string): Fault {
   const allow = table.filter(({ pattern }) => pattern.test(path)).map((route) => route.method);
   if (allow.length === 0 || allow.includes(method)) return noSuchRoute();
@@ -77,7 +77,7 @@ function unknownRoute(table: readonly RoutePattern[], method: string, path: stri
   return methodNotAllowed(allow);
 }
 
-/** A path that is no percent-encoded UTF-8 names nothing, and Elysia would give routes null for its parameters. */
+/** Whether the path is percent-encoded UTF-8. From any other path Elysia would give routes null as a parameter. */
 function isDecodable(path: string): boolean {
   if (!path.includes("%")) return true;
   try {

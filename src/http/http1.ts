@@ -1,6 +1,7 @@
-// HTTP/1.1 on connections that a port has accepted itself, because it tells them apart or counts them: one request after
-// another on each, and every part of one within a time limit, since Bun's node:http enforces none on a connection that is
-// handed to it (measured). Bodies are read before they are judged, up to a bound; answers are small.
+// An HTTP/1.1 server for connections that a port has accepted itself, because it limits or authenticates each of them: the
+// plain port and the facilitator's mutual-TLS port. It answers one request after another on a connection, and enforces a time
+// limit on each phase, since Bun's node:http enforces none on a connection that is handed to it (measured). Bodies are read
+// before the request is answered, up to a bound; responses are small.
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
 import type { Server, Socket } from "node:net";
 import type { Log } from "../core/log.ts";
@@ -12,13 +13,13 @@ import { MALFORMED_HTTP } from "./responses.ts";
 
 export interface PortAddress {
   readonly host: string;
-  /** 0 takes a free one. */
+  /** 0 takes a free port. */
   readonly port: number;
-  /** Where the operator has set the port. */
+  /** The variable that sets the port. */
   readonly variable: string;
 }
 
-/** @returns the port; @throws StartupProblem when the server can't have its address */
+/** @returns the port; @throws StartupProblem when the server can't listen on its address */
 export function listenAt(server: Server, { host, port, variable }: PortAddress, log: Log): Promise<number> {
   const { promise, resolve, reject } = Promise.withResolvers<number>();
   const refuse = (cause: Error) => reject(listenProblem(host, port, variable, cause));
@@ -42,7 +43,7 @@ export class OpenSockets {
     return this.#sockets.size;
   }
 
-  /** @param closed called when it is gone */
+  /** @param closed called when the socket has closed */
   add(socket: Socket, closed: () => void): void {
     this.#sockets.add(socket);
     socket.on("error", () => socket.destroy());
@@ -62,26 +63,26 @@ export class OpenSockets {
   }
 }
 
-/** Who is at the other end. */
+/** The client at the other end of a connection, as the port has identified it. */
 export interface KnownPeer {
-  /** Milliseconds since the epoch: no request is answered from then on. */
+  /** Milliseconds since the epoch; from then on no request of the peer is answered. */
   readonly expiresAt: number;
 }
 
-/** Milliseconds. There is none for making an answer, which has a limit of its own. */
+/** Time limits of the phases of a connection. Routes limit the time of making a response themselves. */
 export interface ConnectionLimits {
-  /** From an answer, or the handshake, to the first byte of the next request. */
+  /** From a response, or the handshake, to the first byte of the next request. */
   readonly idleMs: number;
-  /** From then to the end of its head. */
+  /** From the first byte of a request to the end of its head. */
   readonly headMs: number;
-  /** From then to the end of its body. */
+  /** From the end of the head to the end of the body. */
   readonly bodyMs: number;
-  /** For the peer to take the answer. */
+  /** For the peer to take the response. */
   readonly flushMs: number;
 }
 
 export interface HttpOptions<P extends KnownPeer> {
-  /** Never rejects. A body beyond `bodyBytesMax` is handed over cut to one byte more than that. */
+  /** Never rejects. A body beyond `bodyBytesMax` is truncated to one byte more than that, so that its excess shows. */
   answer(request: Request, peer: P): Promise<Response>;
   readonly bodyBytesMax: number;
   readonly limits: ConnectionLimits;
@@ -93,21 +94,21 @@ interface CallerSocket<P> {
   readonly socket: Socket;
   readonly peer: P;
   phase: "idle" | "head" | "body" | "answer" | "flush";
-  /** On the scale of performance.now(). */
+  /** By performance.now(). */
   deadline: number;
-  /** What had come in when the last answer was sent. */
+  /** Bytes received in all when the last response was sent. */
   bytesSeen: number;
   /** Requests that are not answered yet. */
   open: number;
-  /** Settles when they all are. */
+  /** Settles when all requests so far are answered. */
   last: Promise<void>;
-  /** No further request is answered. */
-  isLeaving: boolean;
+  /** Whether no further request is answered. */
+  isClosing: boolean;
 }
 
 export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, limits, clock, log }: HttpOptions<P>) {
   const connections = new Map<object, CallerSocket<P>>();
-  // Bun only tells the peer of this time; the sweep enforces it.
+  // Bun only announces keepAliveTimeout to the peer; sweep() enforces it.
   const server = createServer({ maxHeaderSize: MAX.plainHeadBytes, keepAliveTimeout: limits.idleMs });
   server.on("request", (request, response) => {
     const connection = connections.get(request.socket);
@@ -115,7 +116,7 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
     else enqueue(connection, request, response);
   });
   server.on("clientError", (_error, socket) => {
-    // While an answer is being sent, this would be taken for a part of it.
+    // While a response is being sent, these bytes would be taken for a part of it.
     if (connections.get(socket)?.open === 0 && socket.writable) socket.write(MALFORMED_HTTP);
     socket.destroy();
   });
@@ -125,7 +126,7 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
     connection.deadline = performance.now() + ms;
   }
 
-  function rest(connection: CallerSocket<P>): void {
+  function becomeIdle(connection: CallerSocket<P>): void {
     connection.bytesSeen = connection.socket.bytesRead;
     enter(connection, "idle", limits.idleMs);
   }
@@ -144,20 +145,20 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
       })
       .finally(() => {
         connection.open--;
-        if (connection.open === 0) rest(connection);
+        if (connection.open === 0) becomeIdle(connection);
       });
   }
 
   async function exchange(connection: CallerSocket<P>, incoming: IncomingMessage, outgoing: ServerResponse) {
     const { socket, peer } = connection;
-    if (connection.isLeaving) {
+    if (connection.isClosing) {
       socket.destroy();
       return;
     }
     enter(connection, "body", limits.bodyMs);
     const body = await readBody(incoming, bodyBytesMax);
     if (body === null || socket.destroyed) return;
-    // The handshake looked at the certificate's dates, but a connection may outlive them.
+    // The handshake checked the certificate's dates, but a connection may outlive the certificate.
     if (clock.now() >= peer.expiresAt) {
       socket.destroy();
       return;
@@ -167,7 +168,7 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
     const bytes = await response.bytes();
     if (socket.destroyed) return;
     enter(connection, "flush", limits.flushMs);
-    await send(outgoing, response, bytes, incoming.complete && !connection.isLeaving);
+    await send(outgoing, response, bytes, incoming.complete && !connection.isClosing);
   }
 
   return {
@@ -176,17 +177,17 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
       socket.on("close", () => connections.delete(socket));
       server.emit("connection", socket);
     },
-    /** Closes connections whose time is up: to be called every now and then. */
+    /** Closes connections that have exceeded a time limit; to be called periodically. */
     sweep(): void {
       const now = performance.now();
       for (const connection of connections.values()) {
         const { phase, socket, bytesSeen } = connection;
         if (phase === "idle" && socket.bytesRead > bytesSeen) enter(connection, "head", limits.headMs);
-        // Without the reset, what the peer does not take keeps the socket for another ten seconds (measured).
+        // Without the reset, bytes that the peer does not take keep the socket open for another ten seconds (measured).
         if (now > connection.deadline) socket.resetAndDestroy();
       }
     },
-    /** Among the sockets, the one whose time is up first; null while all of them are being answered. */
+    /** The socket with the earliest deadline; null while all of them are being answered. */
     nextToClose(sockets: Iterable<Socket>): Socket | null {
       let next: Socket | null = null;
       let first = Number.POSITIVE_INFINITY;
@@ -196,13 +197,13 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
       }
       return next;
     },
-    /** Closes what is idle; the answer of the edge closes the others. */
+    /** Closes idle connections; the edge closes the others with their response. */
     closeIdle(): void {
       for (const { open, socket } of connections.values()) if (open === 0) socket.destroy();
     },
-    /** Closes the connections of all others: at once, or with the answer that they are at work on. */
+    /** Closes the connections of peers that are not trusted: idle ones at once, others after their response. */
     keep(isTrusted: (peer: P) => boolean): void {
-      for (const each of connections.values()) if (!isTrusted(each.peer)) leave(each);
+      for (const each of connections.values()) if (!isTrusted(each.peer)) closeSoon(each);
     },
   };
 }
@@ -216,16 +217,16 @@ function newConnection<P>(socket: Socket, peer: P, { idleMs }: ConnectionLimits)
     bytesSeen: socket.bytesRead,
     open: 0,
     last: Promise.resolve(),
-    isLeaving: false,
+    isClosing: false,
   };
 }
 
-function leave(connection: CallerSocket<KnownPeer>): void {
-  connection.isLeaving = true;
+function closeSoon(connection: CallerSocket<KnownPeer>): void {
+  connection.isClosing = true;
   if (connection.open === 0) connection.socket.destroy();
 }
 
-/** Null when the connection ended early. */
+/** Null when the body ended early. */
 function readBody(incoming: IncomingMessage, bytesMax: number): Promise<Uint8Array<ArrayBuffer> | null> {
   const { promise, resolve } = Promise.withResolvers<Uint8Array<ArrayBuffer> | null>();
   const parts: Uint8Array[] = [];
@@ -243,7 +244,7 @@ function readBody(incoming: IncomingMessage, bytesMax: number): Promise<Uint8Arr
   return promise;
 }
 
-/** The host in it means nothing: routes look at the path. */
+/** The request for the router. Its host is a placeholder: routes read the path only. */
 function requestOf(incoming: IncomingMessage, body: Uint8Array<ArrayBuffer>): Request {
   const headers = new Headers();
   for (const [name, value] of Object.entries(incoming.headers)) {
@@ -254,14 +255,14 @@ function requestOf(incoming: IncomingMessage, body: Uint8Array<ArrayBuffer>): Re
   return new Request(url, body.length === 0 ? { method, headers } : { method, headers, body });
 }
 
-/** The path and query, of the absolute form too (RFC 9112 section 3.2). */
+/** The path and query of a request target in origin form or absolute form (RFC 9112 section 3.2). */
 function targetOf(url: string): string {
   if (url.startsWith("/")) return url;
   const absolute = URL.parse(url);
   return absolute === null ? "/*" : absolute.pathname + absolute.search;
 }
 
-/** Resolves when the answer has been taken over, or the connection is gone. */
+/** Resolves when the response has been handed to the system, or the connection is closed. */
 function send(outgoing: ServerResponse, response: Response, bytes: Uint8Array, staysOpen: boolean): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   outgoing.on("finish", resolve);

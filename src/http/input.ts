@@ -1,5 +1,5 @@
-// What routes read of a request: checked JSON and query parameters. Everything that is wrong becomes a Fault that names
-// the field.
+// How routes read a request: its JSON body and its query parameters, checked. Anything wrong becomes a Fault that names the
+// field.
 import { type ObjectOptions, type Static, type TProperties, type TSchema, Type } from "@sinclair/typebox";
 import { type TypeCheck, TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
 import { Fault, invalidField } from "../core/fault.ts";
@@ -10,7 +10,7 @@ import { scopeOf } from "./server.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
 
-/** Up to this size a body also takes little memory once it is parsed. */
+/** Up to this size a body takes little memory once it is parsed. */
 const SMALL_BYTES = 16_384;
 
 interface BodyOptions {
@@ -18,11 +18,11 @@ interface BodyOptions {
 }
 
 /**
- * A function that reads a request's JSON body, checks it against `schema` and hands it on. Only a few large bodies are
- * handled at a time, until the work that they are handed to has ended.
+ * A function that reads a request's JSON body, checks it against `schema` and passes it to `use`. Only a few large bodies are
+ * held at a time, each until its `use` has ended.
  */
 export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOptions = {}) {
-  // Made for the first body: to make all of them took a tenth of every start, one takes a few milliseconds.
+  // Compiled for the first body: one takes a few milliseconds, and compiling all of them took a tenth of every start.
   let checker: TypeCheck<T> | null = null;
 
   async function read(bytes: Uint8Array, tenant: string): Promise<Static<T>> {
@@ -38,13 +38,13 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOption
     }
     const { caller, intake } = scopeOf(request);
     const { tenant } = caller;
-    const { promise: over, resolve } = Promise.withResolvers<void>();
+    const { promise: released, resolve: release } = Promise.withResolvers<void>();
     try {
-      const bytes = await intake.readBytes(request, tenant, MAX.managementBodyBytes, { until: over });
+      const bytes = await intake.readBytes(request, tenant, MAX.managementBodyBytes, { until: released });
       const work = async () => use(await read(bytes, tenant));
       return await (bytes.length > SMALL_BYTES ? intake.largeBodies(tenant, work) : work());
     } finally {
-      resolve();
+      release();
     }
   };
 }
@@ -57,7 +57,7 @@ export function bodyReader<T extends TSchema>(schema: T, options: BodyOptions = 
 
 function describe(error: ValueError | undefined): Fault {
   if (error === undefined) return new Fault("invalid_request", "body: invalid");
-  // For "a value or null", the problem inside the value says more than that it is neither of the two.
+  // For "a value or null", the problem inside the value says more than "neither of the two".
   const inner = error.type === ValueErrorType.Union ? error.errors[0]?.First() : undefined;
   if (inner !== undefined && inner.path.length > error.path.length) return describe(inner);
   const field = error.path.slice(1).replaceAll("/", ".").replaceAll("~1", "/").replaceAll("~0", "~");
@@ -68,12 +68,12 @@ function describe(error: ValueError | undefined): Fault {
   return invalidField(field, typeof expected === "string" ? `must be ${expected}` : error.message.toLowerCase());
 }
 
-/** An object with these fields and no others. The API document shows it once, under its name. */
+/** A schema of an object with exactly these fields. The API document shows it once, under its name. */
 export function shape<P extends TProperties>(name: string, fields: P, options: ObjectOptions = {}) {
   return Type.Object(fields, { $id: name, additionalProperties: false, ...options });
 }
 
-/** The fields, any of which may be left out. */
+/** The fields as optional ones. */
 export function optional<P extends TProperties>(fields: P) {
   return Type.Partial(Type.Object(fields)).properties;
 }
@@ -110,7 +110,7 @@ export function dateTime(query: Query, name: string): number | null {
   return time;
 }
 
-/** How `limitOf` is documented. */
+/** The documentation of the parameter that `limitOf` reads. */
 export const LIMIT_QUERY = {
   limit: {
     description: `1 to ${MAX.pageItems}; others are clamped.`,
@@ -118,7 +118,7 @@ export const LIMIT_QUERY = {
   },
 };
 
-/** How `page` is documented. */
+/** The documentation of the parameters that `page` reads. */
 export const PAGE_QUERY = {
   ...LIMIT_QUERY,
   offset: { description: "How many to skip.", schema: Type.Integer({ default: 0 }) },

@@ -248,7 +248,7 @@ const CHUNKED = `${HEAD}Transfer-Encoding: chunked\r\n\r\n`;
 
 test("a body that falls silent is refused, and its connection closed", async () => {
   const long = (bytes: number) => `${HEAD}Content-Length: ${bytes}\r\n\r\n`;
-  const [silent, late] = ["nothing of it for 0.05 seconds", "not here within 0.05 seconds"];
+  const [silent, late] = ["no data for 0.05 seconds", "did not arrive within 0.05 seconds"];
   const heads = [
     [CHUNKED, silent],
     [long(10), late],
@@ -278,7 +278,7 @@ test("a slow body is taken in, for as long as it keeps coming and has time", asy
   const endless = listen({ msMax: 100 });
   endless.socket.write(CHUNKED);
   const dripping = setInterval(() => endless.socket.write("1\r\na\r\n"), 10);
-  expect(await endless.closed).toContain("body: not here within 0.1 seconds");
+  expect(await endless.closed).toContain("body: did not arrive within 0.1 seconds");
   clearInterval(dripping);
 });
 

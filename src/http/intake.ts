@@ -1,7 +1,7 @@
-// Takes in request bodies, and drops what no response needs. They are bounded in size, in time, in silence, and in the memory that all of them and those of
-// each tenant hold. Of a large body only received bytes count, so one that never arrives takes nothing from others. When
-// others hold more than their part, a body that finds too little memory waits, unread, for all that it may need, and the
-// slowest of their bodies is refused: see kernel/share.ts.
+// Receives request bodies, and drains those that no response needs. A body is bounded in size, in total time, in silence, and in
+// memory, which is shared out by tenant. A large body is charged for the bytes that have arrived, so one that never arrives
+// takes nothing from others. A body that finds too little memory waits, unread, while tenants with more than their share
+// give some back: the slowest of their bodies is refused (see kernel/share.ts).
 
 import { Fault, type FaultDetail } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -9,32 +9,33 @@ import { createFairShare, createLimiter, type FairShare, type Holding, Reclaimab
 import { inTurn } from "../kernel/turns.ts";
 import { unlessAborted } from "../kernel/wait.ts";
 import { type CallBody, freeMemory, wholeOf } from "../wire/body.ts";
-import { type BodyReader, type Gathered, gather } from "./body-buffer.ts";
+import { type BodyBuffer, type BodyReader, createBodyBuffer } from "./body-buffer.ts";
 
-/** A length that is exact as a number. */
+/** A Content-Length that a number can hold exactly. */
 const LENGTH = /^\d{1,15}$/;
-/** A body up to this size is not counted: all connections together could not hold enough to matter. */
+/** A body up to this size is not charged: all connections together could not hold enough to matter. */
 const TINY_BYTES = 4096;
-/** A body up to this size that is sent with its length is taken in one piece, and counts in full from its start. */
+/** A body up to this size with a Content-Length is read in one piece, and charged in full from its start. */
 const SMALL_BYTES = 65_536;
 
 export interface IntakeLimits {
-  /** What all bodies that are coming in may hold together. */
+  /** The memory that all bodies may hold together. */
   readonly bytesMax: number;
-  /** The cost of a streamed body beside its bytes: its stream and its timers. */
+  /** The memory of a streamed body in addition to its bytes: its stream and its timers. */
   readonly streamBytes: number;
-  /** How long a larger body may take, and be silent. */
+  /** How long a body above SMALL_BYTES may take in all. */
   readonly msMax: number;
+  /** How long a body may bring no data. */
   readonly silenceMsMax: number;
 }
 
-/** How long a received body is held: it may wait for the store, or for an upstream that takes it slowly. */
-export interface Held {
-  /** Settles when it is not needed any more. It counts until then. */
+/** How long a received body stays in memory: it may wait for the store, or for an upstream that takes it slowly. */
+export interface BodyHolding {
+  /** Settles when the body is no longer needed. Its memory is charged until then. */
   readonly until: Promise<unknown>;
-  /** Resolves with a function that ends the hold early, should others need the memory. */
+  /** Resolves with a function that ends the hold early, in case others need the memory. */
   readonly endBy?: Promise<() => void>;
-  /** Only so many bytes of its start may be stored; left out: all. */
+  /** How many bytes of its start may be stored; all when omitted. */
   readonly storedMax?: number;
 }
 
@@ -45,11 +46,11 @@ const INTAKE_LIMITS: IntakeLimits = {
   silenceMsMax: MAX.bodySilenceMs,
 };
 
-/** All that has come of them is parsed in one turn of the event loop, at 0.4 ms for a read full of chunks of one byte. */
+/** The runtime parses all their received chunks in one turn of the event loop: 0.4 ms for a read full of one-byte chunks. */
 const CHUNKED_BODIES = {
   size: MAX.chunkedBodies,
   waitingMax: MAX.chunkedBodiesWaiting,
-  tooMany: "too many bodies in chunks are coming in",
+  tooMany: "too many chunked bodies are being received",
 };
 const LARGE_BODIES = {
   size: MAX.largeBodies,
@@ -57,14 +58,14 @@ const LARGE_BODIES = {
   tooMany: "too many large bodies are being read",
 };
 
-/** What takes in all bodies of a server, whose edge hands it to routes in the scope of a request. */
+/** Receives all bodies of a server, whose edge passes it to routes in the scope of a request. */
 export class Intake {
   readonly #limits: IntakeLimits;
   readonly #memory: ReclaimableShare;
   readonly #readOnePiece: ReturnType<typeof createOnePieceReader>;
   readonly #waiting = createFairShare({ size: MAX.bodiesWaiting });
   readonly #chunked = createLimiter(CHUNKED_BODIES);
-  /** Few large bodies are worked on at a time. */
+  /** Limits how many large bodies are parsed at a time. */
   readonly largeBodies = createLimiter(LARGE_BODIES);
 
   constructor(limits: IntakeLimits = INTAKE_LIMITS) {
@@ -73,7 +74,7 @@ export class Intake {
     this.#readOnePiece = createOnePieceReader(limits.silenceMsMax);
   }
 
-  /** Bytes of all bodies that are coming in, and of those that are held. */
+  /** Memory of all bodies that are arriving or held. */
   get inUse(): number {
     return this.#memory.inUse;
   }
@@ -81,38 +82,38 @@ export class Intake {
   /**
    * The whole body of a request of `tenant`, at most `bytesMax` bytes.
    *
-   * @throws at once or as rejection: Fault `payload_too_large`; `invalid_request` when the body breaks off, falls silent or takes too long;
-   *   `unavailable` when too much of large bodies is coming in
+   * @throws at once or as rejection: Fault `payload_too_large`; `invalid_request` when the body ends early, falls silent or
+   *   takes too long; `unavailable` when large bodies need too much memory
    */
-  readBody(request: Request, tenant: string, bytesMax: number, held: Held | null = null): Promise<CallBody> {
-    // A declared length bounds the body: the HTTP parser takes no more than that.
+  readBody(request: Request, tenant: string, bytesMax: number, hold: BodyHolding | null = null): Promise<CallBody> {
+    // A declared length bounds the body: the HTTP parser accepts no more than that.
     const declared = declaredLength(request.headers);
     if (declared !== null && declared > bytesMax) throw tooLarge(bytesMax);
     if (declared !== null && declared <= TINY_BYTES) return this.#readOnePiece(request, tenant);
-    const read = () => this.#readLarge(request, tenant, { declared, bytesMax }, held);
-    return (inChunks(request.headers) ? this.#chunked(tenant, read) : read()).catch((cause) => {
-      throw brokenOff(cause);
+    const read = () => this.#readLarge(request, tenant, { declared, bytesMax }, hold);
+    return (isChunked(request.headers) ? this.#chunked(tenant, read) : read()).catch((cause) => {
+      throw endedEarly(cause);
     });
   }
 
-  /** As `readBody`, in one piece. */
-  async readBytes(...asked: Parameters<Intake["readBody"]>): Promise<Uint8Array> {
-    return wholeOf(await this.readBody(...asked));
+  /** As `readBody`, with the body joined into one array. */
+  async readBytes(...args: Parameters<Intake["readBody"]>): Promise<Uint8Array> {
+    return wholeOf(await this.readBody(...args));
   }
 
-  async #readLarge(request: Request, tenant: string, sizes: Sizes, held: Held | null): Promise<CallBody> {
+  async #readLarge(request: Request, tenant: string, sizes: Sizes, hold: BodyHolding | null): Promise<CallBody> {
     const { declared } = sizes;
     const holding = this.#memory.hold(tenant, null);
-    const body = { holding, tenant, ending: new AbortController() };
+    const body = { holding, tenant, aborting: new AbortController() };
     const release = () => holding.giveBack();
     try {
       const isSmall = declared !== null && declared <= SMALL_BYTES;
-      const read = isSmall ? this.#readSmall(request, body, declared) : this.#readStream(request, body, sizes, held);
+      const read = isSmall ? this.#readSmall(request, body, declared) : this.#readStream(request, body, sizes, hold);
       const bytes = await read;
       holding.evict = null;
-      if (held === null) release();
-      void held?.until.then(release, release);
-      void held?.endBy?.then((end) => {
+      if (hold === null) release();
+      void hold?.until.then(release, release);
+      void hold?.endBy?.then((end) => {
         holding.evict = end;
       });
       return bytes;
@@ -122,41 +123,41 @@ export class Intake {
     }
   }
 
-  async #readSmall(request: Request, body: Body, bytes: number): Promise<Uint8Array> {
-    const { holding, tenant, ending } = body;
-    // The runtime keeps what arrives of it until its connection ends.
-    holding.evict = () => ending.abort(tooMany({ closesConnection: true }));
-    await this.#weigh(body, bytes, bytes);
-    return unlessAborted(ending.signal, this.#readOnePiece(request, tenant));
+  async #readSmall(request: Request, body: IncomingBody, bytes: number): Promise<Uint8Array> {
+    const { holding, tenant, aborting } = body;
+    // The connection is closed as well, since the runtime buffers the body until then.
+    holding.evict = () => aborting.abort(tooMany({ closesConnection: true }));
+    await this.#charge(body, bytes, bytes);
+    return unlessAborted(aborting.signal, this.#readOnePiece(request, tenant));
   }
 
-  async #readStream(request: Request, body: Body, sizes: Sizes, held: Held | null): Promise<CallBody> {
+  async #readStream(request: Request, body: IncomingBody, sizes: Sizes, hold: BodyHolding | null): Promise<CallBody> {
     if (request.body === null) return new Uint8Array();
-    const { holding, ending } = body;
+    const { holding, aborting } = body;
     const reader: BodyReader = request.body.getReader();
-    const patience = startPatience(this.#limits, (late) => {
-      ending.abort(late);
+    const timers = startTimers(this.#limits, (late) => {
+      aborting.abort(late);
       void reader.cancel().catch(() => {});
     });
     holding.evict = () => {
-      ending.abort(tooMany());
-      // Ends a read that is under way; the rest is dropped with the answer.
+      aborting.abort(tooMany());
+      // Ends a pending read; the rest of the body is drained after the response.
       reader.releaseLock();
     };
     const most = sizes.declared ?? sizes.bytesMax;
-    const gathered = gather(most, held?.storedMax);
+    const gathered = createBodyBuffer(most, hold?.storedMax);
     const { streamBytes } = this.#limits;
-    const weigh = () => this.#weigh(body, streamBytes + gathered.held, streamBytes + most);
+    const charge = () => this.#charge(body, streamBytes + gathered.held, streamBytes + most);
     try {
-      await weigh();
+      await charge();
       await readInto(gathered, reader, { bytesMax: sizes.bytesMax, tenant: body.tenant }, async () => {
-        ending.signal.throwIfAborted();
+        aborting.signal.throwIfAborted();
         holding.progressed();
-        await weigh();
-        patience.heard();
+        await charge();
+        timers.received();
       });
-      ending.signal.throwIfAborted();
-      // It is complete, so it can't be slow any more.
+      aborting.signal.throwIfAborted();
+      // A complete body is no longer slow, so it is not refused for others.
       holding.evict = null;
       const whole = gathered.body();
       holding.giveBack(Math.max(0, holding.amount - whole.byteLength));
@@ -164,26 +165,26 @@ export class Intake {
     } catch (error) {
       gathered.drop();
       reader.releaseLock();
-      throw ending.signal.aborted ? ending.signal.reason : error;
+      throw aborting.signal.aborted ? aborting.signal.reason : error;
     } finally {
-      patience.end();
+      timers.stop();
     }
   }
 
   /**
-   * Counts so much of a body from now on; waits for that when others hold more than their part.
+   * Charges a body for `held` bytes; waits for them while other tenants hold more than their share.
    *
-   * @param most all that the body may come to
-   * @throws Fault `unavailable`, and what ends the body meanwhile
+   * @param most the most that the body may come to, for which it waits at once
+   * @throws Fault `unavailable`; the reason for which the body is aborted meanwhile
    */
-  async #weigh({ holding, tenant, ending }: Body, held: number, most: number): Promise<void> {
+  async #charge({ holding, tenant, aborting }: IncomingBody, held: number, most: number): Promise<void> {
     const least = held - holding.amount;
     if (least <= 0 || holding.takeNow(least)) return;
     const amount = this.#memory.worthWaiting(tenant, least, most - holding.amount);
     if (amount === null || this.#waiting.take(tenant) !== null) throw tooMany();
-    const giveUp = setTimeout(() => ending.abort(tooMany()), MAX.bodyWaitMs);
+    const giveUp = setTimeout(() => aborting.abort(tooMany()), MAX.bodyWaitMs);
     try {
-      await holding.take(amount, ending.signal);
+      await holding.take(amount, aborting.signal);
     } finally {
       clearTimeout(giveUp);
       this.#waiting.giveBack(tenant);
@@ -191,7 +192,7 @@ export class Intake {
   }
 }
 
-function brokenOff(cause: unknown): Fault {
+function endedEarly(cause: unknown): Fault {
   return cause instanceof Fault ? cause : new Fault("invalid_request", "body: the request body ended early", { cause });
 }
 
@@ -206,47 +207,43 @@ interface AwaitedBody {
 }
 
 /**
- * Bodies that come in one piece have no timers and no counts of their own, since nearly all are here at once. A look now and
- * then ends those that are late, and those of tenants that have more than their share of them.
+ * Reads bodies that come in one piece. They have no timers and counts of their own, since nearly all are complete at once. A
+ * periodic sweep refuses those that are late, and those of tenants that have more than their share of them.
  */
 function createOnePieceReader(msMax: number) {
   const waiting = new Set<AwaitedBody>();
-  let looking: ReturnType<typeof setInterval> | null = null;
+  let sweeping: ReturnType<typeof setInterval> | null = null;
 
-  function look(): void {
+  function sweep(): void {
     const share = createFairShare({ size: MAX.bodiesInOnePiece });
     const latest = performance.now() - msMax;
     for (const body of waiting) {
-      if (body.begunAt <= latest)
-        end(
-          body,
-          new Fault("invalid_request", `body: not here within ${msMax / 1000} seconds`, { closesConnection: true }),
-        );
-      else if (share.take(body.tenant) !== null) end(body, tooMany({ closesConnection: true }));
+      if (body.begunAt <= latest) refuse(body, lateBody(`did not arrive within ${msMax / 1000} seconds`));
+      else if (share.take(body.tenant) !== null) refuse(body, tooMany({ closesConnection: true }));
     }
-    if (waiting.size > 0 || looking === null) return;
-    clearInterval(looking);
-    looking = null;
+    if (waiting.size > 0 || sweeping === null) return;
+    clearInterval(sweeping);
+    sweeping = null;
   }
 
-  function end(body: AwaitedBody, fault: Fault): void {
+  function refuse(body: AwaitedBody, fault: Fault): void {
     waiting.delete(body);
     body.reject(fault);
   }
 
-  /** @throws Fault `unavailable` when its tenant has too many that do not come; `invalid_request` for a late one */
+  /** @throws Fault `unavailable` when the tenant has too many late bodies; `invalid_request` for a body that is too late */
   return (request: Request, tenant: string): Promise<Uint8Array> =>
     new Promise((resolve, reject) => {
       const body = { tenant, begunAt: performance.now(), reject };
       waiting.add(body);
-      looking ??= setInterval(look, Math.min(msMax / 10, 1_000)).unref();
-      const over = (bytes: Uint8Array) => {
+      sweeping ??= setInterval(sweep, Math.min(msMax / 10, 1_000)).unref();
+      const complete = (bytes: Uint8Array) => {
         waiting.delete(body);
         resolve(bytes);
       };
-      request.bytes().then(over, (error) => {
+      request.bytes().then(complete, (error) => {
         waiting.delete(body);
-        reject(brokenOff(error));
+        reject(endedEarly(error));
       });
     });
 }
@@ -255,44 +252,47 @@ function tooMany(detail: FaultDetail = {}): Fault {
   return new Fault("unavailable", "too many large bodies are coming in", { retryAfterSeconds: 5, ...detail });
 }
 
-/** Calls `stop` when the body has taken too long or been silent too long. */
-function startPatience({ msMax, silenceMsMax }: IntakeLimits, stop: (late: Fault) => void) {
-  const late = (problem: string) => stop(new Fault("invalid_request", `body: ${problem}`, { closesConnection: true }));
-  const whole = setTimeout(() => late(`not here within ${msMax / 1000} seconds`), msMax);
-  const silence = setTimeout(() => late(`nothing of it for ${silenceMsMax / 1000} seconds`), silenceMsMax);
+function lateBody(problem: string): Fault {
+  return new Fault("invalid_request", `body: ${problem}`, { closesConnection: true });
+}
+
+/** Calls `abort` when the body has taken too long or been silent too long. */
+function startTimers({ msMax, silenceMsMax }: IntakeLimits, abort: (late: Fault) => void) {
+  const whole = setTimeout(() => abort(lateBody(`did not arrive within ${msMax / 1000} seconds`)), msMax);
+  const silence = setTimeout(() => abort(lateBody(`no data for ${silenceMsMax / 1000} seconds`)), silenceMsMax);
   return {
-    heard() {
+    received() {
       silence.refresh();
     },
-    end() {
+    stop() {
       clearTimeout(whole);
       clearTimeout(silence);
     },
   };
 }
 
-/** A body that is being taken in. */
-interface Body {
+/** A body that is being received. */
+interface IncomingBody {
   readonly tenant: string;
   readonly holding: Holding;
-  /** Aborted with a Fault when no more of it is to come. */
-  readonly ending: AbortController;
+  /** Aborted with a Fault when the body is not to be read on. */
+  readonly aborting: AbortController;
 }
 
 interface Sizes {
-  /** At most `bytesMax`; null for a body that does not say. */
+  /** The declared length, at most `bytesMax`; null when none is declared. */
   readonly declared: number | null;
   readonly bytesMax: number;
 }
 
 /**
- * Reads to the end. Nothing more is read before the last piece has had its turn, and what is not read is not sent. Without
- * that, 80 bodies that arrive together would bring 63 MB in a single turn of the event loop.
+ * Reads a body to its end. The next piece is read only after the last one has had its turn; until then flow control keeps the
+ * rest with its sender. Otherwise 80 bodies that arrive together would bring 63 MB in one turn of the event loop.
  *
- * @param arrived throws when no more may come
+ * @param arrived called after each piece; throws when the body is not to be read on
  */
 async function readInto(
-  gathered: Gathered,
+  gathered: BodyBuffer,
   reader: BodyReader,
   { bytesMax, tenant }: { readonly bytesMax: number; readonly tenant: string },
   arrived: () => Promise<void>,
@@ -311,10 +311,10 @@ async function readInto(
 }
 
 /**
- * The declared length of a request's body in bytes; null when the head declares none. The runtime joins a header that was
- * sent twice ("3, 3"), which is no length.
+ * The declared length of a request's body in bytes; null when the head declares none. A header that was sent twice is not a
+ * length: the runtime joins its values ("3, 3").
  *
- * @throws Fault `invalid_request`, which closes the connection: where the next request begins is unknown
+ * @throws Fault `invalid_request` that closes the connection, since it is unknown where the next request begins
  */
 export function declaredLength(headers: Headers): number | null {
   const header = headers.get("content-length");
@@ -323,15 +323,15 @@ export function declaredLength(headers: Headers): number | null {
   throw new Fault("invalid_request", "content-length: must be one number of bytes", { closesConnection: true });
 }
 
-/** The end of such a body is known only when it is here. */
-export const inChunks = (headers: Headers): boolean => headers.has("transfer-encoding");
+/** Whether the body is sent in chunks, so that its length is known only at its end. */
+export const isChunked = (headers: Headers): boolean => headers.has("transfer-encoding");
 
 export interface DrainLimits {
-  /** Of one body. */
+  /** The most bytes of one body. */
   readonly bytesMax: number;
   readonly msMax: number;
   readonly silenceMsMax: number;
-  /** How many connections at a time, shared out by caller. All strangers count as one. */
+  /** The most bodies at a time, shared out by caller. All unknown callers count as one. */
   readonly countMax: number;
 }
 
@@ -343,23 +343,23 @@ const DRAIN_LIMITS: DrainLimits = {
 };
 
 /**
- * Drops what is left of a request's body when its response does not need it. A client that writes its whole body before it
- * reads would lose a response that closes the connection earlier: unread bytes make the close a reset (RFC 9112, section
- * 9.6). So the rest is read and dropped first, within bounds; beyond them the connection is closed as it is.
+ * Drains the rest of a request's body when its response does not need it. A client that writes its whole body before it reads
+ * would lose a response that closes the connection earlier: unread bytes turn the close into a reset (RFC 9112, section 9.6).
+ * So the rest is read and dropped first, within bounds; beyond them the connection is closed as it is.
  *
- * If the connection stays open there is nothing to do for a declared length: the server drops the rest itself after the
- * response, so a client that reads while it writes gets that at once (measured on Bun 1.4.5: 256 MiB, memory flat). The server
- * would parse chunks without end, too, so where these do not end within bounds, the connection ends with the response. A client
- * of HTTP/1.0 that does not say `Connection: close` can't be told from one of HTTP/1.1.
+ * If the connection stays open, a body with a declared length needs no draining: the server drops the rest itself after the
+ * response, and a client that reads while it writes gets the response at once (measured on Bun 1.4.5: 256 MiB, memory flat).
+ * A chunked body would be parsed without end, so if it does not end within bounds, the connection ends with the response. A
+ * client of HTTP/1.0 that does not send `Connection: close` can't be told from one of HTTP/1.1.
  */
 export function createBodyDrainer(limits: DrainLimits = DRAIN_LIMITS) {
   const inFlight = createFairShare({ size: limits.countMax });
   const chunked = createFairShare({ size: MAX.drainedChunked });
   const chunkedLimits = { ...limits, silenceMsMax: MAX.drainedChunkedSilenceMs };
 
-  /** @returns whether nothing is left */
+  /** @returns whether the body was read to its end */
   async function drainWhole(request: Request, caller: string, share: FairShare, within: DrainLimits): Promise<boolean> {
-    const body = leftOf(request, limits.bytesMax);
+    const body = unreadBody(request, limits.bytesMax);
     if (body === null || share.take(caller) !== null) return false;
     const isWhole = await drain(body.getReader(), within).catch(() => false);
     share.giveBack(caller);
@@ -372,21 +372,21 @@ export function createBodyDrainer(limits: DrainLimits = DRAIN_LIMITS) {
   }
 
   /**
-   * Reads and drops what is left of a request's body. A body that somebody else is reading, or has read whole, is left to
-   * them: a reader that gives up in the middle releases it. Returns at once when the connection stays open. Never rejects.
+   * Reads and drops the rest of a request's body. A body that another reader holds, or has read whole, is left to that reader,
+   * which releases it if it gives up. Returns at once when the connection stays open. Never rejects.
    *
-   * @param caller whose share it counts to
+   * @param caller the caller whose share is charged
    */
   return (request: Request, response: Response, caller: string): Promise<unknown> | undefined => {
-    if (inChunks(request.headers)) return drainChunks(request, response, caller);
+    if (isChunked(request.headers)) return drainChunks(request, response, caller);
     return closes(request) || closes(response) ? drainWhole(request, caller, inFlight, limits) : undefined;
   };
 }
 
-/** Null when nothing is left, or more than may be. */
-function leftOf({ headers, body }: Request, bytesMax: number): Request["body"] {
+/** The body as far as it is unread; null when nothing is left, or more than may be drained. */
+function unreadBody({ headers, body }: Request, bytesMax: number): Request["body"] {
   const declared = headers.get("content-length") ?? "0";
-  // A length that is no number was refused, and what follows the head is not known.
+  // A malformed length was refused, and what follows its head is not known.
   if (!(Number(declared) <= bytesMax)) return null;
   return body === null || body.locked ? null : body;
 }
@@ -400,9 +400,9 @@ async function drain(
   reader: Pick<BodyReader, "read" | "cancel">,
   { bytesMax, msMax, silenceMsMax }: DrainLimits,
 ): Promise<boolean> {
-  let isGivenUp = false;
+  let isCancelled = false;
   const giveUp = () => {
-    isGivenUp = true;
+    isCancelled = true;
     void reader.cancel().catch(() => {});
   };
   const whole = setTimeout(giveUp, msMax);
@@ -410,10 +410,10 @@ async function drain(
   try {
     for (let bytes = 0; bytes <= bytesMax; ) {
       const { done, value } = await reader.read();
-      if (done || value === undefined) return !isGivenUp;
+      if (done || value === undefined) return !isCancelled;
       silence.refresh();
       bytes += value.byteLength;
-      // A reader that waits is given each chunk by itself, for 5 µs; what comes meanwhile is joined, for a hundredth of that.
+      // A pending read is given each chunk by itself, for 5 µs; chunks that arrive between reads are joined, for a hundredth.
       await new Promise(setImmediate);
     }
     giveUp();

@@ -1,11 +1,11 @@
-// How a route documents itself: operation() makes the OpenAPI 3.1 operation for the route's `detail`. What all routes
-// share (bearer token, request ID, the error body, 401 and 500) is added here.
+// Documents routes: operation() makes the OpenAPI 3.1 operation for a route's `detail`, and adds what all routes share (bearer
+// token, request ID, the Error body, 401 and 500).
 import { type TSchema, Type } from "@sinclair/typebox";
 import type { DocumentDecoration } from "elysia";
 import type { FaultKind } from "../core/fault.ts";
 import { STATUS, SUCCESS } from "./responses.ts";
 
-/** Tags in the order in which the page shows them. */
+/** Tags in the order in which Swagger shows them. */
 export const TAGS = {
   Agents: "The registry: upstream endpoints of protocol http or mcp.",
   Credentials: "Secrets for upstream calls. They go in and never come out.",
@@ -14,46 +14,46 @@ export const TAGS = {
   Settlement: "The facilitator that collects the payments of a tenant's calls.",
   Policy: "Rules that allow, warn of or deny calls, and what they decided.",
   Facilitator:
-    "Another server: it collects payments on chain for the gateways that have an account there. `/settle` stands " +
-    "behind mutual TLS, on its main port only; there is no token. The other two are open, on its plain port as well. " +
-    "They can't be tried here: this page calls nobody but the gateway, whose own health `/healthz` is then.",
+    "Another server: it collects payments on chain for the gateways that have an account there. `/settle` is on its main " +
+    "port only, where mutual TLS takes the place of a token. The other two are open, on its plain port as well. They can't " +
+    "be tried here: this page calls the gateway only, so its `/healthz` is the gateway's.",
   Service: "Health, version and keys. These need no token.",
 } as const;
 
 type Tag = keyof typeof TAGS;
 
-/** Who may use an operation. */
+/** How the caller of an operation is authenticated. */
 export const SECURITY_SCHEMES = {
   bearer: { type: "http", scheme: "bearer", description: "An access token of the configured issuer." },
   clientCertificate: {
     type: "mutualTLS",
-    description: "A client certificate that an account of the facilitator is for.",
+    description: "A client certificate of an account at the facilitator.",
   },
 } as const;
 
-/** Where an operation is, when that is not only the server of the document. */
+/** A server of an operation that is not only on the document's own server. */
 export interface ServerDoc {
   readonly url: string;
   readonly description: string;
-  /** What stands in braces in the URL. */
+  /** The variables in braces in the URL. */
   readonly variables?: Readonly<Record<string, { readonly default: string; readonly description: string }>>;
 }
 
 interface Parameter {
   readonly description: string;
-  /** A string when left out. */
+  /** A string when omitted. */
   readonly schema?: TSchema;
   readonly example?: unknown;
   readonly required?: boolean;
 }
 
 interface ContentDoc {
-  /** Left out: bytes of any form. A schema with an `$id` is shown once, under that name. */
+  /** Bytes of any form when omitted. A schema with an `$id` is shown once, under that name. */
   readonly schema?: TSchema;
-  /** `application/json` when left out. */
+  /** `application/json` when omitted. */
   readonly mediaType?: string;
   readonly example?: unknown;
-  /** Several examples by name; takes the place of `example`. */
+  /** Several examples by name, instead of `example`. */
   readonly examples?: Readonly<Record<string, unknown>>;
 }
 
@@ -62,10 +62,10 @@ interface RequestBody extends ContentDoc {
 }
 
 export interface ResponseDoc extends ContentDoc {
-  /** `ok` when left out. */
+  /** `ok` when omitted. */
   readonly status?: keyof typeof SUCCESS;
   readonly description: string;
-  /** Name of a header and what it says. */
+  /** Descriptions of headers, by name. */
   readonly headers?: Readonly<Record<string, string>>;
 }
 
@@ -73,36 +73,36 @@ export interface OperationDoc {
   readonly summary: string;
   readonly description?: string;
   readonly tag: Tag | readonly Tag[];
-  /** True for the paths that need no token. */
+  /** True for paths without authentication. */
   readonly open?: boolean;
-  /** A bearer token when left out. */
+  /** A bearer token when omitted. */
   readonly security?: keyof typeof SECURITY_SCHEMES;
   readonly servers?: readonly ServerDoc[];
-  /** By name: those in the path, in the query, and request headers. */
+  /** Parameters by name: in the path, in the query, and in request headers. */
   readonly path?: Readonly<Record<string, Parameter>>;
   readonly query?: Readonly<Record<string, Parameter>>;
   readonly headers?: Readonly<Record<string, Parameter>>;
   readonly body?: RequestBody;
-  /** Of success. */
+  /** The response of success. */
   readonly response: ResponseDoc;
-  /** Beside `unauthenticated`, `internal` and `unavailable`, which every operation with a token may answer. */
+  /** Faults in addition to `unauthenticated`, `internal` and `unavailable`, which every operation with a token may answer. */
   readonly errors: readonly FaultKind[];
-  /** What is to be said of these errors in this operation. */
+  /** What these errors mean in this operation. */
   readonly answers?: Readonly<Partial<Record<FaultKind, FaultAnswerDoc>>>;
 }
 
 interface FaultAnswerDoc {
   readonly description: string;
-  /** A body that says more than an Error, which the answer may be all the same. */
+  /** A body that says more than an Error; the response may have either. */
   readonly schema?: TSchema;
-  /** The message of that body, or else of the Error. */
+  /** An example of that body, or else the Error's message. */
   readonly example: unknown;
   readonly headers?: Readonly<Record<string, string>>;
 }
 
 /**
- * The OpenAPI operation of a route, for its `detail`. It is made when the document asks for it, as JSON.stringify does:
- * all of them took a tenth of every start.
+ * The OpenAPI operation of a route, for its `detail`. It is made when the document is serialised: making all operations at the
+ * start took a tenth of its time.
  */
 export function operation(doc: OperationDoc): DocumentDecoration {
   return { toJSON: () => operationOf(doc) } as DocumentDecoration;
@@ -136,13 +136,13 @@ function operationOf(doc: OperationDoc) {
   };
 }
 
-/** What every operation behind this check may answer. */
+/** The faults that every operation with this authentication may answer. */
 function errorsOf(security: keyof typeof SECURITY_SCHEMES | null): readonly FaultKind[] {
   if (security === null) return ["internal"];
   return security === "bearer" ? ["unauthenticated", "unavailable", "internal"] : ["unavailable", "internal"];
 }
 
-/** "Read an agent" as `readAnAgent`: the name that generated clients give the call. */
+/** "Read an agent" becomes `readAnAgent`, by which generated clients name the call. */
 function identifier(summary: string): string {
   const words = summary.replaceAll(/[^A-Za-z0-9 ]/g, "").split(" ");
   return words
@@ -154,7 +154,7 @@ interface Alternatives {
   readonly anyOf: readonly { readonly type?: unknown; readonly const?: unknown; readonly enum?: unknown[] }[];
 }
 
-/** A value of the document as it is shown, without what only the reader of bodies needs. */
+/** A value of the document without what only input.ts needs. Changes it in place. */
 // biome-ignore lint/suspicious/noExplicitAny: what JSON.parse gives.
 export function plainSchema(value: any): any {
   if (typeof value !== "object" || value === null) return value;
@@ -162,7 +162,7 @@ export function plainSchema(value: any): any {
   return Array.isArray(value.anyOf) ? plainer(value) : value;
 }
 
-/** A union of texts as an enumeration, "X or null" as X with a second type: the page shows these better. */
+/** Turns a union of texts into an enumeration, and "X or null" into X with a second type, which Swagger shows better. */
 function plainer(schema: Alternatives): object {
   const { anyOf, ...rest } = schema;
   const [first, second] = anyOf;
@@ -178,7 +178,7 @@ function plainer(schema: Alternatives): object {
 
 function parameters(place: "path" | "query" | "header", given: OperationDoc["query"] = {}) {
   return Object.entries(given).map(([name, { schema = Type.String(), required = place === "path", ...rest }]) => {
-    // The page would send the ID of an example, which nobody has. Without one it asks for an ID.
+    // From an example Swagger would send an ID that does not exist. Without one it asks for an ID.
     return { name, in: place, ...rest, ...(place === "path" && { example: undefined }), required, schema };
   });
 }
@@ -219,7 +219,7 @@ const ErrorBody = Type.Object(
 
 interface FaultDoc {
   readonly description: string;
-  /** Left out: the answer has no body. */
+  /** The Error's message; the response has no body when omitted. */
   readonly example?: string;
   readonly headers?: Readonly<Record<string, string>>;
 }
@@ -241,7 +241,7 @@ const FAILURES: Readonly<Record<FaultKind, FaultDoc>> = {
   },
   denied: { description: "The tenant's policy denies the call.", example: "denied by policy" },
   forbidden: {
-    description: "Where a scope is set for writing (TOLLGATE_MANAGE_SCOPE): the token lacks it.",
+    description: "The token lacks the scope that writing needs (TOLLGATE_MANAGE_SCOPE).",
     example: "the token lacks the scope tollgate:manage",
     headers: { "WWW-Authenticate": '`Bearer error="insufficient_scope"`, and the scope.' },
   },
@@ -256,7 +256,7 @@ const FAILURES: Readonly<Record<FaultKind, FaultDoc>> = {
     headers: { Allow: "The methods of this path." },
   },
   conflict: {
-    description: "The request clashes with what is there.",
+    description: "The request conflicts with the current state.",
     example: "name: already in use",
   },
   payload_too_large: { description: "The body is too large.", example: "body: larger than 1048576 bytes" },
@@ -271,7 +271,7 @@ const FAILURES: Readonly<Record<FaultKind, FaultDoc>> = {
   },
   internal: { description: "An unexpected error on the server's side. No body." },
   bad_gateway: {
-    description: "The upstream gave no answer, or could not be asked.",
+    description: "The upstream gave no answer, or could not be reached.",
     example: "the upstream gave no answer",
   },
   gateway_timeout: {

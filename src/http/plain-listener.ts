@@ -1,7 +1,7 @@
-// A plain port beside the main one, for a few short answers that need no caller. Its connections are few, shared out by
-// address and closed when they are silent, so that a flood of them takes no descriptor from the main port. When they are
-// taken, a new one has the place of one that is only held open. So who asks at once is answered, though others hold on,
-// through the same proxy or from as many addresses as there are connections.
+// A port without TLS beside the main one, for short responses to unauthenticated requests (metrics, health). Its connections
+// are limited, shared out by address and closed when they are silent, so that a flood of them takes no descriptor from the main
+// port. When all are taken, a new connection evicts an idle one. So a client that sends its request at once is answered even if
+// others hold connections open, through the same proxy or from any number of addresses.
 import { createServer, type Server, type Socket } from "node:net";
 import type { Log } from "../core/log.ts";
 import { systemClock } from "../core/time.ts";
@@ -10,7 +10,7 @@ import { createReservedShare } from "../kernel/share.ts";
 import { type ConnectionLimits, listenAt, OpenSockets, type PortAddress, serveConnections } from "./http1.ts";
 
 export interface PlainListenerLimits extends ConnectionLimits {
-  /** In all. An address alone may have seven eighths. */
+  /** Connections in all. One address may have seven eighths of them. */
   readonly connections: number;
 }
 
@@ -21,7 +21,7 @@ const LIMITS: PlainListenerLimits = {
   bodyMs: 5_000,
   flushMs: 10_000,
 };
-/** Nobody is known here, and nothing that is shown expires. */
+/** Peers are not identified here, so no identity expires. */
 const ANYBODY = { expiresAt: Number.POSITIVE_INFINITY };
 
 export interface PlainListenerOptions extends PortAddress {
@@ -30,7 +30,7 @@ export interface PlainListenerOptions extends PortAddress {
   answer(request: Request): Promise<Response>;
 }
 
-/** @throws StartupProblem when it can't have its address */
+/** @throws StartupProblem when it can't listen on its address */
 export async function listenPlain(options: PlainListenerOptions) {
   const server = createServer();
   const sockets = new OpenSockets();
@@ -38,7 +38,7 @@ export async function listenPlain(options: PlainListenerOptions) {
   const port = await listenAt(server, options, options.log);
   const sweeping = setInterval(http.sweep, 250);
 
-  /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
+  /** Stops listening and closes idle connections. Resolves when every connection has closed. */
   async function drain(): Promise<void> {
     server.close();
     http.closeIdle();
@@ -49,7 +49,7 @@ export async function listenPlain(options: PlainListenerOptions) {
   return {
     port,
     drain,
-    /** Closes everything. */
+    /** Closes all connections at once. */
     async stop(): Promise<void> {
       sockets.closeAll();
       await drain();
@@ -61,36 +61,37 @@ function admit(server: Server, sockets: OpenSockets, options: PlainListenerOptio
   const { answer, variable, log, limits = LIMITS } = options;
   const bodyBytesMax = MAX.plainBodyBytes;
   const http = serveConnections<typeof ANYBODY>({ answer, bodyBytesMax, limits, clock: systemClock, log });
-  /** Those that have a place, with their address. */
-  const placed = new Map<Socket, string>();
+  /** The admitted connections, each with its address. */
+  const admitted = new Map<Socket, string>();
   const shares = createReservedShare(limits.connections);
-  let toldAt = Number.NEGATIVE_INFINITY;
+  let loggedAt = Number.NEGATIVE_INFINITY;
 
-  /** At once when another one has its place, else when it is closed. */
-  function leave(socket: Socket): void {
-    const address = placed.get(socket);
+  /** Frees a connection's slot: at its eviction, else when it has closed. */
+  function release(socket: Socket): void {
+    const address = admitted.get(socket);
     if (address === undefined) return;
-    placed.delete(socket);
+    admitted.delete(socket);
     shares.giveBack(address);
   }
 
-  function tellCrowded(): void {
+  function logCrowded(): void {
     const now = performance.now();
-    // Anybody can cause these log lines.
-    if (now - toldAt < 10_000) return;
-    toldAt = now;
+    // Rate limited, since anybody can cause these log lines.
+    if (now - loggedAt < 10_000) return;
+    loggedAt = now;
     log.warn("connections_refused", { port: variable, connections_max: limits.connections });
   }
 
-  /** An address that has any gets the place of one of its own, even if it has more than its share by now. */
+  /** Admits a connection if there is a slot, or one can be evicted. An address that has connections evicts one of its own. */
   function mayEnter(address: string): boolean {
     if (shares.take(address)) return true;
-    tellCrowded();
-    const own = [...placed].filter(([, each]) => each === address).map(([socket]) => socket);
-    const next = http.nextToClose(own.length > 0 ? own : placed.keys());
+    logCrowded();
+    const own = [...admitted].filter(([, each]) => each === address).map(([socket]) => socket);
+    const next = http.nextToClose(own.length > 0 ? own : admitted.keys());
     if (next === null) return false;
-    if (own.length > 0) placed.delete(next);
-    else leave(next);
+    // The slot of an own connection passes to the new one; it is not given back in between.
+    if (own.length > 0) admitted.delete(next);
+    else release(next);
     next.resetAndDestroy();
     return own.length > 0 || shares.take(address);
   }
@@ -102,8 +103,8 @@ function admit(server: Server, sockets: OpenSockets, options: PlainListenerOptio
       socket.destroy();
       return;
     }
-    placed.set(socket, address);
-    sockets.add(socket, () => leave(socket));
+    admitted.set(socket, address);
+    sockets.add(socket, () => release(socket));
     http.take(socket, ANYBODY);
   });
   return http;

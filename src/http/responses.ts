@@ -1,26 +1,25 @@
-// What the service answers with: the one table of kinds of faults and HTTP statuses, short responses, and large ones.
+// Builds all responses: the one table of Fault kinds and HTTP statuses, short responses, and large ones.
 //
-// A response is held in memory until its caller takes it, and a caller that has asked on thousands of connections may take
-// nothing. So a response that is too large for the kernel to take at once holds a part of its tenant's share from its
-// first byte to its last, and is sent piece by piece. If there is no room for it, it is dropped, waits without holding
-// anything, and is made again when there is.
+// A response stays in memory until its caller has read it, and a caller with thousands of connections may read nothing. So a
+// response that does not fit into the kernel's send buffer is charged to its tenant's share from its first byte to its last,
+// and is sent piece by piece. If there is no room for it, it is dropped, waits without memory, and is made again later.
 //
 // Measured on Bun 1.4.5: a stream is pulled when the socket has taken the last piece. It is cancelled as soon as the
-// caller is gone (at once, if that was before the response), and for a HEAD. A caller that takes nothing for as long as a
-// connection may be silent is gone. A stream has no length: a length that is given with it is left out.
+// caller is gone (at once, if that was before the response), and for a HEAD. A caller that reads nothing counts as gone after
+// the idle timeout of its connection. A stream has no length: a Content-Length that is given with it is left out.
 
 import { Fault, type FaultKind } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createFairQueue, createFairShare, createLimiter, enter, type FairQueue } from "../kernel/share.ts";
 import { inStoreTurns, inTurn } from "../kernel/turns.ts";
 
-/** The one table of kinds and statuses. */
+/** The HTTP status of each Fault kind. */
 export const STATUS = {
   invalid_request: 400,
   unauthenticated: 401,
   payment_required: 402,
   denied: 403,
-  /** The token lacks what the route takes. */
+  /** The token lacks a scope that the route needs. */
   forbidden: 403,
   not_found: 404,
   method_not_allowed: 405,
@@ -39,26 +38,23 @@ export const STATUS = {
 /** Success statuses, named so that routes need no numbers. */
 export const SUCCESS = { ok: 200, created: 201, accepted: 202, empty: 204 } as const;
 
-/** The whole answer to bytes that are no HTTP request, where no parser of ours gives one. */
+/** The response to bytes that are not an HTTP request, as it goes on the wire. */
 export const MALFORMED_HTTP = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
-/** No browser may take the JSON for something that it shows or runs. */
+/** `nosniff` keeps browsers from rendering or running the JSON as something else. */
 const JSON_HEADERS = { "content-type": "application/json", "x-content-type-options": "nosniff" } as const;
 
-type Headers_ = Readonly<Record<string, string>>;
+type ResponseHeaders = Readonly<Record<string, string>>;
 
-/**
- * A short JSON response; createLargeResponses sends what may be long. `application/json` has no charset parameter (RFC
- * 8259, section 11).
- */
-export function json(status: keyof typeof SUCCESS, value: unknown, headers?: Headers_): Response {
+/** A short JSON response; long ones use createLargeResponses. `application/json` has no charset (RFC 8259, section 11). */
+export function json(status: keyof typeof SUCCESS, value: unknown, headers?: ResponseHeaders): Response {
   return new Response(JSON.stringify(value), {
     status: SUCCESS[status],
     headers: { ...JSON_HEADERS, ...headers },
   });
 }
 
-/** A response of JSON that is text already, for the response that is given most. */
+/** A response of JSON that is text already, for the most frequent response. It adds its headers to `headers` in place. */
 export function jsonText(status: keyof typeof SUCCESS, text: string, headers: Record<string, string>): Response {
   Object.assign(headers, JSON_HEADERS);
   return new Response(text, { status: SUCCESS[status], headers });
@@ -72,8 +68,8 @@ export function empty(): Response {
   return new Response(null, { status: SUCCESS.empty });
 }
 
-/** For a caller whose copy is still good (RFC 9110, section 15.4.5). */
-export function notModified(headers: Headers_): Response {
+/** The response to a caller whose cached copy is current (RFC 9110, section 15.4.5). */
+export function notModified(headers: ResponseHeaders): Response {
   return new Response(null, { status: 304, headers });
 }
 
@@ -82,7 +78,7 @@ export function faultResponse(fault: Fault): Response {
   if (fault.retryAfterSeconds !== undefined) headers.set("retry-after", String(fault.retryAfterSeconds));
   if (fault.allow !== undefined) headers.set("allow", fault.allow.join(", "));
   if (fault.kind === "unauthenticated") headers.set("www-authenticate", "Bearer");
-  // A challenge, or what became of one payment, is for one caller at one time.
+  // A challenge, or the outcome of one payment, is meant for one caller at one time.
   if (fault.kind === "payment_required") headers.set("cache-control", "no-store");
   if (fault.closesConnection) headers.set("connection", "close");
   for (const [name, value] of Object.entries(fault.answer?.headers ?? {})) headers.set(name, value);
@@ -92,48 +88,48 @@ export function faultResponse(fault: Fault): Response {
   return new Response(JSON.stringify(fault.answer?.body ?? { error: fault.message }), { status, headers });
 }
 
-/** An answer up to this size is sent whole, with its length, and is not counted: the kernel's buffer takes it. */
+/** A response up to this size is sent whole, with its length, and is not charged: it fits into the kernel's send buffer. */
 export const SMALL_CHARACTERS = 16 * 1024;
 export const PIECE_CHARACTERS = 64 * 1024;
 
 type ResponsePiece = string | Uint8Array;
 
-/** What is sent, made as it is taken. */
+/** A response body whose pieces are made as the caller reads them. */
 export interface ResponseParts {
-  /** The memory that it holds meanwhile. */
+  /** The memory that it needs while it is sent. */
   readonly weight: number;
-  /** The part that is made already. */
+  /** The part that has been made already. */
   readonly first?: string;
   readonly pieces: Generator<ResponsePiece, void> | AsyncGenerator<ResponsePiece, void>;
 }
 
 export interface LargeResponse {
-  /** Whose share it counts to. */
+  /** The tenant whose share is charged. */
   readonly tenant: string;
-  /** Whose signal ends the wait. */
+  /** The request, whose signal ends the wait for room. */
   readonly request: Pick<Request, "signal">;
   readonly status?: keyof typeof SUCCESS;
   readonly type?: string;
-  /** Beside its type. */
+  /** Headers in addition to the content type. */
   readonly headers?: Readonly<Record<string, string>>;
-  /** What is known of its weight before it is made. */
+  /** The memory that the body will need, if it is known before it is made. */
   readonly weight?: number;
 }
 
-/** Makes JSON or another text; or parts, if it is held in another form than text. */
+/** Makes the body: a text, or parts if it is not held as text. It may be called again. */
 export type Make = () => Promise<string | ResponseParts>;
 
 export type LargeResponses = ReturnType<typeof createLargeResponses>;
 
-/** The large responses that share one budget: all of a server, whose edge hands them to routes in the scope of a request. */
+/** Large responses that share one memory budget: all those of a server, whose edge passes this to routes in their scope. */
 export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax = MAX.responseWaitMs } = {}) {
   const share = createFairShare({ size: bytesMax, least: 0 });
   const queue = createFairQueue(share);
-  /** Lists in the making: each may have read large items before its memory is counted. */
+  /** Limits lists that are being begun: each may have read large items before its memory is charged. */
   const begun = createLimiter({ size: MAX.listsBegun, tooMany: "too many lists are being made" });
 
-  /** What is sent; or its weight, if there is no room for it. What was made is dropped then. */
-  async function tried(room: ResponseShare, make: Make): Promise<string | ReadableStream<Uint8Array> | number> {
+  /** The body; or its weight if there is no room for it, in which case the body is dropped. */
+  async function tryMake(room: ResponseShare, make: Make): Promise<string | ReadableStream<Uint8Array> | number> {
     const made = await make();
     if (typeof made === "string" && made.length <= SMALL_CHARACTERS) return made;
     const parts = typeof made === "string" ? { weight: made.length, pieces: piecesOf(made) } : made;
@@ -143,20 +139,20 @@ export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax =
   }
 
   /**
-   * An answer of what `make` makes, which is called again if there was no room for it.
+   * A response with the body that `make` makes. `make` is called again if there was no room for its first body.
    *
    * @throws Fault `unavailable` when the tenant's callers leave no room for long; what `make` throws
    */
-  async function respond({ tenant, request, weight = 0, ...answer }: LargeResponse, make: Make): Promise<Response> {
-    const { status = "ok", type = "application/json", headers } = answer;
+  async function respond({ tenant, request, weight = 0, ...rest }: LargeResponse, make: Make): Promise<Response> {
+    const { status = "ok", type = "application/json", headers } = rest;
     const room = new ResponseShare(queue, tenant, () =>
       AbortSignal.any([request.signal, AbortSignal.timeout(waitMsMax)]),
     );
     try {
-      let body: Awaited<ReturnType<typeof tried>> = weight > SMALL_CHARACTERS ? weight : await tried(room, make);
+      let body: Awaited<ReturnType<typeof tryMake>> = weight > SMALL_CHARACTERS ? weight : await tryMake(room, make);
       while (typeof body === "number") {
         await room.wait(body);
-        body = await tried(room, make);
+        body = await tryMake(room, make);
       }
       if (typeof body === "string") room.leave();
       return new Response(body, {
@@ -171,36 +167,36 @@ export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax =
 
   return {
     respond,
-    /** An answer that is the JSON of what `look` finds. */
-    respondJson: (answer: LargeResponse, look: () => Promise<unknown>): Promise<Response> =>
-      respond(answer, async () => JSON.stringify(await look())),
+    /** A response with the JSON of the value that `read` resolves with. */
+    respondJson: (response: LargeResponse, read: () => Promise<unknown>): Promise<Response> =>
+      respond(response, async () => JSON.stringify(await read())),
     /**
-     * A response that holds a list of items, which may be as large as callers made them. A few items are made at a time,
-     * with turns of the event loop in between. A short list is sent whole; a long one is made only as fast as its caller
-     * takes it, so that slow readers fill no memory.
+     * A response with a list of items, each as large as its author made it. A few items are made at a time, with turns of the
+     * event loop in between. A short list is sent whole; a long one is made only as fast as its caller reads it, so that slow
+     * readers fill no memory.
      */
-    jsonList: <T>(answer: LargeResponse, list: JsonList<T>): Promise<Response> =>
-      respond(answer, () => begun(answer.tenant, () => beginningOf(answer.tenant, list))),
-    /** Bytes of them now. */
+    jsonList: <T>(response: LargeResponse, list: JsonList<T>): Promise<Response> =>
+      respond(response, () => begun(response.tenant, () => beginningOf(response.tenant, list))),
+    /** Memory that is charged now. */
     inUse: (): number => share.inUse,
   };
 }
 
-/** The part of the share that one answer holds. */
+/** The part of its tenant's share that one response holds. */
 class ResponseShare {
   readonly tenant: string;
   readonly #queue: FairQueue;
-  readonly #patience: () => AbortSignal;
+  readonly #deadline: () => AbortSignal;
   #held = 0;
 
-  /** @param patience begins with a wait, which its signal ends */
-  constructor(queue: FairQueue, tenant: string, patience: () => AbortSignal) {
+  /** @param deadline called when a wait begins; its signal ends that wait */
+  constructor(queue: FairQueue, tenant: string, deadline: () => AbortSignal) {
     this.#queue = queue;
     this.tenant = tenant;
-    this.#patience = patience;
+    this.#deadline = deadline;
   }
 
-  /** Holds so much from now on, if there is room for it. */
+  /** Changes the share to `weight` if there is room for it. */
   takeNow(weight: number): boolean {
     const more = weight - this.#held;
     if (more > 0 && !this.#queue.takeNow(this.tenant, null, more)) return false;
@@ -209,14 +205,14 @@ class ResponseShare {
     return true;
   }
 
-  /** Holds so much when this resolves. @throws Fault `unavailable` */
+  /** Waits until the share can be changed to `weight`. @throws Fault `unavailable` when that takes too long */
   async wait(weight: number): Promise<void> {
     if (this.takeNow(weight)) return;
     const wanted = { tenant: this.tenant, agent: null, amount: weight - this.#held };
     try {
-      await enter(this.#queue, wanted, this.#patience());
+      await enter(this.#queue, wanted, this.#deadline());
     } catch (cause) {
-      const tooMany = "too many answers are being taken slowly";
+      const tooMany = "too many responses are being read slowly";
       throw new Fault("unavailable", tooMany, { retryAfterSeconds: 1, cause });
     }
     this.#held = weight;
@@ -227,7 +223,7 @@ class ResponseShare {
   }
 }
 
-/** Sends each piece in its turn: a socket may take all of a long answer at once, and thousands may begin together. */
+/** Makes each piece in a turn of its own: a socket may take a long response at once, and thousands may begin together. */
 function streamed({ first, pieces }: ResponseParts, room: ResponseShare): ReadableStream<Uint8Array> {
   return new ReadableStream<Uint8Array>(
     {
@@ -259,7 +255,7 @@ export function* piecesOfBytes(bytes: Uint8Array): Generator<Uint8Array, void> {
   for (let at = 0; at < bytes.length; at += PIECE_CHARACTERS) yield bytes.subarray(at, at + PIECE_CHARACTERS);
 }
 
-/** None of them ends in the middle of a character. */
+/** Pieces of the text, none of which ends inside a surrogate pair. */
 export function* piecesOf(text: string): Generator<string, void> {
   for (let at = 0; at < text.length; ) {
     const end = at + PIECE_CHARACTERS;
@@ -270,23 +266,23 @@ export function* piecesOf(text: string): Generator<string, void> {
   }
 }
 
-/** The memory of a long list while it is sent: a piece, and the items that were read with the last one in it. */
+/** The memory of a long list while it is sent: one piece of text, and the batch of items that was read last. */
 const LONG_WEIGHT = 512 * 1024;
-/** How long items are read and made into text in one turn. */
+/** How long items are read and serialised in one turn of the event loop. */
 const TURN_MS = 2;
 
 export interface JsonList<T> {
   /** The key of the list. */
   readonly name: string;
-  /** The items, one by one. It is called again when the list is made again. */
+  /** The items. Called again when the list is made again. */
   readonly rows: () => AsyncIterable<T>;
-  /** A row as it is shown. */
+  /** The JSON object of a row. */
   readonly view: (row: T) => object;
-  /** What stands beside the list. */
+  /** Further fields of the response. */
   readonly rest?: Readonly<Record<string, unknown>>;
 }
 
-/** Whole when it is short. */
+/** The whole text of a short list; the first piece and the others for a long one. */
 async function beginningOf<T>(tenant: string, list: JsonList<T>): Promise<string | ResponseParts> {
   const pieces = listPieces(tenant, list);
   const first = (await pieces.next()).value ?? "";
@@ -294,7 +290,7 @@ async function beginningOf<T>(tenant: string, list: JsonList<T>): Promise<string
   return first;
 }
 
-/** None but the last one is small. */
+/** The text of the list in pieces, of which only the last may be small. */
 async function* listPieces<T>(
   tenant: string,
   { name, rows, view, rest = {} }: JsonList<T>,

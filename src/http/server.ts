@@ -1,5 +1,5 @@
-// The HTTP edge of both services: it numbers every request, lets only known callers at what is guarded, turns every
-// Fault into an answer, and writes the access log. Routes themselves only know Faults.
+// The HTTP edge of both services: it gives every request an ID, authenticates callers of guarded paths, turns every Fault into
+// a response, traces, counts, and writes the access log. Routes know none of this and only throw Faults.
 
 import type { Caller } from "../core/call.ts";
 import { Fault } from "../core/fault.ts";
@@ -10,27 +10,27 @@ import { MAX } from "../kernel/limits.ts";
 import { createFairShare } from "../kernel/share.ts";
 import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
 import { createRouter, type RoutedApp } from "./elysia.ts";
-import { createBodyDrainer, declaredLength, Intake, inChunks } from "./intake.ts";
+import { createBodyDrainer, declaredLength, Intake, isChunked } from "./intake.ts";
 import { createLargeResponses, faultResponse, type LargeResponses } from "./responses.ts";
 
-/** What the edge knows of a guarded request, beside the request itself. */
+/** What the edge gives a route together with a guarded request. */
 export interface Scope<C = Caller> {
   readonly requestId: string;
   readonly caller: C;
-  /** As it was sent: HEAD is routed as GET. */
+  /** The method as it was sent; HEAD is routed as GET. */
   readonly method: string;
   /**
-   * Whether the connection stays open however long it is silent. The server would keep it open for ever, also for later
-   * requests on it, so who sets this clears it again before the answer ends.
+   * Suspends the idle timeout of the connection. That would hold for later requests on the connection too, so a route that
+   * suspends it restores it before its response ends.
    */
   holdOpen(held: boolean): void;
   /** Adds fields to the request's line in the access log. */
   note(name: string, value: string): void;
-  /** Null where the request is not traced. */
+  /** Null when the request is not traced. */
   readonly span: Span | null;
-  /** What takes in the bodies of all requests. */
+  /** Reads request bodies. */
   readonly intake: Intake;
-  /** What sends the large responses of all requests. */
+  /** Sends large responses. */
   readonly responses: LargeResponses;
 }
 
@@ -41,35 +41,34 @@ type ScopedRequest<C> = Request & { [SCOPE]?: Scope<C> };
 /** The scope of a guarded request, which always has one. */
 export function scopeOf<C = Caller>(request: Request): Scope<C> {
   const scope = (request as ScopedRequest<C>)[SCOPE];
-  if (scope === undefined) throw new Fault("internal", "a request without a scope");
+  if (scope === undefined) throw new Fault("internal", "the request has no scope: its path is not guarded");
   return scope;
 }
 
-/** Which callers may use which paths. */
+/** Authentication and authorisation of a server's guarded paths. */
 export interface Guard<C> {
-  /** Whether the path is for known callers only. Their requests have a line each in the access log. */
+  /** Whether the path is for known callers only. */
   covers(path: string): boolean;
   /** @throws Fault when the caller is not known */
   identify(request: Request, path: string): C | Promise<C>;
-  /** Checked before anything else of the request. @throws Fault when this caller may not make it */
+  /** Called before the request is routed. @throws Fault when the caller may not make it */
   permit?(caller: C, method: string, path: string): void;
   /** The field that names the caller in the access log. */
   shown(caller: C): SpanStart["caller"];
-  /** Null for a request that is to have no span. */
+  /** Null for a request that gets no span. */
   traced(method: string, path: string): TracedRoute | null;
 }
 
 /**
- * The route that most requests take. They go to it from the edge at once, which spares them the router, its context and
- * the look-up of their scope: 7 of the 59 µs that a call of an agent costs the main thread beside the store's write
- * (Elysia 1.4.30, median of 16 measurements by turns). The app has the same route: it describes it, and answers requests
- * whose path is written in any other way.
+ * The route of most requests, which bypasses the router, its context and the look-up of the scope: 7 of the 59 µs that a call
+ * of an agent costs the main thread without the store's write (Elysia 1.4.30, median of 16 alternating measurements). The app
+ * has the route as well, to document it, and to answer requests whose path is spelled in another way.
  */
 export interface FastPath<C = Caller> {
   readonly method: string;
-  /** Of the path, before its one parameter. */
+  /** The path up to its one parameter. */
   readonly prefix: string;
-  /** Answers, and throws, as the route of the app does. */
+  /** Behaves as the route of the app does. */
   answer(request: Request, scope: Scope<C>, parameter: string): Response | Promise<Response>;
 }
 
@@ -78,9 +77,9 @@ export interface GuardedEdgeOptions<C> {
   readonly fastPath?: FastPath<C>;
   readonly log: Log;
   readonly meters?: Pick<Meters, "requestsTo">;
-  /** Null when everything is open. */
+  /** Null when all paths are open. */
   readonly guard: Guard<C> | null;
-  /** Left out where traces are off. */
+  /** Omitted or null where traces are off. */
   readonly tracer?: Tracer | null;
 }
 
@@ -94,7 +93,7 @@ export type Edge = ReturnType<typeof createGuardedEdge>;
 
 const REQUEST_ID = new RegExp(`^[A-Za-z0-9._-]{1,${MAX.requestIdCharacters}}$`);
 
-/** The gateway's: everything under /v1 needs a bearer token. */
+/** The gateway's edge: everything under /v1 needs a bearer token. */
 export function createEdge({ authenticate, permit, ...options }: EdgeOptions) {
   const guard: Guard<Caller> = {
     covers: (path) => path === "/v1" || path.startsWith("/v1/"),
@@ -114,15 +113,15 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
   const counted = meters.requestsTo(options.app.routes);
   let draining = false;
 
-  /** What is known of the request from now on. */
-  function enter(known: Guard<C>, context: RequestContext, request: Request, caller: C): Scope<C> {
+  /** Records the caller of a request, begins its span, and makes its scope. */
+  function scopeFor(guard: Guard<C>, context: RequestContext, request: Request, caller: C): Scope<C> {
     const { original, requestId, startedAt, fields, holdOpen } = context;
     const { method } = original;
-    const [field, shown] = known.shown(caller);
+    const [field, shown] = guard.shown(caller);
     context.identified(original, shown);
     fields[field] = shown;
-    context.known = shown;
-    const traced = tracer === null ? null : known.traced(request.method, context.path);
+    context.owner = shown;
+    const traced = tracer === null ? null : guard.traced(request.method, context.path);
     if (tracer !== null && traced !== null) {
       context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
       fields["trace_id"] = context.span.traceId;
@@ -131,21 +130,21 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     return { requestId, caller, method, holdOpen, note, span: context.span, intake, responses };
   }
 
-  function toRoute(request: Request, { known, path }: RequestContext, scope: Scope<C>): Response | Promise<Response> {
+  function toRoute(request: Request, { owner, path }: RequestContext, scope: Scope<C>): Response | Promise<Response> {
     guard?.permit?.(scope.caller, scope.method, path);
     const fast = onFastPath(fastPath, request, path);
-    if (fast !== null) return actFor(known, () => fast(scope));
+    if (fast !== null) return actFor(owner, () => fast(scope));
     (request as ScopedRequest<C>)[SCOPE] = scope;
-    return actFor(known, () => route(request, path));
+    return actFor(owner, () => route(request, path));
   }
 
-  function inTurn(known: Guard<C>, context: RequestContext, request: Request, caller: C): Response | Promise<Response> {
-    const scope = enter(known, context, request, caller);
+  function inTurn(guard: Guard<C>, context: RequestContext, request: Request, caller: C): Response | Promise<Response> {
+    const scope = scopeFor(guard, context, request, caller);
     const turn = turnOfKnown(context);
     return turn === undefined ? toRoute(request, context, scope) : turn.then(() => toRoute(request, context, scope));
   }
 
-  /** No promise is made where the caller is known already, its turn has come, and the route answers at once. */
+  /** Synchronous when the caller is known from an earlier request, its turn has come, and the route answers at once. */
   function respond(request: Request, context: RequestContext): Response | Promise<Response> {
     const { original, path } = context;
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
@@ -159,23 +158,23 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     return identified.then((caller) => inTurn(guard, context, request, caller));
   }
 
-  /** A line in the log, the end of its span, and its count. */
-  function tell({ path, startedAt, fields, known, span }: RequestContext, status: number): void {
+  /** Logs and counts the answered request, and ends its span. */
+  function finish({ path, startedAt, fields, owner, span }: RequestContext, status: number): void {
     const ms = performance.now() - startedAt;
     fields["status"] = status;
     fields["ms"] = Math.round(ms * 10) / 10;
     counted(path, status, ms);
     if (span !== null) endSpan(span, status, fields);
     if (!guard?.covers(path)) accessLog.open(fields);
-    else (known === STRANGERS ? accessLog.stranger : accessLog.known)(fields);
+    else (owner === STRANGERS ? accessLog.stranger : accessLog.known)(fields);
   }
 
   return {
     /**
-     * The server leaves the body of an answer to HEAD out, and its length, where it has one, in.
+     * Answers a request. Of a response to HEAD, Bun's server sends the Content-Length but not the body.
      *
      * @param holdOpen as in the request's scope
-     * @param identified is told whose request it is, once that is known
+     * @param identified called with the request's tenant or account, once that is known
      */
     async fetch(original: Request, holdOpen: HoldOpen = nothing, identified: Identified = nothing): Promise<Response> {
       const startedAt = performance.now();
@@ -183,26 +182,26 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
       const sentId = request.headers.get("x-request-id");
       const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
       const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const unknown = { identified, known: STRANGERS, span: null, endsConnection: false };
-      const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...unknown };
+      const initial = { identified, owner: STRANGERS, span: null, endsConnection: false };
+      const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...initial };
       let response: Response;
       try {
         const responding = respond(request, context);
         response = responding instanceof Promise ? await responding : responding;
       } catch (error) {
-        // The runtime would answer a connection full of refusals in one turn of the event loop.
-        if (context.known === STRANGERS) await turnOfStranger(context);
+        // Otherwise the runtime would answer a connection full of refused requests in one turn of the event loop.
+        if (context.owner === STRANGERS) await turnOfStranger(context);
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
       mark(response, context, draining);
-      tell(context, response.status);
-      const drained = context.endsConnection ? undefined : drainBody(request, response, context.known);
+      finish(context, response.status);
+      const drained = context.endsConnection ? undefined : drainBody(request, response, context.owner);
       if (drained !== undefined) await drained;
       return response;
     },
-    /** How much of the bounds of a server is in use. */
+    /** Use of this server's limits, by their names in kernel/limits.ts. */
     inUse: () => ({ bodyIntakeBytes: intake.inUse, responseBytes: responses.inUse() }),
-    /** From now on every request is answered 503. */
+    /** From now on every request is answered with 503. */
     drain(): void {
       draining = true;
     },
@@ -210,10 +209,10 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
 }
 
 /**
- * Elysia looks for the path after the 11th character of the URL and so misreads one with a shorter host, and
- * it knows no HEAD. Both get a request that it routes right; the scope is keyed by that request. A Host header
- * that makes no URL leaves the bare path as the request's URL. A new URL is written in its normal form (`\` is `/`, and `..` goes up),
- * so the path that is judged is always that of the request which is routed.
+ * The request that is routed, and its path. Elysia looks for the path after the 11th character of the URL, so it misreads a URL
+ * with a shorter host, and it knows no HEAD; such requests are replaced by one that it routes correctly. With a Host header
+ * that makes no URL, the request's URL is the bare path. A new URL is normalised (`\` becomes `/`, `..` is resolved), so the
+ * guard judges the path of the request that is routed, never that of the original.
  */
 function withRoutableUrl(original: Request): { request: Request; path: string } {
   const { url } = original;
@@ -238,36 +237,37 @@ function pathOf(url: string, start: number): string {
 }
 
 /**
- * What decides where a request ends, and to whom it goes, must be said once (RFC 9112, sections 3.2 and 6.3).
+ * Content-Length and Host decide where a request ends and which host it is for, so each may be sent once only (RFC 9112,
+ * sections 3.2 and 6.3): a proxy that reads another of two values enables request smuggling.
  *
  * @throws Fault `invalid_request`
  */
 function checkFraming(headers: Headers): void {
   declaredLength(headers);
-  // The runtime joins the two by a comma and a space, and no host holds a space.
+  // The runtime joins two values by a comma and a space, and no host contains a space.
   if (headers.get("host")?.includes(" ")) throw new Fault("invalid_request", "host: must be sent once");
 }
 
-/** A segment of which every spelling is itself, so that no router could read it otherwise. */
+/** A path segment without characters that a router might decode or normalise. */
 const PLAIN_SEGMENT = /^[\w-]+$/;
 
-/** Null for a request that is not of the fast path, or not plain. */
+/** Null for a request whose path is not the fast path's, or is not plain. */
 function onFastPath<C>(fastPath: FastPath<C> | undefined, request: Request, path: string) {
   if (fastPath === undefined || request.method !== fastPath.method || !path.startsWith(fastPath.prefix)) return null;
   const rest = path.slice(fastPath.prefix.length);
   return PLAIN_SEGMENT.test(rest) ? (scope: Scope<C>) => fastPath.answer(request, scope, rest) : null;
 }
 
-/** Stands for all unknown callers where others are told apart by tenant. No tenant has this name. */
+/** Stands for all unknown callers where callers are accounted by tenant. No tenant has this name. */
 export const STRANGERS = "";
 
 type HoldOpen = Scope<never>["holdOpen"];
-type Identified = (request: Request, known: string) => void;
+type Identified = (request: Request, owner: string) => void;
 
-/** For servers that close no silent connection, and don't ask whose connections they have. */
+/** For servers without an idle timeout, and without holders of connections. */
 const nothing = () => {};
 
-/** The fields of a request's line in the log, which one object gathers while the request is answered. */
+/** The fields of a request's line in the access log, collected while the request is answered. */
 type Fields = Record<string, string | number>;
 
 const noteIn = (fields: Fields) => (name: string, value: string) => {
@@ -275,20 +275,20 @@ const noteIn = (fields: Fields) => (name: string, value: string) => {
 };
 
 interface RequestContext {
-  /** The request object that the server gave; callers of the edge may know it by that. */
+  /** The request object from the server, by which callers of the edge may recognise it. */
   readonly original: Request;
   readonly path: string;
   readonly requestId: string;
-  /** Of performance.now(). */
+  /** By performance.now(). */
   readonly startedAt: number;
   readonly fields: Fields;
   readonly holdOpen: HoldOpen;
   readonly identified: Identified;
-  /** Whose request it is, as far as that is known yet. */
-  known: string;
-  /** Null where it is not traced. */
+  /** The tenant or account whose request it is; STRANGERS until that is known. */
+  owner: string;
+  /** Null when the request is not traced. */
   span: Span | null;
-  /** Whether the connection ends with the answer, whatever is still to come of the request. */
+  /** Whether the connection ends with the response, even if more of the request is to come. */
   endsConnection: boolean;
 }
 
@@ -298,42 +298,45 @@ function mark(response: Response, { requestId, endsConnection }: RequestContext,
 }
 
 /**
- * Undefined when a stranger's request may be answered at once. One that has much of a body never waits, since the runtime
- * would keep what arrives of it: 600 connections with a megabyte each took gigabytes. Its connection ends with the answer,
- * or one connection full of such requests would keep the event loop.
+ * The turn of a request from an unknown caller; undefined when it may be answered at once. A request with a large body never
+ * waits, since the runtime would buffer the body: 600 connections with a megabyte each took gigabytes. Its connection ends with
+ * the response, since otherwise a connection full of such requests would hold the event loop.
  */
 function turnOfStranger(context: RequestContext): Promise<void> | undefined {
   if (!isTurnUsedUp()) return undefined;
   const { headers } = context.original;
   const length = headers.get("content-length") ?? "0";
   const isShort = /^\d{1,5}$/.test(length) && Number(length) <= MAX.strangerBodyBytes;
-  context.endsConnection = !isShort || inChunks(headers);
+  context.endsConnection = !isShort || isChunked(headers);
   return context.endsConnection ? undefined : turnOf(STRANGERS);
 }
 
-/** The turns of known callers, as `turnOf`. Few wait with bodies in chunks, which the runtime parses meanwhile. @throws Fault `unavailable`; then the connection ends */
+/**
+ * A `turnOf` for known callers that lets only a few requests with chunked bodies wait, since the runtime parses those meanwhile.
+ * It throws Fault `unavailable` for others, whose connection then ends.
+ */
 function createTurns() {
   const waiting = createFairShare({ size: MAX.chunkedWaiting });
   return (context: RequestContext): Promise<void> | undefined => {
-    const { known, original } = context;
-    if (!inChunks(original.headers) || !isTurnUsedUp()) return turnOf(known);
-    context.endsConnection = waiting.take(known) !== null;
-    if (context.endsConnection) throw new Fault("unavailable", "too many bodies in chunks", { retryAfterSeconds: 5 });
-    return turnOf(known)?.finally(() => waiting.giveBack(known));
+    const { owner, original } = context;
+    if (!isChunked(original.headers) || !isTurnUsedUp()) return turnOf(owner);
+    context.endsConnection = waiting.take(owner) !== null;
+    if (context.endsConnection) throw new Fault("unavailable", "too many chunked bodies", { retryAfterSeconds: 5 });
+    return turnOf(owner)?.finally(() => waiting.giveBack(owner));
   };
 }
 
-/** @param mayTell whether a stranger's request may have another log line */
+/** @param mayTell whether another log line may be written for an unknown caller; counts the line */
 function failed(
   error: unknown,
-  { fields, known }: RequestContext,
+  { fields, owner }: RequestContext,
   { log, mayTell }: { readonly log: Log; readonly mayTell: () => boolean },
 ): Response {
   const fault = error instanceof Fault ? error : new Fault("internal", "unexpected", { cause: error });
-  // The reason is in words of ours, and says nothing of what the token holds.
+  // The cause has a message of ours, which quotes nothing from the token.
   if (fault.kind === "unauthenticated" && fault.cause instanceof Error) fields["why"] = fault.cause.message;
   if (fault.kind === "internal") log.error("request_failed", { ...fields, error: fault });
-  if (fault.kind === "unavailable" && fault.cause !== undefined && (known !== STRANGERS || mayTell())) {
+  if (fault.kind === "unavailable" && fault.cause !== undefined && (owner !== STRANGERS || mayTell())) {
     log.warn("request_refused", { ...fields, error: fault });
   }
   return faultResponse(fault);
@@ -341,17 +344,17 @@ function failed(
 
 const PATH_CHARACTERS_MAX = 256;
 
-/** A path as the log shows it. Longer ones are none of our routes. */
+/** A path as the log shows it, truncated: no route of ours is longer. */
 export function shownPath(path: string): string {
   return path.length <= PATH_CHARACTERS_MAX ? path : `${path.slice(0, PATH_CHARACTERS_MAX)}…`;
 }
 
 /**
- * One line of the log for each request of a known caller. Strangers can't flood it: a few of their requests in a second
- * have a line each, and the others are summed up in one.
+ * Writes one log line for each request of a known caller. Unknown callers can't flood the log: a few of their requests in a
+ * second get a line each, and the others are summed up in one.
  */
 export function createAccessLog(log: Log) {
-  /** Requests of strangers in the current second, which begins with the first of them. */
+  /** Requests of unknown callers in the current second, which begins with the first request. */
   let strangers = 0;
 
   function sumUp(): void {
@@ -360,7 +363,7 @@ export function createAccessLog(log: Log) {
     if (more > 0) log.info("unauthenticated_requests", { count: more });
   }
 
-  /** Whether another line may be caused by a stranger; counts it. */
+  /** Whether an unknown caller may cause another line; counts the line. */
   function mayTell(): boolean {
     if (strangers++ === 0) setTimeout(sumUp, 1_000).unref();
     return strangers <= MAX.strangerLines;
@@ -368,7 +371,7 @@ export function createAccessLog(log: Log) {
 
   return {
     mayTell,
-    /** Of a request to an open path. */
+    /** A request to an open path. */
     open: (fields: LogFields): void => log.debug("request", fields),
     known: (fields: LogFields): void => log.info("request", fields),
     /** A request of an unknown caller. */
@@ -378,16 +381,16 @@ export function createAccessLog(log: Log) {
   };
 }
 
-/** A request that is to have a span. Strangers have none, so that nobody else can use up what is recorded. */
+/** What a request's span says of its route. Requests of unknown callers have no span, so that they can't use up the budget. */
 export interface TracedRoute {
   readonly route: string;
-  /** In its path. */
+  /** The agent in the path. */
   readonly agentId?: string;
 }
 
 export interface SpanStart {
   readonly method: string;
-  /** Of performance.now(). */
+  /** By performance.now(). */
   readonly startedAt: number;
   /** The caller as the access log shows it. */
   readonly caller: readonly [field: "tenant" | "account", name: string];
@@ -398,14 +401,14 @@ const [CALL_METHODS, STREAM_METHODS] = [["POST"], ["POST", "GET", "DELETE"]];
 const AGENT_ID = /^agt_[0-9a-f-]{36}$/;
 const FAILED_FROM = 500;
 
-/** Calls of agents have spans. Other requests would only use up the share of their tenant, polls above all. */
+/** Calls of agents have spans. Other requests, polls above all, would only use up their tenant's share of the spans. */
 function tracedCall(method: string, path: string): TracedRoute | null {
   const [, id, stream = ""] = CALL_PATH.exec(path) ?? [];
   if (id === undefined || !(stream === "" ? CALL_METHODS : STREAM_METHODS).includes(method)) return null;
   return { route: `/v1/proxy/{id}${stream}`, ...(AGENT_ID.test(id) && { agentId: id }) };
 }
 
-/** From here on the request names this span as the parent, so to pass its headers on is to pass that on. */
+/** Begins a request's span, and names it as the parent in the request's headers, with which it is then forwarded. */
 function beginSpan(
   tracer: Tracer,
   { route, agentId }: TracedRoute,
@@ -424,7 +427,7 @@ function beginSpan(
   return span;
 }
 
-/** @param fields those of the access log */
+/** @param fields the fields of the access log */
 function endSpan(span: Span, status: number, fields: Readonly<Record<string, string | number>>): void {
   const { invocation_id: invocationId } = fields;
   span.end({

@@ -7,7 +7,7 @@ import { dirname, join } from "node:path";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { type Owner, placePrivateFile, syncDirectory } from "../storage/data-dir.ts";
-import { holdsWrappedKeys } from "../storage/sqlite/look.ts";
+import { holdsWrappedKeys } from "../storage/sqlite/inspect.ts";
 import { newKey } from "./envelope.ts";
 
 export interface MasterKeys {

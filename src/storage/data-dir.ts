@@ -1,11 +1,11 @@
-// The data directory: its lock, and how files of secrets are written.
+// The data directory: its lock, and how secret files are written into it.
 //
-// At most one gateway or facilitator works on a data directory: a second one would take the first one's calls for the
-// leavings of a dead process. The lock is an SQLite lock on a file of its own, so it ends with the process, however that
-// ends, and commands can open the database meanwhile.
+// At most one gateway or facilitator works on a data directory: a second one would take the first one's calls for those of a
+// dead process. The lock is an SQLite lock on a file of its own, so it ends with the process, however that ends, and commands
+// can open the database meanwhile.
 //
-// A file of secrets can't be made again. It is readable by its owner only, appears under its name once it is whole and on
-// the disk, and never replaces another file: a link fails if the name is taken, and a rename would not.
+// A secret file can't be recreated. It is readable by its owner only, appears under its name only when it is complete and on
+// disk, and never replaces another file: it is linked into place, which fails if the name is taken, while a rename would not.
 import { Database, SQLiteError } from "bun:sqlite";
 import {
   closeSync,
@@ -44,20 +44,20 @@ export function acquireDataDirLock(dir: string) {
   return { release: () => file.close() };
 }
 
-/** Where and when a process held the lock. A copy of the directory, or the one of another machine, shows another file or start. */
+/** A process that held the lock. In a copy of the directory, or on another machine, the file or the machine's start differs. */
 interface LockHolder {
   readonly holder: string;
   readonly host: string;
   readonly file: string;
-  /** When the machine was started, by the wall clock in milliseconds: a step of that makes it another start. */
+  /** When the machine was booted, by the wall clock in milliseconds; after a step of the clock it counts as another boot. */
   readonly started_at: number;
 }
 
 /**
- * Takes the lock where no other process has it.
+ * Takes the lock if no other process has it.
  *
- * @returns `previous`: who held it before and is therefore gone; null when nothing proves that. `note` tells the next process
- *   who holds it, once nothing is left of the one before. Without a lock `note` and `release` do nothing
+ * @returns `previous`: the holder before, which is proven dead; null when that can't be proven. `note` records this holder for
+ *   the next process; call it when nothing is left of the previous one. Without the lock `note` and `release` do nothing
  */
 export function takeOver(dir: string, holder: string, { now }: Clock) {
   let lock: ReturnType<typeof acquireDataDirLock> | null = null;
@@ -67,19 +67,19 @@ export function takeOver(dir: string, holder: string, { now }: Clock) {
     const held: LockHolder = { holder, host: hostname(), file: `${dev} ${ino}`, started_at: now() - uptime() * 1000 };
     const path = join(dir, "tollgate.replica");
     ensurePrivateFile(path);
-    const before = readHeld(path);
+    const before = readHolder(path);
     const isSame = before?.host === held.host && before.file === held.file;
-    const isOneStart = isSame && Math.abs(before.started_at - held.started_at) < 5_000;
-    // Where it can't be written, the next process waits until the lease has run out.
+    const isOneBoot = isSame && Math.abs(before.started_at - held.started_at) < 5_000;
+    // If the write fails, the next process waits until the leases have run out.
     const note = () => writeFile(path, JSON.stringify(held), () => {});
-    return { previous: isOneStart ? before.holder : null, note, release: lock.release };
+    return { previous: isOneBoot ? before.holder : null, note, release: lock.release };
   } catch {
-    // Another replica has the directory, or nobody may write there: then leases run out as everywhere.
+    // Another replica has the directory, or it is not writable: then leases run out as on other databases.
     return { previous: null, note() {}, release: () => lock?.release() };
   }
 }
 
-function readHeld(path: string): LockHolder | null {
+function readHolder(path: string): LockHolder | null {
   try {
     return JSON.parse(readFileSync(path, "utf8")) as LockHolder;
   } catch {
@@ -95,11 +95,11 @@ export interface Owner {
 const ROOT = 0;
 
 /**
- * The name is durable after `syncDirectory`.
+ * Writes a secret file. Its name is durable after `syncDirectory`.
  *
- * @param draft a name in the same directory that nobody else uses; it is gone afterwards
- * @param owner whom root makes it for; who is not root makes it for himself
- * @throws what the file system says, `EEXIST` when the name is taken
+ * @param draft an unused name in the same directory for the time of writing
+ * @param owner the file's owner, if this process runs as root; otherwise the process's user
+ * @throws the file system's error, `EEXIST` when the name is taken
  */
 export function placePrivateFile(path: string, draft: string, text: string, owner?: Owner): void {
   try {
@@ -111,10 +111,10 @@ export function placePrivateFile(path: string, draft: string, text: string, owne
 }
 
 /**
- * An empty file for its owner only. One that root makes belongs to whom its directory belongs to: beside a service that is
- * its user, who has to open it.
+ * Creates an empty file that only its owner may use. If root creates it, it belongs to the owner of its directory, so that a
+ * service that runs as that user can open it.
  *
- * @throws what the file system says, `EEXIST` when the name is taken, also by a link
+ * @throws the file system's error, `EEXIST` when the name is taken, also by a link
  */
 export function makePrivateFile(path: string): void {
   const file = openSync(path, "wx", 0o600);
@@ -127,7 +127,7 @@ export function makePrivateFile(path: string): void {
   }
 }
 
-/** As `makePrivateFile`, where the file may be there already. */
+/** As `makePrivateFile`, but the file may exist already. */
 export function ensurePrivateFile(path: string): void {
   try {
     makePrivateFile(path);

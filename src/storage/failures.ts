@@ -1,5 +1,5 @@
-// What the errors of the two database clients mean to the product, without the values of queries that they show: a secret
-// may be among them.
+// Translates the errors of the two database clients into the product's own, without the values of queries that their messages
+// show, since a secret may be among them.
 import { SQLiteError } from "bun:sqlite";
 import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
@@ -12,13 +12,13 @@ export function unavailable(cause: unknown): Fault {
   return new Fault("unavailable", STORE_UNAVAILABLE, { retryAfterSeconds: STORE_RETRY_AFTER_SECONDS, cause });
 }
 
-/** The database client's error under Drizzle's, whose message holds all values. */
+/** The database client's error inside Drizzle's, whose message shows all values. */
 export function clientError(error: unknown): unknown {
   return error instanceof DrizzleQueryError ? error.cause : error;
 }
 
 const SQLITE_UNIQUE = /^SQLITE_CONSTRAINT_(UNIQUE|PRIMARYKEY|ROWID)$/;
-/** Conditions of the disk or of another process, which pass or which an operator ends. */
+/** Conditions of the disk or of other processes, which pass or which an operator can remove. */
 const SQLITE_PASSING = /^SQLITE_(FULL|IOERR|READONLY|BUSY|LOCKED|CANTOPEN|NOMEM|PROTOCOL|PERM)(_|$)/;
 
 export function sqliteFailure(error: unknown): unknown {
@@ -27,13 +27,13 @@ export function sqliteFailure(error: unknown): unknown {
   return SQLITE_PASSING.test(error.code) ? unavailable(error) : error;
 }
 
-/** What a failure of the commit itself means: the disk may have taken what it reported as failed. */
+/** The meaning of a failed commit. After an I/O error it is unknown: the disk may have stored what it reported as failed. */
 export function sqliteCommitFailure(error: unknown): Fault {
-  const isUnsure = error instanceof SQLiteError && error.code?.startsWith("SQLITE_IOERR");
-  return isUnsure ? new CommitUnknown(error) : unavailable(error);
+  const isUnknown = error instanceof SQLiteError && error.code?.startsWith("SQLITE_IOERR");
+  return isUnknown ? new CommitUnknown(error) : unavailable(error);
 }
 
-/** The SQLSTATE of the server's answer; undefined for other errors. */
+/** The SQLSTATE of a Postgres server's error; undefined for other errors. */
 export function sqlState(error: unknown): string | undefined {
   return error instanceof SQL.PostgresError ? error.errno : undefined;
 }
@@ -42,62 +42,62 @@ const LOST = /^ERR_POSTGRES_(CONNECTION_|IDLE_TIMEOUT|LIFETIME_TIMEOUT)/;
 /** Connection exceptions, and a server that shuts down or starts. */
 const LOST_STATE = /^(08|57P0)/;
 
-/** The connection is gone, or was never made. The client's own errors carry no SQLSTATE. */
+/** Whether the connection is lost, or could not be made. The client's own errors carry no SQLSTATE. */
 export function isConnectionLost(error: unknown): boolean {
   if (!(error instanceof SQL.PostgresError)) return false;
   const state = sqlState(error);
   return state === undefined ? LOST.test(error.code) : LOST_STATE.test(state);
 }
 
-/** It is a standby, or an old primary that was made read-only: somewhere else there is one that takes writes. */
+/** Whether the server is a standby, or an old primary that was made read-only: another server takes the writes now. */
 export const isServerReadOnly = (error: unknown): boolean => sqlState(error) === "25006";
 
 /** Wrong name or password, no such database, not allowed. */
 const START_REFUSED_STATE = /^(28|3D|42501$)/;
 const TOO_MANY_CONNECTIONS = "53300";
-/** A pooler's every answer of its own, such as that its server is away. */
+/** The state of all errors that a pooler reports itself, such as an unreachable server. */
 const POOLER_STATE = "08P01";
 
 /**
- * Why Postgres can't be used from the start on, as far as its operator can put it right. Such messages of the server
+ * Why Postgres can't be used at the start, if its operator can put it right; otherwise undefined. These messages of the server
  * name the user and the database, never a password.
  */
 export function startProblem(error: unknown): StartupProblem | undefined {
   const server = "the Postgres server of DATABASE_URL";
   const state = sqlState(error);
-  const isTold = state === POOLER_STATE;
+  const isFromPooler = state === POOLER_STATE;
   const isLate = error instanceof Fault && error.kind === "unavailable";
-  if (isLate || (isConnectionLost(error) && !isTold))
+  if (isLate || (isConnectionLost(error) && !isFromPooler))
     return new PassingStartupProblem(`${server} does not answer`, { cause: error });
   if (!(error instanceof SQL.PostgresError)) return undefined;
   const refusal = `${server} refuses: ${error.message}`;
-  if (isTold || state === TOO_MANY_CONNECTIONS) return new PassingStartupProblem(refusal, { cause: error });
+  if (isFromPooler || state === TOO_MANY_CONNECTIONS) return new PassingStartupProblem(refusal, { cause: error });
   const refused = state === undefined ? error.code.includes("_TLS_") : START_REFUSED_STATE.test(state);
   return refused ? new StartupProblem(refusal, { cause: error }) : undefined;
 }
 
-/** Serialization failure and deadlock: the transaction was undone as a whole and may run again. */
+/** Whether a serialization failure or a deadlock has undone the transaction as a whole, so that it may run again. */
 export function isTransactionUndone(error: unknown): boolean {
   const state = sqlState(error);
   return state === "40001" || state === "40P01";
 }
 
-/** Out of disk, memory or connections; cancelled by a time limit; lock not given; read-only standby; broken files. */
+/** Out of disk, memory or connections; cancelled by a time limit; lock not available; read-only standby; broken files. */
 const POSTGRES_PASSING = /^(53|58|57014$|55P03$|25006$|25P0[234]$|40)/;
 const CHARACTER_REFUSED = /^22(021|P05)$/;
 
-/** What a failure after the commit was sent means. An error of the server's own says that it was undone. */
+/** The meaning of a failure after the commit was sent. An error of the server itself says that it was undone. */
 export function postgresCommitFailure(thrown: unknown): unknown {
-  const isUnsure = isConnectionLost(thrown) || (thrown instanceof Fault && thrown.kind === "unavailable");
-  return isUnsure ? new CommitUnknown(thrown) : postgresFailure(thrown);
+  const isUnknown = isConnectionLost(thrown) || (thrown instanceof Fault && thrown.kind === "unavailable");
+  return isUnknown ? new CommitUnknown(thrown) : postgresFailure(thrown);
 }
 
 export function postgresFailure(thrown: unknown): unknown {
   if (isConnectionLost(thrown)) return unavailable(thrown);
   const state = sqlState(thrown);
   if (state === undefined || !(thrown instanceof Error)) return thrown;
-  // The server's error has the values of the row in its detail: only the message, which names columns, goes on.
-  // A message of class 22 (data exception) quotes the value that was refused.
+  // The detail of a server's error shows the row's values, so only the message is kept, which names columns. A message of class
+  // 22 (data exception) quotes the refused value, so it is replaced.
   const cause = new Error(
     state.startsWith("22") ? `a value was refused (SQLSTATE ${state})` : `${thrown.message} (SQLSTATE ${state})`,
   );
@@ -108,8 +108,8 @@ export function postgresFailure(thrown: unknown): unknown {
 }
 
 /**
- * The outcome of `promise`, unless `ms` pass first: then `onLate` is called and Fault `unavailable` thrown.
- * The outcome of the promise after that is ignored.
+ * The outcome of `promise`, unless `ms` pass first: then `onLate` is called, Fault `unavailable` is thrown, and a later outcome
+ * of the promise is ignored.
  */
 export function within<T>(ms: number, promise: Promise<T>, onLate: () => void = () => {}): Promise<T> {
   return withDeadline(ms, promise, () => {
@@ -122,8 +122,9 @@ const PAUSE_MS_FIRST = 100;
 const PAUSE_MS_MOST = 5_000;
 
 /**
- * Repeats a step for as long as the store is away. When it is time to stop, the last error is thrown.
+ * Retries a step with exponential backoff while the store is unavailable.
  *
+ * @param stop whether to give up, so that the last error is thrown
  * @param pauseMsMost the longest pause between two tries
  */
 export async function untilStored<T>(

@@ -10,9 +10,9 @@ import { startPostgres } from "../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, type Place, postgresPlace } from "../../test/support/stores/stores.ts";
 import { type LogFields, silentLog } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { lookAtPostgres } from "./postgres/look.ts";
+import { inspectPostgres } from "./postgres/inspect.ts";
 import { checkSqliteCopy } from "./sqlite/backup.ts";
-import { lookAtSqlite } from "./sqlite/look.ts";
+import { inspectSqlite } from "./sqlite/inspect.ts";
 
 const MAIN = join(import.meta.dir, "../main.ts");
 /** The server looks every second; so much more for a busy machine. */
@@ -133,8 +133,8 @@ eachStore((makePlace, dialect) => {
   });
   const versionOf = async (place: Place) => {
     const options = optionsOf(place);
-    const look = options.databaseUrl === null ? lookAtSqlite(join(options.dataDir, "tollgate.db")) : null;
-    const found = look ?? (await lookAtPostgres(options.databaseUrl ?? ""));
+    const local = options.databaseUrl === null ? inspectSqlite(join(options.dataDir, "tollgate.db")) : null;
+    const found = local ?? (await inspectPostgres(options.databaseUrl ?? ""));
     await found.close();
     return found.schema.version;
   };

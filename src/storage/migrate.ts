@@ -1,7 +1,6 @@
-// The schema's versions: numbered SQL for each database, embedded in the binary; which programs may run on each; and how a
-// database is brought up to date. Versions are applied in order and recorded in `schema_versions`, all that is pending in one
-// transaction, so a database is never between two. Each leaves there what an older program needs to judge a schema that is
-// newer than all that it knows.
+// Schema versions: numbered migrations for each database, embedded in the binary, and how they are applied. All pending ones are
+// applied in order in one transaction and recorded in `schema_versions`, so a database is never between two versions. Each
+// records the oldest program that may run on it, so that an older program can judge a newer schema than it knows.
 import type { Database } from "bun:sqlite";
 import type { SQL } from "bun";
 import postgres0001 from "../../db/postgres/0001_initial.sql" with { type: "text" };
@@ -17,21 +16,21 @@ export interface SchemaVersion {
   readonly sqlite: string;
   readonly postgres: string;
   /**
-   * The oldest program that may start and run on a database that has this version, told by the newest version that it knows
-   * itself. What only expands leaves it as it is: all that such a program reads and writes is still there and means the
-   * same, and no harm comes of what it does not know. What contracts raises it.
+   * The oldest program that may run on a database of this version, identified by the newest version that it knows. A migration
+   * that only expands keeps the floor: all that older programs read and write is still there with its old meaning, and what they
+   * don't know does no harm. A migration that contracts raises it.
    */
   readonly floor: number;
 }
 
-/** Version n stands at index n − 1. */
+/** Version n is at index n − 1. */
 export const SCHEMA_VERSIONS: readonly SchemaVersion[] = [
   { sqlite: sqlite0001, postgres: postgres0001, floor: 1 },
-  // The first version would close a payment that is still to be confirmed, and its call would have no receipt.
+  // A program of version 1 would close a payment that awaits confirmation, and its call would have no receipt.
   { sqlite: sqlite0002, postgres: postgres0002, floor: 2 },
 ];
 
-/** What this program brings a schema to. */
+/** The version to which this program migrates a schema. */
 export const newestVersion = (): number => SCHEMA_VERSIONS.length;
 
 export interface VersionRow {
@@ -39,22 +38,22 @@ export interface VersionRow {
   readonly floor: number;
 }
 
-/** Of a database; 0 and 0 where there is none yet. */
+/** A database's schema; version and floor are 0 when there is none yet. */
 export interface Schema {
   readonly version: number;
-  /** The oldest program that may run on it: see `SchemaVersion`. */
+  /** The oldest program that may run on the schema: see `SchemaVersion`. */
   readonly floor: number;
 }
 
 const READ_VERSIONS = "select version, floor from schema_versions";
-/** Of a database that has tables, of which `tenant_keys` is one in every schema, but not the table of the versions. */
+/** The problem of a database that has `tenant_keys`, a table of every schema, but no `schema_versions`. */
 const OUTDATED =
   "the database was made by a program from before the first release, and nothing brings it up to date: " +
   "start on a new database (an empty one, or a data directory without tollgate.db)";
 
-/** @throws StartupProblem when no released program has made the tables that are there */
+/** @throws StartupProblem when the tables were made by an unreleased program */
 export function versionsOnSqlite(connection: Database): VersionRow[] {
-  // A statement that is not done with would keep tables from being changed.
+  // An unfinalised statement would keep tables from being changed.
   using tables = connection.prepare<{ name: string }, []>(
     "select name from sqlite_schema where name in ('schema_versions', 'tenant_keys')",
   );
@@ -67,7 +66,7 @@ export function versionsOnSqlite(connection: Database): VersionRow[] {
   return [];
 }
 
-/** @throws StartupProblem when no released program has made the tables that are there */
+/** @throws StartupProblem when the tables were made by an unreleased program */
 export async function versionsOnPostgres(client: SQL): Promise<VersionRow[]> {
   const [tables] = await client.unsafe<{ keys: string | null; versions: string | null }[]>(
     "select to_regclass('tenant_keys')::text as keys, to_regclass('schema_versions')::text as versions",
@@ -77,7 +76,7 @@ export async function versionsOnPostgres(client: SQL): Promise<VersionRow[]> {
   return [];
 }
 
-/** Each version may have raised the floor, and none lowers what another has raised. */
+/** The schema is at its highest version and has the highest floor of all versions. */
 export function schemaOf(rows: readonly VersionRow[]): Schema {
   return {
     version: Math.max(0, ...rows.map(({ version }) => version)),
@@ -85,17 +84,17 @@ export function schemaOf(rows: readonly VersionRow[]): Schema {
   };
 }
 
-/** Of a schema to a program: what is older is brought up to date, and of what is newer only some may be used. */
+/** How a schema relates to a program: an older one is migrated, `newer` may be used, `too new` may not. */
 type SchemaFit = "none" | "older" | "same" | "newer" | "too new";
 
-/** @param newest that the program knows */
+/** @param newest the newest version that the program knows */
 export function fitOf({ version, floor }: Schema, newest = newestVersion()): SchemaFit {
   if (version === 0) return "none";
   if (version <= newest) return version === newest ? "same" : "older";
   return floor <= newest ? "newer" : "too new";
 }
 
-/** For what fits. */
+/** Describes a schema on which this program may run. */
 export function schemaText(schema: Schema): string {
   const text = `schema version ${schema.version}`;
   return fitOf(schema) === "newer"
@@ -103,7 +102,7 @@ export function schemaText(schema: Schema): string {
     : text;
 }
 
-/** For what is too new. */
+/** Describes a schema that is too new. */
 export function tooNewText({ version, floor }: Schema): string {
   return (
     `schema version ${version}, on which only programs that know version ${floor} may run, ` +
@@ -114,9 +113,9 @@ export function tooNewText({ version, floor }: Schema): string {
 export const TOO_NEW_ADVICE = "start a newer tollgate, or restore a backup";
 
 /**
- * Tells the log of a newer schema, on which this program runs all the same.
+ * Logs a newer schema on which this program may run.
  *
- * @throws StartupProblem when it must not
+ * @throws StartupProblem when it may not run on the schema
  */
 function requireFit(schema: Schema, log: Log): void {
   const fit = fitOf(schema);
@@ -145,7 +144,7 @@ function pending(rows: readonly VersionRow[], log: Log) {
   return versions.slice(schema.version);
 }
 
-/** Tells the log of a migration before it begins, and of its end once that is committed; of a new database nothing. */
+/** Logs a migration when it begins and when it is committed, but not the creation of a new database. */
 function announcer(log: Log) {
   let versions: readonly number[] = [];
   let startedAt = 0;
@@ -163,7 +162,7 @@ function announcer(log: Log) {
   };
 }
 
-/** Applies what is missing. Another process that opens the same file waits for the end of it. */
+/** Applies pending migrations. Other processes that open the file wait meanwhile. */
 export function migrateSqlite(connection: Database, { clock, log }: MigrationTools): void {
   const announce = announcer(log);
   const apply = connection.transaction(() => {
@@ -180,39 +179,40 @@ export function migrateSqlite(connection: Database, { clock, log }: MigrationToo
   announce.committed();
 }
 
-/** Another replica may be at a long migration, and a backup may be reading the tables. */
+/** How long to wait while another replica runs a long migration, or a backup reads the tables. */
 const WAIT_MINUTES = 5;
 const MIGRATION_LOCK_WAIT = `${WAIT_MINUTES}min`;
-/** While it waits for a table all that come after it wait too, so it gives up soon, undoes all, and tries again. */
+/** While a migration waits for a table lock, all later users of the table wait too. So it soon rolls back, and retries. */
 const TABLE_LOCK_WAIT = "500ms";
-/** A lock that was not had, or not in time, and two that wait for each other. */
-const HELD_UP = /^(55P03|40P01)$/;
+/** A lock that was not available, or not in time; a deadlock. */
+const LOCK_FAILED = /^(55P03|40P01)$/;
 /**
- * How often the server checks that its client is still there. Without this, the statement of a killed client would run to
- * its end and hold the locks that the next one waits for.
+ * How often the server checks that its client is still connected. Without the check the statement of a killed client would run
+ * to its end, and hold locks for which the next migration waits.
  */
-const STILL_THERE_EVERY = "1s";
+const CLIENT_CHECK_INTERVAL = "1s";
 
-/** No version, but the row that the process holds which migrates. */
+/** The row that the migrating process locks; version 0 is not a schema version. */
 const LOCK_ROW = "insert into schema_versions (version, applied_at, floor) values (0, 0, 0) on conflict do nothing";
 /**
- * Not waited for in the server: a process that waits for a row holds a lock of its table, and the one that migrates may have to
- * change that table. Each would wait for the other, and the migration be undone and begun again by turns.
+ * The lock is not waited for in the server: a process that waits for a row holds a lock on its table, which the migration may
+ * have to change. The two would deadlock, and the migration would be undone and begun again.
  */
 const TAKE_LOCK = "select version from schema_versions where version = 0 for update nowait";
-/** Two that make one table at once: one of them is told so in one of these ways, and finds the table the next time. */
+/** The errors of creating a table that another process creates at the same time. A retry finds the table. */
 const MADE_MEANWHILE = /^(23505|42P07|42710)$/;
 
 /**
- * A transaction that may take long, as one that is killed with its program. It is read committed, whatever the database's
- * default: who has waited for the lock must see what the one before has done.
+ * Runs a transaction that may take long, and that ends soon if its program is killed. It is read committed whatever the
+ * database's default, since after waiting for the lock it must see what the previous holder has committed.
  */
-async function patiently(client: SQL, work: (tx: SQL) => Promise<void>): Promise<void> {
+async function longTransaction(client: SQL, work: (tx: SQL) => Promise<void>): Promise<void> {
   await client.begin("isolation level read committed", async (tx) => {
     await tx.unsafe(`set local statement_timeout = 0; set local lock_timeout = '${MIGRATION_LOCK_WAIT}'`);
-    // Servers before version 14, and those on some systems, can't check. They just go without.
-    const look = (part: SQL) => part.unsafe(`set local client_connection_check_interval = '${STILL_THERE_EVERY}'`);
-    await tx.savepoint(look).catch(() => {});
+    // Servers before version 14, and those on some systems, can't check, and run without it.
+    const setCheck = (part: SQL) =>
+      part.unsafe(`set local client_connection_check_interval = '${CLIENT_CHECK_INTERVAL}'`);
+    await tx.savepoint(setCheck).catch(() => {});
     await work(tx);
   });
 }
@@ -220,7 +220,7 @@ async function patiently(client: SQL, work: (tx: SQL) => Promise<void>): Promise
 async function makeLockRow(client: SQL): Promise<void> {
   for (let tries = 1; ; tries += 1) {
     try {
-      await patiently(client, async (tx) => {
+      await longTransaction(client, async (tx) => {
         await versionsOnPostgres(tx);
         await tx.unsafe(VERSIONS_TABLE);
         await tx.unsafe(LOCK_ROW);
@@ -232,7 +232,7 @@ async function makeLockRow(client: SQL): Promise<void> {
   }
 }
 
-/** Applies what is missing. Of replicas that start at once the one that has the row does the work, and the others wait. */
+/** Applies pending migrations. Among replicas that start together, the one with the lock row migrates, and the others wait. */
 export async function migratePostgres(client: SQL, tools: MigrationTools): Promise<void> {
   await makeLockRow(client);
   const announce = announcer(tools.log);
@@ -242,7 +242,7 @@ export async function migratePostgres(client: SQL, tools: MigrationTools): Promi
       await applyPending(client, announce, tools);
       return announce.committed();
     } catch (error) {
-      if (!HELD_UP.test(sqlState(error) ?? "") || performance.now() > until) throw error;
+      if (!LOCK_FAILED.test(sqlState(error) ?? "") || performance.now() > until) throw error;
     }
     await Bun.sleep(1_000);
   }
@@ -253,8 +253,8 @@ async function applyPending(
   announce: ReturnType<typeof announcer>,
   { clock, log }: MigrationTools,
 ): Promise<void> {
-  await patiently(client, async (tx) => {
-    // Most starts find nothing to do, and wait for nobody.
+  await longTransaction(client, async (tx) => {
+    // Most starts have nothing to migrate, so they don't wait for the lock.
     if (pending(await versionsOnPostgres(tx), log).length === 0) return;
     await tx.unsafe(TAKE_LOCK);
     await tx.unsafe(`set local lock_timeout = '${TABLE_LOCK_WAIT}'`);

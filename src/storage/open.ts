@@ -1,4 +1,4 @@
-// The choice of the database: Postgres when there is a DATABASE_URL, SQLite in the data directory otherwise.
+// Opens the store: on Postgres when DATABASE_URL is set, otherwise on SQLite in the data directory.
 import { join } from "node:path";
 import type { Log } from "../core/log.ts";
 import type { Clock } from "../core/time.ts";
@@ -16,7 +16,7 @@ interface StoreOptions {
 /**
  * Opens the database and brings its schema up to date.
  *
- * @throws Error when the database was written by a newer program, or cannot be opened.
+ * @throws Error when the database belongs to a newer program, or can't be opened
  */
 export function openStore({ databaseUrl, dataDir, log, clock }: StoreOptions): Promise<Store> {
   if (databaseUrl !== null) return openPostgres({ databaseUrl, clock, log });

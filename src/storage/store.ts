@@ -1,5 +1,5 @@
-// The storage port: what the product asks of a database, and the form in which queries are written once for both. Only a
-// `Tx` can write, so a write outside `write()` does not compile.
+// The interface of the store, which SQLite and Postgres implement, and the form in which queries are written once for both. Only
+// a `Tx` can write, so a write outside a transaction does not compile.
 import { and, type Column, eq, type Placeholder, type SQL, sql } from "drizzle-orm";
 import type { BaseSQLiteDatabase } from "drizzle-orm/sqlite-core";
 import type { CountDimension, Tables } from "../../db/schema.ts";
@@ -18,24 +18,24 @@ export interface Reader {
 
 export interface Tx extends Reader, CommandRunner {
   readonly db: Queries;
-  /** The database's own time when a statement reads it, in milliseconds since the epoch. */
+  /** The database's time at the moment when a statement reads it, in milliseconds since the epoch. */
   readonly now: SQL<number>;
   /**
-   * Adds to the exact totals of a tenant's history. The additions of one work are applied with its commit, merged, so that a
-   * group of works touches each total once.
+   * Adds to the exact totals of a tenant's history. Additions are merged and applied with the commit, so that a group of writes
+   * touches each total once.
    */
   count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
-  /** Reports the end of a call to the store's listeners once this work is durable. */
+  /** Reports the end of a call to the store's listeners once this write is durable. */
   ended(end: CallEnd): void;
   /**
-   * Makes others that lock the same key wait until this work has ended, and see what it has written. Works on SQLite run
-   * one after another anyway; on Postgres it is a row. A key is a kind and a name, `ceiling:acme`. Works that take locks
-   * of several kinds take the kinds in one order.
+   * Makes other writes that lock the same key wait until this one has ended, and see what it has written. On SQLite writes run
+   * one after another anyway; on Postgres the lock is a row. A key is a kind and a name, such as `ceiling:acme`. A write that
+   * locks several kinds takes the kinds in one fixed order.
    */
   lock(key: string): Promise<void>;
 }
 
-/** What work on the database of its own accord is given. */
+/** What background jobs on the database are given. */
 export interface StoreTools {
   readonly store: Store;
   readonly clock: Clock;
@@ -43,60 +43,55 @@ export interface StoreTools {
 }
 
 export interface WriteOptions {
-  /** About how many bytes the work stores, if they may be many: they bound what is written together. */
+  /** About how many bytes the write stores, if they may be many: they bound what is committed together. */
   readonly bytes?: number;
-  /**
-   * For leases, by which others know that this process lives: however many other writes wait, for a lock or a slow disk, an
-   * urgent one waits for none of them.
-   */
+  /** For leases, which show others that this process lives: an urgent write does not wait behind other writes. */
   readonly urgent?: boolean;
 }
 
 export interface Store extends CommandRunner {
   /**
-   * Whether several processes may work on the database. Where a process is alone, all that is open in the database is its own,
-   * and it reads on its own event loop.
+   * Whether several processes may work on the database. A process that is alone owns all open calls in it, and reads on its
+   * own event loop.
    */
   readonly isShared: boolean;
   /**
-   * The time that is written into records and compared with them: the server's on Postgres, so that all replicas
-   * agree on it, and the machine's on SQLite.
+   * The time of records: the server's on Postgres, so that all replicas agree on it, and the machine's on SQLite.
    */
   readonly clock: Clock;
   /**
-   * `urgent` is for reads that every call waits for, and of which no tenant causes more than a few a second. Where connections
-   * are few, some are kept for urgent reads alone.
+   * `urgent` is for reads that every call waits for, of which no tenant causes more than a few a second. On Postgres some
+   * connections are reserved for them.
    */
   readonly read: Reader & { readonly urgent: Reader };
   /**
-   * Runs `work` in a transaction and resolves after its commit is durable. An error of `work` rolls back its own writes and
-   * nothing else, and is thrown again. Inside `work` there may be only calls on `tx`, each awaited, without catching their
-   * errors, since the transaction is over after one. A work may be undone because of another and then runs again, so it
-   * must change nothing outside.
+   * Runs `work` in a transaction and resolves after its commit is durable. An error of `work` rolls back its own changes and
+   * nothing else, and is rethrown. `work` may only await calls on `tx`, and must not catch their errors, since an error ends
+   * the transaction. It may be undone because of another write and run again, so it must change nothing outside the database.
    *
-   * @throws CommitUnknown, which is a Fault `unavailable` too; any other Fault `unavailable` when the database can't take
-   * the write, and certainly nothing of it was stored.
-   * @throws UniqueViolation when the write breaks a uniqueness rule of the schema.
+   * @throws CommitUnknown, which is also a Fault `unavailable`; any other Fault `unavailable` when the database can't take the
+   *   write, in which case certainly nothing was stored
+   * @throws UniqueViolation when the write breaks a uniqueness rule of the schema
    */
   write<T>(work: (tx: Tx) => Promise<T>, options?: WriteOptions): Promise<T>;
   /**
-   * Runs a command by itself, together with others that come at the same time, and resolves after its commit is durable.
-   * It fails alone, as a `write` of what it writes does.
+   * Runs a command outside a transaction of the caller's, batched with others of the same moment, and resolves after its commit
+   * is durable. It fails alone, with the errors of `write`.
    */
   execute<Input, Output>(command: Command<Input, Output> | SharedCounter<Input, Output>, input: Input): Promise<Output>;
   /**
-   * From now on the listener is told of each end that this process has stored, before the write is answered. Of a commit
-   * whose answer was lost it is told nothing.
+   * Registers a listener for the ends of calls that this process stores, called before the write resolves. It is not called for
+   * a commit whose outcome is unknown.
    */
   onCallEnded(listener: CallEndListener): void;
-  /** @throws Fault `unavailable` when the database does not take a write within `timeoutMs`. */
+  /** @throws Fault `unavailable` when the database does not take a write within `timeoutMs` */
   probe(timeoutMs: number): Promise<void>;
   close(): Promise<void>;
 }
 
 /**
- * The answer to a commit was lost or late: the write is stored, is not, or will appear later. Measured on Postgres: no
- * time limit of the server bounds a commit.
+ * The response to a commit was lost or late: the write is stored, is not, or will be later, since no time limit of Postgres
+ * bounds a commit (measured).
  */
 export class CommitUnknown extends Fault {
   override readonly name = "CommitUnknown";
@@ -116,8 +111,8 @@ export class UniqueViolation extends Error {
 /**
  * Runs a write in which only the name of a record can break a uniqueness rule.
  *
- * @param record such as `agent`
- * @throws Fault `conflict` when another one has the name
+ * @param record the kind of record, such as `agent`
+ * @throws Fault `conflict` when another record has the name
  */
 export async function withFreeName<T>(record: string, write: () => Promise<T>): Promise<T> {
   try {
@@ -129,8 +124,8 @@ export async function withFreeName<T>(record: string, write: () => Promise<T>): 
 }
 
 /**
- * A query that is built once per connection and then only executed: building one costs several times as much as running
- * it. Values are named with `bind`.
+ * A query that is built once per connection and then only executed: building a query costs several times as much as running it.
+ * Its values are named with `bind`.
  */
 export function prepared<H extends Reader, P>(build: (handle: H) => { prepare(name?: string): P }): (handle: H) => P {
   const built = new WeakMap<object, P>();
@@ -148,7 +143,7 @@ export function bind<C extends Column>(column: C, name: string): SQL<C["_"]["dat
   return sql`${sql.param(sql.placeholder(name), column)}`;
 }
 
-/** Of a row: a value, the name of one that a prepared query is given, or the columns of another table. */
+/** A part of a row's key: a value, a named value of a prepared query, or a column of another table. */
 type KeyPart = string | Placeholder | Column;
 
 interface RowKey {
@@ -156,7 +151,7 @@ interface RowKey {
   readonly id: KeyPart;
 }
 
-/** The key that a prepared query is given as `tenant` and `id`. */
+/** The key as the named values `tenant` and `id` of a prepared query. */
 export const GIVEN_KEY = { tenant: sql.placeholder("tenant"), id: sql.placeholder("id") };
 
 /** Matches the row of this key. */
@@ -164,14 +159,14 @@ export function hasKey(t: { readonly tenant: Column; readonly id: Column }, { te
   return and(eq(t.tenant, tenant), eq(t.id, id));
 }
 
-/** Matches what belongs to the call of this key. */
+/** Matches the rows that belong to the call of this key. */
 export function isOfCall(t: { readonly tenant: Column; readonly invocation_id: Column }, { tenant, id }: RowKey) {
   return and(eq(t.tenant, tenant), eq(t.invocation_id, id));
 }
 
 export type SqlValue = string | number | boolean | Uint8Array | null;
 
-/** What a command does beside its own rows. */
+/** What a command does in addition to changing its own rows. */
 export interface CommandEffects {
   /** As `Tx.count`. */
   count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
@@ -181,16 +176,16 @@ export interface CommandEffects {
 
 /** One prepared statement of SQLite. */
 export interface SqliteStatement {
-  /** @returns how many rows it changed */
+  /** @returns how many rows the statement changed */
   run(...values: SqlValue[]): number;
   /** The first row, or null. */
   get(...values: SqlValue[]): Record<string, unknown> | null;
 }
 
-/** Prepares a statement on a connection of SQLite. It is the same function for all commands on one. */
+/** Prepares a statement on an SQLite connection. All commands on one connection get the same function. */
 export type Prepare = (text: string) => SqliteStatement;
 
-/** What several commands on one connection share. */
+/** Makes a value once per connection, for several commands to share. */
 export function perConnection<T>(create: (prepare: Prepare) => T): (prepare: Prepare) => T {
   const made = new WeakMap<Prepare, { readonly shared: T }>();
   return (prepare) => {
@@ -200,44 +195,44 @@ export function perConnection<T>(create: (prepare: Prepare) => T): (prepare: Pre
   };
 }
 
-/** In the place of a tenant, for what is done for all of them. No tenant has this name. */
+/** Instead of a tenant, for writes on behalf of all tenants. No tenant has this name. */
 export const FOR_ALL = "";
 
-/** What commands of all kinds say. */
+/** The common part of all kinds of commands. */
 export interface CommandBase<Input, Output> {
   readonly name: string;
-  /** Whose it is, or FOR_ALL. When more wait than can be written together, tenants have turns. */
+  /** The command's tenant, or FOR_ALL. When more commands wait than fit into a batch, tenants take turns. */
   tenantOf(input: Input): string;
-  /** About how many bytes it carries. They bound what is written together. */
+  /** About how many bytes the command carries. They bound what is written together. */
   bytesOf(input: Input): number;
   /**
-   * Commands with the same key are never written together, and by one process in the order in which they were handed in;
-   * null for those that get on with all others, which Postgres may write in any order until they are answered.
+   * Commands with one key are never written together, and a process writes them in the order of their arrival. Null for commands
+   * that don't depend on others, which Postgres may write in any order.
    */
   keyOf?(input: Input): string | null;
   readonly postgres: PostgresCommand<Input, Output>;
 }
 
 /**
- * A write of the hot path as data: what a call adds to the database at each step, said once for both databases. Commands
- * that come in one turn of the event loop are written together: on SQLite as prepared statements in the group commit, on
- * Postgres as the rows of one statement, which costs a sixteenth of a transaction for each (measured: 112 µs instead of
- * 1.8 ms of CPU for a whole call). A command that fails does so alone.
+ * A write of the hot path as data: what a step of a call changes in the database, described once for both databases. Commands
+ * of one turn of the event loop are written together: on SQLite as prepared statements in the group commit, on Postgres as the
+ * rows of one statement, at a sixteenth of the cost of a transaction each (measured: 112 µs instead of 1.8 ms of CPU for a whole
+ * call). A command that fails does so alone.
  */
 export interface Command<Input, Output> extends CommandBase<Input, Output> {
   /**
-   * A look-up only reads, together with others of its kind that come at the same time. For what every call waits for, and only
-   * for rows that are found by their key: the others wait for them.
+   * A look-up only reads, batched with others of its kind. It is for reads that every call waits for, and finds rows by their key
+   * only, since the whole batch waits for it.
    */
   readonly kind?: "look_up";
-  /** Prepares the statements, and gives the function that runs them for one command. */
+  /** Prepares the statements, and returns the function that runs them for one command. */
   readonly sqlite: (prepare: Prepare) => (input: Input, effects: CommandEffects) => Output;
 }
 
 /**
- * What all processes on a shared database count together. A process that is alone with its database counts in memory. A counter
- * does not wait for the disk: a crash of the database may forget what was counted. One whose answer was lost runs again, so it
- * may count twice.
+ * A counter that all processes on a shared database share. (A process that is alone with its database counts in memory.) It does
+ * not wait for the disk, so a crash of the database may lose counts. It is retried when its response is lost, so it may count
+ * twice.
  */
 export interface SharedCounter<Input, Output> extends CommandBase<Input, Output> {
   readonly kind: "counter";
@@ -247,13 +242,13 @@ interface PostgresCommand<Input, Output> {
   /** One statement for any number of commands. */
   readonly text: string;
   valuesOf(inputs: readonly Input[]): unknown[];
-  /** What came of each command, in their order, from the rows that the statement returned. */
+  /** The output of each command, in the order of the inputs, from the rows that the statement returned. */
   outputsOf(inputs: readonly Input[], rows: readonly SqlRow[], effects: Pick<CommandEffects, "ended">): Output[];
 }
 
 export type SqlRow = Record<string, unknown>;
 
-/** `outputsOf` of a look-up that finds one row at most for each command, with the place of the command in `n`. */
+/** `outputsOf` for a look-up that finds at most one row for each command; the column `n` is the command's position, from 1. */
 export const foundBy =
   <T>(outputOf: (row: SqlRow) => T) =>
   (inputs: readonly unknown[], rows: readonly SqlRow[]): (T | null)[] => {
@@ -262,15 +257,15 @@ export const foundBy =
     return found;
   };
 
-/** What runs commands: the store by themselves, a transaction as a part of it. */
+/** Runs commands: the store each by itself, a transaction as a part of it. */
 export interface CommandRunner {
   execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output>;
 }
 
-/** The server's own time in milliseconds since the epoch, in SQL. */
+/** The server's current time in milliseconds since the epoch, in SQL for Postgres. */
 export const NOW = "(extract(epoch from clock_timestamp()) * 1000)::bigint";
 
-/** The server's time in microseconds since the epoch, when it comes to this. */
+/** The server's current time in microseconds since the epoch, in SQL for Postgres. */
 export const NOW_MICROSECONDS = "(extract(epoch from clock_timestamp()) * 1000000)::bigint";
 
 type ColumnOf<Input> = readonly [
@@ -279,10 +274,9 @@ type ColumnOf<Input> = readonly [
 ];
 
 /**
- * Commands as the rows of a Postgres statement, with the same parameters however many commands there are: one for each
- * column, and for bytes the bytes of all, with where those of each begin and how many they are. As the element of an array
- * bytes would travel as text: measured, a body of 32 MiB took five times as long as by itself.
- * The place of a command, from 1, is the column `n`.
+ * Commands as the rows of a Postgres statement, whose parameters don't depend on their number: an array for each column, and for
+ * a column of bytes the joined bytes with an array of offsets and one of lengths. As elements of an array, bytes would be sent as
+ * text: a body of 32 MiB took five times as long (measured). The column `n` is a command's position, from 1.
  *
  * @param firstParameter the number of the first parameter
  */
@@ -305,7 +299,7 @@ export function inputRows<Input>(columns: Readonly<Record<string, ColumnOf<Input
   }
   const of = Object.values(columns);
   return {
-    /** For `from`, under the name `input`. */
+    /** The rows for a `from` clause, named `input`. */
     source: `(select ${selected.join(", ")}, n
       from unnest(${arrays.join(", ")}) with ordinality as given (${names.join(", ")}, n)) as input`,
     values: (inputs: readonly Input[]): unknown[] =>
@@ -318,13 +312,13 @@ export function inputRows<Input>(columns: Readonly<Record<string, ColumnOf<Input
 
 type ArrayValue = string | number | boolean | null;
 
-/** What an element would not be read as it stands. */
+/** Matches elements of an array literal that need quotes. */
 const QUOTED = /[\\"{},\s]|^(null)?$/i;
 
 /**
- * An array as Postgres reads it. Measured with 64 accepts: encoded so, 3.6 µs of this process for each to hand them over,
- * and 4.5 when the client encodes arrays. Of nulls alone it is empty, since `unnest` fills up with nulls what is shorter
- * than the others: most of the columns of most calls, which neither side then has to read.
+ * A Postgres array literal. Passing 64 accepts costs this process 3.6 µs each with it, and 4.5 µs if the client encodes arrays
+ * (measured). An array of nulls alone, which most columns of most calls are, is written as empty: `unnest` pads shorter arrays
+ * with nulls.
  */
 function arrayOf(values: readonly ArrayValue[]): string {
   if (values.every((value) => value === null)) return "{}";
@@ -341,7 +335,7 @@ function quoted(value: string): string {
   return `"${value.replace(/["\\]/g, "\\$&")}"`;
 }
 
-/** All bytes as one, the place from 1 where those of each begin, and how many they are; null for none at all. */
+/** The joined bytes, the offset (from 1) of each part, and its length, which is null for a part that is null. */
 function joined(parts: readonly (Uint8Array | null)[]): [Uint8Array, string, string] {
   let next = 1;
   const from = parts.map((part): ArrayValue => {
@@ -352,14 +346,13 @@ function joined(parts: readonly (Uint8Array | null)[]): [Uint8Array, string, str
   const given = parts.filter((part) => part !== null);
   const [only] = given;
   if (only === undefined) return [new Uint8Array(), "{}", "{}"];
-  // A single large one is not copied.
+  // A single part, which may be large, is not copied.
   const all = given.length === 1 ? only : Buffer.concat(given);
   return [all, arrayOf(from), arrayOf(parts.map((part) => part?.byteLength ?? null))];
 }
 
 /**
- * The listeners for ends of calls, for both databases. A listener's failure changes nothing: the end is stored, and its write
- * is answered.
+ * The listeners for ends of calls, for both databases. A failing listener is only logged, since the end is stored already.
  */
 export function createCallEnds(log: Log) {
   const listeners: CallEndListener[] = [];

@@ -1,4 +1,4 @@
-// Every call tells its upstream, in `Via`, which deployment it came through, and a call that has come through here
+// Every call tells its upstream, in `Via`, which deployment it came through, and a call that has passed this deployment
 // before is refused when it comes too often: an agent that leads back to itself ends.
 import { describe, expect, test } from "bun:test";
 import { contract, expectError, type Json, MCP, type Seen, type Tenant, UNKNOWN_AGENT } from "./contract.ts";
@@ -61,7 +61,7 @@ contract((at) => {
     ["GET", "/stream"],
     ["DELETE", "/stream"],
   ])("%s %s", (method, suffix) => {
-    test("is refused when it has come through here four times", async () => {
+    test("is refused when it has passed this deployment four times", async () => {
       const via = `1.1 ${await pseudonym()}`;
       const { route, tenant, path } = await agentOf(MCP);
       const send = (times: number, to = path) =>

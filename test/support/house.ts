@@ -11,7 +11,7 @@ const STATE =
   /^(?:export )?(?:let\b|const (?:\w+|\{[^}]*\})[^=\n]*= (?:new (?:Weak)?(?:Map|Set)(?:<.*>)?\(\)|create[A-Z]\w*(?:<.*>)?\())/m;
 /** The only files with state at their top level: it is one per thread, and each says why. */
 const STATE_OWNERS = new Set(
-  ["kernel/turns kernel/compute core/id http/bun/socket-options http/client/response-parser"].flatMap((line) =>
+  ["kernel/turns kernel/compute core/id http/client/response-parser"].flatMap((line) =>
     line.split(" ").map((name) => `src/${name}.ts`),
   ),
 );

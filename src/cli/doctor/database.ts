@@ -9,10 +9,10 @@ import { StartupProblem } from "../../core/startup.ts";
 import { systemClock } from "../../core/time.ts";
 import { keysThatDoNotOpen } from "../../keys/keyring.ts";
 import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../../keys/master-keys.ts";
-import { type DatabaseLook, NO_KEYS } from "../../storage/look.ts";
+import { type DatabaseInspection as DatabaseLook, NO_KEYS } from "../../storage/inspect.ts";
 import { fitOf, newestVersion, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/migrate.ts";
-import { lookAtPostgres } from "../../storage/postgres/look.ts";
-import { lookAtSqlite } from "../../storage/sqlite/look.ts";
+import { inspectPostgres as lookAtPostgres } from "../../storage/postgres/inspect.ts";
+import { inspectSqlite as lookAtSqlite } from "../../storage/sqlite/inspect.ts";
 import type { DataPlace } from "../open.ts";
 import {
   type Check,

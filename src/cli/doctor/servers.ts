@@ -22,7 +22,7 @@ import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { openSealed } from "../../keys/keyring.ts";
 import { findMasterKeys } from "../../keys/master-keys.ts";
-import type { DatabaseLook } from "../../storage/look.ts";
+import type { DatabaseInspection as DatabaseLook } from "../../storage/inspect.ts";
 import { fitOf } from "../../storage/migrate.ts";
 import type { Network } from "../../x402/network.ts";
 import {

@@ -1,6 +1,6 @@
-// How a page of agents is found. An agent is in one list for each answer to "which status, protocol and tag", so a page by
-// these is a scan of one index, and its total is stored. A page by a part of the texts is found by a search in steps of
-// limited bytes. Every write of an agent must call `moveBetweenLists` in the same transaction.
+// Finds a page of agents. Every combination of status, protocol and tag has a list of agents, with a stored total, so a page
+// with such filters is a scan of one index. A text filter needs a search, which runs in steps of bounded size. Every write of
+// an agent must call `moveBetweenLists` in the same transaction.
 import { and, desc, eq, gte, inArray, lt, type SQL, sql } from "drizzle-orm";
 import { oneOf } from "../../../db/schema.ts";
 import { type AgentStatus, agentStatus, type Protocol } from "../../core/states.ts";
@@ -9,12 +9,12 @@ import type { Reader, Tx } from "../../storage/store.ts";
 import { addToTotals, totalOf } from "../../storage/totals.ts";
 import { type AgentRow, decodeTags, tagNeedle } from "./model.ts";
 
-/** @param status null: all but the inactive ones */
+/** The name of a list. @param status null for all agents that are not inactive */
 function listOf(status: AgentStatus | null, protocol: Protocol | null, tag: string | null): string {
   return `${status ?? "live"}/${protocol ?? "any"}${tag === null ? "" : `/${tag}`}`;
 }
 
-/** All agents that are not inactive. The quota counts these. */
+/** The list of all agents that are not inactive. Its total is what the quota limits. */
 export const LIVE = listOf(null, null, null);
 
 function listsOf(row: AgentRow): Set<string> {
@@ -29,7 +29,7 @@ function listsOf(row: AgentRow): Set<string> {
   return lists;
 }
 
-/** @param before the agent as it was; null for one that is new. @returns the new totals of the lists that changed */
+/** Updates an agent's lists and search entry; returns the new totals of its lists. @param before null for a new agent */
 export async function moveBetweenLists(
   tx: Tx,
   before: AgentRow | null,
@@ -72,13 +72,13 @@ function searchEntry(row: AgentRow) {
   return { tenant, inactive: status === "inactive", id, status, protocol, size, tags, text };
 }
 
-// Case folding for the search over names and descriptions. SQLite folds only ASCII and Postgres folds by locale, so both the
-// stored text and the searched one are folded here and compared byte by byte.
+// Case folding for the search in names and descriptions. SQLite folds only ASCII and Postgres folds by locale, so the stored
+// text and the searched text are both folded here and compared byte by byte.
 
-/** Keeps a match from running from the name into the description. */
+/** Prevents a match that spans the name and the description. */
 const SEPARATOR = "\u0001";
 
-/** Lower case first, for letters like ẞ that have no upper case of their own; then upper, where ß is SS. */
+/** Lower case first turns ẞ into ß; upper case then turns ß into SS. */
 export function fold(text: string): string {
   return text.replaceAll(SEPARATOR, "").toLowerCase().toUpperCase();
 }
@@ -88,11 +88,11 @@ export function searchText(agent: { readonly name: string; readonly description:
 }
 
 export interface AgentFilter {
-  /** Null: all but the inactive ones. */
+  /** Null for all agents that are not inactive. */
   readonly status: AgentStatus | null;
   readonly protocol: Protocol | null;
   readonly tag: string | null;
-  /** Part of the name or the description, in any case. */
+  /** A part of the name or the description, ignoring case. */
   readonly q: string | null;
   readonly limit: number;
   readonly offset: number;
@@ -103,17 +103,17 @@ interface FoundAgents {
   readonly total: number;
 }
 
-/** Agents of one step along a list: less than a millisecond. */
+/** Agents that one step along a list skips, which takes less than a millisecond. */
 const SKIPPED_MAX = 5_000;
-/** Entries and bytes of text of one search step. The hardest search takes 2 ms for them. */
+/** Entries of one search step, of at most 256 KiB of text. The slowest search takes 2 ms for a step. */
 const SEARCHED_MAX = 512;
-/** Whole agents read at once. One may have hundreds of KiB and then takes a millisecond. */
+/** Whole agents read at once. An agent may have hundreds of KiB, which take a millisecond. */
 const ROWS_AT_ONCE = 4;
 
-/** Above every ID of an agent. */
+/** A bound above every agent ID. */
 const LAST_ID = "agt_~";
 
-/** Newest first. @param callerSignal aborted when the caller has gone: the search ends at its next step then */
+/** Finds a page, newest first. @param callerSignal stops a search at its next step when the caller has gone */
 export function findAgents(
   reader: Reader,
   tenant: string,
@@ -138,7 +138,7 @@ async function inList(reader: Reader, tenant: string, filter: AgentFilter): Prom
     below = last;
   }
   const ids = await idsBelow(reader, tenant, list, { below, offset: left, limit });
-  // An agent that has come since the total was read is on the page already.
+  // The page may hold agents that were created after the total was read.
   return { ids, total: ids.length === 0 ? total : Math.max(total, offset + ids.length) };
 }
 
@@ -190,19 +190,19 @@ async function bySearch(
 }
 
 interface AgentSearch {
-  /** The entries that are searched: all inactive ones, or all others. */
+  /** The entries to search: all inactive agents, or all others. */
   readonly along: SQL | undefined;
   readonly matches: SQL | undefined;
 }
 
 type SearchColumn = Reader["tables"]["agentSearch"]["tags" | "text"];
 
-/** `like` minds case or not by database and knows wildcards; replace() compares bytes in both. */
+/** `like` has wildcards and differs between the databases in case sensitivity; replace() compares bytes in both. */
 function contains(column: SearchColumn, needle: string): SQL {
   return sql`replace(${column}, ${needle}, '') <> ${column}`;
 }
 
-/** Searches the next entries, as many as the bytes of one step allow. `last` is where the next step begins; null at the end. */
+/** Searches the next entries, up to the bounds of a step. `last` is where the next step begins; null at the end. */
 async function searchStep(reader: Reader, { along, matches }: AgentSearch, below: string) {
   const { agentSearch: t } = reader.tables;
   const next = await reader.db
@@ -228,7 +228,7 @@ async function searchStep(reader: Reader, { along, matches }: AgentSearch, below
   return { matches: found.map(({ id }) => id), last: isEnd ? null : last.id };
 }
 
-/** The agents of these IDs, in their order, read a few at a time as they are asked for. */
+/** Reads the agents of these IDs, in their order, a few at a time as they are consumed. */
 export async function* readAgents(
   { db, tables: { agents: t } }: Reader,
   tenant: string,

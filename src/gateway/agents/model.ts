@@ -1,5 +1,6 @@
-// The shapes of an agent on the wire: what a caller may send, and what is shown. The schemas check types and names of fields;
-// the functions after them check what the fields may hold, alone and together, and turn what a caller sent into what is stored.
+// An agent in the API and in the database. The schemas check the names and types of the fields that a caller sends; the
+// functions after them check the values, each alone and all together, and convert between the API's form and the stored one.
+// To add a field, follow `capture_body` through this file, routes.ts, store.ts and db/.
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { invalidField } from "../../core/fault.ts";
@@ -35,7 +36,7 @@ const pricing = ({ name, token }: Network) =>
         "x-expected": "an address of 0x and 40 hexadecimal digits",
       }),
       tools: Type.Optional(
-        // An object rather than a record: a record's pattern lets keys with line breaks pass unchecked.
+        // Type.Object rather than Type.Record: a record's key pattern lets keys with line breaks pass unchecked.
         Type.Unsafe<Record<string, string>>(
           Type.Object(
             {},
@@ -64,7 +65,7 @@ const Metadata = Type.Unsafe<Record<string, unknown>>(
 const settable = (network: Network) => ({
   description: Type.String({ description: `At most ${MAX.descriptionCharacters} characters.` }),
   metadata: Metadata,
-  upstream_url: nullable(Type.String({ description: "An http or https URL, and no local or private host." }), "a URL"),
+  upstream_url: nullable(Type.String({ description: "An http or https URL; no local or private host." }), "a URL"),
   credential_ref: nullable(
     Type.String({ description: "ID of the credential that goes into upstream calls." }),
     "a credential ID",
@@ -157,7 +158,7 @@ export const agentShape = (network: Network) =>
 export const agentPage = (network: Network) =>
   shape("AgentPage", { data: Type.Array(agentShape(network)), total: integer, limit: integer, offset: integer });
 
-/** A text that the stored tags contain exactly when `tag` is one of them. */
+/** A string that the stored tags contain if and only if `tag` is one of them. */
 export function tagNeedle(tag: string): string {
   return `\t${JSON.stringify(tag)}`;
 }
@@ -200,7 +201,7 @@ const TAG = { min: 1, max: MAX.tagCharacters };
 const DESCRIPTION = { min: 0, max: MAX.descriptionCharacters, controls: true };
 
 const TOOL_NAME = { min: 1, max: 128 };
-/** The version is sent as a header. */
+/** Visible ASCII, since the version is sent as a header. */
 const PROTOCOL_VERSION = /^[\x21-\x7e]{1,64}$/;
 
 const DEFAULTS = {
@@ -223,7 +224,7 @@ const DEFAULTS = {
 /** The columns that a caller sets. */
 type AgentFields = Pick<AgentRow, "name" | keyof typeof DEFAULTS>;
 
-/** @throws Fault `invalid_request` */
+/** The columns of a new agent. @throws Fault `invalid_request` */
 export function createdFields(body: AgentCreate, rules: HostRules): AgentFields {
   const fields: AgentFields = { ...DEFAULTS, ...givenFields(body, rules), name: checkedName(body.name) };
   checkTogether(fields);
@@ -232,7 +233,7 @@ export function createdFields(body: AgentCreate, rules: HostRules): AgentFields 
 
 /**
  * The columns that a PATCH changes.
- * @throws Fault `invalid_request`, also when the agent that would result is not valid as a whole
+ * @throws Fault `invalid_request`, also when the fields of the resulting agent contradict each other
  */
 export function patchedFields(row: AgentFields, body: AgentPatch, rules: HostRules): Partial<AgentFields> {
   const { name, ...others } = body;
@@ -271,13 +272,13 @@ function checkUrl(url: string, rules: HostRules): void {
 }
 
 function storedTags(tags: readonly string[]): string {
-  if (tags.length > MAX.tags) throw invalidField("tags", `must be at most ${MAX.tags}`);
+  if (tags.length > MAX.tags) throw invalidField("tags", `must be at most ${MAX.tags} tags`);
   for (const [index, tag] of tags.entries()) checkText(`tags.${index}`, tag, TAG);
-  // Raw tabs can't stand inside a JSON string, so they mark where a tag starts: see tagNeedle.
+  // JSON strings contain no raw tabs, so a tab marks where a tag starts: see tagNeedle.
   return JSON.stringify(tags, null, "\t");
 }
 
-/** Any values: JSON writes U+0000 and lone surrogates as escapes, so they can be stored and come back. */
+/** Any values are allowed: JSON escapes U+0000 and lone surrogates, so both databases can store them. */
 function storedMetadata(metadata: Record<string, unknown>): string {
   const json = JSON.stringify(metadata);
   if (Buffer.byteLength(json) <= MAX.metadataBytes) return json;
@@ -287,7 +288,7 @@ function storedMetadata(metadata: Record<string, unknown>): string {
 function storedPricing(pricing: Pricing): string {
   checkAmount("pricing.amount", pricing.amount);
   const tools = Object.entries(pricing.tools ?? {});
-  if (tools.length > MAX.pricedTools) throw invalidField("pricing.tools", `must be at most ${MAX.pricedTools}`);
+  if (tools.length > MAX.pricedTools) throw invalidField("pricing.tools", `must be at most ${MAX.pricedTools} tools`);
   for (const [name, amount] of tools) {
     checkText("pricing.tools", name, TOOL_NAME);
     checkAmount(`pricing.tools.${name}`, amount);

@@ -5,7 +5,7 @@ import { useStore } from "../../../test/support/stores/one-store.ts";
 import { eachPostgres } from "../../../test/support/stores/postgres-kinds.ts";
 import { addAgent, type Place, postgresPlace } from "../../../test/support/stores/stores.ts";
 import type { Store } from "../../storage/store.ts";
-import { type Asked, type Bucket, createRateLimiter, removeFullBuckets, take, takeTokens } from "./store.ts";
+import { type Bucket, createRateLimiter, removeFullBuckets, type TokensWanted, take, takeTokens } from "./store.ts";
 
 const rates = fc.oneof(fc.double({ min: 1e-4, max: 1e4, noNaN: true }), fc.constantFrom(0.1, 1 / 3, 1, 7));
 const bursts = fc.integer({ min: 1, max: 50 });
@@ -147,11 +147,11 @@ const HOUR = 3_600 * SECOND;
 let serial = 0;
 
 /** An agent's bucket at times of the test's choosing, in microseconds. */
-function bucketOf(store: Store, fields: Partial<Asked> = {}) {
+function bucketOf(store: Store, fields: Partial<TokensWanted> = {}) {
   const asked = { tenant: "acme", agentId: `agt_${++serial}`, revision: 0, perSecond: 1, depth: 5, ...fields };
   return {
     ...asked,
-    at: (now: number, count = 1, changes: Partial<Asked> = {}) =>
+    at: (now: number, count = 1, changes: Partial<TokensWanted> = {}) =>
       store.execute(takeTokens(`${now}::bigint`), {
         ...asked,
         count,

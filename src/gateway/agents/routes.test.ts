@@ -286,7 +286,7 @@ describe("creating an agent", () => {
       fresh({ description: "x".repeat(4097) }),
       "description: must be at most 4096 characters",
     ],
-    ["too many tags", fresh({ tags: Array(33).fill("x") }), "tags: must be at most 32"],
+    ["too many tags", fresh({ tags: Array(33).fill("x") }), "tags: must be at most 32 tags"],
     ["an empty tag", fresh({ tags: ["x", ""] }), "tags.1: must not be empty"],
     ["a long tag", fresh({ tags: ["x".repeat(65)] }), "tags.0: must be at most 64 characters"],
     ["a tag that is no text", fresh({ tags: ["x", 1] }), "tags.1: expected string"],

@@ -1,4 +1,4 @@
-// The HTTP side of agents: reads requests, calls the service, shows views.
+// The HTTP routes of agents and their documentation.
 
 import { Type } from "@sinclair/typebox";
 import { invalidField, overQuota } from "../../core/fault.ts";
@@ -46,7 +46,7 @@ const create = (network: Network) =>
     tag: "Agents",
     summary: "Register an agent",
     description:
-      "Without an `upstream_url` the agent is `pending` and takes no calls. Left out, `protocol` is `http`, `capture_body` is true and `emit_receipts` is false.",
+      "Without an `upstream_url` the agent is `pending` and takes no calls. Defaults: `protocol` is `http`, `capture_body` is true and `emit_receipts` is false.",
     body: {
       schema: agentCreate(network),
       examples: {
@@ -66,7 +66,7 @@ const create = (network: Network) =>
     errors: ["forbidden", "invalid_request", "conflict", "payload_too_large", "over_limit"],
     answers: {
       over_limit: {
-        description: "The tenant has as many agents that are not inactive as it may have.",
+        description: "The tenant has reached its limit of agents that are not inactive.",
         example: overQuota(10_000, "agents that are not inactive").message,
       },
     },
@@ -78,12 +78,12 @@ const list = (network: Network) =>
     summary: "List agents",
     description: "Newest first. Inactive agents are left out unless `status=inactive` asks for them.",
     query: {
-      limit: { description: "At most this many, 1 to 100.", schema: Type.Integer({ default: 20 }) },
-      offset: { description: "Leave out this many.", schema: Type.Integer({ default: 0 }) },
-      status: { description: "One status.", schema: Type.Unsafe({ type: "string", enum: AGENT_STATUSES }) },
-      protocol: { description: "One protocol.", schema: Type.Unsafe({ type: "string", enum: PROTOCOLS }) },
-      tag: { description: "Agents that have this tag." },
-      q: { description: "Part of the name or the description, in any case." },
+      limit: { description: "Size of the page, 1 to 100.", schema: Type.Integer({ default: 20 }) },
+      offset: { description: "Number of agents to skip.", schema: Type.Integer({ default: 0 }) },
+      status: { description: "Only this status.", schema: Type.Unsafe({ type: "string", enum: AGENT_STATUSES }) },
+      protocol: { description: "Only this protocol.", schema: Type.Unsafe({ type: "string", enum: PROTOCOLS }) },
+      tag: { description: "Only agents with this tag." },
+      q: { description: "Only agents whose name or description contains this text, ignoring case." },
     },
     response: {
       description: "A page of agents.",
@@ -106,7 +106,7 @@ const patch = (network: Network) =>
   operation({
     tag: "Agents",
     summary: "Update an agent",
-    description: "An inactive agent is not found. Setting the rate fields starts a full bucket.",
+    description: "An inactive agent is a 404. Setting a rate field refills the bucket.",
     path: agentId,
     body: {
       schema: agentPatch(network),
@@ -116,16 +116,17 @@ const patch = (network: Network) =>
         clear: { upstream_url: null },
       },
     },
-    response: { description: "The agent as it is now.", ...agent(network) },
+    response: { description: "The updated agent.", ...agent(network) },
     errors: ["forbidden", "invalid_request", "not_found", "conflict", "payload_too_large"],
   });
 
 const remove = operation({
   tag: "Agents",
   summary: "Delete an agent",
-  description: "The agent becomes inactive: its record stays, its name is free. Doing it again is fine.",
+  description:
+    "The agent becomes inactive: its record stays, and its name becomes free. Deleting it again has no effect.",
   path: agentId,
-  response: { status: "empty", description: "It is inactive." },
+  response: { status: "empty", description: "The agent is inactive." },
   errors: ["forbidden", "not_found"],
 });
 
@@ -153,7 +154,7 @@ export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network
   const readPatch = bodyReader(agentPatch(network), { freeField: "metadata" });
   const service = createAgentService(deps);
 
-  /** Reads the agent again even after a write, so that an answer which waits for memory holds none. */
+  /** Reads the agent only when the response may use memory, even after a write that returned it. */
   function shown(request: Request, id: string, status: "ok" | "created" = "ok"): Promise<Response> {
     const { caller, responses } = scopeOf(request);
     const { tenant } = caller;

@@ -1,5 +1,5 @@
-// The agents of a tenant in the database. The schema keeps names unique. A change of an agent is made under its lock, and an
-// agent can only name a credential that exists.
+// Creates, reads, lists, changes and deletes the agents of a tenant, and computes prices. A change is made under the agent's
+// lock, and an agent can only name a credential that exists. The schema keeps the names of live agents unique.
 import { and, eq, gt, isNotNull, isNull } from "drizzle-orm";
 import type { Caller } from "../../core/call.ts";
 import { Fault, invalidField, overQuota } from "../../core/fault.ts";
@@ -23,11 +23,11 @@ import type { InvocableAgent } from "./store.ts";
 export interface AgentDeps {
   readonly store: Store;
   readonly clock: Clock;
-  /** For upstream URLs. */
+  /** The hosts that upstream URLs may name. */
   readonly rules: HostRules;
   /** How many agents that are not inactive a tenant may have. */
   readonly agentsMax: number;
-  /** Called with each agent that a write may have changed, before the write is acknowledged. */
+  /** Called for each agent that a write may have changed, before the write is acknowledged. */
   changed?(tenant: string, id: string): void;
 }
 
@@ -38,7 +38,7 @@ export interface Price {
   readonly pay_to: string;
 }
 
-/** What a call of the agent costs; null when it is free. @param tool null for every call but of an MCP tool */
+/** The price of one call; null when it is free. @param tool the MCP tool that is called; null for any other call */
 export function priceOf(agent: InvocableAgent, tool: string | null): Price | null {
   const pricing = decodePricing(agent.pricing);
   if (pricing === null) return null;
@@ -70,8 +70,9 @@ async function findRow(reader: Reader, tenant: string, id: string): Promise<Agen
 }
 
 /**
- * Holds the credential that the agent will name, if any.
- * @param changes the fields that the caller has set, one of which is to blame
+ * Locks the credential that the agent will name, if any.
+ * @param changes the fields that the caller set; the error names one of these
+ * @throws Fault `invalid_request` when there is no such credential, or its `allowed_hosts` leave out the upstream's host
  */
 async function requireCredential(tx: Tx, agent: AgentRow, changes: Partial<AgentRow>): Promise<void> {
   const { tenant, credential_ref, upstream_url } = agent;
@@ -83,7 +84,7 @@ async function requireCredential(tx: Tx, agent: AgentRow, changes: Partial<Agent
 }
 
 export function createAgentService({ store, clock, rules, agentsMax, changed }: AgentDeps) {
-  /** Reports a failed write too, since the write may have been made after all. */
+  /** Calls `changed` after a failed write too, since that write may have been committed after all. */
   const change = <T>(tenant: string, id: string, work: (tx: Tx) => Promise<T>): Promise<T> =>
     store.write(work).finally(() => changed?.(tenant, id));
 
@@ -102,7 +103,7 @@ export function createAgentService({ store, clock, rules, agentsMax, changed }: 
         deleted_at: null,
       };
       const refused = overQuota(agentsMax, "agents that are not inactive");
-      // Only the check in the write is certain, but a failing write slows down the others of its group.
+      // Only the check inside the write is exact, but a write that fails slows down the others of its group commit.
       if ((await totalOf(store.read, tenant, LIVE)) >= agentsMax) throw refused;
       await withFreeName("agent", () =>
         store.write(async (tx) => {
@@ -119,7 +120,7 @@ export function createAgentService({ store, clock, rules, agentsMax, changed }: 
       return findRow(store.read, tenant, id);
     },
 
-    /** The agents of the page are read lazily. */
+    /** Returns a page whose agents are read lazily. */
     async list({ tenant }: Caller, filter: AgentFilter, callerSignal?: AbortSignal) {
       const { ids, total } = await findAgents(store.read, tenant, filter, callerSignal);
       return { rows: () => readAgents(store.read, tenant, ids), total };
@@ -129,7 +130,7 @@ export function createAgentService({ store, clock, rules, agentsMax, changed }: 
       if (!isId("agt", id)) throw noSuchAgent();
       return withFreeName("agent", () =>
         change(tenant, id, async (tx) => {
-          // Two changes may be valid alone but not together, so the lock makes one wait for the other.
+          // Two changes may each be valid but not both together, so the lock makes one wait for the other.
           await tx.lock(`agent:${tenant}:${id}`);
           const row = await findRow(tx, tenant, id);
           if (row.deleted_at !== null) throw noSuchAgent();
@@ -164,7 +165,7 @@ async function updated(tx: Tx, row: AgentRow, fields: Partial<AgentRow>, now: nu
   return next;
 }
 
-/** The first live agent of the tenant that uses the credential at a URL which its allowed hosts leave out; null for none. */
+/** Finds a live agent that uses the credential and whose upstream URL is not allowed; null for none. */
 export const agentShutOut = usedAtInTurns({
   pageAfter: ({ db, tables: { agents } }, { tenant, credentialId }, after, limit) =>
     db

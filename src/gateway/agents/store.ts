@@ -1,7 +1,7 @@
-// What a call needs of its agent: the agent itself, and a token of its rate limit. Agents are read for many calls at once and
-// cached for a second: a query for each call took more of the gateway and of Postgres than all else about an accept
-// (measured, a thousand busy agents). A change made here is in force when it is acknowledged, one on another replica when the
-// cached agent expires (decisions.md, section 4, allows 2 s).
+// What a call needs of its agent: the agent's row, and a token of its rate limit. Rows are read in batches and cached for a
+// second: a query for each call took more of the gateway and of Postgres than all else about an accept (measured with a
+// thousand busy agents). A change by this process is in force when it is acknowledged; a change by another replica is in force
+// when the cached row expires (decisions.md, section 4, allows 2 s).
 
 import type { Tables } from "../../../db/schema.ts";
 import { isId } from "../../core/id.ts";
@@ -18,7 +18,7 @@ import {
   type Store,
 } from "../../storage/store.ts";
 
-/** Everything but the catalog's texts. */
+/** An agent without the columns that only the catalog shows. */
 export type InvocableAgent = Omit<Tables["agents"]["$inferSelect"], CatalogColumn>;
 type CatalogColumn = "tenant" | "name" | "description" | "tags" | "metadata" | "mcp_transport" | AuthorColumn;
 type AuthorColumn = "created_by" | "created_at" | "updated_at";
@@ -33,7 +33,7 @@ const SELECTED = `a.id, a.upstream_url, a.credential_ref, a.suspended, a.invocat
 
 const INPUT = inputRows<AgentKey>({ tenant: ["text", ({ tenant }) => tenant], id: ["text", ({ id }) => id] });
 
-/** The databases have different forms of numbers and flags. */
+/** Converts a row: the two databases return numbers and booleans in different types. */
 function agentOf(row: Readonly<Record<string, unknown>>): InvocableAgent {
   const { n: _number, ...fields } = row;
   const whole = (name: string) => (row[name] === null ? null : Number(row[name]));
@@ -49,7 +49,7 @@ function agentOf(row: Readonly<Record<string, unknown>>): InvocableAgent {
   };
 }
 
-/** Null when the tenant has no agent with this ID. */
+/** Reads an agent; null when the tenant has none with this ID. */
 export const agentLookUp: Command<AgentKey, InvocableAgent | null> = {
   name: "agent",
   kind: "look_up",
@@ -78,6 +78,7 @@ export async function findAgent(
   return isId("agt", id) ? execute(agentLookUp, { tenant, id }) : null;
 }
 
+/** The approximate size of a cached agent without its prices. */
 const AGENT_CHARACTERS = 512;
 
 interface CachedAgent {
@@ -86,19 +87,18 @@ interface CachedAgent {
   readonly until: number;
 }
 
-/** No ID has a space in it. */
 const keyOf = (tenant: string, id: string) => `${id} ${tenant}`;
 
-/** @param now milliseconds of a clock that never goes back */
+/** @param now milliseconds of a monotonic clock */
 export function createAgentCache(store: Pick<Store, "execute">, now: () => number = () => performance.now()) {
   /** Agents by ID. An ID belongs to one tenant. */
-  const known = tenantCache<string, CachedAgent>(MAX.agentsCharacters);
-  /** What is being read, and has not changed meanwhile: else it may have been read as it was before. */
+  const cache = tenantCache<string, CachedAgent>(MAX.agentsCharacters);
+  /** Agents being read. `forget` removes an agent that changes meanwhile, since the read may return its old state. */
   const reading = new Set<string>();
 
-  const questions = createBatcher(async ({ tenant, id }: AgentKey) => {
-    const kept = cached(tenant, id);
-    if (kept !== undefined) return () => kept;
+  const reads = createBatcher(async ({ tenant, id }: AgentKey) => {
+    const hit = cached(tenant, id);
+    if (hit !== undefined) return () => hit;
     const key = keyOf(tenant, id);
     const until = now() + 1_000;
     reading.add(key);
@@ -107,14 +107,14 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
       isUnchanged = reading.delete(key);
     });
     if (isUnchanged && agent !== null) {
-      known.set(tenant, id, { tenant, agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
+      cache.set(tenant, id, { tenant, agent, until }, AGENT_CHARACTERS + (agent.pricing?.length ?? 0));
     }
     return () => agent;
   });
 
-  /** The fast path of nearly every call: an agent that was read a moment ago. */
+  /** Serves nearly every call: returns an agent that was read less than a second ago. */
   function cached(tenant: string, id: string): InvocableAgent | undefined {
-    const entry = known.get(id);
+    const entry = cache.get(id);
     return entry?.tenant === tenant && now() < entry.until ? entry.agent : undefined;
   }
 
@@ -124,45 +124,45 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
     async find(tenant: string, id: string): Promise<InvocableAgent | null> {
       const agent = cached(tenant, id);
       if (agent !== undefined || !isId("agt", id)) return agent ?? null;
-      return questions.join(keyOf(tenant, id), { tenant, id });
+      return reads.join(keyOf(tenant, id), { tenant, id });
     },
-    /** To be called after a write that may have changed the agent, and before it is acknowledged. */
+    /** Must be called after a write that may have changed the agent, before the write is acknowledged. */
     forget(tenant: string, id: string) {
       reading.delete(keyOf(tenant, id));
-      known.delete(id);
+      cache.delete(id);
     },
   };
 }
 
 export type AgentCache = ReturnType<typeof createAgentCache>;
 
-// The rate limit of an agent, a token bucket. A process that is alone with its database keeps the buckets in memory. Where
-// several replicas share a database, the buckets are rows of it, and each replica asks for all its waiting calls of an agent
-// in one statement.
+// The rate limit of an agent is a token bucket. A process that has the database to itself keeps the buckets in memory. Where
+// several replicas share a database, the buckets are rows in it, and a replica takes the tokens for all its waiting calls of
+// an agent by one statement.
 
 const RATE_DEFAULT = 1;
-/** Absorbs rounding errors, so that a caller who waits for Retry-After is let in. */
+/** Tokens. Absorbs rounding errors, so that a caller who waits as long as Retry-After says is admitted. */
 const TOLERANCE = 1e-6;
 
 export interface Bucket {
   readonly tokens: number;
-  /** When it held that many, in milliseconds. */
+  /** When the bucket held that many tokens, in milliseconds. */
   readonly at: number;
 }
 
-interface Take {
+interface TakeResult {
   readonly bucket: Bucket | null;
-  /** Null when the token was there; else whole seconds until the next one, 1 to 60. */
+  /** Null when a token was taken; else whole seconds until the next one, 1 to 60. */
   readonly retryAfterSeconds: number | null;
 }
 
 /**
- * Takes one token.
+ * Takes one token, if there is one.
  *
  * @param bucket null for a bucket that was never used, which is full
  * @param rate tokens per second
  */
-export function take(bucket: Bucket | null, now: number, rate: number | null, burst: number | null): Take {
+export function take(bucket: Bucket | null, now: number, rate: number | null, burst: number | null): TakeResult {
   if (rate === null && burst === null) return { bucket, retryAfterSeconds: null };
   const { perSecond, depth } = bucketSize(rate, burst);
   const last = bucket ?? { tokens: depth, at: now };
@@ -171,16 +171,16 @@ export function take(bucket: Bucket | null, now: number, rate: number | null, bu
   if (tokens >= 1 - TOLERANCE) {
     return { bucket: { tokens: Math.max(0, tokens - 1), at }, retryAfterSeconds: null };
   }
-  // The bucket stays as it was, so that refused calls add no rounding of their own.
-  return { bucket, retryAfterSeconds: secondsToTell((1 - tokens) / perSecond) };
+  // The bucket is returned unchanged, so that refused calls add no rounding errors.
+  return { bucket, retryAfterSeconds: retryAfter((1 - tokens) / perSecond) };
 }
 
 function bucketSize(rate: number | null, burst: number | null) {
   return { perSecond: rate ?? RATE_DEFAULT, depth: burst ?? BURST_DEFAULT };
 }
 
-/** The value of Retry-After when a token comes in so many seconds. */
-function secondsToTell(seconds: number): number {
+/** The Retry-After value for a token that comes in so many seconds. */
+function retryAfter(seconds: number): number {
   return Math.min(Math.max(Math.ceil(seconds - TOLERANCE), 1), MAX.retryAfterSeconds);
 }
 
@@ -191,13 +191,13 @@ function isLimited(agent: RateFields): boolean {
 }
 
 export interface RateLimiter {
-  /** The fast path, without a question to the database: takes a token as `take` does; undefined where it has to be asked. */
+  /** Takes a token as `take` does, but without the database; undefined when the database must be asked. */
   takeNow(tenant: string, agent: RateFields): number | null | undefined;
-  /** Takes a token of the agent: null, or the whole seconds until there is one. */
+  /** Takes a token of the agent: null if there was one, else the whole seconds until there is. */
   take(tenant: string, agent: RateFields): Promise<number | null>;
 }
 
-/** @param now milliseconds of a clock that never goes back */
+/** The rate limiter of a single process. @param now milliseconds of a monotonic clock */
 export function createRateLimiter(now: () => number = () => performance.now()): RateLimiter {
   const buckets = tenantCache<string, { readonly revision: number; readonly bucket: Bucket }>(MAX.rateBuckets);
   function takeNow(tenant: string, agent: RateFields): number | null {
@@ -214,20 +214,21 @@ export function createRateLimiter(now: () => number = () => performance.now()): 
   return { takeNow, take: async (tenant, agent) => takeNow(tenant, agent) };
 }
 
-export interface Asked {
+/** Calls of an agent that ask for tokens together. */
+export interface TokensWanted {
   readonly tenant: string;
   readonly agentId: string;
   readonly revision: number;
   readonly perSecond: number;
   readonly depth: number;
-  /** Tokens. */
+  /** The number of tokens wanted. */
   readonly count: number;
 }
 
-/** A rate beyond these would leave the range of the server's numbers. */
+/** Rates outside these bounds would overflow or underflow the server's floating-point numbers. */
 const [RATE_MIN, RATE_MAX] = [1e-15, 1e15];
 
-const ASKED = inputRows<Asked>({
+const TOKEN_INPUT = inputRows<TokensWanted>({
   tenant: ["text", ({ tenant }) => tenant],
   agent_id: ["text", ({ agentId }) => agentId],
   revision: ["bigint", ({ revision }) => revision],
@@ -236,27 +237,28 @@ const ASKED = inputRows<Asked>({
   count: ["bigint", ({ count }) => count],
 });
 
+/** SQL of the tokens in the bucket of a row at a time in microseconds. */
 const level = (row: string, now: string) =>
   `least(${row}.depth, ${row}.tokens + greatest(${now} - ${row}.filled_at, 0) * ${row}.rate / 1000000)`;
 
 /**
  * Takes tokens from the buckets of a shared database, by the rule of `take` and the server's clock. An agent without a row has
- * a full bucket. The time is read when the row is locked, so it never runs back unless the clock was set: then the bucket fills
- * up from there. A replica that does not know of a PATCH yet takes from the bucket that came with it.
- * @param now what gives the time in microseconds; for tests
+ * a full bucket. The time is read after the row is locked, so it goes back only if the clock is set; the bucket then fills from
+ * the new time on. A replica that still has the agent as it was before a PATCH takes from the new bucket all the same.
+ * @param now SQL of the time in microseconds; for tests
  */
-export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<Asked, Granted> {
+export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<TokensWanted, Granted> {
   return {
     name: "tokens",
     kind: "counter",
     tenantOf: ({ tenant }) => tenant,
     bytesOf: () => 192,
-    // A statement changes a row once.
+    // One statement can change a row only once.
     keyOf: ({ agentId }) => agentId,
     postgres: {
       text: `insert into agent_buckets as b (tenant, agent_id, revision, rate, depth, tokens, filled_at, granted)
         select tenant, agent_id, revision, rate, depth, depth - least(count, depth), ${now}, least(count, depth)
-        from ${ASKED.source}
+        from ${TOKEN_INPUT.source}
         order by tenant collate "C", agent_id collate "C"
         on conflict (tenant, agent_id) do update set (revision, rate, depth, tokens, filled_at, granted) = (
           select bucket.revision, bucket.rate, bucket.depth, bucket.tokens - taken.count, clock.now, taken.count
@@ -273,7 +275,7 @@ export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<Asked,
             ) as taken
         )
         returning agent_id, granted, tokens, rate`,
-      valuesOf: ASKED.values,
+      valuesOf: TOKEN_INPUT.values,
       outputsOf(inputs, rows) {
         const byAgent = new Map(rows.map((row) => [row["agent_id"], row]));
         return inputs.map(({ agentId }) => grantedOf(byAgent.get(agentId) ?? {}));
@@ -284,7 +286,7 @@ export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<Asked,
 
 type Granted = ReturnType<typeof grantedOf>;
 
-/** So many tokens, and how long it takes until there is one again. */
+/** The number of tokens taken, and the time until the bucket has one again. */
 function grantedOf(row: Readonly<Record<string, unknown>>) {
   const missing = 1 - Number(row["tokens"]);
   return { count: Number(row["granted"]), waitMs: Math.max(missing / Number(row["rate"]), 0) * 1000 };
@@ -293,10 +295,11 @@ function grantedOf(row: Readonly<Record<string, unknown>>) {
 const ROWS_AT_ONCE = 1_000;
 
 /**
- * Deletes buckets that are full again, which mean the same as no row, and those of deleted agents. One that was used a moment
- * ago stays, since a replica may not know of its PATCH yet. It skips locked buckets, so that it never waits while it holds rows.
+ * Deletes the buckets that are full again, which equal a missing row, and those of deleted agents. Buckets used in the last
+ * minute stay, since a replica may not know the agent's new revision yet. Locked rows are skipped, so that the statement never
+ * waits while it holds rows.
  */
-const forgetBuckets = cleaning(
+const deleteFullBuckets = cleaning(
   "forget buckets",
   `with clock as materialized (select ${NOW_MICROSECONDS} as now), forgotten as (
      delete from agent_buckets where ctid = any(array(
@@ -309,7 +312,7 @@ const forgetBuckets = cleaning(
    select count(*) as rows from forgotten`,
 );
 
-/** A statement of a shared database that deletes rows which nobody needs, and says how many in `rows`. */
+/** A statement of a shared database that deletes rows and returns their number as `rows`. */
 export function cleaning(name: string, text: string): SharedCounter<null, number> {
   const outputsOf = (inputs: readonly null[], [row]: readonly Readonly<Record<string, unknown>>[]) =>
     inputs.map(() => Number(row?.["rows"]));
@@ -322,53 +325,53 @@ export function cleaning(name: string, text: string): SharedCounter<null, number
   };
 }
 
-/** Removes the rows that buckets have left behind. */
+/** Removes the rows of full buckets from a shared database. */
 export async function removeFullBuckets({ isShared, execute }: Pick<Store, "isShared" | "execute">): Promise<void> {
   if (!isShared) return;
-  while ((await execute(forgetBuckets, null)) === ROWS_AT_ONCE);
+  while ((await execute(deleteFullBuckets, null)) === ROWS_AT_ONCE);
 }
 
 /**
- * For several replicas. A refusal is remembered until the next token comes, so a flood of refused calls asks the database nothing.
- * Calls that are asked for together come at one moment, so an agent's burst must be as large as their number.
+ * The rate limiter of several replicas. A refusal is cached until the next token comes, so that a flood of refused calls costs
+ * no queries. Calls whose tokens are taken by one statement count as simultaneous, so the burst must cover their number.
  */
 export function createSharedRateLimiter(
   execute: Store["execute"],
   now: () => number = () => performance.now(),
 ): RateLimiter {
   const take = takeTokens();
-  /** No token comes before `until`, and one has come by `tokenAt`. */
+  /** No token comes before `until`; by `tokenAt` there is one. */
   const refusals = tenantCache<string, { readonly until: number; readonly tokenAt: number }>(MAX.rateRefusals);
 
-  const questions = createBatcher(async (of: { readonly tenant: string; readonly agent: RateFields }, count) => {
+  const takes = createBatcher(async (of: { readonly tenant: string; readonly agent: RateFields }, count) => {
     const { tenant, agent } = of;
     const { id: agentId, rate_revision: revision, invocation_rate_limit: rate, invocation_burst: burst } = agent;
     const askedAt = now();
     const granted = await execute(take, { tenant, agentId, revision, count, ...bucketSize(rate, burst) });
     if (granted.count < count) {
-      // The server read its clock at some moment in between. A refusal is reused for a second at most: the clock of the
-      // database may be set, or its buckets lost in a crash.
+      // The server read its clock at some time between the request and the answer, hence two bounds. A refusal is reused for a
+      // second at most: the database's clock may be set, or its buckets lost in a crash.
       const until = askedAt + Math.min(granted.waitMs, 1_000);
       refusals.set(tenant, bucketKey(agent), { until, tokenAt: now() + granted.waitMs });
     }
-    return (index) => (index < granted.count ? null : secondsToTell(granted.waitMs / 1000));
+    return (index) => (index < granted.count ? null : retryAfter(granted.waitMs / 1000));
   });
 
   function takeNow(_: string, agent: RateFields): number | null | undefined {
     if (!isLimited(agent)) return null;
     const refusal = refusals.get(bucketKey(agent));
     if (refusal === undefined || now() >= refusal.until) return undefined;
-    return secondsToTell((refusal.tokenAt - now()) / 1000);
+    return retryAfter((refusal.tokenAt - now()) / 1000);
   }
 
   return {
     takeNow,
     async take(tenant, agent) {
       const taken = takeNow(tenant, agent);
-      return taken === undefined ? questions.join(bucketKey(agent), { tenant, agent }) : taken;
+      return taken === undefined ? takes.join(bucketKey(agent), { tenant, agent }) : taken;
     },
   };
 }
 
-/** The revision is part of the key, since a PATCH starts a full bucket. */
+/** The key includes the revision, since a PATCH of the rate fields starts a full bucket. */
 const bucketKey = ({ id, rate_revision }: RateFields) => `${id} ${rate_revision}`;

@@ -1,5 +1,5 @@
-// The shapes of a credential on the wire. A secret goes in and never comes out: the view has only metadata, and the sealed
-// secret is not even read for it.
+// A credential in the API. A secret goes in and never comes out: the view has only metadata, and the sealed secret is not even
+// read to make it.
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { ALLOWED_HOSTS_MAX } from "../../core/host.ts";
@@ -14,7 +14,7 @@ const AuthType = Type.Union([Type.Literal("bearer"), Type.Literal("api_key"), Ty
   "x-expected": "bearer, api_key or none",
 });
 const Source = Type.Union([Type.Literal("managed"), Type.Literal("vault")], {
-  description: "`managed`: kept here, encrypted; `vault`: read from a secrets store at each use.",
+  description: "`managed`: stored in the gateway, encrypted; `vault`: read from a secrets store.",
   "x-expected": "managed or vault",
 });
 const HOSTS = `1 to ${ALLOWED_HOSTS_MAX} host names`;
@@ -55,7 +55,7 @@ export const CredentialRotate = shape(
   { ...secretFields, allowed_hosts: Type.Optional(AllowedHosts) },
   {
     description:
-      "Of `plaintext` and `vault_ref` the one that the credential's source asks for. Without `allowed_hosts` they stay.",
+      "Set `plaintext` or `vault_ref`, by the credential's source. Without `allowed_hosts` the list stays as it is.",
   },
 );
 export type CredentialRotate = Static<typeof CredentialRotate>;
@@ -70,14 +70,14 @@ export const Credential = shape("Credential", {
   ),
   vault_ref: Type.Optional(Type.String({ description: "Only when source is `vault`." })),
   allowed_hosts: AllowedHosts,
-  version: Type.Integer({ description: "1 at first, one more with each rotation." }),
+  version: Type.Integer({ description: "Starts at 1 and grows by one with each rotation." }),
   created_at: DateTime,
   updated_at: DateTime,
 });
 
 export const CredentialList = shape("CredentialList", { credentials: Type.Array(Credential) });
 
-/** The allowed hosts of their stored form; null for any host. */
+/** Decodes the stored list of allowed hosts; null allows any host. */
 export function decodeHosts(stored: string | null): string[] | null {
   return stored === null ? null : JSON.parse(stored);
 }

@@ -101,7 +101,9 @@ describe("a managed credential", () => {
     "fails as %j, which no header can carry, unless nothing is sent",
     async (plaintext) => {
       const resolve = resolver();
-      expect(await failure(resolve("acme", await managed({ plaintext })))).toStartWith("the secret can't be a header");
+      expect(await failure(resolve("acme", await managed({ plaintext })))).toStartWith(
+        "the secret can't be sent as a header",
+      );
       expect(await resolve("acme", await managed({ plaintext, auth_type: "none" }))).toEqual({
         header: null,
         version: "1",
@@ -122,9 +124,9 @@ describe("a managed credential", () => {
       .where(eq(catalog.store.read.tables.credentials.id, first));
     const resolve = resolver();
     await copy({ version: 2 });
-    expect(await failure(resolve("acme", second))).toBe("the sealed secret does not open");
+    expect(await failure(resolve("acme", second))).toBe("the stored secret can't be decrypted");
     await copy({ version: 1, sealed: rows[0]?.sealed });
-    expect(await failure(resolve("acme", second))).toBe("the sealed secret does not open");
+    expect(await failure(resolve("acme", second))).toBe("the stored secret can't be decrypted");
   });
 });
 
@@ -177,7 +179,7 @@ describe("a vault credential from the secrets directory", () => {
     symlinkSync("/etc", join(home, "etc"));
     symlinkSync(".", join(home, "self"));
     for (const ref of ["file", "folder/key", "etc/passwd", "self"]) {
-      expect(await failure(resolve(ref))).toBe("a secret's file lies outside the tenant's folder");
+      expect(await failure(resolve(ref))).toBe("a secret's file is outside the tenant's folder");
     }
   });
 
@@ -197,10 +199,10 @@ describe("a vault credential from the secrets directory", () => {
       "a secret's file is not a regular file",
       "a secret's file is too large",
       "a secret's file can't be read",
-      "a secret's file is not JSON, and its reference names a field",
+      "a secret's file is not JSON, but its reference names a key",
       "a secret's file is not a regular file",
-      "a secret's path can't be followed",
-      "the secret can't be a header: it is empty or not plain visible ASCII",
+      "a secret's path can't be resolved",
+      "the secret can't be sent as a header: it is empty or not visible ASCII",
       "no secrets store holds the secret",
       "no secrets store holds the secret",
     ]);
@@ -210,7 +212,7 @@ describe("a vault credential from the secrets directory", () => {
     writeFileSync(join(home, "key"), "secret");
     const id = await made({ vault_ref: "acme/key" }, tenant);
     expect(await failure(resolver({ secretsDir: dir })(tenant, id))).toBe(
-      "the tenant's name or the reference is no safe path",
+      "the tenant's name or the reference is not a safe path",
     );
   });
 

@@ -1,6 +1,6 @@
-// From a credential's ID to its secret, and to the header that carries it. The record is read for every call, so a rotation
-// or deletion is in force at once on every replica. Only what a secrets store answered is cached, for a minute at most. No
-// message here repeats any part of a secret.
+// Resolves a credential's ID to its secret, and to the header that carries the secret. The row is read for every call, so a
+// rotation or deletion takes effect at once on every replica. Only what a secrets store returned is cached, for a minute at
+// most. No error message contains any part of a secret.
 import { randomBytes } from "node:crypto";
 import { CryptoHasher } from "bun";
 import type { AuthType } from "../../../db/schema.ts";
@@ -34,9 +34,9 @@ export interface ResolverDeps {
 export function createCredentialResolver(deps: ResolverDeps) {
   const open = secretOpener(deps);
   /**
-   * The header of a credential, null when nothing is sent, and a version that changes when the secret changes.
-   * @param url of the request that will carry the secret: it must go to this host only
-   * @throws CredentialFailure when the secret can't be resolved, and what the store throws when it can't be read
+   * The header that carries the secret (null when nothing is sent), and a version that changes with the secret.
+   * @param url the request's URL; the secret must be sent to this host only
+   * @throws CredentialFailure when the secret can't be resolved; what the store throws when it can't be read
    */
   return async (tenant: string, credentialId: string, url: string) => {
     const stored = await requireSecret(deps, tenant, credentialId, url);
@@ -49,34 +49,34 @@ export function createCredentialResolver(deps: ResolverDeps) {
 
 export function createSecretReader(deps: ResolverDeps) {
   const open = secretOpener(deps);
-  /** The secret itself, for other uses than a header. @throws what the function of `createCredentialResolver` throws */
+  /** Returns the secret itself, for uses other than a header. @throws as the function of `createCredentialResolver` */
   return async (tenant: string, credentialId: string, url: string) => {
     const stored = await requireSecret(deps, tenant, credentialId, url);
     const { auth_type } = stored;
     const secret = await open(tenant, credentialId, stored);
     return {
       secret,
-      /** The header of its `auth_type`; null for `none`. @throws CredentialFailure when no header can carry it */
+      /** The header that its `auth_type` names; null for `none`. @throws CredentialFailure when no header can carry it */
       header: () => (auth_type === "none" ? null : credentialHeader(auth_type, secret)),
     };
   };
 }
 
-/** The only way to a stored secret. It needs the URL that the secret will be sent to. */
+/** Reads the stored secret. Every use of a secret passes here, so the allowed hosts are always checked. */
 async function requireSecret(deps: ResolverDeps, tenant: string, id: string, url: string): Promise<StoredSecret> {
   const stored = await findSecret(deps.store.read, tenant, id);
   if (stored === null) throw new CredentialFailure("no such credential");
-  if (!mayGoTo(stored, url)) throw new CredentialFailure("the credential is not for this host");
+  if (!mayGoTo(stored, url)) throw new CredentialFailure("the credential's allowed_hosts omit the host");
   return stored;
 }
 
-/** Visible ASCII, with blanks only inside: it arrives unchanged and cannot end the header. */
+/** Visible ASCII, with blanks only inside: such a value arrives unchanged and can't end the header. */
 const HEADER_SAFE = /^[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?$/;
 
 /** The header that carries the secret. @throws CredentialFailure when no header can */
 export function credentialHeader(authType: Exclude<AuthType, "none">, secret: string): CredentialHeader {
   if (!HEADER_SAFE.test(secret)) {
-    throw new CredentialFailure("the secret can't be a header: it is empty or not plain visible ASCII");
+    throw new CredentialFailure("the secret can't be sent as a header: it is empty or not visible ASCII");
   }
   return authType === "bearer"
     ? { name: "authorization", value: `Bearer ${secret}` }
@@ -97,40 +97,41 @@ function secretOpener(deps: ResolverDeps) {
       return (await deps.keyring.openSecret(tenant, secretIdentity(tenant, id, version), secret)).toString();
     } catch (cause) {
       if (cause instanceof Fault) throw cause;
-      throw new CredentialFailure("the sealed secret does not open", { cause });
+      throw new CredentialFailure("the stored secret can't be decrypted", { cause });
     }
   };
 }
 
-/** Known to this process alone, so that a fingerprint reveals nothing about its secret. */
+/** A key of this process alone, so that a fingerprint reveals nothing about its secret. */
 const fingerprintKey = randomBytes(32);
 
-/** A secrets store may change a secret without a rotation here. Sessions of the old secret must not be used then. */
+/** Detects that a secrets store has changed a secret without a rotation here: MCP sessions of the old secret must end then. */
 function fingerprint(secret: string): string {
   return new CryptoHasher("sha256", fingerprintKey).update(secret).digest("hex").slice(0, 16);
 }
 
+/** The approximate size of a cache entry without its secret. */
 const ENTRY_BYTES = 256;
 
-interface SecretOf {
+interface WantedSecret {
   readonly key: string;
   readonly tenant: string;
   readonly vaultRef: string;
 }
 
-interface Fetched {
+interface FetchedSecret {
   readonly outcome: string | CredentialFailure;
   readonly until: number;
 }
 
-/** Reads from the secrets store: one shared request per secret, and the answer is cached. */
+/** Reads secrets from the secrets stores. Concurrent reads of a secret share one request, and its outcome is cached. */
 function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.now() }: ResolverDeps) {
-  const cache = tenantCache<string, Fetched>(MAX.secretBytes);
+  const cache = tenantCache<string, FetchedSecret>(MAX.secretBytes);
 
   async function read(tenant: string, vaultRef: string): Promise<string> {
     const parsed = parseVaultRef(vaultRef);
     if (!parsed.ok || !isPlainSegment(tenant)) {
-      throw new CredentialFailure("the tenant's name or the reference is no safe path");
+      throw new CredentialFailure("the tenant's name or the reference is not a safe path");
     }
     const fromFile = secretsDir === null ? null : await readFromDirectory(secretsDir, tenant, parsed.ref);
     if (fromFile !== null) return fromFile;
@@ -139,32 +140,32 @@ function fetchedSecrets({ secretsDir, vault, fetchJson, now = () => performance.
     return secret;
   }
 
-  const kept = (key: string): Fetched["outcome"] | undefined => {
+  const cached = (key: string): FetchedSecret["outcome"] | undefined => {
     const entry = cache.get(key);
     return entry !== undefined && now() < entry.until ? entry.outcome : undefined;
   };
 
-  async function fetchAndKeep({ key, tenant, vaultRef }: SecretOf): Promise<Fetched["outcome"]> {
-    const asked = now();
+  async function fetchAndCache({ key, tenant, vaultRef }: WantedSecret): Promise<FetchedSecret["outcome"]> {
+    const askedAt = now();
     const outcome = await read(tenant, vaultRef).catch((error: unknown) => {
       if (error instanceof CredentialFailure) return error;
       throw error;
     });
     const isSecret = typeof outcome === "string";
     const weight = ENTRY_BYTES + (isSecret ? Buffer.byteLength(outcome) : 0);
-    // A failure is cached only for a moment, so that a store in trouble is not asked for every call.
-    const until = isSecret ? asked + 60_000 : now() + 1_000;
+    // A failure is cached for a second, so that a failing secrets store is not asked for every call.
+    const until = isSecret ? askedAt + 60_000 : now() + 1_000;
     cache.set(tenant, key, { outcome, until }, weight);
     return outcome;
   }
 
-  const questions = createBatcher(async (secret: SecretOf) => {
-    const outcome = kept(secret.key) ?? (await fetchAndKeep(secret));
+  const fetches = createBatcher(async (secret: WantedSecret) => {
+    const outcome = cached(secret.key) ?? (await fetchAndCache(secret));
     return () => outcome;
   });
 
-  return async (secret: SecretOf): Promise<string> => {
-    const outcome = kept(secret.key) ?? (await questions.join(secret.key, secret));
+  return async (secret: WantedSecret): Promise<string> => {
+    const outcome = cached(secret.key) ?? (await fetches.join(secret.key, secret));
     if (typeof outcome === "string") return outcome;
     throw outcome;
   };

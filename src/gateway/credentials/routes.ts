@@ -1,4 +1,4 @@
-// The HTTP side of credentials: reads requests, calls the service, shows metadata.
+// The HTTP routes of credentials and their documentation.
 
 import { overQuota } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
@@ -41,11 +41,11 @@ const create = operation({
       vault: { name: "search key", auth_type: "api_key", source: "vault", vault_ref: "search/api#key" },
     },
   },
-  response: { status: "created", description: "Its metadata.", ...credential },
+  response: { status: "created", description: "The credential's metadata.", ...credential },
   errors: ["forbidden", "invalid_request", "conflict", "payload_too_large", "over_limit"],
   answers: {
     over_limit: {
-      description: "The tenant has as many credentials as it may have.",
+      description: "The tenant has reached its limit of credentials.",
       example: overQuota(1_000, "credentials").message,
     },
   },
@@ -54,7 +54,7 @@ const create = operation({
 const list = operation({
   tag: "Credentials",
   summary: "List credentials",
-  description: "All of the tenant, newest first; metadata only.",
+  description: "All credentials of the tenant, newest first; metadata only.",
   response: { description: "The credentials.", schema: CredentialList, example: { credentials: [EXAMPLE] } },
   errors: [],
 });
@@ -63,7 +63,7 @@ const get = operation({
   tag: "Credentials",
   summary: "Read a credential's metadata",
   path: credentialId,
-  response: { description: "Its metadata.", ...credential },
+  response: { description: "The credential's metadata.", ...credential },
   errors: ["not_found"],
 });
 
@@ -71,8 +71,8 @@ const rotate = operation({
   tag: "Credentials",
   summary: "Rotate a credential",
   description:
-    "Replaces the secret. Calls made from now on carry the new one. A list of `allowed_hosts` that shuts out a live " +
-    "agent, the settlement configuration or an open payment is refused.",
+    "Replaces the secret; calls made from now on carry the new one. A list of `allowed_hosts` is refused if it leaves out the " +
+    "host of a live agent, of the settlement configuration or of an open payment.",
   path: credentialId,
   body: {
     schema: CredentialRotate,
@@ -82,7 +82,7 @@ const rotate = operation({
     },
   },
   response: {
-    description: "Its metadata, with the next version.",
+    description: "The credential's metadata, with the next version.",
     schema: Credential,
     example: { ...EXAMPLE, masked_hint: "…m2Rt", version: 2 },
   },
@@ -94,7 +94,7 @@ const remove = operation({
   summary: "Delete a credential",
   description: "Refused while an agent that is not inactive names it.",
   path: credentialId,
-  response: { status: "empty", description: "It is gone, and its name is free." },
+  response: { status: "empty", description: "The credential is deleted, and its name is free." },
   errors: ["forbidden", "not_found", "conflict"],
 });
 

@@ -37,7 +37,7 @@ describe("the header of a credential", () => {
   test.each(["", " ", "a\n", "\na", "a\r\nX-Evil: 1", "a\0", "é", "a ", "\ta", "a\u007f", "-----BEGIN X-----\nA"])(
     "does not exist for %j",
     (secret) => {
-      expect(() => credentialHeader("bearer", secret)).toThrow("can't be a header");
+      expect(() => credentialHeader("bearer", secret)).toThrow("can't be sent as a header");
     },
   );
 });

@@ -1,5 +1,5 @@
-// Where secrets of tenants are read from: files of a mounted folder, and HashiCorp Vault or OpenBao. A tenant's reference,
-// `path#key`, can't lead out of the tenant's own prefix, neither in a file system nor in a URL.
+// Reads secrets of tenants from files of a mounted folder, and from HashiCorp Vault or OpenBao. A tenant's reference,
+// `path#key`, can't leave the tenant's own prefix, neither in the file system nor in a URL.
 import { constants } from "node:fs";
 import { open, realpath } from "node:fs/promises";
 import { join, sep } from "node:path";
@@ -7,7 +7,7 @@ import { hasControls, textProblem } from "../../core/text.ts";
 import type { JsonAnswer, JsonLimits } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
 
-/** The message is for the log: it names places and statuses, and never any part of a secret. */
+/** A secret could not be resolved. The message is for the log: it never contains any part of a secret. */
 export class CredentialFailure extends Error {
   override readonly name = "CredentialFailure";
 }
@@ -19,7 +19,7 @@ interface VaultRef {
 
 type VaultRefResult = { readonly ok: true; readonly ref: VaultRef } | { readonly ok: false; readonly reason: string };
 
-/** Whether a name can stand between two slashes of any path and mean only itself. */
+/** Whether a name can be one segment of a file path or URL path, with no special meaning. */
 export function isPlainSegment(segment: string): boolean {
   if (segment === "" || segment === "." || segment === "..") return false;
   return segment.isWellFormed() && !hasControls(segment) && !/[/\\%?#]/.test(segment);
@@ -41,10 +41,10 @@ export function parseVaultRef(text: string): VaultRefResult {
   return { ok: true, ref: { segments, key } };
 }
 
-/** Bytes of a secret and a line break. */
+/** The largest secret and a line break. */
 const FILE_BYTES_MAX = MAX.plaintextBytes + 2;
 
-/** @throws CredentialFailure when the file is no regular file of UTF-8 text, too large, or not readable */
+/** @throws CredentialFailure when the file is not a regular file of UTF-8 text, is too large, or can't be read */
 async function readTextFile(path: string): Promise<string> {
   try {
     // Without O_NONBLOCK, opening a named pipe would wait for its writer.
@@ -65,10 +65,10 @@ async function readTextFile(path: string): Promise<string> {
 }
 
 /**
- * The text of the file `<dir>/<tenant>/<path>`, the layout of secret mounts of containers, or the field of it that `ref`
- * names; null when there is no such file. The file must lie in the tenant's folder after all symbolic links are followed.
+ * The text of the file `<dir>/<tenant>/<path>` (as container platforms mount secrets), or its JSON field that `ref` names;
+ * null when there is no such file. The file must be in the tenant's folder after all symbolic links are followed.
  * @param tenant a plain segment
- * @throws CredentialFailure when the file is there but holds no such secret, or lies elsewhere
+ * @throws CredentialFailure when the file exists but has no such secret, or is outside the folder
  */
 export async function readFromDirectory(dir: string, tenant: string, ref: VaultRef): Promise<string | null> {
   const home = await resolved(join(dir, tenant));
@@ -76,7 +76,7 @@ export async function readFromDirectory(dir: string, tenant: string, ref: VaultR
   const path = await resolved(join(home, ...ref.segments));
   if (path === null) return null;
   if (!path.startsWith(home + sep)) {
-    throw new CredentialFailure("a secret's file lies outside the tenant's folder");
+    throw new CredentialFailure("a secret's file is outside the tenant's folder");
   }
   const text = await readTextFile(path);
   if (ref.key === null) return text.replace(/\r?\n$/, "");
@@ -85,7 +85,7 @@ export async function readFromDirectory(dir: string, tenant: string, ref: VaultR
     parsed = JSON.parse(text);
   } catch {
     // The parser's own message may quote the text.
-    throw new CredentialFailure("a secret's file is not JSON, and its reference names a field");
+    throw new CredentialFailure("a secret's file is not JSON, but its reference names a key");
   }
   return fieldOf(parsed, ref.key);
 }
@@ -97,11 +97,11 @@ async function resolved(path: string): Promise<string | null> {
     return await realpath(path);
   } catch (cause) {
     if (cause instanceof Error && "code" in cause && MISSING.some((code) => code === cause.code)) return null;
-    throw new CredentialFailure("a secret's path can't be followed", { cause });
+    throw new CredentialFailure("a secret's path can't be resolved", { cause });
   }
 }
 
-/** The text in an object's field. @throws CredentialFailure when there is none */
+/** The string in a field of an object. @throws CredentialFailure when there is none */
 function fieldOf(value: unknown, key: string): string {
   if (typeof value === "object" && value !== null && Object.hasOwn(value, key)) {
     const field: unknown = Reflect.get(value, key);
@@ -115,11 +115,11 @@ export interface VaultSettings {
   /** Path below `/v1/` with the segment `{tenant}`. */
   readonly prefix: string;
   readonly token: string;
-  /** Where the token came from, when that was a file: it is read again for each request. */
+  /** The file that the token came from, read again for each request; null when the token was configured directly. */
   readonly tokenFile: string | null;
 }
 
-/** A GET, whatever its status. Rejects when there is no answer within the limits. */
+/** Makes a GET and returns the answer, whatever its status. Rejects when there is no answer within the limits. */
 export type FetchJson = (
   url: string,
   headers: Readonly<Record<string, string>>,

@@ -1,5 +1,5 @@
-// The credentials of a tenant in the database. A managed secret is sealed before it gets near the store, for one version of
-// one credential; the sealed bytes are read where a secret is resolved and nowhere else.
+// Creates, reads, rotates and deletes the credentials of a tenant. A managed secret is sealed (encrypted) before it reaches the
+// store, for one version of one credential; only `findSecret` reads the sealed bytes.
 import { and, desc, eq, getTableColumns, lt } from "drizzle-orm";
 import type { CredentialSource } from "../../../db/schema.ts";
 import type { Caller } from "../../core/call.ts";
@@ -20,16 +20,16 @@ export interface CredentialDeps {
   readonly store: Store;
   readonly clock: Clock;
   readonly keyring: Pick<Keyring, "sealSecret">;
-  /** What may name a credential: a credential that is named can't be deleted. */
+  /** Checks for records that name a credential: such a credential can't be deleted. */
   readonly namedBy: readonly NamedBy[];
-  /** What may use a credential at a URL: `allowed_hosts` that leave one of these URLs out are refused. */
+  /** Searches for uses of a credential at a URL: `allowed_hosts` that leave out the host of such a URL are refused. */
   readonly usedAt: readonly UsedAt[];
   readonly credentialsMax: number;
 }
 
 type NamedBy = (tx: Tx, tenant: string, id: string) => Promise<boolean>;
 
-/** What uses the credential at a URL that is not allowed, by a name for its tenant; null when nothing does. */
+/** Describes, for the tenant, a use of the credential at a URL that is not allowed; null when there is none. */
 type UsedAt = (
   reader: Reader,
   tenant: string,
@@ -38,7 +38,7 @@ type UsedAt = (
 ) => Promise<string | null>;
 
 interface CredentialUses<R extends { readonly id: string }> {
-  /** At most `limit` rows that use the credential, with IDs above `after`, in the order of their IDs. */
+  /** At most `limit` rows that use the credential, with IDs above `after`, in ascending order. */
   pageAfter(
     reader: Reader,
     of: { readonly tenant: string; readonly credentialId: string },
@@ -49,10 +49,10 @@ interface CredentialUses<R extends { readonly id: string }> {
   nameOf(row: R): string;
 }
 
-/** About 4 ms of SQLite when the rows are as large as they can be. */
+/** About 4 ms of SQLite when all rows have the maximum size. */
 const USES_AT_ONCE = 32;
 
-/** A credential may have thousands of uses: they are read in steps. */
+/** Searches the uses of a credential in steps, since there may be thousands. */
 export function usedAtInTurns<R extends { readonly id: string }>(uses: CredentialUses<R>): UsedAt {
   return async (reader, tenant, credentialId, isAllowed) => {
     const pageAfter = (after: string) => uses.pageAfter(reader, { tenant, credentialId }, after, USES_AT_ONCE);
@@ -71,14 +71,14 @@ export function usedAtInTurns<R extends { readonly id: string }>(uses: Credentia
 
 const TOTAL = "credentials";
 
-/** What a secret is sealed for: one version of one credential of one tenant. */
+/** The identity that a secret is sealed for: one version of one credential of one tenant. */
 export function secretIdentity(tenant: string, id: string, version: number): string {
   return `credential:${id}:${version}:${tenant}`;
 }
 
 const noSuchCredential = () => new Fault("not_found", "no such credential");
 
-/** Refuses a field that would send a credential to a host which it is not for. */
+/** The message for a field that would send a credential to a host which is not allowed. */
 export const NOT_ALLOWED = "the credential's allowed_hosts do not hold the host of this agent or facilitator";
 
 async function requireRow(reader: Reader, tenant: string, id: string): Promise<CredentialRow> {
@@ -87,7 +87,7 @@ async function requireRow(reader: Reader, tenant: string, id: string): Promise<C
   return row;
 }
 
-/** `…` and the last four characters; of eight or fewer only their number. */
+/** `…` and the last four characters; for a secret of at most eight characters, only asterisks. */
 export function maskedHint(plaintext: string): string {
   const characters = [...plaintext];
   if (characters.length <= 8) return "*".repeat(characters.length);
@@ -99,7 +99,7 @@ type Secret =
   | { readonly source: "managed"; readonly plaintext: string }
   | { readonly source: "vault"; readonly vault_ref: string };
 
-/** The secret that goes with the source. @throws Fault `invalid_request` */
+/** The secret that the source requires. @throws Fault `invalid_request` */
 function checkedSecret(source: CredentialSource, { plaintext, vault_ref }: CredentialRotate): Secret {
   if (source === "vault") return vaultSecret(vault_ref, plaintext);
   if (vault_ref !== undefined) throw invalidField("vault_ref", "not possible when source is managed");
@@ -120,7 +120,7 @@ function vaultSecret(vault_ref: string | undefined, other: string | undefined): 
   return { source: "vault", vault_ref };
 }
 
-/** The stored form of a list that a caller gives. @throws Fault `invalid_request` */
+/** Checks and encodes a list of allowed hosts. @throws Fault `invalid_request` */
 function storedHosts(hosts: readonly string[] | null): string | null {
   if (hosts === null) return null;
   const parsed = parseAllowedHosts(hosts);
@@ -143,9 +143,9 @@ async function secretColumns({ keyring }: CredentialDeps, tenant: string, id: st
 }
 
 /**
- * Checks before the write, since the list may be long. An agent that is changed at the same moment may slip through; its
- * calls fail then, since the hosts are compared for each call too.
- * @throws Fault `conflict`, naming what is shut out
+ * Refuses `allowed_hosts` that leave out the host of a present use. Runs before the write, since there may be many uses. An
+ * agent that is changed at the same moment may be missed; its calls then fail, since the hosts are checked for each call too.
+ * @throws Fault `conflict`, naming the use
  */
 async function refuseShutOut(
   { store, usedAt }: CredentialDeps,
@@ -158,11 +158,11 @@ async function refuseShutOut(
   const isAllowed = (url: string) => isAllowedUrl(url, hosts);
   for (const find of usedAt) {
     const hostConflict = await find(store.read, tenant, id, isAllowed);
-    if (hostConflict !== null) throw new Fault("conflict", `allowed_hosts: do not hold the host of ${hostConflict}`);
+    if (hostConflict !== null) throw new Fault("conflict", `allowed_hosts: must include the host of ${hostConflict}`);
   }
 }
 
-/** One attempt to replace the secret; null when the credential has been changed meanwhile. */
+/** Tries to replace the secret; null when another rotation came first. */
 async function rotateOnce(
   deps: CredentialDeps,
   tenant: string,
@@ -172,7 +172,7 @@ async function rotateOnce(
   const { store, clock } = deps;
   const row = await requireRow(store.read, tenant, id);
   const secret = checkedSecret(row.source, body);
-  // Without allowed_hosts the list stays: a rotation must not free the secret for other hosts.
+  // Without `allowed_hosts` the list stays: a rotation must not allow the secret to go to other hosts.
   const allowed_hosts = body.allowed_hosts === undefined ? row.allowed_hosts : storedHosts(body.allowed_hosts);
   if (body.allowed_hosts !== undefined) await refuseShutOut(deps, tenant, id, allowed_hosts);
   const columns = await secretColumns(deps, tenant, id, row.version + 1, secret);
@@ -181,7 +181,7 @@ async function rotateOnce(
     const [changed] = await tx.db
       .update(credentials)
       .set({ ...columns, allowed_hosts, updated_at: clock.now() })
-      // The secret was sealed as the version that follows this one.
+      // The secret was sealed for the version after `row.version`.
       .where(and(hasKey(credentials, { tenant, id }), eq(credentials.version, row.version)))
       .returning(metadataOf(tx.tables));
     return changed ?? null;
@@ -198,7 +198,7 @@ export function createCredentialService(deps: CredentialDeps) {
       const secret = checkedSecret(body.source, body);
       const allowed_hosts = storedHosts(body.allowed_hosts ?? null);
       const refused = overQuota(credentialsMax, "credentials");
-      // Only the check in the write is certain, but a failing write slows down the others of its group.
+      // Only the check inside the write is exact, but a write that fails slows down the others of its group commit.
       if ((await totalOf(store.read, tenant, TOTAL)) >= credentialsMax) throw refused;
       const now = clock.now();
       const id = newId("cred", now);
@@ -223,12 +223,12 @@ export function createCredentialService(deps: CredentialDeps) {
     list: ({ tenant }: Caller): AsyncIterable<CredentialRow> => readCredentials(store.read, tenant),
 
     async rotate({ tenant }: Caller, id: string, body: CredentialRotate): Promise<CredentialRow> {
-      // Each other rotation at the same time may overtake this one once.
+      // Each concurrent rotation may make one attempt fail.
       for (let attempt = 0; attempt < 32; attempt++) {
         const row = await rotateOnce(deps, tenant, id, body);
         if (row !== null) return row;
       }
-      throw new Fault("conflict", "the credential is being rotated by others");
+      throw new Fault("conflict", "the credential is being rotated by other requests; retry");
     },
 
     async remove({ tenant }: Caller, id: string): Promise<void> {
@@ -247,7 +247,7 @@ export function createCredentialService(deps: CredentialDeps) {
   };
 }
 
-/** A row holds up to 64 KiB of a secret, which SQLite must read past to reach the later columns. */
+/** A row holds up to 64 KiB of a secret, which SQLite has to skip to reach the later columns. */
 const ROWS_AT_ONCE = 64;
 const LAST_ID = "cred_~";
 
@@ -272,20 +272,20 @@ const secretQuery = prepared(({ db, tables: { credentials } }: Reader) =>
 
 export type StoredSecret = Awaited<ReturnType<ReturnType<typeof secretQuery>["execute"]>>[number];
 
-/** The columns for resolving a secret; null when the tenant has no credential of this ID. */
+/** The columns needed to resolve a secret; null when the tenant has no credential with this ID. */
 export async function findSecret(reader: Reader, tenant: string, id: string): Promise<StoredSecret | null> {
   if (!isId("cred", id)) return null;
   const [row] = await secretQuery(reader).execute({ tenant, id });
   return row ?? null;
 }
 
-/** Whether the secret of a credential with these `allowed_hosts` may go to the host of the URL. */
+/** Whether a secret with these `allowed_hosts` may be sent to the URL's host. */
 export function mayGoTo({ allowed_hosts }: Pick<CredentialRow, "allowed_hosts">, url: string): boolean {
   const hosts = decodeHosts(allowed_hosts);
   return hosts === null || isAllowedUrl(url, hosts);
 }
 
-/** The tenant's credential, locked until the write ends, for a record that is going to name it; null when there is none. */
+/** Locks a credential until the write ends, for a record that will name it; null when the tenant has no such credential. */
 export async function holdCredential(tx: Tx, tenant: string, id: string): Promise<CredentialRow | null> {
   if (!isId("cred", id)) return null;
   await tx.lock(`credential:${tenant}:${id}`);
@@ -302,7 +302,7 @@ async function findRow(reader: Reader, tenant: string, id: string): Promise<Cred
   return row ?? null;
 }
 
-/** All credentials of a tenant, newest first, read lazily in groups, since each row may hold a large secret. */
+/** Reads all credentials of a tenant, newest first, lazily in groups. */
 async function* readCredentials(reader: Reader, tenant: string): AsyncGenerator<CredentialRow> {
   const { credentials: t } = reader.tables;
   for (let below = LAST_ID; ; ) {

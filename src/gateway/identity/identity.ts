@@ -1,5 +1,6 @@
-// The caller, by the bearer token (RFC 6750) of the local issuer or of an OIDC issuer. A token's signature is checked once.
-// After that the token is known until it expires or the issuer's keys change. Also the scope that a request needs.
+// Authenticates callers by a bearer token (RFC 6750) of the local issuer or of an OIDC issuer, and checks the scope that a
+// request needs. A token's signature is verified once; its caller is then cached until the token expires or the issuer's keys
+// change. The last part of the file keeps the issuer's keys.
 import {
   type CryptoKey,
   createLocalJWKSet,
@@ -28,6 +29,7 @@ import { madeAfter, SIGNING_ALGORITHM } from "../../keys/signing-keys.ts";
 /** Issuer and audience of the tokens that the local issuer signs. */
 export const LOCAL_ISSUER = "tollgate";
 
+/** Tolerated difference between the issuer's clock and the gateway's. */
 const SKEW_SECONDS = 60;
 
 const REMOTE_ALGORITHMS = [
@@ -49,21 +51,21 @@ export interface IdentityOptions {
     readonly jwksUrl: string | null;
   } | null;
   readonly keyring: LocalKeyring;
-  /** GET with bounded time and size; throws for any answer but 200 with JSON. */
+  /** Makes a GET with bounded time and size; throws for any answer but a 200 with JSON. */
   readonly fetchJson: (url: string) => Promise<unknown>;
   readonly clock: Clock;
   readonly log: Log;
-  /** Milliseconds of a clock that never goes back. */
+  /** Milliseconds of a monotonic clock. */
   readonly now?: () => number;
 }
 
-interface Known {
+interface VerifiedToken {
   readonly caller: Caller;
-  /** The keys that it was verified with. When the keys change, the token must be checked again. */
+  /** The keys that the token was verified with. When the keys change, the token must be verified again. */
   readonly keys: Keys;
-  /** The newest revocation of the time when it was made. */
+  /** Number of the newest revocation when the token was issued. */
   readonly madeAfter: number;
-  /** When its `exp` has passed: milliseconds since the epoch. */
+  /** When the token expires, in milliseconds since the epoch. */
   readonly until: number;
 }
 
@@ -74,66 +76,66 @@ interface Issuer {
 }
 
 export function createIdentity(options: IdentityOptions) {
-  const known = tenantCache<string, Known>(MAX.tokensCharacters);
+  const verified = tenantCache<string, VerifiedToken>(MAX.tokensCharacters);
   const { issuer, keys, revocations } = openIssuer(options);
   const { clock, claims } = options;
 
-  async function judge(authorization: string): Promise<Caller> {
-    // Until the check the tenant is unknown, so all strangers share one tenant's part of the event loop.
+  async function verifyCaller(authorization: string): Promise<Caller> {
+    // The tenant is not known before the check, so all unverified tokens share one tenant's part of the event loop.
     await turnOf(STRANGERS);
     const token = bearerToken(authorization);
     const problem = problemOf(token, issuer, clock.now());
     if (problem !== null) throw refused(problem);
-    // After a pause the keys are looked at again, and are mostly the same.
+    // Keys that are not fresh any more are fetched again and have mostly not changed, so the cached caller is still right.
     if ((await keys.settled()) !== null) {
-      const caller = remembered(authorization);
+      const caller = cachedCaller(authorization);
       if (caller !== null) return caller;
     }
     const { payload, keys: used } = await verify(token, issuer, keys, clock);
     const caller = readCaller(payload, claims);
-    // jwtVerify has checked that `exp` is there.
+    // jwtVerify requires `exp`.
     const until = ((payload.exp ?? 0) + SKEW_SECONDS) * 1000;
     const entry = { caller, keys: used, until, madeAfter: madeAfter(payload) };
     if (isRevoked(entry)) throw refused("revoked");
-    known.set(caller.tenant, authorization, entry, authorization.length);
+    verified.set(caller.tenant, authorization, entry, authorization.length);
     return caller;
   }
 
-  /** Null when the token must be checked. @throws Fault when it was revoked */
-  function remembered(authorization: string): Caller | null {
-    const seen = known.get(authorization);
-    if (seen === undefined || clock.now() >= seen.until || keys.fresh() !== seen.keys) return null;
-    if (isRevoked(seen)) throw refused("revoked");
-    return seen.caller;
+  /** Null when the token must be verified. @throws Fault `unauthenticated` when the token was revoked */
+  function cachedCaller(authorization: string): Caller | null {
+    const token = verified.get(authorization);
+    if (token === undefined || clock.now() >= token.until || keys.fresh() !== token.keys) return null;
+    if (isRevoked(token)) throw refused("revoked");
+    return token.caller;
   }
 
-  function isRevoked({ caller: { tenant, user }, madeAfter }: Known): boolean {
+  function isRevoked({ caller: { tenant, user }, madeAfter }: VerifiedToken): boolean {
     return revocations?.isRevoked(tenant, user, madeAfter) === true;
   }
 
   return {
     /**
-     * The caller that an `Authorization` header names: at once for a token that is known, else after its check.
-     * @throws Fault `unauthenticated`, at once or as rejection; `unavailable` when the token can't be judged because the
-     *   issuer's keys could not be fetched yet: the same token may be valid in a moment.
+     * Returns the caller that an `Authorization` header names: synchronously if the token is cached, else a promise.
+     * @throws Fault `unauthenticated`, synchronously or as a rejection; `unavailable` when the issuer's keys could not be
+     *   fetched yet, so that the token may be valid after all
      */
     authenticate(authorization: string | null): Caller | Promise<Caller> {
       if (authorization === null) throw refused("no token");
-      return remembered(authorization) ?? judge(authorization);
+      return cachedCaller(authorization) ?? verifyCaller(authorization);
     },
   };
 }
 
 export type Identity = ReturnType<typeof createIdentity>;
 
-/** There are no revocations where the issuer is a remote one. */
+/** Opens the local issuer or the OIDC one. Only the local issuer has revocations. */
 function openIssuer({ oidc, keyring, fetchJson, log, now }: IdentityOptions) {
   if (oidc === null) {
     const issuer = { name: LOCAL_ISSUER, audience: LOCAL_ISSUER, algorithms: [SIGNING_ALGORITHM] };
     return { issuer, keys: localKeys(keyring), revocations: keyring.revocations };
   }
   const keys = openIssuerKeys({ ...oidc, fetchJson, log, ...(now !== undefined && { now }) });
-  // The first request should not have to wait, and a wrong issuer should show in the log at start.
+  // Fetch at the start, so that the first request need not wait and a wrong issuer shows in the log.
   keys.fresh();
   const issuer = { name: oidc.issuer, audience: oidc.audience, algorithms: REMOTE_ALGORITHMS };
   return { issuer, keys, revocations: null };
@@ -145,7 +147,7 @@ function refused(reason: string, cause?: unknown): Fault {
   });
 }
 
-/** The reason in our words: the library's may quote what the token says. */
+/** The reason in our own words, since the library's messages may quote the token. */
 function whyInvalid(error: unknown): string {
   if (error instanceof errors.JWKSNoMatchingKey) return "unknown key";
   if (error instanceof errors.JWSSignatureVerificationFailed) return "wrong signature";
@@ -161,7 +163,7 @@ function bearerToken(authorization: string): string {
   return token;
 }
 
-/** Checked before any key is looked for: else old tokens of a removed key would make the gateway ask the issuer for ever. */
+/** Checks what needs no key, and comes first: else expired tokens of a removed key would make the gateway ask the issuer for ever. */
 function problemOf(token: string, issuer: Issuer, now: number): string | null {
   try {
     const { alg, typ } = decodeProtectedHeader(token);
@@ -169,7 +171,7 @@ function problemOf(token: string, issuer: Issuer, now: number): string | null {
     if (!isAccessTokenType(typ)) return "other type";
     const { iss, exp, cnf } = decodeJwt(token);
     if (iss !== issuer.name) return "other issuer";
-    // RFC 7800: such a token needs a proof that the sender holds a key, and this gateway asks for none.
+    // RFC 7800: a token with `cnf` needs a proof that the sender holds a key, and this gateway asks for none.
     if (cnf !== undefined) return "bound to a key";
     return exp === undefined || (exp + SKEW_SECONDS) * 1000 <= now ? "expired" : null;
   } catch {
@@ -177,7 +179,7 @@ function problemOf(token: string, issuer: Issuer, now: number): string | null {
   }
 }
 
-/** RFC 7519, section 5.1, and RFC 9068, section 4: tokens of other types are not access tokens. */
+/** Whether `typ` is that of an access token (RFC 7519, section 5.1, and RFC 9068, section 4). */
 function isAccessTokenType(typ: unknown): boolean {
   if (typ === undefined) return true;
   return typeof typ === "string" && /^(application\/)?(at\+)?jwt$/i.test(typ);
@@ -191,7 +193,7 @@ async function verify(token: string, issuer: Issuer, keys: IssuerKeySource, cloc
   try {
     return await verifyWith(found, token, issuer, clock);
   } catch (error) {
-    // The issuer may have just begun to use a new key, even one with the name of an old one.
+    // The issuer may have just begun to use a new key, even under the `kid` of an old one.
     const next = mayBeNewKey(error) ? await keys.renewed(found) : null;
     if (next === null) throw refused(whyInvalid(error), error);
     try {
@@ -223,7 +225,7 @@ async function verifyWith(keys: Keys, token: string, issuer: Issuer, clock: Cloc
   }
 }
 
-/** A token that names no key, or one of several of the same name: the first that verifies it counts. */
+/** Verifies a token without a `kid`, or with one that several keys share, by trying up to ten keys. */
 async function verifyWithAny(
   candidates: AsyncIterable<CryptoKey>,
   token: string,
@@ -249,7 +251,7 @@ function readCaller(payload: JWTPayload, claims: ClaimNames): Caller {
   return { tenant, user, scopes: new Set(readScopes(payload[claims.scope])) };
 }
 
-/** Unpaired surrogates of two tenants would be stored as the same replacement character. */
+/** Whether a claim can name a tenant or user. Unpaired surrogates are refused: different ones would be stored as one character. */
 export function isPrincipal(value: unknown): value is string {
   return (
     typeof value === "string" &&
@@ -260,15 +262,15 @@ export function isPrincipal(value: unknown): value is string {
   );
 }
 
-/** RFC 8693, section 4.2, or the array that some issuers give; anything else grants nothing. */
+/** Scopes as a string (RFC 8693, section 4.2), or as the array that some issuers send; anything else grants nothing. */
 function readScopes(value: unknown): string[] {
   if (typeof value === "string") return value.split(" ").filter((scope) => scope !== "");
   return Array.isArray(value) ? value.filter((scope) => typeof scope === "string") : [];
 }
 
-const READING: ReadonlySet<string> = new Set(["GET", "HEAD", "OPTIONS"]);
+const READ_METHODS: ReadonlySet<string> = new Set(["GET", "HEAD", "OPTIONS"]);
 
-/** Routes that need no scope: calls of agents, and reads that have the form of a write. */
+/** Routes that need no scope although they don't use a read method: calls of agents, and reads by POST. */
 const EXEMPT = [
   ["POST", "/v1/proxy/:id"],
   ["POST", "/v1/proxy/:id/stream"],
@@ -278,13 +280,13 @@ const EXEMPT = [
 ].map(([method = "", path = ""]) => ({ method, pattern: pathPattern(path) }));
 
 /**
- * Throws Fault `forbidden` where the caller lacks the scope for managing, which every request that writes needs if the
- * operator has set one. The exempt routes are named, so a new route that writes can't be forgotten.
+ * Returns a check that throws Fault `forbidden` when the caller lacks the managing scope. Every request that writes needs the
+ * scope if the operator has set one. The exempt routes are listed, so that a new route is protected by default.
  * @param scope null when every token of a tenant may write
  */
 export function managePermission(scope: string | null) {
   return (caller: Caller, method: string, path: string): void => {
-    if (scope === null || READING.has(method) || caller.scopes.has(scope)) return;
+    if (scope === null || READ_METHODS.has(method) || caller.scopes.has(scope)) return;
     if (EXEMPT.some((route) => route.method === method && route.pattern.test(path))) return;
     const error = `the token lacks the scope ${scope}`;
     // RFC 6750, section 3.1.
@@ -295,15 +297,15 @@ export function managePermission(scope: string | null) {
   };
 }
 
-// The verification keys of the issuer, a remote OIDC issuer or the local one. Keys of a remote issuer are kept fresh without
-// a timer: a request for the keys starts a fetch that is due. While the issuer is away the known keys stay in use, since it
-// issues no tokens then and the old ones expire.
+// The verification keys of the issuer, remote (OIDC) or local. Keys of a remote issuer are kept fresh without a timer: a
+// request that needs the keys starts a fetch when one is due. While the issuer can't be reached, the last keys stay in use: it
+// can't issue tokens then, and the old ones expire.
 
-/** A key that the issuer has removed verifies nothing after this time. */
+/** A key that the issuer has removed is not used any more after this time. */
 const FRESH_MS = 5 * 60_000;
-/** From this age on keys are fetched again in the background, so that no request waits for it. */
+/** Keys of this age are fetched again in the background, so that no request has to wait. */
 const REFRESH_AFTER_MS = 4 * 60_000;
-/** Keys are used for at most this long after the last answer of the issuer. */
+/** Without an answer of the issuer, the last keys are used for at most this long. */
 const STALE_MAX_MS = 24 * 3_600_000;
 const ASYMMETRIC = ["RSA", "EC", "OKP"];
 
@@ -312,19 +314,19 @@ interface IssuerKeysOptions {
   readonly jwksUrl: string | null;
   readonly fetchJson: (url: string) => Promise<unknown>;
   readonly log: Log;
-  /** Milliseconds of a clock that never goes back. */
+  /** Milliseconds of a monotonic clock. */
   readonly now?: () => number;
 }
 
-/** Finds the key of a token. The function stays the same as long as the set of keys does. */
+/** Finds the key of a token. A change of the key set makes a new function, so two sets can be compared by identity. */
 export type Keys = JWTVerifyGetKey;
 
 export interface IssuerKeySource {
-  /** The keys, or null when they must be fetched before use. Starts a fetch when one is due. */
+  /** The keys; null when they must be fetched before use. Starts a background fetch when one is due. */
   fresh(): Keys | null;
-  /** Fresh keys if the issuer answers, else the known ones; null when there are none yet or they are too old. */
+  /** Fresh keys if the issuer answers, else the last ones; null when there are none yet or they are too old. */
   settled(): Promise<Keys | null>;
-  /** Other keys than these, or null: the issuer is asked again, unless it was asked a moment ago. */
+  /** Keys other than `used`; null when there are none. Asks the issuer again, unless that was done seconds ago. */
   renewed(used: Keys): Promise<Keys | null>;
 }
 
@@ -332,20 +334,20 @@ function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
   const { log, now = () => performance.now() } = options;
   let keys: Keys | null = null;
   let freshUntil = Number.NEGATIVE_INFINITY;
-  let printed = "";
+  let keysJson = "";
   let answeredAt = Number.NEGATIVE_INFINITY;
   let askedAt = Number.NEGATIVE_INFINITY;
   let inFlight: Promise<void> | null = null;
 
   function accept(set: JSONWebKeySet): void {
-    const print = JSON.stringify(set);
-    if (keys === null || print !== printed) keys = createLocalJWKSet(set);
+    const json = JSON.stringify(set);
+    if (keys === null || json !== keysJson) keys = createLocalJWKSet(set);
     answeredAt = now();
     freshUntil = answeredAt + FRESH_MS;
-    printed = print;
+    keysJson = json;
   }
 
-  /** While the issuer is away, extends the keys a little at a time, so that requests do not wait for a fetch. */
+  /** While the issuer can't be reached, extends the use of its keys a minute at a time, so that no request waits for a fetch. */
   function extend(): void {
     const until = Math.min(now() + FRESH_MS - REFRESH_AFTER_MS, answeredAt + STALE_MAX_MS);
     freshUntil = Math.max(freshUntil, until);
@@ -363,7 +365,7 @@ function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
   }
 
   async function ask(): Promise<void> {
-    // Least time between two fetches, whatever tokens come in. A new key is accepted within 30 s of its publication.
+    // Ten seconds lie between two fetches, whatever tokens come in. A new key is accepted within 30 s of its publication.
     if (inFlight === null && now() - askedAt >= 10_000) {
       askedAt = now();
       inFlight = fetchKeys();
@@ -387,7 +389,7 @@ function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
       return usable();
     },
     async renewed(used) {
-      // Another request may have fetched them since the caller read them.
+      // Another request may have fetched new keys since the caller read `used`.
       if (usable() === used) await ask();
       const next = usable();
       return next === used ? null : next;
@@ -395,7 +397,7 @@ function openIssuerKeys(options: IssuerKeysOptions): IssuerKeySource {
   };
 }
 
-/** @throws Error, and what `fetchJson` throws, when the issuer has no keys that can verify a token */
+/** Fetches the issuer's keys. @throws Error when no key can verify a token; what `fetchJson` throws */
 export async function fetchKeySet({
   issuer,
   jwksUrl,
@@ -409,7 +411,7 @@ export async function fetchKeySet({
   return { keys };
 }
 
-/** OpenID Connect Discovery 1.0, section 4: the document must name the very issuer that was asked. */
+/** Finds the URL of the keys (OpenID Connect Discovery 1.0, section 4). The document must name the issuer that was asked. */
 async function discover(issuer: string, fetchJson: IssuerKeysOptions["fetchJson"]): Promise<string> {
   const document = await fetchJson(`${issuer.replace(/\/$/, "")}/.well-known/openid-configuration`);
   if (!isRecord(document) || document["issuer"] !== issuer) {
@@ -419,12 +421,12 @@ async function discover(issuer: string, fetchJson: IssuerKeysOptions["fetchJson"
   if (typeof url !== "string" || !URL.canParse(url)) throw new Error("the discovery document has no jwks_uri");
   const { protocol } = new URL(url);
   if (protocol !== "https:" && protocol !== new URL(issuer).protocol) {
-    throw new Error("the jwks_uri is not as safe as the issuer");
+    throw new Error("the jwks_uri must use https, as the issuer does");
   }
   return url;
 }
 
-/** A symmetric key in a public set would let anyone sign. */
+/** Symmetric keys are refused: one in a public set would let anyone sign. */
 function isVerificationKey(key: unknown): key is JSONWebKeySet["keys"][number] {
   return isRecord(key) && ASYMMETRIC.some((type) => type === key["kty"]) && key["use"] !== "enc";
 }
@@ -438,7 +440,7 @@ export type LocalKeyring = Pick<
   "issuerJwks" | "isFresh" | "isUsable" | "refreshed" | "renewed" | "revocations"
 >;
 
-/** The keys of the local issuer. A command in another process may rotate them, so an unknown key makes the database be read. */
+/** The keys of the local issuer. A command in another process may rotate them, so an unknown key causes a database read. */
 function localKeys(keyring: LocalKeyring): IssuerKeySource {
   let jwks = keyring.issuerJwks();
   let keys: Keys = createLocalJWKSet(jwks);

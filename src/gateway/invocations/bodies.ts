@@ -1,10 +1,10 @@
-// Large bodies in the database, part by part: stored before their call is accepted, read when it is made or shown, and
-// removed when they are orphaned.
+// Large bodies in the database, stored in parts: written before their call is accepted, read when the call is made or shown,
+// and removed when they are orphaned.
 //
-// Parts are orphaned after the end of a call, after a refusal, or because the call that they were stored for was never
-// accepted, as when the process was killed. A note says so, and is written with the very thing that orphans them, so that no
-// part stays for ever; the parts of a call that is not accepted yet have one from the first. The parts go a few in each write,
-// since all at once would hold up the event loop. Once they are going, no call is accepted with them any more.
+// Parts are orphaned by the end of their call, by its refusal, or because it was never accepted, as after a kill. A row of
+// `orphaned_parts` (a note) says when the parts may be removed. It is written in the transaction that orphans them, and with
+// the first part of a call that is not accepted yet, so that no part stays for ever. Each write removes only a few parts, so
+// that the event loop is not held up. Once the removal has begun, no call is accepted with the parts.
 import { and, eq, gt, gte, inArray, lte, notExists, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
@@ -28,7 +28,7 @@ import type { AcceptedCall, InvocationKey } from "./service.ts";
 
 interface BodyPart {
   readonly key: InvocationKey;
-  /** The first one is stored before the others are handed in. */
+  /** Position in the body. Part 0 must be stored before the others, since it brings the note. */
   readonly n: number;
   readonly bytes: Uint8Array;
   /** When the parts of this body may be removed. */
@@ -43,30 +43,30 @@ const PART_INPUT = inputRows<BodyPart>({
   bytes: ["bytea", ({ bytes }) => bytes],
 });
 
-/** False when the parts of this body are being removed. */
+/** Stores one part. False when the parts of this body are being removed. */
 export const storePartCommand: Command<BodyPart, boolean> = {
   name: "store_part",
   tenantOf: ({ key }) => key.tenant,
   bytesOf: ({ bytes }) => bytes.byteLength,
   sqlite(prepare) {
-    const begin = prepare(
+    const insertNote = prepare(
       "insert into orphaned_parts (invocation_id, tenant, kind, first, due_at) values (?, ?, 'request', 0, ?)",
     );
-    const look = prepare(
+    const findNote = prepare(
       "select 1 from orphaned_parts where invocation_id = ? and kind = 'request' and tenant = ? and due_at <> 0",
     );
-    const insert = prepare(
+    const insertPart = prepare(
       "insert into body_parts (invocation_id, tenant, kind, n, bytes) values (?, ?, 'request', ?, ?)",
     );
     return ({ key: { id, tenant }, n, bytes, dueAt }) => {
-      if (n === 0) begin.run(id, tenant, dueAt);
-      else if (look.get(id, tenant) === null) return false;
-      insert.run(id, tenant, n, bytes);
+      if (n === 0) insertNote.run(id, tenant, dueAt);
+      else if (findNote.get(id, tenant) === null) return false;
+      insertPart.run(id, tenant, n, bytes);
       return true;
     };
   },
   postgres: {
-    // What removes the parts changes the locked row first, and so waits for a commit whose answer was lost.
+    // The removal changes the locked row first, so it waits even for a commit whose answer was lost.
     text: `
 with input as (select * from ${PART_INPUT.source}),
 begun as (
@@ -92,14 +92,14 @@ returning invocation_id, n`,
   },
 };
 
-/** Of one body: so the next part is ready when one is stored, and there is a turn of the event loop in between. */
+/** Parts of one body in flight: the next part is ready when one is stored, and the event loop gets a turn in between. */
 const STORED_AT_ONCE = 2;
 
 /**
- * Stores the body of a call in parts, and then does `work`, which accepts it. If it does not, the parts are removed: by
- * somebody else and later, if this process is killed.
+ * Stores the body of a call in parts, then runs `work`, which accepts the call. If `work` does not accept it, the parts are
+ * removed; if this process is killed meanwhile, another one removes them when they are due.
  *
- * @param work gives the ID of the call that was accepted, which may be an earlier one
+ * @param work returns the ID of the accepted call, which may be an earlier one
  */
 export async function withStoredBody(
   store: Store,
@@ -113,15 +113,15 @@ export async function withStoredBody(
     acceptedId = await work();
     return acceptedId;
   } finally {
-    // The parts go now, unless they belong to a call meanwhile. What can't be noted now is found when it is due.
+    // Have the parts removed now, unless a call has been accepted with them. If this write fails, they go when they are due.
     const body = { ...key, kind: "request" } as const;
-    if (acceptedId !== id) void store.write((tx) => begin(tx, body, Number.MAX_SAFE_INTEGER)).catch(() => {});
+    if (acceptedId !== id) void store.write((tx) => beginRemoval(tx, body, Number.MAX_SAFE_INTEGER)).catch(() => {});
   }
 }
 
-/** @throws Fault `unavailable` */
+/** @throws Fault `unavailable` when the parts are being removed */
 async function storeParts(store: Store, key: InvocationKey, body: CallBody): Promise<void> {
-  // Parts of a body are kept for ten minutes for the call that is to be accepted with them.
+  // The parts are kept for ten minutes, in which the call must be accepted.
   const dueAt = store.clock.now() + 600_000;
   const parts = bodyPartsOf(body).map((bytes, n) => ({ key, n, bytes, dueAt }));
   for (let at = 0; at < parts.length; ) {
@@ -132,23 +132,19 @@ async function storeParts(store: Store, key: InvocationKey, body: CallBody): Pro
   }
 }
 
-/** The parts of a try before this one are still there: it found an earlier call in its way, which has gone meanwhile. */
+/** A UniqueViolation: a previous try, which lost its key to a call that is gone by now, has left parts that are being removed. */
 function tryLater(error: unknown): never {
   throw error instanceof UniqueViolation ? partsGone() : error;
 }
 
-const partByPlace = prepared(({ db, tables: { bodyParts: t } }: Reader) =>
+const partByNumber = prepared(({ db, tables: { bodyParts: t } }: Reader) =>
   db
     .select({ bytes: t.bytes })
     .from(t)
     .where(and(isOfCall(t, GIVEN_KEY), eq(t.kind, sql.placeholder("kind")), eq(t.n, sql.placeholder("n")))),
 );
 
-/**
- * The first parts of a stored body, each read in a turn of its own.
- *
- * @param bytesMax no more than so many bytes, which are whole parts
- */
+/** Reads the first parts of a stored body, each in a turn of its own, up to `bytesMax`, which must end with a whole part. */
 async function storedParts(
   reader: Reader,
   key: InvocationKey,
@@ -157,10 +153,10 @@ async function storedParts(
 ): Promise<Uint8Array[]> {
   const parts: Uint8Array[] = [];
   for (let bytes = 0; bytes < bytesMax; ) {
-    const place = { ...key, kind, n: parts.length };
-    const [part] = await inTurn(key.tenant, () => partByPlace(reader).execute(place));
+    const partKey = { ...key, kind, n: parts.length };
+    const [part] = await inTurn(key.tenant, () => partByNumber(reader).execute(partKey));
     if (part === undefined) break;
-    // In memory of its own, which can move to another thread.
+    // Each part gets memory of its own, which can be transferred to another thread.
     const { buffer, byteOffset, byteLength } = part.bytes;
     const isOwn = byteLength === buffer.byteLength;
     parts.push(isOwn ? new Uint8Array(buffer, byteOffset, byteLength) : Uint8Array.prototype.slice.call(part.bytes));
@@ -171,18 +167,18 @@ async function storedParts(
 
 /**
  * The request of an open call that is stored in parts. All of it is read before any of it is sent: a POST is never sent
- * twice, and a store that went away in the middle would leave half of one with the upstream. What is held of all calls
- * together is bounded, and shared out by tenant, by what may run (scheduler.ts: 96 MiB).
+ * twice, so a store that fails in the middle would leave half a request at the upstream for good. The scheduler bounds what
+ * all calls together hold in memory (96 MiB), and shares it out by tenant.
  *
- * @param size how long it is
- * @returns null when it is not there, as after the end of its call
+ * @param size of the request in bytes
+ * @returns null when the request is not stored any more, as after the end of its call
  */
 export async function storedRequest(reader: Reader, key: InvocationKey, size: number): Promise<CallBody | null> {
   const body = bodyOf(await storedParts(reader, key, "request", size));
   return body.byteLength === size ? body : null;
 }
 
-/** The start of a body that is stored in parts, in one piece; null when there is none. */
+/** The start of a body that is stored in parts, joined; null when no part is stored. */
 export async function storedStart(
   reader: Reader,
   key: InvocationKey,
@@ -196,53 +192,53 @@ export async function storedStart(
 }
 
 const NOTES_AT_ONCE = 64;
-/** To remove one takes half a millisecond of the event loop on SQLite (measured). */
+/** Removing one part takes half a millisecond of the event loop on SQLite (measured). */
 export const REMOVED_PARTS_AT_ONCE = 4;
 
 interface OrphanedBody extends InvocationKey {
   readonly kind: BodyKind;
 }
 
-/** In the write that removes the call that they belonged to. */
+/** Notes the parts of a request as orphaned. To be called in the write that removes their call. */
 export async function orphanRequest({ db, tables: { orphanedParts: t } }: Tx, { tenant, id }: InvocationKey) {
   await db.insert(t).values({ invocation_id: id, tenant, kind: "request", first: 0, due_at: 0 });
 }
 
-/** From here on no call can be accepted with these parts. */
-async function begin({ db, tables: { orphanedParts: t } }: Tx, body: OrphanedBody, now: number): Promise<boolean> {
+/** Begins the removal of parts that are due; after that no call can be accepted with them. False when they are not due. */
+async function beginRemoval(
+  { db, tables: { orphanedParts: t } }: Tx,
+  body: OrphanedBody,
+  now: number,
+): Promise<boolean> {
   const rows = await db
     .update(t)
     .set({ due_at: 0 })
-    .where(and(isOf(t, body), lte(t.due_at, now)))
+    .where(and(isOfBody(t, body), lte(t.due_at, now)))
     .returning({ id: t.invocation_id });
   return rows.length > 0;
 }
 
-function isOf(t: Tx["tables"]["orphanedParts" | "bodyParts"], body: OrphanedBody) {
+function isOfBody(t: Tx["tables"]["orphanedParts" | "bodyParts"], body: OrphanedBody) {
   return and(isOfCall(t, body), eq(t.kind, body.kind));
 }
 
-/** Removes some of the parts, and the note with the last of them. Returns whether there are more. */
-async function removeSome(tx: Tx, body: OrphanedBody, first: number): Promise<boolean> {
+/** Removes a few parts, and the note with the last of them. Returns whether there may be more. */
+async function removeSomeParts(tx: Tx, body: OrphanedBody, first: number): Promise<boolean> {
   const { bodyParts: t, orphanedParts: notes } = tx.tables;
-  const isLeft = and(isOf(t, body), gte(t.n, first));
+  const isLeft = and(isOfBody(t, body), gte(t.n, first));
   const some = tx.db.select({ n: t.n }).from(t).where(isLeft).limit(REMOVED_PARTS_AT_ONCE);
   const removed = await tx.db
     .delete(t)
-    .where(and(isOf(t, body), inArray(t.n, some)))
+    .where(and(isOfBody(t, body), inArray(t.n, some)))
     .returning({ n: t.n });
   if (removed.length === REMOVED_PARTS_AT_ONCE) return true;
-  // Another replica may be removing the same ones, and has left some when its rows were not found here.
+  // Another replica may be removing the same parts, so that this delete finds too few rows although some parts remain.
   const left = tx.db.select({ n: t.n }).from(t).where(isLeft);
-  await tx.db.delete(notes).where(and(isOf(notes, body), eq(notes.due_at, 0), notExists(left)));
+  await tx.db.delete(notes).where(and(isOfBody(notes, body), eq(notes.due_at, 0), notExists(left)));
   return false;
 }
 
-/**
- * Removes what is due. Gives how many bodies that were.
- *
- * @param isOver whether to stop, and leave the rest for later
- */
+/** Removes the parts that are due, until `isOver` returns true. Returns the number of bodies. */
 export async function removeOrphanedParts(
   store: Store,
   isOver: () => boolean = () => false,
@@ -257,8 +253,8 @@ export async function removeOrphanedParts(
       .where(lte(t.due_at, now))
       .limit(NOTES_AT_ONCE);
     for (const { first, ...body } of due) {
-      if (!(await store.write((tx) => begin(tx, body, now)))) continue;
-      while (!isOver() && (await store.write((tx) => removeSome(tx, body, first))));
+      if (!(await store.write((tx) => beginRemoval(tx, body, now)))) continue;
+      while (!isOver() && (await store.write((tx) => removeSomeParts(tx, body, first))));
       bodies++;
     }
     if (due.length < NOTES_AT_ONCE || isOver()) return bodies;
@@ -266,37 +262,37 @@ export async function removeOrphanedParts(
 }
 
 /**
- * Before any call comes in. What a call leaves at its end goes right away, so that its room in the file is used again
- * before it is copied there; what else is due is looked for every few seconds. Gives what stops it.
+ * Starts the removal of orphaned parts, and must run before any call comes in. Parts of an ended call go right away, so that
+ * SQLite reuses their pages soon; others that are due are looked for every ten seconds. Returns a function that stops it.
  */
 export async function startRemovingParts(store: Store, log: Log): Promise<() => void> {
-  // Where a process is alone, a body that is being stored at its start belongs to a call of the process before.
+  // A process that has the database to itself knows at its start that unaccepted parts belong to calls of its predecessor.
   if (!store.isShared) {
     await store.write(({ db, tables: { orphanedParts: t } }) => db.update(t).set({ due_at: 0 }).where(gt(t.due_at, 0)));
   }
   let removing: Promise<unknown> | null = null;
-  let isAsked = false;
+  let isRequested = false;
   let isOver = false;
 
   /** Never rejects. */
   async function remove(): Promise<void> {
     do {
-      isAsked = false;
+      isRequested = false;
       await removeOrphanedParts(store, () => isOver).catch((error) => log.warn("parts_not_removed", { error }));
-    } while (isAsked && !isOver);
+    } while (isRequested && !isOver);
     removing = null;
   }
 
-  function look(): Promise<unknown> {
-    isAsked = true;
+  function requestRemoval(): Promise<unknown> {
+    isRequested = true;
     removing ??= remove();
     return removing;
   }
 
   store.onCallEnded(({ mode, req_size }) => {
-    if (!isOver && leavesParts(mode, req_size)) void look();
+    if (!isOver && leavesParts(mode, req_size)) void requestRemoval();
   });
-  const stop = every(10_000, look);
+  const stop = every(10_000, requestRemoval);
   return () => {
     isOver = true;
     stop();

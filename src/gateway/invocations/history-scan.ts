@@ -1,9 +1,9 @@
-// How a page of the history is found. The open calls stand along the index of their tenant, the ended ones along that of one
-// filter, newest first: said once for walks with the values of a request, and for prepared queries with names for them.
+// Finds a page of the history. Open calls are read along the index of their tenant, ended calls along the index of one filter,
+// newest first. The queries are defined once, for scans with the values of a request and for prepared queries with placeholders.
 //
-// Most pages need no walk: prepared queries find them. For the others the open calls and the ended ones are walked side by
-// side in windows of a bounded number of entries, so that a page costs no more than the entries it passes. Other requests go on
-// between two windows: SQLite answers on the event loop, and a long walk in one piece would hold up every tenant.
+// Prepared queries find most pages. For the others, open and ended calls are scanned side by side in windows of a bounded number
+// of index entries. Other requests are served between two windows: SQLite runs on the event loop, so a long scan in one piece
+// would hold up every tenant.
 import { and, desc, eq, gte, is, isNotNull, lt, type Placeholder, type SQL, type SQLWrapper, sql } from "drizzle-orm";
 import { SQLiteTable } from "drizzle-orm/sqlite-core";
 import { type CountDimension, oneOf } from "../../../db/schema.ts";
@@ -11,16 +11,16 @@ import { inStoreTurns } from "../../kernel/turns.ts";
 import { bind, prepared, type Reader } from "../../storage/store.ts";
 import type { InvocationRow } from "./service.ts";
 
-/** Entries of one step: about 5 ms of SQLite when it has to look at every row. */
+/** Index entries of one window, for open and for ended calls: about 5 ms on SQLite when every row has to be read. */
 const ENTRIES_MAX = 5_000;
-/** Entries of one kind in the range of a step: so many there are when all of its open calls have ended since it was looked at. */
+/** Ended calls that a window can hold when it is read again: all of its open calls may have ended meanwhile. */
 const STEP_MAX = 2 * ENTRIES_MAX;
 
-/** Below and above every ID of an invocation. */
+/** Bounds that lie below and above every invocation ID. */
 export const FIRST_ID = "inv_";
 export const LAST_ID = "inv_~";
 
-/** What is given when a query is run, or known before. */
+/** A value of the request, or the placeholder of a prepared query. */
 type Given = string | Placeholder;
 
 export type Filter = readonly [CountDimension, string];
@@ -28,13 +28,13 @@ export type Filter = readonly [CountDimension, string];
 /** Calls of a tenant, newest first. */
 interface Calls {
   readonly tenant: Given;
-  /** The filter whose index is walked; undefined for all calls. */
+  /** The filter whose index is scanned; undefined for all calls. */
   readonly along: readonly [CountDimension, Given] | undefined;
-  /** What else a call has to match. */
+  /** The other filters that a call has to match. */
   readonly others: readonly Filter[];
 }
 
-/** IDs: from `floor` on, and below `below`. */
+/** The IDs from `floor` (inclusive) to `below` (exclusive). */
 interface IdRange {
   readonly floor: Given;
   readonly below: Given;
@@ -50,7 +50,7 @@ const COLUMNS = {
   settlement: "settlement_status",
 } as const satisfies Record<CountDimension, keyof InvocationRow>;
 
-/** Whether no open call can match: it has no error class yet, and no status of an end. */
+/** Whether only ended calls can match: an open call has neither an error class nor a final status. */
 function isOfEnded([dimension, value]: readonly [CountDimension, Given]): boolean {
   if (dimension === "error_class") return true;
   return dimension === "status" && typeof value === "string" && value !== "pending" && value !== "running";
@@ -61,9 +61,9 @@ function openColumn(t: Reader["tables"]["openInvocations"], dimension: CountDime
 }
 
 /**
- * Which ended calls those of a range are, and their order. The value of the filter stands in a comparison of rows and in the
- * order, where equality would do, so that only the filter's own index gives that order. A planner with a choice takes the
- * primary key for a tenant with few calls in its statistics, which are outdated for a new tenant, and then scans all its calls.
+ * Condition and order of the ended calls in a range. The filter's column is part of a row comparison and of the order, where
+ * equality would do, so that only the filter's own index yields that order. A planner with a choice takes the primary key for
+ * a tenant that has few calls by its (outdated) statistics, and then scans all calls of that tenant.
  */
 function endedAlong(t: Reader["tables"]["endedInvocations"], { tenant, along }: Calls, range: IdRange) {
   const ofTenant = eq(t.tenant, tenant);
@@ -77,7 +77,7 @@ function endedAlong(t: Reader["tables"]["endedInvocations"], { tenant, along }: 
   return { where: and(ofTenant, from, to, isNotNull(column)), order: [desc(column), desc(t.id)] };
 }
 
-/** The IDs of the ended calls in a range, and which of them match. Without other filters nothing but the index is read. */
+/** The IDs of the ended calls in a range, and whether each matches. Without other filters only the index is read. */
 function endedIn({ db, tables: { endedInvocations: t } }: Reader, calls: Calls, range: IdRange) {
   const { where, order } = endedAlong(t, calls, range);
   const others = calls.others.map(([dimension, value]) => sql`${t[COLUMNS[dimension]]} = ${value}`);
@@ -89,16 +89,12 @@ function endedIn({ db, tables: { endedInvocations: t } }: Reader, calls: Calls, 
     .orderBy(...order);
 }
 
-/** In the order of their index: on SQLite open calls stand in batches, which have the order of IDs too. */
+/** The order of the index of open calls. On SQLite they are grouped in batches, whose order is that of IDs too. */
 function newestOpenFirst(t: Reader["tables"]["openInvocations"]): SQL[] {
   return [...(is(t, SQLiteTable) ? [sql`batch desc`] : []), desc(t.id)];
 }
 
-/**
- * The IDs of the open calls of the tenant in a range, and which of them match.
- *
- * @param which whether to leave out those that do not
- */
+/** The IDs of the tenant's open calls in a range, and whether each matches; with "matching" only those that do. */
 function openIn(
   { db, tables: { openInvocations: t } }: Reader,
   calls: Calls,
@@ -106,7 +102,7 @@ function openIn(
   which: "all" | "matching" = "all",
 ) {
   const filters = calls.along === undefined ? calls.others : [calls.along, ...calls.others];
-  // A walk that can find nothing is none.
+  // Spare a scan that can find nothing.
   const isNone = filters.some(isOfEnded) ? sql`false` : undefined;
   const equal = filters.map(([dimension, value]) => sql`${openColumn(t, dimension)} = ${value}`);
   const matches = and(...equal) ?? sql`true`;
@@ -118,22 +114,21 @@ function openIn(
     .orderBy(...newestOpenFirst(t));
 }
 
-interface PlaceOf {
+interface PageOffset {
   readonly limit: number | Placeholder;
   readonly offset: number | Placeholder;
-  /** `offset` and `limit` together. */
+  /** `offset` plus `limit`. */
   readonly most: number | Placeholder;
 }
 
 /**
- * The IDs of the calls that match at a place among all that do, in one statement: each call is in one of the two at the moment
- * at which it is run. With other filters there are no more entries in the range than one step has, or had of open calls that
- * have ended since.
+ * The IDs of the matching calls at an offset, in one statement, in which each call is either open or ended. With other filters
+ * the range must be that of one window, so that it holds at most STEP_MAX ended calls.
  */
-function idsAt(reader: Reader, calls: Calls, range: IdRange, { limit, offset, most }: PlaceOf) {
+function idsAt(reader: Reader, calls: Calls, range: IdRange, { limit, offset, most }: PageOffset) {
   const some = (ids: ReturnType<typeof openIn> | ReturnType<typeof endedIn>, name: string) =>
     reader.db.select({ id: sql<string>`id` }).from(ids.limit(most).as(name));
-  // Other filters beside the one that is walked along would make a planner walk along them, but for the limit.
+  // The limit keeps the planner from scanning the indexes of the other filters instead.
   const passed = endedIn(reader, calls, range).limit(STEP_MAX).as("passed");
   const matching = reader.db
     .select({ id: passed.id, matches: passed.matches })
@@ -150,11 +145,11 @@ function idsAt(reader: Reader, calls: Calls, range: IdRange, { limit, offset, mo
 /** Calls of a tenant, newest first. */
 export interface ScanPath {
   readonly tenant: string;
-  /** The filter whose index is walked; undefined for all calls. */
+  /** The filter whose index is scanned; undefined for all calls. */
   readonly along: Filter | undefined;
-  /** What else a call has to match. */
+  /** The other filters that a call has to match. */
   readonly others: readonly Filter[];
-  /** IDs: from this one on, and below that one. */
+  /** The IDs from `floor` (inclusive) to `ceiling` (exclusive). */
   readonly floor: string;
   readonly ceiling: string;
 }
@@ -164,7 +159,7 @@ export interface PageRange {
   readonly offset: number;
 }
 
-/** When the caller has gone, the scan ends at its next step. */
+/** Aborts when the caller has gone; the scan then stops at its next window. */
 type ScanSignal = AbortSignal | undefined;
 
 export interface ScannedPage {
@@ -173,27 +168,27 @@ export interface ScannedPage {
 }
 
 /** A range whose IDs are known before the query is built. */
-interface WalkedRange extends IdRange {
+interface ScannedRange extends IdRange {
   readonly floor: string;
   readonly below: string;
 }
 
-/** What was passed of one of the two. */
+/** The entries that a scan has passed, of the open calls or of the ended ones. */
 interface Passed {
   readonly entries: number;
   readonly matches: number;
-  /** The ID of its last entry. */
+  /** The ID of the last entry passed; null for none. */
   readonly last: string | null;
 }
 
-/** Entries of each that are passed at most. */
+/** The most entries to pass, of open and of ended calls. */
 interface Most {
   readonly open: number;
   readonly ended: number;
 }
 
-/** Passes the next entries of both, in one statement: a call that ends just now is in one of them. */
-async function pass(reader: Reader, path: ScanPath, range: WalkedRange, most: Most): Promise<[Passed, Passed]> {
+/** Passes the next entries of open and ended calls, in one statement, in which a call that is just ending is one of the two. */
+async function pass(reader: Reader, path: ScanPath, range: ScannedRange, most: Most): Promise<[Passed, Passed]> {
   const summary = (calls: ReturnType<typeof openIn> | ReturnType<typeof endedIn>, name: string, entries: number) => {
     const passed = calls.limit(entries).as(`${name}_passed`);
     return reader.db
@@ -218,12 +213,12 @@ async function pass(reader: Reader, path: ScanPath, range: WalkedRange, most: Mo
   return [row?.open ?? nothing, row?.ended ?? nothing];
 }
 
-/** A part of a path in which all entries of both have been passed. */
+/** A range of a path in which all open and ended calls have been passed. */
 interface Window {
-  readonly range: WalkedRange;
+  readonly range: ScannedRange;
   readonly open: Passed;
   readonly ended: Passed;
-  /** Whether it reaches the end of the path. */
+  /** Whether the window reaches the end of the path. */
   readonly isLast: boolean;
 }
 
@@ -236,12 +231,12 @@ async function windowBelow(reader: Reader, path: ScanPath, below: string, most: 
   const range = { floor, below };
   const isBeyond = ({ last }: Passed) => last !== null && last < floor;
   if (!isBeyond(open) && !isBeyond(ended)) return { range, open, ended, isLast };
-  // Open calls may have ended since.
+  // Count again within the window. Its open calls may have ended since, hence the higher limit.
   const [openWithin, endedWithin] = await pass(reader, path, range, { open: STEP_MAX, ended: STEP_MAX });
   return { range, open: openWithin, ended: endedWithin, isLast };
 }
 
-/** The order by ID makes every planner take the primary key. */
+/** Reads whole rows. The order by ID makes every planner take the primary key. */
 async function rowsOf(
   { db, tables: { invocations: t } }: Reader,
   tenant: string,
@@ -257,11 +252,11 @@ async function rowsOf(
 }
 
 interface PageWanted extends PageRange {
-  /** Whether the rest of the path is to be counted as well. */
+  /** Whether to count the matches on the rest of the path too. */
   readonly isCounted: boolean;
 }
 
-/** A page, and how many matches there are on the path as far as it was walked. */
+/** Scans for a page. `total` counts the matches on the scanned part of the path. */
 export async function pageOf(
   reader: Reader,
   path: ScanPath,
@@ -272,9 +267,9 @@ export async function pageOf(
   let total = 0;
   let below: string | null = path.ceiling;
 
-  /** Gives where the next window begins, if there is one. */
+  /** Returns where the next window begins; null at the end. */
   async function passWindow(from: string): Promise<string | null> {
-    // Without other filters every ended call on the path is a match, so it is known how many a page needs.
+    // Without other filters every ended call on the path matches, so the page needs only so many entries.
     const needed =
       isCounted || path.others.length > 0 ? ENTRIES_MAX : Math.max(offset - total, 0) + limit - rows.length;
     const most = { open: ENTRIES_MAX, ended: Math.min(needed, ENTRIES_MAX) };
@@ -282,8 +277,8 @@ export async function pageOf(
     const matches = window.open.matches + window.ended.matches;
     const skipped = Math.max(offset - total, 0);
     if (rows.length < limit && matches > skipped) {
-      const place = { limit: limit - rows.length, offset: skipped, most: skipped + limit - rows.length };
-      const ids = await idsAt(reader, path, window.range, place);
+      const offsets = { limit: limit - rows.length, offset: skipped, most: skipped + limit - rows.length };
+      const ids = await idsAt(reader, path, window.range, offsets);
       if (ids.length > 0) rows.push(...(await rowsOf(reader, path.tenant, ids)));
     }
     total += matches;
@@ -297,7 +292,7 @@ export async function pageOf(
   return { rows, total };
 }
 
-/** One prepared query for each of the filters. */
+/** One prepared query for each dimension to filter by. */
 function byFilter<Q>(
   build: (handle: Reader, dimension: CountDimension) => { prepare(name?: string): Q },
 ): Record<CountDimension, (reader: Reader) => Q> {
@@ -313,7 +308,7 @@ function byFilter<Q>(
   };
 }
 
-/** The calls of a prepared query. */
+/** The calls of a prepared query, with placeholders for the tenant and the filter's value. */
 const callsBy = (dimension: CountDimension) => ({
   tenant: sql.placeholder("tenant"),
   along: dimension === "all" ? undefined : ([dimension, sql.placeholder("value")] as const),
@@ -375,13 +370,13 @@ const totalBy = byFilter((reader, dimension) => {
 
 export interface CallCount {
   readonly total: number;
-  /** How many calls of the tenant are open, with or without the filter; no more than one step passes. */
+  /** Number of the tenant's open calls, matching or not; counted up to ENTRIES_MAX. */
   readonly open: number;
 }
 
 /**
- * How many calls of a tenant match a filter. Of most tenants by one statement, in which each call is open or has ended; many open
- * calls are walked along in steps.
+ * Counts the calls of a tenant that match a filter. One statement is enough for most tenants; more than ENTRIES_MAX open calls
+ * are counted in steps.
  */
 export async function matchingCalls(reader: Reader, tenant: string, filter: Filter): Promise<CallCount> {
   const [dimension, value] = filter;
@@ -406,10 +401,10 @@ export async function matchingCalls(reader: Reader, tenant: string, filter: Filt
 }
 
 /**
- * The newest calls of a tenant that match a filter, by prepared queries: what most pages are.
+ * The newest calls of a tenant that match a filter, by prepared queries, which find most pages.
  *
- * @param openCount of the tenant, as `matchingCalls` gives it
- * @returns null for a place that has to be walked to: far behind, or where there are many open calls
+ * @param openCount the tenant's `open` calls as `matchingCalls` counted them
+ * @returns null for a page that needs a scan: at a large offset, or among very many open calls
  */
 export async function newestCalls(
   reader: Reader,
@@ -419,16 +414,16 @@ export async function newestCalls(
   openCount: number,
 ): Promise<InvocationRow[] | null> {
   const [dimension, value] = filter;
-  // To find those of a filter, all open calls may have to be passed.
+  // Open calls have no index for each filter, so all of them may have to be read.
   if (offset + limit > ENTRIES_MAX || (openCount === ENTRIES_MAX && dimension !== "all")) return null;
-  const place = { tenant, value, limit, offset };
-  if (openCount === 0) return newestEndedBy[dimension](reader).execute(place);
+  const values = { tenant, value, limit, offset };
+  if (openCount === 0) return newestEndedBy[dimension](reader).execute(values);
   if (offset > 0) {
-    return rowsOf(reader, tenant, await idsBy[dimension](reader).execute({ ...place, most: offset + limit }));
+    return rowsOf(reader, tenant, await idsBy[dimension](reader).execute({ ...values, most: offset + limit }));
   }
-  // A call that ends between the two looks is found by both.
-  const open = await newestOpenBy[dimension](reader).execute(place);
-  const rows = new Map((await newestEndedBy[dimension](reader).execute(place)).map((row) => [row.id, row]));
+  // Open calls are read first: a call that ends between the two queries is found by both, and never by neither.
+  const open = await newestOpenBy[dimension](reader).execute(values);
+  const rows = new Map((await newestEndedBy[dimension](reader).execute(values)).map((row) => [row.id, row]));
   const newest = [...new Set([...open.map(({ id }) => id), ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
   const onPage = newest.slice(0, limit);
   const missing = onPage.filter((id) => !rows.has(id)).map((id) => ({ id }));

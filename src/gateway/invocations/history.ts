@@ -1,5 +1,5 @@
-// Reading invocations: by ID, with their bodies, and as pages of the history. IDs rise with time, so newest
-// first is the order of IDs, and a time window is a range of them.
+// Reads invocations: by ID, with their captured bodies, and as pages of the history; and lets callers wait for the end of a
+// call. IDs rise with time, so "newest first" is the descending order of IDs, and a time window is a range of IDs.
 import { and, eq, inArray, or } from "drizzle-orm";
 import type { BodyKind, CountDimension } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
@@ -38,7 +38,7 @@ export async function findInvocation(reader: Reader, tenant: string, id: string)
 
 const ENDED = INVOCATION_STATUSES.filter(isEnded);
 
-/** The IDs of those of these calls that have ended. */
+/** Returns the IDs of those calls among `keys` that have ended. */
 export async function endedAmong(
   { db, tables: { invocations: t } }: Reader,
   keys: readonly InvocationKey[],
@@ -62,24 +62,24 @@ const responseById = prepared(({ db, tables: { invocationBodies: t } }: Reader) 
   db.select({ response: t.response }).from(t).where(isOfCall(t, GIVEN_KEY)),
 );
 
-/** Of an open call; null for a large one. */
+/** The request of an open call; null where it is stored in parts. */
 const openRequestById = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
   db.select({ request: t.request }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
-/** Of an open call, as accepted. */
+/** The JSON of an open call, as it was accepted. */
 const openCallById = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
   db.select({ call: t.call }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
-/** The headers that an open call was accepted with; null for one that has ended. */
+/** The headers that an open call was accepted with; null when the call has ended. */
 export async function callHeaders(reader: Reader, key: InvocationKey): Promise<Call["headers"] | null> {
   const [row] = await openCallById(reader).execute({ ...key });
   return row === undefined ? null : (JSON.parse(row.call) as Call).headers;
 }
 
-/** What is captured of a body that stands in parts; null for a small one, and where it stands in one piece as of old. */
-async function shownStart(
+/** The captured start of a body that is stored in parts; null when no parts are stored, as for a small body. */
+async function capturedStart(
   reader: Reader,
   key: InvocationKey,
   kind: BodyKind,
@@ -89,17 +89,17 @@ async function shownStart(
   return storedStart(reader, key, kind, Math.min(size, MAX.capturedBytes));
 }
 
-/** The captured bodies; both null when capture was off, or when they have been cleaned up. */
+/** The captured bodies; both null when capture was off, or when retention has removed them. */
 export async function capturedBodies(reader: Reader, row: InvocationRow): Promise<CapturedBodies> {
   if (!row.body_captured) return { request: null, response: null };
   const key = { tenant: row.tenant, id: row.id };
-  // The call may end between the two looks, so it is looked for among the open ones first.
+  // The call may end between the two queries, so the open calls are searched first.
   const [open] = row.completed_at === null ? await openRequestById(reader).execute(key) : [];
   if (open?.request != null) return { request: open.request, response: null };
   const [bodies] = await bodiesById(reader).execute(key);
   return {
-    request: bodies?.request ?? (await shownStart(reader, key, "request", row.req_size)),
-    response: bodies?.response ?? (await shownStart(reader, key, "response", row.resp_size)),
+    request: bodies?.request ?? (await capturedStart(reader, key, "request", row.req_size)),
+    response: bodies?.response ?? (await capturedStart(reader, key, "response", row.resp_size)),
   };
 }
 
@@ -107,10 +107,10 @@ export async function capturedResponse(reader: Reader, row: InvocationRow): Prom
   if (!row.body_captured || row.completed_at === null) return null;
   const key = { tenant: row.tenant, id: row.id };
   const [bodies] = await responseById(reader).execute(key);
-  return bodies?.response ?? shownStart(reader, key, "response", row.resp_size);
+  return bodies?.response ?? capturedStart(reader, key, "response", row.resp_size);
 }
 
-/** The filters of a query, as far as a total is kept for them. */
+/** The query's filters, without its time window. The database keeps a total of the ended calls for each filter. */
 function readFilters(query: Query): Filter[] {
   const filters: [CountDimension, string | null][] = [
     ["agent", query.get("agent_id")],
@@ -123,8 +123,8 @@ function readFilters(query: Query): Filter[] {
   return filters.filter((filter): filter is [CountDimension, string] => filter[1] !== null);
 }
 
-/** The filters, the most selective first: its index is the one to scan. */
-async function fewestFirst(reader: Reader, tenant: string, filters: readonly Filter[]): Promise<Filter[]> {
+/** Sorts the filters, the most selective first: its index is then scanned. */
+async function mostSelectiveFirst(reader: Reader, tenant: string, filters: readonly Filter[]): Promise<Filter[]> {
   const counts = await Promise.all(
     filters.map(async (filter) => ({ filter, total: await endedTotal(reader, tenant, ...filter) })),
   );
@@ -132,7 +132,7 @@ async function fewestFirst(reader: Reader, tenant: string, filters: readonly Fil
 }
 
 /**
- * @param callerSignal aborted when the caller has gone: stops a long scan
+ * @param callerSignal stops a long scan when the caller has gone
  * @throws Fault `invalid_request`, naming the parameter
  */
 export async function readHistory(
@@ -141,43 +141,43 @@ export async function readHistory(
   query: Query,
   callerSignal?: AbortSignal,
 ): Promise<ScannedPage & PageRange> {
-  const place = page(query);
+  const range = page(query);
   const filters = readFilters(query);
   const since = dateTime(query, "since");
   const until = dateTime(query, "until");
   // No stored text holds U+0000, and Postgres refuses a parameter that does.
-  if (filters.some(([, value]) => value.includes("\0"))) return { rows: [], total: 0, ...place };
-  const [along, ...others] = filters.length < 2 ? filters : await fewestFirst(reader, tenant, filters);
+  if (filters.some(([, value]) => value.includes("\0"))) return { rows: [], total: 0, ...range };
+  const [along, ...others] = filters.length < 2 ? filters : await mostSelectiveFirst(reader, tenant, filters);
   const path: ScanPath = {
     tenant,
     along,
     others,
     floor: since === null ? FIRST_ID : idFloor("inv", since),
-    // Inclusive to the millisecond: up to, and not with, the next one.
+    // `until` includes its millisecond, so the exclusive bound is the next one.
     ceiling: until === null ? LAST_ID : idFloor("inv", until + 1),
   };
   if (others.length > 0 || since !== null || until !== null) {
-    return { ...(await pageOf(reader, path, { ...place, isCounted: true }, callerSignal)), ...place };
+    return { ...(await pageOf(reader, path, { ...range, isCounted: true }, callerSignal)), ...range };
   }
   const filter = along ?? (["all", ""] as const);
   const { total, open } = await matchingCalls(reader, tenant, filter);
-  const newest = place.offset < total ? await newestCalls(reader, tenant, filter, place, open) : [];
-  const rows = newest ?? (await pageOf(reader, path, { ...place, isCounted: false }, callerSignal)).rows;
-  // A call that has come since the total was read is on the page already.
-  return { rows, total: rows.length === 0 ? total : Math.max(total, place.offset + rows.length), ...place };
+  const newest = range.offset < total ? await newestCalls(reader, tenant, filter, range, open) : [];
+  const rows = newest ?? (await pageOf(reader, path, { ...range, isCounted: false }, callerSignal)).rows;
+  // The page may hold calls that were accepted after the total was read.
+  return { rows, total: rows.length === 0 ? total : Math.max(total, range.offset + rows.length), ...range };
 }
 
-// Callers that wait for a call to end (`Prefer: wait`). An end in this process wakes them at once. An end on another replica is
-// found by one query every second for all of them.
+// Callers that wait for a call to end (`Prefer: wait`). An end in this process wakes them at once. Ends on other replicas are
+// found by one query a second for all waiting callers.
 
-/** @param endedAmong those of these calls that have ended */
+/** @param endedAmong returns the IDs of those calls that have ended */
 export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKey[]) => Promise<readonly string[]>) {
-  const places = createFairShare({ size: MAX.waitingCallers });
+  const waiting = createFairShare({ size: MAX.waitingCallers });
   const waiters = createEndWaiters<InvocationKey>({
     nameOf: ({ id }) => id,
     lookAgainMs: 1000,
     endedAmong,
-    // Thousands may wait for one call, and each reads it again when woken, so they take turns.
+    // Thousands may wait for one call, and each reads the call again when woken, so they take turns on the event loop.
     wake: ({ tenant }, goOn) =>
       inTurns(() => {
         goOn();
@@ -187,7 +187,7 @@ export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKe
   const releasing = new AbortController();
   const released = releasing.signal;
 
-  /** From the release on not for long, however long it has taken by then: the store may be what is stuck. */
+  /** After the release, waits for a reading one second more at most, since the store may hang. */
   function inTime(reading: Promise<InvocationRow>): Promise<InvocationRow> {
     return unlessAborted(released, reading).catch((error) => {
       if (!released.aborted) throw error;
@@ -197,16 +197,16 @@ export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKe
 
   return {
     announce: waiters.announce,
-    /** Answers all waiting callers with what is known, now and from now on, since the process is about to end. */
+    /** Ends all waits, present and future, with what is known of the call: the process is about to stop. */
     release() {
       releasing.abort();
       waiters.release();
     },
     /**
-     * The invocation, read by `read`, once it has ended; or as it is after `seconds`, when `signal` aborts, or at the
-     * release. At once if too many callers of the tenant wait already.
+     * Waits until the invocation has ended, for `seconds`, until `signal` aborts, or until the release; then returns it as
+     * `read` reads it. Does not wait when too many callers of the tenant are waiting.
      *
-     * @throws Fault `unavailable` when nothing is known of it at the release; what `read` throws
+     * @throws Fault `unavailable` when the release comes before the first reading; what `read` throws
      */
     async wait(
       key: InvocationKey,
@@ -214,12 +214,12 @@ export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKe
       signal: AbortSignal,
       read: () => Promise<InvocationRow>,
     ): Promise<InvocationRow> {
-      if (places.take(key.tenant) !== null) return read();
+      if (waiting.take(key.tenant) !== null) return read();
       let known: InvocationRow | null = null;
       async function look(): Promise<InvocationRow> {
         const last = known;
         try {
-          // At the release too, since the call may have ended with the process's last work.
+          // Read again even after the release, since the call may have ended with the process's last work.
           known = await inTime(read());
           return known;
         } catch (error) {
@@ -236,7 +236,7 @@ export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKe
           isEnded: ({ status }: InvocationRow) => isEnded(status),
         });
       } finally {
-        places.giveBack(key.tenant);
+        waiting.giveBack(key.tenant);
       }
     },
   };

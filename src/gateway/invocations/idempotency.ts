@@ -1,4 +1,4 @@
-// Idempotency keys: within its 24 hours, a caller's key stands for the first call that it was sent with.
+// Idempotency keys: for 24 hours a key of a caller stands for the first call to the agent that was sent with it.
 import { and, eq } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
@@ -11,9 +11,9 @@ import type { InvocationRow } from "./service.ts";
 export interface Idempotency {
   readonly key: string;
   readonly body_sha256: string;
-  /** Earliest possible time now: a key that expires too early would let its call be made twice. */
+  /** Earliest possible time of the request, for expiry: a key that expired too early would let its call be made twice. */
   readonly asked_at: number;
-  /** Latest possible time now. */
+  /** Latest possible time of the request, from which the key's 24 hours count. */
   readonly latest: number;
 }
 
@@ -41,7 +41,7 @@ const KEY_INPUT = inputRows<WantedKey>({
   asked_at: ["bigint", ({ asked_at }) => asked_at],
 });
 
-/** Of many calls at once, by turns of their tenants: a call waits for it before it is answered. */
+/** A look-up command, batched with those of other calls and fair by tenant, since every keyed call waits for it. */
 const keyLookUp: Command<WantedKey, KnownKey | null> = {
   name: "idempotency_key",
   kind: "look_up",
@@ -68,9 +68,9 @@ const keyLookUp: Command<WantedKey, KnownKey | null> = {
 };
 
 /**
- * The invocation that a caller's idempotency key stands for, or null.
+ * The ID of the call that an idempotency key stands for; null when the key is free.
  *
- * @throws Fault `conflict` when it stands for another body
+ * @throws Fault `conflict` when the key was used with another body
  */
 export async function findByIdempotencyKey(
   reader: CommandRunner,
@@ -85,7 +85,7 @@ export async function findByIdempotencyKey(
   return known.invocation_id;
 }
 
-/** As `findByIdempotencyKey`, for any body. */
+/** As `findByIdempotencyKey`, whatever the body. */
 export async function findKey(
   reader: CommandRunner,
   owner: KeyOwner,
@@ -94,7 +94,7 @@ export async function findKey(
   return reader.execute(keyLookUp, { owner, key, asked_at });
 }
 
-/** Frees the key of a call that was refused after all, so that it may be sent again with another payment. */
+/** Frees the key of a call that was refused after its acceptance, so that its caller can retry with another payment. */
 export async function freeIdempotencyKey(tx: Tx, { tenant, id }: Pick<InvocationRow, "tenant" | "id">): Promise<void> {
   const { idempotencyKeys: t, openInvocations: open } = tx.tables;
   const [row] = await tx.db
@@ -102,7 +102,7 @@ export async function freeIdempotencyKey(tx: Tx, { tenant, id }: Pick<Invocation
     .from(open)
     .where(hasKey(open, { tenant, id }));
   if (row === undefined) return;
-  // The key passes to the upstream, so it stands among the headers of the stored call.
+  // The key is sent to the upstream too, so it is among the headers of the stored call.
   const { headers } = JSON.parse(row.call) as Call;
   const key = headers.find(([name]) => name === "idempotency-key")?.[1];
   if (key === undefined) return;

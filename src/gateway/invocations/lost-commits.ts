@@ -1,7 +1,7 @@
-// Calls that were refused because it was unknown whether their record was stored: the answer of the commit was lost or
-// late, and the record may appear at any time. The caller was told that the call was not taken, so it must not be made.
-// A note of each such call is kept in a table of its own. A call with a note is never claimed and its payment is never
-// attempted. Its record is removed with all that depends on it, so that the same key or payment can be sent again.
+// Calls that were refused because their commit got no answer in time: the record may be stored, or may still appear. The
+// caller was told that the call was not accepted, so it must not be made. A note of each such call is kept in
+// `refused_calls`. A call with a note is never claimed and its payment is never attempted. When its record appears, it is
+// removed with all that depends on it, so that the caller can use the same key or payment again.
 import { and, eq, inArray, isNull, lte, or, sql } from "drizzle-orm";
 import { Fault } from "../../core/fault.ts";
 import type { Clock } from "../../core/time.ts";
@@ -25,7 +25,7 @@ import type { InvocationKey } from "./service.ts";
 const PAUSE_MS_MOST = 500;
 
 interface UnsureCall extends InvocationKey {
-  /** The token of the claim that the same write made; null for a call that it left pending. */
+  /** The token of the claim that was part of the unanswered write; null when that write left the call pending. */
   readonly claim: string | null;
 }
 
@@ -34,25 +34,25 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
   const unnoted = new Set<string>();
 
   /**
-   * In one write: if the record is there, the call is accepted and no note is ever visible. Otherwise the note is
-   * stored, and a record that appears later is never claimed.
+   * Decides in one write: if the record is stored, the call is accepted and no note is left. Otherwise the note is stored,
+   * and a record that appears later is never claimed.
    */
   function decide({ tenant, id, claim }: UnsureCall, isLate: () => boolean): Promise<boolean> {
     return store.write(async (tx) => {
       const { refusedCalls: t } = tx.tables;
       await tx.db.insert(t).values({ tenant, id, claim, created_at: clock.now() }).onConflictDoNothing();
-      if (isLate() || !(await isThere(tx, { tenant, id }))) return false;
+      if (isLate() || !(await hasRecord(tx, { tenant, id }))) return false;
       await dropNote(tx, { tenant, id });
       return true;
     });
   }
 
-  /** A record that appeared while the note was written may be claimed elsewhere. Then the call is accepted too. */
+  /** A record that appeared while the note was written may have been claimed elsewhere; such a call counts as accepted. */
   async function wasAccepted(call: UnsureCall, isLate: () => boolean): Promise<boolean> {
     return (await decide(call, isLate)) || (!isLate() && !(await isRefused(store, call)));
   }
 
-  /** Stores the note after the caller has been refused. */
+  /** Stores the note of a call that was refused before its note could be stored. */
   async function refuse(call: UnsureCall): Promise<void> {
     try {
       await untilStored(
@@ -60,7 +60,7 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
         () => isStopped,
         PAUSE_MS_MOST,
       );
-      if (!(await isRefused(store, call))) throw new Error("it was claimed before");
+      if (!(await isRefused(store, call))) throw new Error("the call was claimed before its note was stored");
     } catch (error) {
       const named = { tenant: call.tenant, invocation_id: call.id };
       log.error("refused_call_may_be_made", { ...named, error });
@@ -71,29 +71,29 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
 
   return {
     /**
-     * Whether a call was stored although its commit got no answer. If not, the call is refused for good, even if its
-     * record appears later.
+     * Whether a call was stored although its commit got no answer. If false, the caller must refuse the call: it is never
+     * made, even if its record appears later.
      */
     async wasStored(call: UnsureCall): Promise<boolean> {
       let isLate = false;
       unnoted.add(call.id);
       const deciding = wasAccepted(call, () => isLate);
       try {
-        // A caller is answered within ten seconds, and this is the rest after a write that used up its own time.
+        // A caller is answered within ten seconds; 700 ms are what a write that ran into its timeout leaves.
         const isStored = await within(700, deciding);
         unnoted.delete(call.id);
         return isStored;
       } catch {
         isLate = true;
-        // Wait for the first decision to end, or it could undo the second one.
+        // Refuse only after the first decision has ended, since it could undo the refusal.
         void deciding.catch(() => {}).then(() => refuse(call));
         return false;
       }
     },
     /**
-     * Whether the call is one that was refused: see below.
+     * Whether the call was refused; if so, its record is removed.
      *
-     * @throws Fault `unavailable` while that is being decided here
+     * @throws Fault `unavailable` while this process is still deciding that
      */
     async isRefused(key: InvocationKey): Promise<boolean> {
       if (!unnoted.has(key.id)) return isRefused(store, key);
@@ -101,11 +101,11 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
         retryAfterSeconds: 1,
       });
     },
-    /** The calls that this process has refused and could not note yet. */
+    /** IDs of calls that this process has refused, or may refuse, and whose notes are not stored yet. */
     unnoted: unnoted as ReadonlySet<string>,
-    /** Removes the records of refused calls that have appeared since. Gives how many they were. */
+    /** Removes the records of refused calls that have appeared. Returns their number. */
     removeAppeared: () => removeAppeared(store),
-    /** Stops waiting for the store. */
+    /** Stops retrying notes that can't be stored. */
     stop() {
       isStopped = true;
     },
@@ -114,7 +114,7 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
 
 export type LostCommits = ReturnType<typeof createLostCommits>;
 
-async function isThere({ db, tables: { invocations: t } }: Reader, key: InvocationKey): Promise<boolean> {
+async function hasRecord({ db, tables: { invocations: t } }: Reader, key: InvocationKey): Promise<boolean> {
   const rows = await db.select({ id: t.id }).from(t).where(hasKey(t, key));
   return rows.length > 0;
 }
@@ -127,11 +127,11 @@ const noteOf = prepared(({ db, tables: { refusedCalls: t } }: Reader) =>
   db.select({ claim: t.claim }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
-class TakenUp extends Error {}
+class AlreadyClaimed extends Error {}
 
 /**
- * Whether the call was refused. If so its record is removed, even if it has only just appeared. A call that was claimed
- * elsewhere before the refusal, or whose payment was sent, stays and does not count as refused.
+ * Whether the call was refused. If so, its record is removed should it have appeared. A call that another process claimed
+ * before the note was stored, or whose payment was sent, stays and does not count as refused.
  */
 async function isRefused(store: Store, { tenant, id }: InvocationKey): Promise<boolean> {
   const [note] = await noteOf(store.read).execute({ tenant, id });
@@ -140,13 +140,13 @@ async function isRefused(store: Store, { tenant, id }: InvocationKey): Promise<b
     await store.write((tx) => removeRecord(tx, { tenant, id, claim: note.claim }));
     return true;
   } catch (error) {
-    if (!(error instanceof TakenUp)) throw error;
+    if (!(error instanceof AlreadyClaimed)) throw error;
     await store.write((tx) => dropNote(tx, { tenant, id }));
     return false;
   }
 }
 
-/** @throws TakenUp when somebody else has claimed it, or has taken its payment for an attempt of its own */
+/** @throws AlreadyClaimed when another process has claimed the call, or has begun to settle its payment */
 async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<void> {
   const { openInvocations: t, payments: p } = tx.tables;
   const isPayment = isOfCall(p, { tenant, id });
@@ -155,13 +155,13 @@ async function removeRecord(tx: Tx, { tenant, id, claim }: UnsureCall): Promise<
   const paid = await tx.db.select({ nonce: p.nonce }).from(p).where(isPayment);
   const isPending = eq(t.status, "pending");
   const isOurs = claim === null ? isPending : or(isPending, eq(t.claim, claim));
-  // The idempotency key is read from the stored call, so free it before the call is removed.
+  // The idempotency key is read from the stored call, so it must be freed before the call is removed.
   await freeIdempotencyKey(tx, { tenant, id });
   const [row] = await tx.db
     .delete(t)
     .where(and(hasKey(t, { tenant, id }), isOurs))
     .returning();
-  if (paid.length > 0 || (row === undefined && (await isThere(tx, { tenant, id })))) throw new TakenUp();
+  if (paid.length > 0 || (row === undefined && (await hasRecord(tx, { tenant, id })))) throw new AlreadyClaimed();
   if (row === undefined) return;
   if (row.request === null) await orphanRequest(tx, { tenant, id });
 }
@@ -173,7 +173,7 @@ async function removeAppeared(store: Store): Promise<number> {
   return appeared.length;
 }
 
-/** Removes notes older than `days`, which must be more than any commit can be late. Gives how many they were. */
+/** Removes notes older than `days`, which must be longer than any commit can be late. Returns their number. */
 export function removeOldNotes(store: Store, clock: Clock, days: number): Promise<number> {
   const before = clock.now() - days * DAY_MS;
   return removeInGroups(store, async ({ db, tables: { refusedCalls: t } }, limit) => {

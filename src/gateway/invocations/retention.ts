@@ -1,5 +1,5 @@
-// Clean-up by age: captured bodies, whole records with their payments, and expired idempotency keys. All goes in small groups,
-// each its own write, so that calls pass between them.
+// Clean-up by age: captured bodies, whole records with their payments, and expired idempotency keys. Rows are removed in small
+// groups, each in a write of its own, so that calls get through in between.
 import { and, eq, gte, inArray, isNull, lt, notExists, type SQL, sql } from "drizzle-orm";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
@@ -11,7 +11,7 @@ import { REMOVED_PARTS_AT_ONCE } from "./bodies.ts";
 import { countEnded } from "./commands/end.ts";
 
 export interface Retention {
-  /** 0 keeps for ever. */
+  /** Both ages are in days; 0 keeps for ever. */
   readonly body_days: number;
   readonly history_days: number;
 }
@@ -25,14 +25,14 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
       await removeInGroups(store, (tx, limit) => removePayments(tx, { tenant, before, now }, limit));
     }
     await removeRanges(store, "endedInvocations", before, removeCalls);
-    await removeParts(store, before, isOfNone);
+    await removeParts(store, before, isWithoutCall);
   }
   if (body_days > 0) {
     const before = idFloor("inv", now - body_days * DAY_MS);
-    await removeRanges(store, "invocationBodies", before, (tx, range) => removeBodies(tx, range, isMade));
-    await removeParts(store, before, isMade);
+    await removeRanges(store, "invocationBodies", before, (tx, range) => removeBodies(tx, range, isNotOpen));
+    await removeParts(store, before, isNotOpen);
   }
-  // Another replica's clock may be behind.
+  // The hour allows for another replica's clock that is behind.
   await removeInGroups(store, (tx, limit) => removeKeys(tx, now - HOUR_MS, limit));
   log.debug("cleaned_up");
 }
@@ -45,8 +45,8 @@ interface OldPayments {
 }
 
 /**
- * Only those that are settled and can't be presented again, of calls that have ended: by its payment the caller of an open
- * one comes back to it, and the payment holds its credential.
+ * Removes payments that are settled and can't be presented again, of calls that have ended. The caller of an open call needs
+ * its payment to resume it, and the payment keeps the call's credential from being deleted.
  */
 async function removePayments(tx: Tx, { tenant, before, now }: OldPayments, limit: number): Promise<number> {
   const { payments: t, openInvocations: open } = tx.tables;
@@ -66,22 +66,22 @@ async function removePayments(tx: Tx, { tenant, before, now }: OldPayments, limi
 
 type BodyTable = Tx["tables"]["invocationBodies"] | Tx["tables"]["bodyParts"];
 
-/** Bodies that may go before their calls: a stored call must still be made. */
-function isMade(tx: Tx, bodies: BodyTable): SQL | undefined {
+/** Bodies whose calls are not open: an open call may still need its body. */
+function isNotOpen(tx: Tx, bodies: BodyTable): SQL | undefined {
   return notExists(callOf(tx, bodies, "openInvocations"));
 }
 
-/** Bodies whose calls are gone. */
-function isOfNone(tx: Tx, bodies: BodyTable): SQL | undefined {
-  return and(isMade(tx, bodies), notExists(callOf(tx, bodies, "endedInvocations")));
+/** Bodies without a call. */
+function isWithoutCall(tx: Tx, bodies: BodyTable): SQL | undefined {
+  return and(isNotOpen(tx, bodies), notExists(callOf(tx, bodies, "endedInvocations")));
 }
 
-/** The parts of large bodies from before this time, of all tenants in the order of time. */
-async function removeParts(store: Store, before: string, condition: typeof isMade): Promise<void> {
+/** Removes parts of large bodies, of all tenants in the order of time. @param before an ID floor */
+async function removeParts(store: Store, before: string, condition: typeof isNotOpen): Promise<void> {
   while ((await store.write((tx) => removeSomeParts(tx, before, condition))) === REMOVED_PARTS_AT_ONCE);
 }
 
-async function removeSomeParts(tx: Tx, before: string, condition: typeof isMade): Promise<number> {
+async function removeSomeParts(tx: Tx, before: string, condition: typeof isNotOpen): Promise<number> {
   const { bodyParts: t } = tx.tables;
   const old = tx.db
     .select({ id: t.invocation_id, kind: t.kind, n: t.n })
@@ -100,13 +100,13 @@ function callOf({ db, tables }: Tx, bodies: BodyTable, table: "openInvocations" 
   return db.select({ id: calls.id }).from(calls).where(isOfCall(bodies, calls));
 }
 
-async function removeBodies(tx: Tx, { tenant, from, below }: KeyRange, condition: typeof isMade): Promise<void> {
+async function removeBodies(tx: Tx, { tenant, from, below }: KeyRange, condition: typeof isNotOpen): Promise<void> {
   const { invocationBodies: t } = tx.tables;
   const old = and(eq(t.tenant, tenant), gte(t.invocation_id, from), lt(t.invocation_id, below));
   await tx.db.delete(t).where(and(old, condition(tx, t)));
 }
 
-/** A call stays while its payment does, which is removed when it is settled and past, and while it is owed a receipt. */
+/** Removes ended calls of a range, but for those whose payment is still stored or whose receipt is due. */
 async function removeCalls(tx: Tx, range: KeyRange): Promise<void> {
   const { endedInvocations: t } = tx.tables;
   const { tenant, from, below } = range;
@@ -117,31 +117,28 @@ async function removeCalls(tx: Tx, range: KeyRange): Promise<void> {
     .where(and(old, notExists(neededBy(tx, "payments")), notExists(neededBy(tx, "receiptsDue"))))
     .returning({ agent_id, mode, status, model, error_class, settlement_status });
   for (const row of gone) countEnded(tx, { tenant, ...row }, -1);
-  // With their calls, since those of calls that stay do so too.
-  await removeBodies(tx, range, isOfNone);
+  // Bodies go with their calls; the bodies of the calls that stay are kept.
+  await removeBodies(tx, range, isWithoutCall);
 }
 
-/**
- * What needs the record of a call: its payment, which is not settled yet or could be presented again, or an owed receipt,
- * which is made from it.
- */
+/** The rows that need the record of a call: its payment, or a due receipt, which is made from the record. */
 function neededBy({ db, tables }: Tx, table: "payments" | "receiptsDue") {
   const t = tables[table];
   return db.select({ id: t.invocation_id }).from(t).where(isOfCall(t, tables.endedInvocations));
 }
 
-/** Keys that have expired. */
+/** Removes keys that expired before a time. */
 async function removeKeys(tx: Tx, before: number, limit: number): Promise<number> {
   const { idempotencyKeys: t } = tx.tables;
-  const isOver = lt(t.expires_at, before);
+  const isExpired = lt(t.expires_at, before);
   const old = tx.db
     .select({ tenant: t.tenant, caller: t.caller, agent_id: t.agent_id, key: t.key })
     .from(t)
-    .where(isOver)
+    .where(isExpired)
     .limit(limit);
   const rows = await tx.db
     .delete(t)
-    .where(and(isOver, inArray(sql`(${t.tenant}, ${t.caller}, ${t.agent_id}, ${t.key})`, old)))
+    .where(and(isExpired, inArray(sql`(${t.tenant}, ${t.caller}, ${t.agent_id}, ${t.key})`, old)))
     .returning({ key: t.key });
   return rows.length;
 }

@@ -1,8 +1,8 @@
-// The history over HTTP: the shapes in which an invocation is shown (list item, detail, poll view), how they are documented,
-// and the routes. A row becomes a view here only.
+// The history over HTTP: the views of an invocation (list item, detail, poll view), their documentation, and the routes. Only
+// this file turns a row into a view.
 //
-// Captured bodies may be a MiB each: they are read in a turn, since many who ask for such at once would hold up all others,
-// and made into text as they are taken.
+// Captured bodies may have a MiB each. They are read in a turn of the tenant, since many requests for such bodies at once
+// would hold up all others, and encoded as base64 while they are sent.
 
 import { type Static, Type } from "@sinclair/typebox";
 import { asBuffer } from "../../core/bytes.ts";
@@ -29,7 +29,7 @@ const Settlement = Type.Object(
   {
     status: choice(SETTLEMENT_STATUSES),
     tx_hash: Type.Optional(Type.String()),
-    settled_amount: Type.Optional(Type.String({ description: "Smallest-unit decimal string." })),
+    settled_amount: Type.Optional(Type.String({ description: "In the asset's smallest unit, a decimal string." })),
     operator_amount: Type.Optional(Type.String({ description: "settled_amount minus facilitator_fee." })),
     facilitator_fee: Type.Optional(Type.String()),
     attempts: Type.Optional(Type.Integer()),
@@ -45,7 +45,7 @@ const shared = {
   error_class: Type.Union([choice(ERROR_CLASSES), Type.Null()]),
   upstream_status: whole,
   latency_ms: Type.Union([Type.Integer(), Type.Null()], {
-    description: "The upstream call, in milliseconds.",
+    description: "Duration of the upstream call in milliseconds.",
   }),
   mcp_method: text,
   mcp_tool: text,
@@ -101,9 +101,7 @@ export const PollView = Type.Object(
     updated_at: DateTime,
     settlement: Type.Union([Settlement, Type.Null()]),
     response_content_type: text,
-    response_truncated: Type.Boolean({
-      description: "The upstream's body was longer than what was captured.",
-    }),
+    response_truncated: Type.Boolean({ description: "Whether the response body was longer than its captured part." }),
     response_body_b64: base64("The captured response body; for the caller, or with the scope invocations:read_body"),
   },
   { $id: "InvocationPoll" },
@@ -153,7 +151,7 @@ function listItem(row: InvocationRow): Static<typeof Invocation> {
   };
 }
 
-/** Without the body. */
+/** The poll view without the response body. */
 function pollView(row: InvocationRow): Static<typeof PollView> {
   return {
     invocation_id: row.id,
@@ -215,7 +213,7 @@ const list = operation({
     agent_id: { description: "Only calls of this agent." },
     status: { description: "Only calls in this state.", schema: choice(INVOCATION_STATUSES) },
     mode: { description: "Only calls of this mode.", schema: choice(MODES) },
-    error_class: { description: "Only calls that ended with this class; an unknown one matches nothing." },
+    error_class: { description: "Only calls that ended with this error class; an unknown class matches nothing." },
     model: { description: "Only calls with this X-Service-Model." },
     settlement: {
       description: "Only calls with this settlement status.",
@@ -251,18 +249,15 @@ const read = operation({
   errors: ["not_found"],
 });
 
-/** Up to here stored bodies are read without a turn of their own, and without one those that are passed over. */
+/** Bodies up to this size are read without waiting for a turn; a body that the database only skips counts too. */
 const QUICK_BYTES = 65_536;
-/** Three bytes make four characters, so the texts of such pieces join. */
+/** A multiple of three, since three bytes make four characters: the base64 of the pieces can be joined. */
 const PIECE_BYTES = 48 * 1024;
 
-/** By the keys that they are shown under; null where there is none. */
+/** Bodies by their JSON key; null for a body that is not stored. */
 type BodiesByName = Readonly<Record<string, Uint8Array | null>>;
 
-/**
- * A call as it is shown to one who polls it. The body is shown to the user who made the call, and to tokens that may read all
- * bodies.
- */
+/** Answers a poll. The response body is shown to the user who made the call, and to tokens that may read all bodies. */
 export async function pollAnswer(reader: Reader, request: Request, row: InvocationRow): Promise<Response> {
   const { user, scopes } = scopeOf(request).caller;
   if (row.caller !== user && !scopes.has(READ_BODY_SCOPE)) return json("ok", pollView(row));
@@ -280,10 +275,10 @@ async function detailAnswer(reader: Reader, request: Request, row: InvocationRow
   return withBodies(request, row, { view, sizes: [row.req_size, row.resp_size], read });
 }
 
-interface Shown {
-  /** Without the bodies. */
+interface ViewWithBodies {
+  /** The view without the bodies. */
   readonly view: object;
-  /** Of the bodies as they were before they were cut. */
+  /** The sizes of the whole bodies, of which only the start may be captured. */
   readonly sizes: readonly (number | null)[];
   read(): Promise<BodiesByName>;
 }
@@ -291,11 +286,11 @@ interface Shown {
 function withBodies(
   request: Request,
   { tenant, body_captured, req_size, resp_size }: InvocationRow,
-  { view, sizes, read }: Shown,
+  { view, sizes, read }: ViewWithBodies,
 ): Promise<Response> {
   const isQuick = Math.max(req_size ?? 0, resp_size ?? 0) <= QUICK_BYTES;
-  const held = sizes.map((size) => (body_captured ? Math.min(size ?? 0, MAX.capturedBytes) : 0));
-  const weight = held.reduce((sum, bytes) => sum + bytes, 0);
+  const captured = sizes.map((size) => (body_captured ? Math.min(size ?? 0, MAX.capturedBytes) : 0));
+  const weight = captured.reduce((sum, bytes) => sum + bytes, 0);
   return scopeOf(request).responses.respond({ tenant, request, weight }, async () => {
     const bodies = await (isQuick ? read() : inTurn(tenant, read));
     const pieces = piecesOf(view, bodies);

@@ -1,5 +1,6 @@
-// The life of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition is a write
-// guarded by the states that its event may start from. Those that every call goes through are commands.
+// The life cycle of an invocation in the database: accepted, paid for, claimed, ended, abandoned. Every transition is a write
+// guarded by the states that its event may start from (core/states.ts). Transitions that every call goes through are
+// commands (commands/), which the store writes in batches.
 
 import { and, eq, inArray, notExists, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
@@ -34,7 +35,7 @@ export interface AcceptedCall {
   readonly idempotency: Idempotency | null;
 }
 
-/** The part of an ending that listeners of ended calls are told unchanged. */
+/** The part of an ending that is passed unchanged to the listeners of ended calls. */
 type AnnouncedEnding = Pick<
   CallEnd,
   | "status"
@@ -46,13 +47,13 @@ type AnnouncedEnding = Pick<
   | "response_content_type"
 >;
 
-/** What an ended call leaves behind. */
+/** What is stored of a call's end. */
 export interface Ending extends AnnouncedEnding {
-  /** Until the first byte of the body; null where it is not streamed, or none came. */
+  /** Time to the first byte of the body; null for a call that is not streamed, or when no byte came. */
   readonly ttft_ms?: number | null;
   /**
-   * Lower hex, of the whole body as its caller gets it (but for a comment that opens an event stream); null when no
-   * whole response came, and when no receipt will say it.
+   * Lower-case hex, over the whole body as the caller gets it (without a comment that opens an event stream); null when the
+   * response is not complete, or when no receipt needs the hash.
    */
   readonly resp_sha256: string | null;
   /** The first MiB of the body; null when capture is off or no response came. */
@@ -69,30 +70,30 @@ export interface PendingCall {
 }
 
 /**
- * Stores an accepted call, and gives its ID. With an idempotency key that another call already took, nothing is stored and
- * that call's ID is the answer.
+ * Stores an accepted call and returns its ID. When another call has the idempotency key, nothing is stored and the ID of
+ * that call is returned.
  *
- * @param claim takes the call in the same write; null leaves it pending
- * @param beside done in the same write when the call is stored
- * @throws Fault `conflict` when the key was taken with another body
+ * @param claim is made in the same write; null leaves the call pending
+ * @param alsoWrite runs in the same write, if the call is stored
+ * @throws Fault `conflict` when the key was used with another body
  */
 export function accept(
   writer: Store | Tx,
   accepted: AcceptedCall,
   claim: AcceptingClaim | null = null,
-  beside: ((tx: Tx) => Promise<void>) | null = null,
+  alsoWrite: ((tx: Tx) => Promise<void>) | null = null,
 ): Promise<string> {
-  // Inside another write there is no time to store a large body first.
+  // A large body is stored ahead of its call in writes of its own, which is impossible inside another write.
   if (!("read" in writer)) return acceptStored(writer, accepted, claim);
   const isLarge = isInParts(accepted.body);
   const work = () => {
-    if (beside === null) return acceptStored(writer, accepted, claim);
-    const together = async (tx: Tx) => {
+    if (alsoWrite === null) return acceptStored(writer, accepted, claim);
+    const both = async (tx: Tx) => {
       const id = await acceptStored(tx, accepted, claim);
-      if (id === accepted.row.id) await beside(tx);
+      if (id === accepted.row.id) await alsoWrite(tx);
       return id;
     };
-    return writer.write(together, { bytes: isLarge ? 0 : accepted.body.byteLength });
+    return writer.write(both, { bytes: isLarge ? 0 : accepted.body.byteLength });
   };
   return isLarge ? withStoredBody(writer, accepted, work) : work();
 }
@@ -106,93 +107,91 @@ async function acceptStored(
 ): Promise<string> {
   const accepting = { row, call: JSON.stringify(call), body, idempotency, claim };
   const command = acceptOf(accepting);
-  // A call that is just being refused frees its key, and the next one may be refused as well.
+  // A call whose payment is declined frees its key. The key may be freed between the two steps below, hence a few tries.
   for (let tries = 0; tries < 5; tries++) {
     if (await writer.execute(command, accepting)) return row.id;
     if (idempotency === null) throw partsGone();
     const first = await findByIdempotencyKey(writer, row, idempotency);
     if (first !== null) return first;
-    // It was freed between the two looks, by a payment that was declined.
   }
-  throw new Fault("unavailable", "Idempotency-Key: in use by a call that is just being refused", {
-    retryAfterSeconds: 1,
-  });
+  const message = "Idempotency-Key: in use by a call that is being refused; retry";
+  throw new Fault("unavailable", message, { retryAfterSeconds: 1 });
 }
 
 export interface Claim {
   readonly key: InvocationKey;
   /** The replica that takes the call. */
   readonly owner: string;
-  /** Token of this attempt, the same for all its tries: see upstream/ownership.ts. */
+  /** Token of this attempt, which all its retries share: see upstream/ownership.ts. */
   readonly token: string;
   readonly now: number;
 }
 
 /**
- * Takes a pending call; from here on it is never made again. Null when someone else took it, or it was cancelled. A claim
- * that was stored without its answer is found by its token, so this may be tried again.
+ * Claims a pending call; after that no one else makes it. Null when another replica has claimed it, or it was cancelled.
+ * `claim` may be retried with its token: a claim whose commit got no answer is then found.
  *
- * @param bodyBytes how long its request is, as far as that is known
+ * @param bodyBytes size of the call's request, if known
  */
 export async function claim(writer: Store | Tx, claim: Claim, bodyBytes = 0): Promise<PendingCall | null> {
   const { key } = claim;
   const reader = "read" in writer ? writer.read : writer;
-  // A large one is read before it is taken: if the process dies meanwhile, the call is made by the next one.
+  // A large request is read before the claim: if the process dies while reading, another one can still make the call.
   const before = bodyBytes > SMALL_BODY_BYTES ? await storedRequest(reader, key, bodyBytes) : null;
   const claimed = await ("read" in writer ? writer.write((tx) => claimRow(tx, claim)) : claimRow(writer, claim));
   if (claimed === null) return null;
   const { mode, req_size } = claimed;
-  // Of a streamed call only what may be shown is stored.
+  // For a streamed call only the captured start of the request is stored.
   const stored = mode === "streaming" ? Math.min(req_size ?? 0, MAX.capturedBytes) : (req_size ?? 0);
   const body = claimed.request ?? before ?? (await storedRequest(reader, key, stored));
   if (body === null) throw new Fault("internal", "a pending call without its request");
   return { call: JSON.parse(claimed.call) as Call, body };
 }
 
-/** A call waits while its payment may still land or fail, and one that was refused to its caller is not made. */
+/** Leaves a call alone while the outcome of its payment is open, or when it was refused to its caller (lost-commits.ts). */
 async function claimRow(tx: Tx, { key, owner, token, now }: Claim) {
   const { openInvocations: t, refusedCalls: refused } = tx.tables;
   const { from, to } = INVOCATION_EVENTS.claim;
   const isThis = hasKey(t, key);
   const refusal = tx.db.select({ id: refused.id }).from(refused).where(hasKey(refused, key));
-  const isPaid = sql`coalesce(${t.settlement_status}, '') <> 'pending'`;
+  const isOutcomeKnown = sql`coalesce(${t.settlement_status}, '') <> 'pending'`;
   await tx.db
     .update(t)
     .set({ status: to, owner, claim: token, updated_at: now })
-    .where(and(isThis, isIn(t.status, from), isPaid, notExists(refusal)));
+    .where(and(isThis, statusIs(t.status, from), isOutcomeKnown, notExists(refusal)));
   const [claimed] = await tx.db
     .select({ call: t.call, request: t.request, mode: t.mode, req_size: t.req_size })
     .from(t)
-    .where(and(isThis, isIn(t.status, to), eq(t.claim, token)));
+    .where(and(isThis, statusIs(t.status, to), eq(t.claim, token)));
   return claimed ?? null;
 }
 
 export { SMALL_BODY_BYTES, takeCommand, waitingAgents };
 
-/** Whether the call is running by this very claim. */
+/** Whether the call is running under the claim with this token. */
 export async function holdsClaim(reader: Reader, key: InvocationKey, token: string): Promise<boolean> {
   return (await heldBy(reader).execute({ ...key, claim: token })).length > 0;
 }
 
-/** Gives back a claimed call of which certainly nothing has been sent. */
+/** Returns a claimed call to pending. Only for a call of which certainly nothing was sent upstream. */
 export async function release(tx: Tx, key: InvocationKey, token: string, now: number): Promise<void> {
   const { openInvocations: t } = tx.tables;
   const { from, to } = INVOCATION_EVENTS.release;
   await tx.db
     .update(t)
     .set({ status: to, owner: null, claim: null, updated_at: now })
-    .where(and(hasKey(t, key), isIn(t.status, from), eq(t.claim, token)));
+    .where(and(hasKey(t, key), statusIs(t.status, from), eq(t.claim, token)));
 }
 
-/** A call that was claimed here. */
+/** A call that this process has claimed. */
 export interface ClaimedKey {
   readonly key: InvocationKey;
-  /** Of the claim. */
+  /** The claim's token. */
   readonly token: string;
   readonly request_id: string;
 }
 
-/** Records how a running call ended. False when it had ended already: cancelled, or its replica was taken for dead. */
+/** Records how a running call ended. False when it had ended before: by a cancellation, or its replica was taken for dead. */
 export function finish(
   runner: CommandRunner,
   { key, token, request_id }: ClaimedKey,
@@ -203,7 +202,7 @@ export function finish(
   return runner.execute(endCommand, { key, from: "running", token, ending, at: now, request_id, detail });
 }
 
-/** @param token of the only claim that is ended; null for whichever it is */
+/** @param token ends the call only under this claim; null ends it under any */
 type Abandon = (
   runner: CommandRunner,
   key: InvocationKey,
@@ -214,24 +213,25 @@ type Abandon = (
 
 function abandonAt({ from, to: status }: (typeof INVOCATION_EVENTS)["withdraw" | "fail"]): Abandon {
   return (runner, key, error_class, now, token = null) => {
-    const ending: Ending = { ...NOTHING_YET, status, error_class, response: null };
+    const ending: Ending = { ...NO_RESPONSE, status, error_class, response: null };
     return runner.execute(endCommand, { key, from, token, ending, at: now, request_id: null, detail: null });
   };
 }
 
-/** Ends a call that nobody has claimed yet. False when it has been. */
+/** Ends a pending call. False when it is not pending any more. */
 export const withdraw = abandonAt(INVOCATION_EVENTS.withdraw);
-/** Ends a call that is running. False when it runs no more. */
+/** Ends a running call without a response. False when it is not running any more. */
 export const giveUp = abandonAt(INVOCATION_EVENTS.fail);
 
-/** Ends a call that has not ended, without an answer of the upstream. False when it has ended already. */
+/** Ends an open call, pending or running, without a response. False when it has ended before. */
 export const abandon: Abandon = async (...call) =>
   // States only go forward, so a call that is claimed between the two attempts is caught by the second.
   (await withdraw(...call)) || giveUp(...call);
 
 /**
- * Records what came of another attempt while the outcome stays open, which the call may not be any more. `settlement` is
- * the sub-record's JSON.
+ * Updates the settlement's details without changing its status, on an open call or an ended one.
+ *
+ * @param settlement JSON of the settlement sub-record
  */
 export async function noteSettlement(
   tx: Tx,
@@ -249,8 +249,8 @@ export async function noteSettlement(
 }
 
 /**
- * The payment has been collected: the call may be made, unless it has ended meanwhile. Nothing changes when the outcome was
- * known before.
+ * Records that the payment was collected: the call may be made, unless it has ended meanwhile. Nothing changes when the
+ * outcome was recorded before.
  *
  * @param isFinal false when `confirmSettlement` will follow
  */
@@ -263,13 +263,14 @@ export async function collectSettlement(
 ): Promise<void> {
   const fields = { settlement, updated_at: now };
   if (await moveSettlement(tx, "openInvocations", key, "collect", fields)) return;
-  if ((await moveSettlement(tx, "endedInvocations", key, "collectLate", fields)) && isFinal) await oweFinal(tx, key);
+  if ((await moveSettlement(tx, "endedInvocations", key, "collectLate", fields)) && isFinal)
+    await oweFinalReceipt(tx, key);
 }
 
 /**
- * The transaction by which the payment is known to be collected. A call that has ended is owed its receipt from now on.
+ * Records the final transaction that collected the payment. From now on a receipt is due for the call, if it has ended.
  *
- * @param settlement null when it stays as it is
+ * @param settlement null leaves the details as they are
  */
 export async function confirmSettlement(
   tx: Tx,
@@ -278,17 +279,17 @@ export async function confirmSettlement(
   now: number,
 ): Promise<void> {
   if (settlement !== null) await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
-  if (!(await hasReceipt(tx, key))) await oweFinal(tx, key);
+  if (!(await hasReceipt(tx, key))) await oweFinalReceipt(tx, key);
 }
 
-/** A receipt that says "settled" would be false: the payment of the call was collected, and can't be any more. */
+/** Gives a call no receipt: its payment was recorded as settled but was undone for good, so a receipt would be false. */
 export async function denyReceipt({ db, tables }: Tx, key: InvocationKey): Promise<void> {
   for (const t of [tables.openInvocations, tables.endedInvocations]) {
     await db.update(t).set({ emit_receipt: false }).where(hasKey(t, key));
   }
 }
 
-/** Whether it is owed one, or has it. */
+/** Whether a receipt is due or made. */
 async function hasReceipt({ db, tables }: Tx, key: InvocationKey): Promise<boolean> {
   for (const t of [tables.receiptsDue, tables.receipts]) {
     if ((await db.select({ id: t.invocation_id }).from(t).where(isOfCall(t, key))).length > 0) return true;
@@ -297,15 +298,15 @@ async function hasReceipt({ db, tables }: Tx, key: InvocationKey): Promise<boole
 }
 
 /**
- * The payment will not be collected: the call ends without having been made, and its idempotency key is free for
- * another. Nothing changes when the outcome was known before.
+ * Records that the payment will not be collected: the call ends without being made, and its idempotency key is freed.
+ * Nothing changes when the outcome was recorded before.
  */
 export async function refuseSettlement(tx: Tx, key: InvocationKey, settlement: string, now: number): Promise<void> {
   const fields = { settlement, updated_at: now };
   if (await moveSettlement(tx, "openInvocations", key, "refuse", fields)) {
     await freeIdempotencyKey(tx, key);
     await withdraw(tx, key, null, now);
-  } else if (await moveSettlement(tx, "endedInvocations", key, "refuse", fields)) await oweFinal(tx, key);
+  } else if (await moveSettlement(tx, "endedInvocations", key, "refuse", fields)) await oweFinalReceipt(tx, key);
 }
 
 export async function invocationByKey(reader: Reader, key: InvocationKey): Promise<InvocationRow | null> {
@@ -313,8 +314,8 @@ export async function invocationByKey(reader: Reader, key: InvocationKey): Promi
   return row ?? null;
 }
 
-/** A receipt states the final payment, so an ended call whose payment was open is owed it only now. */
-async function oweFinal(tx: Tx, key: InvocationKey): Promise<void> {
+/** A receipt states the final payment, so for a call that ended before its payment was final, the receipt is due only now. */
+async function oweFinalReceipt(tx: Tx, key: InvocationKey): Promise<void> {
   const row = await invocationByKey(tx, key);
   if (row !== null && isEnded(row.status) && row.emit_receipt) await oweReceipt(tx).execute(key);
 }
@@ -323,7 +324,7 @@ export const byId = prepared(({ db, tables: { invocations: t } }: Reader) =>
   db.select().from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
-/** Once for a call: in the write by which its end and its settlement are both known. */
+/** Runs once for a call: in the write after which both its end and its settlement are final. */
 const oweReceipt = prepared(({ db, tables: { receiptsDue } }: Tx) =>
   db.insert(receiptsDue).values({
     tenant: sql.placeholder("tenant"),
@@ -332,11 +333,10 @@ const oweReceipt = prepared(({ db, tables: { receiptsDue } }: Tx) =>
 );
 
 /**
- * Not a bare column: a partial index on the status would seem as good as the key until the table is analysed.
- *
- * @param status of an open call
+ * Compares an expression, not the bare column: until the table is analysed, a planner would prefer a partial index on the
+ * status to the primary key.
  */
-function isIn(column: Tables["openInvocations"]["status"], status: "pending" | "running") {
+function statusIs(column: Tables["openInvocations"]["status"], status: "pending" | "running") {
   return sql`coalesce(${column}, '') = ${status}`;
 }
 
@@ -344,11 +344,11 @@ const heldBy = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
   db
     .select({ id: t.id })
     .from(t)
-    .where(and(hasKey(t, GIVEN_KEY), isIn(t.status, "running"), eq(t.claim, bind(t.claim, "claim")))),
+    .where(and(hasKey(t, GIVEN_KEY), statusIs(t.status, "running"), eq(t.claim, bind(t.claim, "claim")))),
 );
 
-/** What is not known of a call before its end. */
-const NOTHING_YET = {
+/** The end of a call that got no response. */
+const NO_RESPONSE = {
   error_class: null,
   upstream_status: null,
   latency_ms: null,
@@ -360,10 +360,7 @@ const NOTHING_YET = {
   completed_at: null,
 };
 
-/**
- * Moves the settlement of a call that nobody has claimed yet, or that has ended. False when the settlement is not where the
- * event starts from.
- */
+/** Moves the settlement of a pending or an ended call. False when its status is not the one that the event starts from. */
 async function moveSettlement(
   tx: Tx,
   table: "openInvocations" | "endedInvocations",
@@ -373,7 +370,7 @@ async function moveSettlement(
 ): Promise<boolean> {
   const t = tx.tables[table];
   const { from, to } = SETTLEMENT_EVENTS[event];
-  const isUnclaimed = table === "openInvocations" ? isIn(tx.tables.openInvocations.status, "pending") : undefined;
+  const isUnclaimed = table === "openInvocations" ? statusIs(tx.tables.openInvocations.status, "pending") : undefined;
   const rows = await tx.db
     .update(t)
     .set({ ...fields, settlement_status: to })

@@ -1,6 +1,6 @@
-// Finds out what the order of checks asks for, one fact after the other, until the call is refused or passes. The agent is
-// looked at again after each wait, so a call is judged by its latest state. A call that was paid for but not made was accepted
-// before: when its caller comes back, it is let in even if the agent or the policy has changed since.
+// Gathers the facts that the order of checks (judge.ts) asks for, one by one, until the call is refused or passes. The agent
+// is read again after each wait, so that a call is judged by its agent's latest state. A paid call that was accepted but not
+// made yet is admitted when its caller retries it, even if the agent or the policy has changed since.
 
 import { and, eq } from "drizzle-orm";
 import type { Caller } from "../../core/call.ts";
@@ -27,7 +27,7 @@ export interface ProxyCall {
   readonly headers: Headers;
   readonly requestId: string;
   readBody(): Promise<CallBody>;
-  /** Adds a field to the request's line in the log. */
+  /** Adds a field to the request's line in the access log. */
   note(name: string, value: string): void;
 }
 
@@ -44,15 +44,15 @@ export interface GatherOptions {
   readonly pseudonym: string;
 }
 
-/** What differs between the paths. */
+/** What differs between polled and streamed calls. */
 export interface CallKind<P extends ParsedRequest> {
-  /** Of the call's URL, after the agent's ID. */
+  /** The path of the call's URL after the agent's ID. */
   readonly suffix: string;
-  /** For an http agent, whose bodies the gateway does not read. */
+  /** The parsed request for an http agent, whose bodies the gateway does not read. */
   readonly plain: P;
-  /** For an mcp agent. @throws Fault `invalid_request` */
+  /** Parses a body for an mcp agent. @throws Fault `invalid_request` */
   parse(agent: InvocableAgent, body: CallBody, call: ProxyCall): Promise<P>;
-  /** For a call that was accepted before: it is not judged again, even if its agent has changed. */
+  /** Parses the body of a call that was accepted before. Such a call is not judged again, so no body is refused. */
   parseAny(body: CallBody, call: ProxyCall): Promise<P>;
   readonly payment: PaymentSource;
   refused(refusal: PaymentRefused): Fault;
@@ -63,8 +63,8 @@ export interface CheckedCall<P extends ParsedRequest> {
   readonly model: string | null;
   readonly body: CallBody;
   readonly parsed: P;
-  /** The ID, if the call has been made before. */
-  readonly earlier: string | null;
+  /** The call that this request repeats; null for a new call. */
+  readonly earlierId: string | null;
   readonly payment: Fact<"payment">;
   readonly idempotency: Idempotency | null;
   readonly warning: string | null;
@@ -76,13 +76,13 @@ interface Gathering {
   readonly kind: CallKind<ParsedRequest>;
   readonly known: KnownCall;
   idempotency: Idempotency | null;
-  /** Keeps the paid call for which the caller comes back. */
-  kept: Disposable | null;
+  /** Keeps a resumed paid call from expiring while this request is checked. */
+  keepAlive: Disposable | null;
 }
 
 const AGENT_CHANGES_MAX = 5;
 
-/** @throws Fault of every kind that the order of checks names; `unavailable` when the agent changes all the time */
+/** @throws Fault of every kind that the order of checks names; `unavailable` when the agent keeps changing */
 export async function gatherCall<P extends ParsedRequest>(
   options: GatherOptions,
   call: ProxyCall,
@@ -90,31 +90,31 @@ export async function gatherCall<P extends ParsedRequest>(
 ): Promise<CheckedCall<P>> {
   const { caller, agentId, headers } = call;
   const known = new KnownCall<P>(headers, options.pseudonym, kind.payment(headers));
-  const gathering: Gathering = { options, call, kind, known: known as KnownCall, idempotency: null, kept: null };
+  const gathering: Gathering = { options, call, kind, known: known as KnownCall, idempotency: null, keepAlive: null };
   let changes = 0;
   try {
     for (let need = judge(known); need !== "pass"; need = judge(known)) {
       if (need instanceof Fault) throw need;
-      if (isAtHand(gathering, need)) continue;
-      take(known, need, await FINDING[need]?.(gathering));
+      if (setFastFact(gathering, need)) continue;
+      setFact(known, need, await FETCH[need]?.(gathering));
       const { cached, find } = options.agents;
       const latest = cached(caller.tenant, agentId) ?? (await find(caller.tenant, agentId));
-      if (hasChanged(known, latest) && ++changes === AGENT_CHANGES_MAX) throw beingChanged();
+      if (refreshAgent(known, latest) && ++changes === AGENT_CHANGES_MAX) throw agentIsChanging();
     }
     return checkedCall(known, gathering.idempotency);
   } finally {
-    gathering.kept?.[Symbol.dispose]();
+    gathering.keepAlive?.[Symbol.dispose]();
   }
 }
 
-export const beingChanged = () => new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
+export const agentIsChanging = () => new Fault("unavailable", "the agent is being changed", { retryAfterSeconds: 1 });
 
-function take(known: Partial<Record<Need, unknown>>, need: Need, fact: unknown): void {
+function setFact(known: Partial<Record<Need, unknown>>, need: Need, fact: unknown): void {
   known[need] = fact;
 }
 
-/** Takes up the agent as it is now, and drops what hangs on how it was. */
-function hasChanged(known: KnownCall, latest: InvocableAgent | null): boolean {
+/** Sets the agent to its latest state. Returns whether it has changed; the facts that depend on it are then dropped. */
+function refreshAgent(known: KnownCall, latest: InvocableAgent | null): boolean {
   const { agent = latest } = known;
   known.agent = latest;
   if (agent === latest || Bun.deepEquals(agent, latest)) return false;
@@ -124,90 +124,91 @@ function hasChanged(known: KnownCall, latest: InvocableAgent | null): boolean {
 }
 
 function checkedCall<P extends ParsedRequest>(known: KnownCall<P>, idempotency: Idempotency | null): CheckedCall<P> {
-  const { earlier = null, decided, payment = null } = known;
+  const { earlierId = null, decided, payment = null } = known;
   return {
     agent: agentIn(known),
-    model: had(known.model),
-    body: had(known.body),
-    parsed: had(known.parsed),
+    model: required(known.model),
+    body: required(known.body),
+    parsed: required(known.parsed),
     idempotency,
-    earlier,
-    warning: earlier === null ? warningOf(had(decided).rows) : null,
+    earlierId,
+    warning: earlierId === null ? warningOf(required(decided).rows) : null,
     payment,
   };
 }
 
-/** What the list has asked for by now. */
-function had<T>(fact: T | undefined): T {
-  if (fact === undefined) throw new Fault("internal", "a fact that was not asked for");
+/** A fact that the order of checks has already asked for. */
+function required<T>(fact: T | undefined): T {
+  if (fact === undefined) throw new Fault("internal", "a fact of the call was used before it was gathered");
   return fact;
 }
 
-const agentIn = ({ agent }: KnownCall): InvocableAgent => had(agent ?? undefined);
+const agentIn = ({ agent }: KnownCall): InvocableAgent => required(agent ?? undefined);
 
-/** The fast path: a cached agent, a bucket and a policy in memory, headers, and the form of a body that nobody reads. */
-function isAtHand(gathering: Gathering, need: Need): boolean {
-  const fact = AT_HAND[need]?.(gathering);
-  if (fact !== undefined) take(gathering.known, need, fact);
+/** Sets a fact that is in memory: a cached agent, a rate limit or policy kept here, a header, a body that nobody parses. */
+function setFastFact(gathering: Gathering, need: Need): boolean {
+  const fact = FAST_FACTS[need]?.(gathering);
+  if (fact !== undefined) setFact(gathering.known, need, fact);
   return fact !== undefined;
 }
 
-const AT_HAND: { readonly [N in Need]?: (gathering: Gathering) => KnownCall[N] } = {
+const FAST_FACTS: { readonly [N in Need]?: (gathering: Gathering) => KnownCall[N] } = {
   agent: ({ options, call }) => options.agents.cached(call.caller.tenant, call.agentId),
-  wait: ({ options, call, known }) => options.rates.takeNow(call.caller.tenant, agentIn(known)),
+  rateWait: ({ options, call, known }) => options.rates.takeNow(call.caller.tenant, agentIn(known)),
   model: ({ call }) => serviceModel(call.headers),
   key: ({ call }) => idempotencyKey(call.headers),
   parsed: ({ kind, known }) =>
-    agentIn(known).protocol === "http" && typeof known.earlier !== "string" ? kind.plain : undefined,
+    agentIn(known).protocol === "http" && typeof known.earlierId !== "string" ? kind.plain : undefined,
   decided({ options, call, known }) {
     const rows = options.policy.decideNow(policyCall(call, known));
-    return rows === undefined ? undefined : aboutCall(known, rows);
+    return rows === undefined ? undefined : decidedOn(known, rows);
   },
   recorded({ options, known }) {
-    const decided = had(known.decided);
+    const decided = required(known.decided);
     return options.policy.recordNow(decided.rows) ? decided : undefined;
   },
 };
 
-const FINDING: { readonly [N in Need]?: (gathering: Gathering) => Promise<KnownCall[N]> } = {
+/** Fetches the facts that are not in memory. */
+const FETCH: { readonly [N in Need]?: (gathering: Gathering) => Promise<KnownCall[N]> } = {
   async agent({ options, call }) {
-    // It is read next, and the policy meanwhile, so that the call waits for the longer of the two reads only.
+    // `gatherCall` reads the agent next. The policy is read meanwhile, so the call waits only for the longer of the two reads.
     options.policy.readAhead(call.caller.tenant);
     return undefined;
   },
-  wait: ({ options, call, known }) => options.rates.take(call.caller.tenant, agentIn(known)),
+  rateWait: ({ options, call, known }) => options.rates.take(call.caller.tenant, agentIn(known)),
   async paidCall(gathering) {
     const paidCall = await findPaidCall(gathering);
-    if (paidCall !== null) gathering.kept = keepResumablePaidCall(gathering.options, paidCall);
+    if (paidCall !== null) gathering.keepAlive = keepResumablePaidCall(gathering.options, paidCall);
     return paidCall;
   },
   body: ({ call }) => call.readBody(),
   parsed({ call, kind, known }) {
-    const body = had(known.body);
-    return typeof known.earlier === "string" ? kind.parseAny(body, call) : kind.parse(agentIn(known), body, call);
+    const body = required(known.body);
+    return typeof known.earlierId === "string" ? kind.parseAny(body, call) : kind.parse(agentIn(known), body, call);
   },
-  earlier: earlierCall,
-  decided: async ({ options, call, known }) => aboutCall(known, await options.policy.decide(policyCall(call, known))),
+  earlierId: findEarlierCall,
+  decided: async ({ options, call, known }) => decidedOn(known, await options.policy.decide(policyCall(call, known))),
   async recorded({ options, known }) {
-    const decided = had(known.decided);
+    const decided = required(known.decided);
     await options.policy.record(decided.rows);
     return decided;
   },
   payment: checkedPayment,
 };
 
-function aboutCall(known: KnownCall, rows: readonly DecisionRow[]): Decided {
-  return { protocol: agentIn(known).protocol, calls: had(known.parsed).calls, rows };
+function decidedOn(known: KnownCall, rows: readonly DecisionRow[]): Decided {
+  return { protocol: agentIn(known).protocol, calls: required(known.parsed).calls, rows };
 }
 
 function policyCall({ caller }: ProxyCall, known: KnownCall): PolicyCall {
   const { tenant, user } = caller;
   const { id: agent_id, protocol } = agentIn(known);
-  const tools = had(known.parsed).calls.map(({ tool }) => tool);
-  return { tenant, user, agent_id, protocol, tools, body_bytes: had(known.body).byteLength };
+  const tools = required(known.parsed).calls.map(({ tool }) => tool);
+  return { tenant, user, agent_id, protocol, tools, body_bytes: required(known.body).byteLength };
 }
 
-// A call that was made before: the caller names it by its idempotency key, or by the payment.
+// Calls that were accepted before. A caller repeats such a call by its idempotency key or its payment.
 
 const ownerOf = ({ caller, agentId }: ProxyCall) => ({
   tenant: caller.tenant,
@@ -217,38 +218,36 @@ const ownerOf = ({ caller, agentId }: ProxyCall) => ({
 
 const timesOf = ({ time }: GatherOptions) => ({ asked_at: time.earliest(), latest: time.latest() });
 
-async function earlierCall(gathering: Gathering): Promise<string | null> {
+async function findEarlierCall(gathering: Gathering): Promise<string | null> {
   const { options, call, known } = gathering;
-  const { key = null, paidCall = null, presented } = known;
-  const [body, owner] = [had(known.body), ownerOf(call)];
+  const { key = null, paidCall = null, presentedPayment } = known;
+  const [body, owner] = [required(known.body), ownerOf(call)];
   let id: string | null = null;
   if (key !== null) {
     const body_sha256 = await hashOf(body, owner.tenant);
     gathering.idempotency = { key, body_sha256, ...timesOf(options) };
     id = await findByIdempotencyKey(options.store, owner, gathering.idempotency);
-    id = await notRefused(options, owner.tenant, id);
+    id = await unlessRefused(options, owner.tenant, id);
   }
   if (id !== null || paidCall === null) return id;
-  return notRefused(options, owner.tenant, await options.payments.usedFor({ ...owner, payment: presented, body }));
+  const used = await options.payments.usedFor({ ...owner, payment: presentedPayment, body });
+  return unlessRefused(options, owner.tenant, used);
 }
 
-async function notRefused({ refusals }: GatherOptions, tenant: string, id: string | null): Promise<string | null> {
+async function unlessRefused({ refusals }: GatherOptions, tenant: string, id: string | null): Promise<string | null> {
   return id === null || (await refusals.isRefused({ tenant, id })) ? null : id;
 }
 
-/** Well within the time for which an unfetched call is kept. */
+/** Well within the time after which a paid call that its caller does not fetch is given up. */
 const TOUCH_EVERY_MS = 30_000;
 
-/**
- * The call for which the caller seems to come back: it is paid for, or may be, and has not been made. Whether the rest is
- * the same is checked later.
- */
-async function findPaidCall({ options, call, known: { presented } }: Gathering): Promise<InvocationRow | null> {
+/** The pending call, paid for or perhaps paid for, that the caller seems to retry. Later checks compare the whole request. */
+async function findPaidCall({ options, call, known }: Gathering): Promise<InvocationRow | null> {
   const { store, payments } = options;
   const owner = ownerOf(call);
-  const used = presented === null ? null : await payments.presentedIn(presented);
+  const used = known.presentedPayment === null ? null : await payments.presentedIn(known.presentedPayment);
   const payment = used?.tenant === owner.tenant ? used : null;
-  // An invalid key is refused later, by its own check.
+  // The check of the key itself comes later and refuses an invalid one.
   const key = payment === null ? call.headers.get("idempotency-key") : null;
   const found = key === null ? payment : await findKey(store, owner, { key, ...timesOf(options) });
   if (found === null) return null;
@@ -260,7 +259,7 @@ async function findPaidCall({ options, call, known: { presented } }: Gathering):
   return isResumable && row.caller === owner.caller && row.agent_id === owner.agent_id ? row : null;
 }
 
-/** Keeps a resumable paid call while its caller is here: the time to come back counts from the caller's last try. */
+/** Puts off the expiry of a streamed paid call while its caller is connected: the time to resume counts from the last try. */
 export function keepResumablePaidCall(
   { store, clock, log }: Pick<GatherOptions, "store" | "clock" | "log">,
   paidCall: InvocationRow,
@@ -280,24 +279,24 @@ export function keepResumablePaidCall(
   return { [Symbol.dispose]: () => clearInterval(timer) };
 }
 
-/** Undefined when it has made a call before. @throws Fault `payment_required`, `unavailable` */
+/** Undefined, with `earlierId` set, when an earlier call used the payment. @throws Fault `payment_required`, `unavailable` */
 async function checkedPayment({ options, call, kind, known }: Gathering): Promise<KnownCall["payment"]> {
   const { caller, headers, note } = call;
-  const [agent, body, { tenant, user }] = [agentIn(known), had(known.body), caller];
-  const price = sumOf(had(known.parsed).calls.map(({ tool }) => priceOf(agent, tool)));
+  const [agent, body, { tenant, user }] = [agentIn(known), required(known.body), caller];
+  const price = sumOf(required(known.parsed).calls.map(({ tool }) => priceOf(agent, tool)));
   const path = `/v1/proxy/${agent.id}${kind.suffix}`;
   const called = { tenant, caller: user, agent_id: agent.id, host: headers.get("host") ?? "", path, price, body };
-  const asked: PricedCall = { ...called, payment: known.presented, note };
+  const priced: PricedCall = { ...called, payment: known.presentedPayment, note };
   for (;;) {
-    const checked = await shownBy(kind, options.payments.check(asked));
-    if (checked.kind === "charge") return { charge: checked.charge, asked };
+    const checked = await shownBy(kind, options.payments.check(priced));
+    if (checked.kind === "charge") return { charge: checked.charge, priced };
     if (checked.kind === "free") return null;
-    known.earlier = await notRefused(options, tenant, checked.invocation_id);
-    if (known.earlier !== null) return undefined;
+    known.earlierId = await unlessRefused(options, tenant, checked.invocation_id);
+    if (known.earlierId !== null) return undefined;
   }
 }
 
-/** What comes of a payment, where it is refused as this kind of call shows that. */
+/** Waits for work on a payment and reports its refusal in the form of this kind of call. @throws Fault */
 export async function shownBy<T>({ refused }: Pick<CallKind<ParsedRequest>, "refused">, work: Promise<T>): Promise<T> {
   try {
     return await work;
@@ -306,7 +305,7 @@ export async function shownBy<T>({ refused }: Pick<CallKind<ParsedRequest>, "ref
   }
 }
 
-/** The sum of the prices. All calls are of one agent, so there is one payee. */
+/** Adds up the prices. All calls go to one agent, so there is one payee. */
 function sumOf(prices: readonly (Price | null)[]): Price | null {
   return prices.reduce((sum, price) => {
     if (sum === null || price === null) return sum ?? price;

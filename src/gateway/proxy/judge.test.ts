@@ -21,15 +21,15 @@ const UNKNOWN = new KnownCall(new Headers(), "tollgate-1", null);
 const ALL = {
   ...{
     agent: { ...AGENT, pricing: "{}" },
-    wait: null,
+    rateWait: null,
     paidCall: null,
     model: null,
     body: new Uint8Array(),
     parsed: PARSED,
   },
-  ...{ key: "k", earlier: null, decided: ALLOWED, recorded: ALLOWED, payment: null },
+  ...{ key: "k", earlierId: null, decided: ALLOWED, recorded: ALLOWED, payment: null },
 };
-const BRINGS = { ...UNKNOWN, presented: { v1: "x", v2: null }, bringsKey: true };
+const BRINGS = { ...UNKNOWN, presentedPayment: { v1: "x", v2: null }, hasIdempotencyKey: true };
 
 const told = (call: KnownCall) => {
   const judgement = judge(call);
@@ -44,23 +44,29 @@ describe("the order of checks", () => {
         const next = judge(known);
         if (next === "pass" || next instanceof Fault) return needs;
         needs.push(next);
-        known = { ...known, [next]: next === "key" && !call.bringsKey ? null : ALL[next] };
+        known = { ...known, [next]: next === "key" && !call.hasIdempotencyKey ? null : ALL[next] };
       }
     };
-    const before = ["agent", "wait"];
+    const before = ["agent", "rateWait"];
     const form = ["model", "body", "parsed", "key"];
-    expect(asked(BRINGS)).toEqual([...before, "paidCall", ...form, "earlier", "decided", "recorded", "payment"]);
+    expect(asked(BRINGS)).toEqual([...before, "paidCall", ...form, "earlierId", "decided", "recorded", "payment"]);
     ALL.agent.pricing = "";
     const free = { ...UNKNOWN, agent: AGENT };
-    expect(asked(free)).toEqual(["wait", ...form, "decided", "recorded"]);
+    expect(asked(free)).toEqual(["rateWait", ...form, "decided", "recorded"]);
     // A key names an earlier call, which is no paid one where the agent is free.
-    expect(asked({ ...free, bringsKey: true })).toEqual(["wait", ...form, "earlier", "decided", "recorded"]);
+    expect(asked({ ...free, hasIdempotencyKey: true })).toEqual([
+      "rateWait",
+      ...form,
+      "earlierId",
+      "decided",
+      "recorded",
+    ]);
   });
 
   test("lets the first problem of several win", () => {
     const problems: [Partial<KnownCall>, string][] = [
       [{ decided: DENIED, recorded: DENIED }, "denied: denied by policy (rule 3: deny)"],
-      [{ wait: 7 }, "rate_limited: the agent's invocation rate limit is exceeded"],
+      [{ rateWait: 7 }, "rate_limited: the agent's invocation rate limit is exceeded"],
       [{ agent: { ...AGENT, upstream_url: null } }, "agent_not_invocable: the agent has no upstream_url"],
       [{ agent: { ...AGENT, suspended: true } }, "agent_not_invocable: the agent is suspended"],
       [{ agent: { ...AGENT, suspended: true, deleted_at: 1 } }, "agent_not_invocable: the agent is inactive"],
@@ -81,11 +87,11 @@ describe("the order of checks", () => {
     expect(told({ ...back, model: null })).toBe("body");
     expect(told({ ...back, model: null, body: new Uint8Array() })).toBe("key");
     const keyed = { ...back, model: null, body: new Uint8Array(), key: null };
-    expect(told(keyed)).toBe("earlier");
-    expect(told({ ...keyed, earlier: PAID.id })).toBe("parsed");
-    expect(told({ ...keyed, earlier: PAID.id, parsed: PARSED, wait: 7 })).toBe("pass");
+    expect(told(keyed)).toBe("earlierId");
+    expect(told({ ...keyed, earlierId: PAID.id })).toBe("parsed");
+    expect(told({ ...keyed, earlierId: PAID.id, parsed: PARSED, rateWait: 7 })).toBe("pass");
     // The key belongs to no earlier call, so this call is a new one, and its agent is suspended.
-    expect(told({ ...keyed, earlier: null, parsed: PARSED })).toBe("agent_not_invocable: the agent is suspended");
+    expect(told({ ...keyed, earlierId: null, parsed: PARSED })).toBe("agent_not_invocable: the agent is suspended");
     expect(told({ ...back, loop: new Fault("agent_not_invocable", "the call is a loop") })).toContain("a loop");
   });
 

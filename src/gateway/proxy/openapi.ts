@@ -1,4 +1,4 @@
-// How the calls of agents are documented.
+// The OpenAPI documentation of the proxy routes: calls of agents, polled or streamed, and connections to mcp agents.
 import { Type } from "@sinclair/typebox";
 import { READ_BODY_SCOPE } from "../../core/call.ts";
 import { operation, type ResponseDoc } from "../../http/openapi.ts";
@@ -24,8 +24,8 @@ const BODY = {
   example: { hello: "world" },
 };
 const SETTLED = {
-  "X-PAYMENT-RESPONSE": "Of a payment that has been settled: base64 of `{ success, transaction, network, payer }`.",
-  "PAYMENT-RESPONSE": "The same, for a version 2 payment.",
+  "X-PAYMENT-RESPONSE": "When the payment has been settled: base64 of `{ success, transaction, network, payer }`.",
+  "PAYMENT-RESPONSE": "As `X-PAYMENT-RESPONSE`, for a version 2 payment.",
 };
 const exampleChallenge = (network: Network) => ({
   x402Version: X402_VERSION,
@@ -49,11 +49,11 @@ export const proxyCall = (network: Network) =>
       "The body goes to the agent's upstream_url byte for byte; for an mcp agent it is one JSON-RPC 2.0 request.",
     path: AGENT_ID,
     headers: {
-      "Idempotency-Key": { description: "The same key with the same body gives the same invocation for 24 hours." },
+      "Idempotency-Key": { description: "Repeating a key and body within 24 hours returns the same invocation." },
       ...MODEL,
       "X-PAYMENT": {
         description:
-          "For a priced agent: an x402 version 1 payment, in base64. The same payment with the same body gives the same invocation.",
+          "For a priced agent: an x402 version 1 payment, in base64. Repeating payment and body returns the same invocation.",
       },
       "PAYMENT-SIGNATURE": {
         description: "For a priced agent: an x402 version 2 payment, in base64, instead of `X-PAYMENT`.",
@@ -69,14 +69,14 @@ export const proxyCall = (network: Network) =>
       headers: {
         "X-Service-Invocation-ID": "The invocation's ID.",
         Location: "Path of the poll endpoint.",
-        "X-Service-Policy-Warning": "Why the tenant's policy warns of the call; only then.",
+        "X-Service-Policy-Warning": "Why the tenant's policy warns of the call; absent if it does not.",
         ...SETTLED,
       },
     },
     answers: {
       payment_required: {
         description:
-          "Without a payment: the challenge, as version 1 in the body and as version 2 in the header. With one that could not be verified or settled: an Error.",
+          "Without a payment: the challenge, as version 1 in the body and as version 2 in the header. With a payment that could not be verified or settled: an Error.",
         schema: paymentChallenge(network),
         example: exampleChallenge(network),
         headers: { "PAYMENT-REQUIRED": "The challenge in version 2, base64 of its JSON." },
@@ -97,7 +97,7 @@ export const proxyCall = (network: Network) =>
 export const poll = operation({
   tag: "Proxy",
   summary: "Poll a call",
-  description: `The captured response body is there for the user who made the call, and for a token with the scope ${READ_BODY_SCOPE}.`,
+  description: `The captured response body is included for the user who made the call, and for tokens with the scope ${READ_BODY_SCOPE}.`,
   path: { ...AGENT_ID, inv_id: INVOCATION_ID },
   headers: WAIT,
   response: { description: "The call as it stands.", schema: PollView, example: EXAMPLE_POLL },
@@ -108,7 +108,7 @@ export const cancel = operation({
   tag: "Proxy",
   summary: "Cancel a call",
   description:
-    "Ends a call that has not ended as failed, `cancelled`, and stops its upstream call. Any user of the tenant may.",
+    "Ends an open call as failed (`cancelled`) and stops its upstream call. Any user of the tenant may cancel it.",
   path: { ...AGENT_ID, inv_id: INVOCATION_ID },
   response: {
     description: "The cancelled call.",
@@ -118,12 +118,12 @@ export const cancel = operation({
   errors: ["not_found", "conflict"],
 });
 
-const INVOCATION = { "X-Service-Invocation-ID": "The invocation's ID, of errors after the record too." };
+const INVOCATION = { "X-Service-Invocation-ID": "The invocation's ID, also on errors after the call was recorded." };
 const SESSION = {
   "Mcp-Session-Id": {
     description:
-      "The caller's session at an mcp agent, as an answer has named it to this user. Any other is a 404, as one that is " +
-      "gone; the upstream gets its own ID for it.",
+      "The session at an mcp agent, as an earlier response named it to this user. Any other session, or one that has " +
+      "ended, is a 404. The upstream receives its own session ID.",
   },
 };
 const event = (message: object) => `event: message\ndata: ${JSON.stringify(message)}\n\n`;
@@ -132,26 +132,26 @@ export const streamCall = operation({
   tag: "Proxy",
   summary: "Stream a call",
   description:
-    "Makes the call at once and answers with the upstream's status, headers and body as they arrive. An answer that " +
-    "breaks off never ends cleanly; a caller that leaves stops the upstream call. For an mcp agent the body is one " +
-    "JSON-RPC message or a batch: what the connection needs (`initialize`, `ping`, `server/discover`, notifications, " +
-    "responses, every `*/list`, subscriptions, tasks, completion) is free and not judged, everything else is, each message by itself, and the price is the sum. This is the URL of an MCP client.",
+    "Makes the call at once and passes on the upstream's status, headers and body as they arrive. A response that breaks " +
+    "off never ends cleanly; a caller that disconnects stops the upstream call. For an mcp agent the body is one JSON-RPC " +
+    "message or a batch. Messages that serve the connection (`initialize`, `ping`, `server/discover`, notifications, " +
+    "responses, every `*/list`, subscriptions, tasks, completion) are free and not judged; every other message is judged by itself, and the price is the sum. This is the URL to give to an MCP client.",
   path: AGENT_ID,
   headers: {
     "Idempotency-Key": {
-      description: "A call that was made with the key in the last 24 hours is not made again (409).",
+      description: "A call that was made with this key in the last 24 hours is not made again (409).",
     },
     ...MODEL,
     "X-PAYMENT": {
       description:
-        "For a priced agent: an x402 version 1 payment, in base64. Sent again after a 503, it goes on where it stood.",
+        "For a priced agent: an x402 version 1 payment, in base64. Sent again after a 503, it resumes the call.",
     },
-    "PAYMENT-SIGNATURE": { description: "The same, of version 2, instead of `X-PAYMENT`." },
+    "PAYMENT-SIGNATURE": { description: "An x402 version 2 payment, in base64, instead of `X-PAYMENT`." },
     ...SESSION,
   },
   body: BODY,
   response: {
-    description: "What the upstream answers, with whatever status.",
+    description: "The upstream's response, whatever its status.",
     mediaType: "*/*",
     schema: BODY.schema,
     examples: {
@@ -165,12 +165,12 @@ export const streamCall = operation({
     headers: {
       ...INVOCATION,
       ...SETTLED,
-      "X-Service-Policy-Warning": "What the policy warns of.",
+      "X-Service-Policy-Warning": "Why the tenant's policy warns of the call; absent if it does not.",
     },
   },
   answers: {
     conflict: {
-      description: "This call has been made already: its key or its payment stands for that one.",
+      description: "A call with this key or payment has been made already.",
       example: "this call has been made already",
       headers: INVOCATION,
     },
@@ -193,10 +193,10 @@ const connection = (summary: string, description: string, answer: Pick<ResponseD
   operation({
     tag: "Proxy",
     summary,
-    description: `${description} It makes no invocation, costs nothing and is not judged.`,
+    description: `${description} The request makes no invocation, costs nothing and is not judged by the policy.`,
     path: AGENT_ID,
     headers: SESSION,
-    response: { description: "What the upstream answers.", ...answer },
+    response: { description: "The upstream's response.", ...answer },
     errors: [
       "not_found",
       "method_not_allowed",
@@ -209,7 +209,7 @@ const connection = (summary: string, description: string, answer: Pick<ResponseD
 
 export const listen = connection(
   "Listen to an mcp agent",
-  "The event stream of a session; `Last-Event-ID` passes, and needs a session (404).",
+  "The event stream of a session. `Last-Event-ID` is passed on, and needs a session (404).",
   {
     mediaType: "text/event-stream",
     example: event({ jsonrpc: "2.0", method: "notifications/tools/list_changed" }),

@@ -1,4 +1,5 @@
-// The record of a call that has passed the checks: its row, what is kept to make it, and its payment, in one write.
+// Records a call that has passed the checks: its row, all that is needed to make it later, and its payment, in one write.
+// Both paths of calls use it, and it also makes the errors of recorded calls, which carry the invocation's ID.
 import type { Call } from "../../core/call.ts";
 import { Fault, type FaultKind } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
@@ -11,7 +12,7 @@ import type { LostCommits } from "../invocations/lost-commits.ts";
 import { type AcceptedCall, accept, type Claim, type InvocationRow } from "../invocations/service.ts";
 import { type Payments, type PricedCall, paidColumns } from "../payment/service.ts";
 import { insertPayment, type PaymentRow } from "../payment/store.ts";
-import { beingChanged, type CheckedCall, type ProxyCall } from "./gather.ts";
+import { agentIsChanging, type CheckedCall, type ProxyCall } from "./gather.ts";
 import type { ParsedRequest } from "./judge.ts";
 
 export interface RecordOptions {
@@ -25,13 +26,13 @@ export interface RecordOptions {
 
 export interface Draft {
   readonly accepted: AcceptedCall;
-  /** Takes the call in the same write; null leaves it pending. */
+  /** The claim to make in the same write; null leaves the call pending. */
   readonly claim: Pick<Claim, "owner" | "token"> | null;
 }
 
 export interface StoredCall {
   readonly id: string;
-  /** False: the call had been made before, and this is the same one. */
+  /** False when `id` is an earlier call that this request repeats. */
   readonly isNew: boolean;
   readonly payment: PaymentRow | null;
 }
@@ -57,18 +58,18 @@ export function acceptedOf(
 }
 
 /**
- * Stores a checked call, with the payment that it came with.
- * @throws Fault `conflict` when its idempotency key was taken with another body; `payment_required` when its payment was
+ * Stores a checked call with its payment.
+ * @throws Fault `conflict` when its idempotency key was used with another body; `payment_required` when its payment was
  *   used for another call meanwhile
  */
 export async function record(
   options: RecordOptions,
-  { payment: asked }: CheckedCall<ParsedRequest>,
+  { payment: charged }: CheckedCall<ParsedRequest>,
   draft: Draft,
 ): Promise<StoredCall> {
   const { row, call } = draft.accepted;
-  const payment = asked === null ? null : options.payments.paymentRow(asked.charge, row, call.credential_ref);
-  const inItsWrite =
+  const payment = charged === null ? null : options.payments.paymentRow(charged.charge, row, call.credential_ref);
+  const storePayment =
     payment === null
       ? null
       : async (tx: Tx) => {
@@ -78,42 +79,42 @@ export async function record(
   for (let tries = 1; ; tries++) {
     let id: string;
     try {
-      id = await accept(options.store, draft.accepted, draft.claim, inItsWrite);
+      id = await accept(options.store, draft.accepted, draft.claim, storePayment);
     } catch (error) {
-      id = await storedAllTheSame(options, draft, asked?.asked ?? null, error);
+      id = await idDespite(error, options, draft, charged?.priced ?? null);
     }
     if (id === row.id) {
       if (payment !== null) options.meters.payment("accepted");
       return { id, isNew: true, payment };
     }
-    // The earlier call may be a refused one whose record has only just appeared; after three of them it is taken for earlier.
+    // The earlier call may be a refused one whose record has only just appeared: `isRefused` removes it, and a retry may succeed.
     const isEarlier = tries === 3 || !(await options.refusals.isRefused({ tenant: row.tenant, id }));
     if (isEarlier) return { id, isNew: false, payment: null };
   }
 }
 
-/** The ID of the call that is stored although this write has failed. Refusing it would make its caller send it twice. */
-async function storedAllTheSame(
+/** The ID of the call that is stored although this write has failed. A refusal would make its caller send the call twice. */
+async function idDespite(
+  error: unknown,
   { refusals, payments }: RecordOptions,
   { accepted: { row }, claim }: Draft,
-  asked: PricedCall | null,
-  error: unknown,
+  priced: PricedCall | null,
 ): Promise<string> {
   if (error instanceof CommitUnknown) {
     const { tenant, id } = row;
     if (await refusals.wasStored({ tenant, id, claim: claim?.token ?? null })) return id;
   }
-  // Someone has used the payment between the check and the record.
-  const isUsed = error instanceof UniqueViolation && asked !== null;
-  const used = isUsed ? await payments.check(asked) : null;
+  // Another request may have used the payment between the check and the write.
+  const isUsed = error instanceof UniqueViolation && priced !== null;
+  const used = isUsed ? await payments.check(priced) : null;
   if (used?.kind !== "known") throw error;
   return used.invocation_id;
 }
 
 /**
- * A paid call needs its credential, which can't be deleted once the call is stored.
- * @throws Fault `unavailable` when it was deleted a moment ago, so that the agent is not the one that was read;
- *   `agent_not_invocable` when the call would fail for it
+ * Locks the credential of a paid call until the write ends; a credential that a stored call needs can't be deleted.
+ * @throws Fault `unavailable` when the credential has been deleted since the agent was read; `agent_not_invocable` when
+ *   its `allowed_hosts` leave out the agent's host
  */
 async function requireCredential(
   tx: Tx,
@@ -122,8 +123,9 @@ async function requireCredential(
 ): Promise<void> {
   if (credential_ref === null) return;
   const held = await holdCredential(tx, tenant, credential_ref);
-  if (held === null) throw beingChanged();
-  if (!mayGoTo(held, url)) throw new Fault("agent_not_invocable", "the agent's credential is not for its host");
+  if (held === null) throw agentIsChanging();
+  if (!mayGoTo(held, url))
+    throw new Fault("agent_not_invocable", "the credential's allowed_hosts omit the agent's host");
 }
 
 function newRow(
@@ -173,9 +175,9 @@ function newRow(
   return payment === null ? row : { ...row, ...paidColumns(payment.charge) };
 }
 
-// Refusals of a call that has a record. They carry its ID, so that the caller can look it up.
+// Errors of a call that has a record. They carry its ID, so that the caller can look the call up.
 
-export function faultOf(
+export function recordedFault(
   kind: FaultKind,
   message: string,
   id: string,
@@ -198,11 +200,11 @@ export async function withId<T>(id: string, work: Promise<T>): Promise<T> {
       headers: answer?.headers ?? {},
       ...(retryAfterSeconds !== undefined && { retryAfterSeconds }),
     };
-    throw faultOf(kind, message, id, detail);
+    throw recordedFault(kind, message, id, detail);
   }
 }
 
-/** The key or payment belongs to a call that was sent to the agent's other path. */
-export function otherPath(id: string): Fault {
-  return faultOf("conflict", "this key or payment belongs to a call on the agent's other path", id);
+/** The idempotency key or payment belongs to a call on the other path: polled instead of streamed, or the reverse. */
+export function otherPathFault(id: string): Fault {
+  return recordedFault("conflict", "this key or payment belongs to a call on the agent's other path", id);
 }

@@ -1,6 +1,6 @@
-// The transactional path: a call that has passed the checks is recorded, paid for and offered to the executor, all before
-// its 202; then it is polled, or cancelled. A call whose payment is declined leaves an invocation behind: it is recorded
-// before money can move.
+// The routes of the transactional path. A call that has passed the checks is recorded, its payment is settled and it is
+// queued for the executor, all before the 202; after that its caller polls or cancels it. A call whose payment is declined
+// leaves an invocation behind, because a call is recorded before money can move.
 
 import { Fault } from "../../core/fault.ts";
 import { isEnded } from "../../core/states.ts";
@@ -22,13 +22,13 @@ import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "../
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
-import { acceptedOf, type Draft, otherPath, type RecordOptions, record, type StoredCall } from "./record.ts";
+import { acceptedOf, type Draft, otherPathFault, type RecordOptions, record, type StoredCall } from "./record.ts";
 
-/** A slot for a call that is about to be stored, and its claim for the same write. Either `run` or `giveBack` follows. */
+/** A slot for a call that is about to be stored, with the claim to store. Either `run` or `giveBack` must follow. */
 export interface ReservedSlot {
   readonly claim: NonNullable<Draft["claim"]>;
   run(accepted: AcceptedCall): void;
-  /** The call is not stored, or nobody knows. */
+  /** Frees the slot when the call was not stored, or when that is unknown. */
   giveBack(): void;
 }
 
@@ -37,16 +37,16 @@ export interface ProxyRoutesOptions extends GatherOptions, Pick<RecordOptions, "
   readonly payments: Payments;
   readonly completionWaiters: CompletionWaiters;
   readonly admitting: Pick<InFlight, "enter">;
-  /** A slot for a call that can start as soon as it is stored; null when it has to wait. */
+  /** A slot for a call that can start as soon as it is stored; null when the call has to wait in the queue. */
   reserve(accepted: AcceptedCall): ReservedSlot | null;
-  /** Called with each accepted call that has no slot, after it is durable. */
+  /** Queues an accepted call that has no slot. Called once the call is durable. */
   offer(tenant: string, agentId: string, id: string): void;
   stop(id: string): void;
 }
 
 const hasEnded = () => new Fault("conflict", "the invocation has already ended");
 
-/** @throws Fault `conflict` when it has ended */
+/** @throws Fault `conflict` when the call has ended */
 function cancelCall({ store, clock, payments }: ProxyRoutesOptions, key: InvocationKey): Promise<void> {
   const now = clock.now();
   return store.write(async (tx) => {
@@ -55,7 +55,7 @@ function cancelCall({ store, clock, payments }: ProxyRoutesOptions, key: Invocat
   });
 }
 
-/** How long the memory of a body counts. There is a promise only if one is asked for, which none is for a small body. */
+/** Tells the intake until when a body takes memory. The promise is made on demand, since a small body needs none. */
 class BodyHold {
   #stored: PromiseWithResolvers<void> | null = null;
   #isOver = false;
@@ -93,49 +93,49 @@ async function parse(
   return { method, tool, calls: [{ tool }], echoedMcpHeaders };
 }
 
-/** A stop waits until the call is admitted or refused. */
-async function makeCall(options: ProxyRoutesOptions, request: Request, scope: Scope, agentId: string) {
+/** Admits a call and answers 202. The gateway does not stop before the call is admitted or refused. */
+async function admitCall(options: ProxyRoutesOptions, request: Request, scope: Scope, agentId: string) {
   const { caller, requestId, note, intake } = scope;
   const { headers } = request;
   const hold = new BodyHold();
   const readBody = () => intake.readBody(request, caller.tenant, MAX.bodyBytes, hold);
   const call = { caller, agentId, headers, requestId, readBody, note };
   const leave = options.admitting.enter();
-  const answered: Record<string, string> = {};
+  const responseHeaders: Record<string, string> = {};
   let id: string;
   try {
     const checked = await gatherCall(options, call, POLLED);
-    const { earlier } = checked;
+    const { earlierId } = checked;
     const stored =
-      earlier === null ? await accept(options, call, checked) : { id: earlier, isNew: false, payment: null };
+      earlierId === null ? await acceptNew(options, call, checked) : { id: earlierId, isNew: false, payment: null };
     hold.end();
     id = stored.id;
     note("invocation_id", id);
-    answered["x-service-invocation-id"] = id;
-    answered["location"] = `/v1/proxy/${agentId}/invocations/${id}`;
+    responseHeaders["x-service-invocation-id"] = id;
+    responseHeaders["location"] = `/v1/proxy/${agentId}/invocations/${id}`;
     if (stored.payment !== null)
-      Object.assign(answered, await shownBy(POLLED, options.payments.settle(stored.payment)));
-    else if (!stored.isNew) Object.assign(answered, await recall(options, caller.tenant, id));
+      Object.assign(responseHeaders, await shownBy(POLLED, options.payments.settle(stored.payment)));
+    else if (!stored.isNew) Object.assign(responseHeaders, await recall(options, caller.tenant, id));
     if (stored.isNew) options.meters.accepted();
-    if (checked.warning !== null) answered["x-service-policy-warning"] = checked.warning;
+    if (checked.warning !== null) responseHeaders["x-service-policy-warning"] = checked.warning;
   } finally {
     hold.end();
     leave();
   }
   const seconds = waitSeconds(headers);
   if (seconds > 0) {
-    const look = () => findInvocation(options.store.read, caller.tenant, id);
+    const read = () => findInvocation(options.store.read, caller.tenant, id);
     // The call is accepted, so its caller must get the ID even if the store fails during the wait.
     await options.completionWaiters
-      .wait({ tenant: caller.tenant, id }, seconds, request.signal, look)
+      .wait({ tenant: caller.tenant, id }, seconds, request.signal, read)
       .catch(() => null);
   }
-  // An ID needs no escape in JSON.
-  return jsonText("accepted", `{"invocation_id":"${id}"}`, answered);
+  // An ID needs no escaping in JSON.
+  return jsonText("accepted", `{"invocation_id":"${id}"}`, responseHeaders);
 }
 
-/** Accepts a call, durably. Its body is stored then, so its memory can be freed. */
-async function accept(
+/** Stores a new call durably, and starts or queues it unless its payment must be settled first. */
+async function acceptNew(
   options: ProxyRoutesOptions,
   call: ProxyCall,
   checked: CheckedCall<ParsedRequest>,
@@ -143,36 +143,36 @@ async function accept(
   const headers = passedHeaders(call.headers, checked.parsed.echoedMcpHeaders, options.pseudonym);
   const hash = checked.agent.emit_receipts ? await hashOf(checked.body, call.caller.tenant) : null;
   const accepted = acceptedOf(options, call, checked, { mode: "transactional", headers, hash });
-  // A call that waits for its settlement is offered when the payment has been collected.
+  // A paid call is queued later, when its payment has been collected.
   const isReady = accepted.row.settlement_status === null;
   const slot = isReady ? options.reserve(accepted) : null;
-  let isRun = false;
+  let isStarted = false;
   try {
     const stored = await record(options, checked, { accepted, claim: slot?.claim ?? null });
     if (stored.isNew && isReady) {
-      isRun = true;
+      isStarted = true;
       if (slot === null) options.offer(call.caller.tenant, call.agentId, stored.id);
       else slot.run(accepted);
     }
     return stored;
   } finally {
-    if (!isRun) slot?.giveBack();
+    if (!isStarted) slot?.giveBack();
   }
 }
 
-/** @throws Fault `conflict` when the first call of this key or payment is a streaming one */
+/** The payment headers of an earlier call. @throws Fault `conflict` when that call was a streamed one */
 async function recall({ store, payments }: ProxyRoutesOptions, tenant: string, id: string): Promise<PaidHeaders> {
   const { mode } = await findInvocation(store.read, tenant, id);
-  if (mode === "streaming") throw otherPath(id);
+  if (mode === "streaming") throw otherPathFault(id);
   return shownBy(POLLED, payments.recall(tenant, id));
 }
 
-/** The fast path of POST /v1/proxy/:id for all but odd spellings of its path. */
+/** Serves POST /v1/proxy/:id past the router, unless its path is spelled in an unusual way. */
 export function fastCalls(options: ProxyRoutesOptions): FastPath {
   return {
     method: "POST",
     prefix: "/v1/proxy/",
-    answer: (request, scope, agentId) => makeCall(options, request, scope, agentId),
+    answer: (request, scope, agentId) => admitCall(options, request, scope, agentId),
   };
 }
 
@@ -186,7 +186,7 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
   };
 
   return routes()
-    .post("/v1/proxy/:id", ({ request, params }) => makeCall(options, request, scopeOf(request), params.id), {
+    .post("/v1/proxy/:id", ({ request, params }) => admitCall(options, request, scopeOf(request), params.id), {
       parse: "none",
       detail: proxyCall(options.network),
     })
@@ -196,9 +196,9 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
         const { caller } = scopeOf(request);
         const seconds = waitSeconds(request.headers);
         if (seconds === 0) return pollAnswer(store.read, request, await findCall(caller.tenant, params));
-        const look = () => findCall(caller.tenant, params);
+        const read = () => findCall(caller.tenant, params);
         const key = { tenant: caller.tenant, id: params.inv_id };
-        return pollAnswer(store.read, request, await completionWaiters.wait(key, seconds, request.signal, look));
+        return pollAnswer(store.read, request, await completionWaiters.wait(key, seconds, request.signal, read));
       },
       { detail: poll },
     )
@@ -208,7 +208,7 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
         const { caller } = scopeOf(request);
         const { id, status } = await findCall(caller.tenant, params);
         const key = { tenant: caller.tenant, id };
-        // An end is final, so a write could change nothing.
+        // An ended call never changes, so no write is needed.
         if (isEnded(status)) throw hasEnded();
         await cancelCall(options, key);
         options.stop(key.id);

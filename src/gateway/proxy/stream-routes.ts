@@ -1,5 +1,5 @@
-// The routes of the streaming path, and a request to it from the caller's end: whose session it names, its admission, the
-// upstream, and the connection, which stays open however long either side is silent.
+// The routes of the streaming path: which MCP session a request names, its admission, the upstream's response, and the
+// caller's connection, which stays open however long either side is silent. The exchange itself is in streaming/streams.ts.
 
 import { createHmac, timingSafeEqual } from "node:crypto";
 import type { Call } from "../../core/call.ts";
@@ -23,16 +23,16 @@ import type { Claims } from "../upstream/ownership.ts";
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { loopProblem, noAgent, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
-import { acceptedOf, faultOf, otherPath, type RecordOptions, record, withId } from "./record.ts";
+import { acceptedOf, otherPathFault, type RecordOptions, record, recordedFault, withId } from "./record.ts";
 
 const METHODS = ["POST", "GET", "DELETE"];
 
 export interface StreamRoutesOptions {
   readonly streams: Streams;
-  /** The URL at which callers reach the gateway; null to use the host of the request. */
+  /** The URL at which callers reach the gateway; null to go by the Host header of each request. */
   readonly publicUrl: string | null;
   readonly sessionIdsOf: SessionIdsOf;
-  /** Web origins whose pages may use mcp agents, beside the gateway's own. */
+  /** Web origins whose pages may use mcp agents, in addition to the gateway's own. */
   readonly allowedOrigins: readonly string[];
   port(): number;
   readonly admission: AdmitStreamOptions;
@@ -40,41 +40,41 @@ export interface StreamRoutesOptions {
 
 export function streamRoutes(options: StreamRoutesOptions) {
   return routes()
-    .post("/v1/proxy/:id/stream", ({ request, params }) => call(options, request, params.id), {
+    .post("/v1/proxy/:id/stream", ({ request, params }) => handleCall(options, request, params.id), {
       parse: "none",
       detail: streamCall,
     })
-    .get("/v1/proxy/:id/stream", ({ request, params }) => connect(options, request, params.id, "GET"), {
+    .get("/v1/proxy/:id/stream", ({ request, params }) => handleConnection(options, request, params.id, "GET"), {
       detail: listen,
     })
-    .delete("/v1/proxy/:id/stream", ({ request, params }) => connect(options, request, params.id, "DELETE"), {
+    .delete("/v1/proxy/:id/stream", ({ request, params }) => handleConnection(options, request, params.id, "DELETE"), {
       parse: "none",
       detail: endSession,
     });
 }
 
-async function call(options: StreamRoutesOptions, request: Request, agentId: string): Promise<Response> {
+async function handleCall(options: StreamRoutesOptions, request: Request, agentId: string): Promise<Response> {
   const scope = scopeOf(request);
-  const asked = askedOf(request, scope, agentId);
+  const incoming = uncheckedOf(request, scope, agentId);
   const { note, caller, holdOpen, intake } = scope;
   const { streams, admission } = options;
   const over = () => holdOpen(false);
-  const { promise: until, resolve: sent } = Promise.withResolvers<void>();
+  const { promise: untilSent, resolve: sent } = Promise.withResolvers<void>();
   const { promise: ending, resolve: endBy } = Promise.withResolvers<() => void>();
   async function readBody(): Promise<CallBody> {
-    const held = { until, endBy: ending, storedMax: MAX.capturedBytes };
+    const held = { until: untilSent, endBy: ending, storedMax: MAX.capturedBytes };
     const body = await intake.readBody(request, caller.tenant, MAX.bodyBytes, held);
-    // From here on only the timeouts of the exchange limit the connection.
+    // From here on only the timeouts of the upstream exchange end the connection.
     holdOpen(true);
     return body;
   }
   const leave = streams.enter();
   try {
-    const { ids, session } = await sessionOf(options, asked, "POST");
-    const { opened, body } = await admitStream(admission, { ...asked, session, readBody, note });
+    const { ids, session } = await sessionOf(options, incoming, "POST");
+    const { opened, body } = await admitStream(admission, { ...incoming, session, readBody, note });
     admission.meters.accepted();
-    const response = await streams.call(opened, body, { sent, endBy, over, callerSignal: asked.signal });
-    return asGateway(options, asked, ids, response);
+    const response = await streams.call(opened, body, { sent, endBy, over, callerSignal: incoming.signal });
+    return asGateway(options, incoming, ids, response);
   } catch (error) {
     sent();
     over();
@@ -84,49 +84,50 @@ async function call(options: StreamRoutesOptions, request: Request, agentId: str
   }
 }
 
-async function connect(
+async function handleConnection(
   options: StreamRoutesOptions,
   request: Request,
   agentId: string,
   method: OpenedConnection["method"],
 ): Promise<Response> {
   const scope = scopeOf(request);
-  const asked = askedOf(request, scope, agentId);
+  const incoming = uncheckedOf(request, scope, agentId);
   const over = () => scope.holdOpen(false);
   scope.holdOpen(true);
   try {
     if (scope.method === "HEAD") throw methodNotAllowed(METHODS);
-    const { ids, session } = await sessionOf(options, asked, method);
-    const opened = await admitConnection(options.admission, { ...asked, session }, method);
-    const end = { sent() {}, endBy() {}, over, callerSignal: asked.signal };
-    return asGateway(options, asked, ids, await options.streams.connect(opened, end));
+    const { ids, session } = await sessionOf(options, incoming, method);
+    const opened = await admitConnection(options.admission, { ...incoming, session }, method);
+    const end = { sent() {}, endBy() {}, over, callerSignal: incoming.signal };
+    return asGateway(options, incoming, ids, await options.streams.connect(opened, end));
   } catch (error) {
     over();
     throw error;
   }
 }
 
-interface AskedStream extends Omit<ProxyCall, "readBody" | "note"> {
+/** A request whose session has not been checked yet. */
+interface UncheckedRequest extends Omit<ProxyCall, "readBody" | "note"> {
   readonly signal: AbortSignal;
 }
 
-interface StreamRequest extends AskedStream {
-  /** The upstream's ID of the MCP session that the caller has shown to be its own. */
+interface StreamRequest extends UncheckedRequest {
+  /** The upstream's ID of the MCP session, which the caller has proved to be its own; null for none. */
   readonly session: string | null;
 }
 
 type StreamCall = ProxyCall & StreamRequest;
 
-function askedOf({ headers, signal }: Request, { caller, requestId }: Scope, agentId: string): AskedStream {
+function uncheckedOf({ headers, signal }: Request, { caller, requestId }: Scope, agentId: string): UncheckedRequest {
   return { caller, agentId, headers, requestId, signal };
 }
 
 const SESSION_HEADER = "mcp-session-id";
 
-/** The answer as one of the gateway: the caller's own session, and no redirect to the gateway itself. */
+/** Rewrites the upstream's response for the caller: seals the session ID, and drops a redirect to the gateway itself. */
 function asGateway(
   { publicUrl }: StreamRoutesOptions,
-  asked: AskedStream,
+  incoming: UncheckedRequest,
   ids: SessionIds | null,
   response: Response,
 ): Response {
@@ -140,18 +141,18 @@ function asGateway(
   const location = headers.get("location");
   if (location === null) return response;
   const own = publicUrl === null ? null : new URL(publicUrl).host;
-  const hosts = [own, asked.headers.get("host")].filter((host) => host !== null);
+  const hosts = [own, incoming.headers.get("host")].filter((host) => host !== null);
   if (leadsBack(location, hosts)) headers.delete("location");
   return response;
 }
 
 /**
- * The upstream's ID of the session that the request names, and the owner's IDs; null when the agent has no sessions that the
- * gateway knows of. A session of another caller is answered like an unknown one (404), so that an MCP client opens its own.
- * Event IDs are unique only within a session, so resuming a stream needs one.
+ * The upstream's ID of the session that the request names, and the sealer for this caller's session IDs; both null unless the
+ * agent is an mcp agent. A session of another caller is a 404, like an unknown one, so that an MCP client opens its own.
+ * Event IDs are unique only within a session, so `Last-Event-ID` needs one.
  * @throws Fault `not_found`
  */
-async function sessionOf(options: StreamRoutesOptions, { caller, agentId, headers }: AskedStream, method: string) {
+async function sessionOf(options: StreamRoutesOptions, { caller, agentId, headers }: UncheckedRequest, method: string) {
   const { admission, sessionIdsOf } = options;
   const agent = await admission.agents.find(caller.tenant, agentId);
   if (agent?.protocol !== "mcp") return { ids: null, session: null };
@@ -165,21 +166,21 @@ async function sessionOf(options: StreamRoutesOptions, { caller, agentId, header
   return { ids, session };
 }
 
-/** MCP demands this against DNS rebinding, which forges the request's own host. @throws Fault `denied` */
+/** MCP demands this check against DNS rebinding, where even the Host header is forged. @throws Fault `denied` */
 function checkOrigin({ publicUrl, allowedOrigins, port }: StreamRoutesOptions, origin: string | null): void {
   if (origin === null || allowedOrigins.includes(origin)) return;
   const own = publicUrl === null ? OWN_HOSTS.map((host) => `http://${host}:${port()}`) : [new URL(publicUrl).origin];
   if (own.some((each) => new URL(each).origin === origin)) return;
-  throw new Fault("denied", "Origin: not among TOLLGATE_ALLOWED_ORIGINS");
+  throw new Fault("denied", "Origin: not allowed; the operator can add it to TOLLGATE_ALLOWED_ORIGINS");
 }
 
 const OWN_HOSTS = ["localhost", "127.0.0.1", "[::1]"];
 
-// The owner of an MCP session. The upstream knows the gateway's credential but not the callers. So a caller gets the
-// upstream's session ID with a seal behind it, which binds it to the tenant, the agent and the user. Nothing is stored: a
-// seal is valid after a restart, on every replica, and after a change of the master key.
+// Sealed session IDs. The upstream knows the gateway's credential but not the callers, so the gateway must tell whose session
+// is whose. A caller gets the upstream's session ID followed by a seal (HMAC), which binds the ID to tenant, agent and user.
+// Nothing is stored: a seal stays valid after a restart, on every replica, and after a change of the master key.
 
-/** An ID as the protocol allows it, of a length that fits a header. */
+/** A session ID as MCP allows it (visible ASCII), short enough for a header. */
 const UPSTREAM_ID = /^[\x21-\x7e]{1,1024}$/;
 const SEPARATOR = ".";
 /** SHA-256 in base64url. */
@@ -211,9 +212,9 @@ function sessionIds(key: Uint8Array, { tenant, agentId, user }: SessionOwner) {
       .update(JSON.stringify([tenant, agentId, user, id]))
       .digest("base64url");
   return {
-    /** The ID for the caller; null when the upstream's is not valid. */
+    /** The sealed ID for the caller; null when the upstream's ID is not valid. */
     toCaller: (id: string) => (UPSTREAM_ID.test(id) ? `${id}${SEPARATOR}${sealOf(id)}` : null),
-    /** The ID for the upstream; null when the caller's was not given to this owner. */
+    /** The upstream's ID; null when the sealed ID was not issued to this owner. */
     toUpstream(sealed: string): string | null {
       const end = sealed.length - SEAL_CHARACTERS - SEPARATOR.length;
       const id = sealed.slice(0, Math.max(end, 0));
@@ -226,9 +227,9 @@ function sessionIds(key: Uint8Array, { tenant, agentId, user }: SessionOwner) {
 
 export type SessionIds = ReturnType<typeof sessionIds>;
 
-// Admission. A call that has passed the checks takes a slot and is recorded, paid for and claimed. If the outcome of the
-// payment is unknown, the call stays pending. The same payment sent again resumes it on any replica, and only one request
-// gets it: each claims with a token of its own.
+// Admission. A call that has passed the checks takes a stream slot and is recorded, paid for and claimed. If the outcome of
+// the payment is unknown, the call stays pending, and a retry with the payment resumes it on any replica. Each request claims
+// with a token of its own, so that only one of several retries makes the call.
 
 export interface AdmitStreamOptions extends GatherOptions, Pick<RecordOptions, "replica" | "meters"> {
   readonly payments: Payments;
@@ -237,25 +238,25 @@ export interface AdmitStreamOptions extends GatherOptions, Pick<RecordOptions, "
   readonly stopping: AbortSignal;
 }
 
-/** @throws Fault of every kind that the order of checks names; those that come after the record carry its ID */
+/** @throws Fault of every kind that the order of checks names; a Fault after the record carries the invocation's ID */
 async function admitStream(options: AdmitStreamOptions, call: StreamCall) {
   const checked = await gatherCall(options, call, STREAMED);
-  const { agent, parsed, body, earlier } = checked;
-  if (earlier !== null) return { opened: await resume(options, call, checked, earlier, null), body };
-  const slot = await options.limits.take(call.caller.tenant, agent.id, parsed.calls.length > 0, call.signal);
+  const { agent, parsed, body, earlierId } = checked;
+  if (earlierId !== null) return { opened: await resume(options, call, checked, earlierId, null), body };
+  const permit = await options.limits.take(call.caller.tenant, agent.id, parsed.calls.length > 0, call.signal);
   try {
-    return { opened: await open(options, call, checked, slot), body };
+    return { opened: await openNew(options, call, checked, permit), body };
   } catch (error) {
-    slot.release();
+    permit.release();
     throw error;
   }
 }
 
-async function open(
+async function openNew(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
-  slot: StreamPermit,
+  permit: StreamPermit,
 ): Promise<OpenedCall> {
   const { payments, claims, pseudonym, replica: owner } = options;
   const { agent, parsed } = checked;
@@ -268,7 +269,7 @@ async function open(
   });
   const hash = agent.emit_receipts ? await hashOf(checked.body, call.caller.tenant) : null;
   const whole = acceptedOf(options, call, checked, { mode: "streaming", headers, hash });
-  // Store only the part of the body that may be shown: a caller who resumes the call sends the body again.
+  // Only the captured start of the body is stored: a caller who resumes the call sends the body again.
   const body = agent.capture_body ? startOf(checked.body, MAX.capturedBytes) : new Uint8Array();
   const accepted = { ...whole, body };
   const { tenant, id, settlement_status } = accepted.row;
@@ -276,21 +277,21 @@ async function open(
   call.note("invocation_id", id);
   if (settlement_status === "pending") {
     const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
-    if (payment === null || !isNew) return resume(options, call, checked, stored.id, slot);
+    if (payment === null || !isNew) return resume(options, call, checked, stored.id, permit);
     const paid = await withId(id, shownBy(STREAMED, payments.settle(payment)));
-    return take(options, call, checked, { key, paid, slot });
+    return claimPending(options, call, checked, { key, paid, permit });
   }
   let storedId = id;
   const opened = await attempt(claims, id, async (held) => {
     const stored = await record(options, checked, { accepted, claim: { owner, token: held.token } });
     storedId = stored.id;
-    const parts = { ...held, key, slot, isResumable: false };
+    const parts = { ...held, key, slot: permit, isResumable: false };
     return stored.isNew ? openedOf(parts, checked, accepted.call, {}) : null;
   });
-  return opened ?? resume(options, call, checked, storedId, slot);
+  return opened ?? resume(options, call, checked, storedId, permit);
 }
 
-/** If the attempt gives null, or fails, its claim is over. A claim that was stored after all is given back later. */
+/** Runs `work` under a new claim, which ends if `work` returns null or fails. A claim stored all the same is released later. */
 async function attempt(
   claims: Claims,
   id: string,
@@ -312,26 +313,29 @@ async function resume(
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
   id: string,
-  slot: StreamPermit | null,
+  permit: StreamPermit | null,
 ): Promise<OpenedCall> {
   const { store, payments } = options;
   const key = { tenant: call.caller.tenant, id };
   call.note("invocation_id", id);
   const { mode } = await findInvocation(store.read, key.tenant, id);
-  if (mode !== "streaming") throw otherPath(id);
+  if (mode !== "streaming") throw otherPathFault(id);
   const paid = await withId(id, shownBy(STREAMED, payments.recall(key.tenant, id)));
-  return take(options, call, checked, { key, paid, slot });
+  return claimPending(options, call, checked, { key, paid, permit });
 }
 
-/** @throws Fault `unavailable` while its payment is unknown; `conflict` when it has been made, given up or taken */
-async function take(
+/**
+ * Claims a pending call for this request.
+ * @throws Fault `unavailable` while the payment's outcome is unknown; `conflict` when the call was made, given up or claimed
+ */
+async function claimPending(
   options: AdmitStreamOptions,
   call: StreamCall,
   checked: CheckedCall<ParsedStreamRequest>,
-  { key, paid, slot }: { key: InvocationKey; paid: PaidHeaders; slot: StreamPermit | null },
+  { key, paid, permit }: { key: InvocationKey; paid: PaidHeaders; permit: StreamPermit | null },
 ): Promise<OpenedCall> {
   const { store, payments, claims } = options;
-  const own = slot ?? options.limits.forResumed(key.tenant, checked.agent.id);
+  const own = permit ?? options.limits.forResumed(key.tenant, checked.agent.id);
   const opened = await attempt(claims, key.id, async (held) => {
     const claimed = await claimAs(options, call, key, held.token);
     if (claimed === null) return null;
@@ -345,8 +349,8 @@ async function take(
   if (opened !== null) return opened;
   own.release();
   const row = await findInvocation(store.read, key.tenant, key.id);
-  if (row.status === "pending") throw unknownYet(key.id);
-  throw faultOf("conflict", whyNotMade(row), key.id, { headers: paid });
+  if (row.status === "pending") throw outcomeUnknown(key.id);
+  throw recordedFault("conflict", whyNotMade(row), key.id, { headers: paid });
 }
 
 function claimAs(
@@ -357,8 +361,8 @@ function claimAs(
 ) {
   const isOver = () => signal.aborted || stopping.aborted;
   return untilStored(() => {
-    // The call is not claimed for a caller who has gone, so the same payment can still resume it.
-    if (isOver()) throw unknownYet(key.id);
+    // Nothing is claimed for a caller who has gone, so that a retry with the payment can still resume the call.
+    if (isOver()) throw outcomeUnknown(key.id);
     return claim(store, { key, owner, token, now: clock.now() });
   }, isOver);
 }
@@ -376,9 +380,9 @@ function whyNotMade({ claim, error_class, settlement_status }: InvocationRow): s
   return NOT_MADE.has(error_class) ? `this call could not be made: ${error_class}` : "this call has been made already";
 }
 
-function unknownYet(id: string): Fault {
+function outcomeUnknown(id: string): Fault {
   const message = "the payment's outcome is not known yet: send the same payment again";
-  return faultOf("unavailable", message, id, { retryAfterSeconds: 5 });
+  return recordedFault("unavailable", message, id, { retryAfterSeconds: 5 });
 }
 
 function openedOf(
@@ -390,12 +394,12 @@ function openedOf(
   const responseHeaders = warning === null ? paid : { ...paid, "x-service-policy-warning": warning };
   const { tenant } = held.key;
   const request = { tenant, agentId: agent.id, url, credential_ref, headers, request_id };
-  // Headers that mirror the body came with the protocol that knows of caches.
+  // The MCP version that echoes parts of the body in headers is the one that lets clients cache tool lists.
   const listsTools = parsed.listsTools && protocol === "mcp" ? { isNewest: parsed.echoedMcpHeaders } : null;
   return { ...held, ...request, capture, receipt, listsTools, responseHeaders };
 }
 
-/** @throws Fault `method_not_allowed` when the agent is not an mcp agent; otherwise like the checks of a call */
+/** Admits a GET or DELETE, which makes no invocation. @throws Fault `method_not_allowed` for an http agent; else as a call */
 async function admitConnection(
   options: AdmitStreamOptions,
   request: StreamRequest,
@@ -409,7 +413,7 @@ async function admitConnection(
   if (agent.protocol !== "mcp") throw methodNotAllowed(["POST"], " for the agent's protocol");
   const refusal = stateProblem(agent) ?? rateProblem(await options.rates.take(tenant, agent));
   if (refusal !== null) throw refusal;
-  const slot = await options.limits.take(tenant, agent.id, false, request.signal);
+  const permit = await options.limits.take(tenant, agent.id, false, request.signal);
   return {
     tenant,
     agentId: agent.id,
@@ -424,12 +428,12 @@ async function admitConnection(
       resumes: method === "GET" && request.session !== null,
     }),
     request_id: request.requestId,
-    slot,
+    slot: permit,
     method,
   };
 }
 
-// What the body of a call on the streaming path asks of its agent: one JSON-RPC message or a batch of them.
+// The body of a streamed call to an mcp agent: one JSON-RPC message, or a batch of them.
 
 interface ParsedStreamRequest extends ParsedRequest {
   readonly listsTools: boolean;
@@ -454,7 +458,7 @@ async function parse(_: InvocableAgent, body: CallBody, { headers, caller }: Pro
   const only = parsed.isBatch ? null : (messages[0] ?? null);
   const version = mcpVersion(headers) ?? only?.protocolVersion ?? null;
   const echoedMcpHeaders = passesEchoedHeaders(headers, bytes, only, version);
-  // For a batch of several the history shows its call, if it has exactly one.
+  // Of a batch with several messages, the history shows the one call if there is exactly one.
   const shown = messages.length === 1 ? messages : calls;
   const { method = null, tool = null } = (shown.length === 1 ? shown[0] : undefined) ?? {};
   return { method, tool, calls, echoedMcpHeaders, listsTools: listsTools(parsed) };

@@ -46,7 +46,7 @@ describe("a chain of receipts", () => {
     expect(await firstBreak([...export_, ...more], both)).toBeNull();
     expect(await firstBreak([...export_, ...more])).toMatchObject({
       line: 7,
-      problem: "its kid is that of no key in the key set",
+      problem: "its kid names no key of the key set",
     });
   });
 
@@ -114,7 +114,7 @@ describe("a chain of receipts", () => {
 
 describe("a receipt", () => {
   const problems: [string, (known: Signer) => Promise<string>, string][] = [
-    ["when it is empty", async () => "", "it is no compact JWS"],
+    ["when it is empty", async () => "", "it is not a compact JWS"],
     ["as the answer around it", async () => `{"receipt":"x"}`, "it is JSON"],
     ["with another algorithm", ({ sign }) => forged(sign, { alg: "HS256" }), "its alg is not EdDSA"],
     ["with no algorithm", ({ sign }) => forged(sign, { alg: "none" }), "its alg is not EdDSA"],

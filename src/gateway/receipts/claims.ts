@@ -1,6 +1,6 @@
-// The claims of a receipt: made from an ended invocation, and verified offline. One schema serves both, and so does the hash
-// that links each receipt to the one before it. The verification trusts nothing that a receipt says of itself before its
-// signature holds.
+// The claims of a trust receipt: made from an ended invocation here, and verified offline by `tollgate receipt verify`. Both
+// use one schema, and one hash that links each receipt to the one before it. The verification relies on nothing that a receipt
+// claims before its signature is checked.
 import { createHash } from "node:crypto";
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { Value } from "@sinclair/typebox/value";
@@ -11,7 +11,7 @@ import { formatDateTime } from "../../core/time.ts";
 import { SIGNING_ALGORITHM } from "../../keys/signing-keys.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 
-/** The header's `typ`, so that nothing else which such a key may sign passes for a receipt (RFC 8725, section 3.11). */
+/** The header's `typ`, so that nothing else signed by the key can pass for a receipt (RFC 8725, section 3.11). */
 export const RECEIPT_TYPE = "receipt+jwt";
 
 const UUID_V7 = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}";
@@ -54,12 +54,12 @@ export const ReceiptClaims = Type.Object({
   resp_sha256: sha256,
   payment: orNull(Type.Object({ network: text, asset: text, amount, payer: text, nonce: text })),
   settlement: orNull(Settlement),
-  /** The link of the tenant's receipt before this one; null in its first. */
+  /** SHA-256 of the tenant's previous receipt; null in the first one. */
   previous: sha256,
 });
 export type ReceiptClaims = Static<typeof ReceiptClaims>;
 
-/** The link to this receipt, which the next one has as its `previous`. */
+/** The SHA-256 of a receipt, which is the `previous` of the next one. */
 export function linkOf(jws: string): string {
   return createHash("sha256").update(jws).digest("hex");
 }
@@ -113,11 +113,11 @@ function settlementOf({ settlement_status: status, settlement }: InvocationRow):
 /** The published keys by `kid`. */
 export type ReceiptKeys = ReadonlyMap<string, CryptoKey>;
 
-/** A signature has one spelling only, so that no byte of a receipt can be changed unnoticed. */
+/** Allows one encoding of a signature only (its last character has four unused bits), so that every changed byte is noticed. */
 const COMPACT_JWS = /^[\w-]+\.[\w-]+\.[\w-]{85}[AQgw]$/;
 const decoder = new TextDecoder("utf-8", { fatal: true });
 
-/** The Ed25519 keys of a JSON Web Key Set; null when the value is none, or holds no such key. */
+/** The Ed25519 keys of a JSON Web Key Set; null when the value is not a key set, or has no such key. */
 export async function receiptKeys(jwks: unknown): Promise<ReceiptKeys | null> {
   if (typeof jwks !== "object" || jwks === null || !("keys" in jwks) || !Array.isArray(jwks.keys)) return null;
   const keys = new Map<string, CryptoKey>();
@@ -135,7 +135,7 @@ function isSigningJwk(value: unknown): value is JWK & { kid: string } {
   return kty === "OKP" && crv === "Ed25519" && typeof kid === "string" && typeof x === "string" && d === undefined;
 }
 
-/** What is wrong with a receipt. `receipt_id` is what it claims to be, as far as that can be read. */
+/** What is wrong with a receipt. `receipt_id` is the unverified claim; null when it can't be read. */
 interface Break {
   readonly receipt_id: string | null;
   readonly problem: string;
@@ -143,14 +143,14 @@ interface Break {
 
 /** Checks receipts line by line: the signature by the published keys, the claims, and the chain. */
 export function createReceiptChain(keys: ReceiptKeys) {
-  /** The line of each ID. */
+  /** The line in which each receipt ID and invocation ID occurs. */
   const lines = new Map<string, number>();
   let length = 0;
   let last: { readonly claims: ReceiptClaims; readonly link: string } | null = null;
   let first: ReceiptClaims | null = null;
 
-  /** A receipt that holds by itself, among those before it. */
-  function problemOf(claims: ReceiptClaims): string | null {
+  /** Checks a receipt that is valid by itself against the ones before it. */
+  function chainProblem(claims: ReceiptClaims): string | null {
     if (last !== null && claims.previous !== last.link) {
       return "its `previous` is not the SHA-256 of the line before: a receipt was removed, added, changed or moved here";
     }
@@ -162,11 +162,11 @@ export function createReceiptChain(keys: ReceiptKeys) {
   }
 
   return {
-    /** Takes the next receipt; null when it holds and follows the one before it. */
+    /** Takes the next receipt; null when it is valid and follows the one before it. */
     async take(jws: string): Promise<Break | null> {
       const read = await readReceipt(jws, keys);
       if (typeof read === "string") return { receipt_id: claimedId(jws), problem: read };
-      const problem = problemOf(read);
+      const problem = chainProblem(read);
       if (problem !== null) return { receipt_id: read.receipt_id, problem };
       first ??= read;
       last = { claims: read, link: linkOf(jws) };
@@ -174,11 +174,11 @@ export function createReceiptChain(keys: ReceiptKeys) {
       lines.set(read.receipt_id, length).set(read.invocation_id, length);
       return null;
     },
-    /** How many hold so far. */
+    /** The number of valid receipts so far. */
     get length() {
       return length;
     },
-    /** Null before the first one, like `last`. */
+    /** The claims of the first receipt; null before it, like `last`. */
     get first() {
       return first;
     },
@@ -190,28 +190,26 @@ export function createReceiptChain(keys: ReceiptKeys) {
 
 export type VerifiedChain = ReturnType<typeof createReceiptChain>;
 
-/** The claims of a receipt that holds by itself, or what is wrong with it. */
+/** The claims of a receipt that is valid by itself, or what is wrong with it. */
 async function readReceipt(jws: string, keys: ReceiptKeys): Promise<ReceiptClaims | string> {
-  if (jws.startsWith("{")) return "it is JSON; of the API's answer the receipt is the value of `receipt` alone";
-  if (!COMPACT_JWS.test(jws)) return "it is no compact JWS";
+  if (jws.startsWith("{")) return "it is JSON; the receipt is only the value of `receipt` in the API's response";
+  if (!COMPACT_JWS.test(jws)) return "it is not a compact JWS";
   const header = parse(jws.split(".")[0]);
   if (header === null) return "its header can't be read";
   const { alg, kid, typ } = header;
   if (alg !== SIGNING_ALGORITHM) return `its alg is not ${SIGNING_ALGORITHM}`;
   if (typ !== RECEIPT_TYPE) return `its typ is not ${RECEIPT_TYPE}`;
   const key = typeof kid === "string" ? keys.get(kid) : undefined;
-  if (key === undefined) return "its kid is that of no key in the key set";
+  if (key === undefined) return "its kid names no key of the key set";
   try {
     await compactVerify(jws, key, { algorithms: [SIGNING_ALGORITHM] });
   } catch {
-    return "its signature does not hold";
+    return "its signature is not valid";
   }
   const claims = parse(jws.split(".")[1]);
   if (Value.Check(ReceiptClaims, claims)) return claims;
   const path = Value.Errors(ReceiptClaims, claims).First()?.path.slice(1) ?? "";
-  return path === ""
-    ? "its payload is not that of a receipt"
-    : `its ${path.replaceAll("/", ".")} is not that of a receipt`;
+  return path === "" ? "its payload is not a JSON object" : `its ${path.replaceAll("/", ".")} is missing or not valid`;
 }
 
 function parse(part = ""): Partial<Record<string, unknown>> | null {

@@ -1,4 +1,4 @@
-// The HTTP side of receipts: one by its invocation, and a tenant's in the order of their chain.
+// The HTTP routes of receipts: one by its invocation, and the export of a tenant's receipts in the order of their chain.
 
 import { Type } from "@sinclair/typebox";
 import { routes } from "../../http/elysia.ts";
@@ -24,7 +24,7 @@ const find = operation({
   tag: "Invocations",
   summary: "Read a trust receipt",
   description:
-    "Of a call that has ended, if its agent had `emit_receipts` when it was made. While the payment of an ended call is still open there is none. Check it with `tollgate receipt verify`.",
+    "The receipt of an ended call whose agent had `emit_receipts` when the call was accepted. A paid call has one only once its payment is final. Verify it with `tollgate receipt verify`.",
   path: {
     id: { description: "The invocation's ID.", example: "inv_0199a7c2-6a2b-7d4c-8e01-7b1c2d3e4f50" },
   },
@@ -36,7 +36,7 @@ const list = operation({
   tag: "Invocations",
   summary: "Export trust receipts",
   description:
-    "Oldest first, one compact JWS a line. The pages one after the other are the file that `tollgate receipt verify` takes.",
+    "Oldest first, one compact JWS per line. All pages, concatenated, are the file for `tollgate receipt verify`.",
   query: PAGE_QUERY,
   response: {
     description: "One page; empty after the last receipt.",

@@ -1,8 +1,8 @@
-// Makes trust receipts and gives them to the API. The end of a call owes a receipt (invocations/commands/end.ts). The
-// database holds the debts, so a crash between an end and its receipt loses none. A batch is signed outside of any write,
-// each receipt naming the one before it, and is stored only if the chain still ends where the batch begins. One replica
-// makes the receipts of all, so that no two sign the same batch in vain. A request for an owed receipt has it made at once,
-// by the replica that it came to.
+// Makes trust receipts and serves them to the API. The write that ends a call also records that a receipt is due
+// (invocations/commands/end.ts), so a crash before the receipt is made loses none. A batch is signed outside of any write, each
+// receipt with the hash of the one before it, and is stored only if the chain still ends where the batch begins. One replica, by
+// lease, makes the receipts for all, so that no two sign the same batch. A request for a due receipt has it made at once by the
+// replica that serves the request.
 
 import { CompactSign } from "jose";
 import type { Caller } from "../../core/call.ts";
@@ -30,38 +30,38 @@ import {
   tenantsDue,
 } from "./store.ts";
 
-/** How long a request waits for owed receipts. */
-const SETTLE_MS_MAX = 5_000;
+/** How long a request waits for due receipts. */
+const DUE_WAIT_MS_MAX = 5_000;
 const RETRY_AFTER_SECONDS = 1;
 const STOP_MS_MAX = 5_000;
 
 export function createReceipts(options: EmitterOptions) {
   const { store } = options;
   const emitter = createReceiptEmitter(options);
-  // A receipt that can't be made in time stays owed.
-  const settle = (tenant: string) => within(SETTLE_MS_MAX, emitter.settle(tenant)).catch(() => {});
+  // A receipt that can't be made in time stays due.
+  const makeDue = (tenant: string) => within(DUE_WAIT_MS_MAX, emitter.makeDue(tenant)).catch(() => {});
   const confirmed = (tenant: string, id: string | null) =>
-    within(SETTLE_MS_MAX, options.confirm(tenant, id)).catch(() => id !== null);
+    within(DUE_WAIT_MS_MAX, options.confirm(tenant, id)).catch(() => id !== null);
 
   return {
     start: emitter.start,
-    /** @throws Fault `not_found`; `unavailable` when the receipt is owed but not made yet */
+    /** @throws Fault `not_found`; `unavailable` when the receipt is due but not made yet */
     async find({ tenant }: Caller, id: string): Promise<string> {
-      const owed = isId("inv", id) && ((await isDue(store.read, tenant, id)) || (await confirmed(tenant, id)));
-      if (owed) await settle(tenant);
+      const isOwed = isId("inv", id) && ((await isDue(store.read, tenant, id)) || (await confirmed(tenant, id)));
+      if (isOwed) await makeDue(tenant);
       const jws = isId("inv", id) ? await findReceipt(store.read, tenant, id) : null;
       if (jws !== null) return jws;
-      if (!owed) throw new Fault("not_found", "no receipt of such an invocation");
+      if (!isOwed) throw new Fault("not_found", "no receipt for this invocation");
       const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS };
-      throw new Fault("unavailable", "the receipt has not been made yet", detail);
+      throw new Fault("unavailable", "the receipt is not made yet; retry", detail);
     },
     /** Oldest first. */
     async page({ tenant }: Caller, page: { readonly limit: number; readonly offset: number }) {
       await confirmed(tenant, null);
-      await settle(tenant);
+      await makeDue(tenant);
       return receiptPage(store.read, tenant, page);
     },
-    /** To be called when no invocations end any more, before the store is closed. */
+    /** Makes the last due receipts. To be called after the last invocation has ended and before the store is closed. */
     async stop() {
       await within(STOP_MS_MAX, emitter.stop(STOP_MS_MAX)).catch(() => {});
     },
@@ -70,14 +70,14 @@ export function createReceipts(options: EmitterOptions) {
 
 export type Receipts = ReturnType<typeof createReceipts>;
 
-/** Removes the receipts made more than `days` ago; 0 keeps all. Gives how many they were. */
+/** Removes the receipts made more than `days` ago; 0 keeps all. Returns their number. */
 export async function removeOldReceipts(store: Store, clock: Clock, days: number): Promise<number> {
   if (days === 0) return 0;
   return removeReceiptsBefore(store, idFloor("rcpt", clock.now() - days * DAY_MS));
 }
 
-/** The pause after the end of a call in this process, and the longest: for calls of other replicas, or without the store. */
-const [LOOK_MS, LOOK_MS_MAX] = [250, 2_000];
+/** The pause between rounds: after the end of a call in this process, and otherwise (calls of other replicas, store failures). */
+const [ROUND_MS, ROUND_MS_MAX] = [250, 2_000];
 /** Receipts of one tenant in one write. */
 const RECEIPTS_AT_ONCE = 64;
 /** Tenants whose receipts are made in parallel. */
@@ -90,24 +90,24 @@ const encoder = new TextEncoder();
 interface EmitterOptions extends StoreTools {
   /** This process's ID. */
   readonly replica: string;
-  /** Sees to payments whose calls have ended, and get a receipt as soon as the payment is final. False: there is none. */
+  /** Confirms payments of ended calls whose receipts wait for it. False when there is no such payment. */
   confirm(tenant: string, invocationId: string | null): Promise<boolean>;
-  /** The current key, which changes with a rotation. */
+  /** The current signing key, which changes with a rotation. */
   signingKey(): SigningKey;
 }
 
 function createReceiptEmitter(options: EmitterOptions) {
   const { store, log, replica } = options;
-  // A replica that has not renewed its lease for this long loses the work to another one.
+  // A replica that has not renewed its lease for nine seconds loses the work to another one.
   const lease = steadyJobLease(store, "receipts", 9_000, replica);
   /** The batch in flight of each tenant. */
   const batches = new Map<string, Promise<boolean>>();
-  /** No round goes on after this time of the monotonic clock. */
+  /** Rounds end at this time of the monotonic clock. */
   let until = Number.POSITIVE_INFINITY;
-  let looking: Poll | undefined;
+  let poller: Poll | undefined;
   let round: Promise<boolean> = Promise.resolve(false);
 
-  /** Makes one batch of a tenant; false when nothing was owed. Of two at a time one would be made in vain. */
+  /** Makes one batch of a tenant; false when nothing was due. Concurrent calls share it, since two batches would conflict. */
   function emitBatch(tenant: string): Promise<boolean> {
     const inFlight = batches.get(tenant);
     if (inFlight !== undefined) return inFlight;
@@ -116,21 +116,21 @@ function createReceiptEmitter(options: EmitterOptions) {
     return own;
   }
 
-  /** The next tenants that are owed receipts; none while another replica has the lease. */
-  async function ownDue(after: string): Promise<string[]> {
+  /** The next tenants with due receipts; none while another replica has the lease. */
+  async function nextTenantsDue(after: string): Promise<string[]> {
     const tenants = await tenantsDue(store.read, after, TENANTS_AT_ONCE);
     return tenants.length === 0 || (await lease.isMine()) ? tenants : [];
   }
 
   /**
-   * One batch per tenant and round, so that a tenant with many owed receipts does not hold up the others. False when
-   * nothing was owed, or another replica has the lease.
+   * Makes all due receipts, one batch per tenant and pass, so that a tenant with many does not hold up the others. False when
+   * nothing was due, or another replica has the lease.
    */
   async function emitAll(): Promise<boolean> {
     let isAny = false;
     for (let busy = true, after = ""; busy || after !== ""; ) {
       if (after === "") busy = false;
-      const tenants = await ownDue(after);
+      const tenants = await nextTenantsDue(after);
       const made = await Promise.all(tenants.map((tenant) => emitBatch(tenant).catch(delayed)));
       busy ||= made.includes(true);
       isAny ||= made.includes(true);
@@ -140,7 +140,7 @@ function createReceiptEmitter(options: EmitterOptions) {
     return isAny;
   }
 
-  /** False when there was nothing to do, or the store is away. */
+  /** False when there was nothing to do, or the store failed. */
   function startRound(): Promise<boolean> {
     round = emitAll().catch(delayed);
     return round;
@@ -152,20 +152,20 @@ function createReceiptEmitter(options: EmitterOptions) {
   }
 
   return {
-    /** Resolves when all receipts are made that the tenant was owed when this was called. */
-    async settle(tenant: string) {
-      // A batch in flight may have read the owed receipts too early, so wait for it and start another.
+    /** Resolves when all receipts are made that were due for the tenant at the time of the call. */
+    async makeDue(tenant: string) {
+      // A batch in flight may have read the due receipts too early, so wait for it and start another.
       await batches.get(tenant);
       while (await emitBatch(tenant));
     },
     start() {
-      looking = poll({ leastMs: LOOK_MS, mostMs: LOOK_MS_MAX }, startRound);
-      store.onCallEnded(looking.soon);
+      poller = poll({ leastMs: ROUND_MS, mostMs: ROUND_MS_MAX }, startRound);
+      store.onCallEnded(poller.soon);
     },
-    /** Makes owed receipts for at most `ms`, then ends. The rest stays owed. */
+    /** Makes due receipts for at most `ms`, then stops. The rest stay due. */
     async stop(ms: number) {
       until = performance.now() + ms;
-      looking?.stop();
+      poller?.stop();
       await round;
       await startRound();
       await lease.end();
@@ -174,7 +174,7 @@ function createReceiptEmitter(options: EmitterOptions) {
 }
 
 async function emitSome({ store, clock, signingKey }: EmitterOptions, tenant: string): Promise<boolean> {
-  // Read the head first: if it is still the head at the write, no other replica has made these receipts.
+  // Read the head first: if it is still the head at the write, no other replica has made these receipts meanwhile.
   const after = await chainHeadOf(store.read, tenant);
   const rows = await receiptsDueOf(store.read, tenant, RECEIPTS_AT_ONCE);
   if (rows.length === 0) return false;

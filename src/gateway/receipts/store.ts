@@ -1,5 +1,5 @@
-// Receipts in the database: the calls that are owed one, the chain of each tenant, and the receipts themselves in
-// its order. A receipt, the end of its debt and the new head of the chain are one write.
+// Receipts in the database: the calls for which a receipt is due, the head of each tenant's chain, and the receipts in the
+// order of the chain. One write stores a receipt, moves the head and removes the due entry.
 import { and, asc, eq, gte, lte } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import { nextTenant, removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
@@ -20,7 +20,7 @@ const byInvocation = prepared(({ db, tables: { receipts: t } }: Reader) =>
   db.select({ jws: t.jws }).from(t).where(isOfCall(t, GIVEN_KEY)),
 );
 
-/** The first tenants, by name after `after`, with owed receipts. One index seek per tenant. */
+/** The next tenants with due receipts, whose names come after `after`. Takes one index seek per tenant. */
 export async function tenantsDue(reader: Reader, after: string, limit: number): Promise<string[]> {
   const tenants: string[] = [];
   while (tenants.length < limit) {
@@ -37,17 +37,17 @@ export async function isDue(reader: Reader, tenant: string, id: string): Promise
   return rows.length > 0;
 }
 
-/** Invocations that are owed a receipt, oldest first. */
+/** The invocations of a tenant for which receipts are due, oldest first. */
 export async function receiptsDueOf(reader: Reader, tenant: string, limit: number): Promise<InvocationRow[]> {
   const { receiptsDue: due, invocations: t } = reader.tables;
-  const owed = await reader.db
+  const oldest = await reader.db
     .select({ id: due.invocation_id })
     .from(due)
     .where(eq(due.tenant, tenant))
     .orderBy(asc(due.invocation_id))
     .limit(limit);
-  if (owed.length === 0) return [];
-  const ids = owed.map(({ id }) => id);
+  if (oldest.length === 0) return [];
+  const ids = oldest.map(({ id }) => id);
   return await reader.db
     .select()
     .from(t)
@@ -62,12 +62,12 @@ export async function chainHeadOf(reader: Reader, tenant: string): Promise<Chain
 
 interface Addition {
   readonly tenant: string;
-  /** The head that the receipts were made to follow. */
+  /** The head of the chain when the receipts were signed. */
   readonly after: ChainHead;
   readonly receipts: readonly ReceiptRow[];
 }
 
-/** False, and nothing is changed, when the chain has grown meanwhile, so that the receipts do not follow its head. */
+/** Appends receipts to the chain. False, and nothing is changed, when the chain has grown since they were signed. */
 export async function append(tx: Tx, { tenant, after, receipts }: Addition): Promise<boolean> {
   const last = receipts.at(-1);
   if (last === undefined) return false;
@@ -97,7 +97,7 @@ export async function findReceipt(reader: Reader, tenant: string, id: string): P
   return row?.jws ?? null;
 }
 
-/** Oldest first. The sequence of a chain has no gaps, so every page costs the same. */
+/** A page of receipts, oldest first. The sequence of a chain has no gaps, so a page costs the same at any offset. */
 export async function receiptPage(
   reader: Reader,
   tenant: string,
@@ -121,8 +121,8 @@ export async function receiptPage(
 }
 
 /**
- * Removes the oldest receipts of each tenant, up to the first whose ID is not below `before`: what is left of a
- * chain has no gap. Gives how many they were.
+ * Removes the oldest receipts of each tenant, up to the first whose ID is not below `before`, so that the rest of the chain
+ * has no gap. Returns their number.
  */
 export async function removeReceiptsBefore(store: Store, before: string): Promise<number> {
   let removed = 0;
@@ -132,13 +132,13 @@ export async function removeReceiptsBefore(store: Store, before: string): Promis
   return removed;
 }
 
-interface Oldest {
+interface OldReceipts {
   readonly tenant: string;
   readonly before: string;
   readonly limit: number;
 }
 
-async function removeSome(tx: Tx, { tenant, before, limit }: Oldest): Promise<number> {
+async function removeSome(tx: Tx, { tenant, before, limit }: OldReceipts): Promise<number> {
   const { receipts: t } = tx.tables;
   const oldest = await tx.db
     .select({ id: t.id, sequence: t.sequence })

@@ -1,16 +1,16 @@
-// The runtime's own decoders, driven by hand. One go is bounded by its input and by the room for its output, runs in the
-// runtime's pool of threads, and the memory is freed on close. DecompressionStream allows none of this, and holds 2.5 MB
-// more each, which only the garbage collector frees; the streams of node:zlib cost ten times as much for a small body
-// (measured on Bun 1.4.5). This interface is not documented: the version of the runtime is fixed, and the tests hold what
-// is said here. Memory returns to the system when the threads of the pool come to rest, within three seconds, or is used
-// again by the next decoder. Needed up to Bun 1.4.5 at least; a version whose DecompressionStream has a bound for each
-// step and frees its memory on cancel makes this file unnecessary.
+// The runtime's native decoders (gzip, deflate, Brotli, zstd), driven step by step. A step is bounded by its input and by its
+// output buffer and runs in the runtime's thread pool; the memory is freed on close. DecompressionStream allows none of this,
+// and each holds 2.5 MB more, which only the garbage collector frees; the streams of node:zlib cost ten times as much for a
+// small body (measured on Bun 1.4.5). This interface is undocumented: the version of the runtime is fixed, and tests check what
+// is said here. Memory returns to the system when the pool's threads are idle, within three seconds, or is reused by the next
+// decoder. Needed up to Bun 1.4.5 at least; a version whose DecompressionStream bounds each step and frees its memory on
+// cancel makes this file unnecessary.
 import zlib from "node:zlib";
 import { asBuffer } from "../../core/bytes.ts";
 
 export type DecoderFormat = "gzip" | "deflate" | "deflate-raw" | "br" | "zstd";
 
-/** What is left after a go: room for output, and input. */
+/** What a step has left: free bytes of the output buffer, and unused bytes of the input. */
 type State = Uint32Array;
 
 interface Handle {
@@ -28,24 +28,24 @@ interface Handle {
   close(): void;
 }
 
-/** One go of a decoder. */
+/** The result of one step. */
 export interface Decoded {
   readonly output: Uint8Array;
-  /** Of the input. */
+  /** Bytes of the input that were consumed. */
   readonly used: number;
-  /** There was no more room: more comes out without any input. */
+  /** Whether the output buffer was filled, so that there may be more output without more input. */
   readonly isFull: boolean;
 }
 
-/** The output of one go, which takes a tenth of a millisecond in the pool, whatever comes out. */
+/** The output buffer of one step, which takes a tenth of a millisecond in the pool, whatever comes out. */
 export const ROOM_BYTES = 128 * 1024;
 
-/** Of the zstd coding (RFC 9659). A small frame that comes whole is decoded without its window, so it may name any. */
+/** The largest window of the zstd coding (RFC 9659). A small complete frame needs no window, so it may name a larger one. */
 export const ZSTD_WINDOW_LOG_MAX = 23;
 export const ZSTD_WINDOW_TOO_LARGE = "ZSTD_error_frameParameter_windowTooLarge";
 /**
- * A frame with the content "x". Where it is put behind a body, "x" comes out only if a frame has ended there. The first
- * byte has to come alone: a decoder that waits for the rest of a frame's header would take a whole frame for that one.
+ * A frame with the content "x". Appended to a body, it yields "x" only if the body's last frame was complete. Its first byte is
+ * fed alone: a decoder that waits for the rest of a frame header would otherwise take this frame for that one.
  */
 const ZSTD_FRAME = [Uint8Array.of(0x28), Uint8Array.of(0xb5, 0x2f, 0xfd, 0x20, 1, 9, 0, 0, 0x78)];
 
@@ -55,7 +55,7 @@ const UNSET = 0xffff_ffff;
 const BROTLI_PARAMETERS = 10;
 const ZLIB_MODES = { gzip: constants.GUNZIP, deflate: constants.INFLATE, "deflate-raw": constants.INFLATERAW };
 
-/** A stream gives the class of its handle away, and nothing else of it is used. */
+/** The class of a stream's native handle. The stream serves only to find it. */
 function handleClassOf(stream: object) {
   const { _handle: handle, close } = stream as { _handle: Handle; close(): void };
   close.call(stream);
@@ -84,72 +84,72 @@ function openHandle(format: DecoderFormat, state: State, done: () => void): Hand
   }
   const handle = new NativeZlib(ZLIB_MODES[format]);
   const { Z_MAX_WINDOWBITS, Z_DEFAULT_LEVEL, Z_DEFAULT_MEMLEVEL, Z_DEFAULT_STRATEGY } = constants;
-  // All but the window is of encoders; there is no dictionary.
+  // All parameters but the window are for encoders; there is no dictionary.
   handle.init(Z_MAX_WINDOWBITS, Z_DEFAULT_LEVEL, Z_DEFAULT_MEMLEVEL, Z_DEFAULT_STRATEGY, state, done, undefined);
   return handle;
 }
 
-/** One go at a time. */
+/** A decoder of one body. Only one step may run at a time. */
 export class NativeDecoder {
   readonly #format: DecoderFormat;
   readonly #state: State = new Uint32Array(2);
   readonly #room = new Uint8Array(ROOM_BYTES);
   readonly #handle: Handle;
-  /** The buffers must stay where they are until it is done. */
-  #work: { readonly buffers: readonly Uint8Array[]; done(): void } | null = null;
+  /** The running step. It keeps the buffers alive until the native code is done with them. */
+  #step: { readonly buffers: readonly Uint8Array[]; done(): void } | null = null;
   #problem: Error | null = null;
   #isClosed = false;
 
   constructor(format: DecoderFormat) {
     this.#format = format;
-    this.#handle = openHandle(format, this.#state, () => this.#work?.done());
+    this.#handle = openHandle(format, this.#state, () => this.#step?.done());
     this.#handle.onerror = (message, _errno, code) => {
       this.#problem = Object.assign(new Error(message), { code });
-      this.#work?.done();
+      this.#step?.done();
     };
   }
 
-  /** @throws Error with a code when it is corrupt */
+  /** @throws Error with a code when the input is corrupt */
   decode(input: Uint8Array): Promise<Decoded> {
     return this.#write(0, input);
   }
 
-  /** @throws Error when the body breaks off here */
+  /** Ends the body. @throws Error when it is incomplete */
   async finish(): Promise<void> {
     if (this.#format === "zstd") return this.#finishZstd();
     await this.#write(this.#format === "br" ? constants.BROTLI_OPERATION_FINISH : constants.Z_FINISH, EMPTY);
   }
 
-  /** The decoder of zstd does not tell whether a body breaks off. */
+  /** Tests with another frame whether the body is complete, which the zstd decoder does not tell. */
   async #finishZstd(): Promise<void> {
     let content = "";
     try {
       for (const part of ZSTD_FRAME) content += asBuffer((await this.decode(part)).output).toString("latin1");
     } catch {
-      // A stream that ended early went on with bytes of another one.
+      // An incomplete frame was continued with bytes that do not belong to it.
     }
     if (content !== "x") throw new Error("unexpected end of file");
   }
 
-  /** Its memory is freed when the go under way has ended. */
+  /** Frees the memory, after the running step if there is one. */
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    if (this.#work === null) this.#handle.close();
+    if (this.#step === null) this.#handle.close();
   }
 
   async #write(flush: number, input: Uint8Array): Promise<Decoded> {
     if (this.#isClosed) throw new Error("the decoder was closed");
     const { promise, resolve } = Promise.withResolvers<void>();
     const [room, state] = [this.#room, this.#state];
-    this.#work = { buffers: [input, room], done: resolve };
+    this.#step = { buffers: [input, room], done: resolve };
     this.#handle.write(flush, input, 0, input.length, room, 0, room.length);
     await promise;
-    this.#work = null;
+    this.#step = null;
     if (this.#isClosed) this.#handle.close();
     if (this.#problem !== null) throw this.#problem;
     const [free = 0, left = 0] = state;
-    // With room left it takes all of its input, unless it has reached the end.
+    // A decoder with free output consumes all input, unless it has reached the end of the body.
     if (free > 0 && left > 0) throw new Error("more follows the end of an encoded body");
     return { output: room.slice(0, room.length - free), used: input.length - left, isFull: free === 0 };
   }

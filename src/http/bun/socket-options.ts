@@ -1,34 +1,32 @@
-// Socket options that the runtime does not offer, set by calls to the system.
+// Socket options and facts that the runtime does not offer, by calls to the system library.
 //
 // The kernel's receive buffer: the runtime reads a socket until that buffer is nearly empty, paused or not, in pieces of
-// half a megabyte (measured on Bun 1.4.5: 15 MB in one go from a fast sender). The kernel lets the buffer grow to
-// megabytes for a connection that was fast once. With a small buffer no read brings more than it holds.
+// half a megabyte (measured on Bun 1.4.5: 15 MB at once from a fast sender). The kernel lets the buffer of a fast connection
+// grow to megabytes. With a small buffer no read brings more than the buffer holds.
 //
-// The backlog, connections that wait to be accepted: the runtime asks for 512. A client that arrives when it is full is
-// not heard, and tries again after a whole second.
+// The backlog of connections that wait to be accepted: the runtime asks for 512. When it is full, the handshake of a new client
+// is dropped, and the client retries after a whole second.
 //
-// Who is at the other end of a descriptor, and for how long nothing has passed: the runtime tells of no connection before
-// its first request is whole.
+// The peer of a connection, and how long nothing has passed on it: the runtime tells of no connection before its first
+// request is complete.
 //
-// A filter on handshakes, for a process that leaves a port which others share.
+// A filter on handshakes, for a process that leaves a shared port.
 //
-// Needed up to Bun 1.4.5 at least: a version whose server tells of connections and takes a backlog, and whose sockets take
-// a size of their receive buffer, makes this file unnecessary.
-//
-// One per thread, since the system library is opened once and never closed.
+// Needed up to Bun 1.4.5 at least: a version whose server reports connections and takes a backlog, and whose sockets take a
+// size for their receive buffer, makes this file unnecessary.
 import { dlopen, ptr } from "bun:ffi";
 
-/** Linux counts twice as much, for its own book-keeping. At 100 ms to the upstream this makes 2.5 MB a second. */
+/** For upstream connections. Linux doubles the size, for its book-keeping. At 100 ms to the upstream it allows 2.5 MB/s. */
 const BUFFER_BYTES = 128 * 1024;
 /**
- * Of callers' connections. One read may be full of chunks of one byte: half a megabyte of them took 5 ms, on 1,500
- * connections 8 s. At 100 ms from the caller 39 KB under way make 0.4 MB a second; twice the size would make 0.8 (measured).
+ * The receive buffer of callers' connections. One read may be full of one-byte chunks: half a megabyte of them took 5 ms, on
+ * 1,500 connections 8 s. At 100 ms from the caller, 39 KB in flight make 0.4 MB/s; twice the size would make 0.8 (measured).
  */
 const CALLER_BUFFER_BYTES = 32 * 1024;
-/** Where bodies are small, and chunks cost more, since `node:http` tells of each. */
+/** The receive buffer where bodies are small and chunks cost more, since `node:http` emits an event for each. */
 export const SMALL_BODIES_BUFFER_BYTES = 16 * 1024;
-/** The kernel's own limit, `net.core.somaxconn`, is as much where nobody has changed it. */
-const WAITING_MAX = 4096;
+/** Equals the default of the kernel's own limit, `net.core.somaxconn`. */
+const BACKLOG_MAX = 4096;
 
 /** Constants of Linux; elsewhere none of the libraries exists. */
 const SOL_SOCKET = 1;
@@ -53,31 +51,24 @@ function openLibrary(name: string) {
   }).symbols;
 }
 
-type Library = ReturnType<typeof openLibrary>;
-
-let found: Library | null | undefined;
-
-/** Null where there is none: then the sizes of the kernel and the runtime apply. */
-function library(): Library | null {
-  if (found !== undefined) return found;
-  found = null;
+/** The system library; null where none is found, so that the sizes of the kernel and the runtime apply. */
+const library = (() => {
   for (const name of LIBRARIES) {
     try {
-      found = openLibrary(name);
-      break;
+      return openLibrary(name);
     } catch {
-      // The next one may be there.
+      // Try the next name.
     }
   }
-  return found;
-}
+  return null;
+})();
 
 function setReceiveBuffer(descriptor: number, bytes: number): void {
   bufferBytes[0] = bytes;
-  library()?.setsockopt(descriptor, SOL_SOCKET, SO_RCVBUF, ptr(bufferBytes), bufferBytes.byteLength);
+  library?.setsockopt(descriptor, SOL_SOCKET, SO_RCVBUF, ptr(bufferBytes), bufferBytes.byteLength);
 }
 
-/** @param socket an open one of `node:net` or `node:tls`, or a server that listens, whose connections inherit it */
+/** @param socket an open socket of `node:net` or `node:tls`, or a listening server, whose connections inherit the size */
 export function keepReceiveBufferSmall(socket: object, bytes: number = BUFFER_BYTES): void {
   const handle: unknown = "_handle" in socket ? socket._handle : null;
   const descriptor: unknown = typeof handle === "object" && handle !== null && "fd" in handle ? handle.fd : null;
@@ -85,22 +76,21 @@ export function keepReceiveBufferSmall(socket: object, bytes: number = BUFFER_BY
 }
 
 /**
- * Lets more connections wait at the port that this process listens on, and keeps their receive buffers small.
+ * Finds the port's listening socket, enlarges its backlog, and makes the receive buffers of its connections small.
  *
- * @param from the lowest descriptor that was free before the port was opened. The port's is the first that listens from
- *   there on, unless another thread freed a lower one meanwhile. To look at all 32,768 took 15 ms of every start (measured)
- * @param below all descriptors are
- * @returns the port's descriptor
+ * @param from the lowest descriptor that was free before the port was opened. The search begins there, and goes round in case
+ *   another thread freed a lower one meanwhile: to examine all 32,768 took 15 ms of every start (measured)
+ * @param below an upper bound of all descriptors
+ * @returns the port's descriptor; null when it was not found
  */
-export function letMoreWait(from: number, below: number): number | null {
-  const system = library();
-  if (system === null) return null;
-  for (let looked = 0; looked < below; looked++) {
-    const descriptor = (from + looked) % below;
+export function enlargeBacklog(from: number, below: number): number | null {
+  if (library === null) return null;
+  for (let examined = 0; examined < below; examined++) {
+    const descriptor = (from + examined) % below;
     accepts[0] = 0;
-    system.getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, ptr(accepts), ptr(length));
+    library.getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, ptr(accepts), ptr(length));
     if (accepts[0] !== 1) continue;
-    system.listen(descriptor, WAITING_MAX);
+    library.listen(descriptor, BACKLOG_MAX);
     setReceiveBuffer(descriptor, CALLER_BUFFER_BYTES);
     return descriptor;
   }
@@ -108,8 +98,8 @@ export function letMoreWait(from: number, below: number): number | null {
 }
 
 /**
- * A program for the kernel (classic BPF, `linux/filter.h`) that drops segments with SYN, the first of a handshake:
- * load the byte of the flags (RFC 9293, section 3.1); is SYN in it? then keep nothing; else keep all.
+ * A socket filter (classic BPF, `linux/filter.h`) that drops segments with SYN, which begin a handshake: load the byte with the
+ * flags (RFC 9293, section 3.1); if SYN is set keep nothing, else keep all.
  */
 const NO_SYN = new Uint8Array(
   [
@@ -121,70 +111,69 @@ const NO_SYN = new Uint8Array(
 );
 const INSTRUCTION_BYTES = 8;
 
-/** Lets no new handshake begin with a socket that listens; those that have begun go on. */
+/** Makes a listening socket ignore new handshakes; those that have begun go on. */
 export function refuseHandshakes(descriptor: number): void {
-  // A `struct sock_fprog`: how many instructions, and where they are.
+  // A `struct sock_fprog`: the number of instructions, and their address.
   const program = new BigUint64Array([BigInt(NO_SYN.length / INSTRUCTION_BYTES), BigInt(ptr(NO_SYN))]);
-  library()?.setsockopt(descriptor, SOL_SOCKET, SO_ATTACH_FILTER, ptr(program), program.byteLength);
+  library?.setsockopt(descriptor, SOL_SOCKET, SO_ATTACH_FILTER, ptr(program), program.byteLength);
 }
 
 const IPPROTO_TCP = 6;
 const TCP_INFO = 11;
 const SHUT_RDWR = 2;
 const [AF_INET, AF_INET6] = [2, 10];
-/** A `struct sockaddr_in6`, the larger of the two. */
+/** A `struct sockaddr_in6`, which is larger than a `struct sockaddr_in`. */
 const name = new DataView(new ArrayBuffer(28));
 /**
- * The start of a `struct tcp_info`: at these places stand so many milliseconds since data was last sent, and received, in
- * steps of 4, and how many bytes the peer has acknowledged (the lower half).
+ * The start of a `struct tcp_info`. At these offsets are the milliseconds since data was last sent and last received, in steps
+ * of 4 ms, and the number of bytes that the peer has acknowledged (its lower half).
  */
 const info = new Uint32Array(32);
 const [SENT_AT, RECEIVED_AT, ACKNOWLEDGED_AT] = [44 / 4, 52 / 4, 120 / 4];
-/** An address as text, and a zero after it. */
+/** An address as text, with a zero byte at its end. */
 const text = Buffer.alloc(46);
 
-/** A connection that came to the port. */
+/** An accepted connection of the port. */
 export interface OpenConnection {
   readonly descriptor: number;
   readonly network: string;
   readonly peer: string;
-  /** Since bytes went, and before any went, since it came: what the peer sends does not change it (measured). */
+  /** Time since bytes were last sent, or since the connection was accepted; bytes from the peer don't change it (measured). */
   readonly unansweredMs: number;
-  /** Whether no bytes have gone yet, or none since some came last. */
+  /** Whether nothing has been sent since bytes were last received. */
   readonly isUnanswered: boolean;
 }
 
-/** Tells a connection from all that are open. The runtime writes addresses as the system does (measured). */
+/** Identifies an open connection. The runtime spells addresses as the system does (measured). */
 export const peerName = ({ address, port }: Pick<Bun.SocketAddress, "address" | "port">): string =>
   `${address} ${port}`;
 
 /**
- * What one caller may have all addresses of: an address of IPv4, also over a socket of IPv6, or a network of IPv6.
+ * The range of addresses that one client may have: a single IPv4 address (also on an IPv6 socket), or an IPv6 network.
  *
- * @param half the first one of the address, which tells the network (RFC 4291, section 2.5.4)
+ * @param half the first half of an IPv6 address, which is its network (RFC 4291, section 2.5.4)
  */
 export function networkOf(address: string, half: bigint): string {
   const ofIpv4 = address.replace(/^::ffff:(?=.*\.)/, "");
   return ofIpv4.includes(":") ? `${half.toString(16)}/64` : ofIpv4;
 }
 
-/** The connections to this port among so many descriptors. */
+/** The connections of this port among `count` descriptors. */
 export function connectionsAt(port: number, from: number, count: number): OpenConnection[] {
-  const system = library();
   const found: OpenConnection[] = [];
-  if (system === null) return found;
+  if (library === null) return found;
   for (let descriptor = from; descriptor < from + count; descriptor++) {
     length[0] = name.byteLength;
-    if (system.getsockname(descriptor, ptr(name), ptr(length)) !== 0 || name.getUint16(2) !== port) continue;
+    if (library.getsockname(descriptor, ptr(name), ptr(length)) !== 0 || name.getUint16(2) !== port) continue;
     length[0] = name.byteLength;
-    if (system.getpeername(descriptor, ptr(name), ptr(length)) !== 0) continue;
-    // The address stands behind the flow in IPv6.
+    if (library.getpeername(descriptor, ptr(name), ptr(length)) !== 0) continue;
+    // In IPv6 the address comes after the flow label.
     const [family, at] = length[0] === name.byteLength ? [AF_INET6, 8] : [AF_INET, 4];
-    system.inet_ntop(family, ptr(name, at), ptr(text), text.byteLength);
+    library.inet_ntop(family, ptr(name, at), ptr(text), text.byteLength);
     const shown = text.toString("latin1", 0, text.indexOf(0));
     const peer = peerName({ address: shown, port: name.getUint16(2) });
     length[0] = info.byteLength;
-    system.getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, ptr(info), ptr(length));
+    library.getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, ptr(info), ptr(length));
     const unansweredMs = info[SENT_AT] ?? 0;
     const isUnanswered = info[ACKNOWLEDGED_AT] === 0 || (info[RECEIVED_AT] ?? 0) < unansweredMs;
     found.push({ descriptor, network: networkOf(shown, name.getBigUint64(at)), peer, unansweredMs, isUnanswered });
@@ -192,7 +181,7 @@ export function connectionsAt(port: number, from: number, count: number): OpenCo
   return found;
 }
 
-/** Ends a connection; the runtime learns of it as if the peer had gone. */
+/** Ends a connection, which looks to the runtime as if the peer had closed it. */
 export function endConnection({ descriptor }: OpenConnection): void {
-  library()?.shutdown(descriptor, SHUT_RDWR);
+  library?.shutdown(descriptor, SHUT_RDWR);
 }

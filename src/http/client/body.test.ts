@@ -284,7 +284,7 @@ describe("a small body that unpacks to a huge one between two encodings", () => 
     return Buffer.concat([header, Buffer.alloc(bytes, block)]);
   }
 
-  test("is stopped soon when it comes to nothing in the end", async () => {
+  test("is stopped soon when it yields nothing in the end", async () => {
     for (const [encoding, bytes] of [
       ["zstd, br", skipped(16 * MIB)],
       ["gzip, br", emptyBlocks(16 * MIB)],
@@ -297,7 +297,7 @@ describe("a small body that unpacks to a huge one between two encodings", () => 
       ]) {
         const error = await failure(work());
         expect(error).toBeInstanceOf(Undecodable);
-        expect((error as Error).message).toMatch(/that comes to nothing/);
+        expect((error as Error).message).toMatch(/input for its output/);
       }
     }
     const little = Buffer.concat([skipped(MIB / 2), zlib.zstdCompressSync(TEXT)]);

@@ -1,6 +1,6 @@
-// Bodies of answers: read within bounds, and decoded from their Content-Encoding meanwhile. Sizes count decoded bytes. Nothing
-// is decoded before it is asked for, nor before the most memory that its codings may take is counted, so a sender of little
-// that unpacks to much, or of much that unpacks to nothing, gets only its share.
+// Reads the bodies of answers within bounds, and decodes their Content-Encoding. Sizes count decoded bytes. A body is decoded
+// only as its reader asks for it, and only after the most memory that its codings may need has been charged, so neither a
+// decompression bomb nor endless input without output takes more than its tenant's share.
 
 import { joined } from "../../core/bytes.ts";
 import { MAX } from "../../kernel/limits.ts";
@@ -20,10 +20,10 @@ import type { AnswerHeaders } from "./response-parser.ts";
 
 export type Chunks = AsyncIterableIterator<Uint8Array, void, undefined>;
 
-/** The body, or what a layer of its encoding unpacks to, went beyond the limit. */
+/** The body, or the output of a layer of its encoding, is larger than the limit. */
 export class BodyTooLarge extends Error {}
 
-/** The answer came in an encoding that is understood but not accepted. The message is for the log. */
+/** The answer has an encoding that is known but not accepted. The message is for the log. */
 export class Undecodable extends Error {
   override readonly name = "Undecodable";
 }
@@ -38,10 +38,11 @@ const CODINGS: Readonly<Record<string, Coding>> = {
   zstd: "zstd",
 };
 
-/** What a body is encoded with, by its Content-Encoding and for its transfer, and why that is not taken. */
+/** The codings of a body, by its Content-Encoding and Transfer-Encoding. */
 interface Codings {
-  /** To be undone, outermost first. Empty too when one is unknown: then the body stays as it is. */
+  /** Codings to decode, outermost first. Empty also when one is unknown, in which case the body stays as it is. */
   readonly list: readonly Coding[];
+  /** Why the body is not accepted; null when it is. */
   readonly problem: string | null;
 }
 
@@ -55,9 +56,9 @@ const namesIn = (list: string): string[] => list.split(",").map((name) => name.t
 function codingsIn(headers: AnswerHeaders): Codings {
   if (isPlain(headers)) return NONE;
   const [content, sent] = [headers.get("content-encoding") ?? "", headers.get("transfer-encoding") ?? ""];
-  // No honest answer has a longer list of them, which is parsed for every answer.
+  // The list is parsed for every answer, and no honest one is longer.
   if (content.length + sent.length > 256) return { list: [], problem: "a very long list of encodings" };
-  // The transfer encodes the body once more, and `chunked` only frames it (RFC 9112, section 7).
+  // Transfer codings are applied after the content codings; `chunked` only frames the body (RFC 9112, section 7).
   const hops = namesIn(sent);
   if (hops.slice(0, -1).includes("chunked")) return { list: [], problem: "chunked is not the last transfer coding" };
   const transfer = hops.filter((name) => name !== "" && name !== "chunked");
@@ -73,37 +74,37 @@ function codingsIn(headers: AnswerHeaders): Codings {
   return { list, problem: null };
 }
 
-/** Whether decoding changes the bytes, so that headers that describe the sent ones no longer apply. */
+/** Whether decoding changes the bytes, so that headers that describe the encoded ones no longer apply. */
 export function isEncoded(headers: AnswerHeaders): boolean {
   return codingsIn(headers).list.length > 0;
 }
 
-/** For whom a body is decoded. */
+/** The tenant for which a body is decoded, and its share of memory. */
 export interface DecodedFor {
   readonly tenant: string;
   /**
-   * Resolves when so many bytes of memory may be held, with what gives them back.
+   * Waits until the memory is available. Resolves with a function that gives it back.
    *
-   * @param signal its reason ends the wait
-   * @param evict called when others need them: they are to be given back soon
+   * @param signal ends the wait; the promise rejects with its reason
+   * @param evict called when others need the memory, which must then be given back soon
    */
   decoderMemory(bytes: number, signal: StopSignal, evict: () => void): Promise<() => void>;
 }
 
-/** For answers of servers that the operator configured. */
+/** For answers of servers that the operator configured: nothing is charged. */
 const NOBODY: DecodedFor = { tenant: "", decoderMemory: async () => () => {} };
 
 export type DecoderShare = ReturnType<typeof createDecoderShare>;
 
 /**
- * The memory of all decoders of a thread, shared out by tenant first. An answer of a few hundred bytes can make its decoder
- * hold 16 MiB for as long as it stays open. So one of a tenant that holds more than its part is evicted when others wait: see
- * kernel/share.ts.
+ * The memory of all decoders of a thread, shared out by tenant and then by agent. An answer of a few hundred bytes can make its
+ * decoder hold 16 MiB for as long as it stays open. So a decoder of a tenant above its share is evicted when others wait (see
+ * kernel/share.ts).
  */
 export function createDecoderShare(size: number) {
   const memory = new ReclaimableShare(size);
   return {
-    /** As `DecodedFor.decoderMemory`. What it resolves with is to be called once. */
+    /** As `DecodedFor.decoderMemory`. The function that it resolves with must be called once. */
     async take(
       { tenant, agent }: { readonly tenant: string; readonly agent: string },
       bytes: number,
@@ -125,20 +126,20 @@ const MIB = 1024 * KIB;
 
 const BROTLI_TABLES_BYTES = 4 * MIB;
 
-/** The most that the decoder of each coding may hold. */
-const NEEDS: Readonly<Record<Coding, number>> = {
-  // The window of 32 KiB, tables, and what surrounds them.
+/** The most memory that the decoder of each coding may hold, in bytes. */
+const DECODER_BYTES: Readonly<Record<Coding, number>> = {
+  // The window of 32 KiB, tables, and overhead.
   gzip: 64 * KIB + ROOM_BYTES,
   deflate: 64 * KIB + ROOM_BYTES,
-  // The largest window, and up to 256 tables of each of three kinds.
+  // The largest window, and up to 256 tables for each of three kinds of symbols.
   br: 16 * MIB + BROTLI_TABLES_BYTES + ROOM_BYTES,
-  // The largest window that is taken, for each frame may name its own; tables, and a block of each side.
+  // The largest window that is accepted, since each frame may name another; tables, and a block of input and of output.
   zstd: 2 ** ZSTD_WINDOW_LOG_MAX + 384 * KIB + ROOM_BYTES,
 };
 
-/** Input of one step, which costs time even if nothing comes out. */
+/** The most input of one step, which costs time even if it yields no output. */
 const INPUT_BYTES = 16 * KIB;
-/** No honest answer gives a layer more input than this that is also so many times its output. */
+/** No honest layer has more than INPUT_PER_OUTPUT_MAX bytes of input for each byte of output, beyond INPUT_FREE_BYTES. */
 const INPUT_FREE_BYTES = MIB;
 const INPUT_PER_OUTPUT_MAX = 64;
 
@@ -148,7 +149,7 @@ async function* slicesOf(chunks: Chunks): Chunks {
   }
 }
 
-/** By its first byte (RFC 7932, section 9.1). @throws Undecodable */
+/** The window in bytes, by the body's first byte (RFC 7932, section 9.1). @throws Undecodable for a large window */
 function brotliWindowOf(firstByte: number): number {
   if ((firstByte & 1) === 0) return 2 ** 16;
   const [high, low] = [(firstByte >> 1) & 0b111, (firstByte >> 4) & 0b111];
@@ -157,23 +158,23 @@ function brotliWindowOf(firstByte: number): number {
   return 2 ** (low === 0 ? 17 : 8 + low);
 }
 
-/** The most that the decoders of a body with this first byte may hold: an inner layer has not been seen. */
-function needsOf(codings: readonly Coding[], firstByte: number): number {
+/** The most memory that the decoders of a body with this first byte may hold. Of an inner layer no byte is known yet. */
+function decoderBytes(codings: readonly Coding[], firstByte: number): number {
   if (codings.length === 1 && codings[0] === "br") {
     return brotliWindowOf(firstByte) + BROTLI_TABLES_BYTES + ROOM_BYTES;
   }
-  return codings.reduce((sum, coding) => sum + NEEDS[coding], 0);
+  return codings.reduce((sum, coding) => sum + DECODER_BYTES[coding], 0);
 }
 
 /** @throws Undecodable */
 function formatOf(coding: Coding, firstByte: number): DecoderFormat {
   if (coding === "br") brotliWindowOf(firstByte);
-  // Means the zlib format (RFC 9110 section 8.4.1.2), but some servers send bare deflate: the method bits of the zlib
-  // header tell them apart.
+  // `deflate` means the zlib format (RFC 9110 section 8.4.1.2), but some servers send raw deflate: the method bits of the
+  // zlib header tell them apart.
   return coding === "deflate" && (firstByte & 0x0f) !== 8 ? "deflate-raw" : coding;
 }
 
-function notDecoded(error: unknown): never {
+function decodeFailed(error: unknown): never {
   const isWindow = error instanceof Error && "code" in error && error.code === ZSTD_WINDOW_TOO_LARGE;
   throw isWindow ? new Undecodable("a zstd window above 8 MiB") : error;
 }
@@ -181,19 +182,19 @@ function notDecoded(error: unknown): never {
 interface DecodingOptions {
   /** Outermost first. */
   readonly codings: readonly Coding[];
-  /** Each layer may unpack to this much: a small body can hide gigabytes between two layers. */
+  /** The most output of each layer: a small body can hide gigabytes between two layers. */
   readonly maxBytes: number;
   readonly decodedFor: DecodedFor;
-  /** Called when others need its memory: it has to be closed. */
+  /** Called when others need the memory; the decoding must then be closed. */
   evict(): void;
 }
 
-/** The decoding of one body, with a layer for each encoding, in turns by tenant. */
+/** The decoding of one body, with a decoder for each coding; tenants take turns in the runtime's thread pool. */
 class Decoding {
   readonly #options: DecodingOptions;
   readonly #closing = new AbortController();
   readonly #decoders: NativeDecoder[] = [];
-  /** Null until its memory is counted. */
+  /** Null until the memory is charged. */
   #giveBack: (() => void) | null = null;
 
   constructor(options: DecodingOptions) {
@@ -204,7 +205,7 @@ class Decoding {
     return this.#options.codings.reduce((source, coding) => this.#decode(source, coding), raw);
   }
 
-  /** At once, whatever it waits for. */
+  /** Closes the decoders at once, whatever they wait for. */
   close(): void {
     if (this.#closing.signal.aborted) return;
     this.#closing.abort(new Error("the body was closed"));
@@ -215,26 +216,26 @@ class Decoding {
   async *#decode(source: Chunks, coding: Coding): Chunks {
     const { maxBytes, decodedFor } = this.#options;
     let decoder: NativeDecoder | null = null;
-    let [taken, given] = [0, 0];
+    let [inputBytes, outputBytes] = [0, 0];
     for await (const input of slicesOf(source)) {
       decoder ??= await this.#open(coding, input[0] ?? 0);
       for await (const output of this.#outputsOf(decoder, input)) {
         if (output.length > 0) yield output;
-        given += output.length;
-        if (given > maxBytes) throw new BodyTooLarge(`a layer of ${coding} is too large`);
+        outputBytes += output.length;
+        if (outputBytes > maxBytes) throw new BodyTooLarge(`a layer of ${coding} is too large`);
       }
-      taken += input.length;
-      const isMuch = taken > INPUT_FREE_BYTES + INPUT_PER_OUTPUT_MAX * given;
-      if (isMuch) throw new Undecodable(`much ${coding} that comes to nothing`);
+      inputBytes += input.length;
+      const isWasteful = inputBytes > INPUT_FREE_BYTES + INPUT_PER_OUTPUT_MAX * outputBytes;
+      if (isWasteful) throw new Undecodable(`too much ${coding} input for its output`);
     }
-    // No bytes are an empty body in any encoding.
+    // An empty body is valid in any coding.
     if (decoder !== null) await inThreadTurn(decodedFor.tenant, () => decoder.finish());
   }
 
   async *#outputsOf(decoder: NativeDecoder, input: Uint8Array): Chunks {
     const { tenant } = this.#options.decodedFor;
     for (let [left, hasMore] = [input, true]; hasMore; ) {
-      const { output, used, isFull } = await inThreadTurn(tenant, () => decoder.decode(left)).catch(notDecoded);
+      const { output, used, isFull } = await inThreadTurn(tenant, () => decoder.decode(left)).catch(decodeFailed);
       this.#closing.signal.throwIfAborted();
       yield output;
       [left, hasMore] = [left.subarray(used), isFull];
@@ -250,11 +251,11 @@ class Decoding {
     return decoder;
   }
 
-  /** Takes all that its layers may come to need, so that nobody who holds some waits for more. */
+  /** Takes the memory of all layers at once, so that no body that holds memory waits for more. */
   async #takeMemory(firstByte: number): Promise<void> {
     const { codings, decodedFor, evict } = this.#options;
     const { signal } = this.#closing;
-    const giveBack = await decodedFor.decoderMemory(needsOf(codings, firstByte), signal, evict);
+    const giveBack = await decodedFor.decoderMemory(decoderBytes(codings, firstByte), signal, evict);
     if (signal.aborted) giveBack();
     signal.throwIfAborted();
     this.#giveBack = giveBack;
@@ -262,47 +263,47 @@ class Decoding {
 }
 
 export interface BodyRead {
-  /** Decoded bytes; when `tooLarge`, those that were seen. */
+  /** Decoded bytes of the body; when `tooLarge`, those that were read. */
   readonly size: number;
   /** The first `captureBytes` of the body. */
   readonly captured: Uint8Array;
   /** Whether the body is longer than what was captured. */
   readonly truncated: boolean;
-  /** The body went beyond `maxBytes`, and the connection was closed. */
+  /** Whether the body is larger than `maxBytes`, so that the connection was closed. */
   readonly tooLarge: boolean;
 }
 
 interface OpenOptions {
   readonly maxBytes: number;
-  /** Nobody when it is left out. */
+  /** Nothing is charged when omitted. */
   readonly decodedFor?: DecodedFor;
-  /** Needed only beside the request's own signal, which covers the body as well. */
+  /** A second signal: the request's own covers the body as well. */
   readonly signal?: AbortSignal;
 }
 
 export interface BodyLimits extends OpenOptions {
   readonly captureBytes: number;
-  /** Called before this many bytes in all are kept. The body is not read on before the returned promise settles. */
+  /** Called before `bytes` in all are kept. The body is not read on before the returned promise settles. */
   readonly grow?: (bytes: number) => Promise<void> | undefined;
-  /** Called with what comes after the first `captureBytes`, piece by piece, and with a getter for those first bytes. */
+  /** Called with each piece after the first `captureBytes`, and with a getter for those first bytes. */
   readonly beyond?: (rest: Uint8Array, start: () => Uint8Array) => void;
 }
 
-/** A body up to this size that came whole is taken as it is. */
+/** A body up to this size that arrived whole is returned without being streamed. */
 const SMALL_BYTES = 64 * KIB;
 
 const DONE = { done: true, value: undefined } as const;
 
 /**
- * The chunks of an open body, got one by one as a generator would give them. A generator hands each on through several
- * turns of the microtask queue: with two of them the first bytes of a short stream reached their reader 30 µs later
- * (measured). To leave it closes the body at once, even while a chunk is awaited.
+ * An iterator over the chunks of an open body. It is not a generator, since that passes each chunk on through several turns of
+ * the microtask queue: with two generators the first bytes of a short stream reached their reader 30 µs later (measured).
+ * `return` closes the body at once, even while a chunk is awaited.
  */
 class BodyChunks implements Chunks {
   readonly #read: () => Promise<{ readonly value?: Uint8Array | undefined }>;
   readonly #close: () => void;
   readonly #signals: readonly AbortSignal[];
-  #isOver = false;
+  #isDone = false;
 
   constructor(
     read: () => Promise<{ readonly value?: Uint8Array | undefined }>,
@@ -317,7 +318,7 @@ class BodyChunks implements Chunks {
 
   /** @throws OutboundError, BodyTooLarge, Undecodable, the reason of a signal */
   async next(): Promise<IteratorResult<Uint8Array, void>> {
-    if (this.#isOver) return DONE;
+    if (this.#isDone) return DONE;
     try {
       this.#check();
       const { value } = await this.#read();
@@ -343,8 +344,8 @@ class BodyChunks implements Chunks {
   }
 
   #finish(): void {
-    if (this.#isOver) return;
-    this.#isOver = true;
+    if (this.#isDone) return;
+    this.#isDone = true;
     for (const signal of this.#signals) signal.removeEventListener("abort", this.#close);
     this.#close();
   }
@@ -356,7 +357,7 @@ class BodyChunks implements Chunks {
 
 type BodyBytes = Pick<BodyReader, "read" | "cancel">;
 
-/** The body as it was sent. */
+/** A reader of the body as it was sent, still encoded. */
 function sentBody({ whole, body }: Answer): BodyBytes {
   if (body !== null) return body.getReader();
   let value = whole?.length ? whole : undefined;
@@ -375,16 +376,16 @@ async function* sentChunks(reader: BodyBytes): Chunks {
 }
 
 /**
- * The decoded body, for a reader that reads to the end, leaves, or stops by the signal. Its errors are OutboundErrors,
- * BodyTooLarge when a layer of an encoding unpacks to more than `maxBytes`, Undecodable, or the signal's reason.
+ * The decoded body. Its reader reads it to the end, returns early, or aborts it by the signal. Its errors are OutboundErrors,
+ * BodyTooLarge when the output of a coding is larger than `maxBytes`, Undecodable, or the signal's reason.
  */
 export function bodyChunks(response: Answer, { maxBytes, decodedFor = NOBODY, signal }: OpenOptions): Chunks {
   const reader = sentBody(response);
   const cancel = () => void reader.cancel().catch(() => {});
   const signals = signal === undefined ? [] : [signal];
   if (isPlain(response.headers)) return new BodyChunks(() => reader.read(), cancel, signals);
-  const crowded = new AbortController();
-  const evict = () => crowded.abort(new Undecodable("others need the memory of its decoder"));
+  const evicted = new AbortController();
+  const evict = () => evicted.abort(new Undecodable("others need the decoder's memory"));
   const { list: codings, problem } = codingsIn(response.headers);
   const decoding = new Decoding({ codings, maxBytes, decodedFor, evict });
   const chunks = decoding.chunks(sentChunks(reader));
@@ -398,10 +399,10 @@ export function bodyChunks(response: Answer, { maxBytes, decodedFor = NOBODY, si
     decoding.close();
     cancel();
   };
-  return new BodyChunks(next, close, [...signals, crowded.signal]);
+  return new BodyChunks(next, close, [...signals, evicted.signal]);
 }
 
-/** What `readBody` gives, if it need not wait: of a small answer that came whole, and is not encoded. */
+/** As `readBody`, without waiting: for a small answer that arrived whole and is not encoded. Null for any other. */
 export function bodyAtOnce({ whole, headers }: Answer, limits: BodyLimits): BodyRead | null {
   const { maxBytes, captureBytes, beyond, signal } = limits;
   if (whole === undefined || whole === null || whole.length > Math.min(maxBytes, SMALL_BYTES)) return null;
@@ -412,18 +413,18 @@ export function bodyAtOnce({ whole, headers }: Answer, limits: BodyLimits): Body
   return { size: whole.length, captured, truncated, tooLarge: false };
 }
 
-/** The part of a chunk that is kept, once there is memory for it. `size` bytes came before it. */
+/** The part of a chunk that is captured, once there is memory for it. `size` bytes came before the chunk. */
 async function startOf(chunk: Uint8Array, size: number, { captureBytes, grow }: BodyLimits): Promise<Uint8Array> {
   await grow?.(Math.min(size + chunk.length, captureBytes));
   const room = captureBytes - size;
-  // A copy, because keeping a part would keep the whole chunk in memory.
+  // A copy, since a view would keep the whole chunk in memory.
   return chunk.length > room ? chunk.slice(0, room) : chunk;
 }
 
 /**
- * Reads a body to its end, keeping only its start.
+ * Reads a body to its end and keeps only its start.
  *
- * @throws OutboundError `lost` when it breaks off or its encoding is corrupt; Undecodable; the signal's reason
+ * @throws OutboundError `lost` when the body ends early or its encoding is corrupt; Undecodable; the signal's reason
  */
 export async function readBody(response: Answer, limits: BodyLimits): Promise<BodyRead> {
   const small = bodyAtOnce(response, limits);

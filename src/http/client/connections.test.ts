@@ -4,7 +4,7 @@ import { sentText } from "../../../test/support/http/answer-body.ts";
 import { decodedBody } from "../../../test/support/http/encoded-body.ts";
 import { hostRules } from "../../core/host.ts";
 import { readBody } from "./body.ts";
-import { IdleConnections, type KeptConnection } from "./connections.ts";
+import { type IdleConnection, IdleConnections } from "./connections.ts";
 import { OutboundError, ReadAhead } from "./exchange.ts";
 import { createOutbound } from "./outbound.ts";
 import { SLICE_BYTES_MAX } from "./response-parser.ts";
@@ -281,11 +281,11 @@ describe("connections that are kept", () => {
   });
 });
 
-function connection(idleMs: number, ended: () => void = () => {}, place = "here"): KeptConnection {
-  return { place, tenant: "acme", weight: 1, idleUntil: performance.now() + idleMs, end: ended };
+function connection(idleMs: number, ended: () => void = () => {}, key = "here"): IdleConnection {
+  return { key, tenant: "acme", weight: 1, idleUntil: performance.now() + idleMs, end: ended };
 }
 
-test("of the connections to a place the one that waited shortest is taken, and none that is too old", () => {
+test("of the connections with one key the one that was idle shortest is taken, and none that is too old", () => {
   const pool = new IdleConnections();
   let ended = 0;
   const [first, last] = [connection(60_000), connection(60_000)];

@@ -1,5 +1,5 @@
-// Connections to upstreams, on the runtime's sockets: dialled at an address that was judged, with TLS where the URL says so,
-// and kept for a while for further requests of their tenants.
+// Connections to upstreams, on the runtime's sockets: dialled at an address that the host rules allow, with TLS where the URL
+// says so, and pooled by tenant for further requests.
 import { createPrivateKey } from "node:crypto";
 import net from "node:net";
 import tls from "node:tls";
@@ -12,36 +12,37 @@ import { keepReceiveBufferSmall } from "../bun/socket-options.ts";
 import { type Answer, type DialTarget, Exchange, type SentRequest, TransportError } from "./exchange.ts";
 import { type AnswerHeaders, ResponseParser } from "./response-parser.ts";
 
-/** A request that is pinned to an address. */
+/** A request that goes to an address that has been resolved and judged. */
 interface PinnedRequest extends SentRequest {
   readonly target: DialTarget;
-  /** The one of the target's host that is dialled. */
+  /** The address of the target's host that is dialled. */
   readonly address: string;
-  /** Lines of all headers except Host and those of the connection and the length. */
+  /** The header lines, without Host, Connection and Content-Length. */
   readonly fields: string;
-  /** Whose connections are used, and in whose turns the answer is read. */
+  /** The tenant whose connections are used, and in whose turns the answer is read. */
   readonly tenant: string;
   readonly tlsContext: TlsContext;
 }
 
-/** Short, since a server that drops idle connections unseen costs the call that finds out. */
+/** Short, since a call that finds its pooled connection silently dropped by the server is lost. */
 const IDLE_SECONDS = 30;
-/** One that may hold a TLS context of its own, with a copy of all roots (0.3 MB), counts as several. */
+/** Pool weight of a connection with a TLS context of its own, which may hold a copy of all roots (0.3 MB). */
 const OWN_CONTEXT_WEIGHT = 4;
 const NOTHING = new Uint8Array();
-/** What a socket does not take at once it copies again and again: 32 MiB in one piece blocked the loop for 40 ms. */
+/** Bytes of one write. A socket copies unsent bytes again and again: 32 MiB in one write blocked the loop for 40 ms. */
 const PIECE_BYTES = 262_144;
-/** A body up to this size is sent in one write with its head: after a reset, a second write would discard what has arrived. */
+/** A body up to this size is sent in one write with its head: after a reset, a second write would discard received bytes. */
 const JOINED_BYTES_MAX = 64 * 1024;
-/** If a server tells how long it keeps a connection, it is not used for the last second before that. */
+/** A connection is not reused in the last second of the time for which its server keeps it. */
 const KEEP_ALIVE_MARGIN_SECONDS = 1;
 const KEEP_ALIVE_TIMEOUT = /(?:^|[,;\s])timeout=(\d{1,9})\s*(?:$|[,;])/i;
 
 /**
- * Where a connection leads, and what it shows there. Names that share an address share no connections, since their servers
- * may belong to strangers. Nor do tenants: what one has left on a connection must not meet another's request.
+ * The pool key of a connection: its tenant, where it leads, and which certificate it shows. Names with one address share no
+ * connections, since their servers may belong to different owners. Nor do tenants: what one has left on a connection must not
+ * meet another's request.
  */
-function placeOf({ target, address, tenant, tlsContext }: PinnedRequest): string {
+function poolKey({ target, address, tenant, tlsContext }: PinnedRequest): string {
   return JSON.stringify([tenant, target.isTls, address, target.host, target.serverName, tlsContext.name]);
 }
 
@@ -57,19 +58,19 @@ function joinedRequest(head: string, body: Uint8Array): Uint8Array {
   return bytes;
 }
 
-/** How long the connection can be kept after this answer. */
+/** How long the connection can be pooled after this answer, in seconds. */
 function keptSeconds(headers: AnswerHeaders | undefined): number {
   const timeout = KEEP_ALIVE_TIMEOUT.exec(headers?.get("keep-alive") ?? "")?.[1];
   return timeout === undefined ? IDLE_SECONDS : Math.min(IDLE_SECONDS, Number(timeout) - KEEP_ALIVE_MARGIN_SECONDS);
 }
 
 /**
- * Sockets read into this buffer, which keeps them from reading ahead; the runtime delivers no more than its size in one
- * piece. All sockets share it, because it is emptied at each read.
+ * The buffer into which sockets read, so that they do not read ahead: the runtime delivers at most its size at a time. All
+ * sockets share it, since each read is processed before the next.
  */
 const ARRIVALS = new Uint8Array(512 * 1024);
 
-/** Gets what comes on a socket, so much of the buffer; set by the connection. It is there for the time of the call only. */
+/** Where a socket delivers received bytes. They are the first `length` of `bytes`, valid during the call only. */
 interface Arrivals {
   take: ((bytes: Uint8Array, length: number) => void) | null;
 }
@@ -84,12 +85,12 @@ function readingInto(to: Arrivals) {
 
 interface Dialled {
   readonly socket: net.Socket;
-  readonly arrives: Arrivals;
+  readonly arrivals: Arrivals;
 }
 
-/** One that is kept for further requests of its tenant to its place. */
-class UpstreamConnection implements KeptConnection {
-  readonly place: string;
+/** A connection that carries one exchange at a time and waits in the pool in between. */
+class UpstreamConnection implements IdleConnection {
+  readonly key: string;
   readonly tenant: string;
   readonly weight: number;
   readonly #socket: net.Socket;
@@ -99,23 +100,23 @@ class UpstreamConnection implements KeptConnection {
   #isSending = false;
   #isClosed = false;
   idleUntil = 0;
-  isOver = false;
-  /** Whether any byte has come of the answer to the latest request. */
+  isEnded = false;
+  /** Whether any byte of the answer to the latest request has arrived. */
   isAnswered = false;
 
   constructor(
-    { socket, arrives }: Dialled,
-    place: string,
+    { socket, arrivals }: Dialled,
+    key: string,
     request: PinnedRequest,
     pool: IdleConnections<UpstreamConnection>,
   ) {
-    this.place = place;
+    this.key = key;
     this.tenant = request.tenant;
     this.weight = request.tlsContext.name === "" ? 1 : OWN_CONTEXT_WEIGHT;
     this.#socket = socket;
     this.#pool = pool;
-    arrives.take = (bytes, length) => {
-      // Nobody asked for these bytes: they must not become the answer to the next request.
+    arrivals.take = (bytes, length) => {
+      // Unsolicited bytes must not become the answer to the next request.
       if (this.#exchange === null) return this.end();
       this.isAnswered = true;
       this.#exchange.arrived(bytes, length);
@@ -140,8 +141,8 @@ class UpstreamConnection implements KeptConnection {
         this.#exchange = null;
         const seconds = keptSeconds(exchange.head?.headers);
         const isReusable = isClean && this.#parser.keepsAlive && !this.#isSending && seconds > 0;
-        if (isReusable && !this.isOver) return this.#wait(seconds);
-        // A socket holds what it has not sent until it is closed.
+        if (isReusable && !this.isEnded) return this.#wait(seconds);
+        // A socket holds unsent bytes until it is closed.
         if (this.#isClosed) request.sent?.();
         else if (this.#isSending) socket.once("close", () => request.sent?.());
         this.end();
@@ -150,23 +151,23 @@ class UpstreamConnection implements KeptConnection {
     this.#exchange = exchange;
     this.isAnswered = false;
     this.#isSending = true;
-    const isSent = () => {
+    const onSent = () => {
       this.#isSending = false;
       request.sent?.();
     };
     const head = headOf(request);
     const body = request.body ?? NOTHING;
-    if (body instanceof Uint8Array && body.length <= JOINED_BYTES_MAX) socket.write(joinedRequest(head, body), isSent);
+    if (body instanceof Uint8Array && body.length <= JOINED_BYTES_MAX) socket.write(joinedRequest(head, body), onSent);
     else {
       socket.write(head, "latin1");
-      writeInPieces(socket, body, isSent);
+      writeInPieces(socket, body, onSent);
     }
     return exchange.response;
   }
 
   end(): void {
-    if (this.isOver) return;
-    this.isOver = true;
+    if (this.isEnded) return;
+    this.isEnded = true;
     this.#pool.remove(this);
     this.#socket.destroy();
     this.#parser.free();
@@ -190,23 +191,23 @@ function* writtenPieces(body: CallBody): Generator<Uint8Array, void> {
   }
 }
 
-function writeInPieces(socket: net.Socket, body: CallBody, isSent: () => void): void {
+function writeInPieces(socket: net.Socket, body: CallBody, onSent: () => void): void {
   const pieces = writtenPieces(body);
   const writeNext = (error?: Error | null) => {
     const { value } = pieces.next();
-    if (error != null || value === undefined) return isSent();
+    if (error != null || value === undefined) return onSent();
     socket.write(value, writeNext);
   };
   writeNext();
 }
 
 /** @throws the socket's error; the signal's reason */
-async function dialled({ socket, arrives }: Dialled, connected: string, signal: StopSignal): Promise<Dialled> {
+async function dialled({ socket, arrivals }: Dialled, connected: string, signal: StopSignal): Promise<Dialled> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   const onAbort = () => reject(signal.reason);
   const onEarly = () => reject(new TransportError("ECONNRESET"));
   signal.addEventListener("abort", onAbort, { once: true });
-  arrives.take = onEarly;
+  arrivals.take = onEarly;
   socket.once("connect", () => keepReceiveBufferSmall(socket));
   socket.once(connected, () => resolve());
   socket.on("error", reject);
@@ -214,7 +215,7 @@ async function dialled({ socket, arrives }: Dialled, connected: string, signal: 
   try {
     await promise;
     signal.throwIfAborted();
-    return { socket, arrives };
+    return { socket, arrivals };
   } catch (error) {
     socket.destroy();
     throw error;
@@ -224,11 +225,11 @@ async function dialled({ socket, arrives }: Dialled, connected: string, signal: 
 }
 
 function dial({ target, address, tlsContext, signal, certified }: PinnedRequest): Promise<Dialled> {
-  const arrives: Arrivals = { take: null };
-  const reading = { host: address, onread: readingInto(arrives) };
+  const arrivals: Arrivals = { take: null };
+  const reading = { host: address, onread: readingInto(arrivals) };
   if (!target.isTls) {
     const socket = net.connect({ ...reading, port: Number(target.port || 80), noDelay: true });
-    return dialled({ socket, arrives }, "connect", signal);
+    return dialled({ socket, arrivals }, "connect", signal);
   }
   const { secureContext } = tlsContext;
   const socket = tls.connect({
@@ -241,29 +242,29 @@ function dial({ target, address, tlsContext, signal, certified }: PinnedRequest)
     ...(secureContext && { secureContext }),
   });
   if (certified) socket.once("secureConnect", () => certified(Date.parse(socket.getPeerCertificate().valid_to)));
-  return dialled({ socket: socket.setNoDelay(true), arrives }, "secureConnect", signal);
+  return dialled({ socket: socket.setNoDelay(true), arrivals }, "secureConnect", signal);
 }
 
-/** Connections whose key is slow to sign with: so many are made at once, and each takes so long at least. */
+/** Connections whose key signs slowly: how many are dialled at a time, and the least time that each takes. */
 const SLOW_AT_ONCE = 4;
 const SLOW_DIAL_MS = 100;
 
 export function openTransport() {
   const pool = new IdleConnections<UpstreamConnection>();
-  const few = createLimiter({ size: SLOW_AT_ONCE, tooMany: "too many connections with long keys" });
+  const slowDials = createLimiter({ size: SLOW_AT_ONCE, tooMany: "too many connections with long keys" });
 
   async function dialSlowly(request: PinnedRequest): Promise<Dialled> {
     const work = () => Promise.allSettled([dial(request), Bun.sleep(SLOW_DIAL_MS)]);
-    const [outcome] = await few(request.tenant, work).catch(() => {
+    const [outcome] = await slowDials(request.tenant, work).catch(() => {
       throw new TransportError("EBUSY");
     });
     if (outcome.status === "rejected") throw outcome.reason;
     return outcome.value;
   }
 
-  async function dialAndSend(request: PinnedRequest, place: string): Promise<Answer> {
+  async function dialAndSend(request: PinnedRequest, key: string): Promise<Answer> {
     const dialled = await (request.tlsContext.isSlowToSign ? dialSlowly(request) : dial(request));
-    return sendOn(new UpstreamConnection(dialled, place, request, pool), request);
+    return sendOn(new UpstreamConnection(dialled, key, request, pool), request);
   }
 
   function sendOn(connection: UpstreamConnection, request: PinnedRequest): Promise<Answer> {
@@ -282,8 +283,8 @@ export function openTransport() {
     return connection.exchange(request);
   }
 
-  /** What may happen twice is sent again: the server may have closed the connection before it saw this. */
-  async function sendOnKept(request: PinnedRequest, kept: UpstreamConnection): Promise<Answer> {
+  /** Sends an idempotent request, and retries it: the server may have closed the pooled connection before it arrived. */
+  async function sendIdempotent(request: PinnedRequest, kept: UpstreamConnection): Promise<Answer> {
     try {
       return await kept.exchange(request);
     } catch (error) {
@@ -293,37 +294,38 @@ export function openTransport() {
   }
 
   /**
-   * Resolves with the final response head as it came; its body is still encoded and must be read or cancelled.
+   * Resolves with the final response head; the body is still encoded and must be read or cancelled.
    *
-   * @throws errors with a code
+   * @throws errors with a `code`
    */
   function send(request: PinnedRequest): Promise<Answer> {
-    const place = placeOf(request);
-    const kept = pool.take(place);
-    if (kept === null) return dialAndSend(request, place);
-    return request.method === "POST" ? sendOn(kept, request) : sendOnKept(request, kept);
+    const key = poolKey(request);
+    const kept = pool.take(key);
+    if (kept === null) return dialAndSend(request, key);
+    return request.method === "POST" ? sendOn(kept, request) : sendIdempotent(request, kept);
   }
 
   return { send };
 }
 
-/** A connection as far as its wait is concerned. */
-export interface KeptConnection {
-  readonly place: string;
+/** What the pool needs to know of a connection. */
+export interface IdleConnection {
+  /** Connections with one key are interchangeable. */
+  readonly key: string;
   readonly tenant: string;
-  /** Its part of all that may be kept. */
+  /** How much of the pool's size it uses. */
   readonly weight: number;
-  /** When it is too old for another request, of performance.now(). */
+  /** When it becomes too old for another request, by performance.now(). */
   readonly idleUntil: number;
   end(): void;
 }
 
-/** With a share for each tenant; of a tenant's the one that has waited longest is closed first. */
+/** The size of the pool, shared out by tenant; a tenant above its share loses the connection that has been idle longest. */
 const IDLE_MAX = 1024;
 const SWEEP_MS = 1000;
 
-export class IdleConnections<Connection extends KeptConnection> {
-  /** By place, the one that has waited shortest last. */
+export class IdleConnections<Connection extends IdleConnection> {
+  /** By key, the one that has been idle shortest last. */
   readonly #idle = new Map<string, Connection[]>();
   #isSweeping = false;
   readonly #sweepMs: number;
@@ -333,24 +335,24 @@ export class IdleConnections<Connection extends KeptConnection> {
     this.#sweepMs = sweepMs;
   }
 
-  take(place: string): Connection | null {
-    const connection = this.#idle.get(place)?.at(-1);
+  take(key: string): Connection | null {
+    const connection = this.#idle.get(key)?.at(-1);
     if (connection === undefined) return null;
     this.remove(connection);
     if (performance.now() < connection.idleUntil) return connection;
     connection.end();
-    return this.take(place);
+    return this.take(key);
   }
 
   add(connection: Connection): void {
-    const same = this.#idle.get(connection.place);
-    if (same === undefined) this.#idle.set(connection.place, [connection]);
+    const same = this.#idle.get(connection.key);
+    if (same === undefined) this.#idle.set(connection.key, [connection]);
     else same.push(connection);
     this.#kept.set(connection.tenant, connection, true, connection.weight);
     this.#sweepLater();
   }
 
-  /** One timer for all: one for each wait would cost each call 0.5 µs. Who takes a connection looks at its time, too. */
+  /** Closes old connections by one timer for all: a timer for each would cost a call 0.5 µs. `take` checks the age as well. */
   #sweepLater(): void {
     if (this.#isSweeping || this.#idle.size === 0) return;
     this.#isSweeping = true;
@@ -365,43 +367,43 @@ export class IdleConnections<Connection extends KeptConnection> {
 
   remove(connection: Connection): void {
     this.#kept.delete(connection);
-    const same = this.#idle.get(connection.place) ?? [];
+    const same = this.#idle.get(connection.key) ?? [];
     const at = same.lastIndexOf(connection);
     if (at >= 0) same.splice(at, 1);
-    if (same.length === 0) this.#idle.delete(connection.place);
+    if (same.length === 0) this.#idle.delete(connection.key);
   }
 }
 
-// TLS contexts of outgoing connections: a client certificate to show, and the roots to trust. Making one with roots of its
-// own takes 4 ms, so contexts are kept, with a share for each tenant.
+// TLS contexts of outgoing connections: a client certificate to present, and the roots to trust. Making one with roots of its
+// own takes 4 ms, so contexts are cached, with a share for each tenant.
 
-/** What a call shows to a server that asks for a certificate. All PEM. */
+/** The certificate that a call presents to a server that asks for one. All PEM. */
 export interface ClientIdentity {
   readonly cert: string;
   readonly key: string;
-  /** Roots trusted for this server beside the usual ones. */
+  /** Roots trusted for this server in addition to the default ones. */
   readonly ca: string | null;
 }
 
 export interface TlsContext {
-  /** Contexts with the same certificate and roots have the same name. */
+  /** A digest of tenant, certificate and roots; empty for the default context. */
   readonly name: string;
-  /** Undefined for the usual roots and no certificate. */
+  /** Undefined for the default roots and no certificate. */
   readonly secureContext: tls.SecureContext | undefined;
-  /** Its key signs in milliseconds, on the thread of the event loop: RSA-4096 takes 5 ms, EC and RSA-2048 less than one. */
+  /** Whether its key signs slowly, which blocks the event loop: RSA-4096 takes 5 ms, EC and RSA-2048 less than one. */
   readonly isSlowToSign: boolean;
 }
 
 const QUICK_RSA_BITS = 2048;
 
 /**
- * A context with roots of its own holds a copy of all roots, 0.3 MB that the garbage collector does not see (measured:
- * 1,000 of them, 440 MB of garbage). So the collector is run after this many evictions. That takes 9 ms, and making so
- * many contexts 250 ms; a concurrent collection would free none of them.
+ * The garbage collector is run after this many evictions. A context with roots of its own holds a copy of all roots, 0.3 MB that
+ * the collector does not see (measured: 440 MB of garbage for 1,000 of them). A run takes 9 ms, making as many contexts 250 ms;
+ * a concurrent collection would free none of them.
  */
 const EVICTIONS_PER_COLLECTION = 64;
 
-/** The system's roots and the built-in ones are largely the same, in other line lengths. */
+/** The certificates without duplicates: the system's roots and the built-in ones differ in line lengths mostly. */
 function distinct(certificates: readonly string[]): string[] {
   return [...new Map(certificates.map((pem) => [pem.replace(/\s/g, ""), pem])).values()];
 }
@@ -409,7 +411,7 @@ function distinct(certificates: readonly string[]): string[] {
 export function createTlsContexts(extraCa: string | null) {
   const known = tenantCache<string, TlsContext>(MAX.tlsContexts, evicted);
   let defaultRoots: string[] | null = null;
-  let usual: TlsContext | null = null;
+  let defaultContext: TlsContext | null = null;
   let evictions = 0;
 
   function evicted(): void {
@@ -417,7 +419,7 @@ export function createTlsContexts(extraCa: string | null) {
     if (defaultRoots !== null && evictions % EVICTIONS_PER_COLLECTION === 0) Bun.gc(true);
   }
 
-  /** `ca` replaces the default roots, so they are listed with it; undefined leaves them as they are. */
+  /** The `ca` option. It replaces the default roots, so it lists them as well; undefined leaves them as they are. */
   function roots(own: string | null): string[] | undefined {
     const extra = [extraCa, own].filter((pem) => pem !== null);
     if (extra.length === 0) return undefined;
@@ -425,15 +427,15 @@ export function createTlsContexts(extraCa: string | null) {
     return [...defaultRoots, ...extra];
   }
 
-  function usualContext(): TlsContext {
+  function makeDefaultContext(): TlsContext {
     const ca = roots(null);
     return { name: "", secureContext: ca && tls.createSecureContext({ ca }), isSlowToSign: false };
   }
 
   return (tenant: string, identity: ClientIdentity | null): TlsContext => {
     if (identity === null) {
-      usual ??= usualContext();
-      return usual;
+      defaultContext ??= makeDefaultContext();
+      return defaultContext;
     }
     const { cert, key } = identity;
     const parts = JSON.stringify([tenant, cert, key, identity.ca]);

@@ -1,5 +1,5 @@
-// One request on a connection and its answer. Nothing is lost: bytes that came before the connection broke are delivered
-// before the error. The answer is read no faster than it is taken, and no faster than the share of its tenant allows.
+// One request on a connection and its answer. Bytes that arrived before the connection broke are delivered before the error.
+// The answer is received no faster than its reader takes it, and no faster than its tenant's share of memory allows.
 
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
 import { inTurns, mayDoAtOnce, type TurnWaiter, waitWholeTurn } from "../../kernel/turns.ts";
@@ -8,8 +8,8 @@ import type { CallBody } from "../../wire/body.ts";
 import { type AnswerHeaders, type ResponseHead, type ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
 
 /**
- * `blocked`: the host rules refuse it. `unreached`: it certainly never reached the upstream, so it may be sent
- * again. `lost`: anything after sending may have begun.
+ * `blocked`: the host rules refuse the request. `unreached`: the request certainly never reached the upstream, so it may be
+ * retried. `lost`: the request may have been sent, in part at least.
  */
 export type OutboundErrorKind = "blocked" | "unreached" | "lost";
 
@@ -24,7 +24,7 @@ export class OutboundError extends Error {
   }
 }
 
-/** The error of an exchange without an answer, or with half of one. */
+/** The error of an exchange without a complete answer. */
 export class TransportError extends Error {
   readonly code: string;
 
@@ -40,82 +40,79 @@ export function errorCode(error: unknown): string {
   return "name" in error && typeof error.name === "string" ? error.name : "unknown";
 }
 
-/** A connection that failed after sending may have begun. */
+/** The error of a connection that failed when the request may have been sent. */
 export function lost(error: unknown): OutboundError {
   return new OutboundError("lost", `connection lost: ${errorCode(error)}`);
 }
 
-/** The runtime's Response has this form too, but with its streams it took 7 of the 38 µs of a small call (Bun 1.4.5). */
+/** An upstream's answer. The runtime's Response with its streams took 7 of the 38 µs of a small call (Bun 1.4.5). */
 export interface Answer {
   readonly status: number;
   readonly ok: boolean;
   readonly headers: AnswerHeaders;
-  /** Still encoded, as it comes; it must be read or cancelled. Null for an answer that has none, or has come whole. */
+  /** The body, still encoded; it must be read or cancelled. Null when there is none, or `whole` holds it. */
   readonly body: ReadableStream<Uint8Array> | null;
-  /** All of the body, if it came with its head. */
+  /** The whole body, if it arrived together with the head. */
   readonly whole?: Uint8Array | null;
 }
 
-/** What a URL says of where a request goes. */
+/** The parts of a URL that say where a request goes. */
 export interface DialTarget {
   readonly isTls: boolean;
   readonly host: string;
   readonly hostname: string;
-  /** Empty for the one of the scheme. */
+  /** Empty for the scheme's default port. */
   readonly port: string;
-  /** With its query. */
+  /** The path with its query. */
   readonly path: string;
-  /**
-   * The name for SNI and certificate, without the dots at its end (RFC 6066 section 3); null for plain HTTP and for
-   * hosts that are addresses.
-   */
+  /** The name for SNI and certificate, without trailing dots (RFC 6066 section 3); null for plain HTTP and for addresses. */
   readonly serverName: string | null;
 }
 
-/** What is sent, and what is told of it. */
+/** A request, and the callbacks that follow its way. */
 export interface SentRequest {
   readonly method: string;
   readonly body?: CallBody | null | undefined;
-  /** The only time limit; its reason is what an aborted request rejects with. It covers the body too. */
+  /** The only time limit, which covers the answer's body too. An aborted request rejects with its reason. */
   readonly signal: StopSignal;
-  /** Awaited on the connection, right before the first byte leaves. Nothing has left when it rejects. */
+  /** Awaited when the connection is open, right before the first byte is sent. If it rejects, nothing is sent. */
   readonly leaving?: (() => Promise<void>) | undefined;
-  /** Called when the body is not needed any more, unless it never left. May be called more than once. */
+  /** Called when the body is no longer needed, unless it was never sent. May be called more than once. */
   readonly sent?: (() => void) | undefined;
-  /** Called with the end of the server's certificate, in milliseconds since the epoch, where a connection is made. */
+  /** Called for a new TLS connection with the expiry of the server's certificate, in milliseconds since the epoch. */
   readonly certified?: ((validTo: number) => void) | undefined;
-  /** The share to which answer bytes count that arrive ahead of their reader. Left out: nobody's. */
+  /** The share that is charged for answer bytes that arrive ahead of their reader; none when omitted. */
   readonly ahead?: AnswerReadAhead | undefined;
 }
 
-// Answer bytes that have arrived and are not taken yet, because their readers wait for memory or for a caller that does
-// not read. A connection delivers what it has in one go, half a megabyte and more, so thousands of them would fill the
-// memory before any could be paused. So each tenant has a share. When it is used up, none of the tenant's connections is
-// read, head or body, until some of it is taken; what is not read stays with its sender.
+// Read-ahead: answer bytes that have arrived but are not taken yet, because their readers wait for memory or for a caller that
+// does not read. A connection delivers half a megabyte and more at once, so thousands of them would fill the memory before any
+// could be paused. So each tenant has a share. When it is used up, none of the tenant's connections is read, head or body,
+// until some bytes are taken; flow control keeps the rest with its sender.
 
-/** How a connection is paused. Both may be called again. */
+/** A connection that can be paused. Both methods may be called repeatedly. */
 export interface Source {
   pause(): void;
   resume(): void;
 }
 
-/** How many are resumed at a time, since each may have much to deliver. */
+/** How many connections are resumed at a time, since each may deliver much. */
 const RESUMED_AT_ONCE = 16;
-/** A tenant is read again when it may have this much more. */
+/** A tenant's connections are resumed when its share has this much room. */
 const RESUMED_ROOM_BYTES = 64 * 1024;
 
-/** The answers of a tenant that are arriving. */
+/** A tenant's answers that are arriving. */
 interface TenantAnswers {
   readonly read: Set<AnswerReadAhead>;
   readonly stopped: Set<AnswerReadAhead>;
-  /** What has come of all of them and is not taken. */
+  /** Bytes of all of them that have arrived and are not taken. */
   bytes: number;
 }
 
 export class ReadAhead {
   readonly #share: FairShare;
   readonly #tenants = new Map<string, TenantAnswers>();
-  /** The tenants of which some are stopped. */
+  /** The tenants with stopped answers. */
   readonly #short = new Set<string>();
   #isScheduled = false;
 
@@ -203,7 +200,7 @@ export class ReadAhead {
     if (isMore) this.#resumeSoon();
   }
 
-  /** If nothing of the tenant is left to be taken, one is resumed whatever others hold: it waits for no other tenant. */
+  /** Resumes answers of a tenant if there is room; one answer whatever others hold, if none of its bytes waits to be taken. */
   #resumeOf(name: string, { bytes, stopped }: TenantAnswers): boolean {
     const hasRoom = this.#share.roomOf(name) >= RESUMED_ROOM_BYTES;
     if (!hasRoom && bytes > 0) return false;
@@ -212,14 +209,15 @@ export class ReadAhead {
   }
 }
 
-/** The part of one answer in what is read ahead. */
+/** The read-ahead of one answer. */
 export class AnswerReadAhead {
   readonly tenant: string;
   readonly #all: ReadAhead;
-  /** Null while no connection brings the answer. */
+  /** The connection of the answer; null while there is none. */
   source: Source | null = null;
-  /** What has arrived and is not taken, and how much of it the share had room for. The rest has arrived all the same. */
+  /** Bytes that have arrived and are not taken. */
   bytes = 0;
+  /** How many of them the share had room for. */
   charged = 0;
   isExempt = false;
 
@@ -228,26 +226,26 @@ export class AnswerReadAhead {
     this.tenant = tenant;
   }
 
-  /** From now on this connection brings the answer. */
+  /** Begins the answer on this connection. */
   open(source: Source): void {
     this.close();
     this.source = source;
     this.#all.enter(this);
   }
 
-  /** Counts what has arrived; a negative number is what has been taken of it. */
+  /** Counts arrived bytes, or taken ones if the number is negative. */
   add(bytes: number): void {
     if (this.source !== null) this.#all.charge(this, bytes);
   }
 
-  /** The answer is read on, whatever the share: its reader holds memory that others wait for. */
+  /** Reads the answer on even if the share is used up, since its reader holds memory that others wait for. */
   exempt(): void {
     if (this.source === null) return;
     this.isExempt = true;
     this.#all.resumeStopped(this);
   }
 
-  /** The connection brings nothing more, and nothing that came is left. */
+  /** Ends the answer: nothing more of it arrives, and nothing is left to be taken. */
   close(): void {
     if (this.source === null) return;
     this.#all.leave(this);
@@ -256,14 +254,14 @@ export class AnswerReadAhead {
   }
 }
 
-/** A slice of so much is not made longer: to join parts means to copy them (measured: 8 ms for an answer of 10 MiB). */
+/** A slice of this size is not extended by further parts: joining them is a copy (measured: 8 ms for an answer of 10 MiB). */
 const SLICE_ENOUGH_BYTES = SLICE_BYTES_MAX / 2;
 
 export interface ExchangeOptions {
   readonly socket: Source;
   readonly parser: ResponseParser;
   readonly request: SentRequest & { readonly tenant: string };
-  /** @param isClean whether the connection stands where another request can follow */
+  /** Called when the exchange has ended. @param isClean whether the connection can carry another request */
   over(isClean: boolean): void;
 }
 
@@ -275,17 +273,18 @@ export class Exchange implements Source, TurnWaiter {
   readonly #unparsed: Uint8Array[] = [];
   #unparsedBytes = 0;
   #isParsed = false;
-  /** Whether all that came with the end of the answer belongs to it. */
+  /** Whether the last slice held no bytes beyond the end of the answer. */
   #isAll = false;
   #connectionEnd: "closed" | "broken" | null = null;
-  /** The share of the tenant is used up. */
+  /** Whether the tenant's share is used up. */
   #isStopped = false;
   #isPaused = false;
   #isArriving = false;
-  /** Of the body: what is next, and what comes after that, if that is known. */
+  /** The next piece of the body, if it is there. */
   #piece: Uint8Array | null = null;
+  /** How the answer ended, after that piece; null while it goes on. */
   #end: "whole" | TransportError | null = null;
-  #wanted: PromiseWithResolvers<void> | null = null;
+  #pendingRead: PromiseWithResolvers<void> | null = null;
 
   constructor(options: ExchangeOptions) {
     this.#options = options;
@@ -295,7 +294,7 @@ export class Exchange implements Source, TurnWaiter {
     request.signal.addEventListener("abort", this.#abort, { once: true });
   }
 
-  /** The share of the tenant is used up. */
+  /** Called when the tenant's share is used up. */
   pause(): void {
     this.#isStopped = true;
     this.#regulate();
@@ -306,7 +305,7 @@ export class Exchange implements Source, TurnWaiter {
     this.#regulate();
   }
 
-  /** Its body is still encoded. */
+  /** The answer; its body is still encoded. */
   get response(): Promise<Answer> {
     return this.#response.promise;
   }
@@ -315,7 +314,7 @@ export class Exchange implements Source, TurnWaiter {
     return this.#head;
   }
 
-  /** @param bytes of which the first `length` are copied, in pieces of which each can be released by itself */
+  /** Takes received bytes. @param bytes their first `length` are copied, in pieces that can be released one by one */
   arrived(bytes: Uint8Array, length = bytes.length): void {
     if (this.#isReadAtOnce(length)) this.#parse(bytes.slice(0, length));
     else this.#arrivedLater(bytes, length);
@@ -333,14 +332,14 @@ export class Exchange implements Source, TurnWaiter {
     inTurns(this.#step, this.#options.request.tenant);
   }
 
-  /** Only up to the head: pieces of a body wait for each other, because a piece for each would cost more. */
+  /** Whether the bytes are parsed without waiting for a turn. After the head they wait, since larger pieces cost less. */
   #isReadAtOnce(length: number): boolean {
-    // So much of a head is parsed without waiting for a turn, and with it all of most answers.
+    // 16 KiB hold the head of any honest answer, and all of most answers.
     if (this.#head !== null || this.#isParsed || this.#end !== null || length > 16 * 1024) return false;
     return this.#unparsed.length === 0 && !this.#isStopped && mayDoAtOnce();
   }
 
-  /** What came before is still parsed and delivered. @param how whether the server closed the connection in good order */
+  /** Takes the end of the connection. Received bytes are still parsed and delivered. @param how `closed`: by an orderly FIN */
   connectionEnded(how: "closed" | "broken"): void {
     this.#connectionEnd ??= how;
     inTurns(this.#step, this.#options.request.tenant);
@@ -351,9 +350,9 @@ export class Exchange implements Source, TurnWaiter {
     this.#finish(new TransportError("ECONNRESET"), false);
   };
 
-  /** Parses the next slice, if that is wanted. */
+  /** Parses the next slice if the head is missing or the reader waits for a piece. */
   readonly #step = (): boolean => {
-    if (this.#end !== null || this.#isParsed || (this.#head !== null && this.#wanted === null)) return false;
+    if (this.#end !== null || this.#isParsed || (this.#head !== null && this.#pendingRead === null)) return false;
     const slice = this.#nextSlice();
     if (slice !== null) {
       this.#parse(slice);
@@ -366,35 +365,35 @@ export class Exchange implements Source, TurnWaiter {
   #parse(slice: Uint8Array): void {
     const { head, body, state, used } = this.#options.parser.parse(slice);
     if (body !== null) this.#piece = body;
-    // A short answer arrives whole with its head, and is delivered whole.
-    if (head !== null) this.#open(head, state === "whole");
+    // A short answer that arrives with its head is delivered whole.
+    if (head !== null) this.#onHead(head, state === "whole");
     if (state === "whole") this.#endWhole(used === slice.length);
     else if (state !== "more") this.#finish(new TransportError(state.code), false);
-    if (body !== null) this.#give();
+    if (body !== null) this.#resolveRead();
   }
 
-  /** Waits a turn to see what follows right after the answer: the end of the connection, or bytes nobody asked for. */
+  /** Waits a turn of the event loop, to see whether the end of the connection or unsolicited bytes follow the answer. */
   #endWhole(isAll: boolean): void {
     this.#isParsed = true;
     this.#isAll = isAll;
     waitWholeTurn(this);
   }
 
-  /** A whole turn after the answer was parsed. */
+  /** Called a whole turn after the answer was parsed. */
   turned(): void {
-    // While it was paused nobody looked.
+    // A paused connection may hold more bytes, which nobody has seen.
     const isQuiet = this.#unparsedBytes === 0 && this.#connectionEnd === null && !this.#isPaused;
     this.#finish("whole", this.#isAll && isQuiet);
   }
 
-  /** While more is received and not parsed yet, the connection is not read. */
+  /** Whether so much is received but not parsed that the connection is to be paused. */
   #isFull(): boolean {
     return this.#unparsedBytes > 64 * 1024 || this.#unparsed.length > 256;
   }
 
   /**
-   * The connection is read while there is room. While it delivers what it has, it is paused only after that: what comes
-   * after a pause is joined again for each part of it, in memory that nobody counts.
+   * Pauses or resumes the connection. While it is delivering, it is paused only afterwards: the runtime would join what it
+   * delivers after the pause again for each part, in memory that is not charged.
    */
   #regulate(): void {
     const isPaused = this.#isStopped || this.#isFull();
@@ -409,13 +408,13 @@ export class Exchange implements Source, TurnWaiter {
       });
   }
 
-  /** The next parts in one slice, because a slice for each part would take a turn for each. */
+  /** Joins the next parts into one slice, since each slice takes a turn of the event loop. */
   #nextSlice(): Uint8Array | null {
     const parts: Uint8Array[] = [];
     let taken = 0;
     while (taken < SLICE_ENOUGH_BYTES) {
       const part = this.#unparsed[0];
-      // A part is not divided: the next slices would have to be joined, too.
+      // A part is not divided, since its rest would have to be joined with the next one.
       if (part === undefined || taken + part.length > SLICE_BYTES_MAX) break;
       this.#unparsed.shift();
       parts.push(part);
@@ -427,7 +426,7 @@ export class Exchange implements Source, TurnWaiter {
     return parts.length > 1 ? Buffer.concat(parts) : (parts[0] ?? null);
   }
 
-  #open(head: ResponseHead, isWhole: boolean): void {
+  #onHead(head: ResponseHead, isWhole: boolean): void {
     this.#head = head;
     if (!isWhole) this.#answer(head, this.#body());
   }
@@ -450,9 +449,9 @@ export class Exchange implements Source, TurnWaiter {
       {
         pull: async (controller) => {
           if (this.#piece === null && this.#end === null) {
-            this.#wanted = Promise.withResolvers();
+            this.#pendingRead = Promise.withResolvers();
             inTurns(this.#step, this.#options.request.tenant);
-            await this.#wanted.promise;
+            await this.#pendingRead.promise;
           }
           const piece = this.#piece;
           this.#piece = null;
@@ -466,9 +465,9 @@ export class Exchange implements Source, TurnWaiter {
     );
   }
 
-  #give(): void {
-    this.#wanted?.resolve();
-    this.#wanted = null;
+  #resolveRead(): void {
+    this.#pendingRead?.resolve();
+    this.#pendingRead = null;
   }
 
   #endWithConnection(how: "closed" | "broken"): void {
@@ -477,7 +476,7 @@ export class Exchange implements Source, TurnWaiter {
   }
 
   #reject(reason: unknown): void {
-    // Maybe nobody waits for it any more.
+    // Nobody may be waiting for the answer any more.
     this.#response.promise.catch(() => {});
     this.#response.reject(reason);
   }
@@ -493,6 +492,6 @@ export class Exchange implements Source, TurnWaiter {
     if (end !== "whole") this.#reject(end);
     this.#options.over(isClean);
     if (this.#head !== null && !this.#isAnswered) this.#answer(this.#head, this.#piece?.slice() ?? new Uint8Array());
-    this.#give();
+    this.#resolveRead();
   }
 }

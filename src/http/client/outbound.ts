@@ -1,14 +1,14 @@
-// The HTTP client, the one place that makes outgoing requests. It is ours because the runtime's `fetch` will not do (measured
-// on Bun 1.4.5): it reads ahead of a body that nobody reads (1.4 MB of each), drops what has arrived of an answer when the
-// connection closes before it was read (21 of 60 answers closed right after their first part, 42 of 60 destroyed; here none),
-// does not tell a reset from a close, nor when a request has left, and dials an address that nobody has judged. A version
-// of Bun whose `fetch` does none of this makes the client unnecessary.
+// The HTTP client, through which all outgoing requests are made. It is ours because the runtime's `fetch` will not do (measured
+// on Bun 1.4.5): it reads ahead of a body that nobody reads (1.4 MB of each), drops received bytes of an answer when the
+// connection closes before they were read (21 of 60 answers closed right after their first part, 42 of 60 destroyed; here
+// none), does not distinguish a reset from a close, does not tell when a request has been sent, and dials addresses that no
+// host rule has judged. A version of Bun whose `fetch` does none of this makes the client unnecessary.
 //
 // The host of every request is resolved and judged, and the request goes to the very address that was judged, with the SNI
 // and Host of its name. Redirects are returned as they are, and proxies are ignored.
 //
-// A POST is sent once; other requests are sent again when a kept-alive connection closes without an answer. So whatever
-// must not happen twice is sent as a POST.
+// A POST is sent once; other requests are retried when a pooled connection closes without an answer. So whatever must not
+// happen twice is sent as a POST.
 
 import { networkInterfaces } from "node:os";
 import {
@@ -38,7 +38,7 @@ type HeaderFields = ReadonlyArray<readonly [name: string, value: string]>;
 export interface OutboundRequest extends SentRequest {
   readonly headers: HeaderFields;
   readonly tls?: ClientIdentity | null;
-  /** Whose connections are used, and in whose turns the answer is read. Left out: the operator's. */
+  /** The tenant whose connections are used, and in whose turns the answer is read; the operator when omitted. */
   readonly tenant?: string;
 }
 
@@ -52,17 +52,16 @@ export interface Outbound {
 }
 
 export interface OutboundOptions {
-  /** Null for servers that the operator configured: they may be anywhere. */
+  /** Null for servers that the operator configured, which may have any address. */
   readonly rules: HostRules | null;
-  /** PEM of roots that are trusted beside the usual ones. */
+  /** Roots to trust in addition to the default ones, as PEM. */
   readonly extraCa: string | null;
   readonly lookup?: Lookup;
 }
 
 /**
- * Codes that come only while a socket is opened. Linux has ETIMEDOUT, EHOSTUNREACH and their like for established
- * connections too, but the transport tells of whatever ends those as ECONNRESET. EBUSY is the transport's own word for
- * too many dials at once.
+ * Error codes of a failed dial. Linux reports ETIMEDOUT, EHOSTUNREACH and the like for established connections too, but the
+ * transport turns all of those into ECONNRESET. EBUSY is the transport's own code for too many dials at once.
  */
 const DIAL_FAILURES = new Set([
   "ECONNREFUSED",
@@ -79,8 +78,8 @@ const DIAL_FAILURES = new Set([
 ]);
 
 /**
- * Verification of the server's certificate, which comes before the request is written. EPROTO is not one of
- * them: a TLS failure that follows the request, even after the upstream acted on it, has that code as well.
+ * Error codes of the verification of the server's certificate, which comes before the request is sent. EPROTO is not among
+ * them: a TLS failure after the request, even after the upstream acted on it, has that code as well.
  */
 const UNTRUSTED_SERVER =
   /^(CERT_|UNABLE_TO_|SELF_SIGNED_|DEPTH_ZERO_|ERR_TLS_CERT_|INVALID_CA$|INVALID_PURPOSE$|PATH_LENGTH_|HOSTNAME_)/;
@@ -120,7 +119,7 @@ const OWNED_HEADERS = new Set([
   "expect",
 ]);
 
-/** Without them some servers would assume others. `identity` asks for no encoding. */
+/** Sent unless the request has its own, since some servers would assume other values. `identity` asks for no encoding. */
 const DEFAULTS: HeaderFields = [
   ["accept", "*/*"],
   ["user-agent", "tollgate"],
@@ -129,14 +128,14 @@ const DEFAULTS: HeaderFields = [
 
 /** A token (RFC 9110, section 5.6.2). */
 const NAME = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
-/** What the Fetch standard lets stand in a value: it splits no head, and a byte can say each character. */
+/** A header value that the Fetch standard allows: without line breaks, and each character fits into a byte. */
 const VALUE = /^[^\0\r\n\u0100-\uffff]*$/;
 
 /**
- * The header fields of a request as they go on the wire, judged as the runtime's Headers would: lines with their ends,
- * names in small letters, without the headers that the client manages.
+ * The header lines of a request as they go on the wire, checked as the runtime's Headers would: names in lower case, without
+ * the headers that the client manages.
  *
- * @throws OutboundError when one can't be sent
+ * @throws OutboundError when a header can't be sent
  */
 export function requestFields(pairs: HeaderFields): string {
   const given = new Set<string>();
@@ -158,7 +157,7 @@ function lineOf(name: string, value: string): string {
   return `${name.toLowerCase()}: ${bare}\r\n`;
 }
 
-/** The lines where a name comes more than once, by the runtime's rules for what becomes one field then. */
+/** The header lines when a name is given more than once, combined by the runtime's rules. */
 function joinedFields(pairs: HeaderFields): string {
   const headers = new Headers();
   try {
@@ -179,7 +178,7 @@ export function createOutbound(options: OutboundOptions): Outbound {
   const resolve = createResolver({ rules, lookup });
   const contextOf = createTlsContexts(options.extraCa);
   const transport = openTransport();
-  /** A URL is mostly one of many calls: to take it apart takes 1 µs of each. */
+  /** Parsed URLs, since most are called often and parsing one takes 1 µs. */
   const targets = tenantCache<string, DialTarget>(MAX.targets);
 
   function targetOf(text: string, tenant: string): DialTarget {
@@ -223,8 +222,8 @@ export function createOutbound(options: OutboundOptions): Outbound {
 }
 
 /**
- * Sends a request again as long as it certainly never reached the upstream. Resolves with the response head, as
- * `outbound.request` does.
+ * Sends a request, and retries it twice as long as it certainly never reached the upstream. Resolves with the response head,
+ * as `outbound.request` does.
  *
  * @throws OutboundError; the signal's reason
  */
@@ -246,10 +245,10 @@ export async function requestSafely(outbound: Outbound, url: string, request: Ou
 const SECONDS = /^\d{1,9}$/;
 
 /**
- * When to come again, in milliseconds from now; null where Retry-After says nothing that can be read. Never more than `mostMs`, whatever the server or a
- * clock says.
+ * The delay that a Retry-After header asks for, in milliseconds; null when it can't be parsed. At most `mostMs`, whatever the
+ * server or a clock says.
  *
- * @param value of the header
+ * @param value the header's value
  * @param now milliseconds since the epoch
  */
 export function retryAfterMs(value: string | null, now: number, mostMs: number): number | null {
@@ -259,29 +258,29 @@ export function retryAfterMs(value: string | null, now: number, mostMs: number):
   return Number.isNaN(ms) ? null : Math.min(Math.max(ms, 0), mostMs);
 }
 
-// Dial-time resolution: a host name becomes the addresses that may be dialled, or a reason why not. The very answers that
-// were judged are dialled, so a name that changes its answers later (DNS rebinding, SSRF) gains nothing.
+// Dial-time resolution: a host name becomes addresses that may be dialled, or an error. The addresses that were judged are the
+// ones that are dialled, so a name that changes its addresses in between (DNS rebinding, SSRF) gains nothing.
 
 /** All addresses of a name; rejects when it has none. */
 export type Lookup = (name: string) => Promise<ReadonlyArray<{ readonly address: string }>>;
 
 export interface ResolveOptions {
-  /** Null for the operator's own servers: any address will do. */
+  /** Null for servers that the operator configured, which may have any address. */
   readonly rules: HostRules | null;
   readonly lookup?: Lookup | undefined;
   readonly lookupTimeoutMs?: number;
-  /** How long good answers are used again. */
+  /** How long addresses are cached. */
   readonly cacheMs?: number;
 }
 
 /**
- * /etc/hosts and the resolv.conf read at the start apply, search domains too. The C library's getaddrinfo would block one
- * of a handful of threads, which file access shares, for as long as a name server is silent: four such names would stop
- * all others. Bun uses it anyway for names under .local, unless they are in capitals, which make no difference in names.
+ * Looks a name up by c-ares: /etc/hosts and the resolv.conf as read at the start apply, search domains too. The C library's
+ * getaddrinfo would block one of a handful of threads, which file access shares, while a name server is silent: four such names
+ * would stop all others. Bun uses it anyway for names under .local, unless they are in capitals, which DNS does not distinguish.
  */
 const systemLookup: Lookup = (name) => Bun.dns.lookup(name.replace(/\.local$/, ".LOCAL"), { backend: "c-ares" });
 
-/** A short word for the log: the message of a resolver error may say more than needed. */
+/** A short word for the log, since the message of a resolver error may say too much. */
 function failureName(error: unknown): string {
   if (!(error instanceof Error)) return "failed";
   return "code" in error && typeof error.code === "string" ? error.code.replace(/^DNS_/, "") : error.message;
@@ -290,21 +289,21 @@ function failureName(error: unknown): string {
 export function createResolver(options: ResolveOptions) {
   const { rules, lookup = systemLookup } = options;
   const { lookupTimeoutMs = 5000, cacheMs = 5000 } = options;
-  /** One entry of a name serves all tenants, and counts to the one that asked for it last. */
+  /** Addresses by name. An entry serves all tenants, and is charged to the one that looked the name up last. */
   const known = tenantCache<string, { readonly addresses: readonly string[]; readonly until: number }>(
     MAX.resolvedNames,
   );
-  const few = createLimiter({ size: MAX.lookups, tooMany: "too many names are being looked up" });
-  /** By tenant, so that no tenant waits behind another one's look-up. */
+  const lookups = createLimiter({ size: MAX.lookups, tooMany: "too many names are being looked up" });
+  /** Look-ups in flight, by tenant and name, so that no tenant waits behind another one's look-up. */
   const inFlight = new Map<string, Promise<readonly string[]>>();
 
   /**
-   * The addresses, if all may be dialled. They are remembered: to judge an address again takes 10 µs of each call. This
-   * machine may get the address meanwhile, so not for ever.
+   * The addresses, if all may be dialled. They are cached, since judging an address takes 10 µs of each call; but not for ever,
+   * since the address may become one of this machine's own.
    */
   function judged(tenant: string, hostname: string, addresses: readonly string[]): readonly string[] {
     known.delete(hostname);
-    // `find` finds nothing in an empty list, so no addresses at all have to fail separately.
+    // The check below passes for an empty list, so that case fails separately.
     if (addresses.length === 0) throw new OutboundError("unreached", `${hostname}: DNS: no address`);
     const refused = addresses.find((text) =>
       rules === null ? parseAddress(text) === null : !mayDial(hostname, text, rules),
@@ -316,7 +315,7 @@ export function createResolver(options: ResolveOptions) {
 
   async function lookUp(tenant: string, hostname: string): Promise<readonly string[]> {
     const late = () => new Error("timed out");
-    const looking = few(tenant, () => withDeadline(lookupTimeoutMs, lookup(hostname), late));
+    const looking = lookups(tenant, () => withDeadline(lookupTimeoutMs, lookup(hostname), late));
     const answers = await looking.catch((error) => {
       known.delete(hostname);
       throw new OutboundError("unreached", `${hostname}: DNS: ${failureName(error)}`);
@@ -324,7 +323,7 @@ export function createResolver(options: ResolveOptions) {
     return judged(tenant, hostname, [...new Set(answers.map((answer) => answer.address))]);
   }
 
-  /** @param tenant for whom; without one it is for the operator. @throws OutboundError, at once or as rejection */
+  /** @param tenant the tenant that asks; the operator when omitted. @throws OutboundError, at once or as rejection */
   return (hostname: string, tenant = ""): readonly string[] | Promise<readonly string[]> => {
     const entry = known.get(hostname);
     if (entry !== undefined && performance.now() < entry.until) return entry.addresses;
@@ -335,11 +334,11 @@ export function createResolver(options: ResolveOptions) {
     }
     const local = rules && localAddresses(hostname, rules);
     if (local !== null) return judged(tenant, hostname, local);
-    const flight = JSON.stringify([tenant, hostname]);
-    const running = inFlight.get(flight);
+    const key = JSON.stringify([tenant, hostname]);
+    const running = inFlight.get(key);
     if (running !== undefined) return joinInFlight(running, tenant);
-    const work = lookUp(tenant, hostname).finally(() => inFlight.delete(flight));
-    inFlight.set(flight, work);
+    const work = lookUp(tenant, hostname).finally(() => inFlight.delete(key));
+    inFlight.set(key, work);
     return work;
   };
 }
@@ -358,10 +357,10 @@ function firstAddresses(): Address[] {
 }
 
 /**
- * Returns a function that gives the addresses of this machine's own network interfaces, which come and go while the
- * process runs. They are read again every few seconds; if that fails, the last known ones are used.
+ * Returns a function for the current addresses of this machine's network interfaces, which come and go while the process
+ * runs. They are read again every few seconds; if that fails, the last known ones are used.
  *
- * @throws StartupProblem when the system does not tell them at all
+ * @throws StartupProblem when the system does not list them
  */
 export function ownAddresses(now = () => performance.now()): () => readonly Address[] {
   let known = firstAddresses();
@@ -376,8 +375,8 @@ export function ownAddresses(now = () => performance.now()): () => readonly Addr
   };
 }
 
-// Small JSON documents of other servers: an issuer's keys, a vault's secrets, a facilitator's answers. They are bounded
-// in time and size, whatever the server does.
+// Small JSON documents of other servers, such as an issuer's keys, a vault's secrets and a facilitator's answers, read with
+// bounds on time and size.
 
 export interface JsonLimits {
   readonly timeoutMs: number;
@@ -386,15 +385,15 @@ export interface JsonLimits {
 
 export interface JsonAnswer {
   readonly status: number;
-  /** As it was sent. */
+  /** The raw Retry-After header. */
   readonly retryAfter?: string | undefined;
-  /** As it was sent. */
+  /** The raw FINAL_AFTER header. */
   readonly finalAfter?: string | undefined;
-  /** Undefined when the body is no JSON. */
+  /** Undefined when the body is not JSON. */
   readonly body: unknown;
 }
 
-/** A facilitator of ours says with it in how many seconds its answer is final: a reorganisation may change the hash before. */
+/** A header of our facilitator: the seconds until its answer is final. Before that a reorganisation may change the hash. */
 export const FINAL_AFTER = "settlement-final-after";
 
 const LIMITS: JsonLimits = { timeoutMs: 5000, bytesMax: 1024 * 1024 };
@@ -408,7 +407,7 @@ function parse(bytes: Uint8Array): unknown {
 }
 
 /**
- * Sends a request and reads the JSON of its answer, whatever its status.
+ * Sends a request and reads its answer as JSON, whatever the status.
  *
  * @throws OutboundError, also for an answer of more than `bytesMax`; the signal's reason
  */
@@ -430,7 +429,7 @@ export async function exchangeJson(
   };
 }
 
-/** A GET, whatever its status. @throws OutboundError, also when the limits are met */
+/** Sends a GET and reads its answer as JSON, whatever the status. @throws OutboundError, also when a limit is exceeded */
 export async function fetchJson(
   outbound: Outbound,
   url: string,
@@ -451,6 +450,6 @@ export async function fetchJson(
 export async function fetchDocument(outbound: Outbound, url: string): Promise<unknown> {
   const { status, body } = await fetchJson(outbound, url);
   if (status !== 200) throw new OutboundError("lost", `answered ${status}`);
-  if (body === undefined) throw new OutboundError("lost", "the answer is no JSON");
+  if (body === undefined) throw new OutboundError("lost", "the answer is not JSON");
   return body;
 }

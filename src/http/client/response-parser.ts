@@ -1,21 +1,20 @@
-// Answers of HTTP/1.1 (RFC 9112), read by llhttp, the strict parser of Node.js, which undici ships as WebAssembly.
-// Node's own client passes on every chunk separately (measured on Bun 1.4.5: 17 µs each, and 4.7 s in one go for an
-// upstream that sends chunks of one byte); here all chunks of a slice become one piece (0.2 µs each). A body that is sent
-// with its length is only counted: nothing in it is read, and nothing of it copied.
+// Parses HTTP/1.1 answers (RFC 9112) by llhttp, the strict parser of Node.js, which undici ships as WebAssembly. Node's own
+// client emits every chunk separately (measured on Bun 1.4.5: 17 µs each, and 4.7 s without a pause for an upstream that sends
+// one-byte chunks); here all chunks of a slice become one piece (0.2 µs each). A body with a Content-Length is only counted,
+// neither parsed nor copied.
 // One per thread, since the WebAssembly module calls back without naming the parser that it works for.
-// In one file, since the callbacks of one parser share its state.
 
 import { MAX } from "../../kernel/limits.ts";
 
-/** A length that is exact as a number. */
+/** A Content-Length that a number can hold exactly. */
 const LENGTH = /^\d{1,15}$/;
-/** Bytes that are parsed in one go: two milliseconds at most, whatever is in them. */
+/** The most bytes that are parsed at once, which takes two milliseconds at most, whatever they hold. */
 export const SLICE_BYTES_MAX = 64 * 1024;
 const SWITCHING_PROTOCOLS = 101;
-/** Answers that have no body (RFC 9110), whatever their heads say of one. */
+/** Statuses whose answers have no body (RFC 9110), whatever their heads say. */
 export const BODILESS: ReadonlySet<number> = new Set([204, 205, 304]);
 
-/** Constants of llhttp: a kind of parser, errors, and what a callback may return. */
+/** Constants of llhttp: the type of parser, results, and the return values of callbacks. */
 const TYPE_RESPONSE = 2;
 const OK = 0;
 const PAUSED = 21;
@@ -23,7 +22,7 @@ const GO_ON = 0;
 const SKIP_BODY = 1;
 const REFUSE = -1;
 
-/** The head is taken for text so far at a time: once for most. */
+/** How much of a slice is decoded as text at once, for the fields in it: all of most heads. */
 const TEXT_BYTES = 2048;
 
 const NOTHING = new Uint8Array();
@@ -34,13 +33,13 @@ export interface ResponseHead {
 }
 
 export interface ParsedSlice {
-  /** When these bytes have completed it. */
+  /** The head, if this slice completed it. */
   readonly head: ResponseHead | null;
-  /** What these bytes hold of the body. */
+  /** The part of the body in this slice. */
   readonly body: Uint8Array | null;
-  /** A code says what breaks the protocol or a limit; everything before that is valid. */
+  /** A code names what breaks the protocol or a limit; everything before it is valid. */
   readonly state: "more" | "whole" | { readonly code: string };
-  /** How many bytes belong to the answer. */
+  /** How many bytes of the slice belong to the answer. */
   readonly used: number;
 }
 
@@ -56,10 +55,10 @@ interface Llhttp {
   llhttp_message_needs_eof(parser: number): number;
 }
 
-/** The parser whose bytes are being parsed. Callbacks come only during that. */
+/** The parser that is running. Callbacks come only while one runs. */
 let current: ResponseParser | null = null;
 let llhttp: Llhttp | null = null;
-/** Where the bytes to parse are put, and a view of it. */
+/** The module's input buffer: its address, and a view of it. */
 let input = 0;
 let inputView = Buffer.alloc(0);
 
@@ -76,7 +75,7 @@ function library(): Llhttp {
     wasm_on_body: (_: number, at: number, length: number) => current?.onBody(at, length) ?? REFUSE,
     wasm_on_message_complete: () => current?.onComplete() ?? REFUSE,
   };
-  // `import` would copy each of its 60,000 bytes as a property of a module object: 50 ms of each thread's start (measured).
+  // `import` would copy each of the 60,000 bytes as a property of a module object: 50 ms of each thread's start (measured).
   const binary: Uint8Array<ArrayBuffer> = require("undici/lib/llhttp/llhttp-wasm.js");
   const instance = new WebAssembly.Instance(new WebAssembly.Module(binary), { env });
   llhttp = instance.exports as unknown as Llhttp;
@@ -91,7 +90,7 @@ export class ResponseParser {
   readonly #pointer = this.#llhttp.llhttp_alloc(TYPE_RESPONSE);
   #isHead = false;
   #slice: Uint8Array = NOTHING;
-  /** Of the slice as text. */
+  /** The first TEXT_BYTES of the slice as text. */
   #start: string | null = null;
   #fields: string[] = [];
   #isNameOpen = false;
@@ -106,11 +105,11 @@ export class ResponseParser {
   #bodyBytes = 0;
   #isWhole = false;
   #keepsAlive = false;
-  /** Of a body that was sent with its length, what has not come yet. */
-  #left: number | null = null;
+  /** Bytes that have not arrived yet of a body with a Content-Length; null for any other body. */
+  #remaining: number | null = null;
   #refusal: string | null = null;
 
-  /** From now on the answer to another request is parsed. */
+  /** Resets the parser for the answer to another request. */
   begin(method: string): void {
     this.#llhttp.llhttp_reset(this.#pointer);
     this.#isHead = method === "HEAD";
@@ -120,18 +119,18 @@ export class ResponseParser {
     this.#status = 0;
     this.#isWhole = false;
     this.#keepsAlive = false;
-    this.#left = null;
+    this.#remaining = null;
     this.#refusal = null;
   }
 
-  /** @param slice no more than SLICE_BYTES_MAX; it must stay as it is, for the body may be a view of it */
+  /** @param slice at most SLICE_BYTES_MAX; it must not change afterwards, since the body may be a view of it */
   parse(slice: Uint8Array): ParsedSlice {
-    return this.#left === null ? this.#parse(slice) : this.#count(slice, 0);
+    return this.#remaining === null ? this.#parse(slice) : this.#count(slice, 0);
   }
 
   #parse(slice: Uint8Array): ParsedSlice {
     const { memory, llhttp_execute, llhttp_get_error_pos } = this.#llhttp;
-    // Memory that has grown has another buffer.
+    // The view is detached when the memory of the module has grown.
     if (inputView.length === 0) inputView = Buffer.from(memory.buffer, input, SLICE_BYTES_MAX);
     inputView.set(slice);
     this.#slice = slice;
@@ -147,27 +146,27 @@ export class ResponseParser {
     this.#start = null;
     const used = result === OK ? slice.length : llhttp_get_error_pos(this.#pointer) - input;
     if (this.#status === 0) this.#headBytes += used;
-    if (this.#left !== null) return this.#count(slice, used);
+    if (this.#remaining !== null) return this.#count(slice, used);
     return { head: this.#head, body: this.#takeBody(), state: this.#stateOf(result), used };
   }
 
-  /** Parses a slice of a body that is sent with its length, from there on. */
+  /** Counts the bytes of a body with a Content-Length. @param from where the body begins in the slice */
   #count(slice: Uint8Array, from: number): ParsedSlice {
-    const left = this.#left ?? 0;
-    const used = Math.min(slice.length, from + left);
-    this.#left = left - (used - from);
-    this.#isWhole = this.#left === 0;
+    const remaining = this.#remaining ?? 0;
+    const used = Math.min(slice.length, from + remaining);
+    this.#remaining = remaining - (used - from);
+    this.#isWhole = this.#remaining === 0;
     const body = used > from ? slice.subarray(from, used) : null;
     const head = from > 0 ? this.#head : null;
     return { head, body, state: this.#isWhole ? "whole" : "more", used };
   }
 
-  /** Whether the answer ends with its connection, because nothing else says where it ends. */
+  /** Whether the answer ends with its connection, since it has neither a length nor chunks. */
   get endsWithConnection(): boolean {
     return (
       this.#status !== 0 &&
       !this.#isWhole &&
-      this.#left === null &&
+      this.#remaining === null &&
       this.#llhttp.llhttp_message_needs_eof(this.#pointer) !== 0
     );
   }
@@ -182,7 +181,7 @@ export class ResponseParser {
     return this.#isWhole && this.#keepsAlive;
   }
 
-  /** Gives its memory back; it can't be used any more. */
+  /** Frees the parser, which can't be used afterwards. */
   free(): void {
     this.#llhttp.llhttp_free(this.#pointer);
   }
@@ -198,7 +197,7 @@ export class ResponseParser {
     const [body, length] = [this.#body, this.#bodyBytes];
     this.#body = null;
     if (body === null || length === body.length) return body;
-    // Not a view: it would keep the whole slice in memory for the few bytes that are in it.
+    // A copy, since a view would keep the whole slice in memory for a few bytes.
     return body.slice(0, length);
   }
 
@@ -220,12 +219,12 @@ export class ResponseParser {
     return GO_ON;
   }
 
-  /** The phrase after the status, which means nothing. */
+  /** The reason phrase, which is ignored. */
   onReason(length: number): number {
     return this.#addToHead(length);
   }
 
-  /** Within a slice, bytes are counted field by field, since the slice may complete a head that is too large. */
+  /** Counts bytes of the head field by field, since one slice may complete a head that is too large. */
   #addToHead(bytes: number): number {
     this.#sliceHeadBytes += bytes;
     const isTooLarge = this.#headBytes + this.#sliceHeadBytes > MAX.upstreamHeadBytes;
@@ -247,7 +246,7 @@ export class ResponseParser {
     if (this.#status !== 0) return this.#onTrailer(length);
     if (this.#addToHead(length) !== GO_ON) return REFUSE;
     const value = this.#text(at, length);
-    // A value that continues in the next slice is not a new one.
+    // The callback may bring the rest of a value that began in the slice before.
     if (this.#isNameOpen) this.#fields.push(value);
     else this.#fields.push(`${this.#fields.pop()}${value}`);
     this.#isNameOpen = false;
@@ -261,7 +260,7 @@ export class ResponseParser {
   }
 
   onHead(status: number, keepsAlive: boolean): number {
-    // Nobody asked for another protocol.
+    // No request asks for another protocol, so 101 is refused.
     const isStatus = status >= 100 && status <= 599 && status !== SWITCHING_PROTOCOLS;
     if (!isStatus) return this.#refuse("InvalidStatus");
     if (status < 200) {
@@ -272,8 +271,8 @@ export class ResponseParser {
     const headers = new FieldHeaders(this.#fields);
     this.#head = { status, headers };
     if (!this.hasBody) return SKIP_BODY;
-    this.#left = lengthOf(headers);
-    return this.#left === null ? GO_ON : SKIP_BODY;
+    this.#remaining = lengthOf(headers);
+    return this.#remaining === null ? GO_ON : SKIP_BODY;
   }
 
   onBody(at: number, length: number): number {
@@ -283,14 +282,14 @@ export class ResponseParser {
       this.#bodyBytes = length;
       return GO_ON;
     }
-    // This is the second part in the slice, so from now on the parts are joined.
+    // From the second part of a slice on the parts are joined.
     if (this.#body.buffer === this.#slice.buffer) {
       const whole = new Uint8Array(this.#slice.length);
       whole.set(this.#body);
       this.#body = whole;
     }
     const end = this.#bodyBytes;
-    // Below this a loop copies faster than `set`, which needs a view.
+    // Up to 32 bytes a loop copies faster than `set`, which needs a view.
     if (length < 32) {
       for (let i = 0; i < length; i++) this.#body[end + i] = this.#slice[start + i] ?? 0;
     } else this.#body.set(this.#slice.subarray(start, start + length), end);
@@ -300,12 +299,12 @@ export class ResponseParser {
 
   onComplete(): number {
     if (this.#status === 0) return GO_ON;
-    this.#isWhole = this.#left === null;
+    this.#isWhole = this.#remaining === null;
     return PAUSED;
   }
 }
 
-/** The length of a body that nothing else delimits; null for any other body. The parser has refused contradictions. */
+/** The Content-Length of a body that is not chunked; null for any other body. The parser has refused contradictions. */
 function lengthOf(headers: AnswerHeaders): number | null {
   const length = headers.get("content-length");
   if (length === null || !LENGTH.test(length) || headers.has("transfer-encoding")) return null;
@@ -313,11 +312,11 @@ function lengthOf(headers: AnswerHeaders): number | null {
 }
 
 /**
- * What is read of the headers of an answer. A name may be asked for in small letters only. The runtime's Headers has this
- * form too, but took 2 of the 38 µs of a small call (measured on Bun 1.4.5).
+ * The headers of an answer; names are given in lower case. The runtime's Headers has this form too, but took 2 of the 38 µs of
+ * a small call (measured on Bun 1.4.5).
  */
 export interface AnswerHeaders extends Iterable<[name: string, value: string]> {
-  /** All values of the name. */
+  /** All values of the name, joined by commas. */
   get(name: string): string | null;
   has(name: string): boolean;
 }
@@ -326,7 +325,7 @@ export interface AnswerHeaders extends Iterable<[name: string, value: string]> {
 export class FieldHeaders implements AnswerHeaders {
   readonly #fields: readonly string[];
 
-  /** @param fields names and values in turn, as they came */
+  /** @param fields names and values alternately, as they were sent */
   constructor(fields: readonly string[]) {
     this.#fields = fields;
   }
@@ -353,7 +352,7 @@ export class FieldHeaders implements AnswerHeaders {
   }
 }
 
-/** Whether a field of a head has this name, in small letters. Most differ in length, which costs nothing to see. */
+/** Whether a field has this name, given in lower case. Most names differ in length, which is cheap to see. */
 function isNamed(field: string, name: string): boolean {
   return field.length === name.length && field.toLowerCase() === name;
 }
@@ -361,8 +360,8 @@ function isNamed(field: string, name: string): boolean {
 const BLANKS = new Set([0x09, 0x0a, 0x0d, 0x20]);
 
 /**
- * A field's value without white space around it (RFC 9110, section 5.5, and the Fetch standard). Not by a pattern: one
- * that looks for blanks at the end starts over at each blank in the middle, and a hostile upstream sends 60,000 of them.
+ * A field's value without surrounding white space (RFC 9110, section 5.5, and the Fetch standard). Not by a regular expression:
+ * one for trailing blanks starts over at each blank in the middle, and a hostile upstream may send 60,000 of them.
  */
 export function bareValue(value: string): string {
   let [from, to] = [0, value.length];

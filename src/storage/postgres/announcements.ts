@@ -1,6 +1,6 @@
-// What one replica publishes to the others at once, over LISTEN and NOTIFY of Postgres: which calls have ended, and that it has
-// left. It is a help and no more: whatever is lost on the way is found by looking, a second or two later. NOTIFY takes a
-// lock of the whole server at its commit, so it is never a part of a write, and the IDs of ended calls are batched.
+// Announcements of one replica to the others, over LISTEN and NOTIFY of Postgres: which calls have ended, and that it is leaving.
+// They only save time: what is lost is found by polling, a second or two later. NOTIFY takes a server-wide lock at its commit,
+// so it is never part of a write, and the IDs of ended calls are batched.
 import type { SQL } from "bun";
 import type { Log } from "../../core/log.ts";
 import { every } from "../../kernel/loop.ts";
@@ -9,29 +9,29 @@ import type { Store } from "../store.ts";
 import { postgresClient } from "./pool.ts";
 
 const CHANNEL = "tollgate";
-/** What is not done by then is not done any more: a connection to a server that is gone may hang for a quarter of an hour. */
+/** The time limit of an announcement: a connection to a server that is gone may hang for a quarter of an hour. */
 const ANSWER_MS_MAX = 4_000;
 /**
- * The sender, and the calls that have ended, or that it has left, or that it is there, which is for itself. Anybody who may
- * connect to the database may publish anything here, so there is one way to read each text: with two for each ID a payload of
- * 8,000 bytes took 1.3 s (measured).
+ * The sender, and one of: the calls that have ended; `left`; `here`, a test message to itself. Anybody who may connect to the
+ * database may publish here, so the pattern is unambiguous: with two ways to match each ID, a payload of 8,000 bytes took 1.3 s
+ * (measured).
  */
 const PAYLOAD = /^(rep_[\w-]+) (left|here|inv_[\w-]+(?:,inv_[\w-]+)*)$/;
 
 export interface Subscriber {
   /** A call has ended on another replica. */
   ended(id: string): void;
-  /** Another replica has left its pending calls to the others. */
+  /** Another replica is leaving, and its pending calls are free to be taken. */
   left(): void;
 }
 
 interface AnnouncementsOptions extends Subscriber {
-  /** Of the database itself: through a pooler that shares out transactions nothing is heard. */
+  /** A direct URL of the database: through a transaction pooler nothing is heard. */
   readonly url: string;
   /** This replica's ID. */
   readonly replica: string;
   readonly log: Log;
-  /** Tests shorten these two. */
+  /** Shortened by tests, as is the next one. */
   readonly checkEveryMs?: number;
   readonly answerMsMax?: number;
 }
@@ -42,7 +42,7 @@ interface Publisher {
   readonly log: Log;
 }
 
-/** Publishes every call that ends here from now on; null when that is not wanted. */
+/** Publishes every call that ends in this process from now on; null when no listen URL is configured. */
 export function announceEnds({ options, store, log }: Publisher, replica: string, subscriber: Subscriber) {
   if (options.listenUrl === null) return null;
   const announcements = createAnnouncements({ url: options.listenUrl, replica, log, ...subscriber });
@@ -50,7 +50,7 @@ export function announceEnds({ options, store, log }: Publisher, replica: string
   return announcements;
 }
 
-/** By the primary only: a replica that listens to an old one that has become read-only hears nothing of the others. */
+/** Publishes on a primary only, so that a replica connected to an old, read-only primary finds out that it hears nobody. */
 const PUBLISH = "select pg_notify($1, $2) where current_setting('transaction_read_only') = 'off'";
 
 export function createAnnouncements(options: AnnouncementsOptions) {
@@ -65,7 +65,7 @@ export function createAnnouncements(options: AnnouncementsOptions) {
 
   function receive(payload: string): void {
     const [, sender, what] = PAYLOAD.exec(payload) ?? [];
-    // Only that it is there is meant for itself.
+    // Of its own messages a replica heeds only `here`; of others', all but that.
     if (what === undefined || (sender === replica) !== (what === "here")) return;
     if (what === "here") hasHeardItself();
     else if (what === "left") heard.left();
@@ -80,9 +80,9 @@ export function createAnnouncements(options: AnnouncementsOptions) {
 
   const drop = (old: SQL) => old.close({ timeout: 0 }).catch(() => {});
 
-  /** Listens where nobody does yet, and fails unless it then hears itself. */
+  /** Listens unless it does already, and fails unless it then hears its own message. */
   async function check(): Promise<void> {
-    // Bun connects again by itself when the connection is lost.
+    // Bun reconnects by itself when the connection is lost.
     if (!isListening) await within(answerMsMax, client.listen(CHANNEL, receive));
     const { promise, resolve } = Promise.withResolvers<void>();
     hasHeardItself = resolve;
@@ -100,7 +100,7 @@ export function createAnnouncements(options: AnnouncementsOptions) {
       if (!isKnownDeaf) log.warn("announcements_not_heard", { error });
       isKnownDeaf = true;
       isListening = false;
-      // What leads to the server may lead to another one by now.
+      // The URL may lead to another server by now.
       const old = client;
       client = postgresClient(url);
       void drop(old);
@@ -111,7 +111,7 @@ export function createAnnouncements(options: AnnouncementsOptions) {
     isWaiting = true;
     const ended = ids;
     ids = [];
-    // The first one after a silence goes at once.
+    // The first announcement after a silence is sent at once; those of the next 50 ms are batched.
     await Promise.all([publish(ended.join()).catch(() => {}), Bun.sleep(50)]);
     isWaiting = false;
     if (ids.length > 0 && !isClosed) void flush();
@@ -120,14 +120,14 @@ export function createAnnouncements(options: AnnouncementsOptions) {
   void keepListening();
   const stopListening = every(checkEveryMs, keepListening);
   return {
-    /** A call has ended here. */
+    /** Announces that a call has ended in this process. */
     ended(id: string): void {
-      // One announcement is bounded to 8,000 bytes by Postgres. Other replicas find further ends by looking.
+      // Postgres bounds a payload to 8,000 bytes. Other replicas find further ends by polling.
       if (ids.length >= 180) return;
       ids.push(id);
       if (!isWaiting) void flush();
     },
-    /** This replica's pending calls are now the others' to make. */
+    /** Announces that this replica is leaving, so that others take its pending calls. */
     left: (): Promise<void> => publish("left").catch(() => {}),
     async close(): Promise<void> {
       isClosed = true;

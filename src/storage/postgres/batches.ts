@@ -1,5 +1,5 @@
-// Commands on Postgres: those that come in one turn of the event loop, and while others are being written, share a
-// transaction, in which each kind is one statement. A command alone is written at once.
+// Batches commands on Postgres: those that arrive in one turn of the event loop, or while a batch is being written, share a
+// transaction, in which each kind of command is one statement. A command that is alone is written at once.
 
 import { Fault } from "../../core/fault.ts";
 import { createTurnQueue } from "../../kernel/batch.ts";
@@ -10,7 +10,7 @@ import { unavailable } from "../failures.ts";
 import { type Command, type CommandBase, CommitUnknown, type SqlRow, type Tx } from "../store.ts";
 import type { DatabaseConnection } from "./pool.ts";
 
-// biome-ignore lint/suspicious/noExplicitAny: commands of all kinds stand in one queue, each beside its own input.
+// biome-ignore lint/suspicious/noExplicitAny: commands of all kinds are in one queue, each with its own type of input.
 type AnyCommand = CommandBase<any, any>;
 
 /** Commands of one kind. */
@@ -33,33 +33,33 @@ interface WaitingCommand {
 
 interface CommandBatchesOptions {
   /**
-   * Transactions at once. Of those that are quick only one is at its statements: the next one begins when this one waits
-   * for the disk, and has gathered more by then, which costs less for each. Measured with 128 connections beside two that
-   * began as they liked: 25 instead of 29 µs of the server for an accept, 131 instead of 143 for a whole call.
+   * The most transactions at a time. Only one of them executes statements, unless it is slow: the next begins when that one
+   * waits for its commit. By then more commands have come, and a larger batch costs less for each. Compared with two transactions
+   * that begin at will (128 connections): 25 instead of 29 µs of the server for an accept, 131 instead of 143 for a whole call.
    */
   readonly atOnce: number;
   /** The longest that a command takes, its wait included. */
   readonly waitMsMax: number;
   /**
-   * Runs all of them in one transaction, and gives what came of them by group.
+   * Runs the groups in one transaction, and resolves with the outputs of each.
    *
-   * @param committing to be called when nothing but the commit is left
+   * @param committing must be called when nothing but the commit is left
    */
   run(groups: readonly CommandGroup[], until: number, committing: () => void): Promise<unknown[][]>;
 }
 
-/** The commands that wait, and which of them are written next. */
+/** The queue of waiting commands, which forms the batches. */
 function createQueue(waitMsMax: number) {
   const waiting = createTurnQueue<WaitingCommand>();
-  /** Of all that have not been answered. */
+  /** Bounds the commands that are not answered yet, by tenant. */
   const share = createFairShare({ size: MAX.storeWaiting });
   /**
-   * By key, the commands behind the one that waits or is being written, in their order. They are not among the waiting,
-   * so that however many there are, the others do not wait for them.
+   * By key, the commands behind the one that is waiting or being written, in order of arrival. They are kept out of `waiting`, so
+   * that other commands do not wait for them.
    */
   const lines = new Map<string, WaitingCommand[]>();
 
-  /** A command has been answered: the next one of its key may be written. */
+  /** Takes an answered command off the queue, so that the next one of its key may be written. */
   function leave({ key, tenant }: WaitingCommand): void {
     share.giveBack(tenant);
     if (key === null) return;
@@ -74,7 +74,7 @@ function createQueue(waitMsMax: number) {
   return {
     leave,
     isEmpty: () => waiting.size === 0,
-    /** False when its tenant may not have more that wait. */
+    /** @returns false when the tenant already has its share of waiting commands */
     enter(member: WaitingCommand): boolean {
       if (share.take(member.tenant) !== null) return false;
       const line = member.key === null ? undefined : lines.get(member.key);
@@ -87,8 +87,8 @@ function createQueue(waitMsMax: number) {
       return true;
     },
     /**
-     * The next commands that may be written together. They have as long as the one of them that has least time, so those
-     * that have far more are not among them: they would be refused together with it.
+     * The next batch. Its time limit is that of the command with the least time left, so commands with far more time are left
+     * out: they would be refused together with that one.
      */
     next(): WaitingCommand[] {
       const batch: WaitingCommand[] = [];
@@ -118,22 +118,22 @@ function createQueue(waitMsMax: number) {
 }
 
 /**
- * Those that are at their statements, and hold up others until they are not any more or have been for too long.
+ * The transactions that are executing statements. Each holds up the next one until its commit, or until it has taken too long.
  *
- * @param onFree called whenever one holds up nobody any more
+ * @param onFree called whenever a transaction stops holding up others
  */
 function createExecutions(onFree: () => void) {
   const executing = new Set<object>();
   return {
     isFree: () => executing.size === 0,
-    /** @returns what says that it is over */
+    /** Begins an execution. @returns the function that ends it */
     begin(): () => void {
       const over = () => {
         clearTimeout(timer);
         executing.delete(over);
         onFree();
       };
-      // A transaction that has not come to its commit by then waits for somebody, and holds up no other any more.
+      // A transaction that has not reached its commit by then is waiting for a lock, and no longer holds up others.
       const timer = setTimeout(over, 20);
       executing.add(over);
       return over;
@@ -151,16 +151,16 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
   let isClosed = false;
   const idle = Promise.withResolvers<void>();
 
-  /** Answers a command, so that the next one of its key may be written. */
-  function answer(member: WaitingCommand, tell: () => void): void {
-    tell();
+  /** Settles a command's promise, so that the next one of its key may be written. */
+  function answer(member: WaitingCommand, settlePromise: () => void): void {
+    settlePromise();
     queue.leave(member);
     if (!queue.isEmpty()) schedule();
   }
 
-  /** One that fails undoes the others with it, so each half of them is then written by itself. */
-  async function settle(batch: readonly WaitingCommand[], executed: () => void): Promise<void> {
-    // In one order everywhere, so that two transactions do not wait for each other.
+  /** Writes a batch. A command that fails undoes the whole batch, so each half is then written by itself. */
+  async function writeBatch(batch: readonly WaitingCommand[], executed: () => void): Promise<void> {
+    // Groups are always in one order, so that two transactions do not deadlock.
     const groups = [...Map.groupBy(batch, ({ command }) => command)].sort(([a], [b]) => (a.name < b.name ? -1 : 1));
     try {
       const outputs = await run(
@@ -173,13 +173,13 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
       );
       await inSlices(answers, (give) => give());
     } catch (error) {
-      if (batch.length === 1 || isOfAll(error)) {
+      if (batch.length === 1 || concernsAll(error)) {
         for (const member of batch) answer(member, () => member.reject(error));
         return;
       }
       const half = batch.length >> 1;
-      await settle(batch.slice(0, half), executed);
-      await settle(batch.slice(half), executed);
+      await writeBatch(batch.slice(0, half), executed);
+      await writeBatch(batch.slice(half), executed);
     }
   }
 
@@ -187,27 +187,27 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
     isScheduled = false;
     while (running < atOnce && executions.isFree() && !queue.isEmpty()) {
       const batch = queue.next();
-      // They were refused, and what that leads to is enough for one turn of the event loop.
+      // All were refused, which is enough work for one turn of the event loop.
       if (batch.length === 0) {
         schedule();
         break;
       }
       running++;
       const executed = executions.begin();
-      void settle(batch, executed).finally(() => {
+      void writeBatch(batch, executed).finally(() => {
         running--;
         executed();
-        tellIfIdle();
+        resolveIfIdle();
       });
     }
-    tellIfIdle();
+    resolveIfIdle();
   }
 
-  function tellIfIdle(): void {
+  function resolveIfIdle(): void {
     if (isClosed && running === 0 && queue.isEmpty()) idle.resolve();
   }
 
-  /** When all requests of this turn of the event loop have handed in theirs. */
+  /** Serves the queue when all requests of this turn of the event loop have added their commands. */
   function schedule(): void {
     if (isScheduled) return;
     isScheduled = true;
@@ -233,21 +233,21 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
         else if (!queue.isEmpty()) schedule();
       });
     },
-    /** Refuses further commands and resolves when those that wait have ended. */
+    /** Refuses further commands and resolves when the waiting ones have ended. */
     close(): Promise<void> {
       isClosed = true;
-      tellIfIdle();
+      resolveIfIdle();
       return idle.promise;
     },
   };
 }
 
-/** The database is away, or slow: no command is to blame, and asking again for each would only make it worse. */
-function isOfAll(error: unknown): boolean {
+/** Whether the database is unreachable or slow: no single command is to blame, and retrying each would only make it worse. */
+function concernsAll(error: unknown): boolean {
   return error instanceof CommitUnknown || (error instanceof Fault && error.kind === "unavailable");
 }
 
-/** Of each kind one statement at a time: one that has to wait, for a table that is locked, holds up no other kind. */
+/** Batches for each kind of command, so that one that waits for a locked table holds up no other kind. */
 export function createCommandKinds(options: Pick<CommandBatchesOptions, "waitMsMax" | "run">) {
   const kinds = new Map<unknown, ReturnType<typeof createCommandBatches>>();
   return {
@@ -260,10 +260,10 @@ export function createCommandKinds(options: Pick<CommandBatchesOptions, "waitMsM
   };
 }
 
-/** From here on a command is large. One of 32 MiB takes the server as long as thousands of small ones. */
+/** A command from this size on is large. One of 32 MiB takes the server as long as thousands of small ones. */
 const LARGE_BYTES = 256 * 1024;
 
-/** Large commands are written beside the others, which do not wait for them. */
+/** Separate batches for large and small commands, so that small ones do not wait for large ones. */
 export function createCommandLanes(options: CommandBatchesOptions & { readonly largeAtOnce: number }) {
   const small = createCommandBatches(options);
   const large = createCommandBatches({ ...options, atOnce: options.largeAtOnce });
@@ -278,7 +278,7 @@ export function createCommandLanes(options: CommandBatchesOptions & { readonly l
   };
 }
 
-/** Runs commands of one kind as one statement. */
+/** Runs commands of one kind as a single statement. */
 export async function runCommands<Input, Output>(
   connection: DatabaseConnection,
   { postgres }: CommandBase<Input, Output>,
@@ -289,7 +289,7 @@ export async function runCommands<Input, Output>(
   return postgres.outputsOf(inputs, rows, { ended });
 }
 
-/** One kind after the other, each with `run`. Gives the outputs of each. */
+/** Runs the groups one after the other. Resolves with the outputs of each. */
 export async function runGroups(
   groups: readonly CommandGroup[],
   run: (group: CommandGroup) => Promise<unknown[]>,

@@ -1,5 +1,5 @@
-// Postgres connections: a bounded number, each held for long and with one Drizzle handle of its own, so that
-// queries are prepared once per connection. A connection that fails or is late is closed, never used again.
+// Pools of Postgres connections: bounded, long-lived, each connection with one Drizzle handle of its own, so that queries are
+// prepared once per connection. A connection that fails or is late is closed and never used again.
 import { type ReservedSQL, SQL } from "bun";
 import { PgDatabase, PgDialect, type PreparedQueryConfig } from "drizzle-orm/pg-core";
 import { PgRemoteSession, type RemoteCallback } from "drizzle-orm/pg-proxy";
@@ -10,44 +10,44 @@ import { createReservedShare } from "../../kernel/share.ts";
 import { clientError, isConnectionLost, isServerReadOnly, unavailable, within } from "../failures.ts";
 import type { Queries, Reader } from "../store.ts";
 
-/** The server gives up a statement, or a transaction whose client is gone, a little after the client has. */
+/** After this time, which is a little longer than the client's, the server cancels a statement or an idle transaction. */
 const SERVER_MS_MAX = 10_000;
 
-// A connection keeps no state between two transactions, since a pooler may hand out another one with each. So the limits
-// are set in every transaction, in one message with its beginning: measured on loopback, that costs no more than the
-// beginning alone. A read is such a transaction too. It costs 2.7 times the CPU of a bare statement (172 µs instead of
-// 63 in this process, 165 instead of 65 in the server), and without it a read that hangs would have no limit in the server.
+// A connection keeps no state between two transactions, since a pooler may use another server connection for each. So the limits
+// are set in every transaction, in one message with `begin`, which costs no more than `begin` alone (measured on loopback). A
+// read is such a transaction too: it costs 2.7 times the CPU of a bare statement (172 µs instead of 63 in this process, 165
+// instead of 65 in the server), but a bare statement that hangs would have no time limit in the server.
 const LIMITS = `set local statement_timeout = ${SERVER_MS_MAX}; set local idle_in_transaction_session_timeout = ${SERVER_MS_MAX}`;
 /**
- * Writes find their rows along indexes, whatever the statistics say: a plan that was made for a table that was empty a
- * moment ago would read all of it from then on.
+ * Writes find their rows by index, whatever the statistics say: a plan made while a table was empty would go on scanning all of
+ * it.
  */
 const ALONG_INDEXES =
   "set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off";
-/** At the isolation that the database has by default. */
+/** Begins a write, at the database's default isolation. */
 export const BEGIN_WRITE = `begin; ${LIMITS}; ${ALONG_INDEXES}`;
 /**
- * A batch of commands is a transaction, and not one autocommit statement. That would save 31 µs of the server and 20 of
- * this process (measured on idle cores; 9 and 7 for each of 20 accepts on busy ones, 1.5 and 2 of 64). But its limits and
- * the way it is planned would be state of the session, which a pooler loses; a server without limits goes on waiting for
- * a lock when nobody waits for the answer any more; and claims and ends that are written together would be two commits.
- * To send all of it at once without waiting in between costs as much as one by one: the client does not pipeline `begin`.
+ * Begins a batch of commands. It is a transaction, although an autocommit statement would save 31 µs of the server and 20 of this
+ * process (on idle cores; on busy ones 9 and 7 for each of 20 accepts, 1.5 and 2 for each of 64): limits and planner settings
+ * would be session state, which a pooler loses; a server without limits goes on waiting for a lock when nobody waits for the
+ * response; and claims and ends that are written together would be two commits. Sending all statements at once saves nothing,
+ * since the client does not pipeline after `begin`.
  *
- * The statements of commands are planned once on a connection: for few commands Postgres would take a plan for these very
- * ones to be cheaper, and plan each time. Measured: 0.37 ms of a claim that takes 0.13 ms.
+ * Plans are generic, made once per connection: for a few commands Postgres would judge a custom plan cheaper and plan each time,
+ * which took 0.37 ms for a claim that runs 0.13 ms (measured).
  */
 export const BEGIN_COMMANDS = `${BEGIN_WRITE}; set local plan_cache_mode = force_generic_plan`;
 /**
- * What replicas count together (`createSharedCounters`): at the isolation at which a statement that has waited for a row goes on
- * with what that row is then, and nobody waits for the disk.
+ * Begins an update of shared counters (`createSharedCounters`): read committed, so that a statement that has waited for a row
+ * continues with its new value; and the commit does not wait for the disk.
  */
 export const BEGIN_COUNTS = `begin isolation level read committed; ${LIMITS}; ${ALONG_INDEXES}; set local synchronous_commit = off`;
-/** Rows that are looked up by their keys, as many in one statement as wait. */
+/** Begins a batch of look-ups by key. */
 export const BEGIN_LOOK_UP = `begin isolation level read committed read only; ${LIMITS}; ${ALONG_INDEXES}; set local enable_sort = off; set local plan_cache_mode = force_generic_plan`;
 /**
- * Ordered reads go along an index that has the order, from the end that is asked for; a sort would read all rows. Without
- * such an index Postgres sorts all the same, and that cost must not start the JIT. A statement keeps its plan, whatever the
- * values: for what looks cheaper with some of them Postgres would plan each run again.
+ * Begins a read. Ordered reads use an index with that order, since a sort would read all rows. Without such an index Postgres
+ * sorts all the same, and the cost that it assumes must not start the JIT. Plans are generic, since with values that make a
+ * custom plan look cheaper Postgres would plan each run again.
  */
 export const BEGIN_READ = `begin isolation level read committed read only; ${LIMITS}; set local enable_sort = off; set local jit = off; set local plan_cache_mode = force_generic_plan`;
 
@@ -55,9 +55,9 @@ export interface DatabaseConnection {
   readonly db: Queries;
   readonly query: RunQuery;
   run(statement: string, values?: unknown[]): Promise<void>;
-  /** The first error of a statement since this was last cleared: after one, a transaction can only be undone. */
+  /** The first error of a statement since this was last cleared. After an error a transaction can only be rolled back. */
   failed: unknown;
-  /** Ends the connection at once; what runs on it fails. */
+  /** Closes the connection at once; a running statement fails. */
   abandon(): void;
   readonly abandoned: boolean;
 }
@@ -65,10 +65,10 @@ export interface DatabaseConnection {
 export type ConnectionPool = ReturnType<ReturnType<typeof createConnectionPools>>;
 
 /**
- * A client of one connection: Bun's own pool would open all at once, and hand out those that are gone.
- * Bun lets PGDATABASE override the URL's database, so that is said again as an option.
+ * A client with one connection: Bun's own pool would open all connections at once, and hand out lost ones. The database is given
+ * as an option too, since PGDATABASE would override the one in the URL.
  *
- * @param parameters settings that the connection begins with, which a pooler refuses: for finding out whether there is one
+ * @param parameters startup parameters; a pooler refuses them, by which it can be detected
  */
 export function postgresClient(databaseUrl: string, parameters: Readonly<Record<string, number>> = {}): SQL {
   const { url, database, prepare } = parseDatabaseUrl(databaseUrl);
@@ -79,15 +79,15 @@ export function postgresClient(databaseUrl: string, parameters: Readonly<Record<
     prepare,
     // Seconds.
     connectionTimeout: 4,
-    // Every pooler passes this one on, and refuses most others.
+    // Every pooler accepts this parameter, and most refuse others.
     connection: { application_name: "tollgate", ...parameters },
   });
 }
 
-/** What a pool knows of a connection beside that. Times are by performance.now(). */
+/** A connection as its pool sees it. Times are by performance.now(). */
 interface PooledConnection extends DatabaseConnection {
   readonly madeAt: number;
-  /** When a statement last went well. */
+  /** When a statement last succeeded. */
   answeredAt: number;
 }
 
@@ -100,7 +100,7 @@ function hold(client: SQL, reserved: ReservedSQL): PooledConnection {
       return answer;
     } catch (error) {
       connection.failed ??= error;
-      // One that has become read-only is no longer the primary, and whatever leads there may lead elsewhere by now.
+      // A server that has become read-only is no longer the primary, and a new connection may lead to another server.
       if (isConnectionLost(error) || isServerReadOnly(error)) connection.abandon();
       throw error;
     }
@@ -121,50 +121,47 @@ function hold(client: SQL, reserved: ReservedSQL): PooledConnection {
   return connection;
 }
 
-/** The process itself, which no tenant is called. */
+/** Stands for the process itself. No tenant has this name. */
 const OWN = "";
 
-/**
- * Permits that at most `max` hold at once. The process's own work gets the next one that is free; tenants share the others
- * out, and wait by turns.
- */
+/** At most `max` permits at a time. The process's own work gets the next free one; tenants share the others and take turns. */
 export function createPermits(max: number) {
   const shares = createReservedShare(max, Math.ceil);
-  /** Who waits, by tenant. The first tenant has the next turn. */
+  /** The waiting tasks by tenant. The first tenant has the next turn. */
   const waiting = new Map<string, Set<() => void>>();
 
   const takeNow = (tenant: string) => shares.take(tenant, tenant === OWN);
 
-  function leave(tenant: string, enter: () => void): void {
-    const line = waiting.get(tenant);
-    line?.delete(enter);
-    if (line?.size === 0) waiting.delete(tenant);
+  function stopWaiting(tenant: string, grant: () => void): void {
+    const queue = waiting.get(tenant);
+    queue?.delete(grant);
+    if (queue?.size === 0) waiting.delete(tenant);
   }
 
-  /** Those that may have no more hold one each at least, so few are passed over. */
+  /** Gives a free permit to the next tenant. Tenants at their limit are skipped; they are few, since each holds a permit. */
   function serve(): void {
     const tenants = waiting.has(OWN) ? [OWN] : waiting.keys();
     for (const tenant of tenants) {
-      const [enter] = waiting.get(tenant) ?? [];
-      if (enter === undefined || !takeNow(tenant)) continue;
-      const line = waiting.get(tenant);
+      const [grant] = waiting.get(tenant) ?? [];
+      if (grant === undefined || !takeNow(tenant)) continue;
+      const queue = waiting.get(tenant);
       waiting.delete(tenant);
-      if (line !== undefined) waiting.set(tenant, line);
-      leave(tenant, enter);
-      enter();
+      if (queue !== undefined) waiting.set(tenant, queue);
+      stopWaiting(tenant, grant);
+      grant();
       return;
     }
   }
 
   return {
-    /** @throws Fault `unavailable` when none is free in time, or too many of the tenant wait */
+    /** @throws Fault `unavailable` when no permit is free in time, or too many tasks of the tenant wait */
     async take(until: number, tenant: string = OWN): Promise<void> {
-      const line = waiting.get(tenant) ?? new Set<() => void>();
-      if (line.size === 0 && takeNow(tenant)) return;
-      if (line.size >= MAX.storeWaiting) throw unavailable(new Error("too many wait for a connection"));
+      const queue = waiting.get(tenant) ?? new Set<() => void>();
+      if (queue.size === 0 && takeNow(tenant)) return;
+      if (queue.size >= MAX.storeWaiting) throw unavailable(new Error("too many tasks wait for a connection"));
       const turn = Promise.withResolvers<void>();
-      waiting.set(tenant, line.add(turn.resolve));
-      await within(until - performance.now(), turn.promise, () => leave(tenant, turn.resolve));
+      waiting.set(tenant, queue.add(turn.resolve));
+      await within(until - performance.now(), turn.promise, () => stopWaiting(tenant, turn.resolve));
     },
     give(tenant: string = OWN): void {
       shares.giveBack(tenant);
@@ -176,8 +173,8 @@ export function createPermits(max: number) {
 const IS_READ_ONLY = "select current_setting('transaction_read_only') = 'on' as is_read_only";
 
 /**
- * Also what only reads needs a server that takes writes: one that is made just before clients are led elsewhere would go on
- * reading what an old primary still has, and nothing would ever tell.
+ * Opens a connection to a server that takes writes. Readers need one too: just after a failover, a connection to the old primary
+ * would go on reading old data, and no error would ever reveal it.
  */
 async function connect(databaseUrl: string, until: number): Promise<PooledConnection> {
   const client = postgresClient(databaseUrl);
@@ -188,19 +185,19 @@ async function connect(databaseUrl: string, until: number): Promise<PooledConnec
     return hold(client, reserved);
   } catch (error) {
     client.close({ timeout: 0 }).catch(() => {});
-    // Bun has tried for a while already, so another attempt is not worth it, unlike after a connection lost while idle.
+    // Bun has retried for a while already. A connection that was lost while idle is retried by the caller instead.
     throw isConnectionLost(error) ? unavailable(error) : error;
   }
 }
 
 /**
- * Opens pools that lead to one server. When a connection is lost, finds a server that is read-only, or is late while no other
- * of its time has had an answer, the others most likely have the same server: after a failover they would hang, or read
- * what the old primary still has. So none of them begins another task, in any of the pools.
+ * Opens pools of connections to one server. When a connection is lost, finds the server read-only, or is late while no other
+ * connection of its time gets responses, the other connections probably lead to the same failed server: after a failover they
+ * would hang, or read old data. So they are all abandoned, in all pools.
  */
 export function createConnectionPools(databaseUrl: string) {
   const idleOfAll: PooledConnection[][] = [];
-  /** Those that may be used again. */
+  /** The connections that may be used again. */
   const good = new Set<PooledConnection>();
 
   function forgetAll(): void {
@@ -208,9 +205,9 @@ export function createConnectionPools(databaseUrl: string) {
     for (const idle of idleOfAll) for (const connection of idle.splice(0)) connection.abandon();
   }
 
-  /** Whether another connection shows that a server lives which has not answered on one since `begunAt`. */
+  /** Whether other connections show that the server is alive, which has not answered on one connection since `begunAt`. */
   function livesSince(begunAt: number): boolean {
-    // A server whose connections have answered within this time is taken to live.
+    // A server that has answered on any older connection within this time counts as alive.
     const since = performance.now() - 2_000;
     return [...good].some(({ madeAt, answeredAt }) => madeAt < begunAt && answeredAt > since);
   }
@@ -221,7 +218,7 @@ export function createConnectionPools(databaseUrl: string) {
     idleOfAll.push(idle);
     let closed = false;
 
-    /** @param isSlow whether it was late while others had answers: then it is the task that takes long */
+    /** @param isSlow whether the task was late while the server answered on other connections, so that the task is to blame */
     function giveBack(connection: PooledConnection, isSlow: boolean): void {
       const wasGood = good.has(connection);
       if (!connection.abandoned && wasGood && !closed) {
@@ -235,12 +232,12 @@ export function createConnectionPools(databaseUrl: string) {
 
     return {
       /**
-       * Runs `task` with a connection of its own. It may have been lost while it lay idle: then the first statement
-       * fails, and the next connection will be a new one.
+       * Runs `task` with a connection of its own. If the connection was lost while it was idle, the first statement fails, and a
+       * retry gets a new one.
        *
-       * @param until by performance.now(): a task that is late then loses its connection.
-       * @param tenant whose turn it takes; null for the process's own work, which comes first
-       * @throws Fault `unavailable` when no connection can be had in time.
+       * @param until deadline by performance.now(), at which the connection is closed
+       * @param tenant the tenant whose turn it takes; null for the process's own work, which comes first
+       * @throws Fault `unavailable` when no connection is available in time
        */
       async use<T>(
         until: number,
@@ -268,7 +265,7 @@ export function createConnectionPools(databaseUrl: string) {
           permits.give(name);
         }
       },
-      /** Refuses further tasks, and waits for those that run as long as `until`. */
+      /** Refuses further tasks, and waits for running ones until `until`. */
       async close(until: number): Promise<void> {
         closed = true;
         const all = Array.from({ length: max }, () => permits.take(until));
@@ -279,16 +276,15 @@ export function createConnectionPools(databaseUrl: string) {
   };
 }
 
-/** The parts of DATABASE_URL that are ours, apart from those of the database client. */
+/** DATABASE_URL, split into the client's URL and our own options. */
 interface DatabaseUrl {
-  /** Without what is ours: the client sends a parameter that it does not know to the server, which then refuses. */
+  /** Without our own parameters: the client passes unknown ones to the server, which would refuse them. */
   readonly url: string;
-  /** Undefined when the URL names none: then it is the user's. */
+  /** Undefined when the URL names none, in which case it is named as the user. */
   readonly database: string | undefined;
   /**
-   * Whether statements are prepared once per connection. `?prepare=false` says no: behind a pooler that hands out another
-   * connection with each transaction, and does not follow prepared statements (PgBouncer before 1.21), one is missing
-   * or already there.
+   * Whether statements are prepared once per connection; `?prepare=false` switches that off. A transaction pooler that does not
+   * track prepared statements (PgBouncer before 1.21) would find one missing, or existing already.
    */
   readonly prepare: boolean;
 }
@@ -303,13 +299,13 @@ export function parseDatabaseUrl(databaseUrl: string): DatabaseUrl {
 
 export const postgresTables = defineSchema(columns.postgres);
 
-/** Runs one statement, its values at $1, $2 and so on. */
+/** Runs one statement with the values of $1, $2 and so on. */
 type RunQuery = (query: string, values: unknown[], rows: "arrays" | "objects") => Promise<unknown[]>;
 
 type NoSchema = Record<string, never>;
 type PrepareArguments = Parameters<PgRemoteSession<NoSchema, NoSchema>["prepareQuery"]>;
 
-/** Drizzle's session over a callback, without the error that Drizzle wraps around the client's, which shows values. */
+/** Drizzle's session over a callback. It unwraps the errors of the client, since Drizzle's wrapper shows all values. */
 class PlainErrorSession extends PgRemoteSession<NoSchema, NoSchema> {
   override prepareQuery<T extends PreparedQueryConfig>(...parameters: PrepareArguments) {
     const query = super.prepareQuery<T>(...parameters);
@@ -325,7 +321,7 @@ class PlainErrorSession extends PgRemoteSession<NoSchema, NoSchema> {
   }
 }
 
-/** The Postgres builders, in the types of the port, so that a query written once runs on both databases. */
+/** Drizzle's query builders for Postgres in the types of SQLite, so that a query written once runs on both databases. */
 export function postgresQueries(run: RunQuery): Queries {
   const callback: RemoteCallback = async (query, values, method) => ({
     rows: await run(query, values, method === "all" ? "arrays" : "objects"),

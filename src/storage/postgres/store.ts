@@ -1,5 +1,5 @@
-// The store on Postgres: each work is one ordinary transaction on a bounded pool, right at every isolation from read
-// committed upwards. Every wait has a limit, and a server that comes back is found again by the next call.
+// The store on Postgres: each write is an ordinary transaction on a bounded pool, correct at every isolation from read committed
+// upwards. Every wait has a limit, and the next call after an outage finds the server again.
 
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
@@ -10,7 +10,7 @@ import { startProblem, within } from "../failures.ts";
 import { migratePostgres } from "../migrate.ts";
 import { type CommandBase, createCallEnds, NOW, type Reader, type SqlRow, type Store } from "../store.ts";
 import { createCommandKinds, createCommandLanes, runCommands, runGroups } from "./batches.ts";
-import { probeCapabilities } from "./look.ts";
+import { probeCapabilities } from "./inspect.ts";
 import {
   BEGIN_COMMANDS,
   BEGIN_COUNTS,
@@ -31,11 +31,11 @@ interface PostgresOptions {
   readonly databaseUrl: string;
   readonly clock: Clock;
   readonly log: Log;
-  /** The longest that one read or write takes; tests shorten it. */
+  /** The longest time of one read or write; shortened by tests. */
   readonly callMsMax?: number;
 }
 
-/** Checks what cannot be changed later, and brings the schema up to date. */
+/** Checks the server's capabilities and brings the schema up to date. */
 async function prepareDatabase(options: PostgresOptions): Promise<void> {
   const { databaseUrl, clock, log, callMsMax = MAX.storeMs } = options;
   const client = postgresClient(databaseUrl);
@@ -52,7 +52,7 @@ async function prepareDatabase(options: PostgresOptions): Promise<void> {
   }
 }
 
-/** @throws StartupProblem when it can't be reached or used, or belongs to a newer program. */
+/** @throws StartupProblem when the database can't be reached or used, or belongs to a newer program */
 export async function openPostgres(options: PostgresOptions): Promise<Store> {
   await prepareDatabase(options);
   const { callMsMax = MAX.storeMs } = options;
@@ -107,12 +107,12 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     async close() {
       clock.stop();
       const until = performance.now() + callMsMax;
-      const gathered = [
+      const batched = [
         batches.close().then(() => batchers.close(until)),
         lookUps.close().then(() => firstReaders.close(until)),
         sharedCounters.close().then(() => counters.close(until)),
       ];
-      await Promise.all([...gathered, ...[writers, firstWriters, readers].map((pool) => pool.close(until))]);
+      await Promise.all([...batched, ...[writers, firstWriters, readers].map((pool) => pool.close(until))]);
     },
   };
 }
@@ -124,7 +124,7 @@ interface Reading {
 
 const createReader = (reading: Reading): Reader => postgresReader((...query) => read(reading, ...query));
 
-/** In a transaction that may not write. Reading twice does no harm: a read that was undone or lost its connection is repeated. */
+/** Runs a query in a read-only transaction. It is retried when it was undone or lost its connection. */
 function read({ readers, callMsMax }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
   const until = performance.now() + callMsMax;
   const task = (connection: DatabaseConnection) => inRead(connection, BEGIN_READ, () => connection.query(...query));
@@ -133,7 +133,7 @@ function read({ readers, callMsMax }: Reading, ...query: Parameters<DatabaseConn
 
 const NO_EFFECTS = { ended() {} };
 
-/** Commands that only read. */
+/** Batches of commands that only read. */
 function createLookUps(readers: ConnectionPool, callMsMax: number) {
   return createCommandKinds({
     waitMsMax: callMsMax,
@@ -151,14 +151,14 @@ async function inRead<T>(connection: DatabaseConnection, begin: string, task: ()
   try {
     return await task();
   } finally {
-    // After a failed query too, this ends the transaction. If it fails, the connection is of no more use.
+    // The commit ends the transaction even after a failed query. If it fails itself, the connection is unusable.
     if (!connection.abandoned) await connection.run("commit").catch(connection.abandon);
   }
 }
 
-/** While the two clocks go alike, it is asked less and less often, down to a fourth of this. */
+/** How often the server's clock is asked. While the two clocks agree the interval grows, up to CALM_FACTOR times. */
 const ASK_EVERY_MS = 2_000;
-const SELDOM = 4;
+const CALM_FACTOR = 4;
 
 interface DatabaseClockOptions {
   /** The server's time in milliseconds since the epoch. */
@@ -167,16 +167,15 @@ interface DatabaseClockOptions {
 }
 
 /**
- * The time of a database that several processes share: the server's clock, carried on between two questions by the monotonic
- * clock of this process. So a step of this machine's clock changes nothing, and processes whose clocks differ agree on what
- * is due.
+ * The clock of a database that several processes share: the server's time, extrapolated between two queries by the monotonic
+ * clock of this process. So a step of this machine's clock changes nothing, and processes agree on what is due.
  *
- * @throws what the first question throws; later ones may fail, and the clock goes on
+ * @throws the error of the first query; later queries may fail, and the clock goes on
  */
 export async function openDatabaseClock({ ask, everyMs = ASK_EVERY_MS }: DatabaseClockOptions) {
   let offset = 0;
 
-  /** Whether the server's clock was not where it was expected. */
+  /** Asks for the time. @returns whether the server's clock deviates from the expected time, or the round trip took too long */
   async function synchronise(roundTripMsMax: number): Promise<boolean> {
     const askedAt = performance.now();
     const time = await ask();
@@ -184,27 +183,27 @@ export async function openDatabaseClock({ ask, everyMs = ASK_EVERY_MS }: Databas
     if (answeredAt - askedAt > roundTripMsMax) return true;
     const before = offset;
     offset = time - (askedAt + answeredAt) / 2;
-    // The way there and back takes up to 20 ms.
+    // An ordinary round trip, up to 20 ms, may explain a smaller deviation.
     return Math.abs(offset - before) > 20;
   }
 
   await synchronise(Number.POSITIVE_INFINITY);
-  const asking = poll({ leastMs: everyMs, mostMs: everyMs * SELDOM }, () =>
-    // The answer was true at some moment during the question, so the answer to a long one says little.
+  const asking = poll({ leastMs: everyMs, mostMs: everyMs * CALM_FACTOR }, () =>
+    // The time was read at some moment of the round trip, so a long one says little.
     synchronise(500).catch(() => true),
   );
   return { now: () => Math.round(offset + performance.now()), stop: asking.stop };
 }
 
-/** A text as Postgres reads it, whatever `standard_conforming_strings` says. */
+/** A string literal, independent of `standard_conforming_strings`. */
 const literal = (text: string) => `E'${text.replace(/[\\']/g, "$&$&")}'`;
 
-/** A message of several statements takes no values beside it: they stand in the text, arrays as the texts that they are. */
+/** Puts the values into the statement, since a message of several statements takes no parameters. Arrays are literals already. */
 function withValues(statement: string, values: readonly unknown[]): string {
   return statement.replace(/\$(\d+)/g, (_, place) => literal(String(values[Number(place) - 1])));
 }
 
-/** Runs commands of one kind. */
+/** Runs counter commands of one kind. */
 async function count<Input, Output>(
   connection: DatabaseConnection,
   { postgres }: CommandBase<Input, Output>,
@@ -222,10 +221,9 @@ async function count<Input, Output>(
 }
 
 /**
- * What replicas count together, such as the tokens of an agent's bucket: rows that many change all the time. So a transaction
- * that changes them is one message, which the server carries out to its end whatever becomes of the process that has sent it.
- * With a message for each statement, a process that stands still, or is far away, would keep the rows from all others between
- * two of its messages.
+ * Counters that replicas share, such as the token bucket of an agent: hot rows. So a transaction that changes them is one message,
+ * which the server executes to its end whatever becomes of its sender. With a message for each statement, a process that is
+ * suspended or far away would hold the row locks between two of its messages.
  */
 function createSharedCounters(counters: ConnectionPool, waitMsMax: number) {
   return createCommandKinds({

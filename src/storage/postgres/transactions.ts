@@ -1,5 +1,5 @@
-// Transactions that write on Postgres: each is begun again when another one has undone it. What became of a commit without an
-// answer is unknown, and said to be.
+// Write transactions on Postgres. A transaction that was undone because of another one is retried. A commit without a response has
+// an unknown outcome, and is reported so.
 import { sql } from "drizzle-orm";
 import type { CallEnd } from "../../core/call.ts";
 import {
@@ -14,14 +14,14 @@ import { addCount, type Counts, changedCounts } from "../totals.ts";
 import { runCommands } from "./batches.ts";
 import { type ConnectionPool, type DatabaseConnection, postgresTables } from "./pool.ts";
 
-/** Changes nothing, and is written and committed all the same. */
+/** A statement that changes no value, but is written and committed like any other. */
 export const PROBE = "update schema_versions set applied_at = applied_at where version = 1";
 
 type Task<T> = (tx: Tx, connection: DatabaseConnection) => Promise<T>;
 
 const now = sql<number>`${sql.raw(NOW)}`.mapWith(Number);
 
-/** One statement for all totals; its rows are locked in their order, which is the same everywhere. */
+/** Adds all counts in one statement. Rows are locked in the order of changedCounts, so that transactions do not deadlock. */
 async function flush(connection: DatabaseConnection, counts: Counts): Promise<void> {
   const changed = changedCounts(counts);
   if (changed.length === 0) return;
@@ -33,7 +33,7 @@ async function flush(connection: DatabaseConnection, counts: Counts): Promise<vo
   );
 }
 
-/** Everything between `begin` and `commit`. Undoes it all when anything fails. */
+/** Runs the task and commits; rolls back when anything fails. Called after `begin`. */
 async function transaction<T>(
   connection: DatabaseConnection,
   task: Task<T>,
@@ -59,8 +59,8 @@ async function transaction<T>(
       connection,
     );
     await flush(connection, counts);
-    // After a failed statement Postgres answers a commit by undoing it, without an error: a work that swallowed the
-    // failure must not be told that it was stored.
+    // After a failed statement Postgres answers a commit with a rollback but no error. A task that swallowed the failure must
+    // not be told that it was stored.
     if (connection.failed !== undefined) throw connection.failed;
     committing();
     await connection.run("commit");
@@ -76,18 +76,18 @@ export interface Writing {
   readonly writers: ConnectionPool;
   readonly begin: string;
   readonly callMsMax: number;
-  /** Called after the commit with the calls that a work has ended. */
+  /** Called after the commit with the calls that the transaction has ended. */
   ended(ends: readonly CallEnd[]): void;
 }
 
 interface Options {
   /** Called when nothing but the commit is left. */
   readonly committing?: () => void;
-  /** Whose turn it takes; without one it is the process's own. */
+  /** The tenant whose turn it takes; omitted or null for the process's own work. */
   readonly tenant?: string | null;
 }
 
-/** Runs `task` in a transaction, and again when it was undone because of another, or had not begun. */
+/** Runs `task` in a transaction. Retries when the transaction was undone because of another one, or had not begun. */
 export async function write<T>(
   { writers, begin, callMsMax, ended }: Writing,
   task: Task<T>,
@@ -127,13 +127,13 @@ export async function write<T>(
 const [PAUSE_MS_LEAST, PAUSE_MS_MOST] = [2, 200];
 
 /**
- * Runs `attempt` until it succeeds, or `until` (by performance.now()) is near: one side of a conflict always goes on, but
- * at `repeatable read` a lock that is released undoes all who wait for it, so one of many may be undone often. Between two
- * tries it pauses for a random time of up to 2, 4, 8 … 200 ms (full jitter), so that those who were in each other's way
- * come back at different times.
+ * Retries `attempt` until it succeeds, or until shortly before `until` (by performance.now()). One side of a conflict always
+ * succeeds, but at `repeatable read` the release of a lock undoes all transactions that wait for it, so one of many may be
+ * undone often. The backoff is a random time of up to 2, 4, 8 … 200 ms (full jitter), so that conflicting transactions retry at
+ * different times.
  *
  * @param mayRepeat whether a try that lost its connection certainly changed nothing
- * @throws what the last try threw
+ * @throws the error of the last try
  */
 async function retrySerialization<T>(until: number, attempt: () => Promise<T>, mayRepeat: () => boolean): Promise<T> {
   let lost = 0;
@@ -141,7 +141,7 @@ async function retrySerialization<T>(until: number, attempt: () => Promise<T>, m
     try {
       return await attempt();
     } catch (thrown) {
-      // In a lost connection one try finds the loss, and the next has a new one.
+      // The first try finds an idle connection lost, and the next one gets a new connection.
       if (isConnectionLost(thrown) && mayRepeat() && ++lost < 4) continue;
       if (!isTransactionUndone(thrown)) throw thrown;
       const pause = Math.random() * Math.min(PAUSE_MS_LEAST * 2 ** (tries - 1), PAUSE_MS_MOST);
@@ -152,9 +152,9 @@ async function retrySerialization<T>(until: number, attempt: () => Promise<T>, m
 }
 
 /**
- * Runs a task that may be done twice on a connection of the pool, until it was not undone.
+ * Runs a task on a connection of the pool, and retries it when it was undone or lost its connection. The task must be repeatable.
  *
- * @throws the store's own failure
+ * @throws the error as translated by postgresFailure
  */
 export async function retrySerializationOn<T>(
   pool: ConnectionPool,
@@ -174,24 +174,23 @@ export async function retrySerializationOn<T>(
 }
 
 /**
- * Rows of a kind of lock. Names that fall on one row only wait for each other now and then, and the table never holds
- * more than this for each kind, so nothing has to be removed.
+ * The most rows for a kind of lock, so that rows never have to be removed. Names with one row sometimes wait for each other,
+ * which does no harm.
  */
 const ROWS_OF_A_KIND = 65_536;
 
-/** The change of the row is what tells the others: a row that was only locked would let them go on. */
+/** The row is changed, not only locked: transactions that waited for a mere lock would go on with an old snapshot. */
 const TAKE = `insert into locks as l (key, taken) values ($1, 1)
   on conflict (key) do update set taken = l.taken + 1`;
 
-/** `payer:0x12…` and `ceiling:acme` never share a row, so that two kinds may be taken in one order everywhere. */
+/** The row of a key. Keys of two kinds never share a row, so that taking the kinds in one order prevents deadlocks. */
 function rowOf(key: string): string {
   const kind = key.slice(0, key.indexOf(":") + 1);
   return `${kind}${Bun.hash.crc32(key) % ROWS_OF_A_KIND}`;
 }
 
 /**
- * A lock that a work holds until it ends (`Tx.lock`), as a row. Unlike an advisory lock, a row tells a transaction of which all
- * statements see one moment (repeatable read, serializable) that another one has been at work since that moment: it is undone
- * and runs again, instead of going on with what it saw before it waited.
+ * Takes the lock of a key until the transaction ends (`Tx.lock`). An advisory lock would let a transaction at repeatable read or
+ * serializable go on with the snapshot from before its wait. A changed row makes it fail, and it is retried with a new snapshot.
  */
 const lockStatement = (key: string): [text: string, values: string[]] => [TAKE, [rowOf(key)]];

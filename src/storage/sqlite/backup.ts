@@ -1,28 +1,28 @@
-// Copies of an SQLite database that a service is writing to, and what proves that one is whole. A copy is one file: SQLite
-// writes it from one moment's view of the database, and holds up no writer meanwhile. The log grows until it is done.
+// Copies an SQLite database while a service writes to it, and checks copies. A copy is one file: SQLite writes it from a snapshot
+// of the database, without holding up writers. The write-ahead log grows meanwhile.
 import { Database, SQLiteError } from "bun:sqlite";
 import { closeSync, existsSync, fsyncSync, linkSync, openSync, rmSync, statfsSync, statSync } from "node:fs";
 import { dirname } from "node:path";
 import { StartupProblem } from "../../core/startup.ts";
 import { makePrivateFile, syncDirectory } from "../data-dir.ts";
-import type { WrappedKeys } from "../look.ts";
+import type { WrappedKeys } from "../inspect.ts";
 import { fitOf, type Schema, schemaOf, tooNewText, versionsOnSqlite } from "../migrate.ts";
 import { markCopy } from "../restoration.ts";
-import { wrappedKeys } from "./look.ts";
+import { wrappedKeys } from "./inspect.ts";
 
 const MIB = 1024 ** 2;
-/** For the log of the database, which grows while a copy is made. */
+/** Space that is left for the database's write-ahead log, which grows while a copy is made. */
 const BYTES_SPARED = 64 * MIB;
 
 /**
- * Copies everything that was committed before the call. The copy has the mode 0600, appears under its name when all of it
- * is on the disk, and never replaces another file. It is marked as a copy.
+ * Copies everything that was committed before the call. The copy has mode 0600, appears under its name only when it is complete
+ * and on disk, never replaces another file, and is marked as a copy.
  *
- * @throws StartupProblem when there is no database in `from`, there is no room for the copy, or the copy can't be written where it shall be
+ * @throws StartupProblem when `from` holds no database, there is not enough space, or `to` can't be written
  */
 export function copySqlite(from: string, to: string, now: number): void {
   if (!existsSync(from)) throw new StartupProblem(`there is no database at ${from}`);
-  if (existsSync(to)) throw new StartupProblem(`${to} is there already, and a backup replaces no file`);
+  if (existsSync(to)) throw new StartupProblem(`${to} already exists, and a backup never overwrites a file`);
   const draft = `${to}.${crypto.randomUUID()}`;
   try {
     requireRoom(dirname(to), bytesOf(from));
@@ -36,7 +36,7 @@ export function copySqlite(from: string, to: string, now: number): void {
     if (cause instanceof StartupProblem) throw cause;
     throw new StartupProblem(`${to} can't be written: ${(cause as Error).message}`, { cause });
   } finally {
-    for (const leaving of [draft, `${draft}-journal`]) rmSync(leaving, { force: true });
+    for (const leftover of [draft, `${draft}-journal`]) rmSync(leftover, { force: true });
   }
 }
 
@@ -44,7 +44,7 @@ function vacuumInto(from: string, draft: string): void {
   reading(from, (connection) => connection.run("vacuum into ?", [draft]));
 }
 
-/** Of a copy: free pages are left out of it. */
+/** The size that a copy will have: free pages are not copied. */
 function bytesOf(from: string): number {
   const query = `select (select count(*) from sqlite_schema) as tables,
     (page_count - freelist_count) * page_size as bytes
@@ -55,7 +55,7 @@ function bytesOf(from: string): number {
   } catch (cause) {
     throw new StartupProblem(`${from} can't be read as a database: ${(cause as Error).message}`, { cause });
   }
-  throw new StartupProblem(`there is nothing in the database at ${from}`);
+  throw new StartupProblem(`the database at ${from} is empty`);
 }
 
 interface Contents {
@@ -66,10 +66,10 @@ interface Contents {
 const NOTHING: Contents = { tables: 0, bytes: 0 };
 
 function reading<T>(path: string, work: (connection: Database) => T): T {
-  // To read the log of a running service takes the permission to write its index.
+  // Reading the write-ahead log of a running service needs write access to its index.
   const connection = new Database(path, { readwrite: true, create: false });
   try {
-    // A service that starts after a crash, or ends, has the file for itself for a moment.
+    // A service that recovers after a crash, or ends, locks the file for a moment.
     connection.run("pragma busy_timeout = 10000");
     return work(connection);
   } finally {
@@ -77,7 +77,7 @@ function reading<T>(path: string, work: (connection: Database) => T): T {
   }
 }
 
-/** A copy that fills the disk of the database would have the service refuse calls meanwhile. */
+/** Checks the free space, since a copy that fills the database's disk would make the service refuse calls. */
 function requireRoom(directory: string, bytes: number): void {
   const { bavail, bsize } = statfsSync(directory);
   if (bavail * bsize > bytes + BYTES_SPARED) return;
@@ -96,7 +96,7 @@ export function syncFile(path: string): void {
   }
 }
 
-/** Either what is wrong with it, or what it holds. */
+/** What is wrong with a copy, or what it holds. */
 type CheckedCopy =
   | { readonly problem: string }
   | { readonly problem: null; readonly bytes: number; readonly schema: Schema; readonly keys: WrappedKeys };
@@ -112,13 +112,13 @@ export function checkSqliteCopy(path: string): CheckedCopy {
     if (found !== "ok") return { problem: `it is damaged: ${found}` };
     const schema = schemaOf(versionsOnSqlite(copy));
     const fit = fitOf(schema);
-    if (fit === "none") return { problem: "it is no whole database of tollgate: it has no schema" };
+    if (fit === "none") return { problem: "it is not a complete tollgate database: it has no schema" };
     if (fit === "too new") return { problem: `it has ${tooNewText(schema)}` };
     return { problem: null, bytes: statSync(path).size, schema, keys: wrappedKeys(copy) };
   } catch (error) {
     if (error instanceof StartupProblem) return { problem: error.message };
     if (!(error instanceof SQLiteError)) throw error;
-    return { problem: `it is no whole database of tollgate: ${error.message}` };
+    return { problem: `it is not a complete tollgate database: ${error.message}` };
   } finally {
     copy?.close();
   }

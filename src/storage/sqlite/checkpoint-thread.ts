@@ -1,5 +1,5 @@
-// Entry point of a thread with a connection of its own that moves the log of a SQLite database into the database file.
-// Writers and readers go on meanwhile.
+// Entry point of a thread that checkpoints an SQLite database on a connection of its own: it moves the write-ahead log into the
+// database file. Writers and readers go on meanwhile.
 import { Database } from "bun:sqlite";
 
 export type ToCheckpointThread = { readonly kind: "open"; readonly path: string } | { readonly kind: "move" | "close" };
@@ -10,7 +10,7 @@ export type FromCheckpointThread =
 
 declare const self: Worker;
 
-/** Only a process that rebuilds the index of the log after a crash, or another checkpoint, is waited for. */
+/** How long to wait for another checkpoint, or for a process that rebuilds the log's index after a crash; nothing else blocks. */
 const BUSY_MS = 1_000;
 
 function open(path: string): Database {
@@ -52,5 +52,5 @@ function serve(): (message: ToCheckpointThread) => void {
   };
 }
 
-const take = serve();
-self.onmessage = ({ data }: MessageEvent<ToCheckpointThread>) => take(data);
+const receive = serve();
+self.onmessage = ({ data }: MessageEvent<ToCheckpointThread>) => receive(data);

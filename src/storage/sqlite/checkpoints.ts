@@ -1,35 +1,35 @@
-// Moves SQLite's log into the database file each second, or when it is large, so that the log begins again. A thread of its own
-// moves nearly all of it: with 24,000 accepts a second a second's worth held the event loop for 20 to 60 ms, three times as
-// long as the longest group of writes. The log begins again only when all of it has been moved, and writers go on meanwhile,
-// so when the thread is done with a large log, this thread moves what has come since, between two groups.
+// Checkpoints SQLite each second, or when its write-ahead log is large: moves the log into the database file, so that the log can
+// restart. A thread of its own moves nearly all of it: at 24,000 accepts a second, moving a second's worth held the event loop for
+// 20 to 60 ms, three times as long as the longest group of writes. The log restarts only when all of it has been moved, and
+// writers go on meanwhile, so after the thread is done with a large log, this thread moves the rest between two groups.
 import type { Database } from "bun:sqlite";
 import { statSync } from "node:fs";
 import type { Log } from "../../core/log.ts";
 import type { FromCheckpointThread, ToCheckpointThread } from "./checkpoint-thread.ts";
 
 /**
- * How often the thread moves what has come meanwhile into a large log, before this one moves the rest. While a tenant sends
- * bodies of a mebibyte, that rest held the event loop for 50 to 150 ms, eight times in 17 s; with this once (measured).
+ * How often the thread moves what was added to a large log meanwhile, before this thread moves the rest. While a tenant sent
+ * bodies of 1 MiB, the rest held the event loop for 50 to 150 ms eight times in 17 s; with these repeats once (measured).
  */
-const AGAIN = 3;
+const REPEATS = 3;
 
 interface CheckpointOptions {
-  /** The connection of this process that writes. */
+  /** The process's writing connection. */
   readonly writer: Database;
   readonly path: string;
   readonly log: Log;
-  /** From this size on the log is to begin again. */
+  /** The size of the write-ahead log above which it must restart. */
   readonly walBytes: number;
-  /** For tests: makes the thread. */
+  /** Makes the thread; replaced by tests. */
   readonly spawn?: () => Worker;
 }
 
 export interface Checkpoints {
-  /** Ends the thread. The log stays as it is. */
+  /** Ends the thread. The write-ahead log stays as it is. */
   stop(): Promise<void>;
 }
 
-/** As with the workers for upstream calls: in the compiled binary, by the path below `src`. */
+/** In the compiled binary a worker is named by its path below `src`. */
 function spawnThread(): Worker {
   return Bun.isStandaloneExecutable
     ? new Worker("./storage/sqlite/checkpoint-thread.ts")
@@ -41,34 +41,34 @@ export function startCheckpoints({ writer, path, log, walBytes, spawn }: Checkpo
   const changes = writer.prepare<{ n: number }, []>("select total_changes() as n");
   const isLarge = () => statSync(`${path}-wal`).size > walBytes;
   const thread = createThread(path, log, spawn ?? spawnThread);
-  let seen = -1;
-  let lookedAt = Number.NEGATIVE_INFINITY;
+  let movedChanges = -1;
+  let checkedAt = Number.NEGATIVE_INFINITY;
   let isMoving = false;
   let isStopped = false;
 
-  /** What came while the thread was at it, or all of it when there is no thread. */
+  /** Moves what was added while the thread was moving, or everything when the thread has failed. */
   function moveHere(): void {
     if (!writer.inTransaction) checkpoint.run();
   }
 
-  async function look(): Promise<void> {
-    const isDue = performance.now() - lookedAt >= 1_000;
+  async function moveIfDue(): Promise<void> {
+    const isDue = performance.now() - checkedAt >= 1_000;
     if (writer.inTransaction || (!isDue && !isLarge())) return;
-    lookedAt = performance.now();
-    const now = changes.get()?.n ?? 0;
-    if (now === seen) return;
+    checkedAt = performance.now();
+    const currentChanges = changes.get()?.n ?? 0;
+    if (currentChanges === movedChanges) return;
     let isMoved = await thread.move();
-    // Each time less has come meanwhile.
-    for (let again = 0; again < AGAIN && isMoved && !isStopped && isLarge(); again++) isMoved = await thread.move();
+    // Each repeat leaves less to move.
+    for (let again = 0; again < REPEATS && isMoved && !isStopped && isLarge(); again++) isMoved = await thread.move();
     if (isStopped) return;
     if (!isMoved || isLarge()) moveHere();
-    seen = now;
+    movedChanges = currentChanges;
   }
 
   const timer = setInterval(() => {
     if (isMoving) return;
     isMoving = true;
-    look()
+    moveIfDue()
       .catch((error) => log.warn("checkpoint_failed", { error }))
       .finally(() => {
         isMoving = false;
@@ -84,7 +84,7 @@ export function startCheckpoints({ writer, path, log, walBytes, spawn }: Checkpo
   };
 }
 
-/** Started when there is something to move, since many processes only read, or write little and end. */
+/** The thread, started when there is something to move, since many processes only read, or write little and end. */
 function createThread(path: string, log: Log, spawn: () => Worker) {
   let worker: Worker | null = null;
   let answered: ((message: FromCheckpointThread | null) => void) | null = null;
@@ -99,13 +99,13 @@ function createThread(path: string, log: Log, spawn: () => Worker) {
     next.onmessage = ({ data }: MessageEvent<FromCheckpointThread>) => answered?.(data);
     next.onerror = (event) => log.warn("checkpoint_failed", { message: event.message });
     next.addEventListener("close", gone);
-    // A command that has done its work ends, whatever this thread does.
+    // A command that is done ends, whatever this thread does.
     next.unref();
     next.postMessage({ kind: "open", path } satisfies ToCheckpointThread);
     return next;
   }
 
-  /** Null when the thread died, or is silent for so long. */
+  /** Sends a message and waits for its response; null when the thread has died, or does not respond within `ms`. */
   async function ask(
     kind: "move" | "close",
     wanted: FromCheckpointThread["kind"],
@@ -120,16 +120,16 @@ function createThread(path: string, log: Log, spawn: () => Worker) {
     worker?.postMessage({ kind } satisfies ToCheckpointThread);
     const answer = await promise;
     clearTimeout(timer);
-    // Another question may have taken its place, as that of the end does.
+    // Another message, such as `close`, may have replaced the handler meanwhile.
     if (answered === mine) answered = null;
     return answer;
   }
 
   return {
-    /** Whether it could be done. */
+    /** Moves the log. @returns whether that succeeded */
     async move(): Promise<boolean> {
       worker ??= launch();
-      // A thread that has not answered for a minute is given up.
+      // A thread that does not respond for a minute counts as failed.
       const answer = await ask("move", "moved", 60_000);
       if (answer?.kind !== "moved") return false;
       if (answer.error !== null) log.warn("checkpoint_failed", { message: answer.error });

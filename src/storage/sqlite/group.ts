@@ -1,12 +1,10 @@
-// Group commit: works that wait at the same time share one transaction of the one SQLite writer, and all are answered
-// after its commit. A commit costs one wait for the disk, so this makes durable writes fast. A savepoint for each work
-// would let one fail alone, but copies every page that the work touches (measured: half of the cost of an accept). So a
-// group first runs without savepoints, but for what a tenant may make fail as often as it likes; when another work fails, the
-// group is rolled back and runs again with them.
-// The writer is on the main thread: on one of its own (measured by turns on two cores, commands handed over as one JSON text)
-// an accept took 36 instead of 38 µs of the main thread but 56 instead of 43 in all, and a whole call 96 instead of 145 but
-// 285 instead of 245, so that two cores did less. Checkpoints are on a thread of their own: checkpoints.ts.
-// In one file, since what a failure undoes is seen only with all of it.
+// Group commit: writes that wait at the same time share one transaction of the one SQLite writer, and all resolve after its
+// commit. A commit costs one wait for the disk, so this makes durable writes fast. A savepoint for each write would let it fail
+// alone, but copies every page that it touches (measured: half of the cost of an accept). So only writes that a tenant can make
+// fail at will run in savepoints at first. When another one fails, the group is rolled back and retried with a savepoint each.
+// The writer is on the main thread. On a thread of its own (measured alternately on two cores, commands sent as one JSON text) an
+// accept took 36 instead of 38 µs of the main thread but 56 instead of 43 in all, and a whole call 96 instead of 145 but 285
+// instead of 245, so that two cores did less. Checkpoints are on a thread of their own: checkpoints.ts.
 import { type Database, SQLiteError } from "bun:sqlite";
 import type { CountDimension, Tables } from "../../../db/schema.ts";
 import type { CallEnd } from "../../core/call.ts";
@@ -29,20 +27,20 @@ import {
 } from "../store.ts";
 import { addCount, type Counts, changedCounts } from "../totals.ts";
 
-/** It keeps the wait of the first work of a group and the pause of the event loop short, beside the bounds of its size. */
+/** How long a group may run, so that its first write waits little and the event loop is not held for long. */
 const GROUP_MS_MAX = 10;
 
 interface GroupOptions {
-  /** The only connection of this process that writes; nothing else may run on it while a group runs. */
+  /** The process's only writing connection; nothing else may run on it while a group runs. */
   readonly writer: Database;
-  /** Drizzle over `writer`: the same object in every work, so that prepared queries are built once. */
+  /** Drizzle over `writer`: one object for all writes, so that prepared queries are built once. */
   readonly db: Queries;
   readonly tables: Tables;
   readonly now: Tx["now"];
   readonly log: Log;
-  /** Called after the commit with the calls that a work has ended. */
+  /** Called after the commit with the calls that a write has ended. */
   readonly ended: (ends: readonly CallEnd[]) => void;
-  /** How long a group takes in works. */
+  /** How long a group may run. */
   readonly groupMs?: number;
 }
 
@@ -63,10 +61,10 @@ function statements(writer: Database) {
   };
 }
 
-/** What one work does beside its own rows. */
+/** What one write does in addition to changing its own rows. */
 class Effects implements CommandEffects {
   readonly #counts: Counts;
-  /** Calls that it has ended; null for most works, which end none. */
+  /** Calls that the write has ended; null for most writes, which end none. */
   ends: CallEnd[] | null = null;
 
   constructor(counts: Counts) {
@@ -83,11 +81,11 @@ class Effects implements CommandEffects {
   }
 }
 
-/** How far a group has come. */
+/** The progress of a group. */
 interface GroupProgress {
   readonly answers: (() => void)[];
   readonly counts: Counts;
-  /** Works that were begun. */
+  /** How many writes were begun. */
   ran: number;
 }
 
@@ -97,7 +95,7 @@ function createGroupRunner(
 ) {
   const sql = statements(writer);
 
-  /** What a closure may do in its transaction: more than commands, which many more works are. */
+  /** The transaction of a closure. Commands, by far the most writes, don't need one. */
   const txOf = (effects: CommandEffects): Tx => ({
     count: (...count) => effects.count(...count),
     ended: (end) => effects.ended(end),
@@ -113,34 +111,34 @@ function createGroupRunner(
     write.resolve(value);
   };
 
-  /** Runs a command, and returns what answers it after the commit. Its failure fails the whole group. */
-  function runCommand(write: WaitingWrite, command: Run, counts: Counts): () => void {
+  /** Runs a command without a savepoint. @returns the function that resolves it after the commit. @throws WriteFailed */
+  function runCommand(write: WaitingWrite, command: Run, { counts }: GroupProgress): () => void {
     const effects = new Effects(counts);
     try {
       return answerOf(write, effects, command(effects));
     } catch (cause) {
-      throw new WorkFailed("a work of the group failed", { cause });
+      throw new WriteFailed("a write of the group failed", { cause });
     }
   }
 
-  /** Runs a command or a work, and returns what answers it after the commit. */
+  /** Runs a command or a closure. @returns the function that resolves it after the commit */
   async function perform(write: WaitingWrite, counts: Counts): Promise<() => void> {
     const effects = new Effects(counts);
     const { job } = write;
     return answerOf(write, effects, "command" in job ? job.command(effects) : await job.work(txOf(effects)));
   }
 
-  /** Runs a work; its failure fails the whole group. */
-  async function runWork(write: WaitingWrite, counts: Counts): Promise<() => void> {
+  /** Runs a write without a savepoint. @throws WriteFailed, which fails the whole group */
+  async function runWithGroup(write: WaitingWrite, counts: Counts): Promise<() => void> {
     try {
       return await perform(write, counts);
     } catch (cause) {
-      throw new WorkFailed("a work of the group failed", { cause });
+      throw new WriteFailed("a write of the group failed", { cause });
     }
   }
 
-  /** Runs a command or a work in a savepoint; its failure is its own. */
-  async function runApart(write: WaitingWrite, counts: Counts): Promise<() => void> {
+  /** Runs a write in a savepoint, so that it fails alone. */
+  async function runInSavepoint(write: WaitingWrite, counts: Counts): Promise<() => void> {
     const own: Counts = new Map();
     sql.save.run();
     try {
@@ -150,7 +148,7 @@ function createGroupRunner(
         addCount(counts, tenant, dimension, value, delta);
       return answer;
     } catch (thrown) {
-      // On a full disk and the like SQLite may have rolled back everything.
+      // On conditions such as a full disk SQLite may have rolled back the whole transaction.
       if (!writer.inTransaction) throw new GroupLost(write, thrown);
       sql.undo.run();
       sql.release.run();
@@ -158,26 +156,26 @@ function createGroupRunner(
     }
   }
 
-  const runAwaited = (write: WaitingWrite, apart: boolean, counts: Counts) =>
-    (apart || write.mayFail ? runApart : runWork)(write, counts);
+  const runAwaited = (write: WaitingWrite, isolated: boolean, { counts }: GroupProgress) =>
+    (isolated || write.mayFail ? runInSavepoint : runWithGroup)(write, counts);
 
-  /** Runs works for as long as a group takes. */
-  async function runSome(group: readonly WaitingWrite[], apart: boolean, progress: GroupProgress): Promise<void> {
-    const late = performance.now() + groupMs;
+  /** Runs writes until a bound of the group is reached. */
+  async function runSome(group: readonly WaitingWrite[], isolated: boolean, progress: GroupProgress): Promise<void> {
+    const until = performance.now() + groupMs;
     let bytes = 0;
-    for (const work of group) {
-      bytes += work.bytes;
+    for (const write of group) {
+      bytes += write.bytes;
       if (progress.ran > 0 && bytes > GROUP_BYTES_MAX) break;
       progress.ran += 1;
-      const command = commandOf(work, apart);
+      const command = commandOf(write, isolated);
       progress.answers.push(
-        command === null ? await runAwaited(work, apart, progress.counts) : runCommand(work, command, progress.counts),
+        command === null ? await runAwaited(write, isolated, progress) : runCommand(write, command, progress),
       );
-      if (performance.now() > late) break;
+      if (performance.now() > until) break;
     }
   }
 
-  /** When the disk refuses even this, the next group tries again before it begins. */
+  /** Rolls the group back. If the disk refuses even that, the next group tries it again before it begins. */
   function undoAll(): void {
     try {
       sql.rollback.run();
@@ -187,21 +185,21 @@ function createGroupRunner(
   }
 
   return {
-    /** @throws SQLiteError SQLITE_BUSY when another process holds the write lock. */
+    /** Begins a transaction. @throws SQLiteError SQLITE_BUSY when another process holds the write lock */
     begin(): void {
       if (writer.inTransaction) sql.rollback.run();
       sql.begin.run();
     },
-    /** Runs as many works as fit into the bounds of a group, and commits. Never throws. */
-    async run(group: readonly WaitingWrite[], apart: boolean): Promise<GroupOutcome> {
+    /** Runs as many writes as fit into the bounds of a group, and commits. Never throws. */
+    async run(group: readonly WaitingWrite[], isolated: boolean): Promise<GroupOutcome> {
       const progress: GroupProgress = { answers: [], counts: new Map(), ran: 0 };
       try {
-        await runSome(group, apart, progress);
+        await runSome(group, isolated, progress);
         for (const { tenant, dimension, value, delta } of changedCounts(progress.counts)) {
           sql.addToTotal.run(tenant, dimension, value, delta);
         }
         sql.commit.run();
-        return { answers: progress.answers, again: group.slice(progress.ran) };
+        return { answers: progress.answers, retry: group.slice(progress.ran) };
       } catch (thrown) {
         if (writer.inTransaction) undoAll();
         return afterFailure(thrown, group, progress.ran);
@@ -210,9 +208,9 @@ function createGroupRunner(
   };
 }
 
-/** A command that fails together with its group is not awaited: that would cost each of them a turn of the queue of promises. */
-function commandOf({ job, mayFail }: WaitingWrite, apart: boolean): Run | null {
-  return "command" in job && !apart && !mayFail ? job.command : null;
+/** The command of a write that runs without a savepoint. It is not awaited, to save each a turn of the microtask queue. */
+function commandOf({ job, mayFail }: WaitingWrite, isolated: boolean): Run | null {
+  return "command" in job && !isolated && !mayFail ? job.command : null;
 }
 
 function isBusy(error: unknown): boolean {
@@ -226,11 +224,11 @@ export function createGroupCommit(options: GroupOptions) {
   const share = createFairShare({ size: MAX.storeWaiting });
   let scheduled = false;
   let closed = false;
-  let apart = false;
+  let isolated = false;
   let busySince: number | undefined;
   let onIdle = () => {};
 
-  /** False when another process holds the write lock: the works go on waiting, without blocking the event loop. */
+  /** Begins a group. False when another process holds the write lock: the writes wait on, without blocking the event loop. */
   async function begin(): Promise<boolean> {
     try {
       runner.begin();
@@ -238,20 +236,20 @@ export function createGroupCommit(options: GroupOptions) {
       return true;
     } catch (error) {
       busySince ??= performance.now();
-      // Another process (a command, a backup) may hold the write lock for this long before writes are refused.
+      // A command or a backup may hold the write lock for this long before writes are refused.
       if (isBusy(error) && performance.now() - busySince < 4_000) return false;
       busySince = undefined;
-      await inSlices(queue.all(), (work) => work.reject(sqliteFailure(error)));
+      await inSlices(queue.all(), (write) => write.reject(sqliteFailure(error)));
       return false;
     }
   }
 
-  async function turn(): Promise<void> {
+  async function runGroup(): Promise<void> {
     if (await begin()) {
-      const outcome = await runner.run(queue.next(), apart);
-      const { answers, again } = outcome;
-      apart = outcome.apart === true;
-      if (again.length > 0) queue.putBack(again, apart);
+      const outcome = await runner.run(queue.next(), isolated);
+      const { answers, retry } = outcome;
+      isolated = outcome.isolated === true;
+      if (retry.length > 0) queue.putBack(retry, isolated);
       await inSlices(answers, (answer) => answer());
     }
     scheduled = false;
@@ -259,17 +257,17 @@ export function createGroupCommit(options: GroupOptions) {
     else onIdle();
   }
 
-  /** A group starts when all requests of this turn of the event loop have handed in their works. */
+  /** Schedules a group for when all requests of this turn of the event loop have added their writes. */
   function schedule(): void {
     if (scheduled) return;
     scheduled = true;
-    if (busySince === undefined) setImmediate(turn);
-    else setTimeout(turn, 20);
+    if (busySince === undefined) setImmediate(runGroup);
+    else setTimeout(runGroup, 20);
   }
 
   function enter<T>({ tenant, mayFail, bytes, job }: Omit<WaitingWrite, "resolve" | "reject">): Promise<T> {
     if (closed) return Promise.reject(unavailable(new Error("the store is closed")));
-    if (share.take(tenant) !== null) return Promise.reject(unavailable(new Error("too many works wait")));
+    if (share.take(tenant) !== null) return Promise.reject(unavailable(new Error("too many writes wait")));
     return new Promise<T>((resolve, reject) => {
       queue.add({
         tenant,
@@ -290,8 +288,7 @@ export function createGroupCommit(options: GroupOptions) {
   }
 
   return {
-    // Queries are promises of Drizzle's own kind, so what a work gives is always awaited.
-    /** Nothing but this process writes, so that an urgent work comes with the next group too. */
+    /** Runs a closure, which may await Drizzle's queries only. `urgent` changes nothing here, since no other process writes. */
     write<T>(work: (tx: Tx) => Promise<T>, { bytes = 0 }: WriteOptions = {}): Promise<T> {
       const tenant = actingTenant();
       return enter({ tenant: tenant ?? FOR_ALL, mayFail: tenant !== null, bytes, job: { work } });
@@ -305,7 +302,7 @@ export function createGroupCommit(options: GroupOptions) {
         job: { command: (effects) => run(input, effects) },
       });
     },
-    /** Refuses further works and resolves when those that wait have ended. */
+    /** Refuses further writes and resolves when the waiting ones have ended. */
     close(): Promise<void> {
       closed = true;
       if (!scheduled) return Promise.resolve();
@@ -319,129 +316,130 @@ export function createGroupCommit(options: GroupOptions) {
 type Run = (effects: CommandEffects) => unknown;
 
 interface WaitingWrite {
-  /** A command gives its output at once, and needs no transaction made for it. */
+  /** A command is synchronous and needs no `Tx`; a closure is given one. */
   readonly job: { readonly command: Run } | { readonly work: (tx: Tx) => Promise<unknown> };
-  /** Whose turn it takes. The process's own work is FOR_ALL. */
+  /** The tenant whose turn it takes; FOR_ALL for the process's own writes. */
   readonly tenant: string;
-  /** Whether it has a savepoint of its own from the first: a tenant can make it fail, as by a name that is in use. */
+  /** Whether it runs in a savepoint from the first, since a tenant can make it fail, for example by a name that is in use. */
   readonly mayFail: boolean;
-  /** About how many it carries. */
+  /** About how many bytes it stores. */
   readonly bytes: number;
   resolve(value: unknown): void;
   reject(error: unknown): void;
 }
 
-/** A work failed without a savepoint: nothing of the group may stay. */
-class WorkFailed extends Error {}
+/** A write failed without a savepoint, so the whole group has to be rolled back. */
+class WriteFailed extends Error {}
 
-/** The failure of one work undid the others with it; they may succeed without that one. */
+/** The failure of one write rolled back the whole transaction; the others may succeed without it. */
 class GroupLost extends Error {
-  readonly work: WaitingWrite;
+  readonly failed: WaitingWrite;
 
-  constructor(work: WaitingWrite, cause: unknown) {
+  constructor(failed: WaitingWrite, cause: unknown) {
     super("the transaction was rolled back", { cause });
-    this.work = work;
+    this.failed = failed;
   }
 }
 
-/** The outcome of a group: how to answer the works that are done, and which ones have to run in another group. */
+/** The outcome of a group: functions that settle its finished writes, and the writes that have to run in another group. */
 interface GroupOutcome {
   readonly answers: readonly (() => void)[];
-  readonly again: readonly WaitingWrite[];
-  /** Whether the next group needs a savepoint for each work. */
-  readonly apart?: boolean;
+  readonly retry: readonly WaitingWrite[];
+  /** Whether the next group needs a savepoint for each write. */
+  readonly isolated?: boolean;
 }
 
-/** Nothing of the group was stored: which works are told so, and which run again. */
+/** The outcome of a group of which nothing was stored: which writes are rejected, and which are retried. */
 function afterFailure(thrown: unknown, group: readonly WaitingWrite[], ran: number): GroupOutcome {
-  if (thrown instanceof WorkFailed) return { answers: [], again: group, apart: true };
+  if (thrown instanceof WriteFailed) return { answers: [], retry: group, isolated: true };
   if (thrown instanceof GroupLost) {
-    const { work: lost, cause } = thrown;
+    const { failed, cause } = thrown;
     return {
-      answers: [() => lost.reject(sqliteFailure(cause))],
-      again: group.filter((work) => work !== lost),
-      apart: true,
+      answers: [() => failed.reject(sqliteFailure(cause))],
+      retry: group.filter((write) => write !== failed),
+      isolated: true,
     };
   }
   const fault = sqliteCommitFailure(thrown);
   return {
-    answers: group.slice(0, ran).map((work) => () => work.reject(fault)),
-    again: group.slice(ran),
+    answers: group.slice(0, ran).map((write) => () => write.reject(fault)),
+    retry: group.slice(ran),
   };
 }
 
-/** Bounds of one group, beside its time. */
-const GROUP_WORKS_MAX = 512;
-/** A commit writes what its works have changed: 5 ms for so much on an idle disk (measured), 114 ms for 32 MiB. */
+/** The most writes of a group. */
+const GROUP_WRITES_MAX = 512;
+/** The most bytes of a group. Its commit writes them: 5 ms for this size on an idle disk (measured), 114 ms for 32 MiB. */
 const GROUP_BYTES_MAX = 1024 * 1024;
 /**
- * From here on a work is large: every second group begins with one, and no other work waits for more. While a tenant sent
- * 150 bodies of a mebibyte at a time, its neighbour's call took 1 s, and 3 s at most; with this, 17 ms and 310 (measured).
+ * A write from this size on is large: every second group begins with one, and other writes wait for no more than that. While a
+ * tenant sent 150 bodies of 1 MiB at a time, its neighbour's call took 1 s, and 3 s at most; with this, 17 ms and 310 (measured).
  */
 const LARGE_BYTES = 16 * 1024;
 
-/** Works that are done for all: beside them a thousand tenants may have turns. */
+/** Whether a write is on behalf of all tenants. Such writes have turns of their own, since a thousand tenants may be waiting. */
 const isForAll = ({ tenant }: WaitingWrite) => tenant === FOR_ALL;
 
 const isLarge = ({ bytes }: WaitingWrite) => bytes >= LARGE_BYTES;
 
-/** One of each, for as long as there are any. */
+/** Interleaves two lists: one of each, then the rest of the longer one. */
 function alternating(some: readonly WaitingWrite[], others: readonly WaitingWrite[]): readonly WaitingWrite[] {
   if (some.length === 0) return others;
   if (others.length === 0) return some;
   const all = Array.from({ length: Math.max(some.length, others.length) }, (_, at) => [some[at], others[at]]);
-  return all.flat().filter((work) => work !== undefined);
+  return all.flat().filter((write) => write !== undefined);
 }
 
-/** The works that wait to be written, and which of them are the next group: by turns of the tenants when there are more. */
+/** The queue of waiting writes, which forms the groups. When more wait than fit into a group, tenants take turns. */
 function createGroupQueue() {
   const small = createTurnQueue<WaitingWrite>();
   const forAll = createTurnQueue<WaitingWrite>();
   const large = createTurnQueue<WaitingWrite>();
+  /** The writes of a group that was rolled back. */
   let undone: readonly WaitingWrite[] = [];
   let isLargeDue = false;
   let isForAllFirst = true;
 
   const queues = [small, forAll, large];
-  const queueOf = (work: WaitingWrite) => {
-    if (isLarge(work)) return large;
-    return isForAll(work) ? forAll : small;
+  const queueOf = (write: WaitingWrite) => {
+    if (isLarge(write)) return large;
+    return isForAll(write) ? forAll : small;
   };
 
   /**
-   * Those for all have every second place, so that neither they nor the tenants wait for all of the others. The first place
-   * goes by turns too, since it may be the only one that the group has time for.
+   * Small writes, every second one FOR_ALL, so that neither these nor the tenants' wait for all of the others. Which kind comes
+   * first alternates too, since the group may have time for one write only.
    */
   function nextSmall(): readonly WaitingWrite[] {
-    const some = forAll.take(Math.max(GROUP_WORKS_MAX / 2, GROUP_WORKS_MAX - small.size));
-    const others = small.take(GROUP_WORKS_MAX - some.length);
+    const some = forAll.take(Math.max(GROUP_WRITES_MAX / 2, GROUP_WRITES_MAX - small.size));
+    const others = small.take(GROUP_WRITES_MAX - some.length);
     if (!isLargeDue) isForAllFirst = !isForAllFirst;
     return isForAllFirst ? alternating(some, others) : alternating(others, some);
   }
 
   return {
     size: () => small.size + forAll.size + large.size + undone.length,
-    add: (work: WaitingWrite) => queueOf(work).add(work),
-    /** They come next. Those that are to run apart do so all together, as the failed one is among them. */
-    putBack(works: readonly WaitingWrite[], apart: boolean): void {
-      if (apart) {
-        undone = works;
+    add: (write: WaitingWrite) => queueOf(write).add(write),
+    /** Puts writes back at the front. Isolated ones all run in the next group, since any of them may be the failed one. */
+    putBack(writes: readonly WaitingWrite[], isolated: boolean): void {
+      if (isolated) {
+        undone = writes;
         return;
       }
-      for (const queue of queues) queue.putBack(works.filter((work) => queueOf(work) === queue));
+      for (const queue of queues) queue.putBack(writes.filter((write) => queueOf(write) === queue));
     },
     next(): readonly WaitingWrite[] {
       if (undone.length > 0) {
-        const again = undone;
+        const retry = undone;
         undone = [];
-        return again;
+        return retry;
       }
       if (large.size === 0) {
         isLargeDue = false;
         return nextSmall();
       }
       const group = [...(isLargeDue ? large.take(1) : []), ...nextSmall()];
-      let bytes = group.reduce((sum, work) => sum + work.bytes, 0);
+      let bytes = group.reduce((sum, write) => sum + write.bytes, 0);
       for (let next = large.take(1); next[0] !== undefined; next = large.take(1)) {
         bytes += next[0].bytes;
         if (group.length > 0 && bytes > GROUP_BYTES_MAX) {
@@ -454,16 +452,16 @@ function createGroupQueue() {
       return group;
     },
     all(): readonly WaitingWrite[] {
-      const works = [...undone, ...queues.flatMap((queue) => queue.take(queue.size))];
+      const writes = [...undone, ...queues.flatMap((queue) => queue.take(queue.size))];
       undone = [];
-      return works;
+      return writes;
     },
   };
 }
 
 type CommandOn = <Input, Output>(command: Command<Input, Output>) => (input: Input, effects: CommandEffects) => Output;
 
-/** Commands, their statements prepared once on this connection. */
+/** Returns a function that runs commands on this connection, each with its statements prepared once. */
 export function commandsOn(writer: Database): CommandOn {
   const known = new Map<unknown, (input: never, effects: CommandEffects) => unknown>();
   function prepare(text: string): SqliteStatement {

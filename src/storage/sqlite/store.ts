@@ -1,5 +1,5 @@
-// The store on SQLite: one connection that writes in groups, one that only reads, and checkpoints on a
-// thread of their own. Every commit waits for the disk (synchronous=FULL).
+// The store on SQLite: one connection for writes, by group commit, one for reads, and a thread for checkpoints. Every commit waits
+// for the disk (synchronous=FULL).
 import { Database, SQLiteError } from "bun:sqlite";
 import { chmodSync, mkdirSync } from "node:fs";
 import { dirname } from "node:path";
@@ -16,16 +16,16 @@ import { type Command, type CommandEffects, createCallEnds, type Queries, type S
 import { startCheckpoints } from "./checkpoints.ts";
 import { commandsOn, createGroupCommit } from "./group.ts";
 
-/** How long opening waits for another process that migrates. */
+/** How long opening the database waits for another process that migrates it. */
 const OPEN_BUSY_MS = 10_000;
 /**
- * The log is cut to this size when it begins again; below it, its blocks are used again. It is about what it mostly grows to:
- * the fsync of a commit that makes the file longer takes 290 µs, of one in blocks that it has 135 (measured, ext4, 11 pages).
+ * The write-ahead log is truncated to this size when it restarts; the blocks below are reused. It mostly grows to about this size:
+ * the fsync of a commit that extends the file takes 290 µs, of one in existing blocks 135 (measured, ext4, 11 pages).
  */
 const WAL_BYTES_KEPT = 80 * 1024 * 1024;
 /**
- * Large bodies make the log grow so fast that moving a second's worth would take hundreds of milliseconds. It is more than is
- * kept: a log that has this size for good would be moved at every look at it.
+ * The size at which the log is checkpointed at once: large bodies make it grow so fast that moving a second's worth would take
+ * hundreds of milliseconds. It is above WAL_BYTES_KEPT, since a log that keeps this size would always be due.
  */
 const WAL_BYTES_MAX = WAL_BYTES_KEPT + 16 * 1024 * 1024;
 const CACHE_KIB = 16 * 1024;
@@ -38,10 +38,10 @@ interface SqliteOptions {
   readonly clock: Clock;
 }
 
-/** Of commands that only read. */
+/** For commands that only read. */
 const NO_EFFECTS: CommandEffects = { count() {}, ended() {} };
 
-/** SQLite gives its log and index files the mode of the database file. */
+/** Creates the database file for its owner only. SQLite gives its log and index files the same mode. */
 function createPrivateFile(path: string): void {
   mkdirSync(dirname(path), { recursive: true, mode: 0o700 });
   ensurePrivateFile(path);
@@ -54,7 +54,7 @@ function connect(path: string): Database {
   enterWal(connection);
   connection.run("pragma synchronous = full");
   connection.run("pragma wal_autocheckpoint = 0");
-  // Savepoints keep copies of the pages that they may have to put back.
+  // Savepoints store copies of changed pages in temporary storage.
   connection.run("pragma temp_store = memory");
   connection.run(`pragma journal_size_limit = ${WAL_BYTES_KEPT}`);
   connection.run(`pragma cache_size = -${CACHE_KIB}`);
@@ -62,8 +62,8 @@ function connect(path: string): Database {
 }
 
 /**
- * The first connections to a new file all want to change its journal mode, and SQLite lets none of them wait that already
- * reads the file: it answers busy at once, whatever the timeout.
+ * Switches to WAL mode, with retries: the first connections to a new file all try that, and SQLite answers busy at once, whatever
+ * the timeout, to one that already reads the file.
  */
 function enterWal(connection: Database): void {
   const until = performance.now() + OPEN_BUSY_MS;
@@ -79,7 +79,7 @@ function enterWal(connection: Database): void {
   }
 }
 
-/** Statistics of the schema are read when a connection opens, so the one that migrates is not used afterwards. */
+/** Migrates on a connection of its own, since a connection reads the schema's statistics when it opens. */
 function migrate({ path, clock, log }: SqliteOptions): void {
   const connection = connect(path);
   try {
@@ -89,7 +89,7 @@ function migrate({ path, clock, log }: SqliteOptions): void {
   }
 }
 
-/** @throws Error when the database belongs to a newer program, or cannot be opened. */
+/** @throws Error when the database belongs to a newer program, or can't be opened */
 export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const { path, log, clock } = options;
   createPrivateFile(path);
@@ -99,16 +99,16 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
   reader.run("pragma query_only = on");
 
   const tables = defineSchema(columns.sqlite);
-  // Drizzle runs the builders of this driver at once when they are awaited, as "async" promises.
+  // This driver is synchronous, but its query builders can be awaited, which is how the "async" type uses them.
   const ends = createCallEnds(log);
   const db = drizzle(writer) as unknown as Queries;
-  // Waiting inside SQLite blocks the event loop. The group commit waits for the write lock without it.
+  // Waiting for the write lock inside SQLite would block the event loop. The group commit retries with timers instead.
   writer.run("pragma busy_timeout = 0");
-  // Readers of the log wait for nobody, except for a process that rebuilds its index after a crash.
+  // Readers wait only for a process that rebuilds the log's index after a crash.
   reader.run("pragma busy_timeout = 50");
   const group = createGroupCommit({ writer, db, tables, now, log, ended: ends.publish });
   const checkpoints = startCheckpoints({ writer, path, log, walBytes: WAL_BYTES_MAX });
-  // A row that stays as it was would not be written.
+  // The value changes each time, since an unchanged row would not be written.
   const touch = writer.prepare(
     "insert into job_leases (job, next_at) values ('probe', 1) on conflict (job) do update set next_at = next_at + 1",
   );
@@ -123,8 +123,7 @@ export async function openSqlite(options: SqliteOptions): Promise<Store> {
     read: { ...read, urgent: read },
     write: group.write,
     execute(command, input) {
-      if (command.kind === "counter")
-        throw new Error(`${command.name}: counted in memory where nobody shares the database`);
+      if (command.kind === "counter") throw new Error(`${command.name}: shared counters need a shared database`);
       return command.kind === "look_up" ? lookUp(command, input) : group.execute(command, input);
     },
     onCallEnded: ends.subscribe,

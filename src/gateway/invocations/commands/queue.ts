@@ -1,9 +1,8 @@
-// The queue: which calls wait for a replica to make them, whose they are and how many, and how they are taken. From the moment
-// that a call is taken only the one who has the token makes it.
+// The queue of pending calls: which agents have calls waiting, how the calls are taken, and how many wait. Taking a call claims
+// it with a token, and only the holder of the token makes the call.
 //
-// The pending calls of an agent are taken as many at a time as it has slots free: the oldest first, without looking at them
-// before. Calls that another replica is just taking are passed over, so that replicas share a backlog instead of all wanting
-// its beginning.
+// One command takes as many calls of an agent as the agent has free slots, the oldest first. It skips calls that another replica
+// is taking at the same moment, so that replicas share a backlog instead of all competing for its oldest calls.
 
 import { and, min, type SQL, sql } from "drizzle-orm";
 import { idFloor, idTime } from "../../../core/id.ts";
@@ -19,27 +18,27 @@ import {
 } from "../../../storage/store.ts";
 
 /**
- * For so long only the replica that accepted a call may take it. Until then, if the commit got no answer, that replica
- * may still refuse the call to its caller.
+ * For this long after its acceptance, only the replica that accepted a call may take it: if its commit got no answer, that
+ * replica may still refuse the call.
  */
 export const YOUNG_MS = 15_000;
 
-/** The lowest ID of a call that only the replica which has accepted it may take. */
+/** The lowest ID of the young calls: those that only the replica which accepted them may take. */
 const youngFrom = (now: number): string => idFloor("inv", now - YOUNG_MS);
 
 /**
- * Of a row `c` of the open calls. Streaming calls are left out: only their caller makes them. A call waits while its
- * payment may still land or fail. The index of pending calls has the same text.
+ * SQL: whether a row `c` of the open calls may be taken. Streaming calls are left out, since only their caller starts them. A
+ * call waits until the outcome of its payment is known. The partial index of pending calls must have the same text.
  *
- * @param replica who looks
- * @param young the lowest ID of a call that only the replica which has accepted it may take
+ * @param replica SQL of the replica that takes
+ * @param young SQL of the lowest ID of the young calls
  */
 const isQueued = (replica: string, young: string) =>
   `c.status = 'pending' and c.mode = 'transactional' and coalesce(c.settlement_status, '') <> 'pending'
    and (c.accepted_by is null or c.accepted_by = ${replica} or c.id < ${young}
      or c.accepted_by not in (select id from processes))`;
 
-/** Who looks for calls, and when. */
+/** The replica that looks for calls. */
 interface Taker {
   readonly replica: string;
   /** By the database's clock. */
@@ -51,51 +50,51 @@ interface WaitingAgent {
   readonly agent_id: string;
 }
 
-interface LookForAgents extends Taker {
-  /** By their IDs, those behind this one. */
+interface AgentsQuery extends Taker {
+  /** Only agents with IDs above this one. */
   readonly after: string;
   readonly limit: number;
 }
 
 const QUEUED = isQueued("$1", "$2");
-const nextBehind = (agent: string) =>
+const nextAfter = (agent: string) =>
   `select c.agent_id from open_invocations c where ${QUEUED} and c.agent_id > ${agent} order by c.agent_id limit 1`;
-/** One seek in the index for each agent, however many calls it has. */
+/** Takes one index seek for each agent, however many calls the agent has. */
 const AGENTS = `
-with recursive seen (agent_id, place) as (
-  select (${nextBehind("$3")}), 1
-  union all select (${nextBehind("seen.agent_id")}), place + 1 from seen where agent_id is not null and place < $4
+with recursive seen (agent_id, depth) as (
+  select (${nextAfter("$3")}), 1
+  union all select (${nextAfter("seen.agent_id")}), depth + 1 from seen where agent_id is not null and depth < $4
 )
 select agent_id, (select c.tenant from open_invocations c where c.agent_id = seen.agent_id and ${QUEUED} order by c.id limit 1) as tenant
 from seen where agent_id is not null`;
 
-function valuesOf({ replica, now, after, limit }: LookForAgents) {
+function valuesOf({ replica, now, after, limit }: AgentsQuery) {
   return [replica, youngFrom(now), after, limit];
 }
 
 /** The agents with calls that this replica may take, by ID. */
-export const waitingAgents: Command<LookForAgents, readonly WaitingAgent[]> = {
+export const waitingAgents: Command<AgentsQuery, readonly WaitingAgent[]> = {
   name: "waiting_agents",
   kind: "look_up",
   tenantOf: () => FOR_ALL,
   bytesOf: () => 128,
-  // The statement is for one look.
+  // The statement answers one query at a time.
   keyOf: () => "all",
   sqlite(prepare) {
     const find = prepare(
       `select json_group_array(json_object('tenant', tenant, 'agent_id', agent_id)) as agents
        from (${AGENTS.replace(/\$(\d)/g, "?$1")})`,
     );
-    return (look) => inOrder(JSON.parse(String(find.get(...valuesOf(look))?.["agents"])) as WaitingAgent[]);
+    return (query) => byId(JSON.parse(String(find.get(...valuesOf(query))?.["agents"])) as WaitingAgent[]);
   },
   postgres: {
     text: AGENTS,
-    valuesOf: ([look]) => (look === undefined ? [] : valuesOf(look)),
-    outputsOf: (_looks, rows) => [inOrder(rows as unknown as WaitingAgent[])],
+    valuesOf: ([query]) => (query === undefined ? [] : valuesOf(query)),
+    outputsOf: (_queries, rows) => [byId(rows as unknown as WaitingAgent[])],
   },
 };
 
-function inOrder(agents: readonly WaitingAgent[]): WaitingAgent[] {
+function byId(agents: readonly WaitingAgent[]): WaitingAgent[] {
   return agents.toSorted((a, b) => (a.agent_id < b.agent_id ? -1 : 1));
 }
 
@@ -106,16 +105,15 @@ export interface Taking {
   readonly agent_id: string;
   /** The replica that takes the calls. */
   readonly owner: string;
-  /** One for each call that may be taken: each claim is an attempt of its own. */
+  /** One token for each call that may be taken: each claim is an attempt of its own. */
   readonly tokens: readonly string[];
   readonly now: number;
   /**
-   * Only calls behind this one, by ID. Where calls have been taken, the database keeps what is left of them for as long
-   * as anybody's snapshot, and would pass over all of it each time (measured with one held back: 20 µs more for each call
-   * after 4,000).
+   * Only calls with IDs above this one. Postgres keeps dead rows of taken calls as long as the oldest snapshot, and would scan
+   * all of them each time (measured with a snapshot held open: 20 µs more for each call after 4,000).
    */
   readonly after: string;
-  /** Calls that are not to be taken. */
+  /** IDs of calls that must not be taken. */
   readonly leftOut: readonly string[];
 }
 
@@ -131,18 +129,18 @@ export interface TakenCalls {
   /** The oldest first. */
   readonly taken: readonly TakenCall[];
   /**
-   * The one that is next, and was not taken: its body does not stand in its row, or those before it are a lot to read.
-   * Those behind it wait for it.
+   * The next call, which was not taken because its body is stored in parts or because `taken` is large enough. The calls after
+   * it wait until it is taken.
    */
   readonly large: { readonly id: string; readonly body_bytes: number } | null;
 }
 
-/** About what a row brings with it; its body may have eight times as much. */
+/** The approximate size of a row without its body, which may have eight times as much. */
 const ROW_BYTES = 1_024;
 
 /**
- * A block ends behind so much: forty of 64 calls with 24 KB each held the event loop for 28 ms on SQLite (measured), and
- * on Postgres the answer of one statement has the blocks of many agents.
+ * No more calls are taken after this many bytes: forty blocks of 64 calls with 24 KB each held the event loop for 28 ms on
+ * SQLite (measured), and on Postgres one statement returns the blocks of many agents.
  */
 const BLOCK_BYTES_MAX = 128 * 1024;
 
@@ -151,7 +149,7 @@ const TAKE_INPUT = inputRows<Taking>({
   agent_id: ["text", ({ agent_id }) => agent_id],
   owner: ["text", ({ owner }) => owner],
   tokens: ["text", ({ tokens }) => tokens.join()],
-  places: ["bigint", ({ tokens }) => tokens.length],
+  slots: ["bigint", ({ tokens }) => tokens.length],
   at: ["bigint", ({ now }) => now],
   young: ["text", ({ now }) => youngFrom(now)],
   after: ["text", ({ after }) => after],
@@ -159,8 +157,8 @@ const TAKE_INPUT = inputRows<Taking>({
 });
 
 /**
- * A call that was refused to its caller is not made. The offset keeps Postgres from reading all refused calls at once instead,
- * as it does for good when there was none at first.
+ * Whether the call was refused to its caller (lost-commits.ts). The offset keeps Postgres to a look-up by key: a plan made while
+ * the table was empty would read all refused calls, and stay in use.
  */
 const isRefused = "exists (select 1 from refused_calls r where r.tenant = c.tenant and r.id = c.id limit 1 offset 0)";
 
@@ -170,10 +168,9 @@ export const takeCommand: Command<Taking, TakenCalls> = {
   bytesOf: ({ tokens }) => tokens.length * ROW_BYTES,
   keyOf: ({ agent_id }) => agent_id,
   sqlite(prepare) {
-    // The plus keeps SQLite to the index of the agent's pending calls: to walk all of the tenant's held the event loop for 28
-    // to 195 ms with 60,000 open (measured).
-    // It plans a statement again whenever one of its ranges has another value, which took 16 of its 25 µs (measured). Not of
-    // an expression, whose value it does not know.
+    // The plus keeps SQLite to the index of the agent's pending calls: scanning all calls of the tenant held the event loop for
+    // 28 to 195 ms with 60,000 open calls (measured). The `|| ''` spares replanning: SQLite plans a statement again whenever the
+    // value of a range changes, which took 16 of its 25 µs (measured), but not when the value is an expression.
     const next = prepare(
       `select c.id, c.call, c.request, coalesce(c.req_size, 0) as body_bytes from open_invocations c
        where c.agent_id = (?1 || '') and +c.tenant = ?2 and ${isQueued("?3", "?4")} and c.id > (?5 || '')
@@ -196,17 +193,17 @@ found as (
       octet_length(c.call) + coalesce(octet_length(c.request), 0) as bytes from open_invocations c
     where c.agent_id = input.agent_id and c.tenant = input.tenant and ${isQueued("input.owner", "input.young")}
       and c.id > input.after and not ${isRefused} and c.id <> all(input.all_left_out)
-    order by c.id limit input.places
+    order by c.id limit input.slots
     for update skip locked
   ) o
 ),
-placed as (
-  select *, row_number() over arrived as place, count(*) filter (where is_large) over arrived as large,
+numbered as (
+  select *, row_number() over arrived as nth, count(*) filter (where is_large) over arrived as large,
     sum(bytes) over arrived - bytes as bytes_before from found
   window arrived as (partition by n order by id)
 ),
 taken as (
-  select n, id, tenant, owner, at, all_tokens[place] as token from placed
+  select n, id, tenant, owner, at, all_tokens[nth] as token from numbered
   where large = 0 and bytes_before <= ${BLOCK_BYTES_MAX}
 ),
 claimed as (
@@ -215,7 +212,7 @@ claimed as (
   returning taken.n, o.id, o.claim, o.call, o.request
 )
 select n, id, claim as token, call, request as body, null::bigint as body_bytes from claimed
-union all select n, id, null, null, null, body_bytes from placed where large > 0 or bytes_before > ${BLOCK_BYTES_MAX}
+union all select n, id, null, null, null, body_bytes from numbered where large > 0 or bytes_before > ${BLOCK_BYTES_MAX}
 order by n, id`,
     valuesOf: TAKE_INPUT.values,
     outputsOf(inputs, rows) {
@@ -253,38 +250,38 @@ function takeOneByOne({ next, take }: Readonly<Record<"next" | "take", SqliteSta
   return { taken, large: null };
 }
 
-/** A millisecond on SQLite (measured). */
+/** Counting so many calls takes a millisecond on SQLite (measured). */
 const CALLS_AT_ONCE = 2_048;
 
-/** As `isQueued`, for any replica. The index has the same text. */
+/** As `isQueued`, for any replica. The partial index must have the same text. */
 const WAITS = sql.raw("status = 'pending' and mode = 'transactional' and coalesce(settlement_status, '') <> 'pending'");
 
 /**
- * How many calls wait to be made by any replica, and for how long. The index of pending calls is walked in steps, since a read on
- * SQLite holds the event loop.
+ * How many calls wait in the queue, and how long the oldest has waited. The index is scanned in steps, since each read on SQLite
+ * holds the event loop.
  *
- * @param atOnce tests lower it
+ * @param atOnce calls in a step; tests lower it
  */
 export async function queueSize({ read, clock }: Store, atOnce: number = CALLS_AT_ONCE): Promise<QueueSize> {
   let calls = 0;
   let oldest: string | null = null;
-  for (let behind: SQL | undefined; ; ) {
-    const step = await stepBehind(read, behind, atOnce);
+  for (let after: SQL | undefined; ; ) {
+    const step = await countStep(read, after, atOnce);
     calls += step.calls;
     if (step.oldest !== null && (oldest === null || step.oldest < oldest)) oldest = step.oldest;
     if (step.calls < atOnce || step.agent === null) break;
-    behind = sql`(agent_id, id) > (${step.agent}, ${step.id})`;
+    after = sql`(agent_id, id) > (${step.agent}, ${step.id})`;
     await Bun.sleep(0);
   }
   return { calls, oldestMs: oldest === null ? 0 : Math.max(clock.now() - idTime(oldest), 0) };
 }
 
-/** The last one is that with the highest agent, since the walk goes by agent and then by call; so its ID is the highest there. */
-async function stepBehind({ db, tables: { openInvocations: t } }: Reader, behind: SQL | undefined, atOnce: number) {
+/** Counts the next calls, in the order of agent and then ID. `agent` and `id` are those of the last call counted. */
+async function countStep({ db, tables: { openInvocations: t } }: Reader, after: SQL | undefined, atOnce: number) {
   const step = db
     .select({ agent_id: t.agent_id, id: t.id })
     .from(t)
-    .where(and(WAITS, behind))
+    .where(and(WAITS, after))
     .orderBy(t.agent_id, t.id)
     .limit(atOnce)
     .as("step");
@@ -293,7 +290,7 @@ async function stepBehind({ db, tables: { openInvocations: t } }: Reader, behind
       calls: sql<number | string>`count(*)`,
       oldest: min(step.id),
       agent: sql<string | null>`max(agent_id)`,
-      // All IDs are equally long, so the last of both together is the last.
+      // All agent IDs are equally long, so the greatest concatenation belongs to the last call.
       id: sql<string | null>`substr(max(agent_id || id), length(max(agent_id)) + 1)`,
     })
     .from(step);

@@ -1,4 +1,4 @@
-// The look at an SQLite database. Its service may run beside it, may have ended well, or may have been killed.
+// Inspects an SQLite database (see ../inspect.ts). Its service may be running, may have ended properly, or may have been killed.
 import { Database, SQLiteError } from "bun:sqlite";
 import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { drizzle } from "drizzle-orm/bun-sqlite";
@@ -6,12 +6,12 @@ import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { sqliteFailure } from "../failures.ts";
-import { type DatabaseLook, NO_KEYS, numbered, type TenantKeyRow, type WrappedKeys } from "../look.ts";
+import { type DatabaseInspection, NO_KEYS, numbered, type TenantKeyRow, type WrappedKeys } from "../inspect.ts";
 import { schemaOf, versionsOnSqlite } from "../migrate.ts";
 import type { Queries } from "../store.ts";
 
-/** A statement that is not done with would keep its connection open, past the end of whatever else holds the file. */
-class FinishedDatabase extends Database {
+/** Finalises its statements when it is closed: an unfinalised one would keep the connection open after `close`. */
+class FinalisingDatabase extends Database {
   readonly #statements: { finalize(): void }[] = [];
 
   override prepare: Database["prepare"] = (text: string, ...rest: never[]) => {
@@ -26,12 +26,12 @@ class FinishedDatabase extends Database {
   }
 }
 
-/** @throws StartupProblem when it is no database that can be read */
-export function lookAtSqlite(path: string): DatabaseLook | null {
-  // An empty file is as good as none, and opening it would make a journal beside it.
+/** Null when there is no database. @throws StartupProblem when it can't be read */
+export function inspectSqlite(path: string): DatabaseInspection | null {
+  // An empty file holds no database, and opening it would create a journal file.
   if (!existsSync(path) || statSync(path).size === 0) return null;
-  // One that can only read would leave its working files behind.
-  if (!isWritable(path)) throw new StartupProblem(`${path} may not be written by this user`);
+  // A read-only connection would leave SQLite's working files behind.
+  if (!isWritable(path)) throw new StartupProblem(`${path} must be writable by this user`);
   const { connection, close } = connect(path);
   try {
     const schema = schemaOf(versionsOnSqlite(connection));
@@ -62,15 +62,15 @@ function isWritable(path: string): boolean {
 }
 
 /**
- * The connection that closes a database last moves its log into it, and that would be a change. So where there is a log, a connection
- * that can only read is closed last: it can't move anything, and while it is there the other one does not. Where there
- * is no log there is nothing to move, and SQLite removes its two working files again.
+ * Opens the database so that closing it changes nothing. The last connection that closes a database checkpoints its write-ahead
+ * log. So if there is a log, a read-only connection, which can't checkpoint, is closed last. Without a log there is nothing to
+ * checkpoint, and SQLite removes its two working files again.
  */
 function connect(path: string) {
   try {
     const hasLog = existsSync(`${path}-wal`);
-    const connection = new FinishedDatabase(path, { readwrite: true, create: false });
-    const last = hasLog ? new FinishedDatabase(path, { readonly: true }) : null;
+    const connection = new FinalisingDatabase(path, { readwrite: true, create: false });
+    const last = hasLog ? new FinalisingDatabase(path, { readonly: true }) : null;
     last?.query("select count(*) from sqlite_schema").get();
     connection.run("pragma busy_timeout = 50");
     const close = () => {
@@ -88,7 +88,7 @@ function unreadable(path: string, cause: SQLiteError): StartupProblem {
 }
 
 async function tryWrite(connection: Database, hasSchema: boolean): Promise<number> {
-  // A running service holds the write lock for milliseconds, a migration for longer.
+  // A running service holds the write lock for milliseconds, but a migration for longer.
   const until = performance.now() + 3_000;
   for (;;) {
     const from = performance.now();
@@ -121,9 +121,9 @@ export function wrappedKeys(database: Database): WrappedKeys {
 }
 
 /**
- * Whether a database file holds keys that a master key wraps, asked before there is a store: a file that a facilitator or
- * `tollgate account` made holds none, and a gateway may still make its master key beside it. An unreadable file counts as
- * holding some: a new master key beside keys wrapped by another one would lose them.
+ * Whether a database file holds keys that a master key wraps. If it holds none, as the file of a facilitator or of `tollgate
+ * account`, a gateway may generate a master key. An unreadable file counts as holding keys, since with a new master key any keys
+ * in it would be lost.
  */
 export function holdsWrappedKeys(path: string): boolean {
   if (!existsSync(path)) return false;

@@ -1,27 +1,27 @@
-// A look at a database that makes nothing and changes nothing: no file, no table, no migration. A write is tried and
-// rolled back. What is found here is judged elsewhere.
+// Inspects a database without creating or changing anything: no file, no table, no migration. A write is tried and rolled back.
+// The doctor judges what is found.
 
 import type { Schema } from "./migrate.ts";
-import type { Capabilities } from "./postgres/look.ts";
+import type { Capabilities } from "./postgres/inspect.ts";
 import type { Reader } from "./store.ts";
 
-export interface DatabaseLook {
+export interface DatabaseInspection {
   readonly dialect: "sqlite" | "postgres";
   readonly schema: Schema;
   /** Null on SQLite. */
   readonly capabilities: Capabilities | null;
-  /** Only for a schema that is as this program makes it, or newer and fits. */
+  /** To be used only if the schema has this program's version, or a newer one on which it may run. */
   readonly read: Reader;
-  /** Of a schema of any version. */
+  /** The keys, for a schema of any version. */
   wrappedKeys(): Promise<WrappedKeys>;
   /**
-   * Resolves with the milliseconds that a write and its undoing took. Where there is no schema yet, nothing can be written,
-   * and it is asked whether one may be made.
+   * Resolves with the milliseconds that a write and its rollback took. Without a schema it checks instead whether one may be
+   * created.
    *
    * @throws StartupProblem when the operator can put it right
    */
   tryWrite(): Promise<number>;
-  /** The database's own time in milliseconds since the epoch; null where it is this machine's. */
+  /** The database server's time in milliseconds since the epoch; null on SQLite, whose time is this machine's. */
   now(): Promise<number | null>;
   close(): Promise<void>;
 }
@@ -40,7 +40,7 @@ export interface WrappedKeys {
 }
 
 export type TenantKeyRow = Omit<WrappedKeys["tenantKeys"][number], "number"> & {
-  /** Postgres gives a text. */
+  /** Postgres returns a text for a bigint. */
   readonly number: number | string;
 };
 

@@ -1,16 +1,16 @@
-// The look at a Postgres database, over one connection, and what its server is and can do: looked at once at the start,
-// before anything is changed, and logged.
+// Inspects a Postgres database over one connection (see ../inspect.ts), and probes the capabilities of its server, which are checked
+// and logged at the start, before anything is changed.
 import type { SQL } from "bun";
 import { PassingStartupProblem, StartupProblem } from "../../core/startup.ts";
 import { sqlState, startProblem } from "../failures.ts";
-import { type DatabaseLook, NO_KEYS, numbered, type WrappedKeys } from "../look.ts";
+import { type DatabaseInspection, NO_KEYS, numbered, type WrappedKeys } from "../inspect.ts";
 import { schemaOf, versionsOnPostgres } from "../migrate.ts";
 import { NOW } from "../store.ts";
 import { parseDatabaseUrl, postgresClient, postgresReader } from "./pool.ts";
 import { PROBE } from "./transactions.ts";
 
 /** @throws StartupProblem when the server can't be reached or used */
-export async function lookAtPostgres(databaseUrl: string): Promise<DatabaseLook> {
+export async function inspectPostgres(databaseUrl: string): Promise<DatabaseInspection> {
   const client = postgresClient(databaseUrl);
   try {
     const capabilities = await probeCapabilities(client, databaseUrl);
@@ -52,7 +52,7 @@ async function tryWrite(client: SQL): Promise<number> {
   let from = 0;
   try {
     await client.begin(async (tx) => {
-      // The one who looks has gone by then.
+      // The doctor waits no longer than this.
       await tx.unsafe("set local statement_timeout = 4000");
       from = performance.now();
       await tx.unsafe(PROBE);
@@ -64,14 +64,14 @@ async function tryWrite(client: SQL): Promise<number> {
   return performance.now() - from;
 }
 
-/** Only asked: a table that is made and undone is told to those who audit the server. */
+/** Checks the privilege only: creating a table would show in the server's audit log, even if it is rolled back. */
 async function mayMakeTables(client: SQL): Promise<number> {
   const from = performance.now();
   const [row] = await client.unsafe<{ may: number | null }[]>(
     "select has_schema_privilege(current_schema(), 'create')::int as may",
   );
   if (row?.may === 1) return performance.now() - from;
-  throw new StartupProblem("its user may make no tables in the schema that it uses");
+  throw new StartupProblem("its user may not create tables in the schema that it uses");
 }
 
 function refused(error: unknown): unknown {
@@ -81,15 +81,15 @@ function refused(error: unknown): unknown {
   );
 }
 
-/** The oldest whose statements are all there; the suites run on 15 and 18. */
+/** The oldest major version that has all the statements we use; tests run on 15 and 18. */
 const OLDEST_VERSION = 13;
 
 export interface Capabilities {
   readonly server: string;
   readonly default_isolation: string;
   /**
-   * Whether something between here and the server takes connections' settings away, as PgBouncer does. Nothing is heard
-   * through a transaction pooler (`listen`): the connection that listens is another one the next moment.
+   * Whether a pooler such as PgBouncer is in between, which drops the settings of connections. LISTEN does not work through a
+   * transaction pooler, since it uses another server connection for each transaction.
    */
   readonly pooled: boolean;
   readonly prepared_statements: boolean;
@@ -104,11 +104,11 @@ interface Server {
   readonly read_only: string;
 }
 
-/** Of milliseconds, and no server's own setting. */
+/** A statement_timeout in milliseconds that no server has by default. */
 const ASKED_FOR = 7_777;
 const PROTOCOL_VIOLATION = "08P01";
 
-/** A setting that a connection begins with: the server keeps it, PgBouncer refuses it, and others lose it. */
+/** Tests with a startup parameter: the server keeps it, PgBouncer refuses it, and other poolers lose it. */
 async function isPooled(databaseUrl: string): Promise<boolean> {
   const client = postgresClient(databaseUrl, { statement_timeout: ASKED_FOR });
   try {
@@ -122,7 +122,7 @@ async function isPooled(databaseUrl: string): Promise<boolean> {
   }
 }
 
-/** @throws StartupProblem for a server that is too old, of another encoding, or takes no write */
+/** @throws StartupProblem when the server is too old, has another encoding than UTF-8, or takes no writes */
 export async function probeCapabilities(client: SQL, databaseUrl: string): Promise<Capabilities> {
   const [{ server, number, isolation, encoding, standby, read_only }] = await client.unsafe<[Server]>(
     `select current_setting('server_version') as server, current_setting('server_version_num')::int as number,
