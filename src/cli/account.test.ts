@@ -177,7 +177,7 @@ describe("a bad account command", () => {
     const cert = file("client.crt", pki.client.cert);
     const other = file("other.crt", pki.otherClient.cert);
     await account(["add", "alice", "--cert", cert]);
-    expect(await account(["add", "alice", "--cert", other])).toEqual(refused("an account has the name alice already"));
+    expect(await account(["add", "alice", "--cert", other])).toEqual(refused("an account named alice exists already"));
     expect(await account(["add", "bob", "--cert", cert])).toEqual(
       refused("the certificate belongs to the account alice already"),
     );
@@ -188,7 +188,7 @@ describe("a bad account command", () => {
       refused("the certificate belongs to the account alice already"),
     );
     expect(await account(["remove-cert", "alice", "--cert", other])).toEqual(
-      refused(`the certificate is none of alice: its fingerprint is ${pki.otherClient.fingerprint}`),
+      refused(`alice has no such certificate: its fingerprint is ${pki.otherClient.fingerprint}`),
     );
     for (const words of [["disable"], ["add-cert", "--cert", other], ["remove-cert", "--cert", cert]]) {
       const [command = "", ...flags] = words;
