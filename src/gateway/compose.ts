@@ -211,7 +211,7 @@ function announcementHandler(
       stop(id);
     },
     // Takes up what a departed gateway left pending, before the next sweep would.
-    left: () => void scheduler.takeUpPending().catch((error) => log.warn("sweep_failed", { error })),
+    left: () => void scheduler.offerPending().catch((error) => log.warn("sweep_failed", { error })),
   };
 }
 

@@ -71,11 +71,11 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   // From here on nothing can fail the start, so calls may be made. Workers load in the background, so that the start does not
   // wait for them; a call that comes before they are ready does.
   gateway.workers.start();
-  await scheduler.takeUpPending();
+  await scheduler.offerPending();
   settler.start();
   streaming.start();
   receipts.start();
-  const sweeping = lease.startSweeping(() => scheduler.takeUpPending());
+  const sweeping = lease.startSweeping(() => scheduler.offerPending());
   const stops = [stopCleaning, stopRemoving, compareClaims(gateway.comparing), sweeping];
   const url = `http://${hostPart(options.host)}:${server.port}`;
   log.info("listening", { url, version: VERSION });

@@ -1,6 +1,6 @@
-// The keyring's state in the database, and which master keys each gateway has. Every write that creates a key reads the
-// state's one row under its lock, so that no key is wrapped with a master key that a rotation has replaced. A rotation begins
-// only when each running gateway has the new master key; a gateway that was killed counts until its lease expires.
+// The state of the keyring in the database, and which gateways have which master keys. Every write that creates a key reads the
+// one row of the state under its lock, so no key is wrapped with a master key that a rotation has replaced. A rotation begins
+// only when each running gateway has the new master key. A killed gateway counts as running until its lease expires.
 import { and, eq, gt, notInArray } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -10,28 +10,28 @@ import type { MasterKeys } from "./master-keys.ts";
 
 export type KeyringState = Reader["tables"]["keyring"]["$inferSelect"];
 
-const KEYRING_ROW = 1;
+const ONE = 1;
 
 export async function readState({ db, tables: { keyring } }: Reader): Promise<KeyringState> {
-  const [state] = await db.select().from(keyring).where(eq(keyring.one, KEYRING_ROW));
+  const [state] = await db.select().from(keyring).where(eq(keyring.one, ONE));
   if (state === undefined) throw new Error("the keyring has no state");
   return state;
 }
 
-/** Locks the state: nothing else changes it or creates a key until this write has ended. */
+/** Locks the state: no other write can change it or create a key until this write ends. */
 export async function lockState(tx: Tx): Promise<KeyringState> {
   await tx.lock("keyring:");
   return readState(tx);
 }
 
-/** Changes the state and raises its version, by which every gateway reads the keys again within about a second. */
+/** Changes the state with a new version, at which every gateway reloads the keys within about a second. */
 export async function changeState(
   { db, tables: { keyring } }: Tx,
   state: KeyringState,
   change: Partial<Pick<KeyringState, "master_key_id" | "next_master_key_id" | "is_rotating">>,
 ): Promise<KeyringState> {
   const changed = { ...change, version: state.version + 1 };
-  await db.update(keyring).set(changed).where(eq(keyring.one, KEYRING_ROW));
+  await db.update(keyring).set(changed).where(eq(keyring.one, ONE));
   return { ...state, ...changed };
 }
 
@@ -45,7 +45,7 @@ export async function isWrappedByOthers({ db, tables }: Reader, ids: readonly st
   return false;
 }
 
-/** @throws Fault `unavailable` when this process does not have that key */
+/** @throws Fault `unavailable` when this process does not have the key */
 export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
   const key = masterKeys.find(id);
   if (key !== null) return key;
@@ -55,16 +55,16 @@ export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
   });
 }
 
-/** What other gateways learn about this one's keys. @param seen_version the keyring version that it has read */
+/** What the row of a gateway says about its keys. @param seen_version the version of the keyring that it has loaded */
 export const keysHeld = (masterKeys: MasterKeys, seen_version: number): ProcessFacts => ({
   master_key_ids: masterKeys.ids().join(" "),
   seen_version,
 });
 
 /**
- * Enters this gateway as running: from then on no rotation begins to a master key that this gateway lacks.
+ * Enters this gateway as running, so that no rotation can begin to a master key that it lacks.
  *
- * @throws StartupProblem when this gateway lacks the present master key
+ * @throws StartupProblem when it lacks the master key already
  */
 export async function enterHolder(store: Store, masterKeys: MasterKeys, membership: Membership): Promise<void> {
   await store.write(async (tx) => {
@@ -82,8 +82,8 @@ export function anotherMasterKey(): StartupProblem {
 }
 
 /**
- * The IDs of running gateways that lack the master key, or have not read this version of the keyring. A lease far in the
- * future counts as running too, since the database's clock may have gone back.
+ * The IDs of running gateways that lack the master key or have not loaded that version of the keys. A lease far in the future
+ * counts too: the database's clock may have been set back.
  */
 export async function lackingHolders({ db, tables, now }: Tx, id: string, version: number): Promise<string[]> {
   const { processes: t } = tables;

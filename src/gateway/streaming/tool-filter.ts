@@ -1,6 +1,6 @@
-// Removes the tools that the policy denies from `tools/list` answers, in a JSON body or an event stream. A stream's events are
-// parsed and written again, so that clients that end lines differently still see the same events. What can't be parsed, or is
-// too long to buffer, does not pass. Long input is parsed on a compute thread, or piecewise in turns.
+// Removes the tools that the policy denies from responses to `tools/list`, in a JSON body or in an event stream. Events are
+// parsed and serialised again, so that all clients read the same ones, however they split lines. A text that can't be read, or
+// is too long to be held, does not pass. Long texts are read on another thread, or piece by piece in turns.
 
 import type { Chunks } from "../../http/client/body.ts";
 import { AT_ONCE_BYTES, compute } from "../../kernel/compute.ts";
@@ -21,29 +21,29 @@ export interface FilterOptions {
   readonly isDenied: DeniedTools;
   /** The most bytes of one body or event. */
   readonly bytesMax: number;
-  /** The budget of memory that all buffered bodies and events of the tenant share. */
+  /** The memory that all held bodies and events of the tenant share. */
   readonly memory: TenantBudget;
-  /** The tenant for whom turns and compute threads are used. */
+  /** The tenant whose turns the work takes. */
   readonly tenant: string;
-  /** Aborts the work when the exchange ends. */
+  /** Aborted when the exchange ends. */
   readonly signal: AbortSignal;
 }
 
 const LINE_FEED = 0x0a;
 const OPEN_BRACKET = 0x5b;
-const BUFFER_BYTES_FIRST = 4096;
-/** Largest piece sent to the caller in one turn, since each piece is hashed on its way. */
+const HELD_BYTES_FIRST = 4096;
+/** The largest piece that goes to the caller at once: each piece is hashed on its way. */
 const PIECE_BYTES = 128 * 1024;
-/** Bytes of an event stream that are parsed, or written, in one turn. */
+/** Bytes of an event stream that are read in one turn, and of an event that are written in one. */
 const READ_BYTES = 16_384;
-/** The work of judging one tool, in the units of `eachInTurns`. */
+/** The cost of judging one tool, in the units of `eachInTurns`. */
 const JUDGE_WORK = 8_000;
 
-/** A growing buffer that takes its memory from the tenant's budget. */
-function createTenantBuffer(memory: TenantBudget, bytesMax: number) {
+/** A growing buffer, within the memory of the tenant. */
+function createHeld(memory: TenantBudget, bytesMax: number) {
   let bytes = new Uint8Array();
   let size = 0;
-  /** Memory taken from the budget: the size of `bytes`, also while they are lent. */
+  /** The tenant's memory that is taken for `bytes`, also while they are lent. */
   let counted = 0;
 
   function grow(room: number): void {
@@ -52,7 +52,7 @@ function createTenantBuffer(memory: TenantBudget, bytesMax: number) {
       memory.giveBack(taken);
       throw new UnreadableAnswer("too much is being filtered");
     }
-    // Not zeroed, so that memory costs nothing until it is written to.
+    // Unzeroed memory costs nothing until it is written to.
     const larger = Buffer.allocUnsafeSlow(room);
     larger.set(bytes.subarray(0, size));
     memory.giveBack(counted);
@@ -60,7 +60,7 @@ function createTenantBuffer(memory: TenantBudget, bytesMax: number) {
     bytes = larger;
   }
 
-  /** Releases the memory. Views returned by `all` stay valid. */
+  /** Views that `all` has returned stay valid. */
   function clear(): void {
     memory.giveBack(counted);
     bytes = new Uint8Array();
@@ -69,7 +69,7 @@ function createTenantBuffer(memory: TenantBudget, bytesMax: number) {
 
   return {
     all: () => bytes.subarray(0, size),
-    /** The whole content, to be moved to another thread. Call nothing else until `takeBack`. */
+    /** All bytes, for another thread. No other method may be called before `takeBack`. */
     lend(): Uint8Array {
       const lent = bytes.subarray(0, size);
       bytes = new Uint8Array();
@@ -81,23 +81,23 @@ function createTenantBuffer(memory: TenantBudget, bytesMax: number) {
     add(part: Uint8Array): void {
       const wanted = size + part.length;
       if (wanted > bytesMax) throw new UnreadableAnswer("too long to be filtered");
-      if (wanted > bytes.length) grow(Math.min(bytesMax, Math.max(wanted, 2 * bytes.length, BUFFER_BYTES_FIRST)));
+      if (wanted > bytes.length) grow(Math.min(bytesMax, Math.max(wanted, 2 * bytes.length, HELD_BYTES_FIRST)));
       bytes.set(part, size);
       size = wanted;
     },
     clear,
-    /** Empties the buffer, and keeps small memory. Views returned by `all` are overwritten. */
+    /** Empties the buffer. Views that `all` has returned must not be used any more. */
     reuse(): void {
-      if (bytes.length > BUFFER_BYTES_FIRST) clear();
+      if (bytes.length > HELD_BYTES_FIRST) clear();
       size = 0;
     },
   };
 }
 
-type TenantBuffer = ReturnType<typeof createTenantBuffer>;
+type HeldBytes = ReturnType<typeof createHeld>;
 
-/** Runs the task on the buffers' content: here if it is short, else on a compute thread. */
-async function findTools(held: readonly TenantBuffer[], task: BodyTask<FoundTools>, { tenant, signal }: FilterOptions) {
+/** Runs the task on the held bytes, on another thread if they are long. @throws as `compute` does; the bytes are lost then */
+async function foundIn(held: readonly HeldBytes[], task: BodyTask<FoundTools>, { tenant, signal }: FilterOptions) {
   const moved = held.map((each) => each.lend());
   const bytes = moved.reduce((sum, { length }) => sum + length, 0);
   const { result, parts } =
@@ -106,8 +106,8 @@ async function findTools(held: readonly TenantBuffer[], task: BodyTask<FoundTool
   return result;
 }
 
-/** The parts of a text that remain without its denied tools. @throws UnreadableAnswer */
-async function keptParts(text: Uint8Array, found: FoundTools, options: FilterOptions): Promise<readonly Uint8Array[]> {
+/** The text, in which these tools were found, without the denied ones, in parts. @throws UnreadableAnswer */
+async function leftOf(text: Uint8Array, found: FoundTools, options: FilterOptions): Promise<readonly Uint8Array[]> {
   if (typeof found === "string") throw new UnreadableAnswer(found);
   const { isDenied } = options;
   const tools = found.flatMap((list) => list.tools);
@@ -120,7 +120,7 @@ async function keptParts(text: Uint8Array, found: FoundTools, options: FilterOpt
   return withoutTools(text, found, denied, isDenied.listIsPrivate === true);
 }
 
-/** Many streams may have input at once, so the work on it is done in turns. @throws the signal's reason */
+/** Waits for the tenant's turn, since many streams may bring data at once. @throws the reason of the signal */
 async function nextTurn({ tenant, signal }: FilterOptions): Promise<void> {
   await inTurn(tenant, () => signal.throwIfAborted());
 }
@@ -139,14 +139,14 @@ async function* inPieces(chunks: Chunks, tenant: string): Chunks {
 export function filterJson(options: FilterOptions): (chunks: Chunks) => Chunks {
   const { bytesMax, memory, tenant } = options;
   async function* filtered(chunks: Chunks): Chunks {
-    const [text, left] = [createTenantBuffer(memory, bytesMax), createTenantBuffer(memory, Number.POSITIVE_INFINITY)];
+    const [text, left] = [createHeld(memory, bytesMax), createHeld(memory, Number.POSITIVE_INFINITY)];
     try {
       const utf8 = new Utf8Reader();
       for await (const chunk of chunks) text.add(utf8.read(chunk));
       text.add(utf8.end());
       await nextTurn(options);
-      const found = await findTools([text], TOOLS, options);
-      const parts = await keptParts(text.all(), found, options);
+      const found = await foundIn([text], TOOLS, options);
+      const parts = await leftOf(text.all(), found, options);
       if (parts.length > 1) for (const part of parts) left.add(part);
       yield parts.length > 1 ? left.all() : text.all();
     } finally {
@@ -162,8 +162,8 @@ export function filterEvents(options: FilterOptions): (chunks: Chunks) => Chunks
   async function* filtered(chunks: Chunks): Chunks {
     const utf8 = new Utf8Reader();
     const events = createEventFilter(options);
-    /** Sends on the output of the work so far, even when the work fails. */
-    async function* outputOf(work: Promise<void>): Chunks {
+    /** The bytes that have passed when the work ends, even if it fails. @throws the error of the work, after them */
+    async function* passedBy(work: Promise<void>): Chunks {
       const problem = await work.then(
         () => null,
         (error: unknown) => ({ error }),
@@ -174,8 +174,8 @@ export function filterEvents(options: FilterOptions): (chunks: Chunks) => Chunks
       if (problem !== null) throw problem.error;
     }
     try {
-      for await (const chunk of chunks) yield* outputOf(events.read(utf8.read(chunk)));
-      yield* outputOf(events.finish(utf8.end()));
+      for await (const chunk of chunks) yield* passedBy(events.read(utf8.read(chunk)));
+      yield* passedBy(events.finish(utf8.end()));
     } finally {
       events.clear();
     }
@@ -189,28 +189,28 @@ const LINE_END = Buffer.from("\n");
 
 function createEventFilter(options: FilterOptions) {
   const { bytesMax, memory } = options;
-  const [data, otherFields] = [createTenantBuffer(memory, bytesMax), createTenantBuffer(memory, bytesMax)];
-  const passed = createTenantBuffer(memory, Number.POSITIVE_INFINITY);
+  const [data, others] = [createHeld(memory, bytesMax), createHeld(memory, bytesMax)];
+  const passed = createHeld(memory, Number.POSITIVE_INFINITY);
   let ended: { readonly hasData: boolean } | null = null;
   const reader = new EventStreamReader({
     data: data.add,
-    other: otherFields.add,
-    // A comment is a keep-alive. Its text is not passed on, since no client reads it.
+    other: others.add,
+    // A comment keeps the connection alive; its text is dropped.
     comment: () => passed.add(COMMENT),
     end(_, hasData) {
       ended = { hasData };
     },
   });
 
-  /** The parts of the event's data that may pass. @throws UnreadableAnswer */
-  async function keptData(): Promise<readonly Uint8Array[]> {
-    // Without a `[` there is no JSON list, so the event has no tools.
-    if (![data, otherFields].some((held) => held.all().includes(OPEN_BRACKET))) return [data.all()];
-    const found = await findTools([data, otherFields], EVENT_TOOLS, options);
-    return keptParts(data.all(), found, options);
+  /** The part of an event's data that may pass. @throws UnreadableAnswer */
+  async function leftOfData(): Promise<readonly Uint8Array[]> {
+    // Without a `[` there is no list, so no tool can be in the event.
+    if (![data, others].some((held) => held.all().includes(OPEN_BRACKET))) return [data.all()];
+    const found = await foundIn([data, others], EVENT_TOOLS, options);
+    return leftOf(data.all(), found, options);
   }
 
-  /** Writes each line of the data as a `data:` field of its own. */
+  /** Writes each line of the data as a field of its own. */
   async function addLines(text: Uint8Array): Promise<void> {
     let until = READ_BYTES;
     for (let at = 0; ; ) {
@@ -228,8 +228,8 @@ function createEventFilter(options: FilterOptions) {
   }
 
   async function writeEnded(hasData: boolean): Promise<void> {
-    const parts = await keptData();
-    passed.add(otherFields.all());
+    const parts = await leftOfData();
+    passed.add(others.all());
     if (hasData) {
       passed.add(DATA_FIELD);
       for (const part of parts) await addLines(part);
@@ -237,7 +237,7 @@ function createEventFilter(options: FilterOptions) {
     }
     passed.add(LINE_END);
     data.reuse();
-    otherFields.reuse();
+    others.reuse();
     ended = null;
   }
 
@@ -253,16 +253,16 @@ function createEventFilter(options: FilterOptions) {
 
   return {
     read,
-    /** Parses the last text, and its last event even without a blank line, since some clients accept such an event. */
+    /** Filters the last event even if no blank line ends it, since some clients read it. */
     async finish(text: Uint8Array): Promise<void> {
       await read(text);
       reader.finish();
       if (ended !== null) await writeEnded((ended as { readonly hasData: boolean }).hasData);
     },
-    /** The filtered output that has not been sent on yet. */
+    /** The bytes that have passed by now. */
     passed,
     clear(): void {
-      for (const held of [data, otherFields, passed]) held.clear();
+      for (const held of [data, others, passed]) held.clear();
     },
   };
 }

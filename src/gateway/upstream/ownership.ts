@@ -260,12 +260,12 @@ export function createReplicaLease(options: ReplicaLeaseOptions) {
      * Starts a periodic sweep, which ends the calls of gone replicas and takes up pending calls. It first removes calls
      * that were refused to their caller and appeared later, since they must not end as accepted ones. Returns what stops it.
      */
-    startSweeping(takeUpPending: () => Promise<void>): () => void {
+    startSweeping(offerPending: () => Promise<void>): () => void {
       if (!store.isShared) return () => {};
       const sweep = async () => {
         await refusals.removeAppeared();
         await endOrphans(store, clock, replica, membership.mayJudge);
-        await takeUpPending();
+        await offerPending();
       };
       return every(2_000, () => sweep().catch((error) => log.warn("sweep_failed", { error })));
     },
