@@ -1,5 +1,5 @@
-// One column vocabulary, spelled for SQLite and for Postgres. The schema is written once in these words;
-// its types are SQLite's for both, and the Postgres spelling is cast to them here and nowhere else.
+// The column types of the schema, for SQLite and for Postgres. schema.ts is written once in these types. For both databases
+// TypeScript sees SQLite's types: the Postgres columns are cast to them here and nowhere else.
 import { bigint, boolean, customType, doublePrecision, pgTable, text as pgText } from "drizzle-orm/pg-core";
 import { blob, integer, real, sqliteTable, text } from "drizzle-orm/sqlite-core";
 import { asBuffer } from "../src/core/bytes.ts";

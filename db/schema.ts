@@ -1,7 +1,7 @@
-// Every table, once, as a function of the column vocabulary. Keys, indexes and constraints stand in the
-// migrations beside this file, since they differ between the databases. Times are milliseconds since the
-// epoch; JSON is kept as text; every row of a tenant carries the tenant.
-// In one file, since queries join what stands side by side here.
+// Every table, defined once for both databases by the column types of columns.ts. Keys, indexes and constraints are in the
+// migrations beside this file, since they differ between the databases. Times are milliseconds since the epoch unless a
+// comment says otherwise, JSON is stored as text, and every row of a tenant has a `tenant` column. One file, since queries
+// join these tables.
 import { type Column, type GetColumnData, inArray, type SQL, sql } from "drizzle-orm";
 import type { Hex } from "../src/core/bytes.ts";
 import type {
@@ -25,7 +25,7 @@ export type CountDimension = "all" | "agent" | "status" | "mode" | "settlement" 
 
 const writtenAt = (c: Columns) => ({ created_at: c.whole().notNull(), updated_at: c.whole().notNull() });
 
-/** The body of a call. */
+/** The key of a body of a call. */
 const bodyKey = (c: Columns) => ({
   invocation_id: c.text().notNull(),
   tenant: c.text().notNull(),
@@ -74,9 +74,9 @@ function catalogTables(c: Columns) {
       version: c.whole().notNull(),
       /** The sealed secret of a managed credential: see keys/envelope.ts for its form. */
       sealed: c.bytes(),
-      /** Which of its tenant's keys wraps its data key. */
+      /** The number of the tenant key that wraps the secret's data key. */
       key_number: c.whole().notNull(),
-      /** JSON array of the hosts that the secret may go to, as core/host.ts spells them; null for any. */
+      /** JSON array of the hosts that the secret may go to, as core/host.ts writes them; null for any. */
       allowed_hosts: c.text(),
       ...writtenAt(c),
     }),
@@ -86,8 +86,8 @@ function catalogTables(c: Columns) {
 function listTables(c: Columns) {
   return {
     /**
-     * How many credentials a tenant has, and how many agents each of its lists. Read in the very write that changes
-     * them, so there is one row each, unlike the totals of invocations.
+     * How many credentials a tenant has, and how many agents are in each of its lists. They are read in the write that changes
+     * them, so there is one row each, unlike the sharded totals of invocations.
      */
     catalogTotals: c.table("catalog_totals", {
       tenant: c.text().notNull(),
@@ -95,7 +95,7 @@ function listTables(c: Columns) {
       count: c.whole().notNull(),
     }),
 
-    /** The agents of each answer to "which status, protocol and tag". */
+    /** The agents in each list by status, protocol and tag. */
     agentLists: c.table("agent_lists", {
       tenant: c.text().notNull(),
       /** See gateway/agents/lists.ts. */
@@ -103,23 +103,23 @@ function listTables(c: Columns) {
       id: c.text().notNull(),
     }),
 
-    /** What a search reads of an agent: little, and the live ones in a row. */
+    /** What a search reads of an agent: short rows, with the active agents stored together. */
     agentSearch: c.table("agent_search", {
       tenant: c.text().notNull(),
       inactive: c.flag().notNull(),
       id: c.text().notNull(),
       status: c.text().$type<AgentStatus>().notNull(),
       protocol: c.text().$type<Protocol>().notNull(),
-      /** Of the two texts, in bytes. */
+      /** Bytes of `tags` and `text` together. */
       size: c.whole().notNull(),
       tags: c.text(),
-      /** Name and description, folded for the search that knows no case: see gateway/agents/lists.ts. */
+      /** Name and description, case-folded for the case-insensitive search: see gateway/agents/lists.ts. */
       text: c.text().notNull(),
     }),
   };
 }
 
-/** `created_at` is not a column: it is the time inside the ID, so that history orders and filters by ID. */
+/** The columns of an invocation. `created_at` is the time inside the ID, so history orders and filters by ID. */
 function invocationColumns(c: Columns) {
   return {
     tenant: c.text().notNull(),
@@ -139,14 +139,14 @@ function invocationColumns(c: Columns) {
     payment_payer: c.text(),
     payment_nonce: c.text(),
     settlement_status: c.text().$type<SettlementStatus>(),
-    /** JSON of the settlement sub-record without its status. */
+    /** JSON of the settlement sub-record, without its status. */
     settlement: c.text(),
     upstream_status: c.whole(),
     latency_ms: c.whole(),
     ttft_ms: c.whole(),
     req_size: c.whole(),
     resp_size: c.whole(),
-    /** Of the whole bodies, in lower hex, where a receipt will say them. */
+    /** SHA-256 of the whole bodies, in lower-case hex, for calls that get a receipt. */
     req_sha256: c.text(),
     resp_sha256: c.text(),
     response_content_type: c.text(),
@@ -156,16 +156,16 @@ function invocationColumns(c: Columns) {
     outbox: c.text(),
     /** The replica that runs the call; null while pending. */
     owner: c.text(),
-    /** The replica that accepted the call; null where there are no others. */
+    /** The replica that accepted the call; null where there is only one. */
     accepted_by: c.text(),
-    /** The token of the attempt that claimed the call, also after its end; null when nobody ever did. */
+    /** The token of the attempt that claimed the call, kept after its end; null when it was never claimed. */
     claim: c.text(),
     updated_at: c.whole().notNull(),
     completed_at: c.whole(),
   };
 }
 
-/** What is known of a call before its end. */
+/** The columns that are known before a call's end. */
 function openColumns(c: Columns) {
   const { error_class, upstream_status, latency_ms, ttft_ms, resp_size, ...others } = invocationColumns(c);
   const { resp_sha256, response_content_type, response_truncated, completed_at, status, ...open } = others;
@@ -174,22 +174,22 @@ function openColumns(c: Columns) {
 
 function invocationTables(c: Columns) {
   return {
-    /** Calls that have not ended, in the order of their arrival, with what is needed to make them. */
+    /** Calls that have not ended, in order of arrival, with all that is needed to make them. */
     openInvocations: c.table("open_invocations", {
       ...openColumns(c),
-      /** JSON of the call as accepted: agent snapshot and headers. */
+      /** JSON of the call as accepted: a snapshot of the agent, and the headers. */
       call: c.text().notNull(),
-      /** The whole body while it is small; null for a large one, which stands in `bodyParts`. */
+      /** The whole body if it is small; null for a large one, which is in `bodyParts`. */
       request: c.bytes(),
     }),
 
-    /** Calls that have ended. A row is written once, with the end, and changes when its payment turns out later. */
+    /** Calls that have ended. A row is written at the end, and updated when the outcome of its payment comes later. */
     endedInvocations: c.table("ended_invocations", invocationColumns(c)),
 
-    /** Both of them as one, each call once: a view, for readers only. */
+    /** Open and ended calls together, each call once: a view, for reading only. */
     invocations: c.table("invocations", invocationColumns(c)),
 
-    /** The captured bodies of ended calls, as far as they are small: large ones stand in `bodyParts`. */
+    /** The captured bodies of ended calls, if they are small: large ones are in `bodyParts`. */
     invocationBodies: c.table("invocation_bodies", {
       tenant: c.text().notNull(),
       invocation_id: c.text().notNull(),
@@ -219,8 +219,8 @@ function invocationTables(c: Columns) {
     }),
 
     /**
-     * Calls that were refused to their caller while nobody could say whether they had been stored. A row of such a call
-     * that appears later is removed, and the call is never made.
+     * Calls that were refused to their caller while it was unknown whether they had been stored. If such a call appears
+     * later, it is removed and never made.
      */
     refusedCalls: c.table("refused_calls", {
       tenant: c.text().notNull(),
@@ -230,34 +230,34 @@ function invocationTables(c: Columns) {
       created_at: c.whole().notNull(),
     }),
 
-    /** When work that one replica does for all is due again. */
+    /** Leases of the work that one replica does for all: see storage/leases.ts. */
     jobLeases: c.table("job_leases", {
       job: c.text().notNull(),
-      /** By the database's own clock. */
+      /** When the work is due again, by the database's clock. */
       next_at: c.whole().notNull(),
-      /** The replica that goes on with it; null where it goes to the first that asks. */
+      /** The replica that keeps the lease; null when the first that asks gets it. */
       holder: c.text(),
     }),
 
     /** At most one row: the last time that this database was restored to an older state. */
     restoration: c.table("restoration", {
       one: c.whole().notNull(),
-      /** By the database's own clock. Nothing of before that time may have come later. */
+      /** By the database's clock. Whatever was open at that time may have happened since. */
       restored_at: c.whole().notNull(),
-      /** Whether what the copy had under way has been settled. */
+      /** Whether the calls and payments that the copy had open have been settled. */
       is_done: c.flag().notNull(),
     }),
 
-    /** The gateways and facilitators that run. One that renews its lease is alive, and others take over from one that is not. */
+    /** The running gateways and facilitators. One whose lease holds is alive; others take over after its expiry. */
     processes: c.table("processes", {
       id: c.text().notNull(),
       kind: c.text().$type<ProcessKind>().notNull(),
-      /** By the database's own clock. */
+      /** By the database's clock. */
       lease_until: c.whole().notNull(),
-      /** Of a gateway: those it has, with spaces between them, and the version of the keyring that it goes by. */
+      /** Of a gateway: the master keys that it has, separated by spaces, and the keyring version that it has read. */
       master_key_ids: c.text(),
       seen_version: c.whole(),
-      /** Of a facilitator: those it can sign for, with spaces between them, and whether its nodes and its signer answer. */
+      /** Of a facilitator: the wallets that it can sign for, separated by spaces, and whether its nodes and signer answer. */
       wallets: c.text(),
       is_able: c.flag(),
     }),
@@ -274,8 +274,8 @@ function paymentTables(c: Columns) {
     }),
 
     /**
-     * The payments of calls. The key belongs to no tenant, for on chain an authorization is used once, by whom it
-     * may be presented; every other look at a payment names the tenant.
+     * The payments of calls. The key spans tenants, since an authorization can be used only once on
+     * chain, for one tenant among all; every other query of payments names the tenant.
      */
     payments: c.table("payments", {
       ...paymentKey(c),
@@ -286,7 +286,7 @@ function paymentTables(c: Columns) {
       body_sha256: c.text().notNull(),
       /** What the payer signed: the EIP-712 digest of the authorization, in hex. */
       authorization_digest: c.text().notNull(),
-      /** The version of x402 that carried it. */
+      /** The version of x402 in which the payment came. */
       x402_version: c.whole().notNull(),
       /** Unix seconds. */
       valid_before: c.whole().notNull(),
@@ -295,21 +295,21 @@ function paymentTables(c: Columns) {
       facilitator_credential_ref: c.text(),
       /** JSON of the SettleRequest, until the outcome is certain. */
       settle_request: c.text(),
-      /** Attempts that were begun; the number of the present one is the token of its lease. */
+      /** Attempts begun so far; the number of the current one is the fencing token of its lease. */
       attempts: c.whole().notNull(),
-      /** How many of them ended and certainly sent nothing. */
+      /** How many attempts ended and certainly sent nothing. */
       unsent_attempts: c.whole().notNull(),
-      /** Written right before the first attempt that may have sent something; null: nothing has left the gateway. */
+      /** Set right before the payment may first be sent; null: nothing has left the gateway. */
       sent_at: c.whole(),
-      /** When the first attempt ended whose outcome nobody knows. */
+      /** When the first attempt with an unknown outcome ended. */
       unknown_since: c.whole(),
-      /** How long the facilitator has been asked since then, without times when the gateway was down. */
+      /** How long the facilitator has been asked since then, downtime of the gateway aside. */
       asked_ms: c.whole().notNull(),
-      /** The upstream's credential, until the call has ended: it can't be deleted before. */
+      /** The upstream's credential, which can't be deleted before the call has ended. */
       call_credential_ref: c.text(),
-      /** When the settlement is due to be tried (again), or to be confirmed; null when it is over. */
+      /** When the next attempt or confirmation is due; null when the settlement is over. */
       next_attempt_at: c.whole(),
-      /** Once it is collected: from when on no reorganisation changes by which transaction. */
+      /** Of a collected payment: when it is final, so that no reorganisation changes its transaction any more. */
       final_at: c.whole(),
       ...writtenAt(c),
     }),
@@ -323,14 +323,14 @@ function policyTables(c: Columns) {
       /** 1, and one more with each replacement. */
       version: c.whole().notNull(),
       default_action: c.text().$type<PolicyAction>().notNull(),
-      /** A column of its own, so that it is known even when the rules cannot be read. */
+      /** A column of its own, so that it can be used even when the rules can't be parsed. */
       on_error: c.text().$type<PolicyAction>().notNull(),
       /** JSON array of the rules as they were put. */
       rules: c.text().notNull(),
       updated_at: c.whole().notNull(),
     }),
 
-    /** `created_at` is not a column: it is the time inside the ID. */
+    /** `created_at` is the time inside the ID. */
     policyDecisions: c.table("policy_decisions", {
       tenant: c.text().notNull(),
       id: c.text().notNull(),
@@ -347,13 +347,13 @@ function policyTables(c: Columns) {
 
 export type BodyKind = "request" | "response";
 
-/** Large bodies, which stand in parts. */
+/** Large bodies, which are stored in parts. */
 function bodyTables(c: Columns) {
   return {
-    /** Large bodies: of a call that has not ended its whole request, then the first MiB of what is captured. */
+    /** Parts of large bodies: the whole request of an open call, and the first MiB of captured bodies of an ended one. */
     bodyParts: c.table("body_parts", {
       ...bodyKey(c),
-      /** The place in the body: 0 for the first. All parts but the last are of one length. */
+      /** The part's position in the body, from 0. All parts but the last have the same length. */
       n: c.whole().notNull(),
       bytes: c.bytes().notNull(),
     }),
@@ -361,9 +361,9 @@ function bodyTables(c: Columns) {
     /** Bodies of which parts are to be removed: see gateway/invocations/bodies.ts. */
     orphanedParts: c.table("orphaned_parts", {
       ...bodyKey(c),
-      /** This part goes, and all that follow. */
+      /** The first part to remove: all later ones go too. */
       first: c.whole().notNull(),
-      /** When they may go, by the database's clock; 0: they are going. */
+      /** When the parts may be removed, by the database's clock; 0: removal has begun. */
       due_at: c.whole().notNull(),
     }),
   };
@@ -379,17 +379,17 @@ function receiptTables(c: Columns) {
       invocation_id: c.text().notNull(),
     }),
 
-    /** The newest receipt of each tenant, which the next one names. It stays when old receipts are cleaned up. */
+    /** The newest receipt of each tenant, to which the next one links. It stays when old receipts are cleaned up. */
     receiptChains: c.table("receipt_chains", {
       tenant: c.text().notNull(),
       sequence: c.whole().notNull(),
-      /** Of the compact JWS, in lower hex. */
+      /** SHA-256 of the compact JWS, in lower-case hex. */
       sha256: c.text().notNull(),
     }),
 
     receipts: c.table("receipts", {
       tenant: c.text().notNull(),
-      /** The place in the tenant's chain: 1 for the first, then without a gap. */
+      /** The position in the tenant's chain, from 1 and without gaps. */
       sequence: c.whole().notNull(),
       id: c.text().notNull(),
       invocation_id: c.text().notNull(),
@@ -402,13 +402,13 @@ export type ProcessKind = "gateway" | "facilitator";
 
 export type KeyPurpose = "issuer" | "receipts";
 
-/** The keys, all of them wrapped, and what gateways must know of them: see src/keys. */
+/** The keys, all wrapped, and the state by which gateways share them: see src/keys. */
 function keyTables(c: Columns) {
   return {
-    /** The keys of each tenant under which its secrets' data keys are wrapped; themselves wrapped by a master key. */
+    /** The keys of each tenant, which wrap its secrets' data keys and are wrapped by a master key. */
     tenantKeys: c.table("tenant_keys", {
       tenant: c.text().notNull(),
-      /** From 1: what else is derived comes from the first for good. The newest seals. */
+      /** From 1. The newest key seals new secrets; other keys are always derived from the first one. */
       number: c.whole().notNull(),
       wrapped_key: c.bytes().notNull(),
       /** Which master key wrapped it: the first 16 hex digits of that key's SHA-256. */
@@ -427,33 +427,33 @@ function keyTables(c: Columns) {
       retired_at: c.whole(),
     }),
 
-    /** One row, about all keys. */
+    /** The state of all keys, in one row. */
     keyring: c.table("keyring", {
       one: c.whole().notNull(),
       /** Rises with each change of the keys, so that gateways know when to read them again. */
       version: c.whole().notNull(),
-      /** What new keys are wrapped with; null before the first key. */
+      /** The master key that wraps new keys; null before the first key. */
       master_key_id: c.text(),
-      /** What it is going to be, once every gateway has that key. */
+      /** The master key of a rotation that begins once every gateway has it. */
       next_master_key_id: c.text(),
-      /** From its change until no earlier master key wraps anything. */
+      /** True from the change of `master_key_id` until no earlier master key wraps anything. */
       is_rotating: c.flag().notNull(),
-      /** The newest of `tokenRevocations`, which a token carries that is made now. */
+      /** The newest time in `tokenRevocations`, which new tokens carry. */
       revoked_at: c.whole().notNull(),
     }),
 
-    /** Tokens of the local issuer that were made before a revocation are refused. */
+    /** Revocations: tokens of the local issuer from before one are refused. */
     tokenRevocations: c.table("token_revocations", {
       tenant: c.text().notNull(),
       /** Empty for all users of the tenant. */
       user_name: c.text().notNull(),
-      /** Later than that of each earlier revocation, also when the database's clock has gone back. */
+      /** Later than every earlier revocation's, even when the database's clock has gone back. */
       revoked_at: c.whole().notNull(),
     }),
   };
 }
 
-/** The key by which both services know a payment. Hex is lower case in all of its columns. */
+/** The primary key of a payment in both services. Hex is lower case in all of these columns. */
 function paymentKey(c: Columns) {
   return {
     chain_id: c.whole().notNull(),
@@ -467,15 +467,15 @@ function facilitatorTables(c: Columns) {
   return {
     ...accountTables(c),
 
-    /** How much of an account's daily ceiling is taken, by settled and open claims together. */
+    /** How much of an account's daily ceiling is used, by settled and open payments together. */
     facilitatorDays: c.table("facilitator_days", {
       account: c.text().notNull(),
       /** The UTC day, `2026-11-21`. */
       day: c.text().notNull(),
       reserved: c.text().notNull(),
-      /** Wei that its reverted transactions have cost, on the day on which that was found. */
+      /** Wei that the account's reverted transactions have cost, counted on the day on which that was found. */
       gas_burned: c.text().notNull(),
-      /** Wei that its transactions have cost, successful ones too, and that open payments hold; only where that has a bound. */
+      /** Wei that all its transactions have cost and open payments reserve; counted only where there is a limit. */
       gas_used: c.text().notNull(),
     }),
 
@@ -484,28 +484,28 @@ function facilitatorTables(c: Columns) {
       ...paymentKey(c),
       account: c.text().notNull(),
       status: c.text().$type<CollectionStatus>().notNull(),
-      /** Names the attempt that made the claim: only that attempt, or a process that has read this, may send or undo it. */
+      /** Token of the attempt that claimed it: only that attempt, or a process that has read the token, may send or undo it. */
       claim: c.text().notNull(),
       pay_to: c.text().$type<Hex>().notNull(),
       value: c.text().notNull(),
       valid_after: c.text().notNull(),
       valid_before: c.text().notNull(),
       signature: c.text().$type<Hex>().notNull(),
-      /** JSON of the requirements, normalised: a retry must come with the same. */
+      /** JSON of the requirements, normalised: a retry must have equal ones. */
       requirements: c.text().notNull(),
       /** The UTC day whose ceiling holds the reservation. */
       day: c.text().notNull(),
       /** Wei that a revert may cost, at the fees of the claim, if the payer's code can cause one; else 0. */
       gas_reserved: c.text().notNull(),
-      /** Wei of its day's `gas_used` that it holds until its cost is known. */
+      /** Wei reserved in its day's `gas_used` until the payment's cost is known. */
       gas_held: c.text().notNull(),
-      /** The UTC day on which a revert of it was found. */
+      /** The UTC day on which its revert was found. */
       reverted_on: c.text(),
-      /** Whose holder is to send it, and as it was simulated. Null in what an earlier version has claimed. */
+      /** The wallet whose holder sends it, and the simulation's result. Null in claims of an earlier version. */
       wallet: c.text().$type<Hex>(),
       gas_limit: c.text(),
       may_share: c.flag(),
-      /** Requests for this payment. */
+      /** Requests to settle this payment so far. */
       attempts: c.whole().notNull(),
       /** The transaction that settled it, else the first one that was broadcast. */
       transaction_hash: c.text().$type<Hex>(),
@@ -513,7 +513,7 @@ function facilitatorTables(c: Columns) {
       block_hash: c.text().$type<Hex>(),
       /** The exact reason of a failure, for the operator. */
       reason: c.text(),
-      /** Who used the authorization instead of us. */
+      /** The transaction of someone else that used the authorization. */
       foreign_transaction: c.text().$type<Hex>(),
       ...writtenAt(c),
       ended_at: c.whole(),
@@ -535,9 +535,9 @@ function facilitatorTables(c: Columns) {
       /** The sender's address, lower case. */
       wallet: c.text().$type<Hex>().notNull(),
       wallet_nonce: c.whole().notNull(),
-      /** 0 for the first at its wallet nonce, then one more for each replacement. */
+      /** 0 for the first transaction at its wallet nonce, then one more for each replacement. */
       replacement: c.whole().notNull(),
-      /** The payment that it makes; both null for one that makes several, or only fills a gap. */
+      /** The payment that it makes; both null for a transaction that makes several, or only fills a gap. */
       payer: c.text().$type<Hex>(),
       nonce: c.text().$type<Hex>(),
       raw: c.text().$type<Hex>().notNull(),
@@ -546,30 +546,30 @@ function facilitatorTables(c: Columns) {
       max_priority_fee: c.text().notNull(),
       /** Open until its wallet nonce is used in a block that is deep enough. */
       open: c.flag().notNull(),
-      /** Wei that its revert cost, once that is counted; else null. */
+      /** Wei that the revert cost, once it has been counted; else null. */
       gas_burned: c.text(),
       /** The chain's newest block when it was stored. */
       stored_at_block: c.whole().notNull(),
       created_at: c.whole().notNull(),
     }),
 
-    /** The payments of each transaction that makes several of them. */
+    /** The payments of transactions that make several. */
     facilitatorTransactionPayments: c.table("facilitator_transaction_payments", {
       hash: c.text().$type<Hex>().notNull(),
       payer: c.text().$type<Hex>().notNull(),
       nonce: c.text().$type<Hex>().notNull(),
-      /** What the transaction's gas limit holds for this payment. */
+      /** This payment's part of the transaction's gas limit. */
       gas: c.text().notNull(),
-      /** Wei that its failure there cost, once that is counted; else null. */
+      /** Wei that the payment's failure cost in this transaction, once it has been counted; else null. */
       gas_burned: c.text(),
     }),
 
     /** Which facilitator works for a wallet. */
     facilitatorWallets: c.table("facilitator_wallets", {
       wallet: c.text().$type<Hex>().notNull(),
-      /** Empty when it was given up. */
+      /** Empty when the holder has released the wallet. */
       holder: c.text().notNull(),
-      /** Rises whenever the wallet changes hands, so that a holder of before can tell. */
+      /** Fencing token: rises whenever the wallet changes hands, so that a previous holder's writes are refused. */
       token: c.whole().notNull(),
     }),
   };
@@ -580,7 +580,7 @@ function accountTables(c: Columns) {
     facilitatorAccounts: c.table("facilitator_accounts", {
       name: c.text().notNull(),
       enabled: c.flag().notNull(),
-      /** Smallest units as a decimal; null for the deployment's default. */
+      /** Smallest units, in decimal; null for the deployment's default. */
       max_per_transaction: c.text(),
       daily_ceiling: c.text(),
       ...writtenAt(c),
@@ -612,15 +612,15 @@ export function defineSchema(c: Columns) {
 export type Tables = ReturnType<typeof defineSchema>;
 
 /**
- * A call waits while its payment may still land or fail. The index of pending calls has this very text, since no database
- * would use a partial index for another one.
+ * Matches calls that do not wait for a payment. The partial index of pending calls has exactly this text, since a database
+ * would not use the index for a different one.
  */
 export function paidFor({ settlement_status }: Tables["openInvocations"]) {
   return sql`coalesce(${settlement_status}, '') <> 'pending'`;
 }
 
 /**
- * `column in (…)`, with the last value again and again up to a power of two: each number of values is a statement, which
+ * `column in (…)`, padded with the last value to a power of two, since each number of values is a statement of its own, which
  * Postgres keeps prepared on every connection.
  */
 export function oneOf<C extends Column>(column: C, values: readonly GetColumnData<C, "raw">[]): SQL {

@@ -46,7 +46,7 @@ test("help prints a page of the manual, and refuses a topic that is none", async
   expect(page).toMatchObject({ code: 0, err: "", out: expect.stringMatching(/^# Payments\n/) });
   const refused = await tollgate(["help", "paymets"]);
   expect(refused).toMatchObject({ code: 2, out: "" });
-  expect(refused.err).toContain("paymets is no topic; did you mean payments?");
+  expect(refused.err).toContain("paymets is not a topic; did you mean payments?");
 });
 
 test("problems of flags and variables are told together, with status 2, and nothing is made", async () => {
@@ -55,7 +55,7 @@ test("problems of flags and variables are told together, with status 2, and noth
     TOLLGATE_PROT: "8081",
   });
   expect({ code, out }).toEqual({ code: 2, out: "" });
-  expect(err).toContain("--prot is no flag; did you mean --port?");
+  expect(err).toContain("--prot is not a flag; did you mean --port?");
   expect(err).toContain("--host must be followed by a value");
   expect(err).toContain("TOLLGATE_WORKERS must be a whole number from 1 to 64");
   expect(err).toContain("  - TOLLGATE_PROT is set but nothing reads it; did you mean TOLLGATE_PORT?\n");
@@ -82,7 +82,7 @@ test("an unknown command is refused with a hint, and with nothing else", async (
   expect(await tollgate(["tokn"])).toEqual({
     code: 2,
     out: "",
-    err: "tollgate can't start:\n  - tokn is no command; did you mean token?\nSee tollgate --help.\n",
+    err: "tollgate can't start:\n  - tokn is not a command; did you mean token?\nSee tollgate --help.\n",
   });
 });
 
@@ -99,7 +99,7 @@ test("a token is made before the first start, and the gateway's identity takes i
   const minted = await tollgate(["token", "--tenant", "acme", "--user", "alice", "--scope", "a b", "--ttl", "90s"]);
   // Else a token that was made in a mistyped directory is refused by a gateway elsewhere, and nobody knows why.
   expect(minted.err).toStartWith(
-    `tollgate token has made a new database, ${join(realpathSync(dir), "data/tollgate.db")}: `,
+    `tollgate token has created a new database, ${join(realpathSync(dir), "data/tollgate.db")}: `,
   );
   expect([minted.code, minted.err.split("\n").length]).toEqual([0, 2]);
   const token = minted.out.trim();

@@ -53,7 +53,7 @@ test("a backup under load gives back every call that was acknowledged before it 
   expect(made).toEqual({
     code: 0,
     stdout: expect.stringMatching(
-      /^\S+backup\.db is made and whole: \d+ bytes, schema version \d+, all \d keys open\n$/,
+      /^wrote \S+backup\.db and verified it: \d+ bytes, schema version \d+, all \d keys open\n$/,
     ),
     stderr: "",
   });
@@ -107,17 +107,17 @@ test("a check tells a whole copy from a damaged one, from one of another key, an
   await using gateway = await startGateway();
   await gateway.token(ALICE);
   const backup = join(dir, "backup.db");
-  expect(await gateway.run("backup", backup)).toEqual({ code: 0, stdout: `${backup} is made\n`, stderr: "" });
+  expect(await gateway.run("backup", backup)).toEqual({ code: 0, stdout: `wrote ${backup}\n`, stderr: "" });
   const check = (file: string, ...rest: string[]) => gateway.run("backup", "--verify", file, ...rest);
   const fails = (why: string) => ({ code: 1, stdout: "", stderr: expect.stringContaining(why) });
-  expect(await check(backup)).toMatchObject({ code: 0, stdout: expect.stringContaining(`${backup} is whole: `) });
+  expect(await check(backup)).toMatchObject({ code: 0, stdout: expect.stringContaining(`${backup} is complete: `) });
   const bytes = readFileSync(backup);
 
   const damaged = join(dir, "damaged.db");
   writeFileSync(damaged, Buffer.concat([bytes.subarray(0, 8192), Buffer.alloc(4096, 7), bytes.subarray(12_288)]));
-  expect(await check(damaged)).toEqual(fails("damaged.db does not hold: it is"));
+  expect(await check(damaged)).toEqual(fails("damaged.db can't be restored: it is"));
   writeFileSync(damaged, bytes.subarray(0, bytes.length - 4096));
-  expect(await check(damaged)).toEqual(fails("damaged.db does not hold: it is"));
+  expect(await check(damaged)).toEqual(fails("damaged.db can't be restored: it is"));
   writeFileSync(damaged, "no database at all");
   expect(await check(damaged)).toEqual(fails("it is not a complete tollgate database"));
   expect(await check(join(dir, "missing.db"))).toEqual(fails("there is no such file"));

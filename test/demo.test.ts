@@ -144,7 +144,7 @@ describe("the demo", () => {
     expect(compiled.printed()).toContain("9.990000  →   9.965000 USDC");
     process.kill(compiled.chainPid(), "SIGKILL");
     expect((await compiled.ended()).code).toBe(1);
-    expect(compiled.printed()).toEndWith("The demo can't go on: the chain has ended by itself\n");
+    expect(compiled.printed()).toEndWith("The demo can't go on: anvil, which runs the chain, has exited\n");
     expect(await compiled.leftovers()).toEqual([]);
   });
 });
@@ -156,7 +156,7 @@ test("without anvil the demo says how to install it, and starts nothing", async 
   expect(complaints).toMatch(
     /^tollgate demo can't be done:\n {2}- anvil must be installed \(npm install --no-save @foundry-rs\/anvil-.*\n/,
   );
-  expect(complaints).toMatch(/TOLLGATE_ANVIL, on the PATH or in node_modules/);
+  expect(complaints).toMatch(/TOLLGATE_ANVIL is not set, and it is neither on the PATH nor in node_modules/);
   expect(demo.printed()).toBe("");
   expect(await demo.leftovers()).toEqual([]);
 });

@@ -98,7 +98,7 @@ async function second(spoil: (relay: RpcRelay) => void, expected: readonly unkno
 }
 
 const says = (start: string) => expect.stringMatching(new RegExp(`^${start}`));
-const NO_CLOCK = says("warn database clock: not looked at without the database");
+const NO_CLOCK = says("warn database clock: not checked without the database");
 
 test.concurrent("all is well before the first start, which has made nothing then, and beside a running facilitator", async () => {
   // Of its own: the other tests look at theirs at the same time, and each look has files open.
@@ -208,8 +208,8 @@ test.concurrent("nodes: a dead one warns beside a good one and fails alone, and 
   expect([alone.code, ...alone.bad]).toEqual([
     1,
     says("fail RPC endpoint 0: it gives no usable answer"),
-    says("warn chain clock: not looked at without a node"),
-    says("warn wallets: not looked at without a node"),
+    says("warn chain clock: not checked without a node"),
+    says("warn wallets: not checked without a node"),
   ]);
   expect(both.stdout + both.stderr + alone.stdout + alone.stderr).not.toContain("api-key-of-mine");
 });
@@ -221,14 +221,16 @@ test.concurrent("nodes: another chain, another token, a lag, a silence and a for
   await Promise.all([
     second(
       (relay) => relay.on("eth_chainId", { kind: "result", result: "0x1" }),
-      [1, says("fail RPC endpoint 1: it is of chain 1, not 8453; ")],
+      [1, says("fail RPC endpoint 1: it is on chain 1, not 8453; ")],
     ),
     ...[reverted, { kind: "result", result: "0x" } as const].map((answer) =>
       second(
         (relay) => relay.on("eth_call", answer),
         [
           1,
-          says("fail RPC endpoint 1: it has not USD Coin, version 2, at 0x833589fcd6edb6e08f4c7c32d4f71b54bda02913; "),
+          says(
+            "fail RPC endpoint 1: it does not have USD Coin, version 2, at 0x833589fcd6edb6e08f4c7c32d4f71b54bda02913; ",
+          ),
         ],
       ),
     ),
@@ -280,11 +282,11 @@ test.skipIf(!canMount)(
     const place = { TOLLGATE_DATA_DIR: join(home, "disk") };
     expect(await found(place, onSmallDisk("8m", "some"))).toEqual([
       0,
-      says("warn data directory: \\S+ has 8 MiB free; make room"),
+      says("warn data directory: \\S+ has 8 MiB free; free some space"),
     ]);
     expect(await found(place, onSmallDisk("1m", "none"))).toEqual([
       1,
-      says("fail data directory: \\S+ has 0 MiB free; make room"),
+      says("fail data directory: \\S+ has 0 MiB free; free some space"),
     ]);
     const { code, stderr } = await doctor(place, onSmallDisk("1m", "some", "ro"));
     expect([code, stderr]).toEqual([2, expect.stringContaining("TOLLGATE_DATA_DIR must be a directory that can be")]);

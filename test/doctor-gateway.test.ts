@@ -177,7 +177,9 @@ eachDatabase((database) => {
     const fitting = await everything();
     expect(await found(env)).toEqual([
       0,
-      says("warn database: it has schema version 1000; this program knows versions up to \\d+, and may run on it"),
+      says(
+        "warn database: it has schema version 1000; this program knows versions up to \\d+, and may still run on it",
+      ),
     ]);
     expect(await everything()).toEqual(fitting);
     await write("update schema_versions set floor = 1000 where version = 1000");
@@ -187,15 +189,15 @@ eachDatabase((database) => {
       says(
         "fail database: it has schema version 1000, on which only programs that know version 1000 may run, and this",
       ),
-      says("warn facilitators: not looked at without a schema that fits"),
+      says("warn facilitators: not checked without a schema that fits"),
     ]);
     expect(await everything()).toEqual(newer);
     await write("delete from schema_versions where version = 1000");
     const older = await everything();
     expect(await found(env, nextVersion())).toEqual([
       0,
-      says("warn database: it has schema version \\d+, and the next start of this program brings it to \\d+; take a"),
-      says("warn facilitators: not looked at without a schema that fits"),
+      says("warn database: it has schema version \\d+, and the next start of this program migrates it to \\d+; take a"),
+      says("warn facilitators: not checked without a schema that fits"),
     ]);
     expect(await everything()).toEqual(older);
   });
@@ -248,13 +250,10 @@ describe("beside a gateway", () => {
       look("http://127.0.0.1:1"),
     ]);
     expect(sealed).toEqual([1, says("fail vault: it answers 503: it is sealed, or has no leader; unseal it")]);
-    expect(refused).toEqual([
-      1,
-      says("fail vault: it does not know the token; TOLLGATE_VAULT_TOKEN must be a good one"),
-    ]);
+    expect(refused).toEqual([1, says("fail vault: it does not know the token; TOLLGATE_VAULT_TOKEN must be valid")]);
     expect(untold).toEqual([
       0,
-      says("warn vault: it tells nothing about the token; TOLLGATE_VAULT_TOKEN must be a good"),
+      says("warn vault: it tells nothing about the token; TOLLGATE_VAULT_TOKEN must be valid"),
     ]);
     expect(dead).toEqual([1, says("fail vault: 127.0.0.1 at 127.0.0.1: ECONNREFUSED; TOLLGATE_VAULT_ADDR must be")]);
   });
@@ -270,11 +269,11 @@ describe("beside a gateway", () => {
       [{ serverDaysAgo: 398 }, "fail T: 127.0.0.1 at 127.0.0.1: CERT_HAS_EXPIRED; its certificate must be renewed"],
       [
         { clientDaysAgo: 398 },
-        "fail T: 127.0.0.1 at 127.0.0.1: \\w+; its operator must see to it",
+        "fail T: 127.0.0.1 at 127.0.0.1: \\w+; its operator must fix it",
         "fail T: the tenant's client certificate expired at ",
       ],
       [{ network: "base-sepolia" }, "fail T: it does not settle on base; "],
-      [{ status: 503 }, "fail T: it answers 503 to GET /supported; its operator must see to it"],
+      [{ status: 503 }, "fail T: it answers 503 to GET /supported; its operator must fix it"],
       [
         { isForeign: true },
         "fail T: 127.0.0.1 at 127.0.0.1: (UNABLE_TO|SELF_SIGNED)_\\w+; name its CA in TOLLGATE_CA_FILE",
@@ -326,9 +325,9 @@ test("before the first start nothing is made, and what is there is left as it is
   expect(await found({ TOLLGATE_DATA_DIR: data, TOLLGATE_MASTER_KEY: Buffer.alloc(32, 1).toString("base64") })).toEqual(
     [
       1,
-      says("fail database: \\S+tollgate.db can't be read as a database \\(SQLITE_NOTADB\\); see to the file"),
-      says("warn keys: not looked at without the database"),
-      says("warn facilitators: not looked at without the database"),
+      says("fail database: \\S+tollgate.db can't be read as a database \\(SQLITE_NOTADB\\); check the file"),
+      says("warn keys: not checked without the database"),
+      says("warn facilitators: not checked without the database"),
     ],
   );
 });

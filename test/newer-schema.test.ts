@@ -67,6 +67,6 @@ eachDatabase((database) => {
     for (const words of all) expect([words, await gateway.run(...words)]).toEqual([words, refused]);
     if (!isSqlite) return;
     const contracted = await gateway.run("backup", `${copy}.2`, "--verify");
-    expect(contracted).toMatchObject({ code: 1, stderr: expect.stringContaining(`does not hold: it ${TOO_NEW}`) });
+    expect(contracted).toMatchObject({ code: 1, stderr: expect.stringContaining(`can't be restored: it ${TOO_NEW}`) });
   });
 });

@@ -178,14 +178,14 @@ describe("the command pki writes nothing over", () => {
       const before = read(taken);
       const { code, out, err } = pki(...words);
       expect({ code, out }).toEqual({ code: 2, out: "" });
-      expect(err).toContain(`  - ${taken} is there already, and nothing is ever written over\n`);
+      expect(err).toContain(`  - ${taken} exists already, and no file is ever overwritten\n`);
       expect(read(taken)).toBe(before);
     });
   }
 
   test("and none of several files when the last of them is there", () => {
     writeFileSync(join(home, "ca", "bob.pem"), "mine");
-    expect(pki("client", "--dir", "ca", "--name", "bob").err).toContain("ca/bob.pem is there already");
+    expect(pki("client", "--dir", "ca", "--name", "bob").err).toContain("ca/bob.pem exists already");
     expect(readdirSync(join(home, "ca")).filter((name) => name.includes("bob"))).toEqual(["bob.pem"]);
     expect(read("ca/bob.pem")).toBe("mine");
   });
@@ -210,7 +210,7 @@ describe("the command pki refuses with status 2", () => {
   test("all that is missing, at once", () => {
     expect(problem("init")).toContain("--dir must be given");
     expect(problem("server", "--drr", "x")).toMatch(
-      /--drr is no flag; did you mean --dir\?[\s\S]*--dir must[\s\S]*--host must/,
+      /--drr is not a flag; did you mean --dir\?[\s\S]*--dir must[\s\S]*--host must/,
     );
     expect(problem("client")).toMatch(/--dir must[\s\S]*--name must/);
   });
@@ -222,11 +222,13 @@ describe("the command pki refuses with status 2", () => {
     mkdirSync(join(home, "mixed"));
     writeFileSync(join(home, "mixed/ca.crt"), read("ca/ca.crt"));
     writeFileSync(join(home, "mixed/ca.key"), read("ca/server.key"));
-    expect(problem("server", "--dir", "mixed", "--host", "a")).toContain("the key is not the certificate's");
+    expect(problem("server", "--dir", "mixed", "--host", "a")).toContain("the key does not belong to the certificate");
     writeFileSync(join(home, "mixed/ca.crt"), read("ca/server.crt"));
-    expect(problem("server", "--dir", "mixed", "--host", "a")).toContain("the certificate is not one of a CA");
+    expect(problem("server", "--dir", "mixed", "--host", "a")).toContain("the certificate is not a CA's");
     writeFileSync(join(home, "mixed/ca.key"), "nonsense");
-    expect(problem("client", "--dir", "mixed", "--name", "a")).toContain("they are not PEM");
+    expect(problem("client", "--dir", "mixed", "--name", "a")).toContain(
+      "they are not a certificate and its private key",
+    );
     expect(readdirSync(join(home, "mixed")).sort()).toEqual(["ca.crt", "ca.key"]);
   });
 
@@ -239,5 +241,5 @@ describe("the command pki refuses with status 2", () => {
 test("the command pki tells of a directory that others may look into", () => {
   mkdirSync(join(home, "open"));
   chmodSync(join(home, "open"), 0o755);
-  expect(pki("init", "--dir", "open").out).toContain("mind: open is open to others than its owner\n");
+  expect(pki("init", "--dir", "open").out).toContain("warning: other users can read open\n");
 });

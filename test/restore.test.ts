@@ -55,7 +55,7 @@ async function onSqlite(): Promise<Drill> {
     },
     async restore({ gateway }) {
       const restored = await gateway.run("restore", file);
-      expect(restored).toMatchObject({ code: 0, stdout: expect.stringContaining("taken for restored just now") });
+      expect(restored).toMatchObject({ code: 0, stdout: expect.stringContaining("marked as restored") });
       // What was there is kept, and the copy is still good for another time.
       expect(readdirSync(gateway.dataDir).filter((name) => /^tollgate\.db\.before-\d+$/.test(name))).toHaveLength(1);
       return {};
@@ -87,7 +87,7 @@ async function onPostgres(): Promise<Drill> {
       await client.unsafe("delete from processes");
       expect(await restored()).toMatchObject({
         code: 0,
-        stdout: expect.stringContaining("taken for restored just now"),
+        stdout: expect.stringContaining("marked as restored"),
       });
       return env;
     },
@@ -321,7 +321,7 @@ test.concurrent("a copy that is put in its place by hand is recognised, and one 
   writeFileSync(damaged, readFileSync(file).subarray(0, 40_000));
   expect(await gateway.run("restore", damaged)).toMatchObject({
     code: 2,
-    stderr: expect.stringContaining("does not hold"),
+    stderr: expect.stringContaining("can't be restored"),
   });
   copyFileSync(file, join(gateway.dataDir, "tollgate.db"));
   await gateway.restart();

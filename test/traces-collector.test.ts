@@ -125,7 +125,7 @@ describe("a collector that", () => {
     await callMany(gateway, CALLERS);
     await cut.promise;
     await gateway.stop();
-    expect(droppedBy(gateway)[0]?.reason).toBe("an answer of more than 65536 bytes");
+    expect(droppedBy(gateway)[0]?.reason).toBe("a response of more than 65536 bytes");
   });
 
   test.concurrent("takes nothing for now gets the same spans again, and loses none", async () => {

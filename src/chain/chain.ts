@@ -1,5 +1,5 @@
-// What the facilitator asks of the chain. That something did not happen is only ever read at the hash of a block, since a
-// node that is behind proves nothing.
+// The chain as the facilitator, and the gateway's look at open payments, query it: simulations, balances, receipts,
+// broadcasts. A negative answer counts only at the hash of a known block, since a node that is behind proves nothing.
 
 import { encodeFunctionData, toHex } from "viem";
 import { Fault } from "../core/fault.ts";
@@ -12,27 +12,27 @@ import { findUse, type Use } from "./find-use.ts";
 import * as wire from "./json-rpc.ts";
 import { RpcError } from "./json-rpc.ts";
 import { createNewestBlock } from "./newest-block.ts";
-import { createRpc, type NodeDoor, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
+import { createRpc, type NodeClient, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
 import * as token from "./token.ts";
 import { isMulticall3, MULTICALL3 } from "./token.ts";
 
 /** The payee may have spent its whole balance since the estimate, which costs 17,100 gas more. */
 const GAS_RESERVE = 20_000n;
-/** A window that is open by our clock opens on chain at most a block later: the token wants time past its beginning. */
-const EARLY_LOOKS = 4;
-/** Wei per gas: no price is too high for a simulation. The wallet that pays judges that. */
+/** Simulations of a transfer whose window is just opening: by the chain's time it opens a block later than by our clock. */
+const EARLY_SIMULATIONS = 4;
+/** Wei per gas. A simulation has no price cap, since the wallet that pays applies its own. */
 const ANY_PRICE = 2n ** 64n;
 
 export type Simulation = { readonly ok: true; readonly gas: bigint } | { readonly ok: false; readonly reason: string };
 
 /**
- * What a node says of a transaction. `accepted`: it knows it now. `nonce used`: a transaction with its nonce is in a
- * block, maybe itself. `underpriced`: it keeps another one with that nonce, or the base fee is higher. `unknown`: it may have
- * taken it or not.
+ * How a node took a broadcast transaction. `accepted`: the node holds the transaction now. `nonce used`: a transaction with
+ * its nonce is in a block, maybe this very one. `underpriced`: the node keeps another transaction with that nonce, or the
+ * base fee is higher. `unknown`: the node may or may not hold it.
  */
 export type Reception = "accepted" | "nonce used" | "underpriced" | "unknown";
 
-/** What a payer had of the token by the end of a block. */
+/** A payer's balance of the token, in smallest units, at the end of a block. */
 export interface Balance {
   readonly amount: bigint;
   readonly block: number;
@@ -42,14 +42,14 @@ export interface Balance {
 type BlockId = Pick<wire.Block, "number" | "hash">;
 type AuthorizationId = Pick<Authorization, "from" | "nonce">;
 
-/** One node, asked alone: what it tells of an authorization. */
+/** What one node, asked alone, says about an authorization. */
 export interface NodeView {
   readonly network: Network;
-  /** Its own newest block. */
+  /** The node's own newest block. */
   readonly head: wire.Block;
-  /** Whether the authorization had been used or cancelled by the end of that block; null when the node does not tell. */
+  /** Whether the authorization had been used or cancelled by the end of `head`; null when the node does not answer. */
   readonly isUsed: Promise<boolean | null>;
-  /** Whether it still answers, and is of our chain. */
+  /** Whether the node still answers, and for our chain. */
   test(): Promise<boolean>;
   receipt(hash: Hex): Promise<wire.Receipt | null>;
   findUse(authorization: Authorization, fromBlock: number, toBlock: number): Promise<Use | null>;
@@ -65,7 +65,7 @@ interface SimulatedTransfer {
   readonly maxPriorityFeePerGas?: Hex;
 }
 
-/** Everything here throws Fault `unavailable` when no node gives an answer that can be used. */
+/** Every method throws Fault `unavailable` when no node gives a usable answer. */
 export function createChain({ clock = systemClock, ...options }: RpcOptions & { readonly clock?: Clock }) {
   const { network } = options;
   const rpc = createRpc(options);
@@ -78,41 +78,41 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
 
   return {
     network,
-    /** @throws StartupProblem when an endpoint is of another chain */
+    /** @throws StartupProblem when an endpoint serves another chain */
     check: rpc.check,
-    /** The newest block, never one before what was seen; it may be as old as `ageMs`. */
+    /** The newest block, never below the newest seen before. @param ageMs how old a cached answer may be */
     newest,
-    /** The newest block, with when it was seen first. */
+    /** The newest block, with the time at which it was first seen. */
     sighting,
     isFresh,
     isSure,
     simulate: createSimulate(rpc, newestBlock, tip),
-    /** The hash of the block at this height; null when the node has none there. */
+    /** The hash of the block at this height; null when no node has a block there. */
     blockHash: (number: number): Promise<Hex | null> =>
       ask("eth_getBlockByNumber", [wire.hex(number), false], (result) => wire.block(result)?.hash ?? null),
-    /** The time that the next block would have, in unix seconds; null when no node tells. */
+    /** The timestamp of the pending block, in unix seconds; null when no node answers. */
     nextTimestamp: () => ask("eth_getBlockByNumber", ["pending", false], wire.timestamp).catch(() => null),
     tip,
-    /** What a rollup may take for a transaction of so many bytes in the chain below, in wei; 0 where nothing tells. */
+    /** The L1 data fee that a rollup may charge for a transaction of so many bytes, in wei; 0 without a fee oracle. */
     feeBelow: (bytes: number) => feeBelow(rpc, bytes),
     balance: (address: Hex) => ask("eth_getBalance", [address, "latest"], wire.quantity),
-    /** What the payer has of the token. @param least what it should have: less is believed only when no node knows of more */
+    /** The payer's balance of the token. @param least expected balance: less is believed only when no node reports more */
     balanceOf: async (payer: Hex, least = 0n) => balanceAt(rpc, payer, await newest(), least),
-    /** Whether the address has code at the end of the block. If no node tells, it counts as having some. */
+    /** Whether the address has code at the end of the block; true as well when no node answers. */
     async hasCode(address: Hex, at: BlockId): Promise<boolean> {
       const question = { method: "eth_getCode", params: [address], at, read: wire.data };
       return (await rpc.ask(question).catch(() => null)) !== "0x";
     },
-    /** Whether Multicall3 stands where it does on most chains, with the code that it has there. */
+    /** Whether Multicall3 is deployed at its usual address, with the expected code. */
     hasMulticall3: () => ask("eth_getCode", [MULTICALL3, "latest"], (code) => isMulticall3(wire.data(code))),
-    /** Whether the payer is a contract wallet that takes this for its signature. */
+    /** Whether the payer is a contract wallet that accepts this signature (ERC-1271). */
     isSignedByContract: (authorization: Authorization, signature: Hex) =>
       isSignedByContract(rpc, authorization, signature),
     /**
-     * Transactions that the address has in the chain up to this block, or with those that wait in the pool.
+     * The transaction count (next nonce) of the address at this block, or including the pool's transactions ("pending").
      *
-     * @param least how many it should have: fewer are believed only when no node knows of more
-     * @param most how many are known of: more are believed only as far as all nodes tell of them, as none can prove it
+     * @param least expected count: a lower one is believed only when no node reports more
+     * @param most highest known count: a higher one is believed only as far as all nodes report it
      */
     transactionCount(
       address: Hex,
@@ -123,20 +123,20 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
       const asked = at === "pending" ? { params: [address, at] } : { params: [address], at };
       return countWithin(rpc, { method: "eth_getTransactionCount", ...asked, read: wire.count }, least, most);
     },
-    /** @param shows what it should show: one that does not is believed only when no node shows more */
+    /** @param shows what the receipt should show: one that does not is believed only when no other node has one that does */
     receipt: (hash: Hex, shows?: (receipt: wire.Receipt) => boolean) => receipt(rpc, hash, shows),
     /** Whether the authorization had been used or cancelled by the end of this block. */
     isUsed: (authorization: AuthorizationId, at: BlockId) => rpc.ask({ ...stateQuestion(network, authorization), at }),
-    /** What each node tells of the authorization. Those that do not give their newest block are left out. */
+    /** Each node's view of the authorization. Nodes that do not return their newest block are left out. */
     views: (authorization: AuthorizationId) => viewsOf(rpc, authorization),
-    /** The transaction that used or cancelled the authorization, if it is found in these blocks. */
+    /** The transaction that used or cancelled the authorization, searched for in these blocks; null when not found. */
     findUse: (authorization: Authorization, from: number, to: number) => findUse(rpc, authorization, from, to),
-    /** @param everywhere to all endpoints, and not only to the first that takes it */
+    /** @param everywhere whether to send to all endpoints, and not only to the first that accepts */
     broadcast: (raw: Hex, everywhere: boolean) => broadcast(rpc, raw, everywhere),
   };
 }
 
-/** What nodes suggest as maxPriorityFeePerGas; the last suggestion, where none tells. */
+/** The nodes' suggested maxPriorityFeePerGas, cached for five seconds; the last suggestion while no node answers. */
 function createTip(network: Network, ask: () => Promise<bigint>): () => Promise<Tip> {
   const { leastTip: least, mostTip: most } = network.fees;
   let known = { suggested: least, at: Number.NEGATIVE_INFINITY };
@@ -165,7 +165,7 @@ async function viewsOf(rpc: Rpc, authorization: AuthorizationId): Promise<readon
   }));
 }
 
-async function receipt(rpc: NodeDoor, hash: Hex, shows: (receipt: wire.Receipt) => boolean = () => true) {
+async function receipt(rpc: NodeClient, hash: Hex, shows: (receipt: wire.Receipt) => boolean = () => true) {
   const read = (result: unknown) => {
     const found = wire.receipt(result);
     if (found !== null && found.hash !== hash) throw new TypeError("not the receipt that was asked for");
@@ -180,9 +180,9 @@ async function receipt(rpc: NodeDoor, hash: Hex, shows: (receipt: wire.Receipt) 
 }
 
 /**
- * Whether the transfer would go through in the next block. It is simulated from that wallet and with a price, because a
- * payer's code could tell a simulation that has neither. Waits a moment for a window that is just opening. Nothing is refused
- * while the newest block stands still, since the payer may have been funded since.
+ * Simulates the transfer in the next block. The simulation has the wallet as its sender and carries a gas price, because a
+ * payer's code could recognise one that has neither. It waits a moment for a window that is just opening. While the newest
+ * block stands still nothing is refused, since the payer may have been funded since.
  */
 function createSimulate(
   rpc: Rpc,
@@ -200,14 +200,14 @@ function createSimulate(
     return found;
   }
 
-  /** Null when nodes can't tell for that price or that wallet, or give an impossible answer. */
+  /** Null when the nodes can't simulate at that price or from that wallet, or return an impossible amount of gas. */
   async function estimateGas(transfer: SimulatedTransfer, at: string): Promise<Simulation | null> {
     const { authorization, signature, ...rest } = transfer;
     const data = token.transferData(authorization, signature);
     const call = { to: rpc.network.token.key, data, gas: wire.hex(token.GAS_MAX), ...rest };
     const isAnswer = (error: RpcError) => token.isAboutPrice(error, token.GAS_MAX) || token.isRefusal(error);
     try {
-      // A node that is behind may not know of the money yet.
+      // A node that is behind may not have seen the payer's funding yet.
       const isDoubtful = (answer: unknown) => answer instanceof RpcError && token.isRefusal(answer);
       const question = { method: "eth_estimateGas", params: [call, at], read: transferGas, isAnswer, isDoubtful };
       const gas = await rpc.ask(question);
@@ -223,13 +223,13 @@ function createSimulate(
   return async (authorization, signature, from) => {
     const transaction = { authorization, signature, from };
     let simulation = await estimate(transaction, "latest");
-    // The next block decides, and its time is later. It is asked about only now, since nodes have to build it each time.
-    for (let looks = 0; looks < EARLY_LOOKS && isEarly(simulation); looks++) {
-      if (looks > 0) await Bun.sleep(700);
+    // The next block has a later time. It is queried only when needed, since a node builds a pending block for each query.
+    for (let tries = 0; tries < EARLY_SIMULATIONS && isEarly(simulation); tries++) {
+      if (tries > 0) await Bun.sleep(700);
       simulation = await estimate(transaction, "pending");
     }
     if (simulation.ok) return simulation;
-    // A node that is behind may not know of the money yet, so the refusal must be about the newest known block.
+    // A node that is behind may not have seen the payer's funding yet, so a refusal must be about the newest known block.
     const { block } = await newestBlock.highest();
     if (!isEarly(simulation)) simulation = await estimate(transaction, wire.hex(block.number));
     if (!simulation.ok && newestBlock.standsStill())
@@ -238,7 +238,7 @@ function createSimulate(
   };
 }
 
-/** An amount that no transfer can cost is no answer: another node is asked, and this one stays in use for all else. */
+/** An amount that no transfer can cost is an unusable answer: another node is asked, and the endpoint stays in use. */
 function transferGas(result: unknown): bigint {
   const gas = wire.quantity(result);
   if (gas < token.GAS_MIN || gas > token.GAS_MAX) throw new StaleNode("no gas of a transfer");
@@ -249,7 +249,7 @@ function isEarly(simulation: Simulation): boolean {
   return !simulation.ok && token.isNotYetValid(simulation.reason);
 }
 
-/** As the transaction will be, so that nobody can tell the simulation by its price. */
+/** The price fields of the real transaction, so that nobody can recognise the simulation by its price. */
 function pricedBy({ maxFee, maxPriorityFee }: Fees) {
   return { maxFeePerGas: wire.hex(maxFee), maxPriorityFeePerGas: wire.hex(maxPriorityFee) };
 }
@@ -262,7 +262,7 @@ async function feeBelow(rpc: Rpc, bytes: number): Promise<bigint> {
   return unlessRefused(rpc.ask({ method: "eth_call", params: [call, "latest"], read, isAnswer: token.isRefusal }), 0n);
 }
 
-/** What the call gives, and `otherwise` where the EVM refuses it. */
+/** The result of the call, or `otherwise` when the EVM refuses it. */
 function unlessRefused<T>(calling: Promise<T>, otherwise: T): Promise<T> {
   return calling.catch((error) => {
     if (error instanceof RpcError) return otherwise;
@@ -284,7 +284,7 @@ const isBelow =
   (answer: T | RpcError): boolean =>
     !(answer instanceof RpcError) && answer < least;
 
-/** Where no node counts within these bounds, the lowest count above them, if there is one. */
+/** A count within the bounds if any node reports one. If all are above `most`, the lowest one of at least `least`. */
 async function countWithin(rpc: Rpc, question: Question<number>, least: number, most: number): Promise<number> {
   const isOutside = (count: number | RpcError) => !(count instanceof RpcError) && (count < least || count > most);
   const first = await rpc.ask({ ...question, isDoubtful: isOutside });
@@ -294,7 +294,7 @@ async function countWithin(rpc: Rpc, question: Question<number>, least: number, 
   return Math.min(first, ...counts.filter((count) => count >= least));
 }
 
-/** At a known block, since payments after it are counted apart. */
+/** The balance at a known block, since the wallet counts the payments of later blocks itself. */
 async function balanceAt(rpc: Rpc, payer: Hex, { number, hash, parentHash }: wire.Block, least: bigint) {
   const call = { to: rpc.network.token.key, data: token.balanceData(payer) };
   const question = { method: "eth_call", params: [call], read: wire.word, isDoubtful: isBelow(least) };
@@ -329,7 +329,7 @@ async function broadcast(rpc: Rpc, raw: Hex, everywhere: boolean): Promise<Recep
   }
 }
 
-/** In the words of geth, reth, Erigon, Nethermind, Besu and anvil; null for what says nothing of the transaction. */
+/** Knows the messages of geth, reth, Erigon, Nethermind, Besu and anvil; null for one not about the transaction. */
 function receptionOf(message: string): Reception | null {
   if (/already (known|imported|exists)|known transaction|alreadyknown/i.test(message)) return "accepted";
   if (/underpriced|replacement fee|fee too low|fee per gas less than/i.test(message)) return "underpriced";

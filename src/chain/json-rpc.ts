@@ -1,5 +1,5 @@
-// One JSON-RPC exchange over HTTP, bounded in time and size, with chain nodes and remote signers. Errors never hold a URL,
-// for the URLs of nodes carry API keys. An answer that is not in the form of the protocol is no answer.
+// One JSON-RPC exchange over HTTP, bounded in time and size, with a chain node or a remote signer, and strict readers of the
+// results. Errors never contain a URL, since nodes' URLs carry API keys. A malformed answer counts as no answer.
 import { OutboundError } from "../http/client/exchange.ts";
 import { exchangeJson, type JsonAnswer, type Outbound } from "../http/client/outbound.ts";
 import type { Hex } from "../x402/types.ts";
@@ -10,17 +10,17 @@ const MESSAGE_CHARACTERS_MAX = 300;
 export class RpcError extends Error {
   override readonly name = "RpcError";
   readonly code: number;
-  /** As it came: nodes put the data of a revert here, in several forms. */
+  /** Unparsed: nodes put a revert's data here, in several forms. */
   readonly data: unknown;
 
   constructor(code: number, message: string, data: unknown) {
-    super(shown(message));
+    super(printable(message));
     this.code = code;
     this.data = data;
   }
 }
 
-/** There was no answer that can be used: none at all, none in time, or not one in the protocol's form. */
+/** There was no usable answer: none at all, none in time, or a malformed one. */
 export class NoAnswer extends Error {
   override readonly name = "NoAnswer";
 }
@@ -32,14 +32,14 @@ export interface RpcServer {
   readonly answerBytesMax: number;
 }
 
-/** What the servers say goes to the log and to the store: one line of printable characters, and not a long one. */
-function shown(text: string): string {
+/** Servers' messages go to the log and the store, so they become one short line of printable characters. */
+function printable(text: string): string {
   // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what it removes.
   const line = text.replace(/[\u0000-\u001f\u007f]+/g, " ").toWellFormed();
   return line.length > MESSAGE_CHARACTERS_MAX ? `${line.slice(0, MESSAGE_CHARACTERS_MAX)}…`.toWellFormed() : line;
 }
 
-/** Every exchange has a connection to itself, so one ID serves all. */
+/** Every exchange has a connection of its own, so one ID serves all. */
 const ID = 1;
 
 /** @throws RpcError, NoAnswer */
@@ -84,51 +84,51 @@ const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
 const QUANTITY = /^0x(0|[1-9a-f][0-9a-f]{0,63})$/i;
 const DATA = /^0x([0-9a-f]{2})*$/i;
 
-const wrong = (what: string) => new TypeError(`not ${what}`);
+const malformed = (what: string) => new TypeError(`not ${what}`);
 
 function field(value: unknown, name: string): unknown {
-  if (typeof value !== "object" || value === null) throw wrong("an object");
+  if (typeof value !== "object" || value === null) throw malformed("an object");
   return Object.getOwnPropertyDescriptor(value, name)?.value;
 }
 
 /** @throws TypeError, as all readers here do */
 export function quantity(value: unknown): bigint {
-  if (typeof value !== "string" || !QUANTITY.test(value)) throw wrong("a quantity");
+  if (typeof value !== "string" || !QUANTITY.test(value)) throw malformed("a quantity");
   return BigInt(value);
 }
 
 export function count(value: unknown): number {
   const number = Number(quantity(value));
-  if (!Number.isSafeInteger(number)) throw wrong("a number of common size");
+  if (!Number.isSafeInteger(number)) throw malformed("a safe integer");
   return number;
 }
 
 /** Bytes as hex, in lower case. */
 export function data(value: unknown): Hex {
-  if (typeof value !== "string" || !DATA.test(value)) throw wrong("hex data");
+  if (typeof value !== "string" || !DATA.test(value)) throw malformed("hex data");
   return `0x${value.slice(2).toLowerCase()}`;
 }
 
 function bytes(value: unknown, size: number): Hex {
   const found = data(value);
-  if (found.length !== 2 + 2 * size) throw wrong(`${size} bytes`);
+  if (found.length !== 2 + 2 * size) throw malformed(`${size} bytes`);
   return found;
 }
 
 export const hash = (value: unknown): Hex => bytes(value, 32);
 
-/** A word of the EVM that is a number. */
+/** A 32-byte EVM word as an unsigned integer. */
 export const word = (value: unknown): bigint => BigInt(hash(value));
 
-/** One that is a truth value. */
+/** A 32-byte EVM word as a boolean. */
 export function truth(value: unknown): boolean {
   const number = word(value);
-  if (number > 1n) throw wrong("a truth value");
+  if (number > 1n) throw malformed("a boolean");
   return number === 1n;
 }
 
 function list(value: unknown): readonly unknown[] {
-  if (!Array.isArray(value)) throw wrong("a list");
+  if (!Array.isArray(value)) throw malformed("a list");
   return value;
 }
 
@@ -148,7 +148,7 @@ export function block(value: unknown) {
   };
 }
 
-/** Of a block that may not be made yet, which has no hash and no number then; null where there is none. */
+/** The time of a block that may be pending, and then has neither hash nor number; null where there is no block. */
 export function timestamp(block: unknown): number | null {
   return block === null ? null : count(field(block, "timestamp"));
 }
@@ -164,13 +164,13 @@ function logEntry(value: unknown) {
   };
 }
 
-/** Without those of blocks that are not part of the chain any more (`removed`). */
+/** Entries of blocks that a reorganisation took out of the chain (`removed`) are left out. */
 export function logEntries(value: unknown): LogEntry[] {
   const kept = list(value).filter((each) => field(each, "removed") !== true);
   return kept.map(logEntry);
 }
 
-/** A node may leave out any of the fields: that is no reason to have no receipt. */
+/** A node may leave out any of these fields. They count as 0, so that the receipt can be used all the same. */
 function gasWei(receipt: unknown): bigint {
   const [used, price, below] = ["gasUsed", "effectiveGasPrice", "l1Fee"].map((name) => {
     const given = field(receipt, name) ?? null;
@@ -181,11 +181,11 @@ function gasWei(receipt: unknown): bigint {
 
 export type Receipt = Readonly<NonNullable<ReturnType<typeof receipt>>>;
 
-/** Null for a transaction that is in no block that the node knows of. */
+/** Null for a transaction that is in no block known to the node. */
 export function receipt(value: unknown) {
   if (value === null) return null;
   const status = count(field(value, "status"));
-  if (status > 1) throw wrong("a status");
+  if (status > 1) throw malformed("a status");
   const from = field(value, "from") ?? null;
   return {
     hash: hash(field(value, "transactionHash")),
@@ -194,7 +194,7 @@ export function receipt(value: unknown) {
     blockNumber: count(field(value, "blockNumber")),
     blockHash: hash(field(value, "blockHash")),
     succeeded: status === 1,
-    /** What its gas cost, with what a rollup takes for its place in the chain below. */
+    /** The whole fee: gas, and on a rollup the L1 data fee. */
     gasWei: gasWei(value),
     logs: list(field(value, "logs")).map(logEntry) as readonly LogEntry[],
   };

@@ -1,6 +1,7 @@
-// The newest block of the chain, as all nodes together know it: it does not go back because one of them is behind, nor far
-// ahead because one of them is wrong. Where it stands still, leaps, or does not fit the machine's clock, the nodes are compared,
-// and those behind or far ahead are put aside: one that stands still answers every question, and would keep the others from it.
+// The newest block of the chain, agreed among all nodes, and the chain's time derived from it. The block never goes back
+// because one node is behind, nor far ahead because one node is wrong. When it stands still, leaps, or does not fit the
+// machine's clock, the nodes are compared, and those behind or far ahead are put aside: a node that stands still answers
+// every request, so failover alone would never leave it.
 
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
@@ -9,21 +10,21 @@ import type { Chain } from "./chain.ts";
 import type * as wire from "./json-rpc.ts";
 import { ANY_STATE, type Head, NEWEST, type Rpc, StaleNode } from "./rpc.ts";
 
-/** No chain grows by this much between two looks, unless nobody has looked for weeks. */
+/** No chain grows by this much between two requests, unless none was made for weeks. */
 const JUMP_BLOCKS_MAX = 1_000_000;
 const JUMP_SECONDS_MAX = 2 * JUMP_BLOCKS_MAX;
-/** So many blocks more than the seconds between two heads are no progress, but another chain or nonsense. */
+/** Growth by so many blocks more than seconds between two heads is not progress, but another chain or nonsense. */
 const LEAP_BLOCKS = 150;
 /** Five blocks of Base. */
 const STILL_MS = 10_000;
-/** A block whose time differs by so much from the machine's clock does not fit it. */
+/** A block fits the machine's clock when its time differs by less. */
 const OFF_MS = 30_000;
 
 export interface NewestBlock {
   readonly block: wire.Block;
-  /** By performance.now. */
+  /** When the block was first seen, by performance.now. */
   readonly at: number;
-  /** Nobody knows yet whether it stands still. */
+  /** The first block seen: it does not show yet whether the chain moves. */
   readonly isFirst: boolean;
 }
 
@@ -31,12 +32,12 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
   let seen: NewestBlock | null = null;
   let comparedAt = Number.NEGATIVE_INFINITY;
   let askedAt = Number.NEGATIVE_INFINITY;
-  /** Since when no endpoint's answer has fitted the chain as we know it. */
+  /** Since when no endpoint's answer has fitted the known chain; null while answers fit. */
   let doubtedAt: number | null = null;
   let asking: Promise<NewestBlock> | null = null;
 
   const isStill = ({ at }: NewestBlock) => performance.now() - at >= STILL_MS;
-  // When all endpoints have said for this long what we did not believe, they are right.
+  // When all endpoints have contradicted the known chain for this long, they are right.
   const isTrusted = () => doubtedAt === null || performance.now() - doubtedAt < 30_000;
   const isSuspect = (block: wire.Block, known: wire.Block) =>
     isLeap(block, known) ||
@@ -46,21 +47,21 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
   /** Whether a node that was put aside may be used again. */
   const fits = (block: wire.Block) => seen === null || !(isOlder(block, seen.block) || isSuspect(block, seen.block));
 
-  function see(block: wire.Block, isFirst = seen === null): NewestBlock {
+  function remember(block: wire.Block, isFirst = seen === null): NewestBlock {
     if (seen?.block.hash !== block.hash) seen = { block, at: performance.now(), isFirst };
     return seen;
   }
 
-  /** The highest counts. What is not higher than a block that stands still, or is ten seconds older, lies behind. */
+  /** Takes the highest credible block. A head not above a block that stands still, or ten seconds older, is behind. */
   async function compare(known: NewestBlock, isUnknown = false): Promise<NewestBlock> {
     const { heads, faultOf } = await judgedHeads(rpc, known, clock, isUnknown);
     comparedAt = performance.now();
-    const isFalse = (block: wire.Block) => faultOf(block) !== null;
-    // Others may have seen a newer one meanwhile.
+    const isWrong = (block: wire.Block) => faultOf(block) !== null;
+    // A concurrent request may have seen a newer block meanwhile.
     const blocks = [known, ...(seen === null ? [] : [seen]), ...heads].map(({ block }) => block);
-    const credible = blocks.filter((block) => !(isFalse(block) || (isTrusted() && isFarAhead(block, known.block))));
+    const credible = blocks.filter((block) => !(isWrong(block) || (isTrusted() && isFarAhead(block, known.block))));
     const highest = credible.reduce((high, block) => (block.number > high.number ? block : high));
-    if (seen !== null && isFalse(seen.block)) seen = null;
+    if (seen !== null && isWrong(seen.block)) seen = null;
     const isBehind = (block: wire.Block) =>
       isOlder(block, highest) || (isStill(known) && block.number <= known.block.number);
     for (const { endpoint, block } of heads) {
@@ -68,10 +69,10 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
       const fault = faultOf(block) ?? (isLow ? "behind the others" : null);
       if (fault !== null) endpoint.putAside(fits, fault);
     }
-    return see(highest, known.isFirst);
+    return remember(highest, known.isFirst);
   }
 
-  /** Null where all nodes that answer lie behind what is known. */
+  /** The newest block by the first working node; null when all nodes that answer are behind the known block. */
   async function ask(known: NewestBlock | null): Promise<wire.Block | null> {
     const read = (result: unknown) => {
       const newest = NEWEST.read(result);
@@ -86,15 +87,15 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
     }
   }
 
-  async function question(): Promise<NewestBlock> {
+  async function refresh(): Promise<NewestBlock> {
     const before = seen;
     const newest = await ask(before);
     const mayLeap = before !== null && newest !== null && isSuspect(newest, before.block);
-    let known = before !== null && (newest === null || mayLeap) ? before : see(newest as wire.Block);
+    let known = before !== null && (newest === null || mayLeap) ? before : remember(newest as wire.Block);
     const isOff = Math.abs(behindMs(known.block, clock.now())) >= OFF_MS;
-    const isDue = performance.now() - comparedAt >= 2_000 && (before === null || isStill(known) || isOff);
+    const isCompareDue = performance.now() - comparedAt >= 2_000 && (before === null || isStill(known) || isOff);
     const { isContradicted, isBlockUnknown } = rpc.doubts();
-    if (isContradicted || isBlockUnknown || mayLeap || isDue) known = await compare(known, isBlockUnknown);
+    if (isContradicted || isBlockUnknown || mayLeap || isCompareDue) known = await compare(known, isBlockUnknown);
     if (known !== before || (newest !== null && !mayLeap)) doubtedAt = null;
     else doubtedAt ??= performance.now();
     askedAt = performance.now();
@@ -102,78 +103,77 @@ export function createNewestBlock(rpc: Rpc, clock: Clock) {
   }
 
   return {
-    /** Those who ask at the same time share one question. @param ageMs how old the answer may be */
+    /** Concurrent callers share one request. @param ageMs how old a cached answer may be */
     async newest(ageMs = 0): Promise<NewestBlock> {
       if (seen !== null && performance.now() - askedAt < ageMs) return seen;
-      asking ??= question().finally(() => {
+      asking ??= refresh().finally(() => {
         asking = null;
       });
       return asking;
     },
-    /** For a refusal, which a node that knows less would give too. */
-    highest: async () => compare(seen ?? (await question())),
-    /** Whether blocks still come, as far as the nodes tell: a chain that makes some has a new one, or one of this time. */
+    /** The highest block of all nodes: for a refusal, which a node that is behind would give too. */
+    highest: async () => compare(seen ?? (await refresh())),
+    /** Whether the chain moves: its newest block was seen just now, or has a time near the clock's. */
     isFresh: () => seen !== null && !(isStill(seen) && behindMs(seen.block, clock.now()) >= OFF_MS),
-    /** Whether the newest block is ten seconds old, both since it was seen and by its time: what it refuses may be good by now. */
+    /** Whether the newest block is ten seconds old, both since it was seen and by its time. What it refuses may be valid now. */
     standsStill: () => seen !== null && isStill(seen) && behindMs(seen.block, clock.now()) >= STILL_MS,
-    /** Whether that is sure when the nodes tell this time (milliseconds): a first block alone does not show that others come. */
+    /** Whether this chain time (milliseconds) can be relied on: a first block alone does not show that the chain moves. */
     isSure: (time: number) => seen !== null && (clock.now() - time < OFF_MS || !(seen.isFirst || isStill(seen))),
   };
 }
 
 /**
- * The heads of the nodes that are of our chain, and what is wrong with a block beside them: it is far above, or of a later time
- * than, the heads that fit the clock. The middle one of these and of the block that was known before decides, and not a
- * single wrong node. Where no head fits the clock, the clock is wrong. Such a head is the occasion to ask again of which
- * chain the nodes are.
+ * The heads of the nodes of our chain, and a judge of blocks against them. A block is wrong when it is far above, or later
+ * than, the heads that fit the clock. The median of these heads and of the known block decides, so that a single wrong node
+ * can't. Where no head fits the clock, the clock is wrong. A suspect head makes every node's chain ID be checked again.
  *
- * @param isUnknown no node has answered for some block: then a block that none knows is wrong too
+ * @param isUnknown no node has answered for some block: then a head that no node answers for is wrong too
  */
 async function judgedHeads(rpc: Rpc, known: NewestBlock, clock: Clock, isUnknown: boolean) {
   const all = await rpc.heads();
-  const isAlone = isUnknown ? await unanswered(all, known.block) : () => false;
+  const isUnserved = isUnknown ? await headsWithoutState(all, known.block) : () => false;
   const judge = (heads: readonly Head[], isAhead: (block: wire.Block) => boolean) => {
     const faultOf = (block: wire.Block) => {
-      if (isAlone(block)) return "a newest block that it does not know";
+      if (isUnserved(block)) return "a newest block that it does not know";
       const witnesses = all.filter((each) => isEarly(block, each.block, clock.now()));
       if (witnesses.length > 0 && 2 * witnesses.length >= all.length) return "earlier than the others";
       return isAhead(block) ? "ahead of the others" : null;
     };
     return { heads, faultOf };
   };
-  const isSuspect = falseBeside(all, known, clock.now());
+  const isSuspect = aheadOfMedian(all, known, clock.now());
   if (!all.some(({ block }) => isSuspect(block))) return judge(all, () => false);
   await Promise.all(all.map(({ endpoint }) => endpoint.test()));
   const heads = all.filter(({ endpoint }) => endpoint.state() === "good");
-  return judge(heads, falseBeside(heads, known, clock.now()));
+  return judge(heads, aheadOfMedian(heads, known, clock.now()));
 }
 
 /**
- * Which blocks no node answers for, not even the one that tells it, while another node has a newest block that it does answer
- * for. Where none has, the nodes know too little to judge any.
+ * Judges whether a block is a head for which not even its own node answers, while another node answers for its own head.
+ * Where no node answers for its head, the nodes know too little to judge any block.
  */
-async function unanswered(heads: readonly Head[], known: wire.Block): Promise<(block: wire.Block) => boolean> {
+async function headsWithoutState(heads: readonly Head[], known: wire.Block): Promise<(block: wire.Block) => boolean> {
   const answers = ({ endpoint }: Head, at: wire.Block) =>
     endpoint.ask({ ...ANY_STATE, at }).then(
       () => true,
       () => false,
     );
-  const isAnswered = await Promise.all(heads.map((head) => answers(head, head.block)));
+  const hasState = await Promise.all(heads.map((head) => answers(head, head.block)));
   const isKnown = (await Promise.all(heads.map((head) => answers(head, known)))).includes(true);
-  const alone = new Set(heads.filter((_, at) => !isAnswered[at]).map(({ block }) => block.hash));
+  const alone = new Set(heads.filter((_, at) => !hasState[at]).map(({ block }) => block.hash));
   if (alone.size === heads.length) return () => false;
   return ({ hash }) => alone.has(hash) || (!isKnown && hash === known.hash);
 }
 
-function falseBeside(heads: readonly Head[], known: NewestBlock, now: number): (block: wire.Block) => boolean {
+function aheadOfMedian(heads: readonly Head[], known: NewestBlock, now: number): (block: wire.Block) => boolean {
   const fitting = heads.map(({ block }) => block).filter((block) => Math.abs(behindMs(block, now)) <= OFF_MS);
   const heights = fitting.map(({ number }) => number);
-  const isAnchor = heads.length > 1 && !known.isFirst && !isAhead(known.block, now);
-  if (isAnchor) heights.push(known.block.number + Math.max(0, Math.floor(behindMs(known.block, now) / 1000)));
-  const middle = heights.sort((a, b) => a - b)[Math.floor((heights.length - 1) / 2)];
-  if (fitting.length === 0 || middle === undefined) return () => false;
+  const isKnownUsed = heads.length > 1 && !known.isFirst && !isAhead(known.block, now);
+  if (isKnownUsed) heights.push(known.block.number + Math.max(0, Math.floor(behindMs(known.block, now) / 1000)));
+  const median = heights.sort((a, b) => a - b)[Math.floor((heights.length - 1) / 2)];
+  if (fitting.length === 0 || median === undefined) return () => false;
   return (block) =>
-    block.number > middle + LEAP_BLOCKS || (isAhead(block, now) && fitting.every((each) => isOlder(each, block)));
+    block.number > median + LEAP_BLOCKS || (isAhead(block, now) && fitting.every((each) => isOlder(each, block)));
 }
 
 const behindMs = ({ timestamp }: wire.Block, now: number): number => now - timestamp * 1000;
@@ -188,25 +188,25 @@ const isLeap = (newest: wire.Block, known: wire.Block): boolean =>
 const isFarAhead = (newest: wire.Block, known: wire.Block): boolean =>
   newest.number - known.number > JUMP_BLOCKS_MAX || newest.timestamp - known.timestamp > JUMP_SECONDS_MAX;
 
-// The time of day by the chain, which the token goes by: a payment is over, or not yet valid, when the chain's time says
-// so, and not because a clock of ours is wrong.
+// Chain time, by which the token decides: a payment is expired, or not yet valid, by the chain's time and not because a clock
+// of ours is wrong.
 
-/** Within this difference our clock may be as right as the chain's time is known here. */
+/** Up to this difference our clock may be as accurate as the chain time known here. */
 const NEAR_MS = 3000;
 
-/** The time now lies between these, in milliseconds. */
+/** Bounds of the chain's present time, in milliseconds. */
 export interface TimeSpan {
   readonly earliest: number;
   readonly latest: number;
 }
 
-/** A block's time in unix seconds, and when it was seen (performance.now): time has gone on since. */
+/** A block's time in unix seconds, and when it was seen (performance.now), by which the time is carried on. */
 interface TimeReading {
   readonly timestamp: number;
   readonly at: number;
 }
 
-/** Not below the known block and yet of an earlier time: one of the two times is wrong, here not the one that fits the clock. */
+/** A block not below the known one, with an earlier time, while the known one fits the clock: the block's time is wrong. */
 function isEarly(block: wire.Block, known: wire.Block, now: number): boolean {
   const fits = Math.abs(behindMs(known, now)) < OFF_MS;
   return fits && block.number >= known.number && isOlder(block, known) && behindMs(block, now) >= OFF_MS;
@@ -218,13 +218,13 @@ export interface ChainTimeOptions {
   readonly log: Log;
 }
 
-/** It throws Fault `unavailable` when no node answers, and when those that do may stand still. */
+/** The returned function throws Fault `unavailable` when no node answers, or all that do may stand still. */
 export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => Promise<TimeSpan> {
   let next: Promise<TimeReading | null> = Promise.resolve(null);
   let askedAt = Number.NEGATIVE_INFINITY;
   let isFar = false;
 
-  /** Asked once for all who need it, because it makes work for a node. */
+  /** Shared by all callers for a second, because a node builds a pending block for each request. */
   function askNext(): Promise<TimeReading | null> {
     if (performance.now() - askedAt < 1000) return next;
     askedAt = performance.now();
@@ -234,7 +234,7 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
     return next;
   }
 
-  function tell(differenceMs: number): void {
+  function logDifference(differenceMs: number): void {
     const wasFar = isFar;
     isFar = Math.abs(differenceMs) > 60_000;
     const seconds = Math.round(differenceMs / 1000);
@@ -244,7 +244,7 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
 
   async function timeAt({ block, at }: NewestBlock): Promise<number> {
     let time = timeOf({ timestamp: block.timestamp, at });
-    // Where blocks are rare, the newest one is old, so the time that the next one would have is asked for.
+    // Where blocks are rare the newest one is old, so the time of the pending block is queried.
     if (Math.abs(clock.now() - time) > NEAR_MS) {
       const reading = await askNext();
       if (reading !== null) time = Math.max(time, timeOf(reading));
@@ -253,14 +253,14 @@ export function createChainTime({ chain, clock, log }: ChainTimeOptions): () => 
   }
 
   return async () => {
-    // How old the newest known block may be. Its time is carried on by our own clock, so it need not be asked often.
+    // A block up to ten seconds old will do, since its time is carried on by our own clock.
     let time = await timeAt(await chain.sighting(10_000));
     if (!chain.isSure(time)) time = await timeAt(await chain.sighting(0));
     if (!chain.isSure(time)) throw new Fault("unavailable", "no fresh block", { retryAfterSeconds: 2 });
     const difference = clock.now() - time;
-    tell(difference);
+    logDifference(difference);
     const own = Math.abs(difference) <= NEAR_MS ? clock.now() : time;
-    // A block may be seen this long after its time: by then the next one comes.
+    // A block may be seen up to two seconds after its time: by then the next one comes.
     return { earliest: Math.min(time, own), latest: Math.max(time + 2000, own) };
   };
 }

@@ -1,6 +1,6 @@
-// The chain's nodes behind one door: each question goes to the first endpoint that works, and on to the next when
-// there is no usable answer. An endpoint that failed is left aside until it has been tested again in the
-// background, so that a dead one costs its time limit once and not on each question.
+// A JSON-RPC client with failover over the chain's nodes: each request goes to the first working endpoint, and to the next
+// when there is no usable answer. An endpoint that failed is used again only after a test in the background, so that a dead
+// one costs its timeout once and not on each request.
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -11,32 +11,32 @@ import type { Network } from "../x402/network.ts";
 import { type Block, block, exchange, hex, NoAnswer, quantity, RpcError } from "./json-rpc.ts";
 
 export type Rpc = ReturnType<typeof createRpc>;
-/** All nodes behind one door, or one of them. */
-export type NodeDoor = Pick<Rpc, "ask" | "network">;
+/** All nodes with failover, or a single one. */
+export type NodeClient = Pick<Rpc, "ask" | "network">;
 
 export interface RpcOptions {
   readonly network: Network;
   /** Tried in order. */
   readonly urls: readonly string[];
-  /** Without the rule about addresses, since the operator chose the nodes. */
+  /** Without the host rules for tenants, since the operator chose the nodes. */
   readonly outbound: Outbound;
   readonly log: Log;
-  /** Each failed question, by the endpoint's place in the list. */
+  /** Called for each failed request, with the endpoint's position in `urls`. */
   readonly onError?: (endpoint: number) => void;
   readonly timeoutMs?: number;
   /** Left out where traces are off. */
   readonly tracer?: Tracer | null;
 }
 
-/** What the endpoints that were asked so far have said. */
-interface Asking<T> {
+/** What the endpoints asked so far have answered. */
+interface FailoverProgress<T> {
   behind: StaleNode | null;
   last: unknown;
-  /** What a node that knows less would say too. */
+  /** The first answer that a node which is behind would give too. */
   doubted: EndpointAnswer<T> | null;
 }
 
-/** What an endpoint has answered: a value, or an error about the question. */
+/** An endpoint's answer: a value, or an error about the question itself. */
 interface EndpointAnswer<T> {
   readonly answer: T | RpcError;
 }
@@ -54,8 +54,8 @@ export function createRpc(options: RpcOptions) {
   let isContradicted = false;
   let isBlockUnknown = false;
 
-  /** The endpoints that work. The others are tested in the background. */
-  function good(): Endpoint[] {
+  /** The working endpoints. Others that are due are tested in the background, if there is a working one. */
+  function workingEndpoints(): Endpoint[] {
     const working = endpoints.filter((each) => each.state() === "good");
     if (working.length > 0) for (const each of endpoints) if (each.isTestDue()) void each.test();
     return working;
@@ -64,34 +64,34 @@ export function createRpc(options: RpcOptions) {
   return {
     network,
     /**
-     * @throws RpcError when that is the answer; StaleNode when the endpoints that answer are all behind; Fault
+     * @throws RpcError when that is the answer; StaleNode when all endpoints that answer are behind; Fault
      * `unavailable` when none gives a usable answer
      */
     async ask<T>(question: Question<T>): Promise<T> {
-      const progress: Asking<T> = { behind: null, last: undefined, doubted: null };
-      const working = good();
+      const progress: FailoverProgress<T> = { behind: null, last: undefined, doubted: null };
+      const working = workingEndpoints();
       const certain = await askInTurn(working, question, progress);
       if (certain !== null && progress.doubted !== null) isContradicted = true;
       const first = certain ?? progress.doubted;
-      if (first !== null) return given(first);
-      // If one answers, even with an error about itself, there is no reason to wait for those that are down.
+      if (first !== null) return unwrapAnswer(first);
+      // If an endpoint answers, even with an error about itself, there is no reason to wait for those that are down.
       const isAnswered = progress.last instanceof RpcError || progress.behind !== null;
       const others = endpoints.filter((each) => !working.includes(each) && !(isAnswered && each.state() === "down"));
       const second = (await askInTurn(others, question, progress)) ?? progress.doubted;
-      if (second !== null) return given(second);
+      if (second !== null) return unwrapAnswer(second);
       if (question.at !== undefined) isBlockUnknown = true;
       throw progress.behind ?? unreachable(progress.last);
     },
-    /** Whether an endpoint knew less than another, or none answered for some block, since this was asked last. */
+    /** Since the last call: whether one endpoint knew less than another, and whether none answered for some block. */
     doubts() {
       const were = { isContradicted, isBlockUnknown };
       isContradicted = false;
       isBlockUnknown = false;
       return were;
     },
-    /** The newest blocks of all endpoints that work; if none does, they are tested first. */
+    /** The newest blocks of all working endpoints; if none works, all that are down are tested first. */
     async heads(): Promise<Head[]> {
-      const isAnyGood = good().length > 0;
+      const isAnyGood = workingEndpoints().length > 0;
       const found = await Promise.all(
         endpoints.map(async (endpoint) => {
           const state = endpoint.state();
@@ -105,16 +105,16 @@ export function createRpc(options: RpcOptions) {
       );
       return found.flat();
     },
-    /** Asks every endpoint that works: the first answer of any, errors only when there is nothing else. */
+    /** Asks every working endpoint and returns the first value in their order; throws only when none gives a value. */
     async askAll<T>(question: Question<T>): Promise<T> {
-      const working = good();
+      const working = workingEndpoints();
       if (working.length === 0) return this.ask(question);
       const answers = await Promise.allSettled(working.map((endpoint) => endpoint.ask(question)));
       for (const answer of answers) if (answer.status === "fulfilled") return answer.value;
       const errors = answers.map((answer) => (answer.status === "rejected" ? answer.reason : undefined));
       throw errors.find((error) => isAnswer(question, error)) ?? unreachable(errors[0]);
     },
-    /** Compares the chain IDs of all endpoints that answer; another one is compared before its first use. @throws StartupProblem */
+    /** Checks the chain ID of all endpoints that answer; the others are checked before their first use. @throws StartupProblem */
     async check(): Promise<void> {
       await Promise.all(endpoints.map((each) => each.test()));
       const wrongChain = endpoints.find((each) => each.state() === "wrongChain");
@@ -131,19 +131,19 @@ function isAnswer<T>(question: Question<T>, error: unknown): error is RpcError {
 }
 
 /** @throws the error that is the answer */
-function given<T>({ answer }: EndpointAnswer<T>): T {
+function unwrapAnswer<T>({ answer }: EndpointAnswer<T>): T {
   if (answer instanceof RpcError) throw answer;
   return answer;
 }
 
 /**
- * Null when there is no answer that can be believed; `progress` then tells why. An endpoint not known to work is tested
+ * Null when no endpoint gives a certain answer; `progress` then holds the reason. An endpoint not known to work is tested
  * first.
  */
 async function askInTurn<T>(
   endpoints: readonly Endpoint[],
   question: Question<T>,
-  progress: Asking<T>,
+  progress: FailoverProgress<T>,
 ): Promise<EndpointAnswer<T> | null> {
   for (const endpoint of endpoints) {
     const state = endpoint.state();
@@ -163,7 +163,7 @@ async function askInTurn<T>(
   return null;
 }
 
-/** The cause says what the last endpoint did, without its URL. */
+/** The cause is the last endpoint's failure, without its URL. */
 function unreachable(last: unknown): Fault {
   return new Fault("unavailable", "rpc unreachable", {
     retryAfterSeconds: 5,
@@ -171,10 +171,10 @@ function unreachable(last: unknown): Fault {
   });
 }
 
-/** To one node, which leaves an eighth free. The time limit begins when a question is sent, so waiting makes no node look slow. */
-const QUESTIONS_PARALLEL = 32;
+/** Requests in flight to one node. The timeout begins when a request is sent, so waiting for a slot makes no node look slow. */
+const REQUESTS_PER_NODE = 32;
 
-/** The endpoint says something of the chain that we know better. Another one is asked, and this one stays in use. */
+/** The endpoint is behind what is known of the chain. Another one is asked, and this endpoint stays in use. */
 export class StaleNode extends Error {
   override readonly name = "StaleNode";
 }
@@ -182,43 +182,43 @@ export class StaleNode extends Error {
 export interface Question<T> {
   readonly method: string;
   readonly params: readonly unknown[];
-  /** The block whose state is asked for: it goes last among the parameters. */
+  /** The block whose state is queried: the last parameter of the request. */
   readonly at?: Pick<Block, "number" | "hash">;
-  /** Reads the result strictly. An error means that the answer can't be used; StaleNode leaves the endpoint in use. */
+  /** Reads the result strictly. An error means that the answer is unusable; StaleNode leaves the endpoint in use. */
   readonly read: (result: unknown) => T;
-  /** Whether an error says something about the question, and not about the node. */
+  /** Whether an error is an answer to the question, and not a failure of the node. */
   readonly isAnswer?: (error: RpcError) => boolean;
-  /** Whether a node that knows less would answer so: then all that work are asked. Left out: none would. */
+  /** Whether a node that is behind would give this answer too: then all working endpoints are asked. Left out: never. */
   readonly isDoubtful?: (answer: T | RpcError) => boolean;
 }
 
-/** `wrongChain`: of another chain, never asked again. */
+/** `wrongChain`: the endpoint serves another chain and is never asked again. */
 type EndpointState = "untested" | "good" | "down" | "wrongChain";
 
 type Endpoint = ReturnType<typeof createEndpoint>;
 
 /**
- * One node: whether it works and is of our chain, and a bound on questions to it at a time. Errors and log name it by its
- * place in the list, never by its URL.
+ * One node: its state, its retry backoff, and a bound on requests in flight. Errors and the log name a node by its position
+ * in the list, never by its URL.
  */
 function createEndpoint(url: string, index: number, options: RpcOptions) {
   const { network, outbound, log, onError, timeoutMs = 3000, tracer = null } = options;
   const server = { outbound, url, timeoutMs, answerBytesMax: 4 * 1024 * 1024 };
-  const inSlot = createSlots(QUESTIONS_PARALLEL);
+  const inSlot = createSlots(REQUESTS_PER_NODE);
   let state: EndpointState = "untested";
-  /** In a row, tests aside. */
+  /** Consecutive failures, tests aside: the exponent of the backoff. */
   let failures = 0;
   let testAt = 0;
   let testing: Promise<boolean> | null = null;
-  /** What its newest block must be like before it is used; null: none was amiss. */
+  /** What the endpoint's newest block must satisfy before the endpoint is used again; null: no condition. */
   let fits: ((newest: Block) => boolean) | null = null;
-  /** Whether a block's hash may stand where its number does (EIP-1898). */
+  /** Whether the node accepts a block's hash in place of its number (EIP-1898). */
   let takesHashes = true;
 
   function setDown(method: string, error: unknown): void {
-    // Questions that were under way together fail together, which counts as one failure.
+    // Requests that were in flight together fail together, which counts as one failure.
     if (state !== "down") failures++;
-    // An endpoint that failed is tested again after a second, then after twice as long, up to half a minute.
+    // Exponential backoff: the next test is after one second, then after twice as long each time, up to half a minute.
     testAt = performance.now() + Math.min(1000 * 2 ** (failures - 1), 30_000);
     const fields = { endpoint: index, method, error: messageOf(error) };
     log[state === "down" ? "debug" : "warn"]("rpc_endpoint_failed", fields);
@@ -243,13 +243,13 @@ function createEndpoint(url: string, index: number, options: RpcOptions) {
     }
   }
 
-  /** By the hash of the block; by its number where hashes are refused, and then only if that block is there. */
+  /** Queries by the block's hash. A node that refuses hashes is queried by number, and must have that very block there. */
   async function requestAt<T>(question: Question<T>, at: Pick<Block, "number" | "hash">): Promise<T> {
     const { params } = question;
     try {
       if (takesHashes) return await request({ ...question, params: [...params, { blockHash: at.hash }] });
     } catch (error) {
-      if (!(error instanceof RpcError) || !isAboutForm(error)) throw error;
+      if (!(error instanceof RpcError) || !rejectsForm(error)) throw error;
     }
     const number = hex(at.number);
     const value = await request({ ...question, params: [...params, number] });
@@ -264,7 +264,7 @@ function createEndpoint(url: string, index: number, options: RpcOptions) {
     try {
       const chainId = await request({ method: "eth_chainId", params: [], read: quantity });
       if (chainId === BigInt(network.chainId)) {
-        if (fits !== null) await requestAt(ANY_STATE, fitting(fits, await request(NEWEST)));
+        if (fits !== null) await requestAt(ANY_STATE, requireFitting(fits, await request(NEWEST)));
         fits = null;
         if (state === "down") log.info("rpc_endpoint_recovered", { endpoint: index });
         state = "good";
@@ -282,14 +282,14 @@ function createEndpoint(url: string, index: number, options: RpcOptions) {
     network,
     index,
     state: (): EndpointState => state,
-    /** Down for long enough to be tested again, or not tested yet. */
+    /** Whether a test is due: not tested yet, or down and past its backoff. */
     isTestDue: (): boolean => state === "untested" || (state === "down" && performance.now() >= testAt),
-    /** As if it were down, until its newest block fits those of the others. */
+    /** Takes the endpoint out of use, like one that is down, until its newest block satisfies the condition. */
     putAside(condition: (newest: Block) => boolean, why: string): void {
       fits = condition;
       setDown(NEWEST.method, new StaleNode(why));
     },
-    /** Whether it answers and is of our chain. Those who ask at the same time share one test. */
+    /** Whether the endpoint answers, for our chain. Concurrent callers share one test. */
     test(): Promise<boolean> {
       testing ??= runTest().finally(() => {
         testing = null;
@@ -316,16 +316,16 @@ export const NEWEST: Question<Block> = {
   },
 };
 
-function fitting(fits: (newest: Block) => boolean, newest: Block): Block {
+function requireFitting(fits: (newest: Block) => boolean, newest: Block): Block {
   if (!fits(newest)) throw new StaleNode("behind the others, or ahead of them");
   return newest;
 }
 
-/** What any node tells at the end of a block that it has. */
+/** A state query that any node answers at a block that it has. */
 export const ANY_STATE = { method: "eth_getBalance", params: [`0x${"0".repeat(40)}`], read: quantity };
 
-/** A node that does not know the block words its error differently. */
-function isAboutForm({ code, message }: RpcError): boolean {
+/** Whether the node rejects the form of the request. A node that lacks the block reports another error. */
+function rejectsForm({ code, message }: RpcError): boolean {
   // Invalid params, invalid request.
   if (code === -32_602 || code === -32_600) return true;
   return /invalid (argument|parameter|params|type|block)|unmarshal|deserializ|hex string/i.test(message);

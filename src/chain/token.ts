@@ -1,5 +1,5 @@
-// Calls to the token's contract, and how its answers are read: the call that moves the money, the events that prove it,
-// and the reasons of its refusals; and Multicall3, by which one transaction makes several of these calls. Pure.
+// The token's contract: the call that moves the money, the events that prove it, and the reasons of refusals; and
+// Multicall3, by which one transaction makes several such calls. Pure.
 import {
   encodeFunctionData,
   hexToNumber,
@@ -16,8 +16,8 @@ import type { Authorization, Hex } from "../x402/types.ts";
 import type { LogEntry, Receipt, RpcError } from "./json-rpc.ts";
 
 /**
- * The token; what OP-stack chains, such as Base, tell of the chain below (`getL1FeeUpperBound`); ERC-1271, which the token
- * asks of every payer that has code (`isValidSignature`); and Multicall3.
+ * The token; the L1 fee oracle of OP-stack chains such as Base (`getL1FeeUpperBound`); ERC-1271, by which the token checks
+ * every payer that has code (`isValidSignature`); and Multicall3.
  */
 export const ABI = parseAbi([
   "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, uint8 v, bytes32 r, bytes32 s)",
@@ -30,11 +30,11 @@ export const ABI = parseAbi([
   "struct Result { bool success; bytes returnData; }",
   "function aggregate3(Call3[] calls) payable returns (Result[] returnData)",
 ]);
-/** Of OP-stack chains. */
+/** The GasPriceOracle predeploy of OP-stack chains. */
 export const FEE_ORACLE: Hex = "0x420000000000000000000000000000000000000f";
 const VALID = "0x1626ba7e";
 
-/** Less than any transfer costs: what every transaction does, the signature, and that the nonce is kept. */
+/** Less than any transfer costs: the base cost of a transaction, the signature check, and the storage of the nonce. */
 export const GAS_MIN = 50_000n;
 /** More than any transfer costs; what a contract wallet's signature check may burn is bounded by it. */
 export const GAS_MAX = 500_000n;
@@ -60,12 +60,12 @@ export function transferData(authorization: Authorization, signature: Hex): Hex 
 export const balanceData = (holder: Hex): Hex =>
   encodeFunctionData({ abi: ABI, functionName: "balanceOf", args: [holder] });
 
-/** What a contract wallet answers to the token's `isValidSignature`: one word, as the token reads it. */
+/** Whether a contract wallet's answer to `isValidSignature` means valid: the first word, as the token reads it. */
 export function saysValid(answer: Hex): boolean {
   return answer.length >= 66 && answer.slice(0, 66) === VALID.padEnd(66, "0");
 }
 
-/** The topics that the events of an authorization's end have after the first. */
+/** The indexed topics of the AuthorizationUsed and AuthorizationCanceled events, after the event's selector. */
 export function authorizationTopics({ from, nonce }: Authorization): [authorizer: Hex, nonce: Hex] {
   return [pad(from), nonce];
 }
@@ -86,8 +86,8 @@ export function isEndOf(network: Network, authorization: Authorization, log: Log
 
 /**
  * Whether this transaction moved the money by this authorization. "Used" is not "paid", so both events of the token must be
- * there, the transfer after the use. Others may lie between, even other uses of the same payer: each transfer proves the
- * last use before it that none has proven yet, and no second one.
+ * there, the transfer after the use. Other events may lie between, even other uses by the same payer: each transfer proves
+ * only the last use before it that no transfer has proven yet.
  */
 export function isPaidBy(network: Network, authorization: Authorization, receipt: Receipt): boolean {
   const { from, to, value, nonce } = authorization;
@@ -103,7 +103,7 @@ export function isPaidBy(network: Network, authorization: Authorization, receipt
   return false;
 }
 
-/** Words of the nodes for a call that the EVM ended without success; with a revert, code 3 says so too. */
+/** Nodes' messages for a call that the EVM ended without success; a revert usually has code 3 as well. */
 const HALTED =
   /revert|out of gas|gas required exceeds|invalid opcode|invalid jump|stack (under|over)flow|vm execution error/i;
 const REVERTED_CODE = 3;
@@ -116,45 +116,45 @@ export function isRefusal(error: RpcError): boolean {
 const ALLOWANCE = /gas required exceeds allowance\D*(\d+)/i;
 const PRICE = /insufficient funds|base ?fee|fee cap|fee per gas/i;
 
-/** The sender can't pay for that much gas, or no block would take the price: the error says nothing of the call. */
+/** Whether the sender can't pay for that much gas, or no block would accept the price: that says nothing about the call. */
 export function isAboutPrice({ code, message }: RpcError, gas: bigint): boolean {
   if (code === REVERTED_CODE) return false;
   const [, allowed] = ALLOWANCE.exec(message) ?? [];
   return PRICE.test(message) || (allowed !== undefined && BigInt(allowed) < gas);
 }
 
-/** The token says that the authorization is used or cancelled. */
+/** Whether the token refused because the authorization is used or cancelled. */
 export function isUsedUp(reason: string): boolean {
   return /used or cancell?ed/i.test(reason);
 }
 
-/** The newest block can be older than a window that has just opened. */
+/** Whether the window was not open yet: the newest block can be older than a window that has just opened. */
 export function isNotYetValid(reason: string): boolean {
   return /not yet valid/i.test(reason);
 }
 
-/** The exact reason of a refusal, for the operator: nodes repeat the text of `Error(string)` in their message. */
+/** The exact reason of a refusal, for the operator: nodes include the text of `Error(string)` in their message. */
 export function refusalReason({ message }: RpcError): string {
   const reason = message.replace(/^.*?execution reverted:?\s*/i, "");
   return reason === "" ? "execution reverted" : reason;
 }
 
 // Multicall3 (https://github.com/mds1/multicall), by which one transaction makes several payments: each call may fail
-// without undoing the others. The contract takes no part in what a payment means, for the token asks only who signed it.
+// without undoing the others. The contract does not change what a payment means, since the token checks only who signed it.
 
 export const MULTICALL3_CHECKSUMMED = "0xcA11bde05977b3631167028862bE2a173976CA11";
 export const MULTICALL3: Hex = "0xca11bde05977b3631167028862be2a173976ca11";
 
-/** Of the code that stands there on Base, as on most chains. */
+/** The Keccak-256 of the contract's code on Base, and on most chains. */
 const CODE_HASH: Hex = "0xd5c15df687b16f2ff992fc8d767b4216323184a2bbc6ee2f9c398c318e770891";
 
 /**
- * What a shared transaction may need beside the sum of its payments' own limits. Each limit is that of a transaction of
- * its own, so it holds 21,000 gas for what every transaction costs; that pays for the call's place in the data and in
- * Multicall3 several times over (measured: 6,000 for each).
+ * Gas that a shared transaction may need beyond the sum of its payments' limits. Each limit was estimated for a transaction
+ * of its own, so it includes the base cost of 21,000 gas, which covers the call's data and its part in Multicall3 several
+ * times over (measured: 6,000 each).
  */
 export const SHARED_GAS = 50_000n;
-/** Of one transaction; Base takes at most 2^24 = 16,777,216 (EIP-7825). */
+/** The gas limit of one shared transaction; Base allows at most 2^24 = 16,777,216 (EIP-7825). */
 export const SHARED_GAS_MAX = 16_000_000n;
 
 /** The call data of `aggregate3`: each of the calls goes to the target, and each may fail alone. */
@@ -163,7 +163,7 @@ export function aggregateData(target: Hex, calls: readonly Hex[]): Hex {
   return encodeFunctionData({ abi: ABI, functionName: "aggregate3", args: [args] });
 }
 
-/** Whether this is the code of Multicall3, and no other contract that may do other things with the gas. */
+/** Whether this is the code of Multicall3, and not of another contract, which might waste the gas. */
 export function isMulticall3(code: Hex): boolean {
   return keccak256(code) === CODE_HASH;
 }

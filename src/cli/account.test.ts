@@ -84,14 +84,14 @@ for (const [name, makePlace] of Object.entries(places)) {
         );
         expect(await found()).toBeNull();
         expect((await run("remove-cert", "alice", "--cert", other)).out).toBe(
-          `removed from alice, certificate ${next}; it has none left, and settles nothing\n`,
+          `removed from alice, certificate ${next}; the account has no certificate left and can't settle payments\n`,
         );
         expect((await run("list")).out).toMatch(/^alice +yes +none +default +5000000$/m);
         expect((await run("add-cert", "alice", "--cert", cert)).code).toBe(0);
         expect(await found()).toMatchObject({ name: "alice" });
         expect((await run("remove", "alice")).out).toBe("removed alice\n");
         expect(await found()).toBeNull();
-        expect(await run("remove", "alice")).toEqual(refused('NAME must be an account\'s: there is no "alice"'));
+        expect(await run("remove", "alice")).toEqual(refused('NAME must be an account: there is no "alice"'));
         if ("dir" in place) expect(readdirSync(place.dir)).not.toContain("master.key");
       } finally {
         await store.close();
@@ -169,7 +169,7 @@ describe("a bad account command", () => {
     }
     const ca = file("ca.crt", pki.ca.cert);
     expect(await account(["add", "alice", "--cert", ca])).toEqual(
-      refused("--cert must be the certificate of a client, not one of a CA"),
+      refused("--cert must be a client's certificate, not a CA's"),
     );
   });
 
@@ -177,7 +177,7 @@ describe("a bad account command", () => {
     const cert = file("client.crt", pki.client.cert);
     const other = file("other.crt", pki.otherClient.cert);
     await account(["add", "alice", "--cert", cert]);
-    expect(await account(["add", "alice", "--cert", other])).toEqual(refused("an account has the name alice already"));
+    expect(await account(["add", "alice", "--cert", other])).toEqual(refused("an account named alice exists already"));
     expect(await account(["add", "bob", "--cert", cert])).toEqual(
       refused("the certificate belongs to the account alice already"),
     );
@@ -188,12 +188,12 @@ describe("a bad account command", () => {
       refused("the certificate belongs to the account alice already"),
     );
     expect(await account(["remove-cert", "alice", "--cert", other])).toEqual(
-      refused(`the certificate is none of alice: its fingerprint is ${pki.otherClient.fingerprint}`),
+      refused(`alice has no such certificate: its fingerprint is ${pki.otherClient.fingerprint}`),
     );
     for (const words of [["disable"], ["add-cert", "--cert", other], ["remove-cert", "--cert", cert]]) {
       const [command = "", ...flags] = words;
       expect(await account([command, "alcie", ...flags])).toEqual(
-        refused('NAME must be an account\'s: there is no "alcie"; did you mean alice?'),
+        refused('NAME must be an account: there is no "alcie"; did you mean alice?'),
       );
     }
     expect(await account(["add-cert", "alice"])).toEqual(

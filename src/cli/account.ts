@@ -1,5 +1,5 @@
-// `tollgate account`: who may have payments settled by the facilitator. It works on the database alone. A running
-// facilitator applies every change from its next request on.
+// `tollgate account`: lists and changes the accounts that may have payments settled by the facilitator. The command works on
+// the database alone; a running facilitator applies each change from its next request on.
 
 import { X509Certificate } from "node:crypto";
 import { certificateFile } from "../config/pem.ts";
@@ -22,7 +22,7 @@ import {
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
 import { begin, type CommandLine } from "./command-line.ts";
-import { type DataPlace, openDataDir, requireDatabase, withStore } from "./open.ts";
+import { type DataLocation, openDataDir, requireDatabase, withStore } from "./open.ts";
 
 export async function account(line: CommandLine): Promise<string> {
   const work = workOf(line);
@@ -30,7 +30,7 @@ export async function account(line: CommandLine): Promise<string> {
   const [name = ""] = line.words;
   // An account may be added before the first start.
   if (line.command !== "account add") requireDatabase(config, "facilitator");
-  return onAccounts(config, log, async (store) => {
+  return withAccounts(config, log, async (store) => {
     try {
       return await work(store);
     } catch (error) {
@@ -39,12 +39,12 @@ export async function account(line: CommandLine): Promise<string> {
   });
 }
 
-/** `tollgate account add`, for the demo. */
-export function addNewAccount(config: DataPlace, account: NewAccount, log: Log): Promise<string> {
-  return onAccounts(config, log, (store) => add(store, account));
+/** Does what `tollgate account add` does; for the demo. */
+export function addNewAccount(config: DataLocation, account: NewAccount, log: Log): Promise<string> {
+  return withAccounts(config, log, (store) => add(store, account));
 }
 
-/** What the command does, which returns what to print. */
+/** The work of the command, which resolves with the text to print. */
 function workOf(line: CommandLine): (store: Store) => Promise<string> {
   const [name = ""] = line.words;
   switch (line.command) {
@@ -63,7 +63,7 @@ function workOf(line: CommandLine): (store: Store) => Promise<string> {
       const certificate = readClientCertificate(line);
       return async (store) => {
         const { fingerprint, left } = await removeCertificate(store, name, certificate);
-        const rest = left === 0 ? "; it has none left, and settles nothing" : "";
+        const rest = left === 0 ? "; the account has no certificate left and can't settle payments" : "";
         return `removed from ${name}, certificate ${fingerprint}${rest}\n`;
       };
     }
@@ -84,21 +84,21 @@ function readLimit({ flags, problems }: CommandLine, flag: string): string | nul
   return given;
 }
 
-/** The first certificate of a bundle. The others are its issuers. */
+/** The first certificate of the PEM file; any others are those of its issuers. */
 function readClientCertificate({ flags, problems }: CommandLine): string {
   const path = flags.get("cert");
   const pem = path === undefined ? undefined : certificateFile.parse(path);
   const certificate = pem === undefined ? undefined : new X509Certificate(pem);
   if (path === undefined) problems.push("--cert must be given: the path of a PEM file with the client's certificate");
   else if (certificate === undefined) problems.push(valueProblem("--cert", certificateFile, path));
-  else if (certificate.ca) problems.push("--cert must be the certificate of a client, not one of a CA");
+  else if (certificate.ca) problems.push("--cert must be a client's certificate, not a CA's");
   return certificate?.toString() ?? "";
 }
 
-/** @throws StartupProblem for what the operator can correct */
-async function onAccounts<T>(config: DataPlace, log: Log, work: (store: Store) => Promise<T>): Promise<T> {
+/** @throws StartupProblem for faults that the operator can correct */
+async function withAccounts<T>(config: DataLocation, log: Log, work: (store: Store) => Promise<T>): Promise<T> {
   openDataDir(config, log);
-  // Standard error is for problems: that the store was opened is none.
+  // Standard error is for problems, so the events of opening the store are logged at `debug`.
   const opening = openStore({ ...config, log: { ...log, info: log.debug }, clock: systemClock });
   try {
     return await withStore(opening, work);
@@ -117,11 +117,11 @@ async function unknownAccount(store: Store, name: string, cause: Fault): Promise
   const names = (await listAccounts(store.read)).map((account) => account.name);
   const meant = suggest(name, names);
   const hint = meant === null ? "" : `; did you mean ${meant}?`;
-  return new StartupProblem(`NAME must be an account's: there is no ${JSON.stringify(name)}${hint}`, { cause });
+  return new StartupProblem(`NAME must be an account: there is no ${JSON.stringify(name)}${hint}`, { cause });
 }
 
 const HEADINGS = ["NAME", "ENABLED", "FINGERPRINT", "MAX PER TRANSACTION", "DAILY CEILING"];
-/** For a limit that is the deployment's. */
+/** Shown for a limit that the account does not set itself. */
 const DEFAULT = "default";
 const NO_CERTIFICATE = "none";
 
@@ -144,5 +144,5 @@ function accountsText(accounts: readonly ListedAccount[]): string {
     .join("");
 }
 
-/** In columns of a terminal. */
+/** The width of a text in a terminal, in columns. */
 const width = (cell = ""): number => Bun.stringWidth(cell);

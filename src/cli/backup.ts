@@ -1,5 +1,5 @@
-// What operators do with a database as a whole: `tollgate migrate`, `tollgate backup` and `tollgate restore`. Postgres is backed
-// up by its own tools. What the services make of a restore: src/storage/restoration.ts.
+// The commands for a database as a whole: `tollgate migrate`, `tollgate backup` and `tollgate restore`. A Postgres database is
+// backed up and restored with its own tools. How the services handle a restore is in src/storage/restoration.ts.
 
 import { copyFileSync, existsSync, linkSync, renameSync, rmSync } from "node:fs";
 import { join, resolve } from "node:path";
@@ -18,10 +18,10 @@ import { checkSqliteCopy, copySqlite, syncFile } from "../storage/sqlite/backup.
 import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
 import { openDataDir, prepareMasterKeys, requireDatabase, requireMasterKeys, withStore } from "./open.ts";
 
-/** For deployments that bring the schema up to date before the new version takes calls. */
+/** Brings the schema up to date, for deployments that do so before the new version takes calls. */
 export async function migrate(line: CommandLine): Promise<CommandOutcome> {
   const { config, log } = begin(line, "migrate");
-  // A gateway's database without its key would be refused at the next start. A facilitator keeps no secrets in it.
+  // The next start would refuse a gateway's database without its master key. A facilitator's database holds no secrets.
   if (config.mode === "facilitator") openDataDir(config, log);
   else prepareMasterKeys(config, log);
   const store = await openStore({ ...config, log, clock: systemClock });
@@ -31,23 +31,23 @@ export async function migrate(line: CommandLine): Promise<CommandOutcome> {
 }
 
 export async function backup(line: CommandLine): Promise<CommandOutcome> {
-  const [made] = line.words;
-  // The file of a check alone is the value of its flag: a name that is mistaken must not pass for a new backup.
-  const checked = line.flags.get("verify");
-  if (made !== undefined && checked) line.problems.push("--verify must come after FILE, or have a FILE of its own");
-  const named = made ?? checked ?? "";
+  const [target] = line.words;
+  // To check a copy, its file is given as the value of --verify, so that a misspelt name does not make a new backup.
+  const verify = line.flags.get("verify");
+  if (target !== undefined && verify) line.problems.push("--verify must come after FILE, or be given a FILE alone");
+  const named = target ?? verify ?? "";
   if (named === "") line.problems.push("FILE must be given");
   const { config, log } = begin(line, "backup");
   const file = resolve(named);
-  if (made !== undefined) copySqlite(join(config.dataDir, DATABASE_FILE), file, systemClock.now());
-  if (checked === undefined) return `${file} is made\n`;
+  if (target !== undefined) copySqlite(join(config.dataDir, DATABASE_FILE), file, systemClock.now());
+  if (verify === undefined) return `wrote ${file}\n`;
   const { problem, facts } = check(config, file, log);
   return problem === null
-    ? `${file} is ${made === undefined ? "" : "made and "}whole: ${facts}\n`
-    : { holds: false, text: `${file} does not hold: ${problem}\n` };
+    ? `${target === undefined ? `${file} is complete` : `wrote ${file} and verified it`}: ${facts}\n`
+    : { holds: false, text: `${file} can't be restored: ${problem}\n` };
 }
 
-/** What is wrong with a copy; null for one that holds. */
+/** Checks a copy. `problem` is null if it can be restored. */
 function check(config: Config, file: string, log: Log) {
   const checked = checkSqliteCopy(file);
   if (checked.problem !== null) return { problem: checked.problem, facts: "" };
@@ -64,7 +64,7 @@ function check(config: Config, file: string, log: Log) {
   return { problem: closed === 0 ? null : `${closed} of its ${count} keys do not open with the master key`, facts };
 }
 
-/** `tollgate restore`: without FILE the database is in its place already. */
+/** `tollgate restore`. Without FILE, the operator has put the restored database in its place already. */
 export async function restore(line: CommandLine): Promise<string> {
   const { config, log } = begin(line, "restore");
   const { databaseUrl, dataDir } = config;
@@ -77,13 +77,13 @@ export async function restore(line: CommandLine): Promise<string> {
   }
   if (file === null) requireDatabase(config, "gateway");
   else openDataDir(config, log);
-  // No service runs, and none starts in the middle of it.
+  // Makes sure that no service runs, and that none starts meanwhile.
   const lock = acquireDataDirLock(dataDir);
   const path = join(dataDir, DATABASE_FILE);
   try {
     const before = file === null ? null : putCopy(config, file, path, log);
     await record(config, path, log);
-    return `${before === null ? "" : `what was there is ${before} now\n`}${restoredText(path)}`;
+    return `${before === null ? "" : `the previous database is ${before} now\n`}${restoredText(path)}`;
   } finally {
     lock.release();
   }
@@ -91,21 +91,21 @@ export async function restore(line: CommandLine): Promise<string> {
 
 function restoredText(what: string): string {
   return (
-    `${what} is taken for restored just now; a gateway's calls that had not begun have ended, and for 14 minutes it refuses ` +
-    "payments that may be older\nwhat was changed after the copy is forgotten: revoke tokens and disable accounts again (see " +
-    "tollgate help backups)\n"
+    `${what} is marked as restored; a gateway's calls that had not begun have ended, and for 14 minutes it refuses payments ` +
+    "that may be older\nchanges made after the copy are lost: revoke tokens and disable accounts again (see tollgate help " +
+    "backups)\n"
   );
 }
 
 /**
- * Puts the copy in the place of the database. What was there is kept, with its log, under another name.
+ * Puts the copy in the place of the database. A previous database is kept, with its write-ahead log, under another name.
  *
- * @returns that name; null when there was none
- * @throws StartupProblem when the copy does not hold, or can't be put there
+ * @returns that name; null if there was no database
+ * @throws StartupProblem when the copy can't be restored, or can't be put there
  */
 function putCopy(config: Config, file: string, path: string, log: Log): string | null {
   const { problem } = check(config, file, log);
-  if (problem !== null) throw new StartupProblem(`${file} does not hold: ${problem}`);
+  if (problem !== null) throw new StartupProblem(`${file} can't be restored: ${problem}`);
   const draft = `${path}.${crypto.randomUUID()}`;
   try {
     makePrivateFile(draft);
@@ -124,8 +124,8 @@ function putCopy(config: Config, file: string, path: string, log: Log): string |
 }
 
 /**
- * With its log, without which the database is another one, and which must not come to lie beside the copy. The database goes
- * first: SQLite takes no log for one that is not there.
+ * Renames a database and its write-ahead log, which holds part of its data and must not stay beside the copy. The database goes
+ * first, since SQLite ignores a log without a database.
  */
 function moveAway(path: string): string | null {
   const isThere = existsSync(path);
@@ -141,7 +141,7 @@ async function record(config: Config, file: string | null, log: Log): Promise<vo
   await withStore(openStore({ databaseUrl, dataDir, log, clock: systemClock }), async (store) => {
     const { signingKeys } = store.read.tables;
     const keys = await store.read.db.select({ kid: signingKeys.kid }).from(signingKeys).limit(1);
-    // The database is a gateway's: with another key the gateway would not start.
+    // A database with signing keys is a gateway's, which would not start with another master key.
     if (keys.length > 0) await openKeyring(store, requireMasterKeys(config, log), store.clock);
     await recordRestore(store, () => settleRestored(store));
     if (file !== null) unmarkCopy(file);

@@ -30,7 +30,7 @@ test("help takes a topic or none", () => {
   expect(plain("help")).toEqual({ command: "help", words: [], flags: {}, lists: {}, problems: [] });
   expect(plain("help payments")).toMatchObject({ command: "help", words: ["payments"], problems: [] });
   expect(problems("help payments api")).toEqual(["api is not expected"]);
-  expect(problems("hepl")).toEqual(["hepl is no command; did you mean help?"]);
+  expect(problems("hepl")).toEqual(["hepl is not a command; did you mean help?"]);
 });
 
 test("a command takes its words and flags in any order", () => {
@@ -52,7 +52,7 @@ test("only some flags may be repeated", () => {
     lists: { host: ["a", "b"] },
     problems: [],
   });
-  expect(problems("pki server --dir d --dir e")).toEqual(["--dir must be given once only"]);
+  expect(problems("pki server --dir d --dir e")).toEqual(["--dir must be given only once"]);
 });
 
 test("the value of a flag may look like anything but a long flag", () => {
@@ -66,27 +66,27 @@ test("the value of a flag may look like anything but a long flag", () => {
 
 describe("a command line with problems", () => {
   const cases: [string, string[]][] = [
-    ["tokn", ["tokn is no command; did you mean token?"]],
-    ["acount list", ["acount is no command; did you mean account?"]],
-    ["nonsense", ["nonsense is no command"]],
-    ["serve", ["serve is no command"]],
+    ["tokn", ["tokn is not a command; did you mean token?"]],
+    ["acount list", ["acount is not a command; did you mean account?"]],
+    ["nonsense", ["nonsense is not a command"]],
+    ["serve", ["serve is not a command"]],
     ["account", ["account must be followed by one of add, list, disable, enable, remove, add-cert, remove-cert"]],
     [
       "account --cert x",
       ["account must be followed by one of add, list, disable, enable, remove, add-cert, remove-cert"],
     ],
-    ["account lst", ["account lst is no command; did you mean account list?"]],
+    ["account lst", ["account lst is not a command; did you mean account list?"]],
     ["pki server client", ["client is not expected"]],
     ["account disable", ["NAME must be given"]],
     ["account disable a b", ["b is not expected"]],
     ["account disable -a", ["-a is not expected", "NAME must be given"]],
-    ["account list --cert x", ["--cert is no flag"]],
-    ["account add --crt x", ["--crt is no flag; did you mean --cert?", "NAME must be given"]],
+    ["account list --cert x", ["--cert is not a flag"]],
+    ["account add --crt x", ["--crt is not a flag; did you mean --cert?", "NAME must be given"]],
     ["migrate -- x", ["-- is not expected", "x is not expected"]],
-    ["pki init --host a", ["--host is no flag"]],
+    ["pki init --host a", ["--host is not a flag"]],
     [
       "--mode gateway extra --prot 1 --host",
-      ["extra is not expected", "--prot is no flag; did you mean --port?", "--host must be followed by a value"],
+      ["extra is not expected", "--prot is not a flag; did you mean --port?", "--host must be followed by a value"],
     ],
   ];
   for (const [text, expected] of cases)

@@ -1,24 +1,21 @@
-// The command line: what a command is, which one was asked for, with which words and flags, and the configuration that it runs
-// with. All problems of all of these are told at once, with the word that was probably meant.
+// Parses the command line: finds the command, its words and its flags, and loads the configuration for it. All problems are
+// reported at once, with the word that was probably meant.
 import { type Config, loadConfig, type Purpose, processEnvironment } from "../config.ts";
 import { suggest } from "../core/text.ts";
 import { systemClock } from "../core/time.ts";
 import { type OpenLog, openLog } from "./log.ts";
 
-/** A verdict that does not hold goes to standard error, with exit status 1. */
+/** The outcome of a check. One that does not hold is printed to standard error, with exit status 1. */
 export interface CommandVerdict {
   readonly holds: boolean;
   readonly text: string;
 }
 
-/** What is printed. */
+/** What a command prints; a string goes to standard output. */
 export type CommandOutcome = string | CommandVerdict | undefined;
 
 export interface CliCommand {
-  /**
-   * What follows its name, in one or more ways, as the help shows it and the parser reads it: `NAME [FILE] --flag VALUE
-   * [--bare] [--list V [--list V ...]]`.
-   */
+  /** The arguments in one or more forms, for help and parser: `NAME [FILE] --flag VALUE [--bare] [--list V [--list V ...]]`. */
   readonly forms: readonly string[];
   readonly about: string;
   run(line: CommandLine): Promise<CommandOutcome>;
@@ -27,18 +24,18 @@ export interface CliCommand {
 export type Commands = Readonly<Record<string, CliCommand>>;
 
 export interface CommandLine {
-  /** The words that call it, "serve" without any; null when there is no such command. */
+  /** The name of the command, "serve" if none is given; null if there is no such command. */
   readonly command: string | null;
   readonly words: readonly string[];
-  /** By name, without dashes; "" for one without a value. */
+  /** The values of the flags by name, without dashes; "" for a flag without a value. */
   readonly flags: ReadonlyMap<string, string>;
   /** The values of flags that may be given more than once, by name. */
   readonly lists: ReadonlyMap<string, readonly string[]>;
-  /** A command adds those of its words and flags, so that they are told with the others. */
+  /** A command adds the problems of its own words and flags, so that all are reported together. */
   readonly problems: string[];
 }
 
-/** The program was called or configured in a way that it can't run. */
+/** Thrown when the program can't run because of its arguments or its configuration. */
 export class Misuse extends Error {
   override readonly name = "Misuse";
   readonly problems: readonly string[];
@@ -50,21 +47,21 @@ export class Misuse extends Error {
 }
 
 /**
- * The configuration of a command that has read its words and flags.
+ * Loads the configuration of a command that has read its words and flags.
  *
- * @param problemsOf what the command has against a configuration that is good by itself
- * @throws Misuse with every problem of both
+ * @param problemsOf finds what the command can't accept in a configuration that is valid by itself
+ * @throws Misuse with all problems of the command line and the configuration
  */
 export function configured(line: CommandLine, purpose: Purpose, problemsOf = (_: Config): readonly string[] => []) {
   const loaded = loadConfig(purpose, line.flags, processEnvironment, process.stderr.isTTY);
   const { config, warnings } = loaded;
   const problems = [...line.problems, ...loaded.problems, ...(config === null ? [] : problemsOf(config))];
-  // A variable that nothing reads may be a misspelt one.
+  // The warnings name variables that nothing reads, one of which may be the misspelt cause of a problem.
   if (config === null || problems.length > 0) throw new Misuse([...problems, ...warnings]);
   return { config, warnings };
 }
 
-/** As `configured`, with the log. */
+/** Loads the configuration, as `configured` does, and opens the log. */
 export function begin(line: CommandLine, purpose: Purpose, problemsOf?: (config: Config) => readonly string[]) {
   const { config, warnings } = configured(line, purpose, problemsOf);
   const log: OpenLog = openLog({ ...config.log, clock: systemClock });
@@ -72,7 +69,7 @@ export function begin(line: CommandLine, purpose: Purpose, problemsOf?: (config:
   return { config, log };
 }
 
-/** @param words what follows the name of the program */
+/** @param words the arguments of the program */
 export function readCommandLine(words: readonly string[], commands: Commands, serve: CliCommand): CommandLine {
   if (words.includes("--help") || words.includes("-h")) return asked("help", []);
   if (words.includes("--version")) return asked("version", []);
@@ -89,9 +86,9 @@ function commandProblem(first: string, second: string, commands: readonly string
   const inGroup = commands.filter((command) => command.startsWith(`${first} `));
   if (inGroup.length === 0) {
     const firsts = commands.map((command) => command.replace(/ .*/, ""));
-    return unknown(first, "is no command", firsts);
+    return unknown(first, "is not a command", firsts);
   }
-  if (isName(second)) return unknown(`${first} ${second}`, "is no command", inGroup);
+  if (isName(second)) return unknown(`${first} ${second}`, "is not a command", inGroup);
   const seconds = inGroup.map((command) => command.slice(first.length + 1));
   return `${first} must be followed by one of ${seconds.join(", ")}`;
 }
@@ -106,7 +103,7 @@ function asked(command: string | null, problems: string[]): CommandLine {
 
 const FLAG = /--([a-z-]+)(?: ("[^"]*"|[^\s[\]-][^\s[\]]*))?/g;
 
-/** What the forms of a command allow. */
+/** The words and flags that the forms of a command allow. */
 function grammarOf(forms: readonly string[]) {
   const flags = forms.map((form) => [...form.matchAll(FLAG)].map(([, name = "", value]) => ({ name, value })));
   const words = forms.map((form) => form.replaceAll(FLAG, "").match(/\[?[A-Z]+/g) ?? []);
@@ -148,11 +145,12 @@ function pairProblem(
 ): string | null {
   if (name === null) return isName(word) && words < wordsMax ? null : `${shownWord(word)} is not expected`;
   const all = known.map((flag) => `--${flag}`);
-  if (!known.includes(name)) return unknown(`--${name}`, "is no flag", all);
+  if (!known.includes(name)) return unknown(`--${name}`, "is not a flag", all);
   if (value === null && !isBare(name)) return `--${name} must be followed by a value`;
-  return flags.has(name) ? `--${name} must be given once only` : null;
+  return flags.has(name) ? `--${name} must be given only once` : null;
 }
 
+/** A word that is no flag, or a flag with its value. */
 interface Pair {
   readonly word: string;
   /** Null for a word that is neither a flag nor the value of one. */
@@ -160,7 +158,7 @@ interface Pair {
   readonly value: string | null;
 }
 
-/** Flags with their values, as `--name value` or `--name=value`; an unknown flag takes its value along too. */
+/** Splits words into pairs. Flags are `--name value` or `--name=value`; unknown flags are paired with their value too. */
 function pairs(words: readonly string[]): Pair[] {
   const found: Pair[] = [];
   for (let at = 0; at < words.length; at++) {
@@ -183,7 +181,7 @@ function unknown(word: string, problem: string, known: readonly string[]): strin
   return `${shownWord(word)} ${problem}${meant === null ? "" : `; did you mean ${meant}?`}`;
 }
 
-/** One short line, whatever was typed. */
+/** The word as one short line without control characters, whatever was typed. */
 export function shownWord(word: string): string {
   return JSON.stringify(word.slice(0, 40)).slice(1, -1);
 }

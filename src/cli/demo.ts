@@ -1,6 +1,6 @@
-// `tollgate demo`: the whole paid flow on this machine, in one process beside the chain's: a chain with the real
-// token, both services, two agents with prices. It makes paid calls through HTTP and then stays up to be tried. All its
-// files are in one temporary directory, which is removed at the end.
+// `tollgate demo`: shows paid calls from end to end on this machine: a local chain with the real token, both services and two
+// agents with prices, all but the chain in one process. The demo makes paid calls over HTTP and then stays up for the reader to
+// try. Its files are in one temporary directory, which is removed at the end.
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -36,9 +36,9 @@ const PAYER_UNITS = 10_000_000n;
 type DemoRun = Readonly<{ network: Network; opened: AsyncDisposableStack; log: OpenLog }>;
 
 /**
- * Stays up until a signal, or until something fails: then all of it is stopped and the process ends.
+ * Runs the demo until a signal comes or something fails; then everything is stopped and the process exits.
  *
- * @param named anvil as the operator names it; null to look for it
+ * @param named the path or name of anvil that the operator has configured; null to search for it
  * @throws StartupProblem when there is no anvil
  */
 export async function runDemo(named: string | null, network: Network, log: OpenLog): Promise<void> {
@@ -51,12 +51,12 @@ export async function runDemo(named: string | null, network: Network, log: OpenL
     await opened.disposeAsync();
     terminal.line("Stopped. Nothing is left behind.");
   }, log);
-  // When the reader of its output has gone, the demo has nobody to stay up for.
+  // Ends the demo when its output is closed, as by `tollgate demo | head`.
   process.stdout.on("error", () => process.kill(process.pid, "SIGTERM"));
   try {
     await play(anvil, { network, opened, log });
   } catch (error) {
-    // Whatever ends while the demo is being stopped is no failure, and the signal's handler ends the process.
+    // Errors while the demo is stopping are no failure; the handler of the signal ends the process.
     if (opened.disposed) return;
     if (!isExpected(error)) log.error("demo_failed", { error });
     terminal.line();
@@ -66,12 +66,12 @@ export async function runDemo(named: string | null, network: Network, log: OpenL
   }
 }
 
-/** Other errors are logged with their stack. */
+/** Whether the message of the error says enough; other errors are logged with their stack. */
 function isExpected(error: unknown): error is Error {
   return error instanceof DemoProblem || error instanceof StartupProblem;
 }
 
-/** @throws what fails; DemoProblem when the chain ends */
+/** @throws DemoProblem when the chain ends; the error of the step that fails */
 async function play(anvil: ReturnType<typeof findAnvil>, demo: DemoRun): Promise<never> {
   const { network, opened } = demo;
   terminal.section("tollgate demo: a paid call, from the challenge to the money");
@@ -81,12 +81,12 @@ async function play(anvil: ReturnType<typeof findAnvil>, demo: DemoRun): Promise
     return [started, `${started.url}, anvil ${anvil.found}, a block every ${network.blockSeconds} s`];
   });
   const ended = chain.ended.then(() => {
-    throw new DemoProblem("the chain has ended by itself");
+    throw new DemoProblem("anvil, which runs the chain, has exited");
   });
   return Promise.race([ended, playOn(chain.url, dir, demo).then(() => ended)]);
 }
 
-/** Removed last, and at the latest when the process exits. */
+/** Makes a directory that is removed after everything is stopped, and at the latest when the process exits. */
 function temporaryDirectory(opened: AsyncDisposableStack): string {
   const dir = mkdtempSync(join(tmpdir(), "tollgate-demo-"));
   const remove = () => rmSync(dir, { recursive: true, force: true });
@@ -103,12 +103,12 @@ async function playOn(url: string, dir: string, { network, opened, log }: DemoRu
   });
   const certificates = await step("certificates", opened, async () => {
     const made = await makeCertificates(join(dir, "pki"));
-    return [made, "a private CA, the facilitator's, and the gateway's as a bundle"];
+    return [made, "a private CA, and certificates for the facilitator and the gateway"];
   });
   const facilitator = await step("facilitator", opened, async () => {
     const started = await startDemoFacilitator(join(dir, "facilitator"), certificates, url, signer.key, log);
     opened.defer(started.stop);
-    return [started, `${started.url}, mutual TLS, one account: the gateway's`];
+    return [started, `${started.url}, mutual TLS, with an account for the gateway`];
   });
   const gateway = await step("gateway", opened, async () => {
     const started = await startDemoGateway(join(dir, "gateway"), log);
@@ -126,14 +126,14 @@ async function playOn(url: string, dir: string, { network, opened, log }: DemoRu
     const priced = { asset: network.token.symbol, network: network.name, pay_to: payee.address };
     const agents = await registerAgents(tenant, upstreams, priced);
     await configureSettlement(tenant, facilitator.url, certificates.bundle);
-    return [{ tenant, agents, payer, payee: payee.address, chain }, "agents, prices, and who settles: through the API"];
+    return [{ tenant, agents, payer, payee: payee.address, chain }, "agents, prices, facilitator: set through the API"];
   });
   await runPaidCall(scenario);
   await runPricedTool(scenario);
   await showSummary(scenario, facilitator, dir);
 }
 
-/** One step of the start: its line appears when it is done, with the time that it took. */
+/** Runs one step of the start and prints its line when it is done, with the time that it took. */
 async function step<T>(
   name: string,
   opened: AsyncDisposableStack,
@@ -150,13 +150,13 @@ async function step<T>(
   }
 }
 
-/** Where everything listens, and commands to copy, with which readers pay for a call themselves. */
+/** Prints where everything listens, and the commands with which readers can pay for a call themselves. */
 async function showSummary(
   { tenant, agents, payer, chain }: Scenario,
   facilitator: Pick<RunningFacilitator, "url" | "openUrl">,
   dir: string,
 ): Promise<void> {
-  terminal.section("All of it stays up until you press Ctrl-C");
+  terminal.section("Everything stays up until you press Ctrl-C");
   terminal.entries([
     ["gateway", tenant.url],
     ["Swagger UI", `${tenant.url}/swagger  (Authorize takes the token below)`],
@@ -166,14 +166,14 @@ async function showSummary(
     ["", `${facilitator.openUrl.padEnd(facilitator.url.length)}  open: /supported, /healthz`],
     ["chain RPC", `${chain.url}  chain ID ${chain.network.chainId}`],
     ["payer", `${payer.address}  with ${usdc(await chain.usdcOf(payer.address))} USDC`],
-    ["files", `${dir}  (goes with the demo)`],
+    ["files", `${dir}  (removed with the demo)`],
   ]);
   terminal.line();
-  terminal.note("PAYER_KEY below is a throw-away key, made for this run and for this machine. It is worth");
+  terminal.note("PAYER_KEY below is a throw-away key, made for this run on this machine. It is worth");
   terminal.note("nothing anywhere else: never send anything to it, and never use it again.");
   terminal.section("Pay for a call yourself, in another terminal");
-  terminal.line("These are the gateway, a token of the tenant for 12 hours, the agent, the payer's key, and");
-  terminal.line("where the files of the demo are:");
+  terminal.line("Set the gateway, a token of the tenant that is valid for 12 hours, the agent, the payer's");
+  terminal.line("key, and the directory of the demo's files:");
   terminal.copied(`export GATEWAY=${tenant.url}
 export TOKEN=${tenant.token}
 export AGENT=${agents.notary}
@@ -181,8 +181,8 @@ export PAYER_KEY=${payer.key}
 export FILES=${quoted(dir)}`);
   terminal.line("See what it costs:");
   terminal.copied(`curl -si "$GATEWAY/v1/proxy/$AGENT" -H "Authorization: Bearer $TOKEN" -d hello`);
-  terminal.line("Pay it with the official client, unmodified. npm installs it beside these files, and");
-  terminal.line("it goes with them:");
+  terminal.line("Pay for it with the official client, unmodified. npm installs it into that directory,");
+  terminal.line("and it is removed with the demo:");
   terminal.copied(payCommand.trimEnd());
-  terminal.line("Ctrl-C here stops everything, and removes it.");
+  terminal.line("Ctrl-C here stops everything and removes all files.");
 }

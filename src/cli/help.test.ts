@@ -21,7 +21,7 @@ test("help lists every command in each of its forms", () => {
 });
 
 test("an unknown topic is refused with the nearest one, or with all", () => {
-  expect(() => topicText("paymets")).toThrow("paymets is no topic; did you mean payments?");
+  expect(() => topicText("paymets")).toThrow("paymets is not a topic; did you mean payments?");
   const names = PAGES.map(({ name }) => name).join(", ");
-  expect(() => topicText("weather")).toThrow(`weather is no topic; the topics are ${names}`);
+  expect(() => topicText("weather")).toThrow(`weather is not a topic; the topics are ${names}`);
 });

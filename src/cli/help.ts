@@ -1,5 +1,5 @@
-// `tollgate help`, made from the registry of commands and the tables of variables in the manual's page on configuration, and the
-// pages of the manual that `tollgate help TOPIC` prints as they are.
+// `tollgate help`: made from the registry of commands and the tables of variables in the manual's page on configuration.
+// `tollgate help TOPIC` prints a page of the manual as it is.
 import { StartupProblem } from "../core/startup.ts";
 import { suggest } from "../core/text.ts";
 import { PAGES } from "../gateway/manual/pages.ts";
@@ -26,7 +26,7 @@ ${topics.join("")}`;
 /**
  * The page of the manual on a topic.
  *
- * @throws StartupProblem when there is none
+ * @throws StartupProblem when there is no such topic
  */
 export function topicText(topic: string): string {
   const page = PAGES.find(({ name }) => name === topic.toLowerCase());
@@ -34,7 +34,7 @@ export function topicText(topic: string): string {
   const names = PAGES.map(({ name }) => name);
   const meant = suggest(topic.toLowerCase(), names);
   const hint = meant === null ? `the topics are ${names.join(", ")}` : `did you mean ${meant}?`;
-  throw new StartupProblem(`${shownWord(topic)} is no topic; ${hint}`);
+  throw new StartupProblem(`${shownWord(topic)} is not a topic; ${hint}`);
 }
 
 /** A heading, or a row of the tables that the page on configuration has below these headings. */

@@ -1,5 +1,5 @@
-// `tollgate keys rotate`: renews every key beside gateways that run. After a run that was killed or
-// failed in the middle the next run goes on.
+// `tollgate keys rotate`: replaces the master key and every key under it while gateways run. If a run fails or is killed, the
+// next run goes on from there.
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -18,7 +18,7 @@ import { rotate } from "../keys/rotation.ts";
 import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
 import { openGatewayStore, requireMasterKeys, withStore } from "./open.ts";
 
-/** What the settings alone forbid. */
+/** Why the configuration by itself does not allow a rotation. */
 function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly string[] {
   if (own === null || file !== null || next !== null) return [];
   return [
@@ -42,12 +42,12 @@ export async function rotateKeys(line: CommandLine): Promise<CommandOutcome> {
 }
 
 /**
- * The master key that comes next, durable where the gateways find it.
+ * Stores the next master key durably, where the gateways find it.
  *
- * @returns its ID
+ * @returns the ID of the key
  */
 function stageNext({ next, own }: Config["masterKeys"], file: string | null, masterKeys: MasterKeys, log: Log): string {
-  // What is configured beside a configured key is configured at the gateways too.
+  // If the current key is a variable, the next key is a variable too, which the gateways have as well.
   if (next !== null && (own !== null || file === null)) return masterKeyId(next);
   if (file === null) throw new StartupProblem("TOLLGATE_NEW_MASTER_KEY must be set");
   const id = masterKeys.add(stageMasterKey(file, next ?? newKey(), log));
@@ -69,7 +69,7 @@ function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | 
     case "already":
       return `the keys are rotated to that master key already; nothing was done\n${whereText(file, rotation.isInPlace)}\n`;
     case "superseded":
-      return { holds: false, text: "another command rotates the keys to another master key; this one did nothing\n" };
+      return { holds: false, text: "another rotation, to another master key, is running; this one did nothing\n" };
     case "lacking": {
       const lacks = `these gateways run without the new master key: ${rotation.lacks.join(", ")}`;
       const text = `nothing is rotated yet; ${lacks}; see tollgate help rotation, and run this again\n`;
@@ -80,7 +80,7 @@ function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | 
 
 function whereText(file: string | null, isInPlace: boolean): string {
   if (file !== null && isInPlace) {
-    return `the master key is in ${file}, and is another one than before (keep a copy; backups from before need the old one)`;
+    return `${file} holds a new master key now (keep a copy; backups from before need the old one)`;
   }
   if (file !== null) {
     return `the new master key must replace the one in ${file} before the next start; the old one opens nothing any more`;

@@ -1,6 +1,6 @@
-// The log on standard error: one line an event, as JSON or for a terminal. Lines are collected and written
-// together, since a system call per line would be expensive on the accept path. The rest is written when the process
-// exits. A log that can't be written never stops the product: lines are dropped and counted.
+// The log on standard error: one line per event, as JSON or coloured text for a terminal. Lines are buffered and written
+// together, since a system call per line would be expensive on the accept path. The rest is written when the process exits. A
+// log that can't be written never stops the product: lines are dropped and counted.
 import { constants, openSync, writeSync } from "node:fs";
 import { isatty } from "node:tty";
 import { LOG_LEVELS, type LogFields, type LogLevel } from "../core/log.ts";
@@ -8,9 +8,9 @@ import type { Clock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
 
 const STANDARD_ERROR = 2;
-/** Below the 64 KiB of an empty pipe. At 16 KiB an accept on SQLite took 3 % more of the main thread (measured). */
+/** Less than an empty pipe holds (64 KiB). With 16 KiB an accept on SQLite took 3 % more of the main thread (measured). */
 const FLUSH_AT_CHARACTERS = 49_152;
-/** Extra space for warnings and errors, so that none is dropped because of many lines at lower levels. */
+/** Buffer space for warnings and errors alone, so that many lines at lower levels don't crowd them out. */
 const RESERVED_CHARACTERS = 4_194_304;
 const VALUE_CHARACTERS_MAX = 4096;
 
@@ -18,7 +18,7 @@ export interface LogOptions {
   readonly level: LogLevel;
   readonly format: "json" | "pretty";
   readonly clock: Clock;
-  /** Takes what it can of the bytes and returns how many; throws when it can take none. For tests. */
+  /** Writes as many of the bytes as possible and returns how many; throws if it can write none. Set by tests. */
   readonly write?: (bytes: Uint8Array) => number;
 }
 
@@ -39,7 +39,7 @@ export function openLog(options: LogOptions) {
   return { debug: at("debug"), info: at("info"), warn: at("warn"), error: at("error"), flush: sink.flush };
 }
 
-/** `flush` writes what is held now. It is called at exit too. */
+/** `flush` writes what is buffered now; it is called at exit too. */
 export type OpenLog = ReturnType<typeof openLog>;
 
 /** Reopens a terminal in non-blocking mode: once its reader stops (Ctrl-S), a blocking write would hold up the process. */
@@ -49,19 +49,19 @@ function standardError() {
   try {
     if (isatty(STANDARD_ERROR)) descriptor = openSync("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY);
   } catch {
-    // There is no /proc, or it may not be opened.
+    // There is no /proc, or no permission to open it.
   }
   return (bytes: Uint8Array) => writeSync(descriptor, bytes);
 }
 
-/** The time as RFC 3339 has it, written once a millisecond. */
+/** Formats the current time by RFC 3339, at most once per millisecond. */
 function timestamps(clock: Clock): () => string {
-  let madeAt = Number.NaN;
-  let made = "";
+  let formattedAt = Number.NaN;
+  let formatted = "";
   return () => {
     const now = clock.now();
-    if (now !== madeAt) [madeAt, made] = [now, new Date(now).toISOString()];
-    return made;
+    if (now !== formattedAt) [formattedAt, formatted] = [now, new Date(now).toISOString()];
+    return formatted;
   };
 }
 
@@ -69,7 +69,7 @@ function openSink(write: (bytes: Uint8Array) => number) {
   let lines: string[] = [];
   let characters = 0;
   let dropped = 0;
-  let rest: Uint8Array = new Uint8Array();
+  let unwritten: Uint8Array = new Uint8Array();
   let timer: ReturnType<typeof setTimeout> | null = null;
 
   function flush(): void {
@@ -78,41 +78,41 @@ function openSink(write: (bytes: Uint8Array) => number) {
     if (dropped > 0) lines.push(`{"level":"warn","event":"log_lines_dropped","count":${dropped}}\n`);
     dropped = 0;
     const added = Buffer.from(lines.join(""));
-    const bytes = rest.length === 0 ? added : Buffer.concat([rest, added]);
+    const bytes = unwritten.length === 0 ? added : Buffer.concat([unwritten, added]);
     [lines, characters] = [[], 0];
-    rest = bytes.subarray(writeAll(write, bytes));
-    if (rest.length > 0) schedule();
+    unwritten = bytes.subarray(writeAll(write, bytes));
+    if (unwritten.length > 0) schedule();
   }
 
   function schedule(): void {
-    // The timer keeps no process alive: the exit handler writes what it would have written.
+    // The timer does not keep the process alive: the exit handler writes what is left.
     timer ??= setTimeout(flush, 20).unref();
   }
 
   function add(line: string, isReserved: boolean): void {
     const most = isReserved ? MAX.logCharacters + RESERVED_CHARACTERS : MAX.logCharacters;
-    if (characters + rest.length > most) {
+    if (characters + unwritten.length > most) {
       dropped++;
       return;
     }
     lines.push(line);
     characters += line.length;
-    // A reader that is too slow for what is held already is asked again by the timer only.
-    if (characters >= FLUSH_AT_CHARACTERS && rest.length === 0) flush();
+    // While a slow reader has not taken the last bytes, only the timer tries to write again.
+    if (characters >= FLUSH_AT_CHARACTERS && unwritten.length === 0) flush();
     else schedule();
   }
 
   return { add, flush };
 }
 
-/** Returns how many bytes are done: written, or lost because the reader has gone. */
+/** Returns how many bytes are done with: written, or lost because the reader has gone. */
 function writeAll(write: (bytes: Uint8Array) => number, bytes: Uint8Array): number {
   let done = 0;
   while (done < bytes.length) {
     try {
       done += write(bytes.subarray(done));
     } catch (error) {
-      // A pipe whose reader is slow takes more later; anything else (closed, full disk) will not get better.
+      // A pipe with a slow reader takes more later. After any other error (closed pipe, full disk) the bytes are lost.
       return error instanceof Error && "code" in error && error.code === "EAGAIN" ? done : bytes.length;
     }
   }
@@ -132,7 +132,7 @@ function jsonLine(time: string, level: LogLevel, event: string, fields: LogField
   return `${line}}\n`;
 }
 
-/** Whether JSON.stringify prints all fields as they must be printed, as in nearly every line. */
+/** Whether JSON.stringify alone formats all fields rightly, as for nearly every line. */
 function isPlain(fields: LogFields): boolean {
   for (const name in fields) {
     const value = fields[name];
@@ -142,7 +142,7 @@ function isPlain(fields: LogFields): boolean {
   return true;
 }
 
-/** Undefined for what is left out of a line: undefined itself, and functions. */
+/** The JSON text of a value; undefined for values that are left out: undefined, functions and symbols. */
 function toJson(value: unknown): string | undefined {
   switch (typeof value) {
     case "string":
@@ -187,7 +187,7 @@ function summary(value: unknown): string {
   return `${value.name}: ${value.message}${code}`;
 }
 
-/** The stack without the message, which is printed already. */
+/** The stack frames alone, since the message is printed apart. */
 function frames(stack: string): string {
   return stack
     .split("\n")
@@ -223,7 +223,7 @@ function prettyError({ message, causes, stack }: ReturnType<typeof describe>): s
     .join("");
 }
 
-/** A value from outside must not steer the terminal. */
+/** Escapes control characters, since values from outside must not control the terminal. */
 function printable(value: string): string {
   return value.replace(
     /[\p{Cc}\p{Cf}\u2028\u2029]/gu,

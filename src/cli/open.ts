@@ -1,4 +1,4 @@
-// What every command that touches the data needs first: the directory, and the master key where secrets are kept.
+// Opens what commands that work on the data need first: the data directory, the database, and the master key.
 import { closeSync, existsSync, mkdirSync, openSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
 import { DATA_DIR_MUST } from "../config/rules.ts";
@@ -17,19 +17,19 @@ import { untilStored } from "../storage/failures.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
 
-export type DataPlace = Pick<Config, "databaseUrl" | "dataDir">;
+export type DataLocation = Pick<Config, "databaseUrl" | "dataDir">;
 
 /**
- * Creates the directory of the database if need be, and writes to it once, since permissions alone do not tell of a full or
- * read-only disk. Postgres needs none.
+ * Creates the data directory if it is missing, and writes to it once, since permissions alone don't reveal a full or read-only
+ * disk. With Postgres there is no data directory.
  *
- * @throws StartupProblem when it can't be used
+ * @throws StartupProblem when the directory can't be used
  */
-export function openDataDir({ databaseUrl, dataDir }: DataPlace, log: Log): void {
+export function openDataDir({ databaseUrl, dataDir }: DataLocation, log: Log): void {
   if (databaseUrl !== null) return;
   try {
     mkdirSync(dataDir, { recursive: true, mode: 0o700 });
-    // A new name each time: a file that a crash left behind must not be in the way.
+    // A new name each time, so that a file that a crash has left does no harm.
     const trial = join(dataDir, `.trial-${crypto.randomUUID()}`);
     closeSync(openSync(trial, "wx", 0o600));
     unlinkSync(trial);
@@ -40,33 +40,33 @@ export function openDataDir({ databaseUrl, dataDir }: DataPlace, log: Log): void
   }
 }
 
-/** @throws StartupProblem when the directory or the key can't be used. */
-export function prepareMasterKeys(config: DataPlace & Pick<Config, "masterKeys">, log: Log) {
+/** Opens the data directory, and loads the master key or makes one. @throws StartupProblem when either can't be used */
+export function prepareMasterKeys(config: DataLocation & Pick<Config, "masterKeys">, log: Log) {
   openDataDir(config, log);
   return loadMasterKeys({ ...config, log });
 }
 
-/** Whether a database will be made, as in a mistyped directory. */
-export function lacksDatabase({ databaseUrl, dataDir }: DataPlace): boolean {
+/** Whether there is no database yet, so that opening it would create one. */
+export function lacksDatabase({ databaseUrl, dataDir }: DataLocation): boolean {
   return databaseUrl === null && !existsSync(join(dataDir, DATABASE_FILE));
 }
 
 /**
- * For what is done to a deployment that is there.
+ * Makes sure that a command for an existing deployment does not create a database, for example in a misspelt directory.
  *
- * @throws StartupProblem when there is none
+ * @throws StartupProblem when there is no database
  */
-export function requireDatabase({ databaseUrl, dataDir }: DataPlace, whose: "gateway" | "facilitator"): void {
+export function requireDatabase({ databaseUrl, dataDir }: DataLocation, whose: "gateway" | "facilitator"): void {
   if (!lacksDatabase({ databaseUrl, dataDir })) return;
   throw new StartupProblem(`TOLLGATE_DATA_DIR must be the ${whose}'s: ${dataDir} holds no ${DATABASE_FILE}`);
 }
 
 /**
- * The database of a gateway that has keys: what is done to keys or tokens elsewhere is done to nothing.
+ * Opens the database of a gateway, for commands on keys and tokens, which would have no effect in another database.
  *
- * @throws StartupProblem when there are none
+ * @throws StartupProblem when there is no database, or it holds no keys
  */
-export async function openGatewayStore({ databaseUrl, dataDir }: DataPlace, log: Log): Promise<Store> {
+export async function openGatewayStore({ databaseUrl, dataDir }: DataLocation, log: Log): Promise<Store> {
   requireDatabase({ databaseUrl, dataDir }, "gateway");
   const store = patient(await openStore({ databaseUrl, dataDir, log, clock: systemClock }));
   const { signingKeys } = store.read.tables;
@@ -74,11 +74,11 @@ export async function openGatewayStore({ databaseUrl, dataDir }: DataPlace, log:
   if (keys.length > 0) return store;
   await store.close();
   const place = databaseUrl === null ? "TOLLGATE_DATA_DIR" : "DATABASE_URL";
-  throw new StartupProblem(`${place} must be the gateway's: the database there holds no keys, so no token is of it`);
+  throw new StartupProblem(`${place} must be the gateway's: the database there holds no keys and made no tokens`);
 }
 
-/** @throws StartupProblem when there is none, or it can't be used */
-export function requireMasterKeys(config: DataPlace & Pick<Config, "masterKeys">, log: Log): MasterKeys {
+/** The existing master key. @throws StartupProblem when there is none, or it can't be used */
+export function requireMasterKeys(config: DataLocation & Pick<Config, "masterKeys">, log: Log): MasterKeys {
   const masterKeys = findMasterKeys({ ...config, log });
   if (masterKeys !== null) return masterKeys;
   throw new StartupProblem(
@@ -86,7 +86,7 @@ export function requireMasterKeys(config: DataPlace & Pick<Config, "masterKeys">
   );
 }
 
-/** What the work gives, for which the store is open. */
+/** Does the work with an open store, which is closed afterwards. */
 export async function withStore<T>(opening: Promise<Store>, work: (store: Store) => Promise<T>): Promise<T> {
   const store = await opening;
   try {
@@ -98,7 +98,7 @@ export async function withStore<T>(opening: Promise<Store>, work: (store: Store)
 
 const PAUSE_MS_MOST = 500;
 
-/** A store for a command whose writes may be done twice: beside a busy gateway, a write may wait for long. */
+/** A store that retries its writes for a minute, since beside a busy gateway they may time out. A write may happen twice. */
 function patient(store: Store): Store {
   return {
     ...store,

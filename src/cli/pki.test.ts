@@ -106,5 +106,5 @@ test("no certificate outlives its CA, and a CA that has expired signs nothing", 
 test("two CAs have names and keys of their own", async () => {
   const [one, two] = [await issueCa(NOW), await issueCa(NOW)];
   expect(new X509Certificate(one.cert).subject).not.toBe(new X509Certificate(two.cert).subject);
-  expect(caProblem({ cert: one.cert, key: two.key }, NOW)).toBe("the key is not the certificate's");
+  expect(caProblem({ cert: one.cert, key: two.key }, NOW)).toBe("the key does not belong to the certificate");
 });

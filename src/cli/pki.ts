@@ -1,7 +1,7 @@
-// `tollgate pki`: a small private CA for the mutual-TLS side, in a directory of its own (0700, its files 0600): ca, then server
-// and any number of clients. It needs no configuration and no database. No file ever replaces another, since a lost CA key
-// can't be made again. Certificates (RFC 5280) come from the X.509 library, EC P-256 throughout, which every TLS implementation
-// takes. In one file, since what each kind of certificate is for is half of the command.
+// `tollgate pki`: a small private CA for mutual TLS with the facilitator, in a directory of its own (mode 0700, files 0600). It
+// issues the CA's own certificate, the server's, and those of any number of clients (RFC 5280), all with EC P-256 keys, which
+// every TLS implementation accepts. The command needs no configuration and no database. It never overwrites a file, since a
+// lost CA key can't be recovered.
 import { createPrivateKey, createPublicKey, X509Certificate } from "node:crypto";
 import { mkdirSync, readFileSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
@@ -13,15 +13,15 @@ import { placePrivateFile, syncDirectory } from "../storage/data-dir.ts";
 import { type CommandLine, Misuse } from "./command-line.ts";
 import { programText, quoted } from "./program.ts";
 
-// The X.509 library uses a container (tsyringe) that refuses to load without `Reflect.getMetadata`, a proposal that no
-// runtime has. Both ask these two functions only for metadata that decorators or a compiler left on the library's
-// classes. There is none, so the answer is always undefined. The functions that store metadata are left out, so that a
-// version which needs them fails at once.
+// The X.509 library uses a container (tsyringe) that refuses to load without `Reflect.getMetadata`, a proposal that no runtime
+// implements. Library and container ask these two functions only for metadata that decorators or a compiler have left on
+// classes. The library's classes have none, so undefined is always right. The functions that store metadata are left out, so
+// that a version which needs them fails at once.
 if (!("getMetadata" in Reflect)) {
   const nothing = { value: () => undefined, configurable: true, writable: true };
   Object.defineProperties(Reflect, { getMetadata: nothing, getOwnMetadata: nothing });
 }
-// Not a static import: static imports run before the lines above.
+// Not a static import, since those run before the lines above.
 const x509 = await import("@peculiar/x509");
 
 type WantedCertificate =
@@ -34,14 +34,14 @@ interface PkiRequest {
   readonly wanted: WantedCertificate;
 }
 
-/** A common name has at most 64 characters (RFC 5280, appendix A), and a file name is more than this one. */
+/** A common name has at most 64 characters (RFC 5280, appendix A). The name also names the files of the client. */
 const CLIENT_NAME = /^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$/;
-/** The names of the other files. */
-const TAKEN_NAMES = ["ca", "server"];
+/** Names that other files of the directory have. */
+const RESERVED_NAMES = ["ca", "server"];
 
 const HOST_MUST =
   "--host must be given, once for each host name or IP address that the server is called by (*.name too)";
-const NAME_MUST = `--name must be given: 1 to 64 letters, digits, dots, hyphens and underscores, neither ${TAKEN_NAMES.join(" nor ")}`;
+const NAME_MUST = `--name must be given: 1 to 64 letters, digits, dots, hyphens and underscores, neither ${RESERVED_NAMES.join(" nor ")}`;
 
 export function pki(line: CommandLine): Promise<string> {
   const request = readPkiRequest(line);
@@ -60,7 +60,7 @@ export function readPkiRequest(line: Pick<CommandLine, "command" | "flags" | "li
     return { dir, wanted: { kind: "server", hosts: hosts ?? [] } };
   }
   const name = flags.get("name") ?? "";
-  if (!CLIENT_NAME.test(name) || TAKEN_NAMES.includes(name.toLowerCase())) problems.push(NAME_MUST);
+  if (!CLIENT_NAME.test(name) || RESERVED_NAMES.includes(name.toLowerCase())) problems.push(NAME_MUST);
   return { dir, wanted: { kind: "client", name } };
 }
 
@@ -71,7 +71,7 @@ function readHosts(given: readonly string[]): readonly string[] | null {
   return [...new Set(good)];
 }
 
-/** An address in its shortest form, since the X.509 library reads some of the others wrong. */
+/** A host name, or an address in its shortest form, since the X.509 library misreads some of the longer forms. */
 function readHost(given: string): string | undefined {
   const [, star = "", rest = ""] = /^(\*\.)?(.*)$/s.exec(given) ?? [];
   const host = value.host.parse(rest);
@@ -83,19 +83,20 @@ function readHost(given: string): string | undefined {
 }
 
 /**
- * @returns what to tell: the files that were written and the command that comes next
- * @throws StartupProblem when there is no CA, or a file is there already or can't be written
+ * Issues a certificate and writes its files.
+ * @returns the text to print: the files that were written, and the next command
+ * @throws StartupProblem when there is no CA, or when a file exists already or can't be written
  */
 export async function runPki({ dir, wanted }: PkiRequest): Promise<string> {
-  const { files, next } = await made(dir, wanted);
+  const { files, next } = await issueFiles(dir, wanted);
   const { shared } = writeNew(dir, files);
   const written = Object.keys(files).map((name) => `wrote ${join(dir, name)}\n`);
-  const open = shared ? [`mind: ${dir} is open to others than its owner\n`] : [];
+  const open = shared ? [`warning: other users can read ${dir}\n`] : [];
   return [...written, ...open, `next: ${programText()} ${next}\n`].join("");
 }
 
-/** The texts of the files by name, a key before its certificate, which is what people look for; and the next command. */
-async function made(dir: string, wanted: WantedCertificate): Promise<{ files: Record<string, string>; next: string }> {
+/** The texts of the new files by name, each key before its certificate, and the next command. */
+async function issueFiles(dir: string, wanted: WantedCertificate) {
   const now = systemClock.now();
   if (wanted.kind === "ca") {
     const { cert, key } = await issueCa(now);
@@ -125,7 +126,7 @@ function readCa(dir: string, now: number): CertifiedKey {
 
 const FILE_BYTES_MAX = 65_536;
 
-/** @throws StartupProblem when it can't be read, or is too large to be such a file */
+/** @throws StartupProblem when the file can't be read, or is too large */
 function readPem(path: string, hint: string): string {
   try {
     if (statSync(path).size <= FILE_BYTES_MAX) return readFileSync(path, "utf8");
@@ -136,11 +137,11 @@ function readPem(path: string, hint: string): string {
 }
 
 /**
- * Writes all of them or none.
+ * Writes all files or none.
  *
  * @param files texts by name
- * @returns whether others than the owner may look into the directory
- * @throws StartupProblem when one is there already or can't be written
+ * @returns whether the directory is open to others than its owner
+ * @throws StartupProblem when a file exists already or can't be written
  */
 function writeNew(dir: string, files: Readonly<Record<string, string>>): { readonly shared: boolean } {
   const written: string[] = [];
@@ -157,7 +158,7 @@ function writeNew(dir: string, files: Readonly<Record<string, string>>): { reado
   } catch (cause) {
     for (const path of written) unlinkSync(path);
     const isTaken = codeOf(cause) === "EEXIST" && at !== dir;
-    const problem = isTaken ? "is there already, and nothing is ever written over" : `must be writable${codeIn(cause)}`;
+    const problem = isTaken ? "exists already, and no file is ever overwritten" : `must be writable${codeIn(cause)}`;
     throw new StartupProblem(`${at} ${problem}`, { cause });
   }
 }
@@ -180,22 +181,22 @@ interface CertifiedKey {
 const KEYS = { name: "ECDSA", namedCurve: "P-256" } as const;
 const SIGNATURE = { name: "ECDSA", hash: "SHA-256" } as const;
 
-/** The clocks of two machines may differ by this much. */
+/** How far certificates are backdated, since the clocks of two machines may differ. */
 const BACKDATED_MS = HOUR_MS;
 const CA_DAYS = 3_652;
-/** A year and a month to renew in. Some clients refuse servers that hold for longer than 398 days. */
+/** A year, and a month to renew in. Some clients reject server certificates that are valid for more than 398 days. */
 const LEAF_DAYS = 397;
-/** Of the certificate itself: it may be used in no other way than these say. */
+/** Marks an extension that clients must understand, or else reject the certificate. */
 const CRITICAL = true;
 
-/** A root that signs end certificates and no further CA. */
+/** Issues a root certificate, which may sign certificates of servers and clients but no further CA. */
 export function issueCa(now: number): Promise<CertifiedKey> {
   const serialNumber = newSerial();
-  // The digits tell two roots apart where a person has to.
+  // The digits help people to tell two roots apart.
   return issue(null, `tollgate CA ${serialNumber.slice(0, 8)}`, [], now, serialNumber);
 }
 
-/** @param hosts names and addresses without brackets, all that the server is called by */
+/** @param hosts all names and addresses by which clients call the server; addresses without brackets */
 export function issueServer(ca: CertifiedKey, hosts: readonly string[], now: number): Promise<CertifiedKey> {
   const names = hosts.map((value): JsonGeneralName => ({ type: isAddress(value) ? "ip" : "dns", value }));
   const extensions = [
@@ -209,7 +210,7 @@ export function issueClient(ca: CertifiedKey, name: string, now: number): Promis
   return issue(ca, name, [new x509.ExtendedKeyUsageExtension([x509.ExtendedKeyUsage.clientAuth])], now);
 }
 
-/** @param ca null for a root, which signs itself */
+/** @param ca null to issue a root, which signs itself */
 async function issue(
   ca: CertifiedKey | null,
   name: string,
@@ -245,17 +246,17 @@ async function issue(
   return { cert: `${certificate.toString("pem")}\n`, key: await privateKeyPem(keys.privateKey) };
 }
 
-/** Why this is no CA that can sign, or null. */
+/** Why this CA can't sign; null if it can. */
 export function caProblem(ca: CertifiedKey, now: number): string | null {
   try {
     const certificate = new X509Certificate(ca.cert);
     const key = createPrivateKey(ca.key);
-    if (!certificate.ca) return "the certificate is not one of a CA";
-    if (!certificate.checkPrivateKey(key)) return "the key is not the certificate's";
+    if (!certificate.ca) return "the certificate is not a CA's";
+    if (!certificate.checkPrivateKey(key)) return "the key does not belong to the certificate";
     if (createPublicKey(key).asymmetricKeyDetails?.namedCurve !== "prime256v1") return "the key is not P-256";
     return now < Date.parse(certificate.validTo) ? null : "the certificate has expired";
   } catch {
-    return "they are not PEM of a certificate and its private key";
+    return "they are not a certificate and its private key in PEM";
   }
 }
 
@@ -267,7 +268,7 @@ function newKeys(): Promise<CryptoKeyPair> {
   return crypto.subtle.generateKey(KEYS, true, ["sign", "verify"]);
 }
 
-/** 126 random bits in 16 bytes: the first two are fixed, so that the number is positive and never shorter. */
+/** 16 bytes with 126 random bits. The first two bits are fixed, so that the number is positive and never shorter. */
 function newSerial(): string {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   bytes[0] = ((bytes[0] ?? 0) & 0x3f) | 0x40;

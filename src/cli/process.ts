@@ -1,6 +1,6 @@
-// What a service does about signals, about errors that nobody else handles, and about a main loop that stands still. Such a
-// process answers nothing, hears no signal and holds its leases, and no process manager restarts it by itself. So a thread
-// watches the main loop and ends the process; this file is that thread's entry too.
+// How a service handles signals, uncaught errors, and a main loop that is stuck. A process with a stuck main loop answers
+// nothing, ignores signals and keeps its leases, and no process manager notices. So a watchdog thread kills the process then;
+// this file is the entry point of that thread too.
 
 import type { LogLevel } from "../core/log.ts";
 import { systemClock } from "../core/time.ts";
@@ -9,9 +9,8 @@ import { type OpenLog, openLog } from "./log.ts";
 const FAILED = 1;
 
 /**
- * A promise that nobody waits for takes nothing down with it: what it was part of has failed, and only that. An
- * exception outside of any request leaves nobody knows what behind, so the process ends; what it had accepted is
- * durable.
+ * Logs errors that nothing else handles. A rejected promise that nobody awaits is only logged, since it concerns one piece of
+ * work. An uncaught exception may leave any state behind, so the process ends; the calls that it has accepted are durable.
  */
 export function logStrayErrors(log: OpenLog): void {
   process.on("unhandledRejection", (error) => log.error("unhandled_rejection", { error }));
@@ -22,7 +21,7 @@ export function logStrayErrors(log: OpenLog): void {
   });
 }
 
-/** Ends the process when it has stopped; at once at a second signal. */
+/** At the first signal stops the service, then exits; exits at once at a second signal. */
 export function drainOnSignal(stop: () => Promise<void>, log: OpenLog): void {
   let askedAt: number | null = null;
   const onSignal = async (signal: string) => {
@@ -46,39 +45,39 @@ export function drainOnSignal(stop: () => Promise<void>, log: OpenLog): void {
   process.on("SIGINT", onSignal);
 }
 
-/** How often the main loop counts a beat, and how often the watch looks. */
+/** How many beats the main loop counts within the limit, and how often the watchdog checks them. */
 const TICKS_PER_LIMIT = 20;
 
-interface WatchOrder {
-  /** A number that the main loop raises at each tick. */
+interface WatchdogOptions {
+  /** A counter that the main loop increments at each tick. */
   readonly beats: Int32Array;
   readonly limitMs: number;
   readonly log: { readonly level: LogLevel; readonly format: "json" | "pretty" };
 }
 
-/** Begins the watch over the calling thread. It keeps no process alive. */
-export function startWatchdog(log: WatchOrder["log"], limitMs: number = 10_000): void {
+/** Starts a watchdog over the calling thread. It does not keep the process alive. */
+export function startWatchdog(log: WatchdogOptions["log"], limitMs: number = 10_000): void {
   const beats = new Int32Array(new SharedArrayBuffer(Int32Array.BYTES_PER_ELEMENT));
   setInterval(() => Atomics.add(beats, 0, 1), limitMs / TICKS_PER_LIMIT).unref();
   const thread = new Worker(Bun.isStandaloneExecutable ? "./cli/process.ts" : import.meta.url, { smol: true });
   thread.unref();
-  thread.postMessage({ beats, limitMs, log } satisfies WatchOrder);
+  thread.postMessage({ beats, limitMs, log } satisfies WatchdogOptions);
 }
 
-/** Only time in which this thread runs counts, so a process or machine that was stopped is not ended when it goes on. */
-function watch({ beats, limitMs, log }: WatchOrder): void {
+/** Counts only time in which this thread runs, so that a process or machine that was paused is not killed when it goes on. */
+function watch({ beats, limitMs, log }: WatchdogOptions): void {
   const tickMs = limitMs / TICKS_PER_LIMIT;
   let seen = -1;
-  let lookedAt = performance.now();
+  let checkedAt = performance.now();
   let stuckMs = 0;
   setInterval(() => {
     const now = performance.now();
     const beat = Atomics.load(beats, 0);
-    stuckMs = beat === seen ? stuckMs + Math.min(now - lookedAt, 2 * tickMs) : 0;
-    [seen, lookedAt] = [beat, now];
+    stuckMs = beat === seen ? stuckMs + Math.min(now - checkedAt, 2 * tickMs) : 0;
+    [seen, checkedAt] = [beat, now];
     if (stuckMs < limitMs) return;
     openLog({ ...log, clock: systemClock }).error("main_loop_stuck", { stuck_ms: Math.round(stuckMs) });
-    // The signal handlers of the process would wait for the main loop.
+    // SIGKILL, since the handlers of other signals would wait for the main loop.
     process.kill(process.pid, "SIGKILL");
   }, tickMs);
 }
@@ -86,5 +85,5 @@ function watch({ beats, limitMs, log }: WatchOrder): void {
 declare const self: Worker;
 
 if (!Bun.isMainThread) {
-  self.onmessage = ({ data }: MessageEvent<WatchOrder>) => watch(data);
+  self.onmessage = ({ data }: MessageEvent<WatchdogOptions>) => watch(data);
 }

@@ -1,5 +1,5 @@
-// What the program tells people to run next: commands that work when they are copied as they stand, however this program was
-// started, and the help for newcomers after the very first start.
+// Texts that tell people what to run next: commands that can be copied as they are, however this program was started, and the
+// welcome after the very first start.
 import { join, relative } from "node:path";
 import type { Config } from "../config.ts";
 import { DATABASE_FILE, MASTER_KEY_FILE } from "../keys/master-keys.ts";
@@ -14,18 +14,18 @@ export function programText(): string {
 
 function shorter(path: string): string {
   const near = relative(process.cwd(), path);
-  // Services run at the root, and the readers of their log are elsewhere.
+  // Services run in the root directory, while those who read their log are elsewhere.
   if (process.cwd() === "/" || near.startsWith("..")) return path;
   return near.includes("/") ? near : `./${near}`;
 }
 
-/** For a POSIX shell. */
+/** Quotes a word for a POSIX shell. */
 export function quoted(word: string): string {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }
 
 /**
- * Printed once, beside the structured log, when the master key has just been generated.
+ * The text that is printed once, in addition to the log, when the master key has just been generated.
  *
  * @param url where the gateway listens, without a slash at its end
  */

@@ -46,7 +46,7 @@ describe("tollgate receipt verify", () => {
     });
     expect(await verify(lines.slice(1).join("\n"))).toEqual({
       holds: true,
-      text: `2 receipts hold, in one unbroken chain: tenant "acme", going on from an earlier one, which is not in this file\n${lastOf(lines)}`,
+      text: `2 receipts hold, in one unbroken chain: tenant "acme", following an earlier one, which is not in this file\n${lastOf(lines)}`,
     });
     expect(await verify(`${lines[0]}\n`)).toEqual({
       holds: true,

@@ -1,5 +1,5 @@
-// `tollgate receipt verify`: checks a file of trust receipts against a set of public keys, with no database and no
-// gateway. It reads line by line, so an export may be long.
+// `tollgate receipt verify`: checks a file of receipts against a set of public keys, without a database or a gateway. The file
+// is read line by line, so it may be long.
 import { open, readFile, stat } from "node:fs/promises";
 import { StartupProblem } from "../core/startup.ts";
 import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/claims.ts";
@@ -9,13 +9,13 @@ import { type CommandLine, type CommandVerdict, Misuse } from "./command-line.ts
 
 const FILE_BYTES_MAX = 1024 ** 3;
 const LINE_BYTES_MAX = 64 * 1024;
-/** As URLs spell hosts that are this machine. */
+/** Hosts that are this machine, as URLs spell them. */
 const LOOPBACK = /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/;
 
 const JWKS_MUST =
   "--jwks must be given: a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json";
 
-/** @throws Misuse; StartupProblem when file or keys can't be read */
+/** @throws Misuse; StartupProblem when the file or the keys can't be read */
 export async function verify({ words: [file = ""], flags, problems }: CommandLine): Promise<CommandVerdict> {
   const jwks = flags.get("jwks") ?? "";
   if (jwks === "") problems.push(JWKS_MUST);
@@ -37,19 +37,17 @@ function broken(line: number, id: string | null, problem: string): CommandVerdic
   return { holds: false, text: `line ${line}${id === null ? "" : `, ${id},`} does not hold: ${problem}\n` };
 }
 
-/** A file that was cut off looks complete, so the last receipt is named for comparison with what is known. */
+/** The verdict on a whole file. It names the last receipt, since a file that was cut off at a line looks complete. */
 function describe({ length, first, last }: VerifiedChain): string {
   const whose = `tenant ${JSON.stringify(first?.tenant ?? "")}`;
   const what = length === 1 ? "1 receipt holds" : `${length} receipts hold, in one unbroken chain`;
   const from =
-    first?.previous == null
-      ? "from the first that was made"
-      : "going on from an earlier one, which is not in this file";
+    first?.previous == null ? "from the first that was made" : "following an earlier one, which is not in this file";
   const end = last === null ? "" : `the last one is ${last.receipt_id}, of ${last.completed_at}\n`;
   return `${what}: ${whose}, ${from}\n${end}`;
 }
 
-/** The lines without their ends; the last one needs none. */
+/** The lines without their line feeds; the last line may lack one. */
 async function* linesOf(path: string): AsyncGenerator<string, void> {
   let size = 0;
   let rest = "";
@@ -59,7 +57,7 @@ async function* linesOf(path: string): AsyncGenerator<string, void> {
     const lines = (rest + chunk.toString("latin1")).split("\n");
     rest = lines.pop() ?? "";
     yield* lines;
-    // A line that is too long already need not be collected any further.
+    // The line is too long already, so the rest of it is not read.
     if (rest.length > LINE_BYTES_MAX) break;
   }
   if (rest !== "") yield rest;
@@ -85,7 +83,7 @@ async function readKeys(where: string): Promise<ReceiptKeys> {
   throw new StartupProblem(must);
 }
 
-/** The user chose the URL, so any host is allowed. But over plain HTTP to another host, keys could be swapped. */
+/** The user chose the URL, so any host is allowed, but not plain HTTP to another host, by which keys could be replaced. */
 function fetchKeys(url: string): Promise<unknown> {
   const { protocol, hostname } = new URL(url);
   if (protocol !== "https:" && !LOOPBACK.test(hostname)) {
@@ -100,7 +98,7 @@ async function readKeyFile(path: string): Promise<unknown> {
 }
 
 function reason(error: unknown): string {
-  if (error instanceof SyntaxError) return "it is no JSON";
+  if (error instanceof SyntaxError) return "it is not JSON";
   if (error instanceof OutboundError) return error.message;
   if (error instanceof Error && "code" in error) return String(error.code);
   return error instanceof Error ? error.message : "unknown";

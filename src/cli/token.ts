@@ -1,6 +1,6 @@
-// `tollgate token` signs a token with the key of the local issuer. The key is in the database, so this works beside a running
-// gateway and before the first start. `tollgate token revoke` refuses the tokens that a tenant or one of its users has by
-// now; or all tokens, forged ones too, whose makers had a key of the issuer.
+// `tollgate token` signs a token with the key of the local issuer. The key is in the database, so the command works beside a
+// running gateway and before the first start. `tollgate token revoke` revokes the tokens that a tenant or one of its users has
+// so far; with --all, all tokens, even those forged with a stolen key of the issuer.
 import { join } from "node:path";
 import { SignJWT } from "jose";
 import type { Config } from "../config.ts";
@@ -35,7 +35,7 @@ const SCOPE = /^[\x21\x23-\x5B\x5D-\x7E]+( [\x21\x23-\x5B\x5D-\x7E]+)*$/;
 
 function remoteIssuerProblems({ identity }: Config): readonly string[] {
   if (identity.oidc === null) return [];
-  return ["TOLLGATE_OIDC_ISSUER must be unset: with it only the tokens of that issuer are accepted"];
+  return ["TOLLGATE_OIDC_ISSUER must be unset: with it the gateway accepts only the tokens of that issuer"];
 }
 
 export async function token(line: CommandLine): Promise<string> {
@@ -63,14 +63,14 @@ function readPrincipal({ flags, problems }: CommandLine, flag: string): string {
   return "";
 }
 
-/** @throws StartupProblem */
+/** Signs a token, for which a missing database is created. @throws StartupProblem when database or key can't be used */
 export async function mintToken(config: Config, request: TokenRequest, log: Log): Promise<string> {
   const isNew = lacksDatabase(config);
   const { keys } = prepareMasterKeys(config, log);
   return withStore(openStore({ ...config, log, clock: systemClock }), async (store) => {
     const keyring = await openKeyring(store, keys, systemClock);
     if (isNew)
-      process.stderr.write(`tollgate token has made a new database, ${join(config.dataDir, DATABASE_FILE)}: \
+      process.stderr.write(`tollgate token has created a new database, ${join(config.dataDir, DATABASE_FILE)}: \
 only a gateway with this data directory accepts the token\n`);
     const { kid, privateKey } = keyring.signingKey("issuer");
     const { claims } = config.identity;
@@ -107,5 +107,5 @@ export async function revoke(line: CommandLine): Promise<string> {
     await replaceIssuerKey(store, masterKeys);
   });
   const whose = isForAll ? "" : `for ${user ?? "all users"} of ${tenant} `;
-  return `the tokens that were made ${whose}until now are refused from two seconds later on\n`;
+  return `the tokens made ${whose}until now are refused within two seconds\n`;
 }

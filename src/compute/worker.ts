@@ -1,4 +1,4 @@
-// Entry point of a thread that judges what is long, and does nothing else.
+// Entry point of a compute thread: the tasks that it can run.
 import { serveTasks } from "../kernel/compute.ts";
 import { SHA256 } from "../wire/body.ts";
 import { JSON_TEXT } from "../wire/json.ts";

@@ -84,7 +84,7 @@ describe.each(Object.entries(places))("on %s", (_name, makePlace) => {
   test("names and certificates are unique, and the error says which was taken", async () => {
     await addAccount(store, clock, account("acme", ALICE.cert));
     expect(await problem(addAccount(store, clock, account("acme", BOB.cert)))).toBe(
-      "conflict: an account has the name acme already",
+      "conflict: an account named acme exists already",
     );
     expect(await problem(addAccount(store, clock, account("globex", ALICE.cert)))).toBe(
       "conflict: the certificate belongs to the account acme already",
@@ -138,7 +138,7 @@ describe.each(Object.entries(places))("on %s", (_name, makePlace) => {
     expect(await add("acme", "hello")).toStartWith("invalid_request: certificate:");
     const remove = (name: string, cert: string) => problem(removeCertificate(store, name, cert));
     expect(await remove("acme", BOB.cert)).toBe(
-      `conflict: the certificate is none of acme: its fingerprint is ${fingerprintOf(BOB.cert)}`,
+      `conflict: acme has no such certificate: its fingerprint is ${fingerprintOf(BOB.cert)}`,
     );
     expect(await remove("nobody", ALICE.cert)).toBe("not_found: no such account");
     await store.write(({ db, tables: { facilitatorCertificates: t } }) =>

@@ -1,5 +1,5 @@
-// The accounts that may settle: a name, the fingerprints of its client certificates, and limits of its own. They are
-// read from the database for every request, so that what another process changes there is in force at once.
+// The accounts that may settle. Each has a name, the fingerprints of its client certificates, and limits of its own. An
+// account is read from the database for every request, so a change made by another process takes effect at once.
 import type { X509Certificate } from "node:crypto";
 import { and, asc, count, eq } from "drizzle-orm";
 import type { Tables } from "../../db/schema.ts";
@@ -15,29 +15,29 @@ import type { FacilitatorAccount } from "./payments/guardrails.ts";
 type AccountRow = Tables["facilitatorAccounts"]["$inferSelect"];
 
 export interface ListedAccount extends AccountRow {
-  /** The oldest first. */
+  /** Oldest first. */
   readonly fingerprints: readonly string[];
 }
 
 export interface NewAccount {
   readonly name: string;
-  /** PEM text; of several certificates the first is the client's, the others lead from it to a root. */
+  /** PEM text. The first certificate is the client's; any others are the chain from it to a root. */
   readonly certificate: string;
-  /** Smallest units in decimal digits; null for the deployment's default. */
+  /** The token's smallest units, in decimal digits; null for the deployment's default. */
   readonly maxPerTransaction: string | null;
   readonly dailyCeiling: string | null;
 }
 
-/** Two names that differ in these only would look the same everywhere. */
+/** Two names that differ only in invisible characters would look identical everywhere. */
 const INVISIBLE = /[\p{Cf}\p{Zl}\p{Zp}]/u;
 
-/** SHA-256 of the first certificate in a PEM text, lower-case hex. @throws Fault `invalid_request` */
+/** The SHA-256 of the first certificate in a PEM text, in lower-case hex. @throws Fault `invalid_request` */
 export function fingerprintOf(pem: string): string {
   let first: X509Certificate | undefined;
   try {
     [first] = parseCertificates(pem);
   } catch {
-    // The parser's own words may show what it could not read.
+    // The parser's own message may quote the text that it could not read, so the message is not passed on.
     throw invalidField("certificate", "must hold a certificate in PEM that can be read");
   }
   if (first === undefined) throw invalidField("certificate", "must hold a certificate in PEM");
@@ -61,11 +61,11 @@ function amount(field: string, given: string | null): string | null {
 }
 
 /**
- * A change of an account, which holds its lock, so that no certificate is added to one that is being removed.
+ * Changes an account under the account's lock, so that no certificate is added to an account that is being removed.
  *
- * @throws what the work throws; Fault `conflict` when another process adds the same at this very moment
+ * @throws what `work` throws; Fault `conflict` when another process adds the same name or certificate at this moment
  */
-async function changeAccount<T>(store: Store, name: string, work: (tx: Tx, isThere: boolean) => Promise<T>) {
+async function changeAccount<T>(store: Store, name: string, work: (tx: Tx, exists: boolean) => Promise<T>) {
   try {
     return await store.write(async (tx) => {
       await tx.lock(`account:${name}`);
@@ -80,9 +80,9 @@ async function changeAccount<T>(store: Store, name: string, work: (tx: Tx, isThe
 }
 
 /**
- * With its first certificate, whose fingerprint it gives.
+ * Adds an account with its first certificate. Returns the account's name and the certificate's fingerprint.
  *
- * @throws Fault `invalid_request`; `conflict` when the name or the certificate is another account's
+ * @throws Fault `invalid_request`; `conflict` when another account has the name or the certificate
  */
 export async function addAccount(store: Store, clock: Clock, account: NewAccount) {
   const now = clock.now();
@@ -95,8 +95,8 @@ export async function addAccount(store: Store, clock: Clock, account: NewAccount
     created_at: now,
     updated_at: now,
   };
-  return changeAccount(store, row.name, async (tx, isThere) => {
-    if (isThere) throw new Fault("conflict", `an account has the name ${row.name} already`);
+  return changeAccount(store, row.name, async (tx, exists) => {
+    if (exists) throw new Fault("conflict", `an account named ${row.name} exists already`);
     await tx.db.insert(tx.tables.facilitatorAccounts).values(row);
     await insertCertificate(tx, row.name, fingerprint, now);
     return { name: row.name, fingerprint };
@@ -104,15 +104,15 @@ export async function addAccount(store: Store, clock: Clock, account: NewAccount
 }
 
 /**
- * One more certificate for the account, in force with the next request. Gives its fingerprint.
+ * Adds a certificate to the account, valid from the next request on. Returns the certificate's fingerprint.
  *
- * @throws Fault `invalid_request`; `not_found`; `conflict` when it is an account's already, or one too many
+ * @throws Fault `invalid_request`; `not_found`; `conflict` when an account has the certificate already, or this one has too many
  */
 export async function addCertificate(store: Store, clock: Clock, given: string, certificate: string): Promise<string> {
   const name = given.trim();
   const fingerprint = fingerprintOf(certificate);
-  return changeAccount(store, name, async (tx, isThere) => {
-    if (!isThere) throw noSuchAccount();
+  return changeAccount(store, name, async (tx, exists) => {
+    if (!exists) throw noSuchAccount();
     if ((await certificatesOf(tx, name)) >= MAX.certificates) {
       throw new Fault("conflict", `an account has at most ${MAX.certificates} certificates: remove one of ${name}`);
     }
@@ -122,22 +122,22 @@ export async function addCertificate(store: Store, clock: Clock, given: string, 
 }
 
 /**
- * Takes a certificate from the account, in force with the next request, on open connections too. The last one may be
- * removed as well, since a leaked key must go even if there is no new one. Nobody settles for the account then.
+ * Removes a certificate from the account, from the next request on, on open connections too. The last certificate may be
+ * removed as well, since a leaked key must go even if there is no new one; nobody can settle for the account then.
  *
- * @returns its fingerprint, and how many the account has left
- * @throws Fault `invalid_request`; `not_found` for the account; `conflict` when it has no such certificate
+ * @returns the certificate's fingerprint, and how many certificates the account has left
+ * @throws Fault `invalid_request`; `not_found` for the account; `conflict` when the account has no such certificate
  */
 export async function removeCertificate(store: Store, given: string, certificate: string) {
   const name = given.trim();
   const fingerprint = fingerprintOf(certificate);
-  return changeAccount(store, name, async (tx, isThere) => {
-    if (!isThere) throw noSuchAccount();
+  return changeAccount(store, name, async (tx, exists) => {
+    if (!exists) throw noSuchAccount();
     const { facilitatorCertificates: t } = tx.tables;
     const isThis = and(eq(t.fingerprint, fingerprint), eq(t.account, name));
     const removed = await tx.db.delete(t).where(isThis).returning({ fingerprint: t.fingerprint });
     if (removed.length === 0) {
-      throw new Fault("conflict", `the certificate is none of ${name}: its fingerprint is ${fingerprint}`);
+      throw new Fault("conflict", `${name} has no such certificate: its fingerprint is ${fingerprint}`);
     }
     return { fingerprint, left: await certificatesOf(tx, name) };
   });
@@ -148,19 +148,20 @@ async function certificatesOf({ db, tables: { facilitatorCertificates: t } }: Tx
   return row?.count ?? 0;
 }
 
-/** It belongs to one account at most, since it tells which account a request is from. */
+/** A certificate belongs to one account at most, since it identifies the account that a request is from. */
 async function insertCertificate(
   { db, tables: { facilitatorCertificates: t } }: Tx,
   account: string,
   fingerprint: string,
   now: number,
 ): Promise<void> {
-  const [same] = await db.select({ account: t.account }).from(t).where(eq(t.fingerprint, fingerprint));
-  if (same !== undefined) throw new Fault("conflict", `the certificate belongs to the account ${same.account} already`);
+  const [other] = await db.select({ account: t.account }).from(t).where(eq(t.fingerprint, fingerprint));
+  if (other !== undefined)
+    throw new Fault("conflict", `the certificate belongs to the account ${other.account} already`);
   await db.insert(t).values({ fingerprint, account, created_at: now });
 }
 
-/** By name. */
+/** All accounts, ordered by name. */
 export async function listAccounts({ db, tables }: Reader): Promise<ListedAccount[]> {
   const { facilitatorAccounts: t, facilitatorCertificates: c } = tables;
   const accounts = await db.select().from(t).orderBy(asc(t.name));
@@ -171,7 +172,7 @@ export async function listAccounts({ db, tables }: Reader): Promise<ListedAccoun
   }));
 }
 
-/** In force with the next request. @throws Fault `not_found` */
+/** Enables or disables the account, from the next request on. @throws Fault `not_found` */
 export async function setEnabled(store: Store, clock: Clock, name: string, enabled: boolean): Promise<void> {
   const changed = await store.write(({ db, tables: { facilitatorAccounts: t } }) =>
     db.update(t).set({ enabled, updated_at: clock.now() }).where(eq(t.name, name.trim())).returning({ name: t.name }),
@@ -180,14 +181,14 @@ export async function setEnabled(store: Store, clock: Clock, name: string, enabl
 }
 
 /**
- * With all its certificates. Its payments stay, and so does the used part of its limits, should the name come back.
+ * Removes the account and its certificates. Its payments and what it has used of its limits stay, in case the name returns.
  *
  * @throws Fault `not_found`
  */
 export async function removeAccount(store: Store, given: string): Promise<void> {
   const name = given.trim();
-  await changeAccount(store, name, async (tx, isThere) => {
-    if (!isThere) throw noSuchAccount();
+  await changeAccount(store, name, async (tx, exists) => {
+    if (!exists) throw noSuchAccount();
     const { facilitatorAccounts: t, facilitatorCertificates: c } = tx.tables;
     await tx.db.delete(c).where(eq(c.account, name));
     await tx.db.delete(t).where(eq(t.name, name));
@@ -205,7 +206,7 @@ const byFingerprint = prepared(({ db, tables }: Reader) => {
     .where(and(eq(c.fingerprint, bind(c.fingerprint, "fingerprint")), eq(t.enabled, true)));
 });
 
-/** The account of a certificate; null when there is none that may settle. */
+/** The account that a certificate belongs to; null when there is none, or when the account is disabled. */
 export async function accountOf(reader: Reader, fingerprint: string): Promise<FacilitatorAccount | null> {
   const [row] = await byFingerprint(reader).execute({ fingerprint });
   if (row === undefined) return null;
@@ -216,7 +217,7 @@ export async function accountOf(reader: Reader, fingerprint: string): Promise<Fa
   };
 }
 
-/** Gives the name of the account that a certificate is of, as long as it may settle. */
+/** Looks up the name of the enabled account that a certificate belongs to; null when there is none. */
 export function ownerOf(reader: Reader): (fingerprint: string) => Promise<string | null> {
   return async (fingerprint) => (await accountOf(reader, fingerprint))?.name ?? null;
 }

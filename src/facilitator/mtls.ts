@@ -1,6 +1,6 @@
-// The mutual-TLS port. A client without a valid certificate of the client CA is refused in the handshake; the others
-// are known by the fingerprint of theirs. There is no inner port that plain bytes are relayed to: node:tls hands
-// its verified sockets to the HTTP side directly, so no other process can get in between.
+// The mutual-TLS port, and reloading its certificates when their files change. A client without a valid certificate of the
+// client CA is refused in the handshake; any other client is identified by its certificate's fingerprint. node:tls hands the
+// verified sockets directly to the HTTP server, without a relay to an inner port, so no other process can get in between.
 import { constants, X509Certificate } from "node:crypto";
 import { createServer, type Server, type TLSSocket, type TlsOptions } from "node:tls";
 import { parseCertificates } from "../core/certificates.ts";
@@ -18,9 +18,9 @@ import { MAX } from "../kernel/limits.ts";
 import { every } from "../kernel/loop.ts";
 import { createReservedShare } from "../kernel/share.ts";
 
-/** By the certificate that the handshake has verified. */
+/** A client, by the certificate that the handshake has verified. */
 export interface Peer extends KnownPeer {
-  /** SHA-256 of the certificate, lower-case hex. */
+  /** The SHA-256 of the certificate, in lower-case hex. */
   readonly fingerprint: string;
   readonly certificate: X509Certificate;
 }
@@ -29,9 +29,9 @@ export type ListenerLimits = typeof LISTENER_LIMITS;
 
 export const LISTENER_LIMITS = {
   handshakeMs: 5_000,
-  /** Under way at a time. One more ends the oldest; an honest peer's handshake is never that for long. */
+  /** Concurrent handshakes. One more ends the oldest; an honest peer's handshake does not stay the oldest for long. */
   handshakes: 1_024,
-  /** In all, shared out among the accounts, so that none shuts out the others. */
+  /** Connections in all, shared among the accounts, so that no account shuts out the others. */
   connections: MAX.settleConnections,
   idleMs: 60_000,
   headMs: 10_000,
@@ -39,17 +39,17 @@ export const LISTENER_LIMITS = {
   flushMs: 10_000,
 };
 
-/** Certificates that belong to no account share one part. No account has this name. */
+/** The name under which all certificates without an account share their connections. No account can have it. */
 const STRANGERS = "";
 
 export interface MtlsListenerOptions extends HttpOptions<Peer>, Omit<PortAddress, "variable"> {
   readonly tls: TlsMaterial;
-  /** The account that a certificate is of; null for none. */
+  /** The name of the account that a certificate belongs to; null for none. */
   readonly ownerOf: (fingerprint: string) => Promise<string | null>;
   readonly limits: ListenerLimits;
 }
 
-/** @throws StartupProblem when certificate and key are unusable, or it can't have its address */
+/** @throws StartupProblem when certificate or key are unusable, or the address can't be listened on */
 export async function listenMutualTls(options: MtlsListenerOptions) {
   const server = createTlsServer(options.tls);
   const sockets = new OpenSockets();
@@ -68,10 +68,10 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
   return {
     port,
     /**
-     * Handshakes from now on are made with this; connections and requests at work go on. Those whose certificate no CA
-     * of it has issued end, when they have answered what they are at work on.
+     * Uses the new material for all further handshakes. Open connections go on, except those whose client certificate was
+     * issued by none of the new CAs: these end once their requests in progress are answered.
      *
-     * @throws when it can't be used: then nothing has changed
+     * @throws when the material is unusable: nothing has changed then
      */
     renew(tls: TlsMaterial): void {
       const next = parseCertificates(tls.clientCa);
@@ -80,9 +80,9 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
       roots = next;
       if (isAnyGone) admitted.keep((certificate) => next.some((root) => isIssuedBy(certificate, root)));
     },
-    /** Listens no more, and closes what is idle. Resolves when every connection is gone. */
+    /** Stops listening, and closes idle connections. Resolves when every connection is closed. */
     drain,
-    /** Closes everything. */
+    /** Closes every connection at once. */
     async stop(): Promise<void> {
       sockets.closeAll();
       await drain();
@@ -91,7 +91,7 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
   };
 }
 
-/** Complete each time: Bun keeps nothing from the context before. */
+/** All options of a secure context, since Bun keeps nothing of the previous context. */
 function secureOptions({ cert, key, clientCa }: TlsMaterial): TlsOptions {
   return {
     cert,
@@ -101,12 +101,12 @@ function secureOptions({ cert, key, clientCa }: TlsMaterial): TlsOptions {
     rejectUnauthorized: true,
     minVersion: "TLSv1.2",
     ALPNProtocols: ["http/1.1"],
-    // A resumed session would carry a certificate past the check of its dates.
+    // A resumed session would skip the check of the certificate's dates.
     secureOptions: constants.SSL_OP_NO_TICKET,
   };
 }
 
-/** Directly; a chain with other certificates in between is judged in a handshake only. */
+/** Whether the root issued the certificate directly; a longer chain is verified only in a handshake. */
 function isIssuedBy(certificate: X509Certificate, root: X509Certificate): boolean {
   return certificate.checkIssued(root) && certificate.verify(root.publicKey);
 }
@@ -122,21 +122,21 @@ function createTlsServer(tls: TlsMaterial): Server {
   }
 }
 
-/** Counts connections from their first packet on, and hands those with a verified certificate to HTTP. */
+/** Counts connections from their first packet on, and hands those with a verified certificate to the HTTP server. */
 function admit(server: Server, sockets: OpenSockets, options: MtlsListenerOptions) {
   const { ownerOf, limits, log } = options;
   const http = serveConnections(options);
-  /** When each has to be done, the oldest first. */
+  /** The deadline of each handshake (performance.now), oldest first. */
   const handshakes = new Map<TLSSocket, number>();
   const shares = createReservedShare(limits.connections);
-  const refused = refusals(log);
+  const refused = createHandshakeRefusalLog(log);
 
   server.on("connection", (raw) => {
-    // In Bun it is the socket that the handshake makes secure.
+    // In Bun, `connection` passes the very TLSSocket that `secureConnection` passes later.
     const socket = raw as TLSSocket;
     handshakes.set(socket, performance.now() + limits.handshakeMs);
     sockets.add(socket, () => handshakes.delete(socket));
-    // The oldest handshake makes room for a new one. It may be the new one itself.
+    // Over a limit, the oldest handshake is ended, which may be the new one itself.
     const [oldest] = handshakes.keys();
     if (sockets.size > limits.connections || handshakes.size > limits.handshakes) oldest?.destroy();
   });
@@ -155,7 +155,7 @@ function admit(server: Server, sockets: OpenSockets, options: MtlsListenerOption
     socket.destroy();
   }
 
-  /** The handshake's time limit holds until it is known whose share the connection counts to. */
+  /** Admits a connection to its account's share. The handshake's deadline covers the lookup of the account too. */
   async function enter(socket: TLSSocket, peer: Peer): Promise<void> {
     const owner = await ownerOf(peer.fingerprint).catch((error) => {
       log.warn("account_lookup_failed", { error });
@@ -181,7 +181,7 @@ function admit(server: Server, sockets: OpenSockets, options: MtlsListenerOption
       for (const socket of handshakes.keys()) socket.destroy();
       http.closeIdle();
     },
-    /** Connections whose certificate is still trusted. Handshakes under way began with what was trusted before. */
+    /** Keeps only connections whose certificate is still trusted. Handshakes in progress end, as they began with the old CAs. */
     keep(isTrusted: (certificate: X509Certificate) => boolean) {
       for (const socket of handshakes.keys()) socket.destroy();
       const known = new Map<string, boolean>();
@@ -194,7 +194,7 @@ function admit(server: Server, sockets: OpenSockets, options: MtlsListenerOption
   };
 }
 
-/** Null for what the handshake should not have let through. */
+/** The verified client of a socket; null for a socket that the handshake should not have let through. */
 function peerOf(socket: TLSSocket): Peer | null {
   if (!socket.authorized || socket.isSessionReused()) return null;
   const certificate = new X509Certificate(socket.getPeerCertificate().raw);
@@ -204,33 +204,33 @@ function peerOf(socket: TLSSocket): Peer | null {
   return { fingerprint, certificate, expiresAt };
 }
 
-function refusals(log: Log): (reason: string, address: string | undefined) => void {
+function createHandshakeRefusalLog(log: Log): (reason: string, address: string | undefined) => void {
   let count = 0;
-  let toldAt = Number.NEGATIVE_INFINITY;
+  let loggedAt = Number.NEGATIVE_INFINITY;
   return (reason, address) => {
     log.debug("handshake_refused", { reason, address });
     count++;
     const now = performance.now();
-    // A summary of refused handshakes is logged this often at most; anybody can cause them.
-    if (now - toldAt < 10_000) return;
+    // Anybody can cause refused handshakes, so they are summed up in one log line per ten seconds at most.
+    if (now - loggedAt < 10_000) return;
     log.info("handshakes_refused", { count, last_reason: reason, last_address: address });
-    [count, toldAt] = [0, now];
+    [count, loggedAt] = [0, now];
   };
 }
 
-/** PEM. */
+/** Certificates and key, each as PEM text. */
 export interface TlsMaterial {
-  /** The server's certificate and what leads from it to a root. */
+  /** The server's certificate, with the chain from it to a root. */
   readonly cert: string;
-  /** Without a passphrase. */
+  /** The private key, without a passphrase. */
   readonly key: string;
-  /** The one or more roots of client certificates. */
+  /** One or more root certificates that issue client certificates. */
   readonly clientCa: string;
 }
 
-/** What the files hold now. */
+/** The files' content at one moment. */
 export interface TlsReading {
-  /** Equal for equal content, and for no other. */
+  /** Two digests are equal exactly if the contents are. */
   readonly digest: string;
   judge():
     | { readonly tls: TlsMaterial; readonly warnings: readonly string[] }
@@ -239,51 +239,51 @@ export interface TlsReading {
 
 interface Following {
   readonly read: () => Promise<TlsReading>;
-  /** What is in force. */
+  /** The material in use. */
   readonly tls: TlsMaterial;
-  /** Puts it in force. When it throws, the last one stays. */
+  /** Puts new material into use. When this throws, the last one stays in use. */
   readonly take: (tls: TlsMaterial) => void;
   readonly log: Log;
-  /** Between two looks; tests shorten it. */
+  /** The polling interval; tests shorten it. */
   readonly lookMs?: number;
 }
 
 /**
- * Follows the certificate, key and client CA while the port runs: to renew them, one only has to write the files. A change
- * counts once two looks in a row have found the same content, so a half-written one does not. If the new content can't be
- * used, the last one stays in force, and that is logged once.
+ * Polls the files of certificate, key and client CA while the port runs, so that writing the files renews them. A change counts
+ * once two consecutive reads have found the same content, so that a half-written file is not used. If the new content is
+ * unusable, the last material stays in use, and the problem is logged once.
  *
- * @returns what ends it
+ * @returns a function that ends the polling
  */
 export function followTlsFiles({ read, tls, take, log, lookMs = 1_000 }: Following): () => void {
-  let inForce = tls;
-  let seen = "";
-  let judged = "";
+  let inUse = tls;
+  let lastDigest = "";
+  let judgedDigest = "";
 
   async function look(): Promise<void> {
     const reading = await read();
-    const isSettled = reading.digest === seen;
-    seen = reading.digest;
-    if (!isSettled || reading.digest === judged) return;
-    judged = reading.digest;
+    const isStable = reading.digest === lastDigest;
+    lastDigest = reading.digest;
+    if (!isStable || reading.digest === judgedDigest) return;
+    judgedDigest = reading.digest;
     const found = reading.judge();
     if (found.tls === null) log.error("tls_files_refused", { problem: found.problem });
-    else if (!isSame(found.tls, inForce)) put(found.tls, found.warnings);
+    else if (!isSame(found.tls, inUse)) apply(found.tls, found.warnings);
   }
 
-  function put(next: TlsMaterial, warnings: readonly string[]): void {
+  function apply(next: TlsMaterial, warnings: readonly string[]): void {
     try {
       take(next);
     } catch (error) {
       log.error("tls_files_refused", { error });
       return;
     }
-    inForce = next;
+    inUse = next;
     log.info("tls_files_taken");
     for (const warning of warnings) log.warn("tls_files_suspect", { warning });
   }
 
-  // While a file system hangs, it is not asked again.
+  // The next read waits for the last one, so a hung file system is not read again.
   return every(lookMs, () => look().catch((error) => log.error("tls_files_not_read", { error })));
 }
 

@@ -1,6 +1,6 @@
-// The facilitator's three endpoints. `/settle` stands behind the account of the client certificate, which is looked up before
-// anything of the request is read; the other two are open, and all that the plain port has. What is asked and answered is the
-// protocol's: another one than x402 version 1 is a second value of `PaymentProtocol`.
+// The facilitator's three endpoints. `/settle` requires an account, found by the client certificate before the body is read;
+// `/supported` and `/healthz` are open, and the plain port serves only these two. Request and response bodies belong to the
+// protocol: a protocol beside x402 version 1 would be a second value of `PaymentProtocol`.
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import type { Meters } from "../core/meters.ts";
@@ -21,13 +21,13 @@ import type { CollectionOutcome } from "./settle/outcome.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
 
-/** How a protocol asks to settle a payment, and how it shows what came of that. */
+/** How a protocol reads a request to settle a payment, and writes the response. */
 export interface PaymentProtocol {
-  /** As `/supported` lists it. */
+  /** The entry in `/supported`. */
   readonly kind: Readonly<Record<string, unknown>>;
   /** @throws Fault `invalid_request` that names the field */
   read(body: unknown): SettleRequest;
-  /** @throws Fault for what is not answered with a body of the protocol: a limit, or a settlement that is not possible now */
+  /** @throws Fault for an outcome without a body in the protocol: a limit, or a settlement that is not possible now */
   answer(request: SettleRequest, outcome: CollectionOutcome): Readonly<Record<string, unknown>>;
 }
 
@@ -43,13 +43,13 @@ export const x402V1 = ({ name: network, token }: Network): PaymentProtocol => ({
     if (outcome.kind === "settled") return { success: true, transaction: outcome.hash, ...of };
     const isFailure = outcome.kind === "declined" || (outcome.kind === "pending" && outcome.hash !== null);
     if (!isFailure) throw refusal(outcome);
-    // One coarse reason. The transaction is "" only when this facilitator has none that may still land.
+    // Callers get one coarse reason. The transaction is "" only when this facilitator has none that may still land.
     const errorReason = "payment could not be collected";
     return { success: false, errorReason, transaction: outcome.hash ?? "", ...of };
   },
 });
 
-/** As every protocol of HTTP shows an outcome that is none of the payment's own. */
+/** The error for an outcome that is no success or failure of the payment itself; protocols over HTTP have it in common. */
 function refusal(outcome: CollectionOutcome): Fault {
   const { retryAfterSeconds } = outcome;
   const isKind = outcome.kind === "over_limit" || outcome.kind === "unavailable";
@@ -67,7 +67,7 @@ export interface FacilitatorRoutes {
   /** Left out where traces are off. */
   readonly tracer?: Tracer | null;
   settle(account: FacilitatorAccount, request: SettleRequest): Promise<CollectionOutcome>;
-  /** After so long no reorganisation changes the transaction of a payment any more. */
+  /** The time after which no reorganisation can change a payment's transaction any more. */
   readonly finalAfterSeconds: number;
   readiness(): Promise<{ readonly ready: true } | { readonly ready: false; readonly reason: string }>;
 }
@@ -83,12 +83,12 @@ function openRoutes({ protocol, readiness }: Pick<FacilitatorRoutes, "protocol" 
     });
 }
 
-/** What the plain port answers. */
+/** Serves the plain port. */
 export function createOpenEdge(options: Pick<FacilitatorRoutes, "protocol" | "readiness" | "log" | "meters">) {
   return createGuardedEdge({ ...options, app: openRoutes(options), guard: null });
 }
 
-/** What the mutual-TLS port answers. */
+/** Serves the mutual-TLS port. */
 export function createPeerEdge(options: FacilitatorRoutes) {
   const { protocol, tracer = null } = options;
   const peers = new WeakMap<Request, Peer>();

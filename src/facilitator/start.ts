@@ -1,5 +1,5 @@
-// Composes the facilitator from its parts and starts it: storage first, then the wallets and what they had under
-// way, then the two listeners. Stopping goes the other way round.
+// Composes the facilitator from its parts and starts it: storage first, then the two listeners, then the wallets with their
+// open work, for which requests wait. Stopping goes in reverse order.
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
 import { createOwnTransfers } from "../chain/find-use.ts";
@@ -37,9 +37,9 @@ import { createOwnWallets, createWalletLeases } from "./wallet/leases.ts";
 import { createLocalSigner, createRemoteSigner, type Signer } from "./wallet/signer.ts";
 import { createWallet, requireMulticall3, type WalletLimits } from "./wallet/wallet.ts";
 
-/** How often this process looks for what another one has left behind. */
+/** How often this process looks for work that another one has left behind. */
 const TAKE_UP_MS = 10_000;
-/** How often it looks for what others have claimed for its wallets: while they claim much, and while they don't. */
+/** How often this process polls for other processes' claims on its wallets: faster while it finds some. */
 const TAKE_CLAIMED_MS = { leastMs: 50, mostMs: 400 };
 
 export interface FacilitatorOptions {
@@ -55,11 +55,11 @@ export interface FacilitatorOptions {
   /** Null where traces are off. */
   readonly tracing: TracingOptions | null;
   readonly tls: TlsMaterial;
-  /** Reads it again from its source; null when it never changes. */
+  /** Reads the TLS material again from its files; null when it never changes. */
   readonly readTls: (() => Promise<TlsReading>) | null;
-  /** Tried in order. They may hold API keys, so they are as secret as the keys. */
+  /** Tried in order. The URLs may contain API keys, so they are secrets too. */
   readonly rpcUrls: readonly string[];
-  /** Private keys of 32 bytes, or the wallet that another process signs for. */
+  /** Private keys of 32 bytes, or a wallet for which a remote signer signs. */
   readonly signers:
     | { readonly kind: "local"; readonly keys: readonly Hex[] }
     | { readonly kind: "remote"; readonly url: string; readonly address: Hex };
@@ -68,9 +68,9 @@ export interface FacilitatorOptions {
 
 export type RunningFacilitator = Awaited<ReturnType<typeof startFacilitator>>;
 
-/** @throws StartupProblem for what its operator can mend, a node of another chain among it */
+/** @throws StartupProblem for a problem that the operator can fix, such as a node of another chain */
 export async function startFacilitator(options: FacilitatorOptions, log: Log, meters: Meters) {
-  // If the start fails anywhere, everything that was opened is closed again.
+  // If the start fails anywhere, everything opened so far is closed again.
   await using opened = new AsyncDisposableStack();
   const tracer = await openTracer(options.tracing, "tollgate-facilitator", log);
   opened.defer(() => tracer?.stop());
@@ -95,7 +95,7 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
     log,
     meters,
     tracer,
-    // The port is opened before anything is signed, so requests wait until the wallet knows its nonces.
+    // The port opens before the wallets have started, so requests wait until the wallets know their nonces.
     settle: (account, request) => started.promise.then(() => settle.settle(account, request)),
     finalAfterSeconds: options.limits.confirmations * options.network.blockSeconds,
     readiness: wallet.readiness,
@@ -125,8 +125,8 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   void settle.recover();
   opened.defer(() => settle.stop());
   opened.defer(startComputeThreads(log));
-  // The log tells whether it is ready when somebody asks: here the process itself does.
-  opened.defer(takingUp(log, () => Promise.all([wallet.readiness(), wallet.takeUp(), settle.takeUp()])));
+  // Readiness is logged only when it is asked for, so the process asks for it itself.
+  opened.defer(startTakingUp(log, () => Promise.all([wallet.readiness(), wallet.takeUp(), settle.takeUp()])));
   if (store.isShared) opened.defer(poll(TAKE_CLAIMED_MS, settle.takeClaimed).stop);
   const { clock } = store;
   opened.defer(withClockStepGuard({ clock, log, everyMs: 600_000 }, () => cleanUpFacilitator(store, clock, log)));
@@ -136,18 +136,18 @@ export async function startFacilitator(options: FacilitatorOptions, log: Log, me
   log.info("listening", { url, open_url: openUrl, version: VERSION });
   const running = opened.move();
   return {
-    /** Of the mutual-TLS listener. */
+    /** The URL of the mutual-TLS listener. */
     url,
     openUrl,
-    /** Drains and stops: requests at work may end first, what is not settled by then goes on at the next start. */
+    /** Drains and stops: requests in progress may end first, and what is not settled by then goes on at the next start. */
     async stop(): Promise<void> {
       edge.drain();
       open.drain();
       const drained = Promise.all([listener.drain(), openServer.drain()]);
       await endsWithin(options.drainMs, drained);
-      // Requests that wait for a block get the hash of the transaction that may still land.
+      // Requests that still wait for a block are answered with the hash of the transaction that may still land.
       outcomes.release();
-      // For answers that are still being sent when everything else has ended.
+      // Responses may still be being sent when everything else has ended.
       await endsWithin(2_000, drained);
       await running.disposeAsync();
     },
@@ -160,7 +160,7 @@ function compose(
   restoredAt: number | null,
   { log, meters, tracer }: { readonly log: Log; readonly meters: Meters; readonly tracer: Tracer | null },
 ) {
-  // Nodes and signer are the operator's own, so any address is allowed.
+  // The operator chose nodes and signer, so any address is allowed.
   const outbound = createOutbound({ rules: null, extraCa: null });
   const chain = createChain({ network, urls: rpcUrls, outbound, log, onError: meters.rpcFailed, tracer });
   const outcomes = createSettlementWaiters(store);
@@ -173,12 +173,12 @@ function compose(
   const wallet = createWallet({ ...common, chain, signers: own, leases });
   const { isSignedByContract, balanceOf, hasCode, isUsed } = chain;
   const time = createChainTime({ chain, clock, log });
-  const judged = { simulate: wallet.simulate, time, isSignedByContract, balanceOf, hasCode, isUsed };
+  const settleChain = { simulate: wallet.simulate, time, isSignedByContract, balanceOf, hasCode, isUsed };
   meters.gauges({ balances: wallet.balances });
   const ownWallets = createOwnWallets(store, wallets);
   const findOwnTransfer = createOwnTransfers({ restoredAt, clock, chain, ownWallets });
   const verifier = createVerifier(network.token.domain);
-  const settle = createSettle({ ...common, wallet, findOwnTransfer, verifier, chain: judged });
+  const settle = createSettle({ ...common, wallet, findOwnTransfer, verifier, chain: settleChain });
   return { chain, outcomes, wallet, settle };
 }
 
@@ -187,8 +187,8 @@ function signersOf(network: Network, signers: FacilitatorOptions["signers"], out
   return [createRemoteSigner({ network, url: signers.url, address: signers.address, outbound })];
 }
 
-/** Takes up at once what the last process left, and from then on what nobody works on. Returns what ends it. */
-function takingUp(log: Log, takeUp: () => Promise<unknown>): () => void {
+/** Takes up work left behind, at once and then every ten seconds. Returns a function that ends this. */
+function startTakingUp(log: Log, takeUp: () => Promise<unknown>): () => void {
   const run = () => void takeUp().catch((error) => log.warn("taking_up_failed", { error }));
   run();
   const timer = setInterval(run, TAKE_UP_MS);

@@ -1,4 +1,4 @@
-// Starts the gateway: storage, identity, what runs calls, then the listener. It stops in reverse order.
+// Starts the gateway: storage, keys, the parts that compose.ts builds, then the listener. `stop` goes in reverse order.
 import { join } from "node:path";
 import { createChain } from "../chain/chain.ts";
 import { startComputeThreads } from "../compute/threads.ts";
@@ -32,12 +32,12 @@ import { compareClaims } from "./upstream/ownership.ts";
 
 /** Time for the last answers to be sent, and for the last writes, after everything else has ended. */
 const [LAST_ANSWERS_MS, LAST_WRITES_MS] = [2_000, 3_000];
-/** Added to the longest wait of a caller, during which nothing passes on its connection. */
+/** Added to the longest wait of a caller, during which its connection is idle. */
 const CONNECTION_IDLE_SECONDS_MORE = 10;
-/** Bun's own limit. */
+/** Bun's maximum. */
 const CONNECTION_IDLE_SECONDS_MAX = 255;
 
-/** @throws StartupProblem for what the operator can fix */
+/** @throws StartupProblem for a problem that the operator can fix */
 export async function startGateway(options: GatewayOptions, masterKeys: MasterKeys, log: Log, meters: Meters) {
   const { dataDir, databaseUrl } = options;
   const lock = databaseUrl === null ? acquireDataDirLock(dataDir) : null;
@@ -57,7 +57,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   const gateway = await composeGateway(parts);
   const { lease, scheduler, settler, streaming, announcements, policy, receipts, refusals } = gateway;
   const stopCleaning = startRetention(store, options.retention, log);
-  // Before anything looks at calls: remove calls that a dead process refused but its disk stored after all.
+  // Before anything reads calls: removes calls that a dead process had refused but that were stored after all.
   await refusals.removeAppeared();
   await lease.recover();
   state.note();
@@ -68,14 +68,14 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   meters.gauges({ inUse: () => Object.assign({}, ...bounded.map((part) => part.inUse())) });
   const server = openPort(options, openMax, edge, log);
   port = server.port;
-  // From here on nothing can keep the gateway from starting, so calls may be made.
-  // Workers load beside that, so that the first answer does not wait for them. A call that comes earlier does.
+  // From here on nothing can fail the start, so calls may be made. Workers load in the background, so that the start does not
+  // wait for them; a call that comes before they are ready does.
   gateway.workers.start();
-  await scheduler.takeUpPending();
+  await scheduler.offerPending();
   settler.start();
   streaming.start();
   receipts.start();
-  const sweeping = lease.startSweeping(() => scheduler.takeUpPending());
+  const sweeping = lease.startSweeping(() => scheduler.offerPending());
   const stops = [stopCleaning, stopRemoving, compareClaims(gateway.comparing), sweeping];
   const url = `http://${hostPart(options.host)}:${server.port}`;
   log.info("listening", { url, version: VERSION });
@@ -92,12 +92,12 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
         scheduler.drain(drainMs),
         streaming.drain(drainMs),
         settler.stop(drainMs),
-        // Calls accepted meanwhile stay pending; their callers get the ID in a 202.
+        // Calls that are accepted meanwhile stay pending, and their callers get the ID in a 202.
         endsWithin(drainMs, admitting.idle()),
       ]);
       refusals.stop();
       stopComputing();
-      // Answer callers that wait for a call which stays pending: without this they would never learn its ID.
+      // Answers callers that wait for a call which stays pending, since they would never learn its ID otherwise.
       gateway.completionWaiters.release();
       const left = state.membership.leave().then(() => announcements?.left());
       await endsWithin(LAST_ANSWERS_MS, closed);
@@ -111,16 +111,16 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   };
 }
 
-/** On SQLite the lock was taken before, and all that is left in the database is of processes that are gone. */
-const NOBODY_BEFORE = { previous: null, note() {}, release() {} };
+/** On SQLite the lock is held already, and every process that left something in the database is gone. */
+const NO_TAKEOVER = { previous: null, note() {}, release() {} };
 
-/** The keys, the row of this process among the others, and what a restore of the database has left to mind. */
+/** Opens the keys, completes a restore of the database, and enters this process's row in `processes`. */
 async function openState({ databaseUrl, dataDir }: GatewayOptions, store: Store, masterKeys: MasterKeys, log: Log) {
   const keyring = await openKeyring(store, masterKeys, store.clock, log);
   const replica = newId("rep", store.clock.now());
-  const held = databaseUrl === null ? NOBODY_BEFORE : takeOver(dataDir, replica, systemClock);
+  const held = databaseUrl === null ? NO_TAKEOVER : takeOver(dataDir, replica, systemClock);
   const file = databaseUrl === null ? join(dataDir, DATABASE_FILE) : null;
-  // Before this process enters as one that runs, since nothing that runs may hold up the restore that has to be done first.
+  // Before this process enters `processes`, since a restore can't be completed while any service counts as running.
   const restoredAt = await startRestored({ store, file, settle: () => settleRestored(store), log });
   const membership = createMembership({ store, log, id: replica, kind: "gateway" });
   await keyring.watch(membership);
@@ -128,7 +128,7 @@ async function openState({ databaseUrl, dataDir }: GatewayOptions, store: Store,
   return { ...held, keyring, membership, guard: createRestoreGuard(restoredAt) };
 }
 
-/** @throws StartupProblem when a node is of another chain; one that can't be reached is asked when it is needed */
+/** @throws StartupProblem when a node serves another chain; an unreachable node is checked when it is first used */
 async function openChainLook({ network, rpcUrls: urls }: GatewayOptions, outbound: Outbound, log: Log) {
   if (urls === null) return undefined;
   const chain = createChain({ network, urls, outbound, log });
@@ -148,7 +148,7 @@ function edgeOf(
 
 function openPort(options: GatewayOptions, openMax: number, edge: Edge, log: Log): Listener {
   const { host, port, reusePort, settleWaitMs } = options;
-  // A paid call may wait for its settlement, and then for its end.
+  // A paid call may wait for its settlement, and then for its end: both count as idle time of the connection.
   const waitSeconds = Math.ceil(settleWaitMs / 1000) + MAX.waitSeconds;
   const idleSeconds = Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX);
   return listen({

@@ -1,6 +1,7 @@
-// Work that takes long in one piece, on threads of its own: judging, hashing and joining what tenants send. One job of each
-// tenant in turn. A thread starts with the first job that has none, and ends when it has long had nothing to do.
-// One per thread, since a thread hands such work to one pool; where there is none, the work is done at once.
+// Runs CPU-heavy tasks on threads of their own, so that they don't block an event loop: judging, hashing and joining what
+// tenants send. Tenants take turns, one job each. A thread starts when a job finds none idle, and ends after it has been idle
+// for a while. Without a pool, `compute` runs the task at once.
+// One per thread, since every caller on a thread shares its pool.
 
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
@@ -8,19 +9,19 @@ import { MAX } from "./limits.ts";
 import { createFairShare, createRoundRobin } from "./share.ts";
 import type { StopSignal } from "./wait.ts";
 
-/** Known by its name to both threads. What goes in and comes out survives a structured clone. */
+/** Both threads know a task by its name. Its input and output must survive a structured clone. */
 export interface ComputeTask<I, O> {
   readonly name: string;
   run(input: I): O;
-  /** The memory that moves back with the output. */
+  /** The views of the output whose buffers are transferred back, not copied. */
   moved?(output: O): readonly Uint8Array[];
 }
 
 interface JobOptions {
   readonly tenant: string;
-  /** How long the job is. */
+  /** The length of the input, which counts against the pool's memory. */
   readonly bytes: number;
-  /** Memory that moves to the thread with the input. It is lost if the job fails. */
+  /** The views of the input whose buffers are transferred to the thread. They are lost if the job fails. */
   readonly moved?: readonly Uint8Array[];
   readonly signal?: StopSignal;
 }
@@ -40,21 +41,21 @@ export interface ComputeOptions {
   readonly threads?: number;
   readonly jobsMax?: number;
   readonly bytesMax?: number;
-  /** How long a thread may take for one job. */
+  /** How long a thread may take for one job before it is terminated. */
   readonly stuckMs?: number;
-  /** How long a thread stays with nothing to do. It takes 8 MB, and 40 ms of another core to start. */
+  /** How long an idle thread is kept. A thread takes 8 MB, and 40 ms of another core to start. */
   readonly idleMs?: number;
 }
 
-/** What is no longer than this is done at once by its caller: it takes a millisecond or two, and a new thread takes 40. */
+/** Callers do work up to this length at once: it takes a millisecond or two, and the start of a thread takes 40. */
 export const AT_ONCE_BYTES = 65_536;
 
-/** Jobs from this length on leave a thread to the shorter ones: they may take seconds. */
+/** Jobs from this length on may take seconds, so one thread is left to the shorter ones. */
 const LONG_BYTES = 1024 * 1024;
 
 interface ComputeJob extends ToComputeThread, Pick<JobOptions, "bytes"> {
   readonly moved: readonly Uint8Array[];
-  /** Its caller has what it waits for, or has left. */
+  /** Whether its caller's promise is settled, by the outcome or by the caller's signal. */
   isOver: boolean;
   end(outcome: FromComputeThread): void;
 }
@@ -64,17 +65,17 @@ const isLong = ({ bytes }: Pick<ComputeJob, "bytes">) => bytes >= LONG_BYTES;
 const failed = (error: unknown): FromComputeThread => ({ error, fault: null });
 
 interface ComputeThread {
-  /** What it does now. */
+  /** The job that it runs now; null when it is idle. */
   readonly job: ComputeJob | null;
-  give(job: ComputeJob): void;
-  /** It ends with its job. */
+  start(job: ComputeJob): void;
+  /** Terminates the thread and fails its job. */
   end(): void;
 }
 
 interface ComputeThreadEvents {
-  /** It has no job any more. */
-  free(): void;
-  /** It is gone. */
+  /** The thread has finished its job, or has died. */
+  idle(): void;
+  /** The thread is terminated. */
   ended(thread: ComputeThread): void;
 }
 
@@ -88,42 +89,42 @@ function startThread(
   let isOver = false;
   let timer: ReturnType<typeof setTimeout> | undefined;
 
-  function watch(ms: number, late: () => void): void {
+  function watch(ms: number, onTimeout: () => void): void {
     clearTimeout(timer);
-    timer = setTimeout(late, ms);
+    timer = setTimeout(onTimeout, ms);
     timer.unref();
   }
 
-  function bury(reason: string): void {
+  function died(reason: string): void {
     if (isOver) return;
     log.error("compute_thread_died", { reason });
     thread.end();
-    events.free();
+    events.idle();
   }
 
   worker.onmessage = ({ data }: MessageEvent<FromComputeThread>) => {
     if (isOver) return;
     const done = job;
     job = null;
-    // With nothing to do it keeps no process alive.
+    // An idle thread must not keep the process alive.
     worker.unref();
     watch(idleMs, thread.end);
-    // First, so that the thread has its next job while the caller goes on here.
-    events.free();
+    // Before the caller continues, so that the thread has its next job meanwhile.
+    events.idle();
     done?.end(data);
   };
-  worker.onmessageerror = () => bury("its message could not be read");
-  worker.onerror = (event) => bury(event.message);
-  worker.addEventListener("close", () => bury("it ended"));
+  worker.onmessageerror = () => died("its message could not be read");
+  worker.onerror = (event) => died(event.message);
+  worker.addEventListener("close", () => died("it ended"));
 
   const thread: ComputeThread = {
     get job() {
       return job;
     },
-    give(next) {
+    start(next) {
       job = next;
       worker.ref();
-      watch(stuckMs, () => bury("it does not answer"));
+      watch(stuckMs, () => died("it does not answer"));
       const { task, input, moved } = next;
       worker.postMessage({ task, input } satisfies ToComputeThread, buffersOf(moved));
     },
@@ -132,7 +133,7 @@ function startThread(
       clearTimeout(timer);
       worker.terminate();
       events.ended(thread);
-      job?.end(failed(lost()));
+      job?.end(failed(workLost()));
     },
   };
   return thread;
@@ -140,7 +141,7 @@ function startThread(
 
 export function computePool(options: ComputeOptions) {
   const { threads: size = MAX.computeThreads, jobsMax = MAX.computeJobs, bytesMax = MAX.computeBytes } = options;
-  const [places, memory] = [createFairShare({ size: jobsMax }), createFairShare({ size: bytesMax })];
+  const [slots, memory] = [createFairShare({ size: jobsMax }), createFairShare({ size: bytesMax })];
   const [short, long] = [createRoundRobin<ComputeJob>(), createRoundRobin<ComputeJob>()];
   const threads = new Set<ComputeThread>();
   let isClosed = false;
@@ -155,39 +156,40 @@ export function computePool(options: ComputeOptions) {
     }
   }
 
-  function freeThread(): ComputeThread {
+  function idleThread(): ComputeThread {
     for (const thread of threads) if (thread.job === null) return thread;
-    const thread = startThread(options, { free: serve, ended: (over) => threads.delete(over) });
+    const thread = startThread(options, { idle: dispatch, ended: (over) => threads.delete(over) });
     threads.add(thread);
     return thread;
   }
 
-  function serve(): void {
+  /** Starts waiting jobs as long as a thread is idle or may be added. */
+  function dispatch(): void {
     while (busy().length < size) {
       const job = nextJob();
       if (job === undefined) return;
       try {
-        freeThread().give(job);
+        idleThread().start(job);
       } catch (error) {
         options.log.error("compute_thread_died", { error });
-        job.end(failed(lost()));
+        job.end(failed(workLost()));
       }
     }
   }
 
-  /** @throws Fault `unavailable` when too much waits */
-  function take(tenant: string, bytes: number): void {
-    if (isClosed) throw lost();
-    if (places.take(tenant) !== null) throw tooMuch();
+  /** Reserves a slot and memory. @throws Fault `unavailable` when too much waits, or the pool is closed */
+  function reserve(tenant: string, bytes: number): void {
+    if (isClosed) throw workLost();
+    if (slots.take(tenant) !== null) throw overloaded();
     if (memory.take(tenant, null, bytes) === null) return;
-    places.giveBack(tenant);
-    throw tooMuch();
+    slots.giveBack(tenant);
+    throw overloaded();
   }
 
   return {
     /**
-     * @throws what the task throws; the signal's reason; Fault `unavailable` when too much waits, or the thread of the job
-     *   died or hung
+     * Runs the task on a thread when it is the tenant's turn.
+     * @throws what the task throws; the signal's reason; Fault `unavailable` when too much waits, or the job's thread died or hung
      */
     async run<I, O>(
       { name }: ComputeTask<I, O>,
@@ -195,44 +197,45 @@ export function computePool(options: ComputeOptions) {
       { tenant, bytes, moved = [], signal }: JobOptions,
     ): Promise<O> {
       signal?.throwIfAborted();
-      take(tenant, bytes);
+      reserve(tenant, bytes);
       const { promise, resolve, reject } = Promise.withResolvers<O>();
-      const leave = () => job.end(failed(signal?.reason));
+      const abort = () => job.end(failed(signal?.reason));
       const job: ComputeJob = {
         ...{ task: name, input, bytes, moved, isOver: false },
         end(outcome) {
           if (job.isOver) return;
           job.isOver = true;
-          signal?.removeEventListener("abort", leave);
-          places.giveBack(tenant);
+          signal?.removeEventListener("abort", abort);
+          slots.giveBack(tenant);
           memory.giveBack(tenant, null, bytes);
           if ("output" in outcome) resolve(outcome.output as O);
           else reject(outcome.fault === null ? outcome.error : new Fault(outcome.fault.kind, outcome.fault.message));
         },
       };
-      signal?.addEventListener("abort", leave, { once: true });
+      signal?.addEventListener("abort", abort, { once: true });
       (isLong(job) ? long : short).add(tenant, job);
-      serve();
+      dispatch();
       return promise;
     },
-    /** Ends the threads, and fails what waits. */
+    /** Terminates the threads, and fails the jobs that run or wait. */
     close(): void {
       isClosed = true;
       for (const thread of [...threads]) thread.end();
       for (const queue of [short, long]) {
-        for (let next = queue.next(); next !== undefined; next = queue.next()) next.item.end(failed(lost()));
+        for (let next = queue.next(); next !== undefined; next = queue.next()) next.item.end(failed(workLost()));
       }
     },
   };
 }
 
-const lost = () => new Fault("unavailable", "the work on this request was lost", { retryAfterSeconds: 1 });
+const workLost = () => new Fault("unavailable", "the work on this request was lost; retry", { retryAfterSeconds: 1 });
 
-const tooMuch = () => new Fault("unavailable", "too much waits to be judged", { retryAfterSeconds: 1 });
+const overloaded = () =>
+  new Fault("unavailable", "too many requests wait to be checked; retry", { retryAfterSeconds: 1 });
 
 const buffersOf = (moved: readonly Uint8Array[]) => [...new Set(moved.map(({ buffer }) => buffer as ArrayBuffer))];
 
-/** The other side: does on this thread what comes for it. */
+/** The thread's side of a pool: runs each task that arrives on `port`, and posts its outcome. */
 export function serveTasks(
   port: Pick<Worker, "onmessage" | "postMessage">,
   tasks: readonly ComputeTask<never, unknown>[],
@@ -253,7 +256,7 @@ export function serveTasks(
 
 let pool: ReturnType<typeof computePool> | null = null;
 
-/** From now on work of this thread is done by such threads, until the returned function is called. */
+/** Gives this thread a pool, which `compute` then uses. Returns a function that closes the pool. */
 export function startCompute(options: ComputeOptions): () => void {
   const own = computePool(options);
   pool = own;
@@ -263,7 +266,7 @@ export function startCompute(options: ComputeOptions): () => void {
   };
 }
 
-/** Does the task on a thread. @throws as `run` of the pool does */
+/** Runs the task on this thread's pool. @throws as `run` of the pool does */
 export async function compute<I, O>(task: ComputeTask<I, O>, input: I, options: JobOptions): Promise<O> {
   return pool === null ? task.run(input) : pool.run(task, input, options);
 }

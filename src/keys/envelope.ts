@@ -20,7 +20,7 @@ export function newKey(): Buffer {
   return randomBytes(KEY_BYTES);
 }
 
-/** `identity` names what is wrapped; the same one is needed to unwrap it. */
+/** @param identity names what is wrapped, and is needed to unwrap it */
 export function wrap(key: Uint8Array, plaintext: Uint8Array, identity: string): Buffer {
   const nonce = randomBytes(NONCE_BYTES);
   const cipher = createCipheriv(CIPHER, key, nonce, { authTagLength: TAG_BYTES });
@@ -29,7 +29,7 @@ export function wrap(key: Uint8Array, plaintext: Uint8Array, identity: string): 
   return Buffer.concat([Buffer.of(VERSION), nonce, ...ciphertext, cipher.getAuthTag()]);
 }
 
-/** @throws Error when the key or the identity is another one, or a byte has changed. */
+/** @throws Error when the key or the identity differs, or a byte has changed */
 export function unwrap(key: Uint8Array, wrapped: Uint8Array, identity: string): Buffer {
   if (wrapped.length < OVERHEAD_BYTES || wrapped[0] !== VERSION) {
     throw new Error("a wrapped value has an unknown form");
@@ -57,7 +57,7 @@ export function open(tenantKey: Uint8Array, sealed: Uint8Array, identity: string
   return unwrap(dataKey, sealed.subarray(WRAPPED_KEY_BYTES), identity);
 }
 
-/** Moves a sealed secret to another tenant key: only its data key is wrapped again. @throws Error as `unwrap` does. */
+/** Moves a sealed secret to another tenant key: only its data key is wrapped again. @throws Error as `unwrap` does */
 export function resealDataKey(old: Uint8Array, next: Uint8Array, sealed: Uint8Array, identity: string): Buffer {
   const dataKey = unwrap(old, sealed.subarray(0, WRAPPED_KEY_BYTES), identity);
   return Buffer.concat([wrap(next, dataKey, identity), sealed.subarray(WRAPPED_KEY_BYTES)]);

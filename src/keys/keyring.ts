@@ -1,5 +1,5 @@
-// The keys of the product. A master key wraps the keys of each tenant and the private halves of the signing keys, all of
-// which live in the database; only this directory sees any of them in the clear.
+// The keyring of a process: opens the keys that are in the database, and keeps up with their changes. A master key wraps the
+// keys of each tenant and the private halves of the signing keys; only this directory sees any of them in the clear.
 import { hkdfSync } from "node:crypto";
 import type { KeyPurpose } from "../../db/schema.ts";
 import { type Log, silentLog } from "../core/log.ts";
@@ -25,9 +25,9 @@ const DERIVED_KEY_BYTES = 32;
 
 export type Keyring = Awaited<ReturnType<typeof openKeyring>>;
 
-/** @throws StartupProblem when keys of the database are wrapped with another master key. */
+/** @throws StartupProblem when keys in the database are wrapped with another master key */
 export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: Clock, log: Log = silentLog) {
-  // A key may be in a file that was not there a moment ago.
+  // Reads the key files again, one of which may be new.
   masterKeys.find("");
   if (await isWrappedByOthers(store.read, masterKeys.ids())) throw anotherMasterKey();
   await makeFirstSigningKeys(store, masterKeys, clock);
@@ -39,15 +39,15 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
   const missing = new Set<string>();
   let member: Membership | null = null;
 
-  async function takeUp(state: KeyringState): Promise<void> {
-    // The version is taken last: keys that are read after it are at least as new.
+  async function reload(state: KeyringState): Promise<void> {
+    // `state` was read before the keys, so the keys are at least as new as its version.
     seen.signing = await loadSigningKeys(store.read.urgent, masterKeys, clock, seen.signing);
     tenants.forget();
     seen.version = state.version;
     log.info("keys_changed", { version: state.version, master_key_id: state.master_key_id });
   }
 
-  /** Whether this process does not have a master key that wraps keys, or is going to. It is logged once. */
+  /** Whether this process lacks a master key that wraps keys now or will soon. Each missing key is logged once. */
   function lacks(id: string | null): boolean {
     if (id === null || masterKeys.find(id) !== null) return false;
     if (!missing.has(id)) log.error("master_key_missing", { master_key_id: id });
@@ -55,28 +55,28 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     return true;
   }
 
-  async function look(): Promise<void> {
+  async function refresh(): Promise<void> {
     const state = await readState(store.read.urgent);
     lacks(state.next_master_key_id);
     if (state.revoked_at > revocations.newest()) await revocations.catchUp();
-    // Without the key that wraps them the known ones are used.
-    if (!lacks(state.master_key_id) && state.version !== seen.version) await takeUp(state);
+    // If this process lacks the master key of the new keys, it goes on with those that it has.
+    if (!lacks(state.master_key_id) && state.version !== seen.version) await reload(state);
     member?.tell(keysHeld(masterKeys, seen.version));
   }
 
-  const watch = createWatch(look, (error) => log.warn("keys_not_read", { error }));
+  const watch = createWatch(refresh, (error) => log.warn("keys_not_read", { error }));
   return {
-    /** `identity` names the record that the secret belongs to, and is needed again to open it. */
+    /** @param identity names the record that the secret belongs to, and is needed to open it */
     sealSecret: (tenant: string, identity: string, plaintext: Uint8Array) => tenants.seal(tenant, identity, plaintext),
     /** @throws Error when the secret was sealed for another tenant or identity, or was altered */
     openSecret: (tenant: string, identity: string, secret: SealedSecret) => tenants.open(tenant, identity, secret),
-    /** A key derived from the tenant's first key (null: from the deployment's), which no rotation changes: sessions go on. */
+    /** Derives a key from the tenant's (null: the deployment's) first key, which no rotation changes, so that sessions survive. */
     async deriveKey(tenant: string | null, purpose: string): Promise<Buffer> {
       const key = await tenants.first(tenant ?? DEPLOYMENT);
       return Buffer.from(hkdfSync("sha256", key, "", `tollgate:${purpose}`, DERIVED_KEY_BYTES));
     },
     signingKey: (purpose: KeyPurpose): SigningKey => seen.signing.signingKey(purpose),
-    /** One object as long as the keys don't change. */
+    /** Gives the same object as long as the keys don't change. */
     issuerJwks: () => seen.signing.issuerJwks(),
     publicJwks: () => seen.signing.publicJwks(),
     revocations,
@@ -85,7 +85,7 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     refreshed: watch.refreshed,
     renewed: watch.renewed,
     /**
-     * From now on what other processes change is in force here within about a second.
+     * Starts to follow the changes of other processes, which are in force here within about a second.
      * @throws StartupProblem when keys are being rotated to a master key that this process does not have
      */
     async watch(membership: Membership): Promise<void> {
@@ -97,13 +97,13 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
   };
 }
 
-/** Opens what is sealed, and makes no key: for checks that change nothing. */
+/** Opens sealed secrets and creates no keys: for checks that change nothing. */
 export function openSealed(read: Reader, masterKeys: MasterKeys): Pick<Keyring, "openSecret"> {
   const write = () => Promise.reject(new Error("a check changes nothing"));
   const store = { read: { ...read, urgent: read }, write };
   const { open } = createTenantKeys({ store, masterKeys, clock: systemClock });
   return {
-    // The check of the keys says whether another master key wraps them.
+    // Without the cause in its message: the doctor's check of the keys reports a wrong master key.
     openSecret: (...secret) =>
       open(...secret).catch((cause) => {
         throw new Error("the secret does not open", { cause });
@@ -111,7 +111,7 @@ export function openSealed(read: Reader, masterKeys: MasterKeys): Pick<Keyring, 
   };
 }
 
-/** The identities of the keys that none of these master keys wraps, or that were altered. */
+/** The identities of the keys that none of the master keys opens, since another one wraps them or they were altered. */
 export function keysThatDoNotOpen(
   masterKeys: readonly Uint8Array[],
   { tenantKeys, signingKeys }: WrappedKeys,
@@ -132,21 +132,21 @@ export function keysThatDoNotOpen(
   return closed.map(([identity]) => identity);
 }
 
-const LOOK_MS = 1_000;
+const REFRESH_MS = 1_000;
 const FRESH_MS = 2_000;
-/** A database that is away for less than this has nobody refused: this long a request may wait for its 503. */
+/** While the database is away for less than this, no request is refused: a request may take this long to get its 503. */
 const USABLE_MS = 10_000;
-/** The longest wait for a look: a request is answered within ten seconds, nine of which a write may take. */
+/** The longest wait for a refresh: a request is answered within ten seconds, nine of which a write may take. */
 const WAIT_MS_MAX = 500;
 
 /**
- * Looks at the database about every second for what other processes change. A caller that needs what was seen when it is older
- * than two seconds waits for the next look. Nothing older than ten is used: a token may have been revoked since.
+ * Calls `refresh` about every second, to see what other processes have changed in the database. If the last one is older than two
+ * seconds, callers wait for the next refresh. Nothing older than ten is used, since a token may have been revoked since.
  * @param failed called with the first of several failures in a row
  * @param now milliseconds of a clock that never goes back
  */
 export function createWatch(
-  look: () => Promise<void>,
+  refresh: () => Promise<void>,
   failed: (error: unknown) => void,
   now: () => number = () => performance.now(),
 ) {
@@ -157,10 +157,10 @@ export function createWatch(
   let inFlight: Promise<void> | null = null;
   let next: Promise<void> | null = null;
 
-  async function lookOnce(): Promise<void> {
+  async function refreshOnce(): Promise<void> {
     startedAt = now();
     try {
-      await look();
+      await refresh();
       seenAt = startedAt;
       isFailing = false;
     } catch (error) {
@@ -171,20 +171,20 @@ export function createWatch(
     }
   }
 
-  function lookNow(): Promise<void> {
-    inFlight ??= lookOnce();
+  function refreshNow(): Promise<void> {
+    inFlight ??= refreshOnce();
     return inFlight;
   }
 
-  /** A look that begins after this call, shared by all callers. */
-  function lookAgain(): Promise<void> {
+  /** Waits for a refresh that begins after this call; all callers share it. */
+  function refreshAgain(): Promise<void> {
     next ??= (async () => {
       await inFlight;
-      // Two looks begin at least so far apart.
+      // At least 100 ms are between the starts of two refreshes.
       const pause = startedAt + 100 - now();
       if (pause > 0) await Bun.sleep(pause);
       next = null;
-      await lookNow();
+      await refreshNow();
     })();
     return next;
   }
@@ -192,23 +192,23 @@ export function createWatch(
   const isSeenWithin = (ms: number) => watching === null || now() - seenAt < ms;
 
   return {
-    /** Always, in a process that does not watch. */
+    /** Always true in a process that does not watch. */
     isFresh: () => isSeenWithin(FRESH_MS),
     isUsable: () => isSeenWithin(USABLE_MS),
-    /** Waits until what was seen is fresh, for half a second at most. */
+    /** Waits until the keys are fresh, for half a second at most. */
     async refreshed(): Promise<void> {
       if (isSeenWithin(FRESH_MS)) return;
-      const look = lookNow();
+      const refreshing = refreshNow();
       const left = isSeenWithin(USABLE_MS) ? startedAt + WAIT_MS_MAX - now() : WAIT_MS_MAX;
-      if (left > 0) await endsWithin(left, look);
+      if (left > 0) await endsWithin(left, refreshing);
     },
     async renewed(): Promise<void> {
-      await endsWithin(WAIT_MS_MAX, lookAgain());
+      await endsWithin(WAIT_MS_MAX, refreshAgain());
     },
     start() {
       seenAt = now();
-      watching = poll({ leastMs: LOOK_MS, mostMs: LOOK_MS }, async () => {
-        await lookNow();
+      watching = poll({ leastMs: REFRESH_MS, mostMs: REFRESH_MS }, async () => {
+        await refreshNow();
         return false;
       });
     },

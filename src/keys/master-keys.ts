@@ -1,6 +1,6 @@
-// The master keys that this process has, by their IDs: its own, and while keys are rotated the next one. They come from the
-// configuration, or from master.key in the data directory, where the first start generates one. A gateway with a file needs no
-// restart for a new key. Only the end of a rotation replaces a key: losing it would lose every secret in the database.
+// The master keys that this process has, by their IDs: the current one, and the next one during a rotation. They come from the
+// configuration, or from master.key in the data directory, where the first start generates one. A gateway with a key file needs
+// no restart for a new key. Only the end of a rotation replaces a key: losing it would lose every secret in the database.
 import { createHash } from "node:crypto";
 import { readFileSync, renameSync, rmSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
@@ -11,9 +11,9 @@ import { holdsWrappedKeys } from "../storage/sqlite/inspect.ts";
 import { newKey } from "./envelope.ts";
 
 export interface MasterKeys {
-  /** The ID of the one that wraps the first keys of an empty database. */
+  /** The ID of the current master key, which wraps the first keys of an empty database. */
   readonly own: string;
-  /** Null when this process does not have the key, also after reading its files again. */
+  /** Null if this process does not have the key, even after reading its files again. */
   find(id: string): Buffer | null;
   /** Adds a key to this process. @returns the key's ID */
   add(key: Buffer): string;
@@ -24,12 +24,12 @@ export interface MasterKeys {
 /** 32 bytes in standard base64; the padding may be missing. */
 const KEY = /^[A-Za-z0-9+/]{43}=?$/;
 
-/** A name of the key that reveals nothing of it. */
+/** The ID of a key, which reveals nothing about it. */
 export function masterKeyId(key: Uint8Array): string {
   return createHash("sha256").update(key).digest("hex").slice(0, 16);
 }
 
-/** @param files that hold one key each, if they are there */
+/** @param files hold one key each, if they exist */
 export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly string[]): MasterKeys {
   const known = new Map<string, Buffer>();
   let missed = { id: "", at: Number.NEGATIVE_INFINITY };
@@ -40,7 +40,7 @@ export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly
     return id;
   }
 
-  function look(): void {
+  function readFiles(): void {
     for (const file of files) {
       const key = keyIn(file);
       if (key !== null) add(key);
@@ -48,16 +48,16 @@ export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly
   }
 
   if (next !== null) add(next);
-  look();
+  readFiles();
   return {
     own: add(own),
     add,
     find(id) {
       const found = known.get(id);
       if (found !== undefined) return found;
-      // After a key was not found, the files are not read again for this long.
+      // A key that was not found is not searched for again for half a second.
       if (missed.id === id && performance.now() - missed.at < 500) return null;
-      look();
+      readFiles();
       missed = { id, at: performance.now() };
       return known.get(id) ?? null;
     },
@@ -66,7 +66,7 @@ export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly
   };
 }
 
-/** Null when the file holds no key, or one that is just being written. */
+/** The key in a file; null if there is none, or it is just being written. */
 function keyIn(file: string): Buffer | null {
   try {
     const text = readFileSync(file, "latin1").replace(/\r?\n$/, "");
@@ -78,25 +78,25 @@ function keyIn(file: string): Buffer | null {
 
 interface MasterKeySettings {
   readonly own: Buffer | null;
-  /** The file that `own` was read from, if it can be read again. */
+  /** The file that `own` was read from; null if there is none that can be read again. */
   readonly file: string | null;
   readonly next: Buffer | null;
   readonly nextFile: string | null;
 }
 
 export const MASTER_KEY_FILE = "master.key";
-/** The file that the SQLite store keeps in the data directory. */
+/** The SQLite database in the data directory. */
 export const DATABASE_FILE = "tollgate.db";
 
 /**
- * @param configured null when the key is kept in the data directory, which must exist
- * @returns the key, and whether this call has generated it: the first start in this data directory
- * @throws StartupProblem when the key is malformed, can't be kept, or is missing beside a database that needs it
+ * @param configured null if the key is in the data directory, which must exist
+ * @returns the key, and whether this call has generated it, as at the first start in this data directory
+ * @throws StartupProblem when the key is malformed or can't be written, or is missing although the database needs it
  */
 export function loadMasterKey(configured: Buffer | null, dataDir: string, log: Log) {
   if (configured !== null) return { key: configured, generated: false };
   const path = join(dataDir, MASTER_KEY_FILE);
-  // The database is looked at first: another process that starts at this moment makes the key before the database.
+  // The database is read before the key, since another process that starts now creates the key before the database.
   const isNeeded = holdsWrappedKeys(join(dataDir, DATABASE_FILE));
   const kept = readKey(path, log);
   if (kept !== null) return { key: kept, generated: false };
@@ -108,12 +108,12 @@ export function loadMasterKey(configured: Buffer | null, dataDir: string, log: L
   return writeKey(path, newKey(), log, statSync(dataDir));
 }
 
-/** The file of the master key; null when it is configured in another way. */
+/** The file of the master key; null if the key comes from a variable or a file that can't be read again. */
 export function masterKeyFile({ own, file }: MasterKeySettings, dataDir: string): string | null {
   return own === null ? join(dataDir, MASTER_KEY_FILE) : file;
 }
 
-/** Beside the file of the master key, that of the next one while keys are rotated. */
+/** The file of the next master key during a rotation, beside that of the current one. */
 export function nextKeyFile(file: string): string {
   return `${file}.new`;
 }
@@ -129,7 +129,7 @@ export function loadMasterKeys({ masterKeys, dataDir, log }: MasterKeysOptions) 
   return { keys: masterKeysAround(key, masterKeys, dataDir), generated };
 }
 
-/** The master keys that are there; null when there is none. @throws StartupProblem when one is malformed or can't be read */
+/** The existing master keys; null if there are none. @throws StartupProblem when one is malformed or can't be read */
 export function findMasterKeys({ masterKeys, dataDir, log }: MasterKeysOptions): MasterKeys | null {
   const own = masterKeys.own ?? readKey(join(dataDir, MASTER_KEY_FILE), log);
   return own === null ? null : masterKeysAround(own, masterKeys, dataDir);
@@ -143,8 +143,8 @@ function masterKeysAround(own: Buffer, settings: MasterKeySettings, dataDir: str
 }
 
 /**
- * The next master key in its file, durable when this returns: the key that is there, or else `key`. The file gets the owner
- * of the current key's file, who must be able to read it, also when root rotates the keys.
+ * Writes the next master key to its file, unless one is there already, and returns the key in the file, which is durable then.
+ * The file gets the owner of the current key's file, so that the gateway can read it even if root rotates the keys.
  * @throws StartupProblem when the file can't be written or read
  */
 export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
@@ -152,7 +152,7 @@ export function stageMasterKey(file: string, key: Buffer, log: Log): Buffer {
   return readKey(path, log) ?? writeKey(path, key, log, statSync(file, { throwIfNoEntry: false })).key;
 }
 
-/** Replaces the file of the master key by that of the next one, for good. @returns false when it can't be replaced */
+/** Replaces the file of the master key with that of the next one, durably. @returns false if it can't be replaced */
 export function promoteMasterKey(file: string, id: string): boolean {
   const next = nextKeyFile(file);
   const holds = (path: string) => {
@@ -160,7 +160,7 @@ export function promoteMasterKey(file: string, id: string): boolean {
     return key !== null && masterKeyId(key) === id;
   };
   if (holds(file)) {
-    // A file that was left over would be taken for the next key.
+    // A leftover file would be taken for the next key.
     if (holds(next)) rmSync(next, { force: true });
     return true;
   }

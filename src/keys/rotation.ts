@@ -1,11 +1,11 @@
-// A rotation of all keys, beside gateways that run. When the command is killed at any point, the next one goes on: every step
-// is safe to repeat, and the steps come in an order in which the durable keys open every row at every moment.
+// Rotates all keys while gateways run. If the command is killed at any point, the next one goes on from there: every step can be
+// repeated, and at every moment the durable keys open every row.
 //
-//   announce   the database names the next master key, which is durable by then; nothing is wrapped with it
-//   activate   once every gateway that runs has it: from now on it alone wraps new keys, first of all new signing keys
-//   rewrap     wraps what other master keys wrap, in small writes, and gives each tenant a new key
+//   announce   names the next master key in the database, when the key is durable; nothing is wrapped with it yet
+//   activate   when every running gateway has the key: from now on it alone wraps new keys, first of all new signing keys
+//   rewrap     wraps the keys under other master keys with the new one, in small writes, and gives each tenant a new key
 //   reseal     wraps the data keys of secrets with the newest keys of their tenants
-//   finish     when nothing is wrapped with another master key: only now the earlier one goes
+//   finish     when nothing is wrapped with another master key any more: only now the earlier master key is removed
 import { and, asc, eq, isNotNull, isNull, lt, max, ne, sql } from "drizzle-orm";
 import type { Clock } from "../core/time.ts";
 import { PROCESS_LEASES } from "../storage/leases.ts";
@@ -29,7 +29,7 @@ const GATEWAYS_MS_MAX = PROCESS_LEASES.gateway.leaseMs + 5_000;
 interface NextMasterKey {
   /** Makes the next master key durable where the gateways find it. @returns the key's ID */
   stage(): string;
-  /** Replaces the current master key by the next one; false where the operator has to do so. */
+  /** Replaces the current master key with the next one. @returns false if the operator has to do so */
   promote(id: string): boolean;
 }
 
@@ -37,7 +37,7 @@ type Rotation =
   | {
       readonly outcome: "done";
       readonly isInPlace: boolean;
-      /** The work of this run; runs before it may have done some. */
+      /** How many keys and secrets this run has renewed; earlier runs may have renewed others. */
       readonly tenantKeys: number;
       readonly secrets: number;
     }
@@ -52,18 +52,18 @@ export async function rotate(
 ): Promise<Rotation> {
   const { store } = options;
   const { is_rotating, master_key_id } = await readState(store.read);
-  if (is_rotating && master_key_id !== null) return goOn(options, master_key_id, next, gatewaysMs);
+  if (is_rotating && master_key_id !== null) return resume(options, master_key_id, next, gatewaysMs);
   const id = next.stage();
-  // An earlier run may have left the old key in its file, since it could not replace it.
+  // An earlier run may not have been able to replace the old key in its file.
   if (id === master_key_id) return { outcome: "already", isInPlace: next.promote(id) };
   await announce(store, id);
   const lacks = await gatewaysWithout(store, id, 0, gatewaysMs);
   const activation = lacks.length > 0 ? lacks : await activate(options, id);
-  if (activation === "active") return goOn(options, id, next, gatewaysMs);
+  if (activation === "active") return resume(options, id, next, gatewaysMs);
   return activation === "superseded" ? { outcome: activation } : { outcome: "lacking", lacks: activation };
 }
 
-/** Waits until every gateway that runs has the key and has read that version; gives those that don't after `ms`. */
+/** Waits until every running gateway has the key and has read that version. Returns the gateways that have not after `ms`. */
 async function gatewaysWithout(store: Store, id: string, version: number, ms: number): Promise<readonly string[]> {
   const until = performance.now() + ms;
   for (;;) {
@@ -73,17 +73,17 @@ async function gatewaysWithout(store: Store, id: string, version: number, ms: nu
   }
 }
 
-/** From the moment that the new master key is in force to the end. */
-async function goOn(options: RotationOptions, id: string, next: NextMasterKey, gatewaysMs: number): Promise<Rotation> {
+/** Does the rest of a rotation whose new master key is active. */
+async function resume(options: RotationOptions, id: string, next: NextMasterKey, waitMs: number): Promise<Rotation> {
   const { store } = options;
   let [tenantKeys, secrets] = [0, 0];
   do {
     await rewrapSigningKeys(options, id);
     tenantKeys += await inPausedSteps("", (after) => rewrapSomeTenantKeys(options, id, after));
   } while (await isWrappedByOthers(store.read, [id]));
-  // Now the gateways read the tenants' new keys. One that reads no more seals with an older key of a tenant, which opens as well and is wrapped again.
+  // Makes the gateways read the tenants' new keys. A gateway that does not will seal with older keys, which open as well.
   const { version } = await store.write(async (tx) => changeState(tx, await lockState(tx), {}));
-  await gatewaysWithout(store, id, version, gatewaysMs);
+  await gatewaysWithout(store, id, version, waitMs);
   for (let changed = -1; changed !== 0; secrets += changed) {
     const keys = createTenantKeys(options);
     changed = await inPausedSteps({ tenant: "", id: "" }, (after) => resealSome(options, keys, after));
@@ -94,11 +94,11 @@ async function goOn(options: RotationOptions, id: string, next: NextMasterKey, g
 }
 
 /**
- * Keys in one write, each with the next one of its tenant: 2 to 17 ms of SQLite on a busy machine. 2,000 tenants with a
- * secret each took 1.8 s of processor time (measured).
+ * Keys that are wrapped in one write, together with the new keys of their tenants: 2 to 17 ms of SQLite on a busy machine. For
+ * 2,000 tenants with a secret each a rotation took 1.8 s of processor time (measured).
  */
 const KEYS_AT_ONCE = 20;
-/** Secrets have up to 64 KiB. */
+/** Secrets that are resealed in one write; each has up to 64 KiB. */
 const SECRETS_AT_ONCE = 16;
 
 interface RotationOptions {
@@ -108,7 +108,7 @@ interface RotationOptions {
   readonly secretIdentity: (tenant: string, id: string, version: number) => string;
 }
 
-/** Names the next master key, instead of another one that was announced and not activated. */
+/** Names the next master key in the database, in place of another one that was announced but not activated. */
 function announce(store: Store, id: string): Promise<KeyringState> {
   return store.write(async (tx) => {
     const state = await lockState(tx);
@@ -127,7 +127,7 @@ async function activate({ store, masterKeys, clock }: RotationOptions, id: strin
     const state = await lockState(tx);
     if (state.master_key_id === id) return "active";
     if (state.is_rotating || state.next_master_key_id !== id) return "superseded";
-    // A gateway that enters later does so under the same lock, and finds the key in force.
+    // A gateway that starts later enters under the same lock, and finds the new key active.
     const lacks = await lackingHolders(tx, id, 0);
     if (lacks.length > 0) return lacks;
     await changeState(tx, state, { master_key_id: id, next_master_key_id: null, is_rotating: true });
@@ -146,14 +146,15 @@ async function replaceSigningKeys(
   await storeSigningKeys(tx, made, wrapping);
 }
 
-/** A step of work that goes along a table. */
+/** The result of one step along a table. */
 interface RotationStep<A> {
+  /** How many rows it has changed. */
   readonly count: number;
-  /** Where the next one begins; null at the end. */
+  /** Where the next step begins; null at the end. */
   readonly last: A | null;
 }
 
-/** After each step is a pause of the same length for others. @returns how many rows were changed */
+/** Repeats a step to the end of its table, with a pause as long as the step after each. @returns how many rows were changed */
 async function inPausedSteps<A>(first: A, step: (after: A) => Promise<RotationStep<A>>): Promise<number> {
   let changed = 0;
   for (let after: A | null = first; after !== null; ) {
@@ -166,7 +167,7 @@ async function inPausedSteps<A>(first: A, step: (after: A) => Promise<RotationSt
   return changed;
 }
 
-/** Retired keys too: each rotation adds two, so they stay few. */
+/** Wraps all signing keys in one write. Retired ones are included, but each rotation adds only two, so they stay few. */
 async function rewrapSigningKeys({ store, masterKeys }: RotationOptions, id: string): Promise<void> {
   const masterKey = requireMasterKey(masterKeys, id);
   await store.write(async ({ db, tables: { signingKeys: t } }) => {
@@ -179,7 +180,7 @@ async function rewrapSigningKeys({ store, masterKeys }: RotationOptions, id: str
   });
 }
 
-/** One step, from the tenant `from` on. When a step ends within the rows of a tenant, the next step has the others. */
+/** One step, from the tenant `from` on. If it ends in the middle of a tenant's rows, the next step does the others. */
 async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: string): Promise<RotationStep<string>> {
   const { store, masterKeys, clock } = options;
   const masterKey = requireMasterKey(masterKeys, id);
@@ -202,7 +203,7 @@ async function rewrapSomeTenantKeys(options: RotationOptions, id: string, from: 
       const unchanged = and(eq(t.tenant, tenant), eq(t.number, number), eq(t.master_key_id, master_key_id));
       const set = { wrapped_key, master_key_id: id };
       const changed = await tx.db.update(t).set(set).where(unchanged).returning({ number: t.number });
-      // Another run has done this key, with all that follows.
+      // Another run has wrapped this key, and has given the tenant a new one.
       if (changed.length === 0) continue;
       const [newest] = await tx.db
         .select({ number: max(t.number) })
@@ -254,7 +255,7 @@ async function resealSome(
   const count = await store.write(async ({ db, tables: { credentials: t } }) => {
     let changes = 0;
     for (const { tenant, id, version, key_number, set } of resealed) {
-      // A secret that was replaced meanwhile is under the newest key, or found by the next look.
+      // A secret that was replaced meanwhile is under the newest key already, or the next pass finds it.
       const same = and(eq(t.tenant, tenant), eq(t.id, id), eq(t.version, version), eq(t.key_number, key_number));
       changes += (await db.update(t).set(set).where(same).returning({ id: t.id })).length;
     }

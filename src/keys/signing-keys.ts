@@ -1,5 +1,5 @@
-// The keys that sign the tokens of the local issuer and the receipts, and the revocations of tokens. A rotation retires the
-// keys: what they have signed can be checked for ever, and their tokens are accepted until the last of them has expired.
+// The keys that sign the receipts and the tokens of the local issuer, and the revocations of tokens. A rotation retires keys:
+// their signatures can be verified for ever, and their tokens are accepted until the last of them has expired.
 
 import { and, asc, count, eq, gt, lt, ne, sql } from "drizzle-orm";
 import { type CryptoKey, calculateJwkThumbprint, exportJWK, generateKeyPair, importJWK, type JWK } from "jose";
@@ -30,7 +30,7 @@ export function signingKeyIdentity(purpose: string, kid: string): string {
   return `signing:${purpose}:${kid}`;
 }
 
-/** A pair that nothing wraps yet. */
+/** A key pair that is not wrapped yet. */
 export type NewSigningKey = Awaited<ReturnType<typeof newSigningKey>>;
 
 async function newSigningKey(purpose: KeyPurpose) {
@@ -47,7 +47,7 @@ async function newSigningKey(purpose: KeyPurpose) {
 
 export const newSigningKeys = (): Promise<NewSigningKey[]> => Promise.all(PURPOSES.map(newSigningKey));
 
-/** Stores new keys, unless others are in use for their purposes. */
+/** Stores new keys. A key whose purpose has a key in use already is ignored. */
 export async function storeSigningKeys(
   tx: Tx,
   made: readonly NewSigningKey[],
@@ -71,7 +71,7 @@ function readRows({ db, tables: { signingKeys: t } }: Reader): Promise<SigningKe
   return db.select().from(t).orderBy(t.created_at, t.kid);
 }
 
-/** The schema lets one key of each purpose be in use. */
+/** The key in use for a purpose; the schema allows only one. */
 function inUse(rows: readonly SigningKeyRow[], purpose: KeyPurpose): SigningKeyRow | undefined {
   return rows.find((row) => row.purpose === purpose && row.retired_at === null);
 }
@@ -94,7 +94,7 @@ export async function makeFirstSigningKeys(
   });
 }
 
-/** About a second later no key is left that verifies a token that was made before, or forged with an earlier key. */
+/** Replaces the issuer's keys. After about a second no gateway accepts earlier tokens, even those forged with an earlier key. */
 export async function replaceIssuerKey(store: Pick<Store, "write" | "clock">, masterKeys: MasterKeys): Promise<void> {
   const made = [await newSigningKey("issuer")];
   await store.write(async (tx) => {
@@ -108,7 +108,7 @@ export async function replaceIssuerKey(store: Pick<Store, "write" | "clock">, ma
   });
 }
 
-/** @param known the keys of an earlier load, which need not be opened again */
+/** @param known the keys of the last load, which are not opened again */
 export async function loadSigningKeys(
   read: Reader,
   masterKeys: MasterKeys,
@@ -124,7 +124,7 @@ export async function loadSigningKeys(
   }
   const current = { issuer: await currentKey("issuer"), receipts: await currentKey("receipts") };
   const now = clock.now();
-  // A day is for clocks that differ.
+  // One day longer than tokens live, since clocks differ.
   const verifies = ({ retired_at }: SigningKeyRow) =>
     retired_at === null || now < retired_at + (TOKEN_DAYS_MAX + 1) * DAY_MS;
   const issuer = jwks(rows.filter((row) => row.purpose === "issuer" && verifies(row)));
@@ -132,7 +132,7 @@ export async function loadSigningKeys(
   return {
     signingKey: (purpose: KeyPurpose): SigningKey => current[purpose],
     issuerJwks: () => issuer,
-    /** Every public key, of retired signing keys too: what they signed can be checked for ever. */
+    /** All public keys, even of retired keys, whose signatures can be verified for ever. */
     publicJwks: () => all,
   };
 }
@@ -149,19 +149,19 @@ async function openSigningKey(row: SigningKeyRow, masterKeys: MasterKeys): Promi
   return { kid: row.kid, privateKey };
 }
 
-// Revoked tokens. No clock decides which: a token carries the newest revocation of its time, and is refused when there is a
-// later one for its tenant or its user.
+// Revocations of tokens. They don't depend on clocks: a token carries the number of the newest revocation when it was made, and
+// is refused if there is a later one for its tenant or its user.
 
 export const REVOCATION_CLAIM = "tollgate:revocation";
-/** The newest revocation of the time of a token; 0 for a token that carries none. */
+/** The newest revocation when the token was made; 0 for a token that carries none. */
 export function madeAfter(claims: Readonly<Record<string, unknown>>): number {
   const value = claims[REVOCATION_CLAIM];
   return typeof value === "number" ? value : 0;
 }
 
-/** The name of no user: all of the tenant. */
+/** Stands for all users of a tenant, since no user has an empty name. */
 const EVERYBODY = "";
-/** A millisecond or two of reading. */
+/** Rows of one read, which takes a millisecond or two. */
 const ROWS_AT_ONCE = 1_000;
 
 interface TenantRevocations {
@@ -184,7 +184,7 @@ export function createRevocations(read: Reader) {
     of.users.clear();
   }
 
-  /** Reads the new revocations: each has a later time than those before it. */
+  /** Reads the new revocations, each of which has a higher number than those before it. */
   async function catchUp(): Promise<void> {
     const { tokenRevocations: t } = read.tables;
     for (;;) {
@@ -212,20 +212,20 @@ export function createRevocations(read: Reader) {
 }
 
 /**
- * About a second later every gateway refuses tokens that were made before.
+ * Revokes the tokens of a tenant or one of its users. After about a second every gateway refuses those made before.
  * @param user null for all users of the tenant
  * @throws StartupProblem when there are too many
  */
 export async function revokeTokens(store: Store, tenant: string, user: string | null): Promise<void> {
   await store.write(async (tx) => {
     const { keyring, tokenRevocations: t } = tx.tables;
-    // A time, so that it is later than all others also after a restore of the database to an older state.
+    // The number is a time, so that it is higher than all others even after a restore of an older database.
     const next = sql<number>`case when ${keyring.revoked_at} < ${tx.now} then ${tx.now} else ${keyring.revoked_at} + 1 end`;
     const [changed] = await tx.db.update(keyring).set({ revoked_at: next }).returning({ at: keyring.revoked_at });
     const revoked_at = changed?.at ?? 0;
-    // By then the last token that a revocation refuses has expired, a day for clocks that differ included.
+    // Removes revocations whose last token has expired, with a day more since clocks differ.
     await tx.db.delete(t).where(lt(t.revoked_at, revoked_at - (TOKEN_DAYS_MAX + 1) * DAY_MS));
-    // Revocations of single users mean nothing beside one of the tenant.
+    // A revocation for the whole tenant covers those of its users.
     if (user === null) await tx.db.delete(t).where(and(eq(t.tenant, tenant), ne(t.user_name, EVERYBODY)));
     await tx.db
       .insert(t)

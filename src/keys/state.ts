@@ -1,6 +1,6 @@
-// The state of all keys in the database, and which gateways have them. Every write that makes a key reads the one row of the
-// state under its lock, so no key is wrapped with a master key that a rotation has left behind. A rotation begins only when
-// each gateway that runs has the new master key. A gateway that was killed counts until its lease has run out.
+// The state of the keyring in the database, and which gateways have which master keys. Every write that creates a key reads the
+// one row of the state under its lock, so no key is wrapped with a master key that a rotation has replaced. A rotation begins
+// only when each running gateway has the new master key. A killed gateway counts as running until its lease expires.
 import { and, eq, gt, notInArray } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -18,13 +18,13 @@ export async function readState({ db, tables: { keyring } }: Reader): Promise<Ke
   return state;
 }
 
-/** Nobody else changes the state or makes a key until this write has ended. */
+/** Locks the state: no other write can change it or create a key until this write ends. */
 export async function lockState(tx: Tx): Promise<KeyringState> {
   await tx.lock("keyring:");
   return readState(tx);
 }
 
-/** Every gateway reads the keys again within about a second. */
+/** Changes the state with a new version, at which every gateway reloads the keys within about a second. */
 export async function changeState(
   { db, tables: { keyring } }: Tx,
   state: KeyringState,
@@ -45,7 +45,7 @@ export async function isWrappedByOthers({ db, tables }: Reader, ids: readonly st
   return false;
 }
 
-/** @throws Fault `unavailable` when this process does not have that key */
+/** @throws Fault `unavailable` when this process does not have the key */
 export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
   const key = masterKeys.find(id);
   if (key !== null) return key;
@@ -55,16 +55,16 @@ export function requireMasterKey(masterKeys: MasterKeys, id: string): Buffer {
   });
 }
 
-/** What a gateway tells others of its keys. @param seen_version that of the keyring which it goes by */
+/** What the row of a gateway says about its keys. @param seen_version the version of the keyring that it has loaded */
 export const keysHeld = (masterKeys: MasterKeys, seen_version: number): ProcessFacts => ({
   master_key_ids: masterKeys.ids().join(" "),
   seen_version,
 });
 
 /**
- * Enters this gateway as one that runs: after this no rotation begins to a key that it lacks.
+ * Enters this gateway as running, so that no rotation can begin to a master key that it lacks.
  *
- * @throws StartupProblem when one has begun
+ * @throws StartupProblem when it lacks the master key already
  */
 export async function enterHolder(store: Store, masterKeys: MasterKeys, membership: Membership): Promise<void> {
   await store.write(async (tx) => {
@@ -82,8 +82,8 @@ export function anotherMasterKey(): StartupProblem {
 }
 
 /**
- * The IDs of gateways that run without the master key, or have not read the keys since that version. A lease far in the
- * future counts too: the database's clock may have gone back.
+ * The IDs of running gateways that lack the master key or have not loaded that version of the keys. A lease far in the future
+ * counts too: the database's clock may have been set back.
  */
 export async function lackingHolders({ db, tables, now }: Tx, id: string, version: number): Promise<string[]> {
   const { processes: t } = tables;

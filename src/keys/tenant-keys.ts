@@ -1,5 +1,5 @@
-// The keys of tenants: the newest of a tenant seals its secrets, each of them opens what it has sealed, and the first is
-// what other keys are derived from.
+// The keys of tenants. A tenant's newest key seals new secrets, each older one opens the secrets that it has sealed, and other
+// keys are derived from the first one.
 import { asc, eq } from "drizzle-orm";
 import type { Clock } from "../core/time.ts";
 import { boundedCache } from "../kernel/cache.ts";
@@ -10,7 +10,7 @@ import type { MasterKeys } from "./master-keys.ts";
 import { lockState, requireMasterKey } from "./state.ts";
 
 const FIRST = 1;
-/** The deployment's own key is kept as that of a tenant whose name no token can have. It seals nothing. */
+/** The deployment's own key is stored under this tenant, whose name no token can have. It seals no secrets. */
 export const DEPLOYMENT = "";
 
 export interface SealedSecret {
@@ -29,7 +29,7 @@ interface TenantKeyOptions {
   readonly clock: Clock;
 }
 
-/** What the wrapped key is bound to. The identity of a first key is older than the numbers. */
+/** The identity that the wrapped key is bound to. First keys have no number in it, since they are older than the numbers. */
 export function tenantKeyIdentity(tenant: string, number: number): string {
   return number === FIRST ? `tenant:${tenant}` : `tenant-key:${number}:${tenant}`;
 }
@@ -47,7 +47,7 @@ export function createTenantKeys({ store, masterKeys, clock }: TenantKeyOptions)
   let known = boundedCache<string, TenantKeys>(MAX.tenantKeys);
 
   async function stored(tenant: string): Promise<TenantKeys | null> {
-    // Keys that are forgotten during the read are not remembered after it.
+    // If `forget` is called during the read, the keys go into the cache that it has dropped.
     const cache = known;
     const rows = await tenantKeyQuery(store.read).execute({ tenant });
     const newest = rows.at(-1)?.number;
@@ -70,7 +70,7 @@ export function createTenantKeys({ store, masterKeys, clock }: TenantKeyOptions)
       const masterKey = requireMasterKey(masterKeys, master_key_id);
       const wrapped_key = wrap(masterKey, newKey(), tenantKeyIdentity(tenant, FIRST));
       const row = { tenant, number: FIRST, wrapped_key, master_key_id, created_at: clock.now() };
-      // Another request may have been first, and then its key counts.
+      // If another request has stored a key first, that one counts.
       await tx.db.insert(tx.tables.tenantKeys).values(row).onConflictDoNothing();
     });
   }
@@ -109,7 +109,7 @@ export function createTenantKeys({ store, masterKeys, clock }: TenantKeyOptions)
     first: async (tenant: string) => numbered(await keysOf(tenant), FIRST),
     newest: async (tenant: string) => (await keysOf(tenant)).newest,
     numbered: keyOf,
-    /** The next use of a tenant's keys reads them from the database. */
+    /** Clears the cache, so that the next use of a tenant's keys reads them from the database. */
     forget() {
       known = boundedCache(MAX.tenantKeys);
     },

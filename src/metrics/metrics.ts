@@ -1,6 +1,6 @@
-// The metrics of both services: names, labels, buckets, what counts them, and the port that shows them. Every name is there
-// from the start, with zeros for all labels that can be listed; what only the other service counts stays zero. No label says
-// anything about a tenant. In one file, since it is one table of metrics and what they are counted with.
+// The Prometheus metrics of both services: their names, labels and buckets, what counts them, and the port that serves them.
+// Every metric exists from the start, with zeros for all label values that are known beforehand; those of the other service
+// stay zero. No label names a tenant.
 import { Counter, Gauge, Histogram, Registry } from "prom-client";
 import {
   type GaugeSources,
@@ -21,14 +21,14 @@ import { createBatcher } from "../kernel/batch.ts";
 import { type LimitName, MAX } from "../kernel/limits.ts";
 import { endsWithin } from "../kernel/wait.ts";
 
-/** Up to the usual deadline of an upstream call. */
+/** Up to the default deadline of an upstream call. */
 const UPSTREAM_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300];
-/** A polled call answers within milliseconds, `Prefer: wait` within a minute, and a streamed head in its deadline. */
+/** A polled call is answered within milliseconds, `Prefer: wait` within a minute, a streamed call's head by its deadline. */
 const HTTP_SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300];
-/** Blocks come every two seconds, and 15 to 20 s are waited for them. */
+/** Blocks come every two seconds, and a settlement waits 15 to 20 s for them. */
 const SETTLEMENT_SECONDS = [0.1, 0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 20, 30, 60];
 
-/** Of an end without an error class. */
+/** The label of an end without an error class. */
 const NO_CLASS = "none";
 
 type MetricMakers = ReturnType<typeof metricsIn>;
@@ -40,7 +40,7 @@ function metricsIn(registry: Registry) {
       new Counter({ name, help, labelNames, registers }),
     histogram: <L extends string>(name: string, buckets: number[], help: string, ...labelNames: L[]) =>
       new Histogram({ name, help, labelNames, buckets, registers }),
-    /** @param fill called whenever somebody asks for the metrics */
+    /** @param fill called at each scrape */
     gauge<L extends string>(name: string, help: string, labelNames: L[], fill: (gauge: Gauge<L>) => unknown): void {
       const gauge: Gauge<L> = new Gauge({
         name,
@@ -50,7 +50,7 @@ function metricsIn(registry: Registry) {
         collect: async () => void (await fill(gauge)),
       });
     },
-    /** Without a sample while the value is not known: an older one would be a lie, and a missing one can be alerted on. */
+    /** A gauge without labels. It has no sample while its value is unknown: an old value misleads, a missing one can alert. */
     value(name: string, help: string, read: () => number | undefined | Promise<number | undefined>): void {
       this.gauge(name, help, [], async (gauge) => {
         const value = await read();
@@ -80,7 +80,7 @@ export function createMeters(registry: Registry, endpoints: number | null): Mete
   );
   const rpcErrors = metrics.counter(
     "tollgate_rpc_errors_total",
-    "Questions to a node of the chain without a usable answer, by its place in TOLLGATE_RPC_URLS, from 0. Facilitator.",
+    "Requests to a node of the chain without a usable response, by its index in TOLLGATE_RPC_URLS, from 0. Facilitator.",
     "endpoint",
   );
   for (let endpoint = 0; endpoint < (endpoints ?? 0); endpoint++) rpcErrors.inc({ endpoint }, 0);
@@ -130,13 +130,13 @@ function createCallMeters({ counter, histogram }: MetricMakers): Pick<Meters, "a
 function createPaymentMeters(metrics: MetricMakers): Pick<Meters, "payment" | "settlement" | "settlementTook"> {
   const payments = metrics.counter(
     "tollgate_payments_total",
-    "Priced calls by what their payment came to before it is settled. Repetitions of a call are not counted. Gateway.",
+    "Priced calls by the outcome of their payment before it is settled. Repetitions of a call are not counted. Gateway.",
     "outcome",
   );
   for (const outcome of PAYMENT_OUTCOMES) payments.inc({ outcome }, 0);
   const settlements = metrics.counter(
     "tollgate_settlements_total",
-    "What settling payments came to. Gateway and facilitator each count their own side of one settlement.",
+    "Settlements by outcome. Gateway and facilitator each count their own side of a settlement.",
     "outcome",
   );
   for (const outcome of SETTLEMENT_OUTCOMES) settlements.inc({ outcome }, 0);
@@ -155,14 +155,14 @@ function createPaymentMeters(metrics: MetricMakers): Pick<Meters, "payment" | "s
 function createRequestMeters({ counter, histogram }: MetricMakers): Meters["requestsTo"] {
   const requests = counter(
     "tollgate_http_requests_total",
-    "Answered requests by the template of their route, or other. A status without a meaning is counted as its class.",
+    "Answered requests by the template of their route, or other. A status that is not registered is counted as its class.",
     "route",
     "status",
   );
   const took = histogram(
     "tollgate_http_request_duration_seconds",
     HTTP_SECONDS,
-    "From a request's head to its answer's head.",
+    "From the head of a request to the head of its response.",
     "route",
   );
   return (routes) => {
@@ -176,7 +176,7 @@ function createRequestMeters({ counter, histogram }: MetricMakers): Meters["requ
   };
 }
 
-/** @param noQueue what holds where no source is set */
+/** @param noQueue the size of the queue if no source is set; null if it is unknown then */
 function registerGauges(metrics: MetricMakers, sources: GaugeSources, noQueue: QueueSize | null): void {
   const queue = staleCache(async () => {
     const size = (await sources.queue?.()) ?? noQueue;
@@ -185,12 +185,12 @@ function registerGauges(metrics: MetricMakers, sources: GaugeSources, noQueue: Q
   });
   metrics.value(
     "tollgate_queue_depth",
-    "Calls that wait to be made, of the whole deployment: each replica tells the same. No sample while the database is away.",
+    "Calls that wait to be made in the whole deployment: each replica shows the same. No sample while the database is away.",
     async () => (await queue())?.calls,
   );
   metrics.value(
     "tollgate_queue_oldest_age_seconds",
-    "How long the oldest of them waits; 0 when none does. Of the whole deployment.",
+    "How long the oldest waiting call of the whole deployment has waited; 0 when none waits.",
     async () => {
       const known = await queue();
       return known === null ? undefined : known.oldestMs / 1000;
@@ -199,7 +199,7 @@ function registerGauges(metrics: MetricMakers, sources: GaugeSources, noQueue: Q
   metrics.value("tollgate_running", "Calls that this replica makes now.", () => sources.running?.() ?? 0);
   metrics.gauge(
     "tollgate_limit_used_ratio",
-    "Which part of a bound of this process is in use, from 0 to 1. Gateway.",
+    "How much of a limit of this process is in use, from 0 to 1. Gateway.",
     ["limit"],
     (gauge) => {
       for (const [name, used] of Object.entries(sources.inUse?.() ?? {})) {
@@ -210,7 +210,7 @@ function registerGauges(metrics: MetricMakers, sources: GaugeSources, noQueue: Q
   const balances = staleCache(async () => sources.balances?.() ?? []);
   metrics.gauge(
     "tollgate_wallet_balance_wei",
-    "What the wallets that pay for gas hold. No sample while no node answers. Facilitator.",
+    "Balances of the wallets that pay for gas. No sample while no node answers. Facilitator.",
     ["address"],
     async (gauge) => {
       const known = await balances();
@@ -222,18 +222,18 @@ function registerGauges(metrics: MetricMakers, sources: GaugeSources, noQueue: Q
 
 const snakeCase = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 
-/** Of a service that has none. A gateway that starts has one, and does not know it yet. */
+/** For a facilitator, which has no queue. A gateway's is unknown until the gateway has started. */
 const NO_QUEUE: QueueSize = { calls: 0, oldestMs: 0 };
 
-/** Of all paths that belong to no route. */
+/** The label of all paths that belong to no route. */
 export const OTHER_ROUTE = "other";
 
-/** The label of a path: as many values as there are routes, whatever is asked for. */
+/** Maps paths to labels: one per route, so that callers cannot make more of them. */
 export function createRouteTemplates(routes: readonly { readonly path: string }[]) {
   const paths = [...new Set(routes.map(({ path }) => path))];
   const templateOf = (path: string) => path.replaceAll(/:(\w+)/g, "{$1}");
   const exact = new Map<string, string>();
-  /** Those with parameters, by how many segments their paths have; of unknown length below -1. */
+  /** Routes with parameters, by the number of slashes in their paths; those that end with `*` are under -1. */
   const byLength = new Map<number, { readonly pattern: RegExp; readonly template: string }[]>();
   for (const path of paths) {
     const template = templateOf(path);
@@ -260,7 +260,7 @@ function slashesIn(path: string): number {
   return count;
 }
 
-/** Statuses with a meaning (IANA's registry, RFC 9110). On the streaming path the upstream chooses the status. */
+/** The registered statuses (IANA, RFC 9110). On the streaming path an upstream could make any number of others. */
 const ASSIGNED = /^(10[0-3]|20[0-8]|226|30[0-8]|40\d|41[0-7]|42[1-689]|431|451|50[0-8]|51[01])$/;
 
 export function statusLabel(status: number): string {
@@ -270,78 +270,77 @@ export function statusLabel(status: number): string {
 const HALF_MS = 30_000;
 
 /**
- * The longest pause of an event loop lately. It does not begin again with each reader, so that several may read it.
+ * The longest recent pause of an event loop. Reading it does not reset it, so that several scrapers may read it.
  *
  * @param monotonic milliseconds of a clock that never goes back
  */
 export function createLoopLag(monotonic: () => number = () => performance.now()) {
-  let [before, longest] = [0, 0];
+  let [previous, longest] = [0, 0];
   let halfEndsAt = monotonic() + HALF_MS;
 
-  function move(): void {
+  function rotate(): void {
     const now = monotonic();
     if (now < halfEndsAt) return;
-    before = now < halfEndsAt + HALF_MS ? longest : 0;
+    previous = now < halfEndsAt + HALF_MS ? longest : 0;
     longest = 0;
     halfEndsAt = now + HALF_MS;
   }
 
   return {
     late(ms: number): void {
-      move();
+      rotate();
       longest = Math.max(longest, ms);
     },
-    /** Milliseconds, of at least the last 30 seconds and at most the last 60. */
+    /** In milliseconds, over the last 30 to 60 seconds. */
     longest(): number {
-      move();
-      return Math.max(before, longest);
+      rotate();
+      return Math.max(previous, longest);
     },
   };
 }
 
-/** At most one part in so many of the time goes into finding a value. */
-const PART_OF_TIME = 20;
+/** A value stays fresh for this many times as long as it took to load, so loads take at most a twentieth of the time. */
+const FRESH_PER_LOAD = 20;
 
 /**
- * Keeps a value that is dear to find out for some seconds. A later reader waits for a new value, but only for a moment; then the
- * last value serves if the finding has been slow before.
+ * Caches a value that is costly to load for at least three seconds. A reader of a stale value waits up to a second for a new
+ * one, then gets the stale value if loads have been slow before.
  *
  * @returns null when the value is not known now
  */
-export function staleCache<T>(find: () => Promise<T>): () => Promise<T | null> {
-  /** Up to `usableUntil` for a reader who can't wait for the new value. */
-  let known: { readonly value: T; readonly until: number; readonly usableUntil: number } | null = null;
-  let finding: Promise<void> | null = null;
+export function staleCache<T>(load: () => Promise<T>): () => Promise<T | null> {
+  let known: { readonly value: T; readonly freshUntil: number; readonly usableUntil: number } | null = null;
+  let loading: Promise<void> | null = null;
 
   /** Never rejects. */
   async function refresh(): Promise<void> {
     const startedAt = performance.now();
     try {
-      const value = await find();
+      const value = await load();
       const now = performance.now();
       const took = now - startedAt;
-      const until = now + Math.max(3_000, took * PART_OF_TIME);
-      // The last value is given up when finding the next one takes three times as long as the last time.
-      known = { value, until, usableUntil: until + took * 3 };
+      const freshUntil = now + Math.max(3_000, took * FRESH_PER_LOAD);
+      // A stale value is dropped when the next load takes more than three times as long as this one.
+      known = { value, freshUntil, usableUntil: freshUntil + took * 3 };
     } catch {
       known = null;
     } finally {
-      finding = null;
+      loading = null;
     }
   }
 
   return async () => {
-    if (known === null || performance.now() >= known.until) {
-      finding ??= refresh();
-      await endsWithin(1_000, finding);
+    if (known === null || performance.now() >= known.freshUntil) {
+      loading ??= refresh();
+      await endsWithin(1_000, loading);
     }
     return known !== null && performance.now() < known.usableUntil ? known.value : null;
   };
 }
 
 /**
- * The usual metrics of a process. The library's own set is made for Node.js: on Bun several of its values have no meaning, and it
- * counts open descriptors by listing them, which holds the event loop when there are many.
+ * The usual metrics of a process. The library's own set is made for Node.js: on Bun several of its values are meaningless, and
+ * it counts open file descriptors by listing them, which blocks the event loop if there are many.
  */
 export function registerProcess(registry: Registry): void {
   const metrics = metricsIn(registry);
@@ -369,7 +368,7 @@ type MetricsListenerOptions = Pick<PlainListenerOptions, "host" | "port" | "log"
 };
 
 /**
- * Opens a port of its own with GET /metrics and nothing else. What several ask for at once is written once.
+ * Opens a port that serves GET /metrics and nothing else. Scrapes at the same time share one rendering.
  *
  * @param endpoints how many nodes of the chain a facilitator has; null for a gateway
  * @throws StartupProblem when the port is taken
@@ -378,11 +377,11 @@ export async function startMetrics({ host, port, endpoints, log }: MetricsListen
   const registry = new Registry();
   const meters = createMeters(registry, endpoints);
   registerProcess(registry);
-  const written = createBatcher(async () => {
+  const rendering = createBatcher(async () => {
     const metrics = await registry.metrics();
     return () => metrics;
   });
-  const app = routes().get("/metrics", async () => text(await written.join("", null), registry.contentType));
+  const app = routes().get("/metrics", async () => text(await rendering.join("", null), registry.contentType));
   const edge = createGuardedEdge({ app, log, guard: null });
   const at = { host, port, variable: "TOLLGATE_METRICS_PORT" };
   const server = await listenPlain({ ...at, log, answer: (request) => edge.fetch(request) });

@@ -1,5 +1,5 @@
-// `bun run build` makes the binary for this machine in dist/tollgate, and beside it the licences of what it holds. A binary is
-// one file with the runtime, every module and every embedded file. A release (release.ts) makes one for each platform.
+// `bun run build` makes the binary for this machine, dist/tollgate, and beside it the licences of everything in it. A binary is
+// one file with the runtime, every module and every embedded file. release.ts makes one for each platform.
 import {
   copyFileSync,
   mkdirSync,
@@ -17,7 +17,7 @@ import manifest from "../../package.json" with { type: "json" };
 
 export const ROOT = join(import.meta.dir, "../..");
 
-/** The program first, then each thread: a worker is in the binary only when it is named here. */
+/** The entry points: the program first, then those of its threads, which are in the binary only if they are named here. */
 const ENTRIES = [
   "src/main.ts",
   "src/gateway/executor/workers/worker.ts",
@@ -28,14 +28,14 @@ const ENTRIES = [
 
 const OPTIONS = ["--compile", "--bytecode", "--format=esm", "--splitting", "--sourcemap=linked"];
 /**
- * What the router loads only to judge uploaded files, which nobody uploads here. It is installed by chance, for some package of
- * the tests, and the binary must not depend on that.
+ * A package that the router loads only to judge uploaded files, which the API does not have. It is installed only because a
+ * package of the tests needs it, and the binary must not depend on that.
  */
 const LEFT_OUT = ["--external=file-type"];
-/** No file beside the binary steers it. */
+/** Files beside the binary must not configure it. */
 const CLOSED = ["--no-compile-autoload-dotenv", "--no-compile-autoload-bunfig"];
 
-/** What a bundle is made of, as esbuild defined it: by output, the bytes that each source has in it. */
+/** The contents of a bundle, in esbuild's format: for each output, how many bytes come from each source. */
 interface Metafile {
   readonly outputs: Readonly<Record<string, { readonly inputs: Readonly<Record<string, { bytesInOutput: number }>> }>>;
 }
@@ -43,33 +43,33 @@ interface Metafile {
 export interface Runtime {
   /** Bun's name of the platform, such as `bun-linux-x64-musl`. */
   readonly target: string;
-  /** The Bun that the binary starts with. Without a path Bun would download one, and check no hash of it. */
+  /** The Bun that is put into the binary. Without a path Bun would download one without checking its hash. */
   readonly path: string;
 }
 
-/** Commits are named in the binary (`/version`). An image is built without a repository and says it by the variable. */
+/** The commit that the binary shows at `/version`. An image is built without a repository, so there a variable names it. */
 export function commit(): string {
-  const told = process.env["TOLLGATE_COMMIT"];
-  if (told !== undefined && told !== "") return told;
-  const asked = Bun.spawnSync(["git", "rev-parse", "--short=12", "HEAD"], { cwd: ROOT, stderr: "ignore" });
-  return asked.success ? asked.stdout.toString().trim() : "";
+  const configured = process.env["TOLLGATE_COMMIT"];
+  if (configured !== undefined && configured !== "") return configured;
+  const git = Bun.spawnSync(["git", "rev-parse", "--short=12", "HEAD"], { cwd: ROOT, stderr: "ignore" });
+  return git.success ? git.stdout.toString().trim() : "";
 }
 
 /**
- * @param runtime if null, the running Bun
- * @throws when it can't be built, with what Bun says
+ * @param runtime null for the running Bun
+ * @throws Error with Bun's output when the build fails
  */
 export function build(outfile: string, runtime: Runtime | null): Metafile {
   const work = mkdtempSync(join(tmpdir(), "tollgate-build-"));
   try {
-    // The source maps are in the binary already. Their copies beside it stay in the working directory.
+    // The source maps are in the binary already, so their copies are left in the temporary directory.
     const [binary, metafile] = [join(work, "tollgate"), join(work, "metafile.json")];
     const platform =
       runtime === null ? [] : [`--target=${runtime.target}`, `--compile-executable-path=${runtime.path}`];
     const naming = [`--outfile=${binary}`, `--metafile=${metafile}`, "--define", `TOLLGATE_COMMIT='${commit()}'`];
     run([process.execPath, "build", ...ENTRIES, ...OPTIONS, ...LEFT_OUT, ...CLOSED, ...platform, ...naming]);
     mkdirSync(dirname(outfile), { recursive: true });
-    // Beside the outfile first: a running binary can't be written over, and nobody sees half of a new one.
+    // Renamed into place, since a running binary can't be overwritten, and nobody must see half of a new one.
     copyFileSync(binary, `${outfile}.new`);
     renameSync(`${outfile}.new`, outfile);
     tellMade(outfile, `${Math.round(statSync(outfile).size / 1e6)} MB`);
@@ -79,12 +79,12 @@ export function build(outfile: string, runtime: Runtime | null): Metafile {
   }
 }
 
-/** A line of the output: what there is now, and where. */
+/** Prints what was made, and where. */
 export function tellMade(path: string, what: string): void {
   process.stdout.write(`made ${path} (${what})\n`);
 }
 
-/** @throws with what it has printed, when it does not end with 0 */
+/** Runs a command. @throws Error with its output when it fails */
 export function run(command: readonly string[]): void {
   const { success, exitCode, stdout, stderr } = Bun.spawnSync([...command], { cwd: ROOT });
   if (!success) throw new Error(`${command.join(" ")} ended with ${exitCode}:\n${stderr}${stdout}`);
@@ -98,18 +98,18 @@ export interface Manifest {
 }
 
 export interface BundledPackage {
-  /** Its folder, from the project's root: two versions of a package have two. */
+  /** The folder of the package, relative to the project's root; two versions of a package have two folders. */
   readonly folder: string;
   readonly manifest: Manifest;
-  /** As bun.lock pins it. */
+  /** The hash by which bun.lock pins it. */
   readonly integrity: string;
-  /** Folders of the packages that it needs and that are in the bundle as well. */
+  /** The folders of its dependencies that are in the bundle too. */
   readonly needs: readonly string[];
 }
 
 const FOLDER = /^(?:.*\/)?node_modules\/(?:@[^/]+\/)?[^/]+(?=\/)/;
 
-/** The packages of which the bundle holds a byte. What is only installed, or was left out as unused, is none of them. */
+/** The packages with at least one byte in the bundle, without those that are only installed or were dropped as unused. */
 export function bundledPackages(metafile: Metafile): BundledPackage[] {
   const sources = Object.values(metafile.outputs).flatMap(({ inputs }) => Object.entries(inputs));
   const present = sources.filter(([, { bytesInOutput }]) => bytesInOutput > 0);
@@ -124,7 +124,7 @@ export function bundledPackages(metafile: Metafile): BundledPackage[] {
   });
 }
 
-/** A package that is installed beneath another one is found before one of its name further up. */
+/** The folder of a dependency. As in Node, the nearest node_modules folder that holds the package counts. */
 function resolve(name: string, from: string, folders: ReadonlySet<string>): string | null {
   for (let base = from; base !== ""; base = base.slice(0, Math.max(base.lastIndexOf("/node_modules/"), 0))) {
     const candidate = `${base}/node_modules/${name}`;
@@ -143,22 +143,22 @@ function lockedIntegrities(): Map<string, string> {
 
 const LICENCE = /^(licen[cs]e|copying|notice)|\.license\.txt$/i;
 
-/** The texts that its licence asks to be passed on, as they are in the package. */
+/** The licence texts in the package, which must be passed on with the binary. */
 function licenceTexts({ folder }: BundledPackage): string[] {
   const names = readdirSync(join(ROOT, folder)).filter((name) => LICENCE.test(name));
   return names.sort().map((name) => readFileSync(join(ROOT, folder, name), "utf8").trim());
 }
 
-/** What may be passed on in a binary, with the text beside it and nothing else to do. */
+/** Licences that allow a package in a binary, on no condition but that their text comes with it. */
 const ALLOWED = new Set(["MIT", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "0BSD"]);
 const OWN = "Apache-2.0";
 
 const RULE = `\n\n${"-".repeat(80)}\n\n`;
 
 /**
- * The licences of everything that a binary holds. Most packages, and the engine in Bun, ask that their licence goes with it.
+ * The licences of everything in a binary. Most packages, and the engine in Bun, demand that their licence comes with it.
  *
- * @throws when a package has a licence that nobody has looked at yet, or has to come with a text and has none
+ * @throws Error when a package has a licence that is not in `ALLOWED`, or lacks the text of its licence
  */
 export function licencesFile(packages: readonly BundledPackage[], bunVersion: string): string {
   const own = readFileSync(join(ROOT, "LICENSE"), "utf8").trim();
@@ -168,7 +168,7 @@ export function licencesFile(packages: readonly BundledPackage[], bunVersion: st
     if (license === undefined || !ALLOWED.has(license)) throw new Error(`${name} has the licence ${license}`);
     const texts = licenceTexts(each);
     if (texts.length === 0 && license !== OWN) throw new Error(`${name} comes without the text of its licence`);
-    const text = texts.length === 0 ? `${OWN}, whose text stands at the top.` : texts.join("\n\n");
+    const text = texts.length === 0 ? `${OWN}, whose text is at the top.` : texts.join("\n\n");
     return `${name} ${version}\n${license}\n\n${text}`;
   });
   return `${[`tollgate\n${OWN}\n\n${own}`, bun.replaceAll("BUN_VERSION", bunVersion), ...parts].join(RULE)}\n`;
@@ -178,5 +178,5 @@ if (import.meta.main) {
   const metafile = build(join(ROOT, "dist/tollgate"), null);
   const licences = join(ROOT, "dist/licences.txt");
   writeFileSync(licences, licencesFile(bundledPackages(metafile), manifest.engines.bun));
-  tellMade(licences, "the licences of what is in it");
+  tellMade(licences, "the licences of everything in it");
 }

@@ -1,8 +1,8 @@
-// Makes a release in dist/release: a binary for each platform, the units for systemd, what watches over them, the licences, the
-// bill of materials and the checksums. `bun run package` makes all of it, `bun run package linux-x64 …` only these platforms.
+// Makes a release in dist/release: a binary for each platform, systemd units, alert rules, a dashboard, licences, bill of
+// materials and checksums. `bun run package` makes all platforms, `bun run package linux-x64 …` only those named.
 //
-// The Bun that each binary starts with comes as a package that src/packaging/runtimes/package-lock.json pins by its hash. The
-// container image takes its Bun from that lock too.
+// The Bun in each binary comes from a package that src/packaging/runtimes/package-lock.json pins by its hash. The container
+// image takes its Bun from that lock too.
 import { createHash } from "node:crypto";
 import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -25,15 +25,15 @@ import {
 } from "./build.ts";
 
 const UNITS = join(ROOT, "src/packaging/systemd");
-/** Users without the source need these files too. */
+/** Files for monitoring, which users without the source need too. */
 const MONITORING = {
   "tollgate-alerts.yaml": "prometheus/alerts.yaml",
   "tollgate-dashboard.json": "grafana/dashboard.json",
 };
 
 /**
- * @param into a directory of its own, which is emptied
- * @param runtimeOf where the Bun of a platform is
+ * @param into the directory of the release, which is emptied first
+ * @param runtimeOf finds the Bun for a platform
  */
 export function makeRelease(
   platforms: readonly Platform[],
@@ -48,10 +48,10 @@ export function makeRelease(
   for (const platform of platforms) {
     const runtime = pinnedRuntime(platform);
     if (runtime.version !== manifest.engines.bun)
-      throw new Error(`${runtime.name} has another version than package.json asks for`);
+      throw new Error(`${runtime.name} has another version than package.json requires`);
     const file = `${name}-${platform}`;
     const metafile = build(join(into, file), runtimeOf(platform));
-    // The source is the same everywhere, so no platform has a package of its own.
+    // All platforms have the same packages, since all binaries are built from one source.
     packages = bundledPackages(metafile);
     binaries.push({ file, sha256: sha256(join(into, file)), runtime });
   }
@@ -71,17 +71,17 @@ function sha256(path: string): string {
   return createHash("sha256").update(readFileSync(path)).digest("hex");
 }
 
-/** The date of the commit and not of today, so that one commit makes one set of files. */
+/** The date of the commit, not of today, so that each commit always gives the same files. */
 function commitDate(): Date {
-  const asked = Bun.spawnSync(["git", "log", "-1", "--format=%ct"], { cwd: ROOT, stderr: "ignore" });
-  return new Date(Number(asked.stdout.toString().trim()) * 1000);
+  const git = Bun.spawnSync(["git", "log", "-1", "--format=%ct"], { cwd: ROOT, stderr: "ignore" });
+  return new Date(Number(git.stdout.toString().trim()) * 1000);
 }
 
 function isPlatform(name: string): name is Platform {
   return name in PLATFORMS;
 }
 
-/** There is one Bun for every x64 processor: it asks by itself whether there is AVX2. (`baseline` is the same, byte for byte.) */
+/** Bun's names of the platforms. Its one build for x64 detects AVX2 by itself; the `baseline` build is the same byte for byte. */
 export const PLATFORMS = {
   "linux-x64": "bun-linux-x64",
   "linux-x64-musl": "bun-linux-x64-musl",
@@ -99,11 +99,11 @@ interface Lock {
   readonly packages: Readonly<Record<string, { readonly version: string; readonly integrity: string }>>;
 }
 
-/** A package of Bun as the lock pins it. */
+/** A package with a Bun, as the lock pins it. */
 interface PinnedRuntime {
   readonly name: string;
   readonly version: string;
-  /** As packages are pinned: `sha512-` and base64. */
+  /** The hash of the package: `sha512-` and base64. */
   readonly integrity: string;
 }
 
@@ -116,15 +116,15 @@ export function pinnedRuntime(platform: Platform): PinnedRuntime {
 }
 
 /**
- * Installs those of all platforms, and says where each is. Every archive is downloaded again, and compared with its
- * hash in the lock.
+ * Installs the Bun of every platform. Every archive is downloaded, and compared with its hash in the lock.
  *
  * @param work an empty directory
+ * @returns a function that finds the Bun for a platform
  */
 function installRuntimes(work: string): (platform: Platform) => Runtime {
   for (const name of ["package.json", "package-lock.json"]) copyFileSync(join(RUNTIMES, name), join(work, name));
   const all = ["--os=*", "--cpu=*", "--libc=*"];
-  // A cache of its own, since one that is there already would be trusted.
+  // An empty cache, since Bun would trust the packages in an existing one.
   const strict = ["--frozen-lockfile", "--ignore-scripts", "--silent", `--cache-dir=${join(work, "cache")}`];
   run([process.execPath, "install", `--cwd=${work}`, ...strict, ...all]);
   return (platform) => {
@@ -161,8 +161,8 @@ function packaged(manifest: Manifest, integrity: string, type: Enums.ComponentTy
 }
 
 /**
- * The bill of materials, as CycloneDX: each binary with its hash, the Bun that it begins with, and each package of which the
- * binaries hold a part. Two releases of one commit have equal bills.
+ * The bill of materials, in CycloneDX: each binary with its hash, the Bun in it, and each package that the binaries hold a part
+ * of. Two releases of one commit have equal bills.
  */
 function bill(binaries: readonly Binary[], packages: readonly BundledPackage[]): string {
   const product = component(manifest, Enums.ComponentType.Application);
@@ -199,9 +199,9 @@ function link(from: Models.Component | undefined, to: Models.Component | undefin
 
 if (import.meta.main) {
   const names = process.argv.length > 2 ? process.argv.slice(2) : Object.keys(PLATFORMS);
-  const strange = names.filter((name) => !isPlatform(name));
-  if (strange.length > 0)
-    throw new Error(`${strange.join(", ")}: the platforms are ${Object.keys(PLATFORMS).join(", ")}`);
+  const unknown = names.filter((name) => !isPlatform(name));
+  if (unknown.length > 0)
+    throw new Error(`${unknown.join(", ")}: the platforms are ${Object.keys(PLATFORMS).join(", ")}`);
   const work = mkdtempSync(join(tmpdir(), "tollgate-runtimes-"));
   try {
     makeRelease(names.filter(isPlatform), join(ROOT, "dist/release"), installRuntimes(work));

@@ -1,12 +1,12 @@
-// Leases: of processes and of jobs, the rule by which a lease holds, and when the leases of other processes can be believed.
+// Leases of processes and of jobs: how they are renewed, when a lease holds, and when other processes' leases can be believed.
 //
-// A process that works on a database has one row there, with a lease that it renews by the database's clock, and with what
-// others are to know of it. When the lease has run out, others take over what the process held. So a process that could not
-// renew in time begins nothing more, and what it still writes is guarded in that write: a lease alone protects nothing.
+// Each process on a database has one row there, with a lease that it renews by the database's clock, and with facts for the
+// other processes. When the lease has expired, others take over what the process held. So a process that could not renew in
+// time begins nothing more, and its remaining writes are guarded (fenced) in the write itself: a lease alone protects nothing.
 //
-// A job is work that one of several processes does for all. Now and then, when the first that asks has the lease until
-// the next time; or steadily, when one of them keeps the lease while it goes on with the work (a leader). Such a lease only
-// saves work: a process that was held up while it had it goes on beside the next one, and the work must be right then too.
+// A job is work that one of several processes does for all. For periodic work the first process that asks has the lease until
+// the next time; for steady work one process keeps renewing it (a leader). A job's lease only avoids double work: a process
+// that was suspended while it held the lease goes on beside the next holder, and the work must be correct then too.
 import { and, type Column, eq, ne, not, or, type SQL, sql } from "drizzle-orm";
 import type { ProcessKind, Tables } from "../../db/schema.ts";
 import type { Log } from "../core/log.ts";
@@ -14,12 +14,12 @@ import { HOUR_MS } from "../core/time.ts";
 import { isOlder, type Moment, thisMoment } from "../kernel/time.ts";
 import type { Store, Tx } from "./store.ts";
 
-/** What the lease of each kind is like. */
+/** The durations of each kind's lease, and when a process must treat its own as expired. */
 export const PROCESS_LEASES = {
   gateway: {
     leaseMs: 15_000,
     renewMs: 5_000,
-    // Much longer than only a gateway that is gone may make what it accepted last (YOUNG_MS in invocations/commands/queue.ts).
+    // Much longer than a call is reserved for the gateway that accepted it (YOUNG_MS in invocations/commands/queue.ts).
     keptMs: HOUR_MS,
     isOver: (renewedAt: Moment) => isOlder(renewedAt, 15_000),
   },
@@ -27,19 +27,19 @@ export const PROCESS_LEASES = {
     leaseMs: 6_000,
     renewMs: 2_000,
     keptMs: 60_000,
-    // A little before others may see it so, and by the monotonic clock alone: a step of the wall clock ends nothing.
+    // A little before others see it as expired, and by the monotonic clock alone, so that a wall-clock step ends nothing.
     isOver: ({ monotonic }: Moment) => performance.now() - monotonic >= 5_000,
   },
 } as const satisfies Record<ProcessKind, object>;
 
 export type ProcessRow = Tables["processes"]["$inferSelect"];
 
-/** What others are to know of a process. */
+/** What other processes are told about a process. */
 export type ProcessFacts = Partial<Omit<ProcessRow, "id" | "kind" | "lease_until">>;
 
 type ProcessName = Pick<ProcessRow, "id" | "kind">;
 
-/** Writes the row of a process. @returns the database's time */
+/** Writes the row of a process, with a renewed lease. @returns the database's time */
 export async function renewProcess(tx: Tx, name: ProcessName, facts: ProcessFacts = {}): Promise<number> {
   const { processes: t } = tx.tables;
   const { leaseMs } = PROCESS_LEASES[name.kind];
@@ -60,16 +60,16 @@ export async function removeProcess({ db, tables: { processes: t } }: Tx, id: st
 export const isLivingGateway = ({ tables, now }: Tx): SQL =>
   whereLeaseHolds(tables.processes.lease_until, now, PROCESS_LEASES.gateway.leaseMs);
 
-/** What a process has learned by renewing its lease. */
+/** The result of renewing a lease. */
 export interface Renewal<Read = undefined> {
-  /** Before it was asked for. */
+  /** When the renewal began, by this process. */
   readonly askedAt: Moment;
   /** The database's time. */
   readonly now: number;
-  /** All of its kind, itself among them, and some that are gone. */
+  /** The rows of its kind: its own, those of live processes, and some of processes that are gone. */
   readonly processes: readonly ProcessRow[];
   readonly read: Read;
-  /** Whether the lease could have run out before. */
+  /** Whether the lease may have expired before this renewal. */
   readonly isRegained: boolean;
 }
 
@@ -82,13 +82,13 @@ export function livingAmong({ now, processes }: Pick<Renewal, "now" | "processes
 interface MembershipOptions<Read> extends ProcessName {
   readonly store: Pick<Store, "isShared" | "write">;
   readonly log: Pick<Log, "warn">;
-  /** For what has to be of one moment with the rows of the processes. */
+  /** Reads further data in the renewal's transaction, consistent with the rows of the processes. */
   readonly read?: (tx: Tx) => Promise<Read>;
 }
 
 export type Membership<Read = undefined> = ReturnType<typeof createMembership<Read>>;
 
-/** The row of this process among those that work on the database. @param options `id` is new with each start */
+/** This process's row among those on the database, and the renewal of its lease. @param options `id` is new with each start */
 export function createMembership<Read = undefined>({ store, log, id, kind, read }: MembershipOptions<Read>) {
   const { leaseMs, renewMs, keptMs, isOver } = PROCESS_LEASES[kind];
   const trust = createLeaseTrust(leaseMs);
@@ -114,7 +114,7 @@ export function createMembership<Read = undefined>({ store, log, id, kind, read 
       },
       { urgent: true },
     );
-    // Another one that was asked for later has been answered already.
+    // A renewal that began later has been answered already.
     if (newest !== null && newest.askedAt.monotonic > askedAt.monotonic) return newest;
     trust.renewed(seen.now);
     written = carried;
@@ -122,8 +122,8 @@ export function createMembership<Read = undefined>({ store, log, id, kind, read 
     return newest;
   }
 
-  /** Rows of the same kind whose lease was over long ago, on either side: the database's clock may have gone back. */
-  async function removeGone({ now, processes }: Renewal<Read>): Promise<void> {
+  /** Deletes rows of this kind whose lease ended long ago, or ends far ahead because the database's clock went back. */
+  async function deleteExpired({ now, processes }: Renewal<Read>): Promise<void> {
     if (!mayJudge(now) || !processes.some((row) => Math.abs(row.lease_until - now) > keptMs)) return;
     await store.write(async ({ db, tables: { processes: t }, now: later }) => {
       await db.delete(t).where(and(eq(t.kind, kind), sql`abs(${t.lease_until} - ${later}) > ${keptMs}`));
@@ -133,17 +133,17 @@ export function createMembership<Read = undefined>({ store, log, id, kind, read 
   async function round(): Promise<void> {
     const renewal = await renew();
     renewed(renewal);
-    await removeGone(renewal);
+    await deleteExpired(renewal);
   }
 
-  /** Beside one that is held up, since a lease that runs out ends what lives. */
-  function begin(): void {
+  /** Starts a round even beside one that hangs, since an expired lease would end this process's work. */
+  function startRound(): void {
     const warned = round().catch((error) => log.warn("lease_not_renewed", { error }));
     const running = warned.finally(() => inFlight.delete(running));
     inFlight.add(running);
   }
 
-  /** The lease is renewed no more, and the listener called no more, once this has resolved. */
+  /** Stops renewing. Once this has resolved, the listener is not called any more. */
   async function stop(): Promise<void> {
     clearInterval(timer);
     timer = undefined;
@@ -152,7 +152,7 @@ export function createMembership<Read = undefined>({ store, log, id, kind, read 
 
   return {
     id,
-    /** Part of a work: from its commit on this process counts. Where it is alone, all others are gone. */
+    /** Enters the row as part of the given write: the process counts from its commit. Where it is alone, other rows go. */
     async enter(tx: Tx, known: ProcessFacts = {}): Promise<void> {
       facts = known;
       const { processes: t } = tx.tables;
@@ -161,22 +161,22 @@ export function createMembership<Read = undefined>({ store, log, id, kind, read 
     },
     /** @throws Fault `unavailable` */
     renew,
-    /** From now on the lease is renewed by itself. @param listener called after each time, instead of the one before */
+    /** Starts the periodic renewal. @param listener called after each renewal, in place of the previous listener */
     start(listener = renewed): void {
       renewed = listener;
-      timer ??= setInterval(begin, renewMs);
+      timer ??= setInterval(startRound, renewMs);
     },
-    /** What others are to know from now on, at once if it is news. */
+    /** Sets the facts for other processes, and publishes them at once if they have changed. */
     tell(known: ProcessFacts): void {
       facts = known;
-      if (timer !== undefined && inFlight.size === 0 && !Bun.deepEquals(known, written)) begin();
+      if (timer !== undefined && inFlight.size === 0 && !Bun.deepEquals(known, written)) startRound();
     },
-    /** Nothing is begun on a lease that may have run out, since others may have taken this process for gone. */
+    /** Whether the lease certainly holds. Begin nothing otherwise, since others may take this process for gone. */
     isFresh,
     /** Whether all live processes have had time to renew. @param databaseNow in milliseconds */
     mayJudge,
     stop,
-    /** Removes the row, and does `also` in the same write. Never rejects: a lease that can't be dropped runs out. */
+    /** Removes the row, and runs `also` in the same write. Never rejects: a lease that can't be dropped expires. */
     async leave(also: (tx: Tx) => Promise<void> = async () => {}): Promise<void> {
       await stop();
       const leaving = store.write(async (tx) => {
@@ -188,19 +188,19 @@ export function createMembership<Read = undefined>({ store, log, id, kind, read 
   };
 }
 
-/** Parts of the time that a lease is kept, after each of which it is renewed, or asked for again. */
+/** A steady lease is renewed, or asked for again, this many times within its length. */
 const RENEWALS = 3;
 
 /**
- * Whether this process has the lease now. Nobody has the next one before `ms` have passed, but for the holder.
+ * Asks for a job's lease for `ms`. @returns whether this process has it now; no other gets it before it expires.
  *
- * @param holder who goes on with it; null when nobody does
+ * @param holder the process that may renew the lease; null for a periodic job
  */
 export async function leaseJob(store: Store, job: string, ms: number, holder: string | null = null): Promise<boolean> {
   const now = store.clock.now();
   const lease = { next_at: now + ms, holder };
   const rows = await store.write(({ db, tables: { jobLeases: t } }) => {
-    // Twice its length leaves room for processes whose readings of the clock differ.
+    // Twice the length tolerates processes whose readings of the clock differ.
     const isOver = not(whereLeaseHolds(t.next_at, now, 2 * ms));
     const setWhere = holder === null ? isOver : or(isOver, eq(t.holder, holder));
     return db
@@ -212,12 +212,12 @@ export async function leaseJob(store: Store, job: string, ms: number, holder: st
   return rows.length > 0;
 }
 
-/** A lease that one process keeps: nobody else has it before `ms` after its last renewal. Where there are no others it is always held. */
+/** A leader's lease: no other process has it before `ms` after its last renewal. Always held by a process that is alone. */
 export function steadyJobLease(store: Store, job: string, ms: number, holder: string) {
   let isHeld = false;
   let askedAt: Moment | null = null;
   return {
-    /** To be asked before each piece of the work. It asks the database now and then. */
+    /** Call this before each piece of the work. It renews or requests the lease when that is due. */
     async isMine(): Promise<boolean> {
       if (!store.isShared) return true;
       if (askedAt !== null && !isOlder(askedAt, ms / RENEWALS)) return isHeld;
@@ -226,7 +226,7 @@ export function steadyJobLease(store: Store, job: string, ms: number, holder: st
       isHeld = await leaseJob(store, job, ms, holder);
       return isHeld;
     },
-    /** The next one need not wait. */
+    /** Drops the lease, so that the next leader need not wait. */
     async end(): Promise<void> {
       if (!isHeld) return;
       await store.write(async ({ db, tables: { jobLeases: t } }) => {
@@ -237,10 +237,10 @@ export function steadyJobLease(store: Store, job: string, ms: number, holder: st
 }
 
 /**
- * Whether a lease holds, by its end. A lease that ends later than it can was written before the clock that gave it went
- * back: it holds no more, or it would for as long as the clock was set back.
+ * Whether a lease holds, by its end. A lease that ends later than its length allows was written before the clock was set back.
+ * It does not hold, since otherwise it would hold for as long as the clock was set back.
  *
- * @param ms the longest that a lease can have left
+ * @param ms the longest time that a lease can have left
  */
 export function leaseHolds(until: number, now: number, ms: number): boolean {
   return until > now && until - ms <= now;
@@ -251,13 +251,13 @@ export function whereLeaseHolds(until: Column, now: SQL<number> | number, ms: nu
   return sql`(${until} > ${now} and ${until} - ${ms} <= ${now})`;
 }
 
-/** By this part of a lease the two clocks may differ between two renewals, since answers can be late. */
+/** Between two renewals the two clocks may drift apart by one third of a lease, since answers can be late. */
 const STEP_PART = 3;
 
 /**
- * Whether the leases of other processes can be believed. Each process renews its lease every few seconds, so an expired lease
- * usually means a dead process. But after an outage of the database, a suspended machine, or a step of the database's clock
- * all leases have expired. Then every live process gets the length of a lease to renew its own.
+ * Decides whether other processes' leases can be believed. Each process renews every few seconds, so an expired lease usually
+ * means a dead process. But after an outage of the database, a suspended machine, or a step of the database's clock, all
+ * leases have expired. Then every live process gets the length of a lease to renew its own.
  *
  * @param monotonic milliseconds of a clock that never goes back
  */
@@ -272,12 +272,12 @@ export function createLeaseTrust(leaseMs: number, monotonic: () => number = () =
   }
 
   return {
-    /** This process has renewed its own lease. @param databaseNow the time there, in milliseconds */
+    /** Call this when this process has renewed its lease. @param databaseNow the database's time, in milliseconds */
     renewed(databaseNow: number) {
       if (isGap(databaseNow)) since = monotonic();
       last = { database: databaseNow, monotonic: monotonic() };
     },
-    /** Whether the database's clock has run evenly for the length of a lease, so that all could renew. */
+    /** Whether the database's clock has run evenly for the length of a lease, so that all live processes could renew. */
     holds: (databaseNow: number) => !isGap(databaseNow) && monotonic() - since >= leaseMs,
   };
 }

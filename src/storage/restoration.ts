@@ -1,29 +1,29 @@
-// A database that was restored to an older state: what it had under way may have happened since, and what it does not know
-// too. The services go by the time of the restore. It is recorded once, before any of them starts: by `tollgate restore`,
-// or at the start with a copy that `tollgate backup` made, which carries a mark. The two end the same way.
+// The record that a database was restored to an older state. Work that was open in that state, and work that the state does
+// not know, may have happened since, so the services act by the time of the restore. It is recorded once, before any service
+// starts: by `tollgate restore`, or by a service that starts on a copy made by `tollgate backup`, which carries a mark.
 //
-// The mark is SQLite's user_version, in the header of the file: so a copy of any schema can carry it.
+// The mark is SQLite's user_version, in the header of the file, so that a copy of any schema can carry it.
 import { Database } from "bun:sqlite";
 import { eq, gt, sql } from "drizzle-orm";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import type { Reader, Store, Tx } from "./store.ts";
 
-const ONE = 1;
+const RESTORATION_ROW = 1;
 const MINUTE_MS = 60_000;
 
-/** @param path of a copy that nobody else has open */
+/** Marks a copy with the time at which it was made. @param path of a copy that no other process has open */
 export function markCopy(path: string, now: number): void {
   withFile(path, (file) => file.run(`pragma user_version = ${Math.floor(now / MINUTE_MS)}`));
 }
 
-/** When the file was made as a copy, to the minute; null for one that is none, or that a service has begun with. */
+/** When the file was made as a copy, to the minute; null for a file without a mark. */
 function copiedAt(path: string): Date | null {
   const minutes = withFile(path, (file) => file.query<{ user_version: number }, []>("pragma user_version").get());
   return minutes === null || minutes.user_version === 0 ? null : new Date(minutes.user_version * MINUTE_MS);
 }
 
-/** To be called when the restore is recorded. */
+/** Removes the mark. Call this once the restore is recorded. */
 export function unmarkCopy(path: string): void {
   withFile(path, (file) => file.run("pragma user_version = 0"));
 }
@@ -39,11 +39,11 @@ function withFile<T>(path: string, work: (file: Database) => T): T {
 }
 
 /**
- * Records that the database was restored to an older state just now. If it is cut short, no service starts before it has
- * been done again.
+ * Records that the database was restored to an older state just now. If this is cut short, no service starts before it has
+ * been run again.
  *
- * @param settle ends what the copy had under way, and may be done twice
- * @throws StartupProblem when a gateway or a facilitator runs on it: it would not learn of the restore
+ * @param settle ends the calls and payments that the copy had open; must be idempotent
+ * @throws StartupProblem when a gateway or facilitator runs on the database, since it would not learn of the restore
  */
 export async function recordRestore(store: Store, settle: () => Promise<void>): Promise<void> {
   await store.write(async (tx) => {
@@ -52,20 +52,20 @@ export async function recordRestore(store: Store, settle: () => Promise<void>): 
     const now = sql<number>`${tx.now}`;
     await tx.db
       .insert(t)
-      .values({ one: ONE, restored_at: now, is_done: false })
+      .values({ one: RESTORATION_ROW, restored_at: now, is_done: false })
       .onConflictDoUpdate({ target: t.one, set: { restored_at: now, is_done: false } });
   });
-  // While the server was away all leases have run out. A service that was not stopped finds the database again only now.
-  // Longer than the time between two renewals of a lease (storage/leases.ts).
+  // While the server was away all leases expired, and a service that was not stopped reconnects only now. Six seconds are
+  // longer than the time between two renewals of a lease (storage/leases.ts).
   if (store.isShared) await Bun.sleep(6_000);
   await store.write((tx) => requireNoService(store, tx));
   await settle();
   await store.write(async ({ db, tables: { restoration: t } }) => {
-    await db.update(t).set({ is_done: true }).where(eq(t.one, ONE));
+    await db.update(t).set({ is_done: true }).where(eq(t.one, RESTORATION_ROW));
   });
 }
 
-/** Where a process is alone with its database, the lock of the data directory tells. */
+/** On SQLite the lock of the data directory already excludes a running service. */
 async function requireNoService({ isShared }: Store, { db, tables, now }: Tx): Promise<void> {
   if (!isShared) return;
   const { processes: t } = tables;
@@ -76,14 +76,14 @@ async function requireNoService({ isShared }: Store, { db, tables, now }: Tx): P
 
 interface Start {
   readonly store: Store;
-  /** Null for a server's. */
+  /** The database's file; null for a database server. */
   readonly file: string | null;
   readonly settle: () => Promise<void>;
   readonly log: Log;
 }
 
 /**
- * To be called by a service before it begins with anything.
+ * A service calls this before it does anything else: it completes the restore of a marked copy.
  *
  * @returns as `restoredAt`
  * @throws StartupProblem as `restoredAt`
@@ -101,7 +101,7 @@ export async function startRestored({ store, file, settle, log }: Start): Promis
 /**
  * When the database was restored, in milliseconds by its own clock; null when it never was.
  *
- * @throws StartupProblem when that was cut short
+ * @throws StartupProblem when `tollgate restore` was cut short
  */
 async function restoredAt({ db, tables: { restoration: t } }: Reader): Promise<number | null> {
   const [row] = await db.select().from(t);

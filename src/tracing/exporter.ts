@@ -1,6 +1,6 @@
-// Spans on their way to the collector, by OTLP over HTTP as protobuf. A span that finds no room is dropped, and so is a batch
-// that the collector does not take. Whatever the collector does, a batch is over in bounded time and memory. A passing failure
-// (429, 502, 503, 504, no connection) is tried again, after the time that the collector asks for if that is longer than ours.
+// Sends spans to the collector, as OTLP over HTTP with protobuf. Spans are dropped when the queue is full, and with a batch that
+// the collector refuses, so memory and the time of a batch are bounded whatever the collector does. After a transient failure
+// (429, 502, 503, 504, no connection) a batch is retried, after the collector's `Retry-After` if that is longer than our backoff.
 
 import { type ExportResult, ExportResultCode } from "@opentelemetry/core";
 import { ProtobufTraceSerializer } from "@opentelemetry/otlp-transformer";
@@ -14,19 +14,19 @@ import { type Outbound, retryAfterMs } from "../http/client/outbound.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createInFlight, endsWithin } from "../kernel/wait.ts";
 
-/** Until the end of the answer. */
+/** The deadline of a request, to the end of its response. */
 const REQUEST_MS = 10_000;
 const ANSWER_BYTES_MAX = 64 * 1024;
 
 type CollectorOptions = Pick<TracingOptions, "endpoint" | "headers"> & { readonly outbound: Outbound };
 
-const FOR_NOW = new Set([429, 502, 503, 504]);
+const TRANSIENT = new Set([429, 502, 503, 504]);
 
-interface UntakenBatch {
-  /** For the log: it holds no header and no path. */
+interface BatchFailure {
+  /** For the log, so it holds no header and no path. */
   readonly message: string;
-  /** How long to wait before the batch is sent again, at least; null when it is not. */
-  readonly againMs: number | null;
+  /** The least pause before a retry, in milliseconds; null for no retry. */
+  readonly retryAfterMs: number | null;
 }
 
 export function createExporter({ endpoint, headers, outbound }: CollectorOptions) {
@@ -35,30 +35,30 @@ export function createExporter({ endpoint, headers, outbound }: CollectorOptions
   const [stopping, aborted] = [Promise.withResolvers<void>(), new AbortController()];
   const inFlight = createInFlight();
 
-  async function sendOnce(body: Uint8Array): Promise<UntakenBatch | null> {
+  async function sendOnce(body: Uint8Array): Promise<BatchFailure | null> {
     const late = AbortSignal.timeout(REQUEST_MS);
     try {
       const signal = AbortSignal.any([aborted.signal, late]);
       const response = await outbound.request(url, { method: "POST", headers: sent, body, signal });
       const limits = { maxBytes: ANSWER_BYTES_MAX, captureBytes: ANSWER_BYTES_MAX };
       const { tooLarge, captured } = await readBody(response, limits);
-      if (tooLarge) return { message: `an answer of more than ${ANSWER_BYTES_MAX} bytes`, againMs: null };
-      return refusalIn(response, captured);
+      if (tooLarge) return { message: `a response of more than ${ANSWER_BYTES_MAX} bytes`, retryAfterMs: null };
+      return failureIn(response, captured);
     } catch (error) {
-      if (aborted.signal.aborted) return { message: "the process ends", againMs: null };
-      return { message: late.aborted ? `no answer within ${REQUEST_MS} ms` : failureOf(error), againMs: 0 };
+      if (aborted.signal.aborted) return { message: "the process is stopping", retryAfterMs: null };
+      return { message: late.aborted ? `no response within ${REQUEST_MS} ms` : messageOf(error), retryAfterMs: 0 };
     }
   }
 
-  async function send(spans: ReadableSpan[]): Promise<UntakenBatch | null> {
-    // The call whose span has filled the batch does not wait for its writing.
+  async function send(spans: ReadableSpan[]): Promise<BatchFailure | null> {
+    // So that the call whose span fills the batch does not wait for its serialization.
     await new Promise(setImmediate);
     const body = ProtobufTraceSerializer.serializeRequest(spans);
-    if (body === undefined) return { message: "could not be written", againMs: null };
+    if (body === undefined) return { message: "could not be serialized", retryAfterMs: null };
     for (const pause of [1_000, 4_000]) {
-      const refusal = await sendOnce(body);
-      if (refusal === null || refusal.againMs === null) return refusal;
-      if (await endsWithin(Math.max(pause, refusal.againMs), stopping.promise)) return refusal;
+      const failure = await sendOnce(body);
+      if (failure === null || failure.retryAfterMs === null) return failure;
+      if (await endsWithin(Math.max(pause, failure.retryAfterMs), stopping.promise)) return failure;
     }
     return sendOnce(body);
   }
@@ -69,38 +69,38 @@ export function createExporter({ endpoint, headers, outbound }: CollectorOptions
       const fail = (error: Error) => done({ code: ExportResultCode.FAILED, error });
       send(spans)
         .then(
-          (refusal) => (refusal === null ? done({ code: ExportResultCode.SUCCESS }) : fail(new Error(refusal.message))),
+          (failure) => (failure === null ? done({ code: ExportResultCode.SUCCESS }) : fail(new Error(failure.message))),
           fail,
         )
         .finally(leave);
     },
-    /** Tries nothing again, and resolves when nothing is in flight. */
+    /** Retries nothing more, and resolves when no request is in flight. */
     async shutdown(): Promise<void> {
       stopping.resolve();
       await inFlight.idle();
     },
-    /** Ends the requests in flight, untaken. */
+    /** Breaks off the requests in flight; their batches are dropped. */
     abort: () => aborted.abort(),
   };
 }
 
-function refusalIn({ status, headers }: Answer, bytes: Uint8Array): UntakenBatch | null {
+function failureIn({ status, headers }: Answer, bytes: Uint8Array): BatchFailure | null {
   if (status < 200 || status > 299) {
-    // A longer `Retry-After` is not obeyed: spans that wait are dropped once there are many.
+    // A longer `Retry-After` is cut to 30 s, since spans that wait for long fill the queue.
     const asked = retryAfterMs(headers.get("retry-after"), systemClock.now(), 30_000);
-    return { message: `answered ${status}`, againMs: FOR_NOW.has(status) ? (asked ?? 0) : null };
+    return { message: `answered ${status}`, retryAfterMs: TRANSIENT.has(status) ? (asked ?? 0) : null };
   }
   const rejected = rejectedOf(bytes);
-  return rejected > 0 ? { message: `rejected ${rejected} of them`, againMs: null } : null;
+  return rejected > 0 ? { message: `rejected ${rejected} of them`, retryAfterMs: null } : null;
 }
 
-/** Never the message of an unforeseen error, which might quote a header. */
-function failureOf(error: unknown): string {
+/** Text for the log. Of an unexpected error it gives only the name, since the message might quote a header. */
+function messageOf(error: unknown): string {
   if (error instanceof OutboundError) return error.message;
   return error instanceof Error ? error.name : "unknown error";
 }
 
-/** Spans that the collector says it has not taken. An answer in another form says nothing. */
+/** How many spans the collector says it has rejected; 0 if the response has another form. */
 function rejectedOf(bytes: Uint8Array): number {
   try {
     return Number(ProtobufTraceSerializer.deserializeResponse(bytes).partialSuccess?.rejectedSpans ?? 0);
@@ -109,7 +109,7 @@ function rejectedOf(bytes: Uint8Array): number {
   }
 }
 
-/** @param exporter whose `result.error` has a message for the log */
+/** @param exporter gives a `result.error` whose message may be logged */
 export function createSpanQueue(exporter: SpanExporter, log: Log): SpanProcessor {
   let held = 0;
   const drops = createDrops(log);
@@ -126,10 +126,10 @@ export function createSpanQueue(exporter: SpanExporter, log: Log): SpanProcessor
   const batches = new BatchSpanProcessor({
     exporter: counting,
     maxQueueSize: MAX.spans,
-    // Written in one piece: 2 ms of the event loop.
+    // Serializing a batch of this size blocks the event loop for 2 ms.
     maxExportBatchSize: 256,
     scheduledDelayMillis: 1_000,
-    // More than the exporter takes with all its tries.
+    // Longer than the exporter takes with all its retries.
     exportTimeoutMillis: 100_000,
   });
   return {
@@ -145,36 +145,36 @@ export function createSpanQueue(exporter: SpanExporter, log: Log): SpanProcessor
     forceFlush: () => batches.forceFlush(),
     async shutdown(): Promise<void> {
       const flushed = batches.shutdown().catch(() => {});
-      // From here on nothing is tried again.
+      // Ends the retries, so that `flushed` resolves soon.
       await exporter.shutdown();
       await flushed;
-      // `flushed` is over with the first batch that is not taken, and does not cover a batch that was in flight before.
+      // `flushed` resolves at the first batch that fails, and ignores a batch that was in flight before.
       await exporter.shutdown();
-      drops.tell();
+      drops.flush();
     },
   };
 }
 
-/** The first drop is logged at once, and what follows within a minute together. */
+/** Logs the first drop at once, and the drops of the next minute as one sum. */
 function createDrops(log: Log) {
   let count = 0;
   let reason = "";
   let timer: ReturnType<typeof setTimeout> | null = null;
 
-  function tell(): void {
+  function flush(): void {
     timer = null;
     if (count === 0) return;
     log.warn("spans_dropped", { count, reason });
     count = 0;
-    timer = setTimeout(tell, 60_000).unref();
+    timer = setTimeout(flush, 60_000).unref();
   }
 
   return {
-    tell,
+    flush,
     count(spans: number, why: string): void {
       count += spans;
       reason = why;
-      if (timer === null) tell();
+      if (timer === null) flush();
     },
   };
 }

@@ -1,9 +1,9 @@
-// Loads what traces need only where they are switched on: it takes time and memory.
+// Opens the tracer. Its libraries are loaded only if tracing is on, since they take time and memory.
 import type { Log } from "../core/log.ts";
 import type { TracingOptions } from "../core/tracing.ts";
 import type { RunningTracer } from "./tracer.ts";
 
-/** @param service the name of the service, where the operator gives none */
+/** @param service the name of the service, unless the operator has configured another one */
 export async function openTracer(
   options: TracingOptions | null,
   service: string,

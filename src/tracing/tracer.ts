@@ -1,8 +1,8 @@
-// Traces by OpenTelemetry's own library. This file is loaded only where they are switched on.
+// The tracer, on OpenTelemetry's own library. This file is loaded only if tracing is on.
 //
-// The operator's sampler decides which traces are recorded, by the caller's wish where it is asked to. A bound on traces a
-// second holds whatever the sampler says, so that no caller can make the gateway record without end; each tenant has its
-// share of that bound. A part of a trace is recorded if the trace is.
+// The sampler that the operator chose decides which traces are recorded; the `parentbased_` ones follow the caller's flag. A
+// bound on traces per second holds whatever the sampler says, so that no caller can make the gateway record without end, and
+// each tenant has a share of that bound. The spans within a trace are recorded exactly if the trace is.
 import { AsyncLocalStorage } from "node:async_hooks";
 import {
   type Attributes,
@@ -50,7 +50,7 @@ const GETTER = {
 };
 
 export interface RunningTracer extends Tracer {
-  /** Sends what is left, as far as the collector takes it at once. Never rejects. */
+  /** Sends the remaining spans, and drops them if the collector does not take them within two seconds. Never rejects. */
   stop(): Promise<void>;
 }
 
@@ -89,7 +89,7 @@ export function createTracer(options: TracingOptions, service: string, log: Log)
       const sent = provider.shutdown().catch(() => {});
       if (await endsWithin(2_000, sent)) return;
       exporter.abort();
-      // For logging that the last spans were dropped.
+      // Time to log that the last spans were dropped.
       await endsWithin(500, sent);
     },
   };
@@ -145,13 +145,13 @@ const WINDOW_MS = 1000;
 const LEFT_OUT = { decision: SamplingDecision.NOT_RECORD };
 const RECORDED = { decision: SamplingDecision.RECORD_AND_SAMPLED };
 
-/** @param payerOf whose share a trace takes that is begun in this context */
+/** @param payerOf names the tenant whose share a trace in this context takes */
 export function createSampler(
   { sampler, ratio, tracesPerSecond }: Pick<TracingOptions, "sampler" | "ratio" | "tracesPerSecond">,
   payerOf: (context: Context) => string,
 ): Sampler {
   const chosen = samplerOf(sampler, ratio);
-  const mayRecord = createPace(tracesPerSecond);
+  const mayRecord = createTraceBudget(tracesPerSecond);
   return {
     shouldSample(context, traceId, name, kind, attributes, links) {
       const parent = trace.getSpanContext(context);
@@ -176,8 +176,8 @@ function rootOf(name: string, ratio: number): Sampler {
   return name === "traceidratio" ? new TraceIdRatioBasedSampler(ratio) : new AlwaysOnSampler();
 }
 
-/** A budget a second, an eighth of it reserved for payers who have had none. */
-function createPace(perSecond: number): (payer: string) => boolean {
+/** A budget of traces per second, an eighth of which is reserved for payers that have recorded none in this second. */
+function createTraceBudget(perSecond: number): (payer: string) => boolean {
   let share = createReservedShare(perSecond);
   let endsAt = performance.now() + WINDOW_MS;
   return (payer) => {
@@ -187,14 +187,14 @@ function createPace(perSecond: number): (payer: string) => boolean {
   };
 }
 
-/** By OpenTelemetry's semantic conventions. */
+/** Attribute names, by OpenTelemetry's semantic conventions. */
 const NAMES: Readonly<Record<keyof SpanFields, string>> = {
   method: ATTR_HTTP_REQUEST_METHOD,
   status: ATTR_HTTP_RESPONSE_STATUS_CODE,
   route: ATTR_HTTP_ROUTE,
   host: ATTR_SERVER_ADDRESS,
   errorType: ATTR_ERROR_TYPE,
-  // Not stable in the conventions yet, so the package has no constants for these.
+  // Not stable in the conventions yet, so the package has no constants for the names below.
   rpcMethod: "rpc.method",
   rpcEndpoint: "tollgate.rpc.endpoint",
   tenant: "tollgate.tenant",

@@ -1,6 +1,6 @@
-// The body of a call: one piece while it is small, parts otherwise. A large one is gathered, stored, handed to a worker
-// and sent part by part, so that no piece of work takes all of it. What has to look at all of it is done on another thread,
-// to which its memory moves without a copy.
+// The body of a call: one piece if it is small, parts otherwise. A large body is received, stored, handed to a worker and sent
+// part by part, so that no single piece of work takes long. A task that must read all of it runs on another thread, to which
+// the body's memory moves without a copy.
 
 import { createHash } from "node:crypto";
 import { joined } from "../core/bytes.ts";
@@ -9,14 +9,14 @@ import { AT_ONCE_BYTES, type ComputeTask, compute } from "../kernel/compute.ts";
 import { inTurn } from "../kernel/turns.ts";
 
 /**
- * Of a part, and the most that is in one piece. On SQLite to store one takes 3 ms of the event loop with its commit
- * (measured; 32 MiB at once 114), and 32 MiB take 71 ms of CPU, with half of this 83; to remove them, half the time.
+ * The size of a part. To store one on SQLite takes 3 ms of the event loop with its commit (measured; 32 MiB at once take 114),
+ * and 32 MiB in parts take 71 ms of CPU (83 with parts of half this size). To remove a body takes half as long.
  */
 export const PART_BYTES = 512 * 1024;
 
 export type CallBody = Uint8Array | LargeBody;
 
-/** A body up to this size is judged at once. Many longer ones at once would be too much for one turn. */
+/** Bodies up to this size are judged at once. Longer ones take turns, since many together would block the event loop. */
 const SMALL_BYTES = 16_384;
 
 export class LargeBody {
@@ -24,25 +24,24 @@ export class LargeBody {
   /** Null while another thread has the memory, and from then on if that thread dies. */
   #parts: readonly Uint8Array[] | null = null;
   whole: Uint8Array | null = null;
-  /** In lower hex. Hashed once, when idempotency key, payment or receipt asks for it first. */
+  /** In lower hex; null until the first use, by an idempotency key, a payment or a receipt. */
   sha256: string | null = null;
 
   /**
-   * @param parts in their order; in memory of their own. Those that are stored are of PART_BYTES each, but for the last of a
-   *   body
+   * @param parts in order, each in memory that nothing else uses. Stored parts have PART_BYTES each, except the last of a body
    */
   constructor(parts: readonly Uint8Array[]) {
     this.byteLength = parts.reduce((sum, part) => sum + part.byteLength, 0);
     this.#keep(parts);
   }
 
-  /** Views of the whole, once somebody has asked for that. @throws Fault `unavailable` while another thread has the memory */
+  /** Views of `whole`, if there is one. @throws Fault `unavailable` while another thread has the memory */
   get parts(): readonly Uint8Array[] {
     if (this.#parts === null) throw new Fault("unavailable", "the body was lost", { retryAfterSeconds: 1 });
     return this.#parts;
   }
 
-  /** Does the task on another thread, to which the body moves for so long. @throws as `compute` does; then the body is lost */
+  /** Runs the task on another thread, which has the body's memory meanwhile. @throws as `compute` does; the body is lost then */
   async move<T>(task: BodyTask<T>, tenant: string): Promise<T> {
     const moved = this.whole === null ? this.parts : [this.whole];
     [this.#parts, this.whole] = [null, null];
@@ -62,13 +61,13 @@ export class LargeBody {
   }
 }
 
-/** What is found in a body, and the body as it is afterwards: in parts, or whole. */
+/** Its output holds what it found in the body, and the body itself, in parts or in one piece. */
 export type BodyTask<T> = ComputeTask<
   readonly Uint8Array[],
   { readonly result: T; readonly parts: readonly Uint8Array[] }
 >;
 
-/** For what reads here and there in a body, which is in one piece afterwards. */
+/** A task that needs random access to a body, so it joins the parts. The body is in one piece afterwards. */
 export function wholeBodyTask<T>(name: string, judge: (bytes: Uint8Array) => T): BodyTask<T> {
   return {
     name,
@@ -83,9 +82,9 @@ export function wholeBodyTask<T>(name: string, judge: (bytes: Uint8Array) => T):
 }
 
 /**
- * Gives back the memory of a piece that nobody needs any more, unless it is part of something larger. May be called again.
- * The garbage collector would be late, and memory that is new to the process costs more than a copy into it: with this, 16
- * calls with 10 MiB both ways hold half as much.
+ * Frees the memory of a piece that is no longer needed, unless it is a view of a larger buffer. May be called again. The garbage
+ * collector would free it later, and memory that is new to the process costs more than a copy into it: 16 calls with 10 MiB in
+ * both directions hold half as much memory thanks to this (measured).
  */
 export function freeMemory(piece: Uint8Array): void {
   const { buffer, byteLength } = piece;
@@ -97,7 +96,7 @@ export function freeBody(body: CallBody): void {
   else body.free();
 }
 
-/** The parts of a body as they are stored; of one in a single piece, views of it. */
+/** The parts of a body as they are stored; views, if the body is in one piece. */
 export function bodyPartsOf(body: CallBody): readonly Uint8Array[] {
   return body instanceof LargeBody ? body.parts : partsOf(body);
 }
@@ -111,25 +110,25 @@ function partsOf(bytes: Uint8Array): readonly Uint8Array[] {
 export function bodyOf(parts: readonly Uint8Array[]): CallBody {
   const [first, second] = parts;
   if (first === undefined) return new Uint8Array();
-  // A view can't move.
+  // A view of a larger buffer can't be transferred to another thread.
   const isOwn = first.byteLength === first.buffer.byteLength;
   return second === undefined && (!isOwn || first.byteLength <= AT_ONCE_BYTES) ? first : new LargeBody(parts);
 }
 
-/** No more than its first `bytes`, which are whole parts; it shares the memory of the body. */
+/** At most the first `bytes` of a body, without a copy. @param bytes a multiple of PART_BYTES */
 export function startOf(body: CallBody, bytes: number): CallBody {
   if (body instanceof LargeBody) return bodyOf(body.parts.slice(0, bytes / PART_BYTES));
   return body.subarray(0, bytes);
 }
 
-/** What the task finds in a body, and all of that in one piece. @throws as `compute` does */
+/** What the task finds in a body, and the body in one piece. @throws as `compute` does */
 export async function judged<T>(body: CallBody, task: BodyTask<T>, tenant: string): Promise<[T, Uint8Array]> {
   if (body instanceof LargeBody) return [await body.move(task, tenant), wholeOf(body)];
   const judge = () => task.run([body]).result;
   return [body.byteLength > SMALL_BYTES ? await inTurn(tenant, judge) : judge(), body];
 }
 
-/** All of a body in one piece. It is copied if nobody has judged it yet, so it should not be long. */
+/** A body in one piece. Parts are joined, which copies them, so an unjudged body should not be long. */
 export function wholeOf(body: CallBody): Uint8Array {
   return body instanceof LargeBody ? (body.whole ?? joined(body.parts)) : body;
 }

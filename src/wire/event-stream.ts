@@ -1,20 +1,20 @@
-// Parses event streams (https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream) as they
-// arrive. The fields of an event are passed on piece by piece and none of them is kept, however long it is.
+// Parses event streams (https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream) as they arrive.
+// The handler gets the fields of an event piece by piece; the parser keeps none of them, so events may have any length.
 
 export interface EventHandler {
   /** The next piece of an event's data. It is never empty. */
   data(bytes: Uint8Array): void;
-  /** The next piece of the event's other fields, `id: 7` and a line feed, for those who write the event again. */
+  /** The next piece of the event's other fields, such as `id: 7` and a line feed, for handlers that write the event again. */
   other?(bytes: Uint8Array): void;
   comment?(): void;
   /**
-   * @param isMessage whether it is of the type `message`, as those without a type are
-   * @param hasData whether it had data, if only empty
+   * @param isMessage whether the event is of the type `message`, as events without a type are
+   * @param hasData whether the event has a data field, which may be empty
    */
   end(isMessage: boolean, hasData: boolean): void;
 }
 
-/** By its content type. */
+/** Whether the content type of a response is that of event streams. */
 export function isEventStream({ headers }: { readonly headers: Pick<Headers, "get"> }): boolean {
   return /^\s*text\/event-stream\s*(;|$)/i.test(headers.get("content-type") ?? "");
 }
@@ -30,21 +30,21 @@ const GAP = 1;
 const VALUE = 2;
 
 const MESSAGE = "message";
-/** A longer name is none that matters here, and a longer type is another type. */
-const SHORT_MAX = 8;
+/** Longer field names and event types need not be kept, since no known one is longer. */
+const NAME_CHARACTERS_MAX = 8;
 const LINE_END = Uint8Array.of(LF);
 const encoder = new TextEncoder();
-const OTHERS = new Map(["event", "id", "retry"].map((name) => [name, encoder.encode(`${name}: `)]));
+const OTHER_FIELDS = new Map(["event", "id", "retry"].map((name) => [name, encoder.encode(`${name}: `)]));
 
 export class EventStreamReader {
   readonly #handler: EventHandler;
   #state = NAME;
-  /** The name of the line's field, as far as it can be one that matters here. */
+  /** The name of the line's field, as far as it is kept. */
   #name = "";
   #isLineEmpty = true;
-  /** A line feed that comes next belongs to the line end before it. */
+  /** Whether the last byte was a carriage return: a line feed that follows belongs to the same line end. */
   #isAfterReturn = false;
-  /** Of the event. */
+  /** The type of the event, as far as it is kept. */
   #type = "";
   #hasData = false;
   #hasOthers = false;
@@ -58,7 +58,7 @@ export class EventStreamReader {
     for (let at = 0; at < bytes.length; ) at = this.feedEvent(bytes, at);
   }
 
-  /** Reads on up to the end of an event. @returns where to go on */
+  /** Reads up to the end of the next event. @returns the index behind it */
   feedEvent(bytes: Uint8Array, from = 0): number {
     let at = from;
     while (at < bytes.length) {
@@ -70,23 +70,23 @@ export class EventStreamReader {
         this.#isAfterReturn = byte === CR;
         at++;
         if (this.#lineEnds()) return at;
-      } else at = this.#goOn(bytes, at, byte);
+      } else at = this.#fieldByte(bytes, at, byte);
     }
     return at;
   }
 
-  /** A regular end of the stream closes the last event, even if its blank line is missing. */
+  /** The stream has ended regularly: this ends the last event, even if its blank line is missing. */
   finish(): void {
     if (!this.#isLineEmpty) this.#lineEnds();
     this.#lineEnds();
   }
 
-  /** Returns where to go on. */
-  #goOn(bytes: Uint8Array, at: number, byte: number): number {
+  /** Reads a byte of a field, or the rest of its value. @returns the index of the next byte */
+  #fieldByte(bytes: Uint8Array, at: number, byte: number): number {
     this.#isLineEmpty = false;
     if (this.#state === NAME) {
       if (byte === COLON) this.#fieldBegins(GAP);
-      else if (this.#name.length < SHORT_MAX) this.#name += String.fromCharCode(byte);
+      else if (this.#name.length < NAME_CHARACTERS_MAX) this.#name += String.fromCharCode(byte);
       return at + 1;
     }
     const isGap = this.#state === GAP && byte === SPACE;
@@ -96,14 +96,14 @@ export class EventStreamReader {
     while (end < bytes.length && bytes[end] !== LF && bytes[end] !== CR) end++;
     const value = bytes.subarray(at, end);
     if (this.#name === "data") this.#handler.data(value);
-    else if (OTHERS.has(this.#name)) this.#handler.other?.(value);
-    if (this.#name === "event") this.#typeGoesOn(value);
+    else if (OTHER_FIELDS.has(this.#name)) this.#handler.other?.(value);
+    if (this.#name === "event") this.#extendType(value);
     return end;
   }
 
   #fieldBegins(state: number): void {
     this.#state = state;
-    const prefix = OTHERS.get(this.#name);
+    const prefix = OTHER_FIELDS.get(this.#name);
     if (prefix !== undefined) {
       this.#hasOthers = true;
       this.#handler.other?.(prefix);
@@ -115,8 +115,8 @@ export class EventStreamReader {
     this.#hasData = true;
   }
 
-  #typeGoesOn(value: Uint8Array): void {
-    const left = SHORT_MAX - this.#type.length;
+  #extendType(value: Uint8Array): void {
+    const left = NAME_CHARACTERS_MAX - this.#type.length;
     this.#type += String.fromCharCode(...value.subarray(0, left));
   }
 
@@ -125,7 +125,7 @@ export class EventStreamReader {
     if (this.#isLineEmpty) return this.#eventEnds();
     // A line without a colon is a field without a value.
     if (this.#state === NAME) this.#fieldBegins(VALUE);
-    if (OTHERS.has(this.#name)) this.#handler.other?.(LINE_END);
+    if (OTHER_FIELDS.has(this.#name)) this.#handler.other?.(LINE_END);
     this.#state = NAME;
     this.#name = "";
     this.#isLineEmpty = true;
@@ -140,16 +140,16 @@ export class EventStreamReader {
   }
 }
 
-/** Text in UTF-8 as the web's decoder reads it: malformed bytes become U+FFFD, and a byte order mark at the start is dropped. */
+/** Makes UTF-8 valid, as browsers do: malformed bytes become U+FFFD, and a byte order mark at the start is dropped. */
 export class Utf8Reader {
   readonly #decoder = new TextDecoder();
 
-  /** The text that is complete by now. */
+  /** The characters that are complete so far. */
   read(bytes: Uint8Array): Uint8Array {
     return encoder.encode(this.#decoder.decode(bytes, { stream: true }));
   }
 
-  /** What is left at the end. */
+  /** The rest of the text: U+FFFD for a character that was cut off. */
   end(): Uint8Array {
     return encoder.encode(this.#decoder.decode());
   }

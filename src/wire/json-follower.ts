@@ -1,44 +1,44 @@
-// Follows one JSON object while it arrives, in pieces of any length, and reports the members of its top level. Only the
-// short texts that are asked for are kept, so an object of any length takes the same memory. It accepts and refuses exactly the
-// texts that `json-scan.ts` does.
+// A streaming JSON parser: follows one JSON object while it arrives, in pieces of any length, and reports chosen members of its
+// top level. It keeps only short texts that are asked for, so an object of any length takes the same memory. It accepts exactly
+// the texts that `json-scan.ts` accepts.
 import { MAX } from "../kernel/limits.ts";
 import { isDigit, isHexDigit, SIMPLE_ESCAPES } from "./json-scan.ts";
 
-/** A value of the object, or of the object in one of its members. */
+/** A member of the followed object, or of an object inside it. */
 export interface Member {
-  /** The keys that lead to it, outermost first: one or two. */
+  /** The one or two keys that lead to the member, outermost first. */
   readonly path: readonly string[];
-  /** Where its value stands in the text, from its first byte up to the one behind it. */
+  /** The position of the value in the text: from its first byte up to the one behind it. */
   readonly start: number;
   readonly end: number;
-  /** The value as it is written; null where that is too long. */
+  /** The value as it is written; null if it is too long. */
   readonly text: string | null;
 }
 
-/** What is reported; made once for many objects. */
+/** Which members are reported; made once for many objects. */
 export interface Followed {
   readonly top: FollowedKeys;
-  /** One of the top-level keys: if its value is an object, the members of that object are reported too. */
+  /** One of the top-level keys. If its value is an object, members of that object are reported too. */
   readonly outerKey: string;
   readonly inner: FollowedKeys;
-  /** Longer values are not kept. */
+  /** Values longer than this are not kept. */
   readonly textBytesMax: number;
 }
 
 interface FollowedKeys {
   readonly keys: readonly string[];
-  /** The length of the longest key with each of its characters escaped, and its quotes. */
+  /** The length of the longest key with all its characters escaped, in quotes. */
   readonly bytesMax: number;
 }
 
 export interface MemberHandler {
-  /** A member of the top level begins: what was reported inside an earlier member of this key is void. */
+  /** A member of the top level comes: reports from inside an earlier member with this key no longer count. */
   comes(key: string): void;
-  /** The value of the member begins. */
+  /** The value of a top-level member begins. */
   begins(key: string, at: number): void;
-  /** The value has ended, but the member has not: what follows may still be malformed. */
+  /** The value of a top-level member has ended, but the text after it may still be malformed. */
   ends(member: Member): void;
-  /** The member is whole: a comma or a brace has followed its value. */
+  /** A member is whole: a comma or a brace has followed its value. */
   whole(member: Member): void;
 }
 
@@ -77,7 +77,7 @@ const WORDS = new Map(["true", "false", "null"].map((word) => [codeOf(word), enc
 
 const isSpace = (byte: number) => byte === SPACE || byte === 0x0a || byte === 0x0d || byte === 0x09;
 
-/** A byte of a number: a zero, another digit, a point, an exponent's letter, a sign, or none of these. */
+/** The column of the table below for a byte: zero, another digit, a point, an exponent's letter, a sign, anything else. */
 function kindOf(byte: number): number {
   if (isDigit(byte)) return byte === 0x30 ? 0 : 1;
   if (byte === 0x2e) return 2;
@@ -85,31 +85,31 @@ function kindOf(byte: number): number {
   return byte === 0x2b || byte === 0x2d ? 4 : 5;
 }
 
-/** This byte comes after the number. */
-const BEHIND = -1;
+/** The number has ended before this byte. */
+const ENDED = -1;
 
-/** The states of a number, from SIGNED on, and what follows on each kind of byte. */
+/** The state transitions of a number: a row for each state from SIGNED on, a column for each kind of byte. */
 const NUMBER = [
   [ZERO_READ, DIGITS, OVER, OVER, OVER, OVER],
-  [BEHIND, BEHIND, POINT, EXPONENT, BEHIND, BEHIND],
-  [DIGITS, DIGITS, POINT, EXPONENT, BEHIND, BEHIND],
+  [ENDED, ENDED, POINT, EXPONENT, ENDED, ENDED],
+  [DIGITS, DIGITS, POINT, EXPONENT, ENDED, ENDED],
   [FRACTION, FRACTION, OVER, OVER, OVER, OVER],
-  [FRACTION, FRACTION, BEHIND, EXPONENT, BEHIND, BEHIND],
+  [FRACTION, FRACTION, ENDED, EXPONENT, ENDED, ENDED],
   [POWER, POWER, OVER, OVER, EXPONENT_SIGNED, OVER],
   [POWER, POWER, OVER, OVER, OVER, OVER],
-  [POWER, POWER, BEHIND, BEHIND, BEHIND, BEHIND],
+  [POWER, POWER, ENDED, ENDED, ENDED, ENDED],
 ];
 
 function afterByte(state: number, byte: number): number {
   return NUMBER[state - SIGNED]?.[kindOf(byte)] ?? OVER;
 }
 
-/** A part of the text that is kept while it arrives. */
+/** Keeps a part of the text while it arrives, up to a length. */
 class Excerpt {
   #bytes: Uint8Array = NOTHING;
   #size = 0;
   #max = 0;
-  /** Where it continues in the current piece; -1 while nothing is kept. */
+  /** Where the excerpt continues in the current piece; -1 while nothing is kept. */
   #from = -1;
 
   begin(at: number, max: number): void {
@@ -118,14 +118,14 @@ class Excerpt {
     this.#from = at;
   }
 
-  /** The piece ends: the part of it that belongs to the excerpt is copied. */
-  goOn(piece: Uint8Array): void {
+  /** Copies the part of a finished piece that belongs to the excerpt. */
+  endPiece(piece: Uint8Array): void {
     if (this.#from < 0) return;
     this.#add(piece.subarray(this.#from));
     this.#from = 0;
   }
 
-  /** Null where it is too long. */
+  /** The text of the excerpt; null if it is too long. */
   end(piece: Uint8Array, at: number): string | null {
     const last = piece.subarray(this.#from, at);
     this.#from = -1;
@@ -149,7 +149,7 @@ class Excerpt {
   }
 }
 
-/** The state of a member that is being read at one of the two levels. */
+/** The member that is being read at one of the two levels. */
 interface FollowedLevel {
   readonly followed: FollowedKeys;
   key: string | null;
@@ -171,7 +171,7 @@ export class JsonFollower {
   readonly #top: FollowedLevel;
   readonly #inner: FollowedLevel;
   readonly #excerpt = new Excerpt();
-  /** Whether what is open at each depth is an object. */
+  /** For each depth, whether an object or an array is open there. */
   readonly #isObject: boolean[] = [];
   /** How many objects and arrays are open. */
   #depth = 0;
@@ -192,7 +192,7 @@ export class JsonFollower {
     this.#inner = levelOf(followed.inner);
   }
 
-  /** The object has ended, or there is none: whatever follows is ignored. */
+  /** Whether the object has ended or is malformed: what follows is ignored. */
   get isOver(): boolean {
     return this.#state === OVER;
   }
@@ -203,18 +203,18 @@ export class JsonFollower {
     while (at < piece.length && this.#state !== OVER) {
       at = this.#state === STRING ? this.#string(at) : this.#byte(piece[at] ?? 0, at);
     }
-    if (this.#state !== OVER) this.#excerpt.goOn(piece);
+    if (this.#state !== OVER) this.#excerpt.endPiece(piece);
     this.#offset += piece.length;
     this.#piece = NOTHING;
   }
 
-  /** The level whose members are being read now, if it is one that is reported. */
+  /** The level whose members are being read now; null if they are not reported. */
   #level(): FollowedLevel | null {
     if (this.#depth === 1) return this.#top;
     return this.#depth === 2 && this.#isInside ? this.#inner : null;
   }
 
-  /** Returns where to go on. */
+  /** Reads a byte outside of strings. @returns the index of the next byte */
   #byte(byte: number, at: number): number {
     const state = this.#state;
     if (state >= SIGNED) return this.#number(byte, at);
@@ -287,7 +287,7 @@ export class JsonFollower {
     level.start = this.#offset + at;
     level.member = null;
     if (level === this.#top) this.#handler.begins(key, level.start);
-    // The texts inside this value are wanted, not the text of the whole.
+    // Of the outer value only the members are wanted, not its text.
     const isOuter = level === this.#top && key === this.#followed.outerKey;
     if (!isOuter) this.#excerpt.begin(at, this.#followed.textBytesMax);
   }
@@ -307,7 +307,7 @@ export class JsonFollower {
     if (!isInner) this.#handler.ends(level.member);
   }
 
-  /** What follows a value. */
+  /** Reads the byte after a value: a comma, or the end of the object or array. */
   #next(byte: number, at: number): void {
     const isObject = this.#isObject[this.#depth - 1] === true;
     const isComma = byte === codeOf(",");
@@ -342,7 +342,7 @@ export class JsonFollower {
     else this.#valueEnds(at + 1);
   }
 
-  /** Continues in a string, up to the next byte that is not plain. */
+  /** Reads on in a string, up to a quote, a backslash or a control character. */
   #string(from: number): number {
     const piece = this.#piece;
     let at = from;
@@ -359,7 +359,7 @@ export class JsonFollower {
     return at + 1;
   }
 
-  /** Continues in an escape or a word. */
+  /** Reads on in an escape or a word. */
   #part(byte: number, at: number): number {
     if (this.#state === WORD) {
       if (byte !== this.#word[this.#wordAt++]) this.#state = OVER;
@@ -375,7 +375,7 @@ export class JsonFollower {
 
   #number(byte: number, at: number): number {
     const state = afterByte(this.#state, byte);
-    if (state === BEHIND) {
+    if (state === ENDED) {
       this.#valueEnds(at);
       return at;
     }

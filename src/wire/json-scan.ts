@@ -1,6 +1,5 @@
-// The outline of a JSON text, read straight from its bytes: whether it is JSON at all, and where the values of a few
-// watched keys stand, in whatever way the keys are written. Nothing is built, so a body of 32 MiB costs no second copy and no
-// object tree.
+// Scans a JSON text in its bytes: checks that it is well-formed, and finds the ranges of the values of a few watched keys,
+// however the keys are escaped. It builds no values, so a body of 32 MiB costs neither a second copy nor an object tree.
 
 import { MAX } from "../kernel/limits.ts";
 
@@ -30,7 +29,7 @@ const NINE = 0x39;
 const TAB = 0x09;
 const LINE_FEED = 0x0a;
 const RETURN = 0x0d;
-/** Set in lower case letters alone. */
+/** The bit that is set in lower case letters only. */
 const LETTER_CASE = 0x20;
 /** The longest escape: `\u0061`. */
 const ESCAPE_BYTES = 6;
@@ -44,11 +43,11 @@ const NULL = encoder.encode("null");
 const NOTHING: readonly Probe[] = [];
 
 interface Outline {
-  /** A finding for each watched key, in their order. */
+  /** A finding for each watched key, in the order of the keys. */
   readonly findings: readonly FoundKey[];
   /** The index after the object; -1 when it does not end properly. */
   readonly end: number;
-  /** `malformed` where it is cut off, too. */
+  /** Truncated text is `malformed` too. */
   readonly problem: "malformed" | "too deep" | null;
 }
 
@@ -60,8 +59,8 @@ export interface Items {
 }
 
 /**
- * The outline of the object that opens at `start`. When it is malformed or cut off, the findings are of the
- * complete members before that place. Well-formed UTF-8 is not checked here.
+ * The outline of the object that opens at `start`. If the object is malformed or truncated, the findings are those of the
+ * complete members before the problem. UTF-8 is not checked here.
  */
 export function objectOutline(bytes: Uint8Array, start: number, watched: readonly Watched[]): Outline {
   const probes = watched.map(createProbe);
@@ -69,7 +68,7 @@ export function objectOutline(bytes: Uint8Array, start: number, watched: readonl
   return { findings: probes.map(toFinding), end, problem: problem === "too many" ? "malformed" : problem };
 }
 
-/** At most `most` items of the array that opens at `start`, with what is found of the watched keys in each. */
+/** The items of the array that opens at `start`, and the watched keys of each; more than `most` items are a problem. */
 export function arrayOutline(bytes: Uint8Array, start: number, most: number, watched: readonly Watched[]): Items {
   const listed: Listed = { items: [], most, watched };
   const outline = ended(bytes[start] === OPEN_BRACKET, () => new Scan(bytes, listed).array(start, 0));
@@ -87,22 +86,22 @@ function ended(opens: boolean, scan: () => number): { end: number; problem: Item
 }
 
 export interface ScannedItem extends ByteRange {
-  /** What was found of the watched keys, where the item is an object. */
+  /** The findings for the watched keys, if the item is an object. */
   readonly findings: readonly FoundKey[];
 }
 
-/** Of the outermost array. */
+/** The outermost array, whose items are listed. */
 interface Listed {
   readonly items: ScannedItem[];
   readonly most: number;
   readonly watched: readonly Watched[];
 }
 
-/** A member whose key is watched, or a listed item, while its value is read. */
-interface Noted {
+/** A member whose key is watched, or a listed item, whose range is recorded while its value is read. */
+interface Recorded {
   /** Null for an item. */
   readonly probe: Probe | null;
-  /** What is looked for inside the value, if it is an object. */
+  /** The probes for keys inside the value, if it is an object. */
   readonly inside: readonly Probe[];
   readonly isExact: boolean;
   start: number;
@@ -125,13 +124,13 @@ export function skipSpace(bytes: Uint8Array, at: number): number {
   }
 }
 
-/** The index after the byte that has to be at `at`. */
-function pass(bytes: Uint8Array, at: number, byte: number): number {
+/** The index after `byte`, which must be at `at`. @throws ScanError */
+function expect(bytes: Uint8Array, at: number, byte: number): number {
   if (bytes[at] !== byte) throw new ScanError("malformed");
   return at + 1;
 }
 
-/** Values are read by recursion, which is fastest. Each function returns the index after what it reads. @throws ScanError */
+/** A recursive descent, which is the fastest. Each method returns the index after what it reads. @throws ScanError */
 class Scan {
   readonly #bytes: Uint8Array;
   readonly #listed: Listed | null;
@@ -148,14 +147,14 @@ class Scan {
     let at = skipSpace(bytes, start + 1);
     if (bytes[at] === CLOSE_BRACE) return at + 1;
     for (;;) {
-      const end = this.#string(pass(bytes, at, QUOTE));
+      const end = this.#string(expect(bytes, at, QUOTE));
       const member = memberOf(bytes, at + 1, end - 1, probes);
-      at = skipSpace(bytes, pass(bytes, skipSpace(bytes, end), COLON));
-      at = skipSpace(bytes, this.#noted(at, depth, member));
+      at = skipSpace(bytes, expect(bytes, skipSpace(bytes, end), COLON));
+      at = skipSpace(bytes, this.#recorded(at, depth, member));
       const isLast = bytes[at] === CLOSE_BRACE;
-      // A number at the very end of a cut-off text may itself be cut, so a member counts once the byte after it is seen.
-      const next = isLast ? at + 1 : pass(bytes, at, COMMA);
-      noteMember(member);
+      // A number at the end of a truncated text may be truncated too, so a member counts only once the byte after it is seen.
+      const next = isLast ? at + 1 : expect(bytes, at, COMMA);
+      countMember(member);
       if (isLast) return next;
       at = skipSpace(bytes, next);
     }
@@ -169,21 +168,21 @@ class Scan {
     if (bytes[at] === CLOSE_BRACKET) return at + 1;
     for (;;) {
       const item = startItem(listed);
-      const end = this.#noted(at, depth, item);
+      const end = this.#recorded(at, depth, item);
       if (item !== null) listed?.items.push({ start: at, end, findings: item.inside.map(toFinding) });
       at = skipSpace(bytes, end);
       if (bytes[at] === CLOSE_BRACKET) return at + 1;
-      at = skipSpace(bytes, pass(bytes, at, COMMA));
+      at = skipSpace(bytes, expect(bytes, at, COMMA));
     }
   }
 
-  /** A value, whose place is noted if it is watched. */
-  #noted(start: number, depth: number, noted: Noted | null): number {
-    if (noted === null) return this.#value(start, depth + 1, NOTHING);
-    noted.start = start;
-    forget(noted.inside);
-    noted.end = this.#value(start, depth + 1, noted.inside);
-    return noted.end;
+  /** Reads a value, and records its range if it is watched. */
+  #recorded(start: number, depth: number, recorded: Recorded | null): number {
+    if (recorded === null) return this.#value(start, depth + 1, NOTHING);
+    recorded.start = start;
+    reset(recorded.inside);
+    recorded.end = this.#value(start, depth + 1, recorded.inside);
+    return recorded.end;
   }
 
   #value(start: number, depth: number, probes: readonly Probe[]): number {
@@ -205,7 +204,7 @@ class Scan {
     }
   }
 
-  /** @param from inside the string */
+  /** @param from the index after the opening quote */
   #string(from: number): number {
     const bytes = this.#bytes;
     for (let at = from; ; ) {
@@ -222,7 +221,7 @@ class Scan {
     return bytes[whole] === ZERO ? this.#afterDigits(whole + 1, WHOLE) : this.#digits(whole, WHOLE);
   }
 
-  /** At least one digit. */
+  /** Reads at least one digit, and the rest of the number. */
   #digits(start: number, part: number): number {
     const bytes = this.#bytes;
     if (!isDigit(bytes[start])) throw new ScanError("malformed");
@@ -240,8 +239,8 @@ class Scan {
   }
 }
 
-/** Null when the key is not watched. */
-function memberOf(bytes: Uint8Array, start: number, end: number, probes: readonly Probe[]): Noted | null {
+/** The member whose key is at these indexes; null when the key is not watched. */
+function memberOf(bytes: Uint8Array, start: number, end: number, probes: readonly Probe[]): Recorded | null {
   if (probes.length === 0) return null;
   const probe = findProbe(bytes, start, end, probes);
   if (probe === null) return null;
@@ -249,7 +248,7 @@ function memberOf(bytes: Uint8Array, start: number, end: number, probes: readonl
   return { probe, inside: isExact ? probe.inside : NOTHING, isExact, start: -1, end: -1 };
 }
 
-function noteMember(member: Noted | null): void {
+function countMember(member: Recorded | null): void {
   const probe = member?.probe;
   if (member == null || probe == null) return;
   probe.seen++;
@@ -261,7 +260,7 @@ function noteMember(member: Noted | null): void {
   }
 }
 
-function startItem(listed: Listed | null): Noted | null {
+function startItem(listed: Listed | null): Recorded | null {
   if (listed === null) return null;
   const { items, most, watched } = listed;
   if (items.length === most) throw new ScanError("too many");
@@ -276,17 +275,17 @@ export interface Watched {
 
 export interface ByteRange {
   readonly start: number;
-  /** Behind the last byte. */
+  /** The index after the last byte. */
   readonly end: number;
 }
 
 /** What was found of a watched key. */
 export interface FoundKey {
-  /** The key's value, the last one where the key appears again; null when the key is not there. */
+  /** The value of the key's last occurrence; null when the key does not occur. */
   readonly value: ByteRange | null;
-  /** The key appears more than once, in whatever letter case. */
+  /** Whether the key occurs more than once, in any letter case. */
   readonly isRepeated: boolean;
-  /** The key appears in another letter case or with U+0000 behind it, which lenient decoders take for the key. */
+  /** Whether the key occurs in another letter case or followed by U+0000, which lenient decoders take for the key. */
   readonly isMiscased: boolean;
   readonly inside: readonly FoundKey[];
 }
@@ -295,12 +294,12 @@ export function watch(key: string, ...inside: Watched[]): Watched {
   return { key, inside };
 }
 
-/** A finding while it is searched for. There is one for each watched key, however many members the object has. */
+/** The state of the search for one watched key. Memory does not grow with the number of members. */
 interface Probe {
   readonly key: string;
-  /** The length of the key where it is written at its shortest. */
+  /** The length of the key without escapes, which is its shortest form. */
   readonly bytesMin: number;
-  /** The first byte of the key, with the bit of lower case. */
+  /** The first byte of the key, with LETTER_CASE set. */
   readonly first: number;
   readonly inside: readonly Probe[];
   start: number;
@@ -328,17 +327,17 @@ function toFinding({ inside, start, end, seen, isMiscased }: Probe): FoundKey {
   return { value, isRepeated: seen > 1, isMiscased, inside: inside.map(toFinding) };
 }
 
-/** Drops what was found inside an earlier value of the key: the last of equal keys counts. */
-function forget(probes: readonly Probe[]): void {
+/** Drops the findings inside an earlier value of the key, since the last of equal keys counts. */
+function reset(probes: readonly Probe[]): void {
   for (const probe of probes) {
     probe.end = -1;
     probe.seen = 0;
     probe.isMiscased = false;
-    forget(probe.inside);
+    reset(probe.inside);
   }
 }
 
-/** Length and first byte tell most keys apart, without a look at the rest. */
+/** Compares length and first byte first, which rules out most keys. */
 function findProbe(bytes: Uint8Array, start: number, end: number, probes: readonly Probe[]): Probe | null {
   const length = end - start;
   const first = bytes[start] ?? 0;
@@ -351,7 +350,7 @@ function findProbe(bytes: Uint8Array, start: number, end: number, probes: readon
   return null;
 }
 
-/** Whether the bytes of a key, without its quotes, write `key`; folded: are what a lenient decoder takes for it. */
+/** Whether the bytes between a key's quotes spell `key`. @param isFolded whether to accept what lenient decoders take for it */
 function spells(bytes: Uint8Array, start: number, end: number, key: string, isFolded: boolean): boolean {
   let at = start;
   for (let index = 0; index < key.length; index++) {
@@ -369,7 +368,7 @@ function spells(bytes: Uint8Array, start: number, end: number, key: string, isFo
   return at === end || (isFolded && at < end && readUnit(bytes, at) === 0);
 }
 
-/** The character at `at` inside a string, if it may stand in a watched key; else -1. */
+/** The character at `at` inside a string; -1 if no watched key can contain it. */
 function readUnit(bytes: Uint8Array, at: number): number {
   const byte = bytes[at] ?? 0;
   const second = bytes[at + 1] ?? 0;
@@ -380,12 +379,12 @@ function readUnit(bytes: Uint8Array, at: number): number {
   return -1;
 }
 
-/** Escapes that name another character than themselves (`\n`) stand in no watched key. */
+/** -1 for escapes like `\n`, which stand for a control character: no watched key contains one. */
 function readSimpleEscape(letter: number): number {
   return letter === SLASH || letter === QUOTE || letter === BACKSLASH ? letter : -1;
 }
 
-/** Four hexadecimal digits, which have been checked. */
+/** The value of four hexadecimal digits, which have been checked before. */
 function readHex(bytes: Uint8Array, start: number): number {
   let value = 0;
   for (let at = start; at < start + 4; at++) {
@@ -403,7 +402,7 @@ function unitBytes(bytes: Uint8Array, at: number): number {
   return byte < 0xf0 ? 3 : 4;
 }
 
-/** In upper case: ASCII letters, and all that lenient decoders may take for one. */
+/** Upper case for ASCII letters, and for the characters that lenient decoders may take for one. */
 function fold(unit: number): number {
   if (unit >= 0x61 && unit <= 0x7a) return unit - 0x20;
   switch (unit) {

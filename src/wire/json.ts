@@ -1,6 +1,6 @@
-// JSON as it is accepted: strict UTF-8, bounded depth, no key twice, no number that would be altered. JSON.parse lets the
-// last of two equal keys win and rounds numbers that a double can't hold, so that something else than was sent would be
-// stored. So the value is built here.
+// The strict JSON parser for request bodies: valid UTF-8, bounded depth, no duplicate keys, no number that would be altered.
+// JSON.parse lets the last of two equal keys win and rounds numbers that a double can't hold, so that the gateway would store
+// something else than was sent. A compute thread judges long bodies.
 
 import { Fault, shownField } from "../core/fault.ts";
 import { AT_ONCE_BYTES, type ComputeTask, compute } from "../kernel/compute.ts";
@@ -9,14 +9,14 @@ import { MAX } from "../kernel/limits.ts";
 /**
  * The value of a JSON text.
  *
- * @param freeField a top-level key below which equal keys are let pass
+ * @param freeField a top-level key below which duplicate keys are allowed
  * @throws Fault `invalid_request`
  */
 export function parseJson(bytes: Uint8Array, freeField: string | null = null): unknown {
   return new JsonReader(decodeUtf8(bytes), freeField).read();
 }
 
-/** Judges a text. The value stays where it is made: to move it takes longer than to read the text again. */
+/** Checks a text, and returns no value: to copy the value between threads takes longer than to parse the text again. */
 export const JSON_TEXT: ComputeTask<readonly [bytes: Uint8Array, freeField: string | null], null> = {
   name: "json",
   run([bytes, freeField]) {
@@ -25,11 +25,11 @@ export const JSON_TEXT: ComputeTask<readonly [bytes: Uint8Array, freeField: stri
   },
 };
 
-/** As `parseJson`, wherever a long text is best judged. @throws as `compute` does, too */
+/** Like `parseJson`, but checks a long text on another thread. @throws as `parseJson` and `compute` do */
 export async function readJson(bytes: Uint8Array, freeField: string | null, tenant: string): Promise<unknown> {
   if (bytes.length <= AT_ONCE_BYTES) return parseJson(bytes, freeField);
   await compute(JSON_TEXT, [bytes, freeField], { tenant, bytes: bytes.length });
-  // What is accepted is read by both alike: where a key may be given twice, the last one counts.
+  // Both parsers read an accepted text alike: where duplicate keys are allowed, the last one counts.
   return JSON.parse(decodeUtf8(bytes));
 }
 
@@ -57,7 +57,7 @@ const WORDS: readonly (readonly [string, unknown])[] = [
   ["null", null],
 ];
 
-/** What may come next. */
+/** The token that may come next. */
 type ExpectedNext = "value" | "item or end" | "key" | "key or end" | "colon" | "comma or end" | "nothing";
 
 interface JsonLevel {
@@ -67,7 +67,7 @@ interface JsonLevel {
   readonly keys: Set<string>;
   /** Inside a field whose keys the caller chooses: there the last of two equal keys wins. */
   readonly free: boolean;
-  /** The nearest key; for an array, that of the object around it. */
+  /** The key of the current member; in an array, that of the object around it. */
   key: string;
 }
 
@@ -92,7 +92,7 @@ class JsonReader {
     return this.#value;
   }
 
-  /** False at the end. */
+  /** Reads one token. @returns false at the end */
   #token(): boolean {
     SPACE.lastIndex = this.#at;
     SPACE.test(this.#text);
@@ -146,7 +146,7 @@ class JsonReader {
     else this.#readNumber();
   }
 
-  /** A value that is whole. */
+  /** Puts a complete value into the object or array around it. */
   #put(value: unknown): void {
     const level = this.#level;
     if (level?.free && ++this.#freeValues > MAX.jsonFreeValues) {
@@ -220,7 +220,7 @@ class JsonReader {
     this.#put(value);
   }
 
-  /** The message does not repeat the number, which may have been meant as a secret. */
+  /** The error does not repeat the number, which may be a secret. */
   #readNumber(): void {
     NUMBER.lastIndex = this.#at;
     const literal = NUMBER.exec(this.#text)?.[0] ?? refuse(NOT_JSON);
@@ -233,7 +233,7 @@ class JsonReader {
   }
 }
 
-/** Whether the quote at `end` is part of its string: an odd number of backslashes is before it. */
+/** Whether the quote at `end` is escaped: an odd number of backslashes comes before it. */
 function isEscaped(text: string, end: number): boolean {
   let start = end;
   while (text[start - 1] === "\\") start--;

@@ -1,8 +1,8 @@
-// JSON-RPC 2.0 as MCP uses it, read and rewritten on the bytes themselves, so that big numbers, key order and spacing survive:
-// the one request of a polled call, and what an MCP client posts on the streaming path.
+// JSON-RPC 2.0 as MCP uses it: judges the one request of a polled call, and the messages that an MCP client posts on the
+// streaming path. Messages are read and rewritten as bytes, so that big numbers, key order and spacing survive.
 //
-// What is read here must be what the upstream reads, so a key that decoders could resolve in two ways (given twice, in
-// another letter case, which some decoders fold, or with U+0000 behind it, where some end) is refused.
+// The gateway must read what the upstream will read. So it refuses keys that decoders could read in two ways: given twice, in
+// another letter case, which some decoders ignore, or followed by U+0000, where some stop.
 import { isUtf8 } from "node:buffer";
 import { hasControls } from "../core/text.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -21,11 +21,11 @@ import {
 export interface RpcRequest extends MessageFacts {
   readonly ok: true;
   readonly method: string;
-  /** Where the id stands. */
+  /** The position of the id in the body. */
   readonly id: ByteRange;
 }
 
-/** What is read of a message that has a method. */
+/** What the gateway reads from a message that has a method. */
 interface MessageFacts {
   /** `params.name` of a `tools/call`. */
   readonly tool: string | null;
@@ -37,22 +37,22 @@ interface MessageFacts {
 
 export interface RpcProblem {
   readonly ok: false;
-  /** Fit for the caller: names the part that is wrong, quotes nothing. */
+  /** For the caller: names the wrong part and quotes nothing. */
   readonly problem: string;
 }
 
-/** From this version on there is neither a handshake nor a session. */
+/** From this protocol version on there is neither a handshake nor a session. */
 const SESSIONLESS_SINCE = "2026-07-28";
 
 const VERSION_KEY = "io.modelcontextprotocol/protocolVersion";
-/** The params that are judged here, or repeated in headers (wire/mcp-headers.ts). One scan of the body finds them. */
+/** The params that are judged here, or repeated in headers (wire/mcp-headers.ts). One scan of the body finds all of them. */
 export const PARAMS = ["name", "arguments", "uri", "taskId", "_meta"] as const;
 const PARAMS_KEY = watch(
   "params",
   ...PARAMS.map((key) => (key === "_meta" ? watch(key, watch(VERSION_KEY)) : watch(key))),
 );
 const REQUEST_KEYS = [watch("jsonrpc"), watch("id"), watch("method"), PARAMS_KEY];
-/** The length of an id in an answer, where every character may be escaped. */
+/** The longest id in a response, where every character may be escaped. */
 export const ID_TEXT_BYTES_MAX = 6 * MAX.rpcNameBytes;
 
 const QUOTE = 0x22;
@@ -104,7 +104,7 @@ function judgeRequest(body: Uint8Array, findings: readonly FoundKey[]): RpcReque
 export interface RpcMessage extends MessageFacts {
   /** Null for a response. */
   readonly method: string | null;
-  /** Whether it is judged and paid for; otherwise it is part of the connection. */
+  /** Whether the message is judged by the policy and paid for; otherwise it is part of the connection. */
   readonly isCall: boolean;
 }
 
@@ -116,7 +116,7 @@ export interface RpcMessages {
 
 const MESSAGE_KEYS = [...REQUEST_KEYS, watch("result"), watch("error")];
 
-/** Requests that the connection and its dialogues need, and no tool, resource or prompt answers. So is every `…/list`. */
+/** Requests of the connection itself, which no tool, resource or prompt answers. Requests named `…/list` count as such too. */
 const CONNECTION_REQUESTS = new Set([
   ...["initialize", "ping", "server/discover", "subscriptions/listen", "completion/complete", "logging/setLevel"],
   ...["tasks/get", "tasks/update", "tasks/cancel", "resources/subscribe", "resources/unsubscribe"],
@@ -164,7 +164,7 @@ function judgeMessage(body: Uint8Array, findings: readonly FoundKey[]): RpcMessa
     if (!isAnswer || id?.value == null) return problem("method: required, but for a response");
     return RESPONSE;
   }
-  // A message that one decoder takes for a request and another for a response is judged as neither.
+  // Refused, since one decoder may take the message for a request and another one for a response.
   if (isAnswer) return problem("result, error: not in a message that has a method");
   const name = readMethod(body, method);
   if (typeof name !== "string") return name;
@@ -175,8 +175,8 @@ function judgeMessage(body: Uint8Array, findings: readonly FoundKey[]): RpcMessa
 }
 
 /**
- * A message not known to be part of the connection is a call, so that nothing gets past the policy by its form. Without an id
- * it is a notification, but a server may act on a notification that has the name of a request.
+ * Every message that is not known to be part of the connection is a call, so that nothing gets past the policy by its form. A
+ * message without an id is a notification, but a server may act on a notification that has the name of a request.
  */
 function isConnection(method: string, hasId: boolean): boolean {
   if (!hasId) return method.startsWith("notifications/");
@@ -185,7 +185,7 @@ function isConnection(method: string, hasId: boolean): boolean {
 
 const TOOLS_CALL = "tools/call";
 
-/** A server may ignore letter case, and what calls a tool there must not pass for something else here. */
+/** Refuses `tools/call` in another letter case, since a server may ignore case and call the tool. */
 function readMethod(body: Uint8Array, method: FoundKey | undefined): string | RpcProblem {
   const name = readName(body, method);
   if (name === null || name === "") return problem(`method: must be a non-empty string ${OF_NAMES}`);
@@ -221,7 +221,7 @@ function firstAmbiguity(keys: readonly Watched[], findings: readonly FoundKey[])
   return null;
 }
 
-/** Null when every decoder reads the key in one way. */
+/** Why decoders may read the key differently; null if they can't. */
 export function ambiguityOf(field: string, finding: FoundKey | undefined): string | null {
   if (finding?.isMiscased) return `${field}: must be spelled exactly like this`;
   return finding?.isRepeated ? `${field}: given twice` : null;
@@ -240,8 +240,8 @@ function readShort(body: Uint8Array, finding: FoundKey | undefined): string | nu
 const OF_NAMES = `of at most ${MAX.rpcNameBytes} bytes, without control characters or blanks around it`;
 
 /**
- * A string that all decoders read alike: no lone surrogates, which decoders replace, no control characters, at which some
- * stop, and no blanks around it, which some strip.
+ * A string that all decoders read alike; null for others: those with lone surrogates, which decoders replace, with control
+ * characters, at which some stop, or with blanks around it, which some strip.
  */
 function readName(body: Uint8Array, finding: FoundKey | undefined): string | null {
   const name = readShort(body, finding);
@@ -267,8 +267,8 @@ export function splice(body: Uint8Array, span: ByteRange, replacement: Uint8Arra
 }
 
 /**
- * Ids, given as JSON text, are equal as values: a server may escape a string in another way, or round a number to a
- * double. An error may name none, for the server could not read it.
+ * Whether two ids, given as JSON text, are equal as values: a server may escape a string in another way, or round a number to a
+ * double. An error may have the id null, since the server may not have been able to read the id.
  */
 export function isSameId(answered: string, sent: string, isError: boolean): boolean {
   if (answered === sent) return true;

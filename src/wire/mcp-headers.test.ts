@@ -2,7 +2,7 @@ import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import { hasControls } from "../core/text.ts";
 import { parseRpcMessages } from "./jsonrpc.ts";
-import { mirrorProblem } from "./mcp-headers.ts";
+import { echoProblem } from "./mcp-headers.ts";
 
 const encode = (text: string) => new TextEncoder().encode(text);
 const body = (method: string, params?: unknown) => ({ jsonrpc: "2.0", id: 1, method, params });
@@ -11,7 +11,7 @@ function problemOf(headers: Record<string, string>, message: unknown) {
   const parsed = parseRpcMessages(bytes);
   if (!parsed.ok) throw new Error(parsed.problem);
   const [only = null] = parsed.isBatch ? [] : parsed.messages;
-  return mirrorProblem(new Headers(headers), bytes, only);
+  return echoProblem(new Headers(headers), bytes, only);
 }
 const headerOf = (headers: Record<string, string>, message: unknown) => problemOf(headers, message)?.header ?? null;
 
@@ -152,7 +152,7 @@ test("a large body is not read again for its headers", () => {
     const parsedAt = performance.now();
     expect(parsed.ok).toBe(true);
     const [only = null] = parsed.ok ? parsed.messages : [];
-    expect(mirrorProblem(headers, bytes, only)).toBeNull();
+    expect(echoProblem(headers, bytes, only)).toBeNull();
     return (performance.now() - parsedAt) / (parsedAt - began);
   }
   // More than one try: a collection of garbage or another process may hold up the second part.

@@ -1,6 +1,6 @@
-// The headers in which an MCP request of protocol 2026-07-28 and later repeats what its body says: `Mcp-Method`, `Mcp-Name`
-// and `Mcp-Param-*`. Routers and meters in front of a server rely on them, while the body is what was judged and paid for.
-// So a header that contradicts the body makes the request invalid.
+// Checks the headers in which an MCP request of protocol 2026-07-28 and later repeats parts of its body: `Mcp-Method`,
+// `Mcp-Name` and `Mcp-Param-*`. Routers and meters in front of a server rely on these headers, while the gateway judges the
+// body and takes payment for it. So a header that contradicts the body makes the request invalid.
 
 import { MAX } from "../kernel/limits.ts";
 import { parseJson } from "./json.ts";
@@ -11,7 +11,7 @@ const METHOD = "mcp-method";
 const NAME = "mcp-name";
 const PARAM = "mcp-param-";
 
-/** Which of its params is the name of a message. Messages of other methods have none. */
+/** The param that `Mcp-Name` repeats, by method. Messages of other methods have no name. */
 const NAME_OF: ReadonlyMap<string, "name" | "uri" | "taskId"> = new Map([
   ["tools/call", "name"],
   ["prompts/get", "name"],
@@ -27,48 +27,47 @@ const NAME_OF: ReadonlyMap<string, "name" | "uri" | "taskId"> = new Map([
 const QUOTE = 0x22;
 
 /** @param name in lower case */
-export function isMirror(name: string): boolean {
+export function isEchoedHeader(name: string): boolean {
   return name === METHOD || name === NAME || isParam(name);
 }
 
-/** Servers that turn headers into variables (CGI, WSGI) read `_` as `-`. */
+/** Counts `_` as `-`, as servers do that turn headers into variables (CGI, WSGI). */
 function isParam(name: string): boolean {
   return name.replace("_", "-").startsWith(PARAM);
 }
 
-/** A message as it was judged, so that it is not read a second time. */
+/** A message that was judged before, so that it is not read a second time. */
 export type JudgedMessage = Pick<RpcMessage, "method" | "params">;
 
 /**
- * The first header that contradicts the body; null when none does. Which headers must be there is for the server to
- * judge.
+ * The first header that contradicts the body; null if none does. Missing headers are left for the server to judge.
  *
- * @param judged what `body` is; null for a batch
+ * @param judged the message in `body`; null for a batch
  */
-export function mirrorProblem(headers: Headers, body: Uint8Array, judged: JudgedMessage | null) {
-  const echoed = [...headers].filter(([name]) => isMirror(name));
+export function echoProblem(headers: Headers, body: Uint8Array, judged: JudgedMessage | null) {
+  const echoed = [...headers].filter(([name]) => isEchoedHeader(name));
   if (echoed.length === 0) return null;
   if (echoed.length > MAX.echoedHeaders) {
     return { header: "Mcp-Param-*", problem: `there are more than ${MAX.echoedHeaders} of them` };
   }
   const message = judged === null ? null : readMessage(body, judged);
   for (const [header, value] of echoed) {
-    const problem = message === null ? "says of a batch what one message is" : judge(header, value, message);
+    const problem = message === null ? "must not be sent with a batch" : judge(header, value, message);
     if (problem !== null) return { header: shownHeader(header), problem };
   }
   return null;
 }
 
-/** `mcp-name` as it is written. */
+/** The header's name in its usual letter case, such as `Mcp-Name`. */
 function shownHeader(name: string): string {
   return name.replace(/^mcp-(method|name|param)/, (_, word: string) => `Mcp-${word[0]?.toUpperCase()}${word.slice(1)}`);
 }
 
 interface Message {
   readonly method: string | null;
-  /** What it names; null when its method has no name, or decoders may disagree about it. */
+  /** The value that `Mcp-Name` repeats; null if the method has none, or decoders may read it differently. */
   readonly name: string | null;
-  /** Empty when it has none, or decoders may disagree about them. */
+  /** Empty if there are none, or decoders may read them differently. */
   readonly arguments: Arguments;
 }
 
@@ -84,45 +83,45 @@ function readMessage(body: Uint8Array, { method, params }: JudgedMessage): Messa
 
 function readText(body: Uint8Array, key: string, finding: FoundKey | undefined): string | null {
   const span = certain(key, finding);
-  // Longer than any header, however it is escaped.
+  // Longer texts can't equal a header, however they are escaped.
   if (span === null || body[span.start] !== QUOTE || span.end - span.start > 128 * 1024) return null;
   return String(JSON.parse(new TextDecoder().decode(body.subarray(span.start, span.end))));
 }
 
 function readArguments(body: Uint8Array, finding: FoundKey | undefined): Arguments {
   const span = certain("arguments", finding);
-  // Arguments are read whole to find the one that a header repeats. That must not hold up others: 10 ms at most.
+  // All arguments are parsed to find the one that a header repeats, which must not block the event loop: 16 KiB take 10 ms.
   if (span === null || span.end - span.start > 16 * 1024) return argumentsOf(null);
   try {
     return argumentsOf(parseJson(body.subarray(span.start, span.end)));
   } catch {
-    // Equal keys, or numbers that decoders read differently.
+    // The arguments have duplicate keys, or numbers that decoders read differently.
     return argumentsOf(null);
   }
 }
 
-/** Null when decoders may read different things. */
+/** The position of a value that all decoders read alike; null otherwise. */
 function certain(key: string, finding: FoundKey | undefined): ByteRange | null {
   return ambiguityOf(key, finding) === null ? (finding?.value ?? null) : null;
 }
 
 function judge(header: string, value: string, message: Message): string | null {
-  const said = decode(value);
-  if (said === null) return "must be visible ASCII, or =?base64?…?= of UTF-8";
+  const stated = decode(value);
+  if (stated === null) return "must be visible ASCII, or =?base64?…?= of UTF-8";
   if (isParam(header)) {
-    const wanted = header.slice(PARAM.length);
-    return saysArgument(wanted, said, message.arguments) ? null : "is none of the body's arguments";
+    const argument = header.slice(PARAM.length);
+    return namesArgument(argument, stated, message.arguments) ? null : "is none of the body's arguments";
   }
-  if (header === METHOD) return said === message.method ? null : "is not the body's method";
-  return said === message.name ? null : "is not what the body names";
+  if (header === METHOD) return stated === message.method ? null : "is not the body's method";
+  return stated === message.name ? null : "is not what the body names";
 }
 
-/** Blanks around a value are stripped on the way. */
+/** A value without blanks around it, which receivers strip. */
 const PLAIN = /^(?![\t ])[\t\x20-\x7e]*(?<![\t ])$/;
 const WRAPPED = /^=\?base64\?(.*)\?=$/i;
 const WRAPPED_EXACTLY = /^=\?base64\?((?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)\?=$/;
 
-/** Null for a value that receivers may decode in more than one way. */
+/** The decoded value; null if receivers may decode it in more than one way. */
 function decode(value: string): string | null {
   if (!PLAIN.test(value)) return null;
   if (!WRAPPED.test(value)) return value;
@@ -138,13 +137,13 @@ function decode(value: string): string | null {
 /** The values of the arguments, collected once for all headers. */
 interface Arguments {
   readonly all: HeaderValues;
-  /** By their folded names. */
+  /** By the folded names of their arguments. */
   readonly named: ReadonlyMap<string, HeaderValues>;
 }
 
 interface HeaderValues {
   readonly numbers: Set<number>;
-  /** The texts of all values that are no numbers. */
+  /** The texts of all values that are not numbers. */
   readonly texts: Set<string>;
 }
 
@@ -174,15 +173,15 @@ function argumentsOf(given: unknown): Arguments {
 }
 
 /**
- * The tool's schema (`x-mcp-header`) says which argument a header repeats, but only the server and its clients have it. A
- * header mostly has the name of its argument. So if an argument has that name, at whatever depth, that is the one;
- * otherwise it may be any.
+ * Whether the header's value is that of its argument. The tool's schema (`x-mcp-header`) says which argument a header repeats,
+ * but only the server and its clients have the schema. A header mostly has the name of its argument, so if arguments have that
+ * name, at whatever depth, the value must be one of theirs; otherwise it may be that of any argument.
  */
-function saysArgument(wanted: string, said: string, { all, named }: Arguments): boolean {
-  const { numbers, texts } = named.get(folded(wanted)) ?? all;
-  if (texts.has(said)) return true;
-  const number = Number(said);
-  return numbers.has(number) && (DECIMAL.test(said) || said === String(number));
+function namesArgument(name: string, stated: string, { all, named }: Arguments): boolean {
+  const { numbers, texts } = named.get(folded(name)) ?? all;
+  if (texts.has(stated)) return true;
+  const number = Number(stated);
+  return numbers.has(number) && (DECIMAL.test(stated) || stated === String(number));
 }
 
 function folded(name: string): string {

@@ -1,5 +1,5 @@
-// Removes tools from the answer to `tools/list`: what is left stays as the server wrote it. The server chooses the answer's
-// length and content, so the tools are found on another thread where the answer is long.
+// Removes the tools that a caller may not see from a response to `tools/list`. The rest stays byte for byte as the server wrote
+// it. The server chooses the length and content of the response, so a long one is searched on another thread.
 
 import { asBuffer } from "../core/bytes.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -12,9 +12,9 @@ const PRIVATE = Buffer.from('"private"');
 const SAYS_PRIVATE = Buffer.from('"cacheScope":"private",');
 const TOOL_KEYS = [watch("name")];
 
-/** No rule can name more characters than this, so of a longer name only this much is judged. */
+/** No rule can name more characters than this, so the rest of a longer name is not judged. */
 const NAME_UNITS_MAX = 2 * MAX.policyEntryCharacters + 1;
-/** The longest way to write a unit: `\u0061`. */
+/** The longest way to write a UTF-16 unit: `\u0061`. */
 const UNIT_BYTES_MAX = 6;
 
 const QUOTE = 0x22;
@@ -26,7 +26,7 @@ const OPEN_BRACE = 0x7b;
 /** Which tools a caller may not see. */
 export interface DeniedTools {
   (tool: string): boolean;
-  /** The list says to caches that it is this caller's alone (MCP 2026-07-28). */
+  /** Whether caches must be told that the list is for this caller alone (MCP 2026-07-28). */
   readonly listIsPrivate?: boolean;
 }
 
@@ -35,26 +35,25 @@ interface Edit extends ByteRange {
 }
 
 interface FoundTool extends ByteRange {
-  /** As much of it as a rule may name; null for what has none. */
+  /** As much of the name as a rule can hold; null if the tool has no name. */
   readonly name: string | null;
 }
 
 interface ToolList {
   readonly tools: readonly FoundTool[];
-  /** What makes it its caller's alone; null where nobody can say how. */
-  readonly privacy: ByteRange | null;
+  /** Where `"private"` is written; null if the key is ambiguous. */
+  readonly cacheScope: ByteRange | null;
 }
 
-/** The lists of a text; a text: why it can't be read. */
+/** The tool lists of a text, or the reason why it can't be read. */
 export type FoundTools = readonly ToolList[] | string;
 
-/** A text can be read in more than one way, so nobody can say which tools it would show. */
+/** The text can be read in more than one way, so it is unknown which tools a client would see. */
 export class UnreadableAnswer extends Error {}
 
 /**
- * The lists of tools in a JSON-RPC message, or a batch. None when it is neither an object nor an array. Text that is no
- * proper JSON counts as unreadable, since some clients may read it all the same: some decoders take NaN, or the first of two
- * texts.
+ * Finds the tool lists in a JSON-RPC message or a batch; none if the text is neither an object nor an array. Malformed JSON
+ * counts as unreadable, since lenient clients may still read it: some decoders accept NaN, or read the first of two texts.
  */
 export function findTools(text: Uint8Array): FoundTools {
   try {
@@ -66,7 +65,7 @@ export function findTools(text: Uint8Array): FoundTools {
       if (problem !== null) throw new UnreadableAnswer(problem);
       toolsLeft -= items.length;
       const tools = items.map(({ start, end, findings: [name] }) => ({ start, end, name: nameOf(text, name) }));
-      return [{ tools, privacy: privacyOf(result) }];
+      return [{ tools, cacheScope: cacheScopeOf(result) }];
     });
   } catch (error) {
     if (error instanceof UnreadableAnswer) return error.message;
@@ -77,24 +76,23 @@ export function findTools(text: Uint8Array): FoundTools {
 export const TOOLS = wholeBodyTask("tools", findTools);
 
 /**
- * Not ends of lines by the standard, but for clients that split text as Python's `splitlines` does: VT, FF, FS, GS, RS, NEL,
- * LS and PS. And a byte order mark, which some clients take away elsewhere than at the start of the stream.
+ * Characters that end no line by the standard, but do in clients that split text like Python's `splitlines`: VT, FF, FS, GS, RS,
+ * NEL, LS and PS. Also the byte order mark, which some clients remove in the middle of a stream too.
  */
 const AMBIGUOUS = ["\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\ufeff"];
 
 /**
- * The lists of tools in an event's data. A client that splits lines at other characters than the standard reads other lines,
- * and may take for data what the standard does not. Inside a string of a JSON text that is harmless: what such a client reads
- * there is not JSON.
+ * Finds the tool lists in an event's data. A client that splits lines at more characters than the standard may read other data
+ * than the standard says. Such a character inside JSON data is harmless: what such a client reads then is not JSON.
  */
 function findInEvent(data: Uint8Array, fields: Uint8Array): FoundTools {
   const first = data[skipSpace(data, 0)];
   const searched = first === OPEN_BRACE || first === OPEN_BRACKET ? [fields] : [fields, data];
   const isAmbiguous = searched.map(asBuffer).some((bytes) => AMBIGUOUS.some((found) => bytes.includes(found)));
-  return isAmbiguous ? "lines that clients do not agree about" : findTools(data);
+  return isAmbiguous ? "lines that clients split differently" : findTools(data);
 }
 
-/** In an event's data and its other fields. */
+/** Its input is an event's data and the event's other fields. */
 export const EVENT_TOOLS: BodyTask<FoundTools> = {
   name: "tools of an event",
   run(parts) {
@@ -104,15 +102,15 @@ export const EVENT_TOOLS: BodyTask<FoundTools> = {
   moved: ({ parts }) => parts,
 };
 
-/** The parts that are left of a text without these tools. @throws UnreadableAnswer */
+/** The text without the denied tools, in parts. @throws UnreadableAnswer */
 export function withoutTools(
   text: Uint8Array,
   lists: readonly ToolList[],
   denied: ReadonlySet<FoundTool>,
   isPrivate: boolean,
 ): readonly Uint8Array[] {
-  const edits = lists.flatMap(({ tools, privacy }) => [
-    ...(isPrivate ? [madePrivate(privacy)] : []),
+  const edits = lists.flatMap(({ tools, cacheScope }) => [
+    ...(isPrivate ? [madePrivate(cacheScope)] : []),
     ...cuts(tools, denied),
   ]);
   const parts: Uint8Array[] = [];
@@ -124,8 +122,8 @@ export function withoutTools(
   return [...parts, text.subarray(at)].filter(({ length }) => length > 0);
 }
 
-/** Where the result says who may cache it: its own `cacheScope`, or nothing in front of its first member. */
-function privacyOf(result: FoundKey | undefined): ByteRange | null {
+/** The range of the value of `cacheScope` in the result; an empty range before the first member if there is none. */
+function cacheScopeOf(result: FoundKey | undefined): ByteRange | null {
   const scope = result?.inside[1];
   if (scope?.isRepeated || scope?.isMiscased) return null;
   const first = (result?.value?.start ?? 0) + 1;
@@ -137,7 +135,7 @@ function madePrivate(range: ByteRange | null): Edit {
   return { ...range, insert: range.start === range.end ? SAYS_PRIVATE : PRIVATE };
 }
 
-/** The watched keys found in each answer. */
+/** What is found of the watched keys in each response of the text. */
 function answersIn(text: Uint8Array): readonly (readonly FoundKey[])[] {
   const start = skipSpace(text, 0);
   if (text[start] === OPEN_BRACKET) {
@@ -156,7 +154,7 @@ function checkEnd(text: Uint8Array, end: number, problem: string | null): void {
   if (skipSpace(text, end) < text.length) throw new UnreadableAnswer("more than one text");
 }
 
-/** Where the list of tools stands; null when there is none. */
+/** The range of the tool list; null when there is none. */
 function toolsOf(text: Uint8Array, result: FoundKey | undefined): ByteRange | null {
   const tools = result?.inside[0];
   const isAmbiguous = [result, tools].some((found) => found?.isRepeated || found?.isMiscased);
@@ -164,7 +162,7 @@ function toolsOf(text: Uint8Array, result: FoundKey | undefined): ByteRange | nu
   return tools?.value != null && text[tools.value.start] === OPEN_BRACKET ? tools.value : null;
 }
 
-/** A cut for each denied tool, with the comma that separates it from what stays. */
+/** A cut for each denied tool, with the comma that separates it from the tools that stay. */
 function cuts(tools: readonly FoundTool[], denied: ReadonlySet<FoundTool>): Edit[] {
   let hasKept = false;
   return tools.flatMap((tool, index) => {
@@ -172,21 +170,20 @@ function cuts(tools: readonly FoundTool[], denied: ReadonlySet<FoundTool>): Edit
       hasKept = true;
       return [];
     }
-    // After a tool that stays, the cut begins at its end and takes the comma in front; before the first that stays, it
-    // takes the comma behind.
+    // Once a tool has been kept, a cut includes the comma before the denied tool; until then, the comma after it.
     const [before, after] = [tools[index - 1], tools[index + 1]];
     if (hasKept && before !== undefined) return [{ start: before.end, end: tool.end }];
     return [{ start: tool.start, end: after?.start ?? tool.end }];
   });
 }
 
-/** Of equal keys the last one counts, and one in another letter case does not. */
+/** The value of the last `name` key; a key in another letter case does not count. */
 function nameOf(text: Uint8Array, found: FoundKey | undefined): string | null {
   const name = found?.value ?? null;
   return name !== null && text[name.start] === QUOTE ? readName(text, name) : null;
 }
 
-/** The part of the name that a rule may name. */
+/** The start of the name, as much of it as a rule can hold. */
 function readName(text: Uint8Array, { start, end }: ByteRange): string {
   const least = start + 1 + UNIT_BYTES_MAX * NAME_UNITS_MAX;
   if (end <= least) return parseName(text.subarray(start, end));

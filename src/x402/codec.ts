@@ -1,6 +1,6 @@
-// The payment protocol's wire: headers and bodies in, as the values of types.ts, and challenges, settle requests
-// and answers out. Reading is strict in every known field and ignores the others, since official clients
-// and servers add some. Version 2 differs in spelling only, and is translated into version 1.
+// The wire format of x402: parses headers and bodies into the values of types.ts, and writes challenges, settle requests and
+// response headers. Parsing is strict in every known field and ignores unknown ones, since official clients and servers add
+// some. Version 2 differs in spelling only, and is translated into version 1.
 import { Fault, invalidField } from "../core/fault.ts";
 import { URL_CHARACTERS_MAX } from "../core/host.ts";
 import { textProblem } from "../core/text.ts";
@@ -18,7 +18,7 @@ import {
   UINT256_MAX,
 } from "./types.ts";
 
-/** `reason` names the field and repeats no value: it may be shown to the sender. */
+/** `reason` names the field and repeats no value, so it may be shown to the sender. */
 export type Parsed<T> = { readonly ok: true; readonly value: T } | { readonly ok: false; readonly reason: string };
 
 export interface SettleRequest {
@@ -26,7 +26,7 @@ export interface SettleRequest {
   readonly requirements: Requirements;
 }
 
-/** The offer that a version 2 payment says it answers, in the words of version 1. */
+/** The offer that a version 2 payment claims to answer, under version 1's names. */
 export type AcceptedTerms = Pick<Requirements, "scheme" | "network" | "asset" | "payTo"> & { readonly amount: bigint };
 
 export const MAX_TIMEOUT_SECONDS = 60;
@@ -40,25 +40,25 @@ export function decodePaymentHeader(text: string): Parsed<Payment> {
 /** The value of version 2's `PAYMENT-SIGNATURE`. */
 export function decodePaymentSignature(ours: Network, text: string) {
   return attempt(() => {
-    const place = headerJson(text, "PAYMENT-SIGNATURE");
-    const x402Version = versionIn(place, 2);
-    const accepted = readAccepted(ours, objectIn(place, "accepted"));
+    const scope = headerJson(text, "PAYMENT-SIGNATURE");
+    const x402Version = versionIn(scope, 2);
+    const accepted = readAccepted(ours, objectIn(scope, "accepted"));
     const { scheme, network } = accepted;
-    return { x402Version, scheme, network, ...readPayload(place), accepted };
+    return { x402Version, scheme, network, ...readPayload(scope), accepted };
   });
 }
 
 /** The JSON of a request to `/settle`. */
 export function parseSettleRequest(value: unknown): Parsed<SettleRequest> {
   return attempt(() => {
-    const place = outermost(value, "body");
-    versionIn(place, X402_VERSION);
-    const payment = readPayment(objectIn(place, "paymentPayload"));
-    // It would move nothing, and burn gas all the same.
+    const scope = outermost(value, "body");
+    versionIn(scope, X402_VERSION);
+    const payment = readPayment(objectIn(scope, "paymentPayload"));
+    // A transfer of 0 moves nothing but burns gas all the same.
     if (payment.authorization.value === 0n) {
       throw invalidField("paymentPayload.payload.authorization.value", "must be above 0");
     }
-    return { payment, requirements: readRequirements(objectIn(place, "paymentRequirements")) };
+    return { payment, requirements: readRequirements(objectIn(scope, "paymentRequirements")) };
   });
 }
 
@@ -80,7 +80,7 @@ function headerJson(text: string, name: string): FieldScope {
   return outermost(parsed.value, name);
 }
 
-/** RFC 4648 section 4, with or without padding. The decoder skips unknown characters, so the way back is compared. */
+/** RFC 4648 section 4, with or without padding. The decoder skips unknown characters, so the result is encoded again and compared. */
 function decodeBase64(text: string, name: string): Uint8Array {
   if (text.length > MAX.paymentHeaderCharacters) {
     throw invalidField(name, `must be at most ${MAX.paymentHeaderCharacters} characters`);
@@ -91,45 +91,45 @@ function decodeBase64(text: string, name: string): Uint8Array {
   return bytes;
 }
 
-function readPayment(place: FieldScope): Payment {
+function readPayment(scope: FieldScope): Payment {
   return {
-    x402Version: versionIn(place, X402_VERSION),
-    scheme: fieldName(place, "scheme"),
-    network: fieldName(place, "network"),
-    ...readPayload(place),
+    x402Version: versionIn(scope, X402_VERSION),
+    scheme: fieldName(scope, "scheme"),
+    network: fieldName(scope, "network"),
+    ...readPayload(scope),
   };
 }
 
-function readPayload(place: FieldScope): Pick<Payment, "authorization" | "signature"> {
-  const payload = objectIn(place, "payload");
+function readPayload(scope: FieldScope): Pick<Payment, "authorization" | "signature"> {
+  const payload = objectIn(scope, "payload");
   return {
     authorization: authorizationIn(payload, "authorization"),
     signature: signatureIn(payload, "signature"),
   };
 }
 
-function readRequirements(place: FieldScope): Requirements {
+function readRequirements(scope: FieldScope): Requirements {
   return {
-    scheme: fieldName(place, "scheme"),
-    network: fieldName(place, "network"),
-    maxAmountRequired: uint256In(place, "maxAmountRequired"),
-    asset: addressIn(place, "asset"),
-    payTo: addressIn(place, "payTo"),
-    resource: textIn(place, "resource", URL_CHARACTERS_MAX),
-    maxTimeoutSeconds: secondsIn(place, "maxTimeoutSeconds"),
+    scheme: fieldName(scope, "scheme"),
+    network: fieldName(scope, "network"),
+    maxAmountRequired: uint256In(scope, "maxAmountRequired"),
+    asset: addressIn(scope, "asset"),
+    payTo: addressIn(scope, "payTo"),
+    resource: textIn(scope, "resource", URL_CHARACTERS_MAX),
+    maxTimeoutSeconds: secondsIn(scope, "maxTimeoutSeconds"),
   };
 }
 
-/** Names of version 1 do not count here: an offer made in version 2 names networks by CAIP-2. */
-function readAccepted(ours: Network, place: FieldScope): AcceptedTerms {
-  const network = fieldName(place, "network");
+/** An offer of version 2 names its network by CAIP-2; a version 1 name is refused. */
+function readAccepted(ours: Network, scope: FieldScope): AcceptedTerms {
+  const network = fieldName(scope, "network");
   if (!CAIP2.test(network)) throw invalidField("accepted.network", "must be a CAIP-2 network");
   return {
-    scheme: fieldName(place, "scheme"),
+    scheme: fieldName(scope, "scheme"),
     network: network === ours.caip2 ? ours.name : network,
-    amount: uint256In(place, "amount"),
-    asset: addressIn(place, "asset"),
-    payTo: addressIn(place, "payTo"),
+    amount: uint256In(scope, "amount"),
+    asset: addressIn(scope, "asset"),
+    payTo: addressIn(scope, "payTo"),
   };
 }
 
@@ -142,7 +142,7 @@ export function acceptedMatches(accepted: AcceptedTerms, wire: WireRequirements)
 
 type AskedTerms = Pick<WireRequirements, "payTo" | "resource" | "description"> & { readonly amount: bigint };
 
-/** What is asked of a caller. `resource` must be an absolute URL, `payTo` an address in any case. */
+/** The requirements shown to a caller. `resource` must be an absolute URL, `payTo` an address in any case. */
 export function requirementsOf({ name, token }: Network, asked: AskedTerms): WireRequirements {
   return {
     scheme: SCHEME,
@@ -158,7 +158,7 @@ export function requirementsOf({ name, token }: Network, asked: AskedTerms): Wir
   };
 }
 
-/** Our own requirements as values, for the checks of verify.ts. */
+/** Our own requirements as parsed values, for the checks of verify.ts. */
 export function requirementsFrom(wire: WireRequirements): Requirements {
   const { scheme, network, resource, maxTimeoutSeconds } = wire;
   const [asset, payTo] = [lowerHex(wire.asset), lowerHex(wire.payTo)];
@@ -166,7 +166,7 @@ export function requirementsFrom(wire: WireRequirements): Requirements {
   return { scheme, network, maxAmountRequired, asset, payTo, resource, maxTimeoutSeconds };
 }
 
-/** What a caller has to pay, in both versions. */
+/** The body of a 402: what a caller has to pay, in both versions. */
 export type PaymentChallenge = ReturnType<typeof challenge>;
 
 export function challenge({ caip2 }: Network, wire: WireRequirements, error: string) {
@@ -186,7 +186,7 @@ function shortened(description: string): string {
   return `${characters.slice(0, MAX.challengeCharacters - 1).join("")}…`;
 }
 
-/** The header that tells a caller what became of its payment, in the version in which it paid. No transaction: declined. */
+/** The response header with the payment's outcome, in the version in which the caller paid. `transaction` "": declined. */
 export function paymentResponse(
   { name: network, caip2 }: Network,
   x402Version: Payment["x402Version"],
@@ -198,7 +198,7 @@ export function paymentResponse(
   return { name, value: encodeBase64(response) } as const;
 }
 
-/** The body of a request to `/settle`: version 1, whichever version carried the payment. */
+/** The body of a request to `/settle`: always version 1, whichever version carried the payment. */
 export function settleRequestJson(payment: Payment, paymentRequirements: WireRequirements) {
   const { scheme, network, signature, authorization } = payment;
   const decimals = {
@@ -211,13 +211,13 @@ export function settleRequestJson(payment: Payment, paymentRequirements: WireReq
   return { x402Version: X402_VERSION, paymentPayload, paymentRequirements };
 }
 
-/** As headers carry it. */
+/** JSON in base64, the form of the protocol's headers. */
 export const encodeBase64 = (value: object): string => Buffer.from(JSON.stringify(value)).toString("base64");
 
-// Strict readers of fields: each returns a value in the form of types.ts, or throws a Fault that names the field by its path. No
-// message repeats a value, since a signature may stand in any field.
+// Strict readers of fields: each returns a value in the form of types.ts, or throws a Fault that names the field by its path.
+// No message repeats a value, since a signature may stand in any field.
 
-/** A JSON object, and where it stands: "" for the outermost. */
+/** A JSON object and its path; the path of the outermost one is "". */
 interface FieldScope {
   readonly path: string;
   readonly fields: Readonly<Record<string, unknown>>;
@@ -225,17 +225,17 @@ interface FieldScope {
 
 const ADDRESS = /^0x[0-9a-fA-F]{40}$/;
 const WORD = /^0x[0-9a-fA-F]{64}$/;
-/** At least the 65 bytes of a plain signature: the 64 of EIP-2098 are no signature to the token. */
+/** At least the 65 bytes of a plain signature: the token does not accept the 64 of EIP-2098. */
 const SIGNATURE = /^0x(?:[0-9a-fA-F]{2}){65,}$/;
 
-/** The outermost value. `name` is what a message calls it. */
+/** The outermost value. @param name what error messages call it */
 function outermost(value: unknown, name: string): FieldScope {
   return { path: "", fields: asFields(value, name) };
 }
 
-function objectIn(place: FieldScope, key: string): FieldScope {
-  const path = pathOf(place, key);
-  return { path, fields: asFields(present(place, key), path) };
+function objectIn(scope: FieldScope, key: string): FieldScope {
+  const path = pathOf(scope, key);
+  return { path, fields: asFields(requiredField(scope, key), path) };
 }
 
 function asFields(value: unknown, name: string): FieldScope["fields"] {
@@ -248,42 +248,42 @@ const isObject = (value: unknown): value is FieldScope["fields"] =>
 
 const pathOf = ({ path }: FieldScope, key: string): string => (path === "" ? key : `${path}.${key}`);
 
-/** Inherited keys are no fields: `Object.prototype` is not part of what was sent. */
-function present(place: FieldScope, key: string): unknown {
-  const value = Object.hasOwn(place.fields, key) ? place.fields[key] : undefined;
-  if (value === undefined) throw invalidField(pathOf(place, key), "required");
+/** Only own keys count: those inherited from `Object.prototype` were not sent. */
+function requiredField(scope: FieldScope, key: string): unknown {
+  const value = Object.hasOwn(scope.fields, key) ? scope.fields[key] : undefined;
+  if (value === undefined) throw invalidField(pathOf(scope, key), "required");
   return value;
 }
 
-function versionIn<V extends number>(place: FieldScope, version: V): V {
-  if (present(place, "x402Version") !== version) {
-    throw invalidField(pathOf(place, "x402Version"), `must be ${version}`);
+function versionIn<V extends number>(scope: FieldScope, version: V): V {
+  if (requiredField(scope, "x402Version") !== version) {
+    throw invalidField(pathOf(scope, "x402Version"), `must be ${version}`);
   }
   return version;
 }
 
-/** A word such as a scheme or a network. The codec does not judge which ones are known. */
-const fieldName = (place: FieldScope, key: string): string => textIn(place, key, 64);
+/** A name such as a scheme or a network. The codec does not check whether it is known. */
+const fieldName = (scope: FieldScope, key: string): string => textIn(scope, key, 64);
 
-function textIn(place: FieldScope, key: string, charactersMax: number): string {
-  const value = present(place, key);
-  if (typeof value !== "string") throw invalidField(pathOf(place, key), "must be a string");
+function textIn(scope: FieldScope, key: string, charactersMax: number): string {
+  const value = requiredField(scope, key);
+  if (typeof value !== "string") throw invalidField(pathOf(scope, key), "must be a string");
   const problem = textProblem(value, { min: 1, max: charactersMax });
-  if (problem !== null) throw invalidField(pathOf(place, key), problem);
+  if (problem !== null) throw invalidField(pathOf(scope, key), problem);
   return value;
 }
 
 /** A string of decimal digits. JSON numbers are refused: a double does not hold 256 bits. */
-function uint256In(place: FieldScope, key: string): bigint {
-  const value = present(place, key);
+function uint256In(scope: FieldScope, key: string): bigint {
+  const value = requiredField(scope, key);
   const integer = typeof value === "string" && /^[0-9]+$/.test(value) ? uint256(value) : null;
   if (integer === null) {
-    throw invalidField(pathOf(place, key), "must be a string of decimal digits, of at most 256 bits");
+    throw invalidField(pathOf(scope, key), "must be a string of decimal digits, of at most 256 bits");
   }
   return integer;
 }
 
-/** Reading digits takes more than linear time, so their number is checked first. */
+/** Parsing digits takes more than linear time, so their number is bounded first. */
 function uint256(digits: string): bigint | null {
   const significant = digits.replace(/^0+/, "");
   if (significant.length > UINT256_DIGITS_MAX) return null;
@@ -291,34 +291,34 @@ function uint256(digits: string): bigint | null {
   return integer <= UINT256_MAX ? integer : null;
 }
 
-function secondsIn(place: FieldScope, key: string): number {
-  const value = present(place, key);
+function secondsIn(scope: FieldScope, key: string): number {
+  const value = requiredField(scope, key);
   if (typeof value !== "number" || !Number.isSafeInteger(value) || value < 0) {
-    throw invalidField(pathOf(place, key), "must be an integer, not below 0");
+    throw invalidField(pathOf(scope, key), "must be an integer, not below 0");
   }
   return value;
 }
 
-const addressIn = (place: FieldScope, key: string): Hex =>
-  hexIn(place, key, ADDRESS, "must be an address of 0x and 40 hexadecimal digits");
+const addressIn = (scope: FieldScope, key: string): Hex =>
+  hexIn(scope, key, ADDRESS, "must be an address of 0x and 40 hexadecimal digits");
 
-function signatureIn(place: FieldScope, key: string): Hex {
-  const signature = hexIn(place, key, SIGNATURE, "must be 0x and the hexadecimal digits of at least 65 bytes");
+function signatureIn(scope: FieldScope, key: string): Hex {
+  const signature = hexIn(scope, key, SIGNATURE, "must be 0x and the hexadecimal digits of at least 65 bytes");
   if (signature.length > 2 + 2 * MAX.signatureBytes) {
-    throw invalidField(pathOf(place, key), `must be at most ${MAX.signatureBytes} bytes`);
+    throw invalidField(pathOf(scope, key), `must be at most ${MAX.signatureBytes} bytes`);
   }
   return signature;
 }
 
-function hexIn(place: FieldScope, key: string, form: RegExp, problem: string): Hex {
-  const value = present(place, key);
-  if (typeof value !== "string" || !form.test(value)) throw invalidField(pathOf(place, key), problem);
+function hexIn(scope: FieldScope, key: string, form: RegExp, problem: string): Hex {
+  const value = requiredField(scope, key);
+  if (typeof value !== "string" || !form.test(value)) throw invalidField(pathOf(scope, key), problem);
   return lowerHex(value);
 }
 
-/** Further keys are passed over, as the official schemas do: nobody signed them and nothing reads them. */
-function authorizationIn(place: FieldScope, key: string): Authorization {
-  const authorization = objectIn(place, key);
+/** Unknown keys are ignored, as in the official schemas: they are not part of what was signed. */
+function authorizationIn(scope: FieldScope, key: string): Authorization {
+  const authorization = objectIn(scope, key);
   return {
     from: addressIn(authorization, "from"),
     to: addressIn(authorization, "to"),

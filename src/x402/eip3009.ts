@@ -1,5 +1,5 @@
-// Who signed an EIP-3009 authorization: the EIP-712 digest, written out for this one type, and the recovery of its signer.
-// `domain` is the token's, as the row of the network has it.
+// EIP-3009 signatures: the EIP-712 digest, written out for this one type, and the recovery of the signer's address.
+// `domain` is the hash of the token's EIP-712 domain, from network.ts.
 import { secp256k1 } from "@noble/curves/secp256k1";
 import { keccak_256 } from "@noble/hashes/sha3";
 import { asBuffer } from "../core/bytes.ts";
@@ -19,7 +19,7 @@ function toHex(bytes: Uint8Array): string {
   return asBuffer(bytes).toString("hex");
 }
 
-/** The digits of 32 bytes. */
+/** A value as the 64 hex digits of 32 bytes. */
 function word(value: string | bigint): string {
   return (typeof value === "string" ? value.slice(2) : value.toString(16)).padStart(64, "0");
 }
@@ -29,7 +29,7 @@ export function authorizationDigest(domain: Hex, authorization: Authorization): 
   const { from, to, value, validAfter, validBefore, nonce } = authorization;
   const words = [from, to, value, validAfter, validBefore].map(word).join("") + nonce.slice(2);
   const struct = Buffer.from(TRANSFER_TYPE + words, "hex");
-  // What is no digit ends the buffer early.
+  // A character that is not a hex digit ends the buffer early.
   if (words.length !== 6 * 64 || struct.length !== 7 * 32) {
     throw new TypeError("not an authorization in the form of types.ts");
   }
@@ -37,8 +37,8 @@ export function authorizationDigest(domain: Hex, authorization: Authorization): 
   return keccak_256(Buffer.from(`1901${domain.slice(2)}${toHex(keccak_256(struct))}`, "hex"));
 }
 
-/** The token's own rule (and EIP-2): 65 bytes, s in the lower half, v 27 or 28; some signers write 0 or 1 for these. */
-function readPlain(signature: Hex) {
+/** The token's rule (and EIP-2): 65 bytes, s in the lower half of the order, v 27 or 28. Some signers write v as 0 or 1. */
+function parsePlainSignature(signature: Hex) {
   if (!SIGNATURE.test(signature)) return null;
   const r = BigInt(signature.slice(0, 66));
   const s = BigInt(`0x${signature.slice(66, 130)}`);
@@ -49,23 +49,23 @@ function readPlain(signature: Hex) {
   return { r, s, recovery };
 }
 
-/** The signature as the token takes it from a plain account; null when the token would not take it. */
+/** The signature in the form that the token accepts from a plain account; null when the token would not accept it. */
 export function canonicalSignature(signature: Hex): Hex | null {
-  const plain = readPlain(signature);
+  const plain = parsePlainSignature(signature);
   if (plain === null) return null;
   return `${lowerHex(signature.slice(0, 130))}${plain.recovery === 0 ? "1b" : "1c"}`;
 }
 
-/** The address that signed; null if this is no canonical plain signature, or one that nobody can have made. */
+/** The signer's address; null if the signature is not a canonical plain one, or has no public key. */
 export function recoverSigner(domain: Hex, authorization: Authorization, signature: Hex): Hex | null {
-  const plain = readPlain(signature);
+  const plain = parsePlainSignature(signature);
   if (plain === null) return null;
   const digest = authorizationDigest(domain, authorization);
   try {
     const key = new secp256k1.Signature(plain.r, plain.s).addRecoveryBit(plain.recovery).recoverPublicKey(digest);
     return `0x${toHex(keccak_256(key.toRawBytes(false).subarray(1)).subarray(12))}`;
   } catch {
-    // Not every r is the x of a point of the curve, and one s leads to no key.
+    // Not every r is the x of a point on the curve, and one s leads to no key.
     return null;
   }
 }

@@ -1,5 +1,5 @@
-// The payment protocol's bodies as schemas, for the API document: what callers are asked, and what gateways and
-// facilitators say to each other. What is taken is decided by codec.ts, which reads them by hand.
+// The bodies of x402 as schemas for the API document: the challenge, and the messages between gateway and facilitator. They
+// document only: codec.ts parses by hand and decides what is accepted.
 import { type Static, Type } from "@sinclair/typebox";
 import { type Network, SCHEME, X402_VERSION } from "./network.ts";
 
@@ -27,7 +27,7 @@ const paymentRequirements = (network: Network) =>
     },
     { $id: "PaymentRequirements" },
   );
-/** An entry of a version 1 `accepts`. A missing `description` or `mimeType` makes official clients throw. */
+/** An entry of version 1's `accepts`. A missing `description` or `mimeType` makes official clients throw. */
 export type WireRequirements = Static<ReturnType<typeof paymentRequirements>>;
 
 export const paymentChallenge = (network: Network) =>
@@ -38,7 +38,7 @@ export const paymentChallenge = (network: Network) =>
 
 const seconds = (description: string) => amount(`${description}, in unix seconds; exclusive.`);
 
-/** What `X-PAYMENT` holds, in base64. */
+/** The content of `X-PAYMENT`, there in base64. */
 const payment = (network: Network) =>
   Type.Object(
     {
@@ -70,7 +70,7 @@ export const settleRequest = (network: Network) =>
     { x402Version: version, paymentPayload: payment(network), paymentRequirements: paymentRequirements(network) },
     {
       $id: "SettleRequest",
-      description: "`description`, `mimeType` and `extra` may be left out, and further keys are passed over.",
+      description: "`description`, `mimeType` and `extra` may be left out, and unknown keys are ignored.",
     },
   );
 

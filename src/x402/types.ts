@@ -1,5 +1,5 @@
-// The payment protocol's values, after reading: integers are bigint, addresses and other hex are lower case, so
-// that two spellings of one thing are equal. The wire's own spellings live in codec.ts alone.
+// The values of x402 after parsing: integers are bigint, and addresses and other hex are lower case, so that two spellings of
+// one value are equal. The spellings of the wire are known to codec.ts alone.
 
 import type { Hex } from "../core/bytes.ts";
 
@@ -8,7 +8,7 @@ export type { Hex };
 /** The one spelling in which hex is kept and compared. */
 export const lowerHex = (text: string): Hex => `0x${text.slice(2).toLowerCase()}`;
 
-/** Digits of the largest integer of 256 bits. */
+/** Decimal digits of the largest integer of 256 bits. */
 export const UINT256_DIGITS_MAX = 78;
 export const UINT256_MAX = 2n ** 256n - 1n;
 
@@ -26,17 +26,17 @@ export interface Authorization {
 }
 
 export interface Payment {
-  /** The version whose headers carried it, and whose answer header it gets. */
+  /** The version whose header carried the payment, and whose response header answers it. */
   readonly x402Version: 1 | 2;
   readonly scheme: string;
-  /** In the words of version 1, whichever version carried it. */
+  /** The network's version 1 name, whichever version carried the payment. */
   readonly network: string;
   readonly authorization: Authorization;
-  /** As long as a contract wallet needs: 65 bytes of a plain account. */
+  /** 65 bytes from a plain account; a contract wallet's may be longer. */
   readonly signature: Hex;
 }
 
-/** The named fields of PaymentRequirements that decide about money. */
+/** The fields of PaymentRequirements that decide about money. */
 export interface Requirements {
   readonly scheme: string;
   readonly network: string;

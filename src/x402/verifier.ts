@@ -1,5 +1,5 @@
-// Whose signature a payment carries, for many callers. Judging one takes 0.7 ms of a core. A few are judged on the main
-// thread, and so is a tenant's only one, so that it waits behind nobody's many. The others are judged on threads of their own.
+// Verifies payment signatures for many callers at once. One verification takes 0.7 ms of a core. A few run on the main
+// thread, and so does a tenant's only one, so that it does not queue behind others' many. The rest run on compute threads.
 
 import { Fault } from "../core/fault.ts";
 import { type ComputeTask, compute } from "../kernel/compute.ts";
@@ -9,49 +9,49 @@ import { inTurn } from "../kernel/turns.ts";
 import type { Hex } from "./types.ts";
 import { checkSignature, type SignedAuthorization, type SignedBy } from "./verify.ts";
 
-/** With no more than these the main thread is done before another has started. */
-const FEW = 4;
+/** Up to so many in flight, the main thread is done before another thread would have started. */
+const INLINE_MOST = 4;
 
 export const SIGNATURE: ComputeTask<SignedAuthorization, SignedBy> = { name: "signature", run: checkSignature };
 
 export type Verifier = ReturnType<typeof createVerifier>;
 
-/** @param domain of the token of all payments */
+/** @param domain the hash of the token's EIP-712 domain */
 export function createVerifier(domain: Hex, waitingMax: number = MAX.verifications) {
-  const places = createFairShare({ size: waitingMax });
-  let isOnlyOneDue = false;
+  const slots = createFairShare({ size: waitingMax });
+  let isSingleInline = false;
 
-  async function judge(owner: string, signed: SignedAuthorization): Promise<SignedBy> {
-    const judgeHere = () => inTurn(owner, () => checkSignature(signed));
-    if (places.heldBy(owner) === 1 && !isOnlyOneDue) {
-      isOnlyOneDue = true;
-      return judgeHere().finally(() => {
-        isOnlyOneDue = false;
+  async function verify(owner: string, signed: SignedAuthorization): Promise<SignedBy> {
+    const verifyInline = () => inTurn(owner, () => checkSignature(signed));
+    if (slots.heldBy(owner) === 1 && !isSingleInline) {
+      isSingleInline = true;
+      return verifyInline().finally(() => {
+        isSingleInline = false;
       });
     }
-    if (places.inUse <= FEW) return judgeHere();
-    // What a thread did not do is done here, and what it could not do fails here with the error itself.
-    return compute(SIGNATURE, signed, { tenant: owner, bytes: 0 }).catch(judgeHere);
+    if (slots.inUse <= INLINE_MOST) return verifyInline();
+    // What a thread failed to do is done here, where a real problem throws its own error.
+    return compute(SIGNATURE, signed, { tenant: owner, bytes: 0 }).catch(verifyInline);
   }
 
   return {
     /**
-     * Judges as checkSignature does.
+     * Does what `checkSignature` does, on whichever thread.
      *
-     * @param owner the tenant or account that waits for it
-     * @throws Fault `unavailable` when too many wait
+     * @param owner the tenant or account that waits for the result
+     * @throws Fault `unavailable` when too many verifications wait
      */
     async signedBy(
       owner: string,
       { authorization, signature }: Omit<SignedAuthorization, "domain">,
     ): Promise<SignedBy> {
-      if (places.take(owner) !== null) {
+      if (slots.take(owner) !== null) {
         throw new Fault("unavailable", "too many payments wait to be verified", { retryAfterSeconds: 1 });
       }
       try {
-        return await judge(owner, { domain, authorization, signature });
+        return await verify(owner, { domain, authorization, signature });
       } finally {
-        places.giveBack(owner);
+        slots.giveBack(owner);
       }
     },
   };

@@ -1,16 +1,16 @@
-// What can be checked of a payment without a chain: who signed it, when it is valid, and whether it is what was asked for.
+// The checks of a payment that need no chain: its signer, its validity window, and whether it meets the requirements.
 // Pure: the caller passes the time.
 import { recoverSigner } from "./eip3009.ts";
 import { type Network, SCHEME } from "./network.ts";
 import type { Authorization, Hex, Payment, PaymentKey, Requirements } from "./types.ts";
 
 /**
- * "other" does not mean invalid: the signature may be a contract wallet's, which only the token can judge. Nor is "payer"
- * final on chain if the payer has code: then the token asks the contract.
+ * "other" does not mean invalid: the signature may be a contract wallet's, which only the token can check. Nor is "payer"
+ * final if the payer has code: then the token asks the payer's contract.
  */
 export type SignedBy = "payer" | "other";
 
-/** With the domain of the token. */
+/** An authorization with its signature, and the hash of the token's EIP-712 domain. */
 export type SignedAuthorization = Pick<Payment, "authorization" | "signature"> & { readonly domain: Hex };
 
 export function checkSignature({ domain, authorization, signature }: SignedAuthorization): SignedBy {
@@ -20,11 +20,11 @@ export function checkSignature({ domain, authorization, signature }: SignedAutho
 /**
  * Holds when `validAfter` ≤ now and `validBefore` ≥ now + margin, which is the gateway's rule word for word.
  *
- * On chain both bounds exclude (`validAfter` < block time < `validBefore`), and these are whole seconds: a block at
- * time t takes it exactly when `checkWindow(authorization, t - 1, 2)` holds.
+ * On chain both bounds are exclusive (`validAfter` < block time < `validBefore`), in whole seconds: a block at time t accepts
+ * the authorization exactly when `checkWindow(authorization, t - 1, 2)` holds.
  *
  * @param nowSeconds whole unix seconds
- * @param marginSeconds whole seconds for which it must still be good
+ * @param marginSeconds whole seconds for which the authorization must still be valid
  */
 export function checkWindow(authorization: Authorization, nowSeconds: number | bigint, marginSeconds: number | bigint) {
   const now = BigInt(nowSeconds);
@@ -33,8 +33,8 @@ export function checkWindow(authorization: Authorization, nowSeconds: number | b
 }
 
 /**
- * Whether the payment is what the requirements ask for, and both are of the kind that is taken on the network. Network
- * and asset come last: with the facilitator they are guardrails, which come after everything else.
+ * Whether the payment meets the requirements, and both use the scheme, network and token accepted here. Network and asset
+ * are checked last: at the facilitator they are guardrails, which come after everything else.
  *
  * @param rule `exactValue`: the value is the price (gateway); otherwise at most the price (facilitator)
  */

@@ -26,11 +26,11 @@ test("a clone of the project has anvil among its packages", () => {
 test("the anvil that the operator names is taken, wherever it is, and nothing else in its place", () => {
   const program = join(dir, "my-anvil");
   writeFileSync(program, "#!/bin/sh\n");
-  const missing = "TOLLGATE_ANVIL must name a program that can be run";
+  const missing = "TOLLGATE_ANVIL must name an executable program";
   expect(() => findAnvil(program, ROOT)).toThrow(missing);
   chmodSync(program, 0o755);
   for (const name of [program, "./my-anvil"]) {
-    expect(findAnvil(name, dir)).toEqual({ path: program, found: "of TOLLGATE_ANVIL" });
+    expect(findAnvil(name, dir)).toEqual({ path: program, found: "from TOLLGATE_ANVIL" });
   }
   for (const name of [dir, join(dir, "nowhere"), "no-such-program"]) {
     expect(() => findAnvil(name, ROOT)).toThrow(missing);

@@ -1,7 +1,6 @@
-// The demo's chain: where anvil is looked for, how it is started with the real token on it, and what can be read back. It ends
-// when the demo ends, even if the demo is killed: a guard process waits for the end of its input, which is the end of the
-// demo's process. Token and Multicall3 are the published builds, not imitations of them: fiat-token.json and multicall3.json
-// say where they are from.
+// The demo's chain: finds anvil, starts it, installs the real token, and reads balances and receipts. Anvil ends when the demo
+// ends, even if the demo is killed: a guard process waits for the end of its input, which comes when the demo's process is
+// gone. Token and Multicall3 are the published builds; fiat-token.json and multicall3.json say where they come from.
 import { join } from "node:path";
 import { encodeFunctionData, formatUnits, type Hex, maxUint256, parseAbi, toHex } from "viem";
 import { exchange, hash, receipt, word } from "../../chain/json-rpc.ts";
@@ -13,40 +12,40 @@ import { DemoProblem } from "./client.ts";
 import { library, token } from "./fiat-token.json" with { type: "json" };
 import multicall3 from "./multicall3.json" with { type: "json" };
 
-/** Else anvil would keep the state of every block on the disk: 350 KB each (measured). */
+/** Blocks whose state anvil keeps; by default it keeps all of them on disk, at 350 KB each (measured). */
 const STATES_KEPT = 64;
 
 /**
- * Where the operator says, or else on the PATH or among the packages of the working directory.
+ * Finds anvil: where the operator says, or else on the PATH or in the packages of the working directory.
  *
  * @param configured a path, or the name of a program
- * @returns where it is, as a path and in words
- * @throws StartupProblem when it is not there, with how to install it
+ * @returns its path, and in words where it was found
+ * @throws StartupProblem that says how to install it
  */
 export function findAnvil(configured: string | null, cwd: string) {
   if (configured !== null) {
     const path = Bun.which(configured, { cwd });
-    if (path === null) throw new StartupProblem("TOLLGATE_ANVIL must name a program that can be run");
-    return { path, found: "of TOLLGATE_ANVIL" };
+    if (path === null) throw new StartupProblem("TOLLGATE_ANVIL must name an executable program");
+    return { path, found: "from TOLLGATE_ANVIL" };
   }
   const name = `@foundry-rs/anvil-${process.platform}-${process.arch === "x64" ? "amd64" : process.arch}`;
   const path = Bun.which("anvil") ?? Bun.which(join(cwd, "node_modules", name, "bin", "anvil"));
   if (path !== null) return { path, found: path.includes("node_modules") ? "in node_modules" : "on the PATH" };
   throw new StartupProblem(
-    `anvil must be installed (npm install --no-save ${name}, or https://getfoundry.sh): it is not at TOLLGATE_ANVIL, on the PATH or in node_modules here`,
+    `anvil must be installed (npm install --no-save ${name}, or https://getfoundry.sh): TOLLGATE_ANVIL is not set, and it is neither on the PATH nor in node_modules here`,
   );
 }
 
-/** Its arguments are a process and a directory: when the input ends, both go. */
+/** A shell script that, at the end of its input, kills the process and removes the directory that it gets as arguments. */
 const GUARD = 'read -r _; kill -KILL "$1"; rm -rf "$2"';
 
 /**
- * Starts the chain on a free loopback port; it makes no blocks by itself yet. Neither process is in the terminal's
- * foreground group: Ctrl-C is for the demo, which stops them last.
+ * Starts anvil on a free loopback port. It mines no blocks yet. Anvil and the guard are not in the terminal's foreground process
+ * group, so that Ctrl-C reaches the demo alone, which stops them last.
  *
- * @param dir its own directory, removed with the chain should this process be killed
- * @param opened stops the chain, also one that has not begun to listen
- * @returns its URL, and the promise that it has ended
+ * @param dir anvil's own directory, which the guard removes if this process is killed
+ * @param opened gets a disposer that stops anvil, even before it listens
+ * @returns its URL, and a promise that resolves when anvil has exited
  */
 export async function startAnvil(path: string, { chainId }: Network, dir: string, opened: AsyncDisposableStack) {
   const options = ["--port", "0", "--chain-id", `${chainId}`, "--prune-history", `${STATES_KEPT}`];
@@ -59,7 +58,7 @@ export async function startAnvil(path: string, { chainId }: Network, dir: string
   });
   void chain.exited.then(() => guard.kill("SIGKILL"));
   opened.defer(async () => {
-    // The guard first: once the chain has ended, its process ID may pass to another process, which must not be killed.
+    // The guard goes first: when anvil has exited, another process may get its ID, and the guard must not kill that one.
     guard.kill("SIGKILL");
     chain.kill("SIGKILL");
     await Promise.all([guard.exited, chain.exited]);
@@ -69,7 +68,7 @@ export async function startAnvil(path: string, { chainId }: Network, dir: string
   return { url: `http://127.0.0.1:${port}`, ended: chain.exited };
 }
 
-/** The port that it says it listens on, or null when it ended before. Its other output is read and dropped. */
+/** The port that anvil says it listens on; null if it exits before. The rest of its output is read and dropped. */
 async function announcedPort(output: ReadableStream<Uint8Array>): Promise<string | null> {
   const reader = output.getReader();
   const decoder = new TextDecoder();
@@ -85,7 +84,7 @@ async function announcedPort(output: ReadableStream<Uint8Array>): Promise<string
   }
 }
 
-/** Smallest units as USDC, exactly. */
+/** The exact amount in USDC. */
 export function usdc(units: bigint): string {
   return formatUnits(units, 6);
 }
@@ -93,9 +92,9 @@ export function usdc(units: bigint): string {
 export type DemoChain = Awaited<ReturnType<typeof furnishChain>>;
 
 /**
- * Puts the token on the chain, gives one account the gas and one the money, and begins to make blocks.
+ * Installs the token, gives the signer ETH for gas and the payer USDC, and starts the mining of blocks.
  *
- * @param units smallest units of the token
+ * @param units the payer's USDC, in smallest units
  */
 export async function furnishChain(network: Network, url: string, signer: Hex, payer: Hex, units: bigint) {
   const outbound = createOutbound({ rules: null, extraCa: null });
@@ -109,11 +108,11 @@ export async function furnishChain(network: Network, url: string, signer: Hex, p
   return {
     network,
     url,
-    /** Smallest units. */
+    /** The balance in smallest units. */
     async usdcOf(address: Hex): Promise<bigint> {
       return word(await request("eth_call", [{ to: network.token.address, data: balanceData(address) }, "latest"]));
     },
-    /** The number of the block that holds the transaction. @throws DemoProblem when none does */
+    /** The number of the block that holds the transaction. @throws DemoProblem if no block does */
     async blockOf(transaction: Hex): Promise<number> {
       const found = receipt(await request("eth_getTransactionReceipt", [transaction]));
       if (found === null) throw new DemoProblem(`the chain has no transaction ${transaction}`);
@@ -122,13 +121,13 @@ export async function furnishChain(network: Network, url: string, signer: Hex, p
   };
 }
 
-/** Calls one method of the node, and gives its result or throws its error. */
+/** Calls a JSON-RPC method of the node; resolves with its result, rejects with its error. */
 type CallNode = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
-/** Holds every role of the token: owner, master minter, minter, pauser, blacklister. An impersonated account: no key of it exists. */
+/** Has every role of the token: owner, master minter, minter, pauser, blacklister. Anvil impersonates it; it has no key. */
 const TOKEN_ADMIN: Hex = "0x000000000000000000000000746f6c6c67617465";
 
-/** Almost none: nodes recommend tips by those that they have seen, and this one must not change the recommendation. */
+/** So small that it does not raise the tip that the node recommends, which follows the tips that it has seen. */
 const ADMIN_TIP_WEI = 1n;
 
 const ABI = parseAbi([
@@ -142,14 +141,14 @@ const ABI = parseAbi([
 ]);
 
 /**
- * Installs the token on a fresh chain and mines a block. The contract keeps nothing outside its storage, so its code
- * and the calls that a proxy's deployment makes are all there is to it. Once more on the same chain changes nothing.
- * @throws Error when the node runs another chain, or when what stands there is not its token.
+ * Installs the token on a fresh chain and mines a block: sets the contract's code, then makes the calls that its deployment
+ * behind a proxy makes. A second run changes nothing.
+ * @throws Error when the node runs another chain, or when the installed token differs from the network's
  */
 export async function installToken(network: Network, request: CallNode): Promise<void> {
   const { chainId, token: own } = network;
   if (Number(await request("eth_chainId", [])) !== chainId) {
-    throw new Error(`the development chain has not the ID ${chainId}`);
+    throw new Error(`the development chain must have the ID ${chainId}`);
   }
   await request("anvil_setCode", [library.address, library.code]);
   await request("anvil_setCode", [own.address, token.code]);
@@ -169,18 +168,18 @@ export async function installToken(network: Network, request: CallNode): Promise
   await request("evm_mine", []);
   const separator = encodeFunctionData({ abi: ABI, functionName: "DOMAIN_SEPARATOR" });
   const found = await request("eth_call", [{ to: own.address, data: separator }, "latest"]);
-  // Equal means: same name, version, chain and address.
+  // The separator hashes the token's name, version, chain and address.
   if (found !== own.domain) throw new Error(`the token's domain is not ${network.title}'s: ${String(found)}`);
 }
 
-/** The call by which the admin mints, in smallest units of the token, by the token's own rules. */
+/** The data of a call that mints tokens, in smallest units; for `callAsAdmin`. */
 export function mintCall(to: Hex, units: bigint): Hex {
   return encodeFunctionData({ abi: ABI, functionName: "mint", args: [to, units] });
 }
 
 /**
- * Sends a call of the token by the holder of its roles.
- * @returns the transaction's hash; it is not mined yet
+ * Sends a call of the token from its admin.
+ * @returns the hash of the transaction, which is not mined yet
  */
 export async function callAsAdmin(
   { token }: Network,
@@ -192,7 +191,7 @@ export async function callAsAdmin(
     from: TOKEN_ADMIN,
     to: token.address,
     data,
-    // Not estimated: an estimate would run on the state before the calls that still wait.
+    // Not estimated, since an estimate ignores the earlier calls that are not mined yet.
     gas: toHex(500_000),
     maxPriorityFeePerGas: toHex(tipWei),
     maxFeePerGas: toHex(2n * 10n ** 12n),

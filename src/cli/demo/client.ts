@@ -1,5 +1,5 @@
-// The demo as a tenant and a payer: requests to the gateway, and payments signed the way any x402 client does.
-// The signature is made by viem and not by the product's own code, which would only agree with itself.
+// The demo's client, as a tenant and as a payer: sends requests to the gateway, and signs payments as any x402 client does.
+// Signatures are made by viem, since signatures by the product's own code would only prove that it agrees with itself.
 import { bytesToHex, type Hex } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
 import { systemClock } from "../../core/time.ts";
@@ -11,7 +11,7 @@ import type { WireRequirements } from "../../x402/schemas.ts";
 
 const ANSWER_BYTES_MAX = 1024 * 1024;
 
-/** Why the demo can't go on, in words for its reader. */
+/** Thrown when the demo can't go on; the message is shown to the reader. */
 export class DemoProblem extends Error {
   override readonly name = "DemoProblem";
 }
@@ -36,7 +36,7 @@ export interface GatewayAnswer<T> {
   readonly ms: number;
 }
 
-/** @throws DemoProblem for another status than the expected one; OutboundError when there is no answer */
+/** Sends a request. @throws DemoProblem for any other status than `expected`; OutboundError when there is no response */
 export async function call<T = unknown>(
   { url, token }: DemoTenant,
   { method, path, headers = {}, body }: TenantRequest,
@@ -55,7 +55,7 @@ export async function call<T = unknown>(
   if (response.status !== expected) {
     throw new DemoProblem(`${method} ${path} was answered ${response.status} instead of ${expected}: ${text}`);
   }
-  // The gateway is this process: its answers have the form that it gives them.
+  // Not validated, since the gateway is this same process.
   return { body: JSON.parse(text) as T, headers: response.headers, ms: performance.now() - startedAt };
 }
 
@@ -64,7 +64,7 @@ export interface Challenge {
   readonly accepts: readonly [WireRequirements];
 }
 
-/** Official clients do the same, since the clocks of chain and payer differ. */
+/** As official clients do, since the clocks of chain and payer differ. */
 const BACKDATED_SECONDS = 600;
 
 const TYPES = {
@@ -78,7 +78,7 @@ const TYPES = {
   ],
 } as const;
 
-/** An account of this run. */
+/** A blockchain account, made for this run. */
 export interface DemoAccount {
   readonly key: Hex;
   readonly address: Hex;
@@ -91,32 +91,32 @@ export function newAccount(): DemoAccount {
 
 export type SignedPayment = Awaited<ReturnType<typeof signPayment>>;
 
-/** Signs what the body of a 402 asks for. */
-export async function signPayment({ chainId }: Network, { key }: DemoAccount, { accepts: [asked] }: Challenge) {
+/** Signs the payment that the body of a 402 asks for. */
+export async function signPayment({ chainId }: Network, { key }: DemoAccount, { accepts: [required] }: Challenge) {
   const account = privateKeyToAccount(key);
   const now = Math.floor(systemClock.now() / 1000);
-  const words = {
+  const message = {
     from: account.address,
-    to: asked.payTo as Hex,
-    value: BigInt(asked.maxAmountRequired),
+    to: required.payTo as Hex,
+    value: BigInt(required.maxAmountRequired),
     validAfter: BigInt(now - BACKDATED_SECONDS),
-    validBefore: BigInt(now + asked.maxTimeoutSeconds),
+    validBefore: BigInt(now + required.maxTimeoutSeconds),
     nonce: bytesToHex(crypto.getRandomValues(new Uint8Array(32))),
   };
   const signature = await account.signTypedData({
-    domain: { ...asked.extra, chainId, verifyingContract: asked.asset as Hex },
+    domain: { ...required.extra, chainId, verifyingContract: required.asset as Hex },
     types: TYPES,
     primaryType: "TransferWithAuthorization",
-    message: words,
+    message,
   });
-  /** In wire format: every number is a decimal string. */
+  /** In wire format, where every number is a decimal string. */
   const authorization = {
-    ...words,
-    value: `${words.value}`,
-    validAfter: `${words.validAfter}`,
-    validBefore: `${words.validBefore}`,
+    ...message,
+    value: `${message.value}`,
+    validAfter: `${message.validAfter}`,
+    validBefore: `${message.validBefore}`,
   };
-  const { scheme, network } = asked;
+  const { scheme, network } = required;
   const payload = { x402Version: X402_VERSION, scheme, network, payload: { signature, authorization } };
   /** The value of X-PAYMENT. */
   const header = Buffer.from(JSON.stringify(payload)).toString("base64");

@@ -1,5 +1,6 @@
-// The scenario of the demo: what the tenant registers, a paid call of an http agent from its challenge to its record, step by
-// step, and more briefly a priced tool of an mcp agent. All through HTTP, like a caller; only balances come from the chain.
+// The scenario of the demo: registers two agents, shows a paid call of the http agent step by step, from its challenge to its
+// record, and more briefly a priced tool of the mcp agent. Everything goes over HTTP, as for any caller; only balances and
+// block numbers are read from the chain.
 import type { Hex } from "viem";
 import { STATUS, SUCCESS } from "../../http/responses.ts";
 import { type DemoChain, usdc } from "./chain.ts";
@@ -15,7 +16,7 @@ import {
 } from "./client.ts";
 import { duration, type ListLine, terminal } from "./terminal.ts";
 
-/** In smallest units, of which a USDC has a million. */
+/** Prices in smallest units, of which a USDC has a million. */
 export const NOTARY_PRICE = 10_000n;
 export const FACTORIZE_PRICE = 25_000n;
 
@@ -49,7 +50,7 @@ export async function registerAgents(tenant: DemoTenant, upstreams: Agents, pric
   return { notary, calculator };
 }
 
-/** From then on payments are collected before the call is made. */
+/** Configures the facilitator; from then on payments are collected before the call is made. */
 export async function configureSettlement(tenant: DemoTenant, facilitatorUrl: string, bundle: string): Promise<void> {
   const credential = { name: "facilitator", auth_type: "none", source: "managed", plaintext: bundle };
   const id = await create(tenant, "/v1/credentials", credential);
@@ -73,7 +74,7 @@ export async function runPaidCall(scenario: Scenario): Promise<void> {
   terminal.line(`POST ${path}`);
   terminal.line(JSON.stringify(letter));
   const asked = await challengeFor(scenario, path, letter);
-  terminal.line(`402 Payment Required, ${shortly(asked)}`);
+  terminal.line(`402 Payment Required, ${elapsed(asked)}`);
   terminal.json(asked.body);
 
   terminal.chapter(2, "The payer signs that authorization (EIP-3009): no transaction, and no gas");
@@ -83,7 +84,7 @@ export async function runPaidCall(scenario: Scenario): Promise<void> {
   terminal.chapter(3, "The same call with the payment in X-PAYMENT");
   const before = await balances(scenario);
   const paid = await pay(scenario, path, letter, payment);
-  terminal.line(`202 Accepted, ${shortly(paid)}: collected before the answer`);
+  terminal.line(`202 Accepted, ${elapsed(paid)}: collected before the answer`);
   terminal.entries(await paidEntries(scenario, paid));
 
   terminal.chapter(4, "The money has moved");
@@ -99,7 +100,7 @@ export async function runPaidCall(scenario: Scenario): Promise<void> {
   terminal.chapter(6, "The same payment once more is the same call: it buys nothing twice");
   const again = await pay(scenario, path, letter, payment);
   if (again.body.invocation_id !== id) throw new DemoProblem("one payment made two calls");
-  terminal.line(`202 Accepted, ${shortly(again)}`);
+  terminal.line(`202 Accepted, ${elapsed(again)}`);
   terminal.entries([["invocation", `${id} (the same)`]]);
 
   terminal.chapter(7, "What the history keeps of it");
@@ -118,7 +119,7 @@ export async function runPricedTool(scenario: Scenario): Promise<void> {
   const sum = { a: 40, b: 2 };
   terminal.chapter(1, `tools/call add ${JSON.stringify(sum)}`);
   const free = await call<Accepted>(tenant, { method: "POST", path, body: toolCall("add", sum) }, SUCCESS.accepted);
-  terminal.line(`202 Accepted, ${shortly(free)}, without any payment`);
+  terminal.line(`202 Accepted, ${elapsed(free)}, without any payment`);
   await showToolResult(scenario, path, free.body);
 
   const product = { number: 600_851_475_143 };
@@ -127,11 +128,11 @@ export async function runPricedTool(scenario: Scenario): Promise<void> {
   const asked = await challengeFor(scenario, path, body);
   const price = BigInt(asked.body.accepts[0].maxAmountRequired);
   if (price !== FACTORIZE_PRICE) throw new DemoProblem("the tool is not asked for at its own price");
-  terminal.line(`402 Payment Required, ${shortly(asked)}: ${usdc(price)} USDC`);
+  terminal.line(`402 Payment Required, ${elapsed(asked)}: ${usdc(price)} USDC`);
 
   const before = await balances(scenario);
   const paid = await pay(scenario, path, body, await signPayment(scenario.chain.network, payer, asked.body));
-  terminal.line(`202 Accepted, ${shortly(paid)}, with the payment`);
+  terminal.line(`202 Accepted, ${elapsed(paid)}, with the payment`);
   terminal.entries(await paidEntries(scenario, paid));
   showBalances(before, await balances(scenario));
   await showToolResult(scenario, path, paid.body);
@@ -229,6 +230,6 @@ function answerOf({ response_body_b64 }: PolledCall): unknown {
   return JSON.parse(Buffer.from(response_body_b64, "base64").toString());
 }
 
-function shortly({ ms }: { readonly ms: number }): string {
+function elapsed({ ms }: { readonly ms: number }): string {
   return `in ${duration(ms)}`;
 }

@@ -1,6 +1,6 @@
-// What runs for the demo beside the chain: the two services, each set up as an operator sets it up, by the variables and the
-// commands of the private CA and of the accounts, in directories of its own; and behind the gateway two agents. What the agents
-// answer is computed, not canned.
+// The servers of the demo, apart from the chain: the facilitator and the gateway, each configured as an operator would, with
+// variables, `tollgate pki` and `tollgate account`, and with a data directory of its own; and the two upstreams behind the
+// gateway, whose responses are computed, not canned.
 
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
@@ -22,7 +22,7 @@ import { mintToken } from "../token.ts";
 import { DemoProblem } from "./client.ts";
 
 const HOST = "127.0.0.1";
-/** The facilitator's account, and the name in the certificate of its client. */
+/** The name of the facilitator's account, and in the certificate of its client. */
 const CLIENT = "gateway";
 
 type Certificates = Awaited<ReturnType<typeof makeCertificates>>;
@@ -37,14 +37,14 @@ export async function makeCertificates(dir: string) {
       TOLLGATE_TLS_KEY_FILE: join(dir, "server.key"),
       TOLLGATE_CLIENT_CA_FILE: join(dir, "ca.crt"),
     },
-    /** PEM, as the next one. */
+    /** The gateway's client certificate, as PEM. */
     client: readFileSync(join(dir, `${CLIENT}.crt`), "utf8"),
-    /** The gateway's client certificate and key, and the CA of the facilitator. */
+    /** The gateway's client certificate and key, and the facilitator's CA, as PEM. */
     bundle: readFileSync(join(dir, `${CLIENT}.pem`), "utf8"),
   };
 }
 
-/** @param signerKey pays the gas */
+/** @param signerKey the private key of the wallet that pays for gas */
 export async function startDemoFacilitator(
   dir: string,
   { ofFacilitator, client }: Certificates,
@@ -52,10 +52,10 @@ export async function startDemoFacilitator(
   signerKey: Hex,
   log: Log,
 ) {
-  const config = configured("facilitator", {
+  const config = configure("facilitator", {
     TOLLGATE_DATA_DIR: dir,
-    TOLLGATE_PORT: portNear(FACILITATOR_PORT),
-    TOLLGATE_OPEN_PORT: portNear(FACILITATOR.TOLLGATE_OPEN_PORT.fallback),
+    TOLLGATE_PORT: freePort(FACILITATOR_PORT),
+    TOLLGATE_OPEN_PORT: freePort(FACILITATOR.TOLLGATE_OPEN_PORT.fallback),
     TOLLGATE_RPC_URLS: rpcUrl,
     TOLLGATE_SIGNER_KEY: signerKey,
     ...ofFacilitator,
@@ -66,9 +66,9 @@ export async function startDemoFacilitator(
 }
 
 export async function startDemoGateway(dir: string, log: Log) {
-  const config = configured("gateway", {
+  const config = configure("gateway", {
     TOLLGATE_DATA_DIR: dir,
-    TOLLGATE_PORT: portNear(GATEWAY_PORT),
+    TOLLGATE_PORT: freePort(GATEWAY_PORT),
     // The sample agents and the facilitator are on this machine, which the host rules would refuse.
     TOLLGATE_ALLOW_HOSTS: HOST,
   });
@@ -78,28 +78,28 @@ export async function startDemoGateway(dir: string, log: Log) {
   return { url, stop, mintToken: () => mintToken(config, request, log) };
 }
 
-/** Ignores the environment of the demo's own process. */
-function configured(mode: "gateway" | "facilitator", variables: Readonly<Record<string, string>>): Config {
-  // No work of the demo takes longer than a second, and nobody waits for it after Ctrl-C.
+/** Loads a configuration from these variables alone, not from the environment of the demo's process. */
+function configure(mode: "gateway" | "facilitator", variables: Readonly<Record<string, string>>): Config {
+  // No call of the demo takes longer than a second, and after Ctrl-C nobody waits for it anyway.
   const all = { TOLLGATE_MODE: mode, TOLLGATE_HOST: HOST, TOLLGATE_DRAIN_MS: "1000", ...variables };
   const { config, problems } = loadConfig("serve", new Map(), all, false);
   if (config === null) throw new DemoProblem(problems.join("; "));
   return config;
 }
 
-/** The usual port, or a free one if it is taken. */
-function portNear(usual: number): string {
+/** The default port if it is free; else "0", by which the system chooses one. */
+function freePort(preferred: number): string {
   try {
-    // Without reusePort, since a shared port could be opened even though it is taken.
-    const trial = Bun.serve({ hostname: HOST, port: usual, reusePort: false, fetch: () => Response.error() });
+    // Without reusePort, with which a port can be opened that another process uses.
+    const trial = Bun.serve({ hostname: HOST, port: preferred, reusePort: false, fetch: () => Response.error() });
     void trial.stop(true);
-    return String(usual);
+    return String(preferred);
   } catch {
     return "0";
   }
 }
 
-/** Answers with the hash of what it is sent, and when. */
+/** An HTTP server that answers with the SHA-256 of the body that it is sent, and the time. */
 export function startNotary() {
   return serve("/stamp", async (request) => {
     const body = await request.bytes();
@@ -114,11 +114,11 @@ interface McpMessage {
   readonly params?: { readonly name?: string; readonly arguments?: Readonly<Record<string, unknown>> };
 }
 
-/** An MCP server with two tools, as small as streamable HTTP allows: JSON answers, no sessions, no streams. */
+/** An MCP server with two tools, as small as streamable HTTP allows: JSON responses, no sessions, no streams. */
 export function startCalculator() {
   return serve("/mcp", async (request) => {
     const message = (await request.json()) as McpMessage;
-    // A notification is taken, and never answered (streamable HTTP, "Sending Messages to the Server").
+    // A notification is accepted without a response (MCP, streamable HTTP, "Sending Messages to the Server").
     if (message.id === undefined) return new Response(null, { status: SUCCESS.accepted });
     return json("ok", { jsonrpc: "2.0", id: message.id, ...answerTo(message) });
   });
@@ -130,7 +130,7 @@ function serve(path: string, post: (request: Request) => Promise<Response>) {
     port: 0,
     development: false,
     reusePort: false,
-    // The demo sends only small bodies, and nobody else knows these servers.
+    // The demo sends only small bodies, and nobody else calls these servers.
     maxRequestBodySize: 64 * 1024,
     routes: { [path]: { POST: post } },
     fetch: () => new Response(null, { status: STATUS.method_not_allowed }),
@@ -164,15 +164,15 @@ function answerTo({ method, params }: McpMessage): object {
     case "tools/call": {
       const text = textOf(params?.name, params?.arguments ?? {});
       // The codes are those of JSON-RPC 2.0, section 5.1.
-      if (text === null) return { error: { code: -32_602, message: `no such tool, or no number up to ${NUMBER_MAX}` } };
+      if (text === null) return { error: { code: -32_602, message: `unknown tool, or a number above ${NUMBER_MAX}` } };
       return { result: { content: [{ type: "text", text }] } };
     }
     default:
-      return { error: { code: -32_601, message: "no such method" } };
+      return { error: { code: -32_601, message: "method not found" } };
   }
 }
 
-/** What a tool says; null where it is no tool, or has other arguments than it needs. */
+/** The text that a tool returns; null for an unknown tool or wrong arguments. */
 function textOf(tool: string | undefined, args: Readonly<Record<string, unknown>>): string | null {
   const { a, b, number } = args;
   if (tool === "add" && isWhole(a) && isWhole(b)) return `${a} + ${b} = ${a + b}`;
@@ -180,7 +180,7 @@ function textOf(tool: string | undefined, args: Readonly<Record<string, unknown>
   return null;
 }
 
-/** The largest whose factors are found at once. */
+/** The largest number that is factorized at once, without a noticeable wait. */
 const NUMBER_MAX = 1_000_000_000_000;
 
 function isWhole(value: unknown): value is number {

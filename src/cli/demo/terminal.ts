@@ -1,7 +1,7 @@
-// The output of the demo: short lines on standard output, in colours on a terminal only.
+// Prints the demo's output: short lines on standard output, in colour only if that is a terminal.
 import { styleText } from "node:util";
 
-/** A line of a list: a name and its value. */
+/** A name and its value, printed as one line. */
 export type ListLine = readonly [name: string, value: string];
 
 const INDENT = "     ";
@@ -14,7 +14,7 @@ export const terminal = {
   chapter: (number: number, title: string) =>
     print(`${number === 1 ? "" : "\n"}  ${styleText("cyan", `${number}`)}  ${styleText("bold", title)}`),
   line: (text = "") => print(text === "" ? "" : INDENT + text),
-  /** Text that the reader copies, with space around it: at the very left, and never broken. */
+  /** Text for the reader to copy: without indentation, never wrapped, and with blank lines around it. */
   copied: (text: string) => print(`\n${text}\n`),
   entries(list: readonly ListLine[]) {
     for (const [name, value] of list) print(`${INDENT}${styleText("dim", name.padEnd(13))} ${value}`);
@@ -22,9 +22,9 @@ export const terminal = {
   json(value: unknown) {
     for (const line of JSON.stringify(value, null, 2).split("\n")) print(INDENT + styleText("cyan", line));
   },
-  /** Something that the reader should notice. */
+  /** A line that the reader should notice. */
   note: (text: string) => print(INDENT + styleText("yellow", text)),
-  /** A step of the start. */
+  /** A finished step of the start. */
   done: (name: string, detail: string, ms: number) =>
     print(`  ${styleText("green", "✓")} ${styleText("dim", duration(ms).padStart(7))}  ${name.padEnd(14)} ${detail}`),
 };

@@ -1,16 +1,16 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
 import { BASE } from "../../../test/support/network.ts";
-import { agreementFindings, chainTime, commonBlock, type NodeAnswer, type NodeLook, nodeFindings } from "./chain.ts";
+import { agreementFindings, chainTime, commonBlock, type NodeAnswer, type NodeReport, nodeFindings } from "./chain.ts";
 
-const node = (place: number, number: number, timestamp: number, more: Partial<NodeAnswer> = {}): NodeLook => ({
+const node = (index: number, number: number, timestamp: number, more: Partial<NodeAnswer> = {}): NodeReport => ({
   network: BASE,
-  place,
+  index,
   answer: { chainId: 8453n, newest: { number, timestamp }, hasToken: true, ms: 1, ...more },
   certificate: null,
 });
-const silent = (place: number): NodeLook => ({ network: BASE, place, answer: "no answer", certificate: null });
-const states = (nodes: readonly NodeLook[]) => nodeFindings(nodes).map(({ state }) => state);
+const silent = (index: number): NodeReport => ({ network: BASE, index, answer: "no answer", certificate: null });
+const states = (nodes: readonly NodeReport[]) => nodeFindings(nodes).map(({ state }) => state);
 
 test("a node warns from 5 blocks or 60 s behind the best on, and never the best one", () => {
   fc.assert(
@@ -48,13 +48,13 @@ test("nodes are compared at a block that all have, and that is not the newest; t
   expect(commonBlock([node(1, 100, 0), node(2, 90, 0), silent(3)])).toBe(86);
   expect(commonBlock([node(1, 100, 0), node(2, 2, 0)])).toBe(0);
   expect(commonBlock([node(1, 100, 0), node(2, 90, 0, { chainId: 1n })])).toBeNull();
-  const said = (...hashes: (`0x${string}` | null)[]) =>
+  const votes = (...hashes: (`0x${string}` | null)[]) =>
     agreementFindings(
       86,
-      hashes.map((hash, index) => ({ place: index + 1, hash })),
+      hashes.map((hash, index) => ({ index: index + 1, hash })),
     )[0];
-  expect(said("0xa", "0xa", null)?.state).toBe("ok");
-  expect(said("0xa", "0xb", "0xa")).toMatchObject({
+  expect(votes("0xa", "0xa", null)?.state).toBe("ok");
+  expect(votes("0xa", "0xb", "0xa")).toMatchObject({
     state: "fail",
     text: "the endpoints have different blocks at height 86: 1 and 3 against 2",
   });

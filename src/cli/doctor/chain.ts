@@ -1,6 +1,6 @@
-// The chain's nodes, each asked by itself: which chain, which token, how new its newest block is, whether it agrees with the
-// others; and the wallets that pay for gas. A node is named by its place in the list, since its URL may hold a key.
-// In one file, since the rules judge what the questions found.
+// Checks the nodes of the chain, each on its own: its chain, its token, the age of its newest block, and whether it agrees with
+// the others. Also checks the chain's time against the clock, and the balances of the wallets that pay for gas. Findings name a
+// node by its index in TOLLGATE_RPC_URLS, since its URL may hold a key.
 import { formatEther, toFunctionSelector } from "viem";
 import * as wire from "../../chain/json-rpc.ts";
 import { type Block, exchange, NoAnswer, RpcError } from "../../chain/json-rpc.ts";
@@ -15,7 +15,7 @@ import {
   failure,
   findings,
   inTime,
-  notLookedAt,
+  notChecked,
   observed,
   type Problem,
   seconds,
@@ -26,29 +26,28 @@ import {
 
 type Ask = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
-/** A node, and what it says. */
-type Node = NodeLook & { readonly ask: Ask };
+type Node = NodeReport & { readonly ask: Ask };
 
-export function lookAtNodes(network: Network, urls: readonly string[], outbound: Outbound): Promise<Node[]> {
+export function queryNodes(network: Network, urls: readonly string[], outbound: Outbound): Promise<Node[]> {
   return Promise.all(
-    urls.map(async (url, place): Promise<Node> => {
+    urls.map(async (url, index): Promise<Node> => {
       const { certificateProblem, ...watched } = observed(outbound);
       const server = { ...watched, url, timeoutMs: 3_000, answerBytesMax: 1024 * 1024 };
       const ask: Ask = (method, params) => exchange(server, method, params);
       try {
         const answer = await inTime(answerOf(network, ask), 4_500);
-        return { network, place, ask, answer, certificate: certificateProblem() };
+        return { network, index, ask, answer, certificate: certificateProblem() };
       } catch (error) {
-        return { network, place, ask, answer: reasonOf(error), certificate: null };
+        return { network, index, ask, answer: reasonOf(error), certificate: null };
       }
     }),
   );
 }
 
-/** The messages of these errors never hold a URL. */
+/** Text for the finding. Only the messages of these errors are known to hold no URL. */
 function reasonOf(error: unknown): string {
-  const isTold = error instanceof NoAnswer || error instanceof RpcError || error instanceof TooLate;
-  return isTold ? error.message : "an answer in another form";
+  const isSafe = error instanceof NoAnswer || error instanceof RpcError || error instanceof TooLate;
+  return isSafe ? error.message : "an answer in another form";
 }
 
 async function answerOf(network: Network, ask: Ask): Promise<NodeAnswer> {
@@ -60,13 +59,13 @@ async function answerOf(network: Network, ask: Ask): Promise<NodeAnswer> {
   return { chainId, newest, hasToken: await hasToken(network, ask), ms };
 }
 
-/** Payers sign for this hash of the token's name and version, the chain and the token's address. */
+/** Whether the node's chain has the token: its domain separator hashes the name, version, chain and address that payers sign. */
 async function hasToken({ token }: Network, ask: Ask): Promise<boolean> {
   try {
     const call = { to: token.key, data: toFunctionSelector("DOMAIN_SEPARATOR()") };
     return wire.data(await ask("eth_call", [call, "latest"])) === token.domain;
   } catch (error) {
-    // A contract that does not know the function is no failure of the node.
+    // A contract without this function is not a failure of the node.
     if (error instanceof RpcError) return false;
     throw error;
   }
@@ -76,28 +75,28 @@ export async function nodesFindings(opening: Promise<readonly Node[]>): Promise<
   const nodes = await opening;
   const block = commonBlock(nodes);
   if (block === null) return nodeFindings(nodes);
-  const said = nodes.filter(isGood).map(async ({ place, ask }) => {
+  const votes = nodes.filter(isGood).map(async ({ index, ask }) => {
     const found = ask("eth_getBlockByNumber", [wire.hex(block), false]).then(wire.block);
-    return { place, hash: (await found.catch(() => null))?.hash ?? null };
+    return { index, hash: (await found.catch(() => null))?.hash ?? null };
   });
-  return [...nodeFindings(nodes), ...agreementFindings(block, await Promise.all(said))];
+  return [...nodeFindings(nodes), ...agreementFindings(block, await Promise.all(votes))];
 }
 
 export async function chainClockFindings(opening: Promise<readonly Node[]>): Promise<Finding[]> {
   const time = chainTime(await opening);
-  if (time === null) return notLookedAt("chain clock", "a node");
+  if (time === null) return notChecked("chain clock", "a node");
   const aheadMs = time * 1000 - systemClock.now();
-  const advice = "set this clock by NTP, or see why no node has a newer block";
+  const advice = "set this clock by NTP, or find out why no node has a newer block";
   const problem = skewProblem("the chain's time", aheadMs, advice);
   return findings("chain clock", [problem], `${seconds(aheadMs)} s from the chain's time`);
 }
 
 const BEHIND_BLOCKS = 5;
 const BEHIND_SECONDS = 60;
-/** The newest blocks may still be replaced. */
+/** Blocks that are newer than this may still be replaced. */
 const SETTLED_BLOCKS = 4;
 
-/** What a node says of itself. */
+/** What a node has answered. */
 export interface NodeAnswer {
   readonly chainId: bigint;
   readonly newest: Pick<Block, "number" | "timestamp">;
@@ -105,55 +104,55 @@ export interface NodeAnswer {
   readonly ms: number;
 }
 
-export interface NodeLook {
+export interface NodeReport {
   readonly network: Network;
-  /** Its place in the list, from 0 as in the log and the metrics: the URL may hold a key. */
-  readonly place: number;
-  /** What the node says, or why there is no usable answer. */
+  /** The index of its URL in TOLLGATE_RPC_URLS, from 0, as in the log and the metrics. */
+  readonly index: number;
+  /** What the node has answered, or why there is no usable answer. */
   readonly answer: NodeAnswer | string;
-  /** What is wrong with the certificate of the node. */
+  /** What is wrong with the certificate of the node's server. */
   readonly certificate: Problem | null;
 }
 
 const noToken = ({ title, token }: Network) =>
   failure(
-    `it has not ${token.name}, version ${token.version}, at ${token.key}`,
+    `it does not have ${token.name}, version ${token.version}, at ${token.key}`,
     `it must be a node of ${title}: payments are made in this token`,
   );
 
-const elsewhere = (found: bigint, { title, chainId }: Network) =>
+const otherChain = (found: bigint, { title, chainId }: Network) =>
   failure(
-    `it is of chain ${found}, not ${chainId}`,
-    `TOLLGATE_RPC_URLS must name nodes of ${title}: the facilitator does not start with it`,
+    `it is on chain ${found}, not ${chainId}`,
+    `TOLLGATE_RPC_URLS must name nodes of ${title}: the facilitator does not start with another chain`,
   );
 
-export function nodeFindings(nodes: readonly NodeLook[]): Finding[] {
+export function nodeFindings(nodes: readonly NodeReport[]): Finding[] {
   const good = goodAnswers(nodes);
   const best = Math.max(...good.map(({ newest }) => newest.number));
   const time = chainTime(nodes) ?? 0;
-  return nodes.flatMap(({ network, place, answer, certificate }) => {
-    const what = `RPC endpoint ${place}`;
+  return nodes.flatMap(({ network, index, answer, certificate }) => {
+    const what = `RPC endpoint ${index}`;
     if (typeof answer === "string") return findings(what, [silent(answer, good.length > 0)], "");
-    if (answer.chainId !== BigInt(network.chainId)) return findings(what, [elsewhere(answer.chainId, network)], "");
+    if (answer.chainId !== BigInt(network.chainId)) return findings(what, [otherChain(answer.chainId, network)], "");
     const fine = `it answers in ${answer.ms.toFixed(0)} ms, its newest block is ${answer.newest.number}`;
     const token = answer.hasToken ? null : noToken(network);
     return findings(what, [token, lagProblem(answer, best, time), certificate], fine);
   });
 }
 
-/** Of a node that answers, and of the right chain. */
-function isGood<T extends NodeLook>(node: T): node is T & { readonly answer: NodeAnswer } {
+/** Whether the node answers and is on the right chain. */
+function isGood<T extends NodeReport>(node: T): node is T & { readonly answer: NodeAnswer } {
   return typeof node.answer !== "string" && node.answer.chainId === BigInt(node.network.chainId);
 }
 
-function goodAnswers(nodes: readonly NodeLook[]): NodeAnswer[] {
+function goodAnswers(nodes: readonly NodeReport[]): NodeAnswer[] {
   return nodes.filter(isGood).map(({ answer }) => answer);
 }
 
 function silent(why: string, othersAnswer: boolean): Problem {
   const text = `it gives no usable answer: ${why}`;
   return othersAnswer
-    ? warning(text, "see to it, or take it out of TOLLGATE_RPC_URLS: the others carry on")
+    ? warning(text, "fix it, or remove it from TOLLGATE_RPC_URLS: the others carry on")
     : failure(text, "TOLLGATE_RPC_URLS must name a node that answers: without one no payment is settled");
 }
 
@@ -161,30 +160,30 @@ function lagProblem({ newest }: NodeAnswer, best: number, time: number): Problem
   const [blocks, seconds] = [best - newest.number, time - newest.timestamp];
   if (blocks < BEHIND_BLOCKS && seconds < BEHIND_SECONDS) return null;
   const text = `its newest block is ${blocks} blocks behind the best and ${seconds} s old`;
-  return warning(text, "see why it does not follow the chain, or put it behind the others in TOLLGATE_RPC_URLS");
+  return warning(text, "find out why it does not follow the chain, or move it to the end of TOLLGATE_RPC_URLS");
 }
 
-/** Unix seconds, by the newest block; null when no node tells. */
-export function chainTime(nodes: readonly NodeLook[]): number | null {
+/** The time of the newest block in Unix seconds; null if no node has answered. */
+export function chainTime(nodes: readonly NodeReport[]): number | null {
   const times = goodAnswers(nodes).map(({ newest }) => newest.timestamp);
   return times.length === 0 ? null : Math.max(...times);
 }
 
-/** The newest block that all of them should have, and that should not change any more; null for fewer than two nodes. */
-export function commonBlock(nodes: readonly NodeLook[]): number | null {
+/** The newest block that all nodes should have and that should not change any more; null for fewer than two nodes. */
+export function commonBlock(nodes: readonly NodeReport[]): number | null {
   const good = goodAnswers(nodes);
   if (good.length < 2) return null;
   return Math.max(Math.min(...good.map(({ newest }) => newest.number)) - SETTLED_BLOCKS, 0);
 }
 
-/** @param said null for a node that does not have the block, or does not tell */
-export function agreementFindings(block: number, said: readonly { place: number; hash: Hex | null }[]): Finding[] {
-  const told = said.filter(({ hash }) => hash !== null);
-  const hashes = Map.groupBy(told, ({ hash }) => hash);
-  const sides = [...hashes.values()].map((same) => same.map(({ place }) => place).join(" and "));
+/** @param votes the hash of the block at each node; null where a node does not have it or does not answer */
+export function agreementFindings(block: number, votes: readonly { index: number; hash: Hex | null }[]): Finding[] {
+  const known = votes.filter(({ hash }) => hash !== null);
+  const hashes = Map.groupBy(known, ({ hash }) => hash);
+  const sides = [...hashes.values()].map((same) => same.map(({ index }) => index).join(" and "));
   const problem = failure(
     `the endpoints have different blocks at height ${block}: ${sides.join(" against ")}`,
-    "one of them is on another chain or fork: take it out of TOLLGATE_RPC_URLS",
+    "one of them is on another chain or fork: remove it from TOLLGATE_RPC_URLS",
   );
   return findings("agreement", [sides.length > 1 ? problem : null], `all endpoints have the same block ${block}`);
 }
@@ -194,7 +193,7 @@ export async function walletFindings(
   opening: Promise<readonly Node[]>,
 ): Promise<Finding[]> {
   const [node] = (await opening).filter(isGood).sort((a, b) => b.answer.newest.number - a.answer.newest.number);
-  if (node === undefined) return notLookedAt("wallets", "a node");
+  if (node === undefined) return notChecked("wallets", "a node");
   const addresses =
     signers.kind === "local" ? signers.keys.map((key) => createLocalSigner(network, key).address) : [signers.address];
   const balances = await Promise.all(

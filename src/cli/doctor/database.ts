@@ -1,5 +1,5 @@
-// The data of a service: its database of either kind, the data directory and the disk below it, the keys in the database, and
-// this machine's clock against the database's.
+// Checks the data of a service: its SQLite or Postgres database, the free space of the data directory, the keys in the
+// database, and this machine's clock against the database's.
 import { existsSync } from "node:fs";
 import { statfs } from "node:fs/promises";
 import { dirname, join, resolve } from "node:path";
@@ -9,18 +9,18 @@ import { StartupProblem } from "../../core/startup.ts";
 import { systemClock } from "../../core/time.ts";
 import { keysThatDoNotOpen } from "../../keys/keyring.ts";
 import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../../keys/master-keys.ts";
-import { type DatabaseInspection as DatabaseLook, NO_KEYS } from "../../storage/inspect.ts";
+import { type DatabaseInspection, NO_KEYS } from "../../storage/inspect.ts";
 import { fitOf, newestVersion, type Schema, TOO_NEW_ADVICE, tooNewText } from "../../storage/migrate.ts";
-import { inspectPostgres as lookAtPostgres } from "../../storage/postgres/inspect.ts";
-import { inspectSqlite as lookAtSqlite } from "../../storage/sqlite/inspect.ts";
-import type { DataPlace } from "../open.ts";
+import { inspectPostgres } from "../../storage/postgres/inspect.ts";
+import { inspectSqlite } from "../../storage/sqlite/inspect.ts";
+import type { DataLocation } from "../open.ts";
 import {
   type Check,
   type Finding,
   failure,
   findings,
   inTime,
-  notLookedAt,
+  notChecked,
   type Problem,
   SECOND_CHECK_MS_MAX,
   seconds,
@@ -28,62 +28,62 @@ import {
   warning,
 } from "./findings.ts";
 
-/** Null when there is no database yet. It rejects when the database can't be opened, and the check of the database tells why. */
-export type Opening = Promise<DatabaseLook | null>;
+/** Resolves with null if there is no database yet. Rejects if it can't be opened; the check of the database reports why. */
+export type Opening = Promise<DatabaseInspection | null>;
 
-export function openDatabase({ databaseUrl, dataDir }: DataPlace): Opening {
+export function openDatabase({ databaseUrl, dataDir }: DataLocation): Opening {
   const open = async () =>
-    databaseUrl === null ? lookAtSqlite(join(dataDir, DATABASE_FILE)) : lookAtPostgres(databaseUrl);
+    databaseUrl === null ? inspectSqlite(join(dataDir, DATABASE_FILE)) : inspectPostgres(databaseUrl);
   const opening = inTime(open());
   opening.catch(() => {});
   return opening;
 }
 
-/** A check of what is in the database, where that could be opened. */
+/** A check that needs the database. If that can't be opened, its finding is that it was not checked. */
 export function afterOpening(
-  check: Omit<Check, "look">,
+  check: Omit<Check, "run">,
   opening: Opening,
-  look: (database: DatabaseLook | null) => Promise<Finding[]>,
+  run: (database: DatabaseInspection | null) => Promise<Finding[]>,
 ): Check {
   const { what } = check;
   return {
     msMax: SECOND_CHECK_MS_MAX,
     ...check,
-    look: () => opening.then(look, () => notLookedAt(what, "the database")),
+    run: () => opening.then(run, () => notChecked(what, "the database")),
   };
 }
 
-export function databaseChecks({ databaseUrl, dataDir }: DataPlace, opening: Opening): Check[] {
-  const database = { what: "database", msMax: SECOND_CHECK_MS_MAX, look: () => opening.then(databaseFindings) };
+export function databaseChecks({ databaseUrl, dataDir }: DataLocation, opening: Opening): Check[] {
+  const database = { what: "database", msMax: SECOND_CHECK_MS_MAX, run: () => opening.then(databaseFindings) };
   if (databaseUrl === null) {
     return [
-      { what: "data directory", look: () => dataDirFindings(dataDir) },
-      { ...database, advice: "see to the file and its disk, or restore a backup" },
+      { what: "data directory", run: () => dataDirFindings(dataDir) },
+      { ...database, advice: "check the file and its disk, or restore a backup" },
     ];
   }
-  const advice = "DATABASE_URL must be right, and its server take writes: without it no call is taken";
+  const advice = "DATABASE_URL must be right, and its server must accept writes: without it no call is accepted";
   return [{ ...database, advice }, afterOpening({ what: "database clock" }, opening, clockFindings)];
 }
 
-async function databaseFindings(database: DatabaseLook | null): Promise<Finding[]> {
-  if (database === null) return findings("database", [], "SQLite, made by the first start");
+async function databaseFindings(database: DatabaseInspection | null): Promise<Finding[]> {
+  if (database === null) return findings("database", [], "SQLite; the first start creates it");
   const { dialect, schema, capabilities } = database;
-  const isMade = schema.version > 0;
+  const hasSchema = schema.version > 0;
   const ms = (await database.tryWrite()).toFixed(1);
   const server = capabilities === null ? "SQLite" : `Postgres ${capabilities.server}`;
-  const shown = isMade ? `schema version ${schema.version}` : "its schema is made by the first start";
-  const isWritten = isMade || dialect === "sqlite";
-  const took = isWritten ? `a write that is undone takes ${ms} ms` : `it answers in ${ms} ms`;
+  const shown = hasSchema ? `schema version ${schema.version}` : "the first start creates its schema";
+  const isWritten = hasSchema || dialect === "sqlite";
+  const took = isWritten ? `a write that is rolled back takes ${ms} ms` : `it answers in ${ms} ms`;
   const pooler = capabilities?.pooled === true && capabilities.prepared_statements ? POOLER : null;
   return findings("database", [schemaProblem(schema), pooler], `${server}, ${shown}, ${took}`);
 }
 
 const POOLER = warning(
-  "a pooler stands before it, which must follow prepared statements",
-  "behind PgBouncer before 1.21, DATABASE_URL needs ?prepare=false; else all is well",
+  "it is behind a connection pooler, which must support prepared statements",
+  "with PgBouncer before 1.21, DATABASE_URL needs ?prepare=false; otherwise all is well",
 );
 
-/** Whether the program fits the schema, or what would become of it. */
+/** What an operator should know if the schema is not the one of this program; null if it is. */
 export function schemaProblem(schema: Schema): Problem | null {
   const has = `it has schema version ${schema.version}`;
   switch (fitOf(schema)) {
@@ -92,20 +92,20 @@ export function schemaProblem(schema: Schema): Problem | null {
       return null;
     case "older":
       return warning(
-        `${has}, and the next start of this program brings it to ${newestVersion()}`,
+        `${has}, and the next start of this program migrates it to ${newestVersion()}`,
         "take a backup, then start this program or run tollgate migrate",
       );
     case "newer":
       return warning(
-        `${has}; this program knows versions up to ${newestVersion()}, and may run on it all the same`,
-        "go on with the newer one in time",
+        `${has}; this program knows versions up to ${newestVersion()}, and may still run on it`,
+        "move to the newer program in time",
       );
     case "too new":
       return failure(`it has ${tooNewText(schema)}`, TOO_NEW_ADVICE);
   }
 }
 
-async function clockFindings(database: DatabaseLook | null): Promise<Finding[]> {
+async function clockFindings(database: DatabaseInspection | null): Promise<Finding[]> {
   const from = systemClock.now();
   const aheadMs = ((await database?.now()) ?? from) - (from + systemClock.now()) / 2;
   const problem = skewProblem("the database's clock", aheadMs, "set both by NTP: tokens are judged by the database's");
@@ -113,21 +113,21 @@ async function clockFindings(database: DatabaseLook | null): Promise<Finding[]> 
 }
 
 async function dataDirFindings(path: string): Promise<Finding[]> {
-  // Where the first start will make it.
+  // If the directory does not exist yet, its free space is that of the nearest parent that does.
   let at = resolve(path);
   while (!existsSync(at)) at = dirname(at);
   const { bavail, bsize } = await statfs(at);
   const free = bavail * bsize;
-  const where = existsSync(path) ? path : `${path} is made by the first start`;
+  const where = existsSync(path) ? path : `${path}, which the first start creates`;
   return findings("data directory", [freeSpaceProblem(at, free)], `${where}: ${bytesText(free)} free`);
 }
 
 const GIB = 1024 ** 3;
 
-/** @param name of the file system, such as the directory that lies there */
+/** @param name names the file system, for example by a directory on it */
 export function freeSpaceProblem(name: string, freeBytes: number): Problem | null {
   const text = `${name} has ${bytesText(freeBytes)} free`;
-  const advice = "make room: on a full disk no call is taken";
+  const advice = "free some space: on a full disk no call is accepted";
   if (freeBytes <= 0) return failure(text, advice);
   return freeBytes < GIB ? warning(text, advice) : null;
 }
@@ -140,18 +140,18 @@ const NAMED_MAX = 3;
 
 export async function keyFindings(
   place: Pick<Config, "masterKeys" | "dataDir">,
-  database: DatabaseLook | null,
+  database: DatabaseInspection | null,
 ): Promise<Finding[]> {
   const keys = (await database?.wrappedKeys()) ?? NO_KEYS;
   const count = keys.tenantKeys.length + keys.signingKeys.length;
   const masterKeys = findMasterKeys({ ...place, log: silentLog });
   if (masterKeys === null) {
-    if (count === 0) return findings("keys", [], "made by the first start");
+    if (count === 0) return findings("keys", [], "the first start creates them");
     throw new StartupProblem(
       `TOLLGATE_MASTER_KEY must be set, or ${MASTER_KEY_FILE} restored to the data directory, for ${count} keys`,
     );
   }
-  if (count === 0) return findings("keys", [], "the master key is there, and no key under it yet");
+  if (count === 0) return findings("keys", [], "the master key is there; the database holds no keys yet");
   const closed = keysThatDoNotOpen(masterKeys.all(), keys);
   const named = closed.slice(0, NAMED_MAX).join(", ");
   const more = closed.length > NAMED_MAX ? ", …" : "";

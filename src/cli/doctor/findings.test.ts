@@ -16,15 +16,15 @@ import {
   warning,
 } from "./findings.ts";
 
-const throwing = (what: string, error: unknown) => ({ what, look: () => Promise.reject(error) });
+const throwing = (what: string, error: unknown) => ({ what, run: () => Promise.reject(error) });
 
 test("findings stand in the order of the checks, whichever ends first", async () => {
   const gate = Promise.withResolvers<void>();
   const checks = [
-    { what: "slow", look: () => gate.promise.then(() => findings("slow", [], "good")) },
+    { what: "slow", run: () => gate.promise.then(() => findings("slow", [], "good")) },
     {
       what: "fast",
-      async look() {
+      async run() {
         gate.resolve();
         return findings("fast", [warning("odd", "mend it")], "good");
       },
@@ -39,15 +39,15 @@ test("a check that fails in a way of its own fails without the words of the erro
   const found = await runChecks([
     throwing("library", Object.assign(new TypeError("the key is hunter2"), { code: "E_KEY" })),
     throwing("thing", "hunter2"),
-    { what: "late", look: () => new Promise(() => {}), msMax: 1 },
+    { what: "late", run: () => new Promise(() => {}), msMax: 1 },
     { ...throwing("start", new StartupProblem("it must be there")), advice: "put it there" },
     throwing("host", new OutboundError("blocked", "db.internal: the name is not allowed")),
   ]);
   expect(report(found)).not.toContain("hunter2");
   expect(found.map(({ state, text, advice }) => [state, text, advice])).toEqual([
-    ["fail", "it can't be looked at (E_KEY)", "see to it, and look again"],
-    ["fail", "it can't be looked at (unknown)", "see to it, and look again"],
-    ["fail", "no answer within 0.001 s", "see to it, and look again"],
+    ["fail", "it can't be checked (E_KEY)", "fix it, and run tollgate doctor again"],
+    ["fail", "it can't be checked (unknown)", "fix it, and run tollgate doctor again"],
+    ["fail", "no answer within 0.001 s", "fix it, and run tollgate doctor again"],
     ["fail", "it must be there", "put it there"],
     ["fail", "db.internal: the name is not allowed", "TOLLGATE_ALLOW_HOSTS exempts a trusted host from the host rules"],
   ]);

@@ -1,6 +1,6 @@
-// What the doctor finds: each finding is one line, all of them make the exit status. Checks run side by side, each with a limit
-// in time, and their findings come in the order of the checks. A check that throws becomes a finding, without the words of an
-// error that may show a secret. The bounds that several checks judge by stand here too.
+// Runs the doctor's checks and makes its report. Each finding is one line, and all of them decide the exit status. Checks run
+// concurrently, each with a deadline, and are reported in their order. A check that throws becomes a finding, without the
+// message of an error that may show a secret. Judgements that several checks share, about certificates and clocks, are here too.
 
 import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
 import { parseCertificates } from "../../core/certificates.ts";
@@ -19,7 +19,7 @@ export interface Problem {
 }
 
 export interface Finding {
-  /** What was looked at. */
+  /** What was checked. */
   readonly what: string;
   readonly state: "ok" | Problem["state"];
   readonly text: string;
@@ -29,15 +29,15 @@ export interface Finding {
 export const warning = (text: string, advice: string): Problem => ({ state: "warn", text, advice });
 export const failure = (text: string, advice: string): Problem => ({ state: "fail", text, advice });
 
-/** Each problem, or one line that says that all is well. */
+/** A finding for each problem, or one that says `fine` if there is none. */
 export function findings(what: string, problems: readonly (Problem | null)[], fine: string): Finding[] {
   const found = problems.filter((problem) => problem !== null);
   if (found.length === 0) return [{ what, state: "ok", text: fine, advice: null }];
   return found.map((problem) => ({ what, ...problem }));
 }
 
-export function notLookedAt(what: string, without: string): Finding[] {
-  return findings(what, [warning(`not looked at without ${without}`, "see to that first")], "");
+export function notChecked(what: string, without: string): Finding[] {
+  return findings(what, [warning(`not checked without ${without}`, "fix that first")], "");
 }
 
 export function isHealthy(found: readonly Finding[]): boolean {
@@ -45,51 +45,51 @@ export function isHealthy(found: readonly Finding[]): boolean {
 }
 
 export function report(found: readonly Finding[]): string {
-  // A tenant may have chosen a longer name, which does not move the other lines.
+  // Names that tenants have chosen may be longer; they don't widen the column.
   const width = Math.min(Math.max(...found.map(({ what }) => what.length)), 60);
   const lines = found.map(({ what, state, text, advice }) => {
-    const told = advice === null ? text : `${text}; ${advice}`;
-    return `${state.padEnd(4)}  ${printable(what).padEnd(width)}  ${printable(told)}\n`;
+    const message = advice === null ? text : `${text}; ${advice}`;
+    return `${state.padEnd(4)}  ${printable(what).padEnd(width)}  ${printable(message)}\n`;
   });
   return lines.join("");
 }
 
-/** Servers and tenants have chosen parts of the text: they must neither break the line nor steer the terminal. */
+/** Replaces control characters, since servers and tenants choose parts of the text, and must not control the terminal. */
 function printable(text: string): string {
   return text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]+/gu, " ");
 }
 
 export const CHECK_MS_MAX = 5_000;
-/** Of a check that needs what another one opens, which has a limit of its own. */
+/** The deadline of a check that waits for another one, such as the opening of the database, which has its own deadline. */
 export const SECOND_CHECK_MS_MAX = 2 * CHECK_MS_MAX;
 
 export interface Check {
   readonly what: string;
-  readonly look: () => Promise<readonly Finding[]>;
+  readonly run: () => Promise<readonly Finding[]>;
   readonly msMax?: number;
   /** What to do when the check throws. */
   readonly advice?: string;
 }
 
 export async function runChecks(checks: readonly Check[]): Promise<readonly Finding[]> {
-  const found = checks.map(async ({ what, look, msMax, advice }) =>
-    inTime(look(), msMax).catch((error) => findings(what, [problemOf(error, advice)], "")),
+  const found = checks.map(async ({ what, run, msMax, advice }) =>
+    inTime(run(), msMax).catch((error) => findings(what, [problemOf(error, advice)], "")),
   );
   return (await Promise.all(found)).flat();
 }
 
 export class TooLate extends Error {}
 
-/** @throws what `problemOf` tells as too late */
+/** @throws TooLate */
 export function inTime<T>(work: Promise<T>, msMax = CHECK_MS_MAX): Promise<T> {
   return withDeadline(msMax, work, () => new TooLate(`no answer within ${msMax / 1000} s`));
 }
 
-/** @param advice for an error that suggests none */
-export function problemOf(error: unknown, advice = "see to it, and look again"): Problem {
+/** @param advice for errors that suggest none */
+export function problemOf(error: unknown, advice = "fix it, and run tollgate doctor again"): Problem {
   if (error instanceof StartupProblem || error instanceof TooLate) return failure(error.message, advice);
   if (error instanceof OutboundError) return failure(error.message, outboundAdvice(error) ?? advice);
-  return failure(`it can't be looked at (${nameOf(error)})`, advice);
+  return failure(`it can't be checked (${nameOf(error)})`, advice);
 }
 
 const UNTRUSTED = /\b(UNABLE_TO_|SELF_SIGNED_|DEPTH_ZERO_|INVALID_CA)/;
@@ -101,16 +101,17 @@ function outboundAdvice({ kind, message }: OutboundError): string | null {
   return null;
 }
 
-/** A code or a class: the message of a library's error may show anything. */
+/** The code or class of an error, since the message of a library's error may show anything. */
 function nameOf(error: unknown): string {
   if (!(error instanceof Error)) return "unknown";
   return "code" in error && typeof error.code === "string" ? error.code : error.name;
 }
 
 /**
- * @param which certificate, as in "its certificate"
- * @param to when it ends, in milliseconds since the epoch, as all times here
- * @param advice what to do about one that ends
+ * Judges the validity of a certificate. Times are in milliseconds since the epoch.
+ *
+ * @param which names it, as in "its certificate"
+ * @param advice what to do if it expires
  */
 export function validityProblem(which: string, from: number, to: number, now: number, advice: string): Problem | null {
   if (now < from) return failure(`${which} is not valid before ${timeText(from)}`, "set the clock, or wait");
@@ -120,7 +121,7 @@ export function validityProblem(which: string, from: number, to: number, now: nu
   return warning(`${which} expires in ${days} ${days === 1 ? "day" : "days"}, at ${timeText(to)}`, advice);
 }
 
-/** Of each certificate of a PEM text. */
+/** Judges the validity of each certificate in a PEM text. */
 export function certificateProblems(which: string, pem: string, advice: string): (Problem | null)[] {
   return parseCertificates(pem).map(({ validFrom, validTo }) =>
     validityProblem(which, Date.parse(validFrom), Date.parse(validTo), systemClock.now(), advice),
@@ -142,7 +143,7 @@ export function seconds(ms: number): string {
   return (Math.abs(ms) / 1000).toFixed(1);
 }
 
-/** Makes requests tell, beside their answer, how long the server's certificate holds and what time it has. */
+/** Wraps an HTTP client so that its requests also observe when the server's certificate expires and what time the server has. */
 export function observed(outbound: Outbound) {
   let end: number | null = null;
   let aheadMs: number | null = null;
@@ -161,7 +162,7 @@ export function observed(outbound: Outbound) {
   };
   return {
     outbound: watched,
-    /** What is wrong with the certificate of the server that was asked. */
+    /** What is wrong with the certificate of the last server. */
     certificateProblem: () =>
       end === null ? null : validityProblem("its certificate", 0, end, systemClock.now(), "it must be renewed"),
     clockProblem: () => (aheadMs === null ? null : skewProblem("its clock", aheadMs, "set both clocks by NTP")),

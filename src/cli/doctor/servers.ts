@@ -1,5 +1,5 @@
-// The servers that a gateway needs beside its database: the issuer of the callers' tokens, HashiCorp Vault or OpenBao, and the
-// facilitators of all tenants. In one file, since each is asked over HTTP and judged by what it answers.
+// Checks the servers that a gateway needs in addition to its database: the issuer of the callers' tokens, HashiCorp Vault or
+// OpenBao, and the facilitators of all tenants. Each is sent the requests that the gateway would send it.
 import { attempt } from "../../config/values.ts";
 import type { Config } from "../../config.ts";
 import { hostRules } from "../../core/host.ts";
@@ -22,7 +22,7 @@ import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { openSealed } from "../../keys/keyring.ts";
 import { findMasterKeys } from "../../keys/master-keys.ts";
-import type { DatabaseInspection as DatabaseLook } from "../../storage/inspect.ts";
+import type { DatabaseInspection } from "../../storage/inspect.ts";
 import { fitOf } from "../../storage/migrate.ts";
 import type { Network } from "../../x402/network.ts";
 import {
@@ -32,7 +32,7 @@ import {
   failure,
   findings,
   inTime,
-  notLookedAt,
+  notChecked,
   observed,
   type Problem,
   problemOf,
@@ -61,7 +61,7 @@ async function keysProblem(oidc: Oidc, outbound: Outbound): Promise<Problem | nu
     return null;
   } catch (error) {
     if (error instanceof OutboundError) return problemOf(error, ISSUER_ADVICE);
-    // The message is one of `fetchKeySet`, which names no secret.
+    // The message comes from `fetchKeySet`, which names no secret.
     const why = error instanceof Error ? error.message : "unknown";
     return failure(`${oidc.jwksUrl ?? oidc.issuer}: ${why}`, ISSUER_ADVICE);
   }
@@ -74,17 +74,17 @@ type Vault = NonNullable<Config["vault"]>;
 export async function vaultFindings(vault: Vault, trusted: Outbound): Promise<Finding[]> {
   const server = observed(trusted);
   const problem = await tokenProblem(vault, server.outbound);
-  return findings("vault", [problem, server.certificateProblem()], "it answers, and takes the token");
+  return findings("vault", [problem, server.certificateProblem()], "it answers, and accepts the token");
 }
 
 const BAD_TOKEN =
-  "TOLLGATE_VAULT_TOKEN must be a good one, best with auth/token/lookup-self (as in the policy `default`)";
-const NOT_READY = "unseal it, or see why it is not ready: calls with its secrets fail meanwhile";
+  "TOLLGATE_VAULT_TOKEN must be valid, and should allow auth/token/lookup-self (as the policy `default` does)";
+const NOT_READY = "unseal it, or find out why it is not ready: calls with its secrets fail meanwhile";
 
-/** Newer servers say this about an unknown token, and do not say it about a token that may not do what was asked. */
+/** Newer servers say this about an unknown token, but not about a token that lacks a permission. */
 const INVALID_TOKEN = /invalid token/i;
 
-/** The token is asked about itself, which the policy `default` of every Vault allows. */
+/** Looks up the token with itself, which the policy `default` of every Vault allows. */
 async function tokenProblem(vault: Vault, outbound: Outbound): Promise<Problem | null> {
   try {
     const headers = { "x-vault-token": await currentToken(vault), "x-vault-request": "true" };
@@ -101,12 +101,12 @@ async function tokenProblem(vault: Vault, outbound: Outbound): Promise<Problem |
   }
 }
 
-/** For the facilitators of all tenants together. What has not begun by then is counted, and not looked at. */
+/** The time for the facilitators of all tenants together. Those whose check has not begun by then are only counted. */
 const ALL_MS_MAX = 30_000;
 export const FACILITATORS_MS_MAX = ALL_MS_MAX + 2 * CHECK_MS_MAX;
 const AT_ONCE = 8;
 
-/** A facilitator, and what is shown to it. */
+/** A facilitator, with the credential that is shown to it and the tenants that use both. */
 interface Group {
   readonly network: Network;
   readonly url: string;
@@ -117,20 +117,20 @@ interface Group {
 }
 
 /**
- * Each facilitator is asked as a settlement would ask it: under the host rules, and with the tenant's own certificate or header.
- * Tenants that show the same to the same server count as one. Their names are shown to the operator, and nothing of their secrets.
+ * Sends each facilitator a request as a settlement would: under the host rules, with the tenant's own certificate or header.
+ * Tenants with the same facilitator and credential share a request. Findings name tenants, and show nothing of their secrets.
  */
 export async function facilitatorFindings(
   config: Config,
-  database: DatabaseLook | null,
+  database: DatabaseInspection | null,
   trusted: Outbound,
 ): Promise<Finding[]> {
   const fit = database === null ? "none" : fitOf(database.schema);
   if (database === null || fit === "none") return findings("facilitators", [], "no tenant has one yet");
-  if (fit !== "same" && fit !== "newer") return notLookedAt("facilitators", "a schema that fits this program");
-  // Why they can't be read, the check of the keys reports.
+  if (fit !== "same" && fit !== "newer") return notChecked("facilitators", "a schema that fits this program");
+  // If the keys can't be read, the check of the keys reports why.
   const masterKeys = attempt(() => findMasterKeys({ ...config, log: silentLog })) ?? null;
-  if (masterKeys === null) return notLookedAt("facilitators", "the master key");
+  if (masterKeys === null) return notChecked("facilitators", "the master key");
   const { settlementConfigs: t } = database.read.tables;
   const fields = { tenant: t.tenant, url: t.facilitator_url, ref: t.facilitator_credential_ref };
   const settlements = await inTime(database.read.db.select(fields).from(t).orderBy(t.tenant));
@@ -143,7 +143,7 @@ export async function facilitatorFindings(
     fetchJson: (url, headers, limits) => fetchJson(trusted, url, headers, limits),
   });
   const groups = new Map<string, Group>();
-  const closed: Finding[] = [];
+  const unreadable: Finding[] = [];
   const until = performance.now() + ALL_MS_MAX;
   let left = await eachInTime(settlements, until, async ({ tenant, url, ref }) => {
     try {
@@ -156,7 +156,7 @@ export async function facilitatorFindings(
       if (group === undefined) groups.set(key, { network: config.network, ...shown, tenants: [tenant], found: [] });
       else group.tenants.push(tenant);
     } catch (error) {
-      closed.push(...findings(named({ url, tenants: [tenant] }), [credentialProblem(error)], ""));
+      unreadable.push(...findings(named({ url, tenants: [tenant] }), [credentialProblem(error)], ""));
     }
   });
   const rules = hostRules({ allow: config.allowHosts, deny: config.denyHosts, own: ownAddresses() });
@@ -164,20 +164,20 @@ export async function facilitatorFindings(
   left += await eachInTime([...groups.values()], until, async (group) => {
     group.found = await groupFindings(group, outbound);
   });
-  const text = `${left} more were not looked at within ${ALL_MS_MAX / 1000} s`;
-  const missed = left === 0 ? [] : findings("facilitators", [warning(text, "see to those that are slow")], "");
-  return [...closed, ...[...groups.values()].flatMap(({ found }) => found), ...missed];
+  const text = `${left} more were not checked within ${ALL_MS_MAX / 1000} s`;
+  const missed = left === 0 ? [] : findings("facilitators", [warning(text, "look at those that are slow")], "");
+  return [...unreadable, ...[...groups.values()].flatMap(({ found }) => found), ...missed];
 }
 
 function named({ url, tenants: [first = "", ...others] }: Pick<Group, "url" | "tenants">): string {
   return `facilitator ${url} of ${first}${others.length === 0 ? "" : ` and ${others.length} more`}`;
 }
 
-/** The errors of credentials and bundles hold no part of a secret; other errors may. */
+/** Errors of credentials and bundles hold no part of a secret; other errors may. */
 function credentialProblem(error: unknown): Problem {
-  const advice = "the tenant must store a good one: its paid calls are refused";
-  const isTold = error instanceof CredentialFailure || (error instanceof Error && /\bbundle\b/.test(error.message));
-  return isTold ? failure(`its credential can't be used: ${error.message}`, advice) : problemOf(error, advice);
+  const advice = "the tenant must store a valid one: its paid calls are refused";
+  const isSafe = error instanceof CredentialFailure || (error instanceof Error && /\bbundle\b/.test(error.message));
+  return isSafe ? failure(`its credential can't be used: ${error.message}`, advice) : problemOf(error, advice);
 }
 
 function base(url: string): string {
@@ -187,7 +187,7 @@ function base(url: string): string {
 async function groupFindings(group: Group, outbound: Outbound): Promise<Finding[]> {
   const server = observed(outbound);
   const problem = await supportedProblem(group, server.outbound);
-  // The first certificate is the tenant's own.
+  // The first certificate of the bundle is the tenant's own.
   const [own = null] = certificateProblems(
     "the tenant's client certificate",
     group.tls?.cert ?? "",
@@ -199,7 +199,7 @@ async function groupFindings(group: Group, outbound: Outbound): Promise<Finding[
 
 async function supportedProblem(group: Group, outbound: Outbound): Promise<Problem | null> {
   const { network, url, tls, header, tenants } = group;
-  const unreached = "its operator must see to it: paid calls of these tenants wait or are refused";
+  const unreached = "its operator must fix it: paid calls of these tenants wait or are refused";
   const request = {
     method: "GET",
     headers: header === null ? [] : [header],
@@ -212,7 +212,7 @@ async function supportedProblem(group: Group, outbound: Outbound): Promise<Probl
     if (status === 200) return kindsProblem(network, body);
     const text = `it answers ${status} to GET /supported`;
     if (status === 404 || status === 405) return warning(text, "whether it settles on this network is not known");
-    const advice = status === 401 || status === 403 ? "the tenant must store a credential that it takes" : unreached;
+    const advice = status === 401 || status === 403 ? "the tenant must store a credential that it accepts" : unreached;
     return failure(text, advice);
   } catch (error) {
     return error instanceof OutboundError
@@ -229,10 +229,9 @@ function kindsProblem({ name, caip2 }: Network, body: unknown): Problem | null {
 }
 
 /**
- * Works on as many items as there may be, a few at a time, and no longer than there is time. Resolves with how many were
- * not begun before the end.
+ * Works on the items, a few at a time, until the deadline. Resolves with how many were not begun by then.
  *
- * @param until by performance.now()
+ * @param until the deadline, by performance.now()
  */
 export async function eachInTime<T>(
   items: readonly T[],

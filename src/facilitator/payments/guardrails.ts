@@ -1,12 +1,12 @@
-// The limits of an account, in one transaction and on one UTC day, and what it has used of them on a day. Amounts are smallest
-// units of the token, gas is in wei, and what equals a limit is allowed. Who changes what is used holds the account's lock.
+// The limits of an account, per transaction and per UTC day, and its usage of a day, which changes under the account's lock.
+// Amounts are in the token's smallest units, gas is in wei, and a value equal to a limit is allowed.
 
 import { and, count, eq } from "drizzle-orm";
 import type { Reader, Tx } from "../../storage/store.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex, Payment, Requirements } from "../../x402/types.ts";
 
-/** An account that may settle, with its own limits; null for the deployment's default. */
+/** An account that may settle. A limit is null where the deployment's default applies. */
 export interface FacilitatorAccount {
   readonly name: string;
   readonly maxPerTransaction: bigint | null;
@@ -17,9 +17,9 @@ export interface Limits {
   readonly maxPerTransaction: bigint;
   /** Per account and UTC day. */
   readonly dailyCeiling: bigint;
-  /** Wei that an account's reverted transactions may burn on a UTC day; 0 for no bound. */
+  /** Wei that an account's reverted transactions may burn per UTC day; 0 for no limit. */
   readonly dailyGasWei: bigint;
-  /** Wei that all its transactions may cost on a day; 0 for no bound. */
+  /** Wei that all transactions of an account may cost per UTC day; 0 for no limit. */
   readonly dailyGasAllWei: bigint;
   readonly minValue: bigint;
 }
@@ -33,7 +33,7 @@ export type GuardrailProblem =
   | "under_min_value"
   | "payer_is_payee";
 
-/** Some pass by themselves: the account may ask again on the chain's next day. */
+/** Whether the problem is a daily one, which ends by itself on the chain's next UTC day. */
 export function isOfDay(problem: GuardrailProblem): boolean {
   return ["over_daily_ceiling", "over_daily_gas", "payer_reverted"].includes(problem);
 }
@@ -46,34 +46,34 @@ export function limitsOf(account: Omit<FacilitatorAccount, "name">, defaults: Li
   };
 }
 
-/** Every account may settle the one kind of the deployment. */
+/** The deployment has one network and token, and every account may settle them. */
 const isAllowedKind = ({ name, token }: Network, { network }: Payment, requirements: Requirements): boolean =>
   network === name && requirements.network === name && requirements.asset === token.key;
 
 export const exceedsCeiling = (reserved: bigint, value: bigint, dailyCeiling: bigint): boolean =>
   reserved + value > dailyCeiling;
 
-/** An account below the bound may pass it with its last transaction. */
+/** The last transaction of an account below the limit may exceed it. */
 export const exceedsGas = (burned: bigint, dailyGasWei: bigint): boolean => dailyGasWei > 0n && burned > dailyGasWei;
 
-/** Of one account on one day. A payer with code needs no transaction of its own to make its payments revert. */
+/** Whether the payer had too many reverts for this account and day. A payer with code can cause them at no cost. */
 export const isShutOut = (reverts: number, hasCode: boolean): boolean => reverts >= (hasCode ? 2 : 5);
 
 /**
- * Whether a payer without code has as many payments under way as it may have: by one transaction that moves its money it
- * can make all of them revert. A payer with code holds their gas instead.
+ * Whether a payer without code has as many open payments as allowed: one transaction that moves its money away can make all
+ * of them revert. For a payer with code, the gas of each payment is reserved instead.
  */
 export const exceedsOpen = (open: number, hasCode: boolean): boolean => !hasCode && open >= 256;
 
-/** Whether `more` exceeds the bound, beside what is used and held. A first payment of the day may be dearer than that. */
+/** Whether `more` would exceed the daily limit on top of `used`. The first payment of a day may cost more than the limit. */
 export function exceedsGasOfAll(used: bigint, more: bigint, dailyGasAllWei: bigint): boolean {
   return dailyGasAllWei > 0n && used > 0n && used + more > dailyGasAllWei;
 }
 
 /**
- * Whether `more` exceeds the bound, together with what has burned and what is `reserved` for others under way; or one payer
- * would hold more than an eighth of it (`own` is its part of that): it must not burn what the account has for all. A single
- * payment is let through, since one alone may cost more than the bound when gas is expensive.
+ * Whether `more` would exceed the daily limit on top of what is `burned` and `reserved` for open payments, or would give one
+ * payer more than an eighth of the limit (`own` is what it has reserved), so that no payer burns the gas of all. A payment
+ * with nothing else reserved passes, since one alone may cost more than the limit when gas is expensive.
  */
 export function exceedsGasAtOnce(
   { burned, reserved, own, more }: Readonly<Record<"burned" | "reserved" | "own" | "more", bigint>>,
@@ -84,7 +84,7 @@ export function exceedsGasAtOnce(
   return isOver || (own > 0n && 8n * (own + more) > dailyGasWei);
 }
 
-/** The first limit that the payment breaks, when so much of the account's day is used. */
+/** The first limit that the payment breaks, given what the account has used on the day; null when it breaks none. */
 export function checkGuardrails(
   payment: Payment,
   requirements: Requirements,
@@ -103,22 +103,22 @@ export function checkGuardrails(
 
 export interface DayOfAccount {
   readonly account: string;
-  /** `2026-11-21` */
+  /** A UTC day such as `2026-11-21`. */
   readonly day: string;
 }
 
 export interface Used {
   readonly reserved: bigint;
-  /** Wei, of reverted transactions. */
+  /** Wei burned by reverted transactions. */
   readonly gasBurned: bigint;
-  /** Wei, of all transactions, with what open payments hold; counted only where that has a bound. */
+  /** Wei spent by all transactions plus what open payments hold; counted only where dailyGasAllWei sets a limit. */
   readonly gasUsed: bigint;
 }
 
-/** The UTC day of `now` (milliseconds), `2026-11-21`. */
+/** The UTC day of `now` (milliseconds), such as `2026-11-21`. */
 export const utcDay = (now: number): string => new Date(now).toISOString().slice(0, 10);
 
-/** Taken before any row of a payment is written, and before a payer's lock: another order could end in a deadlock. */
+/** Takes the account's lock: before any row of a payment is written and before a payer's lock, or a deadlock could occur. */
 export function lockDays(tx: Tx, account: string): Promise<void> {
   return tx.lock(`ceiling:${account}`);
 }
@@ -141,7 +141,7 @@ export async function revertsOf(reader: Reader, { account, day }: DayOfAccount, 
   return Number(row?.reverts ?? 0);
 }
 
-/** Adds to what is used, or takes from it. A day that has been cleaned up has nothing to give back. */
+/** Adds the amounts, which may be negative, to what the day has used. A sum stays at 0 or above, even on a day cleaned up since. */
 export async function change(tx: Tx, of: DayOfAccount, by: Partial<Used>): Promise<void> {
   const { facilitatorDays: t } = tx.tables;
   const used = await usedOn(tx, of);

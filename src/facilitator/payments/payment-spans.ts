@@ -1,10 +1,10 @@
-// The spans of requests by the payments that they collect. What the wallets do for a payment they do elsewhere, for several
-// at once perhaps; by this it is a part of the payment's trace, for as long as a request waits for it.
+// The trace span of each request, by the payment that it collects. The wallets work outside the request, often for several
+// payments at once; this map makes that work a part of the payment's trace while a request waits for the payment.
 import { inSpan, type Span, type Tracer } from "../../core/tracing.ts";
 import type { PaymentKey } from "../../x402/types.ts";
 import { paymentName } from "./payments.ts";
 
-/** Parts of a settlement that have a span each. */
+/** Steps of a settlement; each has its own span. */
 type Step = "sign and store" | "wait for inclusion";
 
 export type PaymentSpans = ReturnType<typeof createPaymentSpans>;
@@ -14,7 +14,7 @@ export function createPaymentSpans(tracer: Tracer | null) {
   const spans = new Map<string, Span>();
   return {
     step: <T>(name: Step, work: () => Promise<T>): Promise<T> => inSpan(tracer, { kind: "internal", name }, work),
-    /** Does a request's work for a payment. */
+    /** Runs a request's work for a payment, and keeps its span for `within` meanwhile. */
     async during<T>(key: PaymentKey, work: () => Promise<T>): Promise<T> {
       const span = tracer?.current() ?? null;
       if (span === null) return work();
@@ -26,7 +26,7 @@ export function createPaymentSpans(tracer: Tracer | null) {
         if (spans.get(name) === span) spans.delete(name);
       }
     },
-    /** Does what the wallets do for these payments, as a part of the first one that a request waits for. */
+    /** Runs the wallets' work for these payments, inside the span of the first payment that a request waits for. */
     within<T>(keys: Iterable<PaymentKey>, work: () => T): T {
       if (tracer === null || spans.size === 0) return work();
       for (const key of keys) {

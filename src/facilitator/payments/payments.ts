@@ -1,10 +1,10 @@
-// The facilitator's payments in the database: claimed, sent, settled or failed, and what they hold of an account's
-// day and of a payer's balance. Every transition is a write guarded by the states that its event may start from, so a
+// The facilitator's payments in the database: claimed, sent, settled or failed, and what each holds of its account's day
+// and of its payer's balance. Every transition is a write guarded by the states that its event may start from, so a
 // payment is claimed once, sent once, and gives its reservation back at most once.
 //
-// A claim belongs to the attempt that made it, and carries its name. An attempt may continue late, after a pause or a
-// lost answer, and find another claim under the same key: the same authorization on other terms. So an attempt that sends,
-// fails or withdraws a claim names the claim that it has read; if another one is stored, nothing changes.
+// A claim belongs to the attempt that made it, and carries that attempt's id. An attempt may continue late, after a pause or
+// a lost response, and find another claim under the same key: the same authorization on other terms. So an attempt that
+// sends, fails or withdraws a claim names the claim that it has read; if another claim is stored, nothing changes.
 import { and, asc, count, eq, gt, inArray, ne, or, type SQL, sql } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import type { Balance } from "../../chain/chain.ts";
@@ -28,37 +28,37 @@ import {
 
 export type FacilitatorPayment = Tables["facilitatorPayments"]["$inferSelect"];
 
-/** A payment that this facilitator has promised to collect. */
+/** A payment that this facilitator has committed itself to collect. */
 export interface ClaimedPayment {
   readonly key: PaymentKey;
-  /** The attempt that made the claim: text that no other attempt has. */
+  /** The id of the attempt that made the claim, unique among all attempts. */
   readonly claim: string;
   readonly authorization: Authorization;
   readonly signature: Hex;
 }
 
-/** What a claim stores, and what it is measured against. */
+/** What a claim stores, and the limits and the balance that it is checked against. */
 export interface PaymentClaim extends ClaimedPayment {
   readonly account: string;
-  /** JSON of the requirements, normalised. */
+  /** The requirements as canonical JSON. */
   readonly requirements: string;
   readonly limits: Pick<Limits, "dailyCeiling" | "dailyGasWei" | "dailyGasAllWei">;
-  /** The UTC day by the chain. */
+  /** The UTC day by the chain's time. */
   readonly day: string;
   readonly balance: Measured;
-  /** Wei that its revert may cost, where that is in the hands of the payer's code; else 0. */
+  /** Wei that a revert may cost, where the payer's code can cause one; 0 otherwise. */
   readonly gasAtRisk: bigint;
   /** Whether the payer has code. */
   readonly hasCode: boolean;
-  /** Wei that it may cost, whatever becomes of it; 0 where that has no bound. */
+  /** Wei that the payment may cost whatever its outcome; 0 where that has no limit. */
   readonly gasHeld: bigint;
   readonly gas: Gas;
 }
 
 /**
- * `taken`: there is a record of it already. `ceiling`, `gas`: the account's limit of the day is reached. `reverts`: too
- * many payments of the payer reverted on the day. `held`: the payer's balance does not suffice for this beside what it has
- * under way; `gas held`: nor does the account's gas of the day beside what it may burn.
+ * `taken`: the payment has a record already. `ceiling`, `gas`: the account's daily limit is reached. `reverts`: too many
+ * payments of the payer reverted on the day. `held`: the payer's balance does not suffice on top of its open payments.
+ * `gas held`: the account's daily gas does not suffice on top of what open payments may burn.
  */
 export type Claimed = "claimed" | "taken" | "ceiling" | "gas" | "reverts" | "held" | "gas held";
 
@@ -75,7 +75,7 @@ function hasKey(t: PaymentsTable, key: PaymentKey) {
   return and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
 }
 
-/** What is found for all of them. A statement that names more than a hundred would be slow to plan. */
+/** Runs a query for all items in groups of 100, since a statement that names more is slow to plan. */
 export async function inGroups<T, R>(items: readonly T[], find: (some: T[]) => Promise<R[]>): Promise<R[]> {
   const found: R[] = [];
   for (let at = 0; at < items.length; at += 100) {
@@ -84,7 +84,7 @@ export async function inGroups<T, R>(items: readonly T[], find: (some: T[]) => P
   return found;
 }
 
-/** For maps in memory, where chain and token are the same for all. */
+/** A key for maps in memory; chain and token are left out, since a process has only one of each. */
 export function paymentName({ payer, nonce }: Pick<PaymentKey, "payer" | "nonce">): string {
   return `${payer}:${nonce}`;
 }
@@ -111,7 +111,7 @@ export function claimedPayment(row: FacilitatorPayment): ClaimedPayment {
   };
 }
 
-/** A change of one payment in one of these states; null when it is in none of them, and nothing has changed. */
+/** Changes the payment if it is in one of the states `from`; null, with nothing changed, when it is in none of them. */
 async function changePayment(
   tx: Tx,
   key: PaymentKey,
@@ -128,7 +128,7 @@ async function changePayment(
   return row ?? null;
 }
 
-/** Takes the payment, with its share of the account's day and of the payer's balance; or stores nothing. */
+/** Claims the payment, with its share of the account's day and of the payer's balance; or stores nothing. */
 export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Promise<Claimed> {
   const { key, account, authorization, limits, balance, gas, gasAtRisk: more, gasHeld } = claim;
   const { value } = authorization;
@@ -178,8 +178,8 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
 }
 
 /**
- * Its first transaction is signed and stored in the same write; it may be broadcast from now on. False when this claim
- * is gone: nothing may be broadcast then.
+ * Marks the claim as sent, in the write that stores the payment's first signed transaction, which may be broadcast after the
+ * commit. False when this claim is gone: nothing may be broadcast then.
  */
 export async function markSent(tx: Tx, { key, claim }: Pick<ClaimedPayment, "key" | "claim">, hash: Hex, now: number) {
   const { from, to } = COLLECTION_EVENTS.send;
@@ -188,17 +188,17 @@ export async function markSent(tx: Tx, { key, claim }: Pick<ClaimedPayment, "key
 }
 
 /**
- * One more transaction for it is stored in the same write. False when the payment has ended: nothing may be broadcast
- * then. Its row is locked until the commit, so nobody records a failure at the same time.
+ * Locks a sent payment's row in the write that stores another transaction for the payment, so that no failure is recorded
+ * until the commit. False when the payment has ended: nothing may be broadcast then.
  */
 export async function markSentAgain(tx: Tx, key: PaymentKey, now: number): Promise<boolean> {
   return (await changePayment(tx, key, [COLLECTION_EVENTS.send.to], { updated_at: now })) !== null;
 }
 
 /**
- * A transaction of ours moved the money. False when that is known already, or the payment is not under way.
+ * Records that a transaction of ours moved the money. False when that is recorded already, or the payment is not open.
  *
- * @param cost wei that it took in place of what it held; null where that has no bound
+ * @param cost wei that the payment cost, which replaces the amount held for it; null where that has no limit
  */
 export async function recordSettled(
   tx: Tx,
@@ -215,7 +215,7 @@ export async function recordSettled(
   return row !== null;
 }
 
-/** Its part of its day's gas is what it cost, in place of what it held. A reorganisation may make that come again. */
+/** Replaces the gas that the payment held on its day by its cost. After a reorganisation this may happen once more. */
 async function countCost(tx: Tx, key: PaymentKey, row: Reservation, cost: bigint): Promise<void> {
   const { facilitatorPayments: t } = tx.tables;
   await change(tx, row, { gasUsed: cost - BigInt(row.gas_held) });
@@ -223,13 +223,13 @@ async function countCost(tx: Tx, key: PaymentKey, row: Reservation, cost: bigint
   await tx.db.update(t).set(set).where(hasKey(t, key));
 }
 
-/** The state in which a payment was found to have failed: which claim, or on which UTC day by the chain. */
+/** The state that the payment failed in: `claimed`, with the claim; or `sent`, with the UTC day by the chain's time. */
 type FailedAs = { readonly was: "sent"; readonly day: string } | { readonly was: "claimed"; readonly claim: string };
 
 /**
- * This facilitator can't collect it any more. Its share of the ceiling is free again, unless a transaction reverted: then it
- * stays taken for its day, and the gas burned counts on the day on which that was found. False when it is no longer in the
- * state in which it was found to fail: another process may have sent what was only claimed.
+ * Records that this facilitator can't collect the payment any more. The payment's share of the ceiling is given back, unless
+ * a transaction reverted: then the share stays taken, and the gas burned counts on the day on which the revert was found.
+ * False when the payment has left the state in which it failed: another process may have sent what was only claimed.
  */
 export async function recordFailed(
   tx: Tx,
@@ -253,7 +253,7 @@ export async function recordFailed(
   );
   if (row === null) return false;
   if (burned === null || as.was === "claimed") {
-    // What was sent may still cost as much: a transaction that takes its place, or one that reverts late.
+    // A sent payment may still cost the gas that it holds, by a replacement transaction or by a late revert.
     const gasUsed = as.was === "claimed" ? -BigInt(row.gas_held) : 0n;
     await change(tx, row, { reserved: -BigInt(row.value), gasUsed });
     return true;
@@ -264,7 +264,7 @@ export async function recordFailed(
 }
 
 /**
- * Undoes a claim for which certainly nothing was signed and stored, so that the payment can be presented again.
+ * Deletes a claim for which certainly no transaction was signed and stored, so that the payment can be presented again.
  * False when this claim is gone.
  */
 export async function withdrawClaim(tx: Tx, { key, claim }: Pick<ClaimedPayment, "key" | "claim">): Promise<boolean> {
@@ -282,10 +282,10 @@ export async function withdrawClaim(tx: Tx, { key, claim }: Pick<ClaimedPayment,
 
 type Reservation = Pick<FacilitatorPayment, "account" | "day" | "value" | "gas_held">;
 
-/** It counts on the day of the claim, whatever the day is now. */
+/** The columns of a reservation, which counts on the day of the claim, whatever the day is now. */
 const reservation = ({ account, day, value, gas_held }: PaymentsTable) => ({ account, day, value, gas_held });
 
-/** The lock comes before the row: see lockDays. */
+/** Locks the account of the payment, before any write of the payment's row: see lockDays. Null when there is no record. */
 async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {
   const payment = await storedPayment(tx, key);
   if (payment === null) return null;
@@ -293,21 +293,21 @@ async function lockAccountOf(tx: Tx, key: PaymentKey): Promise<string | null> {
   return payment.account;
 }
 
-/** Its block is not part of the chain any more. It keeps its reservation, for it may land again. */
+/** Reopens a settled payment whose block left the chain. The payment keeps its reservation, since it may land again. */
 export async function recordReorganised(tx: Tx, key: PaymentKey, now: number): Promise<boolean> {
   const { from, to } = COLLECTION_EVENTS.reorganise;
   const set = { status: to, block_number: null, block_hash: null, updated_at: now, ended_at: null };
   return (await changePayment(tx, key, from, set)) !== null;
 }
 
-/** One more request for a payment that has a record. */
+/** Counts another request for a payment that has a record. */
 export async function countAttempt(tx: Tx, key: PaymentKey): Promise<void> {
   const { facilitatorPayments: t } = tx.tables;
   const set = { attempts: sql`${t.attempts} + 1` };
   await tx.db.update(t).set(set).where(hasKey(t, key));
 }
 
-/** It holds for the wallet that it was made for. */
+/** The result of a simulation, valid only for the wallet `from`. */
 export interface Gas {
   readonly limit: bigint;
   readonly from: Hex;
@@ -315,13 +315,13 @@ export interface Gas {
   readonly mayShare: boolean;
 }
 
-/** As it was for the claim; null for what an earlier version has claimed. */
+/** The gas as simulated for the claim; null for a claim by an earlier version, which did not store it. */
 export function simulatedGas({ wallet, gas_limit, may_share }: FacilitatorPayment): Gas | null {
   if (wallet === null || gas_limit === null) return null;
   return { limit: BigInt(gas_limit), from: wallet, mayShare: may_share === true };
 }
 
-/** What a claim is measured against. */
+/** The payer's balance at a block, which a claim is checked against. */
 export type Measured = Pick<Balance, "amount" | "block"> & {
   /** Nonces of open payments whose authorization had been used or cancelled by the end of the block. */
   readonly landed?: ReadonlySet<Hex>;
@@ -329,20 +329,20 @@ export type Measured = Pick<Balance, "amount" | "block"> & {
 
 type PaymentsTable = Tables["facilitatorPayments"];
 
-/** The exact condition of the partial indexes, without which SQLite would scan the table. */
+/** Exactly the condition of the partial indexes; with any other, SQLite would scan the table. */
 function isOpen(t: PaymentsTable) {
   return sql`${t.status} in ('claimed', 'sent')`;
 }
 
 /**
- * The sum of payments that are claimed or sent, with their number, and of those settled after the block whose balance it
- * is compared with. That is all that our transfers can still take from that balance: each was claimed first, under the
- * payer's lock; one that settled up to the block is in the balance already; one that failed can't land. So our transfers for
- * a payer never revert each other, however old the balance is by now, and whichever process made them. Both kinds are read
- * in one statement, because a payment that settles between two could be missing in both. One that landed by that block and
- * is not recorded yet (`landed`) takes nothing more from the balance. What a reorganisation undoes counts once it is noticed.
+ * What our transfers can still take from the payer's balance at a block: the sum of the open payments (claimed or sent) and of
+ * those settled after that block; and the number of open ones. The sum is complete: each payment was claimed first, under the
+ * payer's lock; one settled by that block is in the balance already; a failed one can't land. So our transfers for a payer
+ * never make each other revert, however old the balance is and whichever process made them. Open and settled payments are read
+ * in one statement, since a payment that settles between two statements could be missing in both. A payment that landed by the
+ * block and is not recorded yet (`landed`) takes nothing more. What a reorganisation undoes counts once it is noticed.
  *
- * The payer alone names the rows, for there is one token on one chain: so the indexes by payer are taken.
+ * The query names only the payer, since there is one token on one chain; so the indexes by payer are used.
  */
 export async function heldOf(tx: Tx, payer: Hex, { block, landed }: Pick<Measured, "block" | "landed">) {
   const { facilitatorPayments: t } = tx.tables;
@@ -357,7 +357,7 @@ export async function heldOf(tx: Tx, payer: Hex, { block, landed }: Pick<Measure
   };
 }
 
-/** The nonces of the payer's sent payments, those first that are the likeliest to be in a block. */
+/** The nonces of the payer's sent payments, oldest first, as those are the likeliest to be in a block. */
 export async function sentNonces(reader: Reader, payer: Hex): Promise<Hex[]> {
   const { facilitatorPayments: t } = reader.tables;
   const rows = await reader.db
@@ -365,12 +365,12 @@ export async function sentNonces(reader: Reader, payer: Hex): Promise<Hex[]> {
     .from(t)
     .where(and(eq(t.payer, payer), isOpen(t), eq(t.status, "sent")))
     .orderBy(asc(t.created_at))
-    // Each is a question to a node.
+    // Each nonce costs a request to a node.
     .limit(50);
   return rows.map(({ nonce }) => nonce);
 }
 
-/** Wei that its open payments may burn by their payers' code, and those of this payer. */
+/** Wei that the account's open payments may burn by their payers' code: in all, and for this payer (`own`). */
 async function gasReserved(tx: Tx, account: string, payer: Hex): Promise<{ reserved: bigint; own: bigint }> {
   const { facilitatorPayments: t } = tx.tables;
   const isAny = and(eq(t.account, account), isOpen(t), ne(t.gas_reserved, "0"));
@@ -379,7 +379,7 @@ async function gasReserved(tx: Tx, account: string, payer: Hex): Promise<{ reser
   return { reserved: sumOf(rows), own: sumOf(rows.filter((row) => row.payer === payer)) };
 }
 
-/** Claims for which nothing was ever broadcast, the oldest first. */
+/** Claims that no transaction was stored for, oldest first. */
 export function claimedWithoutTransaction(reader: Reader, limit: number): Promise<FacilitatorPayment[]> {
   const { facilitatorPayments: t } = reader.tables;
   return reader.db
@@ -391,7 +391,7 @@ export function claimedWithoutTransaction(reader: Reader, limit: number): Promis
     .execute();
 }
 
-/** The number of open payments of each account that has any, in one walk along their index. */
+/** The number of open payments of each account that has any, in one scan of their index. */
 export async function openByAccount(reader: Reader): Promise<ReadonlyMap<string, number>> {
   const { facilitatorPayments: t } = reader.tables;
   const counting = reader.db.select({ account: t.account, open: count() }).from(t).where(isOpen(t));
@@ -399,7 +399,7 @@ export async function openByAccount(reader: Reader): Promise<ReadonlyMap<string,
   return new Map(rows.map(({ account, open }) => [account, Number(open)]));
 }
 
-/** Payments of which a transaction is stored, and whose outcome is open; each with the wallet of its first transaction. */
+/** Payments with a stored transaction and no outcome yet, each with the wallet of its first transaction. */
 export function sentPayments(reader: Reader) {
   const { facilitatorPayments: t, facilitatorTransactions: first } = reader.tables;
   return reader.db
@@ -411,7 +411,7 @@ export function sentPayments(reader: Reader) {
     .execute();
 }
 
-/** The names of those that are claimed or sent. The index by payer is taken, since the payer names few of them. */
+/** The names of the payers' open payments. The query names payers only, so the index by payer is used; each has few. */
 export async function openAmong(reader: Reader, keys: readonly PaymentKey[]): Promise<ReadonlySet<string>> {
   const { facilitatorPayments: t } = reader.tables;
   const payers = [...new Set(keys.map(({ payer }) => payer))];

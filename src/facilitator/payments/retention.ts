@@ -1,6 +1,6 @@
-// Clean-up by age: refusals, the ceilings of days long past, signed transactions whose nonce is used for certain, and payments
-// that can't be collected any more, on the chain either, and that nobody asks for after so long. Rows are removed in small
-// groups, each its own write, so that settlements pass between them.
+// Removes old rows: refusals, the usage of past days, signed transactions whose wallet nonce is certainly used, and payments
+// that ended and expired so long ago that the chain can't collect them and nobody asks for them. Rows are removed in small
+// groups, each in its own write, so that settlements can proceed in between.
 import { and, eq, inArray, lt, sql } from "drizzle-orm";
 import { oneOf } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
@@ -10,9 +10,9 @@ import { removeInGroups } from "../../storage/cleanup.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { utcDay } from "./guardrails.ts";
 
-/** Of refusals; of payments since their end, and since the end of their time. */
+/** Refusals count from the last one; payments both from their end and from the end of their validity. */
 const RECORD_DAYS = 90;
-/** Far longer than any reorganisation, after which a transaction would be needed again. */
+/** Far longer than any reorganisation, which could make a transaction needed again. */
 const TRANSACTION_DAYS = 7;
 const CEILING_DAYS = 35;
 
@@ -38,7 +38,7 @@ async function removeTransactions({ db, tables }: Tx, before: number, limit: num
   return rows.length;
 }
 
-/** A failed one that is still valid could be collected if its record were gone, and its caller was told that it can't. */
+/** A failed payment that is still valid stays: without its record it could be collected, although its caller was told otherwise. */
 async function removePayments({ db, tables: { facilitatorPayments: t } }: Tx, before: number, limit: number) {
   const { chain_id, token, payer, nonce } = t;
   const seconds = String(Math.floor(before / 1000));
@@ -56,7 +56,7 @@ async function removeRefusals({ db, tables: { facilitatorRefusals: t } }: Tx, be
   return (await db.delete(t).where(isAmong).returning({ nonce })).length;
 }
 
-/** An open payment of such a day has no ceiling left to give its share back to, which harms nobody. */
+/** An open payment from a removed day has no row left to give its share back to, which does no harm. */
 async function removeDays({ db, tables: { facilitatorDays: t } }: Tx, before: string, limit: number) {
   const { account, day } = t;
   const old = db.select({ account, day }).from(t).where(lt(day, before)).limit(limit);

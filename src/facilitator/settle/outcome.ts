@@ -1,6 +1,6 @@
-// What one `/settle` request came to: one value, whatever the protocol, which a presenter turns into an answer. Here stand
-// also the outcomes that a payment's record tells, and the note of each refusal. A caller learns a coarse reason. The exact
-// one goes to the log and to the operator's table, where it is only a note: a failure to store it changes no answer.
+// The outcome of one `/settle` request: one value for every protocol, which the routes turn into a response. Also the request
+// that settling works on, the outcome by a payment's record, and the notes of refusals. A caller learns only a coarse reason.
+// The exact one goes to the log and to the operator's table, whose row is a mere note: a failure to store it changes no response.
 import { sql } from "drizzle-orm";
 import type { TimeSpan } from "../../chain/newest-block.ts";
 import type { Log } from "../../core/log.ts";
@@ -22,22 +22,22 @@ import {
 } from "../payments/guardrails.ts";
 import type { FacilitatorPayment } from "../payments/payments.ts";
 
-/** About a block. */
+/** About the time between two blocks. */
 const IN_FLIGHT_RETRY_SECONDS = 2;
 const UNREADY_RETRY_SECONDS = 5;
-/** What holds for a day is looked at again within the hour: the limit may have been raised, or what was open has ended. */
+/** A caller over a daily limit retries within the hour: the limit may be raised, or open payments may end and free it. */
 const DAY_RETRY_SECONDS = 3600;
 
 /**
- * `settled`: a transaction of ours has moved the money. `declined`: it is not collected; with a hash only for those who
- * present it on other terms than those on which it was, or may yet be. `pending`: it may yet be collected, by the transaction
- * with the hash if there is one to give. `over_limit`: a limit of the account is against it. `unavailable`: it can't be
- * settled now.
+ * `settled`: a transaction of ours has moved the money. `declined`: the payment is not collected for this caller; a hash is
+ * given only when it was, or may yet be, collected on other terms. `pending`: the payment may yet be collected, by the
+ * transaction with the hash if there is one. `over_limit`: the payment exceeds a limit of the account. `unavailable`: the
+ * payment can't be settled now.
  */
 export type CollectionOutcome = {
-  /** The exact reason. No caller learns it. */
+  /** The exact reason, which no caller learns. */
   readonly reason: string;
-  /** When to ask again; null where that would change nothing, and where a hash tells more. */
+  /** When the caller may retry; null where a retry would change nothing, and where a hash tells more. */
   readonly retryAfterSeconds: number | null;
 } & (
   | { readonly kind: "settled"; readonly hash: Hex }
@@ -49,12 +49,12 @@ export function settledBy(hash: Hex): CollectionOutcome {
   return { kind: "settled", reason: "settled", hash, retryAfterSeconds: null };
 }
 
-/** @param hash of a transaction of ours that has moved the money, or may still; null only where there is none */
+/** @param hash of a transaction of ours that has moved the money, or still may; null only where there is none */
 export function declined(reason: string, hash: Hex | null = null): CollectionOutcome {
   return { kind: "declined", reason, hash, retryAfterSeconds: null };
 }
 
-/** There is no hash to give, or there will be a better answer in a moment. */
+/** The payment is being settled, and no transaction hash is known yet or the final outcome is moments away. */
 export const BEING_SETTLED: CollectionOutcome = {
   kind: "pending",
   reason: "being settled",
@@ -62,37 +62,37 @@ export const BEING_SETTLED: CollectionOutcome = {
   retryAfterSeconds: IN_FLIGHT_RETRY_SECONDS,
 };
 
-/** Nothing is against the payment, but it can't be settled now. */
+/** The payment itself is fine, but it can't be settled now. */
 export function notNow(reason: string): CollectionOutcome {
   const message = "no settlement is possible now";
   return { kind: "unavailable", reason, hash: null, message, retryAfterSeconds: UNREADY_RETRY_SECONDS };
 }
 
-/** What passes by itself says when to ask again; a maximum, or another kind of payment, does not. */
+/** Only a daily limit that the payment can fit on another day comes with a retry time. */
 export function overLimit(reason: GuardrailProblem, { limits, payment }: SettlementRequest): CollectionOutcome {
-  const isNever = !isOfDay(reason) || payment.authorization.value > limits.dailyCeiling;
+  const isPermanent = !isOfDay(reason) || payment.authorization.value > limits.dailyCeiling;
   const message = "the payment is outside the limits of this account";
-  return { kind: "over_limit", reason, hash: null, message, retryAfterSeconds: isNever ? null : DAY_RETRY_SECONDS };
+  return { kind: "over_limit", reason, hash: null, message, retryAfterSeconds: isPermanent ? null : DAY_RETRY_SECONDS };
 }
 
-/** The account has all that it may have under way; the rest is for others. */
+/** The account has as many settlements in flight as its share allows; the rest of the capacity is for other accounts. */
 export function overShare(reason: string): CollectionOutcome {
   const message = "the account has its share of the settlements under way";
   return { kind: "over_limit", reason, hash: null, message, retryAfterSeconds: UNREADY_RETRY_SECONDS };
 }
 
-/** The payer's balance, or the account's gas, would suffice without the payments under way, which may yet fail. */
+/** The payer's balance, or the account's gas, would suffice without the payments in flight, which may yet fail. */
 export function putOff(by: "held" | "gas held"): CollectionOutcome {
-  const at = { hash: null, retryAfterSeconds: IN_FLIGHT_RETRY_SECONDS };
+  const common = { hash: null, retryAfterSeconds: IN_FLIGHT_RETRY_SECONDS };
   if (by === "held") {
     const reason = "the payer's balance is held by others of its payments";
-    return { kind: "unavailable", reason, message: "other payments of this payer come first", ...at };
+    return { kind: "unavailable", reason, message: "other payments of this payer come first", ...common };
   }
   const reason = "the account's gas of the day is held by others of its payments";
-  return { kind: "over_limit", reason, message: "other payments come first", ...at };
+  return { kind: "over_limit", reason, message: "other payments come first", ...common };
 }
 
-/** What the record of the payment says. @param isAwaited a request that waits for the block will answer */
+/** The outcome that the payment's record shows. @param isAwaited whether another request still waits for the block */
 export function outcomeOfRecord(
   record: FacilitatorPayment,
   { named }: SettlementRequest,
@@ -101,7 +101,7 @@ export function outcomeOfRecord(
 ): CollectionOutcome {
   const { status, transaction_hash: hash, reason, foreign_transaction } = record;
   const isOpen = hash === null || (status === "sent" && isAwaited);
-  // A payment that is only claimed has no hash yet, and an answer without one would say that it can't land.
+  // A payment that is only claimed has no hash yet, and a response without a hash would say that it can't land.
   if (isOpen && status !== "failed") return BEING_SETTLED;
   log.info("settlement_answered", { ...named, status, transaction: hash, reason, foreign_transaction });
   if (status === "failed" || hash === null) return declined(reason ?? "failed");
@@ -110,8 +110,8 @@ export function outcomeOfRecord(
 }
 
 /**
- * What others may learn of the record: those who present the same authorization for something else, or from another
- * account. Never a success, and a failure without a hash only when the payment can't land.
+ * What a caller may learn of a record made on other terms, such as another account or other requirements for the same
+ * authorization. It is never a success, and a failure without a hash only when the payment can't land.
  */
 export function outcomeForOthers({ status, transaction_hash: hash }: FacilitatorPayment): CollectionOutcome {
   if (status !== "failed" && hash === null) return BEING_SETTLED;
@@ -138,7 +138,7 @@ export function createRefusalLog({ store, clock, log }: RefusalLogOptions) {
   }
 
   return {
-    /** Never rejects. */
+    /** Logs and stores one refusal. Never rejects. */
     async note(named: Named, reason: string): Promise<void> {
       log.info("payment_refused", { ...named, reason });
       const now = clock.now();
@@ -159,9 +159,9 @@ export function createRefusalLog({ store, clock, log }: RefusalLogOptions) {
   };
 }
 
-// One request to collect a payment, with what every step needs of it, and whether it asks for the same as a record. Pure.
+// One request to settle a payment, with what each step needs, and the comparison of its terms with a record. Pure functions.
 
-/** A payment must be valid for at least this much longer, or it would miss the next block and waste its gas. */
+/** A payment must stay valid for at least this long, or it would miss the next block and waste the gas. */
 const SPARE_SECONDS = 3;
 
 export interface SettlementRequest {
@@ -171,12 +171,12 @@ export interface SettlementRequest {
   readonly key: PaymentKey;
   readonly payment: Payment;
   readonly requirements: Requirements;
-  /** Whose signature it is. If it isn't the payer's own, it may be a contract wallet's, which only the chain can judge. */
+  /** Who signed. A signature that is not the payer's own may be a contract wallet's, which only the chain can judge. */
   readonly signedBy: SignedBy;
   readonly named: Named;
 }
 
-/** A payment in the log: never with its signature. */
+/** How a payment is named in the log: never with its signature. */
 export interface Named {
   readonly account: string;
   readonly payer: Hex;
@@ -192,7 +192,7 @@ export function settlementRequest(
 ): SettlementRequest {
   const { payment, requirements } = request;
   const { from: payer, nonce } = payment.authorization;
-  // The token refuses v 0 and 1. A contract wallet may read its signature in any way, so that stays as it is.
+  // The token refuses v 0 and 1. A contract wallet may read its signature in its own way, so such a signature is kept as is.
   const canonical = signedBy === "payer" ? canonicalSignature(payment.signature) : null;
   return {
     network,
@@ -206,20 +206,20 @@ export function settlementRequest(
   };
 }
 
-/** A problem ends the payment for good, so it must hold for the whole span of time. */
+/** A problem with the validity window ends the payment for good, so it must hold at both ends of the time span. */
 export function windowProblem({ authorization }: Pick<Payment, "authorization">, { earliest, latest }: TimeSpan) {
   const at = (now: number) => checkWindow(authorization, Math.floor(now / 1000), SPARE_SECONDS);
   return at(earliest) === at(latest) ? at(latest) : null;
 }
 
-/** One text for one set of requirements: the fields in one order, integers as decimals, hex in lower case. */
+/** The canonical text of a set of requirements: fixed order of fields, decimal integers, lower-case hex. */
 export function requirementsText(requirements: Requirements): string {
   const { scheme, network, asset, payTo, resource, maxTimeoutSeconds } = requirements;
   const maxAmountRequired = String(requirements.maxAmountRequired);
   return JSON.stringify({ scheme, network, maxAmountRequired, asset, payTo, resource, maxTimeoutSeconds });
 }
 
-/** Account, authorization and requirements, all fields. Payer and nonce are the record's key, so they are the same. */
+/** Compares account, authorization and requirements in full; payer and nonce are the record's key, so they match already. */
 export function isSameTerms(record: FacilitatorPayment, { account, payment, ...rest }: SettlementRequest): boolean {
   const { authorization, signature, scheme, network } = payment;
   return (

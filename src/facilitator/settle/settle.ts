@@ -1,6 +1,6 @@
-// One `/settle` request from its parsed form to its outcome, in the interface's order of checks. A payment that has a
-// record is answered from it before anything else is judged, so a retry after a lost answer always learns the truth.
-// Nothing here depends on the caller still being there.
+// Settles one `/settle` request, from its parsed form to its outcome, in the order of checks that the interface names. A
+// payment that has a record is answered from the record before any other check, so a retry after a lost response always
+// learns the truth. Nothing here depends on the caller still being connected.
 import type { Balance, Chain } from "../../chain/chain.ts";
 import type { FindOwnTransfer } from "../../chain/find-use.ts";
 import type { TimeSpan } from "../../chain/newest-block.ts";
@@ -77,8 +77,8 @@ export function createSettle(options: SettleOptions) {
   const collect = createCollect({ ...options, inFlight, onOrphanedClaim: resume.soon });
 
   /**
-   * On another network the same nonce belongs to another payment, unless the payer signed it for this network, whatever
-   * the request says.
+   * The payment's record, if any. On another network the nonce belongs to another payment, unless the payer's signature is
+   * for this network, whatever network the request names.
    */
   async function recordOf({ network, key, payment, signedBy }: SettlementRequest): Promise<FacilitatorPayment | null> {
     return payment.network === network.name || signedBy === "payer" ? storedPayment(store.read, key) : null;
@@ -99,15 +99,15 @@ export function createSettle(options: SettleOptions) {
       await refuse(request, declined("claimed_on_other_terms"));
       return outcomeForOthers(record);
     }
-    // For the operator; a failure to count fails no answer.
+    // The count is for the operator, so a failure to store it fails no response.
     const counting = store.write((tx) => countAttempt(tx, request.key));
     await counting.catch((error) => log.warn("retry_not_counted", { ...request.named, error }));
     return outcomeOfRecord(record, request, isAwaited(record), log);
   }
 
   /**
-   * Whether a payment was collected that has no record; null when it was not. All of it stands on the chain, so anybody could
-   * present it; but not with another signature than the payer's.
+   * The outcome of a payment that was collected but has no record; null when it was not collected. Everything about it is
+   * public on the chain, so anybody could present it; only the payer's signature is accepted.
    */
   async function forgotten({ key, payment, signedBy }: SettlementRequest): Promise<CollectionOutcome | null> {
     const { authorization, signature } = payment;
@@ -119,36 +119,36 @@ export function createSettle(options: SettleOptions) {
     return settledBy(found.hash);
   }
 
-  /** A contract wallet may accept other signatures than the record's, and only the wallet itself can say so. */
+  /** A contract wallet may accept signatures other than the record's, and only the wallet itself can confirm them. */
   async function isSigned({ signedBy, payment }: SettlementRequest, record: FacilitatorPayment): Promise<boolean> {
     if (signedBy === "payer" || payment.signature === record.signature) return true;
     return chain.isSignedByContract(payment.authorization, payment.signature);
   }
 
   /**
-   * Whether a request waits for the block. This process knows its own. For those of other processes the record's time
-   * tells, by a clock that may have been set forward or back since.
+   * Whether a request waits for the payment's block. This process knows its own requests. For requests at other processes
+   * the record's age decides, by a clock that may have been set forward or back since.
    */
   function isAwaited(record: FacilitatorPayment): boolean {
     return inFlight.has(record) || Math.abs(clock.now() - record.created_at) < limits.inclusionTimeoutMs;
   }
 
-  /** Null when others have claimed the payment meanwhile, so that its record tells. */
+  /** Null when the payment has got a record meanwhile: the next attempt answers from it. */
   async function attempt(request: SettlementRequest): Promise<CollectionOutcome | null> {
     const known = await fromRecord(request);
     if (known !== null) return known;
-    const against = await judge(options, request);
-    const found = against === null ? await collect(request) : { refused: against };
+    const refusal = await judge(options, request);
+    const found = refusal === null ? await collect(request) : { refused: refusal };
     if (found === "taken") return null;
     if (!("refused" in found)) return found;
-    // Another process may have collected it meanwhile, and that is why it can't be collected again.
+    // Another process may have collected the payment meanwhile, which would explain why it can't be collected again.
     if ((await recordOf(request)) !== null) return null;
     const own = found.refused.kind === "declined" ? await forgotten(request) : null;
     return own ?? refuse(request, found.refused);
   }
 
   return {
-    /** @throws Fault `unavailable` when nodes, database or the checker of signatures can't be asked */
+    /** @throws Fault `unavailable` when nodes, database or signature verifier can't be reached */
     async settle(account: FacilitatorAccount, presented: SettleRequest): Promise<CollectionOutcome> {
       const signedBy = await verifier.signedBy(account.name, presented.payment);
       const request = settlementRequest(options.network, account, presented, limits, signedBy);
@@ -162,12 +162,12 @@ export function createSettle(options: SettleOptions) {
     recover: resume.run,
     takeUp: resume.takeUp,
     takeClaimed: resume.takeClaimed,
-    /** Ends recovering. Requests at work go on. */
+    /** Ends recovery. Requests in progress go on. */
     stop: resume.stop,
   };
 }
 
-/** What can be judged without a simulation; null when nothing is against it. */
+/** The refusal that follows from the checks before the simulation; null when all of them pass. */
 async function judge(options: SettleOptions, request: SettlementRequest): Promise<CollectionOutcome | null> {
   const { store, chain } = options;
   const { account, payment, requirements } = request;
@@ -175,7 +175,7 @@ async function judge(options: SettleOptions, request: SettlementRequest): Promis
   const late = windowProblem(payment, time);
   if (late !== null) return declined(late);
   const problem = checkRequirements(request.network, payment, requirements, { exactValue: false });
-  // Network and asset are guardrails, which look at them again.
+  // Network and asset are checked again by the guardrails, which give their own reason.
   if (problem !== null && problem !== "wrong_network" && problem !== "wrong_asset") {
     return declined(problem);
   }
@@ -193,18 +193,18 @@ async function isPayerShutOut({ store, chain }: SettleOptions, of: DayOfAccount,
   return isShutOut(reverts, await chain.hasCode(payer, { number, hash }));
 }
 
-// A payment that nothing is against, from the simulation to its block: claimed with its share of the ceiling and of the payer's
-// balance in one write, then sent, then waited for. Before a transaction is stored, a failure gives back this one claim.
+// Collecting a payment that passed the checks. It is simulated, then claimed in one write with its share of the account's
+// ceiling and of the payer's balance, then sent, then awaited. A failure before a transaction is stored withdraws the claim.
 
 /**
- * "taken": somebody else claimed it in between, so there is a record to answer from. `refused`: nothing is claimed, and it is
- * refused unless it has a record by now.
+ * "taken": another attempt has claimed the payment meanwhile, so there is a record to answer from. `refused`: nothing is
+ * claimed, and the payment is refused unless it has got a record meanwhile.
  */
 type Collected = CollectionOutcome | { readonly refused: CollectionOutcome } | "taken";
 
 const REFUSALS = { ceiling: "over_daily_ceiling", reverts: "payer_reverted", gas: "over_daily_gas" } as const;
 
-/** Of the chain and the wallets only what settling asks of them. */
+/** `chain` and `wallet` are narrowed to the functions that settling calls. */
 export interface SettleOptions {
   readonly network: Network;
   readonly store: Store;
@@ -222,9 +222,9 @@ export interface SettleOptions {
   readonly limits: Limits & { readonly inclusionTimeoutMs: number };
   /** Left out where traces are off. */
   readonly spans?: PaymentSpans;
-  /** Finds what was collected and is not recorded. */
+  /** Finds a transfer of ours that collected a payment without a record. */
   readonly findOwnTransfer: FindOwnTransfer;
-  /** Settlements at work at once, of all accounts together; tests lower it. */
+  /** The most settlements in flight, of all accounts together; tests lower it. */
   readonly inFlightMax?: number;
 }
 
@@ -237,7 +237,7 @@ interface CollectOptions extends SettleOptions {
 function createCollect(options: CollectOptions) {
   const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, inFlight } = options;
   const { spans = createPaymentSpans(null) } = options;
-  const claimBeside = createClaim(options);
+  const claimWithBalance = createClaim(options);
   const isOverShare = createOpenShares(store, wallet.capacity);
 
   async function claimSendWait(request: SettlementRequest, gas: Gas): Promise<Collected> {
@@ -248,7 +248,7 @@ function createCollect(options: CollectOptions) {
     const claimed = await claimFirst(request, wanted, gas);
     if (claimed === "taken") return "taken";
     if (claimed === "held" || claimed === "gas held") {
-      // Not a refusal: payments that hold the balance may still fail, and it may have grown since. Likewise with the gas.
+      // Deferred, not refused: payments that hold the balance or the gas may still fail, and the balance may have grown.
       const outcome = putOff(claimed);
       log.info("settlement_deferred", { ...request.named, reason: outcome.reason });
       return outcome;
@@ -262,26 +262,26 @@ function createCollect(options: CollectOptions) {
   }
 
   async function sendAndWait(request: SettlementRequest, wanted: ClaimedPayment, gas: Gas): Promise<Collected> {
-    // Counted from the claim, as others do who find its record.
+    // The timeout counts from the claim, as it does for other requests that find the record.
     const until = performance.now() + limits.inclusionTimeoutMs;
     const sending = spans.step("sign and store", () => send(request, wanted, gas));
     const isSent = await endsWithin(until - performance.now(), sending).catch(() => null);
     if (isSent === null) return notNow("not sent");
-    // The wallet goes on with it after this request.
+    // The wallet goes on sending the payment after this request has ended.
     if (!isSent) return BEING_SETTLED;
     const record = await spans.step("wait for inclusion", () => outcomes.wait(wanted.key, until - performance.now()));
     if (record === null) return BEING_SETTLED;
-    // A later claim may have other terms, and is judged by those.
+    // A later claim may have other terms, so the request is compared with that record from the start.
     return record.claim === wanted.claim ? outcomeOfRecord(record, request, false, log) : "taken";
   }
 
-  /** Once it is claimed, it counts as being sent here, until `send` knows whether it is. */
+  /** Claims the payment. A claimed payment counts as being sent by this process until `send` knows the result. */
   async function claimFirst(request: SettlementRequest, wanted: ClaimedPayment, gas: Gas): Promise<Claimed> {
     const { named } = request;
     let claimed: Claimed | null = null;
     inFlight.beginSending(named);
     try {
-      claimed = await claimBeside(request, wanted, gas);
+      claimed = await claimWithBalance(request, wanted, gas);
       return claimed;
     } finally {
       if (claimed !== "claimed") inFlight.endSending(named);
@@ -289,9 +289,9 @@ function createCollect(options: CollectOptions) {
   }
 
   /**
-   * A claim for the wallet of another facilitator is left to that one.
+   * Sends the claimed payment. A claim on a wallet that another facilitator holds is left to that facilitator.
    *
-   * @throws when nothing was signed and stored: the payment can be presented again
+   * @throws when no transaction was signed and stored: the payment can be presented again
    */
   async function send({ named }: SettlementRequest, claimed: ClaimedPayment, gas: Gas): Promise<void> {
     try {
@@ -299,7 +299,7 @@ function createCollect(options: CollectOptions) {
     } catch (error) {
       if (error instanceof WalletNotHeld) return;
       log.warn("payment_not_sent", { ...named, error });
-      // No longer claimed, it was sent or ended after all: its record tells.
+      // If the claim can't be withdrawn, the payment was sent or has ended after all, and its record tells the outcome.
       if (await withdraw(options, named, claimed)) throw error;
     } finally {
       inFlight.endSending(named);
@@ -309,13 +309,13 @@ function createCollect(options: CollectOptions) {
   /** @throws Fault `unavailable` as settle does */
   return async (request: SettlementRequest): Promise<Collected> => {
     const { account, named } = request;
-    // Equal requests at once need no second simulation.
+    // A concurrent request for this payment needs no second simulation.
     if (inFlight.has(named)) return BEING_SETTLED;
-    if (!inFlight.begin(named)) return impossible(options, named, overShare("too many settlements at once"));
+    if (!inFlight.begin(named)) return notPossibleNow(options, named, overShare("too many settlements at once"));
     try {
       const readiness = await wallet.readiness();
-      if (!readiness.ready) return impossible(options, named, notNow(readiness.reason));
-      if (await isOverShare(account)) return impossible(options, named, overShare("too many payments under way"));
+      if (!readiness.ready) return notPossibleNow(options, named, notNow(readiness.reason));
+      if (await isOverShare(account)) return notPossibleNow(options, named, overShare("too many payments under way"));
       const { authorization, signature } = request.payment;
       const simulated = await chain.simulate(authorization, signature);
       if (!simulated.ok) return { refused: declined(simulated.reason) };
@@ -329,7 +329,7 @@ function createCollect(options: CollectOptions) {
   };
 }
 
-/** False when the claim is gone. */
+/** Withdraws the claim. False when the claim is gone. */
 async function withdraw({ store, log, onOrphanedClaim }: CollectOptions, named: Named, claimed: ClaimedPayment) {
   try {
     return await store.write((tx) => withdrawClaim(tx, claimed));
@@ -340,8 +340,8 @@ async function withdraw({ store, log, onOrphanedClaim }: CollectOptions, named: 
   }
 }
 
-/** Nothing is against the payment itself. */
-function impossible({ log, meters = silentMeters }: CollectOptions, named: Named, outcome: CollectionOutcome) {
+/** Logs that the payment can't be settled now although the payment itself is fine. */
+function notPossibleNow({ log, meters = silentMeters }: CollectOptions, named: Named, outcome: CollectionOutcome) {
   log.warn("settlement_impossible", { ...named, reason: outcome.reason });
   if (outcome.kind === "over_limit") meters.settlement("over_limit");
   return outcome;
@@ -361,13 +361,13 @@ function createClaim(options: CollectOptions) {
   }
 
   /**
-   * A sent payment may already be in the newest blocks before the watcher has noticed. It would then be held against a
-   * balance that it has left. So the chain is asked which sent payments have landed by the block of the balance. An
-   * older balance would not do: it does not show what the payer has moved away since.
+   * A sent payment may already be in the newest block before the watcher has noticed. Its amount would then be held
+   * against a balance that it has left already. So the chain is asked which sent payments have landed by the block of the
+   * balance. An older balance would not do: it does not show what the payer has moved away since.
    */
   return async (request: SettlementRequest, wanted: ClaimedPayment, gas: Gas): Promise<Claimed> => {
     const { payer } = wanted.key;
-    // The simulation has just moved that much, so a node that knows of less may be wrong.
+    // The simulation has just moved this amount, so a node that reports a smaller balance may be behind.
     const balance = await chain.balanceOf(payer, wanted.authorization.value);
     const day = utcDay((await chain.time()).earliest);
     const { account, limits } = request;
@@ -378,15 +378,15 @@ function createClaim(options: CollectOptions) {
     if (claimed !== "held") return claimed;
     const landed = await landedBy(options, payer, balance);
     if (landed.size === 0) return claimed;
-    // Read again after that: a node may report a use a moment before it reports the block of it.
+    // The balance is read again, since a node may report an authorization as used before it reports the block of the use.
     const after = await chain.balanceOf(payer);
     return after.block < balance.block ? claimed : claim({ ...measured, balance: { ...after, landed } });
   };
 }
 
 /**
- * The code of a payer can make each of its transfers revert for nothing, so each holds its gas. A payer without code needs
- * one transaction for all that it has under way, and the claim bounds their number.
+ * A payer with code can make each of its transfers revert at no cost, so each payment of such a payer holds its gas. A payer
+ * without code needs a transaction of its own to make its open payments revert, and the claim bounds their number.
  */
 async function gasAtRiskOf(
   { chain, wallet }: Pick<CollectOptions, "chain" | "wallet">,
@@ -401,7 +401,7 @@ async function gasAtRiskOf(
   return { gasAtRisk: isAtRisk ? cost : 0n, gasHeld: isHeld ? cost : 0n, hasCode };
 }
 
-/** The nonces of sent payments of the payer that have landed. What no node tells counts as held. */
+/** The nonces of the payer's sent payments that have landed. A payment that no node answers for counts as held. */
 async function landedBy(
   { store, chain }: Pick<CollectOptions, "store" | "chain">,
   from: Hex,
@@ -415,8 +415,8 @@ async function landedBy(
 }
 
 /**
- * While no blocks come, payments stay under way for longer than anybody waits for them. They are counted a few times in a
- * second at most, and those that are let in since are added.
+ * Bounds the open payments of each account: while no blocks come, payments stay open for longer than any request waits. They
+ * are counted four times a second at most, and payments admitted between two counts are added.
  */
 function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
   let counted = { open: new Map<string, number>(), taken: 0 };
@@ -444,15 +444,15 @@ function createOpenShares({ read }: SettleOptions["store"], capacity: number) {
 }
 
 /**
- * The payments that this process has in flight, with a share of them for each account. Resuming leaves them alone.
+ * The payments that this process has in flight, with a reserved share for each account. Resuming leaves these payments alone.
  *
  * @param max payments of all accounts together
  */
 export function createPaymentsInFlight(max: number) {
   const shares = createReservedShare(max);
-  /** Requests between the simulation and their answer. */
+  /** Payments of requests between the simulation and the response. */
   const collecting = new Set<string>();
-  /** From before the claim until the wallet has stored or refused it: a database that is away may hold that up. */
+  /** Payments from before the claim until the wallet has stored or refused them; a database outage may prolong that. */
   const sending = new Set<string>();
 
   function isBusy(name: string): boolean {
@@ -465,14 +465,14 @@ export function createPaymentsInFlight(max: number) {
   }
 
   return {
-    /** Whether this process has it between the simulation and its transaction, or waits for its block. */
+    /** Whether this process is collecting or sending the payment, or waits for its block. */
     has: (named: Named): boolean => isBusy(nameOf(named)),
-    /** Tells which payments are being sent, or were when this was asked for: what was read since may be older. */
+    /** Tells which payments are being sent, or were at the time of this call: rows read after it may be older. */
     sendingSince(): (named: Named) => boolean {
       const before = new Set(sending);
       return (named) => before.has(nameOf(named)) || sending.has(nameOf(named));
     },
-    /** False when the account has too many in flight: then it is not begun. */
+    /** False, with nothing begun, when the account has too many payments in flight. */
     begin(named: Named): boolean {
       if (!shares.take(named.account)) return false;
       collecting.add(nameOf(named));
@@ -486,18 +486,18 @@ export function createPaymentsInFlight(max: number) {
 
 export type PaymentsInFlight = ReturnType<typeof createPaymentsInFlight>;
 
-/** Per account: one must not hold up another's payment by presenting it with a wrong signature. */
+/** The account is part of the name, so that no account holds up another's payment by presenting it with a wrong signature. */
 function nameOf({ account, payer, nonce }: Named): string {
   return `${payer}:${nonce}:${account}`;
 }
 
 export type SettlementWaiters = ReturnType<typeof createSettlementWaiters>;
 
-/** Requests that wait for a payment to end: told at once where it ends here, else found by one query for all of them. */
+/** Requests that wait for a payment to end. An end in this process is announced; other ends are found by one shared query. */
 export function createSettlementWaiters(store: Store) {
   const waiters = createEndWaiters<PaymentKey>({
     nameOf: paymentName,
-    // Other processes work for wallets only on a shared database; elsewhere a look is for lost answers.
+    // Other processes end payments only on a shared database; otherwise polling only covers lost responses of the database.
     lookAgainMs: store.isShared ? 250 : 1_000,
     async endedAmong(keys) {
       const open = await openAmong(store.read, keys);
@@ -507,18 +507,18 @@ export function createSettlementWaiters(store: Store) {
 
   return {
     announce: (key: PaymentKey): void => waiters.announce(paymentName(key)),
-    /** Ends all waits, now and from now on, since the process is about to end: each gets the payment as it is. */
+    /** Ends all present and future waits at shutdown: each gets the payment as it is. */
     release: waiters.release,
     /**
      * The payment once it is settled or failed, or as it is after `ms` or at the release; null when there is none.
      *
-     * @throws Fault `unavailable` when the last look finds no database
+     * @throws Fault `unavailable` when the database is unavailable at the last read
      */
     wait: (key: PaymentKey, ms: number): Promise<FacilitatorPayment | null> =>
       waiters.wait({ key, ms, look: (isLast) => look(key, isLast), isEnded }),
   };
 
-  /** Undefined when the database is away and there is time left to look again. */
+  /** Reads the payment. Undefined when the database is unavailable and there is time left to read again. */
   function look(key: PaymentKey, isLast: () => boolean): Promise<FacilitatorPayment | null | undefined> {
     return storedPayment(store.read, key).catch((error: unknown) => {
       if (isLast()) throw error;

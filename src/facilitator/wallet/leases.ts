@@ -1,10 +1,10 @@
-// The wallets that this process works for. Each is leased to one facilitator at a time, by the database's clock. A process
-// that was paused for longer finds out before it acts: by the age of its own last renewal, and in each write that stores a
-// signed transaction, by the wallet's token. Beneath that, the unique nonces keep two that believe to hold one wallet from harm.
+// Which wallets this process works for. Each is leased to one facilitator at a time, by the database's clock. A process that
+// was paused beyond its lease finds out before it acts: by the age of its last renewal, and, in each write that stores a signed
+// transaction, by the wallet's fencing token. Beneath that, the unique nonces keep two holders of one wallet from harm.
 //
-// A wallet changes hands by a write that is guarded by its token. There is no lock of all, so a process that stops in the
-// middle of a write holds up the renewals of nobody. Each facilitator decides for itself alone, from the same rows: it takes
-// wallets that nobody works for, and gives up what another one should have.
+// A wallet changes hands by a write that is guarded by its token. There is no lock over all wallets, so a process that stops in
+// the middle of a write delays no other's renewals. Each facilitator decides alone, from rows that all of them read: it takes
+// wallets that nobody holds, and gives up wallets that another facilitator should have.
 
 import { and, eq, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
@@ -17,7 +17,7 @@ import type { Store, Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import { openWallets } from "./transactions.ts";
 
-/** This process does not work for the wallet (any more). Nothing of it is stored, or the wallet's new holder knows of it. */
+/** This process does not hold the wallet (any more). Nothing was stored, or the wallet's new holder will find what was. */
 export class WalletNotHeld extends Error {
   override readonly name = "WalletNotHeld";
 
@@ -26,13 +26,13 @@ export class WalletNotHeld extends Error {
   }
 }
 
-/** What changes with the leases. */
+/** Is told of changes of the leases. */
 export interface LeaseListener {
-  /** Wallets that this process has to work for from now on. Must not reject. */
+  /** This process holds these wallets from now on, and must take up their open work. Must not reject. */
   taken(wallets: readonly Hex[]): Promise<void>;
-  /** Wallets that are another's by now, or nobody's. */
+  /** This process has lost or given up wallets. */
   lost(): void;
-  /** Whether nodes and signer answer. Must not reject. */
+  /** Whether this process could send now: nodes and signer respond. Must not reject. */
   isAble(): Promise<boolean>;
 }
 
@@ -42,7 +42,7 @@ interface WalletLeasesOptions {
   readonly store: Store;
   readonly clock: Clock;
   readonly log: Log;
-  /** It can sign for these. */
+  /** The wallets that this process can sign for. */
   readonly wallets: readonly Hex[];
 }
 
@@ -66,8 +66,8 @@ export function createWalletLeases(options: WalletLeasesOptions) {
     const lost = before.filter((wallet) => holders.tokenOf(wallet) === null);
     for (const wallet of lost) log.warn("wallet_lost", { wallet });
     if (lost.length > 0) listener.lost();
-    // What was not done for a wallet while its lease had run out is taken up as if it had been another's; so is what a
-    // failover has given back to this process.
+    // A wallet whose lease had run out is treated as newly taken, so that the work missed meanwhile is taken up. So is a
+    // wallet that a database failover has given back to this process.
     const taken = holders.held().filter((wallet) => isRegained || !before.includes(wallet));
     if (taken.length > 0) void listener.taken(taken);
   }
@@ -85,7 +85,7 @@ export function createWalletLeases(options: WalletLeasesOptions) {
   }
 
   return {
-    /** Takes what is free. @throws Fault `unavailable` */
+    /** Takes this process's share of the free wallets, and keeps renewing. @throws Fault `unavailable` */
     async start(listener: LeaseListener): Promise<void> {
       await store.write((tx) => membership.enter(tx, facts(true)));
       const entered = await membership.renew();
@@ -96,20 +96,20 @@ export function createWalletLeases(options: WalletLeasesOptions) {
         learn(renewal, listener);
         void shareOut(renewal, listener).catch((error) => log.warn("wallets_not_shared_out", { error }));
       });
-      // Beside the renewals, since nodes may be slow to answer. A facilitator alone asks no node for this.
+      // On a timer apart from the renewals, since nodes may respond slowly. A lone facilitator need not ask any node.
       stopAsking = every(2_000, async () => membership.tell(facts(others === 0 || (await listener.isAble()))));
     },
-    /** Leaves the wallets to the others. Never rejects. */
+    /** Frees this process's wallets for the others. Never rejects. */
     async stop(): Promise<void> {
       stopAsking();
       await membership.stop();
       holders.clear();
       if (!isOnly) await membership.leave((tx) => freeWallets(tx, id));
     },
-    /** As far as it knows without asking. */
+    /** Whether this process holds the wallet, judged without a query. */
     holds: (wallet: Hex): boolean => holders.tokenOf(wallet) !== null && membership.isFresh(),
     /**
-     * To be called in a work that stores what is to be broadcast: it is stored only if the wallet is still held then.
+     * Must be called in each transaction that stores something to broadcast, which then commits only if the wallet is held.
      *
      * @throws WalletNotHeld
      */
@@ -117,25 +117,25 @@ export function createWalletLeases(options: WalletLeasesOptions) {
       const token = holders.tokenOf(wallet);
       if (token === null || !(await holdsUntilCommit(tx, wallet, id, token))) throw new WalletNotHeld(wallet);
     },
-    /** Whether no other facilitator runs, or did a moment ago. */
+    /** Whether no other facilitator was running at the last renewal. */
     isAlone: (): boolean => isOnly || others === 0,
   };
 }
 
 /**
- * Who works for which wallet, as far as this process knows. A wallet changes hands by a write of its own, beside the
- * renewals, since it may have to wait for a process that was stopped in the middle of a write.
+ * Which facilitator holds which wallet, as far as this process knows. A wallet changes hands in a write of its own, apart from
+ * the renewals, since that write may have to wait for a process that stopped in the middle of a write.
  */
 function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions) {
   const known = new Map<Hex, WalletRow>();
-  /** When this process has last changed a holder (performance.now). */
+  /** When this process last changed the wallet's holder (performance.now). */
   const changedAt = new Map<Hex, number>();
 
   /**
-   * What was read is true, also where its token is lower than the one known here: a failover may have lost commits. Only what
-   * this process has changed since is newer.
+   * Adopts the rows as read, even where a token is lower than the known one: a database failover may have lost commits. Only
+   * what this process has changed since `askedAt` is newer.
    *
-   * @param rows all of the database, asked for at `askedAt` (performance.now)
+   * @param rows all rows of the table, from a query that began at `askedAt` (performance.now)
    */
   function learn(rows: readonly WalletRow[], askedAt: number): void {
     const read = new Map(rows.map((row) => [row.wallet, row]));
@@ -155,14 +155,14 @@ function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions)
     return true;
   }
 
-  /** Those that have not changed hands elsewhere meanwhile. */
-  async function changeAll(those: readonly Hex[], holder: string): Promise<Hex[]> {
+  /** Changes the holder of each wallet that has not changed hands meanwhile, and returns those wallets. */
+  async function changeAll(toChange: readonly Hex[], holder: string): Promise<Hex[]> {
     const changed: Hex[] = [];
-    for (const wallet of those) if (await change(wallet, holder)) changed.push(wallet);
+    for (const wallet of toChange) if (await change(wallet, holder)) changed.push(wallet);
     return changed;
   }
 
-  /** By wallet; null when no living facilitator has it. */
+  /** The holder of each wallet; null when no living facilitator holds it. */
   async function holdersAmong(alive: ReadonlySet<string>): Promise<Map<Hex, string | null>> {
     const all = new Set([...known.keys(), ...wallets, ...(await openWallets(store.read))]);
     return new Map(
@@ -175,14 +175,14 @@ function createHolders(id: string, { store, log, wallets }: WalletLeasesOptions)
 
   return {
     learn,
-    /** The token under which this process holds the wallet; null when it does not. */
+    /** The token under which this process holds the wallet; null when this process does not hold it. */
     tokenOf(wallet: Hex): number | null {
       const row = known.get(wallet);
       return row?.holder === id ? row.token : null;
     },
     held: (): Hex[] => [...known.values()].filter(({ holder }) => holder === id).map(({ wallet }) => wallet),
     clear: (): void => known.clear(),
-    /** Takes and gives up what the shares say. @returns what changed */
+    /** Takes and gives up wallets according to the shares. @returns the wallets that changed hands */
     async shareOut(living: readonly LivingFacilitator[]): Promise<{ taken: Hex[]; givenUp: Hex[] }> {
       const { take, giveUp } = changesOf(id, living, await holdersAmong(new Set(living.map((each) => each.id))));
       const givenUp = await changeAll(giveUp, "");
@@ -201,10 +201,10 @@ type WalletRenewal = Renewal<WalletRow[]>;
 const readWallets = async ({ db, tables }: Tx): Promise<WalletRow[]> => db.select().from(tables.facilitatorWallets);
 
 /**
- * Puts the wallet into the hands of this holder, or of nobody (""). It waits for works that hold the wallet until they end,
- * so what they store is there after it.
+ * Gives the wallet to this holder, or to nobody (""). The write waits for transactions that fence the wallet, so the new holder
+ * finds what they store.
  *
- * @param token as it was seen; 0 when there was no row
+ * @param token the token last read; 0 when there was no row
  * @returns the new token; null when the wallet has changed hands since
  */
 export async function changeHolder(tx: Tx, wallet: Hex, holder: string, token: number): Promise<number | null> {
@@ -219,8 +219,8 @@ export async function changeHolder(tx: Tx, wallet: Hex, holder: string, token: n
 }
 
 /**
- * Whether the wallet is still held under this token. It is then until the end of this work: who takes the wallet over waits
- * for that, and finds what this work has stored.
+ * Whether the wallet is still held under this token. If so, the row stays locked until this transaction ends: a new holder
+ * waits for that, and finds what the transaction has stored.
  */
 export async function holdsUntilCommit(tx: Tx, wallet: Hex, holder: string, token: number): Promise<boolean> {
   const { facilitatorWallets: t } = tx.tables;
@@ -228,16 +228,16 @@ export async function holdsUntilCommit(tx: Tx, wallet: Hex, holder: string, toke
   return (await tx.db.update(t).set({ token }).where(isHeld).returning({ wallet: t.wallet })).length > 0;
 }
 
-/** Leaves the wallets to the others at once. */
+/** Frees all wallets of the holder, so that others can take them at once. */
 export async function freeWallets({ db, tables: { facilitatorWallets: t } }: Tx, holder: string): Promise<void> {
   const free = { holder: "", token: sql`${t.token} + 1` };
   await db.update(t).set(free).where(eq(t.holder, holder));
 }
 
 /**
- * The wallets of all facilitators of this database, now or before: a transaction of any of them is our own.
+ * The wallets of all present and past facilitators of this database: a transaction of any of these wallets is our own.
  *
- * @param wallets of this process
+ * @param wallets the wallets of this process
  */
 export function createOwnWallets({ read }: Pick<Store, "read">, wallets: readonly Hex[]) {
   const { facilitatorWallets: t } = read.tables;
@@ -250,10 +250,10 @@ export function createOwnWallets({ read }: Pick<Store, "read">, wallets: readonl
 export type LivingFacilitator = Pick<ProcessRow, "id" | "wallets" | "is_able">;
 
 /**
- * Wallets go to those that can sign for them and are able to, evenly. A wallet for which nobody can sign any more is watched
- * by any of them. When none is able, nothing would be gained by a change.
+ * Which wallets this facilitator should take and give up. Wallets are spread evenly over the facilitators that have the key and
+ * can send; if none of those can, over all that have it. A wallet whose key nobody has any more is watched by any facilitator.
  *
- * @param holders of every wallet; null when no living facilitator has it
+ * @param holders the holder of every wallet; null when no living facilitator holds it
  */
 export function changesOf(me: string, living: readonly LivingFacilitator[], holders: ReadonlyMap<Hex, string | null>) {
   const counts = new Map(living.map(({ id }) => [id, 0]));
@@ -278,7 +278,7 @@ export function changesOf(me: string, living: readonly LivingFacilitator[], hold
 
   const own = walletsOf(me);
   const giveUp = own.filter((wallet) => !candidatesOf(wallet).includes(me));
-  // One at a time, and only when every wallet has a holder: else too many would go.
+  // One wallet is given up at a time, and only when every wallet has a holder; otherwise too many would move.
   if (giveUp.length === 0 && free.length === 0) {
     const isUneven = (wallet: Hex) => candidatesOf(wallet).some((id) => countOf(id) <= countOf(me) - 2);
     const spare = own.find(isUneven);

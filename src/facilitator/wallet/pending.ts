@@ -1,6 +1,6 @@
-// The open work of the wallets, in memory: the pending nonces (those not certainly used yet, each with all transactions
-// signed for it) and the payments that depend on them, of which several may share a nonce. It is a copy of the rows in the
-// database, read again now and then, since another process with the same keys may have stored transactions as well.
+// The open work of the wallets, in memory: the pending nonces (wallet nonces not certainly used yet, each with all transactions
+// signed for it) and the payments that depend on them; several payments may share a nonce. This is a copy of rows in the
+// database, reloaded once it is ten seconds old, since another process with the wallets' keys may store transactions too.
 import type { Chain } from "../../chain/chain.ts";
 import type { Receipt } from "../../chain/json-rpc.ts";
 import type { Log } from "../../core/log.ts";
@@ -28,26 +28,26 @@ import {
   transactionsWith,
 } from "./transactions.ts";
 
-/** Where a wallet's nonce was used. */
+/** The transaction and the block that used a wallet's nonce. */
 export interface UsedNonce extends Pick<Receipt, "succeeded" | "gasWei" | "blockNumber" | "blockHash"> {
   /** Null when the transaction is not ours. */
   readonly hash: Hex | null;
-  /** The payments that it moved the money of, by its own events. */
+  /** The payments whose money the transaction moved, by its events. */
   readonly paid: ReadonlySet<PendingPayment>;
 }
 
 export interface PendingNonce {
   readonly wallet: Hex;
   readonly nonce: number;
-  /** By replacement, the newest last. */
+  /** In order of replacement, newest last. */
   readonly transactions: [TransactionRow, ...TransactionRow[]];
-  /** Those of all its transactions; none for one that only fills a gap. A replacement may make fewer than the first. */
+  /** The payments of all its transactions; empty for a filled gap. A replacement may make fewer payments than the first. */
   readonly payments: Set<PendingPayment>;
   inclusion: UsedNonce | null;
-  /** When its newest transaction is due to be broadcast (performance.now), and how often it was. */
+  /** When the newest transaction is due for broadcast (performance.now), and how often it was broadcast. */
   broadcastAt: number;
   broadcasts: number;
-  /** Looks by which its nonce was used, and that found no receipt of ours. */
+  /** Consecutive checks that found the nonce used, but no receipt of ours. */
   looksInVain: number;
 }
 
@@ -58,18 +58,18 @@ export interface PendingPayment extends ClaimedPayment {
   moving: boolean;
   /** Searches so far for the transaction that used the authorization. */
   lookUps: number;
-  /** Nobody can have used the authorization before this height of the chain. */
+  /** The block height before which nobody can have used the authorization. */
   readonly sinceBlock: number;
 }
 
 export type KnownPayment = ClaimedPayment & Pick<PendingPayment, "status">;
 
-/** A node that counts wrongly once leads to a nonce far ahead; nobody waits for what has such a nonce. */
+/** How far ahead of the chain's count a nonce may be. A node's wrong count can lead to one further ahead; nothing waits for it. */
 export const REACH = 4096;
 
 export type PendingNonces = ReturnType<typeof createPendingNonces>;
 
-/** What every part of the wallets works with. */
+/** The dependencies that all parts of the wallets share. */
 export interface WalletParts {
   readonly chain: Chain;
   readonly store: Store;
@@ -79,20 +79,17 @@ export interface WalletParts {
   readonly pendingNonces: PendingNonces;
   /** Wei per gas. */
   readonly maxFee: bigint;
-  /** There is something to broadcast, or to watch. */
+  /** Tells the watcher that there is something to broadcast or to watch. */
   wake(): void;
-  /** The chain is to be looked at soon, even if there is no new block. */
+  /** Has the watcher check the chain again soon, even without a new block. */
   lookAgain(): void;
-  /** The database holds something that is not known here, so the next look reads it. */
+  /** Marks the pending nonces as stale, so that the watcher's next round reloads them. */
   reload(): void;
-  /** Chain and store are to be asked for the wallet's next nonce. */
+  /** Discards the wallet's known next nonce, so that chain and store are asked for it. */
   resynchronise(wallet: Hex): void;
 }
 
-/**
- * Whether every open transaction of the payment is known here, but for one that is being stored. One that another process
- * has stored may still collect it.
- */
+/** Whether memory knows every open transaction of the payment, save one being stored: an unknown one may still collect it. */
 export async function areAllKnown(
   tx: Tx,
   key: PaymentKey,
@@ -108,8 +105,8 @@ export function newestOf(pendingNonce: PendingNonce): TransactionRow {
 }
 
 /**
- * Its newest transaction would make a payment that has ended. It must not land any more, even on a reorganised chain:
- * one that makes only the others, or does nothing, uses up the nonce.
+ * Whether the nonce's newest transaction would make a payment that has ended. Such a transaction must not land, even after a
+ * reorganisation: a replacement that makes only the open payments, or none, uses up the nonce.
  */
 export function isObsolete(pendingNonce: PendingNonce): boolean {
   const newest = newestOf(pendingNonce);
@@ -128,7 +125,7 @@ export function createPendingNonces() {
   const payments = new Map<string, PendingPayment>();
   const hashes = new Set<Hex>();
   const counts = new Map<Hex, number>();
-  const place = (wallet: Hex, nonce: number) => `${wallet}:${nonce}`;
+  const nonceKey = (wallet: Hex, nonce: number) => `${wallet}:${nonce}`;
 
   function paymentOf(claimed: ClaimedPayment, status: CollectionStatus, sinceBlock: number): PendingPayment {
     const name = paymentName(claimed.key);
@@ -140,20 +137,20 @@ export function createPendingNonces() {
     return payment;
   }
 
-  /** Nonces of the wallet below this one can be the next one before long. */
+  /** The nonce below which the wallet's nonces can soon be next in line. */
   function reach(wallet: Hex): number {
     return (counts.get(wallet) ?? Number.MAX_SAFE_INTEGER - REACH) + REACH;
   }
 
   const isInReach = ({ wallet, nonce }: PendingNonce): boolean => nonce < reach(wallet);
 
-  /** Forgets a payment that has ended and has no pending nonce any more. */
+  /** Removes the payment if it has ended and has no pending nonce any more. */
   function forget(payment: PendingPayment): void {
     if (payment.pendingNonces.size === 0 && payment.status !== "sent") payments.delete(paymentName(payment.key));
   }
 
   function remove(pendingNonce: PendingNonce): void {
-    pendingNonces.delete(place(pendingNonce.wallet, pendingNonce.nonce));
+    pendingNonces.delete(nonceKey(pendingNonce.wallet, pendingNonce.nonce));
     for (const { hash } of pendingNonce.transactions) hashes.delete(hash);
     for (const payment of pendingNonce.payments) {
       payment.pendingNonces.delete(pendingNonce);
@@ -164,14 +161,14 @@ export function createPendingNonces() {
   return {
     all: (): Iterable<PendingNonce> => pendingNonces.values(),
     payments: (): IterableIterator<PendingPayment> => payments.values(),
-    of: (wallet: Hex, nonce: number): PendingNonce | undefined => pendingNonces.get(place(wallet, nonce)),
-    /** Those of a wallet whose nonce is in no block yet, by nonce. */
+    of: (wallet: Hex, nonce: number): PendingNonce | undefined => pendingNonces.get(nonceKey(wallet, nonce)),
+    /** The wallet's pending nonces that no known block includes, in order of nonce. */
     waiting: (wallet: Hex): PendingNonce[] =>
       [...pendingNonces.values()]
         .filter((pendingNonce) => pendingNonce.wallet === wallet && pendingNonce.inclusion === null)
         .sort((a, b) => a.nonce - b.nonce),
     wallets: (): Set<Hex> => new Set([...pendingNonces.values()].map(({ wallet }) => wallet)),
-    /** How many payments of the wallet wait, within reach; a nonce without any counts as one. */
+    /** How many payments of the wallet wait at nonces within reach; a nonce without payments counts as one. */
     load(wallet: Hex): number {
       let load = 0;
       for (const each of pendingNonces.values()) {
@@ -181,12 +178,12 @@ export function createPendingNonces() {
       return load;
     },
     reach,
-    /** The wallet's nonces below this are used in the chain. */
+    /** Notes the chain's transaction count of the wallet: the nonces below it are used. */
     advance: (wallet: Hex, count: number): void => void counts.set(wallet, count),
     isInReach,
-    /** Takes in a stored transaction, with the payments that it makes. */
+    /** Adds a stored transaction with the payments that it makes, due for broadcast at once. */
     add(row: TransactionRow, known: readonly KnownPayment[]): PendingNonce {
-      const name = place(row.wallet, row.wallet_nonce);
+      const name = nonceKey(row.wallet, row.wallet_nonce);
       hashes.add(row.hash);
       const before = pendingNonces.get(name);
       before?.transactions.push(row);
@@ -201,7 +198,7 @@ export function createPendingNonces() {
       }
       return pendingNonce;
     },
-    /** Takes in a payment that has no open transaction. */
+    /** Adds a payment that has no open transaction. */
     adopt: (row: FacilitatorPayment, sinceBlock: number): PendingPayment =>
       paymentOf(claimedPayment(row), row.status, sinceBlock),
     holds: (hash: Hex): boolean => hashes.has(hash),
@@ -209,8 +206,8 @@ export function createPendingNonces() {
     remove,
     forget,
     /**
-     * Lets go of the wallets that are not kept, and of the payments that nothing of the others makes. A nonce of another
-     * wallet stays while a payment of it depends on a kept one too, because both decide what becomes of that payment.
+     * Removes the nonces of wallets that are not kept, and the payments without a remaining nonce. A nonce of another wallet
+     * stays while one of its payments also depends on a kept wallet, because both nonces decide that payment's outcome.
      */
     release(isKept: (wallet: Hex) => boolean): void {
       const hasKept = (payment: PendingPayment) => [...payment.pendingNonces].some(({ wallet }) => isKept(wallet));
@@ -233,7 +230,7 @@ export function createNonceSync({
 }: Pick<WalletParts, "chain" | "store" | "pendingNonces" | "leases">) {
   let loadedAt = Number.NEGATIVE_INFINITY;
 
-  async function take(row: TransactionRow): Promise<void> {
+  async function addRow(row: TransactionRow): Promise<void> {
     const keys = row.payments.map(({ payer, nonce }) => keyOf(chain.network, { from: payer, nonce }));
     const stored = await Promise.all(keys.map((key) => storedPayment(store.read, key)));
     if (pendingNonces.holds(row.hash)) return;
@@ -244,11 +241,11 @@ export function createNonceSync({
     if (used !== null) pendingNonce.inclusion = used;
   }
 
-  async function takeAll(hashes: readonly Hex[]): Promise<void> {
-    for (const row of await transactionsWith(store.read, hashes)) await take(row);
+  async function addRows(hashes: readonly Hex[]): Promise<void> {
+    for (const row of await transactionsWith(store.read, hashes)) await addRow(row);
   }
 
-  /** Sent payments of which no transaction is open: those whose first one is by a wallet that this process works for. */
+  /** Adds sent payments without an open transaction, where this process holds the wallet of the first transaction. */
   async function adopt(): Promise<void> {
     for (const { payment, wallet } of await sentPayments(store.read)) {
       if (pendingNonces.knows(payment) || (wallet !== null && !leases.holds(wallet))) continue;
@@ -257,12 +254,12 @@ export function createNonceSync({
     }
   }
 
-  /** Those of other wallets that make payments which are known here: all of them decide what becomes of a payment. */
+  /** Other wallets' transactions that make payments known here: all transactions of a payment decide its outcome. */
   async function shared(others: readonly OpenTransaction[]): Promise<Hex[]> {
-    const joint = others.filter(({ payer }) => payer === null);
+    const multiple = others.filter(({ payer }) => payer === null);
     const parts = await sharedParts(
       store.read,
-      joint.map(({ hash }) => hash),
+      multiple.map(({ hash }) => hash),
     );
     const known = [...others, ...parts].filter(
       ({ payer, nonce }) => payer !== null && nonce !== null && pendingNonces.knows({ payer, nonce }),
@@ -270,21 +267,21 @@ export function createNonceSync({
     return [...new Set(known.map(({ hash }) => hash))];
   }
 
-  /** Takes in what is open in the database, concerns this process, and is not known yet. */
+  /** Adds the open transactions and payments in the database that concern this process and are not known yet. */
   async function load(): Promise<void> {
     const unknown = (await openTransactions(store.read)).filter(({ hash }) => !pendingNonces.holds(hash));
     const { own = [], others = [] } = Object.groupBy(unknown, ({ wallet }) =>
       leases.holds(wallet) ? "own" : "others",
     );
-    await takeAll(own.map(({ hash }) => hash));
+    await addRows(own.map(({ hash }) => hash));
     await adopt();
-    await takeAll(await shared(others));
+    await addRows(await shared(others));
     loadedAt = performance.now();
   }
 
   return {
     load,
-    /** Loads the pending nonces, unless that was done lately. */
+    /** Loads the pending nonces, unless they were loaded within the last ten seconds. */
     async refresh(): Promise<void> {
       if (performance.now() - loadedAt >= FRESH_MS) await load();
     },
@@ -294,7 +291,7 @@ export function createNonceSync({
   };
 }
 
-/** How the transaction used its nonce, as far as the records of its payments tell: null when none settled by it. */
+/** The use of the nonce by this transaction, as its payments' records show it; null when none of them settled by it. */
 function recordedUse(
   { hash }: TransactionRow,
   found: readonly FacilitatorPayment[],

@@ -1,10 +1,10 @@
-// How a payment ends. Settled: a receipt of one of our transactions proves it. Failed: only when none of ours can
-// move the money any more, which is read at the hash of a block: the authorization is unused there, and either
-// the block's time is past its end, or the nonces of all our transactions for it are used there. When somebody else
-// used the wallet's nonce, the payment gets a new one. So does one that failed in a transaction shared with others and
-// would go through now: it is sent once more alone, since the cause may have been a neighbour.
+// Decides how a payment ends. Settled: a receipt of one of our transactions proves the transfer. Failed: only when no
+// transaction of ours can move the money any more, read at the hash of a block: the authorization is unused there, and either
+// it has expired by the block's time, or the nonces of all our transactions for it are used. When somebody else used the
+// wallet's nonce, the payment gets a new one. So does a payment that failed in a shared transaction and would succeed now: it
+// is sent again alone, since another payment in that transaction may have been the cause.
 //
-// Each record is a guarded write: of two processes that find out the same thing, one writes it and the other reads it.
+// Each outcome is a guarded write: of two processes that reach one conclusion, one writes it and the other reads it.
 import type { Chain } from "../../chain/chain.ts";
 import { isOwnTransfer, type Use } from "../../chain/find-use.ts";
 import type { Block, Receipt } from "../../chain/json-rpc.ts";
@@ -35,17 +35,17 @@ import { NotClaimed } from "./sender.ts";
 import { countLateRevert, markBurned, pays, type Reverted, transactionsOf } from "./transactions.ts";
 import type { Wallet } from "./wallet.ts";
 
-/** Looks until a nonce without a receipt of ours counts as used by somebody else: a count may be wrong for a moment. */
+/** Consecutive checks after which a used nonce without a receipt of ours counts as foreign: a count may be briefly wrong. */
 const LOOKS_IN_VAIN = 3;
 
 export type Resolver = ReturnType<typeof createPaymentResolver>;
 
 interface ResolverOptions extends WalletParts {
   readonly recorder: OutcomeRecorder;
-  /** In lower case. */
+  /** The wallets of all facilitators of this database, in lower case. */
   readonly ownWallets: () => Promise<ReadonlySet<Hex>>;
   readonly simulate: Wallet["simulate"];
-  /** Sends the payment with a new wallet nonce; resolves when it is stored. */
+  /** Sends the payment with a new wallet nonce; resolves when the transaction is stored. */
   readonly send: (payment: PendingPayment, gas: Gas) => Promise<void>;
 }
 
@@ -58,7 +58,7 @@ export function createPaymentResolver(options: ResolverOptions) {
   const { network } = chain;
   const resolveUnpaid = createUnpaidResolver(options);
 
-  /** False when nothing can be said yet. */
+  /** Records the payment's outcome or sends the payment again. False when nothing can be decided yet. */
   async function resolve(payment: PendingPayment, pendingNonce: PendingNonce, own: End, { head, receipt }: Evidence) {
     if (receipt !== null && payment.status !== "settled" && isPaidBy(network, payment.authorization, receipt)) {
       await recorder.settle(payment, receipt);
@@ -69,12 +69,12 @@ export function createPaymentResolver(options: ResolverOptions) {
     // A transfer of ours that succeeded has moved the money, so a receipt that does not show it is incomplete.
     if (own.how === "moved") return false;
     const others = [...payment.pendingNonces].filter((other) => other !== pendingNonce);
-    // A nonce that is still open decides; this one had no part in the outcome.
+    // Another nonce is still open and will decide the outcome; this one did not.
     if (others.some(({ inclusion }) => inclusion === null)) return true;
     return resolveUnpaid(payment, head, [own, ...others.map((other) => endOf(other, payment, other.inclusion))]);
   }
 
-  /** False when nothing can be said yet. What is thrown about one payment holds up no other. */
+  /** False when some payment can't be decided yet. An error about one payment delays no other, and is thrown at the end. */
   async function resolveAll(pendingNonce: PendingNonce, found: Evidence): Promise<boolean> {
     let failure: unknown = null;
     let isWhole = true;
@@ -94,9 +94,9 @@ export function createPaymentResolver(options: ResolverOptions) {
 
   return {
     /**
-     * The nonce is used in or before `head`: records by whom, and what follows for the payment.
+     * Handles a nonce that is used in or before `head`: finds which transaction used it, and resolves its payments.
      *
-     * @throws Error when nothing can be said yet, and when a node or the database fails; so do the others
+     * @throws NotKnownYet when nothing can be decided yet; what a node or the database throws. So do `overdue`, `reorganised`
      */
     async included(pendingNonce: PendingNonce, head: Block): Promise<void> {
       const receipt = await receiptOf(chain, pendingNonce);
@@ -106,7 +106,7 @@ export function createPaymentResolver(options: ResolverOptions) {
       try {
         isWhole = await resolveAll(pendingNonce, { head, receipt, used });
       } finally {
-        // From here on a reorganisation undoes what is settled. Others that share the nonce are resolved as overdue.
+        // With an inclusion, a reorganisation reopens the settled payments. Unresolved ones of the nonce are then overdue.
         const isAnySettled = [...pendingNonce.payments].some(({ status }) => status === "settled");
         if (isAnySettled && used !== null) pendingNonce.inclusion = used;
       }
@@ -116,7 +116,7 @@ export function createPaymentResolver(options: ResolverOptions) {
       const at = { blockNumber: head.number, blockHash: head.hash };
       pendingNonce.inclusion = used ?? { hash: null, succeeded: false, paid: new Set(), gasWei: 0n, ...at };
     },
-    /** A sent payment whose time is past at `head`, or which has no pending nonce left that could make it. */
+    /** Resolves a sent payment that has expired at `head`, or has no open nonce left that could still make it. */
     async overdue(payment: PendingPayment, head: Block): Promise<void> {
       if (payment.moving) return;
       const ends: End[] = [];
@@ -128,7 +128,7 @@ export function createPaymentResolver(options: ResolverOptions) {
       }
       if (!(await resolveUnpaid(payment, head, ends))) throw new NotKnownYet();
     },
-    /** The block in which the nonce was used is not part of the chain. */
+    /** Reopens a nonce, and the payments settled by it, whose block is no longer part of the chain. */
     async reorganised(pendingNonce: PendingNonce): Promise<void> {
       const { payments, inclusion } = pendingNonce;
       const transaction = inclusion?.hash ?? newestOf(pendingNonce).hash;
@@ -143,10 +143,10 @@ export function createPaymentResolver(options: ResolverOptions) {
   };
 }
 
-/** What the chain shows of a nonce that is used. */
+/** What the chain shows about a used nonce. */
 interface Evidence {
   readonly head: Block;
-  /** Of our transaction that used it; null when none is known to. */
+  /** The receipt of our transaction that used the nonce; null when none is known. */
   readonly receipt: Receipt | null;
   readonly used: UsedNonce | null;
 }
@@ -159,7 +159,7 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
       await send(payment, gas);
     } catch (error) {
       if (!(error instanceof NotClaimed)) throw error;
-      // Another process has recorded how it ended, or has sent it once more.
+      // Another process has recorded the payment's outcome, or has sent the payment again.
       await recorder.changedElsewhere(payment);
     } finally {
       payment.moving = false;
@@ -167,18 +167,18 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
     return true;
   }
 
-  /** The authorization is used or cancelled: by us, or by whom? */
+  /** The authorization is used or cancelled: finds out by whom, and records the outcome. */
   async function resolveUsed(payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> {
-    // If a nonce was used and no receipt of ours shows it, the use may be our own.
+    // The use is certainly foreign only if every nonce is known to have been used without paying.
     const isForeign = ends.length > 0 && ends.every(isCertainlyUnpaid);
-    // It can only be used after the simulation, at which a node may have been behind.
+    // The authorization was unused at the simulation, for which a node may have been some blocks behind.
     const from = payment.sinceBlock - 50;
     const search = chain.findUse(payment.authorization, from, head.number);
-    // The search is only for its name then, and some nodes refuse to search.
+    // If the use is foreign, the search only names the transaction, so a node that refuses to search does not matter.
     const use = await (isForeign ? search.catch(() => null) : search);
     const reverted = await charged(chain, payment, head, ends);
     if (use === null) {
-      // After some searches it stays unnamed.
+      // After five searches, the failure is recorded without the foreign transaction.
       if (!isForeign || ++payment.lookUps < 5) return false;
       const reason = "the authorization was used elsewhere";
       await recorder.fail(payment, { reason, foreign_transaction: null }, reverted, head);
@@ -192,8 +192,8 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
   }
 
   /**
-   * A use by a transaction of ours, also by one of which a database that was restored to an older state knows nothing. Null
-   * when it is another's, false when nothing can be said yet.
+   * Settles the payment if a transaction of ours used the authorization, even one that a database restored to an older state
+   * does not know. Null when the use is not ours; false when nothing can be decided yet.
    */
   async function resolveOwn(payment: PendingPayment, { hash, cancelled }: Use): Promise<boolean | null> {
     if (cancelled) return null;
@@ -206,20 +206,20 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
     return true;
   }
 
-  /** Neither ours nor anybody has used it: has the payment failed, or is it sent again? */
+  /** The authorization is unused: records that the payment has failed, or sends the payment again. */
   async function resolveUnused(payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> {
     const simulation = await simulate(payment.authorization, payment.signature);
     const isOver = isExpired(payment, head);
-    // The two contradict each other, so one of the times is wrong: the simulation's, or the block's.
+    // An expired payment can't pass a simulation, so the time of the simulation or of the block is wrong.
     if (isOver && simulation.ok) return false;
     const reason = simulation.ok ? "the transaction reverted" : simulation.reason;
-    // It was used after all, maybe by us: the next block tells.
+    // The authorization was used after all, maybe by us: the next block tells.
     if (isUsedUp(reason)) return false;
-    // After a revert alone it is not tried again, even if it would go through now: the cause was on the payer's side.
+    // A payment that reverted in a transaction of its own is not sent again: the cause was on the payer's side.
     if (simulation.ok && !ends.some(({ how }) => how === "reverted"))
-      // With so many wallet nonces used up, it waits until its time is over.
+      // A payment that has used up four wallet nonces is not sent again; it waits until it expires.
       return payment.pendingNonces.size < 4 && sendAgain(payment, simulation.gas);
-    // What is recorded now is final, so every node is asked for itself whether it knows of a use.
+    // A recorded failure is final, so each node is asked whether it knows of a use.
     if (await isUsedByAny(chain, payment)) return false;
     const failure = { reason: isOver ? "expired" : reason, foreign_transaction: null };
     await recorder.fail(payment, failure, await charged(chain, payment, head, ends), head);
@@ -227,9 +227,10 @@ function createUnpaidResolver({ chain, store, log, recorder, ownWallets, simulat
   }
 
   /**
-   * As far as is known, no transaction of ours has moved the money up to `head`. False when nothing can be said yet.
+   * Resolves a payment for which no transaction of ours is known to have moved the money up to `head`. False when nothing can
+   * be decided yet.
    *
-   * @param ends of all its wallet nonces
+   * @param ends what each of the payment's wallet nonces meant for it
    */
   return async (payment: PendingPayment, head: Block, ends: readonly End[]): Promise<boolean> => {
     const isUsed = await chain.isUsed(payment.authorization, head);
@@ -252,7 +253,7 @@ async function receiptOf(chain: Chain, pendingNonce: PendingNonce): Promise<Rece
   return null;
 }
 
-/** Whether all nodes say so, and more than once: no count proves it as a receipt does. */
+/** Whether the nonce is used by the nodes' counts in several checks in a row, since a count is weaker proof than a receipt. */
 async function isUsedUpBySomebody(chain: Chain, pendingNonce: PendingNonce, head: Block): Promise<boolean> {
   const { wallet, nonce } = pendingNonce;
   const isUsed = (await chain.transactionCount(wallet, head, 0, nonce)) > nonce;
@@ -260,13 +261,13 @@ async function isUsedUpBySomebody(chain: Chain, pendingNonce: PendingNonce, head
   return pendingNonce.looksInVain >= LOOKS_IN_VAIN;
 }
 
-/** The receipt of a transaction for several payments: what was taken from the records at the start does not tell of each. */
+/** The receipt of a shared transaction: an inclusion restored from the records at start does not cover each payment. */
 async function sharedReceipt(chain: Chain, { payments, inclusion }: PendingNonce): Promise<Receipt | null> {
   const hash = inclusion?.hash ?? null;
   return payments.size > 1 && hash !== null ? chain.receipt(hash) : null;
 }
 
-/** How our transaction with this receipt used the nonce; null without a receipt. */
+/** The use of the nonce by our transaction with this receipt; null without a receipt. */
 function usedBy(network: Network, { payments }: PendingNonce, receipt: Receipt | null): UsedNonce | null {
   if (receipt === null) return null;
   const { hash, succeeded, gasWei, blockNumber, blockHash } = receipt;
@@ -275,8 +276,8 @@ function usedBy(network: Network, { payments }: PendingNonce, receipt: Receipt |
 }
 
 /**
- * The reverts that count against the payment's account. In a shared transaction a payment bears its own share. But a
- * payer that has code by now, and had none when it was let in, could have burned the gas of all: it bears the whole.
+ * The reverts that count against the payment's account. In a shared transaction a payment bears its own share of the gas. But
+ * a payer that had no code when its payment was admitted, and has some now, could have burned all the gas: it bears the whole.
  */
 async function charged(chain: Chain, payment: PendingPayment, head: Block, ends: readonly End[]): Promise<Reverted[]> {
   const isAny = ends.some(({ how }) => how === "failed among others");
@@ -288,18 +289,18 @@ async function charged(chain: Chain, payment: PendingPayment, head: Block, ends:
 }
 
 /**
- * `moved`: our transfer of this payment succeeded. `reverted`: a transaction of ours that made it alone reverted.
- * `failed among others`: a shared one reverted, or its receipt does not show this payment. `nothing`: a transaction of
- * ours without it used the nonce. `unknown`: none of ours is known to have used it.
+ * What the use of one wallet nonce meant for a payment. `moved`: our transfer succeeded. `reverted`: a transaction of this
+ * payment alone reverted. `failed among others`: a shared transaction reverted, or its receipt does not show this payment.
+ * `nothing`: a transaction of ours without this payment used the nonce. `unknown`: none of ours is known to have used it.
  */
 export interface End {
   readonly how: "moved" | "reverted" | "failed among others" | "nothing" | "unknown";
-  /** A shared transaction succeeded, and the receipt does not show this payment: it failed there, or the receipt lacks it. */
+  /** A shared transaction succeeded without showing this payment: it failed there, or the receipt is incomplete. */
   readonly isUnshown: boolean;
   readonly hash: Hex | null;
-  /** What the whole transaction cost. */
+  /** The cost of the whole transaction. */
   readonly gasWei: bigint;
-  /** The payment's part of that. */
+  /** The payment's part of gasWei. */
   readonly shareWei: bigint;
 }
 
@@ -320,11 +321,11 @@ function endOf(pendingNonce: PendingNonce, payment: PendingPayment, used: UsedNo
   return { ...shared, how: "failed among others", isUnshown: succeeded };
 }
 
-/** False where the receipt may lack the payment's events, as a node's answers do now and then. */
+/** Whether the nonce certainly did not pay. False where the receipt may lack the payment's events, as happens with nodes. */
 const isCertainlyUnpaid = ({ how, isUnshown }: End): boolean =>
   how === "reverted" || how === "nothing" || (how === "failed among others" && !isUnshown);
 
-/** Nothing can be said yet, and the next look asks again. It is thrown, as a node's failures are. */
+/** Nothing can be decided yet; the watcher tries again in its next round, as after a node's failure. */
 export class NotKnownYet extends Error {
   override readonly name = "NotKnownYet";
 }
@@ -333,22 +334,22 @@ export type OutcomeRecorder = ReturnType<typeof createOutcomeRecorder>;
 
 interface RecorderOptions extends Pick<WalletParts, "store" | "clock" | "log" | "reload"> {
   readonly meters?: Pick<Meters, "settlement"> | undefined;
-  /** Told of each payment that has ended, after the write is durable. */
+  /** Is told of each payment that has ended, after the write is durable. */
   readonly outcomes: { announce(key: PaymentKey): void };
   readonly pendingNonces: Pick<PendingNonces, "of">;
-  /** Whether what all transactions cost has a bound, and so is counted. */
+  /** Whether the cost of all transactions is limited per day, and so must be counted. */
   readonly countsAll: boolean;
 }
 
 export function createOutcomeRecorder(options: RecorderOptions) {
   const { store, clock, log, outcomes, pendingNonces, reload, meters = silentMeters } = options;
 
-  /** Takes over the status that its record has. */
+  /** Adopts the status of the payment's record. */
   async function reread(payment: PendingPayment): Promise<void> {
     payment.status = (await storedPayment(store.read, payment.key))?.status ?? payment.status;
   }
 
-  /** Undone when an open transaction of the payment was not judged: that one may still collect it. */
+  /** Records the failure, but rolls back when an open transaction of the payment is unknown here: it may still collect. */
   async function fail({ key }: PendingPayment, failure: PaymentFailure, reverted: readonly Reverted[], head: Block) {
     try {
       return await store.write(async (tx) => {
@@ -364,7 +365,7 @@ export function createOutcomeRecorder(options: RecorderOptions) {
   }
 
   return {
-    /** Another process has ended it, or has stored another transaction for it: then @throws NotKnownYet */
+    /** Adopts what another process has recorded. @throws NotKnownYet when it has stored another transaction for the payment */
     async changedElsewhere(payment: PendingPayment): Promise<void> {
       await reread(payment);
       if (payment.status !== "sent") return;
@@ -384,7 +385,7 @@ export function createOutcomeRecorder(options: RecorderOptions) {
       }
       outcomes.announce(payment.key);
     },
-    /** @throws NotKnownYet when another process has sent it once more */
+    /** Records that the payment has failed. @throws NotKnownYet when another process has sent the payment again */
     async fail(
       payment: PendingPayment,
       found: Omit<PaymentFailure, "gas_burned">,
@@ -400,13 +401,13 @@ export function createOutcomeRecorder(options: RecorderOptions) {
       } else await reread(payment);
       outcomes.announce(payment.key);
     },
-    /** Its transfer reverted; counts the gas if the payment had failed for another reason before. */
+    /** Counts the gas of a transfer that reverted after its payment had failed for another reason. */
     async late(payment: PendingPayment, reverted: readonly Reverted[], head: Block): Promise<void> {
       for (const each of reverted)
         if (await store.write((tx) => countLateRevert(tx, payment.key, each, dayOf(head))))
           log.warn("late_revert", { ...names(payment), ...each });
     },
-    /** Settled no more, for its block is gone. */
+    /** Returns a settled payment to `sent`, since its block has left the chain. */
     async reopen(payment: PendingPayment): Promise<void> {
       if (await store.write((tx) => recordReorganised(tx, payment.key, clock.now()))) {
         payment.status = "sent";
@@ -418,7 +419,7 @@ export function createOutcomeRecorder(options: RecorderOptions) {
 
 const dayOf = ({ timestamp }: Block): string => utcDay(timestamp * 1000);
 
-/** What settled it, with the parts that it had in transactions before that failed. */
+/** The payment's cost: its share of the settling transaction, and its shares of those that failed before. */
 function costOf(payment: PendingPayment, { hash, gasWei, ...at }: Receipt): bigint {
   const used = { hash, gasWei, ...at, paid: new Set([payment]) };
   const settling = [...payment.pendingNonces].find(({ transactions }) => transactions.some((row) => row.hash === hash));

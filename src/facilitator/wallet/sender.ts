@@ -1,6 +1,6 @@
-// One key's way to the chain. Payments that wait together share transactions or get consecutive nonces, are signed, and are
-// stored in one write; only then is the next batch begun. So a nonce is never given twice, none is left out, and nothing
-// leaves the process before it is stored. Broadcasting happens elsewhere, since its failure changes nothing.
+// Signs and stores the transactions of one wallet, in batches. Payments queued together share transactions or get consecutive
+// nonces, are signed, and are stored in one write; only then does the next batch begin. So no nonce is assigned twice or
+// skipped, and nothing leaves the process before it is stored. The watcher broadcasts, since a failure there changes no record.
 import { quoteFees } from "../../chain/fees.ts";
 import { SHARED_GAS, SHARED_GAS_MAX } from "../../chain/token.ts";
 import { Fault } from "../../core/fault.ts";
@@ -25,7 +25,7 @@ import {
 } from "./transactions.ts";
 
 const CONFLICTS_MAX = 20;
-/** How old the newest block may be that fees are computed from. */
+/** The greatest age of the block that fees are computed from. */
 const BLOCK_AGE_MS_MAX = 1000;
 const RETRY_AFTER_SECONDS = 5;
 const STORE_RETRY_MS = 250;
@@ -35,7 +35,7 @@ export type Sender = ReturnType<typeof createSender>;
 export interface SendJob extends PaymentTransfer {
   /** Whether it may share a transaction with others. */
   readonly mayShare: boolean;
-  /** It was sent before, and none of those transactions can move the money any more. */
+  /** Whether the payment was sent before, by transactions that can't move the money any more. */
   readonly again: boolean;
 }
 
@@ -51,7 +51,7 @@ type BatchParts = Pick<WalletParts, "store" | "clock" | "log"> & {
 
 interface SenderOptions extends BatchParts, Pick<WalletParts, "chain" | "maxFee" | "wake"> {
   readonly signer: Signer;
-  /** Most payments of one transaction; up to 1: each has its own. */
+  /** The most payments in one transaction; with 0 or 1, each payment has its own. */
   readonly sharedMax: number;
   readonly leases: Pick<WalletLeases, "holds" | "fence">;
   readonly pendingNonces: Pick<PendingNonces, "add" | "of" | "reach">;
@@ -67,16 +67,16 @@ export function createSender(options: SenderOptions) {
   const { signer, log, sharedMax, leases } = options;
   const batchStore = createBatchStore(options);
   const queue: QueuedSend[] = [];
-  /** Being signed and stored. */
+  /** The payments being signed and stored. */
   let batch: readonly QueuedSend[] = [];
-  let next: Free | null = null;
-  /** Rises whenever the next nonce is no longer known for certain. */
+  let next: FreeNonces | null = null;
+  /** Counts how often the known next nonce was discarded, so that a batch begun before does not restore it. */
   let resyncs = 0;
   let running: Promise<void> | null = null;
   let endGathering = () => {};
   let stopped = false;
 
-  /** Chain and store are asked for the next nonce. */
+  /** Discards the known next nonce, so that the next batch asks chain and store for it. */
   function resynchronise(): void {
     resyncs++;
     next = null;
@@ -91,12 +91,12 @@ export function createSender(options: SenderOptions) {
     running = null;
   }
 
-  /** Until a transaction is full, or for a moment. */
+  /** Waits until a transaction is full, for 200 ms at most. */
   async function gather(): Promise<void> {
     if (sharedMax <= 1 || queue.length >= sharedMax || stopped) return;
     const { promise, resolve } = Promise.withResolvers<void>();
     endGathering = resolve;
-    // A tenth of Base's time between blocks: how long a payment waits for others to share a transaction with.
+    // A payment waits for others to share a transaction with, for a tenth of Base's time between blocks.
     await endsWithin(200, promise);
   }
 
@@ -107,37 +107,37 @@ export function createSender(options: SenderOptions) {
         batch = await sendSome(batch);
       } catch (error) {
         resynchronise();
-        // Another process with the same key took the nonces: after a random time, it has gone first.
+        // Another process with this wallet's key took the nonces. A random pause keeps the two from colliding again.
         if (error instanceof UniqueViolation && ++conflicts <= CONFLICTS_MAX) await Bun.sleep(Math.random() * 100);
         else batch = refuse(batch, error);
       }
     }
   }
 
-  /** Signs and stores as many as can be signed, and returns the rest. Nothing is stored when it throws. */
-  async function sendSome(those: readonly QueuedSend[]): Promise<readonly QueuedSend[]> {
+  /** Signs and stores as many payments as can be signed, and returns the rest. Nothing is stored when this throws. */
+  async function sendSome(sends: readonly QueuedSend[]): Promise<readonly QueuedSend[]> {
     if (!leases.holds(signer.address)) throw new WalletNotHeld(signer.address);
     const resyncsBefore = resyncs;
     const { room, ...start } = await startOf(options, next);
-    const jobs = those.map(({ job }) => job);
+    const jobs = sends.map(({ job }) => job);
     const { signed, failure } = await signBatch(options, byTransaction(jobs, sharedMax).slice(0, room), start);
     if (failure !== null) log.error("signer_failed", { wallet: signer.address, error: failure });
     if (signed.length === 0) throw cannotSend("signer unreachable", failure);
     await batchStore.write(signed);
-    if (resyncs === resyncsBefore) next = behind({ nonce: start.nonce, room }, signed.length);
-    follow(options, signed);
+    if (resyncs === resyncsBefore) next = afterTaking({ nonce: start.nonce, room }, signed.length);
+    handToWatcher(options, signed);
     const stored = new Set(signed.flatMap(({ jobs }) => jobs));
-    for (const { job, resolve } of those) if (stored.has(job)) resolve();
-    return those.filter(({ job }) => !stored.has(job));
+    for (const { job, resolve } of sends) if (stored.has(job)) resolve();
+    return sends.filter(({ job }) => !stored.has(job));
   }
 
   return {
     signer,
-    /** Payments that wait for a nonce. */
+    /** The number of payments that wait for a nonce. */
     waiting: (): number => batch.length + queue.length,
     /** The next nonce; null when chain and store have to be asked for it first. */
     next: (): number | null => next?.nonce ?? null,
-    /** Resolves when its transaction is stored. @throws Fault `unavailable`; NotClaimed; WalletNotHeld. Nothing is stored then. */
+    /** Resolves when the transaction is stored. @throws Fault `unavailable`; NotClaimed; WalletNotHeld: nothing is stored then */
     send(job: SendJob): Promise<void> {
       if (stopped) return Promise.reject(cannotSend("stopping"));
       const { promise, resolve, reject } = Promise.withResolvers<void>();
@@ -147,7 +147,7 @@ export function createSender(options: SenderOptions) {
       return promise;
     },
     resynchronise,
-    /** Refuses what waits, and resolves when nothing is under way. */
+    /** Rejects the queued payments, and resolves when the batch in progress has ended. */
     async stop(): Promise<void> {
       stopped = true;
       batchStore.stop();
@@ -158,8 +158,8 @@ export function createSender(options: SenderOptions) {
   };
 }
 
-/** Where the next batch begins, at the fees of now. @throws Fault `unavailable` */
-async function startOf(options: SenderOptions, next: Free | null) {
+/** The first nonce and the current fees for the next batch. @throws Fault `unavailable` */
+async function startOf(options: SenderOptions, next: FreeNonces | null) {
   const { chain, clock, maxFee } = options;
   const [newest, tip, free] = await Promise.all([
     chain.newest(BLOCK_AGE_MS_MAX),
@@ -171,8 +171,8 @@ async function startOf(options: SenderOptions, next: Free | null) {
   return { ...free, fees, block: newest.number, now: clock.now() };
 }
 
-/** They are stored. Now they may be broadcast, by the process that holds the wallet by now. */
-function follow({ signer, leases, pendingNonces, wake }: SenderOptions, signed: readonly SignedJobs[]): void {
+/** Hands stored transactions to the watcher to broadcast, if this process still holds the wallet. */
+function handToWatcher({ signer, leases, pendingNonces, wake }: SenderOptions, signed: readonly SignedJobs[]): void {
   if (!leases.holds(signer.address)) return;
   for (const { jobs, row } of signed) {
     const payments = jobs.map(({ payment }) => ({ ...payment, status: "sent" as const }));
@@ -181,30 +181,30 @@ function follow({ signer, leases, pendingNonces, wake }: SenderOptions, signed: 
   wake();
 }
 
-/** Rejects those that the error is about, and returns the others. */
-function refuse(those: readonly QueuedSend[], error: unknown): readonly QueuedSend[] {
+/** Rejects the payments that the error concerns, and returns the others. */
+function refuse(sends: readonly QueuedSend[], error: unknown): readonly QueuedSend[] {
   const reason = error instanceof UniqueViolation ? cannotSend("the wallet is in use", error) : error;
   const key = error instanceof NotClaimed ? error.key : null;
-  const others = key === null ? [] : those.filter(({ job }) => job.payment.key !== key);
-  for (const each of those) if (!others.includes(each)) each.reject(reason);
+  const others = key === null ? [] : sends.filter(({ job }) => job.payment.key !== key);
+  for (const each of sends) if (!others.includes(each)) each.reject(reason);
   return others;
 }
 
-/** Free nonces in a row. */
-interface Free {
+/** A run of consecutive free nonces: the first one, and how many there are. */
+interface FreeNonces {
   readonly nonce: number;
   readonly room: number;
 }
 
-/** Null when there is no more room. */
-const behind = ({ nonce, room }: Free, taken: number): Free | null =>
+/** The run without its first `taken` nonces; null when none is left. */
+const afterTaking = ({ nonce, room }: FreeNonces, taken: number): FreeNonces | null =>
   taken < room ? { nonce: nonce + taken, room: room - taken } : null;
 
 /**
- * The chain may know of transactions of another process, and stored ones may not have reached the chain yet. A gap
- * between the two is filled first: after a nonce that a node once reported wrongly, no other would get into a block.
+ * The first run of free nonces. The chain may know transactions of another process, and stored ones may not have reached it
+ * yet. A gap between the two, left by a node's wrong count, comes first: no later nonce gets into a block before it.
  */
-async function firstFree({ signer: { address }, chain, store, pendingNonces }: SenderOptions): Promise<Free> {
+async function firstFree({ signer: { address }, chain, store, pendingNonces }: SenderOptions): Promise<FreeNonces> {
   const highest = await highestNonce(store.read, address, pendingNonces.reach(address));
   let nonce = await chain.transactionCount(address, "pending", 0, highest + 1);
   for (const stored of await storedNonces(store.read, address, nonce)) {
@@ -218,7 +218,7 @@ export function cannotSend(message: string, cause?: unknown): Fault {
   return new Fault("unavailable", message, { retryAfterSeconds: RETRY_AFTER_SECONDS, cause });
 }
 
-/** The payment's record says that it is not to be sent (any more): it is not claimed, or has ended, or was sent elsewhere. */
+/** By its record, the payment must not be sent: it is not claimed (any more), has ended, or was sent by another process. */
 export class NotClaimed extends Error {
   override readonly name = "NotClaimed";
   readonly key: PaymentKey;
@@ -230,8 +230,8 @@ export class NotClaimed extends Error {
 }
 
 /**
- * Puts them together by transaction: up to so many share one, as long as its gas suffices; the others have one each.
- * By when the first of each came.
+ * Groups payments into transactions, in order of arrival. Up to `paymentsMax` payments that may share go into one transaction,
+ * within its gas limit; each of the others has its own.
  */
 export function byTransaction(jobs: readonly SendJob[], paymentsMax: number): SendJob[][] {
   const all: SendJob[][] = [];
@@ -251,7 +251,7 @@ export function byTransaction(jobs: readonly SendJob[], paymentsMax: number): Se
   return all;
 }
 
-/** Signs them in order. None is given a nonce after the first that can't be signed, so that there is no gap. */
+/** Signs the groups in order of nonce, and drops all from the first that can't be signed on, so that there is no gap. */
 async function signBatch(
   { chain, signer }: SenderOptions,
   groups: readonly (readonly SendJob[])[],
@@ -289,12 +289,13 @@ export function createBatchStore({ store, clock, log, leases, pendingNonces }: B
       const rows = signed.map(({ row }) => row);
       await insertTransactions(tx, rows);
       for (const { jobs, row } of signed) for (const job of jobs) await mark(tx, job, row.hash);
-      // Last: when the answer to a commit is lost, the rows in the way of the next try tell that the first one stored them.
+      // The fence comes last: if a commit's response was lost, the retry must meet the stored rows first and so learn of them.
       for (const wallet of new Set(rows.map((row) => row.wallet))) await leases.fence(tx, wallet);
     });
   }
 
-  async function surely<T>(work: () => Promise<T>): Promise<T> {
+  /** Repeats the write while a shared database is unavailable, since a lost response leaves open whether it took effect. */
+  async function untilCertain<T>(work: () => Promise<T>): Promise<T> {
     for (;;) {
       try {
         return await work();
@@ -309,22 +310,22 @@ export function createBatchStore({ store, clock, log, leases, pendingNonces }: B
 
   return {
     /**
-     * Resolves when they are stored. When it throws, they certainly are not: if the database's answer was lost, the
-     * same write is repeated until an answer tells how the first one ended.
+     * Resolves when the transactions are stored. When this throws, they certainly are not: if the database's response was
+     * lost, the write is repeated until a response tells how the first one ended.
      *
      * @throws UniqueViolation when a nonce is taken; NotClaimed; WalletNotHeld; Fault `unavailable`
      */
     async write(signed: readonly SignedJobs[]): Promise<void> {
       try {
-        await surely(() => insert(signed));
+        await untilCertain(() => insert(signed));
       } catch (error) {
         if (!(error instanceof UniqueViolation)) throw error;
-        // The rows in the way may be these same rows, stored by a write whose answer was lost.
+        // The conflicting rows may be these rows themselves, stored by a write whose response was lost.
         const rows = signed.map(({ row }) => row);
-        if (!(await surely(() => store.write((tx) => areStored(tx, rows))))) throw error;
+        if (!(await untilCertain(() => store.write((tx) => areStored(tx, rows))))) throw error;
       }
     },
-    /** What is not known by now stays unknown, until the next start reads it. */
+    /** Ends the retries. A write whose result is unknown stays so until the next start reads the rows. */
     stop(): void {
       stopped = true;
     },

@@ -1,5 +1,5 @@
-// Who signs for a wallet: a private key in this process, or another process that is asked by JSON-RPC (`eth_signTransaction`,
-// as Web3Signer and Clef have it), whose answer is compared field by field before anything relies on it.
+// Signs a wallet's transactions, with a private key in this process or by a remote signer over JSON-RPC (`eth_signTransaction`,
+// as in Web3Signer and Clef). A remote signer's result is compared with the request field by field before it is used.
 import { keccak256, parseTransaction, recoverTransactionAddress, type TransactionSerializedEIP1559 } from "viem";
 import { privateKeyToAccount } from "viem/accounts";
 import type { Fees } from "../../chain/fees.ts";
@@ -22,18 +22,18 @@ export interface SignedTransaction {
 }
 
 export interface Signer {
-  /** Lower case. */
+  /** In lower case. */
   readonly address: Hex;
-  /** How many it signs at a time. */
+  /** How many transactions it can sign concurrently. */
   readonly parallel: number;
-  /** @throws Error when it can't sign now; nothing it throws holds a secret */
+  /** @throws Error when it can't sign now; no error message contains a secret */
   sign(transaction: Unsigned): Promise<SignedTransaction>;
 }
 
-/** The signers, watched, and whether one of them failed lately and has not signed since. */
-export function watchSigners(those: readonly Signer[]): { signers: Signer[]; isFailing: () => boolean } {
+/** Wraps the signers to tell whether one of them failed in the last 30 seconds and has not signed since. */
+export function watchSigners(unwatched: readonly Signer[]): { signers: Signer[]; isFailing: () => boolean } {
   const failedAt = new Map<Hex, number>();
-  const signers = those.map((signer): Signer => {
+  const signers = unwatched.map((signer): Signer => {
     const { address, parallel } = signer;
     return {
       address,
@@ -50,7 +50,7 @@ export function watchSigners(those: readonly Signer[]): { signers: Signer[]; isF
       },
     };
   });
-  // A signer that has failed is left to other facilitators for so long.
+  // For this long after a failure, other facilitators take over the wallets.
   const isFailing = () => [...failedAt.values()].some((at) => performance.now() - at < 30_000);
   return { signers, isFailing };
 }
@@ -72,7 +72,7 @@ export function createLocalSigner({ chainId }: Network, privateKey: Hex): Signer
         maxFeePerGas: fees.maxFee,
         maxPriorityFeePerGas: fees.maxPriorityFee,
       });
-      // Signing blocks the only thread for most of a millisecond, so other work goes on after each.
+      // Signing blocks the only thread for most of a millisecond, so other work gets a turn after each signature.
       await new Promise((resolve) => setImmediate(resolve));
       return { raw: lowerHex(raw), hash: keccak256(raw) };
     },
@@ -83,7 +83,7 @@ interface RemoteSignerOptions {
   readonly network: Network;
   readonly url: string;
   readonly address: Hex;
-  /** Without the rule about addresses, since the operator chose the signer. */
+  /** An outbound client that allows any address, since the operator chose the signer. */
   readonly outbound: Outbound;
   readonly timeoutMs?: number;
 }
@@ -91,7 +91,7 @@ interface RemoteSignerOptions {
 export function createRemoteSigner({ timeoutMs = 5_000, ...options }: RemoteSignerOptions): Signer {
   const address = lowerHex(options.address);
   const { chainId } = options.network;
-  // A transaction of a hundred payments is 100,000 characters; Clef gives its bytes twice.
+  // A transaction of a hundred payments is 100,000 characters; Clef returns its bytes twice.
   const server = { ...options, timeoutMs, answerBytesMax: 512 * 1024 };
   return {
     address,
@@ -104,7 +104,7 @@ export function createRemoteSigner({ timeoutMs = 5_000, ...options }: RemoteSign
         value: "0x0",
         nonce: hex(transaction.nonce),
         data: transaction.data,
-        // Clef knows the field by this name as well, and refuses a request that says different things in both.
+        // Clef accepts `input` as an alias of `data`, and refuses a request in which the two differ.
         input: transaction.data,
         chainId: hex(chainId),
         type: "0x2",
@@ -112,22 +112,22 @@ export function createRemoteSigner({ timeoutMs = 5_000, ...options }: RemoteSign
         maxPriorityFeePerGas: hex(transaction.fees.maxPriorityFee),
       };
       const raw = rawOf(await exchange(server, "eth_signTransaction", [request]));
-      await requireSame(raw, { ...transaction, chainId }, address);
+      await requireUnchanged(raw, { ...transaction, chainId }, address);
       return { raw, hash: keccak256(raw) };
     },
   };
 }
 
-/** Web3Signer answers with the signed bytes, Clef with an object that holds them. */
+/** Web3Signer returns the signed bytes, Clef an object with the bytes in `raw`. */
 function rawOf(result: unknown): Hex {
   const isObject = typeof result === "object" && result !== null;
   const raw = data(isObject && "raw" in result ? result.raw : result);
-  if (raw.length <= "0x02".length) throw new Error("the remote signer gave no transaction");
+  if (raw.length <= "0x02".length) throw new Error("the remote signer returned no transaction");
   return raw;
 }
 
-/** @throws Error when these are not the bytes of that transaction, signed by that address */
-async function requireSame(raw: Hex, wanted: Unsigned & Pick<Network, "chainId">, address: Hex): Promise<void> {
+/** @throws Error when `raw` is not the wanted transaction, signed by `address` */
+async function requireUnchanged(raw: Hex, wanted: Unsigned & Pick<Network, "chainId">, address: Hex): Promise<void> {
   if (!isType2(raw)) throw new Error("the remote signer signed another type of transaction");
   const { signed, signer } = await readSigned(raw);
   const pairs: ReadonlyArray<readonly [name: string, signed: unknown, wanted: unknown]> = [
@@ -146,13 +146,13 @@ async function requireSame(raw: Hex, wanted: Unsigned & Pick<Network, "chainId">
   if (lowerHex(signer) !== address) throw new Error("the remote signer signed for another address");
 }
 
-/** The library's own errors quote the bytes, and with them the payer's signature. */
+/** Parses the bytes. The library's errors quote them, and with them the payer's signature, so they are not passed on. */
 async function readSigned(raw: TransactionSerializedEIP1559) {
   try {
     const signer = await recoverTransactionAddress({ serializedTransaction: raw });
     return { signed: parseTransaction(raw), signer };
   } catch {
-    throw new Error("the remote signer gave a transaction that can't be read");
+    throw new Error("the remote signer returned an unreadable transaction");
   }
 }
 

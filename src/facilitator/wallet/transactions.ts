@@ -1,6 +1,6 @@
-// The facilitator's transactions: what a wallet nonce is used for (the transfer of one payment, those of several through
-// Multicall3, or a transfer of nothing to the wallet itself, where the payments are over), and its row in the database, which
-// is stored before its bytes leave the process.
+// The facilitator's transactions: their content and their rows in the database. A transaction transfers one payment, or several
+// through Multicall3, or sends nothing to the wallet itself, which only uses up the wallet nonce once its payments have ended.
+// A row is stored before the signed bytes leave the process.
 
 import { and, asc, desc, eq, gte, isNotNull, isNull, lt, or } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
@@ -15,39 +15,40 @@ import type { Signer } from "./signer.ts";
 
 type StoredTransaction = Tables["facilitatorTransactions"]["$inferSelect"];
 
-/** A payment as one of those that a transaction makes. */
+/** A payment within a transaction. */
 export interface PaymentPart {
   readonly payer: Hex;
   readonly nonce: Hex;
-  /** What the transaction's gas limit holds for it. */
+  /** The payment's part of the transaction's gas limit. */
   readonly gas: bigint;
 }
 
 export interface TransactionRow extends StoredTransaction {
-  /** None for one that only uses up the nonce. */
+  /** Empty for a transaction that only uses up the nonce. */
   readonly payments: readonly PaymentPart[];
 }
 
-/** A payment that is to be sent, and the gas that it may use. */
+/** A payment to send, and the gas that it may use. */
 export interface PaymentTransfer {
   readonly payment: ClaimedPayment;
   readonly gas: bigint;
 }
 
-/** What a transfer of nothing costs, exactly. */
+/** The exact gas of a transfer of nothing. */
 const NOTHING_GAS = 21_000n;
 
+/** The nonce, fees and time that a transaction is signed and stored with. */
 export interface Position {
   readonly nonce: number;
   readonly replacement: number;
   readonly fees: Fees;
-  /** The chain's newest block now. */
+  /** The number of the chain's newest block. */
   readonly block: number;
   /** Milliseconds. */
   readonly now: number;
 }
 
-/** The gas of each is capped, however much was estimated, so that a block has room for it. */
+/** A payment's gas is capped, however much was estimated, so that the transaction fits into a block. */
 function partOf({ payment, gas }: PaymentTransfer): PaymentPart {
   const { from: payer, nonce } = payment.authorization;
   return { payer, nonce, gas: gas < GAS_MAX ? gas : GAS_MAX };
@@ -55,7 +56,7 @@ function partOf({ payment, gas }: PaymentTransfer): PaymentPart {
 
 export type TransactionContent = ReturnType<typeof contentOf>;
 
-/** What makes these payments: the transfer itself for one, Multicall3 for several, and nothing for none. */
+/** The content that makes these payments: the transfer itself for one, a Multicall3 call for several, an empty one for none. */
 export function contentOf({ token: { key } }: Network, wallet: Hex, transfers: readonly PaymentTransfer[]) {
   const payments = transfers.map(partOf);
   if (transfers.length === 0) return { to: wallet, data: "0x" as Hex, gas: NOTHING_GAS, payments };
@@ -66,7 +67,7 @@ export function contentOf({ token: { key } }: Network, wallet: Hex, transfers: r
   return { to: MULTICALL3, data: aggregateData(key, calls), gas: gas + SHARED_GAS, payments };
 }
 
-/** Whether the transaction makes this payment, alone or among others. */
+/** Whether the transaction makes this payment, alone or with others. */
 export function pays({ payments }: Pick<TransactionRow, "payments">, { payer, nonce }: PaymentKey): boolean {
   return payments.some((part) => part.payer === payer && part.nonce === nonce);
 }
@@ -95,7 +96,7 @@ export async function signRow(signer: Signer, content: TransactionContent, posit
   };
 }
 
-/** @throws UniqueViolation when a wallet nonce among them is taken, by another process with the same key */
+/** @throws UniqueViolation when another process with the wallet's key has taken one of the wallet nonces */
 export async function insertTransactions(tx: Tx, rows: readonly TransactionRow[]): Promise<void> {
   const { facilitatorTransactions, facilitatorTransactionPayments } = tx.tables;
   await tx.db.insert(facilitatorTransactions).values(rows.map(({ payments: _, ...stored }) => stored));
@@ -119,7 +120,7 @@ async function withPayments(reader: Reader, stored: readonly StoredTransaction[]
   });
 }
 
-/** Whether all of them are stored; they are stored together or not at all. */
+/** Whether these rows are stored; rows of one write are stored together or not at all. */
 export async function areStored(reader: Reader, rows: readonly TransactionRow[]): Promise<boolean> {
   const { facilitatorTransactions: t } = reader.tables;
   const hashes = rows.map(({ hash }) => hash);
@@ -129,28 +130,28 @@ export async function areStored(reader: Reader, rows: readonly TransactionRow[])
 
 export type OpenTransaction = Pick<StoredTransaction, "hash" | "wallet" | "payer" | "nonce">;
 
-/** All whose wallet nonce is not used for certain yet. */
+/** All transactions whose wallet nonce is not certainly used yet. */
 export function openTransactions(reader: Reader): Promise<OpenTransaction[]> {
   const { facilitatorTransactions: t } = reader.tables;
   const { hash, wallet, payer, nonce } = t;
   return reader.db.select({ hash, wallet, payer, nonce }).from(t).where(eq(t.open, true)).execute();
 }
 
-/** The wallets that have such transactions. */
+/** The wallets that have open transactions. */
 export async function openWallets(reader: Reader): Promise<Hex[]> {
   const { facilitatorTransactions: t } = reader.tables;
   const rows = await reader.db.selectDistinct({ wallet: t.wallet }).from(t).where(eq(t.open, true));
   return rows.map(({ wallet }) => wallet);
 }
 
-/** The payments of those of these transactions that make several. */
+/** The payments of these transactions, for those that make several payments. */
 export function sharedParts(reader: Reader, hashes: readonly Hex[]) {
   const { facilitatorTransactionPayments: t } = reader.tables;
   const { hash, payer, nonce } = t;
   return inGroups(hashes, async (some) => reader.db.select({ hash, payer, nonce }).from(t).where(oneOf(t.hash, some)));
 }
 
-/** By wallet, nonce and replacement. */
+/** The transactions with these hashes, ordered by wallet nonce and replacement. */
 export async function transactionsWith(reader: Reader, hashes: readonly Hex[]): Promise<TransactionRow[]> {
   const { facilitatorTransactions: t } = reader.tables;
   const stored = await inGroups(hashes, async (some) => reader.db.select().from(t).where(oneOf(t.hash, some)));
@@ -158,7 +159,7 @@ export async function transactionsWith(reader: Reader, hashes: readonly Hex[]): 
   return rows.sort((a, b) => a.wallet_nonce - b.wallet_nonce || a.replacement - b.replacement);
 }
 
-/** The wallet's nonces from this one on for which something is stored, ascending. */
+/** The wallet's nonces from `from` on that have a stored transaction, ascending. */
 export async function storedNonces(reader: Reader, wallet: Hex, from: number): Promise<number[]> {
   const { facilitatorTransactions: t } = reader.tables;
   const rows = await reader.db
@@ -169,7 +170,7 @@ export async function storedNonces(reader: Reader, wallet: Hex, from: number): P
   return rows.map(({ nonce }) => nonce);
 }
 
-/** The wallet's highest nonce below this one for which something is stored, and -1 without any. */
+/** The wallet's highest nonce under `below` that has a stored transaction; -1 when there is none. */
 export async function highestNonce(reader: Reader, wallet: Hex, below: number): Promise<number> {
   const { facilitatorTransactions: t } = reader.tables;
   const rows = await reader.db
@@ -181,10 +182,10 @@ export async function highestNonce(reader: Reader, wallet: Hex, below: number): 
   return rows[0]?.nonce ?? -1;
 }
 
-/** Every transaction for this payment that was ever signed, the oldest first. */
+/** Every stored transaction that makes this payment, oldest first. */
 export async function transactionsOf(reader: Reader, { payer, nonce }: PaymentKey): Promise<TransactionRow[]> {
   const { facilitatorTransactions: t, facilitatorTransactionPayments: part } = reader.tables;
-  // Hashes by value: Postgres uses no index for `or … in (select …)`.
+  // The hashes are passed as values, since Postgres uses no index for `or … in (select …)`.
   const isPart = and(eq(part.payer, payer), eq(part.nonce, nonce));
   const shared = await reader.db.select({ hash: part.hash }).from(part).where(isPart);
   const hashes = shared.map(({ hash }) => hash);
@@ -197,7 +198,7 @@ export async function transactionsOf(reader: Reader, { payer, nonce }: PaymentKe
   return withPayments(reader, rows);
 }
 
-/** The chain says that the nonces are not used. False when none of them was closed. */
+/** Reopens nonces that the chain reports as unused. False when none of the nonces was closed. */
 export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[]): Promise<boolean> {
   const { facilitatorTransactions: t } = tx.tables;
   const reopened = await tx.db
@@ -208,10 +209,10 @@ export async function reopenNonces(tx: Tx, wallet: Hex, nonces: readonly number[
   return reopened.length > 0;
 }
 
-/** Their wallet nonces are used, deep enough in the chain. */
-export async function closeNonces(tx: Tx, places: readonly { readonly wallet: Hex; readonly nonce: number }[]) {
+/** Closes nonces that were used deep enough in the chain to be final. */
+export async function closeNonces(tx: Tx, usedNonces: readonly { readonly wallet: Hex; readonly nonce: number }[]) {
   const { facilitatorTransactions: t } = tx.tables;
-  await inGroups(places, async (some) => {
+  await inGroups(usedNonces, async (some) => {
     const isAmong = some.map(({ wallet, nonce }) => and(eq(t.wallet, wallet), eq(t.wallet_nonce, nonce)));
     await tx.db
       .update(t)
@@ -221,16 +222,16 @@ export async function closeNonces(tx: Tx, places: readonly { readonly wallet: He
   });
 }
 
-/** A transaction of ours in which a payment's transfer reverted, and the gas that it has burned. Each counts once. */
+/** A transaction of ours in which a payment's transfer reverted, and the gas burned. Each counts once per payment. */
 export interface Reverted {
   readonly hash: Hex;
   readonly gasWei: bigint;
 }
 
-/** False when it was marked before, for this payment. */
+/** Marks the payment's gas in the transaction as burned. False when that was marked before. */
 export async function markBurned(tx: Tx, { payer, nonce }: PaymentKey, { hash, gasWei }: Reverted): Promise<boolean> {
   const set = { gas_burned: String(gasWei) };
-  // It is in one of the two, by whether the transaction makes one payment or several.
+  // A transaction of one payment holds the mark in its own row, a shared one in the payment's part.
   for (const t of [tx.tables.facilitatorTransactions, tx.tables.facilitatorTransactionPayments]) {
     const own = and(eq(t.hash, hash), eq(t.payer, payer), eq(t.nonce, nonce), isNull(t.gas_burned));
     const rows = await tx.db.update(t).set(set).where(own).returning({ hash: t.hash });
@@ -249,8 +250,8 @@ async function isAnyBurned(tx: Tx, { payer, nonce }: PaymentKey): Promise<boolea
 }
 
 /**
- * A transfer reverted after its payment had failed for another reason: its gas counts on this UTC day, and the
- * payment's share of the ceiling, which was given back, is taken again. This is counted once.
+ * Counts a transfer that reverted after its payment had failed for another reason: the gas counts on the UTC day `on`, and
+ * the payment's share of the ceiling, given back at the failure, is taken again. False when it was counted before.
  */
 export async function countLateRevert(tx: Tx, key: PaymentKey, reverted: Reverted, on: string): Promise<boolean> {
   const known = await storedPayment(tx, key);
@@ -263,7 +264,7 @@ export async function countLateRevert(tx: Tx, key: PaymentKey, reverted: Reverte
   if (!isCounted) await change(tx, { account, day }, { reserved: BigInt(value) });
   await change(tx, { account, day: on }, { gasBurned: reverted.gasWei });
   const { facilitatorPayments: t } = tx.tables;
-  const isThis = and(eq(t.payer, key.payer), eq(t.nonce, key.nonce));
-  await tx.db.update(t).set({ reverted_on: on }).where(isThis);
+  const isPayment = and(eq(t.payer, key.payer), eq(t.nonce, key.nonce));
+  await tx.db.update(t).set({ reverted_on: on }).where(isPayment);
   return true;
 }

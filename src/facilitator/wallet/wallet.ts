@@ -1,5 +1,5 @@
-// The gas wallets, composed of the leases (which wallets this process works for), the senders (nonce, signature, store), the
-// watcher (what became of it) and the replacer (fees).
+// The gas wallets, composed of the leases (which wallets this process works for), a sender per wallet (nonces, signing,
+// storing) and the watcher (broadcast, outcomes, replacement). This file also chooses the wallet that sends a payment.
 
 import type { Chain } from "../../chain/chain.ts";
 import { quoteFees } from "../../chain/fees.ts";
@@ -22,22 +22,22 @@ export type Wallet = ReturnType<typeof createWallet>;
 
 export interface WalletLimits {
   readonly gasLowWaterWei: bigint;
-  /** Of all transactions of an account and day; 0, or left out, for no bound. */
+  /** Wei that all transactions of an account may cost per UTC day; 0, or absent, for no limit. */
   readonly dailyGasAllWei?: bigint;
   /** Wei per gas. */
   readonly maxFee: bigint;
   /** Blocks until an inclusion counts as final. */
   readonly confirmations: number;
-  /** Until what a node has accepted is broadcast again. Tests shorten it. */
+  /** How long after a node has accepted a transaction it is broadcast again. Tests shorten it. */
   readonly rebroadcastMs?: number;
-  /** Most payments of one transaction, through Multicall3; up to 1: each has its own. */
+  /** The most payments in one transaction, through Multicall3; with 0 or 1, each payment has its own. */
   readonly batch: number;
 }
 
 export interface WalletOptions extends Pick<WalletParts, "chain" | "store" | "clock" | "log" | "leases"> {
   readonly meters?: Pick<Meters, "settlement">;
   readonly signers: readonly Signer[];
-  /** Told of each payment that has ended, after the write is durable. */
+  /** Is told of each payment that has ended, after the write is durable. */
   readonly outcomes: { announce(key: PaymentKey): void };
   /** Left out where traces are off. */
   readonly spans?: PaymentSpans;
@@ -80,19 +80,18 @@ export function createWallet(options: WalletOptions) {
 
   return {
     ...chosen,
-    /** Payments that may be under way at once, by all keys together. */
+    /** The most payments that may be open at once, over all wallets. */
     capacity: MAX.walletTransactions * signers.length,
     /**
-     * Takes up what was under way when the last process ended. No node has to answer for that: what is to be asked of
-     * one is asked when it answers.
+     * Takes up the work that was open when the last process ended, without waiting for a node.
      *
-     * @param onTaken called when wallets are taken over: claims may wait for them
+     * @param onTaken called when wallets are taken over, since claims may be waiting for them
      */
     async start(onTaken = () => {}): Promise<void> {
       await leases.start(handOver.listener(onTaken));
       await handOver.takeOver([]);
     },
-    /** Takes up what another process has left behind. @throws Fault `unavailable` */
+    /** Takes up work that another process has left behind. @throws Fault `unavailable` */
     async takeUp(): Promise<void> {
       await refresh();
       if (pendingNonces.wallets().size > 0 || !pendingNonces.payments().next().done) watcher.wake();
@@ -100,12 +99,12 @@ export function createWallet(options: WalletOptions) {
     worksFor: (wallet: Hex | null): boolean => (wallet === null ? !store.isShared : leases.holds(wallet)),
     isAlone: leases.isAlone,
     /**
-     * Resolves when a signed transaction for the payment is stored; it is broadcast and watched from then on.
+     * Resolves when a signed transaction for the payment is stored, which is broadcast and watched from then on.
      *
-     * @throws Fault `unavailable`, NotClaimed: certainly nothing is stored then; WalletNotHeld: it is the holder's
+     * @throws Fault `unavailable`, NotClaimed: certainly nothing is stored; WalletNotHeld: the wallet's holder sends it
      */
     send: (payment: ClaimedPayment, gas: Gas): Promise<void> => send(payment, gas, false),
-    /** What is stored goes on at the next start, or by another facilitator at once. */
+    /** Stops sending and watching. Stored work continues at the next start, or at once in another facilitator. */
     async stop(): Promise<void> {
       await Promise.all([...[...senders.values()].map((sender) => sender.stop()), watcher.stop()]);
       await leases.stop();
@@ -114,14 +113,14 @@ export function createWallet(options: WalletOptions) {
 }
 
 /**
- * What this process does when wallets come to it, and when they go.
+ * What this process does when it takes or loses wallets.
  *
  * @param isAble whether this process can send at all now
  */
 function createHandOver(parts: WalletParts, load: () => Promise<void>, isAble: () => Promise<boolean>) {
   const { log, leases, pendingNonces, resynchronise, reload, wake } = parts;
 
-  /** What is open of wallets that this process works for from now on, is taken up. */
+  /** Takes up the open work of wallets that this process holds from now on. */
   async function takeOver(wallets: readonly Hex[]): Promise<void> {
     for (const wallet of wallets) resynchronise(wallet);
     await load();
@@ -140,7 +139,7 @@ function createHandOver(parts: WalletParts, load: () => Promise<void>, isAble: (
       },
       lost() {
         pendingNonces.release(leases.holds);
-        // Some of what was let go may concern a wallet that is kept.
+        // Some of the released entries may also concern a wallet that is kept, so they are read again.
         reload();
       },
       isAble,
@@ -149,41 +148,41 @@ function createHandOver(parts: WalletParts, load: () => Promise<void>, isAble: (
 }
 
 // Which wallet sends a payment, and whether any can. The wallet is chosen once, at the simulation, since a payer's code may
-// accept the sender of the simulation only; and so is whether the payment may share a transaction with others.
+// accept only the sender of the simulation. Whether the payment may share a transaction is decided then too.
 
-/** How old the newest block may be, by which fees are estimated and a payer's code is looked up. */
+/** The greatest age of the block by which fees are estimated and a payer's code is looked up. */
 const BLOCK_AGE_MS_MAX = 1000;
 
 interface ChoiceOptions extends WalletParts {
   readonly senders: readonly Sender[];
   readonly gasLowWaterWei: bigint;
-  /** Most payments of one transaction. */
+  /** The most payments in one transaction. */
   readonly sharedMax: number;
 }
 
 function createWalletChoice(options: ChoiceOptions) {
   const { chain, pendingNonces, senders, leases, maxFee } = options;
-  const { readiness, balances, able } = createReadinessCheck(options);
+  const { readiness, balances, funded } = createReadinessCheck(options);
   const mayShare = createSharing(options);
-  let turns = 0;
+  let rotation = 0;
 
   const isHeld = ({ signer }: Sender) => leases.holds(signer.address);
   const loadOf = (sender: Sender) => sender.waiting() + pendingNonces.load(sender.signer.address);
 
   /**
-   * The sender with the least to do; equal ones take turns. Those of this process come first, for others have to be handed
-   * the payment. If none has gas, any will do, since it won't send then.
+   * The sender with the fewest waiting payments; equal ones alternate. Wallets that this process holds come first, since a
+   * payment for another wallet must be handed to its holder. If no wallet has gas, any will do, since nothing is sent then.
    */
   async function leastBusy(): Promise<Sender | undefined> {
     await readiness();
-    const withGas = able().length > 0 ? able() : senders;
+    const withGas = funded().length > 0 ? funded() : senders;
     const held = withGas.filter(isHeld);
-    const some = held.length > 0 ? held : withGas;
-    const first = turns++ % some.length;
-    return [...some.slice(first), ...some.slice(0, first)].sort((a, b) => loadOf(a) - loadOf(b))[0];
+    const candidates = held.length > 0 ? held : withGas;
+    const first = rotation++ % candidates.length;
+    return [...candidates.slice(first), ...candidates.slice(0, first)].sort((a, b) => loadOf(a) - loadOf(b))[0];
   }
 
-  /** Wei that a transaction with that gas and signature may cost, at the fees of now. @throws Fault `unavailable` */
+  /** Wei that a transaction with this gas and signature may cost at current fees. @throws Fault `unavailable` */
   async function costOf({ limit }: Gas, signature: Hex): Promise<bigint> {
     // The other fields of the transaction and its data take less than 640 bytes.
     const bytes = 640 + signature.length / 2;
@@ -193,7 +192,7 @@ function createWalletChoice(options: ChoiceOptions) {
   }
 
   /**
-   * Simulated for the wallet that has the least to do, which is the one that sends it then.
+   * Simulates the transfer from the least busy wallet, which then also sends the payment.
    *
    * @throws Fault `unavailable`
    */
@@ -207,15 +206,15 @@ function createWalletChoice(options: ChoiceOptions) {
     return { ok: true as const, gas: { limit: simulation.gas, from: address, mayShare: isShareable } };
   }
 
-  /** @param again it has been sent before */
+  /** @param again whether the payment has been sent before */
   async function send(payment: ClaimedPayment, { limit, from, mayShare }: Gas, again: boolean): Promise<void> {
     if (!leases.holds(from)) throw new WalletNotHeld(from);
     const found = await readiness();
     if (!found.ready) throw cannotSend(found.reason);
-    const sender = able().find(({ signer }) => signer.address === from);
+    const sender = funded().find(({ signer }) => signer.address === from);
     if (sender === undefined) throw cannotSend("gas wallet low");
     if (loadOf(sender) >= MAX.walletTransactions) throw cannotSend("too many payments under way");
-    // What failed among others is sent alone, so that it can't fail because of a neighbour again.
+    // A payment that failed in a shared transaction is sent alone, so that no other payment can make it fail again.
     await sender.send({ payment, gas: limit, again, mayShare: mayShare && !again });
   }
 
@@ -223,27 +222,27 @@ function createWalletChoice(options: ChoiceOptions) {
     simulate,
     costOf,
     send,
-    /** Whether this process works for a wallet that had gas at the last look. */
-    canSend: (): boolean => able().some(isHeld),
+    /** Whether this process holds a wallet that had enough gas at the last check. */
+    canSend: (): boolean => funded().some(isHeld),
     readiness,
     balances,
   };
 }
 
 /**
- * Tells whether payments of a payer may share a transaction with others: Multicall3 passes all of the remaining gas on to
- * each call, so a payer with code is sent alone, as its code could burn the gas of its neighbours.
+ * Tells whether a payer's payments may share a transaction with others. Multicall3 forwards all of the remaining gas to each
+ * call, so a payment of a payer with code is sent alone, as that code could burn the gas of the others.
  */
 function createSharing({ chain, sharedMax, log }: ChoiceOptions): (payer: Hex) => Promise<boolean> {
-  let isThere = false;
+  let isDeployed = false;
   let isLogged = false;
 
   async function hasMulticall3(): Promise<boolean> {
-    if (isThere) return true;
-    isThere = await chain.hasMulticall3().catch(() => false);
-    if (!isThere && !isLogged) log.error("multicall3_missing", { address: MULTICALL3_CHECKSUMMED });
-    isLogged = !isThere;
-    return isThere;
+    if (isDeployed) return true;
+    isDeployed = await chain.hasMulticall3().catch(() => false);
+    if (!isDeployed && !isLogged) log.error("multicall3_missing", { address: MULTICALL3_CHECKSUMMED });
+    isLogged = !isDeployed;
+    return isDeployed;
   }
 
   return async (payer) => {
@@ -252,13 +251,13 @@ function createSharing({ chain, sharedMax, log }: ChoiceOptions): (payer: Hex) =
   };
 }
 
-/** Where no node answers, nothing is known yet, and the payments go one by one until it is. @throws StartupProblem */
+/** Passes while no node responds: payments are then sent one by one until Multicall3 is found. @throws StartupProblem */
 export async function requireMulticall3(chain: Chain): Promise<void> {
-  const isThere = await chain.hasMulticall3().catch((error: unknown) => {
+  const isDeployed = await chain.hasMulticall3().catch((error: unknown) => {
     if (error instanceof Fault && error.kind === "unavailable") return true;
     throw error;
   });
-  if (!isThere)
+  if (!isDeployed)
     throw new StartupProblem(
       `TOLLGATE_BATCH must be 0, since the chain of TOLLGATE_RPC_URLS has no Multicall3 at ${MULTICALL3_CHECKSUMMED}`,
     );
@@ -268,32 +267,32 @@ type Readiness =
   | { readonly ready: true }
   | { readonly ready: false; readonly reason: "rpc unreachable" | "no fresh block" | "gas wallet low" };
 
-/** Whether the facilitator can take payments: a node answers, and a wallet has gas. */
+/** Whether the facilitator can take payments: a node responds with a fresh block, and a wallet has gas. */
 function createReadinessCheck({ chain, senders, gasLowWaterWei, log }: ChoiceOptions) {
-  let able: readonly Sender[] = [];
-  /** By address, of the last look; null when it failed. */
-  let held: readonly (readonly [address: Hex, wei: bigint])[] | null = null;
+  let funded: readonly Sender[] = [];
+  /** The wallets' balances at the last check; null when it failed. */
+  let walletBalances: readonly (readonly [address: Hex, wei: bigint])[] | null = null;
   let known: { readonly readiness: Readiness; readonly at: number } | null = null;
   let asking: Promise<Readiness> | null = null;
 
-  async function look(): Promise<Readiness> {
+  async function check(): Promise<Readiness> {
     try {
       await chain.newest();
       const balances = await Promise.all(senders.map((sender) => chain.balance(sender.signer.address)));
-      able = senders.filter((_, index) => (balances[index] ?? 0n) >= gasLowWaterWei);
-      held = senders.map(({ signer }, index) => [signer.address, balances[index] ?? 0n]);
+      funded = senders.filter((_, index) => (balances[index] ?? 0n) >= gasLowWaterWei);
+      walletBalances = senders.map(({ signer }, index) => [signer.address, balances[index] ?? 0n]);
       if (!chain.isFresh()) return { ready: false, reason: "no fresh block" };
-      return able.length > 0 ? { ready: true } : { ready: false, reason: "gas wallet low" };
+      return funded.length > 0 ? { ready: true } : { ready: false, reason: "gas wallet low" };
     } catch (error) {
       log.debug("readiness_unknown", { error });
-      able = [];
-      held = null;
+      funded = [];
+      walletBalances = null;
       return { ready: false, reason: "rpc unreachable" };
     }
   }
 
   async function renew(): Promise<Readiness> {
-    const readiness = await look();
+    const readiness = await check();
     if (readiness.ready !== known?.readiness.ready) {
       if (readiness.ready) log.info("ready");
       else log.error("not_ready", { reason: readiness.reason });
@@ -304,7 +303,7 @@ function createReadinessCheck({ chain, senders, gasLowWaterWei, log }: ChoiceOpt
   }
 
   async function readiness(): Promise<Readiness> {
-    // Asked before every settlement, so the answer is kept. The next block may come at any moment.
+    // Every settlement asks, so the result is cached; only briefly without a fresh block, as one may come at any moment.
     const freshMs = known?.readiness.ready === false && known.readiness.reason === "no fresh block" ? 100 : 1_000;
     if (known !== null && performance.now() - known.at < freshMs) return known.readiness;
     asking ??= renew();
@@ -313,13 +312,13 @@ function createReadinessCheck({ chain, senders, gasLowWaterWei, log }: ChoiceOpt
 
   return {
     readiness,
-    /** What the wallets hold, by address. Rejects when no node tells. */
+    /** The wallets' balances, by address. Rejects when no node responds. */
     async balances() {
       await readiness();
-      if (held === null) throw new Error("no node tells what the wallets hold");
-      return held;
+      if (walletBalances === null) throw new Error("no node reports the wallets' balances");
+      return walletBalances;
     },
-    /** The senders that had enough gas at the last look. */
-    able: (): readonly Sender[] => able,
+    /** The senders that had enough gas at the last check. */
+    funded: (): readonly Sender[] => funded,
   };
 }

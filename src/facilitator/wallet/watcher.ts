@@ -1,7 +1,7 @@
-// The chain is looked at on each new block, found by polling, while anything is open. One look tells which wallet nonces are
-// used by now, what that means for the payments, what is deep enough in the chain to be closed, what a reorganisation has
-// undone, and what has to be replaced. Each step may fail, and is repeated with the next look; nothing is forgotten before the
-// database knows it.
+// Watches the chain while any work is open: polls for new blocks and reconciles the wallets' nonces and payments with each. A
+// reconciliation finds which wallet nonces are used, resolves their payments, closes what is final, undoes what a reorganisation
+// removed, and replaces what is stuck. Each step may fail, and is repeated in the next round; nothing is dropped from memory
+// before the database has it.
 import type { Chain } from "../../chain/chain.ts";
 import { type Fees, freeingFees, quoteFees, raiseFees, type Tip } from "../../chain/fees.ts";
 import type { Block } from "../../chain/json-rpc.ts";
@@ -24,11 +24,11 @@ import {
   type TransactionRow,
 } from "./transactions.ts";
 
-/** While a transaction or a payment waits for a block. */
+/** The interval while a transaction or a payment waits for a block. */
 const POLL_MS = 150;
-/** While there is nothing but blocks to count until an inclusion is final. */
+/** The interval while inclusions only await their confirmations. */
 const CALM_POLL_MS = 1000;
-/** After a failed step, or an answer of a node, the chain is looked at again although there is no new block. */
+/** How soon a failed step, or a node's response, has the chain checked again even without a new block. */
 const LOOK_AGAIN_MS = 1000;
 const QUESTIONS_PARALLEL = 16;
 const WALLETS_PARALLEL = 4;
@@ -39,7 +39,7 @@ interface WatcherOptions extends WalletParts {
   /** Blocks until an inclusion counts as final. */
   readonly confirmations: number;
   readonly refresh: () => Promise<void>;
-  /** Until what a node has accepted is broadcast again. Tests shorten it. */
+  /** How long after a node has accepted a transaction it is broadcast again. Tests shorten it. */
   readonly againMs: number | undefined;
   /** Left out where traces are off. */
   readonly spans: PaymentSpans | undefined;
@@ -50,7 +50,7 @@ export function createWatcher(options: WatcherOptions) {
   const { broadcast, stop: stopBroadcasts } = createBroadcaster(options);
   const reconcile = createReconcile(options, attempt);
   let seen: Block | null = null;
-  /** When the chain is looked at although there is no new block (performance.now). */
+  /** When to reconcile even without a new block (performance.now). */
   let lookAt = Number.POSITIVE_INFINITY;
   /** When the next round begins (performance.now). */
   let nextAt = Number.POSITIVE_INFINITY;
@@ -62,7 +62,7 @@ export function createWatcher(options: WatcherOptions) {
     lookAt = Math.min(lookAt, performance.now() + LOOK_AGAIN_MS);
   }
 
-  /** A step whose failure must not hold up the others. Never rejects. */
+  /** Runs a step whose failure must not hold up the others. Never rejects. */
   async function attempt(step: string, work: () => Promise<void>): Promise<void> {
     if (stopped) return;
     try {
@@ -76,7 +76,7 @@ export function createWatcher(options: WatcherOptions) {
   async function look(): Promise<void> {
     const at = await chain.newest();
     if (at.hash !== seen?.hash || performance.now() >= lookAt) {
-      // What asked for a look before is met by this one.
+      // This reconciliation satisfies all earlier requests for one.
       lookAt = Number.POSITIVE_INFINITY;
       await refresh();
       await reconcile(at);
@@ -127,7 +127,7 @@ export function createWatcher(options: WatcherOptions) {
   };
 }
 
-/** Looks at the chain whose newest block this is. Never rejects. */
+/** Reconciles nonces and payments with the chain, as of the newest block `at`. Never rejects. */
 function createReconcile(
   options: WatcherOptions,
   attempt: (step: string, work: () => Promise<void>) => Promise<void>,
@@ -154,7 +154,7 @@ function createReconcile(
   async function lookAtWallet(wallet: Hex, at: Block): Promise<void> {
     const waiting = pendingNonces.waiting(wallet);
     const progress = await progressOf(wallet, waiting, at);
-    // What counted as used by somebody else, and is not used at all.
+    // A nonce that counted as used by somebody else may turn out to be unused.
     for (const each of included(pendingNonces.all())) {
       const isForeign = each.wallet === wallet && each.inclusion?.hash === null;
       if (isForeign && each.nonce >= progress.count) await resolver.reorganised(each);
@@ -164,8 +164,8 @@ function createReconcile(
       attempt("included", () => resolver.included(pendingNonce, at)),
     );
     const sender = senders.get(wallet);
-    // Transactions of a key that is no longer configured are still watched and broadcast, but can't be replaced. What is
-    // another process's is watched as far as a payment of ours depends on it.
+    // Without its key configured, a wallet's transactions are still watched and broadcast, but can't be replaced. Another
+    // process's transactions are only watched, as far as a payment of ours depends on them.
     if (sender !== undefined && leases.holds(wallet)) await replace(sender.signer, progress, sender.next(), at);
   }
 
@@ -200,18 +200,18 @@ function createReconcile(
   };
 }
 
-/** No question is needed while each block follows the last one seen; anything else may be another branch. */
+/** Finds reorganisations. While each block is the child of the last one seen, no request to a node is needed. */
 function createReorganised({ chain, pendingNonces, resolver }: WatcherOptions): (at: Block) => Promise<void> {
   let head: Block | null = null;
-  /** Some block with a transaction of ours has not been seen to be part of the present chain. */
+  /** Whether some block with a transaction of ours is not yet confirmed to be part of the present chain. */
   let isDoubtful = false;
   return async (at) => {
     if (head !== null && head.hash !== at.hash && head.hash !== at.parentHash) isDoubtful = true;
     head = at;
     if (!isDoubtful) return;
-    const { lost, isWhole } = await sift(chain, included(pendingNonces.all()));
+    const { lost, isComplete } = await sift(chain, included(pendingNonces.all()));
     for (const pendingNonce of lost) await resolver.reorganised(pendingNonce);
-    isDoubtful = !isWhole;
+    isDoubtful = !isComplete;
   };
 }
 
@@ -219,25 +219,25 @@ function included(pendingNonces: Iterable<PendingNonce>): PendingNonce[] {
   return [...pendingNonces].filter(({ inclusion }) => inclusion !== null);
 }
 
-/** Sorts included nonces by whether their block is part of the chain. A node that does not know the block says nothing. */
+/** Divides included nonces by whether their block is part of the chain. A block that no node knows leaves its nonces out. */
 async function sift(chain: Chain, pendingNonces: readonly PendingNonce[]) {
   const byBlock = Map.groupBy(pendingNonces, ({ inclusion }) => inclusion?.blockNumber ?? 0);
   const kept: PendingNonce[] = [];
   const lost: PendingNonce[] = [];
-  let isWhole = true;
+  let isComplete = true;
   await mapLimit(byBlock, QUESTIONS_PARALLEL, async ([number, those]) => {
     const hash = await chain.blockHash(number);
-    if (hash === null) isWhole = false;
+    if (hash === null) isComplete = false;
     else for (const each of those) (each.inclusion?.blockHash === hash ? kept : lost).push(each);
   });
-  return { kept, lost, isWhole };
+  return { kept, lost, isComplete };
 }
 
-// What is stored goes to the nodes, as often as it takes. A node's answer changes no record; it only says when to look at
-// the chain. What keeps a wallet's nonces moving is replacement at the same nonce with a higher fee, and filling a nonce at
-// which we have no transaction. Both are stored first, and count blocks and not time, so a chain that stands still is waited for.
+// Stored transactions are broadcast as often as it takes. A node's response changes no record; it only decides when the chain is
+// checked. A wallet's nonces keep moving by replacement at the same nonce with a higher fee, and by filling a nonce without a
+// transaction. Both are stored first, and both count blocks, not time, so that a chain that stands still is waited for.
 
-/** Nodes keep few transactions of one sender that arrive out of order, so not many are sent at a time. */
+/** Broadcasts in flight. Nodes keep few transactions of one sender that arrive out of order, so the number is small. */
 const PARALLEL = 16;
 
 /** Blocks that a transaction may miss before it is replaced, or a nonce may stay empty before it is filled. */
@@ -252,25 +252,25 @@ function createBroadcaster(options: WatcherOptions) {
 
   async function broadcastNewest(pendingNonce: PendingNonce): Promise<void> {
     const row = newestOf(pendingNonce);
-    // The first node may hold the transaction before this one, while others have forgotten it.
+    // The first node may still hold the transaction, or one that it replaces, while others have dropped it.
     const everywhere = pendingNonce.broadcasts++ > 0 || row.replacement > 0;
     const paid = pendingNonce.payments.values().map(({ key }) => key);
     const reception = await spans.within(paid, () => chain.broadcast(row.raw, everywhere));
-    // It was replaced meanwhile, or is in a block: the answer means nothing then.
+    // The response is irrelevant if the transaction was replaced or included meanwhile.
     if (newestOf(pendingNonce) !== row || pendingNonce.inclusion !== null) return;
     pendingNonce.broadcastAt = performance.now() + (reception === "accepted" ? againMs : 1_000);
     if (reception === "accepted") return;
     log.debug("transaction_not_accepted", { transaction: row.hash, reception });
     if (reception === "underpriced") await broadcastOver(pendingNonce);
     if (reception !== "nonce used") return;
-    // A nonce is used that should be free.
+    // A nonce that should be free is used, so chain and store are asked again.
     resynchronise(pendingNonce.wallet);
     lookAgain();
   }
 
   /**
-   * No node takes the transaction that does nothing, so some hold a transfer that they may not have passed on. Once the
-   * newest block is past the end of all its payments it can't move money, and frees the nonce too, for a little more gas.
+   * When nodes refuse an empty replacement as underpriced, some node holds the older transfer but may not have passed it on.
+   * Once its payments have expired by the newest block, the transfer can't move money, so it is broadcast to free the nonce.
    */
   async function broadcastOver(pendingNonce: PendingNonce): Promise<void> {
     const last = pendingNonce.transactions.findLast(({ payments }) => payments.length > 0);
@@ -293,20 +293,20 @@ function createBroadcaster(options: WatcherOptions) {
     for (const pendingNonce of queue) {
       if (inFlight.size >= PARALLEL) return;
       queue.delete(pendingNonce);
-      // A process that was paused may have lost it meanwhile.
+      // A process that was paused may have lost the wallet meanwhile.
       if (!leases.holds(pendingNonce.wallet)) continue;
-      const saying = broadcastNewest(pendingNonce)
+      const broadcasting = broadcastNewest(pendingNonce)
         .catch((error: unknown) => log.error("broadcast_failed", { error }))
         .finally(() => {
           inFlight.delete(pendingNonce);
           if (!stopped) pump();
         });
-      inFlight.set(pendingNonce, saying);
+      inFlight.set(pendingNonce, broadcasting);
     }
   }
 
   return {
-    /** Starts to broadcast what is due, and does not wait for it. What is being broadcast already is left alone. */
+    /** Starts to broadcast the transactions that are due, except those in flight, and does not wait for them. */
     broadcast(): void {
       if (stopped) return;
       const now = performance.now();
@@ -316,7 +316,7 @@ function createBroadcaster(options: WatcherOptions) {
       }
       pump();
     },
-    /** Drops what has not begun, and resolves when nothing is under way. */
+    /** Drops the queue, and resolves when no broadcast is in flight. */
     async stop(): Promise<void> {
       stopped = true;
       queue.clear();
@@ -325,7 +325,7 @@ function createBroadcaster(options: WatcherOptions) {
   };
 }
 
-/** Nonces of a wallet below `count` are used, since that block. */
+/** A wallet's nonces below `count` are used, and the count has not changed since the block `since`. */
 interface NonceProgress {
   readonly count: number;
   readonly since: number;
@@ -334,8 +334,8 @@ interface NonceProgress {
 function createReplacer(parts: WalletParts) {
   const { chain, store, clock, log, leases, pendingNonces, maxFee, reload, resynchronise } = parts;
 
-  /** Those of its payments that may still be made. */
-  function content({ wallet, payments, transactions }: PendingNonce, head: Block): TransactionContent {
+  /** The content for those of the nonce's payments that may still be made. */
+  function openContent({ wallet, payments, transactions }: PendingNonce, head: Block): TransactionContent {
     const open = [...payments].filter((payment) => payment.status === "sent" && !isExpired(payment, head));
     const transfers = open.flatMap((payment) => {
       const row = transactions.findLast((each) => pays(each, payment.key));
@@ -345,14 +345,14 @@ function createReplacer(parts: WalletParts) {
     return contentOf(chain.network, wallet, transfers);
   }
 
-  /** The transaction that replaces its newest one; null when the fees can't be raised now. */
+  /** A replacement for the nonce's newest transaction; null when the fees can't be raised now. */
   function replacementOf(pendingNonce: PendingNonce, head: Block, tip: Tip): Replacement | null {
     const before = newestOf(pendingNonce);
-    const made = content(pendingNonce, head);
-    // What it leaves out must not land, so there is no price at which the one before may stay.
-    const isFreeing = made.payments.length < before.payments.length;
+    const content = openContent(pendingNonce, head);
+    // A payment that the replacement leaves out must not land, so the replacement has to outbid its predecessor.
+    const isFreeing = content.payments.length < before.payments.length;
     const fees = (isFreeing ? freeingFees : raiseFees)(feesOf(before), head.baseFee, tip, maxFee);
-    return fees === null ? null : { pendingNonce, content: made, fees };
+    return fees === null ? null : { pendingNonce, content, fees };
   }
 
   async function replace(signer: Signer, { pendingNonce, content, fees }: Replacement, head: Block): Promise<void> {
@@ -360,13 +360,13 @@ function createReplacer(parts: WalletParts) {
     const replacement = before.replacement + 1;
     const position = { nonce: pendingNonce.nonce, replacement, fees, block: head.number, now: clock.now() };
     const row = await signRow(signer, content, position);
-    if (pendingNonce.inclusion !== null || !(await keep(signer.address, [row]))) return;
+    if (pendingNonce.inclusion !== null || !(await storeRows(signer.address, [row]))) return;
     pendingNonces.add(row, [...pendingNonce.payments]);
     const { wallet, wallet_nonce: nonce, hash: transaction } = row;
     log.info("transaction_replaced", { wallet, nonce, before: before.hash, transaction });
   }
 
-  /** Those whose fees can be raised, up to a number at a time: one that can't be holds up nothing after it. */
+  /** Replaces up to 50 of the stuck transactions whose fees can be raised; the others hold up nothing. */
   async function replaceSome(signer: Signer, stuck: readonly PendingNonce[], head: Block): Promise<void> {
     if (stuck.length === 0) return;
     const tip = await chain.tip();
@@ -376,7 +376,7 @@ function createReplacer(parts: WalletParts) {
   }
 
   async function fill(signer: Signer, gaps: readonly number[], head: Block): Promise<void> {
-    // They were used once, deep in the chain, and are free again: the transactions stored for them come first.
+    // The nonces may have closed transactions, used deep in the chain once and unused again now: these are broadcast first.
     const reopened = await store.write(async (tx) => {
       await leases.fence(tx, signer.address);
       return reopenNonces(tx, signer.address, gaps);
@@ -393,13 +393,13 @@ function createReplacer(parts: WalletParts) {
       const position = { nonce, replacement: 0, fees, block: head.number, now: clock.now() };
       rows.push(await signRow(signer, contentOf(chain.network, signer.address, []), position));
     }
-    if (!(await keep(signer.address, rows))) return;
+    if (!(await storeRows(signer.address, rows))) return;
     for (const row of rows) pendingNonces.add(row, []);
     log.warn("nonce_gap_filled", { wallet: signer.address, nonces: gaps });
   }
 
-  /** False when another process has stored one at the same nonce: ours must not be broadcast then. @throws WalletNotHeld */
-  async function keep(wallet: Hex, rows: readonly TransactionRow[]): Promise<boolean> {
+  /** Stores the rows. False, with no broadcast allowed, when another process has taken a nonce. @throws WalletNotHeld */
+  async function storeRows(wallet: Hex, rows: readonly TransactionRow[]): Promise<boolean> {
     try {
       await store.write(async (tx) => {
         await leases.fence(tx, wallet);
@@ -413,10 +413,10 @@ function createReplacer(parts: WalletParts) {
     }
   }
 
-  /** Replaces and fills what needs it at `head`, but nothing far ahead. @param next of a new payment, if it is known */
+  /** Replaces and fills the nonces within reach that need it at `head`. @param next the sender's next nonce, if known */
   return async (signer: Signer, progress: NonceProgress, next: number | null, head: Block): Promise<void> => {
     const waiting = pendingNonces.waiting(signer.address).filter(pendingNonces.isInReach);
-    const stuck = waiting.filter((each) => each.nonce >= progress.count && needsMore(each, progress, head));
+    const stuck = waiting.filter((each) => each.nonce >= progress.count && needsReplacement(each, progress, head));
     await replaceSome(signer, stuck, head);
     const end = Math.max((waiting.at(-1)?.nonce ?? -1) + 1, progress.count);
     const gaps: number[] = [];
@@ -440,13 +440,13 @@ function feesOf(row: TransactionRow): Fees {
 }
 
 /**
- * Fees rise by blocks missed, not by what nodes answer: a node that accepts no price would drive them to the cap. Only
- * the first in line counts missed blocks; the others wait for it, unless no block can take them.
+ * Whether a replacement is due. Fees rise by missed blocks, not by nodes' responses: a node that accepts no price would drive
+ * them to the cap. Only the first nonce in line counts missed blocks; later ones wait, unless their fee is below the base fee.
  */
-function needsMore(pendingNonce: PendingNonce, { count, since }: NonceProgress, head: Block): boolean {
+function needsReplacement(pendingNonce: PendingNonce, { count, since }: NonceProgress, head: Block): boolean {
   const row = newestOf(pendingNonce);
   if (isObsolete(pendingNonce) || BigInt(row.max_fee) < head.baseFee) return true;
-  // A block number that is yet to come was a node's error, and says nothing.
+  // A stored block number above the head was a node's error, and is ignored.
   const from = row.stored_at_block > head.number ? since : Math.max(row.stored_at_block, since);
   const missed = head.number - from;
   return pendingNonce.nonce === count && missed >= MISSED_BLOCKS_MAX;

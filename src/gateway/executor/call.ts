@@ -1,6 +1,6 @@
-// One transactional upstream call, from the job to its outcome: the deadline and the cancel around it, the
-// request as every protocol sends it, and the plain http call. A request is sent again only when it certainly
-// never reached the upstream.
+// Runs one transactional upstream call in a worker, from job to outcome: applies the deadline and the cancel, sends the
+// request, and reads the response of a plain http agent (mcp/call.ts reads those of MCP servers). A request is sent again only
+// when it certainly never reached the upstream.
 import { createHash, type Hash } from "node:crypto";
 import {
   type BodyRead,
@@ -34,13 +34,13 @@ import {
   type WorkerSettings,
 } from "./job.ts";
 
-/** What a call needs; the signal's reason is a CallStop. */
+/** What one call needs. The reason of `signal` is a CallStop. */
 export interface CallContext {
   readonly outbound: Outbound;
   readonly settings: WorkerSettings;
   readonly signal: StopSignal;
   readonly trace: Trace;
-  /** The memory for what is kept of the answer, and for its decoders. */
+  /** The memory that the captured response and its decoders take. */
   readonly hold: MemoryHold;
 }
 
@@ -59,10 +59,10 @@ export interface UpstreamRequest {
 }
 
 /**
- * Runs `call` under the deadline of the settings and turns all that happens into an outcome. Never rejects.
+ * Runs `call` under the configured deadline and turns whatever happens into an outcome. Never rejects.
  *
- * @param stop of this call alone: aborted, by a CallStop, when the caller cancels, and here when its time is over
- * @param keep receives the function that releases the memory of a long response; by default it is called at once
+ * @param stop belongs to this call alone. It is aborted with a CallStop when the caller cancels, and here at the deadline
+ * @param keep receives the function that releases the memory of a long response; the default calls it at once
  */
 export async function runCall(
   job: Job,
@@ -100,7 +100,7 @@ function judgeFailure(error: unknown, signal: StopSignal, trace: Trace): Outcome
   return failed(known, errorClass, detail, performance.now());
 }
 
-/** The plain http call: what the upstream answers is the result. */
+/** Calls a plain http agent: the upstream's response is the result. */
 export async function callHttp(job: Job, context: CallContext): Promise<Outcome> {
   const response = await send(context, {
     url: job.call.url,
@@ -111,8 +111,8 @@ export async function callHttp(job: Job, context: CallContext): Promise<Outcome>
   noteHead(context.trace, response);
   const { capture, receipt } = job.call;
   const digest = receipt ? createBodyDigest() : null;
-  const wanted = [context, response, capture ? MAX.capturedBytes : 0, digest] as const;
-  const start = startAtOnce(...wanted) ?? (await readStart(...wanted));
+  const reading = [context, response, capture ? MAX.capturedBytes : 0, digest] as const;
+  const start = readStartIfArrived(...reading) ?? (await readStart(...reading));
   const body = { start, size: context.trace.resp_size ?? 0, sha256: digest?.of(start) ?? null };
   return answered(context.trace, response.status, keep(body, capture), performance.now());
 }
@@ -135,9 +135,9 @@ export function send(context: CallContext, request: UpstreamRequest): Promise<An
 }
 
 /**
- * The first bytes of a body that is read to its end; `resp_size` of the trace becomes its whole size.
+ * Reads a body to its end and resolves with its first bytes. Sets `resp_size` of the trace to the size of the whole body.
  *
- * @param digest receives the bytes after the first ones
+ * @param digest receives the bytes that follow the captured ones
  */
 export async function readStart(
   context: CallContext,
@@ -145,18 +145,18 @@ export async function readStart(
   captureBytes: number,
   digest: BodyDigest | null = null,
 ): Promise<Uint8Array> {
-  return startOf(context, await readBody(response, readLimits(context, captureBytes, digest)));
+  return capturedStart(context, await readBody(response, readLimits(context, captureBytes, digest)));
 }
 
-/** `readStart` of a body that is there already, as most are: a wait would cost as much as a parse of the answer. */
-function startAtOnce(
+/** The fast path of `readStart`, for bodies that have arrived in full, as most have: an await costs as much as their parsing. */
+function readStartIfArrived(
   context: CallContext,
   response: Answer,
   captureBytes: number,
   digest: BodyDigest | null,
 ): Uint8Array | null {
   const body = bodyAtOnce(response, readLimits(context, captureBytes, digest));
-  return body === null ? null : startOf(context, body);
+  return body === null ? null : capturedStart(context, body);
 }
 
 function readLimits({ settings, hold }: CallContext, captureBytes: number, digest: BodyDigest | null) {
@@ -169,7 +169,10 @@ function readLimits({ settings, hold }: CallContext, captureBytes: number, diges
   };
 }
 
-function startOf({ trace, settings }: CallContext, { size, tooLarge: isTooLarge, captured }: BodyRead): Uint8Array {
+function capturedStart(
+  { trace, settings }: CallContext,
+  { size, tooLarge: isTooLarge, captured }: BodyRead,
+): Uint8Array {
   trace.resp_size = size;
   if (isTooLarge) throw tooLarge(settings);
   return captured;
@@ -179,36 +182,36 @@ export function tooLarge(settings: WorkerSettings): CallError {
   return new CallError("internal", `the response is larger than ${settings.max_response_bytes} bytes`);
 }
 
-/** The SHA-256 of a response, taken while it is read: only its start is ever kept. */
+/** The SHA-256 of a response, computed while the body is read, since only the start of the body is kept. */
 function createBodyDigest() {
   const begin = (start: Uint8Array) => createHash("sha256").update(start);
   let begun: Hash | null = null;
   return {
-    /** Takes what follows the start, piece by piece. */
+    /** Takes the bytes that follow the start, piece by piece. */
     beyond(rest: Uint8Array, start: () => Uint8Array) {
       begun ??= begin(start());
       begun.update(rest);
     },
-    /** The digest in lower hex, at the end. */
+    /** The digest in lower-case hex, once the body has ended. */
     of: (start: Uint8Array) => (begun ?? begin(start)).digest("hex"),
   };
 }
 
 type BodyDigest = ReturnType<typeof createBodyDigest>;
 
-// Limits the memory for captured answers of a worker. Short answers are free. A longer one first takes a slot as large as all
-// it may ever need, and is not read on before it has it. So no answer that has begun waits for another that has, and a
-// waiting one loses nothing but time, up to its own deadline. An encoded answer takes the memory of its decoders before its
-// slot, with nothing else held, so no circular wait is possible.
+// The memory for captured responses in one worker. Short responses are free. A longer response first takes a slot, as large as
+// the most that it can need, and is not read on until it has the slot. So a response that holds memory never waits for more,
+// and one that waits loses nothing but time, up to its own deadline. A compressed response takes the memory of its decoders
+// before its slot, while it holds nothing else, so no circular wait is possible.
 
-/** What is captured, and the slack that the exchange of an id needs. */
+/** The captured bytes, plus slack for replacing the JSON-RPC id. */
 const SLOT_BYTES = MAX.capturedBytes + 8 * 1024;
 
-/** What one call holds. */
+/** The memory that one call holds. */
 export class MemoryHold implements DecodedFor {
   readonly tenant: string;
   readonly agent: string;
-  /** Bytes that arrive while the answer waits for its slot. */
+  /** Accounts for bytes that arrive while the response waits for its slot. */
   readonly ahead: AnswerReadAhead;
   readonly #memory: ResponseMemory;
   readonly #signal: StopSignal;
@@ -222,7 +225,7 @@ export class MemoryHold implements DecodedFor {
     this.#signal = signal;
   }
 
-  /** To be awaited before `bytes` in all are kept; undefined when there is nothing to wait for. */
+  /** To be awaited before the call keeps `bytes` in total; undefined when no wait is needed. */
   grow(bytes: number): Promise<void> | undefined {
     return this.#hasSlot || bytes <= FREE_BYTES ? undefined : this.#takeSlot();
   }
@@ -230,7 +233,7 @@ export class MemoryHold implements DecodedFor {
   async #takeSlot(): Promise<void> {
     await enter(this.#memory.slots, { tenant: this.tenant, agent: this.agent, amount: 1 }, this.#signal);
     this.#hasSlot = true;
-    // From here on it is read regardless of its tenant's other answers, since they may wait for its slot.
+    // From here on this response is read regardless of its tenant's other responses, since those may wait for its slot.
     this.ahead.exempt();
   }
 
@@ -248,21 +251,21 @@ export class MemoryHold implements DecodedFor {
   }
 }
 
-/** The memory of one of several workers. */
+/** The memory for responses in one worker: its part of the whole process's. */
 export class ResponseMemory {
   readonly slots: FairQueue;
   readonly readAhead: ReadAhead;
   readonly decoders: DecoderShare;
 
   constructor(workers: number, total = MAX.captureBytes) {
-    // However many workers there are, a tenant alone must not have all slots of one.
+    // At least 8, so that one tenant cannot hold all slots of a worker, however many workers there are.
     const size = Math.max(8, Math.floor(total / workers / SLOT_BYTES));
     this.slots = createFairQueue(createFairShare({ size }));
     this.readAhead = new ReadAhead(MAX.aheadBytes / workers);
     this.decoders = createDecoderShare(Math.max(MAX.decoderBytes / workers, MAX.workerDecoderBytes));
   }
 
-  /** @param signal its reason ends a wait */
+  /** @param signal ends a wait for memory, which rejects with the signal's reason */
   hold(tenant: string, agent: string, signal: StopSignal): MemoryHold {
     return new MemoryHold(this, tenant, agent, signal);
   }

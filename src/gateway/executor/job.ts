@@ -1,11 +1,11 @@
-// What crosses between the scheduler, which owns the database, and the workers, which own the upstream calls: a Job goes in,
-// exactly one Outcome comes back. And how an outcome is judged, from what happened to the stored end.
+// The messages between the scheduler, which owns the database, and the workers, which make the upstream calls: for each Job
+// that goes in, exactly one Outcome comes back. Also how an outcome is made from what happened to the call, in its stored form.
 //
-// One message per turn of the event loop each way, since the cost is per message, not per job. It brings many jobs or
-// outcomes: their heads as one JSON text, the short bodies as one piece that is moved, the long bodies moved one by one. A
-// structured clone of the same items takes twice the CPU of both threads (measured on Bun 1.4.5: 5.3 µs instead of 2.8 for
-// each of 30 jobs). Long texts are cloned all the same: that takes a fraction of what JSON takes (60 KB full of quotes: 0.01
-// ms instead of 1).
+// Messages cost by their number, not by their jobs, so each side sends at most one per turn of the event loop, with many jobs
+// or outcomes: their heads as one JSON text, all short bodies in one buffer that is transferred, long bodies transferred one
+// by one. A structured clone of these items takes twice the CPU of both threads (measured on Bun 1.4.5: 5.3 µs instead of 2.8
+// for each of 30 jobs). Heads with long texts are cloned all the same, since JSON escapes them slowly (60 KB full of quotes:
+// 0.01 ms instead of 1).
 import { joined } from "../../core/bytes.ts";
 import type { Call } from "../../core/call.ts";
 import type { LogFields } from "../../core/log.ts";
@@ -22,14 +22,11 @@ export interface Job {
   readonly call: Call;
   /** The header that carries the credential; null for none. */
   readonly credential: { readonly name: string; readonly value: string } | null;
-  /**
-   * MCP sessions are shared by the jobs with the same key: agent, URL, credential and its version. Null for a call that has
-   * none.
-   */
+  /** Jobs with the same key share an MCP session: agent, URL, credential and its version. Null for an http agent. */
   readonly session_key: string | null;
   /**
-   * When its claim was last known to hold, in milliseconds since the epoch: the one clock that threads share. Null
-   * when that was just now.
+   * When the claim on the call was last known to hold, in milliseconds since the epoch, the one clock that threads share.
+   * Null when the claim was checked just now.
    */
   readonly claim_seen_at: number | null;
   readonly body: CallBody;
@@ -49,22 +46,22 @@ export interface WorkerSettings {
   readonly deny_hosts: readonly string[];
   /** PEM of extra trusted roots. */
   readonly extra_ca: string | null;
-  /** A pause of a worker's event loop from this length on is logged. */
+  /** Pauses of a worker's event loop that are at least this long are logged. */
   readonly blocked_ms: number;
 }
 
-/** What is known of a call so far. It is filled in as the call goes on, so that a failure is recorded with it too. */
+/** What is known of a call so far, filled in as the call goes on, so that the record of a failure has it too. */
 export interface Trace {
-  /** When the first connection was dialled, of performance.now(); null before that. */
+  /** When the first connection was dialled, by performance.now(); null before that. */
   dialled_at: number | null;
-  /** Set once the head of the final response came. */
+  /** Set when the head of the final response has come. */
   upstream_status: number | null;
   response_content_type: string | null;
-  /** Bytes of the decoded body, as far as they could be counted. */
+  /** Bytes of the decoded body, as far as it was read. */
   resp_size: number | null;
 }
 
-/** What is kept of a body. */
+/** What the record of a call keeps of the response body. */
 export type KeptBody = Pick<Ending, "response" | "response_truncated" | "resp_sha256">;
 
 const NOT_STORED: KeptBody = { response: null, response_truncated: false, resp_sha256: null };
@@ -81,7 +78,7 @@ export function noteHead(trace: Trace, response: Answer): void {
   trace.resp_size = null;
 }
 
-/** The call was answered in full. */
+/** The outcome of a call that was answered in full. */
 export function answered(trace: Trace, upstreamStatus: number, stored: KeptBody, now: number): Outcome {
   const errorClass = errorClassOf(upstreamStatus);
   return {
@@ -96,7 +93,7 @@ export function answered(trace: Trace, upstreamStatus: number, stored: KeptBody,
   };
 }
 
-/** The call has no whole answer. The numbers so far are kept; a partial body is not stored. */
+/** The outcome of a call without a whole response. The record keeps what is known so far, but no part of the body. */
 export function failed(trace: Trace, errorClass: ErrorClass, detail: string, now: number): Outcome {
   return {
     status: "failed",
@@ -110,10 +107,10 @@ export function failed(trace: Trace, errorClass: ErrorClass, detail: string, now
   };
 }
 
-/** The outcome of a call whose worker died or never took it, so that nothing is known. */
+/** The outcome of a call whose worker died or never got it, so that nothing is known. */
 export const lostCall = (detail: string): Outcome => failed(newTrace(), "internal", detail, 0);
 
-/** A whole body as its caller gets it. */
+/** A whole response body, as the caller gets it. */
 export interface WholeBody {
   /** The first bytes, at least as many as are captured. */
   readonly start: Uint8Array;
@@ -121,7 +118,7 @@ export interface WholeBody {
   readonly sha256: string | null;
 }
 
-/** The stored form of a body. */
+/** The stored form of a response body. */
 export function keep({ start, size, sha256: resp_sha256 }: WholeBody, capture: boolean): KeptBody {
   if (!capture) return { ...NOT_STORED, resp_sha256 };
   const response = start.length > MAX.capturedBytes ? start.slice(0, MAX.capturedBytes) : start;
@@ -131,27 +128,27 @@ export function keep({ start, size, sha256: resp_sha256 }: WholeBody, capture: b
 const latency = ({ dialled_at }: Trace, now: number): number | null =>
   dialled_at === null ? null : Math.max(0, Math.round(now - dialled_at));
 
-/** Answers up to this length are short. */
+/** Responses up to this length are short: they count as no memory of their worker. */
 export const FREE_BYTES = 16 * 1024;
 
 export interface WorkerStart {
   readonly kind: "start";
   readonly settings: WorkerSettings;
-  /** Among how many workers the memory for answers is shared. */
+  /** How many workers share the memory for responses. */
   readonly workers: number;
 }
 
-/** News for a worker about its jobs. */
-export interface News {
+/** What a worker is told about its jobs. */
+export interface JobNews {
   readonly cancel: readonly string[];
-  /** Their responses, which count as memory of the worker, are recorded, or never will be. */
+  /** Jobs whose responses are recorded, or never will be: they no longer count as memory of the worker. */
   readonly recorded: readonly string[];
 }
 
 export type ToWorker =
   | WorkerStart
-  | ({ readonly kind: "work"; readonly jobs: Batch<JobHead> } & News)
-  /** Close the sessions, then say so. */
+  | ({ readonly kind: "work"; readonly jobs: Batch<JobHead> } & JobNews)
+  /** Asks the worker to close its MCP sessions, and then to answer `closed`. */
   | { readonly kind: "close" };
 
 export interface Result {
@@ -162,7 +159,7 @@ export interface Result {
 export type FromWorker =
   | { readonly kind: "ready" }
   | { readonly kind: "done"; readonly results: Batch<ResultHead> }
-  /** For the log, such as that its event loop was blocked. */
+  /** A warning for the log, such as that the worker's event loop was blocked. */
   | { readonly kind: "warning"; readonly event: string; readonly fields: LogFields }
   | { readonly kind: "closed" };
 
@@ -172,13 +169,13 @@ export const isCounted = ({ response }: Outcome): boolean => (response?.byteLeng
 type JobHead = Omit<Job, "body">;
 type ResultHead = Pick<Result, "id"> & { readonly outcome: Omit<Outcome, "response"> };
 
-/** What a tenant chooses of a job's head. */
+/** The length of the texts in a job's head whose length a tenant decides. */
 export function charactersOf({ call: { url, headers }, credential }: JobHead): number {
   const passed = headers.reduce((sum, [name, value]) => sum + name.length + value.length, 0);
   return url.length + passed + (credential?.value.length ?? 0);
 }
 
-/** From here on a clone of a job's head costs less than JSON. */
+/** Whether cloning a job's head costs less than JSON. */
 const isWordy = (head: JobHead) => charactersOf(head) > 1024;
 
 /** @returns the buffers to transfer, too */
@@ -203,7 +200,7 @@ export function batchOfResults(results: readonly Result[]) {
 export function resultsOf(batch: Batch<ResultHead>): Result[] {
   return itemsOf(batch).map(({ head: { id, outcome }, body: response }) => ({
     id,
-    // What is kept of a response is in one piece.
+    // A kept response is always in one piece.
     outcome: { ...outcome, response: response && wholeOf(response) },
   }));
 }
@@ -214,23 +211,23 @@ export interface WithBody<Head> {
   readonly body: CallBody | null;
 }
 
-/** Many items with heads of one sort. */
+/** Many items in one message. */
 export interface Batch<Head> {
   /** The heads as JSON, each with the length of its body, or null. */
   readonly text: string;
   /** The heads with long texts, which are cloned. */
   readonly wordy: readonly Entry<Head>[];
   readonly short: Uint8Array;
-  /** The long bodies, by their parts. */
+  /** The long bodies, each as its parts. */
   readonly long: readonly (readonly Uint8Array[])[];
 }
 
 type Entry<Head> = readonly [head: Head, bytes: number | null];
 
 /**
- * Items whose heads have long texts come last.
+ * Packs items into a batch, those with long texts last.
  *
- * @returns `transfer`: what is unusable to the sender from when the batch is posted
+ * @returns `transfer` are the buffers that the sender loses when it posts the batch
  */
 export function batchOf<Head>(
   items: readonly WithBody<Head>[],
@@ -253,24 +250,24 @@ export function itemsOf<Head>({ text, wordy, short, long }: Batch<Head>): WithBo
     if (bytes === null) return { head, body: null };
     if (isLong(bytes)) return { head, body: bodyOf(long[longs++] ?? []) };
     at += bytes;
-    // Copied, so that a call that needs its body for long does not keep the bodies of all others in memory.
+    // Copied, so that a call that needs its body for long does not keep the bodies of the whole batch in memory.
     return { head, body: short.slice(at - bytes, at) };
   });
 }
 
 const entryOf = <Head>({ head, body }: WithBody<Head>): Entry<Head> => [head, body?.byteLength ?? null];
 
-/** From here on moving a body beats copying it. */
+/** Whether transferring a body is cheaper than copying it. */
 const isLong = (bytes: number) => bytes >= 64 * 1024;
 
-/** The parts of a body in memory of their own. */
+/** The parts of a body, each in a buffer of its own. */
 function ownParts(body: CallBody): readonly Uint8Array[] {
   if (body instanceof Uint8Array) return [detached(body)];
   return body.whole === null ? body.parts : [body.whole];
 }
 
-/** Moving a view moves its whole buffer, so a view on a larger buffer is copied. */
+/** Transferring a view transfers its whole buffer, so a view on a larger buffer is copied. */
 function detached(body: Uint8Array): Uint8Array {
-  // Of a Buffer, its own `slice` would be another view.
+  // `slice` of Buffer would give another view.
   return body.byteLength === body.buffer.byteLength ? body : Uint8Array.prototype.slice.call(body);
 }

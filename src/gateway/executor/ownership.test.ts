@@ -141,7 +141,7 @@ test("a large body is read before its call is taken, so that a process which die
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const one = accepted(clock.now(), {}, "x".repeat(3 * PART_BYTES));
   await accept(real, one);
-  await scheduler.takeUpPending();
+  await scheduler.offerPending();
   await untilEnded(one.row.id);
   await isGone.promise;
   expect(jobs.map(({ body }) => body.byteLength)).toEqual([3 * PART_BYTES]);
@@ -153,7 +153,7 @@ test("calls that were taken without an answer are given back, and then made once
   const claims = createClaims();
   const { scheduler, untilEnded } = scheduling.open({ pool, claims, store: losingAnswer("take") });
   const calls = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  await scheduler.takeUpPending();
+  await scheduler.offerPending();
   await scheduling.store().write(async () => {});
   expect(await scheduling.statusOf(calls[0]?.row.id ?? "")).toEqual(["running", null]);
   const released = (tenant: string, agentId: string) => scheduler.offer(tenant, agentId);
@@ -175,7 +175,7 @@ test("a call that is cancelled before the answer of the write that took its bloc
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  await scheduler.takeUpPending();
+  await scheduler.offerPending();
   await stored.promise;
   expect(await abandon(scheduling.store(), one.row, "cancelled", clock.now())).toBe(true);
   scheduler.stop(one.row.id);
@@ -191,7 +191,7 @@ test("a call of a block that was ended while its process was paused is not made"
   const { jobs, pool } = makePool(well);
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  await scheduler.takeUpPending();
+  await scheduler.offerPending();
   await stored.promise;
   const later = await scheduling.takenForDead(one);
   answered.resolve();
@@ -211,7 +211,7 @@ test("a call that is refused to its caller before the answer of the write that t
     refusals: { unnoted },
   });
   const [one, other] = [await scheduling.acceptOne(), await scheduling.acceptOne()];
-  await scheduler.takeUpPending();
+  await scheduler.offerPending();
   await stored.promise;
   unnoted.add(one.row.id);
   answered.resolve();

@@ -48,7 +48,7 @@ test("a backlog is taken in blocks of as many calls as there are slots, and each
   const { scheduler, untilEnded } = scheduling.open({ pool, store });
   const calls: Awaited<ReturnType<typeof scheduling.acceptOne>>[] = [];
   for (let i = 0; i < 10; i++) calls.push(await scheduling.acceptOne());
-  await scheduler.takeUpPending();
+  await scheduler.offerPending();
   for (const { row } of calls) await untilEnded(row.id);
   expect(jobs.map(({ id }) => id)).toEqual(calls.map(({ row }) => row.id));
   expect(commands.filter((name) => name !== "end" && name !== "take")).toEqual([]);
@@ -69,7 +69,7 @@ test("a block that is taken while the process begins to stop stays pending", asy
   const { jobs, pool } = makePool(well);
   const { scheduler } = scheduling.open({ pool, store });
   const one = await scheduling.acceptOne();
-  await scheduler.takeUpPending();
+  await scheduler.offerPending();
   await asked.promise;
   const drained = scheduler.drain(10_000);
   answered.resolve();
@@ -142,7 +142,7 @@ test("a drain lets what runs end, starts nothing more, and leaves the rest pendi
 
   const next = scheduling.open({ pool, replica: "rep_2" });
   await (await scheduling.lease()).recover();
-  await next.scheduler.takeUpPending();
+  await next.scheduler.offerPending();
   await next.untilEnded(second.row.id);
   expect(await scheduling.statusOf(second.row.id)).toEqual(["succeeded", null]);
   await untilEnded(first.row.id);
@@ -159,7 +159,7 @@ test("a call that ran when the process died ends as internal, and is not made ag
   const next = makePool(well);
   const after = scheduling.open({ pool: next.pool, replica: "rep_2" });
   await (await scheduling.lease()).recover();
-  await after.scheduler.takeUpPending();
+  await after.scheduler.offerPending();
   expect(await scheduling.statusOf(one.row.id)).toEqual(["failed", "internal"]);
   expect(next.jobs).toEqual([]);
 });

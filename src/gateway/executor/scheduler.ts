@@ -1,9 +1,9 @@
-// From accepted to ended: takes calls durably, hands each to a worker, and records what came back. The database is the queue;
-// what is in memory may vanish at any moment without losing or repeating a call.
+// Takes transactional calls from acceptance to their end: claims each call in the database, hands it to a worker, and records
+// the outcome. The database is the queue; what is in memory may vanish at any moment without losing or repeating a call.
 //
-// Pending calls are taken by claims: an agent's oldest ones together in a block, or one with a large body by its ID. Before a
-// claim is written it is known here, since the answer of the write may come late or never.
-
+// A pending call runs only after this process has claimed it: an agent's oldest calls together in a block, or a call with a
+// large body alone, by its ID. A claim is known in memory before it is written, since the answer of the write may come late or
+// never.
 import type { Call } from "../../core/call.ts";
 import type { Tracer } from "../../core/tracing.ts";
 import { MAX } from "../../kernel/limits.ts";
@@ -28,42 +28,42 @@ import { failed, type Job, newTrace, type Outcome } from "./job.ts";
 import { type CallBlock, CallQueues, type QueueEntry, type RunSlots } from "./queue.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
-/** Agents with pending calls that one query finds. */
+/** How many agents with pending calls one query finds. */
 const AGENTS_AT_ONCE = 128;
 
 export interface SchedulerOptions extends RecordEndOptions {
   /** This replica's ID. */
   readonly replica: string;
-  /** Calls that may run here at once. */
+  /** How many calls may run here at once. */
   readonly slots?: number;
-  /** Calls of one agent that may run here at once. */
+  /** How many calls of one agent may run here at once. */
   agentMax(): number;
   readonly pool: WorkerPool;
   resolveCredential(tenant: string, ref: string, url: string): Promise<JobCredential>;
-  /** Left out where traces are off. */
+  /** Left out if tracing is off. */
   readonly tracer?: Tracer | null;
   readonly claims: Pick<Claims, "begin" | "took" | "over">;
   readonly refusals: {
-    /** Calls that this process refused but could not note yet. Their records may still appear. */
+    /** IDs of calls that this process refused but could not note in the database yet. Their records may still appear. */
     readonly unnoted: ReadonlySet<string>;
   };
 }
 
-/** A call that holds a slot, from its claim to its record. */
+/** A call that holds a slot, from its claim to the record of its end. */
 interface RunningCall {
   readonly agentId: string;
   readonly key: InvocationKey;
-  /** The claim's. */
+  /** Identifies the claim. */
   readonly token: string;
   /** When the claim was last known to hold. */
   believedAt: Moment;
-  /** Ended elsewhere meanwhile: if it has not been sent yet, it is not sent. */
+  /** Whether the call was ended by somebody else meanwhile: if it has not been sent yet, it is not sent. */
   stopped: boolean;
 }
 
 /** A call that waits for a slot, or has one. */
 interface ScheduledCall extends QueueEntry {
-  /** Of a call that was claimed before it came here: by the write that accepted it, or in a block. */
+  /** Set if the call was claimed before it is run: by the write that accepted it, or in a block. */
   readonly claimed?: { readonly running: RunningCall; readonly pending: PendingCall };
 }
 
@@ -71,10 +71,10 @@ export class Scheduler {
   readonly #options: SchedulerOptions;
   readonly #queues: CallQueues<ScheduledCall>;
   readonly #running = new Map<string, RunningCall>();
-  /** Those that are being claimed by their ID. */
+  /** Calls that are being claimed by their ID. */
   readonly #claiming = new Set<RunningCall>();
-  /** For each block that is being taken, the calls that were to be stopped meanwhile: it may bring them. */
-  readonly #taking = new Set<Set<string>>();
+  /** For each block that is being taken, the IDs of calls to stop that came meanwhile: the block may bring those calls. */
+  readonly #stoppedWhileTaking = new Set<Set<string>>();
   readonly #dispatch: ReturnType<typeof createDispatch>;
   #draining = false;
   #givenUp = false;
@@ -94,8 +94,8 @@ export class Scheduler {
   }
 
   /**
-   * A slot for a call that can start as soon as it is stored: claimed in the same write, it costs one write less. Null
-   * when it has to wait; then it is stored pending, and offered.
+   * Takes a slot for a call that can start as soon as it is stored: the write that accepts the call claims it too, which saves
+   * a write. Null when the call has to wait; then it is to be stored as pending, and offered.
    */
   reserve({ row, body }: AcceptedCall) {
     const { tenant, id, agent_id } = row;
@@ -103,7 +103,7 @@ export class Scheduler {
     const slot = this.#queues.reserve(agent_id, item);
     if (slot === null) return null;
     const { claims, replica: owner } = this.#options;
-    // The call is known from here on, since it can be cancelled from its commit on, and the answer of the commit may come late.
+    // Known in memory from here on: a caller can cancel it as soon as it is committed, and the commit's answer may come late.
     const running = this.#begin(agent_id, item);
     return {
       claim: { owner, token: running.token },
@@ -118,21 +118,21 @@ export class Scheduler {
   }
 
   /**
-   * Calls of this agent have become pending.
+   * Says that calls of this agent have become pending.
    *
-   * @param id of the only one; where it is left out, there may be others that were never offered
+   * @param id of the call, if it is the only one; without it there may be others that were never offered
    */
   offer(tenant: string, agentId: string, id?: string): void {
     this.#queues.offer(tenant, agentId, id);
   }
 
-  /** Takes up all that is pending, of this process and of those that are gone. */
-  async takeUpPending(): Promise<void> {
+  /** Offers the calls of all agents that have pending ones, whichever process accepted them. */
+  async offerPending(): Promise<void> {
     const { store, replica, clock } = this.#options;
-    const next = (after: string) =>
+    const agentsAfter = (after: string) =>
       store.execute(waitingAgents, { replica, now: clock.now(), after, limit: AGENTS_AT_ONCE });
     for (let after = ""; !this.#draining; ) {
-      const agents = await next(after);
+      const agents = await agentsAfter(after);
       for (const { tenant, agent_id } of agents) this.#queues.offer(tenant, agent_id);
       const last = agents.at(-1);
       if (last === undefined || agents.length < AGENTS_AT_ONCE) return;
@@ -149,15 +149,15 @@ export class Scheduler {
     return this.#running.size;
   }
 
-  /** Stops the upstream call of an invocation, if it runs here or is just being taken. */
+  /** Stops the upstream call of an invocation, if the call runs here or is just being taken. */
   stop(id: string): void {
     const running = this.#running.get(id);
     if (running !== undefined) running.stopped = true;
-    else for (const stopped of this.#taking) stopped.add(id);
+    else for (const stopped of this.#stoppedWhileTaking) stopped.add(id);
     this.#options.pool.cancel(id);
   }
 
-  /** Starts nothing more, lets what runs end for `ms`, then ends it. Pending calls stay pending. */
+  /** Starts no more calls, waits up to `ms` for the running ones, then ends them. Pending calls stay pending. */
   async drain(ms: number): Promise<void> {
     const { pool } = this.#options;
     this.#draining = true;
@@ -168,7 +168,7 @@ export class Scheduler {
     this.#givenUp = true;
   }
 
-  /** A call whose claim is about to be stored. */
+  /** Notes a call in memory whose claim is about to be written. */
   #begin(agentId: string, { tenant, id }: QueueEntry): RunningCall {
     const token = this.#options.claims.begin();
     const running = { agentId, key: { tenant, id }, token, believedAt: thisMoment(), stopped: false };
@@ -176,20 +176,20 @@ export class Scheduler {
     return running;
   }
 
-  /** Null when another process has the call, or it was cancelled. */
+  /** Claims a call by its ID. Null when another process has claimed it, or it was cancelled. */
   async #claim(running: RunningCall, bodyBytes = 0): Promise<PendingCall | null> {
     const { store, clock, replica: owner } = this.#options;
     const { key, token } = running;
-    const stored = () => claim(store, { key, owner, token, now: clock.now() }, bodyBytes);
+    const write = () => claim(store, { key, owner, token, now: clock.now() }, bodyBytes);
     this.#claiming.add(running);
     try {
-      return await untilStored(stored, () => this.#draining);
+      return await untilStored(write, () => this.#draining);
     } finally {
       this.#claiming.delete(running);
     }
   }
 
-  /** The agent's oldest pending calls behind that of ID `after`, claimed in one write. */
+  /** Claims the agent's oldest pending calls with IDs above `after`, in one write. */
   async #takeBlock(tenant: string, agent_id: string, slots: number, after: string): Promise<CallBlock<ScheduledCall>> {
     const { store, clock, replica: owner, claims, refusals } = this.#options;
     const tokens = Array.from({ length: slots }, () => claims.begin());
@@ -197,7 +197,7 @@ export class Scheduler {
     const leftOut = [...claiming.map(({ key }) => key.id), ...refusals.unnoted];
     const [used, stopped] = [new Set<string>(), new Set<string>()];
     const believedAt = thisMoment();
-    this.#taking.add(stopped);
+    this.#stoppedWhileTaking.add(stopped);
     try {
       const block = { tenant, agent_id, owner, tokens, now: clock.now(), after, leftOut };
       const { taken, large } = await store.execute(takeCommand, block);
@@ -210,13 +210,13 @@ export class Scheduler {
       });
       return { taken: calls, large: large === null ? null : { tenant, ...large } };
     } finally {
-      this.#taking.delete(stopped);
-      // What was taken by those of a lost answer is given back when the claims are compared.
+      this.#stoppedWhileTaking.delete(stopped);
+      // If the answer was lost, calls may be claimed by these tokens; comparing claims with the database gives them back.
       for (const token of tokens) if (!used.has(token)) claims.over(token);
     }
   }
 
-  async #run(agentId: string, item: ScheduledCall, made: () => void): Promise<void> {
+  async #run(agentId: string, item: ScheduledCall, freeSlot: () => void): Promise<void> {
     const { claims, log, pool, refusals } = this.#options;
     if (item.claimed === undefined && refusals.unnoted.has(item.id)) return;
     const running = item.claimed?.running ?? this.#begin(agentId, item);
@@ -232,7 +232,7 @@ export class Scheduler {
         const outcome = await this.#dispatch(running, pending);
         const own = { key, token, request_id: pending.call.request_id };
         const recorded = recordEnd(this.#options, own, outcome, () => this.#givenUp);
-        made();
+        freeSlot();
         await recorded;
       } else claims.over(token);
     } catch (error) {
@@ -244,8 +244,8 @@ export class Scheduler {
   }
 
   /**
-   * A call that was stored claimed. If this process stops by now, it is left to the next one. If it has been refused to
-   * its caller while it was taken with others, it is given back, so that its record can be removed.
+   * The call, if it may still run here. If this process is stopping, the call is given back, for another process to run. If
+   * the call was refused to its caller while a block took it, it is given back too, so that its record can be removed.
    */
   async #confirmed({ key, token }: RunningCall, pending: PendingCall): Promise<PendingCall | null> {
     const { store, clock, refusals } = this.#options;
@@ -264,11 +264,11 @@ interface JobCredential {
 const NO_CREDENTIAL: JobCredential = { header: null, version: "" };
 
 /**
- * Hands a claimed call to a worker, with its credential, for as long as the claim is sure to hold: a process that was paused
- * may have been taken for dead by other replicas, and they have ended its calls then.
+ * Hands a claimed call to a worker, with its credential, but only while the claim is sure to hold: if this process was paused,
+ * other replicas may have taken it for dead and ended its calls.
  *
- * @param claimAgain reads a call that is claimed already; null when it is not any more
- * @param isDraining whether this process is about to stop: then it waits no more for a store that is away
+ * @param claimAgain reads a call that is claimed already; null when the claim is lost
+ * @param isDraining whether this process is stopping, and so must not wait for a database that is away
  */
 function createDispatch(
   { store, log, pool, resolveCredential, tracer = null }: SchedulerOptions,
@@ -296,7 +296,7 @@ function createDispatch(
     });
   }
 
-  /** Whether the claim still holds. Asks the database only when that has not been known for a while. */
+  /** Whether the claim still holds. Asks the database only if the last answer is too old to be believed. */
   async function stillHolds(running: RunningCall): Promise<boolean> {
     if (!isOlder(running.believedAt, CLAIM_BELIEVED_MS)) return true;
     const askedAt = thisMoment();
@@ -305,13 +305,12 @@ function createDispatch(
     return isHeld;
   }
 
-  /** Right before the call is dialled, a claim that was not checked for a while is checked again. */
   return async function dispatch(running: RunningCall, { call, body }: PendingCall): Promise<Outcome> {
     const { agentId, key } = running;
     const { credential_ref, url } = call;
     const credential = credential_ref === null ? NO_CREDENTIAL : await resolve(key, credential_ref, url);
     if (credential === null) return failed(newTrace(), "credential_error", "credential not resolved", 0);
-    const ended = () => failed(newTrace(), "cancelled", "ended before it was made", 0);
+    const ended = () => failed(newTrace(), "cancelled", "ended before it was sent", 0);
     const sendOnce = (sent: CallBody, claim_seen_at: number | null) =>
       send({
         id: key.id,
@@ -328,8 +327,8 @@ function createDispatch(
     if (running.stopped || !(await stillHolds(running)) || running.stopped) return ended();
     const outcome = await sendOnce(body, running.believedAt.wall);
     if (!outcome.is_stale) return outcome;
-    // Check the claim once more, and then trust it even if the clocks of the threads differ. The body is read again,
-    // since the pool has taken over the first one.
+    // The worker found the claim too old. Check the claim once more, and then trust it, even if the clocks of the threads
+    // differ. The body is read again, since the pool owns the first one.
     const again = await claimAgain(running);
     return again === null || running.stopped ? ended() : sendOnce(again.body, null);
   };

@@ -1,5 +1,5 @@
-// The pages of the manual: plain Markdown beside this file, part of the binary, and in one order wherever they are
-// listed.
+// The registry of the manual's pages, in the order in which they are listed everywhere. The pages are Markdown files beside
+// this file, and part of the binary.
 import api from "./api.md" with { type: "text" };
 import architecture from "./architecture.md" with { type: "text" };
 import backups from "./backups.md" with { type: "text" };
@@ -21,7 +21,7 @@ import troubleshooting from "./troubleshooting.md" with { type: "text" };
 import upgrades from "./upgrades.md" with { type: "text" };
 
 export interface Page {
-  /** The name of its file without the ending, its path below /docs, and the topic of `tollgate help`. */
+  /** The name of the file without its ending, the path below /docs, and the topic of `tollgate help`. */
   readonly name: string;
   readonly title: string;
   readonly summary: string;

@@ -1,6 +1,6 @@
-// The manual at /docs: its pages, a style, a script that searches, and the index that the script reads. All of it comes from
-// the binary and needs no token. Each page is rendered once, when it is first asked for, so that no start waits for it. Raw
-// HTML in the Markdown is shown as text, and links between pages lead to where the pages are served.
+// The routes of the manual at /docs: its pages, a style sheet, a search script, and the index that the script reads. All are
+// part of the binary and need no token. Each page is rendered at its first request, so that no start waits for it. Raw HTML in
+// the Markdown is shown as text, and links between pages are rewritten to their paths at /docs.
 
 import { Marked, type RendererObject, type Token, type Tokens } from "marked";
 import { type Assets, asset, pageAsset } from "../../http/assets.ts";
@@ -45,7 +45,7 @@ function contentsHtml(pages: readonly Page[]): string {
 
 interface Site {
   readonly title: string;
-  /** From the page to the folder of the site: paths are relative, so that it works below a proxy's prefix too. */
+  /** The path from the page to the folder of the pages; relative, so that the site works below a proxy's prefix too. */
   readonly below: "" | "docs/";
   readonly pages: readonly Page[];
   readonly current: string | null;
@@ -85,18 +85,18 @@ ${main}    </main>
 `;
 }
 
-/** A part of a page: what stands below one heading, up to the next one. The search finds these. */
+/** A section of a page, from one heading to the next: the unit that the search finds. */
 export interface Section {
   /** The page's name. */
   readonly page: string;
   /** Empty for the part that the page begins with. */
   readonly anchor: string;
   readonly title: string;
-  /** Without marks. */
+  /** The text without Markdown. */
   readonly text: string;
 }
 
-/** The anchor of a heading, as repository pages make it. */
+/** The anchor of a heading, as GitHub makes it. */
 function anchorOf(heading: string): string {
   return heading
     .toLowerCase()
@@ -128,7 +128,7 @@ const RENDERER: RendererObject = {
 
 const marked = new Marked({ gfm: true, renderer: RENDERER });
 
-/** `payments.md#get-paid` of the repository is `payments#get-paid` of the site. */
+/** Rewrites `payments.md#get-paid`, as links are in the repository, to `payments#get-paid`. */
 function servedAt(href: string): string {
   return href.replace(/^([a-z]+)\.md(?=#|$)/, "$1");
 }
@@ -154,7 +154,7 @@ export async function sectionsOf(page: string, markdown: string): Promise<Sectio
   return sections;
 }
 
-/** Each heading with what stands below it. A link can't refer to a definition in another part. */
+/** Splits a page into parts that begin at its headings. A link can't refer to a definition in another part. */
 function bodyPartsOf(markdown: string): string[] {
   const parts: string[][] = [[]];
   let isCode = false;
@@ -166,7 +166,7 @@ function bodyPartsOf(markdown: string): string[] {
   return parts.map((lines) => lines.join(""));
 }
 
-/** The words of a token and all within it. */
+/** The text of a token and of all tokens inside it. */
 function plainText(token: Token): string {
   if (token.type === "table") {
     const { header, rows } = token as Tokens.Table;

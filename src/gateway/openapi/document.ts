@@ -1,5 +1,5 @@
-// The OpenAPI document, made from the routes themselves when it is first asked for. The plugin that makes it is mounted on
-// an instance of its own, because it would also serve a page that loads its scripts from a public network.
+// Makes the OpenAPI document from the gateway's routes at the first request for it. The plugin that makes it is mounted on an
+// instance of its own, because it also serves a page that would load scripts from a public network.
 import { Elysia } from "elysia";
 import { operation, plainSchema, SECURITY_SCHEMES, type ServerDoc, TAGS } from "../../http/openapi.ts";
 import { STRANGERS } from "../../http/server.ts";
@@ -14,8 +14,8 @@ and poll the result.
 Every operation under \`/v1\` needs a bearer token that names a tenant and a user. With the local issuer,
 \`tollgate token --tenant acme --user alice\` prints one; give it to **Authorize**.
 
-An agent with a price is paid for by x402: its call is answered 402 with what it costs, and sent again with a payment
-in \`X-PAYMENT\`. The **Facilitator**, which collects the payments, is a server of its own.
+Calls of an agent with a price are paid by x402: the first response is a 402 with the price, and the caller retries with
+a payment in \`X-PAYMENT\`. The **Facilitator**, which collects the payments, is a separate server.
 
 The [manual](docs) has the rest.`;
 
@@ -29,13 +29,13 @@ export interface DescribedApi {
 }
 
 /**
- * The document of `api`, and of the facilitator's endpoints beside it, as JSON text. It is made in turns, a route each, since
- * all of it in one piece would hold the event loop for 40 ms (measured).
+ * The document of `api` and of the facilitator's endpoints, as JSON text. Each route is a turn of its own, since all of them in
+ * one piece would block the event loop for 40 ms (measured).
  *
- * @throws Error when two different schemas bear one name
+ * @throws Error when two different schemas have the same name
  */
 export async function apiDocument(api: DescribedApi, version: string, network: Network): Promise<string> {
-  // Loaded here, since it brings a schema library along that took a tenth of every start.
+  // Imported here, since the plugin loads a schema library that took a tenth of every start.
   const { swagger } = await import("@elysiajs/swagger");
   const { reader, schemas } = await described([...facilitatorRoutes(network), ...api.routes]);
   const plugin = swagger({
@@ -45,7 +45,7 @@ export async function apiDocument(api: DescribedApi, version: string, network: N
       info: { title: "tollgate", version, description: ABOUT },
       servers: [{ url: "/", description: "This gateway" }],
       tags: Object.entries(TAGS).map(([name, description]) => ({ name, description })),
-      // The types of the plugin have no mutual TLS.
+      // The plugin's types do not know mutual TLS.
       components: { securitySchemes: SECURITY_SCHEMES as never, schemas },
     },
   });
@@ -54,9 +54,9 @@ export async function apiDocument(api: DescribedApi, version: string, network: N
   return response.text();
 }
 
-/** The routes as the plugin reads them, and the schemas that they name. */
+/** A router with the routes for the plugin to read, and the named schemas of the routes. */
 async function described(routes: DescribedApi["routes"]) {
-  // The one request that it answers is not worth the code that Elysia would write for it: 10 ms in one piece (measured).
+  // Without `aot: false` Elysia would compile code for the one request that it answers: 10 ms in one piece (measured).
   const reader = new Elysia({ aot: false });
   const schemas: Record<string, object> = {};
   for (const { method, path, hooks } of routes) {
@@ -72,8 +72,8 @@ async function described(routes: DescribedApi["routes"]) {
 const nowhere = () => new Response();
 
 /**
- * A schema that has an `$id` moves to the components, so that it appears once and by that name. Inner values come first,
- * so that a named schema may hold others.
+ * Moves a schema with an `$id` to the components, so that it appears once, by that name. JSON.parse revives inner values first,
+ * so a named schema may contain others.
  */
 // biome-ignore lint/suspicious/noExplicitAny: what JSON.parse gives.
 function byName(value: any, schemas: Record<string, object>): unknown {
@@ -138,13 +138,13 @@ const settle = (network: Network) =>
     servers: [MUTUAL],
     summary: "Settle a payment",
     description:
-      "Verifies the payment again, simulates it, collects it by `transferWithAuthorization` and answers when it is in a " +
-      "block, or after the inclusion timeout. A payment that is known already is answered from its record, so a request " +
-      "may be sent again as often as its answer is lost: the money moves once. The same authorization with other " +
-      "requirements, or from another account, is a failure that names its transaction while that may land or has landed.",
+      "Verifies the payment again, simulates it, collects it by `transferWithAuthorization` and responds when it is in a " +
+      "block, or after the inclusion timeout. A known payment is answered from its record, so a request whose response was " +
+      "lost may be retried any number of times: the money moves once. The same authorization with other requirements, or " +
+      "from another account, is a failure that names the payment's transaction if that has landed or may still land.",
     body: { schema: settleRequest(network), description: "At most 64 KiB.", example: exampleRequest(network) },
     response: {
-      description: "What became of it.",
+      description: "The outcome of the payment.",
       schema: settleResponse(network),
       examples: {
         collected: { success: true, transaction: TRANSACTION, network: network.name, payer: PAYER },
@@ -156,7 +156,7 @@ const settle = (network: Network) =>
     answers: {
       invalid_request: {
         description:
-          "The body is malformed, larger than 64 KiB, or no JSON, or the value is 0. The message names the field.",
+          "The body is not JSON, malformed or larger than 64 KiB, or the value is 0. The message names the field.",
         example: "paymentPayload.payload.authorization.value: must be a string of decimal digits, of at most 256 bits",
       },
       denied: {
@@ -165,12 +165,12 @@ const settle = (network: Network) =>
       },
       over_limit: {
         description:
-          "With Retry-After, over what passes by itself: the account's daily ceiling, its gas of the day or its share of the settlements at work, or after too many reverts of the payer on this day. Without it, over the account's limit of one transaction, below the least value, to the payer itself, or of another network or token. Nothing was claimed.",
+          "With Retry-After, over a limit that passes with time: the account's daily ceiling, its gas of the day or its share of the settlements in flight, or too many reverts of the payer on this day. Without Retry-After, over the account's limit of one transaction, below the least value, to the payer itself, or of another network or token. Nothing was collected.",
         example: "the payment is outside the limits of this account",
       },
       unavailable: {
         description:
-          "No node of the chain answers, the gas wallet is low, the same payment is being settled just now, others of the payer's payments hold its balance, or the facilitator is shutting down.",
+          "No node of the chain answers, the gas wallet is low, the same payment is being settled, the payer's balance is needed for other payments of the payer, or the facilitator is shutting down.",
         example: "this payment is being settled",
       },
     },
@@ -194,8 +194,8 @@ const supported = (network: Network) =>
   });
 
 /**
- * The facilitator's endpoints. The facilitator has only three, so it serves no document of its own. These routes are for the
- * document alone: the gateway does not serve them.
+ * The facilitator's endpoints, which the gateway documents but does not serve. The facilitator has so few that it serves no
+ * document of its own.
  */
 const facilitatorRoutes = (network: Network) => [
   { method: "POST", path: "/settle", hooks: { detail: settle(network) } },

@@ -1,6 +1,6 @@
-// Swagger UI at /swagger and the OpenAPI document at /swagger/json. Both come from the binary and are made when they are
-// first asked for; nothing is read from disk or from another host to show them. The page runs no inline script, and the
-// policy of all pages holds the browser to that.
+// The routes of Swagger UI at /swagger and of the OpenAPI document at /swagger/json. Both are part of the binary and made at
+// their first request; nothing comes from disk or from another host. The page runs no inline script, which the content security
+// policy of all pages forbids.
 
 import { readFileSync } from "node:fs";
 import faviconPath from "swagger-ui-dist/favicon-32x32.png" with { type: "file" };
@@ -11,7 +11,7 @@ import type { Network } from "../../x402/network.ts";
 import { apiDocument, type DescribedApi } from "./document.ts";
 import initializer from "./initializer.js" with { type: "text" };
 
-/** Routes that document `api`, which is every route of the gateway but these. */
+/** The routes that document `api`, which are all routes of the gateway except these. */
 export function docsRoutes(api: DescribedApi, { routesOf }: Assets, version: string, network: Network) {
   return routesOf("/swagger", {
     "/swagger": () => pageAsset(PAGE),
@@ -23,7 +23,7 @@ export function docsRoutes(api: DescribedApi, { routesOf }: Assets, version: str
   });
 }
 
-/** Paths are relative to the page, so that it works below a proxy's prefix too. */
+/** Its paths are relative, so that the page works below a proxy's prefix too. */
 const PAGE = `<!doctype html>
 <html lang="en">
   <head>

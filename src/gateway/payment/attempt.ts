@@ -1,5 +1,5 @@
-// One attempt to settle a recorded payment, from the request to the record of its outcome. The outcome, the state of
-// the call and its totals are one write. Any failure on the way leaves the payment open, and leased.
+// One attempt to settle a recorded payment: the request to the facilitator, a look at the chain if needed, and the record of
+// the outcome, with the call's state, in one write. A failure anywhere leaves the payment open and leased for another try.
 import type { Log, LogFields } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { Clock, TimeBounds } from "../../core/time.ts";
@@ -38,12 +38,12 @@ import {
   closeRefused,
   confirmPayment,
   isConfirming,
-  mayLeave,
+  markSending,
   type OpenPayment,
   postpone,
 } from "./store.ts";
 
-/** After the time of an authorization, until nodes are asked no more: a minute more than their blocks need to prove anything. */
+/** Nodes are asked until so long after an authorization expires: a minute longer than their blocks need for a proof. */
 const ASKED_SECONDS = PROOF_SECONDS + 60;
 /** Longest pause between tries to store the outcome, since a caller may be waiting for it. */
 const STORE_PAUSE_MS_MOST = 1_000;
@@ -52,7 +52,7 @@ export interface AttemptOptions {
   readonly network: Network;
   readonly store: Store;
   readonly clock: Clock;
-  /** For the expiry of authorizations: an expired one counts as final, so the time must not be ahead. */
+  /** Decides whether an authorization has expired. Expiry is final, so this time must never be ahead. */
   readonly time: Pick<TimeBounds, "earliest">;
   readonly log: Log;
   readonly meters: Pick<Meters, "settlement" | "settlementTook">;
@@ -62,18 +62,18 @@ export interface AttemptOptions {
   /** Left out where traces are off. */
   readonly traces?: {
     readonly tracer: Tracer;
-    /** The headers that a call was accepted with; null for one that has ended. */
+    /** The trace headers with which a call was accepted; null for a call that has ended. */
     callHeaders(key: InvocationKey): Promise<NewSpan["parent"]>;
   } | null;
-  /** Called with an agent whose call has been paid for and may be made now. */
+  /** Called with the agent of a call that is paid for and may be made now. */
   paid(tenant: string, agentId: string): void;
 }
 
 /**
- * Tries once, and resolves when the outcome is recorded.
+ * Makes one attempt, and resolves when its outcome is recorded.
  *
- * @param stop breaks the attempt off, its outcome unknown
- * @throws Fault `unavailable` when it has been broken off and the store does not take the outcome
+ * @param stop aborts the attempt, with its outcome unknown
+ * @throws Fault `unavailable` when the attempt was aborted and the store does not take the outcome
  */
 export async function attemptSettlement(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
   if (isConfirming(open)) return confirm(options, open, stop);
@@ -81,16 +81,16 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const authorization = authorizationOf(open);
   const expected = expectedOf(network, authorization);
   const askedAt = time.earliest();
-  const mark = () => store.write((tx) => mayLeave(tx, open, clock.now()));
+  const mark = () => store.write((tx) => markSending(tx, open, clock.now()));
   const span = await beginAttemptSpan(options, open);
   const startedAt = performance.now();
-  const told = await client.settle({ ...open, expected, span, mayLeave: mark }, stop);
-  const found = needsLook(told, open, askedAt) ? await options.look?.(authorization) : undefined;
-  const outcome = outcomeBy(told, found, open);
+  const answer = await client.settle({ ...open, expected, span, markSending: mark }, stop);
+  const onChain = needsLook(answer, open, askedAt) ? await options.look?.(authorization) : undefined;
+  const outcome = outcomeBy(answer, onChain, open);
   meters.settlementTook(performance.now() - startedAt);
   span?.end({ outcome: outcome.kind, ...(outcome.kind !== "collected" && { errorType: outcome.kind }) });
   const now = clock.now();
-  // Judged by the time of the request, since the answer may have been on its way for long.
+  // Judged by the time of the request, since the answer may have taken long.
   const verdict = verdictOf(outcome, { ...open, asked_ms: askedMs(open, now) }, askedAt);
   const next = {
     now,
@@ -99,8 +99,8 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
     finalInMs: options.look === undefined ? null : MAX.settlementFinalMs,
     amount: expected.amount,
   };
-  // Wait for a store that is away. Asking again instead is worse: many facilitators answer that they can't collect a
-  // payment which they themselves have collected.
+  // Wait for a store that is away. Settling again instead would be worse: many facilitators answer that they can't collect
+  // a payment which they have collected themselves.
   const { isPaid, isClosed } = await untilStored(
     () => store.write((tx) => record(tx, open, verdict, next)),
     () => stop.aborted,
@@ -110,13 +110,13 @@ export async function attemptSettlement(options: AttemptOptions, open: OpenPayme
   const shownAs = shownVerdict(verdict, isUnsent(outcome));
   if (isClosed || verdict.kind === "open") meters.settlement(shownAs);
   const why = outcome.kind === "collected" ? { transaction: outcome.transaction } : { why: outcome.why };
-  TELL[shownAs](log, { ...shown(open), attempts: open.attempts, outcome: outcome.kind, ...why });
+  LOG_VERDICT[shownAs](log, { ...paymentLogFields(open), attempts: open.attempts, outcome: outcome.kind, ...why });
   if (isPaid) options.paid(open.tenant, open.agent_id);
 }
 
 /**
- * Asks by which transaction a collected payment has been collected in the end, since a reorganisation may have changed it:
- * the nodes, or where there are none the facilitator, which answers once more what it has answered before.
+ * Confirms the transaction of a collected payment, which a reorganisation may have changed. It asks the nodes, or without
+ * nodes the facilitator, which repeats its earlier answer.
  */
 async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSignal): Promise<void> {
   const { network, store, clock, log, client, look } = options;
@@ -124,14 +124,14 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
   const settlement = JSON.parse((await invocationByKey(store.read, key))?.settlement ?? "{}") as { tx_hash?: Hex };
   const { tx_hash: before } = settlement;
   const authorization = authorizationOf(open);
-  const ask = { ...open, expected: expectedOf(network, authorization), span: null, mayLeave: async () => true };
+  const ask = { ...open, expected: expectedOf(network, authorization), span: null, markSending: async () => true };
   const outcome = look ? await look(authorization, before) : await client.settle(ask, stop);
   const now = clock.now();
   const finalAt = open.final_at ?? now;
   const isCollected = outcome?.kind === "collected";
   const transaction = isCollected ? outcome.transaction : before;
   const changed = transaction === before ? null : JSON.stringify({ ...settlement, tx_hash: transaction });
-  // Who asks for a receipt early gets what is known by then, and the record may be corrected once more.
+  // A receipt that is requested early shows what is known by then, and the record may be corrected once more.
   const isEarly = now < finalAt;
   const isDeclined = outcome?.kind === "declined" && outcome.definite && outcome.mayHaveLanded !== true;
   // A node can prove that nothing was collected only once the authorization has expired.
@@ -140,25 +140,25 @@ async function confirm(options: AttemptOptions, open: OpenPayment, stop: AbortSi
   const isLast = isOver && !isEarly;
   const nextAt = isEarly ? finalAt : now + pauseAfter(2, Math.random());
   const isDone = await store.write(async (tx) => {
-    const isOwn = await confirmPayment(tx, open, now, isLast ? null : nextAt);
-    if (!isOwn || !isOver) return false;
+    const isUpdated = await confirmPayment(tx, open, now, isLast ? null : nextAt);
+    if (!isUpdated || !isOver) return false;
     if (!isDeclined) await confirmSettlement(tx, key, changed, now);
     else if (isLast) await denyReceipt(tx, key);
     return isLast || isCollected;
   });
   if (!isDone) return;
-  if (!isCollected) log.error("settlement_not_confirmed", { ...shown(open), transaction });
-  else if (changed !== null) log.info("settlement_moved", { ...shown(open), transaction, before });
+  if (!isCollected) log.error("settlement_not_confirmed", { ...paymentLogFields(open), transaction });
+  else if (changed !== null) log.info("settlement_moved", { ...paymentLogFields(open), transaction, before });
 }
 
-/** What came of an attempt, as the metrics name it. */
+/** The result of an attempt, as the metrics name it. */
 function shownVerdict(verdict: SettlementVerdict, wasUnsent: boolean) {
   if (verdict.kind === "settled") return "settled";
   if (verdict.kind === "open") return wasUnsent ? "unsent" : "unknown";
   return verdict.reason === "unknown" ? "given_up" : verdict.reason;
 }
 
-const TELL: Record<ReturnType<typeof shownVerdict>, (log: Log, fields: LogFields) => void> = {
+const LOG_VERDICT: Record<ReturnType<typeof shownVerdict>, (log: Log, fields: LogFields) => void> = {
   settled: (log, fields) => log.info("payment_settled", fields),
   unsent: (log, fields) => log.warn("settlement_unknown", fields),
   unknown: (log, fields) => log.warn("settlement_unknown", fields),
@@ -167,12 +167,12 @@ const TELL: Record<ReturnType<typeof shownVerdict>, (log: Log, fields: LogFields
   given_up: (log, fields) => log.error("settlement_given_up", fields),
 };
 
-/** The span is a part of the trace of its call. If the headers of the call can't be read, the span begins a trace. */
+/** The span joins the trace of its call. If the call's headers can't be read, the span begins a trace of its own. */
 async function beginAttemptSpan({ traces = null }: AttemptOptions, open: OpenPayment): Promise<Span | null> {
   if (traces === null) return null;
   const { tenant, agent_id: agentId, invocation_id: invocationId, attempts: attempt, facilitator_url } = open;
   const reading = traces.callHeaders({ tenant, id: invocationId });
-  // An attempt waits so long to learn what trace it is a part of.
+  // An attempt waits at most this long for the trace that it belongs to.
   const parent = await withDeadline(1_000, reading, () => null).catch(() => null);
   const host = URL.parse(facilitator_url)?.hostname;
   return traces.tracer.begin({
@@ -185,11 +185,11 @@ async function beginAttemptSpan({ traces = null }: AttemptOptions, open: OpenPay
 }
 
 /** The fields by which the log names a payment. */
-export function shown({ tenant, agent_id, invocation_id }: OpenPayment) {
+export function paymentLogFields({ tenant, agent_id, invocation_id }: OpenPayment) {
   return { tenant, agent_id, invocation_id };
 }
 
-/** The settle request was written by x402/codec.ts, so its form is known. */
+/** Trusts the form of the stored settle request, which x402/codec.ts wrote. */
 function authorizationOf({ settle_request }: OpenPayment): Authorization {
   const { paymentPayload } = JSON.parse(settle_request) as ReturnType<typeof settleRequestJson>;
   const { value, validAfter, validBefore, ...rest } = paymentPayload.payload.authorization;
@@ -199,9 +199,9 @@ function authorizationOf({ settle_request }: OpenPayment): Authorization {
 const expectedOf = (network: Network, { from, value }: Authorization) => ({ network, payer: from, amount: value });
 
 interface RecordedOutcome {
-  /** The call may be made now: by this write, or by one whose answer was lost. Reporting that twice does no harm. */
+  /** The call may be made now, by this write or by one whose answer was lost. Reporting that twice does no harm. */
   readonly isPaid: boolean;
-  /** Whether the payment was open until then. */
+  /** Whether this write closed the payment. */
   readonly isClosed: boolean;
 }
 
@@ -229,8 +229,8 @@ async function record(
     if (isClosed) await collectSettlement(tx, key, settled, now, finalInMs === null);
   }
   const call = await invocationByKey(tx, key);
-  // A call that is just being moved to where it outlives its time is in neither place at `repeatable read`. The write is
-  // undone, and tried again.
-  if (isClosed && call === null) throw unavailable(new Error("the call of a payment is not to be seen"));
+  // At `repeatable read`, a call that is just being moved to the ended calls is seen in neither table. The write is rolled
+  // back, and tried again.
+  if (isClosed && call === null) throw unavailable(new Error("the call of a payment is not visible"));
   return { isPaid: call?.settlement_status === "settled", isClosed };
 }

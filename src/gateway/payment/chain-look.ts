@@ -1,6 +1,6 @@
-// What the chain says of a payment that a facilitator leaves open. It is final, so no node is believed against another: that
-// nothing was collected, all that answer must show, each at a block of its own after that time, or in a receipt of its own;
-// that it was collected, one must show, and none that knows as much may deny it.
+// Looks up on the chain what became of a payment that a facilitator leaves open. The result is final, so no node is believed
+// against another. "Not collected" needs all nodes that answer, each by a block of its own after the expiry or by a receipt.
+// "Collected" needs one node, and no node that knows as much may contradict it.
 
 import type { Chain, NodeView } from "../../chain/chain.ts";
 import { useBy } from "../../chain/find-use.ts";
@@ -13,41 +13,41 @@ import type { Network } from "../../x402/network.ts";
 import type { Authorization, Hex } from "../../x402/types.ts";
 import type { SettleOutcome } from "./outcome.ts";
 
-/** Of one look, which a caller may be waiting for. */
+/** The time limit of one look, for which a caller may be waiting. */
 const LOOK_MS = 6_000;
-/** In a block so long after its time an unused authorization proves that nothing was collected: there the chain's clock is past it. */
+/** An authorization still unused in a block so long after its expiry can't be used any more, by the chain's own time. */
 export const PROOF_SECONDS = 60;
-/** A newest block of this age is one of now. */
+/** A newest block of at most this age counts as current. */
 const FRESH_SECONDS = 30;
 
 /**
- * Null when the chain does not tell yet, or no node answers.
+ * Null when the chain shows no result yet, or no node answers.
  *
- * @param known the transaction that is said to have collected it: nothing is searched for while it is on the chain
+ * @param known the transaction reported to have collected the payment: no search is made while it is on the chain
  */
 export type ChainLook = (authorization: Authorization, known?: Hex) => Promise<SettleOutcome | null>;
 
-/** @param time of which a clock that was set ahead is no part */
+/** @param time never ahead, even after the clock was set forward */
 export function createChainLook({ network, views }: Chain, time: Pick<TimeBounds, "earliest">, log: Log): ChainLook {
-  const over = (why: string): SettleOutcome => ({ kind: "declined", definite: true, isFinal: true, why });
+  const notCollected = (why: string): SettleOutcome => ({ kind: "declined", definite: true, isFinal: true, why });
   const secondsSince = (second: bigint | number) => time.earliest() / 1000 - Number(second);
 
   async function look(authorization: Authorization, known: Hex | undefined): Promise<SettleOutcome | null> {
     const witnesses = (await views(authorization)).map((view) => witness(authorization, view));
     const kept = known === undefined ? null : await meaningOf(authorization, witnesses, known);
     if (kept?.kind === "collected") return kept;
-    // A slow node holds up no other: what one has found is judged at once.
+    // Each node's finding is judged at once, so that a slow node delays none.
     const found = witnesses.map(async ({ foundBy }) => {
       const hash = await foundBy();
       const meaning = hash === null ? null : await meaningOf(authorization, witnesses, hash);
-      return meaning ?? Promise.reject(new Error("no node tells by what it was used"));
+      return meaning ?? Promise.reject(new Error("no node shows by which transaction it was used"));
     });
     const first = await Promise.any(found).catch(() => null);
     if (first !== null) return first;
-    return (await isUnusedAfter(authorization, witnesses)) ? over("unused on the chain after its time") : null;
+    return (await isUnusedAfter(authorization, witnesses)) ? notCollected("unused on the chain after its time") : null;
   }
 
-  /** What a transaction that is said to have used or cancelled the authorization means, by the receipts of all nodes. */
+  /** Judges, by all nodes' receipts, a transaction that is reported to have used or cancelled the authorization. */
   async function meaningOf(
     authorization: Authorization,
     witnesses: readonly Witness[],
@@ -56,23 +56,23 @@ export function createChainLook({ network, views }: Chain, time: Pick<TimeBounds
     const receipts = await Promise.all(witnesses.map((each) => each.receipt(hash).catch(() => null)));
     const paid = receipts.find((receipt) => receipt !== null && isPaidBy(network, authorization, receipt)) ?? null;
     if (paid === null) {
-      const isAll = receipts.length > 0 && receipts.every((receipt) => isOtherEnd(network, authorization, receipt));
-      return isAll ? over("cancelled on the chain, or used for something else") : null;
+      const isAgreed = receipts.length > 0 && receipts.every((receipt) => isOtherEnd(network, authorization, receipt));
+      return isAgreed ? notCollected("cancelled on the chain, or used for something else") : null;
     }
     const denials = witnesses.map((each, at) => denies(authorization, each, receipts[at] ?? null, paid));
     if ((await Promise.all(denials)).includes(true)) return null;
     return { kind: "collected", transaction: hash, fee: null };
   }
 
-  /** Whether a node of our chain that knows as much as the receipt that shows the payment says otherwise. */
+  /** Whether a node of our chain that is as far as the block of the `paid` receipt contradicts it. */
   async function denies(authorization: Authorization, node: Witness, own: Receipt | null, paid: Receipt) {
     if (own !== null && isPaidBy(network, authorization, own)) return false;
     const { number, timestamp } = node.head;
-    const isAsNew = number >= paid.blockNumber || secondsSince(timestamp) <= FRESH_SECONDS;
+    const isAsRecent = number >= paid.blockNumber || secondsSince(timestamp) <= FRESH_SECONDS;
     if (isOtherEnd(network, authorization, own)) return node.test();
-    if (!isAsNew) return false;
+    if (!isAsRecent) return false;
     if ((await node.isUsed) === false) return node.test();
-    // One that lacks the receipt may only be without it, or know of another transaction.
+    // A node without the receipt may just lack it, or know of another transaction.
     const other = own === null ? await node.foundBy().catch(() => null) : null;
     return other !== null && other !== paid.hash && node.test();
   }
@@ -94,7 +94,7 @@ export function createChainLook({ network, views }: Chain, time: Pick<TimeBounds
 }
 
 interface Witness extends NodeView {
-  /** The transaction by which the node shows the authorization as used or cancelled; searched for once. */
+  /** The transaction that used or cancelled the authorization, as this node shows it; searched for once. */
   foundBy(): Promise<Hex | null>;
 }
 
@@ -105,7 +105,7 @@ function witness(authorization: Authorization, view: NodeView): Witness {
   return { ...view, foundBy: () => (search ??= begin()) };
 }
 
-/** Of a receipt without the authorization's end nobody knows what it lacks. */
+/** Whether the receipt shows another end of the authorization. One that shows no end at all may be incomplete. */
 function isOtherEnd(network: Network, authorization: Authorization, receipt: Receipt | null): boolean {
   if (receipt?.succeeded !== true || isPaidBy(network, authorization, receipt)) return false;
   return receipt.logs.some((each) => isEndOf(network, authorization, each));

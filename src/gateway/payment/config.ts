@@ -1,5 +1,5 @@
-// A tenant's settlement configuration, from its routes to the database: which facilitator collects its payments, and the
-// credential that is shown to it.
+// A tenant's settlement configuration, from its routes to the database: which facilitator collects the tenant's payments,
+// and the credential that is sent to it.
 
 import { type Static, Type } from "@sinclair/typebox";
 import { and, eq, isNotNull, isNull } from "drizzle-orm";
@@ -34,7 +34,7 @@ export async function settlementNamesCredential(reader: Reader, tenant: string, 
   return (await unsettledUrls(reader, tenant, id)).length > 0;
 }
 
-/** What settles with the credential at a URL that is not allowed, for its tenant; null when nothing does. */
+/** Names, for the tenant, what settles with the credential at a URL that is not allowed; null when nothing does. */
 export async function settlementShutOut(
   reader: Reader,
   tenant: string,
@@ -49,17 +49,17 @@ export async function settlementShutOut(
   return open.some(({ url }) => url !== null && !isAllowed(url)) ? "a payment that is being settled" : null;
 }
 
-/** Where open payments go with the credential. One that was collected needs none: without it, it is final as it is. */
+/** The facilitators of open payments that use the credential. A collected payment needs none, and is final without it. */
 function unsettledUrls({ db, tables: { payments: t } }: Reader, tenant: string, credentialId: string) {
   const isUnsettled = and(isNotNull(t.next_attempt_at), isNull(t.final_at));
-  const isIts = and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, credentialId), isUnsettled);
-  return db.selectDistinct({ url: t.facilitator_url }).from(t).where(isIts).execute();
+  const usesCredential = and(eq(t.tenant, tenant), eq(t.facilitator_credential_ref, credentialId), isUnsettled);
+  return db.selectDistinct({ url: t.facilitator_url }).from(t).where(usesCredential).execute();
 }
 
 export interface SettlementConfigDeps {
   readonly store: Store;
   readonly clock: Clock;
-  /** For the URLs of facilitators. */
+  /** Applied to the URLs of facilitators. */
   readonly rules: HostRules;
 }
 
@@ -70,9 +70,9 @@ function patchConfig({ store, clock, rules }: SettlementConfigDeps, tenant: stri
   if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
   return store.write(async (tx) => {
     await tx.lock(`settlement:${tenant}`);
-    const known = await findSettlementConfig(tx, tenant);
-    if (Object.keys(body).length === 0 && known !== null) return known;
-    const next = merged(known, body, tenant, clock.now());
+    const current = await findSettlementConfig(tx, tenant);
+    if (Object.keys(body).length === 0 && current !== null) return current;
+    const next = merged(current, body, tenant, clock.now());
     const held = await holdCredential(tx, tenant, next.facilitator_credential_ref);
     if (held === null) {
       throw invalidField("facilitator_credential_ref", "names no credential of this tenant");
@@ -98,9 +98,9 @@ function checkFacilitatorUrl(text: string, rules: HostRules): void {
   if (/[?#]/.test(text)) throw refuse("must have no query and no fragment");
 }
 
-function merged(known: SettlementConfigRow | null, body: SettlementConfigPatch, tenant: string, now: number) {
+function merged(current: SettlementConfigRow | null, body: SettlementConfigPatch, tenant: string, now: number) {
   const need = (field: keyof SettlementConfigPatch) => {
-    const value = body[field] ?? known?.[field];
+    const value = body[field] ?? current?.[field];
     if (value === undefined) throw invalidField(field, "required in the first configuration");
     return value;
   };
@@ -108,7 +108,7 @@ function merged(known: SettlementConfigRow | null, body: SettlementConfigPatch, 
     tenant,
     facilitator_url: need("facilitator_url"),
     facilitator_credential_ref: need("facilitator_credential_ref"),
-    created_at: known?.created_at ?? now,
+    created_at: current?.created_at ?? now,
     updated_at: now,
   };
 }
@@ -117,7 +117,7 @@ export type SettlementConfigRow = Tables["settlementConfigs"]["$inferSelect"];
 
 const fields = {
   facilitator_url: Type.String({
-    description: "An https URL and no local or private host; payments are sent to `/settle` below it.",
+    description: "An https URL without a local or private host; payments are sent to `/settle` below it.",
   }),
   facilitator_credential_ref: Type.String({
     description:
@@ -126,7 +126,7 @@ const fields = {
 };
 
 const SettlementConfigPatch = shape("SettlementConfigPatch", optional(fields), {
-  description: "An absent key leaves the value; the first configuration must give both.",
+  description: "A missing key keeps its value; the first configuration must give both.",
 });
 type SettlementConfigPatch = Static<typeof SettlementConfigPatch>;
 

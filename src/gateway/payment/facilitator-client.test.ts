@@ -16,7 +16,11 @@ const ATTEMPT = {
 
 describe("a payment", () => {
   /** What becomes of one whose facilitator is a bare server that does this with each connection. */
-  async function attempted(scheme: string, open: (socket: Bun.Socket) => void, mayLeave: () => boolean = () => true) {
+  async function attempted(
+    scheme: string,
+    open: (socket: Bun.Socket) => void,
+    markSending: () => boolean = () => true,
+  ) {
     let bytes = 0;
     let asked = 0;
     const stop = new AbortController();
@@ -41,9 +45,9 @@ describe("a payment", () => {
     const url = `${scheme}://127.0.0.1:${server.port}`;
     const noted = async () => {
       asked++;
-      return mayLeave();
+      return markSending();
     };
-    const { kind } = await client.settle({ ...ATTEMPT, facilitator_url: url, mayLeave: noted }, stop.signal);
+    const { kind } = await client.settle({ ...ATTEMPT, facilitator_url: url, markSending: noted }, stop.signal);
     server.stop(true);
     return { kind, asked, isHttpSent: scheme === "http" && bytes > 0 };
   }
@@ -79,7 +83,7 @@ test("a payment is sent to the facilitator for its tenant, whose connections it 
     },
   };
   const client = createFacilitatorClient({ outbound, timeoutMs: 5_000, openSecret });
-  const attempt = { ...ATTEMPT, facilitator_url: "http://facilitator.test", mayLeave: async () => true };
+  const attempt = { ...ATTEMPT, facilitator_url: "http://facilitator.test", markSending: async () => true };
   for (const tenant of ["acme", "rival"]) {
     await client.settle({ ...attempt, tenant }, new AbortController().signal);
   }

@@ -1,6 +1,6 @@
-// One attempt to settle a payment through the tenant's facilitator: the credential, the request, and the meaning of the
-// answer. It never rejects: after any failure on the way the outcome is unknown. The facilitator's own words are not
-// passed on.
+// The client of a tenant's facilitator: sends one settle request with the tenant's credential, and interprets the answer. It
+// never rejects: a failure before the payment was sent is `unsent`, and any later one `unknown`. The facilitator's own
+// messages are not passed on.
 
 import { createPrivateKey, type KeyObject, type X509Certificate } from "node:crypto";
 import { parseCertificates } from "../../core/certificates.ts";
@@ -14,9 +14,9 @@ import type { OpenPayment } from "./store.ts";
 
 export interface FacilitatorClientOptions {
   readonly outbound: Outbound;
-  /** For the whole attempt, credential included. */
+  /** Of the whole attempt, including the reading of the credential. */
   readonly timeoutMs: number;
-  /** The current secret of a credential, for a request to this URL, and the header that carries it. */
+  /** The credential's current secret, for a request to this URL, and the header that carries it. */
   openSecret(
     tenant: string,
     ref: string,
@@ -29,8 +29,8 @@ export interface SettleAttempt
   readonly expected: Expected;
   /** Null where traces are off. */
   readonly span: Span | null;
-  /** Notes durably, on the connection, that the payment leaves from now on. False when it must not. */
-  mayLeave(): Promise<boolean>;
+  /** Called once connected, right before the payment is sent: records that durably. False when it must not be sent. */
+  markSending(): Promise<boolean>;
 }
 
 export function createFacilitatorClient(options: FacilitatorClientOptions) {
@@ -43,15 +43,15 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
     return { tls, headers: header === null ? [] : [[header.name, header.value] as const] };
   }
 
-  /** @param left called right before the payment is sent */
-  async function ask(attempt: SettleAttempt, signal: StopSignal, left: () => void): Promise<SettleOutcome> {
+  /** @param onSend called right before the payment is sent */
+  async function ask(attempt: SettleAttempt, signal: StopSignal, onSend: () => void): Promise<SettleOutcome> {
     const url = `${attempt.facilitator_url.replace(/\/+$/, "")}/settle`;
     const { tls, headers } = await credentialOf(attempt, url);
     signal.throwIfAborted();
     const leaving = async () => {
-      if (!(await attempt.mayLeave())) throw new Error("not to be sent any more");
+      if (!(await attempt.markSending())) throw new Error("not to be sent any more");
       signal.throwIfAborted();
-      left();
+      onSend();
     };
     const request: OutboundRequest = {
       method: "POST",
@@ -71,16 +71,16 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
     /** @param stop ends the attempt early, with its outcome unknown */
     settle: (attempt: SettleAttempt, stop: AbortSignal): Promise<SettleOutcome> =>
       untilFirst([stop, AbortSignal.timeout(timeoutMs)], async (end) => {
-        let hasLeft = false;
-        const left = () => {
-          hasLeft = true;
+        let isSent = false;
+        const onSend = () => {
+          isSent = true;
         };
         try {
-          // Reading the secret can't be aborted, so it is raced.
-          return await unlessAborted(end, ask(attempt, end, left));
+          // Reading the secret can't be aborted, so the whole attempt is raced against the signal.
+          return await unlessAborted(end, ask(attempt, end, onSend));
         } catch (error) {
           const failure = end.aborted ? new Error("no answer in time") : error;
-          return { kind: hasLeft ? "unknown" : "unsent", why: failure instanceof Error ? failure.message : "failed" };
+          return { kind: isSent ? "unknown" : "unsent", why: failure instanceof Error ? failure.message : "failed" };
         }
       }),
   };
@@ -88,11 +88,11 @@ export function createFacilitatorClient(options: FacilitatorClientOptions) {
 
 export type FacilitatorClient = ReturnType<typeof createFacilitatorClient>;
 
-// A tenant's client certificate for its facilitator: one PEM text with the certificate, its private key and
-// optionally the CA of the server. Which certificate is what is found out from the certificates themselves, so the
-// order in the text does not matter. No message here repeats any part of the text.
+// A tenant's client certificate for its facilitator: one PEM bundle with the certificate, its private key and optionally the
+// server's CA. The role of each certificate follows from its content, so their order does not matter. No error message
+// repeats any part of the bundle.
 
-/** No text takes longer than its length: each search ends where the next block begins. */
+/** Matches in linear time: each search ends where the next block begins. */
 const KEY = /-----BEGIN ([A-Z0-9 ]{0,50}PRIVATE KEY)-----(?:(?!-----BEGIN)[\s\S])*?-----END \1-----/;
 
 /**
@@ -141,7 +141,7 @@ function privateKey(pem: string): KeyObject {
   throw new Error(`the bundle's private key is longer than ${MAX.rsaBits} bits`);
 }
 
-/** What leads from the leaf towards its root, which the server has already. */
+/** The chain from the leaf towards its root, without the root, which the server has. */
 function intermediatesOf(leaf: X509Certificate, others: readonly X509Certificate[]): X509Certificate[] {
   const chain: X509Certificate[] = [];
   for (let at: X509Certificate | undefined = leaf; at !== undefined; ) {

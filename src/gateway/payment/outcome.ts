@@ -1,5 +1,5 @@
-// What a facilitator's answer to `/settle` means, and what becomes of the payment. Pure. The rule behind both:
-// unknown is never reported as failed, for the money may have moved or may still move.
+// Interprets a facilitator's answer to `/settle`, and decides what becomes of the payment. Pure. One rule governs both: an
+// unknown outcome is never reported as a failure, since the money may have moved or may still move.
 import type { JsonAnswer } from "../../http/client/outbound.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex } from "../../x402/types.ts";
@@ -8,27 +8,27 @@ export type SettleOutcome =
   | {
       readonly kind: "collected";
       readonly transaction: Hex;
-      /** Smallest units; null when the facilitator names none, or none that can be. */
+      /** Smallest units; null when the facilitator states none, or an impossible one. */
       readonly fee: bigint | null;
-      /** How long a reorganisation may still change the transaction. Left out where nobody says. */
+      /** How long a reorganisation may still change the transaction. Left out where the facilitator does not say. */
       readonly finalInMs?: number;
     }
   | {
       readonly kind: "declined";
-      /** The answer is about this payment and not about the request, so it counts for earlier attempts too. */
+      /** The answer is about the payment and not about this request, so it holds for earlier attempts too. */
       readonly definite: boolean;
       /** The answer would be the same if an earlier attempt had collected the payment. */
       readonly mayHaveLanded?: boolean;
-      /** The chain says so: the authorization can't be used any more, whatever its time. */
+      /** Proven by the chain: the authorization can't be used any more, even before its expiry. */
       readonly isFinal?: true;
       readonly why: string;
     }
   /**
-   * `deferred`: the facilitator does not take it now, and says that nothing came of this attempt. `unsent`: certainly no byte
-   * of the payment has left the gateway in this attempt. `isInDoubt`: the chain was asked and does not tell yet.
+   * `deferred`: the facilitator asks to try later, and did nothing in this attempt. `unsent`: certainly no byte of the
+   * payment left the gateway in this attempt. `isInDoubt`: the chain was asked and shows no result yet.
    */
   | { readonly kind: "deferred" | "unsent"; readonly why: string; readonly isInDoubt?: true }
-  /** `why` is for the log, in our own words. `isSign`: the facilitator says that the payment is on its way. */
+  /** `why` is for the log, and never the facilitator's text. `isSign`: the facilitator reports the payment as pending. */
   | { readonly kind: "unknown"; readonly why: string; readonly isSign?: true };
 
 export interface Expected {
@@ -43,18 +43,18 @@ const DIGITS = /^[0-9]{1,78}$/;
 
 const unknown = (why: string): SettleOutcome => ({ kind: "unknown", why });
 
-/** Statuses that decline a first attempt. They are about the request or account, and say nothing of earlier ones. */
+/** Statuses that decline a first attempt. They are about the request or account, and not about earlier attempts. */
 const REFUSALS: ReadonlySet<number> = new Set([400, 403, 429]);
 
-/** In an `errorReason`, in any case: the transfer has been broadcast. */
+/** An `errorReason`, in any letter case, that means: the transfer has been broadcast. */
 const PENDING = /pending/i;
-/** In an `errorReason`, in any case: the authorization has been used, perhaps by an earlier attempt. */
+/** An `errorReason`, in any letter case, that means: the authorization is used, perhaps by an earlier attempt. */
 const USED = /already_used|invalid_transaction_state|duplicate/i;
 
 /**
- * The one list of final answers: a failure without a transaction always is; REFUSALS are, as long as no earlier attempt
- * may have left a transaction behind (see verdictOf). A reason that tells of a transfer under way is none, whatever the
- * status; 429 that says when to ask again is none either.
+ * The one list of final answers. A failure without a transaction is final. REFUSALS are final unless an earlier attempt may
+ * have left a transaction behind (see verdictOf). A reason that reports a pending transfer is never final, whatever the
+ * status, nor is a 429 with Retry-After.
  */
 export function outcomeOf({ status, body, retryAfter, finalAfter }: JsonAnswer, expected: Expected): SettleOutcome {
   const isObject = typeof body === "object" && body !== null;
@@ -73,7 +73,7 @@ export function outcomeOf({ status, body, retryAfter, finalAfter }: JsonAnswer, 
   return { kind: "declined", definite: true, mayHaveLanded, why: "the facilitator could not collect it" };
 }
 
-/** The wait that the facilitator asks for. It is bounded, for a tenant may have any facilitator. */
+/** The time until finality that the facilitator states. It is bounded, since tenants choose their facilitators. */
 function finality(seconds: string | undefined): { readonly finalInMs?: number } {
   if (seconds === undefined || !/^[0-9]{1,6}$/.test(seconds)) return {};
   return { finalInMs: Math.min(Number(seconds) * 1000, PAUSE_MS_MOST) };
@@ -119,13 +119,13 @@ export interface SettlementWindow {
   readonly sent_at: number | null;
   /** Null when no earlier attempt can have reached the facilitator. */
   readonly unknown_since: number | null;
-  /** Milliseconds, this attempt included. More than 0 once the facilitator has had the payment, or may have. */
+  /** Milliseconds, this attempt included. Above 0 once the facilitator has received the payment, or may have. */
   readonly asked_ms: number;
 }
 
 /**
- * How long the facilitator has been asked so far about a payment that is in doubt or whose time is over. Time in which the
- * gateway did not run, and time that a clock has jumped over, count little.
+ * How long the facilitator has been asked so far about a payment that is in doubt or expired. Downtime of the gateway, and
+ * jumps of the clock, count ten minutes at most.
  *
  * @param now milliseconds, as `updated_at` is
  */
@@ -134,20 +134,20 @@ export function askedMs(
   now: number,
 ): number {
   if (unknown_since === null && (asked_ms === 0 || now < valid_before * 1000)) return asked_ms;
-  // Two attempts lie less apart while the gateway runs, unless very many payments wait for one facilitator.
+  // While the gateway runs, attempts are closer together, unless very many payments wait for one facilitator.
   return asked_ms + Math.min(Math.max(now - updated_at, 0), 600_000);
 }
 
 /**
- * What becomes of a payment after an attempt.
+ * Decides what becomes of a payment after an attempt.
  *
- * @param askedAt when the facilitator was asked, in milliseconds, by a clock that no step has put ahead
+ * @param askedAt when the facilitator was asked, in milliseconds, by a clock that is never ahead
  */
 export function verdictOf(outcome: SettleOutcome, window: SettlementWindow, askedAt: number): SettlementVerdict {
   if (outcome.kind === "collected") return { ...outcome, kind: "settled" };
   const { unknown_since, valid_before, sent_at } = window;
-  // An earlier attempt may have left a transaction behind, which can land until the authorization expires.
-  // The chain's time may lie behind ours.
+  // An earlier attempt may have left a transaction behind, which can land until the authorization expires by the chain's
+  // time, and that may be behind ours.
   const isExpired = askedAt >= valid_before * 1000 + 4_000;
   const isInDoubt = isUnsent(outcome) && outcome.isInDoubt === true;
   if (isUnsent(outcome) && sent_at === null && isExpired && !isInDoubt) return { kind: "refused", reason: "expired" };
@@ -161,8 +161,8 @@ export function verdictOf(outcome: SettleOutcome, window: SettlementWindow, aske
 }
 
 /**
- * Whether the chain is to be asked: the answer is a sign that the payment may have landed, or its time is over and the
- * facilitator has had it.
+ * Whether to look at the chain: the answer suggests that the payment landed, or the authorization has expired and the
+ * facilitator had received it.
  */
 export function needsLook(
   outcome: SettleOutcome,
@@ -178,40 +178,40 @@ export function needsLook(
 }
 
 /**
- * What an attempt has come to by the facilitator's answer and by what the chain says. A payment that was only ever put
- * off ends by its time, but for a use that is found. None ends while the chain, once it is asked, does not tell.
+ * Combines the facilitator's answer with the result of the look at the chain. A payment that was only ever deferred ends when
+ * it expires, unless the chain shows a use. No payment ends while the chain was asked and shows no result.
  *
- * @param found null when the chain does not tell yet; undefined when it was not asked
+ * @param onChain null when the chain shows no result yet; undefined when it was not asked
  */
 export function outcomeBy(
-  told: SettleOutcome,
-  found: SettleOutcome | null | undefined,
+  answer: SettleOutcome,
+  onChain: SettleOutcome | null | undefined,
   { sent_at }: Pick<SettlementWindow, "sent_at">,
 ): SettleOutcome {
-  if (isUnsent(told) && sent_at === null) {
-    if (found === null) return { ...told, isInDoubt: true };
-    return found?.kind === "collected" ? found : told;
+  if (isUnsent(answer) && sent_at === null) {
+    if (onChain === null) return { ...answer, isInDoubt: true };
+    return onChain?.kind === "collected" ? onChain : answer;
   }
-  // The facilitator has left an attempt in doubt before, so its word alone does not end the payment while nodes are asked.
-  if (found === null && told.kind === "declined") return unknown("declined, and the chain does not tell yet");
-  return found ?? told;
+  // The facilitator left an earlier attempt in doubt, so its answer alone does not end the payment while nodes are asked.
+  if (onChain === null && answer.kind === "declined") return unknown("declined, and the chain shows no result yet");
+  return onChain ?? answer;
 }
 
-/** Whether the attempt left the outcome as it was. */
+/** Whether the attempt changed nothing about the outcome. */
 export function isUnsent(outcome: SettleOutcome): outcome is Extract<SettleOutcome, { kind: "deferred" | "unsent" }> {
   return outcome.kind === "unsent" || outcome.kind === "deferred";
 }
 
-/** Whether it says that no attempt, an earlier one included, has collected the payment or will. */
+/** Whether the outcome excludes that any attempt, including earlier ones, has collected the payment or will. */
 const isDecline = (outcome: SettleOutcome): boolean =>
   outcome.kind === "declined" && outcome.definite && !outcome.mayHaveLanded;
 
 export const PAUSE_MS_MOST = 60_000;
 
-/** Milliseconds until the next attempt. @param random 0 to 1, so that many payments do not come back as one */
+/** Milliseconds until the next attempt: exponential backoff. @param random jitter, 0 to 1, which spreads many payments */
 export function pauseAfter(attempts: number, random: number): number {
-  const whole = Math.min(1_000 * 2 ** Math.min(attempts - 1, 16), PAUSE_MS_MOST);
-  return Math.round(whole * (0.5 + random / 2));
+  const pause = Math.min(1_000 * 2 ** Math.min(attempts - 1, 16), PAUSE_MS_MOST);
+  return Math.round(pause * (0.5 + random / 2));
 }
 
 interface Settled extends Pick<Extract<SettleOutcome, { kind: "collected" }>, "transaction" | "fee"> {

@@ -7,7 +7,7 @@ import { missingPostgres, startPostgres } from "../../../test/support/stores/pos
 import { postgresPlace } from "../../../test/support/stores/stores.ts";
 import { postgresClient, postgresQueries } from "../../storage/postgres/pool.ts";
 import type { Tx } from "../../storage/store.ts";
-import { closeIfUnsent, lease, mayLeave, type OpenPayment, postpone } from "./store.ts";
+import { closeIfUnsent, lease, markSending, type OpenPayment, postpone } from "./store.ts";
 
 const OPEN: OpenPayment = {
   chain_id: 8453,
@@ -47,7 +47,7 @@ async function changes(): Promise<[string, unknown[]][]> {
   const tx = { db, tables: defineSchema(columns.postgres) } as unknown as Tx;
   await lease(tx, OPEN, 6, 7);
   await postpone(tx, OPEN, { at: 9, now: 8, outcome: "unknown" });
-  await mayLeave(tx, OPEN, 8);
+  await markSending(tx, OPEN, 8);
   await closeIfUnsent(tx, { tenant: OPEN.tenant, id: OPEN.invocation_id }, 8);
   return asked;
 }

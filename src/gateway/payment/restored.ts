@@ -1,5 +1,5 @@
-// What a gateway had under way in the state to which its database was restored may have happened since: so no call is made
-// that may have been made, and no payment is sent that may not have been sent.
+// Calls and payments after the database was restored to an older state. What was open then may have happened since: no open
+// call is made again, open payments count as sent, and a payment that may have bought a call before the restore buys none.
 import { isNotNull, sql } from "drizzle-orm";
 import type { Store } from "../../storage/store.ts";
 import { MAX_TIMEOUT_SECONDS } from "../../x402/codec.ts";
@@ -8,8 +8,8 @@ import { abandon } from "../invocations/service.ts";
 const CALLS_AT_ONCE = 200;
 
 /**
- * Ends all open calls, as those are ended that were running when their process died. An open payment may have
- * been collected, and is asked about for as long as any other whose outcome is unknown (see settler.ts for when).
+ * Ends all open calls, like running calls whose process died. An open payment may have been collected, so its outcome counts
+ * as unknown and is asked about for as long as any other (settler.ts decides when).
  */
 export async function settleRestored(store: Store): Promise<void> {
   await store.write(async (tx) => {
@@ -33,32 +33,32 @@ export async function settleRestored(store: Store): Promise<void> {
   }
 }
 
-// Payments of a gateway whose database was restored to an older state. It has forgotten those that were taken since, and
-// their facilitator would call each of them collected: so one that may have bought a call before buys none.
+// The restored database lacks the payments accepted after its state was saved, and a facilitator would report each of those
+// as collected if it was presented again.
 //
-// The end of an authorization tells. A gateway takes none that is valid for longer than LONGEST_SECONDS, so after a restore
-// at the time R all that were taken before are over at R + LONGEST_SECONDS. One that ends later is new. Until then callers
-// are asked for such ones: the challenge demands a longer timeout, and official clients sign just that.
+// The expiry of an authorization tells old from new. The gateway accepts none that is valid for longer than LONGEST_SECONDS,
+// so all that it accepted before a restore at time R expire by R + LONGEST_SECONDS, and one that expires later is new. Until
+// then the challenge asks for a longer timeout, which official clients sign exactly.
 //
-//   taken                    now + 6 s <= validBefore <= now + 660 s
+//   accepted                 now + 6 s <= validBefore <= now + 660 s
 //   after a restore, until R + 840 s    R + 840 s < validBefore <= now + 840 s
 
-/** How much longer than demanded a payment may be valid, usually. */
-const AHEAD_SECONDS = 600;
+/** How much longer than the challenge's timeout a payment may be valid, except after a restore. */
+const EXTRA_SECONDS = 600;
 const LONGEST_SECONDS = 840;
-/** In place of the usual: from a minute after the restore on, what is signed for it ends late enough. */
-const TIMEOUT_SECONDS = 780;
+/** The challenge's timeout after a restore: what is signed for it expires late enough from a minute after the restore on. */
+const RESTORED_TIMEOUT_SECONDS = 780;
 
-/** @param restoredAt milliseconds since the epoch, by the database's clock; null for never */
+/** @param restoredAt milliseconds since the epoch, by the database's clock; null when the database was never restored */
 export function createRestoreGuard(restoredAt: number | null) {
   const until = restoredAt === null ? Number.NEGATIVE_INFINITY : Math.ceil(restoredAt / 1000) + LONGEST_SECONDS;
   const isOver = (now: number) => now > until;
   return {
-    /** What a challenge demands. @param now Unix seconds, as everywhere here */
-    timeoutSeconds: (now: number) => (isOver(now) ? MAX_TIMEOUT_SECONDS : TIMEOUT_SECONDS),
-    /** The latest end of a payment that is taken now. */
-    latest: (now: number) => now + (isOver(now) ? MAX_TIMEOUT_SECONDS + AHEAD_SECONDS : LONGEST_SECONDS),
-    /** Whether a payment with this end may have been taken before the restore. */
+    /** The timeout in a challenge. @param now unix seconds, as in all methods here */
+    timeoutSeconds: (now: number) => (isOver(now) ? MAX_TIMEOUT_SECONDS : RESTORED_TIMEOUT_SECONDS),
+    /** The latest expiry of a payment that is accepted now. */
+    latest: (now: number) => now + (isOver(now) ? MAX_TIMEOUT_SECONDS + EXTRA_SECONDS : LONGEST_SECONDS),
+    /** Whether a payment with this expiry may have been accepted before the restore. */
     mayBeOlder: (validBefore: bigint | number) => validBefore <= until,
   };
 }

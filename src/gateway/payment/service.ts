@@ -1,5 +1,5 @@
-// Payments of calls. The steps of one paid call: check (at the gate), paymentRow, insertPayment (in the write that accepts the
-// call), settle (which gives the response headers).
+// Payments of calls, as the proxy uses them. The steps of one paid call: `check` at the gate, `paymentRow` and insertPayment in
+// the write that accepts the call, then `settle`, which returns the response headers.
 
 import { isAddress } from "viem";
 import { Fault } from "../../core/fault.ts";
@@ -44,7 +44,7 @@ export interface PaymentDeps {
   readonly verifier: Pick<Verifier, "signedBy">;
   readonly settleWaitMs: number;
   readonly guard: RestoreGuard;
-  /** Base of the absolute URLs in challenges; null takes the request's. */
+  /** Base of the absolute URLs in challenges; null: from the request's Host. */
   readonly publicUrl: string | null;
   findInvocation(tenant: string, id: string): Promise<InvocationRow>;
 }
@@ -53,45 +53,45 @@ export interface PricedCall {
   readonly tenant: string;
   readonly caller: string;
   readonly agent_id: string;
-  /** Of the call's URL. */
+  /** The path of the call's URL. */
   readonly path: string;
   /** Null when the call is free. */
   readonly price: Price | null;
-  /** What it brings; null for nothing. */
+  /** The payment headers of the call; null when it has none. */
   readonly payment: PaymentTexts | null;
-  /** The `Host` of its request. */
+  /** The request's `Host` header. */
   readonly host: string;
   readonly body: CallBody;
-  /** Adds details to the log that the caller does not learn. */
+  /** Adds details to the request's log line that the caller is not told. */
   note(name: string, value: string): void;
 }
 
-/** What decides whether a call was made before. */
+/** The parts of a call that decide whether it is a repetition of an earlier one. */
 export type RepeatedCall = Omit<PricedCall, "path" | "price" | "host" | "note">;
 
-/** A verified payment that has not been used here. */
+/** A verified payment that has not been used at this gateway. */
 export interface Charge {
   readonly network: Network;
   readonly payment: Payment;
   readonly wire: WireRequirements;
   readonly body_sha256: string;
   readonly digest: string;
-  /** Null when the tenant has no facilitator: verified only. */
+  /** Null when the tenant has no facilitator: the payment is verified only. */
   readonly config: SettlementConfigRow | null;
 }
 
 export type PaymentCheck =
   | { readonly kind: "free" }
-  /** This payment has made this very call before. */
+  /** The payment was used before for this very call. */
   | { readonly kind: "known"; readonly invocation_id: string }
   | { readonly kind: "charge"; readonly charge: Charge };
 
-/** Headers of the 202. */
+/** Payment headers of the response. */
 export type PaidHeaders = Readonly<Record<string, string>>;
 
 export type Payments = ReturnType<typeof createPayments>;
 
-/** The columns of the invocation that a payment fills. */
+/** The payment columns of the invocation. */
 export function paidColumns({ network, payment, config }: Charge) {
   const { from, value, nonce } = payment.authorization;
   return {
@@ -108,7 +108,7 @@ export function paidColumns({ network, payment, config }: Charge) {
 export function createPayments(deps: PaymentDeps) {
   const { network, store, clock, settler, settleWaitMs, findInvocation } = deps;
 
-  /** Null while the first attempt is under way on another replica, or about to begin here. */
+  /** Null while the first attempt is in flight, here or on another replica, or about to begin. */
   async function responseHeaders(tenant: string, id: string): Promise<PaidHeaders | null> {
     const row = await findInvocation(tenant, id);
     if (row.settlement_status === null) return {};
@@ -117,10 +117,10 @@ export function createPayments(deps: PaymentDeps) {
       throw declined(payment === null ? {} : settledHeaders(network, row, payment));
     if (payment === null) return {};
     if (row.settlement_status !== "pending") return settledHeaders(network, row, payment);
-    return isFirstUnderWay(payment) ? null : {};
+    return isFirstInFlight(payment) ? null : {};
   }
 
-  /** When the process ends, answers with what is known: the call is accepted, and its caller must learn its ID. */
+  /** When the process stops, returns without headers: the call is accepted, and its caller must learn its ID. */
   async function recall(tenant: string, invocationId: string): Promise<PaidHeaders> {
     try {
       return await unlessAborted(settler.stopped, responseHeadersInTime(tenant, invocationId));
@@ -144,15 +144,15 @@ export function createPayments(deps: PaymentDeps) {
   return {
     /**
      * @throws PaymentRefused, with a challenge when the call carries no payment; Fault `invalid_request`; `unavailable`
-     *   when too many payments of the tenant are under way
+     *   when too many payments of the tenant are in flight
      */
     check: (call: PricedCall) => check(deps, call),
-    /** The row of a payment, if it was used here before, by any caller. Nothing is verified. */
+    /** The row of this payment if any caller used it here before; else null. Nothing is verified. */
     presentedIn: (payment: PaymentTexts) => presentedIn(deps, payment),
-    /** The invocation for which the payment of this very call was used before, or null. @throws as `check` */
+    /** The invocation of which this call is a paid repetition, or null. @throws as `check` */
     usedFor: (call: RepeatedCall) => usedFor(deps, call),
     /**
-     * The payment's own row, for the same write as the invocation's.
+     * The payment's row, to be inserted in the same write as the invocation.
      *
      * @param callCredentialRef the upstream's credential, which the call will need
      */
@@ -161,7 +161,7 @@ export function createPayments(deps: PaymentDeps) {
       call_credential_ref: callCredentialRef,
     }),
     /**
-     * Settles what was recorded, as far as there is a facilitator, and waits for it.
+     * Settles a recorded payment, if the tenant has a facilitator, and waits for the outcome up to `settleWaitMs`.
      *
      * @throws PaymentRefused when the payment was declined
      */
@@ -177,17 +177,17 @@ export function createPayments(deps: PaymentDeps) {
       }
     },
     /**
-     * The response headers for an invocation that existed already, once its settlement has had its time.
+     * The response headers of an existing invocation, after waiting for its settlement up to `settleWaitMs`.
      *
      * @throws PaymentRefused when its payment was declined
      */
     recall,
-    /** Call this in the write that cancels a call: a payment that was not sent by then is never sent. */
+    /** Call this in the write that cancels a call: it closes a payment that was not sent yet, so that it never is. */
     cancelled: async (tx: Tx, call: InvocationKey, now: number) => void (await closeIfUnsent(tx, call, now)),
   };
 }
 
-function isFirstUnderWay({ attempts, unsent_attempts, unknown_since }: PaymentRow): boolean {
+function isFirstInFlight({ attempts, unsent_attempts, unknown_since }: PaymentRow): boolean {
   return attempts === 1 && unsent_attempts === 0 && unknown_since === null;
 }
 
@@ -207,7 +207,7 @@ async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck>
   const { price, agent_id, path } = call;
   const read = call.payment === null ? null : readPayment(deps.network, call.payment);
   if (price === null) {
-    // The caller may have paid for this very call before the agent became free. Then it is the same call.
+    // The caller may have paid for this very call before the agent became free. Then this is a repetition of that call.
     const uses = read?.ok === true ? await usesOf(deps, call, read.value) : null;
     return uses?.known ?? { kind: "free" };
   }
@@ -222,7 +222,7 @@ async function check(deps: PaymentDeps, call: PricedCall): Promise<PaymentCheck>
   return paidOrCharged(deps, call, await signedPayment(deps, call, read), wire);
 }
 
-/** The exact reason is for the log. */
+/** @param reason goes to the log only */
 function refuse({ meters }: PaymentDeps, call: PricedCall, reason: string, message?: string): never {
   meters.payment("refused");
   call.note("payment_problem", reason);
@@ -238,7 +238,7 @@ async function paidOrCharged(
   wire: WireRequirements,
 ): Promise<PaymentCheck> {
   const { network, store, meters, settler } = deps;
-  // Checked before the time window, so that a caller who lost our answer can repeat the call with an expired payment.
+  // Checked before the validity window, so that a caller who lost our answer can repeat the call with an expired payment.
   const { used, known, body_sha256, digest } = await usesOf(deps, call, presented);
   if (known !== null) return known;
   const problem = used ? "already_used" : paymentProblem(deps, presented, wire);
@@ -275,7 +275,7 @@ function settledHeaders(network: Network, { settlement, payment_payer }: Invocat
   return { [name.toLowerCase()]: value };
 }
 
-/** The row of a payment that was verified, before anything of it has left. */
+/** The row of a verified payment, before anything was sent. */
 function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUntil: number): PaymentRow {
   const { network, payment, wire, body_sha256, digest, config } = charge;
   const { validBefore } = payment.authorization;
@@ -305,24 +305,24 @@ function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUnti
   };
 }
 
-/** Later than any clock of ours will ever show, and exact as a number. */
+/** Later than any clock will show, and still exact as a number. */
 const LATEST_SECONDS = 9_000_000_000_000n;
 
-// The gate of a priced call, without a database. Callers learn only that a payment failed; the exact reason is for the log.
+// The checks of a presented payment that need no database. Callers learn only that a payment failed; the log has the reason.
 
-/** How long a payment must still be valid when it comes in: the time that settling takes. */
+/** How long a payment must still be valid when it arrives: the time that settling takes. */
 const MARGIN_SECONDS = 6;
-/** A name or address, with or without a port. Anything else in the header must not get into a URL for others. */
+/** A host name or address, optionally with a port. Anything else in the header must not get into a challenge's URL. */
 const HOST = /^(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?$/i;
 
-/** With what a version 2 payment says that it answers. */
+/** A payment as presented; one of version 2 names the offer that it answers. */
 type PresentedPayment = Payment & { readonly accepted?: AcceptedTerms };
 
-/** A call without the payment that it needs. Each kind of call shows this to its callers in its own way. */
+/** Thrown for a call without a valid payment. Each kind of call renders it to its callers in its own way. */
 export class PaymentRefused extends Fault {
-  /** What has to be paid; null when a payment was brought that is not good, or was declined. */
+  /** What has to be paid; null when the call had a payment that is invalid or was declined. */
   readonly challenge: PaymentChallenge | null;
-  /** What became of a payment that was declined. */
+  /** Response headers with the outcome of a declined payment. */
   readonly told: PaidHeaders;
 
   constructor(message: string, challenge: PaymentChallenge | null = null, told: PaidHeaders = {}) {
@@ -333,13 +333,13 @@ export class PaymentRefused extends Fault {
 
 const declined = (told: PaidHeaders) => new PaymentRefused("the payment could not be settled", null, told);
 
-/** The payment that a call brings, by the version of the protocol, unread. */
+/** The payment headers of a call, unparsed, by version of the protocol. */
 export interface PaymentTexts {
   readonly v1: string | null;
   readonly v2: string | null;
 }
 
-/** Where the payment of a call comes from; null when it brings none. */
+/** Extracts a call's payment headers; null when it has none. */
 export type PaymentSource = (headers: Headers) => PaymentTexts | null;
 
 /** The payment comes in a header of the request, and a refusal is a 402. */
@@ -356,24 +356,24 @@ export const paidByHeader = {
   },
 };
 
-/** @throws Fault `invalid_request` when the call brings payments of both versions */
+/** @throws Fault `invalid_request` when the call has payments of both versions */
 function readPayment(network: Network, { v1, v2 }: PaymentTexts): Parsed<PresentedPayment> {
   if (v1 === null) return decodePaymentSignature(network, v2 ?? "");
   if (v2 === null) return decodePaymentHeader(v1);
   throw new Fault("invalid_request", "X-PAYMENT: can't be sent together with PAYMENT-SIGNATURE");
 }
 
-/** The payment, its signature made canonical and checked. @throws Fault `payment_required` */
+/** The payment with its signature verified and in canonical form. @throws PaymentRefused */
 async function signedPayment(deps: PaymentDeps, call: PricedCall, read: Parsed<PresentedPayment>) {
   if (!read.ok) return refuse(deps, call, read.reason, "the payment could not be read");
   const signature = canonicalSignature(read.value.signature);
-  // A contract wallet's signature can't be judged without a chain, and there is none here.
+  // A contract wallet's signature can't be verified without a chain, so it is refused here.
   const isSigned = signature !== null && (await deps.verifier.signedBy(call.tenant, read.value)) === "payer";
   if (!isSigned) return refuse(deps, call, "invalid_signature");
   return { ...read.value, signature };
 }
 
-/** Why the payment is not the one that is asked for; null when it is. */
+/** Why the payment does not meet the requirements; null when it does. */
 function paymentProblem(
   { network, clock, guard }: PaymentDeps,
   { accepted, ...payment }: PresentedPayment,
@@ -401,7 +401,7 @@ export function demanded(network: Network, { agent_id, pay_to, ...demand }: Dema
   return { ...requirementsOf(network, { ...demand, payTo, description }), maxTimeoutSeconds };
 }
 
-/** The base URL of this gateway, as configured or from the request's Host. Without a slash at its end. */
+/** The base URL of this gateway, as configured or from the request's Host, without a trailing slash. */
 export function baseUrl(publicUrl: string | null, host: string): string {
   if (publicUrl !== null) return publicUrl.replace(/\/+$/, "");
   const url = HOST.test(host) ? URL.parse(`http://${host}`) : null;

@@ -13,7 +13,7 @@ import { Fault } from "../../core/fault.ts";
 import { CommitUnknown, type Store } from "../../storage/store.ts";
 import type { SettleOutcome } from "./outcome.ts";
 import { createSettlementLimits, type SettlerOptions } from "./settler.ts";
-import { mayLeave, type OpenPayment, paymentOf } from "./store.ts";
+import { markSending, type OpenPayment, paymentOf } from "./store.ts";
 
 /** As a facilitator that answers 403. */
 const REFUSED: SettleOutcome = { kind: "declined", definite: false, why: "" };
@@ -157,7 +157,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
         ...store(),
         async write(work) {
           if (!isLeased)
-            expect(await store().write((tx) => mayLeave(tx, payment as OpenPayment, clock.now()))).toBe(true);
+            expect(await store().write((tx) => markSending(tx, payment as OpenPayment, clock.now()))).toBe(true);
           isLeased = true;
           return store().write(work);
         },

@@ -1,6 +1,6 @@
-// The payments of calls in the database: recorded with their invocation, leased for each attempt to settle them, and
-// closed with the write that records the outcome. Only the look-up by the payment's key has no tenant, since on chain
-// an authorization can be used once by anyone.
+// The payments of calls in the database: recorded with their invocation, leased for each attempt to settle them, and closed
+// in the write that records the outcome. Only the look-up by the payment's key spans tenants, since an authorization can be
+// used only once on chain, for one tenant among all.
 import { and, asc, eq, exists, gt, isNotNull, isNull, lte, notExists, notInArray, type SQL, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
@@ -13,7 +13,7 @@ import { askedMs, type SettleOutcome } from "./outcome.ts";
 
 export type PaymentRow = Tables["payments"]["$inferSelect"];
 
-/** A payment whose settlement is not over. */
+/** A payment that is not settled yet. */
 export interface OpenPayment extends PaymentRow {
   readonly facilitator_url: string;
   readonly facilitator_credential_ref: string;
@@ -39,7 +39,7 @@ const byInvocation = prepared(({ db, tables: { payments: t } }: Reader) => {
   return db.select().from(t).where(isOfCall(t, GIVEN_KEY));
 });
 
-/** The payment of any tenant: compare it with the caller's before anything of it is shown. */
+/** A payment of any tenant: compare its tenant and caller before anything of it is shown. */
 export async function paymentByKey(reader: Reader, key: PaymentKey): Promise<PaymentRow | null> {
   const [row] = await byKey(reader).execute({ ...key });
   return row ?? null;
@@ -56,15 +56,15 @@ export async function insertPayment(tx: Tx, row: PaymentRow): Promise<void> {
 }
 
 /**
- * Every tenant with an open payment once, one read for each, with when its first one is due: those after `last` by name, and
- * then the others.
+ * Each tenant with an open payment, with the time at which its first one is due: tenants after `last` by name, then the
+ * others. One read per tenant.
  */
 export async function* tenantsWithOpen(reader: Reader, last: string) {
   yield* tenantsBetween(reader, last, null);
   if (last !== "") yield* tenantsBetween(reader, "", last);
 }
 
-/** Names are in the database's order, which differs from that of strings here. */
+/** Tenants in the database's collation, which differs from the order of strings here. */
 async function* tenantsBetween(reader: Reader, after: string, upTo: string | null) {
   const { payments: t } = reader.tables;
   const isUpTo = upTo === null ? undefined : lte(t.tenant, upTo);
@@ -73,7 +73,7 @@ async function* tenantsBetween(reader: Reader, after: string, upTo: string | nul
       .select({ tenant: t.tenant, next_attempt_at: t.next_attempt_at })
       .from(t)
       .where(and(isNotNull(t.next_attempt_at), gt(t.tenant, tenant), isUpTo))
-      // The first of the next tenant is the one that is due first.
+      // The first row is the next tenant's earliest due payment.
       .orderBy(asc(t.tenant), asc(t.next_attempt_at))
       .limit(1);
     if (row === undefined || row.next_attempt_at === null) return;
@@ -82,7 +82,7 @@ async function* tenantsBetween(reader: Reader, after: string, upTo: string | nul
   }
 }
 
-/** @param passedOver facilitators whose payments are left out */
+/** The tenant's due payments, earliest first. @param passedOver facilitators whose payments are left out */
 export async function dueOf(
   reader: Reader,
   tenant: string,
@@ -92,18 +92,18 @@ export async function dueOf(
 ): Promise<OpenPayment[]> {
   const { payments: t } = reader.tables;
   const isDue = and(eq(t.tenant, tenant), isNotNull(t.next_attempt_at), lte(t.next_attempt_at, now));
-  const isElsewhere = passedOver.length === 0 ? undefined : notInArray(t.facilitator_url, [...passedOver]);
-  const found = reader.db.select().from(t).where(and(isDue, isElsewhere));
+  const isNotSkipped = passedOver.length === 0 ? undefined : notInArray(t.facilitator_url, [...passedOver]);
+  const found = reader.db.select().from(t).where(and(isDue, isNotSkipped));
   return (await found.orderBy(asc(t.next_attempt_at)).limit(limit)).filter(isOpen);
 }
 
 /**
- * Takes a due payment for another attempt; null when another replica was faster, or its call was refused. An attempt
- * before this one that left no outcome counts as unknown, even if its process died.
+ * Leases a due payment for another attempt; null when another replica was faster, or the call was refused. An earlier attempt
+ * that recorded no outcome counts as unknown, even if its process died.
  */
 export async function lease(tx: Tx, seen: OpenPayment, now: number, until: number): Promise<OpenPayment | null> {
   const { payments: t } = tx.tables;
-  // By the row as it is now: an attempt that was paused may have marked it since it was read.
+  // Computed from the current row: an attempt that was held up may have set `sent_at` since `seen` was read.
   const unknown_since = sql`case when ${t.sent_at} is null then ${t.unknown_since} else coalesce(${t.unknown_since}, ${now}) end`;
   const [row] = await tx.db
     .update(t)
@@ -119,15 +119,15 @@ export async function lease(tx: Tx, seen: OpenPayment, now: number, until: numbe
   return row !== undefined && isOpen(row) ? row : null;
 }
 
-/** The note that a call was refused: see invocations/lost-commits.ts. */
+/** The record that a call was refused: see invocations/lost-commits.ts. */
 function refusal({ db, tables: { payments: t, refusedCalls: r } }: Tx) {
   return db.select({ id: r.id }).from(r).where(isOfCall(t, r));
 }
 
 /**
- * The attempt has left no certain outcome.
+ * Schedules the next attempt after one without a certain outcome.
  *
- * @returns false when the outcome is known, or another replica has taken the payment for an attempt of its own since
+ * @returns false when the outcome is known by now, or another replica has leased the payment since
  */
 export async function postpone(
   tx: Tx,
@@ -135,7 +135,7 @@ export async function postpone(
   { at, now, outcome }: { readonly at: number; readonly now: number; readonly outcome: SettleOutcome["kind"] },
 ): Promise<boolean> {
   const asked_ms = askedMs(open, now);
-  return changed(tx, isOwnAttempt(tx, open), {
+  return updateUndecided(tx, isOwnAttempt(tx, open), {
     next_attempt_at: at,
     asked_ms: outcome === "deferred" ? Math.max(asked_ms, 1) : asked_ms,
     updated_at: now,
@@ -146,28 +146,28 @@ export async function postpone(
 }
 
 /**
- * The outcome is known. False when it was before.
+ * Records that the payment was collected. False when its outcome was known before.
  *
- * @param finalInMs null when nothing is left to ask; then nothing of what was signed is kept
+ * @param finalInMs null when no confirmation follows; then the signed request is deleted
  */
 export async function closeCollected(tx: Tx, open: OpenPayment, now: number, finalInMs: number | null) {
-  const left = finalInMs === null ? closing(now) : { next_attempt_at: now + finalInMs, updated_at: now };
-  return changed(tx, isThis(tx.tables, open), { ...left, final_at: now + (finalInMs ?? 0) });
+  const left = finalInMs === null ? closedFields(now) : { next_attempt_at: now + finalInMs, updated_at: now };
+  return updateUndecided(tx, isSamePayment(tx.tables, open), { ...left, final_at: now + (finalInMs ?? 0) });
 }
 
-/** Whether the payment has been collected, and is asked about once more before that is final. */
+/** Whether the payment has been collected, and awaits the confirmation that makes this final. */
 export const isConfirming = ({ final_at }: PaymentRow): boolean => final_at !== null;
 
 /**
- * A collected payment is final, or is asked about again at `again`. False when another replica has asked since, or has
- * closed it.
+ * Closes a collected payment as final, or schedules another confirmation at `again`. False when another replica has leased
+ * or closed it since.
  */
 export function confirmPayment(tx: Tx, open: OpenPayment, now: number, again: number | null = null): Promise<boolean> {
-  const changes = again === null ? closing(now) : { next_attempt_at: again, updated_at: now };
-  return changedAny(tx, isOwnAttempt(tx, open), changes);
+  const changes = again === null ? closedFields(now) : { next_attempt_at: again, updated_at: now };
+  return updateOpen(tx, isOwnAttempt(tx, open), changes);
 }
 
-/** The calls of a tenant that have ended, and whose receipt waits until their payment is final. */
+/** The tenant's collected payments of ended calls whose receipts wait until the payment is final. */
 export async function confirmingOf(
   { db, tables: { payments: t, endedInvocations: i } }: Reader,
   tenant: string,
@@ -191,21 +191,21 @@ export async function confirmingOf(
   return rows.map(({ payment }) => payment).filter(isOpen);
 }
 
-/** Also false while another replica makes an attempt of its own, since that one may still collect it. */
+/** Closes a payment as refused. False if it is closed, or leased by another replica, whose attempt may still collect it. */
 export async function closeRefused(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
-  return changed(tx, isOwnAttempt(tx, open), closing(now));
+  return updateUndecided(tx, isOwnAttempt(tx, open), closedFields(now));
 }
 
-function closing(now: number) {
+function closedFields(now: number) {
   return { settle_request: null, next_attempt_at: null, updated_at: now };
 }
 
 function isOwnAttempt({ tables }: Tx, open: OpenPayment) {
-  return and(isThis(tables, open), eq(tables.payments.attempts, open.attempts));
+  return and(isSamePayment(tables, open), eq(tables.payments.attempts, open.attempts));
 }
 
-/** Matches the call too: after a refusal the same authorization may have come again for another call. */
-function isThis(tables: Tables, open: OpenPayment) {
+/** Matches the call too: after a refusal the same authorization may have been presented for another call. */
+function isSamePayment(tables: Tables, open: OpenPayment) {
   return and(
     isKey(tables, open),
     eq(tables.payments.tenant, open.tenant),
@@ -214,12 +214,12 @@ function isThis(tables: Tables, open: OpenPayment) {
 }
 
 /**
- * From here on the payment may leave. False when it must not: another replica has taken it over, or its call has ended
- * before anything had left.
+ * Records that the payment is sent from now on. False when it must not be: another replica has leased it, or its call has
+ * ended before anything was sent.
  */
-export async function mayLeave(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
+export async function markSending(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
   const isWanted = open.sent_at === null ? exists(unended(tx)) : undefined;
-  return changed(tx, and(isOwnAttempt(tx, open), isWanted), { sent_at: open.sent_at ?? now });
+  return updateUndecided(tx, and(isOwnAttempt(tx, open), isWanted), { sent_at: open.sent_at ?? now });
 }
 
 function unended({ db, tables: { payments: t, openInvocations: i } }: Tx) {
@@ -227,8 +227,8 @@ function unended({ db, tables: { payments: t, openInvocations: i } }: Tx) {
   return db.select({ id: i.id }).from(i).where(isIts);
 }
 
-// A payment that is changed is found by its key. Said of the bare column, these two would offer the partial indexes of all
-// open payments, which seem as good until the table is analysed: then one change reads every open payment of the tenant.
+// An update finds its payment by the key. On the bare column, these two conditions would let the planner use a partial index of
+// open payments, which looks as good until the table is analysed: one update then reads every open payment of the tenant.
 
 function isDueAt({ tables: { payments: t } }: Tx, time: number): SQL {
   return sql`coalesce(${t.next_attempt_at}, 0) = ${time}`;
@@ -240,12 +240,12 @@ function isOpenStill({ tables: { payments: t } }: Tx): SQL {
 
 type PaymentChanges = Parameters<ReturnType<Tx["db"]["update"]>["set"]>[0];
 
-/** Changes a payment whose outcome is not known. */
-async function changed(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
-  return changedAny(tx, and(condition, isNull(tx.tables.payments.final_at)), changes);
+/** Updates an open payment whose outcome is not known. */
+async function updateUndecided(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
+  return updateOpen(tx, and(condition, isNull(tx.tables.payments.final_at)), changes);
 }
 
-async function changedAny(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
+async function updateOpen(tx: Tx, condition: SQL | undefined, changes: PaymentChanges): Promise<boolean> {
   const { payments: t } = tx.tables;
   const rows = await tx.db
     .update(t)
@@ -256,8 +256,8 @@ async function changedAny(tx: Tx, condition: SQL | undefined, changes: PaymentCh
 }
 
 /**
- * Makes payments due now whose next attempt is later than `after`. A process that is the only one does this for all at
- * its start. Later it is for attempts beyond any pause and lease, which only a clock that was set back can cause.
+ * Makes payments due now whose next attempt is later than `after`. A process that is alone with its database does this for
+ * all at its start. Later it repairs attempts beyond any backoff or lease, which only a clock that was set back can cause.
  */
 export async function makeDue(store: Store, now: number, after: number): Promise<void> {
   const { payments: t } = store.read.tables;
@@ -270,14 +270,14 @@ export async function makeDue(store: Store, now: number, after: number): Promise
 }
 
 /**
- * Closes the payment of a call that ended before anything of the payment was sent: it is never sent. In the write that ends
- * the call, or later. False when the payment may have left: then it stays open.
+ * Closes the payment of a call that ended before the payment was sent, so that it never is. Call this in the write that ends
+ * the call, or later. False when the payment may have been sent: then it stays open.
  */
 export async function closeIfUnsent(tx: Tx, key: InvocationKey, now: number): Promise<boolean> {
   const { payments: t } = tx.tables;
   const [closed] = await tx.db
     .update(t)
-    .set(closing(now))
+    .set(closedFields(now))
     .where(and(isOfCall(t, key), isOpenStill(tx), isNull(t.sent_at), isNull(t.final_at)))
     .returning({ attempts: t.attempts });
   if (closed === undefined) return false;
@@ -285,7 +285,7 @@ export async function closeIfUnsent(tx: Tx, key: InvocationKey, now: number): Pr
   return true;
 }
 
-/** Takes a due payment for another attempt, like `lease`. If its call has ended and nothing was sent, it is closed. */
+/** Leases a due payment as `lease` does, but closes it instead if its call has ended and nothing was sent. */
 export async function leaseUnlessOver(tx: Tx, seen: OpenPayment, now: number, until: number) {
   const key = { tenant: seen.tenant, id: seen.invocation_id };
   const call = seen.sent_at === null ? await invocationByKey(tx, key) : null;
@@ -293,8 +293,8 @@ export async function leaseUnlessOver(tx: Tx, seen: OpenPayment, now: number, un
   return isOver ? null : lease(tx, seen, now, until);
 }
 
-// Paid calls that are still to be made and need a credential. Their callers paid because the calls can be made, so until
-// then the credential is neither deleted nor kept from their hosts.
+// Paid calls that are still to be made with a credential. Their callers have paid for them, so until then the credential can
+// neither be deleted nor be forbidden to go to their hosts.
 
 export async function paidCallNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
   const { payments: t } = reader.tables;
@@ -302,7 +302,7 @@ export async function paidCallNamesCredential(reader: Reader, tenant: string, id
   return (await reader.db.select({ nonce: t.nonce }).from(t).where(isIts).limit(1)).length > 0;
 }
 
-/** What of them goes to a URL that is not allowed, for its tenant; null when nothing does. */
+/** Names, for the tenant, a paid call that goes to a URL that is not allowed; null when none does. */
 export const paidCallShutOut = usedAtInTurns({
   pageAfter: ({ db, tables: { payments: t, openInvocations: open } }, { tenant, credentialId }, after, limit) =>
     db

@@ -1,9 +1,9 @@
-// The record of decisions. A deny is durable before its caller hears of it. An allow or a warn holds up no call: it goes
-// into a bounded buffer that is written at once, one group after the other. Writing it with the call instead would cost
-// Postgres a round trip on the path of every call. A kill -9 can lose the last group of allows and warns.
+// The log of policy decisions. A deny is stored before its caller is answered. An allow or a warn delays no call: it goes into
+// a bounded buffer (write-behind), which is written at once, batch by batch. Writing it with the call instead would cost
+// Postgres a round trip per call. A kill -9 can lose the last batch of allows and warns.
 //
-// Nothing in the buffer is dropped while the gateway runs. When it is full, because the store is away, a decision is written
-// like a deny: its call waits, and is refused if the store still can't take it.
+// The buffer drops nothing while the gateway runs. When it is full, because the store is away, every decision is stored like
+// a deny: its call waits, and is refused if the store still can't take the decision.
 
 import { and, desc, eq, gte, lt, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
@@ -20,15 +20,15 @@ import { prepared, type Reader, type Store, type Tx } from "../../storage/store.
 
 export type DecisionRow = Tables["policyDecisions"]["$inferSelect"];
 
-const ROWS_AT_ONCE = 256;
+const BATCH_ROWS = 256;
 /**
- * Rows of one statement, if there are so many. On Postgres this takes a fifth of the time and a seventh of the CPU of one
- * statement per row (measured); on SQLite it makes little difference.
+ * Rows of one multi-row INSERT. On Postgres it takes a fifth of the time and a seventh of the CPU of one statement per row
+ * (measured); on SQLite it makes little difference.
  */
-const ROWS_TOGETHER = 16;
-const PAUSE_MS_MIN = 50;
+const ROWS_PER_INSERT = 16;
+const BACKOFF_MS_MIN = 50;
 
-const insertTogether = (rows: number) =>
+const insertRows = (rows: number) =>
   prepared(({ db, tables: { policyDecisions } }: Tx) =>
     db
       .insert(policyDecisions)
@@ -44,23 +44,23 @@ const insertTogether = (rows: number) =>
           reason: sql.placeholder(`reason${at}`),
         })),
       )
-      // A commit whose answer was lost is repeated.
+      // A commit whose answer was lost is retried.
       .onConflictDoNothing(),
   );
 
-const insertOne = insertTogether(1);
-const insertSeveral = insertTogether(ROWS_TOGETHER);
+const insertOne = insertRows(1);
+const insertMany = insertRows(ROWS_PER_INSERT);
 
 async function insertAll(tx: Tx, rows: readonly DecisionRow[]): Promise<void> {
   let done = 0;
-  for (; rows.length - done >= ROWS_TOGETHER; done += ROWS_TOGETHER) {
-    await insertSeveral(tx).execute(numbered(rows.slice(done, done + ROWS_TOGETHER)));
+  for (; rows.length - done >= ROWS_PER_INSERT; done += ROWS_PER_INSERT) {
+    await insertMany(tx).execute(placeholderValues(rows.slice(done, done + ROWS_PER_INSERT)));
   }
-  for (const row of rows.slice(done)) await insertOne(tx).execute(numbered([row]));
+  for (const row of rows.slice(done)) await insertOne(tx).execute(placeholderValues([row]));
 }
 
-/** The values of the rows under the names of their placeholders. */
-function numbered(rows: readonly DecisionRow[]): Record<string, unknown> {
+/** The values of the rows, keyed by placeholder name. */
+function placeholderValues(rows: readonly DecisionRow[]): Record<string, unknown> {
   const values: Record<string, unknown> = {};
   for (const [at, row] of rows.entries()) {
     for (const [name, value] of Object.entries(row)) values[`${name}${at}`] = value;
@@ -79,34 +79,34 @@ interface DecisionLogOptions {
 export function createDecisionLog(options: DecisionLogOptions) {
   const { store, log, meters = silentMeters, bufferedMax = MAX.decisionsBuffered } = options;
   const buffer: DecisionRow[] = [];
-  let running = false;
-  let closed = false;
-  /** Decisions that were put into the buffer, and how many of these have left it. */
-  let put = 0;
+  let isWriting = false;
+  let isClosed = false;
+  /** How many decisions were ever put into the buffer, and how many of them have been stored. */
+  let enqueued = 0;
   let stored = 0;
-  /** Resolves when the current attempt ends. */
+  /** Resolves when the current attempt to store a batch, or the backoff after one, ends. */
   let attempt: Promise<void> = Promise.resolve();
 
-  /** One attempt to store the oldest decisions. */
-  async function writeSome(): Promise<void> {
-    let group: readonly DecisionRow[] = [];
+  /** Makes one attempt to store the oldest decisions. */
+  async function writeBatch(): Promise<void> {
+    let batch: readonly DecisionRow[] = [];
     await store.write((tx) => {
-      // Taken only now, so that the group holds decisions that came during the wait.
-      group = buffer.slice(0, ROWS_AT_ONCE);
-      return insertAll(tx, group);
+      // Taken inside the write, so that the batch includes decisions that came during the wait for it.
+      batch = buffer.slice(0, BATCH_ROWS);
+      return insertAll(tx, batch);
     });
-    buffer.splice(0, group.length);
-    stored += group.length;
+    buffer.splice(0, batch.length);
+    stored += batch.length;
   }
 
   async function writeAll(): Promise<void> {
-    let pause = PAUSE_MS_MIN;
-    while (buffer.length > 0 && !closed) {
-      const trying = writeSome();
+    let pause = BACKOFF_MS_MIN;
+    while (buffer.length > 0 && !isClosed) {
+      const trying = writeBatch();
       attempt = trying.catch(() => {});
       try {
         await trying;
-        pause = PAUSE_MS_MIN;
+        pause = BACKOFF_MS_MIN;
       } catch (error) {
         log.warn("policy_decisions_delayed", { buffered: buffer.length, error });
         attempt = Bun.sleep(pause);
@@ -114,15 +114,15 @@ export function createDecisionLog(options: DecisionLogOptions) {
         pause = Math.min(pause * 2, 2_000);
       }
     }
-    running = false;
+    isWriting = false;
   }
 
-  async function settle(ms: number): Promise<void> {
-    const until = put;
+  async function flush(ms: number): Promise<void> {
+    const until = enqueued;
     const done = async () => {
-      while (stored < until && !closed) await attempt;
+      while (stored < until && !isClosed) await attempt;
     };
-    // Ignores the time limit's error: decisions that are not stored yet stay in the buffer.
+    // A time-out is ignored: decisions that are not stored yet stay in the buffer.
     await within(ms, done()).catch(() => {});
   }
 
@@ -132,39 +132,39 @@ export function createDecisionLog(options: DecisionLogOptions) {
 
   function bufferAll(rows: readonly DecisionRow[]): void {
     buffer.push(...rows);
-    put += rows.length;
-    if (rows.length === 0 || running) return;
-    running = true;
+    enqueued += rows.length;
+    if (rows.length === 0 || isWriting) return;
+    isWriting = true;
     void actFor(null, writeAll);
   }
 
-  const mustWait = ({ action }: DecisionRow) => action === "deny" || buffer.length >= bufferedMax || closed;
+  const mustStoreFirst = ({ action }: DecisionRow) => action === "deny" || buffer.length >= bufferedMax || isClosed;
 
   return {
-    /** The fast path of decisions that hold up no call: records them as `record` does; false where they have to wait. */
+    /** The synchronous fast path of `record`: buffers the decisions; false when any of them must be stored first. */
     recordNow(rows: readonly DecisionRow[]): boolean {
-      if (rows.some(mustWait)) return false;
+      if (rows.some(mustStoreFirst)) return false;
       bufferAll(rows);
       count(rows);
       return true;
     },
     /**
-     * Records decisions of one tenant: a deny is durable when this resolves; any other decision is written soon after. The
-     * decisions on the messages of one batch are one write, so that a request takes one slot of the store.
+     * Records decisions of one tenant. A deny is durable when this resolves; other decisions are written soon after. All the
+     * decisions of one request are one write, so that the request takes one slot of the store.
      * @throws Fault `unavailable` when the store can't take them now
      */
     async record(rows: readonly DecisionRow[]): Promise<void> {
-      const { first = [], later = [] } = Object.groupBy(rows, (row) => (mustWait(row) ? "first" : "later"));
+      const { first = [], later = [] } = Object.groupBy(rows, (row) => (mustStoreFirst(row) ? "first" : "later"));
       bufferAll(later);
       if (first.length > 0) await store.write((tx) => insertAll(tx, first));
       count(rows);
     },
-    /** Resolves when what was recorded until now can be read, or `ms` have passed. */
-    settle,
-    /** Settles for the last time. Decisions that can't be stored within `ms` are lost, and logged as lost. */
+    /** Resolves when all decisions recorded until now can be read, or after `ms`. */
+    flush,
+    /** Flushes for the last time. Decisions that can't be stored within `ms` are lost, and the loss is logged. */
     async close(ms: number) {
-      await settle(ms);
-      closed = true;
+      await flush(ms);
+      isClosed = true;
       if (buffer.length > 0) log.error("policy_decisions_lost", { count: buffer.length });
     },
   };
@@ -175,13 +175,13 @@ export async function newestDecisions(reader: Reader, tenant: string, limit: num
   return await reader.db.select().from(t).where(eq(t.tenant, tenant)).orderBy(desc(t.id)).limit(limit);
 }
 
-/** Removes the decisions that are older than `days`; 0 keeps all. */
+/** Deletes the decisions older than `days`; 0 keeps all. */
 export async function removeOldDecisions(store: Store, clock: Clock, days: number): Promise<void> {
   if (days === 0) return;
-  await removeRanges(store, "policyDecisions", idFloor("pdec", clock.now() - days * DAY_MS), removeSome);
+  await removeRanges(store, "policyDecisions", idFloor("pdec", clock.now() - days * DAY_MS), removeRange);
 }
 
-async function removeSome(tx: Tx, { tenant, from, below }: KeyRange): Promise<void> {
+async function removeRange(tx: Tx, { tenant, from, below }: KeyRange): Promise<void> {
   const { policyDecisions: t } = tx.tables;
   await tx.db.delete(t).where(and(eq(t.tenant, tenant), gte(t.id, from), lt(t.id, below)));
 }

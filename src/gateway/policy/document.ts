@@ -1,5 +1,5 @@
-// The policy document on the wire and in the store: its schema, and what its texts may hold. A stored document is checked by
-// the same rules when it is read, so that one of a newer program, or a damaged one, is never a policy with fewer rules.
+// The policy document on the wire and in the store: its schema, and the checks of its texts. A stored document is validated
+// again when it is read, so that a newer program's document, or a damaged one, is never taken for a policy with fewer rules.
 import { type Static, Type } from "@sinclair/typebox";
 import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { invalidField } from "../../core/fault.ts";
@@ -9,7 +9,7 @@ import { DateTime, optional, shape } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { eachInTurns } from "../../kernel/turns.ts";
 
-/** Tool names may hold any control characters, and a rule must be able to name them. */
+/** Entries may contain control characters, since tool names may, and a rule must be able to name every tool. */
 export const ENTRY = { min: 1, max: MAX.policyEntryCharacters, controls: true };
 
 export const Action = Type.Union(
@@ -44,7 +44,7 @@ const Rule = shape(
       {
         agents: list("IDs of agents."),
         tools: list(
-          "Names of MCP tools; one `*` at the end matches what starts so. Only a `tools/call` of an mcp agent has a tool.",
+          "Names of MCP tools; one `*` at the end makes it a prefix. Only a `tools/call` of an mcp agent has a tool.",
         ),
         max_body_bytes: countField(1, "Matches a request body of at least this many bytes."),
         rate_per_min: countField(
@@ -54,7 +54,7 @@ const Rule = shape(
       },
       {
         additionalProperties: false,
-        description: "All conditions that are there and not empty must match; `{}` matches every call.",
+        description: "All conditions that are present and not empty must match; `{}` matches every call.",
         "x-expected": "an object of conditions",
       },
     ),
@@ -89,22 +89,22 @@ export const Policy = shape("Policy", {
   updated_at: Type.Optional(DateTime),
 });
 
-/** The work for an entry or a rule without its characters: the checks of the schema, the name of its field. */
+/** The fixed part of the work for an entry or a rule: the checks of the schema, and building the field's name. */
 const ENTRY_WORK = 200;
 
 /**
- * Checks what the schema does not: the texts of the rules.
- * @param at prefix of field names, for a document that is part of another body
+ * Checks the texts of the rules, which the schema does not.
+ * @param prefix of field names, for a document that is part of another body
  * @throws Fault `invalid_request`
  */
-export function checkRules(rules: readonly Rule[], tenant: string, at = ""): Promise<void> {
+export function checkRules(rules: readonly Rule[], tenant: string, prefix = ""): Promise<void> {
   return eachInTurns(rules, tenant, (rule, index) => {
-    checkRule(rule, `${at}rules.${index}.match`);
+    checkRule(rule, `${prefix}rules.${index}.match`);
     return workOf(rule);
   });
 }
 
-/** What it takes to check a rule, or to compile it. */
+/** The work of checking or compiling a rule, in the units of `eachInTurns`. */
 export function workOf({ match: { agents = [], tools = [] } }: Rule): number {
   return [agents, tools].flat().reduce((work, entry) => work + ENTRY_WORK + entry.length, ENTRY_WORK);
 }
@@ -125,7 +125,7 @@ function checkEntry(field: string, entry: string, plain: string, wildcard: strin
   if (plain.includes("*")) throw invalidField(field, wildcard);
 }
 
-/** The stored form is JSON with line breaks only between rules, so that it can be read rule by rule. */
+/** The stored form is JSON with line breaks only between rules, so that it can be parsed rule by rule, in turns. */
 const BETWEEN_RULES = ",\n";
 
 export async function formatRules(rules: readonly Rule[], tenant: string): Promise<string> {
@@ -140,11 +140,11 @@ export async function formatRules(rules: readonly Rule[], tenant: string): Promi
 
 const storedRule = TypeCompiler.Compile(Rule);
 
-/** Rules in their stored form. @throws Error when this program does not understand all of them */
+/** Parses rules from their stored form. @throws Error when this program does not understand all of them */
 export async function parseRules(stored: string, tenant: string): Promise<Rule[]> {
   const rules: Rule[] = [];
   if (stored === "[]") return rules;
-  if (!stored.startsWith("[") || !stored.endsWith("]")) throw new Error("stored rules that are no list");
+  if (!stored.startsWith("[") || !stored.endsWith("]")) throw new Error("stored rules that are not a list");
   await eachInTurns(stored.slice(1, -1).split(BETWEEN_RULES), tenant, (line) => {
     const rule: unknown = JSON.parse(line);
     if (rules.length === MAX.policyRules || !storedRule.Check(rule)) {

@@ -9,7 +9,7 @@ import {
   type EvaluatedCall,
   evaluate,
   indexNames,
-  keepCommon,
+  intersect,
   nextRule,
   type RuleSet,
   toolsDeniedToAll,
@@ -201,7 +201,7 @@ test("a rule set is what a set of numbers is", () => {
       const both = one.filter((rule) => other.includes(rule)).sort((a, b) => a - b);
       const set = setOf(one);
       expect(listOf(set)).toEqual(one.toSorted((a, b) => a - b));
-      keepCommon(set, setOf(other));
+      intersect(set, setOf(other));
       expect(listOf(set)).toEqual(both);
     }),
   );
@@ -225,7 +225,7 @@ const lists = fc.array(fc.array(entry, { maxLength: 12 }), { maxLength: 40 });
 function indexOf(lists: readonly (readonly string[])[]) {
   const names = indexNames(lists.length);
   for (const [rule, list] of lists.entries()) names.add(list, rule);
-  return names.made();
+  return names.build();
 }
 
 test("a text is named by the rules that name it", () => {

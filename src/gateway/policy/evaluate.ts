@@ -1,6 +1,6 @@
-// Evaluates a policy for a call: the first rule that matches decides, then the default. A document is compiled once per
-// version, in turns, since its tenant chooses its size. After that a call or a tool costs the same for lists of any length:
-// the rules that name an agent or a tool are found in an index of all lists, and sets of rules are bits. Pure.
+// Evaluates a policy for a call: the first matching rule decides, else the default. A document is compiled once per version,
+// in turns, since its tenant chooses its size. After that a call costs the same however long the lists are: an index finds
+// the rules that name an agent or a tool, and sets of rules are bitsets. Pure.
 
 import type { PolicyAction, Protocol } from "../../core/states.ts";
 import { eachInTurns } from "../../kernel/turns.ts";
@@ -8,7 +8,7 @@ import { type PolicyReplace, type Rule, workOf } from "./document.ts";
 
 export interface PolicyVerdict {
   readonly action: PolicyAction;
-  /** The position of the rule, from 1; null when the action is that of `default` or `on_error`. */
+  /** The position of the rule, from 1; null when `default` or `on_error` decided. */
   readonly matched_rule: number | null;
   /** Coarse, in printable ASCII, since it goes into a header. */
   readonly reason: string;
@@ -24,32 +24,32 @@ export interface EvaluatedCall {
   readonly rate: number;
 }
 
-/** The least call: no `tools/call` has an empty body, and each counts itself in the rate. */
-const BYTES_LEAST = 1;
-const RATE_LEAST = 1;
+/** The smallest possible `tools/call`: its body is not empty, and its rate includes the call itself. */
+const SMALLEST_BODY_BYTES = 1;
+const SMALLEST_RATE = 1;
 const ANY_RATE = -1;
 
-/** Without a threshold in the document, the value here matches every call. */
+/** A threshold that the document leaves out has a value that every call meets. */
 interface CompiledRule {
   readonly verdict: PolicyVerdict;
-  /** Matches a body of at least this many bytes. */
+  /** Matches a body of at smallest this many bytes. */
   readonly bytes_min: number;
   /** Matches a rate above this one. */
   readonly rate_above: number;
 }
 
 export interface CompiledPolicy {
-  /** The last one is the default, as a rule without conditions. */
+  /** In order; the last one is the default, as a rule without conditions. */
   readonly rules: readonly CompiledRule[];
-  readonly agents: Names;
-  readonly tools: Names;
-  /** Whether any rule asks for the rate. */
-  readonly isOnRate: boolean;
+  readonly agents: NameIndex;
+  readonly tools: NameIndex;
+  /** Whether any rule has a rate threshold. */
+  readonly usesRate: boolean;
 }
 
-type Ruled = Pick<PolicyReplace, "default" | "rules">;
+type RuleList = Pick<PolicyReplace, "default" | "rules">;
 
-export async function compile(document: Ruled, tenant: string): Promise<CompiledPolicy> {
+export async function compile(document: RuleList, tenant: string): Promise<CompiledPolicy> {
   const withDefault: readonly Rule[] = [...document.rules, { action: document.default, match: {} }];
   const [agents, tools] = [indexNames(withDefault.length), indexNames(withDefault.length)];
   await eachInTurns(withDefault, tenant, (rule, at) => {
@@ -65,17 +65,17 @@ export async function compile(document: Ruled, tenant: string): Promise<Compiled
   });
   return {
     rules,
-    agents: agents.made(),
-    tools: tools.made(),
-    isOnRate: rules.some(({ rate_above }) => rate_above !== ANY_RATE),
+    agents: agents.build(),
+    tools: tools.build(),
+    usesRate: rules.some(({ rate_above }) => rate_above !== ANY_RATE),
   };
 }
 
-/** Whether a rule asks for the rate of calls to the agent. */
-export function asksForRate({ rules, agents, isOnRate }: CompiledPolicy, agentId: string): boolean {
-  if (!isOnRate) return false;
-  const named = agents.rulesOf(agentId);
-  for (let at = nextRule(named, 0); at !== -1; at = nextRule(named, at + 1)) {
+/** Whether any rule that applies to the agent has a rate threshold. */
+export function asksForRate({ rules, agents, usesRate }: CompiledPolicy, agentId: string): boolean {
+  if (!usesRate) return false;
+  const matching = agents.rulesOf(agentId);
+  for (let at = nextRule(matching, 0); at !== -1; at = nextRule(matching, at + 1)) {
     if (rules[at]?.rate_above !== ANY_RATE) return true;
   }
   return false;
@@ -86,9 +86,9 @@ function hasReached(rule: CompiledRule, { body_bytes, rate }: Pick<EvaluatedCall
 }
 
 export function evaluate({ rules, agents, tools }: CompiledPolicy, call: EvaluatedCall): PolicyVerdict {
-  const named = tools.rulesOf(call.protocol === "mcp" ? call.mcp_tool : null);
-  keepCommon(named, agents.rulesOf(call.agent_id));
-  for (let at = nextRule(named, 0); at !== -1; at = nextRule(named, at + 1)) {
+  const matching = tools.rulesOf(call.protocol === "mcp" ? call.mcp_tool : null);
+  intersect(matching, agents.rulesOf(call.agent_id));
+  for (let at = nextRule(matching, 0); at !== -1; at = nextRule(matching, at + 1)) {
     const rule = rules[at];
     if (rule === undefined) break;
     if (hasReached(rule, call)) return rule.verdict;
@@ -97,33 +97,33 @@ export function evaluate({ rules, agents, tools }: CompiledPolicy, call: Evaluat
 }
 
 /**
- * Whether every call of a tool of an mcp agent is denied, at any size and rate.
+ * Whether every call of a tool of an mcp agent is denied, whatever its size and rate.
  *
- * A rule's thresholds match all calls at or above a least one. So a rule decides some call exactly when it decides its least
- * one, that is, when no earlier rule matches that call. Of the earlier rules only those that deny need a check: any other
- * rule that decided a call has already ended the search.
+ * A rule's thresholds match all calls at or above a smallest one. So a rule decides some call exactly when it decides its
+ * smallest one, that is, when no earlier rule matches that call. Only earlier deny rules need the check: any other rule that
+ * decides a call ends the search.
  */
 export function toolsDeniedToAll({ rules, agents, tools }: CompiledPolicy, agentId: string): (tool: string) => boolean {
   const ofAgent = agents.rulesOf(agentId);
   return (tool) => {
-    const named = tools.rulesOf(tool);
-    keepCommon(named, ofAgent);
+    const matching = tools.rulesOf(tool);
+    intersect(matching, ofAgent);
     const denying: CompiledRule[] = [];
-    for (let at = nextRule(named, 0); at !== -1; at = nextRule(named, at + 1)) {
+    for (let at = nextRule(matching, 0); at !== -1; at = nextRule(matching, at + 1)) {
       const rule = rules[at];
       if (rule === undefined) break;
-      const least = {
-        body_bytes: Math.max(rule.bytes_min, BYTES_LEAST),
-        rate: Math.max(rule.rate_above + 1, RATE_LEAST),
+      const smallest = {
+        body_bytes: Math.max(rule.bytes_min, SMALLEST_BODY_BYTES),
+        rate: Math.max(rule.rate_above + 1, SMALLEST_RATE),
       };
       if (rule.verdict.action === "deny") denying.push(rule);
-      else if (!denying.some((earlier) => hasReached(earlier, least))) return false;
+      else if (!denying.some((earlier) => hasReached(earlier, smallest))) return false;
     }
     return true;
   };
 }
 
-/** Rules of one policy as bits, by their positions from 0, so that hundreds of rules are handled at once. */
+/** A bitset of one policy's rules, by position from 0, so that 32 rules are handled per operation. */
 export type RuleSet = Uint32Array;
 
 export function createRuleSet(rules: number): RuleSet {
@@ -134,8 +134,8 @@ export function addRule(set: RuleSet, rule: number): void {
   set[rule >>> 5] = (set[rule >>> 5] ?? 0) | (1 << (rule & 31));
 }
 
-/** Removes from `set` what is not in `other`. */
-export function keepCommon(set: RuleSet, other: RuleSet): void {
+/** Intersects `set` with `other`, in place. */
+export function intersect(set: RuleSet, other: RuleSet): void {
   for (let at = 0; at < set.length; at++) set[at] = (set[at] ?? 0) & (other[at] ?? 0);
 }
 
@@ -149,40 +149,40 @@ export function nextRule(set: RuleSet, from: number): number {
   return -1;
 }
 
-/** Which rules name a text, by the text itself or by its start. */
-interface Names {
-  /** The rules that name the text, and the rules that name none, which match any. No rule names null. */
+/** An index of the rules that name a text, in full or by a prefix. */
+interface NameIndex {
+  /** The rules that name the text, and those with an empty list, which match any text and null. */
   rulesOf(text: string | null): RuleSet;
 }
 
-/** @param count of the rules that are added */
+/** @param count the number of rules in the policy */
 export function indexNames(count: number) {
   const anyText = createRuleSet(count);
-  /** The rules that have each name, and each start of a name without its `*`. */
-  const [names, starts] = [new Map<string, number[]>(), new Map<string, number[]>()];
+  /** The rules by full name, and by prefix without its `*`. */
+  const [names, prefixes] = [new Map<string, number[]>(), new Map<string, number[]>()];
   return {
-    /** @param list with `*` at the end of a start; empty: any text */
+    /** @param list full names, and prefixes ending in `*`; empty matches any text */
     add(list: readonly string[], rule: number): void {
       if (list.length === 0) addRule(anyText, rule);
       for (const entry of list) {
-        const isStart = entry.endsWith("*");
-        const [index, text] = isStart ? [starts, entry.slice(0, -1)] : [names, entry];
+        const isPrefix = entry.endsWith("*");
+        const [index, text] = isPrefix ? [prefixes, entry.slice(0, -1)] : [names, entry];
         const rules = index.get(text);
         if (rules === undefined) index.set(text, [rule]);
         else rules.push(rule);
       }
     },
-    made(): Names {
-      const lengths = [...new Set([...starts.keys()].map(({ length }) => length))];
+    build(): NameIndex {
+      const lengths = [...new Set([...prefixes.keys()].map(({ length }) => length))];
       return {
         rulesOf(text) {
-          const named = anyText.slice();
-          if (text === null) return named;
-          addAll(named, names.get(text));
+          const matching = anyText.slice();
+          if (text === null) return matching;
+          addAll(matching, names.get(text));
           for (const length of lengths) {
-            if (length <= text.length) addAll(named, starts.get(text.slice(0, length)));
+            if (length <= text.length) addAll(matching, prefixes.get(text.slice(0, length)));
           }
-          return named;
+          return matching;
         },
       };
     },

@@ -1,9 +1,9 @@
-// The observed rate: how many calls of one caller to one agent came in the last 60 seconds, this one included. It is counted
-// for every caller, since a policy that is put now judges by the minute before it. Exact to the millisecond: a call 60,000
-// ms ago is not counted any more. Calls of one millisecond share an entry, so a caller's memory is bounded at any rate.
+// The observed rate: how many calls one caller made to one agent in the last 60 seconds, the present one included. It is a
+// sliding-window log, kept for every caller, since a new policy judges by the minute before it. It is exact to the
+// millisecond. Calls of one millisecond share an entry, so a caller's memory is bounded at any rate.
 //
-// Each replica counts in memory what it sees itself. Once a rule asks for the rate, the replicas count the caller together,
-// in rows of the database, and each adds the calls that it counted in memory before.
+// Each replica counts its local calls in memory. Once a rule has a rate threshold, the replicas count the caller together, in
+// rows of the database, and each adds the calls that it counted in memory before.
 
 import { createBatcher } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
@@ -20,14 +20,14 @@ export interface CallingUser {
   readonly user: string;
 }
 
-/** An agent belongs to one tenant, so its ID names both. */
+/** The key of a caller. An agent belongs to one tenant, so the tenant is not part of it. */
 const callerOf = (agentId: unknown, user: unknown) => `${agentId} ${user}`;
 
 /** The calls of one caller, oldest first: entry i says that `counts[i]` of them came at `times[i]`. */
 interface CallTimes {
   times: number[];
   counts: number[];
-  /** The first entry that is not too old. */
+  /** The first entry inside the window. */
   first: number;
   /** The sum of the counts from the first entry on. */
   total: number;
@@ -35,25 +35,25 @@ interface CallTimes {
 
 /** @param now milliseconds of a clock that never goes back */
 export function createCallRates(now: () => number = () => performance.now(), callersMax: number = MAX.callersRated) {
-  const known = tenantCache<string, CallTimes>(callersMax);
+  const callers = tenantCache<string, CallTimes>(callersMax);
 
   return {
-    /** Counts a call and gives the rate with it, as far as it was counted here. */
+    /** Counts a call, and returns this replica's rate with it. */
     observe({ tenant, agentId, user }: CallingUser): number {
       const at = Math.floor(now());
       const key = callerOf(agentId, user);
-      let calls = known.get(key);
+      let calls = callers.get(key);
       if (calls === undefined) {
         calls = { times: [], counts: [], first: 0, total: 0 };
-        known.set(tenant, key, calls);
+        callers.set(tenant, key, calls);
       }
       forget(calls, at - RATE_WINDOW_MS);
       add(calls, at);
       return calls.total;
     },
-    /** The rate as it is without another call. */
+    /** This replica's rate, without counting a call. */
     observed({ agentId, user }: CallingUser): number {
-      const calls = known.get(callerOf(agentId, user));
+      const calls = callers.get(callerOf(agentId, user));
       if (calls === undefined) return 0;
       forget(calls, Math.floor(now()) - RATE_WINDOW_MS);
       return calls.total;
@@ -72,14 +72,14 @@ function add(calls: CallTimes, at: number): void {
   calls.counts.push(1);
 }
 
-/** Drops what came at `until` or before. */
+/** Drops the calls at `until` or before. */
 function forget(calls: CallTimes, until: number): void {
   const { times, counts } = calls;
   while (calls.first < times.length && (times[calls.first] ?? 0) <= until) {
     calls.total -= counts[calls.first] ?? 0;
     calls.first += 1;
   }
-  // The arrays are cut when most entries are too old, so that the average cost per call stays constant.
+  // The arrays are compacted only when most entries are outside the window, so the amortised cost per call is constant.
   if (calls.first > 32 && calls.first * 2 > times.length) {
     calls.times = times.slice(calls.first);
     calls.counts = counts.slice(calls.first);
@@ -87,11 +87,11 @@ function forget(calls: CallTimes, until: number): void {
   }
 }
 
-/** New calls of a caller. */
+/** New calls of a caller, to be counted in the database. */
 type CallsOfCaller = CallingUser & { readonly count: number };
 
 const WINDOW = RATE_WINDOW_MS * 1000;
-/** A clock that was set back by more restarts the minute. A smaller difference could be that of two servers' clocks. */
+/** Microseconds. A clock set back by more restarts the window; a smaller difference may be one between servers' clocks. */
 const BACK_MAX = 1_000_000;
 
 const INPUT = inputRows<CallsOfCaller>({
@@ -102,11 +102,11 @@ const INPUT = inputRows<CallsOfCaller>({
 });
 
 /**
- * Counts calls, to the microsecond of the server's clock, and gives how many there were in the last minute with them. A row for
- * each caller counts all of its calls, and a row for each time it called says how many those were by then. The calls of the
- * last minute are all calls less those counted in the newest row that is older, so a call costs the same at any rate. While the
- * statement waits for the row of a caller, others may add calls that it does not see, but none that is over a minute old.
- * @param now what gives the time in microseconds; for tests
+ * Counts calls, to the microsecond of the server's clock, and returns the rate with them. A row per caller holds the running
+ * total of its calls (`counted`), and a row per call time holds the total by then. The rate is the total less that of the
+ * newest row outside the window, so a call costs the same at any rate. While the statement waits for the caller's row, others
+ * may add calls that it does not see, but none that is over a minute old.
+ * @param now SQL for the time in microseconds; for tests
  */
 export function countCalls(now: string = NOW_MICROSECONDS): SharedCounter<CallsOfCaller, number> {
   return {
@@ -114,7 +114,7 @@ export function countCalls(now: string = NOW_MICROSECONDS): SharedCounter<CallsO
     kind: "counter",
     tenantOf: ({ tenant }) => tenant,
     bytesOf: () => 192,
-    // A statement changes a row once.
+    // One statement can change a row only once, so it takes one input per caller.
     keyOf: ({ agentId, user }) => callerOf(agentId, user),
     postgres: {
       text: `with called as (
@@ -153,12 +153,12 @@ export function countCalls(now: string = NOW_MICROSECONDS): SharedCounter<CallsO
 }
 
 const ROWS_AT_ONCE = 1_000;
-/** A caller may look for a call until the call has been outside of the window for as long as the window is. */
+/** Microseconds that rows are kept: a count may read a row for up to a window's length after it has left the window. */
 const KEPT = 3 * WINDOW;
 
 /**
- * Deletes calls that nobody looks for any more, and those that a wrong clock has left in the future. It skips locked rows, so
- * that it never waits while it holds rows. Both ends of the index are read in order: millions may have gathered.
+ * Deletes calls that no count reads any more, and calls that a wrong clock left in the future. It skips locked rows, so that
+ * it never waits while it holds locks. Both ends of the index are read in order, since millions of rows may have gathered.
  */
 const forgetCalls = cleaning(
   "forget calls",
@@ -181,7 +181,7 @@ const forgetCalls = cleaning(
    select count(*) as rows from old`,
 );
 
-/** Removes the calls that no rate counts any more, and says how many. */
+/** Deletes the calls that no rate counts any more. @returns how many */
 export async function removeOldCalls(execute: Store["execute"]): Promise<number> {
   let removed = 0;
   for (let rows = ROWS_AT_ONCE; rows >= ROWS_AT_ONCE; removed += rows) {
@@ -190,13 +190,13 @@ export async function removeOldCalls(execute: Store["execute"]): Promise<number>
   return removed;
 }
 
-/** The outcome of `work`, unless that takes more than `ms` of the time in which this process is at work. */
+/** The result of `work`, within `ms`; time in which the process was suspended does not count. */
 async function inTime<T>(ms: number, work: Promise<T>): Promise<T> {
   const startedAt = performance.now();
   try {
     return await within(ms, work);
   } catch (error) {
-    // When a time-out comes this late, the process stood still, and the result may be there already.
+    // A time-out that fires this late means that the process was suspended, and the result may have arrived meanwhile.
     if (performance.now() - startedAt < ms + 250) throw error;
     return within(ms, work);
   }
@@ -204,29 +204,29 @@ async function inTime<T>(ms: number, work: Promise<T>): Promise<T> {
 
 /** @param now milliseconds of a clock that never goes back */
 export function createObservedRates({ isShared, execute }: Pick<Store, "isShared" | "execute">, now?: () => number) {
-  const own = createCallRates(now);
+  const local = createCallRates(now);
   const counting = countCalls();
-  /** All of the replica's waiting calls of a caller are counted at once. */
-  const questions = createBatcher(async (caller: CallingUser, count) => {
+  /** All waiting calls of a caller on this replica are counted at once. */
+  const batcher = createBatcher(async (caller: CallingUser, count) => {
     const rate = await execute(counting, { ...caller, count });
     return (index) => rate - count + index + 1;
   });
   return {
-    /** Whether other replicas count the calls of a caller too. */
+    /** Whether other replicas count calls too. */
     isShared,
-    observe: own.observe,
+    observe: local.observe,
     /**
-     * Counts a call in the database and gives the rate with it. Calls that were counted here alone, before there was a rule,
-     * are part of the rate. A call that can't be counted there is counted here.
-     * @param msMax how long it may take
+     * Counts a call in the database, and returns the rate with it. The rate includes calls that this replica counted in memory
+     * before there was a rule. A call that can't be counted in the database is counted in memory.
+     * @param msMax time limit in milliseconds
      * @throws Fault `unavailable` when the call can't be counted in the database
      */
     async observeShared(caller: CallingUser, msMax: number): Promise<number> {
       try {
-        const counted = await inTime(msMax, questions.join(callerOf(caller.agentId, caller.user), caller));
-        return counted + own.observed(caller);
+        const counted = await inTime(msMax, batcher.join(callerOf(caller.agentId, caller.user), caller));
+        return counted + local.observed(caller);
       } catch (error) {
-        own.observe(caller);
+        local.observe(caller);
         throw error;
       }
     },

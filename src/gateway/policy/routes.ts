@@ -1,4 +1,4 @@
-// The HTTP side of policy: its operations, and the shapes on the wire other than the document itself.
+// The HTTP routes of the policy, and their bodies other than the policy document itself (document.ts).
 
 import { type Static, Type } from "@sinclair/typebox";
 import { idTime } from "../../core/id.ts";
@@ -83,7 +83,7 @@ const put = operation({
   tag: "Policy",
   summary: "Replace the policy",
   description:
-    "The whole document, also with no rules. Rules are tried in order, the first that matches decides, else `default`. `deny` refuses the call, `warn` lets it pass with a header that says why.",
+    "Takes the whole document; `rules` may be empty. Rules are tried in order: the first that matches decides, else `default`. `deny` refuses the call, `warn` lets it pass with a header that gives the reason.",
   body: { schema: PolicyReplace, example: DOCUMENT },
   response: { description: "It is in force.", schema: PolicyVersion, example: VERSION },
   errors: ["forbidden", "invalid_request", "payload_too_large"],
@@ -92,7 +92,7 @@ const put = operation({
 const decisions = operation({
   tag: "Policy",
   summary: "List policy decisions",
-  description: "Newest first: one for every call that the policy judged, whatever it said.",
+  description: "Newest first: one for every call that the policy judged, whatever the action.",
   query: LIMIT_QUERY,
   response: {
     description: "The newest decisions.",
@@ -118,7 +118,7 @@ const evaluate = operation({
   tag: "Policy",
   summary: "Try the policy",
   description:
-    "What the policy would say of a call, or what `document` would say if it were the policy. Nothing is counted or recorded.",
+    "How the policy would judge a call, or how `document` would if it were the policy. Nothing is counted or recorded.",
   body: {
     schema: PolicyEvaluate,
     examples: {
@@ -135,7 +135,7 @@ const withEvaluate = bodyUser(PolicyEvaluate);
 
 const NO_POLICY = JSON.stringify({ version: 0, rules: [] });
 
-/** The rules may be long, and all answers share one text of them. So they are not copied into a larger text. */
+/** Yields the answer in pieces: the rules may be long, and all answers share one text of them, so it is never copied. */
 function* policyPieces({ version, default: action, on_error, rules, ...policy }: KnownPolicy) {
   const updated_at = formatDateTime(policy.updated_at);
   const fields = JSON.stringify({ version, default: action, on_error, updated_at });

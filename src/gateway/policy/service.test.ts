@@ -91,7 +91,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const remembered = createPolicyCache({ store, log: silentLog });
       for (const version of [2, 1]) {
         const policy = { ...all("deny"), rules: "[]", updated_at: 0 };
-        remembered.took(tenant, { ...policy, version, compiled: await compile(all("deny"), "t") }, []);
+        remembered.replaced(tenant, { ...policy, version, compiled: await compile(all("deny"), "t") }, []);
       }
       expect(await remembered.inForce(tenant)).toMatchObject({ version: 2 });
     });
@@ -113,7 +113,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const remembered = createPolicyCache({ store, log: silentLog });
       const both = [remembered.inForce(tenant), remembered.inForce(tenant)];
       const policy = { ...all("deny"), rules: "[]", updated_at: 0 };
-      remembered.took(tenant, { ...policy, version: 1, compiled: await compile(all("deny"), "t") }, []);
+      remembered.replaced(tenant, { ...policy, version: 1, compiled: await compile(all("deny"), "t") }, []);
       const [, joined] = await Promise.all(both);
       expect(joined).toMatchObject({ version: 1 });
     });

@@ -1,6 +1,6 @@
-// The policy of a tenant. It is replaced as a whole, and judges each call that has passed the earlier checks. When the
-// policy cannot be read or evaluated, its on_error decides: that of the stored document, else that of the last one that was
-// read here. A replica that never could read it does not know whether there is a policy, so it lets no call pass (503).
+// A tenant's policy: it is replaced as a whole, and judges each call that has passed the earlier checks. When the policy can't
+// be read or evaluated, on_error decides: that of the stored document, else that of the last one read here. A replica that
+// has never read the policy does not know whether there is one, so it refuses every call (503).
 
 import { eq, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
@@ -41,26 +41,26 @@ import {
 } from "./evaluate.ts";
 import { type CallingUser, createObservedRates, type ObservedRates } from "./observed-rate.ts";
 
-/** Rules up to this length are written to a caller at once. */
+/** Rules up to this length are returned without waiting for a turn. */
 const SHORT_CHARACTERS = 16_384;
 /**
- * How long a call waits to be counted if on_error decides after that. An answer is due within 10 s, and the store may take 9
- * s of these for the accepted call, or for the record of the refusal.
+ * How long a call waits to be counted before on_error decides. An answer is due within 10 s, and the store may need 9 s of
+ * those to store the accepted call, or the record of the refusal.
  */
 const COUNT_MS_MAX = 750;
-/** When on_error says deny, nothing is lost by waiting longer: after that the call is refused without a record. */
+/** When on_error is deny, waiting longer loses nothing: the call is then refused without a record of the decision. */
 const COUNT_MS_MAX_OR_DENY = 9_000;
 
-/** A call that the policy judges: each message of a batch has a decision of its own, by the tool that it calls. */
+/** A call to be judged: each message of a batch gets a decision of its own, by the tool that it calls. */
 export interface PolicyCall extends Omit<EvaluatedCall, "rate" | "mcp_tool"> {
   readonly tenant: string;
   readonly user: string;
   readonly tools: readonly (string | null)[];
 }
 
-/** A call to try. */
+/** A call to be judged without counting or recording. */
 interface DryRun extends Omit<EvaluatedCall, "protocol"> {
-  /** Null: the tenant's own. */
+  /** The document to judge by; null: the tenant's policy. */
   readonly document: PolicyReplace | null;
 }
 
@@ -91,16 +91,16 @@ function createDecider({ log, clock }: PolicyDeps, rates: ObservedRates, cache: 
     });
   }
 
-  /** Counts a call here alone, which gives its rate as far as nobody asks for what other replicas have counted. */
-  function decideHere(call: PolicyCall, policy: KnownPolicy | null): DecisionRow[] {
+  /** Counts a call in memory only: enough unless a rule needs the rate of all replicas. */
+  function decideLocally(call: PolicyCall, policy: KnownPolicy | null): DecisionRow[] {
     const counted = call.tools.map(() => rates.observe(callerOf(call)));
     return policy === null ? [] : decisionsOf(call, policy, counted);
   }
 
-  const isCountedTogether = (policy: KnownPolicy | null, { agent_id }: PolicyCall): policy is KnownPolicy =>
+  const needsSharedRate = (policy: KnownPolicy | null, { agent_id }: PolicyCall): policy is KnownPolicy =>
     rates.isShared && policy?.compiled != null && asksForRate(policy.compiled, agent_id);
 
-  async function decideTogether(call: PolicyCall, policy: KnownPolicy): Promise<DecisionRow[]> {
+  async function decideShared(call: PolicyCall, policy: KnownPolicy): Promise<DecisionRow[]> {
     const { tenant } = call;
     const { on_error } = policy;
     const msMax = on_error === "deny" ? COUNT_MS_MAX_OR_DENY : COUNT_MS_MAX;
@@ -116,24 +116,24 @@ function createDecider({ log, clock }: PolicyDeps, rates: ObservedRates, cache: 
   }
 
   return {
-    /** The fast path of `decide`: a policy in memory, without a rule that asks what other replicas have counted; else undefined. */
+    /** The synchronous fast path of `decide`, for a cached policy without a rule on the shared rate; else undefined. */
     decideNow(call: PolicyCall): DecisionRow[] | undefined {
       if (call.tools.length === 0) return [];
       const policy = cache.cached(call.tenant);
-      return policy === undefined || isCountedTogether(policy, call) ? undefined : decideHere(call, policy);
+      return policy === undefined || needsSharedRate(policy, call) ? undefined : decideLocally(call, policy);
     },
 
     /**
-     * The decision on each message of a call, to be recorded; none when the tenant has no policy. When the call can't be
+     * A decision for each message of a call, to be recorded; none when the tenant has no policy. When the call can't be
      * counted, on_error decides.
-     * @throws Fault `unavailable` when the policy cannot be known, or a denial by on_error could not be recorded in time
+     * @throws Fault `unavailable` when the policy is unknown, or a denial by on_error could not be recorded in time
      */
     async decide(call: PolicyCall): Promise<DecisionRow[]> {
       const policy = await cache.inForce(call.tenant).catch((error) => {
-        decideHere(call, null);
+        decideLocally(call, null);
         throw error;
       });
-      return isCountedTogether(policy, call) ? decideTogether(call, policy) : decideHere(call, policy);
+      return needsSharedRate(policy, call) ? decideShared(call, policy) : decideLocally(call, policy);
     },
   };
 }
@@ -145,14 +145,14 @@ export function createPolicyService(deps: PolicyDeps) {
   const { decideNow, decide } = createDecider(deps, createObservedRates(store, now), cache);
 
   return {
-    /** Begins to read the policy for a call that waits for another read first, so that the call waits for the longer one only. */
+    /** Prefetches the policy for a call that must wait for another read first, so that both reads overlap. */
     readAhead: cache.readAhead,
     decideNow,
     decide,
     recordNow: decisions.recordNow,
     record: decisions.record,
 
-    /** Which tools are denied to everyone, whatever a call's size and rate; null without a policy. @throws Fault `unavailable` */
+    /** Tells which tools are denied whatever the call's size and rate; null without a policy. @throws Fault `unavailable` */
     async deniedTools(tenant: string, agentId: string): Promise<((tool: string) => boolean) | null> {
       const policy = await cache.inForce(tenant);
       if (policy === null) return null;
@@ -161,7 +161,7 @@ export function createPolicyService(deps: PolicyDeps) {
       return toolsDeniedToAll(compiled, agentId);
     },
 
-    /** What the policy, or another document, would say of a call. Nothing is counted or recorded. */
+    /** How the policy, or another document, would judge a call. Nothing is counted or recorded. */
     async dryRun({ tenant }: Caller, { agent_id, document, ...conditions }: DryRun): Promise<PolicyVerdict> {
       if (document !== null) await checkRules(document.rules, tenant, "document.");
       const agent = await findAgent(store, tenant, agent_id);
@@ -172,12 +172,12 @@ export function createPolicyService(deps: PolicyDeps) {
       return policy === null ? NO_POLICY : verdictOf(policy, call);
     },
 
-    /** Null when the tenant has none. The rules are JSON already, and known to be rules. */
+    /** The stored policy, its rules as validated JSON; null when the tenant has none. */
     async get({ tenant }: Caller): Promise<KnownPolicy | null> {
       const policy = await cache.newest(tenant);
-      if (policy?.compiled === null) throw new Fault("internal", "a stored policy that makes no sense");
+      if (policy?.compiled === null) throw new Fault("internal", "the stored policy can't be understood");
       if (policy === null || policy.rules.length <= SHORT_CHARACTERS) return policy;
-      // Writing long rules to a caller takes time, and many callers may have waited for this moment.
+      // Writing long rules to a caller takes time, and many callers may have waited for this one read.
       return inTurn(tenant, () => policy);
     },
 
@@ -189,23 +189,23 @@ export function createPolicyService(deps: PolicyDeps) {
       const fields = { default_action, on_error, rules, updated_at: clock.now() };
       try {
         const replaced = await store.write((tx) => replacePolicy(tx, tenant, fields));
-        cache.took(tenant, { ...document, ...replaced, rules, compiled }, document.rules);
+        cache.replaced(tenant, { ...document, ...replaced, rules, compiled }, document.rules);
         return replaced;
       } catch (error) {
-        // A write that fails may have been made nevertheless.
+        // A write that reports a failure may have been committed all the same.
         cache.forget(tenant);
         throw error;
       }
     },
 
-    /** The newest decisions first, with all that this replica has recorded until now. */
+    /** The newest decisions first, including all that this replica has recorded until now. */
     async newest({ tenant }: Caller, limit: number) {
-      // Decisions that are being stored are waited for so long.
-      await decisions.settle(2_000);
+      // Waits at most this long for buffered decisions to be stored.
+      await decisions.flush(2_000);
       return newestDecisions(store.read, tenant, limit);
     },
 
-    /** To be called when no calls come any more, before the store is closed: it waits so long for one that is away. */
+    /** Call this after the last call and before the store is closed: it waits at most 10 s for a store that is away. */
     close: () => decisions.close(10_000),
   };
 }
@@ -213,7 +213,7 @@ export function createPolicyService(deps: PolicyDeps) {
 type Replaced = Pick<StoredPolicy, "version" | "updated_at">;
 type PolicyFields = Omit<Tables["policies"]["$inferInsert"], "tenant" | "version">;
 
-/** Replaces the policy in one statement, so that each of two replacements at once gets a version of its own. */
+/** Replaces the policy in one statement, so that two concurrent replacements get different versions. */
 async function replacePolicy(tx: Tx, tenant: string, fields: PolicyFields): Promise<Replaced> {
   const { policies: t } = tx.tables;
   const [row] = await tx.db
@@ -221,16 +221,16 @@ async function replacePolicy(tx: Tx, tenant: string, fields: PolicyFields): Prom
     .values({ tenant, version: 1, ...fields })
     .onConflictDoUpdate({ target: t.tenant, set: { version: sql`${t.version} + 1`, ...fields } })
     .returning({ version: t.version, updated_at: t.updated_at });
-  if (row === undefined) throw new Fault("internal", "a policy that was put is not there");
+  if (row === undefined) throw new Fault("internal", "the policy that was put is missing");
   return row;
 }
 
-// A cache of compiled policies for the path of every call. A policy that was put here is in force when it is acknowledged, one
-// put on another replica when the cached policy expires (decisions.md, section 4, allows 2 s). After that only the version is
-// read, and the rest if it has changed. Expired entries are kept for when the store fails: then their on_error applies.
+// The cache of compiled policies, which every call reads. A policy put on this replica is in force once it is acknowledged, one
+// put on another replica when the cached entry expires (at most 2 s are allowed). An expired entry is revalidated by its
+// version, and read again only if that changed. Expired entries stay for a failing store: then their on_error applies.
 
-const REMEMBERED_MS = 1_000;
-/** Bytes of a compiled policy, a rule and a list entry, without their characters (measured). */
+const FRESH_MS = 1_000;
+/** Bytes in memory of a compiled policy, a rule and a list entry, without their characters (measured). */
 const POLICY_BYTES = 512;
 const RULE_BYTES = 512;
 const ENTRY_BYTES = 96;
@@ -239,18 +239,18 @@ interface StoredPolicy {
   readonly version: number;
   readonly default: PolicyAction;
   readonly on_error: PolicyAction;
-  /** In their stored form. */
+  /** The rules in their stored form. */
   readonly rules: string;
   readonly updated_at: number;
 }
 
 export interface KnownPolicy extends StoredPolicy {
-  /** Null when this program cannot make sense of the rules. */
+  /** Null when this program can't understand the rules. */
   readonly compiled: CompiledPolicy | null;
 }
 
 interface CachedPolicy {
-  /** Null: the tenant has none. */
+  /** Null when the tenant has none. */
   readonly policy: KnownPolicy | null;
   readonly weight: number;
   readonly until: number;
@@ -258,7 +258,7 @@ interface CachedPolicy {
 
 const INPUT = inputRows<string>({ tenant: ["text", (tenant) => tenant] });
 
-/** Null when the tenant has no policy. Many tenants are read at once, since each policy is looked at every second. */
+/** The version of the policy; null when there is none. Batched over tenants, since each policy is revalidated every second. */
 const versionLookUp: Command<string, number | null> = {
   name: "policy",
   kind: "look_up",
@@ -287,43 +287,43 @@ interface PolicyCacheOptions {
 }
 
 export function createPolicyCache({ store, log, now = () => performance.now() }: PolicyCacheOptions) {
-  const known = boundedCache<string, CachedPolicy>(MAX.policyBytes);
-  /** Whose policies are being read, if nobody has doubted meanwhile that they are as they were. */
+  const entries = boundedCache<string, CachedPolicy>(MAX.policyBytes);
+  /** Tenants whose policy is being read. `forget` removes a tenant, so that a read from before it is not cached. */
   const reading = new Set<string>();
-  const few = createLimiter({ size: MAX.policiesCompiled, tooMany: "too many policies are being read" });
+  const limitCompiles = createLimiter({ size: MAX.policiesCompiled, tooMany: "too many policies are being read" });
 
   function fresh(tenant: string): CachedPolicy | undefined {
-    const entry = known.get(tenant);
+    const entry = entries.get(tenant);
     return entry !== undefined && now() < entry.until ? entry : undefined;
   }
 
   async function stored(tenant: string): Promise<CachedPolicy> {
-    const until = now() + REMEMBERED_MS;
+    const until = now() + FRESH_MS;
     const newest = await store.execute(versionLookUp, tenant);
     if (newest === null) return { policy: null, weight: POLICY_BYTES, until };
-    const last = known.get(tenant);
+    const last = entries.get(tenant);
     if (last?.policy?.version === newest) return { ...last, until };
     const [row] = await policyQuery(store.read.urgent).execute({ tenant });
     if (row === undefined) return { policy: null, weight: POLICY_BYTES, until };
     const { default_action, version, on_error, rules, updated_at } = row;
-    return few(tenant, async () => {
-      const other = known.get(tenant);
+    return limitCompiles(tenant, async () => {
+      const other = entries.get(tenant);
       if (other?.policy?.version === version) return { ...other, until };
       return compiledEntry(tenant, { version, default: default_action, on_error, rules, updated_at }, until);
     });
   }
 
-  /** As it is stored now, and kept. */
+  /** Reads the stored policy into the cache. */
   async function read(tenant: string): Promise<CachedPolicy> {
     reading.add(tenant);
     let isSure = false;
     const entry = await stored(tenant).finally(() => {
       isSure = reading.delete(tenant);
     });
-    const put = known.get(tenant);
-    // A policy that was put here meanwhile is newer.
+    const put = entries.get(tenant);
+    // A policy that was put on this replica meanwhile is newer.
     if (put !== undefined && (put.policy?.version ?? 0) > (entry.policy?.version ?? 0)) return put;
-    if (isSure) known.set(tenant, entry, entry.weight);
+    if (isSure) entries.set(tenant, entry, entry.weight);
     return entry;
   }
 
@@ -345,20 +345,20 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
   }
 
   return {
-    /** The fast path of nearly every call: a policy that was read a moment ago; undefined when it has to be read. */
+    /** The fast path of nearly every call: a fresh entry's policy; undefined when it has to be read. */
     cached: (tenant: string): KnownPolicy | null | undefined => fresh(tenant)?.policy,
-    /** The policy in force, null when the tenant has none. @throws Fault `unavailable` when that cannot be known */
+    /** The policy in force; null when the tenant has none. @throws Fault `unavailable` when it is unknown */
     async inForce(tenant: string): Promise<KnownPolicy | null> {
       const kept = fresh(tenant);
       if (kept !== undefined) return kept.policy;
-      const last = known.get(tenant)?.policy ?? null;
+      const last = entries.get(tenant)?.policy ?? null;
       try {
         const entry = reads.join(tenant, tenant);
-        // How long a call waits for its policy if on_error can decide instead. An answer is due within 10 s, and the store
-        // may take 9 s of those for the call itself.
+        // A call waits 750 ms for its policy if on_error can decide instead. An answer is due within 10 s, and the store may
+        // need 9 s of those for the call itself.
         return (await (last === null ? entry : within(750, entry))).policy;
       } catch (cause) {
-        const before = known.get(tenant)?.policy ?? last;
+        const before = entries.get(tenant)?.policy ?? last;
         if (before === null) {
           throw new Fault("unavailable", "the policy cannot be read now", { retryAfterSeconds: 5, cause });
         }
@@ -366,24 +366,24 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
         return { ...before, compiled: null };
       }
     },
-    /** Begins to read the policy for an `inForce` that follows, which reports a failure. */
+    /** Prefetches the policy for a later `inForce`, which reports a failure. */
     readAhead(tenant: string): void {
       if (fresh(tenant) === undefined) reads.join(tenant, tenant).catch(() => {});
     },
-    /** As it is stored now; null when the tenant has none. */
+    /** The policy as it is stored now; null when the tenant has none. */
     newest: async (tenant: string): Promise<KnownPolicy | null> => (await read(tenant)).policy,
-    /** To be called when a policy has been put, before that is acknowledged. */
-    took(tenant: string, policy: KnownPolicy, rules: readonly Rule[]) {
-      // Of two policies put at once, the newer one may be reported first.
-      if ((known.get(tenant)?.policy?.version ?? 0) > policy.version) return;
+    /** Call this when a policy has been put, before that is acknowledged. */
+    replaced(tenant: string, policy: KnownPolicy, rules: readonly Rule[]) {
+      // When two policies are put at once, the newer one may be reported first.
+      if ((entries.get(tenant)?.policy?.version ?? 0) > policy.version) return;
       const weight = weightOf(policy.rules, rules);
-      known.set(tenant, { policy, weight, until: now() + REMEMBERED_MS }, weight);
+      entries.set(tenant, { policy, weight, until: now() + FRESH_MS }, weight);
     },
-    /** To be called when it is unknown whether a policy has been put. */
+    /** Call this when it is unknown whether a policy has been put: it expires the entry. */
     forget(tenant: string) {
       reading.delete(tenant);
-      const last = known.get(tenant);
-      if (last !== undefined) known.set(tenant, { ...last, until: Number.NEGATIVE_INFINITY }, last.weight);
+      const last = entries.get(tenant);
+      if (last !== undefined) entries.set(tenant, { ...last, until: Number.NEGATIVE_INFINITY }, last.weight);
     },
   };
 }

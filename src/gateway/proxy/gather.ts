@@ -272,7 +272,7 @@ export function keepResumablePaidCall(
         const isOpen = and(eq(t.tenant, tenant), eq(t.id, id), eq(t.status, "pending"));
         await db.update(t).set({ updated_at: clock.now() }).where(isOpen);
       })
-      .catch((error) => log.warn("owed_call_not_kept", { invocation_id: id, error }));
+      .catch((error) => log.warn("resumable_paid_call_not_kept", { invocation_id: id, error }));
   };
   keep();
   const timer = setInterval(keep, TOUCH_EVERY_MS);

@@ -1,5 +1,5 @@
-// One exchange with an upstream, from its credential to the answer that goes on to the caller. A request is sent again only
-// when it certainly never reached the upstream.
+// One streamed exchange with an upstream: resolves the credential, sends the request, and relays the response to the caller as
+// it comes. A request is sent again only when it certainly never reached the upstream.
 
 import type { Call } from "../../core/call.ts";
 import type { Log } from "../../core/log.ts";
@@ -25,7 +25,7 @@ import { type CredentialHeader, credentialHeaders } from "../upstream/headers.ts
 import { answerHeaders, type Budget, type ResponseRecorder } from "./response.ts";
 import { filterEvents, filterJson } from "./tool-filter.ts";
 
-/** What is to be sent: what a request (proxy/stream-routes.ts) has become when it is admitted. */
+/** An admitted request (see proxy/stream-routes.ts), ready to be sent. */
 export interface OpenedRequest {
   readonly tenant: string;
   readonly agentId: string;
@@ -49,21 +49,21 @@ export interface StreamExchange {
   readonly timeouts: ExchangeTimeouts;
   readonly recorder: ResponseRecorder;
   readonly method: "POST" | "GET" | "DELETE";
-  /** Headers that the gateway adds, the credential aside. */
+  /** Headers that the gateway adds to the request, without the credential. */
   readonly own: ReadonlyArray<readonly [name: string, value: string]>;
-  /** Null when no list of tools can be in the answer. */
+  /** Null if the response can hold no list of tools. */
   readonly isDenied: DeniedTools | null;
-  /** After how much silence a comment shows that an event stream is still there; null for never. */
+  /** After this much silence of an event stream a comment keeps it alive, in milliseconds; null for never. */
   readonly commentMs: number | null;
-  /** Headers of the answer beside the upstream's. */
+  /** Headers that the gateway adds to the response. */
   readonly responseHeaders: Readonly<Record<string, string>>;
-  /** Whether the claim of this process still holds. Asked right before the upstream is dialled. */
+  /** Whether this process still holds the claim on the call. Asked right before the upstream is dialled. */
   isOurs(): Promise<boolean>;
-  /** Called once, if there was an answer. A whole answer ends for the caller after this. */
+  /** Called once if there was a response. The caller sees the end of a whole response only after this has resolved. */
   ended(how: Ended): Promise<void>;
 }
 
-/** @param sent called when the body has been sent, which may be after the head. @throws what `upstreamFailureOf` knows */
+/** @param sent called when the body has been sent, which may be after the head. @throws errors that `upstreamFailureOf` knows */
 export async function headOf(
   deps: ExchangeDeps,
   { opened, timeouts, recorder, method, own, isOurs }: StreamExchange,
@@ -76,7 +76,7 @@ export async function headOf(
   const { credential_ref: ref } = opened;
   const credential = ref === null ? null : await unlessAborted(signal, credentialOf(deps, opened, ref, signal));
   if (!(await unlessAborted(signal, isOurs()))) {
-    throw new CallError("internal", "ended elsewhere", "the call was ended before it was made");
+    throw new CallError("internal", "ended elsewhere", "the call was ended before it was sent");
   }
   const headers = [...opened.headers, ...own, ...credentialHeaders(credential)];
   recorder.dialled();
@@ -115,7 +115,7 @@ export async function answerOf(
   const { status } = response;
   const headers = answerHeaders(response, responseHeaders, method === "GET");
   const isEvents = isEventStream(response);
-  // Proxies before the gateway are asked to hold nothing back (MCP, streamable HTTP).
+  // Asks proxies in front of the gateway not to buffer (MCP, streamable HTTP).
   if (isEvents && method === "POST") headers.set("x-accel-buffering", "no");
   const chunks = await decodedChunks(response, timeouts, decodedForExchange(decoders, opened), isEvents);
   const body = relayBody({
@@ -127,12 +127,12 @@ export async function answerOf(
     ended,
   });
   if (!BODILESS.has(status)) return new Response(body, { status, headers });
-  // A response without a body is never pulled from, so read it to its end here.
+  // The server never reads the body of such a response, so it is read to its end here.
   await new Response(body).bytes().catch(() => {});
   return new Response(null, { status, headers });
 }
 
-/** @throws Undecodable when there is no memory in time, since the caller waits for the head meanwhile */
+/** Waits only briefly for decoder memory, since the caller waits for the head. @throws Undecodable if there is none in time */
 function decodedForExchange(decoders: DecoderShare, { tenant, agentId: agent }: OpenedRequest): DecodedFor {
   return {
     tenant,
@@ -158,15 +158,15 @@ function filterOf(
   return isEvents ? filterEvents(options) : filterJson(options);
 }
 
-// The timeouts of one exchange with an upstream, and the reason why it was stopped. Only the side that is waited for can run
-// out of time: while the caller reads slowly, the upstream does not count as silent.
+// The timeouts of one exchange with an upstream, and the reason why it was stopped. Only the side that we are waiting for can
+// time out: while the caller reads slowly, the upstream does not count as silent.
 
 export interface ExchangeTimeoutLimits {
-  /** The wait for the head of the answer, in milliseconds. */
+  /** The longest wait for the head of the response, in milliseconds. */
   readonly headMs: number;
-  /** Each silence of the upstream after it; null for no limit. */
+  /** The longest silence of the upstream after the head; null for no limit. */
   readonly silenceMs: number | null;
-  /** How long the caller may leave available bytes unread. */
+  /** How long the caller may leave bytes unread. */
   readonly callerMs: number;
 }
 
@@ -180,7 +180,7 @@ export function startExchangeTimeouts(
   let since = 0;
   let dueAt = Number.POSITIVE_INFINITY;
   let timer: ReturnType<typeof setTimeout> | undefined;
-  let isOver: CallStop = "timeout";
+  let whenOver: CallStop = "timeout";
 
   const stop = (why: CallStop) => {
     clearTimeout(timer);
@@ -188,17 +188,17 @@ export function startExchangeTimeouts(
   };
   const onGone = () => stop("cancelled");
 
-  /** No new timer for each piece: a timer that fires too early is armed again for the rest of the time. */
+  /** Pieces don't start new timers, which would cost time: a timer that fires too early is armed again for the rest. */
   function arm(at: number): void {
     clearTimeout(timer);
     dueAt = at;
-    timer = setTimeout(look, Math.max(0, at - performance.now()));
+    timer = setTimeout(check, Math.max(0, at - performance.now()));
   }
 
-  function look(): void {
+  function check(): void {
     dueAt = Number.POSITIVE_INFINITY;
     if (limit === null) return;
-    if (performance.now() - since >= limit) stop(isOver);
+    if (performance.now() - since >= limit) stop(whenOver);
     else arm(since + limit);
   }
 
@@ -211,7 +211,7 @@ export function startExchangeTimeouts(
     waitFor(whom: "head" | "upstream" | "caller") {
       limit = limits[whom];
       since = performance.now();
-      isOver = whom === "caller" ? "cancelled" : "timeout";
+      whenOver = whom === "caller" ? "cancelled" : "timeout";
       if (limit !== null && since + limit < dueAt && !controller.signal.aborted) arm(since + limit);
     },
     end() {
@@ -224,44 +224,43 @@ export function startExchangeTimeouts(
 
 export type ExchangeTimeouts = ReturnType<typeof startExchangeTimeouts>;
 
-// The answer's body on its way to the caller, piece by piece as the caller takes it: nothing is read ahead, so a slow reader
-// holds up the upstream and fills no memory. Measured on Bun 1.4.5: a stream that is pulled from waits for the socket to
-// drain (59 MB after 600 MB to a reader that stops), while one of type "direct" does not; a stream that errors resets the
-// connection, and the chunk that ends a body is never sent.
+// Relays the body of the response to the caller piece by piece, as the caller reads it. Nothing is read ahead, so a slow caller
+// slows the upstream down and fills no memory. Measured on Bun 1.4.5: a stream with `pull` waits for the socket to drain (59 MB
+// of memory after 600 MB to a reader that stops), while one of type "direct" does not; a stream that errors resets the
+// connection, so the caller never sees the chunk that ends a whole body.
 //
-// Bun sends the end of the head only with the first bytes of the body (oven-sh/bun#33660). So an event stream that begins
-// with silence opens with a comment, which event streams have for that; other answers wait. What has been taken from the
-// stream is not sent before the event loop has turned, and a stream that errors earlier takes it along, the head too. So an
-// answer that breaks off is held open for a moment first.
+// Bun sends the end of the head only with the first bytes of the body (oven-sh/bun#33660). So an event stream that begins with
+// silence opens with a comment; other responses wait. Bun sends bytes that it has pulled only after the event loop has turned,
+// and drops them, even the head, if the stream errors before that. So a response that breaks off is held open for a moment.
 
-/** How an answer ended that had a head: `broken` by the upstream or by the timeouts, `failed` by the gateway. */
+/** How a response ended after its head: `broken` by the upstream or the timeouts, `failed` by the gateway. */
 export type Ended = "whole" | "broken" | "failed";
 
 export interface RelayOptions {
-  /** Of the body as it is before Content-Encoding. */
+  /** The pieces of the decoded body. */
   readonly chunks: Chunks;
   readonly timeouts: ExchangeTimeouts;
   readonly filter: ((chunks: Chunks) => Chunks) | null;
-  /** After how much silence a comment is sent: at the start, and from then on. Null: no event stream, or no comment. */
+  /** After how much silence a comment is sent: first at the start, then later (null for never). Null for no event stream. */
   readonly comments: { readonly firstMs: number; readonly nextMs: number | null } | null;
   piece(bytes: Uint8Array): void;
-  /** Called once. If the exchange was stopped, the timeouts' signal has the reason. A whole answer ends after this. */
+  /** Called once, before the end of a whole response. If the exchange was stopped, the signal of `timeouts` has the reason. */
   ended(how: Ended): Promise<void>;
 }
 
-/** Between the break of an answer and its error. One millisecond is enough, except on a busy machine. */
+/** How long a response that breaks off is held open. One millisecond is enough, except on a busy machine. */
 const FLUSH_MS = 100;
 
 const OPENING = Buffer.from(":\n\n");
 const COMMENT = Buffer.from(":\n");
 const LINE_FEED = 0x0a;
 
-/** An encoded event stream that is silent for so long has its head answered anyway. */
+/** After this much silence the head of an encoded event stream is sent without its first bytes. */
 const FIRST_WAIT_MS = 50;
 
 /**
- * The body of an answer, decoded. For an encoded body this waits for the first decoded bytes: until then the gateway can
- * still answer the caller with an error.
+ * The pieces of the decoded body. Of an encoded body this awaits the first one: until then the gateway can still answer the
+ * caller with an error.
  * @throws Undecodable; the reason of the signal
  */
 async function decodedChunks(
@@ -296,44 +295,44 @@ export function relayBody({
   timeouts,
   filter,
   comments,
-  ...tell
+  ...events
 }: RelayOptions): ReadableStream<Uint8Array> {
   const chunks = filter === null ? decoded : filter(decoded);
   let next: Promise<IteratorResult<Uint8Array, void>> | null = null;
   let silenceMs = comments?.firstMs ?? null;
-  let passed: Uint8Array | null = null;
+  let relayed: Uint8Array | null = null;
   let hasBegun = false;
-  /** A comment is a line, and allowed between any two others. */
+  /** A comment is a line of its own, so it may come only between two lines. */
   let isBetweenLines = true;
   let isOver = false;
 
-  async function over(how: Ended): Promise<void> {
+  async function end(how: Ended): Promise<void> {
     if (isOver) return;
     isOver = true;
     timeouts.end();
-    await tell.ended(how);
+    await events.ended(how);
   }
 
-  /** Breaks the body off: never a clean end, and not before the bytes so far are on their way. */
+  /** Breaks the body off, so that the caller sees no clean end, after the bytes so far have been sent. */
   async function breakOff(controller: ReadableStreamDefaultController<Uint8Array>, how: Ended): Promise<void> {
-    // Bun ends the head with the first bytes of the body, and a comment is allowed anywhere in an event stream.
+    // So that Bun sends the head: see above.
     if (!hasBegun && comments !== null) controller.enqueue(OPENING);
     hasBegun = true;
-    await Promise.all([over(how), Bun.sleep(FLUSH_MS)]);
+    await Promise.all([end(how), Bun.sleep(FLUSH_MS)]);
     controller.error(new Error("the response ended early"));
   }
 
   /**
-   * The server has written or copied a piece when it asks for the next. The collector would leave ten bodies of 10 MiB lying
-   * about, and memory that is new to the process costs more than the copy into it.
+   * Frees the last piece, which the server has written or copied when it asks for the next one. The garbage collector would
+   * leave ten bodies of 10 MiB in memory, and memory that is new to the process costs more than the copy into it.
    */
-  function releasePassed(): void {
-    if (passed !== null) freeMemory(passed);
-    passed = null;
+  function freeRelayed(): void {
+    if (relayed !== null) freeMemory(relayed);
+    relayed = null;
   }
 
   async function pull(controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> {
-    releasePassed();
+    freeRelayed();
     if (next === null) timeouts.waitFor("upstream");
     next ??= nextOf(chunks);
     if (silenceMs !== null && isBetweenLines && (await isSilent(next, silenceMs))) {
@@ -346,24 +345,24 @@ export function relayBody({
     next = null;
     silenceMs = comments?.nextMs ?? null;
     if (done) {
-      await over("whole");
+      await end("whole");
       controller.close();
       return;
     }
-    tell.piece(value);
+    events.piece(value);
     isBetweenLines = value.at(-1) === LINE_FEED;
     timeouts.waitFor("caller");
     hasBegun = true;
     controller.enqueue(value);
-    if (filter === null) passed = value;
+    if (filter === null) relayed = value;
   }
 
   return new ReadableStream<Uint8Array>(
     {
       start(controller) {
-        // Without a pull in progress nothing else would notice.
+        // Between two pulls nothing else would notice a stop.
         timeouts.signal.addEventListener("abort", () => {
-          // A whole answer that is being recorded still ends whole.
+          // A whole response whose end is being recorded is not broken off.
           if (!isOver) void breakOff(controller, "broken");
         });
       },
@@ -375,7 +374,7 @@ export function relayBody({
         }
       },
       cancel() {
-        // The caller has left, so there is nobody to tell.
+        // The caller has left, so no opening comment is needed.
         hasBegun = true;
         timeouts.stop("cancelled");
       },
@@ -386,12 +385,12 @@ export function relayBody({
 
 function nextOf(chunks: Chunks): Promise<IteratorResult<Uint8Array, void>> {
   const next = chunks.next();
-  // It may fail while nobody pulls. The timeouts report that.
+  // A failure while nobody awaits it is no unhandled rejection: the next pull, or the timeouts, report it.
   next.catch(() => {});
   return next;
 }
 
-/** Rejects as `next` does. One promise and one timer for each piece, where `Promise.race` makes several. */
+/** Whether `next` takes longer than `ms`; rejects if it rejects. It makes one promise, where `Promise.race` makes several. */
 function isSilent(next: Promise<unknown>, ms: number): Promise<boolean> {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, ms, true);

@@ -1,6 +1,6 @@
-// Ends paid streaming calls that their caller never fetched: the outcome of the payment was unknown, the caller was told to
-// retry, and meanwhile it was collected. The time is measured by this process alone: it starts again with each start
-// and each try of the caller (which changes `updated_at`), and no clock can shorten it.
+// Ends paid streaming calls whose caller did not come back: the outcome of the payment was unknown, so the caller was told to
+// retry, and then the payment was collected. Each process measures the waiting time by its own monotonic clock, so no change of
+// a clock can shorten it. It starts again with the process and with each retry of the caller, which changes `updated_at`.
 
 import { and, asc, eq, sql } from "drizzle-orm";
 import { paidFor } from "../../../db/schema.ts";
@@ -9,53 +9,53 @@ import { every } from "../../kernel/loop.ts";
 import { hasKey, type StoreTools, type Tx } from "../../storage/store.ts";
 import { type InvocationKey, withdraw } from "../invocations/service.ts";
 
-/** Counted from the last change of the call: twice the longest `Retry-After`, including that of the rate limit. */
+/** How long a call waits after its last change: twice the longest `Retry-After`, including that of the rate limit. */
 export const KEPT_MS = 2 * MAX.retryAfterSeconds * 1000;
-const LOOK_MS = 5_000;
-const PAUSE_MS_MAX = 4 * LOOK_MS;
-/** Calls looked at per round. If there are more, the longest unchanged go first and the others come later. */
+const SWEEP_MS = 5_000;
+/** The most that counts between two sweeps, since callers could not reach this process while it was paused. */
+const ELAPSED_MS_MAX = 4 * SWEEP_MS;
+/** How many calls one sweep reads, those first that have been unchanged for longest. */
 const CALLS_AT_ONCE = 1_000;
 
 export interface ReaperOptions extends StoreTools {
   readonly monotonic?: () => number;
 }
 
-interface Seen {
+interface WaitingCall {
   readonly updatedAt: number;
-  /** For how long it has been seen unchanged. */
+  /** For how long this process has seen the call unchanged. */
   readonly waitedMs: number;
 }
 
-/** Starts looking for such calls. Returns a function that stops it. */
+/** Starts ending such calls. Returns a function that stops it. */
 export function startReaper(options: ReaperOptions): () => void {
   const { log } = options;
   const endOnce = createReaper(options);
-  return every(LOOK_MS, () => endOnce().catch((error) => log.warn("unclaimed_calls_not_read", { error })));
+  return every(SWEEP_MS, () => endOnce().catch((error) => log.warn("unclaimed_calls_not_read", { error })));
 }
 
 export function createReaper(options: ReaperOptions): () => Promise<InvocationKey[]> {
   const { store, clock, log, monotonic = () => performance.now() } = options;
-  let known = new Map<string, Seen>();
-  let lookedAt = monotonic();
+  let waiting = new Map<string, WaitingCall>();
+  let sweptAt = monotonic();
 
   async function overdue(): Promise<UnclaimedCall[]> {
-    // Callers could not reach this process while it was paused, so a pause does not count.
-    const passed = Math.min(monotonic() - lookedAt, PAUSE_MS_MAX);
-    lookedAt = monotonic();
+    const elapsed = Math.min(monotonic() - sweptAt, ELAPSED_MS_MAX);
+    sweptAt = monotonic();
     const { openInvocations: t } = store.read.tables;
     const rows = await store.read.db
       .select({ tenant: t.tenant, id: t.id, updated_at: t.updated_at })
       .from(t)
-      // Same condition as the partial index on these calls.
+      // Written like the condition of the partial index on these calls, so that the index is used.
       .where(and(sql`${t.status} = 'pending'`, sql`${t.mode} = 'streaming'`, paidFor(t)))
       .orderBy(asc(t.updated_at))
       .limit(CALLS_AT_ONCE);
-    const before = known;
-    known = new Map();
+    const previous = waiting;
+    waiting = new Map();
     return rows.filter(({ id, updated_at }) => {
-      const seen = before.get(id);
-      const waitedMs = seen?.updatedAt === updated_at ? seen.waitedMs + passed : 0;
-      known.set(id, { updatedAt: updated_at, waitedMs });
+      const known = previous.get(id);
+      const waitedMs = known?.updatedAt === updated_at ? known.waitedMs + elapsed : 0;
+      waiting.set(id, { updatedAt: updated_at, waitedMs });
       return waitedMs >= KEPT_MS;
     });
   }
@@ -64,10 +64,10 @@ export function createReaper(options: ReaperOptions): () => Promise<InvocationKe
     const ended: InvocationKey[] = [];
     for (const call of await overdue()) {
       const key = { tenant: call.tenant, id: call.id };
-      const isGone = await store.write(
+      const isEnded = await store.write(
         async (tx) => (await isUnchanged(tx, call)) && withdraw(tx, key, "cancelled", clock.now()),
       );
-      if (!isGone) continue;
+      if (!isEnded) continue;
       log.info("paid_call_not_fetched", { tenant: key.tenant, invocation_id: key.id });
       ended.push(key);
     }
@@ -77,7 +77,7 @@ export function createReaper(options: ReaperOptions): () => Promise<InvocationKe
 
 type UnclaimedCall = InvocationKey & { readonly updated_at: number };
 
-/** False when the caller has come back meanwhile. The row stays locked until the end of the write. */
+/** False if the caller has come back meanwhile. Locks the row until the end of the write. */
 async function isUnchanged(
   { db, tables: { openInvocations: t } }: Tx,
   { tenant, id, updated_at }: UnclaimedCall,

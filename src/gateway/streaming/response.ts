@@ -1,6 +1,6 @@
-// A streamed answer: the headers with which it goes on, and the record that is made while its body passes. The headers are the
-// upstream's, but for those of its connection, those in which the gateway itself speaks, and those that would speak for the
-// gateway: to the caller about the whole origin, which is no single upstream's, or to the proxies that stand before it.
+// A streamed response: chooses the headers that pass to the caller, and makes the record while the body passes. All headers of
+// the upstream pass except those of its connection, those that only the gateway sets, and those that would speak for the
+// gateway: to the caller about the whole origin, which no single upstream owns, or to proxies in front of the gateway.
 import { createHash } from "node:crypto";
 import type { Call } from "../../core/call.ts";
 import { type ErrorClass, errorClassOf } from "../../core/states.ts";
@@ -11,7 +11,7 @@ import { createFairShare } from "../../kernel/share.ts";
 import { freeMemory } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 
-const LEFT_BEHIND = new Set([
+const DROPPED_HEADERS = new Set([
   "connection",
   "keep-alive",
   "proxy-authenticate",
@@ -23,13 +23,13 @@ const LEFT_BEHIND = new Set([
   "upgrade",
   "set-cookie",
   "set-cookie2",
-  // The server writes its own, by what it sends.
+  // Set by the gateway's own HTTP server.
   "content-length",
   "date",
   "x-request-id",
   "x-payment-response",
   "payment-response",
-  // Of the gateway alone: it asks for payments, and for tokens. An upstream's 401 is about the gateway's credential.
+  // Only the gateway asks callers for payments and tokens. An upstream's 401 is about the gateway's credential.
   "payment-required",
   "www-authenticate",
   "authentication-info",
@@ -48,7 +48,7 @@ const LEFT_BEHIND = new Set([
   "public-key-pins-report-only",
   "set-login",
   "use-as-dictionary",
-  // Orders to a proxy: what to send in this answer's place, what to keep for others.
+  // Instructions to a proxy: what to send instead of this response, what to cache for others.
   "x-sendfile",
   "x-lighttpd-send-file",
   "x-reproxy-url",
@@ -59,49 +59,49 @@ const LEFT_BEHIND = new Set([
   "edge-control",
 ]);
 
-/** Of the gateway, of the whole origin, and orders to nginx and LiteSpeed, internal redirects among them. */
-const PREFIXES_LEFT_BEHIND = ["x-service-", "access-control-", "x-accel-", "x-litespeed-"];
-/** Asked of servers of event streams by MCP: it says that nothing may be held back. */
+/** Headers of the gateway, of the whole origin, and instructions to nginx and LiteSpeed, such as internal redirects. */
+const DROPPED_PREFIXES = ["x-service-", "access-control-", "x-accel-", "x-litespeed-"];
+/** Passes, since MCP asks servers to set it on event streams, to turn off buffering. */
 const BUFFERING = "x-accel-buffering";
 
-function isLeftBehind(name: string): boolean {
+function isDropped(name: string): boolean {
   if (name === BUFFERING) return false;
   return (
-    LEFT_BEHIND.has(name) ||
-    PREFIXES_LEFT_BEHIND.some((prefix) => name.startsWith(prefix)) ||
+    DROPPED_HEADERS.has(name) ||
+    DROPPED_PREFIXES.some((prefix) => name.startsWith(prefix)) ||
     name.endsWith("cdn-cache-control")
   );
 }
 
-/** Headers that describe the encoded body: they stay behind when the body passes decoded. */
+/** Headers that describe the encoded body, dropped when the body passes decoded. */
 const OF_ENCODED = new Set(["content-encoding", "content-md5", "content-digest", "digest", "repr-digest"]);
 
 /**
  * @param own headers that the gateway adds
- * @param isGet whether a shared cache may take the answer for one to everybody
+ * @param isGet whether a shared cache could serve the response to others
  */
 export function answerHeaders(response: Answer, own: Readonly<Record<string, string>>, isGet: boolean): Headers {
   const named = (response.headers.get("connection") ?? "").split(",");
-  const left = new Set(named.map((name) => name.trim().toLowerCase()));
+  const ofConnection = new Set(named.map((name) => name.trim().toLowerCase()));
   const decoded = isEncoded(response.headers);
   const headers = new Headers();
   for (const [name, value] of response.headers) {
-    if (isLeftBehind(name) || left.has(name)) continue;
+    if (isDropped(name) || ofConnection.has(name)) continue;
     if (decoded && OF_ENCODED.has(name)) continue;
     headers.append(name, value);
   }
   if (response.status === 402) headers.set("cache-control", "no-store");
-  else if (isGet) headers.set("cache-control", forOne(headers.get("cache-control")));
+  else if (isGet) headers.set("cache-control", asPrivate(headers.get("cache-control")));
   for (const [name, value] of Object.entries(own)) headers.set(name, value);
   return headers;
 }
 
-/** A comma within a quoted string parts nothing (RFC 9110, section 5.6). */
+/** One directive of the list: a comma within a quoted string does not end it (RFC 9110, section 5.6). */
 const DIRECTIVE = /(?:"(?:[^"\\]|\\.?)*(?:"|$)|[^",])+/g;
-/** What lets a shared cache keep an answer that was asked for with a token (RFC 9111, section 3.5). */
+/** Directives that let a shared cache keep the response to a request with a token (RFC 9111, section 3.5). */
 const SHARED = /^\s*(public|s-maxage|private)\s*(=|$)/i;
 
-function forOne(cacheControl: string | null): string {
+function asPrivate(cacheControl: string | null): string {
   const directives = cacheControl?.match(DIRECTIVE) ?? [];
   const kept = directives.filter((directive) => !SHARED.test(directive)).map((directive) => directive.trim());
   return [...kept.filter((directive) => directive !== ""), "private"].join(", ");
@@ -112,17 +112,17 @@ const API = "/v1/";
 const SOMEWHERE = "http://gateway.invalid";
 
 /**
- * Whether a `Location` leads to the gateway's own API: a client that follows it would send its own token there.
- * @param hosts under which callers know the gateway
+ * Whether a `Location` leads to the gateway's own API: a client that follows the redirect would send its token there.
+ * @param hosts the hosts by which callers reach the gateway
  */
 export function leadsBack(location: string, hosts: readonly string[]): boolean {
   const url = URL.parse(location, `${SOMEWHERE}${API}proxy/agent/stream`);
-  if (url === null || !isPathOfApi(url.pathname)) return false;
+  if (url === null || !isApiPath(url.pathname)) return false;
   return url.origin === SOMEWHERE || hosts.some((host) => URL.parse(`${url.protocol}//${host}`)?.host === url.host);
 }
 
-/** Also percent-encoded, as a proxy before the gateway may decode it. */
-function isPathOfApi(path: string): boolean {
+/** Finds the API's path in percent-encoding too, since a proxy in front of the gateway may decode it. */
+function isApiPath(path: string): boolean {
   try {
     return decodeURIComponent(path).includes(API);
   } catch {
@@ -130,10 +130,10 @@ function isPathOfApi(path: string): boolean {
   }
 }
 
-// The record of an answer: its head, the time of its first byte, its length, the captured start, and the hash for the receipt.
+// The record of a response: its head, the time of its first byte, its length, the captured start, and the hash for the receipt.
 
 const START_BYTES_FIRST = 4096;
-/** When so much of an answer has come, its length is believed. */
+/** After this many bytes the buffer grows by the Content-Length of the response; before, a false one would waste memory. */
 const BELIEVED_BYTES = 64 * 1024;
 
 export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture" | "receipt">, memory: TenantBudget) {
@@ -142,7 +142,7 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
   let status: number | null = null;
   let contentType: string | null = null;
   let size = 0;
-  /** As the answer tells it; of an encoded one no more than a hint. */
+  /** The Content-Length, which is only a hint if the body is encoded. */
   let length = 0;
   let start = new Uint8Array();
   let captured = 0;
@@ -167,7 +167,7 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
 
   function keep(bytes: Uint8Array): void {
     const wanted = Math.min(captured + bytes.length, MAX.capturedBytes);
-    // After a gap in the capture nothing belongs to the start any more.
+    // The capture ends at the first gap, which a lack of memory makes.
     if (captured < size - bytes.length || wanted <= captured) return;
     if (wanted > start.length) grow(roomFor(wanted));
     const part = bytes.subarray(0, Math.min(wanted, start.length) - captured);
@@ -218,11 +218,11 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
 
 export type ResponseRecorder = ReturnType<typeof createResponseRecorder>;
 
-/** Memory that all exchanges share, so that it is bounded however many there are. @returns the share of a tenant */
+/** Bounds the memory of all exchanges together, shared fairly by tenants. @returns a function that gives a tenant's share */
 export function createBudget(bytesMax: number) {
   const memory = createFairShare({ size: bytesMax, least: 0 });
   const of = (tenant: string) => ({
-    /** Takes as many of the bytes as the tenant may have now, and gives how many those are. */
+    /** Takes as many of the bytes as the tenant may have now. @returns how many it has taken */
     take(bytes: number) {
       const taken = Math.min(bytes, memory.roomOf(tenant));
       memory.take(tenant, null, taken);

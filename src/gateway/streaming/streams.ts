@@ -1,6 +1,6 @@
-// Streamed exchanges, from the open call to the end of its record. They run on the main thread, beside the caller's
-// connection: a stream can't be handed to a worker (Bun 1.4.5 refuses to transfer a ReadableStream), and passing its pieces
-// by messages would copy each of them and lose the back-pressure that keeps memory flat.
+// Runs streamed calls and MCP connections, from their admission to the record of their end, and limits how many run at once.
+// Streams run on the main thread: they can't be handed to a worker (Bun 1.4.5 refuses to transfer a ReadableStream), and passing
+// their pieces in messages would copy each piece and lose the back-pressure that keeps memory flat.
 
 import { Fault } from "../../core/fault.ts";
 import type { Tracer } from "../../core/tracing.ts";
@@ -36,41 +36,41 @@ export interface StreamPermit {
   release(): void;
 }
 
-/** A GET or DELETE of an mcp agent: part of the connection, and no invocation. */
+/** A GET or DELETE of an mcp agent: part of the MCP connection, not an invocation. */
 export interface OpenedConnection extends OpenedRequest {
   readonly method: "GET" | "DELETE";
   readonly slot: StreamPermit;
 }
 
-/** A running invocation, which its holder must end. Its body is apart, so that its memory is free when it has been sent. */
+/** A running invocation, which `call` will end. Its body is passed apart, so that its memory is free once it is sent. */
 export interface OpenedCall extends OpenedRequest {
   readonly slot: StreamPermit;
   readonly key: InvocationKey;
   readonly token: string;
   readonly claimedAt: Moment;
-  /** Whether it waited for its payment. Then the caller may come back for it until the upstream is dialled. */
+  /** Whether the call waited for its payment, so that the caller may come back for it until the upstream is dialled. */
   readonly isResumable: boolean;
   readonly capture: boolean;
-  /** Whether a receipt will say the hash of the answer. */
+  /** Whether a receipt will hold the hash of the response. */
   readonly receipt: boolean;
-  /** Whether the answer may be one to `tools/list`, and of a protocol that tells caches what they may do; else null. */
+  /** Set if the response may be one to `tools/list`; `isNewest` if its protocol version has hints for caches. */
   readonly listsTools: { readonly isNewest: boolean } | null;
   readonly responseHeaders: Readonly<Record<string, string>>;
 }
 
 export interface StreamsDeps extends RecordEndOptions, Omit<ExchangeDeps, "filterMemory" | "readAhead" | "decoders"> {
   readonly upstreamTimeoutMs: number;
-  /** Which tools of an agent are denied to everyone; null when the tenant has no policy. */
+  /** Which tools of an agent are denied to everyone; null if the tenant has no policy. */
   deniedTools(tenant: string, agentId: string): Promise<((tool: string) => boolean) | null>;
   readonly tracer?: Tracer | null;
 }
 
-/** The caller's end of an exchange. */
+/** The caller's side of an exchange. */
 export interface CallerEnd {
   readonly callerSignal: AbortSignal;
-  /** Called when the body of the request is not needed any more. */
+  /** Called when the body of the request is no longer needed. */
   sent(): void;
-  /** Receives a function that ends the exchange, used if others need the memory of a body that is not sent yet. */
+  /** Receives a function that ends the exchange if others need the memory of a body that is not sent yet. */
   endBy(end: () => void): void;
   over(): void;
 }
@@ -85,11 +85,11 @@ export function createStreams(options: StreamsDeps) {
   const [stopping, givenUp] = [new AbortController(), new AbortController()];
 
   return {
-    /** Aborted when nothing new is to be begun any more. */
+    /** Aborted when no new streams may begin. */
     stopping: stopping.signal,
     /** Marks a call as being admitted, so that a drain waits for it. Returns a function that ends this. */
     enter: inFlight.enter,
-    /** Makes an open call, and ends its record whatever happens. @throws Fault when the upstream gave nothing */
+    /** Runs an open call and records its end, whatever happens. @throws Fault when the upstream gave no response */
     async call(opened: OpenedCall, body: CallBody, end: CallerEnd): Promise<Response> {
       const { tenant, agentId, key, listsTools } = opened;
       const timeouts = timeoutsOf(options.upstreamTimeoutMs, false, end);
@@ -116,7 +116,7 @@ export function createStreams(options: StreamsDeps) {
             calls.delete(key.id);
             leave();
           });
-          // How long the end of an answer waits for the record, so that a caller who polls right after it sees the end.
+          // The end of a response waits up to a second for the record, so that a caller who polls right after it sees the end.
           await within(1_000, recorded).catch(() => {});
           end.over();
         },
@@ -134,9 +134,9 @@ export function createStreams(options: StreamsDeps) {
         id: null,
         timeouts,
         recorder: createResponseRecorder({ capture: false, receipt: false }, captureMemory(tenant)),
-        // A resumed stream replays answers that the caller has missed, lists of tools among them.
+        // A resumed stream replays messages that the caller has missed, which may hold lists of tools.
         deniedTools: async () => (isEventStream ? deps.deniedTools(tenant, agentId) : null),
-        // An event stream may be silent for hours. A comment shows each end that the other is still there.
+        // An event stream may be silent for hours. Comments show both sides that the connection is still alive.
         commentMs: isEventStream ? 30_000 : null,
         responseHeaders: {},
         isOurs: async () => true,
@@ -151,7 +151,7 @@ export function createStreams(options: StreamsDeps) {
     },
 
     running: () => calls.size,
-    /** Of the rows of kernel/limits.ts. */
+    /** By the names of their rows in kernel/limits.ts. */
     inUse: () => ({
       runningStreams: calls.size,
       streamCaptureBytes: captureMemory.inUse(),
@@ -163,7 +163,7 @@ export function createStreams(options: StreamsDeps) {
     /** Stops the call of an invocation that was ended elsewhere, if it runs here. */
     stop: (id: string) => calls.get(id)?.stop("cancelled"),
 
-    /** Lets the calls end for `ms`, then breaks off what still runs. */
+    /** Waits up to `ms` for the calls to end, then breaks off those that still run, and all connections. */
     async drain(ms: number) {
       stopping.abort();
       await endsWithin(ms, inFlight.idle());
@@ -196,7 +196,7 @@ interface StreamRun extends Omit<StreamExchange, "own" | "isDenied" | "ended"> {
   readonly recorder: ResponseRecorder;
   readonly body: CallBody | null;
   readonly end: CallerEnd;
-  /** Null when no list of tools can be in the answer, or nothing is denied. */
+  /** Null if the response can hold no list of tools, or nothing is denied. */
   deniedTools(): Promise<DeniedTools | null>;
   conclude(ending: Ending, detail: string | null): Promise<void>;
 }
@@ -220,7 +220,7 @@ async function run(deps: StreamsDeps & ExchangeDeps, stream: StreamRun): Promise
       ended: (how) => conclude(endingOf(recorder, how, timeouts.signal), how === "whole" ? null : how),
     };
     const response = await headOf(deps, exchange, body, () => {
-      // Its start is stored by now, and a POST is never sent twice, so nobody needs it any more.
+      // The captured start of the body is stored by now, and a POST is never sent twice, so the body is no longer needed.
       if (body !== null) freeBody(body);
       end.sent();
     });
@@ -234,16 +234,16 @@ async function run(deps: StreamsDeps & ExchangeDeps, stream: StreamRun): Promise
   }
 }
 
-/** Error classes of calls that this process has stopped. */
+/** The error classes of calls that this process has stopped. */
 const STOPPED_CLASSES: ReadonlySet<unknown> = new Set(["timeout", "cancelled", "internal"]);
 
-/** The policy may change, and another caller's may differ: no cache may give this list to others. */
+/** Marks the list as private for caches, since the policy may change, and other callers may be denied other tools. */
 function asList(isDenied: DeniedTools | null, { isNewest }: { readonly isNewest: boolean }): DeniedTools | null {
   if (isDenied === null || !isNewest) return isDenied;
   return Object.assign((tool: string) => isDenied(tool), { listIsPrivate: true });
 }
 
-/** Asks the store only when the claim is so old that others may have ended the call. */
+/** Asks the database only if the claim is so old that other replicas may have ended the call. */
 async function isStillClaimed({ read }: Store, { key, token, claimedAt }: OpenedCall): Promise<boolean> {
   return !isOlder(claimedAt, CLAIM_BELIEVED_MS) || holdsClaim(read, key, token);
 }
@@ -263,7 +263,7 @@ function faultOf({ kind, message }: UpstreamFailure, cause: unknown, headers: Re
   });
 }
 
-/** Ends the record of a call, or gives it back to its caller. Never rejects. */
+/** Records the end of a call, or releases it for its caller to resume. Never rejects. */
 async function conclusionOf(
   deps: StreamsDeps,
   opened: OpenedCall,
@@ -280,50 +280,50 @@ async function conclusionOf(
   await store.write((tx) => release(tx, key, token, clock.now())).catch(() => {});
 }
 
-// Concurrency limits. Places for calls are counted apart from the transactional path's, so that neither holds up the other.
-// Messages that are not calls have slots of their own: a call that waits for one of them can't keep it out.
+// Concurrency limits. The slots of streamed calls are counted apart from those of the transactional path, so that neither holds
+// up the other. Messages that are not calls have slots of their own, so that waiting calls can't keep out a message they need.
 
 export interface StreamLimitsOptions {
-  /** Calls of one agent at once; a function where that changes. */
+  /** How many calls of one agent may run at once; a function where that changes. */
   readonly agentConcurrency: number | (() => number);
-  /** Aborted when nobody is let in any more. */
+  /** Aborted when no new streams may begin. */
   readonly stopping: AbortSignal;
   readonly waitMs?: number;
 }
 
 export function createStreamLimits({ agentConcurrency, stopping, waitMs = MAX.streamWaitMs }: StreamLimitsOptions) {
   const waits = { waitMs, stopping };
-  const calls = createPlaces({ size: MAX.runningStreams, agentMax: agentConcurrency }, waits);
-  const others = createPlaces({ size: MAX.mcpConnections, agentMax: MAX.agentMcpConnections }, waits);
-  const beside = createFairShare({ size: MAX.resumedStreams });
+  const calls = createSlots({ size: MAX.runningStreams, agentMax: agentConcurrency }, waits);
+  const others = createSlots({ size: MAX.mcpConnections, agentMax: MAX.agentMcpConnections }, waits);
+  const extra = createFairShare({ size: MAX.resumedStreams });
   return {
     /** Waits up to `waitMs` for a slot. @throws Fault `unavailable` when there is none, or the caller has gone */
     take: (tenant: string, agentId: string, isCall: boolean, signal: AbortSignal) =>
       (isCall ? calls : others).take(tenant, agentId, signal),
     raised: (): Promise<void> => calls.raised(),
     /**
-     * A slot for a call that was accepted before: beside the limit if all are taken, so it neither waits nor displaces another.
-     * @throws Fault `unavailable` when the tenant has very many of them
+     * A slot for a call that was accepted before: an extra one if all are taken, so that it neither waits nor displaces others.
+     * @throws Fault `unavailable` when the tenant has very many extra slots
      */
     forResumed(tenant: string, agentId: string): StreamPermit {
       const ordinary = calls.takeNow(tenant, agentId);
       if (ordinary !== null) return ordinary;
-      if (beside.take(tenant) !== null) throw full();
-      return once(() => beside.giveBack(tenant));
+      if (extra.take(tenant) !== null) throw full();
+      return once(() => extra.giveBack(tenant));
     },
   };
 }
 
 export type StreamLimits = ReturnType<typeof createStreamLimits>;
 
-function createPlaces(
+function createSlots(
   size: Pick<FairShareOptions, "size" | "agentMax">,
   { waitMs, stopping }: { readonly waitMs: number; readonly stopping: AbortSignal },
 ) {
   const queue = createFairQueue(createFairShare(size));
   const waiting = createFairShare({ size: MAX.streamsWaiting, agentMax: MAX.agentStreamsWaiting });
 
-  const placeOf = (tenant: string, agent: string) => once(() => queue.giveBack(tenant, agent, 1));
+  const permitFor = (tenant: string, agent: string) => once(() => queue.giveBack(tenant, agent, 1));
 
   async function wait(tenant: string, agent: string, callerSignal: AbortSignal): Promise<void> {
     const signals = [callerSignal, stopping, AbortSignal.timeout(waitMs)];
@@ -343,11 +343,11 @@ function createPlaces(
           waiting.giveBack(tenant, agent);
         }
       }
-      return placeOf(tenant, agent);
+      return permitFor(tenant, agent);
     },
     raised: () => queue.serveEach(),
     takeNow: (tenant: string, agent: string): StreamPermit | null =>
-      queue.takeNow(tenant, agent, 1) ? placeOf(tenant, agent) : null,
+      queue.takeNow(tenant, agent, 1) ? permitFor(tenant, agent) : null,
   };
 }
 

@@ -1,6 +1,6 @@
-// `tools/list` answers without the tools that the policy denies, in a JSON body or in an event stream. The events of a
-// stream are read and written again, so that every client reads the same events, wherever it ends lines. What can't be read,
-// or is too long to be held, does not pass. What is long is read on another thread, or bit by bit in turns.
+// Removes the tools that the policy denies from responses to `tools/list`, in a JSON body or in an event stream. Events are
+// parsed and serialised again, so that all clients read the same ones, however they split lines. A text that can't be read, or
+// is too long to be held, does not pass. Long texts are read on another thread, or piece by piece in turns.
 
 import type { Chunks } from "../../http/client/body.ts";
 import { AT_ONCE_BYTES, compute } from "../../kernel/compute.ts";
@@ -19,31 +19,31 @@ import type { TenantBudget } from "./response.ts";
 
 export interface FilterOptions {
   readonly isDenied: DeniedTools;
-  /** Of one body or event. */
+  /** The most bytes of one body or event. */
   readonly bytesMax: number;
-  /** What all bodies and events of a tenant that are held may take together. */
+  /** The memory that all held bodies and events of the tenant share. */
   readonly memory: TenantBudget;
-  /** The tenant in whose turns the work is done. */
+  /** The tenant whose turns the work takes. */
   readonly tenant: string;
-  /** Ends the work with the exchange. */
+  /** Aborted when the exchange ends. */
   readonly signal: AbortSignal;
 }
 
 const LINE_FEED = 0x0a;
 const OPEN_BRACKET = 0x5b;
 const HELD_BYTES_FIRST = 4096;
-/** Largest piece that goes to the caller at once, since each piece is hashed on its way. */
+/** The largest piece that goes to the caller at once: each piece is hashed on its way. */
 const PIECE_BYTES = 128 * 1024;
 /** Bytes of an event stream that are read in one turn, and of an event that are written in one. */
 const READ_BYTES = 16_384;
-/** The work of judging a tool. */
+/** The cost of judging one tool, in the units of `eachInTurns`. */
 const JUDGE_WORK = 8_000;
 
-/** Bytes that are held, within the memory of the tenant. */
+/** A growing buffer, within the memory of the tenant. */
 function createHeld(memory: TenantBudget, bytesMax: number) {
   let bytes = new Uint8Array();
   let size = 0;
-  /** Of `bytes`, also while they are lent. */
+  /** The tenant's memory that is taken for `bytes`, also while they are lent. */
   let counted = 0;
 
   function grow(room: number): void {
@@ -52,7 +52,7 @@ function createHeld(memory: TenantBudget, bytesMax: number) {
       memory.giveBack(taken);
       throw new UnreadableAnswer("too much is being filtered");
     }
-    // Memory that is not zeroed costs nothing until it is written to.
+    // Unzeroed memory costs nothing until it is written to.
     const larger = Buffer.allocUnsafeSlow(room);
     larger.set(bytes.subarray(0, size));
     memory.giveBack(counted);
@@ -60,7 +60,7 @@ function createHeld(memory: TenantBudget, bytesMax: number) {
     bytes = larger;
   }
 
-  /** What `all` has given stays as it is. */
+  /** Views that `all` has returned stay valid. */
   function clear(): void {
     memory.giveBack(counted);
     bytes = new Uint8Array();
@@ -69,7 +69,7 @@ function createHeld(memory: TenantBudget, bytesMax: number) {
 
   return {
     all: () => bytes.subarray(0, size),
-    /** All of it, for another thread. Nothing else may be done until it is taken back. */
+    /** All bytes, for another thread. No other method may be called before `takeBack`. */
     lend(): Uint8Array {
       const lent = bytes.subarray(0, size);
       bytes = new Uint8Array();
@@ -86,7 +86,7 @@ function createHeld(memory: TenantBudget, bytesMax: number) {
       size = wanted;
     },
     clear,
-    /** What `all` has given is not used any more. */
+    /** Empties the buffer. Views that `all` has returned must not be used any more. */
     reuse(): void {
       if (bytes.length > HELD_BYTES_FIRST) clear();
       size = 0;
@@ -96,7 +96,7 @@ function createHeld(memory: TenantBudget, bytesMax: number) {
 
 type HeldBytes = ReturnType<typeof createHeld>;
 
-/** What the task finds in what is held. */
+/** Runs the task on the held bytes, on another thread if they are long. @throws as `compute` does; the bytes are lost then */
 async function foundIn(held: readonly HeldBytes[], task: BodyTask<FoundTools>, { tenant, signal }: FilterOptions) {
   const moved = held.map((each) => each.lend());
   const bytes = moved.reduce((sum, { length }) => sum + length, 0);
@@ -106,7 +106,7 @@ async function foundIn(held: readonly HeldBytes[], task: BodyTask<FoundTools>, {
   return result;
 }
 
-/** The parts that are left of a text in which these tools were found. @throws UnreadableAnswer */
+/** The text, in which these tools were found, without the denied ones, in parts. @throws UnreadableAnswer */
 async function leftOf(text: Uint8Array, found: FoundTools, options: FilterOptions): Promise<readonly Uint8Array[]> {
   if (typeof found === "string") throw new UnreadableAnswer(found);
   const { isDenied } = options;
@@ -120,7 +120,7 @@ async function leftOf(text: Uint8Array, found: FoundTools, options: FilterOption
   return withoutTools(text, found, denied, isDenied.listIsPrivate === true);
 }
 
-/** Many streams may bring something at once, so all work on it is done in turns. @throws the reason of the signal */
+/** Waits for the tenant's turn, since many streams may bring data at once. @throws the reason of the signal */
 async function nextTurn({ tenant, signal }: FilterOptions): Promise<void> {
   await inTurn(tenant, () => signal.throwIfAborted());
 }
@@ -135,7 +135,7 @@ async function* inPieces(chunks: Chunks, tenant: string): Chunks {
   }
 }
 
-/** A body that is one JSON text. */
+/** Filters a body that is one JSON text. */
 export function filterJson(options: FilterOptions): (chunks: Chunks) => Chunks {
   const { bytesMax, memory, tenant } = options;
   async function* filtered(chunks: Chunks): Chunks {
@@ -157,12 +157,12 @@ export function filterJson(options: FilterOptions): (chunks: Chunks) => Chunks {
   return (chunks) => inPieces(filtered(chunks), tenant);
 }
 
-/** A body that is an event stream. */
+/** Filters a body that is an event stream. */
 export function filterEvents(options: FilterOptions): (chunks: Chunks) => Chunks {
   async function* filtered(chunks: Chunks): Chunks {
     const utf8 = new Utf8Reader();
     const events = createEventFilter(options);
-    /** What has passed by the end of the work goes on, also if the work fails. */
+    /** The bytes that have passed when the work ends, even if it fails. @throws the error of the work, after them */
     async function* passedBy(work: Promise<void>): Chunks {
       const problem = await work.then(
         () => null,
@@ -195,14 +195,14 @@ function createEventFilter(options: FilterOptions) {
   const reader = new EventStreamReader({
     data: data.add,
     other: others.add,
-    // It shows that the stream is still there. What it says is for nobody.
+    // A comment keeps the connection alive; its text is dropped.
     comment: () => passed.add(COMMENT),
     end(_, hasData) {
       ended = { hasData };
     },
   });
 
-  /** What may pass of an event's data. @throws UnreadableAnswer */
+  /** The part of an event's data that may pass. @throws UnreadableAnswer */
   async function leftOfData(): Promise<readonly Uint8Array[]> {
     // Without a `[` there is no list, so no tool can be in the event.
     if (![data, others].some((held) => held.all().includes(OPEN_BRACKET))) return [data.all()];
@@ -210,7 +210,7 @@ function createEventFilter(options: FilterOptions) {
     return leftOf(data.all(), found, options);
   }
 
-  /** Each line of the data is a field of its own. */
+  /** Writes each line of the data as a field of its own. */
   async function addLines(text: Uint8Array): Promise<void> {
     let until = READ_BYTES;
     for (let at = 0; ; ) {
@@ -253,13 +253,13 @@ function createEventFilter(options: FilterOptions) {
 
   return {
     read,
-    /** Some clients take an event that its stream ends without a blank line. */
+    /** Filters the last event even if no blank line ends it, since some clients read it. */
     async finish(text: Uint8Array): Promise<void> {
       await read(text);
       reader.finish();
       if (ended !== null) await writeEnded((ended as { readonly hasData: boolean }).hasData);
     },
-    /** What has passed by now. */
+    /** The bytes that have passed by now. */
     passed,
     clear(): void {
       for (const held of [data, others, passed]) held.clear();

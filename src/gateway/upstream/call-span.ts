@@ -1,5 +1,5 @@
-// The span of one call to an upstream. Its parent is what the headers of the call name: the request that brought it, also
-// when the call waited for long, or when another process accepted it.
+// The tracing span of one call to an upstream. Its parent is the request that brought the call, which the headers of the call
+// name, even if the call has waited for long or was accepted by another process.
 import type { Call } from "../../core/call.ts";
 import { naming, type Span, type Tracer } from "../../core/tracing.ts";
 import type { Ending } from "../invocations/service.ts";
@@ -7,7 +7,7 @@ import type { Ending } from "../invocations/service.ts";
 export interface SpannedCall {
   readonly tenant: string;
   readonly agentId: string;
-  /** Null for a connection that is no invocation. */
+  /** Null for a connection that is not an invocation. */
   readonly invocationId: string | null;
   readonly method: "POST" | "GET" | "DELETE";
   readonly url: string;
@@ -31,13 +31,13 @@ export function beginCallSpan(tracer: Tracer, call: SpannedCall): Span {
   });
 }
 
-/** The call with the span in its headers in the place of its parent. */
+/** The call with headers that name the span instead of its parent. */
 export function spanned<T extends Pick<Call, "headers">>(call: T, span: Span | null): T {
   return span === null ? call : { ...call, headers: naming(span, call.headers) };
 }
 
 export function endCallSpan(span: Span, { error_class, upstream_status }: Ending): void {
-  // As the conventions have it: the status where there is one.
+  // By OpenTelemetry's conventions: the status if there is one, else the error class.
   const errorType = upstream_status === null || upstream_status < 400 ? error_class : `${upstream_status}`;
   span.end({
     ...(upstream_status !== null && { status: upstream_status }),
@@ -45,7 +45,7 @@ export function endCallSpan(span: Span, { error_class, upstream_status }: Ending
   });
 }
 
-/** Nothing else of the URL: its path and query may hold a key. */
+/** The host alone, since the path and query of a URL may hold a key. */
 function hostOf(url: string): { readonly host?: string } {
   const host = URL.parse(url)?.hostname;
   return host === undefined ? {} : { host };

@@ -1,5 +1,5 @@
-// The one failure table: from an error to the error class of the record, the words of the log and the words for the
-// caller. Both paths use it, and nothing else decides the error class of a failure.
+// The one table of failures: maps an error of an upstream call to the error class of its record, the text for the log and the
+// message for the caller. Polled and streamed calls both use it, and nothing else decides the error class of a failure.
 
 import { Fault, type FaultKind } from "../../core/fault.ts";
 import type { ErrorClass } from "../../core/states.ts";
@@ -8,8 +8,8 @@ import { OutboundError } from "../../http/client/exchange.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
 
 /**
- * Why the gateway stopped a call: the reason of its abort signal. `crowded` means that others need the memory of a body
- * which the upstream does not take.
+ * Why the gateway stopped a call: the reason of its abort signal. `crowded` means that the upstream took the body too slowly
+ * while other calls needed its memory.
  */
 export type CallStop = "timeout" | "cancelled" | "shutdown" | "crowded";
 
@@ -18,11 +18,11 @@ export interface UpstreamFailure {
   /** For the log, without any secret. */
   readonly detail: string;
   readonly kind: FaultKind;
-  /** For a caller that waits for the answer. */
+  /** For a caller that waits for the response. */
   readonly message: string;
 }
 
-/** Ends a call with an error class and a reason for the log; the class says nothing about the connection. */
+/** Thrown to end a call with an error class and a text for the log; for failures other than those of the connection. */
 export class CallError extends Error {
   readonly errorClass: ErrorClass;
   /** For the caller. */
@@ -35,7 +35,7 @@ export class CallError extends Error {
   }
 }
 
-/** The credential could not be had, or no header can carry it. */
+/** The error of a credential that can't be resolved, or that no header can carry. */
 export function credentialProblem(detail: string): CallError {
   return new CallError("credential_error", detail, "the agent's credential could not be resolved");
 }
@@ -60,7 +60,7 @@ export function stoppedBy(why: CallStop): UpstreamFailure {
 }
 
 /**
- * The failure of a call that ended with this error instead of an answer.
+ * The failure of a call that ended with this error instead of a response.
  *
  * @param signal of the call, whose reason is a CallStop
  */
@@ -70,7 +70,7 @@ export function upstreamFailureOf(error: unknown, signal: StopSignal): UpstreamF
   if (error instanceof OutboundError) return connectionFailure(error);
   if (error instanceof Undecodable) return failure("internal", error.message, "the upstream's answer can't be decoded");
   if (error instanceof Fault) return failure("internal", error.message, error.message, error.kind);
-  // Only the name: the message of an unforeseen error may quote a header.
+  // Only the name, since the message of an unexpected error may quote a header.
   return failure("internal", error instanceof Error ? error.name : "unknown error", "unexpected", "internal");
 }
 

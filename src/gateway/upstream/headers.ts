@@ -1,10 +1,10 @@
-// The headers of a call: reads those of the caller, strictly, chooses those that pass to the upstream, and adds the gateway's own.
+// The headers of a call: reads the caller's strictly, chooses those that pass to the upstream, and makes the gateway's own.
 import { invalidField } from "../../core/fault.ts";
 import type { Protocol } from "../../core/states.ts";
 import { viaHeader } from "../../core/via.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { isSessionless } from "../../wire/jsonrpc.ts";
-import { isMirror, type JudgedMessage, mirrorProblem } from "../../wire/mcp-headers.ts";
+import { echoProblem, isEchoedHeader, type JudgedMessage } from "../../wire/mcp-headers.ts";
 import { credentialProblem } from "./failure.ts";
 
 const PASSED = new Set([
@@ -21,7 +21,7 @@ const PASSED = new Set([
 const SESSION = "mcp-session-id";
 const VERSION = "mcp-protocol-version";
 
-/** The headers that pass to the upstream. @param pseudonym the name of this deployment in `Via` */
+/** The headers that pass to the upstream on the polled path. @param pseudonym the name of this deployment in `Via` */
 export function passedHeaders(headers: Headers, echoedMcpHeaders: boolean, pseudonym: string): [string, string][] {
   const passed = headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders) && name !== SESSION);
   passed.push(viaHeader(headers, pseudonym));
@@ -32,15 +32,15 @@ export interface StreamPassing {
   readonly protocol: Protocol;
   readonly echoedMcpHeaders: boolean;
   readonly pseudonym: string;
-  /** The upstream's ID of the caller's session at an mcp agent. */
+  /** The ID of the caller's MCP session, as the upstream knows it. */
   readonly session: string | null;
-  /** Whether it asks for the rest of an event stream. */
+  /** Whether the caller asks for the rest of an event stream. */
   readonly resumes: boolean;
 }
 
 /**
  * The headers that pass on the streaming path. The body of an MCP message was judged as JSON in UTF-8, so the server gets that
- * content type. With another charset (Express accepts UTF-7) it would read a different message.
+ * content type: with another charset (Express accepts UTF-7) the server would read a different message.
  */
 export function passedToStream(
   headers: Headers,
@@ -57,10 +57,10 @@ export function passedToStream(
   return [...outgoing, via];
 }
 
-/** Some servers read `_` as `-` in header names, so `Mcp-Session_Id` would smuggle in an unchecked session. */
+/** Some servers read `_` in header names as `-`, so `Mcp-Session_Id` would smuggle in an unchecked session. */
 function isPassed(name: string, echoedMcpHeaders: boolean): boolean {
   if (!name.startsWith("mcp-")) return PASSED.has(name);
-  return isMirror(name) ? echoedMcpHeaders : !name.includes("_");
+  return isEchoedHeader(name) ? echoedMcpHeaders : !name.includes("_");
 }
 
 export function mcpVersion(headers: Headers): string | null {
@@ -68,9 +68,9 @@ export function mcpVersion(headers: Headers): string | null {
 }
 
 /**
- * Whether the headers of an MCP message that repeat parts of its body pass: if they agree with the body and the protocol version
- * knows them. Servers of other versions would not compare them.
- * @param judged what the body is; null for a batch
+ * Whether the headers of an MCP message that repeat parts of its body pass: only in protocol versions that define them, since
+ * servers of other versions don't compare them with the body.
+ * @param judged the message in the body; null for a batch
  * @throws Fault `invalid_request` that names the header
  */
 export function passesEchoedHeaders(
@@ -80,7 +80,7 @@ export function passesEchoedHeaders(
   version: string | null,
 ): boolean {
   if (!isSessionless(version)) return false;
-  const wrong = mirrorProblem(headers, body, judged);
+  const wrong = echoProblem(headers, body, judged);
   if (wrong !== null) throw invalidField(wrong.header, wrong.problem);
   return true;
 }
@@ -108,7 +108,7 @@ export function serviceModel(headers: Headers): string | null {
   }
 }
 
-/** A header value is a string of bytes (Latin-1), unless the server has decoded it already. */
+/** The bytes of a header value: a Latin-1 string, unless the HTTP server has decoded it from UTF-8. */
 function headerBytes(value: string): Uint8Array {
   for (const character of value) if (character > "\u00ff") return new TextEncoder().encode(value);
   return Buffer.from(value, "latin1");
@@ -131,8 +131,8 @@ const NAMES_WAIT = /^\s*wait\s*(?:[=;]|$)/i;
 const SECONDS = /^[^=;]*=\s*("?)(\d+)\1\s*(?:;|$)/;
 
 /**
- * Seconds of `Prefer: wait=N` (RFC 7240, section 4.3), capped; 0 when the preference is absent or malformed. Of several only
- * the first counts (section 2).
+ * The seconds of `Prefer: wait=N` (RFC 7240, section 4.3), capped; 0 if the preference is absent or malformed. If it is given
+ * several times, the first one counts (section 2).
  */
 export function waitSeconds(headers: Headers): number {
   const prefer = headers.get("prefer");
@@ -141,7 +141,7 @@ export function waitSeconds(headers: Headers): number {
   return Math.min(Number(SECONDS.exec(wait)?.[2] ?? 0), MAX.waitSeconds);
 }
 
-// What the gateway itself puts into a request to an upstream.
+// The headers that the gateway itself adds to a request to an upstream.
 
 /** The header that carries a credential. */
 export interface CredentialHeader {
@@ -151,10 +151,10 @@ export interface CredentialHeader {
 
 type HeaderList = Array<[name: string, value: string]>;
 
-/** What can stand in a header: visible Latin-1, space and tab (RFC 9110, section 5.5). */
+/** A valid header value: visible Latin-1, space and tab (RFC 9110, section 5.5). */
 const HEADER_VALUE = /^[\t\x20-\x7e\x80-\xff]*$/;
 
-/** @throws CallError `credential_error` when no header can carry it */
+/** @throws CallError `credential_error` when no header can carry the credential */
 export function credentialHeaders(credential: CredentialHeader | null): HeaderList {
   if (credential === null) return [];
   if (!HEADER_VALUE.test(credential.value)) {
@@ -163,7 +163,7 @@ export function credentialHeaders(credential: CredentialHeader | null): HeaderLi
   return [[credential.name, credential.value]];
 }
 
-/** @param invocationId null for a connection that is no invocation */
+/** @param invocationId null for a connection that is not an invocation */
 export function ownHeaders(requestId: string, invocationId: string | null): HeaderList {
   const own: HeaderList = [["x-request-id", requestId]];
   if (invocationId !== null) own.push(["x-service-invocation-id", invocationId]);

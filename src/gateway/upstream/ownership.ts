@@ -1,10 +1,9 @@
-// Which calls this process owns. Each attempt to take a call has a token of its own, from before it is written until the call
-// has ended. The tokens are compared with what the database says that this replica runs, both ways: a call that was ended
-// elsewhere is broken off here within two seconds, and a call that nothing here works on does not stay running for ever.
+// Which calls this process owns. Each attempt to claim a call has a token of its own, from before the write until the call has
+// ended. The tokens are compared periodically with the calls that run here by the database. A call that was ended elsewhere
+// is stopped here within two seconds, and a call that nothing here works on does not stay running for ever.
 //
-// A replica has a row with a lease, by which the others that share the database know that it is alive. When the lease has run
-// out, its running calls are ended, and its part of the limit of an agent's calls goes to the others. Only the database's clock
-// decides that.
+// Each replica has a lease, by which the others on the database know that it is alive. When the lease has expired, its running
+// calls are ended, and its share of each agent's concurrency goes to the others. Only the database's clock decides that.
 
 import { and, eq, isNotNull, ne, notInArray, sql } from "drizzle-orm";
 import type { Clock } from "../../core/time.ts";
@@ -25,44 +24,44 @@ import {
 export type Claims = ReturnType<typeof createClaims>;
 
 export function createClaims() {
-  /** By token, the call that has been taken with it; null until then. */
-  const begun = new Map<string, string | null>();
+  /** By token, the ID of the call that was claimed with it; null until the claim is stored. */
+  const active = new Map<string, string | null>();
   const unrecorded = new Set<string>();
-  /** Claims that were over since the rows that are being judged were read; null while none are. */
-  let overSince: Set<string> | null = null;
+  /** Claims that ended since the current comparison began; null outside a comparison. */
+  let endedMeanwhile: Set<string> | null = null;
   return {
-    /** Runs a comparison: a call that ends during it still counts as worked on, since its row was read before. */
+    /** Runs a comparison. A call that ends during it still counts as active, since its row may have been read before. */
     async during(work: () => Promise<void>): Promise<void> {
-      overSince = new Set();
+      endedMeanwhile = new Set();
       await work().finally(() => {
-        overSince = null;
+        endedMeanwhile = null;
       });
     },
-    /** A new token for an attempt to take a call. */
+    /** Creates the token of an attempt to claim a call. */
     begin() {
       const token = crypto.randomUUID();
-      begun.set(token, null);
+      active.set(token, null);
       return token;
     },
-    /** The claim is stored: the call is this process's to make. */
+    /** The claim is stored, so this process makes the call. */
     took(token: string, id: string) {
-      if (begun.has(token)) begun.set(token, id);
+      if (active.has(token)) active.set(token, id);
     },
     /**
-     * The attempt is over.
+     * The attempt has ended.
      *
      * @param isUnrecorded the call may have been made, and its end could not be stored
      */
     over(token: string, isUnrecorded = false) {
-      begun.delete(token);
-      overSince?.add(token);
+      active.delete(token);
+      endedMeanwhile?.add(token);
       if (isUnrecorded) unrecorded.add(token);
     },
-    /** The calls that this process has taken and not ended. */
-    taken: () => [...begun.values()].filter((id) => id !== null),
-    /** What to do with a running call that has this claim. Null while it is being worked on here. */
+    /** The calls that this process has claimed and not ended. */
+    taken: () => [...active.values()].filter((id) => id !== null),
+    /** What to do with a running call that has this claim; null while this process works on it. */
     fateOf(token: string) {
-      if (begun.has(token) || overSince?.has(token)) return null;
+      if (active.has(token) || endedMeanwhile?.has(token)) return null;
       return unrecorded.has(token) ? "abandon" : "release";
     },
   };
@@ -72,16 +71,16 @@ interface CompareOptions extends StoreTools {
   /** This replica's ID. */
   readonly replica: string;
   readonly claims: Pick<Claims, "taken" | "fateOf" | "during">;
-  /** Breaks off a call that was ended elsewhere. */
+  /** Stops a call that was ended elsewhere. */
   stop(id: string): void;
   /** Called with an agent whose call can be made again. */
   released(tenant: string, agentId: string): void;
 }
 
-/** Starts comparing. Returns a function that stops it. */
+/** Starts the periodic comparison. Returns a function that stops it. */
 export function compareClaims(options: CompareOptions): () => void {
   const { store, log } = options;
-  // Where this is the only process, the two can differ only after trouble with the disk.
+  // Where this is the only process, claims and rows can differ only after trouble with the disk.
   const pause = store.isShared ? 1_000 : 10_000;
   return every(pause, () => compareOnce(options).catch((error) => log.warn("running_calls_not_compared", { error })));
 }
@@ -90,13 +89,13 @@ export const compareOnce = (options: CompareOptions): Promise<void> => options.c
 
 async function compare(options: CompareOptions): Promise<void> {
   const { store, replica, claims, stop } = options;
-  // List the claims before the rows are read: each of them was already running in the database.
+  // The claims are listed before the rows are read, so that each of them was already running in the database.
   const taken = claims.taken();
   const { openInvocations: t } = store.read.tables;
   const rows = await store.read.db
     .select({ tenant: t.tenant, id: t.id, agent_id: t.agent_id, claim: t.claim })
     .from(t)
-    // The status in the text of the query, as in the partial index: a plan for any status could not use that.
+    // The status is literal, as in the partial index: a plan for a status parameter could not use that index.
     .where(and(sql`${t.status} = 'running'`, eq(t.owner, replica), isNotNull(t.claim)));
   const running = new Set(rows.map(({ id }) => id));
   for (const id of taken) if (!running.has(id)) stop(id);
@@ -108,7 +107,7 @@ interface RunningRow extends InvocationKey {
   readonly claim: string;
 }
 
-/** A claim whose commit lost its answer, or was stored after its attempt was over, has no work here. */
+/** Ends a running call that nothing here works on: its commit's answer was lost, or came after the attempt had ended. */
 async function endLost(options: CompareOptions, { tenant, id, agent_id, claim }: RunningRow): Promise<void> {
   const { store, clock, log, claims, released } = options;
   const fate = claims.fateOf(claim);
@@ -155,7 +154,7 @@ export async function recordEnd(
   }
 }
 
-/** For a database that refuses the upstream's answer but takes the rest of the end. */
+/** The end without the upstream's answer, for a database that refuses the answer. */
 function onlyNumbersOf(ending: Ending): Ending {
   return {
     ...ending,
@@ -171,13 +170,12 @@ function onlyNumbersOf(ending: Ending): Ending {
 const ORPHANS_AT_ONCE = 256;
 
 /**
- * Ends the running calls of other replicas that are gone: they may have reached the upstream, so they are not made
- * again.
+ * Ends the running calls of other replicas that are gone. The calls may have reached the upstream, so they are not made again.
  *
- * @param replica the one that looks: without a row of its own it judges nobody
+ * @param replica this replica: without a row of its own it judges no other
  * @param mayJudge whether all live replicas have had time to renew, by the database's time in the same write
- * @param gone the one that is known to be gone, whatever its lease says; null for all whose lease has run out
- * @returns the calls that ended
+ * @param gone a replica known to be gone, whatever its lease says; null for all whose lease has expired
+ * @returns the calls that were ended
  */
 export async function endOrphans(
   store: Store,
@@ -192,16 +190,16 @@ export async function endOrphans(
       const { openInvocations: t, processes } = tx.tables;
       const [own] = await tx.db.select({ now: tx.now }).from(processes).where(eq(processes.id, replica));
       if (own === undefined || !mayJudge(own.now)) return [];
-      const living = tx.db.select({ id: processes.id }).from(processes).where(isLivingGateway(tx));
-      const isGone = gone === null ? notInArray(t.owner, living) : eq(t.owner, gone);
+      const liveReplicas = tx.db.select({ id: processes.id }).from(processes).where(isLivingGateway(tx));
+      const isGone = gone === null ? notInArray(t.owner, liveReplicas) : eq(t.owner, gone);
       return tx.db
         .select({ tenant: t.tenant, id: t.id, claim: t.claim })
         .from(t)
         .where(and(sql`${t.status} = 'running'`, ne(t.owner, replica), isGone))
         .limit(ORPHANS_AT_ONCE);
     });
-    // Each by itself, so that the store writes many together: a process may leave thousands, and the start of the next one waits
-    // for their end. A call that was given back since then, and is another's, has another claim.
+    // Ended concurrently, so that the store commits many together: a process may leave thousands, and the start of the next one
+    // waits for their end. A call that was released and claimed by another replica since then has another claim.
     const ends = group.map(async ({ claim, ...key }) => {
       if (await giveUp(store, key, "internal", clock.now(), claim)) ended.push(key);
     });
@@ -211,13 +209,13 @@ export async function endOrphans(
 }
 
 export interface ReplicaLeaseOptions extends StoreTools {
-  /** The row of this replica, new with each start. */
+  /** This replica's row in `processes`, new with each start. */
   readonly membership: Membership;
-  /** The replica that is certainly gone, since this process holds what was its data directory; null when none is known. */
+  /** A replica that is certainly gone, since this process holds the lock of its data directory; null when none is known. */
   readonly previous?: string | null;
-  /** Calls of one agent on one path, of all replicas together. */
+  /** The limit of one agent's running calls on one path, over all replicas. */
   readonly agentConcurrency: number;
-  /** Called when this replica may run more calls of each agent than before. */
+  /** Called when this replica's share of each agent's limit has grown. */
   agentMaxRaised(): void;
   readonly refusals: {
     /** Removes the records of refused calls that have appeared. */
@@ -228,46 +226,46 @@ export interface ReplicaLeaseOptions extends StoreTools {
 export function createReplicaLease(options: ReplicaLeaseOptions) {
   const { store, clock, log, membership, previous = null, agentConcurrency, agentMaxRaised, refusals } = options;
   const { id: replica } = membership;
-  let living = 1;
+  let liveReplicas = 1;
 
-  const agentMax = () => (membership.isFresh() ? Math.max(1, Math.floor(agentConcurrency / living)) : 0);
+  const agentMax = () => (membership.isFresh() ? Math.max(1, Math.floor(agentConcurrency / liveReplicas)) : 0);
 
   function count(renewal: Renewal): void {
     const before = renewal.isRegained ? 0 : agentMax();
     const counted = livingAmong(renewal).length;
-    const isNews = counted !== living;
-    living = counted;
-    if (isNews) log.info("replicas_counted", { replicas: living, agent_concurrency: agentMax() });
+    const isNews = counted !== liveReplicas;
+    liveReplicas = counted;
+    if (isNews) log.info("replicas_counted", { replicas: liveReplicas, agent_concurrency: agentMax() });
     if (agentMax() > before) agentMaxRaised();
   }
 
-  /** Ends the running calls of processes that certainly are gone, so nobody waits for a lease to run out. */
-  async function bury(gone: string | null): Promise<void> {
+  /** Ends the running calls of a process that is certainly gone, without waiting for its lease to expire. */
+  async function endCallsOf(gone: string | null): Promise<void> {
     if (gone !== null) await store.write((tx) => removeProcess(tx, gone));
     const ended = await endOrphans(store, clock, replica, undefined, gone);
     if (ended.length > 0) log.warn("orphaned_calls_ended", { calls: ended.length });
   }
 
   return {
-    /** Calls of one agent that this replica may run on each path: its part of the limit. */
+    /** This replica's share of an agent's limit of running calls, on each path. */
     agentMax,
-    /** Begins to count the replicas, after the end of what a dead process left that held this one's data directory. */
+    /** Ends the calls of the previous process on this data directory, then begins to count the replicas. */
     async recover(): Promise<void> {
-      // Where the database is not shared, that directory's lock tells that no other process runs.
-      if (!store.isShared || previous !== null) await bury(previous);
+      // Where the database is not shared, the data directory's lock proves that no other process runs.
+      if (!store.isShared || previous !== null) await endCallsOf(previous);
       count(await membership.renew());
       membership.start(count);
     },
     /**
-     * From now on ends the calls of replicas that are gone, and takes up those that are pending. A call that was refused to its
-     * caller and appeared later goes first: it must not end as one that was accepted. Gives what stops it.
+     * Starts a periodic sweep, which ends the calls of gone replicas and takes up pending calls. It first removes calls
+     * that were refused to their caller and appeared later, since they must not end as accepted ones. Returns what stops it.
      */
-    startSweeping(takeUpPending: () => Promise<void>): () => void {
+    startSweeping(offerPending: () => Promise<void>): () => void {
       if (!store.isShared) return () => {};
       const sweep = async () => {
         await refusals.removeAppeared();
         await endOrphans(store, clock, replica, membership.mayJudge);
-        await takeUpPending();
+        await offerPending();
       };
       return every(2_000, () => sweep().catch((error) => log.warn("sweep_failed", { error })));
     },

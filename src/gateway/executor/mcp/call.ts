@@ -1,12 +1,12 @@
-// The MCP call on the transactional path: one JSON-RPC request out, its response back. A server that wants a
-// session gets one, shared by the calls of the same key. Only a request that was refused for lack of a session
-// is sent again, since it never ran.
+// Calls an MCP server on the transactional path: sends one JSON-RPC request and reads its response. For a server that wants a
+// session one is opened, which calls with the same session key share. A request is sent again only if the server refused it for
+// lack of a session, since it never ran then.
 
 import { MAX } from "../../../kernel/limits.ts";
 import { judged } from "../../../wire/body.ts";
 import { isEventStream } from "../../../wire/event-stream.ts";
 import { isSessionless, RPC_REQUEST, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
-import { isMirror } from "../../../wire/mcp-headers.ts";
+import { isEchoedHeader } from "../../../wire/mcp-headers.ts";
 import { CallError } from "../../upstream/failure.ts";
 import { type CallContext, jobHeaders, send, type Upstreams } from "../call.ts";
 import { answered, type Job, keep, noteHead, type Outcome } from "../job.ts";
@@ -23,7 +23,7 @@ import {
   VERSION_HEADER,
 } from "./sessions.ts";
 
-/** The newest version that knows sessions. */
+/** The newest protocol version with sessions. */
 const NEWEST_SESSION_VERSION = "2025-11-25";
 
 /** Headers of the caller that the gateway replaces with its own. */
@@ -32,24 +32,24 @@ const REPLACED_HEADERS = new Set(["accept", "content-type", SESSION_HEADER, VERS
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
 
-/** One request on its way: what it is, and what of it changes with the session. */
+/** One try to send a request, with or without a session. */
 interface McpAttempt {
   readonly job: Job;
-  /** All of the request's body. */
+  /** The whole body of the request. */
   readonly body: Uint8Array;
   readonly request: RpcRequest;
   readonly session: Session | null;
-  /** The id as it is sent, as JSON text. */
+  /** The JSON-RPC id as it is sent, as JSON text. */
   readonly wireId: string;
-  /** The caller's own version, which is never replaced. */
+  /** The protocol version that the caller named, which is never replaced. */
   readonly callerVersion: string | null;
 }
 
 interface Reply {
   readonly outcome: Outcome;
-  /** The status, if the server refused the request for lack of a session, or may have. */
+  /** The status, if the server may have refused the request for lack of a session. */
   readonly refusal: 400 | 404 | null;
-  /** A session that the answer opened. */
+  /** The ID of a session that the response opened. */
   readonly sessionId: string | null;
 }
 
@@ -66,11 +66,11 @@ export function createMcp(upstreams: Upstreams) {
       const wireId = decoder.decode(body.subarray(request.id.start, request.id.end));
       const plain: McpAttempt = { job, body, request, session: null, wireId, callerVersion };
       if (isSessionless(callerVersion)) return (await attempt(plain, context)).outcome;
-      // A caller's own initialize opens a session that nobody can use, so close it again.
+      // A caller's own `initialize` opens a session that nobody can use, so it is closed again.
       if (request.method === "initialize") return callInitialize(plain, context, wire);
       return callInSession(plain, context, sessions, wire);
     },
-    /** Closes all sessions, within two seconds. */
+    /** Closes all sessions; resolves after two seconds at the latest. */
     async close() {
       clearInterval(sweeper);
       await sessions.close(2000);
@@ -97,17 +97,17 @@ async function callInSession(
   const target = targetOf(plain.job);
   const key = JSON.stringify([plain.job.session_key, target.offer]);
   const known = await sessions.find(key, target, signal);
-  const attemptOn = (session: Session | null) =>
+  const attemptWith = (session: Session | null) =>
     sessions.use(session, () => attemptInSession({ ...plain, session }, context, wire));
-  const first = await attemptOn(known);
+  const first = await attemptWith(known);
   const isSettled = first.refusal === null || (known !== null && known.id === null);
   if (isSettled) return first.outcome;
   Object.assign(trace, { upstream_status: null, response_content_type: null, resp_size: null });
   const renewed = await sessions.renew(key, target, known, first.refusal === 404, signal);
   if (renewed === null || isSameForServer(plain, known, renewed)) return first.outcome;
-  // The memory for decoding is taken while nothing else is held: see decodedForCall.
+  // Memory for decoders is taken only while nothing else is held: see the comment on memory in ../call.ts.
   context.hold.release();
-  return (await attemptOn(renewed)).outcome;
+  return (await attemptWith(renewed)).outcome;
 }
 
 async function attemptInSession(call: McpAttempt, context: CallContext, wire: McpWire): Promise<Reply> {
@@ -122,7 +122,7 @@ async function attemptInSession(call: McpAttempt, context: CallContext, wire: Mc
   }
 }
 
-/** Whether the second request would be the same as the first. */
+/** Whether the request in the renewed session would be the same as the first one. */
 function isSameForServer(plain: McpAttempt, known: Session | null, renewed: Session): boolean {
   if (renewed.id !== (known?.id ?? null)) return false;
   return versionOf({ ...plain, session: known }) === versionOf({ ...plain, session: renewed });
@@ -152,8 +152,8 @@ async function attempt(call: McpAttempt, context: CallContext): Promise<Reply> {
 }
 
 /**
- * 400 and 404 may mean that a session is missing or forgotten; then the request never ran. An answer that
- * names our request and brings a result or an error of the application shows that it did.
+ * 400 and 404 may mean that the session is missing or forgotten; then the request never ran. A message that names our request
+ * and brings a result, or an error of the application, shows that the request did run.
  */
 function refusalOf(status: number, answer: RpcAnswer | null): 400 | 404 | null {
   if (status !== 400 && status !== 404) return null;
@@ -165,9 +165,9 @@ function refusalOf(status: number, answer: RpcAnswer | null): 400 | 404 | null {
 function headersOf(call: McpAttempt): Array<[string, string]> {
   const { job, session } = call;
   const version = versionOf(call);
-  // A server may have negotiated a version without the headers that repeat parts of the body.
+  // The server may have negotiated a version that lacks the headers which repeat parts of the body.
   const echoes = isSessionless(version);
-  const passed = job.call.headers.filter(([name]) => !REPLACED_HEADERS.has(name) && (echoes || !isMirror(name)));
+  const passed = job.call.headers.filter(([name]) => !REPLACED_HEADERS.has(name) && (echoes || !isEchoedHeader(name)));
   return [
     ...passed.map(([name, value]): [string, string] => [name, value]),
     ...MCP_HEADERS,

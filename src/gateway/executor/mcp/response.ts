@@ -1,7 +1,7 @@
-// Reads what an MCP server answers, as it comes in. The body is one message, or an event stream that is read until the one
-// response that was asked for, and then closed: progress, notifications and requests of the server, which come before it, are
-// dropped. Of a message is told whether it is the response, its captured start, its length and its SHA-256, all with the
-// caller's id in place of the id on the wire. Only the captured start is kept, however long the message is.
+// Reads the response of an MCP server piece by piece. Its body is one message, or an event stream, which is read up to the
+// response to our request and then closed; the progress, notifications and requests before that are dropped. AnswerReader says
+// whether a message is the response, and gives its captured start, length and SHA-256, all with the caller's id in place of
+// the id on the wire. Only the captured start is kept, however long the message is.
 import { createHash, type Hash } from "node:crypto";
 import { BodyTooLarge, bodyChunks, type Chunks } from "../../../http/client/body.ts";
 import type { Answer } from "../../../http/client/exchange.ts";
@@ -14,23 +14,23 @@ import { type CallContext, tooLarge } from "../call.ts";
 import type { WholeBody } from "../job.ts";
 
 export interface AnswerOptions {
-  /** The id as it was sent, and as the caller gave it: JSON text. */
+  /** The JSON-RPC id as it was sent, and as the caller gave it; JSON text both. */
   readonly wireId: string;
   readonly callerId: Uint8Array;
-  /** How much of its start is wanted; 0 for nothing. */
+  /** How many bytes of the message's start to keep; may be 0. */
   readonly captureBytes: number;
   readonly isHashed: boolean;
   /** Whether to drop messages that turn out to be requests or notifications. */
   readonly dropsOthers: boolean;
 }
 
-/** What a message says of the request that was sent. */
+/** What a response says about the request. */
 export interface RpcAnswer {
   /** The error code; null for a result. */
   readonly code: number | null;
 }
 
-/** Buffers grow in these steps and then to the largest size, so that the counted memory is the memory in use. */
+/** Buffers grow to these sizes and then to the largest one, so that the memory in use is the memory that is counted. */
 const BUFFER_STEPS = [1024, 16 * 1024, 256 * 1024];
 
 const FOLLOWED = {
@@ -44,16 +44,19 @@ const NOTHING = new Uint8Array();
 
 const decoder = new TextDecoder();
 
-/** The hash of a text with its id exchanged, in one pass. If the text has several ids, the last one counts. */
-class ExchangedHash {
+/** Hashes a text with its id replaced, in one pass. If the text has several ids, the last one counts. */
+class ReplacedIdHash {
+  /** With the id as it came. */
   readonly #plain = createHash("sha256");
-  /** Hashes: of the text before the id being read, with that id exchanged, and with the id of a whole member exchanged. */
+  /** The text before the id that is being read. */
   #before: Hash | null = null;
+  /** With the last id replaced, whose member may still turn out to be broken. */
   #candidate: Hash | null = null;
-  #exchanged: Hash | null = null;
+  /** With the last id replaced that was a whole member. */
+  #replaced: Hash | null = null;
 
   update(bytes: Uint8Array): void {
-    for (const hash of [this.#plain, this.#candidate, this.#exchanged]) hash?.update(bytes);
+    for (const hash of [this.#plain, this.#candidate, this.#replaced]) hash?.update(bytes);
   }
 
   idBegins(): void {
@@ -68,18 +71,18 @@ class ExchangedHash {
   }
 
   idCounts(): void {
-    [this.#exchanged, this.#candidate] = [this.#candidate, null];
+    [this.#replaced, this.#candidate] = [this.#candidate, null];
   }
 
   of(isAnswer: boolean): string {
-    return ((isAnswer ? this.#exchanged : null) ?? this.#plain).digest("hex");
+    return ((isAnswer ? this.#replaced : null) ?? this.#plain).digest("hex");
   }
 }
 
 export class AnswerReader implements MemberHandler {
   readonly #options: AnswerOptions;
   #keptMax: number;
-  readonly #hash: ExchangedHash | null;
+  readonly #hash: ReplacedIdHash | null;
   readonly #follower: JsonFollower;
   #kept: Uint8Array = NOTHING;
   #keptBytes = 0;
@@ -96,16 +99,16 @@ export class AnswerReader implements MemberHandler {
     this.#options = options;
     // The id on the wire may be longer than the caller's.
     this.#keptMax = captureBytes === 0 ? 0 : captureBytes + ID_TEXT_BYTES_MAX;
-    this.#hash = isHashed ? new ExchangedHash() : null;
+    this.#hash = isHashed ? new ReplacedIdHash() : null;
     this.#follower = new JsonFollower(FOLLOWED, this);
   }
 
-  /** How many bytes are kept after `bytes` more. */
+  /** How many bytes will be kept after `bytes` more. */
   keptAfter(bytes: number): number {
     return Math.min(this.#keptBytes + bytes, this.#keptMax);
   }
 
-  /** @param bytes not used after this call */
+  /** @param bytes may be overwritten after this call */
   push(bytes: Uint8Array): void {
     this.#piece = bytes;
     if (!this.#follower.isOver) this.#follower.feed(bytes);
@@ -116,8 +119,8 @@ export class AnswerReader implements MemberHandler {
   }
 
   /**
-   * What the message says of the request; null for notifications, requests and other answers. An error with a null id
-   * is taken for the answer too: the server could not read the id. A message that breaks off is read as far as it goes.
+   * What the message says about our request; null for notifications, requests and responses to other requests. An error with a
+   * null id counts as ours, since the server could not read the id. A message that breaks off is judged as far as it came.
    */
   answer(): RpcAnswer | null {
     const text = this.#id?.text ?? null;
@@ -126,7 +129,7 @@ export class AnswerReader implements MemberHandler {
     return { code: this.#isError ? this.#code : null };
   }
 
-  /** The bytes so far, as the caller gets them: with the id exchanged if this is the answer. */
+  /** The message so far, as the caller gets it: with the id replaced if this is the response. */
   body(): WholeBody {
     const id = this.answer() === null ? null : this.#id;
     const replacement = id === null ? null : this.#replacementOf(id);
@@ -186,7 +189,7 @@ export class AnswerReader implements MemberHandler {
     }
   }
 
-  /** The replacement of this id, if it is the id of the request; null if it stays. */
+  /** The replacement for this id if it is the one that we sent; null if it stays. */
   #replacementOf({ text }: Member): Uint8Array | null {
     const { wireId, callerId } = this.#options;
     if (text === null || text === "null" || text === decoder.decode(callerId)) return null;
@@ -194,13 +197,13 @@ export class AnswerReader implements MemberHandler {
   }
 }
 
-/** Bytes read in one go, which takes a millisecond or two at most. */
+/** Bytes that are read without a pause, which takes a millisecond or two at most. */
 const SLICE_BYTES = 8 * 1024;
 
-/** How the text of an object begins: a brace, or white space. */
-const NEARLY_OBJECT = new Set(new TextEncoder().encode("{ \n\r\t"));
+/** The bytes with which the JSON text of an object can begin: a brace, or white space. */
+const OBJECT_STARTS = new Set(new TextEncoder().encode("{ \n\r\t"));
 
-/** The message that is the whole body, whether it is the response or not. */
+/** Reads a body that is one message, whether that is the response or not. */
 export async function readMessage(
   context: CallContext,
   response: Answer,
@@ -225,9 +228,9 @@ export async function readMessage(
 }
 
 /**
- * The response in an event stream.
+ * Reads an event stream up to the response to our request.
  *
- * @throws CallError `internal` when the stream ends without it or is too large
+ * @throws CallError `internal` when the stream ends without the response or is too large
  * @throws OutboundError when the connection is lost
  */
 export async function readStreamAnswer(
@@ -244,8 +247,8 @@ export async function readStreamAnswer(
   const events = new EventStreamReader({
     data(bytes) {
       if (answer !== null || isOther) return;
-      // An event that can be no message is skipped.
-      isOther = message === null && !NEARLY_OBJECT.has(bytes[0] ?? 0);
+      // Skips events that can't be messages.
+      isOther = message === null && !OBJECT_STARTS.has(bytes[0] ?? 0);
       if (isOther) return;
       message ??= new AnswerReader(options);
       message.push(bytes);
@@ -277,7 +280,7 @@ export async function readStreamAnswer(
   return last;
 }
 
-/** The decoded body; left early, it is closed. */
+/** The pieces of the decoded body. Leaving the loop early closes the connection. */
 async function* piecesOf({ settings, hold }: CallContext, response: Answer): Chunks {
   try {
     yield* bodyChunks(response, { maxBytes: settings.max_response_bytes, decodedFor: hold });

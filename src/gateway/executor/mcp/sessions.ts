@@ -1,6 +1,6 @@
-// The upstream sessions of MCP servers, of protocol versions up to 2025-11-25; later ones have none. A session is opened once
-// per key, for any number of waiting calls, while one of them waits. It is kept while it is used, and closed when it is idle,
-// forgotten by the server, or one too many of its tenant.
+// The sessions that transactional calls open at MCP servers, up to protocol version 2025-11-25; later versions have none. A
+// session is opened once per key, however many calls wait for it. It is closed when it has been idle for long, when the server
+// refuses it, or when its tenant has too many; but one in use only when the worker stops.
 
 import { VERSION } from "../../../core/startup.ts";
 import type { Answer } from "../../../http/client/exchange.ts";
@@ -22,12 +22,12 @@ export const MCP_HEADERS: ReadonlyArray<[string, string]> = [
 export const SESSION_HEADER = "mcp-session-id";
 export const VERSION_HEADER = "mcp-protocol-version";
 
-/** Not 0, which some servers take for no id at all. */
+/** Not 0, which some servers take for a missing id. */
 const INITIALIZE_ID = 1;
-/** The deadline of requests that no call waits for, the wait for a slot included. */
+/** The deadline of requests that no call waits for, including the wait for a slot. */
 const SIDE_TIMEOUT_MS = 5000;
 
-/** Visible ASCII, as the protocol demands of session ids. */
+/** Visible ASCII, as the protocol demands for session IDs. */
 const TOKEN = /^[\x21-\x7e]{1,1024}$/;
 
 const encoder = new TextEncoder();
@@ -43,7 +43,7 @@ export interface SessionTarget {
   readonly via: string | null;
 }
 
-/** What `initialize` came to. */
+/** What `initialize` has opened. */
 export interface Opened {
   /** Null when the server keeps no sessions. */
   readonly id: string | null;
@@ -57,7 +57,7 @@ export interface Session extends Opened {
 }
 
 export interface SessionWire {
-  /** Null when the server could not be initialized. May give a session after the signal. Never rejects. */
+  /** Null when the server could not be initialized. May still resolve with a session after the signal. Never rejects. */
   open(target: SessionTarget, signal: StopSignal): Promise<Opened | null>;
   /** Never rejects. */
   close(target: SessionTarget, session: Opened): Promise<void>;
@@ -66,9 +66,9 @@ export interface SessionWire {
 export interface SessionLimits {
   readonly sessions_max: number;
   readonly idle_ms: number;
-  /** How long a server that opened no session is taken for one without sessions. */
+  /** How long to believe that a server has no sessions after it has opened none. */
   readonly sessionless_ms: number;
-  /** How long a server may take to open one. */
+  /** How long a server may take to open a session. */
   readonly open_ms: number;
 }
 
@@ -79,7 +79,7 @@ interface KeptSession {
   running: number;
   usedAt: number;
   readonly openedAt: number;
-  /** No longer offered to calls; closed when the last one that uses it has ended. */
+  /** Whether new calls no longer get it. It is closed when the last call that uses it has ended. */
   isRetired: boolean;
 }
 
@@ -155,23 +155,22 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
       return null;
     }
     while (share.take(target.tenant) !== null) {
-      const oldest = oldestFor(target.tenant, entries);
-      if (oldest !== null) retire(oldest, false);
+      const evicted = leastRecentFor(target.tenant, entries);
+      if (evicted !== null) retire(evicted, false);
     }
     entries.set(key, entry);
     return entry.session;
   }
 
   return {
-    /** The session of a key, after the one that is just being opened; null when there is none. */
+    /** The session of a key, which may just be opening; null when there is none. */
     async find(key: string, target: SessionTarget, signal: StopSignal): Promise<Session | null> {
       return openings.has(key) ? openings.join(key, target, signal) : (current(key)?.session ?? null);
     },
     /**
-     * A new session in place of `refused`. Calls that were refused together share one: the first opens it, and the
-     * others get the same.
+     * A new session in place of `refused`. Calls that were refused together share it: the first one opens it.
      *
-     * @param isForgotten the server has forgotten `refused`, so there is nothing to close
+     * @param isForgotten whether the server has forgotten `refused`, so that there is nothing to close
      */
     async renew(key: string, target: SessionTarget, refused: Session | null, isForgotten: boolean, signal: StopSignal) {
       if (openings.has(key)) return openings.join(key, target, signal);
@@ -180,7 +179,7 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
       if (entry !== null) retire(entry, isForgotten);
       return openings.join(key, target, signal);
     },
-    /** While a call uses a session it is not closed. */
+    /** Does `work` in a session, which is not closed meanwhile. */
     async use<T>(session: Session | null, work: () => Promise<T>): Promise<T> {
       const entry = session === null ? undefined : bySession.get(session);
       if (entry === undefined) return work();
@@ -190,33 +189,33 @@ export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAUL
       } finally {
         entry.running--;
         entry.usedAt = performance.now();
-        // Moved to the end of the order of use.
+        // Moves the entry to the end of the order of use.
         if (entries.get(entry.key) === entry && entries.delete(entry.key)) entries.set(entry.key, entry);
         closeUnused(entry);
       }
     },
-    /** Closes what has been idle for too long. */
+    /** Closes the sessions that have been idle for too long. */
     sweep() {
       const oldest = performance.now() - limits.idle_ms;
       for (const entry of entries.values()) {
         if (entry.running === 0 && entry.usedAt <= oldest) retire(entry, false);
       }
     },
-    /** Closes all, used or not; resolves when the servers know, or after `timeoutMs`. */
+    /** Closes all sessions, even those in use; resolves when the servers have been told, or after `timeoutMs`. */
     close: async (timeoutMs: number) => void (await endsWithin(timeoutMs, closeAll())),
   };
 }
 
-/** Sessions that are being opened. Each holds a connection, for which the slots of the calls stand that wait for it. */
+/** Sessions that are being opened. Their connections need no limit, since each has a waiting call, which holds a slot. */
 function createOpenings(ms: number, open: (...of: [string, SessionTarget, StopSignal]) => Promise<Session | null>) {
   const openings = new Map<string, { session: Promise<Session | null>; stop: Stop; waiting: number }>();
   return {
     has: (key: string) => openings.has(key),
     all: () => [...openings.values()].map(({ session }) => session),
     /**
-     * The session of a key, whose opening begins with the first call that waits for it, and ends with the last.
+     * Waits for the session of a key. The first call to wait starts the opening; it is given up when no call waits any more.
      *
-     * @throws the signal's reason; then the opening goes on for the other calls
+     * @throws the signal's reason; the opening goes on for the other calls
      */
     async join(key: string, target: SessionTarget, signal: StopSignal): Promise<Session | null> {
       const stop = new Stop();
@@ -241,21 +240,21 @@ function createOpenings(ms: number, open: (...of: [string, SessionTarget, StopSi
 
 export type Sessions = ReturnType<typeof createSessions>;
 
-/** The longest unused one of the tenant, or of all when it has none. */
-function oldestFor(tenant: string, entries: ReadonlyMap<string, KeptSession>): KeptSession | null {
+/** The tenant's session that was used least recently, or that of any tenant if this one has none. */
+function leastRecentFor(tenant: string, entries: ReadonlyMap<string, KeptSession>): KeptSession | null {
   const all = [...entries.values()];
   return all.find(({ target }) => target.tenant === tenant) ?? all[0] ?? null;
 }
 
 /**
- * What is sent on a session apart from the calls: `initialize`, `notifications/initialized`, `notifications/cancelled`, and
- * DELETE.
+ * Sends the requests of a session that are no caller's: `initialize`, `notifications/initialized`, `notifications/cancelled`
+ * and DELETE.
  */
 export function createMcpWire({ outbound, settings, memory }: Upstreams) {
   const slots = createFairQueue(createFairShare({ size: MAX.mcpSideRequests }));
 
-  /** Runs a step that is no call's own. One URL counts as one agent. */
-  async function within<T>(
+  /** Runs a step with memory for its response. For the share of that memory each URL counts as an agent. */
+  async function withMemory<T>(
     signal: StopSignal,
     { tenant, url }: SessionTarget,
     step: (context: CallContext) => Promise<T>,
@@ -269,29 +268,29 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams) {
     }
   }
 
-  /** Runs a step that no call waits for, or leaves it out where its tenant has no slot for it in time. */
-  async function aside(target: SessionTarget, step: (context: CallContext) => Promise<void>): Promise<void> {
+  /** Runs a step that no call waits for. Rejects, without running it, if the tenant gets no slot for it in time. */
+  async function inBackground(target: SessionTarget, step: (context: CallContext) => Promise<void>): Promise<void> {
     const signal = AbortSignal.timeout(SIDE_TIMEOUT_MS);
     const { tenant, url } = target;
     await enter(slots, { tenant, agent: url, amount: 1 }, signal);
-    await within(signal, target, step).finally(() => slots.giveBack(tenant, url, 1));
+    await withMemory(signal, target, step).finally(() => slots.giveBack(tenant, url, 1));
   }
 
   return {
     open: (target: SessionTarget, signal: StopSignal) =>
-      within(signal, target, (context) => initialize(context, target)).catch(() => null),
+      withMemory(signal, target, (context) => initialize(context, target)).catch(() => null),
     close: (target: SessionTarget, session: Opened) =>
-      aside(target, (context) => tell(context, target, session, null)).catch(() => {}),
+      inBackground(target, (context) => sendAndDrain(context, target, session, null)).catch(() => {}),
     /**
-     * Tells the server that nobody waits for a request any more. By the protocol a closed connection does not mean that.
-     * Never rejects.
+     * Tells the server that nobody waits for a request any more, since in MCP a closed connection does not mean that. Never
+     * rejects.
      *
-     * @param requestId as it was sent, JSON text
+     * @param requestId the id as it was sent, JSON text
      */
     abandon: (target: SessionTarget, session: Opened, requestId: string) => {
       const params = { requestId: JSON.parse(requestId) as unknown };
       const message = { method: "notifications/cancelled", params };
-      return aside(target, (context) => tell(context, target, session, message)).catch(() => {});
+      return inBackground(target, (context) => sendAndDrain(context, target, session, message)).catch(() => {});
     },
   };
 }
@@ -306,13 +305,13 @@ async function initialize(context: CallContext, target: SessionTarget): Promise<
   const id = response.headers.get(SESSION_HEADER);
   if (!response.ok || version === null || (id !== null && !TOKEN.test(id))) return null;
   const opened: Opened = { id, version };
-  // The session is there all the same, and has to be closed.
-  await tell(context, target, opened, { method: "notifications/initialized" }).catch(() => {});
+  // A failure is ignored: the session exists all the same, and has to be closed later.
+  await sendAndDrain(context, target, opened, { method: "notifications/initialized" }).catch(() => {});
   return opened;
 }
 
 /** @param message null to delete the session */
-async function tell(context: CallContext, target: SessionTarget, session: Opened, message: object | null) {
+async function sendAndDrain(context: CallContext, target: SessionTarget, session: Opened, message: object | null) {
   await readStart(context, await sendTo(context, target, session, message), 0);
 }
 
@@ -335,7 +334,7 @@ function sessionHeaders(session: Opened | null): Array<[string, string]> {
   return session.id === null ? [version] : [version, [SESSION_HEADER, session.id]];
 }
 
-/** Empty when the message is not an answer. */
+/** The message in response to `initialize`; empty if it is none. */
 async function readAnswer(context: CallContext, response: Answer): Promise<Uint8Array> {
   const wireId = String(INITIALIZE_ID);
   const isEvents = isEventStream(response);

@@ -1,7 +1,7 @@
-// The workers that make upstream calls, seen from the scheduler: a job goes in, exactly one outcome comes out. A job is handed
-// over only to a worker that has said it is ready, so a job that waits here has certainly not run. A worker that dies is
-// replaced, more slowly when deaths follow one another. The calls that it was running end `internal`: the upstream may have
-// seen them, and nothing is sent twice.
+// The pool of worker threads that make upstream calls, as the scheduler sees it: each job that goes in brings exactly one
+// outcome. Jobs are handed only to workers that have said they are ready, so a job that waits here has certainly not run. A
+// worker that dies is replaced, with a backoff if deaths follow one another. The calls that it was running end as `internal`:
+// the upstream may have seen them, and nothing is sent twice.
 import type { Log } from "../../../core/log.ts";
 import {
   batchOfJobs,
@@ -21,20 +21,20 @@ import {
 } from "../job.ts";
 
 export interface WorkerPool {
-  /** Never rejects. The pool takes the job's body over: a large one is moved, not copied. */
+  /** Never rejects. The pool owns the job's body from here on: a large body is transferred, not copied. */
   run(job: Job): Promise<Outcome>;
-  /** Ends a running job with `cancelled`. An unknown id is ignored. */
+  /** Ends a running job as `cancelled`. Unknown IDs are ignored. */
   cancel(id: string): void;
-  /** The outcome of a job is recorded, or never will be: until then a long response counts as memory of its worker. */
+  /** Says that an outcome is recorded, or never will be: until then a long response counts as memory of its worker. */
   recorded(id: string): void;
   /** Jobs whose outcome is not known yet. */
   readonly running: number;
-  /** Takes no more jobs, ends those that run, closes the upstream sessions, ends the workers. */
+  /** Takes no more jobs, ends the running ones, closes the MCP sessions, and ends the workers. */
   close(): Promise<void>;
 }
 
 export interface NewWorkerPool extends WorkerPool {
-  /** Starts the workers, once. Jobs that come before that wait for them. */
+  /** Starts the workers. Called once; jobs that come before wait for it. */
   start(): void;
 }
 
@@ -43,16 +43,15 @@ export interface WorkerPoolOptions {
   readonly size: number;
   readonly settings: WorkerSettings;
   readonly log: Log;
-  /** For tests: makes the thread. */
+  /** Makes a thread; set by tests. */
   readonly spawn?: () => Worker;
-  /** For tests: how late, after its deadline, a job's outcome may be before its worker counts as stuck. */
+  /** How long after its deadline a job's outcome may come before its worker counts as stuck; set by tests. */
   readonly graceMs?: number;
 }
 
 /**
- * The worker is an entry point of its own. From source it lies beside this file; in the compiled binary this
- * file is part of the main entry, and the worker is found by its path below the common root of the entry
- * points, `src`.
+ * The worker is an entry point of its own. When run from source it lies beside this file. In the compiled binary this file is
+ * part of the main entry point, and the worker is found by its path below `src`, the common root of the entry points.
  */
 function spawnWorker(): Worker {
   return Bun.isStandaloneExecutable
@@ -63,7 +62,7 @@ function spawnWorker(): Worker {
 export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
   const handleOptions = { spawn: spawnWorker, graceMs: 30_000, ...options };
   const handles = Array.from({ length: options.size }, () => createWorkerHandle(handleOptions));
-  /** The worker of each job that runs, or whose response still counts as its memory. */
+  /** The worker of each job that runs, or whose response still counts as memory of that worker. */
   const handleOf = new Map<string, WorkerHandle>();
   let isClosed = false;
 
@@ -96,7 +95,7 @@ export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
   };
 }
 
-/** Jobs of one session key always meet in the same worker, where their session lives; others go where the least runs. */
+/** Jobs with the same session key always go to the same worker, which has their session; others go to the least busy one. */
 function chooseHandle(handles: readonly WorkerHandle[], { session_key }: Job): WorkerHandle | undefined {
   if (session_key !== null) return handles[Number(Bun.hash(session_key) % BigInt(handles.length))];
   let least = handles[0];
@@ -106,30 +105,27 @@ function chooseHandle(handles: readonly WorkerHandle[], { session_key }: Job): W
   return least;
 }
 
-interface Pending {
+interface PendingJob {
   readonly job: Job;
   readonly resolve: (outcome: Outcome) => void;
-  /** The tick in which it was handed over. */
+  /** The tick of the watchdog in which the job was handed over. */
   since: number;
 }
 
 const TICKS_PER_GRACE = 30;
-/**
- * Handed over in one turn of the event loop, for both threads work on it in one piece: jobs, and characters of what a
- * tenant chooses of them. One alone may have 80,000.
- */
+/** Bounds of one batch, since each thread works on it without a pause: jobs, and `charactersOf` them (one may have 80,000). */
 const JOBS_AT_ONCE = 256;
 const CHARACTERS_AT_ONCE = 256 * 1024;
 
-/** One worker of the pool, and the jobs that it has. */
+/** One worker of the pool, and its jobs. */
 function createWorkerHandle(options: Required<WorkerPoolOptions>) {
   const { size: workers, settings, log, graceMs } = options;
-  const waiting = new Map<string, Pending>();
-  const running = new Map<string, Pending>();
-  let news = nothingNew();
+  const waiting = new Map<string, PendingJob>();
+  const running = new Map<string, PendingJob>();
+  let news = noNews();
   let isFlushing = false;
   let isClosed = false;
-  // Time is counted in ticks, so that a pause of this thread or of the machine counts as a single tick.
+  // The watchdog counts ticks, so that a pause of this thread or of the machine counts as one tick, whatever its length.
   let ticks = 0;
   const ticksMax = Math.ceil((settings.upstream_timeout_ms / graceMs) * TICKS_PER_GRACE) + TICKS_PER_GRACE;
   const watchdog = setInterval(watch, graceMs / TICKS_PER_GRACE);
@@ -144,14 +140,14 @@ function createWorkerHandle(options: Required<WorkerPoolOptions>) {
       }
     },
     onDeath(failedStarts) {
-      news = nothingNew();
+      news = noNews();
       endAll(running, "the worker died");
-      // Waiting jobs end instead of waiting for ever.
+      // Otherwise the waiting jobs would wait for ever.
       if (failedStarts >= 5) endAll(waiting, "no worker can be started");
     },
   });
 
-  /** Every call ends by its deadline, so a worker that is silent long after that is stuck. */
+  /** Every call ends by its deadline, so a worker whose oldest job goes on long after that is stuck. */
   function watch(): void {
     ticks++;
     const [oldest] = running.values();
@@ -166,21 +162,21 @@ function createWorkerHandle(options: Required<WorkerPoolOptions>) {
     setImmediate(flush);
   }
 
-  /** One message per turn, with what came up in it. */
+  /** Sends what came up in this turn of the event loop, as one message. */
   function flush(): void {
     isFlushing = false;
     if (waiting.size + news.cancel.length + news.recorded.length === 0 || !supervisor.isReady()) return;
-    const handed = firstOf(waiting);
-    for (const id of handed.keys()) waiting.delete(id);
+    const sent = nextBatch(waiting);
+    for (const id of sent.keys()) waiting.delete(id);
     try {
-      const { batch, transfer } = batchOfJobs(handed.values().map(({ job }) => job));
+      const { batch, transfer } = batchOfJobs(sent.values().map(({ job }) => job));
       supervisor.post({ kind: "work", jobs: batch, ...news }, transfer);
-      news = nothingNew();
+      news = noNews();
     } catch (error) {
       log.error("jobs_not_handed_over", { error });
-      endAll(handed, "the job could not be handed over");
+      endAll(sent, "the job could not be handed over");
     }
-    for (const [id, pending] of handed) {
+    for (const [id, pending] of sent) {
       pending.since = ticks;
       running.set(id, pending);
     }
@@ -206,12 +202,12 @@ function createWorkerHandle(options: Required<WorkerPoolOptions>) {
         flushSoon();
       }
     },
-    /** The response of a job is recorded, or never will be. A worker that has replaced the job's own passes over it. */
+    /** See WorkerPool. A worker that has replaced the job's own ignores the ID. */
     recorded(id: string) {
       news.recorded.push(id);
       flushSoon();
     },
-    /** Jobs whose outcome is not known yet. */
+    /** How many jobs have no outcome yet. */
     load: () => waiting.size + running.size,
     async close() {
       isClosed = true;
@@ -223,9 +219,9 @@ function createWorkerHandle(options: Required<WorkerPoolOptions>) {
   };
 }
 
-/** As many as go over at once, and at least one. */
-function firstOf(waiting: ReadonlyMap<string, Pending>): Map<string, Pending> {
-  const first = new Map<string, Pending>();
+/** The first waiting jobs that fit into one batch, and at least one. */
+function nextBatch(waiting: ReadonlyMap<string, PendingJob>): Map<string, PendingJob> {
+  const first = new Map<string, PendingJob>();
   let characters = 0;
   for (const [id, pending] of waiting) {
     characters += charactersOf(pending.job);
@@ -236,24 +232,24 @@ function firstOf(waiting: ReadonlyMap<string, Pending>): Map<string, Pending> {
   return first;
 }
 
-const nothingNew = (): { cancel: string[]; recorded: string[] } => ({ cancel: [], recorded: [] });
+const noNews = (): { cancel: string[]; recorded: string[] } => ({ cancel: [], recorded: [] });
 
 type WorkerHandle = ReturnType<typeof createWorkerHandle>;
 
-function endAll(jobs: Map<string, Pending>, detail: string): void {
+function endAll(jobs: Map<string, PendingJob>, detail: string): void {
   for (const { resolve } of jobs.values()) resolve(lostCall(detail));
   jobs.clear();
 }
 
 interface SupervisorEvents {
-  /** A worker takes work from now on. */
+  /** The worker takes jobs from now on. */
   onReady(): void;
   onResults(results: readonly Result[]): void;
-  /** @param failedStarts deaths in a row without ever having been ready */
+  /** @param failedStarts how many workers in a row have died without ever having been ready */
   onDeath(failedStarts: number): void;
 }
 
-/** Keeps one worker alive: starts it, and replaces it when it dies. */
+/** Keeps one worker thread alive: starts it, and replaces it when it dies. */
 export function createSupervisor(
   start: WorkerStart,
   { log, spawn }: Pick<Required<WorkerPoolOptions>, "log" | "spawn">,
@@ -266,7 +262,7 @@ export function createSupervisor(
   let deaths = 0;
   let failedStarts = 0;
   let respawn: ReturnType<typeof setTimeout> | undefined;
-  /** Made by close(), so that no earlier death has settled it. */
+  /** Resolved when the worker has closed. Made by close(), so that no earlier death has settled it. */
   let closed: PromiseWithResolvers<void> | null = null;
 
   function launch(): void {
@@ -275,12 +271,12 @@ export function createSupervisor(
       const next = spawn();
       worker = listenTo(next, log, {
         message: (message) => next === worker && receive(message),
-        closed: () => next === worker && bury(),
+        closed: () => next === worker && onDeath(),
       });
       worker.postMessage(start);
     } catch (error) {
       log.error("worker_not_started", { error });
-      bury();
+      onDeath();
     }
   }
 
@@ -299,14 +295,14 @@ export function createSupervisor(
     }
   }
 
-  function bury(): void {
+  function onDeath(): void {
     worker = null;
     failedStarts = isReady ? 0 : failedStarts + 1;
     isReady = false;
     closed?.resolve();
     events.onDeath(failedStarts);
     if (isClosed) return;
-    // A worker that lived this long starts the count of deaths again.
+    // The death of a worker that lived longer than this is the first in a row.
     deaths = performance.now() - spawnedAt > 10_000 ? 1 : deaths + 1;
     const pause = deaths === 1 ? 0 : Math.min(50 * 2 ** (deaths - 2), 5000);
     log.error("worker_died", { deaths, respawn_in_ms: pause });
@@ -316,7 +312,7 @@ export function createSupervisor(
   return {
     /** Launches the first worker. Called once. */
     start: launch,
-    /** Whether there is a worker that takes work. */
+    /** Whether the worker takes jobs. */
     isReady: () => isReady,
     /** Hands a message to the worker, which must be ready. */
     post(message: ToWorker, transfer: ArrayBuffer[]) {
@@ -326,11 +322,11 @@ export function createSupervisor(
     replace() {
       const stuck = worker;
       if (stuck === null) return;
-      // Do not wait for its `close`, which comes only when the thread has ended.
-      bury();
+      // Not left to its event `close`, which comes only when the thread has ended.
+      onDeath();
       stuck.terminate();
     },
-    /** Lets the worker close its sessions, then ends it for good. */
+    /** Lets the worker close its MCP sessions, then ends it for good. */
     async close() {
       isClosed = true;
       clearTimeout(respawn);
@@ -348,8 +344,8 @@ export function createSupervisor(
 }
 
 /**
- * An uncaught error fires `error`, then `close`; process.exit and terminate() fire `close` alone (measured,
- * from source and compiled). A message that can't be read has lost outcomes, so its worker goes too.
+ * An uncaught error fires `error`, then `close`; process.exit and terminate() fire `close` alone (measured, from source and
+ * compiled). With a message that can't be read outcomes are lost, so the worker is ended, as if it had died.
  */
 function listenTo(worker: Worker, log: Log, handlers: { message(message: FromWorker): void; closed(): void }): Worker {
   worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {

@@ -1,5 +1,5 @@
-// Entry point of a worker thread: makes upstream calls and nothing else. It knows neither database nor
-// configuration; its settings come with the first message, then jobs and cancels, a batch per turn each way.
+// Entry point of a worker thread: makes upstream calls and nothing else. The worker knows neither database nor configuration:
+// the first message brings its settings, later ones bring jobs and cancels (see job.ts).
 
 import { startComputeThreads } from "../../../compute/threads.ts";
 import { hostRules } from "../../../core/host.ts";
@@ -41,8 +41,8 @@ function createCaller(settings: WorkerSettings, workers: number) {
   const upstreams = { outbound, settings, memory: new ResponseMemory(workers) };
   const mcp = createMcp(upstreams);
   const running = new Map<string, Stop>();
-  /** Releases the memory of responses that are not recorded yet, by job. */
-  const kept = new Map<string, () => void>();
+  /** Functions that release the memory of responses that are not recorded yet, by job. */
+  const unrecorded = new Map<string, () => void>();
   let results: Result[] = [];
 
   function flush(): void {
@@ -53,12 +53,12 @@ function createCaller(settings: WorkerSettings, workers: number) {
 
   async function run(job: Job, stop: Stop): Promise<void> {
     const call = job.call.protocol === "mcp" ? mcp.call : callHttp;
-    const outcome = await runCall(job, upstreams, stop, call, (release) => kept.set(job.id, release));
+    const outcome = await runCall(job, upstreams, stop, call, (release) => unrecorded.set(job.id, release));
     running.delete(job.id);
     if (results.push({ id: job.id, outcome }) === 1) setImmediate(flush);
   }
 
-  /** In its turn: hundreds may come at once, and each takes its time. */
+  /** Starts a job in its turn, since hundreds may come at once and each takes time to start. */
   function begin(job: Job): void {
     const stop = new Stop();
     running.set(job.id, stop);
@@ -73,8 +73,8 @@ function createCaller(settings: WorkerSettings, workers: number) {
       for (const job of jobs) begin(job);
       for (const id of cancel) running.get(id)?.abort(CANCELLED);
       for (const id of recorded) {
-        kept.get(id)?.();
-        kept.delete(id);
+        unrecorded.get(id)?.();
+        unrecorded.delete(id);
       }
     },
     /** Stops the calls, then closes the sessions. Never rejects. */
@@ -85,7 +85,7 @@ function createCaller(settings: WorkerSettings, workers: number) {
   };
 }
 
-/** Takes what the main thread sends, from the first message on, which says how to call. */
+/** Handles the messages of the main thread, the first of which brings the settings. */
 function serve(): (message: ToWorker) => void {
   let caller: ReturnType<typeof createCaller> | null = null;
   return (message) => {
