@@ -106,7 +106,7 @@ const CONFIRMING = "final_at is not null and coalesce(next_attempt_at, 0) <> 0";
 
 /** Whether the settlement of a call in `final` may still change. The outbox is written by the write that makes it final. */
 const IS_OPEN = `(settled is not distinct from 'pending'
-    or (tenant, id) in (select tenant, invocation_id from freed where is_confirming))`;
+    or payment_nonce is not null and (tenant, id) in (select tenant, invocation_id from freed where is_confirming))`;
 
 /** How many parts of a captured request are kept. */
 const PARTS_KEPT = MAX.capturedBytes / PART_BYTES;
