@@ -17,6 +17,9 @@ import type {
 import type { Columns } from "./columns.ts";
 
 export type AuthType = "bearer" | "api_key" | "none";
+/** The consumers of the outbox. */
+export const OUTBOX_KINDS = ["receipt"] as const;
+export type OutboxKind = (typeof OUTBOX_KINDS)[number];
 export type CredentialSource = "managed" | "vault";
 export type CountDimension = "all" | "agent" | "status" | "mode" | "settlement" | "error_class" | "model";
 
@@ -149,7 +152,8 @@ function invocationColumns(c: Columns) {
     response_content_type: c.text(),
     response_truncated: c.flag().notNull(),
     body_captured: c.flag().notNull(),
-    emit_receipt: c.flag().notNull(),
+    /** The kinds of outbox rows that are still to be written for the call, with spaces between; null for none. */
+    outbox: c.text(),
     /** The replica that runs the call; null while pending. */
     owner: c.text(),
     /** The replica that accepted the call; null where there is only one. */
@@ -365,11 +369,12 @@ function bodyTables(c: Columns) {
   };
 }
 
-/** Trust receipts. */
+/** Trust receipts, and the outbox from which they are made. */
 function receiptTables(c: Columns) {
   return {
-    /** Calls whose end is final and whose receipt is still to be made: written in the same write as the end. */
-    receiptsDue: c.table("receipts_due", {
+    /** What consumers are to be told of a call: written when its end and its settlement are final, deleted by the consumer. */
+    outbox: c.table("outbox", {
+      kind: c.text().$type<OutboxKind>().notNull(),
       tenant: c.text().notNull(),
       invocation_id: c.text().notNull(),
     }),

@@ -163,7 +163,8 @@ create table open_invocations (
   req_size bigint,
   req_sha256 text collate "C",
   body_captured boolean not null,
-  emit_receipt boolean not null,
+  -- The kinds of outbox rows that are still to be written for the call, with spaces between; null for none.
+  outbox text collate "C",
   -- The replica that accepted the call, which the others leave a young one to; null where there are no others.
   accepted_by text collate "C",
   owner text collate "C",
@@ -219,7 +220,8 @@ create table ended_invocations (
   response_content_type text collate "C",
   response_truncated boolean not null,
   body_captured boolean not null,
-  emit_receipt boolean not null,
+  -- The kinds of outbox rows that are still to be written for the call, with spaces between; null for none.
+  outbox text collate "C",
   owner text collate "C",
   accepted_by text collate "C",
   claim text collate "C",
@@ -256,14 +258,14 @@ select tenant, id, agent_id, caller, mode, status,
   payment_payer, payment_nonce, settlement_status, settlement, null::bigint as upstream_status,
   null::bigint as latency_ms, null::bigint as ttft_ms, req_size, null::bigint as resp_size, req_sha256,
   null::text collate "C" as resp_sha256, null::text collate "C" as response_content_type,
-  false as response_truncated, body_captured, emit_receipt, owner, accepted_by, claim, updated_at,
+  false as response_truncated, body_captured, outbox, owner, accepted_by, claim, updated_at,
   null::bigint as completed_at
 from open_invocations
 union all
 select tenant, id, agent_id, caller, mode, status, error_class, model, mcp_method, mcp_tool, payment_network,
   payment_asset, payment_amount, payment_payer, payment_nonce, settlement_status, settlement, upstream_status, latency_ms,
   ttft_ms, req_size, resp_size, req_sha256, resp_sha256, response_content_type, response_truncated, body_captured,
-  emit_receipt, owner, accepted_by, claim, updated_at, completed_at
+  outbox, owner, accepted_by, claim, updated_at, completed_at
 from ended_invocations;
 
 create table invocation_bodies (
@@ -488,14 +490,17 @@ create table policy_decisions (
   primary key (tenant, id)
 );
 
--- Receipts: which ended calls are still owed one, the receipts in the order of each tenant's chain, and the newest of each
--- chain, which the next one refers to
+-- What consumers are still to be told of calls whose end and settlement are final: a row for each kind of the call, which
+-- its consumer deletes
 
-create table receipts_due (
+create table outbox (
+  kind text collate "C" not null,
   tenant text collate "C" not null,
   invocation_id text collate "C" not null,
-  primary key (tenant, invocation_id)
+  primary key (kind, tenant, invocation_id)
 );
+
+-- Receipts: in the order of each tenant's chain, and the newest of each chain, which the next one refers to
 
 create table receipt_chains (
   tenant text collate "C" not null primary key,

@@ -163,7 +163,8 @@ create table open_invocations (
   req_size integer,
   req_sha256 text,
   body_captured integer not null check (body_captured in (0, 1)),
-  emit_receipt integer not null check (emit_receipt in (0, 1)),
+  -- The kinds of outbox rows that are still to be written for the call, with spaces between; null for none.
+  outbox text,
   -- The replica that accepted the call, which the others leave a young one to; null where there are no others.
   accepted_by text,
   owner text,
@@ -223,7 +224,8 @@ create table ended_invocations (
   response_content_type text,
   response_truncated integer not null check (response_truncated in (0, 1)),
   body_captured integer not null check (body_captured in (0, 1)),
-  emit_receipt integer not null check (emit_receipt in (0, 1)),
+  -- The kinds of outbox rows that are still to be written for the call, with spaces between; null for none.
+  outbox text,
   owner text,
   accepted_by text,
   claim text,
@@ -249,14 +251,14 @@ select tenant, id, agent_id, caller, mode, status,
   null as error_class, model, mcp_method, mcp_tool, payment_network, payment_asset, payment_amount, payment_payer,
   payment_nonce, settlement_status, settlement, null as upstream_status, null as latency_ms, null as ttft_ms, req_size,
   null as resp_size, req_sha256, null as resp_sha256, null as response_content_type,
-  0 as response_truncated, body_captured, emit_receipt, owner, accepted_by, claim, updated_at,
+  0 as response_truncated, body_captured, outbox, owner, accepted_by, claim, updated_at,
   null as completed_at
 from open_invocations
 union all
 select tenant, id, agent_id, caller, mode, status, error_class, model, mcp_method, mcp_tool, payment_network,
   payment_asset, payment_amount, payment_payer, payment_nonce, settlement_status, settlement, upstream_status, latency_ms,
   ttft_ms, req_size, resp_size, req_sha256, resp_sha256, response_content_type, response_truncated, body_captured,
-  emit_receipt, owner, accepted_by, claim, updated_at, completed_at
+  outbox, owner, accepted_by, claim, updated_at, completed_at
 from ended_invocations;
 
 create table invocation_bodies (
@@ -423,14 +425,17 @@ create table policy_decisions (
   primary key (tenant, id)
 ) strict, without rowid;
 
--- Receipts: which ended calls are still owed one, the receipts in the order of each tenant's chain, and the newest of each
--- chain, which the next one refers to
+-- What consumers are still to be told of calls whose end and settlement are final: a row for each kind of the call, which
+-- its consumer deletes
 
-create table receipts_due (
+create table outbox (
+  kind text not null,
   tenant text not null,
   invocation_id text not null,
-  primary key (tenant, invocation_id)
+  primary key (kind, tenant, invocation_id)
 ) strict, without rowid;
+
+-- Receipts: in the order of each tenant's chain, and the newest of each chain, which the next one refers to
 
 create table receipt_chains (
   tenant text not null primary key,

@@ -148,7 +148,7 @@ eachStore((makePlace, dialect) => {
       await call(),
       await call({ payment_nonce: "n1" }),
       await call({ payment_nonce: "n2" }),
-      await call({ emit_receipt: true }),
+      await call({ outbox: "receipt" }),
     ];
     await store.write(async ({ db, tables: { payments: t } }) => {
       await db.insert(t).values(payment(unpaid, true));
@@ -162,7 +162,7 @@ eachStore((makePlace, dialect) => {
     await clean();
     expect(await ids()).toEqual([young, open, owed, unpaid].map(({ id }) => id));
     await expectExact();
-    const { payments: p, receiptsDue: due } = store.read.tables;
+    const { payments: p, outbox: due } = store.read.tables;
     const payments = await store.read.db.select({ id: p.invocation_id }).from(p);
     expect(payments.map(({ id }) => id).sort()).toEqual([unpaid.id, open.id].sort());
 

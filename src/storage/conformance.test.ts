@@ -42,7 +42,7 @@ const OPEN_CALL = {
   mode: "transactional",
   status: "pending",
   body_captured: true,
-  emit_receipt: false,
+  outbox: null,
   updated_at: 0,
   call: "{}",
 } as const;

@@ -25,7 +25,7 @@ const COLUMNS = {
   status: ["text", () => "pending"],
   req_size: ["bigint", ({ body }) => body.byteLength],
   body_captured: ["boolean", () => true],
-  emit_receipt: ["boolean", () => false],
+  outbox: ["text", () => null],
   accepted_by: ["text", () => REPLICA],
   updated_at: ["bigint", () => Date.now()],
   call: ["text", callOf],

@@ -226,7 +226,7 @@ test("a walk finds each call once, and how many there are, when calls end betwee
   await (await place.open()).close();
   for (const statement of longHistory("acme", 12_000, 5)) await place.execute(statement);
   const database = new Database(join(place.dir, "tollgate.db"));
-  const kept = "tenant, id, agent_id, caller, mode, model, settlement_status, body_captured, emit_receipt, updated_at";
+  const kept = "tenant, id, agent_id, caller, mode, model, settlement_status, body_captured, outbox, updated_at";
   const some = "from open_invocations where id in (select id from open_invocations order by id desc limit 8)";
   const logger = {
     logQuery(text: string) {

@@ -69,7 +69,7 @@ eachStore((makePlace) => {
       `insert into invocation_bodies (tenant, invocation_id) select tenant, id from open_invocations`,
     );
     const [owed, unpaid] = [(await callsOf("acme"))[10] ?? "", (await callsOf("other"))[20] ?? ""];
-    await place.execute(`insert into receipts_due (tenant, invocation_id) values ('acme', '${owed}')`);
+    await place.execute(`insert into outbox (kind, tenant, invocation_id) values ('receipt', 'acme', '${owed}')`);
     await place.execute(`insert into payments (chain_id, token, payer, nonce, tenant, invocation_id, agent_id, caller, body_sha256,
       authorization_digest, x402_version, valid_before, attempts, asked_ms, next_attempt_at, settle_request, created_at, updated_at)
       values (1, 't', 'p', 'n', 'other', '${unpaid}', 'agt', 'ada', 's', 'd', 1, 1, 0, 0, 1, '{}', 1, 1)`);

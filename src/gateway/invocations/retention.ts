@@ -1,6 +1,7 @@
 // Clean-up by age: captured bodies, whole records with their payments, and expired idempotency keys. Rows are removed in small
 // groups, each in a write of its own, so that calls get through in between.
 import { and, eq, gte, inArray, isNull, lt, notExists, type SQL, sql } from "drizzle-orm";
+import { OUTBOX_KINDS } from "../../../db/schema.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
@@ -106,7 +107,7 @@ async function removeBodies(tx: Tx, { tenant, from, below }: KeyRange, condition
   await tx.db.delete(t).where(and(old, condition(tx, t)));
 }
 
-/** Removes ended calls of a range, but for those whose payment is still stored or whose receipt is due. */
+/** Removes ended calls of a range, but for those whose payment is still stored or whose outbox is not empty. */
 async function removeCalls(tx: Tx, range: KeyRange): Promise<void> {
   const { endedInvocations: t } = tx.tables;
   const { tenant, from, below } = range;
@@ -114,17 +115,20 @@ async function removeCalls(tx: Tx, range: KeyRange): Promise<void> {
   const { agent_id, mode, status, model, error_class, settlement_status } = t;
   const gone = await tx.db
     .delete(t)
-    .where(and(old, notExists(neededBy(tx, "payments")), notExists(neededBy(tx, "receiptsDue"))))
+    .where(and(old, notExists(neededBy(tx, "payments")), notExists(neededBy(tx, "outbox"))))
     .returning({ agent_id, mode, status, model, error_class, settlement_status });
   for (const row of gone) countEnded(tx, { tenant, ...row }, -1);
   // Bodies go with their calls; the bodies of the calls that stay are kept.
   await removeBodies(tx, range, isWithoutCall);
 }
 
-/** The rows that need the record of a call: its payment, or a due receipt, which is made from the record. */
-function neededBy({ db, tables }: Tx, table: "payments" | "receiptsDue") {
+/** The rows that need the record of a call: its payment, or its outbox, whose consumers read the record. */
+function neededBy({ db, tables }: Tx, table: "payments" | "outbox") {
   const t = tables[table];
-  return db.select({ id: t.invocation_id }).from(t).where(isOfCall(t, tables.endedInvocations));
+  // The key of the outbox begins with the kind.
+  const ofKind = table === "outbox" ? inArray(tables.outbox.kind, OUTBOX_KINDS) : undefined;
+  const isIts = and(ofKind, isOfCall(t, tables.endedInvocations));
+  return db.select({ id: t.invocation_id }).from(t).where(isIts);
 }
 
 /** Removes keys that expired before a time. */

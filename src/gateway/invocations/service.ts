@@ -3,17 +3,16 @@
 // commands (commands/), which the store writes in batches.
 
 import { and, eq, inArray, notExists, sql } from "drizzle-orm";
-import type { Tables } from "../../../db/schema.ts";
+import type { OutboxKind, Tables } from "../../../db/schema.ts";
 import type { Call, CallEnd } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
-import { type ErrorClass, INVOCATION_EVENTS, isEnded, SETTLEMENT_EVENTS } from "../../core/states.ts";
+import { type ErrorClass, INVOCATION_EVENTS, SETTLEMENT_EVENTS } from "../../core/states.ts";
 import { MAX } from "../../kernel/limits.ts";
 import {
   bind,
   type CommandRunner,
   GIVEN_KEY,
   hasKey,
-  isOfCall,
   prepared,
   type Reader,
   type Store,
@@ -263,12 +262,11 @@ export async function collectSettlement(
 ): Promise<void> {
   const fields = { settlement, updated_at: now };
   if (await moveSettlement(tx, "openInvocations", key, "collect", fields)) return;
-  if ((await moveSettlement(tx, "endedInvocations", key, "collectLate", fields)) && isFinal)
-    await oweFinalReceipt(tx, key);
+  if ((await moveSettlement(tx, "endedInvocations", key, "collectLate", fields)) && isFinal) await writeOutbox(tx, key);
 }
 
 /**
- * Records the final transaction that collected the payment. From now on a receipt is due for the call, if it has ended.
+ * Records the final transaction that collected the payment. Writes the outbox of the call, if it has ended.
  *
  * @param settlement null leaves the details as they are
  */
@@ -279,22 +277,15 @@ export async function confirmSettlement(
   now: number,
 ): Promise<void> {
   if (settlement !== null) await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
-  if (!(await hasReceipt(tx, key))) await oweFinalReceipt(tx, key);
+  await writeOutbox(tx, key);
 }
 
 /** Gives a call no receipt: its payment was recorded as settled but was undone for good, so a receipt would be false. */
 export async function denyReceipt({ db, tables }: Tx, key: InvocationKey): Promise<void> {
   for (const t of [tables.openInvocations, tables.endedInvocations]) {
-    await db.update(t).set({ emit_receipt: false }).where(hasKey(t, key));
+    const others = sql`nullif(trim(replace(' ' || ${t.outbox} || ' ', ' receipt ', ' ')), '')`;
+    await db.update(t).set({ outbox: others }).where(hasKey(t, key));
   }
-}
-
-/** Whether a receipt is due or made. */
-async function hasReceipt({ db, tables }: Tx, key: InvocationKey): Promise<boolean> {
-  for (const t of [tables.receiptsDue, tables.receipts]) {
-    if ((await db.select({ id: t.invocation_id }).from(t).where(isOfCall(t, key))).length > 0) return true;
-  }
-  return false;
 }
 
 /**
@@ -306,7 +297,7 @@ export async function refuseSettlement(tx: Tx, key: InvocationKey, settlement: s
   if (await moveSettlement(tx, "openInvocations", key, "refuse", fields)) {
     await freeIdempotencyKey(tx, key);
     await withdraw(tx, key, null, now);
-  } else if (await moveSettlement(tx, "endedInvocations", key, "refuse", fields)) await oweFinalReceipt(tx, key);
+  } else if (await moveSettlement(tx, "endedInvocations", key, "refuse", fields)) await writeOutbox(tx, key);
 }
 
 export async function invocationByKey(reader: Reader, key: InvocationKey): Promise<InvocationRow | null> {
@@ -314,22 +305,18 @@ export async function invocationByKey(reader: Reader, key: InvocationKey): Promi
   return row ?? null;
 }
 
-/** A receipt states the final payment, so for a call that ended before its payment was final, the receipt is due only now. */
-async function oweFinalReceipt(tx: Tx, key: InvocationKey): Promise<void> {
-  const row = await invocationByKey(tx, key);
-  if (row !== null && isEnded(row.status) && row.emit_receipt) await oweReceipt(tx).execute(key);
+/** Writes the outbox of a call that ended before its settlement was final, and clears the kinds, so that it happens once. */
+async function writeOutbox({ db, tables }: Tx, key: InvocationKey): Promise<void> {
+  const { endedInvocations: t, outbox } = tables;
+  const [call] = await db.select({ kinds: t.outbox }).from(t).where(hasKey(t, key));
+  if (!call?.kinds) return;
+  const kinds = call.kinds.split(" ") as OutboxKind[];
+  await db.insert(outbox).values(kinds.map((kind) => ({ kind, tenant: key.tenant, invocation_id: key.id })));
+  await db.update(t).set({ outbox: null }).where(hasKey(t, key));
 }
 
 export const byId = prepared(({ db, tables: { invocations: t } }: Reader) =>
   db.select().from(t).where(hasKey(t, GIVEN_KEY)),
-);
-
-/** Runs once for a call: in the write after which both its end and its settlement are final. */
-const oweReceipt = prepared(({ db, tables: { receiptsDue } }: Tx) =>
-  db.insert(receiptsDue).values({
-    tenant: sql.placeholder("tenant"),
-    invocation_id: sql.placeholder("id"),
-  }),
 );
 
 /**

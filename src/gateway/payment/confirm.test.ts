@@ -25,7 +25,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const at = replica((attempt) => (attempt === 1 ? FIRST : then(attempt)), changes);
       const { payment, key } = await recorded(at, await priced(await configured(), 600));
       await store().write(({ db, tables: { openInvocations: t } }) =>
-        db.update(t).set({ emit_receipt: true }).where(eq(t.id, key.id)),
+        db.update(t).set({ outbox: "receipt" }).where(eq(t.id, key.id)),
       );
       await at.payments.settle(payment);
       return { at, key };
@@ -39,7 +39,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
 
     async function owed({ tenant, id }: InvocationKey): Promise<number> {
       const { db, tables } = store().read;
-      const t = tables.receiptsDue;
+      const t = tables.outbox;
       return (
         await db
           .select()

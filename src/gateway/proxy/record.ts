@@ -165,7 +165,7 @@ function newRow(
     response_content_type: null,
     response_truncated: false,
     body_captured: agent.capture_body,
-    emit_receipt: agent.emit_receipts,
+    outbox: agent.emit_receipts ? "receipt" : null,
     owner: null,
     claim: null,
     accepted_by: store.isShared ? replica : null,

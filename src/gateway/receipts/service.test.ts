@@ -60,7 +60,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
 
   const newTenant = (): Caller => ({ tenant: `tenant-${++serial}`, user: "alice", scopes: new Set() });
   const put = async ({ tenant }: Caller, fields: Partial<InvocationRow> = {}): Promise<Key> => {
-    const shared = { tenant, agent_id: AGENT, emit_receipt: true, req_sha256: sha256("hello") };
+    const shared = { tenant, agent_id: AGENT, outbox: "receipt", req_sha256: sha256("hello") };
     const one = accepted(clock.now(), { ...shared, ...fields });
     await store.write((tx) => accept(tx, one));
     return { tenant, id: one.row.id };
@@ -84,7 +84,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
     return found.filter((one) => one !== null);
   };
   const owed = async ({ tenant }: Caller) => {
-    const { receiptsDue: t } = store.read.tables;
+    const { outbox: t } = store.read.tables;
     const [row] = await store.read.db
       .select({ count: sql`count(*)`.mapWith(Number) })
       .from(t)
@@ -132,7 +132,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
     const pending = await put(caller);
     const running = await put(caller);
     await take(running);
-    const quiet = await call(caller, { emit_receipt: false, req_sha256: null });
+    const quiet = await call(caller, { outbox: null, req_sha256: null });
     const ids = [
       (await call(caller)).id,
       (await end(await put(caller), failure)).id,
@@ -297,7 +297,7 @@ describe.each(Object.entries(places))("on %s", (dialect, makePlace) => {
     next.start();
     await next.stop();
     expect([await owed(behind), await owed(failing[0] ?? behind)]).toEqual([0, 1]);
-    await place.execute("delete from receipts_due");
+    await place.execute("delete from outbox");
   });
 
   test("a new signing key goes on with the chain, and the old receipts still hold", async () => {

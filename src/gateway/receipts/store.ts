@@ -20,11 +20,14 @@ const byInvocation = prepared(({ db, tables: { receipts: t } }: Reader) =>
   db.select({ jws: t.jws }).from(t).where(isOfCall(t, GIVEN_KEY)),
 );
 
+/** The rows of the outbox that are for receipts. */
+const isReceipt = ({ tables }: Reader) => eq(tables.outbox.kind, "receipt");
+
 /** The next tenants with due receipts, whose names come after `after`. Takes one index seek per tenant. */
 export async function tenantsDue(reader: Reader, after: string, limit: number): Promise<string[]> {
   const tenants: string[] = [];
   while (tenants.length < limit) {
-    const tenant = await nextTenant(reader, "receiptsDue", tenants.at(-1) ?? after);
+    const tenant = await nextTenant(reader, "outbox", tenants.at(-1) ?? after, isReceipt(reader));
     if (tenant === null) break;
     tenants.push(tenant);
   }
@@ -32,18 +35,19 @@ export async function tenantsDue(reader: Reader, after: string, limit: number): 
 }
 
 export async function isDue(reader: Reader, tenant: string, id: string): Promise<boolean> {
-  const { receiptsDue: t } = reader.tables;
-  const rows = await reader.db.select({ id: t.invocation_id }).from(t).where(isOfCall(t, { tenant, id }));
+  const { outbox: t } = reader.tables;
+  const isIts = and(isReceipt(reader), isOfCall(t, { tenant, id }));
+  const rows = await reader.db.select({ id: t.invocation_id }).from(t).where(isIts);
   return rows.length > 0;
 }
 
 /** The invocations of a tenant for which receipts are due, oldest first. */
 export async function receiptsDueOf(reader: Reader, tenant: string, limit: number): Promise<InvocationRow[]> {
-  const { receiptsDue: due, invocations: t } = reader.tables;
+  const { outbox: due, invocations: t } = reader.tables;
   const oldest = await reader.db
     .select({ id: due.invocation_id })
     .from(due)
-    .where(eq(due.tenant, tenant))
+    .where(and(isReceipt(reader), eq(due.tenant, tenant)))
     .orderBy(asc(due.invocation_id))
     .limit(limit);
   if (oldest.length === 0) return [];
@@ -72,7 +76,7 @@ export async function append(tx: Tx, { tenant, after, receipts }: Addition): Pro
   const last = receipts.at(-1);
   if (last === undefined) return false;
   const head = { sequence: last.sequence, sha256: linkOf(last.jws) };
-  const { receiptChains: chains, receiptsDue: due, receipts: t } = tx.tables;
+  const { receiptChains: chains, outbox: due, receipts: t } = tx.tables;
   const moved =
     after === null
       ? await tx.db
@@ -88,7 +92,7 @@ export async function append(tx: Tx, { tenant, after, receipts }: Addition): Pro
   if (moved.length === 0) return false;
   await tx.db.insert(t).values([...receipts]);
   const made = receipts.map(({ invocation_id }) => invocation_id);
-  await tx.db.delete(due).where(and(eq(due.tenant, tenant), oneOf(due.invocation_id, made)));
+  await tx.db.delete(due).where(and(isReceipt(tx), eq(due.tenant, tenant), oneOf(due.invocation_id, made)));
   return true;
 }
 

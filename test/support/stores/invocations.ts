@@ -35,7 +35,7 @@ export function accepted(now: number, fields: Partial<InvocationRow> = {}, body 
     response_content_type: null,
     response_truncated: false,
     body_captured: true,
-    emit_receipt: false,
+    outbox: null,
     owner: null,
     claim: null,
     accepted_by: null,
@@ -49,7 +49,7 @@ export function accepted(now: number, fields: Partial<InvocationRow> = {}, body 
     mcp_protocol_version: null,
     credential_ref: null,
     capture: row.body_captured,
-    receipt: row.emit_receipt,
+    receipt: row.outbox !== null,
     headers: [["content-type", "text/plain"]],
     request_id: "r1",
   } as const;

@@ -49,7 +49,7 @@ const ROWS = `
       when n % 10 <> 1 then null when status = 'failed' then 'settled_upstream_failed' else 'settled' end,
     case when status = 'pending' then null else 200 end,
     case when status = 'pending' then null else 42 end,
-    280, 1200, 'application/json', false, false, false, 1763700000000,
+    280, 1200, 'application/json', false, false, null, 1763700000000,
     case when status = 'pending' then null else 1763700000042 end
   from kinds`;
 
@@ -64,9 +64,9 @@ export function longHistory(tenant: string, count: number, oneOpenOf = RARE): st
     .replace(":open", String(oneOpenOf));
   const columns = `tenant, id, agent_id, caller, mode, status, error_class, model, settlement_status,
     upstream_status, latency_ms, req_size, resp_size, response_content_type, response_truncated,
-    body_captured, emit_receipt, updated_at, completed_at`;
+    body_captured, outbox, updated_at, completed_at`;
   const openColumns = `tenant, id, agent_id, caller, mode, status, model, settlement_status, req_size, body_captured,
-    emit_receipt, updated_at`;
+    outbox, updated_at`;
   const calls = `with calls (${columns}) as (${rows})`;
   const totals = Object.entries({ all: "''", ...DIMENSIONS }).map(
     ([dimension, column]) =>

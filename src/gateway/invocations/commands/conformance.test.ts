@@ -404,7 +404,7 @@ eachStore((makePlace, dialect) => {
     const fields: Partial<InvocationRow> = {
       ...{ ...PAID, payment_nonce: `0x${"22".repeat(32)}`, settlement: '{"a":1}', mode: "streaming", model: "m" },
       ...{ mcp_method: "tools/call", mcp_tool: "t", req_size: 4_294_967_297, req_sha256: "in", accepted_by: "rep_0" },
-      ...{ emit_receipt: true },
+      ...{ outbox: "receipt" },
     };
     const one = call(fields);
     await accept(own, one);
@@ -420,7 +420,7 @@ eachStore((makePlace, dialect) => {
     const row = await find(keyOf(one));
     expect(row).toEqual({
       ...{ ...one.row, ...fields, ...recorded, ttft_ms: 3, settlement_status: lost, owner: null, claim: "token" },
-      ...{ updated_at: NOW + 2, completed_at: NOW + 2 },
+      ...{ outbox: null, updated_at: NOW + 2, completed_at: NOW + 2 },
     });
     const { agent_id, caller, mode, model, mcp_method, req_size } = row;
     const { resp_sha256, ...said } = recorded;
@@ -436,8 +436,8 @@ eachStore((makePlace, dialect) => {
 
   test("a failed call that was paid for says both, is owed its receipt once, and frees its credential", async () => {
     const tenant = "paid";
-    const one = call({ ...PAID, tenant, payment_nonce: "0x01", emit_receipt: true });
-    const open = call({ ...PAID, tenant, payment_nonce: "0x02", emit_receipt: true, settlement_status: "pending" });
+    const one = call({ ...PAID, tenant, payment_nonce: "0x01", outbox: "receipt" });
+    const open = call({ ...PAID, tenant, payment_nonce: "0x02", outbox: "receipt", settlement_status: "pending" });
     const calls = [one, open];
     await Promise.all(calls.map((each) => accept(store, each)));
     await store.write(async ({ db, tables }) => {
@@ -445,7 +445,7 @@ eachStore((makePlace, dialect) => {
     });
     expect(await Promise.all(calls.map((each) => abandon(store, keyOf(each), "internal", NOW)))).toEqual([true, true]);
     expect(await abandon(store, keyOf(one), "cancelled", NOW)).toBe(false);
-    const { receiptsDue: due, payments } = store.read.tables;
+    const { outbox: due, payments } = store.read.tables;
     const owed = await store.read.db.select({ id: due.invocation_id }).from(due).where(eq(due.tenant, tenant));
     expect(owed).toEqual([{ id: one.row.id }]);
     const left = await store.read.db.select({ ref: payments.call_credential_ref }).from(payments);

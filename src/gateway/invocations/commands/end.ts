@@ -1,5 +1,5 @@
 // The command that ends a call, whatever the reason. It moves the call from the open ones to the history and writes its totals,
-// its bodies and its due receipt, each once. Listeners are called after the commit.
+// its bodies and its outbox, each once. Listeners are called after the commit.
 import type { CallEnd, CallPayment } from "../../../core/call.ts";
 import { idTime } from "../../../core/id.ts";
 import { type Mode, SETTLEMENT_EVENTS } from "../../../core/states.ts";
@@ -73,7 +73,7 @@ const LEAVES_PARTS = `(mode = 'transactional' and coalesce(req_size, 0) > ${REMO
 /** The columns that pass from the open call to the history. */
 const KEPT =
   "tenant, id, agent_id, caller, mode, model, mcp_method, mcp_tool, payment_network, payment_asset, payment_amount, " +
-  "payment_payer, payment_nonce, settlement, req_size, req_sha256, body_captured, emit_receipt, accepted_by, claim";
+  "payment_payer, payment_nonce, settlement, req_size, req_sha256, body_captured, accepted_by, claim";
 
 const INPUT = inputRows<EndOfCall>({
   input_id: ["text", ({ key }) => key.id],
@@ -101,8 +101,12 @@ const LOST = SETTLEMENT_EVENTS.lose;
 const sameCall = (own: string, call: string) =>
   sameRow(`(${own}.tenant, ${own}.invocation_id)`, `(${call}.tenant, ${call}.id)`);
 
-/** A collected payment whose finality is still to be confirmed. The receipt of its call is due only after that. */
+/** A collected payment whose finality is still to be confirmed. The outbox of its call is written only after that. */
 const CONFIRMING = "final_at is not null and coalesce(next_attempt_at, 0) <> 0";
+
+/** Whether the settlement of a call in `final` may still change. The outbox is written by the write that makes it final. */
+const IS_OPEN = `(settled is not distinct from 'pending'
+    or payment_nonce is not null and (tenant, id) in (select tenant, invocation_id from freed where is_confirming))`;
 
 /** How many parts of a captured request are kept. */
 const PARTS_KEPT = MAX.capturedBytes / PART_BYTES;
@@ -136,12 +140,12 @@ export const endCommand: Command<EndOfCall, boolean> = {
   sqlite(prepare) {
     // A select and a delete take 2 µs less than a delete that returns the row (measured).
     const find = prepare(
-      `select rowid, ${KEPT}, settlement_status, request from open_invocations
+      `select rowid, ${KEPT}, outbox, settlement_status, request from open_invocations
        where id = ? and tenant = ? and status = ? and (?4 is null or claim = ?4)`,
     );
     const deleteOpen = prepare("delete from open_invocations where rowid = ?");
     const keptNames = KEPT.split(", ");
-    const names = `${KEPT}, ${ENDING}, status, settlement_status, updated_at, completed_at`;
+    const names = `${KEPT}, outbox, ${ENDING}, status, settlement_status, updated_at, completed_at`;
     const insertEnded = prepare(
       `insert into ended_invocations (${names}) values (${names.split(", ").map(() => "?")})`,
     );
@@ -149,7 +153,7 @@ export const endCommand: Command<EndOfCall, boolean> = {
       "update payments set call_credential_ref = null where call_credential_ref is not null and tenant = ? and invocation_id = ?",
     );
     const findConfirming = prepare(`select 1 from payments where tenant = ? and invocation_id = ? and ${CONFIRMING}`);
-    const oweReceipt = prepare("insert into receipts_due (tenant, invocation_id) values (?, ?)");
+    const insertOutbox = prepare("insert into outbox (kind, tenant, invocation_id) values (?, ?, ?)");
     const insertBodies = prepare(
       "insert into invocation_bodies (tenant, invocation_id, request, response) values (?, ?, ?, ?)",
     );
@@ -160,6 +164,14 @@ export const endCommand: Command<EndOfCall, boolean> = {
     const orphan = prepare(
       "insert into orphaned_parts (invocation_id, tenant, kind, first, due_at) values (?, ?, 'request', ?, 0)",
     );
+
+    /** Writes the outbox once the settlement is final. Returns the kinds that are left to write. */
+    function writeOutbox({ tenant, id, outbox, payment_nonce }: OpenRow, settled: EndedRow["settlement_status"]) {
+      if (outbox === null || settled === "pending") return outbox;
+      if (payment_nonce !== null && findConfirming.get(tenant, id) !== null) return outbox;
+      for (const kind of outbox.split(" ")) insertOutbox.run(kind, tenant, id);
+      return null;
+    }
 
     /** Removes what is not captured of a request that is stored in parts. The captured start is in its final table already. */
     function cutRequest({ tenant, id }: InvocationKey, { body_captured, mode, req_size }: InvocationRow): void {
@@ -185,13 +197,12 @@ export const endCommand: Command<EndOfCall, boolean> = {
       const { resp_sha256, response_content_type, response_truncated, response } = ending;
       insertEnded.run(
         ...keptNames.map((name) => row[name as keyof InvocationRow]),
+        writeOutbox(row, settlement_status),
         ...[error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type],
         ...[response_truncated, status, settlement_status, at, at],
       );
       countEnded(effects, { ...row, status, error_class, settlement_status }, 1);
       if (row.payment_nonce !== null) freeCredential.run(tenant, id);
-      const isFinal = row.payment_nonce === null || findConfirming.get(tenant, id) === null;
-      if (row.emit_receipt && settlement_status !== "pending" && isFinal) oweReceipt.run(tenant, id);
       if (row.request === null) cutRequest(key, row);
       if (row.body_captured) keepBodies(key, row.request, response);
       effects.ended(callEnd(end, row, settlement_status));
@@ -203,12 +214,19 @@ export const endCommand: Command<EndOfCall, boolean> = {
 with final as (
   delete from open_invocations o using ${INPUT.source}
   where ${sameRow("(o.tenant, o.id)", "(input_tenant, input_id)")} and o.status = was and (token is null or o.claim = token)
-  returning ${KEPT}, settlement_status, request, n, was, ended, ${ENDING}, ended_at, response,
+  returning ${KEPT}, outbox, settlement_status, request, n, was, ended, ${ENDING}, ended_at, response,
     case when ended = 'failed' and settlement_status = '${LOST.from}' then '${LOST.to}' else settlement_status end as settled
 ),
+freed as (
+  update payments p set call_credential_ref = null from final f
+  where ${sameCall("p", "f")} and f.payment_nonce is not null
+    and (coalesce(p.call_credential_ref, '') <> '' or ${CONFIRMING})
+  returning p.tenant, p.invocation_id, ${CONFIRMING} as is_confirming
+),
 history as (
-  insert into ended_invocations (${KEPT}, ${ENDING}, status, settlement_status, updated_at, completed_at)
-  select ${KEPT}, ${ENDING}, ended, settled, ended_at, ended_at from final
+  insert into ended_invocations (${KEPT}, outbox, ${ENDING}, status, settlement_status, updated_at, completed_at)
+  select ${KEPT}, case when outbox is not null and ${IS_OPEN} then outbox end, ${ENDING},
+    ended, settled, ended_at, ended_at from final
 ),
 bodies as (
   insert into invocation_bodies (tenant, invocation_id, request, response)
@@ -226,21 +244,14 @@ orphaned as (
   select id, tenant, 'request', case when body_captured then ${PARTS_KEPT} else 0 end, 0 from final
   where request is null and ${LEAVES_PARTS}
 ),
-freed as (
-  update payments p set call_credential_ref = null from final f
-  where ${sameCall("p", "f")} and f.payment_nonce is not null
-    and (coalesce(p.call_credential_ref, '') <> '' or ${CONFIRMING})
-  returning p.tenant, p.invocation_id, ${CONFIRMING} as is_confirming
-),
 dropped as (
   delete from body_parts p using final f
   where ${sameRequest("p", { tenant: "f.tenant", id: "f.id" })}
     and request is null and not body_captured and not ${LEAVES_PARTS}
 ),
-due as (
-  insert into receipts_due (tenant, invocation_id)
-  select tenant, id from final where emit_receipt and settled is distinct from 'pending'
-    and (tenant, id) not in (select tenant, invocation_id from freed where is_confirming)
+told as (
+  insert into outbox (kind, tenant, invocation_id)
+  select unnest(string_to_array(outbox, ' ')), tenant, id from final where outbox is not null and not ${IS_OPEN}
 ),
 totals as (${COUNT_FINAL}
 )

@@ -18,13 +18,13 @@ import { endCommand } from "./end.ts";
 import { takeCommand, waitingAgents } from "./queue.ts";
 
 const [OPEN, ENDED] = [20_000, 60_000];
-const OF_ALL = "tenant, id, agent_id, caller, mode, status, body_captured, emit_receipt, updated_at";
+const OF_ALL = "tenant, id, agent_id, caller, mode, status, body_captured, outbox, updated_at";
 const OPEN_ID = "'inv_01a0c44f-' || lpad(to_hex(i), 4, '0') || '-7000-8000-000000000000'";
 const MANY = [
   `insert into open_invocations (${OF_ALL}, call, request) select 'acme', ${OPEN_ID}, 'agt_' || i % 100, 'ada',
-    'transactional', 'pending', true, false, i, '{}', '\\x00' from generate_series(1, ${OPEN}) i`,
+    'transactional', 'pending', true, null, i, '{}', '\\x00' from generate_series(1, ${OPEN}) i`,
   `insert into ended_invocations (${OF_ALL}, completed_at, response_truncated) select 'acme', 'inv_e' || i, 'agt_' || i % 100,
-    'ada', 'transactional', 'succeeded', true, false, i, i, false from generate_series(1, ${ENDED}) i`,
+    'ada', 'transactional', 'succeeded', true, null, i, i, false from generate_series(1, ${ENDED}) i`,
   `insert into invocation_bodies (tenant, invocation_id, request) select 'acme', 'inv_e' || i, '\\x00'
     from generate_series(1, ${ENDED}) i`,
   `insert into body_parts (invocation_id, tenant, kind, n, bytes) select 'inv_e' || i, 'acme', 'request', 0, '\\x00'
@@ -43,7 +43,7 @@ const MANY = [
 function inputs(count: number) {
   const now = 1_790_000_000_000;
   const calls = Array.from({ length: count }, (_, i) => ({
-    ...accepted(now, { payment_nonce: "0x", emit_receipt: true }),
+    ...accepted(now, { payment_nonce: "0x", outbox: "receipt" }),
     call: "{}",
     idempotency: { key: `${i}`, body_sha256: "s", asked_at: now, latest: now },
     claim: null,
