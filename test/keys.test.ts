@@ -289,3 +289,25 @@ test.concurrent("a gateway that was given the old key alone keeps a rotation fro
   expect([await statusOf(a, await mint(b)), await statusOf(b, token)]).toEqual([200, 200]);
   expect((await a.run("keys", "rotate")).stdout).toContain("rotated to that master key already");
 });
+
+test.concurrent("a gateway that was held up during a rotation to a key that it lacks takes no calls until it has the key", async () => {
+  using echo = secretUpstream();
+  const shared = {
+    DATABASE_URL: await (await startPostgres()).freshDatabase(),
+    TOLLGATE_MASTER_KEY: newMasterKey(),
+  };
+  await using a = await startGateway({ env: { ...shared, TOLLGATE_NEW_MASTER_KEY: newMasterKey() } });
+  await using b = await startGateway({ env: shared });
+  const token = await mint(a);
+  const agent = await agentWithSecret(a, token, echo.url, "a");
+  process.kill(b.pid, "SIGSTOP");
+  // For longer than its lease, and so it counts as gone.
+  const rotated = await a.run("keys", "rotate");
+  process.kill(b.pid, "SIGCONT");
+  expect(rotated).toMatchObject({ code: 0 });
+  await until(async () => (await fetch(`${b.url}/readyz`)).status === 503);
+  expect([await statusOf(b, token), b.log().includes("master_key_missing")]).toEqual([503, true]);
+  expect(await Promise.all(Array.from({ length: 20 }, () => called(a, token, agent)))).toEqual(
+    Array(20).fill(`Bearer ${SECRET}`),
+  );
+});

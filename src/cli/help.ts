@@ -23,11 +23,7 @@ Topics of tollgate help:
 ${topics.join("")}`;
 }
 
-/**
- * The page of the manual on a topic.
- *
- * @throws StartupProblem when there is no such topic
- */
+/** The page of the manual on a topic. @throws StartupProblem when there is no such topic */
 export function topicText(topic: string): string {
   const page = PAGES.find(({ name }) => name === topic.toLowerCase());
   if (page !== undefined) return page.text;

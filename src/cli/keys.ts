@@ -41,11 +41,7 @@ export async function rotateKeys(line: CommandLine): Promise<CommandOutcome> {
   });
 }
 
-/**
- * Stores the next master key durably, where the gateways find it.
- *
- * @returns the ID of the key
- */
+/** Stores the next master key durably, where the gateways find it. @returns the ID of the key */
 function stageNext({ next, own }: Config["masterKeys"], file: string | null, masterKeys: MasterKeys, log: Log): string {
   // If the current key is a variable, the next key is a variable too, which the gateways have as well.
   if (next !== null && (own !== null || file === null)) return masterKeyId(next);

@@ -138,7 +138,7 @@ export async function composeGateway(parts: GatewayParts) {
     agentConcurrency: options.agentConcurrency,
     agentMaxRaised: () => void streaming.raised(),
   });
-  const { agentMax } = lease;
+  const agentMax = () => (keyring.isComplete() ? lease.agentMax() : 0);
   const calling = { store, clock, log, replica, claims, refusals, resolveCredential, tracer };
   // A running call holds a file descriptor. Three eighths are left for callers' connections, the database and files.
   const slots = Math.min(MAX.runningCalls, Math.floor((parts.openMax * 5) / 8));
@@ -175,7 +175,7 @@ export async function composeGateway(parts: GatewayParts) {
     .use(invocationRoutes(store.read))
     .use(policyRoutes(policy))
     .use(receiptRoutes(receipts))
-    .use(healthRoutes({ store, version: VERSION, commit: COMMIT, publicJwks: () => keyring.publicJwks() }));
+    .use(healthRoutes({ store, version: VERSION, commit: COMMIT, keyring }));
   return {
     workers: pool,
     lease,

@@ -10,7 +10,8 @@ test("all who ask whether the gateway is ready share one probe of the database",
     probes++;
     return probed.promise;
   };
-  const routes = healthRoutes({ store: { probe } as never, version: "1", commit: null, publicJwks: () => ({}) });
+  const keyring = { publicJwks: () => ({ keys: [] }), isComplete: () => true };
+  const routes = healthRoutes({ store: { probe } as never, version: "1", commit: null, keyring });
   const asked = Array.from({ length: 500 }, () => ask(routes));
   probed.resolve();
   for (const answer of await Promise.all(asked)) expect(answer.status).toBe(200);

@@ -1,11 +1,13 @@
 // The routes that need no token: health, readiness, version and public signing keys. Their answers name no tenant.
 
 import { Type } from "@sinclair/typebox";
+import { Fault } from "../core/fault.ts";
 import { routes } from "../http/elysia.ts";
 import { operation } from "../http/openapi.ts";
 import { json } from "../http/responses.ts";
 import { STRANGERS } from "../http/server.ts";
 import { actFor, joinInFlight } from "../kernel/turns.ts";
+import type { Keyring } from "../keys/keyring.ts";
 import type { Store } from "../storage/store.ts";
 
 const status = Type.Object({ status: Type.String() });
@@ -33,7 +35,7 @@ const ready = operation({
   tag: "Service",
   open: true,
   summary: "Readiness",
-  description: "Ready when the database takes a write within two seconds.",
+  description: "Ready when the database takes a write within two seconds, and no master key is missing.",
   response: { description: "Calls are accepted.", schema: status, example: { status: "ok" } },
   errors: ["unavailable"],
 });
@@ -67,8 +69,7 @@ interface HealthRoutesOptions {
   readonly store: Store;
   readonly version: string;
   readonly commit: string | null;
-  /** A JSON Web Key Set (RFC 7517). */
-  publicJwks(): unknown;
+  readonly keyring: Pick<Keyring, "publicJwks" | "isComplete">;
 }
 
 /** Shares each probe's result for its duration and a second more: anybody may ask, and each probe is a database write. */
@@ -91,6 +92,7 @@ export function healthRoutes(options: HealthRoutesOptions) {
     .get(
       "/readyz",
       async () => {
+        if (!options.keyring.isComplete()) throw new Fault("unavailable", "a master key is missing here");
         await isReady();
         return json("ok", { status: "ok" });
       },
@@ -99,5 +101,5 @@ export function healthRoutes(options: HealthRoutesOptions) {
     .get("/version", () => json("ok", { version: options.version, commit: options.commit }), {
       detail: version,
     })
-    .get("/.well-known/jwks.json", () => json("ok", options.publicJwks()), { detail: jwks });
+    .get("/.well-known/jwks.json", () => json("ok", options.keyring.publicJwks()), { detail: jwks });
 }

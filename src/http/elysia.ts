@@ -10,9 +10,7 @@ const THROWN = Symbol("thrown");
 
 type RoutedRequest = Request & { [THROWN]?: { readonly error: unknown } };
 
-/**
- * An Elysia instance with exact paths that leaves bodies and queries alone: routes read both through http/input.ts.
- */
+/** An Elysia instance with exact paths that leaves bodies and queries alone: routes read both through http/input.ts. */
 export function routes() {
   return new Elysia({ strictPath: true, normalize: false }).onError({ as: "global" }, ({ error, request }) => {
     (request as RoutedRequest)[THROWN] = { error };

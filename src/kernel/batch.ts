@@ -123,11 +123,7 @@ export function createBatcher<S, A>(ask: (subject: S, count: number) => Promise<
   }
 
   return {
-    /**
-     * What is answered to one more.
-     *
-     * @param key what is asked about; the subject is the same whenever the key is
-     */
+    /** What is answered to one more. @param key what is asked about; the subject is the same whenever the key is */
     join(key: string, subject: S): Promise<A> {
       const waiter = Promise.withResolvers<A>();
       const round = rounds.get(key);

@@ -37,6 +37,7 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
   await revocations.catchUp();
   const seen = { version, signing: await loadSigningKeys(store.read, masterKeys, clock, null) };
   const missing = new Set<string>();
+  let isComplete = true;
   let member: Membership | null = null;
 
   async function reload(state: KeyringState): Promise<void> {
@@ -59,8 +60,8 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     const state = await readState(store.read.urgent);
     lacks(state.next_master_key_id);
     if (state.revoked_at > revocations.newest()) await revocations.catchUp();
-    // If this process lacks the master key of the new keys, it goes on with those that it has.
-    if (!lacks(state.master_key_id) && state.version !== seen.version) await reload(state);
+    isComplete = !lacks(state.master_key_id);
+    if (isComplete && state.version !== seen.version) await reload(state);
     member?.tell(keysHeld(masterKeys, seen.version));
   }
 
@@ -80,8 +81,13 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
     issuerJwks: () => seen.signing.issuerJwks(),
     publicJwks: () => seen.signing.publicJwks(),
     revocations,
-    isFresh: watch.isFresh,
-    isUsable: watch.isUsable,
+    /**
+     * Whether this process has the master key that wraps the keys now. One that was held up while the keys were rotated may
+     * lack it, and then can't open a secret: it takes no calls and no requests until it has the key.
+     */
+    isComplete: () => isComplete,
+    isFresh: () => isComplete && watch.isFresh(),
+    isUsable: () => isComplete && watch.isUsable(),
     refreshed: watch.refreshed,
     renewed: watch.renewed,
     /**

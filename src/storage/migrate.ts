@@ -112,11 +112,7 @@ export function tooNewText({ version, floor }: Schema): string {
 
 export const TOO_NEW_ADVICE = "start a newer tollgate, or restore a backup";
 
-/**
- * Logs a newer schema on which this program may run.
- *
- * @throws StartupProblem when it may not run on the schema
- */
+/** Logs a newer schema on which this program may run. @throws StartupProblem when it may not run on the schema */
 function requireFit(schema: Schema, log: Log): void {
   const fit = fitOf(schema);
   if (fit === "too new") throw new StartupProblem(`the database has ${tooNewText(schema)}: ${TOO_NEW_ADVICE}`);

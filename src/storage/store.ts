@@ -55,9 +55,7 @@ export interface Store extends CommandRunner {
    * own event loop.
    */
   readonly isShared: boolean;
-  /**
-   * The time of records: the server's on Postgres, so that all replicas agree on it, and the machine's on SQLite.
-   */
+  /** The time of records: the server's on Postgres, so that all replicas agree on it, and the machine's on SQLite. */
   readonly clock: Clock;
   /**
    * `urgent` is for reads that every call waits for, of which no tenant causes more than a few a second. On Postgres some

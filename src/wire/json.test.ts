@@ -75,6 +75,18 @@ describe("the JSON parser", () => {
     ["deep nesting", "[".repeat(70), "body: nested deeper than 64 levels"],
     ["a very deep body", "[".repeat(1_000_000), "body: nested deeper than 64 levels"],
     ["more keys than any object may have", keys(4097), "k4096: the object has more than 4096 keys"],
+    [
+      "more objects than any request needs",
+      `{"x":[${Array(3)
+        .fill(`[${"{},".repeat(6_999)}{}]`)
+        .join()}]}`,
+      "body: more than 20000 objects",
+    ],
+    [
+      "more items than any list may have, by the field that holds it",
+      `{"m":{"x":[${"1,".repeat(8192)}1]}}`,
+      "m: the list has more than 8192 items",
+    ],
     ["more items than any list may have", `{"x":[${"1,".repeat(8192)}1]}`, "x: the list has more than 8192 items"],
     ["malformed text", '{"a":', "body: not valid JSON"],
     ["a trailing comma", '{"a":1,}', "body: not valid JSON"],

@@ -78,6 +78,7 @@ class JsonReader {
   readonly #levels: JsonLevel[] = [];
   #level: JsonLevel | undefined;
   #freeValues = 0;
+  #objects = 0;
   #at = 0;
   #expected: ExpectedNext = "value";
 
@@ -164,12 +165,14 @@ class JsonReader {
 
   #putItem(array: unknown[], value: unknown): void {
     if (array.push(value) <= MAX.jsonItems) return;
-    refuse(`${shownField(this.#level?.key || "body")}: the list has more than ${MAX.jsonItems} items`);
+    refuse(`${shownField(this.#levels[0]?.key || "body")}: the list has more than ${MAX.jsonItems} items`);
   }
 
   #open(array: unknown[] | null): void {
     const parent = this.#level;
     const depth = this.#levels.length;
+    // An object costs JSON.parse up to half a microsecond, where each has keys of its own.
+    if (array === null && ++this.#objects > MAX.jsonObjects) refuse(`body: more than ${MAX.jsonObjects} objects`);
     if (depth === MAX.jsonDepth) refuse(`body: nested deeper than ${MAX.jsonDepth} levels`);
     const free = parent !== undefined && (parent.free || (depth === 1 && parent.key === this.#freeField));
     const level = { array, object: {}, keys: new Set<string>(), free, key: parent?.key ?? "" };

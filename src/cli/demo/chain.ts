@@ -177,10 +177,7 @@ export function mintCall(to: Hex, units: bigint): Hex {
   return encodeFunctionData({ abi: ABI, functionName: "mint", args: [to, units] });
 }
 
-/**
- * Sends a call of the token from its admin.
- * @returns the hash of the transaction, which is not mined yet
- */
+/** Sends a call of the token from its admin. @returns the hash of the transaction, which is not mined yet */
 export async function callAsAdmin(
   { token }: Network,
   request: CallNode,

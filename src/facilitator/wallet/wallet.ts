@@ -112,11 +112,7 @@ export function createWallet(options: WalletOptions) {
   };
 }
 
-/**
- * What this process does when it takes or loses wallets.
- *
- * @param isAble whether this process can send at all now
- */
+/** What this process does when it takes or loses wallets. @param isAble whether this process can send at all now */
 function createHandOver(parts: WalletParts, load: () => Promise<void>, isAble: () => Promise<boolean>) {
   const { log, leases, pendingNonces, resynchronise, reload, wake } = parts;
 

@@ -122,11 +122,7 @@ export function jobHeaders({ id, call, credential }: Job): Array<[string, string
   return [...ownHeaders(call.request_id, id), ...credentialHeaders(credential)];
 }
 
-/**
- * Sends a request and resolves with the head of the answer.
- *
- * @throws OutboundError; the signal's reason
- */
+/** Sends a request and resolves with the head of the answer. @throws OutboundError; the signal's reason */
 export function send(context: CallContext, request: UpstreamRequest): Promise<Answer> {
   const { outbound, signal, trace, hold } = context;
   const { url, method, headers, body } = request;

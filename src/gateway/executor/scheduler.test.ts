@@ -1,6 +1,7 @@
 import { expect, jest, spyOn, test } from "bun:test";
 import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { clock, makePool, slowCredential, useScheduling, well } from "../../../test/support/stores/scheduling.ts";
+import { Fault } from "../../core/fault.ts";
 import { CLAIM_BELIEVED_MS } from "../../kernel/time.ts";
 import type { Store } from "../../storage/store.ts";
 import { bodyPartsOf, freeMemory } from "../../wire/body.ts";
@@ -263,6 +264,52 @@ test("a worker that finds the claim too old sends nothing, and the call is tried
   await untilEnded(one.row.id);
   expect(bodies).toEqual(["hello", "hello"]);
   expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
+});
+
+const away = () => Promise.reject(new Fault("unavailable", "a key can't be opened at the moment"));
+
+test("a call whose credential can't be read for ten seconds is given back, and made where the credential can be read", async () => {
+  const { jobs, pool } = makePool(well);
+  const now = performance.now.bind(performance);
+  let [ahead, attempts] = [0, 0];
+  const clockSpy = spyOn(performance, "now").mockImplementation(() => now() + ahead);
+  try {
+    const { scheduler, untilEnded } = scheduling.open({
+      pool,
+      async resolveCredential() {
+        attempts++;
+        if (ahead === 0) ahead = 10_001;
+        return attempts <= 2 ? away() : { header: null, version: "1" };
+      },
+    });
+    const one = await scheduling.acceptOne("cred_1");
+    const writes = spyOn(scheduling.store(), "write");
+    offer(scheduler, one);
+    await untilEnded(one.row.id);
+    expect(jobs).toHaveLength(1);
+    expect(await scheduling.statusOf(one.row.id)).toEqual(["succeeded", null]);
+    // The call was given back once, in a write of its own.
+    expect(writes).toHaveBeenCalledTimes(1);
+    writes.mockRestore();
+  } finally {
+    clockSpy.mockRestore();
+  }
+});
+
+test("a process that stops gives back a call whose credential can't be read, for another process to make", async () => {
+  const { jobs, pool } = makePool(well);
+  const asked = Promise.withResolvers<void>();
+  const resolveCredential = () => {
+    asked.resolve();
+    return away();
+  };
+  const { scheduler } = scheduling.open({ pool, resolveCredential });
+  const one = await scheduling.acceptOne("cred_1");
+  offer(scheduler, one);
+  await asked.promise;
+  await scheduler.drain(5_000);
+  expect(jobs).toEqual([]);
+  expect(await scheduling.statusOf(one.row.id)).toEqual(["pending", null]);
 });
 
 test("a secret that can't be resolved fails the call, and the call is not made", async () => {

@@ -5,6 +5,7 @@
 // large body alone, by its ID. A claim is known in memory before it is written, since the answer of the write may come late or
 // never.
 import type { Call } from "../../core/call.ts";
+import { Fault } from "../../core/fault.ts";
 import type { Tracer } from "../../core/tracing.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../kernel/time.ts";
@@ -231,9 +232,13 @@ export class Scheduler {
         claims.took(token, item.id);
         const outcome = await this.#dispatch(running, pending);
         const own = { key, token, request_id: pending.call.request_id };
-        const recorded = recordEnd(this.#options, own, outcome, () => this.#givenUp);
+        const isGivenUp = () => this.#givenUp;
+        const ending =
+          outcome === null
+            ? untilStored(() => this.#giveBack(running), isGivenUp)
+            : recordEnd(this.#options, own, outcome, isGivenUp);
         freeSlot();
-        await recorded;
+        await ending;
       } else claims.over(token);
     } catch (error) {
       claims.over(token, isTaken);
@@ -247,11 +252,17 @@ export class Scheduler {
    * The call, if it may still run here. If this process is stopping, the call is given back, for another process to run. If
    * the call was refused to its caller while a block took it, it is given back too, so that its record can be removed.
    */
-  async #confirmed({ key, token }: RunningCall, pending: PendingCall): Promise<PendingCall | null> {
-    const { store, clock, refusals } = this.#options;
-    if (!this.#draining && !refusals.unnoted.has(key.id)) return pending;
-    await store.write((tx) => release(tx, key, token, clock.now()));
+  async #confirmed(running: RunningCall, pending: PendingCall): Promise<PendingCall | null> {
+    if (!this.#draining && !this.#options.refusals.unnoted.has(running.key.id)) return pending;
+    await this.#giveBack(running);
     return null;
+  }
+
+  async #giveBack({ agentId, key, token }: RunningCall): Promise<void> {
+    const { store, clock, claims } = this.#options;
+    await store.write((tx) => release(tx, key, token, clock.now()));
+    claims.over(token);
+    this.#queues.offer(key.tenant, agentId);
   }
 }
 
@@ -275,13 +286,17 @@ function createDispatch(
   claimAgain: (running: RunningCall) => Promise<PendingCall | null>,
   isDraining: () => boolean,
 ) {
-  /** Null when the credential can't be resolved. */
-  async function resolve({ tenant, id }: InvocationKey, credential_ref: string, url: string) {
+  /** Null when the credential can't be resolved; "unknown" when the database, or a key that opens the secret, stays away. */
+  async function resolve(running: RunningCall, credential_ref: string, url: string) {
+    const { tenant, id } = running.key;
+    const until = performance.now() + 10_000;
+    const isGivenUp = () => isDraining() || running.stopped || performance.now() > until;
     try {
-      return await untilStored(() => resolveCredential(tenant, credential_ref, url), isDraining);
+      return await untilStored(() => resolveCredential(tenant, credential_ref, url), isGivenUp);
     } catch (error) {
       log.warn("credential_not_resolved", { tenant, id, credential_ref, error });
-      return null;
+      const isUnknown = error instanceof Fault && error.kind === "unavailable" && !running.stopped;
+      return isUnknown ? "unknown" : null;
     }
   }
 
@@ -305,10 +320,12 @@ function createDispatch(
     return isHeld;
   }
 
-  return async function dispatch(running: RunningCall, { call, body }: PendingCall): Promise<Outcome> {
+  /** Null when the call is to be given back, since another process may be able to make it. */
+  return async function dispatch(running: RunningCall, { call, body }: PendingCall): Promise<Outcome | null> {
     const { agentId, key } = running;
     const { credential_ref, url } = call;
-    const credential = credential_ref === null ? NO_CREDENTIAL : await resolve(key, credential_ref, url);
+    const credential = credential_ref === null ? NO_CREDENTIAL : await resolve(running, credential_ref, url);
+    if (credential === "unknown") return null;
     if (credential === null) return failed(newTrace(), "credential_error", "credential not resolved", 0);
     const ended = () => failed(newTrace(), "cancelled", "ended before it was sent", 0);
     const sendOnce = (sent: CallBody, claim_seen_at: number | null) =>

@@ -47,11 +47,7 @@ export function createClaims() {
     took(token: string, id: string) {
       if (active.has(token)) active.set(token, id);
     },
-    /**
-     * The attempt has ended.
-     *
-     * @param isUnrecorded the call may have been made, and its end could not be stored
-     */
+    /** The attempt has ended. @param isUnrecorded the call may have been made, and its end could not be stored */
     over(token: string, isUnrecorded = false) {
       active.delete(token);
       endedMeanwhile?.add(token);
