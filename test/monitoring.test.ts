@@ -204,7 +204,7 @@ function loggedEvents(): Map<string, Set<string>> {
   const events = new Map<string, Set<string>>();
   const sources = [...new Glob("src/**/*.ts").scanSync({ cwd: ROOT })].filter((path) => !path.endsWith(".test.ts"));
   const calls =
-    /(?:\b[lL]og|\b\w+Log|\blog\[[^\]]*\]|\)|\bwarn|\btell)(?:\s*\.\s*(debug|info|warn|error)|\[(.*?)\])?\(\s*(?:"(debug|info|warn|error)",\s*)?"([a-z][a-z0-9]*(?:_[a-z0-9]+)*)"\s*[,)]/g;
+    /(?:\b[lL]og|\b\w+Log|\blog\[[^\]]*\]|\)|\bwarn|\blogRarely)(?:\s*\.\s*(debug|info|warn|error)|\[(.*?)\])?\(\s*(?:"(debug|info|warn|error)",\s*)?"([a-z][a-z0-9]*(?:_[a-z0-9]+)*)"\s*[,)]/g;
   for (const path of sources) {
     const code = readFileSync(join(ROOT, path), "utf8").replaceAll(/\/\*[\s\S]*?\*\/|^\s*\/\/.*$/gm, "");
     for (const [whole, method, chosen, first, event = ""] of code.matchAll(calls)) {
