@@ -147,7 +147,7 @@ describe("a queue by turns of tenants", () => {
           expect(taken).toHaveLength(Math.min(step.most, size));
           const counts = Map.groupBy(taken, ({ tenant }) => tenant);
           for (const [tenant, own] of counts) expect(own).toEqual(of(tenant).slice(0, own.length));
-          // Who is left behind has had as many as anybody, but for one in this round.
+          // A tenant that still waits got as many of this batch as any other tenant, or one fewer.
           const most = Math.max(0, ...[...counts.values()].map((own) => own.length));
           for (const [tenant, own] of waiting) {
             const count = counts.get(tenant)?.length ?? 0;

@@ -1,27 +1,10 @@
-import { afterEach, beforeEach, describe, expect, jest, test } from "bun:test";
+import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
+import { useSimulatedClock } from "../../test/support/simulated-clock.ts";
 import { every, mapLimit, poll } from "./loop.ts";
 
-/** What has been settled by now has told so. */
-async function settled(): Promise<void> {
-  for (let turns = 0; turns < 5; turns++) await Promise.resolve();
-}
-
 describe("by a simulated clock,", () => {
-  let time: number;
-  beforeEach(() => {
-    jest.useFakeTimers();
-    time = 0;
-  });
-  afterEach(() => void jest.useRealTimers());
-
-  async function pass(ms: number): Promise<void> {
-    for (const end = time + ms; time < end; ) {
-      time += 10;
-      jest.advanceTimersByTime(10);
-      await settled();
-    }
-  }
+  const clock = useSimulatedClock();
 
   const tens = (most: number) => fc.integer({ min: 1, max: most / 10 }).map((count) => 10 * count);
 
@@ -34,20 +17,20 @@ describe("by a simulated clock,", () => {
     });
     await fc.assert(
       fc.asyncProperty(plan, async ({ ms, steps, stopAt }) => {
-        time = 0;
+        clock.now = 0;
         const begun: number[] = [];
         let running = 0;
         const stop = every(ms, async () => {
           const { takes, next } = steps[begun.length % steps.length] ?? { takes: 10, next: undefined };
-          begun.push(time);
+          begun.push(clock.now);
           expect(++running).toBe(1);
           await new Promise((resolve) => setTimeout(resolve, takes));
           running--;
           return next;
         });
-        await pass(stopAt);
+        await clock.pass(stopAt);
         stop();
-        await pass(1_000);
+        await clock.pass(1_000);
         const expected: number[] = [];
         for (let at = ms; at <= stopAt; ) {
           const { takes, next } = steps[expected.length % steps.length] ?? { takes: 10, next: undefined };
@@ -67,7 +50,7 @@ describe("by a simulated clock,", () => {
     const looks: number[] = [];
     let looking = 0;
     const loop = poll(BETWEEN, async () => {
-      looks.push(time);
+      looks.push(clock.now);
       expect(++looking).toBe(1);
       if (takes > 0) await new Promise((resolve) => setTimeout(resolve, takes));
       looking--;
@@ -76,7 +59,7 @@ describe("by a simulated clock,", () => {
     return {
       ...loop,
       pass: async (ms: number) => {
-        await pass(ms);
+        await clock.pass(ms);
         return looks.splice(0);
       },
     };
@@ -93,7 +76,7 @@ describe("by a simulated clock,", () => {
         fc.array(step, { maxLength: 10, size: "max" }),
         fc.constantFrom(0, 100),
         async (steps, takes) => {
-          time = 0;
+          clock.now = 0;
           let found: boolean | number = false;
           const loop = watched(() => found, takes);
           // The model: when the next look is due, the pause so far, and whether one is under way until then.
@@ -111,10 +94,10 @@ describe("by a simulated clock,", () => {
               loop.soon();
               pause = BETWEEN.leastMs;
               isWanted = true;
-              if (!isLooking) due = Math.min(due, time + BETWEEN.leastMs);
+              if (!isLooking) due = Math.min(due, clock.now + BETWEEN.leastMs);
             }
             const expected: number[] = [];
-            const end = time + one.passes;
+            const end = clock.now + one.passes;
             for (;;) {
               if (isLooking && until <= end) after();
               if (isLooking || due > end) break;

@@ -1,14 +1,10 @@
 // By a simulated clock, on which all waits of this file pass.
 import { afterEach, beforeEach, expect, jest, test } from "bun:test";
 import fc from "fast-check";
+import { settled } from "../../test/support/simulated-clock.ts";
 import { type Holding, ReclaimableShare } from "./share.ts";
 
 const never = new AbortController().signal;
-
-/** What has been settled by now has told so. */
-async function settled(): Promise<void> {
-  for (let turns = 0; turns < 10; turns++) await Promise.resolve();
-}
 
 beforeEach(() => void jest.useFakeTimers());
 afterEach(() => void jest.useRealTimers());

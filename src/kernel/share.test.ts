@@ -1,5 +1,6 @@
 import { afterEach, beforeEach, describe, expect, jest, test } from "bun:test";
 import fc from "fast-check";
+import { settled } from "../../test/support/simulated-clock.ts";
 import { Fault } from "../core/fault.ts";
 import { MAX } from "./limits.ts";
 import {
@@ -13,11 +14,6 @@ import {
   leastFirst,
   type Waiter,
 } from "./share.ts";
-
-/** What has been settled by now has told so. */
-async function settled(): Promise<void> {
-  for (let turns = 0; turns < 10; turns++) await Promise.resolve();
-}
 
 describe("a fair share", () => {
   /** Takes one by one, each time for another agent if there are any, until the tenant gets no more. */

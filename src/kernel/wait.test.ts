@@ -1,5 +1,6 @@
-import { afterEach, beforeEach, describe, expect, jest, test } from "bun:test";
+import { describe, expect, jest, test } from "bun:test";
 import fc from "fast-check";
+import { settled, useSimulatedClock } from "../../test/support/simulated-clock.ts";
 import {
   createEndWaiters,
   createInFlight,
@@ -11,11 +12,6 @@ import {
   untilFirst,
   withDeadline,
 } from "./wait.ts";
-
-/** What has been settled by now has told so. */
-async function settled(): Promise<void> {
-  for (let turns = 0; turns < 20; turns++) await Promise.resolve();
-}
 
 describe("a stop", () => {
   const step = fc.record({
@@ -132,20 +128,7 @@ test("who waits until nothing is in flight goes on at that moment and not before
 });
 
 describe("by a simulated clock,", () => {
-  let time: number;
-  beforeEach(() => {
-    jest.useFakeTimers();
-    time = 0;
-  });
-  afterEach(() => void jest.useRealTimers());
-
-  async function pass(ms: number): Promise<void> {
-    for (const end = time + ms; time < end; ) {
-      time += 10;
-      jest.advanceTimersByTime(10);
-      await settled();
-    }
-  }
+  const clock = useSimulatedClock();
   const tens = (most: number) => fc.integer({ min: 0, max: most / 10 }).map((count) => 10 * count);
 
   test("the first of work, its deadline and an abort tells the outcome, and no timer is left", async () => {
@@ -167,7 +150,7 @@ describe("by a simulated clock,", () => {
           endsWithin(ms, work()),
           unlessAborted(stop.signal, work()),
         ].map((one) => (one as Promise<unknown>).then(String, String));
-        await pass(700);
+        await clock.pass(700);
         expect(jest.getTimerCount()).toBe(0);
         expect(await Promise.all(both)).toEqual([
           takes < ms ? outcome : "late",
@@ -179,7 +162,7 @@ describe("by a simulated clock,", () => {
     // A time that has passed, and a signal that was aborted before.
     const never = new Promise<never>(() => {});
     const late = endsWithin(-5, never);
-    await pass(10);
+    await clock.pass(10);
     expect(await late).toBe(false);
     expect(await unlessAborted(AbortSignal.abort("gone"), never).catch(String)).toBe("gone");
   });
@@ -196,7 +179,7 @@ describe("by a simulated clock,", () => {
     );
     await fc.assert(
       fc.asyncProperty(fc.array(step, { maxLength: 20, size: "max" }), fc.boolean(), async (steps, isReleased) => {
-        time = 0;
+        clock.now = 0;
         /** When each ended, and by when those who wait for it have to know. */
         const ended = new Map<string, { at: number; isKnownBy: number }>();
         let isAway = false;
@@ -218,7 +201,7 @@ describe("by a simulated clock,", () => {
         for (const one of steps) {
           if ("waits" in one) {
             const stop = new AbortController();
-            const until = time + Math.min(one.ms, one.aborts ?? one.ms);
+            const until = clock.now + Math.min(one.ms, one.aborts ?? one.ms);
             if (one.aborts !== null) setTimeout(() => stop.abort(), one.aborts);
             const waiting: Waiting = { key: one.waits, until, told: null };
             all.push(waiting);
@@ -231,23 +214,23 @@ describe("by a simulated clock,", () => {
             };
             void waiters.wait(wanted).then((isEnded) => {
               expect(waiting.told).toBeNull();
-              waiting.told = { at: time, isEnded };
+              waiting.told = { at: clock.now, isEnded };
             });
           } else if ("ends" in one) {
             if (!ended.has(one.ends))
-              ended.set(one.ends, { at: time, isKnownBy: time + (one.isHere ? 0 : LOOK_AGAIN_MS) });
+              ended.set(one.ends, { at: clock.now, isKnownBy: clock.now + (one.isHere ? 0 : LOOK_AGAIN_MS) });
             if (one.isHere) waiters.announce(one.ends);
           } else if ("isAway" in one) {
             isAway = one.isAway;
-          } else await pass(one.passes);
+          } else await clock.pass(one.passes);
           await settled();
           // What ended while the store was away is found by the look after that, unless it was announced.
           if (isAway)
             for (const end of ended.values())
-              if (end.isKnownBy >= time && end.isKnownBy > end.at) end.isKnownBy = Infinity;
+              if (end.isKnownBy >= clock.now && end.isKnownBy > end.at) end.isKnownBy = Infinity;
           for (const { key, until, told } of all) {
             const end = ended.get(key);
-            const isDue = time > until || (end !== undefined && time > end.isKnownBy);
+            const isDue = clock.now > until || (end !== undefined && clock.now > end.isKnownBy);
             if (isDue) expect(told).not.toBeNull();
             if (told === null) continue;
             if (told.isEnded) expect(end?.at).toBeLessThanOrEqual(told.at);
@@ -256,13 +239,13 @@ describe("by a simulated clock,", () => {
           }
         }
         if (isReleased) waiters.release();
-        else await pass(2_010);
+        else await clock.pass(2_010);
         await settled();
         expect(all.filter(({ told }) => told === null)).toEqual([]);
         if (isReleased)
           expect(await waiters.wait({ key: "d", ms: 60_000, look: async () => 7, isEnded: () => false })).toBe(7);
         isAway = false;
-        await pass(2_010);
+        await clock.pass(2_010);
         // Nobody waits, so that nothing is looked for.
         expect(jest.getTimerCount()).toBe(0);
       }),

@@ -16,9 +16,9 @@ interface NetworkRow {
   readonly domain: Hex;
   /** The usual time from one block to the next. */
   readonly blockSeconds: number;
-  /** Blocks until an inclusion counts as final; a default, like the last three fees. */
+  /** The default number of blocks until an inclusion counts as final. */
   readonly confirmations: number;
-  /** Wei: bounds of the priority fee, cap of the fee per gas, a wallet's least balance, an account's daily burnt gas. */
+  /** Wei. The priority fee's bounds; the defaults of the fee cap per gas, a wallet's low balance, an account's daily gas. */
   readonly fees: Readonly<Record<"leastTip" | "mostTip" | "maxFee" | "lowWater" | "dailyGas", bigint>>;
 }
 

@@ -235,7 +235,7 @@ export class Scheduler {
         const isGivenUp = () => this.#givenUp;
         const ending =
           outcome === null
-            ? untilStored(() => this.#giveBack(running), isGivenUp)
+            ? untilStored(() => this.#giveBack(running), isGivenUp).then(() => claims.over(token))
             : recordEnd(this.#options, own, outcome, isGivenUp);
         freeSlot();
         await ending;
@@ -258,10 +258,10 @@ export class Scheduler {
     return null;
   }
 
+  /** Returns a claimed call to pending, and offers it here too, since there may be no other process. */
   async #giveBack({ agentId, key, token }: RunningCall): Promise<void> {
-    const { store, clock, claims } = this.#options;
+    const { store, clock } = this.#options;
     await store.write((tx) => release(tx, key, token, clock.now()));
-    claims.over(token);
     this.#queues.offer(key.tenant, agentId);
   }
 }
@@ -286,7 +286,7 @@ function createDispatch(
   claimAgain: (running: RunningCall) => Promise<PendingCall | null>,
   isDraining: () => boolean,
 ) {
-  /** Null when the credential can't be resolved; "unknown" when the database, or a key that opens the secret, stays away. */
+  /** Null when the credential can't be resolved; "unknown" when the database or the key that opens the secret stays unavailable. */
   async function resolve(running: RunningCall, credential_ref: string, url: string) {
     const { tenant, id } = running.key;
     const until = performance.now() + 10_000;

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { accepted, SUCCESS } from "../../../test/support/stores/invocations.ts";
+import { accepted, PAID, SUCCESS } from "../../../test/support/stores/invocations.ts";
 import { clock, places } from "../../../test/support/stores/stores.ts";
 import type { CallEnd } from "../../core/call.ts";
 import type { Store } from "../../storage/store.ts";
@@ -16,14 +16,7 @@ import {
   withdraw,
 } from "./service.ts";
 
-const PAID: Partial<InvocationRow> = {
-  payment_network: "base",
-  payment_asset: "USDC",
-  payment_amount: "1500",
-  payment_payer: "0x1111111111111111111111111111111111111111",
-  payment_nonce: `0x${"ab".repeat(32)}`,
-  settlement_status: "pending",
-};
+const UNSETTLED: Partial<InvocationRow> = { ...PAID, settlement_status: "pending" };
 
 const now = clock.now();
 const put = (store: Store, fields: Partial<InvocationRow> = {}) => {
@@ -53,7 +46,7 @@ const WAYS: [string, (store: Store) => Promise<InvocationKey>, Partial<CallEnd>]
   [
     "paid for, and failed by its upstream",
     async (store) => {
-      const key = await put(store, PAID);
+      const key = await put(store, UNSETTLED);
       await store.write((tx) => collectSettlement(tx, key, "{}", now));
       await take(store, key);
       await end(store, key, { ...SUCCESS, status: "failed", error_class: "upstream_5xx" });
@@ -74,7 +67,7 @@ const WAYS: [string, (store: Store) => Promise<InvocationKey>, Partial<CallEnd>]
     "with its answer, and a payment that nobody collects",
     async (store) => {
       const key = await put(store, {
-        ...PAID,
+        ...UNSETTLED,
         payment_nonce: `0x${"ef".repeat(32)}`,
         settlement_status: null,
       });
@@ -109,7 +102,7 @@ const WAYS: [string, (store: Store) => Promise<InvocationKey>, Partial<CallEnd>]
   [
     "by a payment that is declined",
     async (store) => {
-      const key = await put(store, { ...PAID, payment_nonce: `0x${"cd".repeat(32)}` });
+      const key = await put(store, { ...UNSETTLED, payment_nonce: `0x${"cd".repeat(32)}` });
       await store.write((tx) => refuseSettlement(tx, key, "{}", now));
       return key;
     },

@@ -1,7 +1,7 @@
 // What is written to the outbox of a call: by its end, or by the write that makes its settlement final.
 import { expect, test } from "bun:test";
 import { and, eq } from "drizzle-orm";
-import { accepted } from "../../../test/support/stores/invocations.ts";
+import { accepted, PAID } from "../../../test/support/stores/invocations.ts";
 import { eachStore } from "../../../test/support/stores/one-store.ts";
 import { clock } from "../../../test/support/stores/stores.ts";
 import type { Store } from "../../storage/store.ts";
@@ -16,13 +16,6 @@ import {
 } from "./service.ts";
 
 const now = clock.now();
-const PAID: Partial<InvocationRow> = {
-  payment_network: "base",
-  payment_asset: "USDC",
-  payment_amount: "1500",
-  payment_payer: "0x1111111111111111111111111111111111111111",
-  payment_nonce: `0x${"ab".repeat(32)}`,
-};
 
 async function put(store: Store, fields: Partial<InvocationRow>) {
   const call = accepted(now, fields);

@@ -5,6 +5,15 @@ import { matchingCalls } from "../../../src/gateway/invocations/history-scan.ts"
 import type { AcceptedCall, Ending, InvocationRow } from "../../../src/gateway/invocations/service.ts";
 import type { Reader } from "../../../src/storage/store.ts";
 
+/** What a call shows of its payment. */
+export const PAID: Partial<InvocationRow> = {
+  payment_network: "base",
+  payment_asset: "USDC",
+  payment_amount: "1500",
+  payment_payer: "0x1111111111111111111111111111111111111111",
+  payment_nonce: `0x${"ab".repeat(32)}`,
+};
+
 /** A call of tenant acme to agent agt_a, as admission hands it over. */
 export function accepted(now: number, fields: Partial<InvocationRow> = {}, body = "hello"): AcceptedCall {
   const row: InvocationRow = {
