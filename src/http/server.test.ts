@@ -217,6 +217,11 @@ test.each([
     "content-length: 3\r\ncontent-length: 3\r\n\r\nabc",
     "content-length: must be one number of bytes",
   ],
+  [
+    "a trailer",
+    "transfer-encoding: chunked\r\ntrailer: x-t\r\n\r\n2\r\nab\r\n0\r\nx-t: 1\r\n\r\n",
+    "trailer: trailers are not supported, so send the request without them",
+  ],
   ["a host that is sent twice", "host: other\r\nconnection: close\r\n\r\n", "host: must be sent once"],
 ])("%s is 400 on every route, and the answer names the header", async (_, rest, error) => {
   for (const line of ["GET /open", "POST /v1/things", "GET /nowhere", "DELETE /v1/things/1"]) {

@@ -292,6 +292,36 @@ contract((at) => {
       await alive();
     });
 
+    describe.each(["", "/stream"])("a call with a trailer, to /v1/proxy/{id}%s", (suffix) => {
+      test.each([
+        ["announced", "Trailer: x-checksum"],
+        ["unannounced", "X-Other: x-checksum"],
+      ])("is refused and leaves no invocation: %s", async (_, announcement) => {
+        const tenant = at.tenant();
+        const upstream = at.upstream();
+        const { id } = await tenant.agent({ upstream_url: upstream.url });
+        const line = `POST /v1/proxy/${id}${suffix}`;
+        const start = await head(tenant, line, "Transfer-Encoding: chunked", announcement);
+        const trailer = "0\r\nx-checksum: 1\r\n\r\n";
+        for (const pieces of [
+          [`${start}2\r\nab\r\n${trailer}`],
+          [`${start}${trailer}`],
+          [start, `2\r\nab\r\n${trailer}`],
+          [`${start}2\r\nab\r\n`, trailer],
+        ]) {
+          const wire = await connect(at.gateway.url);
+          for (const piece of pieces) await wire.send(piece);
+          const received = await wire.received(isWhole);
+          wire.close();
+          expect(received).toStartWith("HTTP/1.1 400");
+          if (announcement.startsWith("Trailer")) expect(received).toContain('"trailer: ');
+        }
+        expect(await tenant.invoke(id)).toMatchObject({ status: "succeeded" });
+        expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(1);
+        expect(upstream.seen).toHaveLength(1);
+      });
+    });
+
     test("an odd Host harms nothing", async () => {
       const authorization = `Authorization: Bearer ${await at.tenant().token()}`;
       for (const host of ["", "x", "[::1", "a b", "a/b", "%", "\u00ff", "a:99999"]) {
