@@ -54,11 +54,13 @@ export class UnreadableAnswer extends Error {}
 /**
  * Finds the tool lists in a JSON-RPC message or a batch; none if the text is neither an object nor an array. Malformed JSON
  * counts as unreadable, since lenient clients may still read it: some decoders accept NaN, or read the first of two texts.
+ *
+ * @param isJson whether clients take the text for JSON, so that any other text counts as malformed, unless it is blank
  */
-export function findTools(text: Uint8Array): FoundTools {
+export function findTools(text: Uint8Array, isJson: boolean = false): FoundTools {
   try {
     let toolsLeft = MAX.listedTools;
-    return answersIn(text).flatMap(([result]) => {
+    return answersIn(text, isJson).flatMap(([result]) => {
       const range = toolsOf(text, result);
       if (range === null) return [];
       const { items, problem } = arrayOutline(text, range.start, toolsLeft, TOOL_KEYS);
@@ -73,7 +75,8 @@ export function findTools(text: Uint8Array): FoundTools {
   }
 }
 
-export const TOOLS = wholeBodyTask("tools", findTools);
+export const TOOLS = wholeBodyTask<FoundTools>("tools", (text) => findTools(text));
+export const JSON_TOOLS = wholeBodyTask<FoundTools>("tools of JSON", (text) => findTools(text, true));
 
 /**
  * Characters that end no line by the standard, but do in clients that split text like Python's `splitlines`: VT, FF, FS, GS, RS,
@@ -136,14 +139,17 @@ function madePrivate(range: ByteRange | null): Edit {
 }
 
 /** What is found of the watched keys in each response of the text. */
-function answersIn(text: Uint8Array): readonly (readonly FoundKey[])[] {
+function answersIn(text: Uint8Array, isJson: boolean): readonly (readonly FoundKey[])[] {
   const start = skipSpace(text, 0);
   if (text[start] === OPEN_BRACKET) {
     const { items, end, problem } = arrayOutline(text, start, MAX.listedAnswers, ANSWER_KEYS);
     checkEnd(text, end, problem);
     return items.map(({ findings }) => findings);
   }
-  if (text[start] !== OPEN_BRACE) return [];
+  if (text[start] !== OPEN_BRACE) {
+    if (isJson && start < text.length) throw new UnreadableAnswer("neither a JSON object nor an array");
+    return [];
+  }
   const { findings, end, problem } = objectOutline(text, start, ANSWER_KEYS);
   checkEnd(text, end, problem);
   return [findings];
@@ -154,11 +160,16 @@ function checkEnd(text: Uint8Array, end: number, problem: string | null): void {
   if (skipSpace(text, end) < text.length) throw new UnreadableAnswer("more than one text");
 }
 
+/** @throws UnreadableAnswer when it depends on the client which value of the key it reads */
+function checkReadOnce(found: FoundKey | undefined): void {
+  if (found?.isRepeated || found?.isMiscased) throw new UnreadableAnswer("a key given twice");
+}
+
 /** The range of the tool list; null when there is none. */
 function toolsOf(text: Uint8Array, result: FoundKey | undefined): ByteRange | null {
   const tools = result?.inside[0];
-  const isAmbiguous = [result, tools].some((found) => found?.isRepeated || found?.isMiscased);
-  if (isAmbiguous) throw new UnreadableAnswer("a key given twice");
+  checkReadOnce(result);
+  checkReadOnce(tools);
   return tools?.value != null && text[tools.value.start] === OPEN_BRACKET ? tools.value : null;
 }
 
@@ -177,8 +188,8 @@ function cuts(tools: readonly FoundTool[], denied: ReadonlySet<FoundTool>): Edit
   });
 }
 
-/** The value of the last `name` key; a key in another letter case does not count. */
 function nameOf(text: Uint8Array, found: FoundKey | undefined): string | null {
+  checkReadOnce(found);
   const name = found?.value ?? null;
   return name !== null && text[name.start] === QUOTE ? readName(text, name) : null;
 }

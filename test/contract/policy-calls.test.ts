@@ -125,6 +125,48 @@ contract((at) => {
     },
   );
 
+  describe("a list of tools from which a tool is denied", () => {
+    const [JSON_TYPE, EVENTS] = ["application/json", "text/event-stream"];
+    const listing = (tools: string) => `{"jsonrpc":"2.0","id":1,"result":{"tools":[${tools}]}}`;
+    const secret = listing('{"name":"delete_all"}');
+    const event = (text: string) => `data: ${text}\n\n`;
+
+    async function listed(type: string, answer: string | Uint8Array<ArrayBuffer>) {
+      const route = at.upstream(() => new Response(answer, { headers: { "content-type": type } }));
+      const rules = [{ action: "deny", match: { tools: ["delete_*"] } }];
+      const tenant = await tenantWith({ default: "allow", on_error: "deny", rules });
+      const { id } = await tenant.agent({ upstream_url: route.url, ...MCP });
+      const json = { jsonrpc: "2.0", id: 1, method: "tools/list" };
+      return tenant.send("POST", `/v1/proxy/${id}/stream`, { json });
+    }
+
+    test.each<[string, string, string | Uint8Array<ArrayBuffer>]>([
+      ["a name given twice", JSON_TYPE, listing('{"name":"delete_all","name":"ok"}')],
+      ["a name given twice, in an event", EVENTS, event(listing('{"name":"ok","name":"delete_all"}'))],
+      ["a name in another letter case", JSON_TYPE, listing('{"name":"ok","Name":"delete_all"}')],
+      ["a name in another letter case, in an event", EVENTS, event(listing('{"name":"ok","Name":"delete_all"}'))],
+      ["JSON behind a comment", `${JSON_TYPE}; charset=utf-8`, `/* x */${secret}`],
+      ["JSON behind two byte order marks", JSON_TYPE, `\ufeff\ufeff${secret}`],
+      ["JSON in UTF-16", JSON_TYPE, new Uint8Array(Buffer.from(`\ufeff${secret}`, "utf16le"))],
+      ["an event stream of two types", `${EVENTS}, ${JSON_TYPE}`, event(secret)],
+      ["JSON of two types", `${JSON_TYPE}, ${EVENTS}`, secret],
+      ["an event stream of a like type", "text/event-streamx", event(secret)],
+      ["an event stream as a parameter", `text/plain; type=${EVENTS}`, event(secret)],
+      ["an event stream of a type of JSON", "application/json-rpc", event(secret)],
+    ])("breaks off when clients could read it in more than one way: %s", async (_, type, answer) => {
+      await expect(listed(type, answer)).rejects.toThrow();
+    });
+
+    test.each([
+      ["JSON", JSON_TYPE, ` ${listing('{"name":"ok"},{"name":"delete_all"}')}`, ` ${listing('{"name":"ok"}')}`],
+      ["JSON of a type of its own", "application/json-rpc", secret, listing("")],
+      ["nothing", JSON_TYPE, "", ""],
+      ["text", "text/plain", "no tools", "no tools"],
+    ])("passes when all clients read the same: %s", async (_, type, answer, left) => {
+      expect((await listed(type, answer)).text).toBe(left);
+    });
+  });
+
   test("the observed rate counts this call, denied ones too, per caller and agent", async () => {
     const tenant = await tenantWith({
       default: "allow",

@@ -23,7 +23,7 @@ import type { DeniedTools } from "../../wire/tool-list.ts";
 import { CallError, type CallStop, credentialProblem } from "../upstream/failure.ts";
 import { type CredentialHeader, credentialHeaders } from "../upstream/headers.ts";
 import { answerHeaders, type Budget, type ResponseRecorder } from "./response.ts";
-import { filterEvents, filterJson } from "./tool-filter.ts";
+import { filterEvents, filterJson, refuseAll } from "./tool-filter.ts";
 
 /** An admitted request (see proxy/stream-routes.ts), ready to be sent. */
 export interface OpenedRequest {
@@ -121,7 +121,7 @@ export async function answerOf(
   const body = relayBody({
     chunks,
     timeouts,
-    filter: response.ok ? filterOf(exchange, filterMemory, isEvents) : null,
+    filter: response.ok ? filterOf(exchange, filterMemory, response) : null,
     comments: isEvents ? { firstMs: 50, nextMs: commentMs } : null,
     piece: recorder.piece,
     ended,
@@ -151,11 +151,14 @@ function decodedForExchange(decoders: DecoderShare, { tenant, agentId: agent }: 
 function filterOf(
   { isDenied, opened: { tenant }, timeouts: { signal } }: StreamExchange,
   filterMemory: Budget,
-  isEvents: boolean,
+  response: Answer,
 ) {
   if (isDenied === null) return null;
   const options = { isDenied, bytesMax: MAX.toolAnswerBytes, memory: filterMemory(tenant), tenant, signal };
-  return isEvents ? filterEvents(options) : filterJson(options);
+  if (isEventStream(response)) return filterEvents(options);
+  const type = response.headers.get("content-type") ?? "";
+  if (/event-stream/i.test(type)) return refuseAll;
+  return filterJson(options, /json/i.test(type));
 }
 
 // The timeouts of one exchange with an upstream, and the reason why it was stopped. Only the side that we are waiting for can

@@ -11,6 +11,7 @@ import {
   type DeniedTools,
   EVENT_TOOLS,
   type FoundTools,
+  JSON_TOOLS,
   TOOLS,
   UnreadableAnswer,
   withoutTools,
@@ -135,8 +136,8 @@ async function* inPieces(chunks: Chunks, tenant: string): Chunks {
   }
 }
 
-/** Filters a body that is one JSON text. */
-export function filterJson(options: FilterOptions): (chunks: Chunks) => Chunks {
+/** Filters a body that is one text. @param isJson whether clients take it for JSON, so that nothing else passes */
+export function filterJson(options: FilterOptions, isJson: boolean = true): (chunks: Chunks) => Chunks {
   const { bytesMax, memory, tenant } = options;
   async function* filtered(chunks: Chunks): Chunks {
     const [text, left] = [createHeld(memory, bytesMax), createHeld(memory, Number.POSITIVE_INFINITY)];
@@ -145,7 +146,7 @@ export function filterJson(options: FilterOptions): (chunks: Chunks) => Chunks {
       for await (const chunk of chunks) text.add(utf8.read(chunk));
       text.add(utf8.end());
       await nextTurn(options);
-      const found = await foundIn([text], TOOLS, options);
+      const found = await foundIn([text], isJson ? JSON_TOOLS : TOOLS, options);
       const parts = await leftOf(text.all(), found, options);
       if (parts.length > 1) for (const part of parts) left.add(part);
       yield parts.length > 1 ? left.all() : text.all();
@@ -155,6 +156,14 @@ export function filterJson(options: FilterOptions): (chunks: Chunks) => Chunks {
     }
   }
   return (chunks) => inPieces(filtered(chunks), tenant);
+}
+
+/** For a body of a content type that only some clients take for an event stream: an empty one passes. */
+export async function* refuseAll(chunks: Chunks): Chunks {
+  for await (const chunk of chunks) {
+    if (chunk.length > 0) throw new UnreadableAnswer("a content type that clients read differently");
+    yield chunk;
+  }
 }
 
 /** Filters a body that is an event stream. */
