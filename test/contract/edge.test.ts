@@ -170,6 +170,12 @@ contract((at) => {
       }
       expect((await get("/healthz", { method: "HEAD" })).status).toBe(200);
     });
+
+    test("HEAD is refused where GET would open a stream", async () => {
+      const answer = await at.tenant().send("HEAD", `/v1/proxy/${UNKNOWN_AGENT}/stream`);
+      expectNoBody(answer, 405);
+      expect(answer.headers.get("allow")).toBe("POST, GET, DELETE");
+    });
   });
 
   describe("X-Request-ID", () => {
