@@ -28,7 +28,8 @@ import { createCredentialResolver, createSecretReader, type ResolverDeps } from 
 import { credentialRoutes } from "./credentials/routes.ts";
 import { Scheduler } from "./executor/scheduler.ts";
 import { createWorkerPool } from "./executor/workers/pool.ts";
-import { healthRoutes } from "./health.ts";
+import { createReadiness, healthRoutes } from "./health.ts";
+import { homeRoutes } from "./home/routes.ts";
 import type { IdentityOptions } from "./identity/identity.ts";
 import { queueSize } from "./invocations/commands/queue.ts";
 import {
@@ -175,7 +176,7 @@ export async function composeGateway(parts: GatewayParts) {
     .use(invocationRoutes(store.read))
     .use(policyRoutes(policy))
     .use(receiptRoutes(receipts))
-    .use(healthRoutes({ store, version: VERSION, commit: COMMIT, keyring }));
+    .use(openRoutes(parts, assets));
   return {
     workers: pool,
     lease,
@@ -249,6 +250,16 @@ function endLogFields(end: CallEnd) {
     detail: end.detail,
     settlement_status: end.payment?.settlement_status ?? null,
   };
+}
+
+/** The routes that need no token, documents aside. */
+function openRoutes({ options, store, keyring }: GatewayParts, assets: Assets) {
+  const checkReady = createReadiness(store, keyring);
+  const { publicUrl, identity } = options;
+  const hasLocalIssuer = identity.oidc === null;
+  return routes()
+    .use(healthRoutes({ checkReady, version: VERSION, commit: COMMIT, keyring }))
+    .use(homeRoutes({ assets, version: VERSION, checkReady, hasLocalIssuer, publicUrl }));
 }
 
 function withDocs(api: AnyElysia, assets: Assets, network: Network) {

@@ -72,6 +72,8 @@ export function createAssets() {
   };
   return {
     madeOnce,
+    /** The response with one of several files that stand at one path. */
+    serve: (request: Request, file: Asset) => serveAsset(respond, request, file),
     /** Routes for a page and its files, by path. The page's path with a slash at its end redirects to the page. */
     routesOf(page: string, files: Readonly<Record<string, () => Asset | Promise<Asset>>>) {
       const hidden = { detail: { hide: true } };

@@ -80,6 +80,9 @@ export function optional<P extends TProperties>(fields: P) {
 
 export const DateTime = Type.String({ format: "date-time" });
 
+/** A time in a response. */
+export const timestamp = (description: string) => Type.String({ format: "date-time", description });
+
 /** `T` or null. */
 export function nullable<T extends TSchema>(schema: T, expected: string) {
   return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null` });
@@ -113,15 +116,25 @@ export function dateTime(query: Query, name: string): number | null {
 /** The documentation of the parameter that `limitOf` reads. */
 export const LIMIT_QUERY = {
   limit: {
-    description: `1 to ${MAX.pageItems}; others are clamped.`,
-    schema: Type.Integer({ default: PAGE_LIMIT_DEFAULT }),
+    description: `How many at most, 1 to ${MAX.pageItems}; others are clamped.`,
+    schema: Type.Integer({ minimum: 1, maximum: MAX.pageItems, default: PAGE_LIMIT_DEFAULT }),
   },
 };
 
 /** The documentation of the parameters that `page` reads. */
 export const PAGE_QUERY = {
   ...LIMIT_QUERY,
-  offset: { description: "How many to skip.", schema: Type.Integer({ default: 0 }) },
+  offset: { description: "How many to skip.", schema: Type.Integer({ minimum: 0, default: 0 }) },
+};
+
+/** The schemas of the limit in effect and of the offset, as a page repeats them. */
+export const LIMIT_FIELD = {
+  limit: Type.Integer({ minimum: 1, maximum: MAX.pageItems, description: "The limit that was applied." }),
+};
+export const PAGE_FIELDS = {
+  total: Type.Integer({ minimum: 0, description: "How many match in all." }),
+  ...LIMIT_FIELD,
+  offset: Type.Integer({ minimum: 0, description: "How many were skipped." }),
 };
 
 /** `limit`, clamped to its bounds. */
