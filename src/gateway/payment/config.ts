@@ -11,10 +11,11 @@ import { checkText } from "../../core/text.ts";
 import type { Clock } from "../../core/time.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyReader, DateTime, optional, shape } from "../../http/input.ts";
+import { bodyReader, optional, shape, timestamp } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { GIVEN_KEY, prepared, type Reader, type Store } from "../../storage/store.ts";
 import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 
@@ -118,6 +119,7 @@ export type SettlementConfigRow = Tables["settlementConfigs"]["$inferSelect"];
 const fields = {
   facilitator_url: Type.String({
     description: "An https URL without a local or private host; payments are sent to `/settle` below it.",
+    "x-bounds": { format: "uri", maxLength: MAX.urlCharacters },
   }),
   facilitator_credential_ref: Type.String({
     description:
@@ -130,7 +132,11 @@ const SettlementConfigPatch = shape("SettlementConfigPatch", optional(fields), {
 });
 type SettlementConfigPatch = Static<typeof SettlementConfigPatch>;
 
-const SettlementConfig = shape("SettlementConfig", { ...fields, created_at: DateTime, updated_at: DateTime });
+const SettlementConfig = shape("SettlementConfig", {
+  ...fields,
+  created_at: timestamp("When it was first set."),
+  updated_at: timestamp("When it was last changed."),
+});
 
 function shownConfig({ tenant: _tenant, created_at, updated_at, ...row }: SettlementConfigRow): Response {
   const view: Static<typeof SettlementConfig> = {
@@ -155,14 +161,14 @@ const answer = {
 
 const get = operation({
   tag: "Settlement",
-  summary: "Read the settlement configuration",
+  summary: "Get the settlement configuration",
   response: answer,
   errors: ["not_found"],
 });
 
 const patch = operation({
   tag: "Settlement",
-  summary: "Configure settlement",
+  summary: "Update the settlement configuration",
   description:
     "From now on payments of the tenant's calls are collected through this facilitator before the call is made. " +
     "Payments that are open already stay with the facilitator that they were sent to.",
@@ -176,6 +182,11 @@ const readPatch = bodyReader(SettlementConfigPatch);
 export function settlementRoutes(deps: SettlementConfigDeps) {
   const tenantOf = (request: Request) => scopeOf<Caller>(request).caller.tenant;
   return routes()
+    .patch(
+      "/v1/settlement/config",
+      async ({ request }) => shownConfig(await patchConfig(deps, tenantOf(request), await readPatch(request))),
+      { parse: "none", detail: patch },
+    )
     .get(
       "/v1/settlement/config",
       async ({ request }) => {
@@ -184,10 +195,5 @@ export function settlementRoutes(deps: SettlementConfigDeps) {
         return shownConfig(config);
       },
       { detail: get },
-    )
-    .patch(
-      "/v1/settlement/config",
-      async ({ request }) => shownConfig(await patchConfig(deps, tenantOf(request), await readPatch(request))),
-      { parse: "none", detail: patch },
     );
 }
