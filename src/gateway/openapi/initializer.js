@@ -148,6 +148,30 @@ const linesAsText = async (response) => {
   return { ...response, data: text, text, headers: { ...headers, "content-type": "text/plain" } };
 };
 
+/** Names of fields and of parts of the page that the library leaves without one, by which screen readers tell them apart. */
+const FIELD_NAMES = {
+  "#servers": "Server",
+  ".examples-select-element": "Example",
+  ".content-type": "Media type",
+  "textarea.body-param__text": "Request body",
+};
+const PART_NAMES = { ".information-container": "About this API", ".schemes-server-container": "Servers" };
+
+const nameAll = (names, attributes) => {
+  for (const [selector, name] of Object.entries(names)) {
+    for (const element of document.querySelectorAll(selector)) {
+      for (const [key, value] of Object.entries({ ...attributes, "aria-label": name }))
+        element.setAttribute(key, value);
+    }
+  }
+};
+const nameParts = () => {
+  nameAll(FIELD_NAMES, {});
+  nameAll(PART_NAMES, { role: "region" });
+  for (const table of document.querySelectorAll(".responses-table[id]")) table.setAttribute("aria-label", table.id);
+};
+new MutationObserver(nameParts).observe(document.getElementById("swagger-ui"), { childList: true, subtree: true });
+
 SwaggerUIBundle({
   url: "swagger/json",
   dom_id: "#swagger-ui",
