@@ -153,16 +153,16 @@ describe("secrets", () => {
   });
 
   test("settings that are no secrets are not read from files", () => {
-    const { config, warnings } = load({ TOLLGATE_PORT_FILE: file("port", "1") });
+    const { config, unread } = load({ TOLLGATE_PORT_FILE: file("port", "1") });
     expect(config?.port).toBe(8080);
-    expect(warnings).toEqual(["TOLLGATE_PORT_FILE is set but nothing reads it"]);
+    expect(unread).toEqual(["TOLLGATE_PORT_FILE is set but nothing reads it"]);
   });
 });
 
 test("a misspelt variable is warned of, with the one that was meant", () => {
-  const { warnings, problems } = load({ TOLLGATE_PROT: "1", TOLLGATE_NONSENSE: "1", OTHER: "1" });
+  const { unread, problems } = load({ TOLLGATE_PROT: "1", TOLLGATE_NONSENSE: "1", OTHER: "1" });
   expect(problems).toEqual([]);
-  expect(warnings).toEqual([
+  expect(unread).toEqual([
     "TOLLGATE_PROT is set but nothing reads it; did you mean TOLLGATE_PORT?",
     "TOLLGATE_NONSENSE is set but nothing reads it",
   ]);

@@ -64,7 +64,11 @@ export interface SettlementConfigDeps {
 }
 
 /** @throws Fault `invalid_request`, naming the field */
-function patchConfig({ store, clock, rules }: SettlementConfigDeps, tenant: string, body: SettlementConfigPatch) {
+export function patchSettlementConfig(
+  { store, clock, rules }: SettlementConfigDeps,
+  tenant: string,
+  body: SettlementConfigPatch,
+) {
   if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, rules);
   const ref = body.facilitator_credential_ref;
   if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
@@ -88,7 +92,8 @@ function patchConfig({ store, clock, rules }: SettlementConfigDeps, tenant: stri
   });
 }
 
-function checkFacilitatorUrl(text: string, rules: HostRules): void {
+/** @throws Fault `invalid_request` */
+export function checkFacilitatorUrl(text: string, rules: HostRules): void {
   const refuse = (reason: string) => invalidField("facilitator_url", reason);
   if (text === "") throw refuse("must not be empty");
   checkText("facilitator_url", text, { min: 0, max: Number.POSITIVE_INFINITY });
@@ -187,7 +192,8 @@ export function settlementRoutes(deps: SettlementConfigDeps) {
     )
     .patch(
       "/v1/settlement/config",
-      async ({ request }) => shownConfig(await patchConfig(deps, tenantOf(request), await readPatch(request))),
+      async ({ request }) =>
+        shownConfig(await patchSettlementConfig(deps, tenantOf(request), await readPatch(request))),
       { parse: "none", detail: patch },
     );
 }
