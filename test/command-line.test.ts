@@ -63,6 +63,7 @@ function runOnTerminal(words: readonly string[], env: Environment = {}): OnTermi
 beforeAll(async () => {
   const { client } = await makePki();
   writeFileSync(at("client.crt"), client.cert);
+  writeFileSync(at("client.pem"), client.cert + client.key);
   for (const mode of ["gateway", "facilitator"]) {
     expect((await run(`migrate --data-dir ${mode}`, { TOLLGATE_MODE: mode })).code).toBe(0);
   }
@@ -341,4 +342,19 @@ test("serve starts the gateway, and a new database for a token is told with its 
   expect(await service.end("SIGTERM")).toBe(0);
   const minted = await run("token --tenant acme --user me --data-dir elsewhere");
   expect(minted.stderr).toContain(`tollgate token has created a new database, ${at("elsewhere/tollgate.db")}: `);
+});
+
+test("a facilitator at a private address is named, with a word of what the gateway needs for it, unless it is denied", async () => {
+  expect((await run("token --tenant acme --user me --data-dir settled")).code).toBe(0);
+  const set =
+    "settlement set --tenant acme --bundle client.pem --data-dir settled --facilitator https://127.0.0.1:9443";
+  const [named, exempt] = [await run(set), await run(set, { TOLLGATE_ALLOW_HOSTS: "127.0.0.1" })];
+  const hint = "a gateway calls it only if its TOLLGATE_ALLOW_HOSTS names it";
+  expect([named.code, named.stdout]).toEqual([0, expect.stringMatching(/^acme settles at https:/)]);
+  expect([named.stderr.includes(hint), exempt.stderr.includes(hint)]).toEqual([true, false]);
+  expect([exempt.code, exempt.stdout]).toEqual([0, expect.stringMatching(/^acme already settles at https:/)]);
+  expect(await run(set, { TOLLGATE_DENY_HOSTS: "127.0.0.0/8" })).toMatchObject({
+    ...{ code: 2, stdout: "" },
+    stderr: expect.stringContaining("--facilitator must not "),
+  });
 });

@@ -68,6 +68,24 @@ describe("tollgate receipt verify", () => {
     );
   });
 
+  test("gives a verdict that programs can read too", async () => {
+    const [a = "", b = "", c = ""] = await signedChain(signer, 3);
+    const { receipt_id, completed_at } = decodeJwt(c);
+    expect((await verify(`${a}\n${b}\n${c}\n`)).document).toEqual({
+      ...{ holds: true, receipts: 3, tenant: "acme", previous: null, broken: null },
+      last: { receipt_id, completed_at },
+    });
+    const nothing = { holds: false, receipts: 0, tenant: null, previous: null, last: null };
+    expect((await verify(`${a}\n${c}\n`)).document).toEqual({
+      ...nothing,
+      broken: { line: 2, receipt_id, problem: expect.stringContaining("`previous`") },
+    });
+    expect((await verify("")).document).toEqual({
+      ...nothing,
+      broken: { line: null, receipt_id: null, problem: "it is empty" },
+    });
+  });
+
   test("says of an empty file that it does not hold", async () => {
     const path = file("");
     expect(await verifyReceipts({ file: path, jwks })).toMatchObject({
