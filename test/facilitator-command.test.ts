@@ -89,7 +89,7 @@ test("accounts of the facilitator come and go while it runs, and it ends well", 
     expect(await status()).toBe(403);
     expect((await tollgate("account", "enable", "alice")).code).toBe(0);
     expect(await status()).toBe(400);
-    expect((await tollgate("account", "remove", "alice")).code).toBe(0);
+    expect((await tollgate("account", "remove", "alice", "--yes")).code).toBe(0);
     expect(await status()).toBe(403);
     facilitator.child.kill("SIGTERM");
     expect(await facilitator.child.exited).toBe(0);

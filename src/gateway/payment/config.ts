@@ -65,7 +65,11 @@ export interface SettlementConfigDeps {
 }
 
 /** @throws Fault `invalid_request`, naming the field */
-function patchConfig({ store, clock, rules }: SettlementConfigDeps, tenant: string, body: SettlementConfigPatch) {
+export function patchSettlementConfig(
+  { store, clock, rules }: SettlementConfigDeps,
+  tenant: string,
+  body: SettlementConfigPatch,
+) {
   if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, rules);
   const ref = body.facilitator_credential_ref;
   if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
@@ -89,7 +93,8 @@ function patchConfig({ store, clock, rules }: SettlementConfigDeps, tenant: stri
   });
 }
 
-function checkFacilitatorUrl(text: string, rules: HostRules): void {
+/** @throws Fault `invalid_request` */
+export function checkFacilitatorUrl(text: string, rules: HostRules): void {
   const refuse = (reason: string) => invalidField("facilitator_url", reason);
   if (text === "") throw refuse("must not be empty");
   checkText("facilitator_url", text, { min: 0, max: Number.POSITIVE_INFINITY });
@@ -184,7 +189,8 @@ export function settlementRoutes(deps: SettlementConfigDeps) {
   return routes()
     .patch(
       "/v1/settlement/config",
-      async ({ request }) => shownConfig(await patchConfig(deps, tenantOf(request), await readPatch(request))),
+      async ({ request }) =>
+        shownConfig(await patchSettlementConfig(deps, tenantOf(request), await readPatch(request))),
       { parse: "none", detail: patch },
     )
     .get(
