@@ -38,7 +38,12 @@ export interface Page {
 type Row = readonly [section: Page["section"], name: string, summary: string, text: string];
 
 const ROWS: readonly Row[] = [
-  ["Start", "install", "releases and how to verify them; systemd, compose, one container; upgrade and uninstall", install],
+  [
+    "Start",
+    "install",
+    "releases and how to verify them; systemd, compose, one container; upgrade and uninstall",
+    install,
+  ],
   ["Start", "payments", "give an agent a price, collect it, and pay for a call", payments],
   ["Start", "streaming", "answers as they come, and ordinary MCP clients", streaming],
   ["How-to", "operations", "data directory, doctor, memory, retention, log, shutdown, TLS and connections", operations],
@@ -56,7 +61,12 @@ const ROWS: readonly Row[] = [
   ["Explanation", "architecture", "the rooms of the code, the way of one paid call, states, glossary", architecture],
   ["Explanation", "security", "who may do what, secrets, upstream addresses, and every limit", security],
   ["Explanation", "decisions", "why things are as they are", decisions],
-  ["Explanation", "measurements", "how much a machine carries, where the time goes, and decisions that a figure made", measurements],
+  [
+    "Explanation",
+    "measurements",
+    "how much a machine carries, where the time goes, and decisions that a figure made",
+    measurements,
+  ],
 ];
 
 export const PAGES: readonly Page[] = ROWS.map(([section, name, summary, text]) => ({
