@@ -282,7 +282,7 @@ function strangers(path: string, source: string): string[] {
 
 const TOP_LEVEL = new Set([
   ...["package.json", "bun.lock", "bunfig.toml", "tsconfig.json", "biome.json"],
-  ...["src", "db", "test", ".ci", "Dockerfile", "README.md", "LICENSE", ".gitignore", ".dockerignore"],
+  ...["src", "db", "test", ".ci", ".github", "Dockerfile", "README.md", "LICENSE", ".gitignore", ".dockerignore"],
 ]);
 
 /** Names at the top of the project that have no place there. */

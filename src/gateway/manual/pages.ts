@@ -4,7 +4,10 @@
 import api from "./api.md" with { type: "text" };
 import architecture from "./architecture.md" with { type: "text" };
 import backups from "./backups.md" with { type: "text" };
+import changelog from "./changelog.md" with { type: "text" };
+import clients from "./clients.md" with { type: "text" };
 import configuration from "./configuration.md" with { type: "text" };
+import contributing from "./contributing.md" with { type: "text" };
 import decisions from "./decisions.md" with { type: "text" };
 import development from "./development.md" with { type: "text" };
 import facilitator from "./facilitator.md" with { type: "text" };
@@ -20,6 +23,7 @@ import security from "./security.md" with { type: "text" };
 import streaming from "./streaming.md" with { type: "text" };
 import troubleshooting from "./troubleshooting.md" with { type: "text" };
 import upgrades from "./upgrades.md" with { type: "text" };
+import vulnerabilities from "./vulnerabilities.md" with { type: "text" };
 
 /** The kinds of page: a first success, a task to be done, facts to look up, and reasons. */
 export const SECTIONS = ["Start", "How-to", "Reference", "Explanation"] as const;
@@ -46,6 +50,7 @@ const ROWS: readonly Row[] = [
   ],
   ["Start", "payments", "give an agent a price, collect it, and pay for a call", payments],
   ["Start", "streaming", "answers as they come, and ordinary MCP clients", streaming],
+  ["Start", "clients", "call an agent from curl, fetch, Python, MCP clients and x402-fetch", clients],
   ["How-to", "operations", "data directory, doctor, memory, retention, log, shutdown, TLS and connections", operations],
   ["How-to", "backups", "make and check a copy, move a service, go back to an older state", backups],
   ["How-to", "upgrades", "start a new version, one after the other, and the one before again", upgrades],
@@ -55,9 +60,12 @@ const ROWS: readonly Row[] = [
   ["How-to", "replicas", "several gateways on one Postgres: what they share, failover and clocks", replicas],
   ["How-to", "troubleshooting", "by symptom: what it means, and what to do", troubleshooting],
   ["How-to", "development", "build and test commands, dependencies, recipes for typical changes", development],
+  ["How-to", "contributing", "report a bug, make a change", contributing],
+  ["How-to", "vulnerabilities", "report a vulnerability in private", vulnerabilities],
   ["Reference", "api", "every endpoint of the gateway by example, and its errors", api],
   ["Reference", "configuration", "every variable and every command, with its default", configuration],
   ["Reference", "monitoring", "metrics, alert rules, a dashboard, every event of the log, and traces", monitoring],
+  ["Reference", "changelog", "what each version brings, and what it asks of you", changelog],
   ["Explanation", "architecture", "the rooms of the code, the way of one paid call, states, glossary", architecture],
   ["Explanation", "security", "who may do what, secrets, upstream addresses, and every limit", security],
   ["Explanation", "decisions", "why things are as they are", decisions],
