@@ -143,9 +143,10 @@ describe("the manual's site", () => {
   test("has an outline of each page, and its version", async () => {
     for (const path of NAMES) {
       const html = await (await get(path)).text();
-      const outline = html.slice(html.indexOf('<nav class="outline"'), html.indexOf("<main"));
+      const [, outline = ""] = /<nav class="outline"(.*?)<\/nav>/s.exec(html) ?? [];
       const ids = [...html.matchAll(/<h[23] id="([^"]+)"/g)].map(([, id]) => id);
-      expect([...outline.matchAll(/href="#([^"]+)"/g)].map(([, id]) => id)).toEqual(ids);
+      // An outline of one heading says nothing.
+      expect([...outline.matchAll(/href="#([^"]+)"/g)].map(([, id]) => id)).toEqual(ids.length < 2 ? [] : ids);
       expect(html).toContain(`<span class="version">${VERSION}</span>`);
     }
   });
