@@ -234,7 +234,8 @@ async function searchJson(): Promise<string> {
   for (const page of PAGES) {
     for (const section of await sectionsOf(page)) await inTurn(STRANGERS, () => index.add(section));
   }
-  return inTurn(STRANGERS, () => JSON.stringify({ options: SEARCH, index }));
+  const plain = await inTurn(STRANGERS, () => index.toJSON());
+  return inTurn(STRANGERS, () => JSON.stringify({ options: SEARCH, index: plain }));
 }
 
 /** The sections of a page, each in a turn: all pages in one piece would hold the event loop for 75 ms (measured). */
