@@ -13,6 +13,7 @@ import development from "./development.md" with { type: "text" };
 import facilitator from "./facilitator.md" with { type: "text" };
 import growing from "./growing.md" with { type: "text" };
 import install from "./install.md" with { type: "text" };
+import limits from "./limits.md" with { type: "text" };
 import measurements from "./measurements.md" with { type: "text" };
 import monitoring from "./monitoring.md" with { type: "text" };
 import operations from "./operations.md" with { type: "text" };
@@ -64,10 +65,11 @@ const ROWS: readonly Row[] = [
   ["How-to", "vulnerabilities", "report a vulnerability in private", vulnerabilities],
   ["Reference", "api", "every endpoint of the gateway by example, and its errors", api],
   ["Reference", "configuration", "every variable and every command, with its default", configuration],
+  ["Reference", "limits", "every bound of connections, calls, answers, payments and what a tenant keeps", limits],
   ["Reference", "monitoring", "metrics, alert rules, a dashboard, every event of the log, and traces", monitoring],
   ["Reference", "changelog", "what each version brings, and what it asks of you", changelog],
   ["Explanation", "architecture", "the rooms of the code, the way of one paid call, states, glossary", architecture],
-  ["Explanation", "security", "who may do what, secrets, upstream addresses, and every limit", security],
+  ["Explanation", "security", "who is protected from whom, tokens, secrets, upstream addresses", security],
   ["Explanation", "decisions", "why things are as they are", decisions],
   [
     "Explanation",
