@@ -227,6 +227,8 @@ describe("a page of the manual", () => {
       ["sh tour", "export A='b' # c <d>"],
       ["json", '{ "a": 1, "b": null, "c": "<d>" }'],
       ["yaml compose", 'a: ["b"] # c'],
+      ["js call.mjs", "const a = 'b'; // <d>"],
+      ["python call.py", "import a # 'b'"],
       ["http", 'POST /v1/agents\n{ "name": "a" }\n→ 201 { "id": "agt_…" }\nX-Header: 1'],
       ["text", "a <b>"],
       ["no-language", "a & b"],
@@ -246,11 +248,23 @@ describe("a page of the manual", () => {
       "hljs-built_in hljs-comment hljs-string",
       "hljs-attr hljs-keyword hljs-literal hljs-number hljs-punctuation hljs-string",
       "hljs-attr hljs-comment hljs-string",
+      "hljs-comment hljs-keyword hljs-string",
+      "hljs-comment hljs-keyword",
       "hljs-attr hljs-keyword hljs-number hljs-string",
       "",
       "",
       "",
     ]);
+  });
+
+  test("is in no language that can't be highlighted", async () => {
+    const infos = new Set(PAGES.flatMap(({ text }) => [...text.matchAll(/^```(\w+)/gm)].map(([, info = ""]) => info)));
+    infos.delete("text");
+    for (const info of infos) {
+      const html = await htmlOf(`\`\`\`${info}\nimport "a" 1 POST /v1\na: 1\n\`\`\`\n`);
+      expect([info, html.includes("hljs-")]).toEqual([info, true]);
+    }
+    expect(infos.size).toBeGreaterThan(4);
   });
 
   test("has no header cell that is empty", async () => {

@@ -2,7 +2,9 @@
 // would declare the browser's globals, and some of Bun's with other members, in the whole project.
 import highlighter from "highlight.js/lib/core";
 import bash from "highlight.js/lib/languages/bash";
+import javascript from "highlight.js/lib/languages/javascript";
 import json from "highlight.js/lib/languages/json";
+import python from "highlight.js/lib/languages/python";
 import yaml from "highlight.js/lib/languages/yaml";
 
 /** The exchanges of the examples: a request without a protocol version, its headers and its JSON body, and `→` before an answer. */
@@ -26,6 +28,8 @@ const shell = (hljs) => {
 };
 
 highlighter.registerLanguage("sh", shell);
+highlighter.registerLanguage("js", javascript);
+highlighter.registerLanguage("python", python);
 highlighter.registerLanguage("json", json);
 highlighter.registerLanguage("yaml", yaml);
 highlighter.registerLanguage("http", exchange);
