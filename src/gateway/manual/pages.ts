@@ -18,6 +18,7 @@ import measurements from "./measurements.md" with { type: "text" };
 import monitoring from "./monitoring.md" with { type: "text" };
 import operations from "./operations.md" with { type: "text" };
 import payments from "./payments.md" with { type: "text" };
+import receipts from "./receipts.md" with { type: "text" };
 import replicas from "./replicas.md" with { type: "text" };
 import rotation from "./rotation.md" with { type: "text" };
 import security from "./security.md" with { type: "text" };
@@ -51,6 +52,7 @@ const ROWS: readonly Row[] = [
   ],
   ["Start", "payments", "give an agent a price, collect it, and pay for a call", payments],
   ["Start", "streaming", "answers as they come, and ordinary MCP clients", streaming],
+  ["Start", "receipts", "signed receipts of calls, and how to check them offline", receipts],
   ["Start", "clients", "call an agent from curl, fetch, Python, MCP clients and x402-fetch", clients],
   ["How-to", "operations", "data directory, doctor, memory, retention, log, shutdown, TLS and connections", operations],
   ["How-to", "backups", "make and check a copy, move a service, go back to an older state", backups],
