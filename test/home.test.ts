@@ -9,7 +9,7 @@ import { browserPath, launchBrowser, visit, whyNoBrowser } from "./support/brows
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { until } from "./support/until.ts";
 
-const HTML = { accept: "text/html" };
+const HTML = { accept: "text/html", "accept-encoding": "identity" };
 
 let gateway: Gateway;
 beforeAll(async () => {

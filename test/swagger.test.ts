@@ -1,9 +1,8 @@
 // Swagger UI as a developer uses it: a real browser opens the page that the compiled binary serves, authorizes,
-// and executes an operation; and the manual beside it. Nothing they do may reach for another machine.
+// and executes an operation. Nothing it does may reach for another machine.
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { Validator } from "@seriousme/openapi-schema-validator";
 import { type Browser, chromium, type Locator, type Page } from "playwright-core";
-import { PAGES } from "../src/gateway/manual/pages.ts";
 import { findings } from "./support/axe.ts";
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { until } from "./support/until.ts";
@@ -26,10 +25,7 @@ interface Visit extends AsyncDisposable {
   readonly complaints: string[];
 }
 
-const [DESK, PHONE] = [
-  { width: 1280, height: 1600 },
-  { width: 390, height: 844 },
-];
+const DESK = { width: 1280, height: 1600 };
 
 async function visit(browser: Browser, origin: string, path = "/swagger", viewport = DESK): Promise<Visit> {
   const context = await browser.newContext({ viewport });
@@ -305,33 +301,6 @@ browserSuite(`the page in a browser${reason}`, () => {
     expect(await facilitator.textContent()).toContain("facilitator.example.com:8443");
     expect([visited.strays, visited.complaints]).toEqual([[], []]);
   });
-
-  for (const viewport of [DESK, PHONE]) {
-    test(`the manual fits ${viewport.width} pixels, and is searched by the keyboard`, async () => {
-      await using visited = await visit(browser, gateway.url, "/docs", viewport);
-      const { page, strays, complaints } = visited;
-      for (const { name } of PAGES) {
-        await page.goto(`${gateway.url}/docs/${name}`);
-        const width = await page.locator(":root").evaluate((root) => root.scrollWidth);
-        expect([name, width]).toEqual([name, viewport.width]);
-      }
-      await page.keyboard.press("/");
-      await page.keyboard.type("signed transaction stored broadcast");
-      await page.locator("#found a").first().waitFor();
-      await page.keyboard.press("ArrowDown");
-      const wanted = await page.locator("#found a:focus").getAttribute("href");
-      await page.keyboard.press("Enter");
-      await page.waitForURL(wanted ?? "");
-      expect(new URL(wanted ?? "").origin).toBe(gateway.url);
-      await page.locator("#search").waitFor();
-      await page.keyboard.press("/");
-      await page.keyboard.type("xyzzy");
-      await page.getByText("Nothing found").waitFor();
-      await page.keyboard.press("Escape");
-      expect(await page.locator("#found").isVisible()).toBe(false);
-      expect([strays, complaints]).toEqual([[], []]);
-    });
-  }
 });
 
 describe("the document of the binary", () => {

@@ -34,7 +34,8 @@ describe("the root", () => {
   ])("answers Accept %p with %s, and tells caches that it depends on it", async (accept, type) => {
     const answer = await ask(edgeOf(), { accept });
     expect([answer.status, answer.headers.get("content-type")?.split(";")[0]]).toEqual([200, type]);
-    expect([answer.headers.get("vary"), answer.headers.get("cache-control")]).toEqual(["accept", "no-cache"]);
+    expect(answer.headers.get("vary")).toMatch(/^accept(, |$)/);
+    expect(answer.headers.get("cache-control")).toBe("no-cache");
   });
 
   test("names absolute URLs below the configured one, else below the host that was asked", async () => {
@@ -54,7 +55,7 @@ describe("the root", () => {
     const etag = first.headers.get("etag") ?? "";
     expect(await first.text()).toContain("Ready</span>: calls are accepted");
     const again = await ask(edge, { accept: BROWSER, "if-none-match": etag });
-    expect([again.status, again.headers.get("vary"), await again.text()]).toEqual([304, "accept", ""]);
+    expect([again.status, again.headers.get("vary"), await again.text()]).toEqual([304, "accept, accept-encoding", ""]);
     isReady = false;
     const changed = await ask(edge, { accept: BROWSER, "if-none-match": etag });
     expect(changed.status).toBe(200);

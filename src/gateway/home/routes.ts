@@ -60,7 +60,7 @@ const service = operation({
 });
 
 interface HomeOptions {
-  readonly assets: Pick<Assets, "madeOnce" | "serve">;
+  readonly assets: Pick<Assets, "madeOnce">;
   readonly version: string;
   /** Rejects while calls are not accepted. */
   readonly checkReady: () => Promise<void>;
@@ -74,20 +74,18 @@ export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, public
     const page = pageAsset(pageHtml(version, isReady, hasLocalIssuer));
     return { ...page, headers: { ...page.headers, ...VARIES } };
   };
-  const [ready, notReady] = [pageOf(true), pageOf(false)];
+  const [ready, notReady] = [assets.madeOnce(() => pageOf(true)), assets.madeOnce(() => pageOf(false))];
   return routes()
     .get(
       "/",
       async ({ request }) => {
         const { headers } = request;
         if (wantsHtml(headers.get("accept") ?? "")) {
-          return assets.serve(
-            request,
-            await checkReady().then(
-              () => ready,
-              () => notReady,
-            ),
+          const isReady = await checkReady().then(
+            () => true,
+            () => false,
           );
+          return (isReady ? ready : notReady)({ request });
         }
         const links = linksOf(baseUrl(publicUrl, headers.get("host") ?? ""));
         return json("ok", { name: NAME, version, links }, { ...VARIES, "cache-control": "no-cache" });
