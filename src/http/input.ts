@@ -3,9 +3,11 @@
 import { type ObjectOptions, type Static, type TProperties, type TSchema, Type } from "@sinclair/typebox";
 import { type TypeCheck, TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
 import { Fault, invalidField } from "../core/fault.ts";
+import { suggest } from "../core/text.ts";
 import { parseDateTime } from "../core/time.ts";
 import { MAX, PAGE_LIMIT_DEFAULT } from "../kernel/limits.ts";
 import { readJson } from "../wire/json.ts";
+import type { Operation } from "./openapi.ts";
 import { scopeOf } from "./server.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
@@ -29,7 +31,7 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOption
     const value = await readJson(bytes, freeField ?? null, tenant);
     checker ??= TypeCompiler.Compile(schema);
     if (checker.Check(value)) return value;
-    throw describe(checker.Errors(value).First());
+    throw describe(firstProblem([...Iterator.from(checker.Errors(value)).take(PROBLEMS_READ)]));
   }
 
   return async <R>(request: Request, use: (value: Static<T>) => Promise<R>): Promise<R> => {
@@ -55,6 +57,26 @@ export function bodyReader<T extends TSchema>(schema: T, options: BodyOptions = 
   return (request: Request): Promise<Static<T>> => use(request, async (value) => value);
 }
 
+/** How many problems of a body are looked at, of which one is told. */
+const PROBLEMS_READ = 32;
+
+/** The problem to tell: the first one, but of a misspelt field that it is unknown, and not that the right one is missing. */
+function firstProblem(problems: readonly ValueError[]): ValueError | undefined {
+  const [first] = problems;
+  if (first?.type !== ValueErrorType.ObjectRequiredProperty) return first;
+  const misspelt = problems.find((problem) => {
+    if (problem.type !== ValueErrorType.ObjectAdditionalProperties) return false;
+    const meant = meantBy(problem);
+    return meant !== null && first.path === `${problem.path.slice(0, problem.path.lastIndexOf("/"))}/${meant}`;
+  });
+  return misspelt ?? first;
+}
+
+/** The field that an unknown one seems to be meant as. */
+function meantBy({ path, schema }: ValueError): string | null {
+  return suggest(path.slice(path.lastIndexOf("/") + 1), Object.keys(schema["properties"] ?? {}));
+}
+
 function describe(error: ValueError | undefined): Fault {
   if (error === undefined) return new Fault("invalid_request", "body: invalid");
   // For "a value or null", the problem inside the value says more than "neither of the two".
@@ -62,7 +84,10 @@ function describe(error: ValueError | undefined): Fault {
   if (inner !== undefined && inner.path.length > error.path.length) return describe(inner);
   const field = error.path.slice(1).replaceAll("/", ".").replaceAll("~1", "/").replaceAll("~0", "~");
   const expected: unknown = error.schema["x-expected"];
-  if (error.type === ValueErrorType.ObjectAdditionalProperties) return invalidField(field, "unknown field");
+  if (error.type === ValueErrorType.ObjectAdditionalProperties) {
+    const meant = meantBy(error);
+    return invalidField(field, meant === null ? "unknown field" : `unknown field; did you mean ${meant}?`);
+  }
   if (error.type === ValueErrorType.ObjectRequiredProperty) return invalidField(field, "required");
   if (field === "") return new Fault("invalid_request", "body: must be a JSON object");
   return invalidField(field, typeof expected === "string" ? `must be ${expected}` : error.message.toLowerCase());
@@ -87,9 +112,23 @@ export function nullable<T extends TSchema>(schema: T, expected: string) {
 
 export type Query = URLSearchParams;
 
-export function queryOf(request: Request): Query {
+/**
+ * The query of a request. A parameter that the route does not take would be a filter that filters nothing, so it is refused.
+ *
+ * @throws Fault `invalid_request` that names the parameter
+ */
+export function queryOf(request: Request, { queryNames }: Pick<Operation, "queryNames">): Query {
   const start = request.url.indexOf("?");
-  return new URLSearchParams(start === -1 ? "" : request.url.slice(start + 1));
+  const query = new URLSearchParams(start === -1 ? "" : request.url.slice(start + 1));
+  for (const name of query.keys()) if (!queryNames.includes(name)) throw unknownParameter(name, queryNames);
+  return query;
+}
+
+function unknownParameter(name: string, known: readonly string[]): Fault {
+  const meant = name === "" ? null : suggest(name, known);
+  const all = known.length === 0 ? "none is taken here" : `the parameters are ${known.join(", ")}`;
+  const hint = meant === null ? all : `did you mean ${meant}?`;
+  return invalidField(name === "" ? "query" : name, `unknown parameter; ${hint}`);
 }
 
 /** A query parameter that must be one of `values`. */

@@ -192,7 +192,10 @@ describe("deleting a credential", () => {
     const { id } = await made();
     const agent = (await send("POST", "/v1/agents", fresh({ credential_ref: id }))).body;
     expect(agent.credential_ref).toBe(id);
-    expect(outcome(await remove(id))).toEqual([409, "the credential is in use"]);
+    expect(outcome(await remove(id))).toEqual([
+      409,
+      `the credential is in use by the agent "${agent.name}" (${agent.id})`,
+    ]);
     await send("PATCH", `/v1/agents/${agent.id}`, { credential_ref: null });
     await send("PATCH", `/v1/agents/${agent.id}`, { credential_ref: id });
     expect((await remove(id)).status).toBe(409);
