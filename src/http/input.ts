@@ -17,13 +17,15 @@ const SMALL_BYTES = 16_384;
 
 interface BodyOptions {
   readonly freeField?: string;
+  /** Fields that other requests take, each with what to do instead. */
+  readonly elsewhere?: Readonly<Record<string, string>>;
 }
 
 /**
  * A function that reads a request's JSON body, checks it against `schema` and passes it to `use`. Only a few large bodies are
  * held at a time, each until its `use` has ended.
  */
-export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOptions = {}) {
+export function bodyUser<T extends TSchema>(schema: T, { freeField, elsewhere }: BodyOptions = {}) {
   // Compiled for the first body: one takes a few milliseconds, and compiling all of them took a tenth of every start.
   let checker: TypeCheck<T> | null = null;
 
@@ -31,7 +33,7 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOption
     const value = await readJson(bytes, freeField ?? null, tenant);
     checker ??= TypeCompiler.Compile(schema);
     if (checker.Check(value)) return value;
-    throw describe(firstProblem([...Iterator.from(checker.Errors(value)).take(PROBLEMS_READ)]));
+    throw describe(firstProblem([...Iterator.from(checker.Errors(value)).take(PROBLEMS_READ)]), elsewhere);
   }
 
   return async <R>(request: Request, use: (value: Static<T>) => Promise<R>): Promise<R> => {
@@ -72,12 +74,22 @@ function firstProblem(problems: readonly ValueError[]): ValueError | undefined {
   return misspelt ?? first;
 }
 
+/** What a value of another type should have been. */
+const KINDS: ReadonlyMap<ValueErrorType, string> = new Map([
+  [ValueErrorType.String, "a string"],
+  [ValueErrorType.Boolean, "true or false"],
+  [ValueErrorType.Number, "a number"],
+  [ValueErrorType.Integer, "an integer"],
+  [ValueErrorType.Array, "an array"],
+  [ValueErrorType.Object, "a JSON object"],
+]);
+
 /** The field that an unknown one seems to be meant as. */
 function meantBy({ path, schema }: ValueError): string | null {
   return suggest(path.slice(path.lastIndexOf("/") + 1), Object.keys(schema["properties"] ?? {}));
 }
 
-function describe(error: ValueError | undefined): Fault {
+function describe(error: ValueError | undefined, elsewhere: BodyOptions["elsewhere"] = {}): Fault {
   if (error === undefined) return new Fault("invalid_request", "body: invalid");
   // For "a value or null", the problem inside the value says more than "neither of the two".
   const inner = error.type === ValueErrorType.Union ? error.errors[0]?.First() : undefined;
@@ -86,11 +98,13 @@ function describe(error: ValueError | undefined): Fault {
   const expected: unknown = error.schema["x-expected"];
   if (error.type === ValueErrorType.ObjectAdditionalProperties) {
     const meant = meantBy(error);
-    return invalidField(field, meant === null ? "unknown field" : `unknown field; did you mean ${meant}?`);
+    const hint = Object.hasOwn(elsewhere, field) ? elsewhere[field] : meant && `did you mean ${meant}?`;
+    return invalidField(field, hint ? `unknown field; ${hint}` : "unknown field");
   }
   if (error.type === ValueErrorType.ObjectRequiredProperty) return invalidField(field, "required");
   if (field === "") return new Fault("invalid_request", "body: must be a JSON object");
-  return invalidField(field, typeof expected === "string" ? `must be ${expected}` : error.message.toLowerCase());
+  const wanted = typeof expected === "string" ? expected : KINDS.get(error.type);
+  return invalidField(field, wanted === undefined ? error.message.toLowerCase() : `must be ${wanted}`);
 }
 
 /** A schema of an object with exactly these fields. The API document shows it once, under its name. */

@@ -131,7 +131,7 @@ test("a body must be JSON of the right form, and the error names the field", asy
   // A misspelt field is told as such, although the right one is missing as well.
   expect(await post('{"nmae":"x"}')).toEqual([400, "nmae: unknown field; did you mean name?"]);
   expect(await post('{"x":1}')).toEqual([400, "name: required"]);
-  expect(await post('{"name":1}')).toEqual([400, "name: expected string"]);
+  expect(await post('{"name":1}')).toEqual([400, "name: must be a string"]);
   expect(await post('{"name":"x"}', "text/plain")).toEqual([400, "content-type: must be application/json"]);
   expect(await post("")).toEqual([400, "body: not valid JSON, since it is empty"]);
   expect(await post(`{"name":"${"x".repeat(1024 * 1024)}"}`)).toEqual([413, "body: larger than 1048576 bytes"]);

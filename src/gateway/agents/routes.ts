@@ -149,8 +149,11 @@ function filterOf(request: Request, list: Operation): AgentFilter {
   };
 }
 
+const BY_PATCH = "a PATCH of the agent sets it";
+const SET_LATER = { suspended: BY_PATCH, invocation_rate_limit: BY_PATCH, invocation_burst: BY_PATCH };
+
 export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network: Network }) {
-  const readCreate = bodyReader(agentCreate(network), { freeField: "metadata" });
+  const readCreate = bodyReader(agentCreate(network), { freeField: "metadata", elsewhere: SET_LATER });
   const readPatch = bodyReader(agentPatch(network), { freeField: "metadata" });
   const service = createAgentService(deps);
   const listed = list(network);

@@ -92,7 +92,7 @@ describe("creating a credential", () => {
     ["an empty secret", managed({ plaintext: "" }), "plaintext: must be 1 to 65536 bytes"],
     ["a secret too long", managed({ plaintext: `${"é".repeat(32_768)}x` }), "plaintext: must be 1 to 65536 bytes"],
     ["a lone surrogate", managed({ plaintext: "\ud800" }), "plaintext: must not contain lone surrogates"],
-    ["a secret that is no text", managed({ plaintext: { a: 1 } }), "plaintext: expected string"],
+    ["a secret that is no text", managed({ plaintext: { a: 1 } }), "plaintext: must be a string"],
     ["an unknown key", managed({ version: 7 }), "version: unknown field"],
     [
       "a reference out of the prefix",
