@@ -149,7 +149,7 @@ function createTip(network: Network, ask: () => Promise<bigint>): () => Promise<
 }
 
 function stateQuestion({ token: { key } }: Network, { from, nonce }: AuthorizationId) {
-  const data = encodeFunctionData({ abi: token.ABI, functionName: "authorizationState", args: [from, nonce] });
+  const data = encodeFunctionData({ ...token.CALLS.authorizationState, args: [from, nonce] });
   return { method: "eth_call", params: [{ to: key, data }], read: wire.truth };
 }
 
@@ -256,7 +256,7 @@ function pricedBy({ maxFee, maxPriorityFee }: Fees) {
 
 async function feeBelow(rpc: Rpc, bytes: number): Promise<bigint> {
   const size = BigInt(Math.ceil(bytes));
-  const data = encodeFunctionData({ abi: token.ABI, functionName: "getL1FeeUpperBound", args: [size] });
+  const data = encodeFunctionData({ ...token.CALLS.feeUpperBound, args: [size] });
   const call = { to: token.FEE_ORACLE, data };
   const read = (result: unknown) => (result === "0x" ? 0n : wire.word(result));
   return unlessRefused(rpc.ask({ method: "eth_call", params: [call, "latest"], read, isAnswer: token.isRefusal }), 0n);
@@ -272,7 +272,7 @@ function unlessRefused<T>(calling: Promise<T>, otherwise: T): Promise<T> {
 
 async function isSignedByContract(rpc: Rpc, authorization: Authorization, signature: Hex): Promise<boolean> {
   const digest = toHex(authorizationDigest(rpc.network.token.domain, authorization));
-  const data = encodeFunctionData({ abi: token.ABI, functionName: "isValidSignature", args: [digest, signature] });
+  const data = encodeFunctionData({ ...token.CALLS.isValidSignature, args: [digest, signature] });
   const call = { to: authorization.from, data, gas: wire.hex(token.GAS_MAX) };
   const isDoubtful = (answer: Hex | RpcError) => answer instanceof RpcError || !token.saysValid(answer);
   const question = { method: "eth_call", params: [call, "latest"], read: wire.data, isAnswer: token.isRefusal };

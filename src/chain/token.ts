@@ -7,6 +7,7 @@ import {
   numberToHex,
   pad,
   parseAbi,
+  prepareEncodeFunctionData,
   size,
   slice,
   toEventSelector,
@@ -16,20 +17,41 @@ import type { Authorization, Hex } from "../x402/types.ts";
 import type { LogEntry, Receipt, RpcError } from "./json-rpc.ts";
 
 /**
- * The token; the L1 fee oracle of OP-stack chains such as Base (`getL1FeeUpperBound`); ERC-1271, by which the token checks
- * every payer that has code (`isValidSignature`); and Multicall3.
+ * The functions of the token; of the L1 fee oracle of OP-stack chains such as Base (`feeUpperBound`); of ERC-1271, by which the
+ * token checks every payer that has code (`isValidSignature`); and of Multicall3. Each is prepared once, since finding a
+ * function among others and hashing its name costs twice as much as encoding a call.
  */
-export const ABI = parseAbi([
-  "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, uint8 v, bytes32 r, bytes32 s)",
-  "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, bytes signature)",
-  "function authorizationState(address authorizer, bytes32 nonce) view returns (bool)",
-  "function balanceOf(address account) view returns (uint256)",
-  "function getL1FeeUpperBound(uint256 size) view returns (uint256)",
-  "function isValidSignature(bytes32 digest, bytes signature) view returns (bytes4)",
-  "struct Call3 { address target; bool allowFailure; bytes callData; }",
-  "struct Result { bool success; bytes returnData; }",
-  "function aggregate3(Call3[] calls) payable returns (Result[] returnData)",
-]);
+export const CALLS = {
+  transfer: prepareEncodeFunctionData({
+    abi: parseAbi([
+      "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, uint8 v, bytes32 r, bytes32 s)",
+    ]),
+  }),
+  transferByAnySignature: prepareEncodeFunctionData({
+    abi: parseAbi([
+      "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, bytes signature)",
+    ]),
+  }),
+  authorizationState: prepareEncodeFunctionData({
+    abi: parseAbi(["function authorizationState(address authorizer, bytes32 nonce) view returns (bool)"]),
+  }),
+  balanceOf: prepareEncodeFunctionData({
+    abi: parseAbi(["function balanceOf(address account) view returns (uint256)"]),
+  }),
+  feeUpperBound: prepareEncodeFunctionData({
+    abi: parseAbi(["function getL1FeeUpperBound(uint256 size) view returns (uint256)"]),
+  }),
+  isValidSignature: prepareEncodeFunctionData({
+    abi: parseAbi(["function isValidSignature(bytes32 digest, bytes signature) view returns (bytes4)"]),
+  }),
+  aggregate: prepareEncodeFunctionData({
+    abi: parseAbi([
+      "struct Call3 { address target; bool allowFailure; bytes callData; }",
+      "struct Result { bool success; bytes returnData; }",
+      "function aggregate3(Call3[] calls) payable returns (Result[] returnData)",
+    ]),
+  }),
+};
 /** The GasPriceOracle predeploy of OP-stack chains. */
 export const FEE_ORACLE: Hex = "0x420000000000000000000000000000000000000f";
 const VALID = "0x1626ba7e";
@@ -51,14 +73,14 @@ export const AUTHORIZATION_CANCELED = toEventSelector("AuthorizationCanceled(add
 export function transferData(authorization: Authorization, signature: Hex): Hex {
   const { from, to, value, validAfter, validBefore, nonce } = authorization;
   const words = [from, to, value, validAfter, validBefore, nonce] as const;
-  const transfer = { abi: ABI, functionName: "transferWithAuthorization" } as const;
-  if (size(signature) !== 65) return encodeFunctionData({ ...transfer, args: [...words, signature] });
+  if (size(signature) !== 65) {
+    return encodeFunctionData({ ...CALLS.transferByAnySignature, args: [...words, signature] });
+  }
   const [r, s, v] = [slice(signature, 0, 32), slice(signature, 32, 64), hexToNumber(slice(signature, 64))];
-  return encodeFunctionData({ ...transfer, args: [...words, v, r, s] });
+  return encodeFunctionData({ ...CALLS.transfer, args: [...words, v, r, s] });
 }
 
-export const balanceData = (holder: Hex): Hex =>
-  encodeFunctionData({ abi: ABI, functionName: "balanceOf", args: [holder] });
+export const balanceData = (holder: Hex): Hex => encodeFunctionData({ ...CALLS.balanceOf, args: [holder] });
 
 /** Whether a contract wallet's answer to `isValidSignature` means valid: the first word, as the token reads it. */
 export function saysValid(answer: Hex): boolean {
@@ -160,7 +182,7 @@ export const SHARED_GAS_MAX = 16_000_000n;
 /** The call data of `aggregate3`: each of the calls goes to the target, and each may fail alone. */
 export function aggregateData(target: Hex, calls: readonly Hex[]): Hex {
   const args = calls.map((callData) => ({ target, allowFailure: true, callData }));
-  return encodeFunctionData({ abi: ABI, functionName: "aggregate3", args: [args] });
+  return encodeFunctionData({ ...CALLS.aggregate, args: [args] });
 }
 
 /** Whether this is the code of Multicall3, and not of another contract, which might waste the gas. */

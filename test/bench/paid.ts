@@ -7,7 +7,7 @@ import { startGateway } from "../support/gateway/gateway.ts";
 import { startUpstream } from "../support/http/upstream.ts";
 import { coreSecondsIn } from "./cores.ts";
 import { type Report, say } from "./report.ts";
-import { BLOCK_SECONDS, homeOf, PRICE, payments, strands } from "./settlements.ts";
+import { ANY_GAS, BLOCK_SECONDS, homeOf, PRICE, payments, strands } from "./settlements.ts";
 import { latency } from "./table.ts";
 
 const CALLS = 600;
@@ -26,7 +26,7 @@ export async function paidCalls(_seconds: number, report: Report): Promise<void>
   });
   try {
     await using gateway = await startGateway();
-    await using facilitator = await startFacilitator(chain);
+    await using facilitator = await startFacilitator(chain, { env: ANY_GAS });
     const tenant = await openPayingTenant(gateway, facilitator);
     const all = await payments(chain, CALLS);
     const [first] = all;
