@@ -18,7 +18,7 @@ const SMALL_BYTES = 16_384;
 interface BodyOptions {
   readonly freeField?: string;
   /** Fields that other requests take, each with what to do instead. */
-  readonly elsewhere?: Readonly<Record<string, string>>;
+  readonly elsewhere?: ReadonlyMap<string, string>;
 }
 
 /**
@@ -33,7 +33,8 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField, elsewhere }:
     const value = await readJson(bytes, freeField ?? null, tenant);
     checker ??= TypeCompiler.Compile(schema);
     if (checker.Check(value)) return value;
-    throw describe(firstProblem([...Iterator.from(checker.Errors(value)).take(PROBLEMS_READ)]), elsewhere);
+    const problem = checker.Errors(value).First();
+    throw (problem && misspelt(problem, value, schema)) ?? describe(problem, elsewhere);
   }
 
   return async <R>(request: Request, use: (value: Static<T>) => Promise<R>): Promise<R> => {
@@ -59,19 +60,20 @@ export function bodyReader<T extends TSchema>(schema: T, options: BodyOptions = 
   return (request: Request): Promise<Static<T>> => use(request, async (value) => value);
 }
 
-/** How many problems of a body are looked at, of which one is told. */
-const PROBLEMS_READ = 32;
+/**
+ * The unknown field of a body that is near to the first one that is missing: it is told as misspelt. Null when there is none. Only
+ * the body's own fields are compared, since a look for more problems would pass through all of a long body.
+ */
+function misspelt({ type, path }: ValueError, value: unknown, schema: TSchema): Fault | null {
+  const missing = path.slice(1);
+  if (type !== ValueErrorType.ObjectRequiredProperty || typeof value !== "object" || value === null) return null;
+  const known = Object.keys(schema["properties"] ?? {});
+  const found = Object.keys(value).find((key) => !known.includes(key) && suggest(key, [missing]) !== null);
+  return found === undefined ? null : unknownField(found, `did you mean ${missing}?`);
+}
 
-/** The problem to tell: the first one, but of a misspelt field that it is unknown, and not that the right one is missing. */
-function firstProblem(problems: readonly ValueError[]): ValueError | undefined {
-  const [first] = problems;
-  if (first?.type !== ValueErrorType.ObjectRequiredProperty) return first;
-  const misspelt = problems.find((problem) => {
-    if (problem.type !== ValueErrorType.ObjectAdditionalProperties) return false;
-    const meant = meantBy(problem);
-    return meant !== null && first.path === `${problem.path.slice(0, problem.path.lastIndexOf("/"))}/${meant}`;
-  });
-  return misspelt ?? first;
+function unknownField(field: string, hint: string | null): Fault {
+  return invalidField(field, hint === null ? "unknown field" : `unknown field; ${hint}`);
 }
 
 /** What a value of another type should have been. */
@@ -84,12 +86,7 @@ const KINDS: ReadonlyMap<ValueErrorType, string> = new Map([
   [ValueErrorType.Object, "a JSON object"],
 ]);
 
-/** The field that an unknown one seems to be meant as. */
-function meantBy({ path, schema }: ValueError): string | null {
-  return suggest(path.slice(path.lastIndexOf("/") + 1), Object.keys(schema["properties"] ?? {}));
-}
-
-function describe(error: ValueError | undefined, elsewhere: BodyOptions["elsewhere"] = {}): Fault {
+function describe(error: ValueError | undefined, elsewhere: BodyOptions["elsewhere"] = new Map()): Fault {
   if (error === undefined) return new Fault("invalid_request", "body: invalid");
   // For "a value or null", the problem inside the value says more than "neither of the two".
   const inner = error.type === ValueErrorType.Union ? error.errors[0]?.First() : undefined;
@@ -97,9 +94,8 @@ function describe(error: ValueError | undefined, elsewhere: BodyOptions["elsewhe
   const field = error.path.slice(1).replaceAll("/", ".").replaceAll("~1", "/").replaceAll("~0", "~");
   const expected: unknown = error.schema["x-expected"];
   if (error.type === ValueErrorType.ObjectAdditionalProperties) {
-    const meant = meantBy(error);
-    const hint = Object.hasOwn(elsewhere, field) ? elsewhere[field] : meant && `did you mean ${meant}?`;
-    return invalidField(field, hint ? `unknown field; ${hint}` : "unknown field");
+    const meant = suggest(error.path.slice(error.path.lastIndexOf("/") + 1), Object.keys(error.schema["properties"]));
+    return unknownField(field, elsewhere.get(field) ?? (meant && `did you mean ${meant}?`));
   }
   if (error.type === ValueErrorType.ObjectRequiredProperty) return invalidField(field, "required");
   if (field === "") return new Fault("invalid_request", "body: must be a JSON object");
@@ -140,7 +136,7 @@ export function queryOf(request: Request, { queryNames }: Pick<Operation, "query
 
 function unknownParameter(name: string, known: readonly string[]): Fault {
   const meant = name === "" ? null : suggest(name, known);
-  const all = known.length === 0 ? "none is taken here" : `the parameters are ${known.join(", ")}`;
+  const all = known.length === 0 ? "none is taken here" : `known here: ${known.join(", ")}`;
   const hint = meant === null ? all : `did you mean ${meant}?`;
   return invalidField(name === "" ? "query" : name, `unknown parameter; ${hint}`);
 }

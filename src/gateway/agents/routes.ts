@@ -150,7 +150,7 @@ function filterOf(request: Request, list: Operation): AgentFilter {
 }
 
 const BY_PATCH = "a PATCH of the agent sets it";
-const SET_LATER = { suspended: BY_PATCH, invocation_rate_limit: BY_PATCH, invocation_burst: BY_PATCH };
+const SET_LATER = new Map(["suspended", "invocation_rate_limit", "invocation_burst"].map((field) => [field, BY_PATCH]));
 
 export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network: Network }) {
   const readCreate = bodyReader(agentCreate(network), { freeField: "metadata", elsewhere: SET_LATER });
