@@ -24,7 +24,7 @@ const amount = (description: string) =>
     pattern: "^[0-9]+$",
     maxLength: UINT256_DIGITS_MAX,
     description,
-    "x-expected": `a decimal string of at most ${UINT256_DIGITS_MAX} digits`,
+    "x-expected": `a string of 1 to ${UINT256_DIGITS_MAX} digits, in the asset's smallest unit`,
   });
 
 const pricing = ({ name, token }: Network) =>

@@ -6,7 +6,7 @@ import { AGENT_STATUSES, PROTOCOLS } from "../../core/states.ts";
 import { textProblem } from "../../core/text.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyReader, choiceOf, PAGE_QUERY, page, type Query, queryOf } from "../../http/input.ts";
-import { idParameter, operation } from "../../http/openapi.ts";
+import { idParameter, type Operation, operation } from "../../http/openapi.ts";
 import { empty } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
@@ -140,8 +140,8 @@ function textParameter(query: Query, name: string, max: number): string | null {
   return value;
 }
 
-function filterOf(request: Request): AgentFilter {
-  const query = queryOf(request);
+function filterOf(request: Request, list: Operation): AgentFilter {
+  const query = queryOf(request, list);
   return {
     ...page(query),
     status: choiceOf(query, "status", AGENT_STATUSES),
@@ -151,10 +151,14 @@ function filterOf(request: Request): AgentFilter {
   };
 }
 
+const BY_PATCH = "a PATCH of the agent sets it";
+const SET_LATER = new Map(["suspended", "invocation_rate_limit", "invocation_burst"].map((field) => [field, BY_PATCH]));
+
 export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network: Network }) {
-  const readCreate = bodyReader(agentCreate(network), { freeField: "metadata" });
+  const readCreate = bodyReader(agentCreate(network), { freeField: "metadata", elsewhere: SET_LATER });
   const readPatch = bodyReader(agentPatch(network), { freeField: "metadata" });
   const service = createAgentService(deps);
+  const listed = list(network);
 
   /** Reads the agent only when the response may use memory, even after a write that returned it. */
   function shown(request: Request, id: string, status: "ok" | "created" = "ok"): Promise<Response> {
@@ -176,14 +180,14 @@ export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network
     .get(
       "/v1/agents",
       async ({ request }) => {
-        const filter = filterOf(request);
+        const filter = filterOf(request, listed);
         const { limit, offset } = filter;
         const { caller, responses } = scopeOf(request);
         const { rows, total } = await service.list(caller, filter, request.signal);
         const rest = { total, limit, offset };
         return responses.jsonList({ tenant: caller.tenant, request }, { name: "data", rows, view: agentView, rest });
       },
-      { detail: list(network) },
+      { detail: listed },
     )
     .get("/v1/agents/:id", ({ request, params }) => shown(request, params.id), { detail: get(network) })
     .patch(

@@ -2,7 +2,7 @@
 
 import { overQuota } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyReader } from "../../http/input.ts";
+import { bodyReader, queryOf } from "../../http/input.ts";
 import { idParameter, operation } from "../../http/openapi.ts";
 import { empty, json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
@@ -117,6 +117,7 @@ export function credentialRoutes(deps: CredentialDeps) {
       "/v1/credentials",
       ({ request }) => {
         const { caller, responses } = scopeOf(request);
+        queryOf(request, list);
         const rows = () => service.list(caller);
         return responses.jsonList(
           { tenant: caller.tenant, request },

@@ -8,7 +8,7 @@ import { type Static, Type } from "@sinclair/typebox";
 import { asBuffer } from "../../core/bytes.ts";
 import { READ_BODY_SCOPE } from "../../core/call.ts";
 import { idTime } from "../../core/id.ts";
-import { ERROR_CLASSES, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
+import { ERROR_CLASSES, ERROR_DETAILS, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
 import { DateTime, PAGE_FIELDS, PAGE_QUERY, queryOf, timestamp } from "../../http/input.ts";
@@ -45,6 +45,9 @@ const shared = {
   status: choice(INVOCATION_STATUSES, { description: "How far the call is." }),
   error_class: Type.Union([choice(ERROR_CLASSES), Type.Null()], {
     description: "What kind of failure ended the call; null unless it failed.",
+  }),
+  error_detail: Type.Union([choice(ERROR_DETAILS), Type.Null()], {
+    description: "Why a failed call has no whole response; null when the upstream itself answered, or no value fits.",
   }),
   upstream_status: whole("The status with which the upstream answered; null without an answer."),
   latency_ms: whole("Duration of the upstream call in milliseconds."),
@@ -116,6 +119,7 @@ function sharedView(row: InvocationRow) {
     agent_id: row.agent_id,
     status: row.status,
     error_class: row.error_class,
+    error_detail: row.error_detail,
     upstream_status: row.upstream_status,
     latency_ms: row.latency_ms,
     mcp_method: row.mcp_method,
@@ -170,6 +174,7 @@ const EXAMPLE_SHARED = {
   agent_id: "agt_0199a7c2-5d1e-7c3a-9b62-3f0a4d5e6f70",
   status: "succeeded",
   error_class: null,
+  error_detail: null,
   upstream_status: 200,
   latency_ms: 42,
   mcp_method: null,
@@ -319,8 +324,9 @@ export function invocationRoutes(reader: Reader) {
       async ({ request }) => {
         const { caller, responses } = scopeOf(request);
         const { tenant } = caller;
+        const query = queryOf(request, list);
         return responses.respondJson({ tenant, request }, async () => {
-          const { rows, ...rest } = await readHistory(reader, tenant, queryOf(request), request.signal);
+          const { rows, ...rest } = await readHistory(reader, tenant, query, request.signal);
           return { data: rows.map(listItem), ...rest };
         });
       },

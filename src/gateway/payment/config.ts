@@ -19,6 +19,9 @@ import { MAX } from "../../kernel/limits.ts";
 import { GIVEN_KEY, prepared, type Reader, type Store } from "../../storage/store.ts";
 import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 
+const SETTLEMENT_CONFIG = "the settlement configuration";
+const OPEN_PAYMENT = "a payment that is being settled";
+
 const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
   db.select().from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
 );
@@ -28,11 +31,11 @@ export async function findSettlementConfig(reader: Reader, tenant: string): Prom
   return row ?? null;
 }
 
-/** Whether the credential is needed for settlements: by the configuration, or by a payment that is still open. */
-export async function settlementNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
+/** Names, for the tenant, what settles with the credential: the configuration or an open payment; null when nothing does. */
+export async function settlementOfCredential(reader: Reader, tenant: string, id: string): Promise<string | null> {
   const config = await findSettlementConfig(reader, tenant);
-  if (config?.facilitator_credential_ref === id) return true;
-  return (await unsettledUrls(reader, tenant, id)).length > 0;
+  if (config?.facilitator_credential_ref === id) return SETTLEMENT_CONFIG;
+  return (await unsettledUrls(reader, tenant, id)).length > 0 ? OPEN_PAYMENT : null;
 }
 
 /** Names, for the tenant, what settles with the credential at a URL that is not allowed; null when nothing does. */
@@ -44,10 +47,10 @@ export async function settlementShutOut(
 ): Promise<string | null> {
   const config = await findSettlementConfig(reader, tenant);
   if (config?.facilitator_credential_ref === id && !isAllowed(config.facilitator_url)) {
-    return "the settlement configuration";
+    return SETTLEMENT_CONFIG;
   }
   const open = await unsettledUrls(reader, tenant, id);
-  return open.some(({ url }) => url !== null && !isAllowed(url)) ? "a payment that is being settled" : null;
+  return open.some(({ url }) => url !== null && !isAllowed(url)) ? OPEN_PAYMENT : null;
 }
 
 /** The facilitators of open payments that use the credential. A collected payment needs none, and is final without it. */

@@ -185,7 +185,7 @@ export function policyRoutes(service: PolicyService) {
       "/v1/policy/decisions",
       async ({ request }) => {
         const { caller, responses } = scopeOf(request);
-        const limit = limitOf(queryOf(request));
+        const limit = limitOf(queryOf(request, decisions));
         return responses.respondJson({ tenant: caller.tenant, request }, async () => {
           const rows = await service.newest(caller, limit);
           return { data: rows.map(decisionView), limit };

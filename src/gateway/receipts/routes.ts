@@ -56,7 +56,7 @@ export function receiptRoutes(receipts: Pick<Receipts, "find" | "page">) {
       "/v1/receipts",
       async ({ request }) => {
         const { caller, responses } = scopeOf(request);
-        const range = page(queryOf(request));
+        const range = page(queryOf(request, list));
         return responses.respond({ tenant: caller.tenant, request, type: JSON_LINES }, async () => {
           const lines = await receipts.page(caller, range);
           return lines.map((line) => `${line}\n`).join("");
