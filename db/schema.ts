@@ -8,6 +8,7 @@ import type {
   AgentStatus,
   CollectionStatus,
   ErrorClass,
+  ErrorDetail,
   InvocationStatus,
   Mode,
   PolicyAction,
@@ -130,6 +131,8 @@ function invocationColumns(c: Columns) {
     mode: c.text().$type<Mode>().notNull(),
     status: c.text().$type<InvocationStatus>().notNull(),
     error_class: c.text().$type<ErrorClass>(),
+    /** Null also for calls that programs before schema version 3 have ended. */
+    error_detail: c.text().$type<ErrorDetail>(),
     model: c.text(),
     mcp_method: c.text(),
     mcp_tool: c.text(),
@@ -167,7 +170,8 @@ function invocationColumns(c: Columns) {
 
 /** The columns that are known before a call's end. */
 function openColumns(c: Columns) {
-  const { error_class, upstream_status, latency_ms, ttft_ms, resp_size, ...others } = invocationColumns(c);
+  const { error_class, error_detail, upstream_status, latency_ms, ttft_ms, resp_size, ...others } =
+    invocationColumns(c);
   const { resp_sha256, response_content_type, response_truncated, completed_at, status, ...open } = others;
   return { ...open, status: c.text().$type<"pending" | "running">().notNull() };
 }

@@ -7,25 +7,37 @@ import { type OpenLog, openLog } from "./cli/log.ts";
 import { drainOnSignal, logStrayErrors, startWatchdog } from "./cli/process.ts";
 import { type Config, type FacilitatorConfig, processEnvironment } from "./config.ts";
 import { type Meters, silentMeters } from "./core/meters.ts";
+import { VERSION } from "./core/startup.ts";
 import { systemClock } from "./core/time.ts";
 import { restartInCleanEnvironment } from "./environment.ts";
 
-const pki = (forms: string, about: string): CliCommand => ({
+const SERVICE = "[--host H] [--port N] [--data-dir DIR] [--env-file FILE]";
+/** The flags of commands that work on the data. */
+const DATA = "[--data-dir DIR] [--env-file FILE]";
+
+const pki = (forms: string, summary: string, about: string): CliCommand => ({
   forms: [forms],
+  summary,
   about,
   run: async (line) => (await import("./cli/pki.ts")).pki(line),
 });
-const account = (forms: string, about: string): CliCommand => ({
-  forms: [`${forms} [--data-dir DIR]`.trimStart()],
+const account = (forms: string, summary: string, about = summary): CliCommand => ({
+  forms: [`${forms} ${DATA}`.trimStart()],
+  summary,
   about,
   run: async (line) => (await import("./cli/account.ts")).account(line),
 });
 
 /** The command that runs when the command line names none. */
 export const SERVE: CliCommand = {
-  forms: ["--mode gateway|facilitator [--host H] [--port N] [--data-dir DIR]"],
+  forms: [`--mode gateway|facilitator ${SERVICE}`],
+  summary: "run the gateway, or with --mode facilitator the facilitator",
   about: "run the gateway or the facilitator",
   async run(line) {
+    // An environment that names the mode is one that a service is to start in.
+    const isBare = line.flags.size === 0 && line.problems.length === 0;
+    if (isBare && !processEnvironment["TOLLGATE_MODE"])
+      return (await import("./cli/terminal/help.ts")).shortHelp(COMMANDS);
     restartInCleanEnvironment(processEnvironment);
     const { config, log } = begin(line, "serve");
     const meters = await openMeters(config, log);
@@ -40,93 +52,11 @@ export const SERVE: CliCommand = {
   },
 };
 
-/** Commands by their words on the command line. */
+/** Commands by their words on the command line, in the order in which help lists them. */
 export const COMMANDS: Commands = {
-  token: {
-    forms: ['--tenant T --user U [--scope "a b"] [--ttl 12h] [--data-dir DIR]'],
-    about: "print a token of the gateway's local issuer; --ttl takes s, m, h or d, 12h if not given",
-    run: async (line) => (await import("./cli/token.ts")).token(line),
-  },
-  "token revoke": {
-    forms: ["--tenant T [--user U] [--data-dir DIR]", "--all [--data-dir DIR]"],
-    about: `revoke the local issuer's tokens of this user, or of all users of the tenant, up to now; later ones are valid;
-with --all revoke every token up to now, forged ones too, by replacing the issuer's key`,
-    run: async (line) => (await import("./cli/token.ts")).revoke(line),
-  },
-  "keys rotate": {
-    forms: ["[--data-dir DIR]"],
-    about: `renew every key while gateways run: the master key, the key of each tenant, and the keys that sign tokens and
-receipts; the next run resumes one that was interrupted (see tollgate help rotation)`,
-    run: async (line) => (await import("./cli/keys.ts")).rotateKeys(line),
-  },
-  "account add": account(
-    "NAME --cert FILE [--max-per-transaction N] [--daily-ceiling N]",
-    `let the facilitator settle for the holder of this client certificate (PEM); limits are in atomic units and default
-to those of the configuration; a running facilitator needs no restart`,
-  ),
-  "account list": account("", "print the facilitator's accounts"),
-  "account disable": account("NAME", "disable an account, at once"),
-  "account enable": account("NAME", "enable a disabled account, at once"),
-  "account remove": account("NAME", "remove an account with all its certificates, at once"),
-  "account add-cert": account(
-    "NAME --cert FILE",
-    "add a client certificate to an account, at once, so that certificates rotate without a gap",
-  ),
-  "account remove-cert": account("NAME --cert FILE", "remove a client certificate from an account, at once"),
-  "pki init": pki(
-    "--dir DIR",
-    "create a small private CA for the mutual TLS between gateway and facilitator: ca.crt and ca.key",
-  ),
-  "pki server": pki(
-    "--dir DIR --host H [--host H ...]",
-    "issue the facilitator's certificate: server.crt and server.key; H is a host name or an IP address",
-  ),
-  "pki client": pki(
-    "--dir DIR --name N",
-    "issue a client's certificate: N.crt, N.key, and N.pem, the bundle for a credential of the gateway",
-  ),
-  "receipt verify": {
-    forms: ["FILE --jwks FILE|URL"],
-    about: `check trust receipts offline, one compact JWS per line: signatures, claims and the chain; exits with 1 and names
-the first invalid one; the keys are those that a gateway serves at /.well-known/jwks.json`,
-    run: async (line) => (await import("./cli/receipt.ts")).verify(line),
-  },
-  migrate: {
-    forms: ["[--data-dir DIR]"],
-    about: "apply pending migrations of the database and exit; for a facilitator's, set TOLLGATE_MODE=facilitator",
-    run: async (line) => (await import("./cli/backup.ts")).migrate(line),
-  },
-  backup: {
-    forms: ["FILE [--verify] [--data-dir DIR]", "--verify FILE [--data-dir DIR]"],
-    about: `copy the SQLite database of a running or stopped service into a new file; --verify then reads the whole copy and
-opens its keys; keep master.key with it, which no copy contains; --verify FILE checks an existing copy and
-makes none`,
-    run: async (line) => (await import("./cli/backup.ts")).backup(line),
-  },
-  restore: {
-    forms: ["[FILE] [--data-dir DIR]"],
-    about: `run once before the first start after a restore to an older state: ends the calls in flight of the copy, and keeps
-payments signed before it from buying twice; FILE is checked and replaces the SQLite database`,
-    run: async (line) => (await import("./cli/backup.ts")).restore(line),
-  },
-  doctor: {
-    forms: ["[--mode gateway|facilitator] [--host H] [--port N] [--data-dir DIR]"],
-    about: `check what the configuration names (database, keys, issuer, facilitators, nodes, wallets, clocks), changing nothing;
-each line says ok, warn or fail, and what to do; exits with 1 after a fail, and with 2 on a bad configuration`,
-    async run(line) {
-      // The checks must run in the environment that a service would have.
-      restartInCleanEnvironment(processEnvironment);
-      // The doctor reports the warnings itself.
-      const { config } = configured(line, "serve");
-      const { examine } = await import("./cli/doctor.ts");
-      const { isHealthy, text } = await examine(config);
-      // A check that is still pending must not keep the process alive.
-      process.stdout.write(text, () => process.exit(isHealthy ? 0 : 1));
-      return undefined;
-    },
-  },
   demo: {
     forms: [""],
+    summary: "play paid calls on this machine, from the challenge to the money",
     about:
       "run paid calls on this machine, with a chain, both services and two agents of its own, and stay up to be tried",
     async run(line) {
@@ -140,14 +70,143 @@ each line says ok, warn or fail, and what to do; exits with 1 after a fail, and 
       return undefined;
     },
   },
-  help: {
-    forms: ["[TOPIC]"],
-    about: "print a page of the manual; the topics are listed below",
-    async run({ words: [topic], problems }) {
-      if (problems.length > 0) throw new Misuse(problems);
-      const { helpText, topicText } = await import("./cli/help.ts");
-      return topic === undefined ? helpText(COMMANDS, SERVE) : topicText(topic);
+  serve: {
+    ...SERVE,
+    forms: [`[--mode gateway|facilitator] ${SERVICE}`],
+    about: "run the gateway, as --mode gateway does, or with --mode facilitator the facilitator",
+    defaults: { mode: "gateway" },
+  },
+  doctor: {
+    forms: [`[--mode gateway|facilitator] [--json] ${SERVICE}`],
+    summary: "check what the configuration names, changing nothing",
+    about: `check what the configuration names (database, keys, issuer, facilitators, nodes, wallets, clocks), changing nothing;
+each line says ok, warn or fail, and what to do; exits with 1 after a fail, and with 2 on a bad configuration`,
+    async run(line) {
+      // The checks must run in the environment that a service would have.
+      restartInCleanEnvironment(processEnvironment);
+      // The doctor reports the warnings itself.
+      const { config, unread } = configured(line, "serve");
+      const { examine } = await import("./cli/doctor.ts");
+      const { holds, text, document } = await examine(config, unread);
+      const report = line.flags.has("json") ? `${JSON.stringify(document, null, 2)}\n` : text;
+      // A check that is still pending must not keep the process alive.
+      process.stdout.write(report, () => process.exit(holds ? 0 : 1));
+      return undefined;
     },
+  },
+  token: {
+    forms: [`--tenant T --user U [--scope "a b"] [--ttl 12h] ${DATA}`],
+    summary: "print a token of the gateway's local issuer",
+    about: "print a token of the gateway's local issuer; --ttl takes s, m, h or d, 12h if not given",
+    run: async (line) => (await import("./cli/token.ts")).token(line),
+  },
+  "token revoke": {
+    forms: [`--tenant T [--user U] ${DATA}`, `--all [--yes] ${DATA}`],
+    summary: "refuse the tokens made until now",
+    about: `revoke the local issuer's tokens of this user, or of all users of the tenant, up to now; later ones are valid;
+with --all revoke every token up to now, forged ones too, by replacing the issuer's key`,
+    run: async (line) => (await import("./cli/token.ts")).revoke(line),
+  },
+  "settlement set": {
+    forms: [`--tenant T --facilitator URL --bundle FILE ${DATA}`],
+    summary: "say which facilitator collects a tenant's payments",
+    about: `store the client certificate of a tenant (the bundle of tollgate pki client) as a credential, encrypted, and name
+the facilitator that collects the tenant's payments with it; beside a running gateway, and as often as you like`,
+    run: async (line) => (await import("./cli/settlement.ts")).setSettlement(line),
+  },
+  "account add": account(
+    "NAME --cert FILE [--max-per-transaction N] [--daily-ceiling N]",
+    "let the facilitator settle for the holder of a client certificate",
+    `let the facilitator settle for the holder of this client certificate (PEM); limits are in atomic units and default
+to those of the configuration; a running facilitator needs no restart`,
+  ),
+  "account list": account("[--json]", "print the facilitator's accounts"),
+  "account disable": account("NAME", "disable an account, at once"),
+  "account enable": account("NAME", "enable a disabled account, at once"),
+  "account remove": account("NAME [--yes]", "remove an account with all its certificates, at once"),
+  "account add-cert": account(
+    "NAME --cert FILE",
+    "add a client certificate to an account, at once",
+    "add a client certificate to an account, at once, so that certificates rotate without a gap",
+  ),
+  "account remove-cert": account("NAME --cert FILE", "remove a client certificate from an account, at once"),
+  "pki init": pki(
+    "--dir DIR",
+    "create a small private CA for mutual TLS",
+    "create a small private CA for the mutual TLS between gateway and facilitator: ca.crt and ca.key",
+  ),
+  "pki server": pki(
+    "--dir DIR --host H [--host H ...]",
+    "issue the facilitator's certificate",
+    "issue the facilitator's certificate: server.crt and server.key; H is a host name or an IP address",
+  ),
+  "pki client": pki(
+    "--dir DIR --name N",
+    "issue the certificate of a client of the facilitator",
+    "issue a client's certificate: N.crt, N.key, and N.pem, the bundle for a credential of the gateway",
+  ),
+  "keys rotate": {
+    forms: [`[--json] ${DATA}`],
+    summary: "renew every key while gateways run",
+    about: `renew every key while gateways run: the master key, the key of each tenant, and the keys that sign tokens and
+receipts; the next run resumes one that was interrupted (see tollgate help rotation)`,
+    run: async (line) => (await import("./cli/keys.ts")).rotateKeys(line),
+  },
+  "receipt verify": {
+    forms: ["FILE --jwks FILE|URL [--json]"],
+    summary: "check trust receipts offline",
+    about: `check trust receipts offline, one compact JWS per line: signatures, claims and the chain; exits with 1 and names
+the first invalid one; the keys are those that a gateway serves at /.well-known/jwks.json`,
+    run: async (line) => (await import("./cli/receipt.ts")).verify(line),
+  },
+  migrate: {
+    forms: [DATA],
+    summary: "bring the database up to date and exit",
+    about: "apply pending migrations of the database and exit; for a facilitator's, set TOLLGATE_MODE=facilitator",
+    run: async (line) => (await import("./cli/backup.ts")).migrate(line),
+  },
+  backup: {
+    forms: [`FILE [--verify] [--json] ${DATA}`, `--verify FILE [--json] ${DATA}`],
+    summary: "copy the SQLite database of a running service, or check a copy",
+    about: `copy the SQLite database of a running or stopped service into a new file; --verify then reads the whole copy and
+opens its keys; keep master.key with it, which no copy contains; --verify FILE checks an existing copy and
+makes none`,
+    run: async (line) => (await import("./cli/backup.ts")).backup(line),
+  },
+  restore: {
+    forms: [`[FILE] ${DATA}`],
+    summary: "put a copy back, before the first start on it",
+    about: `run once before the first start after a restore to an older state: ends the calls in flight of the copy, and keeps
+payments signed before it from buying twice; FILE is checked and replaces the SQLite database`,
+    run: async (line) => (await import("./cli/backup.ts")).restore(line),
+  },
+  completion: {
+    forms: ["SHELL"],
+    summary: "print the completions for bash, zsh or fish",
+    about: `print the script that completes commands and flags in SHELL, which is bash, zsh or fish; for bash write
+source <(tollgate completion bash) into ~/.bashrc`,
+    async run({ words: [shell = ""], problems }) {
+      if (problems.length > 0) throw new Misuse(problems);
+      return (await import("./cli/terminal/completion.ts")).completionScript(shell, COMMANDS, SERVE);
+    },
+  },
+  help: {
+    forms: ["[TOPIC]", "COMMAND [COMMAND]", "--all"],
+    summary: "print a page of the manual, or the help of a command",
+    about: `print a page of the manual, or the help of a command; with --all every command and every variable, as tollgate --help;
+tollgate help configuration is the page of all variables`,
+    async run({ words, flags, problems }) {
+      if (problems.length > 0) throw new Misuse(problems);
+      const { helpText, helpOn, shortHelp } = await import("./cli/terminal/help.ts");
+      if (flags.has("all")) return helpText(COMMANDS, SERVE);
+      return words.length === 0 ? shortHelp(COMMANDS) : helpOn(words, COMMANDS);
+    },
+  },
+  version: {
+    forms: [""],
+    summary: "print the version",
+    about: "print the version",
+    run: async () => `tollgate ${VERSION}\n`,
   },
 };
 

@@ -3,7 +3,7 @@ import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, write
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { openDataDir } from "./cli/open.ts";
-import { loadConfig, VARIABLES } from "./config.ts";
+import { loadConfig, VARIABLES, withEnvFile } from "./config.ts";
 import { silentLog } from "./core/log.ts";
 
 const dir = mkdtempSync(join(tmpdir(), "config-"));
@@ -94,6 +94,67 @@ test("no problem repeats a value: it may be a secret", () => {
   expect(load(bad).problems.join("\n")).not.toContain("hunter2");
 });
 
+test("a problem of a list names the entry, and shows only what looks like a host", () => {
+  const secret = "hunter2".repeat(6);
+  const { problems } = load({
+    TOLLGATE_ALLOW_HOSTS: "ok.test,10.0.0.0/33",
+    TOLLGATE_DENY_HOSTS: `ok.test,${secret}@,u:hunter2@h`,
+    TOLLGATE_ALLOWED_ORIGINS: "https://a.test, ",
+    TOLLGATE_RPC_URLS: "http://a.test,http://b.test,http://a.test",
+    OTEL_EXPORTER_OTLP_HEADERS: "a=1,hunter2",
+  });
+  const whys = problems.map((problem) => `${problem.split(" ")[0]}: ${problem.slice(problem.lastIndexOf(": ") + 2)}`);
+  expect(whys.sort()).toEqual([
+    "OTEL_EXPORTER_OTLP_HEADERS: entry 2 of 2 is not valid",
+    "TOLLGATE_ALLOWED_ORIGINS: entry 2 of 2 is not valid",
+    "TOLLGATE_ALLOW_HOSTS: entry 2 of 2 (10.0.0.0/33) is not valid",
+    "TOLLGATE_DENY_HOSTS: entry 2 of 3 is not valid",
+    "TOLLGATE_RPC_URLS: entry 3 of 3 equals entry 1",
+  ]);
+  expect(problems.join("\n")).not.toContain("hunter2");
+  expect(load({ TOLLGATE_ALLOW_HOSTS: "a.test,".repeat(1001) }).problems).toEqual([
+    expect.stringMatching(/: it has 1001 entries$/),
+  ]);
+});
+
+describe("a file of variables", () => {
+  const read = (text: string, environment: Record<string, string> = {}) =>
+    withEnvFile(environment, file("some.env", text));
+
+  test("holds one a line, with or without quotes, comments aside", () => {
+    const text = `# A=1\r\n\n  B = no\nC=1=2 # all of it\r\nexport D="a # b"\nE='"'\nF=\n G= x \nC=last`;
+    const { environment, problems } = read(text.replace("  B = no\n", ""));
+    expect(problems).toEqual([]);
+    expect(environment).toEqual({ C: "last", D: "a # b", E: '"', F: "", G: "x" });
+    expect(read("")).toEqual({ environment: {}, problems: [] });
+  });
+
+  test("gives way to the environment, in whichever of two variables a secret stands there", () => {
+    const text = "A=file\nB=file\nDATABASE_URL=file\nTOLLGATE_MASTER_KEY_FILE=file\n";
+    const set = { A: "own", B: "", DATABASE_URL_FILE: "own", TOLLGATE_MASTER_KEY: "own" };
+    expect(read(text, set).environment).toEqual({ ...set, B: "file" });
+  });
+
+  test("is refused with the number of each bad line, and without its text", () => {
+    const lines = [
+      "A=1",
+      "hunter2",
+      "A B=hunter2",
+      "A='hunter2",
+      `A="hunter2"x`,
+      "=hunter2",
+      "1A=hunter2",
+      "A = hunter2",
+    ];
+    const { problems } = read(lines.join("\n"));
+    expect(problems).toEqual(
+      [2, 3, 4, 5, 6, 7, 8].map((line) => expect.stringContaining(`/some.env: line ${line} must be`)),
+    );
+    expect(problems.join("\n")).not.toContain("hunter2");
+    expect(read("x\n".repeat(1000)).problems).toHaveLength(10);
+  });
+});
+
 test("a flag overrides its variable, and is blamed by its own name", () => {
   expect(load({ TOLLGATE_PORT: "nonsense" }, { port: "0", host: "::1" }).config).toMatchObject({
     port: 0,
@@ -153,16 +214,16 @@ describe("secrets", () => {
   });
 
   test("settings that are no secrets are not read from files", () => {
-    const { config, warnings } = load({ TOLLGATE_PORT_FILE: file("port", "1") });
+    const { config, unread } = load({ TOLLGATE_PORT_FILE: file("port", "1") });
     expect(config?.port).toBe(8080);
-    expect(warnings).toEqual(["TOLLGATE_PORT_FILE is set but nothing reads it"]);
+    expect(unread).toEqual(["TOLLGATE_PORT_FILE is set but nothing reads it"]);
   });
 });
 
 test("a misspelt variable is warned of, with the one that was meant", () => {
-  const { warnings, problems } = load({ TOLLGATE_PROT: "1", TOLLGATE_NONSENSE: "1", OTHER: "1" });
+  const { unread, problems } = load({ TOLLGATE_PROT: "1", TOLLGATE_NONSENSE: "1", OTHER: "1" });
   expect(problems).toEqual([]);
-  expect(warnings).toEqual([
+  expect(unread).toEqual([
     "TOLLGATE_PROT is set but nothing reads it; did you mean TOLLGATE_PORT?",
     "TOLLGATE_NONSENSE is set but nothing reads it",
   ]);

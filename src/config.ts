@@ -40,7 +40,8 @@ export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "resto
  *
  * @param flags by name, without dashes; flags that override no variable are the command's own
  * @param terminal whether standard error is a terminal
- * @returns null as the configuration when there are problems, each of which names a variable, file or flag, and what it must be
+ * @returns null as the configuration when there are problems, each of which names a variable, file or flag, and what it must be;
+ * `unread` warns of each `TOLLGATE_` variable that is set but that nothing reads
  */
 export function loadConfig(
   purpose: Purpose,
@@ -60,9 +61,8 @@ export function loadConfig(
   const expiries = (["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_CLIENT_CA_FILE"] as const).flatMap((name) =>
     validityWarnings(name, values[name] ?? "", systemClock.now()),
   );
-  const warnings = [...unknownVariables(environment), ...expiries];
   const config = problems.size === 0 ? arrange(values, terminal, environment) : null;
-  return { config, problems: [...problems.values()], warnings };
+  return { config, problems: [...problems.values()], unread: unreadVariables(environment), warnings: expiries };
 }
 
 /** The tables of variables that a command reads, and the rules that hold between their values. */
@@ -272,8 +272,56 @@ function renewedFile(path: string | undefined): string | null {
   return path && statSync(path, { throwIfNoEntry: false })?.isFile() ? path : null;
 }
 
+const ENV_LINE = /^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)$/;
+const ENV_LINES_TOLD = 10;
+
+/**
+ * The environment, and under it the variables of a file: one `NAME=value` a line, whose value may stand in quotes; lines that begin
+ * with `#` and empty lines are skipped. What the environment sets goes before the file, also where one of the two names a
+ * secret and the other its file.
+ *
+ * @returns problems that name the file and the line, and never show the line, since it may hold a secret
+ */
+export function withEnvFile(environment: Environment, path: string | undefined) {
+  if (path === undefined) return { environment, problems: [] };
+  const file = resolve(path);
+  let text: string;
+  try {
+    text = readFileSync(path, "utf8");
+  } catch (error) {
+    const why = fileProblem(file, error, file);
+    return { environment, problems: [`--env-file must be the path of a readable file of variables: ${why}`] };
+  }
+  const merged: Record<string, string | undefined> = {};
+  const bad: number[] = [];
+  for (const [index, line] of text.split(/\r?\n/).entries()) {
+    if (/^\s*(#|$)/.test(line)) continue;
+    const [, name = "", written = ""] = ENV_LINE.exec(line) ?? [];
+    const value = name === "" ? null : unquoted(written.trim());
+    if (value === null) bad.push(index + 1);
+    else if (!environment[name] && !environment[otherSource(name)]) merged[name] = value;
+  }
+  const must = "must be NAME=value, a comment that begins with #, or empty";
+  const problems = bad.slice(0, ENV_LINES_TOLD).map((line) => `--env-file ${file}: line ${line} ${must}`);
+  const set = Object.entries(environment).filter(([name, value]) => value || merged[name] === undefined);
+  return { environment: { ...merged, ...Object.fromEntries(set) }, problems };
+}
+
+/** The variable that would set the same secret: itself or its file. */
+function otherSource(name: string): string {
+  return name.endsWith("_FILE") ? name.slice(0, -"_FILE".length) : `${name}_FILE`;
+}
+
+/** Null for a value with a quote that does not end, or that ends before the line does. */
+function unquoted(written: string): string | null {
+  const quote = /^["']/.exec(written)?.[0];
+  if (quote === undefined) return written;
+  const inner = written.slice(1, -1);
+  return written.length > 1 && written.endsWith(quote) && !inner.includes(quote) ? inner : null;
+}
+
 /** A warning for each `TOLLGATE_` variable that is set but that nothing reads. */
-export function unknownVariables(environment: Environment): string[] {
+function unreadVariables(environment: Environment): string[] {
   const known = new Set([...Object.keys(VARIABLES), ...OWN_VARIABLES]);
   for (const [name, { secret }] of Object.entries<Sources>(VARIABLES)) if (secret === true) known.add(`${name}_FILE`);
   return Object.keys(environment)

@@ -139,7 +139,9 @@ test.concurrent("Postgres: all is well before the first start, which has made no
   expect(await client.unsafe("select 1 from pg_class where relnamespace = 'public'::regnamespace")).toHaveLength(0);
   expect(await found({ DATABASE_URL: "postgres://nobody:hunter2@127.0.0.1:1/none" })).toEqual([
     1,
-    says("fail database: the Postgres server of DATABASE_URL does not answer; DATABASE_URL must be right"),
+    says(
+      "fail database: the Postgres server of DATABASE_URL does not answer at 127.0.0.1:1; DATABASE_URL must be right",
+    ),
     NO_CLOCK,
   ]);
 });

@@ -6,6 +6,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { startChain, type TestChain } from "./support/chain/chain.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";
+import { until } from "./support/until.ts";
 
 const SIGNER_KEY = "5d".repeat(32);
 let home: string;
@@ -14,6 +15,8 @@ let chain: TestChain;
 beforeAll(async () => {
   home = mkdtempSync(join(tmpdir(), "facilitator-"));
   chain = await startChain();
+  expect((await tollgate("pki", "init", "--dir", "ca")).code).toBe(0);
+  expect((await tollgate("pki", "server", "--dir", "ca", "--host", "127.0.0.1")).code).toBe(0);
 });
 afterAll(async () => {
   await chain.stop();
@@ -34,7 +37,7 @@ async function tollgate(...words: string[]) {
 }
 
 /** The kernel ends the process when the thread that started it ends, which is the end of the test process. */
-async function start() {
+async function start(rpcUrls = `${chain.url}/?key=hunter2`) {
   const child = Bun.spawn(
     ["setpriv", "--pdeathsig", "KILL", "--", tollgateBinary(), "--mode", "facilitator", "--port", "0"],
     {
@@ -45,7 +48,7 @@ async function start() {
         TOLLGATE_TLS_CERT_FILE: "ca/server.crt",
         TOLLGATE_TLS_KEY_FILE: "ca/server.key",
         TOLLGATE_CLIENT_CA_FILE: "ca/ca.crt",
-        TOLLGATE_RPC_URLS: `${chain.url}/?key=hunter2`,
+        TOLLGATE_RPC_URLS: rpcUrls,
         TOLLGATE_SIGNER_KEY: SIGNER_KEY,
         TOLLGATE_LOG_LEVEL: "debug",
       },
@@ -68,8 +71,6 @@ async function start() {
 }
 
 test("accounts of the facilitator come and go while it runs, and it ends well", async () => {
-  expect((await tollgate("pki", "init", "--dir", "ca")).code).toBe(0);
-  expect((await tollgate("pki", "server", "--dir", "ca", "--host", "127.0.0.1")).code).toBe(0);
   expect((await tollgate("pki", "client", "--dir", "ca", "--name", "alice")).code).toBe(0);
   const facilitator = await start();
   try {
@@ -89,7 +90,7 @@ test("accounts of the facilitator come and go while it runs, and it ends well", 
     expect(await status()).toBe(403);
     expect((await tollgate("account", "enable", "alice")).code).toBe(0);
     expect(await status()).toBe(400);
-    expect((await tollgate("account", "remove", "alice")).code).toBe(0);
+    expect((await tollgate("account", "remove", "alice", "--yes")).code).toBe(0);
     expect(await status()).toBe(403);
     facilitator.child.kill("SIGTERM");
     expect(await facilitator.child.exited).toBe(0);
@@ -102,4 +103,31 @@ test("accounts of the facilitator come and go while it runs, and it ends well", 
   expect(facilitator.log()).toContain('"event":"stopped"');
   expect(facilitator.log()).not.toContain(SIGNER_KEY);
   expect(facilitator.log()).not.toContain("hunter2");
+});
+
+test("a facilitator that no node answers says so soon after it listens, though nobody asks", async () => {
+  const silent = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } });
+  try {
+    for (const nodes of ["http://127.0.0.1:1", `http://127.0.0.1:${silent.port}`]) {
+      const facilitator = await start(nodes);
+      const began = performance.now();
+      try {
+        await until(() => facilitator.log().includes('"event":"not_ready"'), 10_000);
+        // A node that says nothing is given up after three seconds.
+        expect(performance.now() - began).toBeLessThan(9_000);
+        const events = facilitator
+          .log()
+          .split("\n")
+          .filter((line) => line !== "");
+        const lines = events.map((line) => JSON.parse(line) as { event: string; level: string; reason?: string });
+        const told = lines.filter(({ event }) => event === "listening" || event === "not_ready");
+        expect(told).toMatchObject([{ event: "listening" }, { level: "error", reason: "rpc unreachable" }]);
+      } finally {
+        facilitator.child.kill("SIGKILL");
+        await facilitator.logged;
+      }
+    }
+  } finally {
+    silent.stop(true);
+  }
 });

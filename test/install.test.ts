@@ -1,6 +1,7 @@
-// What the start command installs on a machine that only runs it: the packages of the product and no others, and
-// nothing of theirs is run. A copy of the source is started as a fresh clone would be.
-import { afterAll, beforeAll, expect, setDefaultTimeout, test } from "bun:test";
+// What a new user has after the start command and after the demo, on a machine with Node alone: the packages of the product and no
+// others, and no install script of theirs is run; what the demo prints works. A copy of the source is started as a fresh clone
+// would be.
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -20,6 +21,7 @@ const manifest = JSON.parse(readFileSync(join(ROOT, "package.json"), "utf8")) as
 
 const dir = mkdtempSync(join(tmpdir(), "tollgate-install-"));
 const ranScript = join(dir, "ran");
+let environment: Record<string, string>;
 let started: Shell;
 let url: string;
 
@@ -34,11 +36,11 @@ beforeAll(async () => {
   mkdirSync(join(dir, "bin"));
   symlinkSync(process.execPath, join(dir, "bin", "bun"));
   const own = Object.entries(process.env).filter(([name]) => !/^(TOLLGATE_|DATABASE_URL$)/.test(name));
-  const env = {
+  environment = {
     ...(Object.fromEntries(own) as Record<string, string>),
     PATH: `${dir}/bin:${process.env["PATH"]}`,
   };
-  started = runShell(`cd ${dir} && bun run start --port 0`, env, dir);
+  started = runShell(`cd ${dir} && bun run start --port 0`, environment, dir);
   await started.prints(/"event":"listening".*\n/, START_MS_MAX);
   url = /"event":"listening".*"url":"([^"]+)"/.exec(started.printed())?.[1] ?? "";
 });
@@ -68,4 +70,35 @@ test("the installed gateway serves the health path, and the page and document th
     expect([path, answer.status]).toEqual([path, 200]);
     await answer.arrayBuffer();
   }
+});
+
+describe("the demo that a new user starts", () => {
+  let demo: Shell;
+  beforeAll(async () => {
+    demo = runShell(`cd ${dir} && bun run demo`, environment, dir);
+    await demo.prints(/Ctrl-C here stops everything/, START_MS_MAX);
+  });
+  afterAll(() => demo?.[Symbol.asyncDispose]());
+
+  test("prints lines that pay for a call as they stand, on a machine that has Node and no more", async () => {
+    const printed = demo.printed();
+    const [, commands = "exit 1"] = /\n(export GATEWAY[\s\S]*)\n +Ctrl-C here/.exec(printed) ?? [];
+    // The text between the commands is indented.
+    const script = commands.replace(/^ {5}.*$/gm, "");
+    const bare = join(dir, "node-only");
+    mkdirSync(bare);
+    for (const name of ["node", "npm"]) symlinkSync(Bun.which(name) ?? "", join(bare, name));
+    const shell = Bun.spawn([Bun.which("sh") ?? "sh", "-ec", script], {
+      cwd: dir,
+      env: { ...environment, PATH: bare },
+      stdin: "ignore",
+      stdout: "pipe",
+      stderr: "pipe",
+      timeout: START_MS_MAX,
+    });
+    const [shown, problems] = await Promise.all([shell.stdout.text(), shell.stderr.text()]);
+    expect(shown, problems).toMatch(/^402 \{$[\s\S]*maxAmountRequired: '10000'/m);
+    expect(shown, problems).toMatch(/^202 \{$[\s\S]*status: 'succeeded'/m);
+    expect(shown).toContain(`"bytes":5`);
+  });
 });

@@ -168,7 +168,7 @@ eachDatabase((database) => {
     // What the issuer's key has signed is over with the key, whatever number it carries.
     const kid = decodeProtectedHeader(newest).kid as string;
     expect(await revoke("--all")).toMatchObject({ code: 2, stderr: expect.stringContaining("--all must stand alone") });
-    expect(await gateway.run("token", "revoke", "--all")).toMatchObject({ code: 0 });
+    expect(await gateway.run("token", "revoke", "--all", "--yes")).toMatchObject({ code: 0 });
     const last = await mint(gateway);
     expect(await statusOf(gateway, last)).toBe(200);
     await until(async () => (await statusOf(gateway, newest)) === 401);
@@ -187,7 +187,7 @@ test.concurrent("what is done to keys in another place than the gateway's is ref
   const commands = [
     ["keys", "rotate"],
     ["token", "revoke", "--tenant", "acme"],
-    ["token", "revoke", "--all"],
+    ["token", "revoke", "--all", "--yes"],
   ];
   for (const command of commands) {
     const [none, empty] = await Promise.all(
@@ -207,7 +207,7 @@ test.concurrent("a command that the database does not answer ends, and says what
   await using client = new Bun.SQL(DATABASE_URL, { max: 1 });
   const ended = await client.begin(async (tx) => {
     await tx.unsafe("lock table signing_keys in access exclusive mode");
-    return run("token", "revoke", "--all");
+    return run("token", "revoke", "--all", "--yes");
   });
   expect(ended).toMatchObject({
     code: 1,

@@ -10,13 +10,16 @@ import { VARIABLES } from "../src/config.ts";
 import { PAGES } from "../src/gateway/manual/pages.ts";
 import { files, MANUAL, manifest, manual, pages, ROOT, read, readme } from "./support/documentation.ts";
 import { BASE } from "./support/network.ts";
-import { tableRows } from "./support/readme.ts";
+import { parseReadme, tableRows } from "./support/readme.ts";
 
-const README_LINES_MAX = 400;
+const README_LINES_MAX = 300;
+const TOUR_LINES_MAX = 60;
 
 describe("the documentation", () => {
   test("has a README that is a face, and a page of the manual for each file", () => {
-    expect(readme.text.split("\n").length - 1).toBeLessThanOrEqual(README_LINES_MAX);
+    const linesOf = (text: string) => text.split("\n").length - 1;
+    expect(linesOf(readme.text)).toBeLessThanOrEqual(README_LINES_MAX);
+    expect(linesOf(readme.section("Tour"))).toBeLessThanOrEqual(TOUR_LINES_MAX);
     const there = readdirSync(join(ROOT, MANUAL)).filter((name) => name.endsWith(".md"));
     expect(there.sort()).toEqual(PAGES.map(({ name }) => `${name}.md`).sort());
     expect(PAGES.filter(({ title }) => title === "")).toEqual([]);
@@ -216,11 +219,25 @@ describe("the documentation", () => {
     const elsewhere = ["sh install", "sh postgres", "sh uninstall", "sh compose", "yaml compose"];
     // Those of packages run in a root of their own (packaging.test.ts). The commands of the container have no engine here.
     const known = ["sh", ...elsewhere, ...shells.map((name) => `sh ${name}`), "http", "http facilitator"];
-    const outputs = ["", "json", "text", "text demo", "text layout"];
-    const others = manual.blocks.filter(({ info }) => ![...known, ...outputs].includes(info));
+    const outputs = ["", "json", "text", "text demo", "text layout", "text welcome"];
+    const ofClients = pages.get("clients")?.blocks.map(({ info }) => info) ?? [];
+    const others = manual.blocks.filter(({ info }) => ![...known, ...outputs, ...ofClients].includes(info));
     expect(others).toEqual([]);
     const [demo, chain] = ["sh demo", "sh chain"].map((name) => manual.blocks.find(({ info }) => info === name));
     expect(chain?.text).toBe(demo?.text);
+  });
+
+  test("has a changelog that begins with the version that is built, and pages that hosting sites lead to", () => {
+    const [newest] = /(?<=^## ).+$/m.exec(pages.get("changelog")?.text ?? "") ?? [];
+    expect(newest).toBe(manifest.version);
+    for (const [name, page] of [
+      ["SECURITY.md", "vulnerabilities"],
+      ["CONTRIBUTING.md", "contributing"],
+    ] as const) {
+      const { links } = parseReadme(read(`.github/${name}`));
+      expect(links).toContain(`../${MANUAL}/${page}.md`);
+      expect(links.filter((target) => !existsSync(join(ROOT, ".github", target)))).toEqual([]);
+    }
   });
 
   test("holds nothing that belongs to one machine", () => {

@@ -89,9 +89,9 @@ for (const [name, makePlace] of Object.entries(places)) {
         expect((await run("list")).out).toMatch(/^alice +yes +none +default +5000000$/m);
         expect((await run("add-cert", "alice", "--cert", cert)).code).toBe(0);
         expect(await found()).toMatchObject({ name: "alice" });
-        expect((await run("remove", "alice")).out).toBe("removed alice\n");
+        expect((await run("remove", "alice", "--yes")).out).toBe("removed alice\n");
         expect(await found()).toBeNull();
-        expect(await run("remove", "alice")).toEqual(refused('NAME must be an account: there is no "alice"'));
+        expect(await run("remove", "alice", "--yes")).toEqual(refused('NAME must be an account: there is no "alice"'));
         if ("dir" in place) expect(readdirSync(place.dir)).not.toContain("master.key");
       } finally {
         await store.close();
@@ -203,7 +203,7 @@ describe("a bad account command", () => {
   });
 
   test("a directory without a database is refused with status 2, and only the first account makes one", async () => {
-    for (const words of [["list"], ["disable", "a"], ["enable", "a"], ["remove", "a"]]) {
+    for (const words of [["list"], ["disable", "a"], ["enable", "a"], ["remove", "a", "--yes"]]) {
       expect((await account([...words, "--data-dir", "typo"])).err).toContain(
         `TOLLGATE_DATA_DIR must be the facilitator's: ${join(dir, "typo")} holds no tollgate.db`,
       );

@@ -21,15 +21,21 @@ import {
 } from "../facilitator/accounts.ts";
 import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
-import { begin, type CommandLine } from "./command-line.ts";
+import { begin, type CommandLine, type CommandOutcome, shownWord } from "./command-line.ts";
 import { type DataLocation, openDataDir, requireDatabase, withStore } from "./open.ts";
+import { disagreement, requireAgreement } from "./terminal/interactive.ts";
 
-export async function account(line: CommandLine): Promise<string> {
+export async function account(line: CommandLine): Promise<CommandOutcome> {
   const work = workOf(line);
+  const isFinal = line.command === "account remove";
+  if (isFinal) requireAgreement(line);
   const { config, log } = begin(line, "account");
   const [name = ""] = line.words;
   // An account may be added before the first start.
   if (line.command !== "account add") requireDatabase(config, "facilitator");
+  const question = `The account ${shownWord(name)} and all its certificates will be removed.`;
+  const disagreed = isFinal ? await disagreement(line, question) : null;
+  if (disagreed !== null) return disagreed;
   return withAccounts(config, log, async (store) => {
     try {
       return await work(store);
@@ -44,8 +50,8 @@ export function addNewAccount(config: DataLocation, account: NewAccount, log: Lo
   return withAccounts(config, log, (store) => add(store, account));
 }
 
-/** The work of the command, which resolves with the text to print. */
-function workOf(line: CommandLine): (store: Store) => Promise<string> {
+/** The work of the command, which resolves with what to print. */
+function workOf(line: CommandLine): (store: Store) => Promise<CommandOutcome> {
   const [name = ""] = line.words;
   switch (line.command) {
     case "account add": {
@@ -74,7 +80,10 @@ function workOf(line: CommandLine): (store: Store) => Promise<string> {
     case "account remove":
       return (store) => removeAccount(store, name).then(() => `removed ${name}\n`);
     default:
-      return async (store) => accountsText(await listAccounts(store.read));
+      return async (store) => {
+        const accounts = await listAccounts(store.read);
+        return { holds: true, text: accountsText(accounts), document: { accounts: accounts.map(documented) } };
+      };
   }
 }
 
@@ -118,6 +127,10 @@ async function unknownAccount(store: Store, name: string, cause: Fault): Promise
   const meant = suggest(name, names);
   const hint = meant === null ? "" : `; did you mean ${meant}?`;
   return new StartupProblem(`NAME must be an account: there is no ${JSON.stringify(name)}${hint}`, { cause });
+}
+
+function documented({ name, enabled, fingerprints, max_per_transaction, daily_ceiling }: ListedAccount) {
+  return { name, enabled: Boolean(enabled), fingerprints, max_per_transaction, daily_ceiling };
 }
 
 const HEADINGS = ["NAME", "ENABLED", "FINGERPRINT", "MAX PER TRANSACTION", "DAILY CEILING"];

@@ -1,7 +1,7 @@
 // The commands for a database as a whole: `tollgate migrate`, `tollgate backup` and `tollgate restore`. A Postgres database is
 // backed up and restored with its own tools. How the services handle a restore is in src/storage/restoration.ts.
 
-import { copyFileSync, existsSync, linkSync, renameSync, rmSync } from "node:fs";
+import { copyFileSync, existsSync, linkSync, renameSync, rmSync, statSync } from "node:fs";
 import { join, resolve } from "node:path";
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
@@ -17,6 +17,7 @@ import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
 import { checkSqliteCopy, copySqlite, syncFile } from "../storage/sqlite/backup.ts";
 import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
 import { openDataDir, prepareMasterKeys, requireDatabase, requireMasterKeys, withStore } from "./open.ts";
+import { withProgress } from "./terminal/interactive.ts";
 
 /** Brings the schema up to date, for deployments that do so before the new version takes calls. */
 export async function migrate(line: CommandLine): Promise<CommandOutcome> {
@@ -24,10 +25,15 @@ export async function migrate(line: CommandLine): Promise<CommandOutcome> {
   // The next start would refuse a gateway's database without its master key. A facilitator's database holds no secrets.
   if (config.mode === "facilitator") openDataDir(config, log);
   else prepareMasterKeys(config, log);
-  const store = await openStore({ ...config, log, clock: systemClock });
-  await store.close();
-  log.info("database_up_to_date", { database: config.databaseUrl === null ? "sqlite" : "postgres" });
-  return undefined;
+  await withProgress("migrating the database", async () => {
+    const store = await openStore({ ...config, log, clock: systemClock });
+    await store.close();
+  });
+  const isSqlite = config.databaseUrl === null;
+  log.info("database_up_to_date", { database: isSqlite ? "sqlite" : "postgres" });
+  // The result is the last line.
+  log.flush();
+  return `${isSqlite ? join(config.dataDir, DATABASE_FILE) : "the database"} is up to date\n`;
 }
 
 export async function backup(line: CommandLine): Promise<CommandOutcome> {
@@ -39,12 +45,26 @@ export async function backup(line: CommandLine): Promise<CommandOutcome> {
   if (named === "") line.problems.push("FILE must be given");
   const { config, log } = begin(line, "backup");
   const file = resolve(named);
-  if (target !== undefined) copySqlite(join(config.dataDir, DATABASE_FILE), file, systemClock.now());
-  if (verify === undefined) return `wrote ${file}\n`;
-  const { problem, facts } = check(config, file, log);
+  const written = target !== undefined;
+  if (written) {
+    await withProgress(`copying the database to ${file}`, async ({ writes }) =>
+      copySqlite(join(config.dataDir, DATABASE_FILE), file, systemClock.now(), writes),
+    );
+  }
+  const bytes = statSync(file, { throwIfNoEntry: false })?.size ?? null;
+  if (verify === undefined) {
+    const document = { file, written, bytes, verified: false, problem: null };
+    return { holds: true, text: `wrote ${file}\n`, document };
+  }
+  const { problem, facts } = await withProgress(`checking ${file}`, async () => check(config, file, log));
+  const document = { file, written, bytes, verified: problem === null, problem };
   return problem === null
-    ? `${target === undefined ? `${file} is complete` : `wrote ${file} and verified it`}: ${facts}\n`
-    : { holds: false, text: `${file} can't be restored: ${problem}\n` };
+    ? {
+        holds: true,
+        text: `${written ? `wrote ${file} and verified it` : `${file} is complete`}: ${facts}\n`,
+        document,
+      }
+    : { holds: false, text: `${file} can't be restored: ${problem}\n`, document };
 }
 
 /** Checks a copy. `problem` is null if it can be restored. */
@@ -81,7 +101,8 @@ export async function restore(line: CommandLine): Promise<string> {
   const lock = acquireDataDirLock(dataDir);
   const path = join(dataDir, DATABASE_FILE);
   try {
-    const before = file === null ? null : putCopy(config, file, path, log);
+    const before =
+      file === null ? null : await withProgress(`restoring ${file}`, async () => putCopy(config, file, path, log));
     await record(config, path, log);
     return `${before === null ? "" : `the previous database is ${before} now\n`}${restoredText(path)}`;
   } finally {

@@ -20,16 +20,44 @@ test("without a command it serves", () => {
 });
 
 test("help and the version are given wherever they are asked for", () => {
-  for (const text of ["--help", "-h", "account --help", "pki server --host -h", "tokn --help"]) {
-    expect([text, plain(text).command, problems(text)]).toEqual([text, "help", []]);
+  const asked: [string, string[], Record<string, string>][] = [
+    ["--help", [], { all: "" }],
+    ["-h", [], { all: "" }],
+    ["--mode gateway --help", [], { all: "" }],
+    ["account --help", ["account"], {}],
+    ["account add alice --help", ["account", "add"], {}],
+    ["pki server --host -h", ["pki", "server"], {}],
+    ["token --tenant a --help", ["token"], {}],
+    ["token revoke -h", ["token", "revoke"], {}],
+  ];
+  for (const [text, words, flags] of asked) {
+    expect([text, plain(text)]).toEqual([text, { command: "help", words, flags, lists: {}, problems: [] }]);
   }
-  expect(read("account add --version").command).toBe("version");
+  for (const text of ["account add --version", "--version", "-v", "version"])
+    expect(read(text).command).toBe("version");
+});
+
+test("help on what is no command is refused with a hint", () => {
+  expect(problems("tokn --help")).toEqual(["tokn is not a command; did you mean token?"]);
+  expect(problems("account lst --help")).toEqual(["account lst is not a command; did you mean account list?"]);
+});
+
+test("serve is the gateway unless a mode is given", () => {
+  expect(plain("serve --port 0")).toMatchObject({ command: "serve", flags: { mode: "gateway", port: "0" } });
+  expect(plain("serve --mode facilitator")).toMatchObject({ command: "serve", flags: { mode: "facilitator" } });
+});
+
+test("a flag that takes no value leaves the next word alone", () => {
+  expect(plain("account remove --yes alice")).toMatchObject({ words: ["alice"], flags: { yes: "" }, problems: [] });
+  expect(plain("backup --json copy.db")).toMatchObject({ words: ["copy.db"], flags: { json: "" }, problems: [] });
+  expect(plain("backup --verify copy.db")).toMatchObject({ words: [], flags: { verify: "copy.db" } });
+  expect(problems("account remove alice --yes=no")).toEqual(["--yes takes no value"]);
 });
 
 test("help takes a topic or none", () => {
   expect(plain("help")).toEqual({ command: "help", words: [], flags: {}, lists: {}, problems: [] });
   expect(plain("help payments")).toMatchObject({ command: "help", words: ["payments"], problems: [] });
-  expect(problems("help payments api")).toEqual(["api is not expected"]);
+  expect(problems("help payments api growing")).toEqual(["growing is not expected"]);
   expect(problems("hepl")).toEqual(["hepl is not a command; did you mean help?"]);
 });
 
@@ -69,7 +97,8 @@ describe("a command line with problems", () => {
     ["tokn", ["tokn is not a command; did you mean token?"]],
     ["acount list", ["acount is not a command; did you mean account?"]],
     ["nonsense", ["nonsense is not a command"]],
-    ["serve", ["serve is not a command"]],
+    ["serv", ["serv is not a command; did you mean serve?"]],
+    ["serve gateway", ["gateway is not expected"]],
     ["account", ["account must be followed by one of add, list, disable, enable, remove, add-cert, remove-cert"]],
     [
       "account --cert x",

@@ -1,6 +1,6 @@
 // Parses the command line: finds the command, its words and its flags, and loads the configuration for it. All problems are
 // reported at once, with the word that was probably meant.
-import { type Config, loadConfig, type Purpose, processEnvironment } from "../config.ts";
+import { type Config, loadConfig, type Purpose, processEnvironment, withEnvFile } from "../config.ts";
 import { suggest } from "../core/text.ts";
 import { systemClock } from "../core/time.ts";
 import { type OpenLog, openLog } from "./log.ts";
@@ -9,6 +9,8 @@ import { type OpenLog, openLog } from "./log.ts";
 export interface CommandVerdict {
   readonly holds: boolean;
   readonly text: string;
+  /** What `--json` prints in place of the text, on standard output. */
+  readonly document?: object;
 }
 
 /** What a command prints; a string goes to standard output. */
@@ -17,7 +19,11 @@ export type CommandOutcome = string | CommandVerdict | undefined;
 export interface CliCommand {
   /** The arguments in one or more forms, for help and parser: `NAME [FILE] --flag VALUE [--bare] [--list V [--list V ...]]`. */
   readonly forms: readonly string[];
+  /** One line, for the list of commands and for completions. */
+  readonly summary: string;
   readonly about: string;
+  /** The values of flags that are not given. */
+  readonly defaults?: Readonly<Record<string, string>>;
   run(line: CommandLine): Promise<CommandOutcome>;
 }
 
@@ -34,6 +40,9 @@ export interface CommandLine {
   /** A command adds the problems of its own words and flags, so that all are reported together. */
   readonly problems: string[];
 }
+
+/** What a command prints that was not allowed to go on. */
+export const NOTHING_CHANGED: CommandVerdict = { holds: false, text: "nothing was changed\n" };
 
 /** Thrown when the program can't run because of its arguments or its configuration. */
 export class Misuse extends Error {
@@ -53,12 +62,15 @@ export class Misuse extends Error {
  * @throws Misuse with all problems of the command line and the configuration
  */
 export function configured(line: CommandLine, purpose: Purpose, problemsOf = (_: Config): readonly string[] => []) {
-  const loaded = loadConfig(purpose, line.flags, processEnvironment, process.stderr.isTTY);
-  const { config, warnings } = loaded;
+  const variables = withEnvFile(processEnvironment, line.flags.get("env-file"));
+  // Without its file a configuration lacks what the file would have set, so its other problems would mislead.
+  if (variables.problems.length > 0) throw new Misuse([...line.problems, ...variables.problems]);
+  const loaded = loadConfig(purpose, line.flags, variables.environment, process.stderr.isTTY);
+  const { config, unread, warnings } = loaded;
   const problems = [...line.problems, ...loaded.problems, ...(config === null ? [] : problemsOf(config))];
-  // The warnings name variables that nothing reads, one of which may be the misspelt cause of a problem.
-  if (config === null || problems.length > 0) throw new Misuse([...problems, ...warnings]);
-  return { config, warnings };
+  // A variable that nothing reads may be the misspelt cause of a problem.
+  if (config === null || problems.length > 0) throw new Misuse([...problems, ...unread, ...warnings]);
+  return { config, unread, warnings: [...unread, ...warnings] };
 }
 
 /** Loads the configuration, as `configured` does, and opens the log. */
@@ -66,20 +78,30 @@ export function begin(line: CommandLine, purpose: Purpose, problemsOf?: (config:
   const { config, warnings } = configured(line, purpose, problemsOf);
   const log: OpenLog = openLog({ ...config.log, clock: systemClock });
   for (const warning of warnings) log.warn("configuration", { warning });
+  // They come before anything that the command prints.
+  log.flush();
   return { config, log };
 }
 
 /** @param words the arguments of the program */
 export function readCommandLine(words: readonly string[], commands: Commands, serve: CliCommand): CommandLine {
-  if (words.includes("--help") || words.includes("-h")) return asked("help", []);
-  if (words.includes("--version")) return asked("version", []);
   const [first = "", second = ""] = words;
-  if (!isName(first)) return readRest("serve", serve, words);
-  for (const name of [`${first} ${second}`, first]) {
-    const command = Object.hasOwn(commands, name) ? commands[name] : undefined;
-    if (command !== undefined) return readRest(name, command, words.slice(name.split(" ").length));
+  if (words.includes("--version") || first === "-v") return asked("version", []);
+  const isHelp = words.includes("--help") || words.includes("-h");
+  if (!isName(first)) return isHelp ? askedForHelp({ all: "" }) : readRest("serve", serve, words);
+  const name = [`${first} ${second}`, first].find((each) => Object.hasOwn(commands, each));
+  const command = name === undefined ? undefined : commands[name];
+  if (name !== undefined && command !== undefined) {
+    const its = name.split(" ");
+    return isHelp ? askedForHelp({}, its) : readRest(name, command, words.slice(its.length));
   }
+  if (isHelp && !isName(second) && isGroup(first, commands)) return askedForHelp({}, [first]);
   return asked(null, [commandProblem(first, second, Object.keys(commands))]);
+}
+
+/** Whether commands of two words begin with this one. */
+export function isGroup(first: string, commands: Commands): boolean {
+  return Object.keys(commands).some((name) => name.startsWith(`${first} `));
 }
 
 function commandProblem(first: string, second: string, commands: readonly string[]): string {
@@ -101,31 +123,42 @@ function asked(command: string | null, problems: string[]): CommandLine {
   return { command, words: [], flags: new Map(), lists: new Map(), problems };
 }
 
+function askedForHelp(flags: Readonly<Record<string, string>>, words: readonly string[] = []): CommandLine {
+  return { ...asked("help", []), words, flags: new Map(Object.entries(flags)) };
+}
+
 const FLAG = /--([a-z-]+)(?: ("[^"]*"|[^\s[\]-][^\s[\]]*))?/g;
 
 /** The words and flags that the forms of a command allow. */
-function grammarOf(forms: readonly string[]) {
+export function grammarOf(forms: readonly string[]) {
   const flags = forms.map((form) => [...form.matchAll(FLAG)].map(([, name = "", value]) => ({ name, value })));
   const words = forms.map((form) => form.replaceAll(FLAG, "").match(/\[?[A-Z]+/g) ?? []);
   const [required = []] = words
     .map((all) => all.filter((word) => !word.startsWith("[")))
     .sort((a, b) => a.length - b.length);
+  const all = flags.flat();
   return {
     required,
-    wordsMax: Math.max(...words.map((all) => all.length)),
-    known: [...new Set(flags.flat().map(({ name }) => name))],
-    isBare: (flag: string) => flags.flat().some(({ name, value }) => name === flag && value === undefined),
+    /** The words as they are written, with a bracket before those that may be left out. */
+    words: words.flat(),
+    wordsMax: Math.max(...words.map((each) => each.length)),
+    known: [...new Set(all.map(({ name }) => name))],
+    isBare: (flag: string) => all.some(({ name, value }) => name === flag && value === undefined),
+    /** How the value of a flag is written; undefined when it takes none. */
+    valueForm: (flag: string) => all.find(({ name, value }) => name === flag && value !== undefined)?.value,
     isList: (flag: string) => flags.some((form) => form.filter(({ name }) => name === flag).length > 1),
   };
 }
 
-function readRest(command: string, { forms }: CliCommand, rest: readonly string[]): CommandLine {
+type Grammar = ReturnType<typeof grammarOf>;
+
+function readRest(command: string, { forms, defaults = {} }: CliCommand, rest: readonly string[]): CommandLine {
   const grammar = grammarOf(forms);
   const words: string[] = [];
   const flags = new Map<string, string>();
   const lists = new Map<string, string[]>();
   const problems: string[] = [];
-  for (const pair of pairs(rest)) {
+  for (const pair of pairs(rest, grammar)) {
     const { word, name, value } = pair;
     const problem = pairProblem(grammar, words.length, flags, pair);
     if (problem !== null) problems.push(problem);
@@ -134,11 +167,12 @@ function readRest(command: string, { forms }: CliCommand, rest: readonly string[
     else flags.set(name, value ?? "");
   }
   for (const missing of grammar.required.slice(words.length)) problems.push(`${missing} must be given`);
+  for (const [name, value] of Object.entries(defaults)) if (!flags.has(name)) flags.set(name, value);
   return { command, words, flags, lists, problems };
 }
 
 function pairProblem(
-  { known, isBare, wordsMax }: ReturnType<typeof grammarOf>,
+  { known, isBare, valueForm, wordsMax }: Grammar,
   words: number,
   flags: ReadonlyMap<string, string>,
   { word, name, value }: Pair,
@@ -147,6 +181,7 @@ function pairProblem(
   const all = known.map((flag) => `--${flag}`);
   if (!known.includes(name)) return unknown(`--${name}`, "is not a flag", all);
   if (value === null && !isBare(name)) return `--${name} must be followed by a value`;
+  if (value !== null && valueForm(name) === undefined) return `--${name} takes no value`;
   return flags.has(name) ? `--${name} must be given only once` : null;
 }
 
@@ -159,17 +194,19 @@ interface Pair {
 }
 
 /** Splits words into pairs. Flags are `--name value` or `--name=value`; unknown flags are paired with their value too. */
-function pairs(words: readonly string[]): Pair[] {
+function pairs(words: readonly string[], { isBare, valueForm }: Grammar): Pair[] {
   const found: Pair[] = [];
   for (let at = 0; at < words.length; at++) {
     const word = words[at] ?? "";
     const next = words[at + 1];
+    const name = word.slice(2);
     const equals = word.indexOf("=");
+    const isAlone = next === undefined || next.startsWith("--") || (isBare(name) && valueForm(name) === undefined);
     if (!word.startsWith("--") || word === "--") found.push({ word, name: null, value: null });
     else if (equals > 0) found.push({ word, name: word.slice(2, equals), value: word.slice(equals + 1) });
-    else if (next === undefined || next.startsWith("--")) found.push({ word, name: word.slice(2), value: null });
+    else if (isAlone) found.push({ word, name, value: null });
     else {
-      found.push({ word, name: word.slice(2), value: next });
+      found.push({ word, name, value: next });
       at++;
     }
   }

@@ -179,10 +179,9 @@ export TOKEN=${tenant.token}
 export AGENT=${agents.notary}
 export PAYER_KEY=${payer.key}
 export FILES=${quoted(dir)}`);
-  terminal.line("See what it costs:");
-  terminal.copied(`curl -si "$GATEWAY/v1/proxy/$AGENT" -H "Authorization: Bearer $TOKEN" -d hello`);
-  terminal.line("Pay for it with the official client, unmodified. npm installs it into that directory,");
-  terminal.line("and it is removed with the demo:");
+  terminal.line("Ask what the call costs, pay for it with the official client, unmodified, and read the");
+  terminal.line("result. This takes Node alone: npm installs the client into that directory, and it is");
+  terminal.line("removed with the demo:");
   terminal.copied(payCommand.trimEnd());
   terminal.line("Ctrl-C here stops everything and removes all files.");
 }

@@ -1,8 +1,9 @@
 // `tollgate doctor`: tries everything that the configuration names, as the service would use it, and changes nothing. This file
 // lists the checks of each service; the checks themselves are in doctor/.
-import { type Config, type FacilitatorConfig, processEnvironment, unknownVariables } from "../config.ts";
+import type { Config, FacilitatorConfig } from "../config.ts";
 import { createOutbound } from "../http/client/outbound.ts";
 import { LIMITS } from "../kernel/limits.ts";
+import type { CommandVerdict } from "./command-line.ts";
 import { chainClockFindings, nodesFindings, queryNodes, walletFindings } from "./doctor/chain.ts";
 import { afterOpening, databaseChecks, keyFindings, type Opening, openDatabase } from "./doctor/database.ts";
 import {
@@ -18,24 +19,33 @@ import {
 } from "./doctor/findings.ts";
 import { FACILITATORS_MS_MAX, facilitatorFindings, issuerFindings, vaultFindings } from "./doctor/servers.ts";
 
-/** Runs all checks. `text` is the report for standard output; if `isHealthy` is false, the service would refuse work. */
-export async function examine(config: Config): Promise<{ readonly isHealthy: boolean; readonly text: string }> {
+/**
+ * Runs all checks.
+ *
+ * @param unread warns of each variable that is set but that nothing reads
+ * @returns the verdict, which holds unless the service would refuse work
+ */
+export async function examine(config: Config, unread: readonly string[]): Promise<Required<CommandVerdict>> {
   const { facilitator, mode } = config;
   const opening = openDatabase(config);
   try {
     const service = facilitator === null ? gatewayChecks(config, opening) : facilitatorChecks(facilitator, opening);
     // The configuration itself is valid, or the command would have ended before.
-    const unknown = unknownVariables(processEnvironment);
-    const problems = unknown.map((text) => warning(text, "unset or correct it"));
+    const problems = unread.map((text) => warning(text, "unset or correct it"));
     const found = await runChecks(service);
     const all = [...findings("configuration", problems, `good for the ${mode}`), ...found];
-    return { isHealthy: isHealthy(all), text: report(all) };
+    const holds = isHealthy(all);
+    return { holds, text: report(all), document: { healthy: holds, checks: all.map(documented) } };
   } finally {
     await opening.then(
       (database) => database?.close(),
       () => {},
     );
   }
+}
+
+function documented({ what, state, text, advice }: Finding) {
+  return { check: what, state, message: text, advice };
 }
 
 function gatewayChecks(config: Config, opening: Opening): Check[] {

@@ -15,8 +15,9 @@ import {
   stageMasterKey,
 } from "../keys/master-keys.ts";
 import { rotate } from "../keys/rotation.ts";
-import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
+import { begin, type CommandLine, type CommandVerdict } from "./command-line.ts";
 import { openGatewayStore, requireMasterKeys, withStore } from "./open.ts";
+import { withProgress } from "./terminal/interactive.ts";
 
 /** Why the configuration by itself does not allow a rotation. */
 function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly string[] {
@@ -26,18 +27,20 @@ function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly
   ];
 }
 
-export async function rotateKeys(line: CommandLine): Promise<CommandOutcome> {
+export async function rotateKeys(line: CommandLine): Promise<CommandVerdict> {
   const { config, log } = begin(line, "keys", rotationProblems);
   const masterKeys = requireMasterKeys(config, log);
   const file = masterKeyFile(config.masterKeys, config.dataDir);
   return withStore(openGatewayStore(config, log), async (store) => {
     await openKeyring(store, masterKeys, store.clock);
     const options = { store, masterKeys, clock: store.clock, secretIdentity };
-    const rotation = await rotate(options, {
-      stage: () => stageNext(config.masterKeys, file, masterKeys, log),
-      promote: (id) => file !== null && promoteMasterKey(file, id),
-    });
-    return verdictOf(rotation, file);
+    const rotation = await withProgress("rotating the keys", () =>
+      rotate(options, {
+        stage: () => stageNext(config.masterKeys, file, masterKeys, log),
+        promote: (id) => file !== null && promoteMasterKey(file, id),
+      }),
+    );
+    return { ...verdictOf(rotation, file), document: documented(rotation, file) };
   });
 }
 
@@ -55,15 +58,31 @@ function stageNext({ next, own }: Config["masterKeys"], file: string | null, mas
   return id;
 }
 
-function verdictOf(rotation: Awaited<ReturnType<typeof rotate>>, file: string | null): CommandOutcome {
+type Rotated = Awaited<ReturnType<typeof rotate>>;
+
+function documented(rotation: Rotated, file: string | null) {
+  const { outcome } = rotation;
+  return {
+    outcome,
+    tenant_keys: outcome === "done" ? rotation.tenantKeys : 0,
+    secrets: outcome === "done" ? rotation.secrets : 0,
+    master_key_file: file,
+    master_key_in_place: "isInPlace" in rotation && rotation.isInPlace,
+    gateways_without_the_key: outcome === "lacking" ? rotation.lacks : [],
+  };
+}
+
+function verdictOf(rotation: Rotated, file: string | null): CommandVerdict {
   switch (rotation.outcome) {
     case "done": {
       const { tenantKeys, secrets, isInPlace } = rotation;
       const done = `the keys are rotated (new keys of tenants: ${tenantKeys}, secrets under them: ${secrets})`;
-      return `${done}\n${whereText(file, isInPlace)}\n`;
+      return { holds: true, text: `${done}\n${whereText(file, isInPlace)}\n` };
     }
-    case "already":
-      return `the keys are rotated to that master key already; nothing was done\n${whereText(file, rotation.isInPlace)}\n`;
+    case "already": {
+      const already = "the keys are rotated to that master key already; nothing was done";
+      return { holds: true, text: `${already}\n${whereText(file, rotation.isInPlace)}\n` };
+    }
     case "superseded":
       return { holds: false, text: "another rotation, to another master key, is running; this one did nothing\n" };
     case "lacking": {

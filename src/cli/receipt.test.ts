@@ -40,15 +40,15 @@ afterAll(() => rmSync(dir, { recursive: true }));
 describe("tollgate receipt verify", () => {
   test("says what holds of a chain", async () => {
     const lines = await signedChain(signer, 3);
-    expect(await verify(`${lines.join("\n")}\n`)).toEqual({
+    expect(await verify(`${lines.join("\n")}\n`)).toMatchObject({
       holds: true,
       text: `3 receipts hold, in one unbroken chain: tenant "acme", from the first that was made\n${lastOf(lines)}`,
     });
-    expect(await verify(lines.slice(1).join("\n"))).toEqual({
+    expect(await verify(lines.slice(1).join("\n"))).toMatchObject({
       holds: true,
       text: `2 receipts hold, in one unbroken chain: tenant "acme", following an earlier one, which is not in this file\n${lastOf(lines)}`,
     });
-    expect(await verify(`${lines[0]}\n`)).toEqual({
+    expect(await verify(`${lines[0]}\n`)).toMatchObject({
       holds: true,
       text: `1 receipt holds: tenant "acme", from the first that was made\n${lastOf(lines.slice(0, 1))}`,
     });
@@ -56,7 +56,7 @@ describe("tollgate receipt verify", () => {
 
   test("names the first receipt that does not hold", async () => {
     const [a = "", b = "", c = ""] = await signedChain(signer, 3);
-    expect(await verify(`${a}\n${c}\n`)).toEqual({
+    expect(await verify(`${a}\n${c}\n`)).toMatchObject({
       holds: false,
       text: expect.stringMatching(/^line 2, rcpt_[0-9a-f-]{36}, does not hold: its `previous` /),
     });
@@ -68,9 +68,27 @@ describe("tollgate receipt verify", () => {
     );
   });
 
+  test("gives a verdict that programs can read too", async () => {
+    const [a = "", b = "", c = ""] = await signedChain(signer, 3);
+    const { receipt_id, completed_at } = decodeJwt(c);
+    expect((await verify(`${a}\n${b}\n${c}\n`)).document).toEqual({
+      ...{ holds: true, receipts: 3, tenant: "acme", previous: null, broken: null },
+      last: { receipt_id, completed_at },
+    });
+    const nothing = { holds: false, receipts: 0, tenant: null, previous: null, last: null };
+    expect((await verify(`${a}\n${c}\n`)).document).toEqual({
+      ...nothing,
+      broken: { line: 2, receipt_id, problem: expect.stringContaining("`previous`") },
+    });
+    expect((await verify("")).document).toEqual({
+      ...nothing,
+      broken: { line: null, receipt_id: null, problem: "it is empty" },
+    });
+  });
+
   test("says of an empty file that it does not hold", async () => {
     const path = file("");
-    expect(await verifyReceipts({ file: path, jwks })).toEqual({
+    expect(await verifyReceipts({ file: path, jwks })).toMatchObject({
       holds: false,
       text: `${path} does not hold: it is empty\n`,
     });

@@ -1,11 +1,13 @@
 // `tollgate receipt verify`: checks a file of receipts against a set of public keys, without a database or a gateway. The file
 // is read line by line, so it may be long.
+import { statSync } from "node:fs";
 import { open, readFile, stat } from "node:fs/promises";
 import { StartupProblem } from "../core/startup.ts";
 import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/claims.ts";
 import { OutboundError } from "../http/client/exchange.ts";
 import { createOutbound, fetchDocument } from "../http/client/outbound.ts";
 import { type CommandLine, type CommandVerdict, Misuse } from "./command-line.ts";
+import { type Progress, withProgress } from "./terminal/interactive.ts";
 
 const FILE_BYTES_MAX = 1024 ** 3;
 const LINE_BYTES_MAX = 64 * 1024;
@@ -20,21 +22,48 @@ export async function verify({ words: [file = ""], flags, problems }: CommandLin
   const jwks = flags.get("jwks") ?? "";
   if (jwks === "") problems.push(JWKS_MUST);
   if (problems.length > 0) throw new Misuse(problems);
-  const chain = createReceiptChain(await readKeys(jwks));
-  let number = 0;
+  const keys = await readKeys(jwks);
+  return withProgress(`verifying ${file}`, (progress) => judgeFile(file, keys, progress));
+}
+
+async function judgeFile(file: string, keys: ReceiptKeys, { done }: Progress): Promise<CommandVerdict> {
+  const chain = createReceiptChain(keys);
+  const all = statSync(file, { throwIfNoEntry: false })?.size ?? 0;
+  let [number, bytes] = [0, 0];
   for await (const line of linesOf(file)) {
     number += 1;
+    bytes += line.length + 1;
+    done(bytes, all);
     if (line.length > LINE_BYTES_MAX) return broken(number, null, "it is too long for a receipt");
     const found = await chain.take(line);
     if (found !== null) return broken(number, found.receipt_id, found.problem);
   }
-  return number === 0
-    ? { holds: false, text: `${file} does not hold: it is empty\n` }
-    : { holds: true, text: describe(chain) };
+  if (number > 0) return { holds: true, text: describe(chain), document: documented(chain, null) };
+  const document = documented(chain, { line: null, receipt_id: null, problem: "it is empty" });
+  return { holds: false, text: `${file} does not hold: it is empty\n`, document };
 }
 
 function broken(line: number, id: string | null, problem: string): CommandVerdict {
-  return { holds: false, text: `line ${line}${id === null ? "" : `, ${id},`} does not hold: ${problem}\n` };
+  const text = `line ${line}${id === null ? "" : `, ${id},`} does not hold: ${problem}\n`;
+  return { holds: false, text, document: documented(null, { line, receipt_id: id, problem }) };
+}
+
+interface BrokenLine {
+  readonly line: number | null;
+  readonly receipt_id: string | null;
+  readonly problem: string;
+}
+
+function documented(chain: VerifiedChain | null, broken: BrokenLine | null) {
+  const { length = 0, first = null, last = null } = broken === null ? (chain ?? {}) : {};
+  return {
+    holds: broken === null,
+    receipts: length,
+    tenant: first?.tenant ?? null,
+    previous: first?.previous ?? null,
+    last: last === null ? null : { receipt_id: last.receipt_id, completed_at: last.completed_at },
+    broken,
+  };
 }
 
 /** The verdict on a whole file. It names the last receipt, since a file that was cut off at a line looks complete. */

@@ -17,8 +17,9 @@ import {
   TOKEN_DAYS_MAX,
 } from "../keys/signing-keys.ts";
 import { openStore } from "../storage/open.ts";
-import { begin, type CommandLine } from "./command-line.ts";
+import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
 import { lacksDatabase, openGatewayStore, prepareMasterKeys, requireMasterKeys, withStore } from "./open.ts";
+import { disagreement, requireAgreement } from "./terminal/interactive.ts";
 
 interface TokenRequest {
   readonly tenant: string;
@@ -56,7 +57,7 @@ function readTokenRequest(line: CommandLine): TokenRequest {
   return { tenant, user, scope, ttlSeconds };
 }
 
-function readPrincipal({ flags, problems }: CommandLine, flag: string): string {
+export function readPrincipal({ flags, problems }: CommandLine, flag: string): string {
   const value = flags.get(flag);
   if (isPrincipal(value)) return value;
   problems.push(`--${flag} must be given: a text of at most 256 characters without control characters`);
@@ -92,14 +93,17 @@ only a gateway with this data directory accepts the token\n`);
   });
 }
 
-export async function revoke(line: CommandLine): Promise<string> {
+export async function revoke(line: CommandLine): Promise<CommandOutcome> {
   const { flags } = line;
   const isForAll = flags.has("all");
-  const isMixed = flags.has("tenant") || flags.has("user") || flags.get("all") !== "";
-  if (isForAll && isMixed) line.problems.push("--all must stand alone: it ends the tokens of every tenant");
+  if (isForAll) requireAgreement(line);
+  if (isForAll && (flags.has("tenant") || flags.has("user")))
+    line.problems.push("--all must stand alone: it ends the tokens of every tenant");
   const tenant = isForAll ? "" : readPrincipal(line, "tenant");
   const user = isForAll || !flags.has("user") ? null : readPrincipal(line, "user");
   const { config, log } = begin(line, "token", remoteIssuerProblems);
+  const disagreed = isForAll ? await disagreement(line, "Every token of every tenant will be refused.") : null;
+  if (disagreed !== null) return disagreed;
   await withStore(openGatewayStore(config, log), async (store) => {
     if (!isForAll) return revokeTokens(store, tenant, user);
     const masterKeys = requireMasterKeys(config, log);

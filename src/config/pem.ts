@@ -16,10 +16,10 @@ function readText(path: string): string {
 }
 
 /** Why a file is refused: it can't be read, is not PEM, or holds something else. */
-function whyNot(path: string): string {
+function whyNot(path: string, whyNotText: (text: string) => string): string {
   try {
-    const isPem = readText(path).includes("-----BEGIN ");
-    return `${writtenPath(path)} ${isPem ? "is a PEM file, but holds something else" : "is not a PEM file"}`;
+    const text = readText(path);
+    return `${writtenPath(path)} ${text.includes("-----BEGIN ") ? whyNotText(text) : "is not a PEM file"}`;
   } catch (error) {
     return fileProblem(path, error);
   }
@@ -29,29 +29,33 @@ function pem(certificates: readonly X509Certificate[]): string | undefined {
   return certificates.length === 0 ? undefined : certificates.map((each) => each.toString()).join("");
 }
 
-/** A kind of value that names a file. `parse` reads the file; `read` takes its text, for when the file is reread. */
-function fileKind(must: string, readOrThrow: (text: string) => string | undefined) {
+/** A kind of value that names a PEM file. `parse` reads the file; `read` takes its text, for when the file is reread. */
+export function pemFile(
+  must: string,
+  readOrThrow: (text: string) => string | undefined,
+  whyNotText = (_: string) => "is a PEM file, but holds something else",
+) {
   return {
     must,
-    why: whyNot,
+    why: (path: string) => whyNot(path, whyNotText),
     read: (text: string) => attempt(() => readOrThrow(text)),
     parse: (path: string) => attempt(() => readOrThrow(readText(path))),
   };
 }
 
 /** The file's certificates, as PEM. */
-export const certificateFile = fileKind("the path of a readable file with PEM certificates", (text) =>
+export const certificateFile = pemFile("the path of a readable file with PEM certificates", (text) =>
   pem(parseCertificates(text)),
 );
 
 /** The certificates of the file, all of which must be those of a CA, as PEM. */
-export const caFile = fileKind("the path of a readable file with PEM certificates of a CA, and no others", (text) => {
+export const caFile = pemFile("the path of a readable file with PEM certificates of a CA, and no others", (text) => {
   const found = parseCertificates(text);
   return found.every((certificate) => certificate.ca) ? pem(found) : undefined;
 });
 
 /** The first private key in the file, as PEM. */
-export const privateKeyFile = fileKind(
+export const privateKeyFile = pemFile(
   "the path of a readable file with a PEM private key without passphrase",
   (text) => {
     const [key] = text.match(PRIVATE_KEY) ?? [];

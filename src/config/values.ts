@@ -20,9 +20,9 @@ export function valueProblem(source: string, { must, why }: Pick<Kind<unknown>, 
 }
 
 /** Says which file could not be read, and why. */
-export function fileProblem(path: string, error: unknown): string {
+export function fileProblem(path: string, error: unknown, shown = writtenPath(path)): string {
   const code = error instanceof Error && "code" in error ? error.code : "unknown";
-  return `${writtenPath(path)} ${code === "ENOENT" ? "does not exist" : `can't be read (${code})`}`;
+  return `${shown} ${code === "ENOENT" ? "does not exist" : `can't be read (${code})`}`;
 }
 
 /** The result of the work, or undefined when it throws. */
@@ -80,13 +80,16 @@ function parseHost(value: string): string | undefined {
 
 export const host: Kind<string> = { must: "a host name or an IP address", parse: parseHost };
 
+const isHostEntry = (entry: string) => attempt(() => parseHostList([entry])) !== undefined;
+
 /** The entries as they were written, checked by the parser of the host rules. */
 export const hostList: Kind<readonly string[]> = {
-  must: "a comma-separated list of host names, addresses and CIDR ranges, without ports",
+  must: "a comma-separated list of at most 1000 host names, addresses and CIDR ranges, without ports",
   parse: (value) => {
     const entries = listed(value);
-    return entries.length <= 1000 && attempt(() => parseHostList(entries)) ? entries : undefined;
+    return entries.length <= 1000 && entries.every(isHostEntry) ? entries : undefined;
   },
+  why: (value) => hostProblem(listed(value), isHostEntry, 1000),
 };
 
 function parseUrl(value: string, protocols: readonly string[]): URL | undefined {
@@ -120,12 +123,16 @@ function parsePostgresUrl(value: string): string | undefined {
   return attempt(() => [url.username, url.password, url.pathname].map(decodeURIComponent)) && value;
 }
 
+const isOrigin = (entry: string) => URL.parse(entry)?.origin === entry;
+const originsIn = (text: string) => text.split(",").map((each) => each.trim());
+
 export const origins: Kind<readonly string[]> = {
   must: "a comma-separated list of web origins, such as https://app.example.com",
   parse: (text) => {
-    const origins = text.split(",").map((each) => each.trim());
-    return origins.every((each) => URL.parse(each)?.origin === each) ? origins : undefined;
+    const origins = originsIn(text);
+    return origins.every(isOrigin) ? origins : undefined;
   },
+  why: (text) => hostProblem(originsIn(text), isOrigin, Number.POSITIVE_INFINITY),
 };
 
 export const postgresUrl: Kind<string> = {
@@ -177,32 +184,43 @@ export const claimName: Kind<string> = {
 const PAIRS_MAX = 64;
 const PAIR_NAME = /^[!#$%&'*+.^_`|~\w-]{1,256}$/;
 
-/** Parses the list format of W3C baggage, which OpenTelemetry uses. */
-function parsePairs(text: string, takes: (value: string) => boolean): [name: string, value: string][] | undefined {
-  const pairs: [string, string][] = [];
-  for (const member of text.split(",")) {
-    if (member.trim() === "") continue;
-    const [, name = "", written = ""] = /^\s*([^=\s]+)\s*=\s*(.*?)\s*$/.exec(member) ?? [];
-    const value = attempt(() => decodeURIComponent(written));
-    if (!PAIR_NAME.test(name) || value === undefined || !takes(value)) return undefined;
-    pairs.push([name, value]);
-  }
-  return pairs.length <= PAIRS_MAX ? pairs : undefined;
+type NamedValue = readonly [name: string, value: string];
+
+/** An entry of the list format of W3C baggage, which OpenTelemetry uses. */
+function parsePair(entry: string, takes: (value: string) => boolean): NamedValue | undefined {
+  const [, name = "", written = ""] = /^\s*([^=\s]+)\s*=\s*(.*?)\s*$/.exec(entry) ?? [];
+  const value = attempt(() => decodeURIComponent(written));
+  return PAIR_NAME.test(name) && value !== undefined && takes(value) ? [name, value] : undefined;
 }
 
-type Pairs = ReadonlyArray<readonly [name: string, value: string]>;
+function pairList(must: string, takes: (value: string) => boolean): Kind<readonly NamedValue[]> {
+  const parseOne = (entry: string) => parsePair(entry, takes);
+  return {
+    must,
+    parse: (text) => {
+      const entries = listed(text);
+      const parsed = entries.flatMap((entry) => {
+        const pair = parseOne(entry);
+        return pair === undefined ? [] : [pair];
+      });
+      return parsed.length === entries.length && parsed.length <= PAIRS_MAX ? parsed : undefined;
+    },
+    why: (text) => entryProblem(listed(text), (entry) => parseOne(entry) !== undefined, PAIRS_MAX),
+  };
+}
 
-export const pairs: Kind<Pairs> = {
-  must: `a comma-separated list of at most ${PAIRS_MAX} name=value, values percent-encoded`,
-  parse: (text) => parsePairs(text, (value) => plain(value) !== undefined),
-};
+export const pairs = pairList(
+  `a comma-separated list of at most ${PAIRS_MAX} name=value, values percent-encoded`,
+  (value) => plain(value) !== undefined,
+);
 
-export const headerPairs: Kind<Pairs> = {
-  must: `${pairs.must}, that can stand in HTTP headers`,
-  parse: (text) => {
-    const pairs = parsePairs(text, (value) => /^[\t\x20-\x7e\x80-\xff]*$/.test(value));
-    return pairs?.map(([name, value]) => [name.toLowerCase(), value]);
-  },
+const headerValues = pairList(`${pairs.must}, that can stand in HTTP headers`, (value) =>
+  /^[\t\x20-\x7e\x80-\xff]*$/.test(value),
+);
+
+export const headerPairs: Kind<readonly NamedValue[]> = {
+  ...headerValues,
+  parse: (text) => headerValues.parse(text)?.map(([name, value]) => [name.toLowerCase(), value] as const),
 };
 
 export const ratio: Kind<number> = {
@@ -246,25 +264,65 @@ function listed(text: string): readonly string[] {
   return text.split(",").flatMap((entry) => entry.trim() || []);
 }
 
-/** Parses all entries or none: if an invalid key were skipped silently, nobody would watch its money. */
-function parseEach<T>(text: string, most: number, parse: (entry: string) => T | undefined): T[] | undefined {
-  const entries = listed(text);
-  const parsed = entries.flatMap((entry) => parse(entry) ?? []);
-  const whole = parsed.length === entries.length && parsed.length > 0 && parsed.length <= most;
-  return whole && new Set(parsed).size === parsed.length ? parsed : undefined;
+/** Names the first entry that is not valid by its position, since the entry itself may be a secret. */
+function entryProblem(
+  entries: readonly string[],
+  isValid: (entry: string) => boolean,
+  most: number,
+  shown = "",
+): string {
+  const at = entries.findIndex((entry) => !isValid(entry));
+  if (at >= 0) return `entry ${at + 1} of ${entries.length}${shown} is not valid`;
+  return entries.length > most ? `it has ${entries.length} entries` : "it has no entry";
 }
 
-export const privateKeys: Kind<readonly Hex[]> = {
-  must: `a comma-separated list of 1 to ${KEYS_MAX} different private keys of secp256k1, each 32 bytes in hex`,
-  parse: (text) => parseEach(text, KEYS_MAX, parsePrivateKey),
-};
+/** Only a text that looks like a host is shown: a secret that was set in the wrong variable does not. */
+const HOST_LIKE = /^(?=.*[.:])[\w.:/[\]*-]{1,60}$/;
+
+function hostProblem(entries: readonly string[], isValid: (entry: string) => boolean, most: number): string {
+  const bad = entries.find((entry) => !isValid(entry)) ?? "";
+  return entryProblem(entries, isValid, most, HOST_LIKE.test(bad) ? ` (${bad})` : "");
+}
+
+/** A list of different entries, all of which are parsed: if an invalid key were skipped silently, nobody would watch its money. */
+function listOf<T extends string>(
+  must: string,
+  most: number,
+  parse: (entry: string) => T | undefined,
+): Kind<readonly T[]> {
+  return {
+    must,
+    parse: (text) => {
+      const entries = listed(text);
+      const parsed = entries.flatMap((entry) => parse(entry) ?? []);
+      const whole = parsed.length === entries.length && parsed.length > 0 && parsed.length <= most;
+      return whole && new Set(parsed).size === parsed.length ? parsed : undefined;
+    },
+    why: (text) => {
+      const entries = listed(text);
+      const parsed = entries.map(parse);
+      const again = parsed.findIndex((entry, at) => entry !== undefined && parsed.indexOf(entry) < at);
+      const isWhole = !parsed.includes(undefined);
+      return isWhole && again >= 0
+        ? `entry ${again + 1} of ${entries.length} equals entry ${parsed.indexOf(parsed[again]) + 1}`
+        : entryProblem(entries, (entry) => parse(entry) !== undefined, most);
+    },
+  };
+}
+
+export const privateKeys = listOf(
+  `a comma-separated list of 1 to ${KEYS_MAX} different private keys of secp256k1, each 32 bytes in hex`,
+  KEYS_MAX,
+  parsePrivateKey,
+);
 
 const URLS_MAX = 16;
 
-export const rpcUrls: Kind<readonly string[]> = {
-  must: `a comma-separated list of 1 to ${URLS_MAX} different http or https URLs without user and fragment`,
-  parse: (text) => parseEach(text, URLS_MAX, httpUrl("query").parse),
-};
+export const rpcUrls = listOf(
+  `a comma-separated list of 1 to ${URLS_MAX} different http or https URLs without user and fragment`,
+  URLS_MAX,
+  httpUrl("query").parse,
+);
 
 export const address: Kind<Hex> = {
   must: "an address: 0x and 40 hex digits",

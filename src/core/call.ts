@@ -1,5 +1,5 @@
 // The data of one call: who makes it, what is stored until the upstream has been called, and the event that announces its end.
-import type { ErrorClass, Mode, Protocol, SettlementStatus } from "./states.ts";
+import type { ErrorClass, ErrorDetail, Mode, Protocol, SettlementStatus } from "./states.ts";
 
 export interface Caller {
   readonly tenant: string;
@@ -43,6 +43,7 @@ export interface CallEnd {
   readonly request_id: string | null;
   readonly status: "succeeded" | "failed";
   readonly error_class: ErrorClass | null;
+  readonly error_detail: ErrorDetail | null;
   readonly upstream_status: number | null;
   /** Duration of the upstream call from the first dial to the last byte, retries included; null when there was none. */
   readonly latency_ms: number | null;

@@ -308,7 +308,8 @@ function isLocalhost(name: string): boolean {
 }
 
 const LOOPBACK = ["127.0.0.1", "::1"];
-const LOCAL = "must not name localhost or a loopback, private, link-local or other local address";
+const LOCAL =
+  "must not name localhost or a loopback, private, link-local or other local address that TOLLGATE_ALLOW_HOSTS does not exempt";
 const DENIED = "must not name a host that this gateway is set to refuse";
 
 /**

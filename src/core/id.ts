@@ -47,10 +47,16 @@ function randomBits(bits: number): number {
   return random >>> (32 - bits);
 }
 
-const UUID_V7 = /^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
+const UUID_V7 = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}";
+const WHOLE_UUID = new RegExp(`^${UUID_V7}$`);
 
 export function isId(prefix: IdPrefix, value: string): boolean {
-  return value.startsWith(`${prefix}_`) && UUID_V7.test(value.slice(prefix.length + 1));
+  return value.startsWith(`${prefix}_`) && WHOLE_UUID.test(value.slice(prefix.length + 1));
+}
+
+/** The form of an ID as a pattern for schemas. */
+export function idPattern(prefix: IdPrefix): string {
+  return `^${prefix}_${UUID_V7}$`;
 }
 
 /** The last time that `idTime` parsed, and its text in the ID. */

@@ -27,6 +27,26 @@ export const ERROR_CLASSES = [
 ] as const;
 export type ErrorClass = (typeof ERROR_CLASSES)[number];
 
+/**
+ * Why the gateway has no whole answer of the upstream, as the caller may know it: our own words, with no address and no text of
+ * the upstream. A call that its upstream answered has none, whatever the answer was.
+ */
+export const ERROR_DETAILS = [
+  "connection_refused",
+  "connection_reset",
+  "connect_timeout",
+  "name_not_found",
+  "tls",
+  "host_blocked",
+  "credential_unresolved",
+  "credential_host",
+  "response_too_large",
+  "process_ended",
+  "no_answer_in_stream",
+  "deadline",
+] as const;
+export type ErrorDetail = (typeof ERROR_DETAILS)[number];
+
 /** The error class of a response by its status. Redirects are not followed, so a redirect is an ordinary response. */
 export function errorClassOf(upstreamStatus: number): ErrorClass | null {
   if (upstreamStatus < 400) return null;

@@ -22,13 +22,14 @@ import type { Store } from "../storage/store.ts";
 import type { Network } from "../x402/network.ts";
 import type { Verifier } from "../x402/verifier.ts";
 import { agentRoutes } from "./agents/routes.ts";
-import { agentNamesCredential, agentShutOut } from "./agents/service.ts";
+import { agentOfCredential, agentShutOut } from "./agents/service.ts";
 import { type AgentCache, createAgentCache, createRateLimiter, createSharedRateLimiter } from "./agents/store.ts";
 import { createCredentialResolver, createSecretReader, type ResolverDeps } from "./credentials/resolve.ts";
 import { credentialRoutes } from "./credentials/routes.ts";
 import { Scheduler } from "./executor/scheduler.ts";
 import { createWorkerPool } from "./executor/workers/pool.ts";
-import { healthRoutes } from "./health.ts";
+import { createReadiness, healthRoutes } from "./health.ts";
+import { homeRoutes } from "./home/routes.ts";
 import type { IdentityOptions } from "./identity/identity.ts";
 import { queueSize } from "./invocations/commands/queue.ts";
 import {
@@ -45,12 +46,12 @@ import type { InvocationKey } from "./invocations/service.ts";
 import { manualRoutes } from "./manual/routes.ts";
 import { docsRoutes } from "./openapi/routes.ts";
 import type { ChainLook } from "./payment/chain-look.ts";
-import { settlementNamesCredential, settlementRoutes, settlementShutOut } from "./payment/config.ts";
+import { settlementOfCredential, settlementRoutes, settlementShutOut } from "./payment/config.ts";
 import { createFacilitatorClient } from "./payment/facilitator-client.ts";
 import type { RestoreGuard } from "./payment/restored.ts";
 import { createPayments } from "./payment/service.ts";
 import { createSettler, type SettlerOptions } from "./payment/settler.ts";
-import { paidCallNamesCredential, paidCallShutOut } from "./payment/store.ts";
+import { paidCallOfCredential, paidCallShutOut } from "./payment/store.ts";
 import { policyRoutes } from "./policy/routes.ts";
 import { createPolicyService, type PolicyService } from "./policy/service.ts";
 import { fastCalls, type ProxyRoutesOptions, proxyRoutes } from "./proxy/routes.ts";
@@ -175,7 +176,7 @@ export async function composeGateway(parts: GatewayParts) {
     .use(invocationRoutes(store.read))
     .use(policyRoutes(policy))
     .use(receiptRoutes(receipts))
-    .use(healthRoutes({ store, version: VERSION, commit: COMMIT, keyring }));
+    .use(openRoutes(parts, assets));
   return {
     workers: pool,
     lease,
@@ -239,6 +240,7 @@ function endLogFields(end: CallEnd) {
     request_id: end.request_id,
     status: end.status,
     error_class: end.error_class,
+    error_detail: end.error_detail,
     upstream_status: end.upstream_status,
     latency_ms: end.latency_ms,
     ttft_ms: end.ttft_ms,
@@ -249,6 +251,16 @@ function endLogFields(end: CallEnd) {
     detail: end.detail,
     settlement_status: end.payment?.settlement_status ?? null,
   };
+}
+
+/** The routes that need no token, documents aside. */
+function openRoutes({ options, store, keyring }: GatewayParts, assets: Assets) {
+  const checkReady = createReadiness(store, keyring);
+  const { publicUrl, identity } = options;
+  const hasLocalIssuer = identity.oidc === null;
+  return routes()
+    .use(healthRoutes({ checkReady, version: VERSION, commit: COMMIT, keyring }))
+    .use(homeRoutes({ assets, version: VERSION, checkReady, hasLocalIssuer, publicUrl }));
 }
 
 function withDocs(api: AnyElysia, assets: Assets, network: Network) {
@@ -263,7 +275,7 @@ function managementRoutes({ options, store, keyring, rules }: GatewayParts, agen
   const { network, quotas } = options;
   const { agents: agentsMax, credentials: credentialsMax } = quotas;
   const usedAt = [agentShutOut, settlementShutOut, paidCallShutOut];
-  const namedBy = [agentNamesCredential, settlementNamesCredential, paidCallNamesCredential];
+  const namedBy = [agentOfCredential, settlementOfCredential, paidCallOfCredential];
   return routes()
     .use(agentRoutes({ network, store, clock, rules, agentsMax, changed: agents.forget }))
     .use(credentialRoutes({ store, clock, keyring, namedBy, usedAt, credentialsMax }))

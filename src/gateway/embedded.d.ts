@@ -11,6 +11,10 @@ declare module "*/search.js" {
   const text: string;
   export default text;
 }
+/** @see ./manual/render/highlight.js */
+declare module "*/highlight.js" {
+  export function highlight(code: string, language: string): string | null;
+}
 declare module "*/initializer.js" {
   const text: string;
   export default text;

@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { healthRoutes } from "./health.ts";
+import { createReadiness, healthRoutes } from "./health.ts";
 
 const ask = (routes: ReturnType<typeof healthRoutes>) => routes.fetch(new Request("http://localhost/readyz"));
 
@@ -11,7 +11,8 @@ test("all who ask whether the gateway is ready share one probe of the database",
     return probed.promise;
   };
   const keyring = { publicJwks: () => ({ keys: [] }), isComplete: () => true };
-  const routes = healthRoutes({ store: { probe } as never, version: "1", commit: null, keyring });
+  const checkReady = createReadiness({ probe }, keyring);
+  const routes = healthRoutes({ checkReady, version: "1", commit: null, keyring });
   const asked = Array.from({ length: 500 }, () => ask(routes));
   probed.resolve();
   for (const answer of await Promise.all(asked)) expect(answer.status).toBe(200);

@@ -10,12 +10,12 @@ import { actFor, joinInFlight } from "../kernel/turns.ts";
 import type { Keyring } from "../keys/keyring.ts";
 import type { Store } from "../storage/store.ts";
 
-const status = Type.Object({ status: Type.String() });
+const status = Type.Object({ status: Type.Literal("ok", { description: "Always `ok`: a failure has another body." }) });
 
 const health = operation({
   tag: ["Facilitator", "Service"],
   open: true,
-  summary: "Health",
+  summary: "Get health",
   description:
     "Liveness of the gateway. The facilitator serves this path on both of its ports, and answers 503 when it " +
     "can't settle payments.",
@@ -25,7 +25,10 @@ const health = operation({
     unavailable: {
       description:
         "The service is shutting down; or, at the facilitator, no node of the chain answers or the gas wallets are low.",
-      schema: Type.Object({ status: Type.Literal("unavailable"), reason: Type.String() }),
+      schema: Type.Object({
+        status: Type.Literal("unavailable", { description: "Always `unavailable`." }),
+        reason: Type.String({ description: "What is missing." }),
+      }),
       example: { status: "unavailable", reason: "rpc unreachable" },
     },
   },
@@ -34,7 +37,7 @@ const health = operation({
 const ready = operation({
   tag: "Service",
   open: true,
-  summary: "Readiness",
+  summary: "Get readiness",
   description: "Ready when the database takes a write within two seconds, and no master key is missing.",
   response: { description: "Calls are accepted.", schema: status, example: { status: "ok" } },
   errors: ["unavailable"],
@@ -43,10 +46,13 @@ const ready = operation({
 const version = operation({
   tag: "Service",
   open: true,
-  summary: "Version",
+  summary: "Get the version",
   response: {
     description: "The version of the binary, and the commit it was built from.",
-    schema: Type.Object({ version: Type.String(), commit: Type.Union([Type.String(), Type.Null()]) }),
+    schema: Type.Object({
+      version: Type.String({ description: "The version of the binary." }),
+      commit: Type.Union([Type.String(), Type.Null()], { description: "Null for a build outside a repository." }),
+    }),
     example: { version: "0.1.0", commit: "4f2a9c81d0be" },
   },
   errors: [],
@@ -55,45 +61,50 @@ const version = operation({
 const jwks = operation({
   tag: "Service",
   open: true,
-  summary: "Public keys",
+  summary: "Get public keys",
   description: "The public signing keys, retired ones included, as a JSON Web Key Set (RFC 7517).",
   response: {
     description: "The keys.",
-    schema: Type.Object({ keys: Type.Array(Type.Object({}, { additionalProperties: true })) }),
+    schema: Type.Object({
+      keys: Type.Array(Type.Object({}, { additionalProperties: true }), { description: "JSON Web Keys (RFC 7517)." }),
+    }),
     example: { keys: [{ kty: "OKP", crv: "Ed25519", kid: "5f0c…", alg: "EdDSA", use: "sig", x: "11qY…" }] },
   },
   errors: [],
 });
 
 interface HealthRoutesOptions {
-  readonly store: Store;
+  readonly checkReady: () => Promise<void>;
   readonly version: string;
   readonly commit: string | null;
-  readonly keyring: Pick<Keyring, "publicJwks" | "isComplete">;
+  readonly keyring: Pick<Keyring, "publicJwks">;
 }
 
-/** Shares each probe's result for its duration and a second more: anybody may ask, and each probe is a database write. */
-function createReadiness({ probe }: Pick<Store, "probe">) {
+/**
+ * Whether calls are accepted. Shares each probe's result for its duration and a second more: anybody may ask, and each probe is
+ * a database write.
+ */
+export function createReadiness({ probe }: Pick<Store, "probe">, { isComplete }: Pick<Keyring, "isComplete">) {
   let latest: Promise<void> | null = null;
   const forget = () => {
     latest = null;
   };
   const ask = () => actFor(null, () => probe(2_000)).finally(() => setTimeout(forget, 1_000).unref());
-  return () => {
+  /** @throws Fault `unavailable` */
+  return async (): Promise<void> => {
+    if (!isComplete()) throw new Fault("unavailable", "a master key is missing here");
     latest ??= ask();
-    return joinInFlight(latest, STRANGERS);
+    await joinInFlight(latest, STRANGERS);
   };
 }
 
 export function healthRoutes(options: HealthRoutesOptions) {
-  const isReady = createReadiness(options.store);
   return routes()
     .get("/healthz", () => json("ok", { status: "ok" }), { detail: health })
     .get(
       "/readyz",
       async () => {
-        if (!options.keyring.isComplete()) throw new Fault("unavailable", "a master key is missing here");
-        await isReady();
+        await options.checkReady();
         return json("ok", { status: "ok" });
       },
       { detail: ready },

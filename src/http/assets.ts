@@ -1,6 +1,9 @@
-// Files for browsers, such as the manual and Swagger. Each is made when it is first requested, and has an ETag, so that a
-// current copy is not sent again. Pages have a content security policy that limits the browser to files of this server.
+// Files for browsers, such as the manual and Swagger. Each is made when it is first requested, and compressed at the same time.
+// Each has an ETag, so that a current copy is not sent again. Pages have a content security policy that limits the browser to
+// files of this server.
 
+import { promisify } from "node:util";
+import zlib from "node:zlib";
 import { MAX } from "../kernel/limits.ts";
 import { turnOf } from "../kernel/turns.ts";
 import { routes } from "./elysia.ts";
@@ -24,6 +27,9 @@ const PAGE_POLICY = [
   "form-action 'none'",
   "frame-ancestors 'none'",
 ].join("; ");
+
+/** A compressed file that is larger than this part of the plain one is not worth the work of the browser. */
+const COMPRESSED_MAX = 0.9;
 
 export interface Asset {
   readonly bytes: Uint8Array;
@@ -60,13 +66,13 @@ export function createAssets() {
    * of its time.
    */
   const madeOnce = (make: () => Asset | Promise<Asset>) => {
-    let made: Promise<Asset> | null = null;
+    let made: Promise<Representations> | null = null;
     const forget = (error: unknown): never => {
       made = null;
       throw error;
     };
     return async ({ request }: { readonly request: Request }): Promise<Response> => {
-      made ??= Promise.try(make).catch(forget);
+      made ??= Promise.try(make).then(representationsOf).catch(forget);
       return serveAsset(respond, request, await made);
     };
   };
@@ -83,14 +89,55 @@ export function createAssets() {
   };
 }
 
+/** The forms in which one asset is sent. They differ in ETag, as strong tags must (RFC 9110, section 8.8.3). */
+interface Representations {
+  readonly plain: Asset;
+  /** Null for a file that does not get smaller, such as an image. */
+  readonly gzip: Asset | null;
+}
+
+const compress = promisify(zlib.gzip);
+
+/** Compresses outside of the event loop, since the largest file takes 60 ms. */
+async function representationsOf(asset: Asset): Promise<Representations> {
+  const { bytes, type } = asset;
+  const compressed = await compress(bytes, { level: 9 });
+  if (compressed.length > bytes.length * COMPRESSED_MAX) return { plain: asset, gzip: null };
+  const headers: Asset["headers"] = {
+    ...asset.headers,
+    vary: [asset.headers["vary"] ?? [], "accept-encoding"].flat().join(", "),
+  };
+  const etag = (headers["etag"] ?? "").replace(/"$/, '-gzip"');
+  return {
+    plain: { bytes, type, headers },
+    gzip: { bytes: compressed, type, headers: { ...headers, etag, "content-encoding": "gzip" } },
+  };
+}
+
+/** Whether the request's Accept-Encoding names gzip, or stands for all codings, and does not refuse it by `q=0`. */
+function takesGzip(request: Request): boolean {
+  const codings = (request.headers.get("accept-encoding") ?? "").toLowerCase().split(",");
+  const weights = new Map(
+    codings.map((coding) => {
+      const [name = "", ...parameters] = coding.split(";").map((part) => part.trim());
+      return [name, !parameters.some((parameter) => /^q=0(\.0*)?$/.test(parameter))];
+    }),
+  );
+  return weights.get("gzip") ?? weights.get("*") ?? false;
+}
+
 async function serveAsset(
   respond: LargeResponses["respond"],
   request: Request,
-  { bytes, type, headers }: Asset,
+  { plain, gzip }: Representations,
 ): Promise<Response> {
+  const { bytes, type, headers } = gzip !== null && takesGzip(request) ? gzip : plain;
   const known = request.headers.get("if-none-match") ?? "";
   const isCurrent = known.split(",").some((tag) => tag.trim().replace(/^W\//, "") === headers["etag"]);
-  if (isCurrent) return notModified({ ...headers, "content-type": type });
+  if (isCurrent) {
+    const { "content-encoding": _, ...others } = headers;
+    return notModified({ ...others, "content-type": type });
+  }
   await turnOf(STRANGERS);
   if (bytes.length <= SMALL_CHARACTERS) {
     return new Response(bytes, { headers: { ...headers, "content-type": type } });

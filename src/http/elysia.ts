@@ -3,6 +3,7 @@
 // withRoutableUrl in server.ts.
 import { Elysia, NotFoundError } from "elysia";
 import { Fault, methodNotAllowed } from "../core/fault.ts";
+import { suggest } from "../core/text.ts";
 import { STATUS } from "./responses.ts";
 
 /** Carries what a route threw past Elysia, which would answer with the error's own message. */
@@ -29,7 +30,7 @@ export interface RoutedApp {
 }
 
 export function createRouter(app: RoutedApp) {
-  const table = app.routes.map(({ method, path }) => ({ method, pattern: pathPattern(path) }));
+  const table = app.routes.map(({ method, path }) => ({ method, path, pattern: pathPattern(path) }));
   /**
    * Passes a request to its route. `path` is the path that the guard has judged.
    *
@@ -49,8 +50,7 @@ export function createRouter(app: RoutedApp) {
   };
 }
 
-interface RoutePattern {
-  readonly method: string;
+interface RoutePattern extends RouteShape {
   readonly pattern: RegExp;
 }
 
@@ -63,14 +63,16 @@ export function pathPattern(path: string): RegExp {
   return new RegExp(`^${source}$`);
 }
 
-function noSuchRoute(): Fault {
-  return new Fault("not_found", "no such route");
+function noSuchRoute(table: readonly RoutePattern[] = [], path = ""): Fault {
+  const fixed = table.map((route) => route.path).filter((known) => !/[:*]/.test(known));
+  const meant = suggest(path, fixed);
+  return new Fault("not_found", meant === null ? "no such route" : `no such route; did you mean ${meant}?`);
 }
 
 /** The Fault for a request without a route: Elysia does not tell whether the path exists for another method. */
 function unknownRoute(table: readonly RoutePattern[], method: string, path: string): Fault {
   const allow = table.filter(({ pattern }) => pattern.test(path)).map((route) => route.method);
-  if (allow.length === 0 || allow.includes(method)) return noSuchRoute();
+  if (allow.length === 0 || allow.includes(method)) return noSuchRoute(table, path);
   if (allow.includes("GET")) allow.push("HEAD");
   return methodNotAllowed(allow);
 }

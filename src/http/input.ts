@@ -3,9 +3,11 @@
 import { type ObjectOptions, type Static, type TProperties, type TSchema, Type } from "@sinclair/typebox";
 import { type TypeCheck, TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
 import { Fault, invalidField } from "../core/fault.ts";
+import { suggest } from "../core/text.ts";
 import { parseDateTime } from "../core/time.ts";
 import { MAX, PAGE_LIMIT_DEFAULT } from "../kernel/limits.ts";
 import { readJson } from "../wire/json.ts";
+import type { Operation } from "./openapi.ts";
 import { scopeOf } from "./server.ts";
 
 const JSON_TYPE = /^application\/json\s*(;|$)/i;
@@ -15,13 +17,15 @@ const SMALL_BYTES = 16_384;
 
 interface BodyOptions {
   readonly freeField?: string;
+  /** Fields that other requests take, each with what to do instead. */
+  readonly elsewhere?: ReadonlyMap<string, string>;
 }
 
 /**
  * A function that reads a request's JSON body, checks it against `schema` and passes it to `use`. Only a few large bodies are
  * held at a time, each until its `use` has ended.
  */
-export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOptions = {}) {
+export function bodyUser<T extends TSchema>(schema: T, { freeField, elsewhere }: BodyOptions = {}) {
   // Compiled for the first body: one takes a few milliseconds, and compiling all of them took a tenth of every start.
   let checker: TypeCheck<T> | null = null;
 
@@ -29,7 +33,8 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField }: BodyOption
     const value = await readJson(bytes, freeField ?? null, tenant);
     checker ??= TypeCompiler.Compile(schema);
     if (checker.Check(value)) return value;
-    throw describe(checker.Errors(value).First());
+    const problem = checker.Errors(value).First();
+    throw (problem && misspelt(problem, value, schema)) ?? describe(problem, elsewhere);
   }
 
   return async <R>(request: Request, use: (value: Static<T>) => Promise<R>): Promise<R> => {
@@ -55,17 +60,47 @@ export function bodyReader<T extends TSchema>(schema: T, options: BodyOptions = 
   return (request: Request): Promise<Static<T>> => use(request, async (value) => value);
 }
 
-function describe(error: ValueError | undefined): Fault {
+/**
+ * The unknown field of a body that is near to the first one that is missing: it is told as misspelt. Null when there is none. Only
+ * the body's own fields are compared, since a look for more problems would pass through all of a long body.
+ */
+function misspelt({ type, path }: ValueError, value: unknown, schema: TSchema): Fault | null {
+  const missing = path.slice(1);
+  if (type !== ValueErrorType.ObjectRequiredProperty || typeof value !== "object" || value === null) return null;
+  const known = Object.keys(schema["properties"] ?? {});
+  const found = Object.keys(value).find((key) => !known.includes(key) && suggest(key, [missing]) !== null);
+  return found === undefined ? null : unknownField(found, `did you mean ${missing}?`);
+}
+
+function unknownField(field: string, hint: string | null): Fault {
+  return invalidField(field, hint === null ? "unknown field" : `unknown field; ${hint}`);
+}
+
+/** What a value of another type should have been. */
+const KINDS: ReadonlyMap<ValueErrorType, string> = new Map([
+  [ValueErrorType.String, "a string"],
+  [ValueErrorType.Boolean, "true or false"],
+  [ValueErrorType.Number, "a number"],
+  [ValueErrorType.Integer, "an integer"],
+  [ValueErrorType.Array, "an array"],
+  [ValueErrorType.Object, "a JSON object"],
+]);
+
+function describe(error: ValueError | undefined, elsewhere: BodyOptions["elsewhere"] = new Map()): Fault {
   if (error === undefined) return new Fault("invalid_request", "body: invalid");
   // For "a value or null", the problem inside the value says more than "neither of the two".
   const inner = error.type === ValueErrorType.Union ? error.errors[0]?.First() : undefined;
   if (inner !== undefined && inner.path.length > error.path.length) return describe(inner);
   const field = error.path.slice(1).replaceAll("/", ".").replaceAll("~1", "/").replaceAll("~0", "~");
   const expected: unknown = error.schema["x-expected"];
-  if (error.type === ValueErrorType.ObjectAdditionalProperties) return invalidField(field, "unknown field");
+  if (error.type === ValueErrorType.ObjectAdditionalProperties) {
+    const meant = suggest(error.path.slice(error.path.lastIndexOf("/") + 1), Object.keys(error.schema["properties"]));
+    return unknownField(field, elsewhere.get(field) ?? (meant && `did you mean ${meant}?`));
+  }
   if (error.type === ValueErrorType.ObjectRequiredProperty) return invalidField(field, "required");
   if (field === "") return new Fault("invalid_request", "body: must be a JSON object");
-  return invalidField(field, typeof expected === "string" ? `must be ${expected}` : error.message.toLowerCase());
+  const wanted = typeof expected === "string" ? expected : KINDS.get(error.type);
+  return invalidField(field, wanted === undefined ? error.message.toLowerCase() : `must be ${wanted}`);
 }
 
 /** A schema of an object with exactly these fields. The API document shows it once, under its name. */
@@ -80,6 +115,9 @@ export function optional<P extends TProperties>(fields: P) {
 
 export const DateTime = Type.String({ format: "date-time" });
 
+/** A time in a response. */
+export const timestamp = (description: string) => Type.String({ format: "date-time", description });
+
 /** `T` or null. */
 export function nullable<T extends TSchema>(schema: T, expected: string) {
   return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null` });
@@ -87,9 +125,23 @@ export function nullable<T extends TSchema>(schema: T, expected: string) {
 
 export type Query = URLSearchParams;
 
-export function queryOf(request: Request): Query {
+/**
+ * The query of a request. A parameter that the route does not take would be a filter that filters nothing, so it is refused.
+ *
+ * @throws Fault `invalid_request` that names the parameter
+ */
+export function queryOf(request: Request, { queryNames }: Pick<Operation, "queryNames">): Query {
   const start = request.url.indexOf("?");
-  return new URLSearchParams(start === -1 ? "" : request.url.slice(start + 1));
+  const query = new URLSearchParams(start === -1 ? "" : request.url.slice(start + 1));
+  for (const name of query.keys()) if (!queryNames.includes(name)) throw unknownParameter(name, queryNames);
+  return query;
+}
+
+function unknownParameter(name: string, known: readonly string[]): Fault {
+  const meant = name === "" ? null : suggest(name, known);
+  const all = known.length === 0 ? "none is taken here" : `known here: ${known.join(", ")}`;
+  const hint = meant === null ? all : `did you mean ${meant}?`;
+  return invalidField(name === "" ? "query" : name, `unknown parameter; ${hint}`);
 }
 
 /** A query parameter that must be one of `values`. */
@@ -113,15 +165,25 @@ export function dateTime(query: Query, name: string): number | null {
 /** The documentation of the parameter that `limitOf` reads. */
 export const LIMIT_QUERY = {
   limit: {
-    description: `1 to ${MAX.pageItems}; others are clamped.`,
-    schema: Type.Integer({ default: PAGE_LIMIT_DEFAULT }),
+    description: `How many at most, 1 to ${MAX.pageItems}; others are clamped.`,
+    schema: Type.Integer({ minimum: 1, maximum: MAX.pageItems, default: PAGE_LIMIT_DEFAULT }),
   },
 };
 
 /** The documentation of the parameters that `page` reads. */
 export const PAGE_QUERY = {
   ...LIMIT_QUERY,
-  offset: { description: "How many to skip.", schema: Type.Integer({ default: 0 }) },
+  offset: { description: "How many to skip.", schema: Type.Integer({ minimum: 0, default: 0 }) },
+};
+
+/** The schemas of the limit in effect and of the offset, as a page repeats them. */
+export const LIMIT_FIELD = {
+  limit: Type.Integer({ minimum: 1, maximum: MAX.pageItems, description: "The limit that was applied." }),
+};
+export const PAGE_FIELDS = {
+  total: Type.Integer({ minimum: 0, description: "How many match in all." }),
+  ...LIMIT_FIELD,
+  offset: Type.Integer({ minimum: 0, description: "How many were skipped." }),
 };
 
 /** `limit`, clamped to its bounds. */

@@ -3,6 +3,7 @@
 import { type TSchema, Type } from "@sinclair/typebox";
 import type { DocumentDecoration } from "elysia";
 import type { FaultKind } from "../core/fault.ts";
+import { type IdPrefix, idPattern } from "../core/id.ts";
 import { STATUS, SUCCESS } from "./responses.ts";
 
 /** Tags in the order in which Swagger shows them. */
@@ -45,6 +46,11 @@ interface Parameter {
   readonly schema?: TSchema;
   readonly example?: unknown;
   readonly required?: boolean;
+}
+
+/** The parameter of an ID. By the prefix in its pattern the Swagger page knows which ID to fill in. */
+export function idParameter(prefix: IdPrefix, description: string): Parameter {
+  return { description, schema: Type.String({ pattern: idPattern(prefix) }) };
 }
 
 interface ContentDoc {
@@ -100,12 +106,17 @@ interface FaultAnswerDoc {
   readonly headers?: Readonly<Record<string, string>>;
 }
 
+export interface Operation extends DocumentDecoration {
+  /** The query parameters that the route takes. */
+  readonly queryNames: readonly string[];
+}
+
 /**
  * The OpenAPI operation of a route, for its `detail`. It is made when the document is serialised: making all operations at the
  * start took a tenth of its time.
  */
-export function operation(doc: OperationDoc): DocumentDecoration {
-  return { toJSON: () => operationOf(doc) } as DocumentDecoration;
+export function operation(doc: OperationDoc): Operation {
+  return { toJSON: () => operationOf(doc), queryNames: Object.keys(doc.query ?? {}) } as unknown as Operation;
 }
 
 function operationOf(doc: OperationDoc) {
@@ -142,10 +153,13 @@ function errorsOf(security: keyof typeof SECURITY_SCHEMES | null): readonly Faul
   return security === "bearer" ? ["unauthenticated", "unavailable", "internal"] : ["unavailable", "internal"];
 }
 
-/** "Read an agent" becomes `readAnAgent`, by which generated clients name the call. */
+const ARTICLES = new Set(["a", "an", "the"]);
+
+/** "Create an agent" becomes `createAgent`, by which generated clients name the call. */
 function identifier(summary: string): string {
   const words = summary.replaceAll(/[^A-Za-z0-9 ]/g, "").split(" ");
   return words
+    .filter((word) => !ARTICLES.has(word))
     .map((word, at) => (at === 0 ? word.toLowerCase() : word.charAt(0).toUpperCase() + word.slice(1)))
     .join("");
 }
@@ -154,10 +168,15 @@ interface Alternatives {
   readonly anyOf: readonly { readonly type?: unknown; readonly const?: unknown; readonly enum?: unknown[] }[];
 }
 
-/** A value of the document without what only input.ts needs. Changes it in place. */
+/**
+ * A value of the document without what only input.ts needs, and with the bounds that code checks instead of the schema
+ * (`x-bounds`). Changes it in place.
+ */
 // biome-ignore lint/suspicious/noExplicitAny: what JSON.parse gives.
 export function plainSchema(value: any): any {
   if (typeof value !== "object" || value === null) return value;
+  Object.assign(value, value["x-bounds"]);
+  delete value["x-bounds"];
   delete value["x-expected"];
   return Array.isArray(value.anyOf) ? plainer(value) : value;
 }

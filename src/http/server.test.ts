@@ -77,6 +77,14 @@ test("a path that is no percent-encoded UTF-8 names nothing", async () => {
   }
 });
 
+test("a misspelt path is answered with the one that it is near to, and a long one with none", async () => {
+  const errorOf = async (path: string) => ((await (await call(path)).json()) as { error: string }).error;
+  expect(await errorOf("/v1/thing")).toBe("no such route; did you mean /v1/things?");
+  expect(await errorOf("/v1/things/")).toBe("no such route; did you mean /v1/things?");
+  expect(await errorOf("/v1/other")).toBe("no such route");
+  expect(await errorOf(`/v1/${"things".repeat(20)}`)).toBe("no such route");
+});
+
 test("a request ID of another form is replaced by a new one", async () => {
   const response = await call("/open", { headers: { "x-request-id": "a b" } });
   expect(response.headers.get("x-request-id")).toMatch(/^[0-9a-f-]{36}$/);
@@ -131,9 +139,12 @@ test("a body must be JSON of the right form, and the error names the field", asy
   expect(await post("{}")).toEqual([400, "name: required"]);
   expect(await post("[]")).toEqual([400, "body: must be a JSON object"]);
   expect(await post('{"name":"x","a/b":1}')).toEqual([400, "a/b: unknown field"]);
-  expect(await post('{"name":1}')).toEqual([400, "name: expected string"]);
+  // A misspelt field is told as such, although the right one is missing as well.
+  expect(await post('{"nmae":"x"}')).toEqual([400, "nmae: unknown field; did you mean name?"]);
+  expect(await post('{"x":1}')).toEqual([400, "name: required"]);
+  expect(await post('{"name":1}')).toEqual([400, "name: must be a string"]);
   expect(await post('{"name":"x"}', "text/plain")).toEqual([400, "content-type: must be application/json"]);
-  expect(await post("")).toEqual([400, "body: not valid JSON"]);
+  expect(await post("")).toEqual([400, "body: not valid JSON, since it is empty"]);
   expect(await post(`{"name":"${"x".repeat(1024 * 1024)}"}`)).toEqual([413, "body: larger than 1048576 bytes"]);
 });
 

@@ -24,6 +24,7 @@ const ENTRIES = [
   "src/storage/sqlite/checkpoint-thread.ts",
   "src/compute/worker.ts",
   "src/cli/process.ts",
+  "src/cli/terminal/interactive.ts",
 ];
 
 const OPTIONS = ["--compile", "--bytecode", "--format=esm", "--splitting", "--sourcemap=linked"];

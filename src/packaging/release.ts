@@ -124,6 +124,7 @@ export function pinnedRuntime(platform: Platform): PinnedRuntime {
 function installRuntimes(work: string): (platform: Platform) => Runtime {
   for (const name of ["package.json", "package-lock.json"]) copyFileSync(join(RUNTIMES, name), join(work, name));
   const all = ["--os=*", "--cpu=*", "--libc=*"];
+  process.stdout.write("downloading the runtimes\n");
   // An empty cache, since Bun would trust the packages in an existing one.
   const strict = ["--frozen-lockfile", "--ignore-scripts", "--silent", `--cache-dir=${join(work, "cache")}`];
   run([process.execPath, "install", `--cwd=${work}`, ...strict, ...all]);

@@ -22,6 +22,7 @@ const END: CallEnd = {
   request_id: null,
   status: "succeeded",
   error_class: null,
+  error_detail: null,
   upstream_status: 200,
   latency_ms: 1,
   ttft_ms: null,

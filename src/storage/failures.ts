@@ -63,19 +63,27 @@ const POOLER_STATE = "08P01";
 /**
  * Why Postgres can't be used at the start, if its operator can put it right; otherwise undefined. These messages of the server
  * name the user and the database, never a password.
+ *
+ * @param databaseUrl names the server that was asked, where it is known
  */
-export function startProblem(error: unknown): StartupProblem | undefined {
+export function startProblem(error: unknown, databaseUrl?: string): StartupProblem | undefined {
   const server = "the Postgres server of DATABASE_URL";
   const state = sqlState(error);
   const isFromPooler = state === POOLER_STATE;
   const isLate = error instanceof Fault && error.kind === "unavailable";
   if (isLate || (isConnectionLost(error) && !isFromPooler))
-    return new PassingStartupProblem(`${server} does not answer`, { cause: error });
+    return new PassingStartupProblem(`${server} does not answer${placeOf(databaseUrl)}`, { cause: error });
   if (!(error instanceof SQL.PostgresError)) return undefined;
   const refusal = `${server} refuses: ${error.message}`;
   if (isFromPooler || state === TOO_MANY_CONNECTIONS) return new PassingStartupProblem(refusal, { cause: error });
   const refused = state === undefined ? error.code.includes("_TLS_") : START_REFUSED_STATE.test(state);
   return refused ? new StartupProblem(refusal, { cause: error }) : undefined;
+}
+
+/** The host and the port of a server, and nothing else of its URL. */
+function placeOf(databaseUrl: string | undefined): string {
+  const url = databaseUrl === undefined ? null : URL.parse(databaseUrl);
+  return url === null ? "" : ` at ${url.hostname}:${url.port || "5432"}`;
 }
 
 /** Whether a serialization failure or a deadlock has undone the transaction as a whole, so that it may run again. */

@@ -5,8 +5,10 @@ import type { Database } from "bun:sqlite";
 import type { SQL } from "bun";
 import postgres0001 from "../../db/postgres/0001_initial.sql" with { type: "text" };
 import postgres0002 from "../../db/postgres/0002_settlement_confirmation.sql" with { type: "text" };
+import postgres0003 from "../../db/postgres/0003_error_detail.sql" with { type: "text" };
 import sqlite0001 from "../../db/sqlite/0001_initial.sql" with { type: "text" };
 import sqlite0002 from "../../db/sqlite/0002_settlement_confirmation.sql" with { type: "text" };
+import sqlite0003 from "../../db/sqlite/0003_error_detail.sql" with { type: "text" };
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
@@ -28,6 +30,7 @@ export const SCHEMA_VERSIONS: readonly SchemaVersion[] = [
   { sqlite: sqlite0001, postgres: postgres0001, floor: 1 },
   // A program of version 1 would close a payment that awaits confirmation, and its call would have no receipt.
   { sqlite: sqlite0002, postgres: postgres0002, floor: 2 },
+  { sqlite: sqlite0003, postgres: postgres0003, floor: 2 },
 ];
 
 /** The version to which this program migrates a schema. */

@@ -38,7 +38,7 @@ describe("the JSON parser", () => {
     fc.assert(
       fc.property(damaged, (text) => {
         const [own, plain] = [outcomeOf(() => parseJson(bytes(text))), outcomeOf(() => JSON.parse(text))];
-        if (own.problem === null || own.problem === "body: not valid JSON") {
+        if (own.problem === null || own.problem.startsWith("body: not valid JSON")) {
           expect([own.problem === null, own.value]).toEqual([plain.problem === null, plain.value]);
         } else expect(own.problem).toMatch(/given twice$|kept exactly$/);
       }),
@@ -61,7 +61,7 @@ describe("the JSON parser", () => {
       expect(await readJson(long(text), "f", "t")).toEqual(parseJson(bytes(text), "f"));
     }
     for (const text of ['{"a":1,"a":2}', "[9007199254740993]", "["]) {
-      const { problem } = outcomeOf(() => parseJson(bytes(text), "f"));
+      const { problem } = outcomeOf(() => parseJson(long(text), "f"));
       expect(await readJson(long(text), "f", "t").catch(({ message }) => message)).toBe(problem);
     }
   });
@@ -88,12 +88,13 @@ describe("the JSON parser", () => {
       "m: the list has more than 8192 items",
     ],
     ["more items than any list may have", `{"x":[${"1,".repeat(8192)}1]}`, "x: the list has more than 8192 items"],
-    ["malformed text", '{"a":', "body: not valid JSON"],
-    ["a trailing comma", '{"a":1,}', "body: not valid JSON"],
-    ["an empty body", "", "body: not valid JSON"],
-    ["an unclosed string", '{"a', "body: not valid JSON"],
-    ["a lone closing brace", "}}}", "body: not valid JSON"],
-    ["a bare minus sign", "-", "body: not valid JSON"],
+    ["malformed text", '{"a":', "body: not valid JSON at line 1, character 6"],
+    ["a trailing comma", '{"a":1,}', "body: not valid JSON at line 1, character 8"],
+    ["an empty body", "", "body: not valid JSON, since it is empty"],
+    ["a mistake in a later line", '{\n  "a": 1\n  "b": 2\n}', "body: not valid JSON at line 3, character 3"],
+    ["an unclosed string", '{"a', "body: not valid JSON at line 1, character 2"],
+    ["a lone closing brace", "}}}", "body: not valid JSON at line 1, character 1"],
+    ["a bare minus sign", "-", "body: not valid JSON at line 1, character 1"],
   ];
   test.each(refused)("refuses %s", (_name, text, message) => {
     expect(() => parseJson(bytes(text))).toThrow(message);

@@ -45,7 +45,13 @@ function refuse(problem: string): never {
   throw new Fault("invalid_request", problem);
 }
 
-const NOT_JSON = "body: not valid JSON";
+/** The error says where the text stops to be JSON, and repeats none of it, since it may hold a secret. */
+function notJson(text: string, at: number, cause?: unknown): Fault {
+  if (text === "") return new Fault("invalid_request", "body: not valid JSON, since it is empty");
+  const before = text.slice(0, at);
+  const place = `line ${before.split("\n").length}, character ${at - before.lastIndexOf("\n")}`;
+  return new Fault("invalid_request", `body: not valid JSON at ${place}`, { cause });
+}
 
 const SPACE = /[ \t\n\r]*/y;
 const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y;
@@ -115,16 +121,20 @@ class JsonReader {
         this.#readKey();
         return true;
       case "colon":
-        if (character !== ":") refuse(NOT_JSON);
+        if (character !== ":") this.#refuseHere();
         this.#pass("value");
         return true;
       case "comma or end":
         this.#afterValue(character);
         return true;
       case "nothing":
-        if (character !== undefined) refuse(NOT_JSON);
+        if (character !== undefined) this.#refuseHere();
         return false;
     }
+  }
+
+  #refuseHere(): never {
+    throw notJson(this.#text, this.#at);
   }
 
   #pass(next: ExpectedNext): void {
@@ -136,7 +146,7 @@ class JsonReader {
     const isArray = this.#level?.array != null;
     if (character === (isArray ? "]" : "}")) this.#close();
     else if (character === ",") this.#pass(isArray ? "value" : "key");
-    else refuse(NOT_JSON);
+    else this.#refuseHere();
   }
 
   #readValue(character: string | undefined): void {
@@ -190,7 +200,7 @@ class JsonReader {
 
   #readKey(): void {
     const level = this.#level;
-    if (this.#text[this.#at] !== '"' || level === undefined) refuse(NOT_JSON);
+    if (this.#text[this.#at] !== '"' || level === undefined) this.#refuseHere();
     const key = this.#readString();
     level.key = key;
     if (level.keys.has(key)) {
@@ -206,19 +216,19 @@ class JsonReader {
     const start = this.#at;
     let end = text.indexOf('"', start + 1);
     while (end !== -1 && isEscaped(text, end)) end = text.indexOf('"', end + 1);
-    if (end === -1) return refuse(NOT_JSON);
+    if (end === -1) return this.#refuseHere();
     this.#at = end + 1;
     const inner = text.slice(start + 1, end);
     if (!NEEDS_DECODING.test(inner)) return inner;
     try {
       return JSON.parse(text.slice(start, end + 1)) as string;
     } catch (cause) {
-      throw new Fault("invalid_request", NOT_JSON, { cause });
+      throw notJson(text, start, cause);
     }
   }
 
   #readWord(): void {
-    const [name, value] = WORDS.find(([word]) => this.#text.startsWith(word, this.#at)) ?? refuse(NOT_JSON);
+    const [name, value] = WORDS.find(([word]) => this.#text.startsWith(word, this.#at)) ?? this.#refuseHere();
     this.#at += name.length;
     this.#put(value);
   }
@@ -226,7 +236,7 @@ class JsonReader {
   /** The error does not repeat the number, which may be a secret. */
   #readNumber(): void {
     NUMBER.lastIndex = this.#at;
-    const literal = NUMBER.exec(this.#text)?.[0] ?? refuse(NOT_JSON);
+    const literal = NUMBER.exec(this.#text)?.[0] ?? this.#refuseHere();
     const value = Number(literal);
     if (!Number.isFinite(value) || (/^-?\d+$/.test(literal) && !Number.isSafeInteger(value))) {
       refuse(`${shownField(this.#level?.key || "body")}: a number that is too large to be kept exactly`);

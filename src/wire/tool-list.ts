@@ -51,6 +51,9 @@ export type FoundTools = readonly ToolList[] | string;
 /** The text can be read in more than one way, so it is unknown which tools a client would see. */
 export class UnreadableAnswer extends Error {}
 
+/** The text is longer than what is read to find its tools. */
+export class TooLongAnswer extends UnreadableAnswer {}
+
 /**
  * Finds the tool lists in a JSON-RPC message or a batch; none if the text is neither an object nor an array. Malformed JSON
  * counts as unreadable, since lenient clients may still read it: some decoders accept NaN, or read the first of two texts.

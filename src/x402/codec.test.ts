@@ -63,7 +63,7 @@ describe("a payment header of version 1", () => {
 
   const whole = base64(V1);
   const texts: [string, string, string][] = [
-    ["nothing", "", "X-PAYMENT: not valid JSON"],
+    ["nothing", "", "X-PAYMENT: not valid JSON, since it is empty"],
     ["plain JSON", JSON.stringify(V1), "X-PAYMENT: must be standard base64"],
     [
       "the URL alphabet",
@@ -78,7 +78,7 @@ describe("a payment header of version 1", () => {
     ["a lone character", "e", "X-PAYMENT: must be standard base64"],
     ["bits after the end", "e31=", "X-PAYMENT: must be standard base64"],
     ["what is not UTF-8", Buffer.of(0x22, 0xff, 0x22).toString("base64"), "X-PAYMENT: not valid UTF-8"],
-    ["what is not JSON", base64("{"), "X-PAYMENT: not valid JSON"],
+    ["what is not JSON", base64("{"), "X-PAYMENT: not valid JSON at line 1, character 2"],
     ["an array", base64([V1]), "X-PAYMENT: must be a JSON object"],
     ["null", base64(null), "X-PAYMENT: must be a JSON object"],
     ["a string", base64('"x"'), "X-PAYMENT: must be a JSON object"],

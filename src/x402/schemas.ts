@@ -5,11 +5,11 @@ import { type Network, SCHEME, X402_VERSION } from "./network.ts";
 
 const amount = (description: string) => Type.String({ pattern: "^[0-9]+$", description });
 const address = (description: string) => Type.String({ pattern: "^0x[0-9a-fA-F]{40}$", description });
-const version = Type.Literal(X402_VERSION);
-const scheme = Type.Literal(SCHEME);
+const version = Type.Literal(X402_VERSION, { description: "The version of x402." });
+const scheme = Type.Literal(SCHEME, { description: "The exact amount is paid." });
 const ONE = { minItems: 1, maxItems: 1 };
-const text = Type.String();
-const named = ({ name }: Network) => Type.Literal(name);
+const text = (description: string) => Type.String({ description });
+const named = ({ name }: Network) => Type.Literal(name, { description: "The chain." });
 
 const paymentRequirements = (network: Network) =>
   Type.Object(
@@ -18,21 +18,28 @@ const paymentRequirements = (network: Network) =>
       network: named(network),
       maxAmountRequired: amount("The price in the smallest unit, as a decimal string."),
       resource: Type.String({ description: "The URL of the call.", format: "uri" }),
-      description: text,
-      mimeType: text,
+      description: text("What is paid for."),
+      mimeType: text("The media type of what is paid for; may be empty."),
       payTo: address("The payee's address."),
-      maxTimeoutSeconds: Type.Integer(),
+      maxTimeoutSeconds: Type.Integer({ minimum: 1, description: "How long the payment must be valid from now on." }),
       asset: address("The address of the token contract."),
-      extra: Type.Object({ name: text, version: text }, { description: "The token's EIP-712 domain." }),
+      extra: Type.Object(
+        { name: text("The token's name."), version: text("The version of the domain.") },
+        { description: "The token's EIP-712 domain." },
+      ),
     },
-    { $id: "PaymentRequirements" },
+    { $id: "PaymentRequirements", description: "What a payment has to satisfy." },
   );
 /** An entry of version 1's `accepts`. A missing `description` or `mimeType` makes official clients throw. */
 export type WireRequirements = Static<ReturnType<typeof paymentRequirements>>;
 
 export const paymentChallenge = (network: Network) =>
   Type.Object(
-    { x402Version: version, error: text, accepts: Type.Array(paymentRequirements(network), ONE) },
+    {
+      x402Version: version,
+      error: text("Why a payment is asked for."),
+      accepts: Type.Array(paymentRequirements(network), { ...ONE, description: "The one way to pay." }),
+    },
     { $id: "PaymentChallenge" },
   );
 
@@ -45,24 +52,27 @@ const payment = (network: Network) =>
       x402Version: version,
       scheme,
       network: named(network),
-      payload: Type.Object({
-        signature: Type.String({
-          description: "Of the authorization (EIP-712), as 0x and hexadecimal digits.",
-        }),
-        authorization: Type.Object(
-          {
-            from: address("The payer."),
-            to: address("The payee."),
-            value: amount("In the smallest unit."),
-            validAfter: seconds("The beginning"),
-            validBefore: seconds("The end"),
-            nonce: Type.String({ pattern: "^0x[0-9a-fA-F]{64}$", description: "Used once by this payer." }),
-          },
-          { description: "The arguments of EIP-3009 `transferWithAuthorization`." },
-        ),
-      }),
+      payload: Type.Object(
+        {
+          signature: Type.String({
+            description: "Of the authorization (EIP-712), as 0x and hexadecimal digits.",
+          }),
+          authorization: Type.Object(
+            {
+              from: address("The payer."),
+              to: address("The payee."),
+              value: amount("In the smallest unit."),
+              validAfter: seconds("The beginning"),
+              validBefore: seconds("The end"),
+              nonce: Type.String({ pattern: "^0x[0-9a-fA-F]{64}$", description: "Used once by this payer." }),
+            },
+            { description: "The arguments of EIP-3009 `transferWithAuthorization`." },
+          ),
+        },
+        { description: "The authorization and its signature." },
+      ),
     },
-    { $id: "Payment" },
+    { $id: "Payment", description: "The content of `X-PAYMENT`." },
   );
 
 export const settleRequest = (network: Network) =>
@@ -77,7 +87,7 @@ export const settleRequest = (network: Network) =>
 export const settleResponse = (network: Network) =>
   Type.Object(
     {
-      success: Type.Boolean(),
+      success: Type.Boolean({ description: "Whether the payment has been collected." }),
       errorReason: Type.Optional(Type.String({ description: "On a failure: always the same coarse text." })),
       transaction: Type.String({
         description:
@@ -91,5 +101,6 @@ export const settleResponse = (network: Network) =>
 
 export function supportedKinds(network: Network) {
   const fields = { x402Version: version, scheme, network: named(network), asset: address("The token contract.") };
-  return Type.Object({ kinds: Type.Array(Type.Object(fields), ONE) }, { $id: "SupportedKinds" });
+  const kinds = Type.Array(Type.Object(fields), { ...ONE, description: "The kinds of payment that are settled." });
+  return Type.Object({ kinds }, { $id: "SupportedKinds" });
 }

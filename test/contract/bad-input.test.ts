@@ -266,6 +266,27 @@ contract((at) => {
       await alive();
     });
 
+    test.each([
+      ["/v1/agents", "stauts=active", "stauts: unknown parameter; did you mean status?"],
+      ["/v1/agents", "cursor=2", "cursor: unknown parameter; known here: limit, offset, status, protocol, tag, q"],
+      ["/v1/agents", "limit=1&Limit=2", "Limit: unknown parameter; did you mean limit?"],
+      ["/v1/agents", "=1", "query: unknown parameter; known here: limit, offset, status, protocol, tag, q"],
+      ["/v1/invocations", "errorclass=internal", "errorclass: unknown parameter; did you mean error_class?"],
+      ["/v1/invocations", "untill=2026-01-01", "untill: unknown parameter; did you mean until?"],
+      ["/v1/policy/decisions", "offset=1", "offset: unknown parameter; known here: limit"],
+      ["/v1/receipts", "offest=1", "offest: unknown parameter; did you mean offset?"],
+      ["/v1/credentials", "name=x", "name: unknown parameter; none is taken here"],
+    ])("%s does not take %s, and says so", async (path, query, error) => {
+      const tenant = at.tenant();
+      const answer = await tenant.send("GET", `${path}?${query}`);
+      expectError(answer, 400);
+      expect(answer.body.error).toBe(error);
+      expect((await tenant.send("GET", `${path}?`)).status).toBe(200);
+      const long = await tenant.send("GET", `${path}?${"x".repeat(2_000)}=1`);
+      expectError(long, 400, "xxx");
+      expect(long.text.length).toBeLessThan(400);
+    });
+
     test("a request that is no HTTP, or broken HTTP, is refused", async () => {
       const tenant = at.tenant();
       for (const request of [

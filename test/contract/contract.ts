@@ -379,6 +379,14 @@ const ERROR_CLASS = is.orNull(
   is.oneOf(...["timeout", "upstream_5xx", "upstream_4xx", "ssrf_blocked", "credential_error", "cancelled"], "internal"),
 );
 
+const ERROR_DETAIL = is.orNull(
+  is.oneOf(
+    ...["connection_refused", "connection_reset", "connect_timeout", "name_not_found", "tls", "host_blocked"],
+    ...["credential_unresolved", "credential_host", "response_too_large", "process_ended", "no_answer_in_stream"],
+    "deadline",
+  ),
+);
+
 /** Of an invocation that nobody paid for: `settlement` is absent. */
 export const LIST_ITEM: Shape = {
   id: is.id("inv"),
@@ -386,6 +394,7 @@ export const LIST_ITEM: Shape = {
   mode: is.oneOf("transactional", "streaming"),
   status: STATUS,
   error_class: ERROR_CLASS,
+  error_detail: ERROR_DETAIL,
   model: is.orNull(is.text),
   mcp_method: is.orNull(is.text),
   mcp_tool: is.orNull(is.text),
@@ -406,6 +415,7 @@ export const POLL: Shape = {
   agent_id: is.id("agt"),
   status: STATUS,
   error_class: ERROR_CLASS,
+  error_detail: ERROR_DETAIL,
   created_at: is.dateTime,
   updated_at: is.dateTime,
   completed_at: is.orNull(is.dateTime),

@@ -132,7 +132,7 @@ contract((at) => {
   describe("routes and methods", () => {
     test("an unknown path is 404 with an Error body", async () => {
       const tenant = at.tenant();
-      for (const path of ["/", "/nothing", "/V1/agents", "/healthz/", "/swagger/nothing"])
+      for (const path of ["/home", "/nothing", "/V1/agents", "/healthz/", "/swagger/nothing"])
         expectError(await get(path), 404);
       for (const path of ["/v1", "/v1/", "/v1/unknown", "/v1/agents/", "/v1//agents", "/v1/Agents"])
         expectError(await tenant.send("GET", path), 404);

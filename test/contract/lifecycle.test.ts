@@ -287,6 +287,32 @@ contract(
         expect(route.seen).toEqual([]);
       });
 
+      test("localhost is called at the address that is exempt, on both paths, and at no other", async () => {
+        const tenant = at.tenant();
+        const route = at.upstream();
+        for (const allowed of ["127.0.0.1", "127.0.0.0/8"]) {
+          await at.gateway.stop();
+          await at.gateway.restart({ TOLLGATE_ALLOW_HOSTS: allowed });
+          for (const host of ["localhost", "api.localhost"]) {
+            const { id } = await tenant.agent({ upstream_url: route.url.replace("127.0.0.1", host) });
+            expect(await tenant.invoke(id)).toMatchObject({ status: "succeeded", error_detail: null });
+            expect((await tenant.send("POST", `/v1/proxy/${id}/stream`, { json: {} })).status).toBe(200);
+          }
+        }
+        const { port } = new URL(route.url);
+        const seen = route.seen.length;
+        expect(route.seen.map(({ headers }) => headers.get("host")).toSorted()).toEqual([
+          ...Array(4).fill(`api.localhost:${port}`),
+          ...Array(4).fill(`localhost:${port}`),
+        ]);
+        await at.gateway.stop();
+        // Nobody listens there, and the other address of the name is not tried in its place.
+        await at.gateway.restart({ TOLLGATE_ALLOW_HOSTS: "::1" });
+        const { id } = await tenant.agent({ upstream_url: route.url.replace("127.0.0.1", "localhost") });
+        expect((await tenant.invoke(id)).status).toBe("failed");
+        expect(route.seen.length).toBe(seen);
+      });
+
       (local === null ? test.skip : test)(`a name that leads to this machine is refused${reason}`, async () => {
         const tenant = at.tenant();
         const route = at.upstream();

@@ -100,10 +100,10 @@ export function unspokenWords(glossary: string, sources: Sources): string[] {
 const unusedWords = words.split("\n").filter((line) => line !== "" && !line.startsWith("#"));
 
 export const FIGURES: readonly Figure[] = [
-  { what: "product files", most: 226, find: (sources) => [...sources.keys()] },
+  { what: "product files", most: 232, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 47_126,
+    most: 48_870,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -142,7 +142,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 123,
+    most: 124,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {

@@ -5,9 +5,10 @@ import type { Config } from "../../config.ts";
 import { hostRules } from "../../core/host.ts";
 import { silentLog } from "../../core/log.ts";
 import { createSecretReader } from "../../gateway/credentials/resolve.ts";
-import { CredentialFailure, currentToken } from "../../gateway/credentials/secrets-stores.ts";
+import { currentToken } from "../../gateway/credentials/secrets-stores.ts";
 import { fetchKeySet } from "../../gateway/identity/identity.ts";
 import { clientIdentity } from "../../gateway/payment/facilitator-client.ts";
+import { CredentialFailure } from "../../gateway/upstream/failure.ts";
 import type { ClientIdentity } from "../../http/client/connections.ts";
 import { OutboundError } from "../../http/client/exchange.ts";
 import {

@@ -8,19 +8,23 @@ import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import { AGENT_STATUSES, agentStatus } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { DateTime, nullable, optional, shape } from "../../http/input.ts";
-import { MAX } from "../../kernel/limits.ts";
+import { nullable, optional, PAGE_FIELDS, shape, timestamp } from "../../http/input.ts";
+import { BURST_DEFAULT, MAX } from "../../kernel/limits.ts";
 import type { Network } from "../../x402/network.ts";
 import { UINT256_DIGITS_MAX, UINT256_MAX } from "../../x402/types.ts";
 
 export type AgentRow = Tables["agents"]["$inferSelect"];
+
+const PROTOCOL_VERSION_CHARACTERS = 64;
+/** Visible ASCII, since the version is sent as a header. */
+const PROTOCOL_VERSION = new RegExp(`^[\\x21-\\x7e]{1,${PROTOCOL_VERSION_CHARACTERS}}$`);
 
 const amount = (description: string) =>
   Type.String({
     pattern: "^[0-9]+$",
     maxLength: UINT256_DIGITS_MAX,
     description,
-    "x-expected": `a decimal string of at most ${UINT256_DIGITS_MAX} digits`,
+    "x-expected": `a string of 1 to ${UINT256_DIGITS_MAX} digits, in the asset's smallest unit`,
   });
 
 const pricing = ({ name, token }: Network) =>
@@ -28,8 +32,8 @@ const pricing = ({ name, token }: Network) =>
     "Pricing",
     {
       amount: amount("Price of one call in the asset's smallest unit; `0` is free."),
-      asset: Type.Literal(token.symbol, { "x-expected": token.symbol }),
-      network: Type.Literal(name, { "x-expected": name }),
+      asset: Type.Literal(token.symbol, { description: "The token.", "x-expected": token.symbol }),
+      network: Type.Literal(name, { description: "The chain.", "x-expected": name }),
       pay_to: Type.String({
         pattern: "^0x[0-9a-fA-F]{40}$",
         description: "The operator's payout address.",
@@ -54,18 +58,33 @@ const pricing = ({ name, token }: Network) =>
 
 export type Pricing = Static<ReturnType<typeof pricing>>;
 
-const Protocol = Type.Union([Type.Literal("http"), Type.Literal("mcp")], { "x-expected": "http or mcp" });
-const Transport = nullable(Type.Literal("streamable_http"), "streamable_http");
+const Protocol = Type.Union([Type.Literal("http"), Type.Literal("mcp")], {
+  description: "What the upstream speaks: any HTTP, or MCP over streamable HTTP.",
+  "x-expected": "http or mcp",
+});
+const Transport = nullable(
+  Type.Literal("streamable_http", { description: "Required with protocol `mcp`, and null with `http`." }),
+  "streamable_http",
+);
 
 const Metadata = Type.Unsafe<Record<string, unknown>>(
   Type.Object({}, { description: "Any values; at most 16 KiB as JSON.", "x-expected": "a JSON object" }),
 );
 
-/** The fields that create and update share, described for create. */
+/** The fields that create, update and response share, described for create. */
 const settable = (network: Network) => ({
-  description: Type.String({ description: `At most ${MAX.descriptionCharacters} characters.` }),
+  description: Type.String({
+    description: `What the agent does: at most ${MAX.descriptionCharacters} characters.`,
+    "x-bounds": { maxLength: MAX.descriptionCharacters },
+  }),
   metadata: Metadata,
-  upstream_url: nullable(Type.String({ description: "An http or https URL; no local or private host." }), "a URL"),
+  upstream_url: nullable(
+    Type.String({
+      description: "An http or https URL; no local or private host.",
+      "x-bounds": { format: "uri", maxLength: MAX.urlCharacters },
+    }),
+    "a URL",
+  ),
   credential_ref: nullable(
     Type.String({ description: "ID of the credential that goes into upstream calls." }),
     "a credential ID",
@@ -75,18 +94,45 @@ const settable = (network: Network) => ({
   protocol: Protocol,
   mcp_transport: Transport,
   mcp_protocol_version: nullable(
-    Type.String({ description: "The version offered to the MCP server; the newest known one when null." }),
+    Type.String({
+      description: "The version offered to the MCP server; the newest known one when null.",
+      "x-bounds": { minLength: 1, maxLength: PROTOCOL_VERSION_CHARACTERS },
+    }),
     "a protocol version",
   ),
   pricing: nullable(pricing(network), "a pricing object"),
 });
 
+/** The fields that update and response share. */
+const changeable = {
+  suspended: Type.Boolean({ description: "A suspended agent stays in the catalog and takes no calls." }),
+  invocation_rate_limit: nullable(
+    Type.Number({
+      exclusiveMinimum: 0,
+      description: "Calls per second; null for no limit.",
+      "x-expected": "a number above 0",
+    }),
+    "a number above 0",
+  ),
+  invocation_burst: nullable(
+    Type.Integer({
+      minimum: 1,
+      maximum: Number.MAX_SAFE_INTEGER,
+      description: `Calls that may come at once; ${BURST_DEFAULT} when only the rate is set.`,
+      "x-expected": "an integer of at least 1",
+    }),
+    "an integer of at least 1",
+  ),
+};
+
 const Name = Type.String({
   description: `1 to ${MAX.nameCharacters} characters, unique among the tenant's agents that are not inactive.`,
+  "x-bounds": { minLength: 1, maxLength: MAX.nameCharacters },
 });
-const Tags = Type.Array(Type.String(), {
+const Tags = Type.Array(Type.String({ "x-bounds": { minLength: 1, maxLength: MAX.tagCharacters } }), {
   description: `At most ${MAX.tags} tags of 1 to ${MAX.tagCharacters} characters.`,
   "x-expected": "an array of strings",
+  "x-bounds": { maxItems: MAX.tags },
 });
 
 export const agentCreate = (network: Network) =>
@@ -97,66 +143,32 @@ export const agentCreate = (network: Network) =>
 export type AgentCreate = Static<ReturnType<typeof agentCreate>>;
 
 export const agentPatch = (network: Network) =>
-  shape(
-    "AgentPatch",
-    optional({
-      name: Name,
-      tags: Tags,
-      ...settable(network),
-      suspended: Type.Boolean({ description: "A suspended agent stays in the catalog and takes no calls." }),
-      invocation_rate_limit: nullable(
-        Type.Number({
-          exclusiveMinimum: 0,
-          description: "Calls per second.",
-          "x-expected": "a number above 0",
-        }),
-        "a number above 0",
-      ),
-      invocation_burst: nullable(
-        Type.Integer({
-          minimum: 1,
-          maximum: Number.MAX_SAFE_INTEGER,
-          description: "Calls that may come at once; 20 when only the rate is set.",
-          "x-expected": "an integer of at least 1",
-        }),
-        "an integer of at least 1",
-      ),
-    }),
-    { description: "An absent key leaves the value, `null` clears it, a value sets it." },
-  );
+  shape("AgentPatch", optional({ name: Name, tags: Tags, ...settable(network), ...changeable }), {
+    description: "An absent key leaves the value, `null` clears it, a value sets it.",
+  });
 export type AgentPatch = Static<ReturnType<typeof agentPatch>>;
 
-const text = Type.Union([Type.String(), Type.Null()]);
-const integer = Type.Integer();
 export const agentShape = (network: Network) =>
   shape("Agent", {
     id: Type.String({ description: "`agt_<uuidv7>`" }),
-    name: Type.String(),
-    description: Type.String(),
-    tags: Type.Union([Type.Array(Type.String()), Type.Null()]),
-    metadata: Metadata,
+    name: Name,
+    tags: nullable(Tags, "an array of strings"),
     status: Type.Union(
       AGENT_STATUSES.map((status) => Type.Literal(status)),
       { description: "Derived: inactive once deleted, else pending without an upstream URL, else active." },
     ),
-    suspended: Type.Boolean(),
     created_by: Type.String({ description: "The user who created it." }),
-    created_at: DateTime,
-    updated_at: DateTime,
-    upstream_url: text,
-    credential_ref: text,
-    invocation_rate_limit: Type.Union([Type.Number(), Type.Null()]),
-    invocation_burst: Type.Union([Type.Integer(), Type.Null()]),
-    emit_receipts: Type.Boolean(),
-    capture_body: Type.Boolean(),
-    protocol: Protocol,
-    mcp_transport: Transport,
-    mcp_protocol_version: text,
-    pricing: Type.Union([pricing(network), Type.Null()]),
+    created_at: timestamp("When it was created."),
+    updated_at: timestamp("When it was last changed."),
+    ...settable(network),
+    ...changeable,
   });
 
 export const agentPage = (network: Network) =>
-  shape("AgentPage", { data: Type.Array(agentShape(network)), total: integer, limit: integer, offset: integer });
+  shape("AgentPage", {
+    data: Type.Array(agentShape(network), { description: "The agents of this page." }),
+    ...PAGE_FIELDS,
+  });
 
 /** A string that the stored tags contain if and only if `tag` is one of them. */
 export function tagNeedle(tag: string): string {
@@ -201,9 +213,6 @@ const TAG = { min: 1, max: MAX.tagCharacters };
 const DESCRIPTION = { min: 0, max: MAX.descriptionCharacters, controls: true };
 
 const TOOL_NAME = { min: 1, max: 128 };
-/** Visible ASCII, since the version is sent as a header. */
-const PROTOCOL_VERSION = /^[\x21-\x7e]{1,64}$/;
-
 const DEFAULTS = {
   description: "",
   tags: null,
@@ -255,7 +264,7 @@ function givenFields(body: GivenFields, rules: HostRules): Partial<AgentFields> 
   if (plain.description !== undefined) checkText("description", plain.description, DESCRIPTION);
   if (plain.upstream_url != null) checkUrl(plain.upstream_url, rules);
   if (plain.mcp_protocol_version != null && !PROTOCOL_VERSION.test(plain.mcp_protocol_version)) {
-    throw invalidField("mcp_protocol_version", "must be 1 to 64 visible ASCII characters");
+    throw invalidField("mcp_protocol_version", `must be 1 to ${PROTOCOL_VERSION_CHARACTERS} visible ASCII characters`);
   }
   return {
     ...plain,

@@ -114,9 +114,9 @@ describe("changing an agent", () => {
 
   test.each([
     [{ name: "" }, "name: must not be empty"],
-    [{ name: null }, "name: expected string"],
+    [{ name: null }, "name: must be a string"],
     [{ tags: null }, "tags: must be an array of strings"],
-    [{ suspended: null }, "suspended: expected boolean"],
+    [{ suspended: null }, "suspended: must be true or false"],
     [{ invocation_rate_limit: 0 }, "invocation_rate_limit: must be a number above 0 or null"],
     [{ invocation_rate_limit: -1 }, "invocation_rate_limit: must be a number above 0 or null"],
     [{ invocation_rate_limit: "1" }, "invocation_rate_limit: must be a number above 0 or null"],
@@ -126,7 +126,7 @@ describe("changing an agent", () => {
     [{ credential_ref: UNKNOWN_AGENT }, "credential_ref: names no credential of this tenant"],
     [
       { upstream_url: "http://localhost/" },
-      "upstream_url: must not name localhost or a loopback, private, link-local or other local address",
+      "upstream_url: must not name localhost or a loopback, private, link-local or other local address that TOLLGATE_ALLOW_HOSTS does not exempt",
     ],
   ])("a PATCH of %j is refused and changes nothing", async (body, error) => {
     const agent = await made({ upstream_url: UPSTREAM_URL });
@@ -278,8 +278,8 @@ describe("creating an agent", () => {
     ["a C1 control character", { name: "a\u0085" }, "name: must not contain control characters"],
     ["U+0000 in the name", { name: "a\0b" }, "name: must not contain U+0000"],
     ["a lone surrogate", { name: "a\ud800" }, "name: must not contain lone surrogates"],
-    ["a null name", { name: null }, "name: expected string"],
-    ["a null description", fresh({ description: null }), "description: expected string"],
+    ["a null name", { name: null }, "name: must be a string"],
+    ["a null description", fresh({ description: null }), "description: must be a string"],
     ["U+0000 in the description", fresh({ description: "\0" }), "description: must not contain U+0000"],
     [
       "a description too long",
@@ -289,7 +289,7 @@ describe("creating an agent", () => {
     ["too many tags", fresh({ tags: Array(33).fill("x") }), "tags: must be at most 32 tags"],
     ["an empty tag", fresh({ tags: ["x", ""] }), "tags.1: must not be empty"],
     ["a long tag", fresh({ tags: ["x".repeat(65)] }), "tags.0: must be at most 64 characters"],
-    ["a tag that is no text", fresh({ tags: ["x", 1] }), "tags.1: expected string"],
+    ["a tag that is no text", fresh({ tags: ["x", 1] }), "tags.1: must be a string"],
     ["U+0000 in a tag", fresh({ tags: ["\0"] }), "tags.0: must not contain U+0000"],
     ["metadata that is no object", fresh({ metadata: [] }), "metadata: must be a JSON object"],
     ["null metadata", fresh({ metadata: null }), "metadata: must be a JSON object"],
@@ -303,7 +303,7 @@ describe("creating an agent", () => {
     [
       "a local URL",
       fresh({ upstream_url: "http://127.1:8000" }),
-      "upstream_url: must not name localhost or a loopback, private, link-local or other local address",
+      "upstream_url: must not name localhost or a loopback, private, link-local or other local address that TOLLGATE_ALLOW_HOSTS does not exempt",
     ],
     [
       "a control character in the URL",
@@ -335,9 +335,13 @@ describe("creating an agent", () => {
       fresh({ ...MCP, mcp_protocol_version: "a\r\nb" }),
       "mcp_protocol_version: must be 1 to 64 visible ASCII characters",
     ],
-    ["a flag that is text", fresh({ capture_body: "yes" }), "capture_body: expected boolean"],
-    ["a field of PATCH", fresh({ suspended: true }), "suspended: unknown field"],
-    ["another field of PATCH", fresh({ invocation_burst: 1 }), "invocation_burst: unknown field"],
+    ["a flag that is text", fresh({ capture_body: "yes" }), "capture_body: must be true or false"],
+    ["a field of PATCH", fresh({ suspended: true }), "suspended: unknown field; a PATCH of the agent sets it"],
+    [
+      "another field of PATCH",
+      fresh({ invocation_burst: 1 }),
+      "invocation_burst: unknown field; a PATCH of the agent sets it",
+    ],
     ["an immutable field", fresh({ id: UNKNOWN_AGENT }), "id: unknown field"],
     ["a key twice", '{"name":"a","name":"b"}', "name: given twice"],
     ["an array", "[]", "body: must be a JSON object"],
@@ -354,12 +358,12 @@ describe("creating an agent", () => {
     ...["", "-1", "1.0", "1e3", "0x1", " 1", "1\n", "٣", "9".repeat(79)].map((amount): [string, object, string] => [
       `the amount ${JSON.stringify(amount)}`,
       fresh({ pricing: { ...PRICING, amount } }),
-      "pricing.amount: must be a decimal string of at most 78 digits",
+      "pricing.amount: must be a string of 1 to 78 digits, in the asset's smallest unit",
     ]),
     [
       "a numeric amount",
       fresh({ pricing: { ...PRICING, amount: 5 } }),
-      "pricing.amount: must be a decimal string of at most 78 digits",
+      "pricing.amount: must be a string of 1 to 78 digits, in the asset's smallest unit",
     ],
     [
       "an amount of more than 256 bits",
@@ -374,7 +378,7 @@ describe("creating an agent", () => {
     [
       "a tool price of no form",
       fresh({ ...MCP, pricing: { ...PRICING, tools: { "a\nb": 5 } } }),
-      "pricing.tools.a\nb: must be a decimal string of at most 78 digits",
+      "pricing.tools.a\nb: must be a string of 1 to 78 digits, in the asset's smallest unit",
     ],
     [
       "a tool name with a control character",

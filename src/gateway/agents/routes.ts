@@ -5,8 +5,8 @@ import { invalidField, overQuota } from "../../core/fault.ts";
 import { AGENT_STATUSES, PROTOCOLS } from "../../core/states.ts";
 import { textProblem } from "../../core/text.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyReader, choiceOf, page, type Query, queryOf } from "../../http/input.ts";
-import { operation } from "../../http/openapi.ts";
+import { bodyReader, choiceOf, PAGE_QUERY, page, type Query, queryOf } from "../../http/input.ts";
+import { idParameter, type Operation, operation } from "../../http/openapi.ts";
 import { empty } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
@@ -38,19 +38,19 @@ const EXAMPLE = {
   pricing: null,
 };
 
-const agentId = { id: { description: "The agent's ID, `agt_<uuidv7>`.", example: EXAMPLE.id } };
+const agentId = { id: idParameter("agt", "The agent's ID, `agt_<uuidv7>`.") };
 const agent = (network: Network) => ({ schema: agentShape(network), example: EXAMPLE });
 
 const create = (network: Network) =>
   operation({
     tag: "Agents",
-    summary: "Register an agent",
+    summary: "Create an agent",
     description:
       "Without an `upstream_url` the agent is `pending` and takes no calls. Defaults: `protocol` is `http`, `capture_body` is true and `emit_receipts` is false.",
     body: {
       schema: agentCreate(network),
       examples: {
-        http: { name: "echo", upstream_url: "https://echo.example.com/run" },
+        http: { name: "echo", upstream_url: "https://echo.example.com/run", emit_receipts: true },
         mcp: {
           name: "weather",
           description: EXAMPLE.description,
@@ -78,12 +78,14 @@ const list = (network: Network) =>
     summary: "List agents",
     description: "Newest first. Inactive agents are left out unless `status=inactive` asks for them.",
     query: {
-      limit: { description: "Size of the page, 1 to 100.", schema: Type.Integer({ default: 20 }) },
-      offset: { description: "Number of agents to skip.", schema: Type.Integer({ default: 0 }) },
+      ...PAGE_QUERY,
       status: { description: "Only this status.", schema: Type.Unsafe({ type: "string", enum: AGENT_STATUSES }) },
       protocol: { description: "Only this protocol.", schema: Type.Unsafe({ type: "string", enum: PROTOCOLS }) },
-      tag: { description: "Only agents with this tag." },
-      q: { description: "Only agents whose name or description contains this text, ignoring case." },
+      tag: { description: "Only agents with this tag.", schema: Type.String({ maxLength: MAX.tagCharacters }) },
+      q: {
+        description: "Only agents whose name or description contains this text, ignoring case.",
+        schema: Type.String({ maxLength: MAX.searchCharacters }),
+      },
     },
     response: {
       description: "A page of agents.",
@@ -96,7 +98,7 @@ const list = (network: Network) =>
 const get = (network: Network) =>
   operation({
     tag: "Agents",
-    summary: "Read an agent",
+    summary: "Get an agent",
     path: agentId,
     response: { description: "The agent.", ...agent(network) },
     errors: ["not_found"],
@@ -138,8 +140,8 @@ function textParameter(query: Query, name: string, max: number): string | null {
   return value;
 }
 
-function filterOf(request: Request): AgentFilter {
-  const query = queryOf(request);
+function filterOf(request: Request, list: Operation): AgentFilter {
+  const query = queryOf(request, list);
   return {
     ...page(query),
     status: choiceOf(query, "status", AGENT_STATUSES),
@@ -149,10 +151,14 @@ function filterOf(request: Request): AgentFilter {
   };
 }
 
+const BY_PATCH = "a PATCH of the agent sets it";
+const SET_LATER = new Map(["suspended", "invocation_rate_limit", "invocation_burst"].map((field) => [field, BY_PATCH]));
+
 export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network: Network }) {
-  const readCreate = bodyReader(agentCreate(network), { freeField: "metadata" });
+  const readCreate = bodyReader(agentCreate(network), { freeField: "metadata", elsewhere: SET_LATER });
   const readPatch = bodyReader(agentPatch(network), { freeField: "metadata" });
   const service = createAgentService(deps);
+  const listed = list(network);
 
   /** Reads the agent only when the response may use memory, even after a write that returned it. */
   function shown(request: Request, id: string, status: "ok" | "created" = "ok"): Promise<Response> {
@@ -174,14 +180,14 @@ export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network
     .get(
       "/v1/agents",
       async ({ request }) => {
-        const filter = filterOf(request);
+        const filter = filterOf(request, listed);
         const { limit, offset } = filter;
         const { caller, responses } = scopeOf(request);
         const { rows, total } = await service.list(caller, filter, request.signal);
         const rest = { total, limit, offset };
         return responses.jsonList({ tenant: caller.tenant, request }, { name: "data", rows, view: agentView, rest });
       },
-      { detail: list(network) },
+      { detail: listed },
     )
     .get("/v1/agents/:id", ({ request, params }) => shown(request, params.id), { detail: get(network) })
     .patch(

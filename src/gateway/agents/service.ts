@@ -48,15 +48,19 @@ export function priceOf(agent: InvocableAgent, tool: string | null): Price | nul
   return amount === 0n ? null : { amount, pay_to };
 }
 
-/** Whether a live agent names the credential. */
-export async function agentNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
+/** Names, for the tenant, a live agent that has the credential; null when none does. */
+export async function agentOfCredential(reader: Reader, tenant: string, id: string): Promise<string | null> {
   const { agents } = reader.tables;
-  const found = await reader.db
-    .select({ id: agents.id })
+  const [found] = await reader.db
+    .select({ id: agents.id, name: agents.name })
     .from(agents)
     .where(and(eq(agents.tenant, tenant), eq(agents.credential_ref, id), isNull(agents.deleted_at)))
     .limit(1);
-  return found.length > 0;
+  return found === undefined ? null : shownAgent(found);
+}
+
+function shownAgent({ id, name }: Pick<AgentRow, "id" | "name">): string {
+  return `the agent ${JSON.stringify(name)} (${id})`;
 }
 
 const noSuchAgent = () => new Fault("not_found", "no such agent");
@@ -183,5 +187,5 @@ export const agentShutOut = usedAtInTurns({
       .orderBy(agents.id)
       .limit(limit),
   urlOf: ({ url }) => url,
-  nameOf: ({ id, name }) => `the agent ${JSON.stringify(name)} (${id})`,
+  nameOf: (agent) => shownAgent(agent),
 });

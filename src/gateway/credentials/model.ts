@@ -4,7 +4,7 @@ import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { ALLOWED_HOSTS_MAX } from "../../core/host.ts";
 import { formatDateTime } from "../../core/time.ts";
-import { DateTime, nullable, shape } from "../../http/input.ts";
+import { nullable, shape, timestamp } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 
 export type CredentialRow = Omit<Tables["credentials"]["$inferSelect"], "sealed" | "key_number">;
@@ -31,18 +31,25 @@ const secretFields = {
   plaintext: Type.Optional(
     Type.String({
       description: `The secret, 1 to ${MAX.plaintextBytes} bytes; required when source is \`managed\`.`,
+      "x-bounds": { minLength: 1, maxLength: MAX.plaintextBytes },
       writeOnly: true,
     }),
   ),
   vault_ref: Type.Optional(
     Type.String({
       description: `\`path#key\` below the tenant's own prefix, at most ${MAX.vaultRefCharacters} characters; required when source is \`vault\`.`,
+      "x-bounds": { minLength: 1, maxLength: MAX.vaultRefCharacters },
     }),
   ),
 };
 
+const CredentialName = Type.String({
+  description: `1 to ${MAX.nameCharacters} characters, unique within the tenant.`,
+  "x-bounds": { minLength: 1, maxLength: MAX.nameCharacters },
+});
+
 export const CredentialCreate = shape("CredentialCreate", {
-  name: Type.String({ description: `1 to ${MAX.nameCharacters} characters, unique within the tenant.` }),
+  name: CredentialName,
   auth_type: AuthType,
   source: Source,
   ...secretFields,
@@ -62,20 +69,24 @@ export type CredentialRotate = Static<typeof CredentialRotate>;
 
 export const Credential = shape("Credential", {
   id: Type.String({ description: "`cred_<uuidv7>`" }),
-  name: Type.String(),
+  name: CredentialName,
   auth_type: AuthType,
   source: Source,
   masked_hint: Type.Optional(
     Type.String({ description: "`…` and the last four characters; only when source is `managed`." }),
   ),
-  vault_ref: Type.Optional(Type.String({ description: "Only when source is `vault`." })),
+  vault_ref: Type.Optional(
+    Type.String({ description: "Where the secret is, `path#key`; only when source is `vault`." }),
+  ),
   allowed_hosts: AllowedHosts,
-  version: Type.Integer({ description: "Starts at 1 and grows by one with each rotation." }),
-  created_at: DateTime,
-  updated_at: DateTime,
+  version: Type.Integer({ minimum: 1, description: "Starts at 1 and grows by one with each rotation." }),
+  created_at: timestamp("When it was stored."),
+  updated_at: timestamp("When it was last rotated."),
 });
 
-export const CredentialList = shape("CredentialList", { credentials: Type.Array(Credential) });
+export const CredentialList = shape("CredentialList", {
+  credentials: Type.Array(Credential, { description: "All credentials of the tenant." }),
+});
 
 /** Decodes the stored list of allowed hosts; null allows any host. */
 export function decodeHosts(stored: string | null): string[] | null {

@@ -4,8 +4,8 @@ import { join } from "node:path";
 import { eq } from "drizzle-orm";
 import { type Catalog, fresh, openCatalog } from "../../../test/support/stores/catalog.ts";
 import { createOutbound, fetchJson, type JsonLimits } from "../../http/client/outbound.ts";
+import { CredentialFailure } from "../upstream/failure.ts";
 import { createCredentialResolver, type ResolverDeps } from "./resolve.ts";
-import { CredentialFailure } from "./secrets-stores.ts";
 
 let catalog: Catalog;
 beforeAll(async () => {

@@ -10,9 +10,9 @@ import { tenantCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import type { Reader } from "../../storage/store.ts";
+import { CredentialFailure } from "../upstream/failure.ts";
 import type { CredentialHeader } from "../upstream/headers.ts";
 import {
-  CredentialFailure,
   type FetchJson,
   isPlainSegment,
   parseVaultRef,
@@ -66,7 +66,9 @@ export function createSecretReader(deps: ResolverDeps) {
 async function requireSecret(deps: ResolverDeps, tenant: string, id: string, url: string): Promise<StoredSecret> {
   const stored = await findSecret(deps.store.read, tenant, id);
   if (stored === null) throw new CredentialFailure("no such credential");
-  if (!mayGoTo(stored, url)) throw new CredentialFailure("the credential's allowed_hosts omit the host");
+  if (!mayGoTo(stored, url)) {
+    throw new CredentialFailure("the credential's allowed_hosts omit the host", { isOtherHost: true });
+  }
   return stored;
 }
 

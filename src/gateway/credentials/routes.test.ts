@@ -92,7 +92,7 @@ describe("creating a credential", () => {
     ["an empty secret", managed({ plaintext: "" }), "plaintext: must be 1 to 65536 bytes"],
     ["a secret too long", managed({ plaintext: `${"é".repeat(32_768)}x` }), "plaintext: must be 1 to 65536 bytes"],
     ["a lone surrogate", managed({ plaintext: "\ud800" }), "plaintext: must not contain lone surrogates"],
-    ["a secret that is no text", managed({ plaintext: { a: 1 } }), "plaintext: expected string"],
+    ["a secret that is no text", managed({ plaintext: { a: 1 } }), "plaintext: must be a string"],
     ["an unknown key", managed({ version: 7 }), "version: unknown field"],
     [
       "a reference out of the prefix",
@@ -192,7 +192,10 @@ describe("deleting a credential", () => {
     const { id } = await made();
     const agent = (await send("POST", "/v1/agents", fresh({ credential_ref: id }))).body;
     expect(agent.credential_ref).toBe(id);
-    expect(outcome(await remove(id))).toEqual([409, "the credential is in use"]);
+    expect(outcome(await remove(id))).toEqual([
+      409,
+      `the credential is in use by the agent "${agent.name}" (${agent.id})`,
+    ]);
     await send("PATCH", `/v1/agents/${agent.id}`, { credential_ref: null });
     await send("PATCH", `/v1/agents/${agent.id}`, { credential_ref: id });
     expect((await remove(id)).status).toBe(409);

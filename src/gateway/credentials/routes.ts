@@ -2,8 +2,8 @@
 
 import { overQuota } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyReader } from "../../http/input.ts";
-import { operation } from "../../http/openapi.ts";
+import { bodyReader, queryOf } from "../../http/input.ts";
+import { idParameter, operation } from "../../http/openapi.ts";
 import { empty, json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { Credential, CredentialCreate, CredentialList, CredentialRotate, credentialView } from "./model.ts";
@@ -15,18 +15,18 @@ const EXAMPLE = {
   auth_type: "bearer",
   source: "managed",
   masked_hint: "…x7Qp",
-  allowed_hosts: ["api.example.com"],
+  allowed_hosts: ["*.example.com"],
   version: 1,
   created_at: "2026-11-21T10:00:00.000Z",
   updated_at: "2026-11-21T10:00:00.000Z",
 };
 
-const credentialId = { id: { description: "The credential's ID, `cred_<uuidv7>`.", example: EXAMPLE.id } };
+const credentialId = { id: idParameter("cred", "The credential's ID, `cred_<uuidv7>`.") };
 const credential = { schema: Credential, example: EXAMPLE };
 
 const create = operation({
   tag: "Credentials",
-  summary: "Store a credential",
+  summary: "Create a credential",
   description: "The secret is encrypted before it is stored and is never shown again.",
   body: {
     schema: CredentialCreate,
@@ -36,7 +36,7 @@ const create = operation({
         auth_type: "bearer",
         source: "managed",
         plaintext: "a-secret-that-ends-in-x7Qp",
-        allowed_hosts: ["api.example.com"],
+        allowed_hosts: ["*.example.com"],
       },
       vault: { name: "search key", auth_type: "api_key", source: "vault", vault_ref: "search/api#key" },
     },
@@ -61,7 +61,8 @@ const list = operation({
 
 const get = operation({
   tag: "Credentials",
-  summary: "Read a credential's metadata",
+  summary: "Get a credential",
+  description: "Its metadata: the secret is never shown.",
   path: credentialId,
   response: { description: "The credential's metadata.", ...credential },
   errors: ["not_found"],
@@ -116,6 +117,7 @@ export function credentialRoutes(deps: CredentialDeps) {
       "/v1/credentials",
       ({ request }) => {
         const { caller, responses } = scopeOf(request);
+        queryOf(request, list);
         const rows = () => service.list(caller);
         return responses.jsonList(
           { tenant: caller.tenant, request },

@@ -6,11 +6,7 @@ import { join, sep } from "node:path";
 import { hasControls, textProblem } from "../../core/text.ts";
 import type { JsonAnswer, JsonLimits } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
-
-/** A secret could not be resolved. The message is for the log: it never contains any part of a secret. */
-export class CredentialFailure extends Error {
-  override readonly name = "CredentialFailure";
-}
+import { CredentialFailure } from "../upstream/failure.ts";
 
 interface VaultRef {
   readonly segments: readonly string[];

@@ -20,14 +20,15 @@ export interface CredentialDeps {
   readonly store: Store;
   readonly clock: Clock;
   readonly keyring: Pick<Keyring, "sealSecret">;
-  /** Checks for records that name a credential: such a credential can't be deleted. */
+  /** Searches for records that name a credential: such a credential can't be deleted. */
   readonly namedBy: readonly NamedBy[];
   /** Searches for uses of a credential at a URL: `allowed_hosts` that leave out the host of such a URL are refused. */
   readonly usedAt: readonly UsedAt[];
   readonly credentialsMax: number;
 }
 
-type NamedBy = (tx: Tx, tenant: string, id: string) => Promise<boolean>;
+/** Describes, for the tenant, a record that names the credential; null when there is none. */
+type NamedBy = (tx: Tx, tenant: string, id: string) => Promise<string | null>;
 
 /** Describes, for the tenant, a use of the credential at a URL that is not allowed; null when there is none. */
 type UsedAt = (
@@ -236,8 +237,9 @@ export function createCredentialService(deps: CredentialDeps) {
       await store.write(async (tx) => {
         await tx.lock(`credential:${tenant}:${id}`);
         await requireRow(tx, tenant, id);
-        for (const isNamed of namedBy) {
-          if (await isNamed(tx, tenant, id)) throw new Fault("conflict", "the credential is in use");
+        for (const find of namedBy) {
+          const user = await find(tx, tenant, id);
+          if (user !== null) throw new Fault("conflict", `the credential is in use by ${user}`);
         }
         const { credentials } = tx.tables;
         await tx.db.delete(credentials).where(hasKey(credentials, { tenant, id }));

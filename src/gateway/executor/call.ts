@@ -94,10 +94,10 @@ export async function runCall(
 }
 
 function judgeFailure(error: unknown, signal: StopSignal, trace: Trace): Outcome {
-  const { errorClass, detail } = upstreamFailureOf(error, signal);
+  const failure = upstreamFailureOf(error, signal, trace.dialled_at !== null && !trace.is_connected);
   // A blocked request was never dialled.
-  const known = errorClass === "ssrf_blocked" ? { ...trace, dialled_at: null } : trace;
-  return failed(known, errorClass, detail, performance.now());
+  const known = failure.errorClass === "ssrf_blocked" ? { ...trace, dialled_at: null } : trace;
+  return failed(known, failure, performance.now());
 }
 
 /** Calls a plain http agent: the upstream's response is the result. */
@@ -127,7 +127,11 @@ export function send(context: CallContext, request: UpstreamRequest): Promise<An
   const { outbound, signal, trace, hold } = context;
   const { url, method, headers, body } = request;
   trace.dialled_at ??= performance.now();
-  return requestSafely(outbound, url, { method, headers, body, signal, tenant: hold.tenant, ahead: hold.ahead });
+  const connected = () => {
+    trace.is_connected = true;
+  };
+  const { tenant, ahead } = hold;
+  return requestSafely(outbound, url, { method, headers, body, signal, tenant, ahead, connected });
 }
 
 /**
@@ -175,7 +179,8 @@ function capturedStart(
 }
 
 export function tooLarge(settings: WorkerSettings): CallError {
-  return new CallError("internal", `the response is larger than ${settings.max_response_bytes} bytes`);
+  const detail = `the response is larger than ${settings.max_response_bytes} bytes`;
+  return new CallError("internal", detail, { errorDetail: "response_too_large" });
 }
 
 /** The SHA-256 of a response, computed while the body is read, since only the start of the body is kept. */

@@ -24,6 +24,7 @@ describe("an answered call", () => {
     expect(answered(trace, 418, stored, 112.4)).toEqual({
       status: "failed",
       error_class: "upstream_4xx",
+      error_detail: null,
       upstream_status: 418,
       latency_ms: 12,
       resp_size: 7,
@@ -41,9 +42,12 @@ describe("a call without a whole answer", () => {
     const trace = newTrace();
     trace.dialled_at = 1;
     noteHead(trace, new Response("", { status: 200 }));
-    expect(failed(trace, "timeout", "deadline", 5)).toMatchObject({
+    const failure = { errorClass: "timeout", errorDetail: "deadline", detail: "late" } as const;
+    expect(failed(trace, failure, 5)).toMatchObject({
       status: "failed",
       error_class: "timeout",
+      error_detail: "deadline",
+      detail: "late",
       upstream_status: 200,
       latency_ms: 4,
       resp_sha256: null,
@@ -55,6 +59,7 @@ describe("a call without a whole answer", () => {
     expect(lostCall("gone")).toMatchObject({
       status: "failed",
       error_class: "internal",
+      error_detail: "process_ended",
       upstream_status: null,
       latency_ms: null,
       resp_size: null,

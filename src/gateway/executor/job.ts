@@ -9,11 +9,12 @@
 import { joined } from "../../core/bytes.ts";
 import type { Call } from "../../core/call.ts";
 import type { LogFields } from "../../core/log.ts";
-import { type ErrorClass, errorClassOf } from "../../core/states.ts";
+import { errorClassOf } from "../../core/states.ts";
 import type { Answer } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { bodyOf, type CallBody, wholeOf } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
+import type { CallFailure } from "../upstream/failure.ts";
 
 export interface Job {
   readonly id: string;
@@ -54,6 +55,8 @@ export interface WorkerSettings {
 export interface Trace {
   /** When the first connection was dialled, by performance.now(); null before that. */
   dialled_at: number | null;
+  /** Whether there has been a connection for the call. */
+  is_connected: boolean;
   /** Set when the head of the final response has come. */
   upstream_status: number | null;
   response_content_type: string | null;
@@ -67,7 +70,7 @@ export type KeptBody = Pick<Ending, "response" | "response_truncated" | "resp_sh
 const NOT_STORED: KeptBody = { response: null, response_truncated: false, resp_sha256: null };
 
 export function newTrace(): Trace {
-  return { dialled_at: null, upstream_status: null, response_content_type: null, resp_size: null };
+  return { dialled_at: null, is_connected: false, upstream_status: null, response_content_type: null, resp_size: null };
 }
 
 export function noteHead(trace: Trace, response: Answer): void {
@@ -84,6 +87,7 @@ export function answered(trace: Trace, upstreamStatus: number, stored: KeptBody,
   return {
     status: errorClass === null ? "succeeded" : "failed",
     error_class: errorClass,
+    error_detail: null,
     upstream_status: upstreamStatus,
     latency_ms: latency(trace, now),
     resp_size: trace.resp_size,
@@ -94,10 +98,11 @@ export function answered(trace: Trace, upstreamStatus: number, stored: KeptBody,
 }
 
 /** The outcome of a call without a whole response. The record keeps what is known so far, but no part of the body. */
-export function failed(trace: Trace, errorClass: ErrorClass, detail: string, now: number): Outcome {
+export function failed(trace: Trace, { errorClass, errorDetail, detail }: CallFailure, now: number): Outcome {
   return {
     status: "failed",
     error_class: errorClass,
+    error_detail: errorDetail,
     upstream_status: trace.upstream_status,
     latency_ms: latency(trace, now),
     resp_size: trace.resp_size,
@@ -108,7 +113,12 @@ export function failed(trace: Trace, errorClass: ErrorClass, detail: string, now
 }
 
 /** The outcome of a call whose worker died or never got it, so that nothing is known. */
-export const lostCall = (detail: string): Outcome => failed(newTrace(), "internal", detail, 0);
+export const lostCall = (detail: string): Outcome =>
+  failed(newTrace(), { errorClass: "internal", errorDetail: "process_ended", detail }, 0);
+
+/** The outcome of a call that was ended before anything was sent. */
+export const cancelledCall = (detail: string): Outcome =>
+  failed(newTrace(), { errorClass: "cancelled", errorDetail: null, detail }, 0);
 
 /** A whole response body, as the caller gets it. */
 export interface WholeBody {

@@ -25,8 +25,9 @@ import {
   waitingAgents,
 } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
+import { CallError, credentialProblem } from "../upstream/failure.ts";
 import { type Claims, type RecordEndOptions, recordEnd } from "../upstream/ownership.ts";
-import { failed, type Job, newTrace, type Outcome } from "./job.ts";
+import { cancelledCall, failed, type Job, newTrace, type Outcome } from "./job.ts";
 import { type CallBlock, CallQueues, type QueueEntry, type RunSlots } from "./queue.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
@@ -287,7 +288,7 @@ function createDispatch(
   claimAgain: (running: RunningCall) => Promise<PendingCall | null>,
   isDraining: () => boolean,
 ) {
-  /** Null when the credential can't be resolved; "unknown" when the database or the key that opens the secret stays unavailable. */
+  /** A CallError when the credential can't be resolved; "unknown" when the database or the key that opens the secret stays unavailable. */
   async function resolve(running: RunningCall, credential_ref: string, url: string) {
     const { tenant, id } = running.key;
     const until = performance.now() + 10_000;
@@ -297,7 +298,7 @@ function createDispatch(
     } catch (error) {
       log.warn("credential_not_resolved", { tenant, id, credential_ref, error });
       const isUnknown = error instanceof Fault && error.kind === "unavailable" && !running.stopped;
-      return isUnknown ? "unknown" : null;
+      return isUnknown ? "unknown" : credentialProblem("credential not resolved", error);
     }
   }
 
@@ -327,8 +328,8 @@ function createDispatch(
     const { credential_ref, url } = call;
     const credential = credential_ref === null ? NO_CREDENTIAL : await resolve(running, credential_ref, url);
     if (credential === "unknown") return null;
-    if (credential === null) return failed(newTrace(), "credential_error", "credential not resolved", 0);
-    const ended = () => failed(newTrace(), "cancelled", "ended before it was sent", 0);
+    if (credential instanceof CallError) return failed(newTrace(), credential, 0);
+    const ended = () => cancelledCall("ended before it was sent");
     const sendOnce = (sent: CallBody, claim_seen_at: number | null) =>
       send({
         id: key.id,

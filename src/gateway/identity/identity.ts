@@ -32,6 +32,29 @@ export const LOCAL_ISSUER = "tollgate";
 /** Tolerated difference between the issuer's clock and the gateway's. */
 const SKEW_SECONDS = 60;
 
+/** Why a token is refused, for the log only (`why` of a request): our own words, which quote nothing of the token. */
+export const TOKEN_PROBLEMS = [
+  "no token",
+  "not a bearer token",
+  "too long",
+  "malformed",
+  "other issuer",
+  "other algorithm",
+  "other type",
+  "bound to a key",
+  "no expiry",
+  "expired",
+  "not yet valid",
+  "other audience",
+  "unknown key",
+  "wrong signature",
+  "not valid",
+  "no tenant claim",
+  "no user claim",
+  "revoked",
+] as const;
+type TokenProblem = (typeof TOKEN_PROBLEMS)[number];
+
 const REMOTE_ALGORITHMS = [
   ...["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"],
   ...["ES256", "ES384", "ES512", "EdDSA", "Ed25519"],
@@ -141,39 +164,47 @@ function openIssuer({ oidc, keyring, fetchJson, log, now }: IdentityOptions) {
   return { issuer, keys, revocations: null };
 }
 
-function refused(reason: string, cause?: unknown): Fault {
+function refused(reason: TokenProblem, cause?: unknown): Fault {
   return new Fault("unauthenticated", "a valid bearer token is required", {
     cause: new Error(reason, cause === undefined ? undefined : { cause }),
   });
 }
 
-/** The reason in our own words, since the library's messages may quote the token. */
-function whyInvalid(error: unknown): string {
+/** The library's own message may quote the token. */
+function whyInvalid(error: unknown): TokenProblem {
   if (error instanceof errors.JWKSNoMatchingKey) return "unknown key";
   if (error instanceof errors.JWSSignatureVerificationFailed) return "wrong signature";
   if (error instanceof errors.JWTExpired) return "expired";
   if (!(error instanceof errors.JWTClaimValidationFailed)) return "not valid";
-  return { aud: "other audience", iss: "other issuer", nbf: "not yet valid" }[error.claim] ?? "not valid";
+  return PROBLEMS_OF_CLAIMS[error.claim] ?? "not valid";
 }
 
+const PROBLEMS_OF_CLAIMS: Readonly<Record<string, TokenProblem>> = {
+  aud: "other audience",
+  iss: "other issuer",
+  nbf: "not yet valid",
+};
+
 function bearerToken(authorization: string): string {
-  if (authorization.length > MAX.tokenCharacters) throw refused("the token is too long");
+  if (authorization.length > MAX.tokenCharacters) throw refused("too long");
   const token = /^bearer +([\w-]+\.[\w-]+\.[\w-]+)$/i.exec(authorization)?.[1];
   if (token === undefined) throw refused("not a bearer token");
   return token;
 }
 
 /** Checks what needs no key, and comes first: else expired tokens of a removed key would make the gateway ask the issuer for ever. */
-function problemOf(token: string, issuer: Issuer, now: number): string | null {
+function problemOf(token: string, issuer: Issuer, now: number): TokenProblem | null {
   try {
     const { alg, typ } = decodeProtectedHeader(token);
+    const { iss, exp, cnf } = decodeJwt(token);
+    // First, since issuers have algorithms and types of their own, of which this says more.
+    if (iss !== issuer.name) return "other issuer";
     if (alg === undefined || !issuer.algorithms.includes(alg)) return "other algorithm";
     if (!isAccessTokenType(typ)) return "other type";
-    const { iss, exp, cnf } = decodeJwt(token);
-    if (iss !== issuer.name) return "other issuer";
     // RFC 7800: a token with `cnf` needs a proof that the sender holds a key, and this gateway asks for none.
     if (cnf !== undefined) return "bound to a key";
-    return exp === undefined || (exp + SKEW_SECONDS) * 1000 <= now ? "expired" : null;
+    if (exp === undefined) return "no expiry";
+    return (exp + SKEW_SECONDS) * 1000 <= now ? "expired" : null;
   } catch {
     return "malformed";
   }

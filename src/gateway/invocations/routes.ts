@@ -8,11 +8,11 @@ import { type Static, Type } from "@sinclair/typebox";
 import { asBuffer } from "../../core/bytes.ts";
 import { READ_BODY_SCOPE } from "../../core/call.ts";
 import { idTime } from "../../core/id.ts";
-import { ERROR_CLASSES, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
+import { ERROR_CLASSES, ERROR_DETAILS, INVOCATION_STATUSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
-import { DateTime, PAGE_QUERY, queryOf } from "../../http/input.ts";
-import { operation } from "../../http/openapi.ts";
+import { DateTime, PAGE_FIELDS, PAGE_QUERY, queryOf, timestamp } from "../../http/input.ts";
+import { idParameter, operation } from "../../http/openapi.ts";
 import { json, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { MAX, PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
@@ -21,55 +21,57 @@ import type { Reader } from "../../storage/store.ts";
 import { capturedBodies, capturedResponse, findInvocation, readHistory } from "./history.ts";
 import type { InvocationRow } from "./service.ts";
 
-const text = Type.Union([Type.String(), Type.Null()]);
-const whole = Type.Union([Type.Integer(), Type.Null()]);
-const choice = <T extends string>(values: readonly T[]) => Type.Unsafe<T>({ type: "string", enum: [...values] });
+const text = (description: string) => Type.Union([Type.String(), Type.Null()], { description });
+const whole = (description: string) => Type.Union([Type.Integer({ minimum: 0 }), Type.Null()], { description });
+const choice = <T extends string>(values: readonly T[], options: { description?: string } = {}) =>
+  Type.Unsafe<T>({ type: "string", enum: [...values], ...options });
 
 const Settlement = Type.Object(
   {
-    status: choice(SETTLEMENT_STATUSES),
-    tx_hash: Type.Optional(Type.String()),
+    status: choice(SETTLEMENT_STATUSES, { description: "How far the settlement of the payment is." }),
+    tx_hash: Type.Optional(Type.String({ description: "The transaction that collected the payment." })),
     settled_amount: Type.Optional(Type.String({ description: "In the asset's smallest unit, a decimal string." })),
     operator_amount: Type.Optional(Type.String({ description: "settled_amount minus facilitator_fee." })),
-    facilitator_fee: Type.Optional(Type.String()),
-    attempts: Type.Optional(Type.Integer()),
+    facilitator_fee: Type.Optional(Type.String({ description: "What the facilitator keeps, a decimal string." })),
+    attempts: Type.Optional(Type.Integer({ minimum: 0, description: "How often the facilitator was asked." })),
     reason: Type.Optional(Type.String({ description: "Coarse failure reason." })),
-    settled_at: Type.Optional(DateTime),
+    settled_at: Type.Optional(timestamp("When the payment was collected.")),
   },
-  { $id: "Settlement" },
+  { $id: "Settlement", description: "What became of the call's payment." },
 );
 
 const shared = {
-  agent_id: Type.String(),
-  status: choice(INVOCATION_STATUSES),
-  error_class: Type.Union([choice(ERROR_CLASSES), Type.Null()]),
-  upstream_status: whole,
-  latency_ms: Type.Union([Type.Integer(), Type.Null()], {
-    description: "Duration of the upstream call in milliseconds.",
+  agent_id: Type.String({ description: "The agent that was called." }),
+  status: choice(INVOCATION_STATUSES, { description: "How far the call is." }),
+  error_class: Type.Union([choice(ERROR_CLASSES), Type.Null()], {
+    description: "What kind of failure ended the call; null unless it failed.",
   }),
-  mcp_method: text,
-  mcp_tool: text,
-  payment_network: text,
-  payment_asset: text,
-  payment_amount: text,
-  payment_payer: text,
-  payment_nonce: text,
-  created_at: DateTime,
-  completed_at: Type.Union([DateTime, Type.Null()]),
+  error_detail: Type.Union([choice(ERROR_DETAILS), Type.Null()], {
+    description: "Why a failed call has no whole response; null when the upstream itself answered, or no value fits.",
+  }),
+  upstream_status: whole("The status with which the upstream answered; null without an answer."),
+  latency_ms: whole("Duration of the upstream call in milliseconds."),
+  mcp_method: text("The JSON-RPC method; of an mcp agent only."),
+  mcp_tool: text("The tool of a `tools/call`; of an mcp agent only."),
+  payment_network: text("The chain of the payment; null for a call that was not paid for."),
+  payment_asset: text("The token of the payment."),
+  payment_amount: text("The price that was paid, in the token's smallest unit."),
+  payment_payer: text("Who signed the payment."),
+  payment_nonce: text("The nonce of the payment's authorization."),
+  created_at: timestamp("When the call was accepted."),
+  completed_at: Type.Union([DateTime, Type.Null()], { description: "When the call ended." }),
 };
 
 const Invocation = Type.Object(
   {
     id: Type.String({ description: "`inv_<uuidv7>`" }),
-    mode: choice(MODES),
-    model: text,
+    mode: choice(MODES, { description: "`transactional` for a polled call, `streaming` for a streamed one." }),
+    model: text("The call's `X-Service-Model`."),
     ...shared,
     settlement: Type.Optional(Settlement),
-    ttft_ms: Type.Union([Type.Integer(), Type.Null()], {
-      description: "Time to first byte; streaming mode only.",
-    }),
-    req_size: whole,
-    resp_size: whole,
+    ttft_ms: whole("Time to first byte; streaming mode only."),
+    req_size: whole("Bytes of the request body."),
+    resp_size: whole("Bytes of the response body."),
   },
   { $id: "Invocation" },
 );
@@ -90,17 +92,17 @@ const InvocationDetail = Type.Composite(
 );
 
 const InvocationPage = Type.Object(
-  { data: Type.Array(Invocation), total: Type.Integer(), limit: Type.Integer(), offset: Type.Integer() },
+  { data: Type.Array(Invocation, { description: "The invocations of this page." }), ...PAGE_FIELDS },
   { $id: "InvocationPage" },
 );
 
 export const PollView = Type.Object(
   {
-    invocation_id: Type.String(),
+    invocation_id: Type.String({ description: "`inv_<uuidv7>`" }),
     ...shared,
-    updated_at: DateTime,
+    updated_at: timestamp("When the record last changed."),
     settlement: Type.Union([Settlement, Type.Null()]),
-    response_content_type: text,
+    response_content_type: text("The media type of the upstream's response."),
     response_truncated: Type.Boolean({ description: "Whether the response body was longer than its captured part." }),
     response_body_b64: base64("The captured response body; for the caller, or with the scope invocations:read_body"),
   },
@@ -117,6 +119,7 @@ function sharedView(row: InvocationRow) {
     agent_id: row.agent_id,
     status: row.status,
     error_class: row.error_class,
+    error_detail: row.error_detail,
     upstream_status: row.upstream_status,
     latency_ms: row.latency_ms,
     mcp_method: row.mcp_method,
@@ -163,15 +166,15 @@ function pollView(row: InvocationRow): Static<typeof PollView> {
   };
 }
 
-export const INVOCATION_ID = {
-  description: "The invocation's ID.",
-  example: "inv_0199a7c2-6a2b-7d4c-8e01-7b1c2d3e4f50",
-};
+export const INVOCATION_ID = idParameter("inv", "The invocation's ID.");
+
+const EXAMPLE_ID = "inv_0199a7c2-6a2b-7d4c-8e01-7b1c2d3e4f50";
 
 const EXAMPLE_SHARED = {
   agent_id: "agt_0199a7c2-5d1e-7c3a-9b62-3f0a4d5e6f70",
   status: "succeeded",
   error_class: null,
+  error_detail: null,
   upstream_status: 200,
   latency_ms: 42,
   mcp_method: null,
@@ -186,7 +189,7 @@ const EXAMPLE_SHARED = {
 };
 
 const EXAMPLE_INVOCATION = {
-  id: INVOCATION_ID.example,
+  id: EXAMPLE_ID,
   mode: "transactional",
   model: null,
   ...EXAMPLE_SHARED,
@@ -196,7 +199,7 @@ const EXAMPLE_INVOCATION = {
 };
 
 export const EXAMPLE_POLL = {
-  invocation_id: INVOCATION_ID.example,
+  invocation_id: EXAMPLE_ID,
   ...EXAMPLE_SHARED,
   updated_at: "2026-11-21T10:00:00.050Z",
   settlement: null,
@@ -210,11 +213,14 @@ const list = operation({
   summary: "List invocations",
   description: "Newest first. Bodies are never in the list.",
   query: {
-    agent_id: { description: "Only calls of this agent." },
+    agent_id: idParameter("agt", "Only calls of this agent."),
     status: { description: "Only calls in this state.", schema: choice(INVOCATION_STATUSES) },
     mode: { description: "Only calls of this mode.", schema: choice(MODES) },
     error_class: { description: "Only calls that ended with this error class; an unknown class matches nothing." },
-    model: { description: "Only calls with this X-Service-Model." },
+    model: {
+      description: "Only calls with this X-Service-Model.",
+      schema: Type.String({ maxLength: MAX.serviceModelBytes }),
+    },
     settlement: {
       description: "Only calls with this settlement status.",
       schema: choice(SETTLEMENT_STATUSES),
@@ -233,7 +239,7 @@ const list = operation({
 
 const read = operation({
   tag: "Invocations",
-  summary: "Read an invocation",
+  summary: "Get an invocation",
   description: `Captured bodies are included for a token with the scope ${READ_BODY_SCOPE}.`,
   path: { id: INVOCATION_ID },
   response: {
@@ -318,8 +324,9 @@ export function invocationRoutes(reader: Reader) {
       async ({ request }) => {
         const { caller, responses } = scopeOf(request);
         const { tenant } = caller;
+        const query = queryOf(request, list);
         return responses.respondJson({ tenant, request }, async () => {
-          const { rows, ...rest } = await readHistory(reader, tenant, queryOf(request), request.signal);
+          const { rows, ...rest } = await readHistory(reader, tenant, query, request.signal);
           return { data: rows.map(listItem), ...rest };
         });
       },

@@ -6,7 +6,7 @@ import { and, eq, inArray, notExists, sql } from "drizzle-orm";
 import type { OutboxKind, Tables } from "../../../db/schema.ts";
 import type { Call, CallEnd } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
-import { type ErrorClass, INVOCATION_EVENTS, SETTLEMENT_EVENTS } from "../../core/states.ts";
+import { type ErrorClass, type ErrorDetail, INVOCATION_EVENTS, SETTLEMENT_EVENTS } from "../../core/states.ts";
 import { MAX } from "../../kernel/limits.ts";
 import {
   bind,
@@ -48,6 +48,8 @@ type AnnouncedEnding = Pick<
 
 /** What is stored of a call's end. */
 export interface Ending extends AnnouncedEnding {
+  /** Null for a call that its upstream answered, and where no value fits. */
+  readonly error_detail?: ErrorDetail | null;
   /** Time to the first byte of the body; null for a call that is not streamed, or when no byte came. */
   readonly ttft_ms?: number | null;
   /**
@@ -208,11 +210,12 @@ type Abandon = (
   error_class: ErrorClass | null,
   now: number,
   token?: string | null,
+  error_detail?: ErrorDetail | null,
 ) => Promise<boolean>;
 
 function abandonAt({ from, to: status }: (typeof INVOCATION_EVENTS)["withdraw" | "fail"]): Abandon {
-  return (runner, key, error_class, now, token = null) => {
-    const ending: Ending = { ...NO_RESPONSE, status, error_class, response: null };
+  return (runner, key, error_class, now, token = null, error_detail = null) => {
+    const ending: Ending = { ...NO_RESPONSE, status, error_class, error_detail, response: null };
     return runner.execute(endCommand, { key, from, token, ending, at: now, request_id: null, detail: null });
   };
 }

@@ -21,8 +21,8 @@ const table = (head: readonly string[], rows: readonly (readonly string[])[]) =>
     .join("")
     .replaceAll(" --- ", "---");
 
-test("the page on security shows every bound of the table, by its headings", async () => {
-  const text = await page("security");
+test("the page on limits shows every bound of the table, by its headings", async () => {
+  const text = await page("limits");
   for (const [heading, limits] of Object.entries(LIMITS)) {
     if (heading === "Memory") continue;
     const rows = Object.values<Limit>(limits).map((limit) => [
@@ -31,7 +31,7 @@ test("the page on security shows every bound of the table, by its headings", asy
       SCOPES[limit.per],
       limit.beyond,
     ]);
-    expect(text).toContain(`\n**${heading}**\n\n${table(["what", "limit", "of", "beyond it"], rows)}\n`);
+    expect(text).toContain(`\n## ${heading}\n\n${table(["what", "limit", "of", "beyond it"], rows)}\n`);
   }
 });
 

@@ -1,58 +1,89 @@
-// The registry of the manual's pages, in the order in which they are listed everywhere. The pages are Markdown files beside
-// this file, and part of the binary.
+// The registry of the manual's pages, in the order in which they are listed everywhere: by the kind of help that a
+// reader looks for, and within a section from what is read first. The pages are Markdown files beside this file, and part of the
+// binary. A new page is an import and a row here.
 import api from "./api.md" with { type: "text" };
 import architecture from "./architecture.md" with { type: "text" };
 import backups from "./backups.md" with { type: "text" };
+import changelog from "./changelog.md" with { type: "text" };
+import clients from "./clients.md" with { type: "text" };
 import configuration from "./configuration.md" with { type: "text" };
+import contributing from "./contributing.md" with { type: "text" };
 import decisions from "./decisions.md" with { type: "text" };
 import development from "./development.md" with { type: "text" };
 import facilitator from "./facilitator.md" with { type: "text" };
 import growing from "./growing.md" with { type: "text" };
 import install from "./install.md" with { type: "text" };
+import limits from "./limits.md" with { type: "text" };
 import measurements from "./measurements.md" with { type: "text" };
 import monitoring from "./monitoring.md" with { type: "text" };
 import operations from "./operations.md" with { type: "text" };
 import payments from "./payments.md" with { type: "text" };
+import receipts from "./receipts.md" with { type: "text" };
 import replicas from "./replicas.md" with { type: "text" };
 import rotation from "./rotation.md" with { type: "text" };
 import security from "./security.md" with { type: "text" };
 import streaming from "./streaming.md" with { type: "text" };
 import troubleshooting from "./troubleshooting.md" with { type: "text" };
 import upgrades from "./upgrades.md" with { type: "text" };
+import vulnerabilities from "./vulnerabilities.md" with { type: "text" };
+
+/** The kinds of page: a first success, a task to be done, facts to look up, and reasons. */
+export const SECTIONS = ["Start", "How-to", "Reference", "Explanation"] as const;
 
 export interface Page {
   /** The name of the file without its ending, the path below /docs, and the topic of `tollgate help`. */
   readonly name: string;
+  readonly section: (typeof SECTIONS)[number];
+  /** The page's first heading. */
   readonly title: string;
   readonly summary: string;
   /** Markdown. */
   readonly text: string;
 }
 
-const SUMMARIES = [
-  ["install", "releases and how to verify them; systemd, compose, one container; upgrade and uninstall", install],
-  ["architecture", "the rooms of the code, the way of one paid call, states, glossary", architecture],
-  ["api", "every endpoint of the gateway by example, and its errors", api],
-  ["payments", "give an agent a price, collect it, and pay for a call", payments],
-  ["streaming", "answers as they come, and ordinary MCP clients", streaming],
-  ["operations", "data directory, doctor, memory, retention, log, shutdown, TLS and connections", operations],
-  ["backups", "make and check a copy, move a service, go back to an older state", backups],
-  ["upgrades", "start a new version, one after the other, and the one before again", upgrades],
-  ["rotation", "renew the master key and all others, what to do after a theft, end tokens", rotation],
-  ["configuration", "every variable and every command, with its default", configuration],
-  ["replicas", "several gateways on one Postgres: what they share, failover and clocks", replicas],
-  ["growing", "how much a machine carries, replicas, a standby, cells, which engines fit", growing],
-  ["monitoring", "metrics, alert rules, a dashboard, every event of the log, and traces", monitoring],
-  ["facilitator", "run the service that settles payments: certificates, gas, ceilings, reorgs", facilitator],
-  ["security", "who may do what, secrets, upstream addresses, and every limit", security],
-  ["troubleshooting", "by symptom: what it means, and what to do", troubleshooting],
-  ["measurements", "how much a machine carries, where the time goes, and decisions that a figure made", measurements],
-  ["decisions", "why things are as they are", decisions],
-  ["development", "build and test commands, dependencies, recipes for typical changes", development],
-] as const;
+type Row = readonly [section: Page["section"], name: string, summary: string, text: string];
 
-export const PAGES: readonly Page[] = SUMMARIES.map(([name, summary, text]) => ({
+const ROWS: readonly Row[] = [
+  [
+    "Start",
+    "install",
+    "releases and how to verify them; systemd, compose, one container; upgrade and uninstall",
+    install,
+  ],
+  ["Start", "payments", "give an agent a price, collect it, and pay for a call", payments],
+  ["Start", "streaming", "answers as they come, and ordinary MCP clients", streaming],
+  ["Start", "receipts", "signed receipts of calls, and how to check them offline", receipts],
+  ["Start", "clients", "call an agent from curl, fetch, Python, MCP clients and x402-fetch", clients],
+  ["How-to", "operations", "data directory, doctor, memory, retention, log, shutdown, TLS and connections", operations],
+  ["How-to", "backups", "make and check a copy, move a service, go back to an older state", backups],
+  ["How-to", "upgrades", "start a new version, one after the other, and the one before again", upgrades],
+  ["How-to", "rotation", "renew the master key and all others, what to do after a theft, end tokens", rotation],
+  ["How-to", "facilitator", "run the service that settles payments: certificates, gas, ceilings, reorgs", facilitator],
+  ["How-to", "growing", "how much a machine carries, replicas, a standby, cells, which engines fit", growing],
+  ["How-to", "replicas", "several gateways on one Postgres: what they share, failover and clocks", replicas],
+  ["How-to", "troubleshooting", "by symptom: what it means, and what to do", troubleshooting],
+  ["How-to", "development", "build and test commands, dependencies, recipes for typical changes", development],
+  ["How-to", "contributing", "report a bug, make a change", contributing],
+  ["How-to", "vulnerabilities", "report a vulnerability in private", vulnerabilities],
+  ["Reference", "api", "every endpoint of the gateway by example, and its errors", api],
+  ["Reference", "configuration", "every variable and every command, with its default", configuration],
+  ["Reference", "limits", "every bound of connections, calls, answers, payments and what a tenant keeps", limits],
+  ["Reference", "monitoring", "metrics, alert rules, a dashboard, every event of the log, and traces", monitoring],
+  ["Reference", "changelog", "what each version brings, and what it asks of you", changelog],
+  ["Explanation", "architecture", "the rooms of the code, the way of one paid call, states, glossary", architecture],
+  ["Explanation", "security", "who is protected from whom, tokens, secrets, upstream addresses", security],
+  ["Explanation", "decisions", "why things are as they are", decisions],
+  [
+    "Explanation",
+    "measurements",
+    "how much a machine carries, where the time goes, and decisions that a figure made",
+    measurements,
+  ],
+];
+
+export const PAGES: readonly Page[] = ROWS.map(([section, name, summary, text]) => ({
   name,
+  section,
   title: /^# (.+)$/m.exec(text)?.[1] ?? "",
   summary,
   text,

@@ -1,10 +1,14 @@
 import { beforeAll, describe, expect, test } from "bun:test";
+import { gunzipSync } from "node:zlib";
+import MiniSearch, { type AsPlainObject, type Options } from "minisearch";
 import { silentLog } from "../../core/log.ts";
+import { VERSION } from "../../core/startup.ts";
 import { createAssets } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { createEdge, type Edge } from "../../http/server.ts";
-import { PAGES } from "./pages.ts";
-import { htmlOf, manualRoutes, type Section, sectionsOf } from "./routes.ts";
+import { PAGES, type Page, SECTIONS } from "./pages.ts";
+import { renderMarkdown, SEARCH, type Section, sectionsOf } from "./render/render.ts";
+import { manualRoutes } from "./routes.ts";
 
 let edge: Edge;
 beforeAll(() => {
@@ -19,7 +23,11 @@ async function get(path: string, headers: Record<string, string> = {}): Promise<
 }
 
 const NAMES = PAGES.map(({ name }) => `/docs/${name}`);
-const FILES = ["/docs/style.css", "/docs/search.js", "/docs/search.json"];
+const FILES = ["/docs/style.css", "/docs/search.js", "/docs/minisearch.js", "/docs/search.json"];
+
+/** The page's HTML. */
+const htmlOf = async (markdown: string) => (await renderMarkdown(markdown)).html;
+const pageOf = (text: string): Page => ({ name: "p", section: "Start", title: "A title", summary: "", text });
 
 describe("the manual's site", () => {
   test("has every page and file, each of its type", async () => {
@@ -29,7 +37,8 @@ describe("the manual's site", () => {
       expect(page.headers.get("content-security-policy")).toStartWith("default-src 'none'; script-src 'self';");
     }
     const types = await Promise.all(FILES.map(async (path) => (await get(path)).headers.get("content-type")));
-    expect(types).toEqual(["text/css; charset=utf-8", "text/javascript; charset=utf-8", "application/json"]);
+    const javascript = "text/javascript; charset=utf-8";
+    expect(types).toEqual(["text/css; charset=utf-8", javascript, javascript, "application/json"]);
   });
 
   test("loads nothing from elsewhere, and holds no inline script or style", async () => {
@@ -83,15 +92,104 @@ describe("the manual's site", () => {
     }
   });
 
-  test("has a search that reads every heading of every page", async () => {
-    const sections = (await (await get("/docs/search.json")).json()) as Section[];
+  test("is sent compressed where the browser takes that, and says that it depends on it", async () => {
+    for (const path of ["/docs", ...NAMES, ...FILES]) {
+      const plain = await get(path);
+      const text = await plain.text();
+      const tags = new Set([plain.headers.get("etag")]);
+      for (const takes of ["gzip, deflate, br", "br;q=1.0, GZIP;q=0.5", "*"]) {
+        const packed = await get(path, { "accept-encoding": takes });
+        const bytes = await packed.bytes();
+        tags.add(packed.headers.get("etag"));
+        expect([packed.headers.get("content-encoding"), packed.headers.get("vary")]).toEqual([
+          "gzip",
+          "accept-encoding",
+        ]);
+        expect(new TextDecoder().decode(gunzipSync(bytes))).toBe(text);
+        expect(bytes.length).toBeLessThan(text.length * 0.7);
+      }
+      expect([path, tags.size]).toEqual([path, 2]);
+      for (const refuses of ["br", "gzip;q=0, *", "identity, *;q=0.000"]) {
+        const sent = await get(path, { "accept-encoding": refuses });
+        expect([sent.headers.get("content-encoding"), sent.headers.get("vary")]).toEqual([null, "accept-encoding"]);
+        expect(sent.headers.get("etag")).toBe(plain.headers.get("etag"));
+      }
+    }
+  });
+
+  test("does not take a plain copy for a compressed one that is current", async () => {
+    const plain = (await get("/docs/api")).headers.get("etag") ?? "";
+    const gzip = { "accept-encoding": "gzip" };
+    expect((await get("/docs/api", { ...gzip, "if-none-match": plain })).status).toBe(200);
+    const packed = (await get("/docs/api", gzip)).headers.get("etag") ?? "";
+    const current = await get("/docs/api", { ...gzip, "if-none-match": packed });
+    expect([current.status, current.headers.get("vary")]).toEqual([304, "accept-encoding"]);
+  });
+
+  test("lists its pages by section, and leads from each to the one before and after", async () => {
+    const contents = await (await get("/docs")).text();
+    expect([...contents.matchAll(/<h2>(.+)<\/h2>/g)].map(([, title]) => title)).toEqual([...SECTIONS]);
+    expect(PAGES.map(({ section }) => SECTIONS.indexOf(section))).toEqual(
+      PAGES.map(({ section }) => SECTIONS.indexOf(section)).sort(),
+    );
+    const found: (string | undefined)[][] = [];
+    for (const path of NAMES) {
+      const html = await (await get(path)).text();
+      found.push(["prev", "next"].map((rel) => new RegExp(`<a rel="${rel}" href="([^"]+)"`).exec(html)?.[1]));
+    }
+    expect(found).toEqual(PAGES.map((_, at) => [PAGES[at - 1]?.name, PAGES[at + 1]?.name]));
+  });
+
+  test("has an outline of each page, and its version", async () => {
+    for (const path of NAMES) {
+      const html = await (await get(path)).text();
+      const [, outline = ""] = /<nav class="outline"(.*?)<\/nav>/s.exec(html) ?? [];
+      const ids = [...html.matchAll(/<h[23] id="([^"]+)"/g)].map(([, id]) => id);
+      // An outline of one heading says nothing.
+      expect([...outline.matchAll(/href="#([^"]+)"/g)].map(([, id]) => id)).toEqual(ids.length < 2 ? [] : ids);
+      expect(html).toContain(`<span class="version">${VERSION}</span>`);
+    }
+  });
+});
+
+describe("the search of the manual", () => {
+  let index: MiniSearch<Section>;
+  let sections: Section[];
+  beforeAll(async () => {
+    const file = await (await get("/docs/search.json")).json();
+    const { options, index: made } = file as { options: typeof SEARCH; index: AsPlainObject };
+    expect(options).toEqual(SEARCH);
+    index = MiniSearch.loadJS<Section>(made, structuredClone(options) as unknown as Options<Section>);
+    sections = (await Promise.all(PAGES.map(sectionsOf))).flat();
+  });
+
+  test("reads every heading of every page", async () => {
     for (const { name } of PAGES) {
       const html = await (await get(`/docs/${name}`)).text();
       const ids = [...html.matchAll(/<h[2-6] id="([^"]+)"/g)].map(([, id = ""]) => id);
-      expect(sections.filter(({ page }) => page === name).map(({ anchor }) => anchor)).toEqual(["", ...ids]);
+      const found = sections.map(({ id }) => id).filter((id) => id.split("#")[0] === name);
+      expect(found).toEqual([name, ...ids.map((id) => `${name}#${id}`)]);
+      expect(found.filter((id) => !index.has(id))).toEqual([]);
       // Two of one name would make the second one unreachable.
       expect(new Set(ids).size).toBe(ids.length);
     }
+    expect(index.documentCount).toBe(sections.length);
+  });
+
+  test("finds a section first by its heading", () => {
+    const missed = sections.flatMap(({ title }) => {
+      const [first] = index.search(title);
+      return first?.["title"] === title ? [] : [[title, first?.["page"], first?.["title"]]];
+    });
+    expect(missed).toEqual([]);
+  });
+
+  test("finds what is mistyped, begun, or named by a variable", () => {
+    const first = (words: string) => index.search(words)[0]?.id;
+    expect(first("retenton")).toBe("operations#retention");
+    expect(first("reorganistions")).toBe("facilitator#reorganisations");
+    expect(first("shutd")).toBe("operations#shutdown");
+    expect(index.search("TOLLGATE_DRAIN_MS").map(({ id }) => id)).toContain("configuration#variables-of-both-services");
   });
 });
 
@@ -111,17 +209,66 @@ describe("a page of the manual", () => {
   test("is searched by its words, without marks", async () => {
     const page =
       "# A *title*\n\nOne `two`\n\n## Part (1)\n\n- three [four](#x)\n\n| a | b |\n|---|---|\n| **c** | d |\n\n```sh\ne | f\n```\n";
-    expect(await sectionsOf("p", page)).toEqual([
-      { page: "p", anchor: "", title: "A title", text: "One two" },
-      { page: "p", anchor: "part-1", title: "Part (1)", text: "three four a b c d e | f" },
+    expect(await sectionsOf(pageOf(page))).toEqual([
+      { id: "p", page: "A title", title: "A title", text: "One two" },
+      { id: "p#part-1", page: "A title", title: "Part (1)", text: "three four a b c d e | f" },
     ]);
   });
 
   test("keeps a code block whole, whatever its lines begin with", async () => {
-    const page = "# A\n\n1. one\n\n   ```sh\n   b\n   # c\n   ```\n\n```sh\n## d\n```\n\n## E\n";
-    const titles = (await sectionsOf("p", page)).map(({ title }) => title);
+    const page = "# A\n\n1. one\n\n   ```text\n   b\n   # c\n   ```\n\n```text\n## d\n```\n\n## E\n";
+    const titles = (await sectionsOf(pageOf(page))).map(({ title }) => title);
     expect(titles).toEqual(["A", "E"]);
     expect(await htmlOf(page)).toContain("<code>## d\n</code>");
+  });
+
+  test("shows code highlighted, and without its marks as it was written", async () => {
+    const code = [
+      ["sh tour", "export A='b' # c <d>"],
+      ["json", '{ "a": 1, "b": null, "c": "<d>" }'],
+      ["yaml compose", 'a: ["b"] # c'],
+      ["js call.mjs", "const a = 'b'; // <d>"],
+      ["python call.py", "import a # 'b'"],
+      ["http", 'POST /v1/agents\n{ "name": "a" }\n→ 201 { "id": "agt_…" }\nX-Header: 1'],
+      ["text", "a <b>"],
+      ["no-language", "a & b"],
+      ["", "plain"],
+    ] as const;
+    const marks: string[] = [];
+    for (const [info, text] of code) {
+      const html = await htmlOf(`\`\`\`${info}\n${text}\n\`\`\`\n`);
+      const shown = html
+        .replace(/<[^>]+>/g, "")
+        .replaceAll("&lt;", "<")
+        .replaceAll("&gt;", ">");
+      expect(shown.replaceAll("&quot;", '"').replaceAll("&#x27;", "'").replaceAll("&amp;", "&").trim()).toBe(text);
+      marks.push([...new Set(html.match(/hljs-\w+/g))].sort().join(" "));
+    }
+    expect(marks).toEqual([
+      "hljs-built_in hljs-comment hljs-string",
+      "hljs-attr hljs-keyword hljs-literal hljs-number hljs-punctuation hljs-string",
+      "hljs-attr hljs-comment hljs-string",
+      "hljs-comment hljs-keyword hljs-string",
+      "hljs-comment hljs-keyword",
+      "hljs-attr hljs-keyword hljs-number hljs-string",
+      "",
+      "",
+      "",
+    ]);
+  });
+
+  test("is in no language that can't be highlighted", async () => {
+    const infos = new Set(PAGES.flatMap(({ text }) => [...text.matchAll(/^```(\w+)/gm)].map(([, info = ""]) => info)));
+    infos.delete("text");
+    for (const info of infos) {
+      const html = await htmlOf(`\`\`\`${info}\nimport "a" 1 POST /v1\na: 1\n\`\`\`\n`);
+      expect([info, html.includes("hljs-")]).toEqual([info, true]);
+    }
+    expect(infos.size).toBeGreaterThan(4);
+  });
+
+  test("has no header cell that is empty", async () => {
+    expect(await htmlOf("| a | |\n|---|---|\n| b | c |\n")).toContain('<tr><th scope="col">a</th><td></td></tr>');
   });
 
   test("has no link by reference, since each part of it is read by itself", () => {

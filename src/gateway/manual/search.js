@@ -1,48 +1,63 @@
-// The search of the manual, in the reader's browser: all words of the field must stand in a section, those whose
-// heading has them come first. "/" leads to the field, arrows to the results, Enter opens, Escape ends it.
+// What the manual does in the reader's browser: the search, and a button on each block of code that copies it. "/" leads to the
+// field of the search, arrows to the results, Enter opens, Escape ends it.
 const SHOWN_MAX = 12;
 const AROUND = 60;
+const COPIED_MS = 2000;
 
 const field = document.getElementById("search");
 const found = document.getElementById("found");
+/** Read out by screen readers when its text changes. */
+const said = document.getElementById("said");
 /** The site's folder: this script stands in it, wherever the page does. */
 const site = new URL(".", document.currentScript.src);
 
 let loading = null;
 
-/** Read when the field is first used. A failure is forgotten, so that the next key tries again. */
-function sections() {
-  loading ??= fetch(new URL("search.json", site))
-    .then((answer) => answer.json())
+/** The index, loaded when the field is first used. A failure is forgotten, so that the next key tries again. */
+function loadedIndex() {
+  loading ??= Promise.all([
+    import(new URL("minisearch.js", site)),
+    fetch(new URL("search.json", site)).then((answer) => answer.json()),
+  ])
+    .then(([{ default: MiniSearch }, { options, index }]) => MiniSearch.loadJS(index, options))
     .catch(() => {
       loading = null;
-      return [];
+      return null;
     });
   return loading;
 }
 
-function rankOf(section, words) {
-  const title = section.title.toLowerCase();
-  const all = `${title} ${section.text.toLowerCase()}`;
-  if (!words.every((word) => all.includes(word))) return -1;
-  return words.filter((word) => title.includes(word)).length;
+/** Sections that have all words; where none has, those with any of them. */
+function hitsOf(index, wanted) {
+  const all = index.search(wanted);
+  return (all.length > 0 ? all : index.search(wanted, { combineWith: "OR" })).slice(0, SHOWN_MAX);
 }
 
-function excerptOf(text, word) {
-  const at = Math.max(0, text.toLowerCase().indexOf(word));
+/** The text around the first word that was found, with every found word marked. */
+function excerptOf({ text, terms }) {
+  const words = terms.map((term) => term.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).sort((a, b) => b.length - a.length);
+  const pattern = new RegExp(`(${words.join("|")})`, "gi");
+  const at = Math.max(0, text.search(pattern));
   const start = Math.max(0, at - AROUND);
   const end = Math.min(text.length, at + AROUND * 2);
-  return `${start > 0 ? "…" : ""}${text.slice(start, end)}${end < text.length ? "…" : ""}`;
+  const excerpt = document.createElement("span");
+  excerpt.append(start > 0 ? "…" : "");
+  for (const [position, part] of text.slice(start, end).split(pattern).entries()) {
+    const mark = document.createElement("mark");
+    mark.textContent = part;
+    // Splitting by a pattern with a group puts what it found at the odd positions.
+    excerpt.append(position % 2 === 1 ? mark : part);
+  }
+  excerpt.append(end < text.length ? "…" : "");
+  return excerpt;
 }
 
-function itemOf(section, words) {
+function itemOf(hit) {
   const link = document.createElement("a");
-  link.href = new URL(section.anchor === "" ? section.page : `${section.page}#${section.anchor}`, site).href;
+  link.href = new URL(hit.id, site).href;
   const title = document.createElement("b");
-  title.textContent = `${section.page}: ${section.title}`;
-  const excerpt = document.createElement("span");
-  excerpt.textContent = excerptOf(section.text, words[0]);
-  link.append(title, excerpt);
+  title.textContent = hit.title === hit.page ? hit.title : `${hit.page}: ${hit.title}`;
+  link.append(title, excerptOf(hit));
   link.addEventListener("click", close);
   const item = document.createElement("li");
   item.append(link);
@@ -52,23 +67,20 @@ function itemOf(section, words) {
 function close() {
   field.value = "";
   found.hidden = true;
+  said.textContent = "";
 }
 
 async function search() {
-  const wanted = field.value;
-  const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
-  const all = words.length === 0 ? [] : await sections();
-  if (field.value !== wanted) return;
-  const hits = all
-    .map((section) => ({ section, rank: rankOf(section, words) }))
-    .filter(({ rank }) => rank >= 0)
-    .sort((one, other) => other.rank - one.rank)
-    .slice(0, SHOWN_MAX)
-    .map(({ section }) => itemOf(section, words));
+  const wanted = field.value.trim();
+  const index = wanted === "" ? null : await loadedIndex();
+  if (field.value.trim() !== wanted) return;
+  const items = index === null ? [] : hitsOf(index, wanted).map(itemOf);
   const none = document.createElement("li");
-  none.textContent = "Nothing found";
-  found.replaceChildren(...(hits.length === 0 ? [none] : hits));
-  found.hidden = words.length === 0;
+  none.textContent = index === null ? "The search could not be loaded" : "Nothing found";
+  found.replaceChildren(...(items.length === 0 ? [none] : items));
+  found.hidden = wanted === "";
+  if (wanted === "") said.textContent = "";
+  else said.textContent = items.length === 0 ? none.textContent : `${items.length} results`;
 }
 
 /** From the field down into the results, and back up into the field. */
@@ -96,5 +108,41 @@ document.addEventListener("keydown", (event) => {
     move(event, -1);
   }
 });
+field.addEventListener("focus", loadedIndex);
 field.addEventListener("input", search);
 field.closest("[role=search]").hidden = false;
+
+/** Copies the text. A page that came without TLS from another machine has no clipboard of its own, so there it is a selection's. */
+async function copy(text) {
+  if (navigator.clipboard !== undefined) return navigator.clipboard.writeText(text);
+  const area = document.createElement("textarea");
+  area.value = text;
+  area.className = "unseen";
+  document.body.append(area);
+  area.select();
+  const isCopied = document.execCommand("copy");
+  area.remove();
+  if (!isCopied) throw new Error("the browser did not copy");
+}
+
+function addCopyButton(block) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    const text = block.querySelector("code").textContent.replace(/\n$/, "");
+    const outcome = await copy(text).then(
+      () => "Copied",
+      () => "Not copied",
+    );
+    button.focus();
+    button.textContent = outcome;
+    said.textContent = outcome;
+    setTimeout(() => {
+      button.textContent = "Copy";
+      said.textContent = "";
+    }, COPIED_MS);
+  });
+  block.append(button);
+}
+for (const block of document.querySelectorAll(".code")) addCopyButton(block);

@@ -181,7 +181,7 @@ const supported = (network: Network) =>
     tag: "Facilitator",
     open: true,
     servers: [MUTUAL, PLAIN],
-    summary: "Supported kinds",
+    summary: "List supported kinds",
     description: "The one kind of payment that this facilitator settles.",
     response: {
       description: "The kinds.",

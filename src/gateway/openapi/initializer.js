@@ -1,22 +1,176 @@
-// Starts Swagger UI in the reader's browser. Endpoints of other servers are shown but can't be tried: the page calls only the
-// gateway that it came from. Lines of JSON are shown as text: by itself the page shows nothing of a type that it does not know.
-const isHere = (state, path, method) => {
-  const servers = state.getIn(["json", "paths", path, method, "servers"]);
-  return servers === undefined || servers.some((server) => server.get("url") === "/");
+// Starts Swagger UI in the reader's browser, with what it lacks: it remembers the IDs of what was made and fills them into the
+// operations that are tried next, it is dark where the system is, and it shows lines of JSON as text.
+
+const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
+const followSystem = () => document.documentElement.classList.toggle("dark-mode", systemIsDark.matches);
+followSystem();
+systemIsDark.addEventListener("change", followSystem);
+
+const operationsOf = (system) =>
+  Object.entries(system.specSelectors.specJson().toJS().paths ?? {}).flatMap(([path, methods]) =>
+    Object.entries(methods).map(([method, operation]) => ({ path, method, operation })),
+  );
+
+/**
+ * The page calls only the gateway that it came from, so endpoints of other servers are shown but can't be tried. Neither can a
+ * stream of events that never ends: the page would wait for its end.
+ */
+const isTryable = (state, path, method) => {
+  const operation = state.getIn(["json", "paths", path, method]);
+  const types = operation?.getIn(["responses", "200", "content"])?.keySeq().toArray() ?? [];
+  const servers = operation?.get("servers");
+  const isHere = servers === undefined || servers.some((server) => server.get("url") === "/");
+  return isHere && !types.includes("text/event-stream");
 };
 
-const OwnServerOnly = {
+/** What deletes comes last, so that whoever tries one operation after the other keeps what the later ones need. */
+const deletionsLast = (tagged) => {
+  const isDeletion = (operation) => operation.getIn(["operation", "operationId"])?.startsWith("delete") ?? false;
+  const all = tagged.toList().flatMap((section) => section.get("operations"));
+  const deletions = all.filter(isDeletion);
+  if (deletions.isEmpty()) return tagged;
+  const details = tagged.first().get("tagDetails");
+  const last = tagged
+    .first()
+    .set("tagDetails", details.merge({ name: CLEAN_UP, description: "Delete what was made above." }))
+    .set("operations", deletions);
+  return tagged
+    .map((section) => section.update("operations", (list) => list.filterNot(isDeletion)))
+    .set(CLEAN_UP, last);
+};
+const CLEAN_UP = "Clean up";
+
+const ID = /\b(agt|cred|inv)_(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b/g;
+const SESSION_HEADER = "Mcp-Session-Id";
+
+/** The newest IDs by their prefix, the newest first; and the agent that each invocation is of. */
+const remembered = { agt: [], cred: [], inv: [] };
+const agentOf = new Map();
+/** IDs that stand in a body without the reader's doing: those of the examples, and those that were filled in. */
+const replaceable = new Set();
+
+const prefixOf = (id) => id.split("_")[0];
+
+const remember = (id) => {
+  const ids = remembered[prefixOf(id)];
+  if (ids === undefined) return;
+  ids.splice(0, ids.length, id, ...ids.filter((other) => other !== id));
+  replaceable.add(id);
+};
+
+const forget = (id) => {
+  for (const ids of Object.values(remembered)) ids.splice(0, ids.length, ...ids.filter((other) => other !== id));
+};
+
+/** Learns from a response of this gateway. A list fills only what is not known yet. */
+const learn = ({ url, status, headers, body }, method, path) => {
+  const [called] = url.match(ID) ?? [];
+  if (method === "delete" && status === 204) return forget(called);
+  const made = [body?.id, body?.invocation_id, headers["x-service-invocation-id"]];
+  const agent = path.startsWith("/v1/proxy/") ? called : body?.agent_id;
+  for (const id of made) learnId(id, agent);
+  // An agent may answer with anything.
+  const { id, agent_id } = [body?.data, body?.credentials].find(Array.isArray)?.[0] ?? {};
+  if (typeof id === "string" && newest(prefixOf(id)) === undefined) learnId(id, agent_id);
+};
+
+const learnId = (id, agent) => {
+  if (typeof id !== "string") return;
+  if (agent !== undefined && prefixOf(id) === "inv") agentOf.set(id, agent);
+  remember(id);
+};
+
+const newest = (prefix) => remembered[prefix]?.[0];
+
+/** The ID for a parameter, by the prefix in its pattern. An operation on an invocation needs the agent of that invocation. */
+const idFor = ({ schema }, parameters) => {
+  const prefix = /^\^([a-z]+)_/.exec(schema?.pattern ?? "")?.[1];
+  const needsInvocation = parameters.some(({ name }) => name === "inv_id");
+  return (prefix === "agt" && needsInvocation && agentOf.get(newest("inv"))) || newest(prefix);
+};
+
+const withNewest = (text) => text.replaceAll(ID, (id, prefix) => (replaceable.has(id) && newest(prefix)) || id);
+
+/** Fills in what is known. What the reader typed into a parameter stays: the page keeps that apart. */
+const fillIn = (system, session) => {
+  for (const { path, method, operation } of operationsOf(system)) {
+    const { parameters = [], requestBody } = operation;
+    const fill = ({ name, in: place }, value) => system.specActions.changeParam([path, method], name, place, value);
+    for (const parameter of parameters) {
+      if (parameter.in === "path") fill(parameter, idFor(parameter, parameters) ?? "");
+      if (parameter.name === SESSION_HEADER && session !== undefined) fill(parameter, session);
+    }
+    const value = requestBody && system.oas3Selectors.requestBodyValue(path, method);
+    if (typeof value === "string") system.oas3Actions.setRequestBodyValue({ value, pathMethod: [path, method] });
+  }
+};
+
+const Helper = {
   statePlugins: {
-    spec: { wrapSelectors: { allowTryItOutFor: () => isHere } },
+    spec: {
+      wrapSelectors: {
+        allowTryItOutFor: () => isTryable,
+        taggedOperations:
+          (original) =>
+          (...given) =>
+            deletionsLast(original(...given)),
+      },
+      wrapActions: {
+        updateJsonSpec: (original) => (document) => {
+          for (const [id] of JSON.stringify(document).matchAll(ID)) replaceable.add(id);
+          return original(document);
+        },
+        setResponse: (original, system) => (path, method, response) => {
+          const result = original(path, method, response);
+          if (response.ok) {
+            learn(response, method, path);
+            fillIn(system, response.headers[SESSION_HEADER.toLowerCase()]);
+          }
+          return result;
+        },
+      },
+    },
+    oas3: {
+      wrapActions: {
+        setRequestBodyValue:
+          (original) =>
+          ({ value, pathMethod }) =>
+            original({ value: typeof value === "string" ? withNewest(value) : value, pathMethod }),
+      },
+    },
   },
 };
 
 const linesAsText = async (response) => {
   const { data, headers } = response;
-  if (!(data instanceof Blob) || !headers["content-type"]?.startsWith("application/jsonl")) return response;
-  const text = await data.text();
+  if (!headers["content-type"]?.startsWith("application/jsonl")) return response;
+  const text = data instanceof Blob ? await data.text() : data;
   return { ...response, data: text, text, headers: { ...headers, "content-type": "text/plain" } };
 };
+
+/** Names of fields and of parts of the page that the library leaves without one, by which screen readers tell them apart. */
+const FIELD_NAMES = {
+  "#servers": "Server",
+  ".examples-select-element": "Example",
+  ".content-type": "Media type",
+  "textarea.body-param__text": "Request body",
+};
+const PART_NAMES = { ".information-container": "About this API", ".schemes-server-container": "Servers" };
+
+const nameAll = (names, attributes) => {
+  for (const [selector, name] of Object.entries(names)) {
+    for (const element of document.querySelectorAll(selector)) {
+      for (const [key, value] of Object.entries({ ...attributes, "aria-label": name }))
+        element.setAttribute(key, value);
+    }
+  }
+};
+const nameParts = () => {
+  nameAll(FIELD_NAMES, {});
+  nameAll(PART_NAMES, { role: "region" });
+  for (const table of document.querySelectorAll(".responses-table[id]")) table.setAttribute("aria-label", table.id);
+};
+new MutationObserver(nameParts).observe(document.getElementById("swagger-ui"), { childList: true, subtree: true });
 
 SwaggerUIBundle({
   url: "swagger/json",
@@ -26,8 +180,9 @@ SwaggerUIBundle({
   deepLinking: true,
   displayRequestDuration: true,
   tryItOutEnabled: true,
+  showCommonExtensions: true,
   // A token stays in the page's memory: the browser's storage would keep it after the page is closed.
   persistAuthorization: false,
-  plugins: [OwnServerOnly],
+  plugins: [Helper],
   responseInterceptor: linesAsText,
 });

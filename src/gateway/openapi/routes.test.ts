@@ -66,7 +66,7 @@ async function get(path: string, headers: Record<string, string> = {}): Promise<
   return new Response(answer.body === null ? null : await answer.bytes(), answer);
 }
 
-const PAGE_PATHS = ["", "/initializer.js", "/swagger-ui-bundle.js", "/swagger-ui.css", "/favicon.png"];
+const PAGE_PATHS = ["", "/initializer.js", "/swagger-ui-bundle.js", "/swagger-ui.css", "/style.css", "/favicon.png"];
 
 describe("the Swagger page", () => {
   test("comes with all its assets, each of its type", async () => {
@@ -77,7 +77,7 @@ describe("the Swagger page", () => {
       expect((await response.bytes()).byteLength).toBeGreaterThan(100);
       types.push(response.headers.get("content-type")?.split(";")[0]);
     }
-    expect(types).toEqual(["text/html", "text/javascript", "text/javascript", "text/css", "image/png"]);
+    expect(types).toEqual(["text/html", "text/javascript", "text/javascript", "text/css", "text/css", "image/png"]);
   });
 
   test("names no other host and may run no inline script", async () => {

@@ -4,20 +4,22 @@
 
 import { readFileSync } from "node:fs";
 import faviconPath from "swagger-ui-dist/favicon-32x32.png" with { type: "file" };
-import stylePath from "swagger-ui-dist/swagger-ui.css" with { type: "file" };
+import libraryStylePath from "swagger-ui-dist/swagger-ui.css" with { type: "file" };
 import bundlePath from "swagger-ui-dist/swagger-ui-bundle.js" with { type: "file" };
 import { type Asset, type Assets, asset, pageAsset } from "../../http/assets.ts";
 import type { Network } from "../../x402/network.ts";
 import { apiDocument, type DescribedApi } from "./document.ts";
 import initializer from "./initializer.js" with { type: "text" };
+import style from "./style.css" with { type: "text" };
 
 /** The routes that document `api`, which are all routes of the gateway except these. */
 export function docsRoutes(api: DescribedApi, { routesOf }: Assets, version: string, network: Network) {
   return routesOf("/swagger", {
     "/swagger": () => pageAsset(PAGE),
     "/swagger/initializer.js": () => asset(initializer, "text/javascript; charset=utf-8"),
+    "/swagger/style.css": () => asset(style, "text/css; charset=utf-8"),
     "/swagger/swagger-ui-bundle.js": embedded(bundlePath, "text/javascript; charset=utf-8"),
-    "/swagger/swagger-ui.css": embedded(stylePath, "text/css; charset=utf-8"),
+    "/swagger/swagger-ui.css": embedded(libraryStylePath, "text/css; charset=utf-8"),
     "/swagger/favicon.png": embedded(faviconPath, "image/png"),
     "/swagger/json": async () => asset(await apiDocument(api, version, network), "application/json"),
   });
@@ -29,9 +31,11 @@ const PAGE = `<!doctype html>
   <head>
     <meta charset="utf-8">
     <meta name="viewport" content="width=device-width, initial-scale=1">
+    <meta name="color-scheme" content="light dark">
     <title>tollgate API</title>
     <link rel="icon" type="image/png" href="swagger/favicon.png">
     <link rel="stylesheet" href="swagger/swagger-ui.css">
+    <link rel="stylesheet" href="swagger/style.css">
     <script src="swagger/swagger-ui-bundle.js" defer></script>
     <script src="swagger/initializer.js" defer></script>
   </head>

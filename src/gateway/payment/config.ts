@@ -11,12 +11,16 @@ import { checkText } from "../../core/text.ts";
 import type { Clock } from "../../core/time.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyReader, DateTime, optional, shape } from "../../http/input.ts";
+import { bodyReader, optional, shape, timestamp } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { GIVEN_KEY, prepared, type Reader, type Store } from "../../storage/store.ts";
 import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
+
+const SETTLEMENT_CONFIG = "the settlement configuration";
+const OPEN_PAYMENT = "a payment that is being settled";
 
 const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
   db.select().from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
@@ -27,11 +31,11 @@ export async function findSettlementConfig(reader: Reader, tenant: string): Prom
   return row ?? null;
 }
 
-/** Whether the credential is needed for settlements: by the configuration, or by a payment that is still open. */
-export async function settlementNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
+/** Names, for the tenant, what settles with the credential: the configuration or an open payment; null when nothing does. */
+export async function settlementOfCredential(reader: Reader, tenant: string, id: string): Promise<string | null> {
   const config = await findSettlementConfig(reader, tenant);
-  if (config?.facilitator_credential_ref === id) return true;
-  return (await unsettledUrls(reader, tenant, id)).length > 0;
+  if (config?.facilitator_credential_ref === id) return SETTLEMENT_CONFIG;
+  return (await unsettledUrls(reader, tenant, id)).length > 0 ? OPEN_PAYMENT : null;
 }
 
 /** Names, for the tenant, what settles with the credential at a URL that is not allowed; null when nothing does. */
@@ -43,10 +47,10 @@ export async function settlementShutOut(
 ): Promise<string | null> {
   const config = await findSettlementConfig(reader, tenant);
   if (config?.facilitator_credential_ref === id && !isAllowed(config.facilitator_url)) {
-    return "the settlement configuration";
+    return SETTLEMENT_CONFIG;
   }
   const open = await unsettledUrls(reader, tenant, id);
-  return open.some(({ url }) => url !== null && !isAllowed(url)) ? "a payment that is being settled" : null;
+  return open.some(({ url }) => url !== null && !isAllowed(url)) ? OPEN_PAYMENT : null;
 }
 
 /** The facilitators of open payments that use the credential. A collected payment needs none, and is final without it. */
@@ -64,7 +68,11 @@ export interface SettlementConfigDeps {
 }
 
 /** @throws Fault `invalid_request`, naming the field */
-function patchConfig({ store, clock, rules }: SettlementConfigDeps, tenant: string, body: SettlementConfigPatch) {
+export function patchSettlementConfig(
+  { store, clock, rules }: SettlementConfigDeps,
+  tenant: string,
+  body: SettlementConfigPatch,
+) {
   if (body.facilitator_url !== undefined) checkFacilitatorUrl(body.facilitator_url, rules);
   const ref = body.facilitator_credential_ref;
   if (ref === "") throw invalidField("facilitator_credential_ref", "must not be empty");
@@ -88,7 +96,8 @@ function patchConfig({ store, clock, rules }: SettlementConfigDeps, tenant: stri
   });
 }
 
-function checkFacilitatorUrl(text: string, rules: HostRules): void {
+/** @throws Fault `invalid_request` */
+export function checkFacilitatorUrl(text: string, rules: HostRules): void {
   const refuse = (reason: string) => invalidField("facilitator_url", reason);
   if (text === "") throw refuse("must not be empty");
   checkText("facilitator_url", text, { min: 0, max: Number.POSITIVE_INFINITY });
@@ -118,6 +127,7 @@ export type SettlementConfigRow = Tables["settlementConfigs"]["$inferSelect"];
 const fields = {
   facilitator_url: Type.String({
     description: "An https URL without a local or private host; payments are sent to `/settle` below it.",
+    "x-bounds": { format: "uri", maxLength: MAX.urlCharacters },
   }),
   facilitator_credential_ref: Type.String({
     description:
@@ -130,7 +140,11 @@ const SettlementConfigPatch = shape("SettlementConfigPatch", optional(fields), {
 });
 type SettlementConfigPatch = Static<typeof SettlementConfigPatch>;
 
-const SettlementConfig = shape("SettlementConfig", { ...fields, created_at: DateTime, updated_at: DateTime });
+const SettlementConfig = shape("SettlementConfig", {
+  ...fields,
+  created_at: timestamp("When it was first set."),
+  updated_at: timestamp("When it was last changed."),
+});
 
 function shownConfig({ tenant: _tenant, created_at, updated_at, ...row }: SettlementConfigRow): Response {
   const view: Static<typeof SettlementConfig> = {
@@ -155,14 +169,14 @@ const answer = {
 
 const get = operation({
   tag: "Settlement",
-  summary: "Read the settlement configuration",
+  summary: "Get the settlement configuration",
   response: answer,
   errors: ["not_found"],
 });
 
 const patch = operation({
   tag: "Settlement",
-  summary: "Configure settlement",
+  summary: "Update the settlement configuration",
   description:
     "From now on payments of the tenant's calls are collected through this facilitator before the call is made. " +
     "Payments that are open already stay with the facilitator that they were sent to.",
@@ -176,6 +190,12 @@ const readPatch = bodyReader(SettlementConfigPatch);
 export function settlementRoutes(deps: SettlementConfigDeps) {
   const tenantOf = (request: Request) => scopeOf<Caller>(request).caller.tenant;
   return routes()
+    .patch(
+      "/v1/settlement/config",
+      async ({ request }) =>
+        shownConfig(await patchSettlementConfig(deps, tenantOf(request), await readPatch(request))),
+      { parse: "none", detail: patch },
+    )
     .get(
       "/v1/settlement/config",
       async ({ request }) => {
@@ -184,10 +204,5 @@ export function settlementRoutes(deps: SettlementConfigDeps) {
         return shownConfig(config);
       },
       { detail: get },
-    )
-    .patch(
-      "/v1/settlement/config",
-      async ({ request }) => shownConfig(await patchConfig(deps, tenantOf(request), await readPatch(request))),
-      { parse: "none", detail: patch },
     );
 }

@@ -26,7 +26,7 @@ export async function settleRestored(store: Store): Promise<void> {
     const ended = await store.write(async (tx) => {
       const { openInvocations: t } = tx.tables;
       const open = await tx.db.select({ tenant: t.tenant, id: t.id }).from(t).limit(CALLS_AT_ONCE);
-      for (const key of open) await abandon(tx, key, "internal", store.clock.now());
+      for (const key of open) await abandon(tx, key, "internal", store.clock.now(), null, "process_ended");
       return open.length;
     });
     if (ended < CALLS_AT_ONCE) return;

@@ -296,10 +296,16 @@ export async function leaseUnlessOver(tx: Tx, seen: OpenPayment, now: number, un
 // Paid calls that are still to be made with a credential. Their callers have paid for them, so until then the credential can
 // neither be deleted nor be forbidden to go to their hosts.
 
-export async function paidCallNamesCredential(reader: Reader, tenant: string, id: string): Promise<boolean> {
+/** Names, for the tenant, a paid call that needs the credential; null when none does. */
+export async function paidCallOfCredential(reader: Reader, tenant: string, id: string): Promise<string | null> {
   const { payments: t } = reader.tables;
   const isIts = and(eq(t.tenant, tenant), eq(t.call_credential_ref, id));
-  return (await reader.db.select({ nonce: t.nonce }).from(t).where(isIts).limit(1)).length > 0;
+  const [call] = await reader.db.select({ id: t.invocation_id }).from(t).where(isIts).limit(1);
+  return call === undefined ? null : paidCallName(call);
+}
+
+function paidCallName({ id }: { readonly id: string }): string {
+  return `a paid call that is still to be made (${id})`;
 }
 
 /** Names, for the tenant, a paid call that goes to a URL that is not allowed; null when none does. */
@@ -313,5 +319,5 @@ export const paidCallShutOut = usedAtInTurns({
       .orderBy(t.invocation_id)
       .limit(limit),
   urlOf: ({ call }) => (JSON.parse(call) as Call).url,
-  nameOf: ({ id }) => `a paid call that is still to be made (${id})`,
+  nameOf: (call) => paidCallName(call),
 });

@@ -5,21 +5,22 @@ import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { invalidField } from "../../core/fault.ts";
 import { POLICY_ACTIONS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
-import { DateTime, optional, shape } from "../../http/input.ts";
+import { optional, shape, timestamp } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { eachInTurns } from "../../kernel/turns.ts";
 
 /** Entries may contain control characters, since tool names may, and a rule must be able to name every tool. */
 export const ENTRY = { min: 1, max: MAX.policyEntryCharacters, controls: true };
 
-export const Action = Type.Union(
-  POLICY_ACTIONS.map((action) => Type.Literal(action)),
-  { "x-expected": `one of ${POLICY_ACTIONS.join(", ")}` },
-);
+export const actionField = (description: string) =>
+  Type.Union(
+    POLICY_ACTIONS.map((action) => Type.Literal(action)),
+    { description, "x-expected": `one of ${POLICY_ACTIONS.join(", ")}` },
+  );
 
 const list = (description: string) =>
   Type.Optional(
-    Type.Array(Type.String(), {
+    Type.Array(Type.String({ "x-bounds": { minLength: 1, maxLength: MAX.policyEntryCharacters } }), {
       maxItems: MAX.policyList,
       description,
       "x-expected": `an array of at most ${MAX.policyList} strings`,
@@ -39,7 +40,7 @@ export const countField = (least: number, description: string) =>
 const Rule = shape(
   "PolicyRule",
   {
-    action: Action,
+    action: actionField("What the rule does with a call that it matches."),
     match: Type.Object(
       {
         agents: list("IDs of agents."),
@@ -69,11 +70,11 @@ const Rules = Type.Array(Rule, {
   "x-expected": `an array of at most ${MAX.policyRules} rules`,
 });
 
-const fields = {
-  default: Action,
-  on_error: Action,
-  rules: Rules,
+const actions = {
+  default: actionField("What happens to a call that no rule matches."),
+  on_error: actionField("What happens to a call when the policy can't be read or evaluated."),
 };
+const fields = { ...actions, rules: Rules };
 
 export const PolicyReplace = shape("PolicyReplace", fields, {
   description:
@@ -83,10 +84,10 @@ export const PolicyReplace = shape("PolicyReplace", fields, {
 export type PolicyReplace = Static<typeof PolicyReplace>;
 
 export const Policy = shape("Policy", {
-  version: Type.Integer({ description: "0 when the tenant has no policy." }),
-  ...optional({ default: Action, on_error: Action }),
+  version: Type.Integer({ minimum: 0, description: "Rises with each change; 0 when the tenant has no policy." }),
+  ...optional(actions),
   rules: Rules,
-  updated_at: Type.Optional(DateTime),
+  updated_at: Type.Optional(timestamp("When it was last replaced.")),
 });
 
 /** The fixed part of the work for an entry or a rule: the checks of the schema, and building the field's name. */

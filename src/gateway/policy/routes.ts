@@ -6,19 +6,25 @@ import { PROTOCOLS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyUser, DateTime, LIMIT_QUERY, limitOf, nullable, queryOf, shape } from "../../http/input.ts";
+import { bodyUser, LIMIT_FIELD, LIMIT_QUERY, limitOf, nullable, queryOf, shape, timestamp } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json, piecesOf, SMALL_CHARACTERS } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
-import { PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
+import { MAX, PAGE_LIMIT_DEFAULT } from "../../kernel/limits.ts";
 import type { DecisionRow } from "./decisions.ts";
-import { Action, countField, ENTRY, Policy, PolicyReplace } from "./document.ts";
+import { actionField, countField, ENTRY, Policy, PolicyReplace } from "./document.ts";
 import type { KnownPolicy, PolicyService } from "./service.ts";
 
 const PolicyEvaluate = shape("PolicyEvaluate", {
   agent_id: Type.String({ description: "The agent that would be called." }),
   mcp_tool: Type.Optional(
-    nullable(Type.String({ description: "The tool of a `tools/call`, of an mcp agent." }), "a tool's name"),
+    nullable(
+      Type.String({
+        description: "The tool of a `tools/call`, of an mcp agent.",
+        "x-bounds": { minLength: 1, maxLength: MAX.policyEntryCharacters },
+      }),
+      "a tool's name",
+    ),
   ),
   body_bytes: countField(0, "Size of the request body; 0 when left out."),
   rate_per_min: countField(0, "The observed rate, with this call; 1 when left out."),
@@ -26,30 +32,36 @@ const PolicyEvaluate = shape("PolicyEvaluate", {
 });
 
 const verdict = {
-  action: Action,
-  matched_rule: Type.Union([Type.Integer(), Type.Null()], {
+  action: actionField("What happens to the call."),
+  matched_rule: Type.Union([Type.Integer({ minimum: 1 }), Type.Null()], {
     description: "Position of the rule that decided, from 1; null when `default` or `on_error` did.",
   }),
-  reason: Type.String(),
+  reason: Type.String({ description: "The rule, or the setting, that decided." }),
 };
 
 const PolicyVerdict = shape("PolicyVerdict", verdict);
 
 const PolicyVersion = shape("PolicyVersion", {
-  version: Type.Integer(),
-  updated_at: DateTime,
+  version: Type.Integer({ minimum: 1, description: "The version that is in force now." }),
+  updated_at: timestamp("When it was replaced."),
 });
 
 const PolicyDecision = shape("PolicyDecision", {
   id: Type.String({ description: "`pdec_<uuidv7>`" }),
-  agent_id: Type.String(),
-  protocol: Type.Union(PROTOCOLS.map((protocol) => Type.Literal(protocol))),
-  mcp_tool: Type.Union([Type.String(), Type.Null()]),
+  agent_id: Type.String({ description: "The agent that was called." }),
+  protocol: Type.Union(
+    PROTOCOLS.map((protocol) => Type.Literal(protocol)),
+    { description: "The agent's protocol." },
+  ),
+  mcp_tool: Type.Union([Type.String(), Type.Null()], { description: "The tool of a `tools/call`." }),
   ...verdict,
-  created_at: DateTime,
+  created_at: timestamp("When it was decided."),
 });
 
-const PolicyDecisions = shape("PolicyDecisions", { data: Type.Array(PolicyDecision), limit: Type.Integer() });
+const PolicyDecisions = shape("PolicyDecisions", {
+  data: Type.Array(PolicyDecision, { description: "The newest decisions." }),
+  ...LIMIT_FIELD,
+});
 
 function decisionView(row: DecisionRow): Static<typeof PolicyDecision> {
   const { id, agent_id, protocol, mcp_tool, action, matched_rule, reason } = row;
@@ -73,7 +85,7 @@ const VERDICT = { action: "deny", matched_rule: 1, reason: "rule 1: deny" };
 
 const get = operation({
   tag: "Policy",
-  summary: "Read the policy",
+  summary: "Get the policy",
   description: "A tenant without a policy has version 0 and no rules, and its calls are not judged.",
   response: { description: "The document.", schema: Policy, example: { ...DOCUMENT, ...VERSION } },
   errors: [],
@@ -116,14 +128,14 @@ const decisions = operation({
 
 const evaluate = operation({
   tag: "Policy",
-  summary: "Try the policy",
+  summary: "Evaluate the policy",
   description:
     "How the policy would judge a call, or how `document` would if it were the policy. Nothing is counted or recorded.",
   body: {
     schema: PolicyEvaluate,
     examples: {
-      stored: { agent_id: "agt_…", mcp_tool: "delete_file", body_bytes: 240, rate_per_min: 12 },
-      document: { agent_id: "agt_…", mcp_tool: "delete_file", document: DOCUMENT },
+      stored: { agent_id: AGENT_ID, mcp_tool: "delete_file", body_bytes: 240, rate_per_min: 12 },
+      document: { agent_id: AGENT_ID, mcp_tool: "delete_file", document: DOCUMENT },
     },
   },
   response: { description: "The verdict.", schema: PolicyVerdict, example: VERDICT },
@@ -173,7 +185,7 @@ export function policyRoutes(service: PolicyService) {
       "/v1/policy/decisions",
       async ({ request }) => {
         const { caller, responses } = scopeOf(request);
-        const limit = limitOf(queryOf(request));
+        const limit = limitOf(queryOf(request, decisions));
         return responses.respondJson({ tenant: caller.tenant, request }, async () => {
           const rows = await service.newest(caller, limit);
           return { data: rows.map(decisionView), limit };

@@ -1,7 +1,8 @@
 // The OpenAPI documentation of the proxy routes: calls of agents, polled or streamed, and connections to mcp agents.
 import { Type } from "@sinclair/typebox";
 import { READ_BODY_SCOPE } from "../../core/call.ts";
-import { operation, type ResponseDoc } from "../../http/openapi.ts";
+import { idParameter, operation, type ResponseDoc } from "../../http/openapi.ts";
+import { MAX } from "../../kernel/limits.ts";
 import { requirementsOf } from "../../x402/codec.ts";
 import { type Network, X402_VERSION } from "../../x402/network.ts";
 import { paymentChallenge } from "../../x402/schemas.ts";
@@ -14,10 +15,15 @@ const WAIT = {
   },
 };
 
-const AGENT_ID = {
-  id: { description: "The agent's ID.", example: EXAMPLE_POLL.agent_id },
+const AGENT_ID = { id: idParameter("agt", "The agent's ID.") };
+const MODEL = {
+  "X-Service-Model": {
+    description: `A model identifier, recorded; at most ${MAX.serviceModelBytes} bytes.`,
+    schema: Type.String({ maxLength: MAX.serviceModelBytes }),
+  },
 };
-const MODEL = { "X-Service-Model": { description: "A model identifier, recorded; at most 256 bytes." } };
+const KEY = Type.String({ minLength: 1, maxLength: MAX.idempotencyKeyCharacters, pattern: "^[\\x21-\\x7e]+$" });
+const PAYMENT = Type.String({ maxLength: MAX.paymentHeaderCharacters });
 const BODY = {
   schema: Type.Unsafe({}),
   description: "At most 32 MiB, of any media type.",
@@ -34,8 +40,8 @@ const exampleChallenge = (network: Network) => ({
     requirementsOf(network, {
       amount: 10_000n,
       payTo: "0x2096ed1b9b1c4b4a5f8a0b7f3d1d5b6a7c8d9e0f",
-      resource: `https://gateway.example.com/v1/proxy/${AGENT_ID.id.example}`,
-      description: `One call of ${AGENT_ID.id.example}`,
+      resource: `https://gateway.example.com/v1/proxy/${EXAMPLE_POLL.agent_id}`,
+      description: `One call of ${EXAMPLE_POLL.agent_id}`,
     }),
   ],
 });
@@ -49,14 +55,19 @@ export const proxyCall = (network: Network) =>
       "The body goes to the agent's upstream_url byte for byte; for an mcp agent it is one JSON-RPC 2.0 request.",
     path: AGENT_ID,
     headers: {
-      "Idempotency-Key": { description: "Repeating a key and body within 24 hours returns the same invocation." },
+      "Idempotency-Key": {
+        description: "Repeating a key and body within 24 hours returns the same invocation.",
+        schema: KEY,
+      },
       ...MODEL,
       "X-PAYMENT": {
         description:
           "For a priced agent: an x402 version 1 payment, in base64. Repeating payment and body returns the same invocation.",
+        schema: PAYMENT,
       },
       "PAYMENT-SIGNATURE": {
         description: "For a priced agent: an x402 version 2 payment, in base64, instead of `X-PAYMENT`.",
+        schema: PAYMENT,
       },
       ...WAIT,
     },
@@ -64,8 +75,11 @@ export const proxyCall = (network: Network) =>
     response: {
       status: "accepted",
       description: "The call is stored and will be made.",
-      schema: Type.Object({ invocation_id: Type.String() }),
-      example: { invocation_id: INVOCATION_ID.example },
+      schema: Type.Object(
+        { invocation_id: Type.String({ description: "`inv_<uuidv7>`" }) },
+        { $id: "InvocationAccepted" },
+      ),
+      example: { invocation_id: EXAMPLE_POLL.invocation_id },
       headers: {
         "X-Service-Invocation-ID": "The invocation's ID.",
         Location: "Path of the poll endpoint.",
@@ -140,13 +154,18 @@ export const streamCall = operation({
   headers: {
     "Idempotency-Key": {
       description: "A call that was made with this key in the last 24 hours is not made again (409).",
+      schema: KEY,
     },
     ...MODEL,
     "X-PAYMENT": {
       description:
         "For a priced agent: an x402 version 1 payment, in base64. Sent again after a 503, it resumes the call.",
+      schema: PAYMENT,
     },
-    "PAYMENT-SIGNATURE": { description: "An x402 version 2 payment, in base64, instead of `X-PAYMENT`." },
+    "PAYMENT-SIGNATURE": {
+      description: "An x402 version 2 payment, in base64, instead of `X-PAYMENT`.",
+      schema: PAYMENT,
+    },
     ...SESSION,
   },
   body: BODY,
@@ -208,11 +227,15 @@ const connection = (summary: string, description: string, answer: Pick<ResponseD
   });
 
 export const listen = connection(
-  "Listen to an mcp agent",
-  "The event stream of a session. `Last-Event-ID` is passed on, and needs a session (404).",
+  "Listen to an agent",
+  "The event stream of a session at an mcp agent. `Last-Event-ID` is passed on, and needs a session (404). The stream stays open, so it can't be tried on this page.",
   {
     mediaType: "text/event-stream",
     example: event({ jsonrpc: "2.0", method: "notifications/tools/list_changed" }),
   },
 );
-export const endSession = connection("End a session of an mcp agent", "Ends the session that the header names.", {});
+export const endSession = connection(
+  "End an agent session",
+  "Ends the session at an mcp agent that the header names.",
+  {},
+);

@@ -145,6 +145,7 @@ function newRow(
     mode,
     status: "pending",
     error_class: null,
+    error_detail: null,
     model,
     mcp_method: parsed.method,
     mcp_tool: parsed.tool,

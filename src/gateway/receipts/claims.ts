@@ -5,7 +5,7 @@ import { createHash } from "node:crypto";
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { Value } from "@sinclair/typebox/value";
 import { type CryptoKey, compactVerify, importJWK, type JWK } from "jose";
-import { idTime } from "../../core/id.ts";
+import { type IdPrefix, idPattern, idTime } from "../../core/id.ts";
 import { ERROR_CLASSES, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { formatDateTime } from "../../core/time.ts";
 import { SIGNING_ALGORITHM } from "../../keys/signing-keys.ts";
@@ -14,8 +14,7 @@ import type { InvocationRow } from "../invocations/service.ts";
 /** The header's `typ`, so that nothing else signed by the key can pass for a receipt (RFC 8725, section 3.11). */
 export const RECEIPT_TYPE = "receipt+jwt";
 
-const UUID_V7 = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}";
-const id = (prefix: string) => Type.String({ pattern: `^${prefix}_${UUID_V7}$` });
+const id = (prefix: IdPrefix) => Type.String({ pattern: idPattern(prefix) });
 const oneOf = <T extends string>(values: readonly T[]) => Type.Union(values.map((value) => Type.Literal(value)));
 const orNull = <T extends TSchema>(schema: T) => Type.Union([schema, Type.Null()]);
 const text = Type.String({ minLength: 1 });

@@ -3,7 +3,7 @@
 import { Type } from "@sinclair/typebox";
 import { routes } from "../../http/elysia.ts";
 import { PAGE_QUERY, page, queryOf, shape } from "../../http/input.ts";
-import { operation } from "../../http/openapi.ts";
+import { idParameter, operation } from "../../http/openapi.ts";
 import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import type { Receipts } from "./service.ts";
@@ -22,12 +22,10 @@ const EXAMPLE_JWS =
 
 const find = operation({
   tag: "Invocations",
-  summary: "Read a trust receipt",
+  summary: "Get a trust receipt",
   description:
     "The receipt of an ended call whose agent had `emit_receipts` when the call was accepted. A paid call has one only once its payment is final. Verify it with `tollgate receipt verify`.",
-  path: {
-    id: { description: "The invocation's ID.", example: "inv_0199a7c2-6a2b-7d4c-8e01-7b1c2d3e4f50" },
-  },
+  path: { id: idParameter("inv", "The invocation's ID.") },
   response: { description: "The receipt.", schema: Receipt, example: { receipt: EXAMPLE_JWS } },
   errors: ["not_found"],
 });
@@ -58,7 +56,7 @@ export function receiptRoutes(receipts: Pick<Receipts, "find" | "page">) {
       "/v1/receipts",
       async ({ request }) => {
         const { caller, responses } = scopeOf(request);
-        const range = page(queryOf(request));
+        const range = page(queryOf(request, list));
         return responses.respond({ tenant: caller.tenant, request, type: JSON_LINES }, async () => {
           const lines = await receipts.page(caller, range);
           return lines.map((line) => `${line}\n`).join("");

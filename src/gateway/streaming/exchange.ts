@@ -59,8 +59,12 @@ export interface StreamExchange {
   readonly responseHeaders: Readonly<Record<string, string>>;
   /** Whether this process still holds the claim on the call. Asked right before the upstream is dialled. */
   isOurs(): Promise<boolean>;
-  /** Called once if there was a response. The caller sees the end of a whole response only after this has resolved. */
-  ended(how: Ended): Promise<void>;
+  /**
+   * Called once if there was a response. The caller sees the end of a whole response only after this has resolved.
+   *
+   * @param error of a response that ended early, unless the exchange was stopped
+   */
+  ended(how: Ended, error?: unknown): Promise<void>;
 }
 
 /** @param sent called when the body has been sent, which may be after the head. @throws errors that `upstreamFailureOf` knows */
@@ -76,13 +80,13 @@ export async function headOf(
   const { credential_ref: ref } = opened;
   const credential = ref === null ? null : await unlessAborted(signal, credentialOf(deps, opened, ref, signal));
   if (!(await unlessAborted(signal, isOurs()))) {
-    throw new CallError("internal", "ended elsewhere", "the call was ended before it was sent");
+    throw new CallError("internal", "ended elsewhere", { callerMessage: "the call was ended before it was sent" });
   }
   const headers = [...opened.headers, ...own, ...credentialHeaders(credential)];
   recorder.dialled();
   const { url, tenant } = opened;
   const ahead = deps.readAhead.of(tenant);
-  const request = { method, headers, body, signal, tenant, sent, ahead };
+  const request = { method, headers, body, signal, tenant, sent, ahead, connected: recorder.connected };
   const response = await requestSafely(deps.outbound, url, request);
   recorder.head(response);
   return response;
@@ -102,7 +106,7 @@ async function credentialOf(
     return header;
   } catch (error) {
     if (!signal.aborted) log.warn("credential_not_resolved", { tenant, credential_ref, error });
-    throw credentialProblem("credential not resolved");
+    throw credentialProblem("credential not resolved", error);
   }
 }
 
@@ -245,7 +249,7 @@ export interface RelayOptions {
   readonly comments: { readonly firstMs: number; readonly nextMs: number | null } | null;
   piece(bytes: Uint8Array): void;
   /** Called once, before the end of a whole response. If the exchange was stopped, the signal of `timeouts` has the reason. */
-  ended(how: Ended): Promise<void>;
+  ended(how: Ended, error?: unknown): Promise<void>;
 }
 
 /** How long a response that breaks off is held open. One millisecond is enough, except on a busy machine. */
@@ -306,19 +310,23 @@ export function relayBody({
   let isBetweenLines = true;
   let isOver = false;
 
-  async function end(how: Ended): Promise<void> {
+  async function end(how: Ended, error?: unknown): Promise<void> {
     if (isOver) return;
     isOver = true;
     timeouts.end();
-    await events.ended(how);
+    await events.ended(how, error);
   }
 
   /** Breaks the body off, so that the caller sees no clean end, after the bytes so far have been sent. */
-  async function breakOff(controller: ReadableStreamDefaultController<Uint8Array>, how: Ended): Promise<void> {
+  async function breakOff(
+    controller: ReadableStreamDefaultController<Uint8Array>,
+    how: Ended,
+    error?: unknown,
+  ): Promise<void> {
     // So that Bun sends the head: see above.
     if (!hasBegun && comments !== null) controller.enqueue(OPENING);
     hasBegun = true;
-    await Promise.all([end(how), Bun.sleep(FLUSH_MS)]);
+    await Promise.all([end(how, error), Bun.sleep(FLUSH_MS)]);
     controller.error(new Error("the response ended early"));
   }
 
@@ -370,7 +378,7 @@ export function relayBody({
         try {
           await pull(controller);
         } catch (error) {
-          await breakOff(controller, error instanceof OutboundError ? "broken" : "failed");
+          await breakOff(controller, error instanceof OutboundError ? "broken" : "failed", error);
         }
       },
       cancel() {

@@ -3,13 +3,14 @@
 // gateway: to the caller about the whole origin, which no single upstream owns, or to proxies in front of the gateway.
 import { createHash } from "node:crypto";
 import type { Call } from "../../core/call.ts";
-import { type ErrorClass, errorClassOf } from "../../core/states.ts";
+import { errorClassOf } from "../../core/states.ts";
 import { isEncoded } from "../../http/client/body.ts";
 import type { Answer } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { freeMemory } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
+import type { CallFailure } from "../upstream/failure.ts";
 
 const DROPPED_HEADERS = new Set([
   "connection",
@@ -138,6 +139,7 @@ const BELIEVED_BYTES = 64 * 1024;
 
 export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture" | "receipt">, memory: TenantBudget) {
   let dialledAt: number | null = null;
+  let isConnected = false;
   let firstAt: number | null = null;
   let status: number | null = null;
   let contentType: string | null = null;
@@ -175,14 +177,14 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
     captured += part.length;
   }
 
-  function ending(error_class: ErrorClass | null, isWhole: boolean): Ending {
+  function ending(failure: Pick<Ending, "error_class" | "error_detail">, isWhole: boolean): Ending {
     const whole = captured === start.length ? start : start.slice(0, captured);
     const response = status !== null && capture ? whole : null;
     memory.giveBack(start.length);
     start = new Uint8Array();
     return {
-      status: error_class === null ? "succeeded" : "failed",
-      error_class,
+      status: failure.error_class === null ? "succeeded" : "failed",
+      ...failure,
       upstream_status: status,
       latency_ms: since(dialledAt, performance.now()),
       ttft_ms: since(dialledAt, firstAt),
@@ -211,8 +213,14 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
       hash?.update(bytes);
       if (capture) keep(bytes);
     },
-    whole: () => ending(status === null ? "internal" : errorClassOf(status), true),
-    broken: (errorClass: ErrorClass) => ending(errorClass, false),
+    connected() {
+      isConnected = true;
+    },
+    /** Whether the call has begun to connect, and has no connection yet. */
+    isDialling: () => dialledAt !== null && !isConnected,
+    whole: () => ending({ error_class: status === null ? "internal" : errorClassOf(status), error_detail: null }, true),
+    broken: ({ errorClass, errorDetail }: Pick<CallFailure, "errorClass" | "errorDetail">) =>
+      ending({ error_class: errorClass, error_detail: errorDetail }, false),
   };
 }
 

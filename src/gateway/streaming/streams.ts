@@ -16,12 +16,11 @@ import { type CallBody, freeBody } from "../../wire/body.ts";
 import type { DeniedTools } from "../../wire/tool-list.ts";
 import { type Ending, holdsClaim, type InvocationKey, release } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
-import { type CallStop, stoppedBy, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
+import { type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
 import { type RecordEndOptions, recordEnd } from "../upstream/ownership.ts";
 import {
   answerOf,
-  type Ended,
   type ExchangeDeps,
   type ExchangeTimeouts,
   headOf,
@@ -217,7 +216,11 @@ async function run(deps: StreamsDeps & ExchangeDeps, stream: StreamRun): Promise
       opened: span === null ? opened : spanned(opened, span),
       own: ownHeaders(opened.request_id, id),
       isDenied: await stream.deniedTools(),
-      ended: (how) => conclude(endingOf(recorder, how, timeouts.signal), how === "whole" ? null : how),
+      ended(how, error) {
+        if (how === "whole") return conclude(recorder.whole(), null);
+        const failure = upstreamFailureOf(error, timeouts.signal);
+        return conclude(recorder.broken(failure), failure.detail);
+      },
     };
     const response = await headOf(deps, exchange, body, () => {
       // The captured start of the body is stored by now, and a POST is never sent twice, so the body is no longer needed.
@@ -228,8 +231,8 @@ async function run(deps: StreamsDeps & ExchangeDeps, stream: StreamRun): Promise
   } catch (error) {
     end.sent();
     timeouts.end();
-    const failure = upstreamFailureOf(error, timeouts.signal);
-    await conclude(recorder.broken(failure.errorClass), failure.detail);
+    const failure = upstreamFailureOf(error, timeouts.signal, recorder.isDialling());
+    await conclude(recorder.broken(failure), failure.detail);
     throw faultOf(failure, error, responseHeaders);
   }
 }
@@ -246,12 +249,6 @@ function asList(isDenied: DeniedTools | null, { isNewest }: { readonly isNewest:
 /** Asks the database only if the claim is so old that other replicas may have ended the call. */
 async function isStillClaimed({ read }: Store, { key, token, claimedAt }: OpenedCall): Promise<boolean> {
   return !isOlder(claimedAt, CLAIM_BELIEVED_MS) || holdsClaim(read, key, token);
-}
-
-function endingOf(recorder: ResponseRecorder, how: Ended, signal: AbortSignal): Ending {
-  if (how === "whole") return recorder.whole();
-  if (signal.aborted) return recorder.broken(stoppedBy(signal.reason as CallStop).errorClass);
-  return recorder.broken(how === "broken" ? "upstream_5xx" : "internal");
 }
 
 function faultOf({ kind, message }: UpstreamFailure, cause: unknown, headers: Readonly<Record<string, string>>): Fault {

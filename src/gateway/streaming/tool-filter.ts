@@ -12,6 +12,7 @@ import {
   EVENT_TOOLS,
   type FoundTools,
   TOOLS,
+  TooLongAnswer,
   UnreadableAnswer,
   withoutTools,
 } from "../../wire/tool-list.ts";
@@ -80,7 +81,7 @@ function createHeld(memory: TenantBudget, bytesMax: number) {
     },
     add(part: Uint8Array): void {
       const wanted = size + part.length;
-      if (wanted > bytesMax) throw new UnreadableAnswer("too long to be filtered");
+      if (wanted > bytesMax) throw new TooLongAnswer("too long to be filtered");
       if (wanted > bytes.length) grow(Math.min(bytesMax, Math.max(wanted, 2 * bytes.length, HELD_BYTES_FIRST)));
       bytes.set(part, size);
       size = wanted;

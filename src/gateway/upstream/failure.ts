@@ -2,10 +2,11 @@
 // message for the caller. Polled and streamed calls both use it, and nothing else decides the error class of a failure.
 
 import { Fault, type FaultKind } from "../../core/fault.ts";
-import type { ErrorClass } from "../../core/states.ts";
+import type { ErrorClass, ErrorDetail } from "../../core/states.ts";
 import { Undecodable } from "../../http/client/body.ts";
 import { OutboundError } from "../../http/client/exchange.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
+import { TooLongAnswer, UnreadableAnswer } from "../../wire/tool-list.ts";
 
 /**
  * Why the gateway stopped a call: the reason of its abort signal. `crowded` means that the upstream took the body too slowly
@@ -13,68 +14,128 @@ import type { StopSignal } from "../../kernel/wait.ts";
  */
 export type CallStop = "timeout" | "cancelled" | "shutdown" | "crowded";
 
-export interface UpstreamFailure {
+/** What the record of a failed call says of its failure. */
+export interface CallFailure {
   readonly errorClass: ErrorClass;
+  readonly errorDetail: ErrorDetail | null;
   /** For the log, without any secret. */
   readonly detail: string;
+}
+
+export interface UpstreamFailure extends CallFailure {
   readonly kind: FaultKind;
   /** For a caller that waits for the response. */
   readonly message: string;
 }
 
 /** Thrown to end a call with an error class and a text for the log; for failures other than those of the connection. */
-export class CallError extends Error {
+export class CallError extends Error implements CallFailure {
   readonly errorClass: ErrorClass;
+  readonly errorDetail: ErrorDetail | null;
+  readonly detail: string;
   /** For the caller. */
   readonly callerMessage: string;
 
-  constructor(errorClass: ErrorClass, detail: string, callerMessage = detail) {
+  constructor(
+    errorClass: ErrorClass,
+    detail: string,
+    { errorDetail = null, callerMessage = detail }: { errorDetail?: ErrorDetail | null; callerMessage?: string } = {},
+  ) {
     super(detail);
     this.errorClass = errorClass;
+    this.errorDetail = errorDetail;
+    this.detail = detail;
     this.callerMessage = callerMessage;
   }
 }
 
-/** The error of a credential that can't be resolved, or that no header can carry. */
-export function credentialProblem(detail: string): CallError {
-  return new CallError("credential_error", detail, "the agent's credential could not be resolved");
+/** A secret could not be resolved. The message is for the log: it never contains any part of a secret. */
+export class CredentialFailure extends Error {
+  override readonly name = "CredentialFailure";
+  /** Whether the secret may not be sent to the host of the call. */
+  readonly isOtherHost: boolean;
+
+  constructor(message: string, { isOtherHost = false, ...options }: ErrorOptions & { isOtherHost?: boolean } = {}) {
+    super(message, options);
+    this.isOtherHost = isOtherHost;
+  }
+}
+
+/**
+ * The error of a call without its credential.
+ *
+ * @param cause why the credential can't be resolved; omitted when no header can carry it
+ */
+export function credentialProblem(detail: string, cause?: unknown): CallError {
+  if (cause instanceof CredentialFailure && cause.isOtherHost) {
+    const callerMessage = "the allowed_hosts of the agent's credential omit the agent's host";
+    return new CallError("credential_error", detail, { errorDetail: "credential_host", callerMessage });
+  }
+  const callerMessage = "the agent's credential could not be resolved";
+  return new CallError("credential_error", detail, { errorDetail: "credential_unresolved", callerMessage });
 }
 
 const failure = (
   errorClass: ErrorClass,
+  errorDetail: ErrorDetail | null,
   detail: string,
   message: string,
   kind: FaultKind = "bad_gateway",
-): UpstreamFailure => ({ errorClass, detail, kind, message });
+): UpstreamFailure => ({ errorClass, errorDetail, detail, kind, message });
 
 const STOPPED: Readonly<Record<CallStop, UpstreamFailure>> = {
-  timeout: failure("timeout", "deadline", "the upstream gave no answer in time", "gateway_timeout"),
-  cancelled: failure("cancelled", "cancelled", "the call was cancelled"),
-  shutdown: failure("internal", "shutdown", "the gateway stopped before the upstream answered"),
-  crowded: failure("internal", "crowded", "the upstream took the body too slowly, and others needed the memory"),
+  timeout: failure("timeout", "deadline", "deadline", "the upstream gave no answer in time", "gateway_timeout"),
+  cancelled: failure("cancelled", null, "cancelled", "the call was cancelled"),
+  shutdown: failure("internal", "process_ended", "shutdown", "the gateway stopped before the upstream answered"),
+  crowded: failure("internal", null, "crowded", "the upstream took the body too slowly, and others needed the memory"),
 };
 
-/** The failure of a call that was stopped. */
-export function stoppedBy(why: CallStop): UpstreamFailure {
-  return STOPPED[why];
+const NOT_CONNECTED: UpstreamFailure = {
+  ...STOPPED.timeout,
+  errorDetail: "connect_timeout",
+  detail: "deadline, while connecting",
+  message: "there was no connection to the upstream in time",
+};
+
+/** @param isDialling whether the call had begun to connect, and had no connection yet */
+function stoppedBy(why: CallStop, isDialling: boolean): UpstreamFailure {
+  return why === "timeout" && isDialling ? NOT_CONNECTED : STOPPED[why];
 }
 
 /**
  * The failure of a call that ended with this error instead of a response.
  *
  * @param signal of the call, whose reason is a CallStop
+ * @param isDialling whether the call had begun to connect, and had no connection yet
  */
-export function upstreamFailureOf(error: unknown, signal: StopSignal): UpstreamFailure {
-  if (signal.aborted) return stoppedBy(signal.reason as CallStop);
-  if (error instanceof CallError) return failure(error.errorClass, error.message, error.callerMessage);
+export function upstreamFailureOf(error: unknown, signal: StopSignal, isDialling = false): UpstreamFailure {
+  if (signal.aborted) return stoppedBy(signal.reason as CallStop, isDialling);
+  if (error instanceof CallError) {
+    return failure(error.errorClass, error.errorDetail, error.detail, error.callerMessage);
+  }
   if (error instanceof OutboundError) return connectionFailure(error);
-  if (error instanceof Undecodable) return failure("internal", error.message, "the upstream's answer can't be decoded");
-  if (error instanceof Fault) return failure("internal", error.message, error.message, error.kind);
+  if (error instanceof Undecodable) {
+    return failure("internal", null, error.message, "the upstream's answer can't be decoded");
+  }
+  if (error instanceof UnreadableAnswer) {
+    const detail = error instanceof TooLongAnswer ? "response_too_large" : null;
+    return failure("internal", detail, error.message, "the tools in the upstream's answer can't be filtered");
+  }
+  if (error instanceof Fault) return failure("internal", null, error.message, error.message, error.kind);
   // Only the name, since the message of an unexpected error may quote a header.
-  return failure("internal", error instanceof Error ? error.name : "unknown error", "unexpected", "internal");
+  return failure("internal", null, error instanceof Error ? error.name : "unknown error", "unexpected", "internal");
 }
 
-function connectionFailure({ kind, message: detail }: OutboundError): UpstreamFailure {
-  if (kind === "blocked") return failure("ssrf_blocked", detail, "the upstream's address is not allowed");
-  return failure("upstream_5xx", detail, "the upstream gave no answer");
+const NO_ANSWER: Readonly<Partial<Record<ErrorDetail, string>>> = {
+  connection_refused: "the upstream refused the connection",
+  connection_reset: "the upstream closed the connection without a whole answer",
+  connect_timeout: "there was no connection to the upstream in time",
+  name_not_found: "the upstream's host name has no address",
+  tls: "the TLS connection to the upstream failed",
+};
+
+function connectionFailure({ kind, message: detail, reason }: OutboundError): UpstreamFailure {
+  if (kind === "blocked") return failure("ssrf_blocked", reason, detail, "the upstream's address is not allowed");
+  const message = (reason === null ? undefined : NO_ANSWER[reason]) ?? "the upstream gave no answer";
+  return failure("upstream_5xx", reason, detail, message);
 }

@@ -156,6 +156,7 @@ function onlyNumbersOf(ending: Ending): Ending {
     ...ending,
     status: "failed",
     error_class: "internal",
+    error_detail: null,
     resp_sha256: null,
     response: null,
     response_truncated: false,
@@ -197,7 +198,7 @@ export async function endOrphans(
     // Ended concurrently, so that the store commits many together: a process may leave thousands, and the start of the next one
     // waits for their end. A call that was released and claimed by another replica since then has another claim.
     const ends = group.map(async ({ claim, ...key }) => {
-      if (await giveUp(store, key, "internal", clock.now(), claim)) ended.push(key);
+      if (await giveUp(store, key, "internal", clock.now(), claim, "process_ended")) ended.push(key);
     });
     await Promise.all(ends);
     if (group.length < ORPHANS_AT_ONCE) return ended;

@@ -131,6 +131,7 @@ class UpstreamConnection implements IdleConnection {
 
   /** @throws TransportError; the signal's reason */
   exchange(request: PinnedRequest): Promise<Answer> {
+    request.connected?.();
     const socket = this.#socket;
     socket.ref();
     const exchange = new Exchange({

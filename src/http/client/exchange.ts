@@ -1,6 +1,7 @@
 // One request on a connection and its answer. Bytes that arrived before the connection broke are delivered before the error.
 // The answer is received no faster than its reader takes it, and no faster than its tenant's share of memory allows.
 
+import type { ErrorDetail } from "../../core/states.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
 import { inTurns, mayDoAtOnce, type TurnWaiter, waitWholeTurn } from "../../kernel/turns.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
@@ -16,11 +17,14 @@ export type OutboundErrorKind = "blocked" | "unreached" | "lost";
 /** The message is for the log: it names hosts and error codes, never a path, a query or a header. */
 export class OutboundError extends Error {
   readonly kind: OutboundErrorKind;
+  /** For the tenant, who may not know the message; null where no value fits. */
+  readonly reason: ErrorDetail | null;
 
-  constructor(kind: OutboundErrorKind, detail: string) {
+  constructor(kind: OutboundErrorKind, detail: string, reason: ErrorDetail | null = null) {
     super(detail);
     this.name = "OutboundError";
     this.kind = kind;
+    this.reason = kind === "blocked" ? "host_blocked" : reason;
   }
 }
 
@@ -40,9 +44,37 @@ export function errorCode(error: unknown): string {
   return "name" in error && typeof error.name === "string" ? error.name : "unknown";
 }
 
+/**
+ * Error codes of the verification of the server's certificate, which comes before the request is sent. EPROTO is not among
+ * them: a TLS failure after the request, even after the upstream acted on it, has that code as well.
+ */
+export const UNTRUSTED_SERVER =
+  /^(CERT_|UNABLE_TO_|SELF_SIGNED_|DEPTH_ZERO_|ERR_TLS_CERT_|INVALID_CA$|INVALID_PURPOSE$|PATH_LENGTH_|HOSTNAME_)/;
+
+const TLS_FAILURE = /^(EPROTO$|ERR_SSL_|ERR_TLS_)/;
+
+/** Networks that lead nowhere refuse a connection as well as a server does. */
+const REASONS: Readonly<Record<string, ErrorDetail>> = {
+  ECONNREFUSED: "connection_refused",
+  EHOSTUNREACH: "connection_refused",
+  EHOSTDOWN: "connection_refused",
+  ENETUNREACH: "connection_refused",
+  ENETDOWN: "connection_refused",
+  ECONNRESET: "connection_reset",
+  EPIPE: "connection_reset",
+  ETIMEDOUT: "connect_timeout",
+};
+
+/** @param code of a connection's error */
+export function reasonOf(code: string): ErrorDetail | null {
+  if (UNTRUSTED_SERVER.test(code) || TLS_FAILURE.test(code)) return "tls";
+  return REASONS[code] ?? null;
+}
+
 /** The error of a connection that failed when the request may have been sent. */
 export function lost(error: unknown): OutboundError {
-  return new OutboundError("lost", `connection lost: ${errorCode(error)}`);
+  const code = errorCode(error);
+  return new OutboundError("lost", `connection lost: ${code}`, reasonOf(code));
 }
 
 /** An upstream's answer. The runtime's Response with its streams took 7 of the 38 µs of a small call (Bun 1.4.5). */
@@ -75,6 +107,8 @@ export interface SentRequest {
   readonly body?: CallBody | null | undefined;
   /** The only time limit, which covers the answer's body too. An aborted request rejects with its reason. */
   readonly signal: StopSignal;
+  /** Called when there is a connection for the request, a new one or one from the pool. */
+  readonly connected?: (() => void) | undefined;
   /** Awaited when the connection is open, right before the first byte is sent. If it rejects, nothing is sent. */
   readonly leaving?: (() => Promise<void>) | undefined;
   /** Called when the body is no longer needed, unless it was never sent. May be called more than once. */

@@ -11,6 +11,7 @@
 // happen twice is sent as a POST.
 
 import { networkInterfaces } from "node:os";
+import { Fault } from "../../core/fault.ts";
 import {
   type Address,
   type HostRules,
@@ -30,7 +31,15 @@ import { joinInFlight } from "../../kernel/turns.ts";
 import { unlessAborted, withDeadline } from "../../kernel/wait.ts";
 import { readBody } from "./body.ts";
 import { type ClientIdentity, createTlsContexts, openTransport } from "./connections.ts";
-import { type Answer, type DialTarget, errorCode, OutboundError, type SentRequest } from "./exchange.ts";
+import {
+  type Answer,
+  type DialTarget,
+  errorCode,
+  OutboundError,
+  reasonOf,
+  type SentRequest,
+  UNTRUSTED_SERVER,
+} from "./exchange.ts";
 import { bareValue } from "./response-parser.ts";
 
 type HeaderFields = ReadonlyArray<readonly [name: string, value: string]>;
@@ -77,17 +86,10 @@ const DIAL_FAILURES = new Set([
   "EBUSY",
 ]);
 
-/**
- * Error codes of the verification of the server's certificate, which comes before the request is sent. EPROTO is not among
- * them: a TLS failure after the request, even after the upstream acted on it, has that code as well.
- */
-const UNTRUSTED_SERVER =
-  /^(CERT_|UNABLE_TO_|SELF_SIGNED_|DEPTH_ZERO_|ERR_TLS_CERT_|INVALID_CA$|INVALID_PURPOSE$|PATH_LENGTH_|HOSTNAME_)/;
-
 function failureAt(where: string, error: unknown): OutboundError {
   const code = errorCode(error);
   const isUnreached = DIAL_FAILURES.has(code) || UNTRUSTED_SERVER.test(code);
-  return new OutboundError(isUnreached ? "unreached" : "lost", `${where}: ${code}`);
+  return new OutboundError(isUnreached ? "unreached" : "lost", `${where}: ${code}`, reasonOf(code));
 }
 
 /** @throws OutboundError */
@@ -304,7 +306,7 @@ export function createResolver(options: ResolveOptions) {
   function judged(tenant: string, hostname: string, addresses: readonly string[]): readonly string[] {
     known.delete(hostname);
     // The check below passes for an empty list, so that case fails separately.
-    if (addresses.length === 0) throw new OutboundError("unreached", `${hostname}: DNS: no address`);
+    if (addresses.length === 0) throw new OutboundError("unreached", `${hostname}: DNS: no address`, "name_not_found");
     const refused = addresses.find((text) =>
       rules === null ? parseAddress(text) === null : !mayDial(hostname, text, rules),
     );
@@ -318,7 +320,8 @@ export function createResolver(options: ResolveOptions) {
     const looking = lookups(tenant, () => withDeadline(lookupTimeoutMs, lookup(hostname), late));
     const answers = await looking.catch((error) => {
       known.delete(hostname);
-      throw new OutboundError("unreached", `${hostname}: DNS: ${failureName(error)}`);
+      const reason = error instanceof Fault ? null : "name_not_found";
+      throw new OutboundError("unreached", `${hostname}: DNS: ${failureName(error)}`, reason);
     });
     return judged(tenant, hostname, [...new Set(answers.map((answer) => answer.address))]);
   }

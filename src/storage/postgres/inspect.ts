@@ -31,7 +31,7 @@ export async function inspectPostgres(databaseUrl: string): Promise<DatabaseInsp
     };
   } catch (error) {
     await client.close({ timeout: 0 });
-    throw startProblem(error) ?? error;
+    throw startProblem(error, databaseUrl) ?? error;
   }
 }
 

@@ -241,7 +241,7 @@ describe("on Postgres alone", () => {
     const databaseUrl = "postgres://tollgate:hunter2@127.0.0.1:1/x";
     const error = await openPostgres({ databaseUrl, clock, log: silentLog }).catch((thrown) => thrown);
     expect(error).toBeInstanceOf(StartupProblem);
-    expect(error.message).toBe("the Postgres server of DATABASE_URL does not answer");
+    expect(error.message).toBe("the Postgres server of DATABASE_URL does not answer at 127.0.0.1:1");
     expect(shown(error)).not.toContain("hunter2");
   });
 

@@ -46,7 +46,7 @@ async function prepareDatabase(options: PostgresOptions): Promise<void> {
       log.warn("pooler_must_follow_prepared_statements", POOLER_HINT);
     await migratePostgres(client, { clock, log });
   } catch (error) {
-    throw startProblem(error) ?? error;
+    throw startProblem(error, databaseUrl) ?? error;
   } finally {
     await client.close({ timeout: 0 });
   }

@@ -18,15 +18,23 @@ const BYTES_SPARED = 64 * MIB;
  * Copies everything that was committed before the call. The copy has mode 0600, appears under its name only when it is complete
  * and on disk, never replaces another file, and is marked as a copy.
  *
+ * @param begins is told the file that is written, and the size that it will have
  * @throws StartupProblem when `from` holds no database, there is not enough space, or `to` can't be written
  */
-export function copySqlite(from: string, to: string, now: number): void {
+export function copySqlite(
+  from: string,
+  to: string,
+  now: number,
+  begins: (path: string, bytes: number) => void = () => {},
+): void {
   if (!existsSync(from)) throw new StartupProblem(`there is no database at ${from}`);
   if (existsSync(to)) throw new StartupProblem(`${to} already exists, and a backup never overwrites a file`);
   const draft = `${to}.${crypto.randomUUID()}`;
   try {
-    requireRoom(dirname(to), bytesOf(from));
+    const bytes = bytesOf(from);
+    requireRoom(dirname(to), bytes);
     makePrivateFile(draft);
+    begins(draft, bytes);
     vacuumInto(from, draft);
     markCopy(draft, now);
     syncFile(draft);

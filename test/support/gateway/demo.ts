@@ -16,7 +16,7 @@ import { fileURLToPath } from "node:url";
 
 const ANVIL = fileURLToPath(import.meta.resolve("@foundry-rs/anvil-linux-amd64/bin/anvil"));
 const SOURCE = [process.execPath, join(import.meta.dir, "..", "..", "..", "src", "main.ts")];
-const LIFE_MS_MAX = 40_000;
+const LIFE_MS_MAX = 120_000;
 const GONE_MS_MAX = 5000;
 
 export interface DemoOptions {

@@ -24,6 +24,7 @@ export function accepted(now: number, fields: Partial<InvocationRow> = {}, body 
     mode: "transactional",
     status: "pending",
     error_class: null,
+    error_detail: null,
     model: null,
     mcp_method: null,
     mcp_tool: null,

@@ -276,7 +276,10 @@ export async function readStreamAnswer(
   events.feed(utf8.end());
   events.finish();
   const last = found();
-  if (last === null) throw new CallError("internal", "the event stream ended without the response");
+  if (last === null) {
+    const detail = "the event stream ended without the response";
+    throw new CallError("internal", detail, { errorDetail: "no_answer_in_stream" });
+  }
   return last;
 }
 

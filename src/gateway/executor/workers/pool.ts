@@ -5,13 +5,12 @@
 import type { Log } from "../../../core/log.ts";
 import {
   batchOfJobs,
+  cancelledCall,
   charactersOf,
   type FromWorker,
-  failed,
   isCounted,
   type Job,
   lostCall,
-  newTrace,
   type Outcome,
   type Result,
   resultsOf,
@@ -196,7 +195,7 @@ function createWorkerHandle(options: Required<WorkerPoolOptions>) {
       const pending = waiting.get(id);
       if (pending !== undefined) {
         waiting.delete(id);
-        pending.resolve(failed(newTrace(), "cancelled", "cancelled", 0));
+        pending.resolve(cancelledCall("cancelled"));
       } else if (running.has(id)) {
         news.cancel.push(id);
         flushSoon();

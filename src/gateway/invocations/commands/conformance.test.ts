@@ -410,9 +410,9 @@ eachStore((makePlace, dialect) => {
     await accept(own, one);
     await take(own, keyOf(one));
     const ending: Ending = {
-      ...{ status: "failed", error_class: "upstream_5xx", upstream_status: 502, latency_ms: 12, ttft_ms: 3 },
-      ...{ resp_size: 4_294_967_298, resp_sha256: "out", response: bytes(5), response_truncated: true },
-      ...{ response_content_type: "text/plain", detail: "why" },
+      ...{ status: "failed", error_class: "upstream_5xx", error_detail: "connection_reset", upstream_status: 502 },
+      ...{ latency_ms: 12, ttft_ms: 3, resp_size: 4_294_967_298, resp_sha256: "out", response: bytes(5) },
+      ...{ response_truncated: true, response_content_type: "text/plain", detail: "why" },
     };
     expect(await end(own, keyOf(one), ending)).toBe(true);
     const { response, detail, ...recorded } = ending;
@@ -423,11 +423,11 @@ eachStore((makePlace, dialect) => {
       ...{ outbox: null, updated_at: NOW + 2, completed_at: NOW + 2 },
     });
     const { agent_id, caller, mode, model, mcp_method, req_size } = row;
-    const { resp_sha256, ...said } = recorded;
+    const { resp_sha256, error_detail = null, ...said } = recorded;
     expect(told).toEqual([
       {
         ...{ tenant: one.row.tenant, invocation_id: one.row.id, agent_id, caller, mode, model, mcp_method, req_size },
-        ...{ ...said, ttft_ms: 3, request_id: "req", accepted_at: NOW, ended_at: NOW + 2, detail: "why" },
+        ...{ ...said, error_detail, ttft_ms: 3, request_id: "req", accepted_at: NOW, ended_at: NOW + 2, detail: "why" },
         payment: { network: "base", asset: "USDC", amount: PAID.payment_amount!, settlement_status: lost },
       },
     ]);

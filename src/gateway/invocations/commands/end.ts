@@ -82,6 +82,7 @@ const INPUT = inputRows<EndOfCall>({
   token: ["text", ({ token }) => token],
   ended: ["text", ({ ending }) => ending.status],
   error_class: ["text", ({ ending }) => ending.error_class],
+  error_detail: ["text", ({ ending }) => ending.error_detail ?? null],
   upstream_status: ["bigint", ({ ending }) => ending.upstream_status],
   latency_ms: ["bigint", ({ ending }) => ending.latency_ms],
   ttft_ms: ["bigint", ({ ending }) => ending.ttft_ms ?? null],
@@ -94,7 +95,8 @@ const INPUT = inputRows<EndOfCall>({
 });
 
 const ENDING =
-  "error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type, response_truncated";
+  "error_class, error_detail, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type, " +
+  "response_truncated";
 
 /** The settlement of a failed call that was paid for: its status shows both. */
 const LOST = SETTLEMENT_EVENTS.lose;
@@ -193,13 +195,13 @@ export const endCommand: Command<EndOfCall, boolean> = {
       if (row === null) return false;
       deleteOpen.run(row.rowid);
       const settlement_status = settlementAfter(row, ending);
-      const { status, error_class, upstream_status, latency_ms, ttft_ms = null, resp_size } = ending;
-      const { resp_sha256, response_content_type, response_truncated, response } = ending;
+      const { status, error_class, error_detail = null, upstream_status, latency_ms } = ending;
+      const { ttft_ms = null, resp_size, resp_sha256, response_content_type, response_truncated, response } = ending;
       insertEnded.run(
         ...keptNames.map((name) => row[name as keyof InvocationRow]),
         writeOutbox(row, settlement_status),
-        ...[error_class, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256, response_content_type],
-        ...[response_truncated, status, settlement_status, at, at],
+        ...[error_class, error_detail, upstream_status, latency_ms, ttft_ms, resp_size, resp_sha256],
+        ...[response_content_type, response_truncated, status, settlement_status, at, at],
       );
       countEnded(effects, { ...row, status, error_class, settlement_status }, 1);
       if (row.payment_nonce !== null) freeCredential.run(tenant, id);
@@ -296,6 +298,7 @@ function callEnd(
     request_id,
     status: ending.status,
     error_class: ending.error_class,
+    error_detail: ending.error_detail ?? null,
     upstream_status: ending.upstream_status,
     latency_ms: ending.latency_ms,
     ttft_ms: ending.ttft_ms ?? null,

@@ -1,0 +1,134 @@
+// `tollgate help`: made from the registry of commands and the tables of variables in the manual's page on configuration.
+// `tollgate help TOPIC` prints a page of the manual as it is, and `tollgate COMMAND --help` what the registry knows of a command.
+import { StartupProblem } from "../../core/startup.ts";
+import { suggest } from "../../core/text.ts";
+import { PAGES } from "../../gateway/manual/pages.ts";
+import { type CliCommand, type Commands, grammarOf, isGroup, shownWord } from "../command-line.ts";
+
+/** What each flag means, under its own name, or under that of a command and its own where commands differ. */
+const FLAG_MEANINGS: Readonly<Record<string, string>> = {
+  mode: "the service: gateway or facilitator (TOLLGATE_MODE)",
+  host: "the address to listen on (TOLLGATE_HOST)",
+  port: "the port to listen on; 0 takes a free one (TOLLGATE_PORT)",
+  "data-dir": "directory of the SQLite database and of master.key (TOLLGATE_DATA_DIR); ./data if not given",
+  "env-file": "file of variables, one NAME=value a line; the environment and the flags go before it",
+  json: "print one JSON document on standard output",
+  yes: "don't ask whether to go on",
+  tenant: "the tenant",
+  user: "a user of the tenant",
+  scope: "the token's scopes, with one space between them",
+  ttl: "how long the token is valid: 90s, 30m, 12h or 7d",
+  all: "every token of every tenant; it stands alone",
+  "help all": "every command and every variable",
+  facilitator: "https URL of the facilitator",
+  bundle: "PEM file with the client certificate, its private key, and the CA of the facilitator's certificate",
+  cert: "PEM file with the client's certificate",
+  "max-per-transaction": "the most that one payment may be, in atomic units",
+  "daily-ceiling": "the most that the account may settle in a day, in atomic units",
+  dir: "directory of the CA and of what it issues",
+  "pki server host": "host name or IP address in the certificate; may be given several times",
+  name: "name of the client, and of its files",
+  jwks: "public keys, as a file or as the URL of a gateway's /.well-known/jwks.json",
+  verify: "read the whole copy, and open its keys",
+};
+
+/** The help that fits on a screen. */
+export function shortHelp(commands: Commands): string {
+  return `tollgate: a multi-tenant gateway for agents, and the facilitator that settles their payments
+
+Usage: tollgate COMMAND [flags]
+
+${summariesText(Object.entries(commands))}
+Help:
+  tollgate COMMAND --help      a command and its flags
+  tollgate help configuration  every variable; flags go before the environment, the environment before --env-file
+  tollgate help TOPIC          a page of the manual, such as payments, operations or troubleshooting
+  tollgate --help              all commands, variables and topics
+`;
+}
+
+function summariesText(entries: readonly (readonly [string, CliCommand])[]): string {
+  const width = Math.max(...entries.map(([name]) => name.length));
+  return entries.map(([name, { summary }]) => `  ${name.padEnd(width)}  ${summary}\n`).join("");
+}
+
+/** The help on a topic, a command, or a group of commands. @throws StartupProblem when there is no such thing */
+export function helpOn(words: readonly string[], commands: Commands): string {
+  const name = words.join(" ");
+  const command = Object.hasOwn(commands, name) ? commands[name] : undefined;
+  const group = Object.entries(commands).filter(([other]) => other.startsWith(`${name} `));
+  if (command === undefined) return isGroup(name, commands) ? groupHelp(name, group) : topicText(name, commands);
+  const others = group.length === 0 ? "" : `\nSee also:\n${summariesText(group)}`;
+  return `${commandHelp(name, command)}${others}`;
+}
+
+function groupHelp(name: string, group: readonly (readonly [string, CliCommand])[]): string {
+  return `Usage: tollgate ${name} COMMAND [flags]
+
+${summariesText(group)}
+tollgate ${name} COMMAND --help tells the flags of each.
+`;
+}
+
+function commandHelp(name: string, { forms, about }: CliCommand): string {
+  const usages = forms.map((form) => `tollgate ${name} ${form}`.trimEnd());
+  const { known, valueForm } = grammarOf(forms);
+  const flags = known.map((flag) => {
+    const value = valueForm(flag);
+    return [`--${flag}${value === undefined ? "" : ` ${value}`}`, meaningOf(name, flag)] as const;
+  });
+  const width = Math.max(0, ...flags.map(([flag]) => flag.length));
+  const rows = flags.map(([flag, meaning]) => `  ${flag.padEnd(width)}  ${meaning}\n`);
+  const variables = known.includes("env-file") ? "\nVariables: tollgate help configuration\n" : "";
+  return `Usage: ${usages.join("\n       ")}
+
+${about}
+${rows.length === 0 ? "" : `\n${rows.join("")}`}${variables}`;
+}
+
+/** Undefined for a flag that nothing explains. */
+export function meaningOf(command: string, flag: string): string | undefined {
+  return FLAG_MEANINGS[`${command} ${flag}`] ?? FLAG_MEANINGS[flag];
+}
+
+/** The help with everything. */
+export function helpText(commands: Commands, serve: CliCommand): string {
+  const usages = [["", serve] as const, ...Object.entries(commands)].map(([name, { forms, about }]) => {
+    const calls = forms.map((form) => `  ${["tollgate", name, form].filter((part) => part !== "").join(" ")}\n`);
+    return `${calls.join("")}${about.replaceAll(/^/gm, "      ")}\n`;
+  });
+  const width = Math.max(...PAGES.map(({ name }) => name.length));
+  const topics = PAGES.map(({ name, summary }) => `  ${name.padEnd(width)}  ${summary}\n`);
+  return `tollgate: a multi-tenant gateway for agents, and the facilitator that settles their payments
+
+${usages.join("")}  tollgate --help | --version
+
+Everything else is set by environment variables. A flag overrides its variable. A variable marked with * can
+be read from a file: NAME_FILE names it.
+${variablesText()}
+Topics of tollgate help:
+${topics.join("")}`;
+}
+
+/** The page of the manual on a topic. @throws StartupProblem when there is no such topic */
+function topicText(topic: string, commands: Commands): string {
+  const page = PAGES.find(({ name }) => name === topic.toLowerCase());
+  if (page !== undefined) return page.text;
+  const names = PAGES.map(({ name }) => name);
+  const meant = suggest(topic.toLowerCase(), [...names, ...Object.keys(commands)]);
+  const hint = meant === null ? `the topics are ${names.join(", ")}` : `did you mean ${meant}?`;
+  throw new StartupProblem(`${shownWord(topic)} is not a topic; ${hint}`);
+}
+
+/** A heading, or a row of the tables that the page on configuration has below these headings. */
+const VARIABLE = /^## (Variables? of .+)$|^\| `(\w+)`( \\\*)?(?: `(--[\w-]+)`)? \| (.+?) \| (.+) \|$/gm;
+
+function variablesText(): string {
+  const page = PAGES.find(({ name }) => name === "configuration")?.text ?? "";
+  const parts = [...page.matchAll(VARIABLE)].map(([, title, name, secret, flag, fallback = "", meaning = ""]) => {
+    if (title !== undefined) return `\n${title}:\n`;
+    const head = `${name}${secret === undefined ? "" : "*"}${flag === undefined ? "" : ` (${flag})`}`;
+    return `  ${head} [${fallback.replaceAll("`", "")}]\n      ${meaning.replaceAll("\\", "")}\n`;
+  });
+  return parts.join("");
+}

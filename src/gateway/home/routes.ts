@@ -1,0 +1,165 @@
+// What the gateway answers at its root, to anybody: a page for a browser, and JSON for a program. Neither names anything of the
+// machine. The page's links are relative, so that it works below a proxy's prefix too, and it needs no script.
+
+import { Type } from "@sinclair/typebox";
+import { type Asset, type Assets, asset, pageAsset } from "../../http/assets.ts";
+import { routes } from "../../http/elysia.ts";
+import { shape } from "../../http/input.ts";
+import { operation } from "../../http/openapi.ts";
+import { json } from "../../http/responses.ts";
+import { baseUrl } from "../payment/service.ts";
+import style from "./style.css" with { type: "text" };
+
+const NAME = "tollgate";
+
+/** Paths below the root, by the names that the JSON gives them. */
+const PATHS = {
+  swagger: "/swagger",
+  openapi: "/swagger/json",
+  manual: "/docs",
+  health: "/healthz",
+  readiness: "/readyz",
+  version: "/version",
+  keys: "/.well-known/jwks.json",
+};
+type LinkName = keyof typeof PATHS;
+
+const linksOf = (base: string) =>
+  Object.fromEntries(Object.entries(PATHS).map(([name, path]) => [name, `${base}${path}`])) as Record<LinkName, string>;
+
+const link = (description: string) => Type.String({ format: "uri", description });
+
+const Links = Type.Object(
+  {
+    swagger: link("The page on which the API can be tried."),
+    openapi: link("The API's OpenAPI document."),
+    manual: link("The manual."),
+    health: link("Whether the process serves."),
+    readiness: link("Whether calls are accepted."),
+    version: link("The version, and the commit it was built from."),
+    keys: link("The public signing keys."),
+  } satisfies Record<LinkName, unknown>,
+  { description: "Absolute URLs: below TOLLGATE_PUBLIC_URL, or else below the request's own host." },
+);
+
+const service = operation({
+  tag: "Service",
+  open: true,
+  summary: "Get the service",
+  description: "For a browser (`Accept: text/html`) this is a page, which also says whether the gateway is ready.",
+  response: {
+    description: "What serves here, and where to go on.",
+    schema: shape("Service", {
+      name: Type.Literal(NAME, { description: "The product." }),
+      version: Type.String({ description: "The version of the binary." }),
+      links: Links,
+    }),
+    example: { name: NAME, version: "0.1.0", links: linksOf("https://gateway.example.com") },
+  },
+  errors: [],
+});
+
+interface HomeOptions {
+  readonly assets: Pick<Assets, "madeOnce">;
+  readonly version: string;
+  /** Rejects while calls are not accepted. */
+  readonly checkReady: () => Promise<void>;
+  /** Whether `tollgate token` mints the tokens; else a provider outside does. */
+  readonly hasLocalIssuer: boolean;
+  readonly publicUrl: string | null;
+}
+
+export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, publicUrl }: HomeOptions) {
+  const pageOf = (isReady: boolean): Asset => {
+    const page = pageAsset(pageHtml(version, isReady, hasLocalIssuer));
+    return { ...page, headers: { ...page.headers, ...VARIES } };
+  };
+  const [ready, notReady] = [assets.madeOnce(() => pageOf(true)), assets.madeOnce(() => pageOf(false))];
+  return routes()
+    .get(
+      "/",
+      async ({ request }) => {
+        const { headers } = request;
+        if (wantsHtml(headers.get("accept") ?? "")) {
+          const isReady = await checkReady().then(
+            () => true,
+            () => false,
+          );
+          return (isReady ? ready : notReady)({ request });
+        }
+        const links = linksOf(baseUrl(publicUrl, headers.get("host") ?? ""));
+        return json("ok", { name: NAME, version, links }, { ...VARIES, "cache-control": "no-cache" });
+      },
+      { detail: service },
+    )
+    .get(
+      "/home.css",
+      assets.madeOnce(() => asset(style, "text/css; charset=utf-8")),
+      { detail: { hide: true } },
+    );
+}
+
+/** Caches must tell the page from the JSON. */
+const VARIES = { vary: "accept" };
+
+/** Whether a caller asks for HTML by its name, and not for JSON first. Programs that take anything get JSON. */
+function wantsHtml(accept: string): boolean {
+  const weight = weightOf(accept, "text/html");
+  return weight > 0 && weight >= weightOf(accept, "application/json");
+}
+
+/** The weight that a media type is given by its own name in `Accept` (RFC 9110, section 12.5.1); 0 where it is not named. */
+function weightOf(accept: string, type: string): number {
+  for (const range of accept.toLowerCase().split(",")) {
+    const [name, ...parameters] = range.split(";").map((part) => part.trim());
+    if (name !== type) continue;
+    const weight = parameters.find((parameter) => parameter.startsWith("q="));
+    return weight === undefined ? 1 : Number(weight.slice(2)) || 0;
+  }
+  return 0;
+}
+
+const LOCAL_TOKEN = `<p>Every call below <code>/v1</code> needs a token. This command, where the gateway runs, mints one:</p>
+      <pre tabindex="0"><code>tollgate token --tenant acme --user me</code></pre>
+      <p>Paste it into <strong>Authorize</strong> in Swagger, or send it as <code>Authorization: Bearer …</code>.</p>`;
+
+const FOREIGN_TOKEN = `<p>Every call below <code>/v1</code> needs a token. Here the tokens come from an identity provider: ask who
+      runs the gateway.</p>`;
+
+const STATES = {
+  ready: '<span class="ready">Ready</span>: calls are accepted.',
+  notReady: '<span class="not-ready">Not ready</span>: calls are not accepted just now.',
+};
+
+function pageHtml(version: string, isReady: boolean, hasLocalIssuer: boolean): string {
+  return `<!doctype html>
+<html lang="en">
+  <head>
+    <meta charset="utf-8">
+    <meta name="viewport" content="width=device-width, initial-scale=1">
+    <meta name="color-scheme" content="light dark">
+    <title>${NAME}</title>
+    <link rel="icon" type="image/png" href="swagger/favicon.png">
+    <link rel="stylesheet" href="home.css">
+  </head>
+  <body>
+    <main>
+      <h1>${NAME}</h1>
+      <p>A gateway for agents: register an upstream, call it with a token, and let callers pay for it by x402.</p>
+      <dl>
+        <dt>Version</dt>
+        <dd>${version}</dd>
+        <dt>State</dt>
+        <dd>${isReady ? STATES.ready : STATES.notReady}</dd>
+      </dl>
+      <nav aria-label="Go on">
+        <a href="swagger"><strong>Try the API</strong> <span>Swagger: every operation, with a form to call it.</span></a>
+        <a href="docs"><strong>Read the manual</strong> <span>First steps, how-to, reference, explanation.</span></a>
+      </nav>
+      <h2>A token</h2>
+      ${hasLocalIssuer ? LOCAL_TOKEN : FOREIGN_TOKEN}
+    </main>
+  </body>
+</html>
+`;
+}

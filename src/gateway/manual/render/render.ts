@@ -1,0 +1,279 @@
+// Makes the files of the manual's site from its Markdown: pages whose code is highlighted here and not in the reader's browser,
+// and the index of the search. Raw HTML in the Markdown is shown as text, and links between pages are rewritten to their paths
+// at /docs.
+//
+// The build makes all files (./built.ts), so that the binary holds neither this module nor its libraries. A gateway that
+// runs from source makes each file at its first request.
+
+import { Marked, type RendererObject, type Token, type Tokens } from "marked";
+import MiniSearch, { type Options } from "minisearch";
+import { VERSION } from "../../../core/startup.ts";
+import { STRANGERS } from "../../../http/server.ts";
+import { inTurn } from "../../../kernel/turns.ts";
+import { PAGES, type Page, SECTIONS } from "../pages.ts";
+import { highlight } from "./highlight.js";
+
+/** What a reader finds in a section of the manual. */
+const SECTION_SUMMARIES: Readonly<Record<Page["section"], string>> = {
+  Start: "From nothing to a first success, step by step.",
+  "How-to": "How to get one thing done on a system that runs.",
+  Reference: "Every endpoint, variable, command, metric and event.",
+  Explanation: "How it works inside, and why it is built this way.",
+};
+
+/** @param path below /docs: the name of a page, `search.json`, or nothing for the contents @throws Error for any other */
+export async function manualFile(path: string): Promise<string> {
+  if (path === "") return contentsHtml();
+  if (path === "search.json") return searchJson();
+  const at = PAGES.findIndex(({ name }) => name === path);
+  const page = PAGES[at];
+  if (page === undefined) throw new Error(`the manual has no file ${path}`);
+  return pageHtml(page, PAGES[at - 1], PAGES[at + 1]);
+}
+
+/** All files by their paths below /docs. */
+export async function manualFiles(): Promise<Record<string, string>> {
+  const files: Record<string, string> = {};
+  for (const path of ["", "search.json", ...PAGES.map(({ name }) => name)]) files[path] = await manualFile(path);
+  return files;
+}
+
+async function pageHtml(page: Page, previous: Page | undefined, next: Page | undefined): Promise<string> {
+  const { html, headings } = await renderMarkdown(page.text);
+  const main = `${html}${neighboursHtml(previous, next)}`;
+  const description = `${page.title}: ${page.summary}`;
+  return siteHtml({ title: page.title, description, below: "", current: page.name, headings, main });
+}
+
+function neighboursHtml(previous: Page | undefined, next: Page | undefined): string {
+  const link = (page: Page | undefined, rel: string, label: string) =>
+    page === undefined
+      ? ""
+      : `<a rel="${rel}" href="${page.name}"><small>${label}</small> ${escapeHtml(page.title)}</a>\n`;
+  return `<nav class="neighbours" aria-label="Previous and next page">
+${link(previous, "prev", "Previous")}${link(next, "next", "Next")}</nav>
+`;
+}
+
+function contentsHtml(): string {
+  const sections = SECTIONS.map((section) => {
+    const items = PAGES.filter((page) => page.section === section).map(
+      ({ name, title, summary }) =>
+        `<li><a href="docs/${name}">${escapeHtml(title)}</a>: ${escapeHtml(summary)}</li>\n`,
+    );
+    return `<h2>${section}</h2>\n<p>${SECTION_SUMMARIES[section]}</p>\n<ul>\n${items.join("")}</ul>\n`;
+  });
+  const main = `<h1>The manual</h1>\n<p>Try the API in <a href="swagger">Swagger</a>.</p>\n${sections.join("")}`;
+  const description = "The manual of tollgate, a multi-tenant gateway for agents";
+  return siteHtml({ title: "The manual", description, below: "docs/", current: null, headings: [], main });
+}
+
+interface Site {
+  readonly title: string;
+  readonly description: string;
+  /** The path from the page to the folder of the pages; relative, so that the site works below a proxy's prefix too. */
+  readonly below: "" | "docs/";
+  readonly current: string | null;
+  readonly headings: readonly Heading[];
+  readonly main: string;
+}
+
+function siteHtml({ title, description, below, current, headings, main }: Site): string {
+  const home = below === "" ? "../docs" : "docs";
+  return `<!doctype html>
+<html lang="en">
+  <head>
+    <meta charset="utf-8">
+    <meta name="viewport" content="width=device-width, initial-scale=1">
+    <meta name="description" content="${escapeHtml(description)}">
+    <title>${escapeHtml(title)} · tollgate</title>
+    <link rel="icon" type="image/png" href="${below === "" ? "../" : ""}swagger/favicon.png">
+    <link rel="stylesheet" href="${below}style.css">
+    <script src="${below}search.js" defer></script>
+  </head>
+  <body>
+    <a class="skip" href="#content">Skip to the content</a>
+    <header>
+      <p><a class="home" href="${home}">tollgate</a> <span class="version">${escapeHtml(VERSION)}</span></p>
+      <div role="search" hidden>
+        <input id="search" type="search" placeholder="Search ( / )" aria-label="Search the manual" aria-controls="found" autocomplete="off" spellcheck="false">
+        <ol id="found" aria-label="Results" hidden></ol>
+      </div>
+      <nav class="pages" aria-label="Pages">
+        <details>
+          <summary>All pages</summary>
+${pagesHtml(below, current)}        </details>
+      </nav>
+    </header>
+${outlineHtml(headings)}    <main id="content" tabindex="-1">
+${main}    </main>
+    <p id="said" class="unseen" role="status"></p>
+  </body>
+</html>
+`;
+}
+
+function pagesHtml(below: string, current: string | null): string {
+  const parts = SECTIONS.map((section, at) => {
+    const items = PAGES.filter((page) => page.section === section).map(({ name, title }) => {
+      const mark = name === current ? ' aria-current="page"' : "";
+      return `<li><a href="${below}${name}"${mark}>${escapeHtml(title)}</a></li>\n`;
+    });
+    return `<p id="section-${at}">${section}</p>\n<ul aria-labelledby="section-${at}">\n${items.join("")}</ul>\n`;
+  });
+  return parts.join("");
+}
+
+/** The headings of the second and third level as links. */
+function outlineHtml(headings: readonly Heading[]): string {
+  const items = headings
+    .filter(({ depth }) => depth === 2 || depth === 3)
+    .map(({ depth, anchor, html }) => `<li class="depth-${depth}"><a href="#${anchor}">${html}</a></li>\n`);
+  if (items.length < 2) return "";
+  return `    <nav class="outline" aria-label="On this page">
+      <details>
+        <summary>On this page</summary>
+        <ul>
+${items.join("")}        </ul>
+      </details>
+    </nav>
+`;
+}
+
+interface Heading {
+  readonly depth: number;
+  readonly anchor: string;
+  readonly html: string;
+}
+
+/** The anchor of a heading, as GitHub makes it. */
+function anchorOf(heading: string): string {
+  return heading
+    .toLowerCase()
+    .replace(/[^\p{L}\p{N}_\- ]/gu, "")
+    .replaceAll(" ", "-");
+}
+
+function escapeHtml(text: string): string {
+  const named: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
+  return text.replace(/[&<>"]/g, (character) => named[character] ?? "");
+}
+
+const RENDERER: RendererObject = {
+  heading({ tokens, depth, text }: Tokens.Heading) {
+    const anchor = anchorOf(text);
+    const inner = this.parser.parseInline(tokens);
+    return `<h${depth} id="${anchor}"><a href="#${anchor}">${inner}</a></h${depth}>\n`;
+  },
+  link({ href, tokens }: Tokens.Link) {
+    return `<a href="${escapeHtml(servedAt(href))}">${this.parser.parseInline(tokens)}</a>`;
+  },
+  code({ text, lang = "" }: Tokens.Code) {
+    // Behind the language some blocks have a word for the tests.
+    const html = highlight(text, lang.replace(/ .*/, "")) ?? escapeHtml(text);
+    return `<div class="code"><pre tabindex="0"><code>${html}\n</code></pre></div>\n`;
+  },
+  table({ header, rows }: Tokens.Table) {
+    const cellsOf = (cells: readonly Tokens.TableCell[], isHead: boolean) =>
+      cells.map(({ tokens }) => {
+        const inner = this.parser.parseInline(tokens);
+        // A header cell without a text names nothing.
+        return isHead && inner !== "" ? `<th scope="col">${inner}</th>` : `<td>${inner}</td>`;
+      });
+    const head = `<thead>\n<tr>${cellsOf(header, true).join("")}</tr>\n</thead>\n`;
+    const body = rows.map((row) => `<tr>${cellsOf(row, false).join("")}</tr>\n`).join("");
+    // Wide tables scroll by themselves, so that the page fits on a phone.
+    return `<div class="table" tabindex="0"><table>\n${head}<tbody>\n${body}</tbody>\n</table></div>\n`;
+  },
+  html({ text }: Tokens.HTML | Tokens.Tag) {
+    return escapeHtml(text);
+  },
+};
+
+const marked = new Marked({ gfm: true, renderer: RENDERER });
+
+/** Rewrites `payments.md#get-paid`, as links are in the repository, to `payments#get-paid`. */
+function servedAt(href: string): string {
+  return href.replace(/^([a-z-]+)\.md(?=#|$)/, "$1");
+}
+
+/** A page as HTML, a turn for each heading: the longest page took 30 ms in one piece where it was the first (measured). */
+export async function renderMarkdown(markdown: string): Promise<{ html: string; headings: readonly Heading[] }> {
+  let html = "";
+  const headings: Heading[] = [];
+  for (const part of bodyPartsOf(markdown)) {
+    const made = await inTurn(STRANGERS, () => marked.parse(part, { async: false }));
+    html += made;
+    const [, depth, anchor = "", inner = ""] = /^<h(\d) id="([^"]*)"><a [^>]*>(.*?)<\/a><\/h\d>\n/.exec(made) ?? [];
+    // A link in a heading would be a link inside that of the outline.
+    if (depth !== undefined) headings.push({ depth: Number(depth), anchor, html: inner.replace(/<\/?a\b[^>]*>/g, "") });
+  }
+  return { html, headings };
+}
+
+/** A section of a page, from one heading to the next: the unit that the search finds. */
+export interface Section {
+  /** The page's name, and behind a `#` the anchor of the heading unless the section begins the page. */
+  readonly id: string;
+  readonly page: string;
+  readonly title: string;
+  /** The text without Markdown. */
+  readonly text: string;
+}
+
+/** What the search of the browser reads too. A word matches its beginning, and with a fifth of its letters mistyped. */
+export const SEARCH = {
+  fields: ["title", "page", "text"],
+  storeFields: ["page", "title", "text"],
+  searchOptions: { boost: { title: 8 }, prefix: true, fuzzy: 0.2, combineWith: "AND" },
+} as const;
+
+/** The options and the index, which is made here, so that the browser only loads it. */
+async function searchJson(): Promise<string> {
+  const index = new MiniSearch<Section>(structuredClone(SEARCH) as unknown as Options<Section>);
+  for (const page of PAGES) {
+    for (const section of await sectionsOf(page)) await inTurn(STRANGERS, () => index.add(section));
+  }
+  const plain = await inTurn(STRANGERS, () => index.toJSON());
+  return inTurn(STRANGERS, () => JSON.stringify({ options: SEARCH, index: plain }));
+}
+
+/** The sections of a page, each in a turn: all pages in one piece would hold the event loop for 75 ms (measured). */
+export async function sectionsOf({ name, title, text: markdown }: Page): Promise<Section[]> {
+  const sections: Section[] = [];
+  for (const part of bodyPartsOf(markdown)) {
+    const [heading, ...rest] = await inTurn(STRANGERS, () => marked.lexer(part));
+    if (heading?.type !== "heading") continue;
+    const anchor = (heading as Tokens.Heading).depth === 1 ? "" : `#${anchorOf(heading["text"])}`;
+    const text = rest.map(plainText).join(" ").replace(/\s+/g, " ").trim();
+    sections.push({ id: `${name}${anchor}`, page: title, title: plainText(heading), text });
+  }
+  return sections;
+}
+
+/** Splits a page into parts that begin at its headings. A link can't refer to a definition in another part. */
+function bodyPartsOf(markdown: string): string[] {
+  const parts: string[][] = [[]];
+  let isCode = false;
+  for (const line of markdown.split(/(?<=\n)/)) {
+    if (/^\s*(```|~~~)/.test(line)) isCode = !isCode;
+    if (!isCode && /^#{1,6} /.test(line)) parts.push([]);
+    parts.at(-1)?.push(line);
+  }
+  return parts.map((lines) => lines.join(""));
+}
+
+/** The text of a token and of all tokens inside it. */
+function plainText(token: Token): string {
+  if (token.type === "table") {
+    const { header, rows } = token as Tokens.Table;
+    return [header, ...rows].flatMap((row) => row.map((cell) => inner(cell.tokens))).join(" ");
+  }
+  if (token.type === "list") return (token as Tokens.List).items.map(plainText).join(" ");
+  if ("tokens" in token && token.tokens !== undefined) return inner(token.tokens);
+  return "text" in token ? token.text : "";
+}
+
+function inner(tokens: readonly Token[]): string {
+  return tokens.map(plainText).join("");
+}

@@ -1,0 +1,179 @@
+// The manual as its reader uses it: a real browser opens what the compiled binary serves, on a phone and on a desk, by day and by
+// night, by the keyboard, and without JavaScript.
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import type { Browser, Page } from "playwright-core";
+import { PAGES } from "../src/gateway/manual/pages.ts";
+import { findings } from "./support/axe.ts";
+import { browserPath, launchBrowser, visit, whyNoBrowser } from "./support/browser.ts";
+import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
+
+/** Another name that leads to the gateway: a browser gives no clipboard to a page that came from there without TLS. */
+const OTHER_HOST = "tollgate.test";
+const DESK = { width: 1400, height: 1000 };
+const PHONE = { width: 390, height: 844 };
+const PATHS = ["/docs", ...PAGES.map(({ name }) => `/docs/${name}`)];
+
+const browserSuite = browserPath === null ? describe.skip : describe;
+
+let gateway: Gateway;
+beforeAll(async () => {
+  gateway = await startGateway();
+});
+afterAll(() => gateway?.[Symbol.asyncDispose]());
+
+/** What has the focus, by its ID or its text. */
+const focused = (page: Page) =>
+  page.evaluate<string>("document.activeElement.id || document.activeElement.textContent.trim()");
+
+/** Runs in the browser: the results of the search that something else of the page covers at their right end. */
+const COVERED = `(() => {
+  const bottom = document.getElementById("found").getBoundingClientRect().bottom;
+  return [...document.querySelectorAll("#found a")].flatMap((link) => {
+    const { right, top, height } = link.getBoundingClientRect();
+    const y = top + height / 2;
+    return y > bottom || link.contains(document.elementFromPoint(right - 5, y)) ? [] : [link.textContent];
+  });
+})()`;
+
+const styleOf = (page: Page, element: string, property: string) =>
+  page.evaluate<string>(`getComputedStyle(document.${element}).${property}`);
+
+browserSuite(`the manual in a browser${whyNoBrowser}`, () => {
+  let browser: Browser;
+  beforeAll(async () => {
+    browser = await launchBrowser(OTHER_HOST);
+  });
+  afterAll(() => browser?.close());
+
+  const looks = [
+    { viewport: PHONE, colorScheme: "dark", ground: "rgb(20, 23, 26)" },
+    { viewport: DESK, colorScheme: "light", ground: "rgb(255, 255, 255)" },
+  ] as const;
+  for (const path of PATHS) {
+    test(`can be read by everybody at ${path}, in dark on a phone and in light on a desk`, async () => {
+      for (const { ground, ...look } of looks) {
+        await using visited = await visit(browser, `${gateway.url}${path}`, look);
+        const { page, strays, complaints } = visited;
+        expect(await page.evaluate<number>("document.documentElement.scrollWidth")).toBe(look.viewport.width);
+        expect(await styleOf(page, "body", "backgroundColor")).toBe(ground);
+        expect(await findings(page)).toEqual([]);
+        expect([strays, complaints]).toEqual([[], []]);
+      }
+    });
+  }
+
+  for (const { viewport, colorScheme } of looks) {
+    test(`is searched by the keyboard at ${viewport.width} pixels, also by words that are mistyped`, async () => {
+      await using visited = await visit(browser, `${gateway.url}/docs/api`, { viewport, colorScheme });
+      const { page, asked, strays, complaints } = visited;
+      expect(asked.filter((path) => /minisearch|search\.json/.test(path))).toEqual([]);
+      await page.keyboard.press("/");
+      expect(await focused(page)).toBe("search");
+      await page.keyboard.type("retenton");
+      const [first, second] = [page.locator("#found a").first(), page.locator("#found a").nth(1)];
+      await first.waitFor();
+      expect(asked.filter((path) => /minisearch|search\.json/.test(path)).sort()).toEqual([
+        "/docs/minisearch.js",
+        "/docs/search.json",
+      ]);
+      expect(await page.locator("#said").textContent()).toMatch(/^\d+ results$/);
+      expect(await findings(page)).toEqual([]);
+      expect(await page.evaluate<string[]>(COVERED)).toEqual([]);
+      await page.keyboard.press("ArrowDown");
+      expect(await page.locator("#found a:focus").textContent()).toBe(await first.textContent());
+      await page.keyboard.press("ArrowDown");
+      expect(await page.locator("#found a:focus").textContent()).toBe(await second.textContent());
+      await page.keyboard.press("ArrowUp");
+      await page.keyboard.press("Enter");
+      await page.waitForURL(`${gateway.url}/docs/operations#retention`);
+      await page.locator("#search").waitFor();
+      await page.keyboard.press("/");
+      await page.keyboard.type("xyzzy");
+      await page.locator("#found").getByText("Nothing found").waitFor();
+      await page.keyboard.press("Escape");
+      expect(await page.locator("#found").isVisible()).toBe(false);
+      expect([strays, complaints]).toEqual([[], []]);
+    });
+  }
+
+  test("leads a reader with a keyboard past the links, and shows where the focus is", async () => {
+    await using visited = await visit(browser, `${gateway.url}/docs/backups`, { viewport: DESK });
+    const { page } = visited;
+    await page.keyboard.press("Tab");
+    expect(await focused(page)).toBe("Skip to the content");
+    expect(await page.locator(".skip").evaluate((link) => link.getBoundingClientRect().top)).toBeGreaterThanOrEqual(0);
+    await page.keyboard.press("Enter");
+    expect(await focused(page)).toBe("content");
+    await page.keyboard.press("Tab");
+    const outline = await styleOf(page, "activeElement", "outlineStyle");
+    expect([await page.locator("main :focus").count(), outline]).toEqual([1, "solid"]);
+  });
+
+  test("shows all pages and the outline beside a page on a desk, and folds them on a phone", async () => {
+    for (const [viewport, isOpen] of [
+      [DESK, true],
+      [PHONE, false],
+    ] as const) {
+      await using visited = await visit(browser, `${gateway.url}/docs/monitoring`, { viewport });
+      const { page } = visited;
+      const links = [
+        page.getByRole("navigation", { name: "Pages" }).getByRole("link", { name: "Configuration" }),
+        page.getByRole("navigation", { name: "On this page" }).getByRole("link", { name: "Traces", exact: true }),
+      ];
+      for (const link of links) expect(await link.isVisible()).toBe(isOpen);
+      if (!isOpen)
+        for (const name of ["All pages", "On this page"]) await page.getByText(name, { exact: true }).click();
+      await links[1]?.click();
+      await page.waitForURL("**/docs/monitoring#traces");
+      await links[0]?.click();
+      await page.waitForURL("**/docs/configuration");
+    }
+  });
+
+  for (const host of ["127.0.0.1", OTHER_HOST]) {
+    test(`copies a block of code by the keyboard at ${host}, and says so`, async () => {
+      const url = `${gateway.url.replace("127.0.0.1", host)}/docs/install`;
+      await using visited = await visit(browser, url, { viewport: DESK });
+      const { page, complaints } = visited;
+      if (host === "127.0.0.1") await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
+      const block = page.locator(".code").first();
+      const button = block.getByRole("button", { name: "Copy" });
+      await block.locator("pre").focus();
+      await page.keyboard.press("Tab");
+      await page.keyboard.press("Enter");
+      await block.getByRole("button", { name: "Copied" }).waitFor();
+      expect(await page.getByRole("status").textContent()).toBe("Copied");
+      expect(await focused(page)).toBe("Copied");
+      await page.locator("#search").focus();
+      await page.keyboard.press("Control+V");
+      expect(await page.locator("#search").inputValue()).toBe("sha256sum --check --ignore-missing SHA256SUMS");
+      await button.waitFor();
+      expect(complaints).toEqual([]);
+    });
+  }
+
+  test("works without JavaScript but for the search and the copy buttons", async () => {
+    await using visited = await visit(browser, `${gateway.url}/docs`, { viewport: PHONE, javaScriptEnabled: false });
+    const { page } = visited;
+    await page.getByRole("main").getByRole("link", { name: "Install" }).click();
+    await page.waitForURL("**/docs/install");
+    expect([await page.locator("#search").isVisible(), await page.locator(".code button").count()]).toEqual([false, 0]);
+    expect(await page.locator("pre .hljs-built_in").count()).toBeGreaterThan(0);
+    await page.getByText("On this page", { exact: true }).click();
+    await page.getByRole("link", { name: "Verify it" }).first().click();
+    await page.waitForURL("**/docs/install#verify-it");
+    await page.getByRole("link", { name: /^Next/ }).click();
+    await page.waitForURL(`**/docs/${PAGES[1]?.name}`);
+  });
+});
+
+describe("the manual of the binary", () => {
+  test("is rendered at the build, so that the binary holds no renderer", async () => {
+    const html = await (await fetch(`${gateway.url}/docs/api`)).text();
+    expect(html).toContain('<span class="hljs-keyword">POST</span>');
+    const binary = await Bun.file(new URL("../dist/tollgate", import.meta.url)).bytes();
+    expect(Buffer.from(binary).includes("hljs-keyword")).toBe(true);
+    // The name of the language that ../src/gateway/manual/render/highlight.js defines itself.
+    expect(Buffer.from(binary).includes("HTTP exchange")).toBe(false);
+  });
+});
