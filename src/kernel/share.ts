@@ -1,7 +1,7 @@
 // Fair shares of what is scarce (slots, connections, bytes of memory), by tenant first, then by agent:
 //
 // - `createFairShare`: takes now or not at all; `createFairQueue` and `enter`: waits for it in turn
-// - `createSlots`, `createLimiter`: run work in few slots; the limiter refuses after a while
+// - `createLimiter`: runs work in few slots, and may refuse after a while
 // - `createReservedShare`: keeps a part free for holders of none
 // - `ReclaimableShare`: memory that slow holders lose when others wait
 //
@@ -350,38 +350,21 @@ interface LimiterOptions {
   readonly size: number;
   /** How many may wait. */
   readonly waitingMax?: number;
-  /** The message of the Fault when too much is asked for. */
-  readonly tooMany: string;
-}
-
-/**
- * Work in one of so many slots, which are waited for.
- *
- * @param wait ends when the tenant has its slot
- * @returns what the work gives
- */
-export function createSlots(size: number, wait: (queue: FairQueue, tenant: string) => Promise<void> = enterSlot) {
-  const queue = createFairQueue(createFairShare({ size }));
-  return async <T>(tenant: string, work: () => Promise<T>): Promise<T> => {
-    if (!queue.takeNow(tenant, null, 1)) await wait(queue, tenant);
-    try {
-      return await work();
-    } finally {
-      queue.giveBack(tenant, null, 1);
-    }
-  };
+  /** The message of the Fault when too many wait, or a slot does not come for long; without it, all wait as long as it takes. */
+  readonly tooMany?: string;
 }
 
 async function enterSlot(queue: FairQueue, tenant: string, signal?: StopSignal): Promise<void> {
   await enter(queue, { tenant, agent: null, amount: 1 }, signal);
 }
 
-/** Slots that throw Fault `unavailable` when one does not come for long, or too many wait. */
+/** Runs work in one of `size` slots, which the tenants share. @throws Fault `unavailable` as `tooMany` says; what the work throws */
 export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooMany }: LimiterOptions) {
+  const queue = createFairQueue(createFairShare({ size }));
   const waiting = createFairShare({ size: waitingMax });
-  const refused = (cause?: unknown) => new Fault("unavailable", tooMany, { retryAfterSeconds: 1, cause });
 
-  return createSlots(size, async (queue, tenant) => {
+  async function enterInTime(tenant: string, message: string): Promise<void> {
+    const refused = (cause?: unknown) => new Fault("unavailable", message, { retryAfterSeconds: 1, cause });
     if (waiting.take(tenant) !== null) throw refused();
     try {
       await untilFirst([], (late) => enterSlot(queue, tenant, late), MAX.limiterWaitMs);
@@ -390,7 +373,18 @@ export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooM
     } finally {
       waiting.giveBack(tenant);
     }
-  });
+  }
+
+  return async <T>(tenant: string, work: () => Promise<T>): Promise<T> => {
+    if (!queue.takeNow(tenant, null, 1)) {
+      await (tooMany === undefined ? enterSlot(queue, tenant) : enterInTime(tenant, tooMany));
+    }
+    try {
+      return await work();
+    } finally {
+      queue.giveBack(tenant, null, 1);
+    }
+  };
 }
 
 // Slots shared out among holders (accounts), an eighth of them reserved for holders of none. So however much some hold,

@@ -6,7 +6,8 @@ import { createTurnQueue } from "../../kernel/batch.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { inSlices } from "../../kernel/loop.ts";
 import { createFairShare } from "../../kernel/share.ts";
-import { unavailable } from "../failures.ts";
+import { type ActingRequest, actFor, actingRequest } from "../../kernel/turns.ts";
+import { unavailable, waitedTooLong } from "../failures.ts";
 import { type Command, type CommandBase, CommitUnknown, type SqlRow, type Tx } from "../store.ts";
 import type { DatabaseConnection } from "./pool.ts";
 
@@ -25,6 +26,8 @@ interface WaitingCommand {
   readonly key: string | null;
   readonly tenant: string;
   readonly bytes: number;
+  /** The request that waits for it; null when none does. */
+  readonly request: ActingRequest | null;
   /** By performance.now(). */
   readonly until: number;
   resolve(output: unknown): void;
@@ -48,6 +51,28 @@ interface CommandBatchesOptions {
   run(groups: readonly CommandGroup[], until: number, committing: () => void): Promise<unknown[][]>;
 }
 
+/** Begins the wait of the request that it is for. */
+function memberOf(
+  command: AnyCommand,
+  input: unknown,
+  waitMsMax: number,
+  { resolve, reject }: Pick<WaitingCommand, "resolve" | "reject">,
+): WaitingCommand {
+  const request = actingRequest();
+  const now = performance.now();
+  return {
+    command,
+    input,
+    key: command.keyOf?.(input) ?? null,
+    tenant: command.tenantOf(input),
+    bytes: command.bytesOf(input),
+    request,
+    until: request === null ? now + waitMsMax : request.beginStoreWait(now, waitMsMax),
+    resolve,
+    reject,
+  };
+}
+
 /** The queue of waiting commands, which forms the batches. */
 function createQueue(waitMsMax: number) {
   const waiting = createTurnQueue<WaitingCommand>();
@@ -60,7 +85,8 @@ function createQueue(waitMsMax: number) {
   const lines = new Map<string, WaitingCommand[]>();
 
   /** Takes an answered command off the queue, so that the next one of its key may be written. */
-  function leave({ key, tenant }: WaitingCommand): void {
+  function leave({ key, tenant, request }: WaitingCommand): void {
+    request?.endStoreWait(performance.now());
     share.giveBack(tenant);
     if (key === null) return;
     const next = lines.get(key)?.shift();
@@ -74,17 +100,18 @@ function createQueue(waitMsMax: number) {
   return {
     leave,
     isEmpty: () => waiting.size === 0,
-    /** @returns false when the tenant already has its share of waiting commands */
-    enter(member: WaitingCommand): boolean {
-      if (share.take(member.tenant) !== null) return false;
+    /** Returns why it is refused; null when it waits from now on. */
+    enter(member: WaitingCommand): Fault | null {
+      if (member.until <= performance.now()) return waitedTooLong();
+      if (share.take(member.tenant) !== null) return unavailable(new Error("too many commands wait"));
       const line = member.key === null ? undefined : lines.get(member.key);
       if (line !== undefined) {
         line.push(member);
-        return true;
+        return null;
       }
       if (member.key !== null) lines.set(member.key, []);
       waiting.add(member);
-      return true;
+      return null;
     },
     /**
      * The next batch. Its time limit is that of the command with the least time left, so commands with far more time are left
@@ -194,7 +221,9 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
       }
       running++;
       const executed = executions.begin();
-      void writeBatch(batch, executed).finally(() => {
+      // For nobody: the batch has commands of many tenants, and their requests may be answered at different times.
+      const written = actFor(null, () => writeBatch(batch, executed));
+      void written.finally(() => {
         running--;
         executed();
         resolveIfIdle();
@@ -219,18 +248,11 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
     execute<Input, Output>(command: CommandBase<Input, Output>, input: Input): Promise<Output> {
       if (isClosed) return Promise.reject(unavailable(new Error("the store is closed")));
       return new Promise((resolve, reject) => {
-        const isTaken = queue.enter({
-          command,
-          input,
-          key: command.keyOf?.(input) ?? null,
-          tenant: command.tenantOf(input),
-          bytes: command.bytesOf(input),
-          until: performance.now() + waitMsMax,
-          resolve: (output) => resolve(output as Output),
-          reject,
-        });
-        if (!isTaken) reject(unavailable(new Error("too many commands wait")));
-        else if (!queue.isEmpty()) schedule();
+        const member = memberOf(command, input, waitMsMax, { resolve: resolve as WaitingCommand["resolve"], reject });
+        const refusal = queue.enter(member);
+        if (refusal === null) return void (queue.isEmpty() || schedule());
+        member.request?.endStoreWait(performance.now());
+        reject(refusal);
       });
     },
     /** Refuses further commands and resolves when the waiting ones have ended. */
