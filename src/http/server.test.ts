@@ -3,7 +3,6 @@ import { connect } from "node:net";
 import { Type } from "@sinclair/typebox";
 import { Fault } from "../core/fault.ts";
 import { type Log, type LogFields, silentLog } from "../core/log.ts";
-import { type ActingRequest, actingRequest, actingTenant } from "../kernel/turns.ts";
 import { routes } from "./elysia.ts";
 import { bodyReader } from "./input.ts";
 import { json } from "./responses.ts";
@@ -15,22 +14,12 @@ const log: Log = { debug: record, info: record, warn: record, error: record };
 
 const readThing = bodyReader(Type.Object({ name: Type.String() }, { additionalProperties: false }));
 
-const waited: { acting: ActingRequest | null; tenant: string | null; left: number | undefined }[] = [];
-
 const app = routes()
   .get("/open", () => json("ok", { open: true }))
   .get("/v1/things/:id", ({ params, request }) => json("ok", { id: params.id, user: scopeOf(request).caller.user }))
   .post("/v1/things", async ({ request }) => json("created", await readThing(request)), { parse: "none" })
   .delete("/v1/things/:id", () => {
     throw new Fault("unavailable", "later", { retryAfterSeconds: 7 });
-  })
-  .get("/v1/waits", ({ request }) => {
-    const acting = actingRequest();
-    acting?.beginStoreWait(0, 1_000);
-    acting?.endStoreWait(1_000);
-    waited.push({ acting, tenant: actingTenant(), left: acting?.beginStoreWait(1_000, 1_000) });
-    if (request.headers.has("x-fail")) throw new Fault("unavailable", "later", { retryAfterSeconds: 7 });
-    return json("ok", {});
   })
   .get("/v1/broken", () => {
     throw new Error("secret inside");
@@ -345,13 +334,4 @@ test("a path is logged as far as any of our routes goes", () => {
   const longest = `/v1/${"x".repeat(252)}`;
   expect(shownPath(longest)).toBe(longest);
   expect(shownPath(`${longest}y`)).toBe(`${longest}…`);
-});
-
-test("a request's waits for the store are bounded until its response is made, whatever that is", async () => {
-  for (const headers of [{}, { "x-fail": "1" }]) {
-    await call("/v1/waits", { headers });
-    const last = waited.at(-1);
-    expect([last?.tenant, last?.left]).toEqual(["t", 1_000]);
-    expect(last?.acting?.beginStoreWait(1_000, 1_000)).toBe(2_000);
-  }
 });

@@ -8,7 +8,7 @@ import { type Meters, silentMeters } from "../core/meters.ts";
 import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createFairShare } from "../kernel/share.ts";
-import { ActingRequest, actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
+import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
 import { createRouter, type RoutedApp } from "./elysia.ts";
 import { createBodyDrainer, declaredLength, Intake, isChunked } from "./intake.ts";
 import { createLargeResponses, faultResponse, type LargeResponses } from "./responses.ts";
@@ -121,7 +121,6 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     context.identified(original, shown);
     fields[field] = shown;
     context.owner = shown;
-    context.acting.tenant = shown;
     const traced = tracer === null ? null : guard.traced(request.method, context.path);
     if (tracer !== null && traced !== null) {
       context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
@@ -131,12 +130,12 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     return { requestId, caller, method, holdOpen, note, span: context.span, intake, responses };
   }
 
-  function toRoute(request: Request, { path }: RequestContext, scope: Scope<C>): Response | Promise<Response> {
+  function toRoute(request: Request, { owner, path }: RequestContext, scope: Scope<C>): Response | Promise<Response> {
     guard?.permit?.(scope.caller, scope.method, path);
     const fast = onFastPath(fastPath, request, path);
-    if (fast !== null) return fast(scope);
+    if (fast !== null) return actFor(owner, () => fast(scope));
     (request as ScopedRequest<C>)[SCOPE] = scope;
-    return route(request, path);
+    return actFor(owner, () => route(request, path));
   }
 
   function inTurn(guard: Guard<C>, context: RequestContext, request: Request, caller: C): Response | Promise<Response> {
@@ -151,8 +150,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     if (draining) throw new Fault("unavailable", "the service is shutting down", { retryAfterSeconds: 5 });
     checkFraming(context);
     if (!guard?.covers(path)) {
-      context.acting.tenant = STRANGERS;
-      const toOpenRoute = () => route(request, path);
+      const toOpenRoute = () => actFor(STRANGERS, () => route(request, path));
       return turnOfStranger(context)?.then(toOpenRoute) ?? toOpenRoute();
     }
     const identified = guard.identify(original, path);
@@ -181,18 +179,20 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     async fetch(original: Request, holdOpen: HoldOpen = nothing, identified: Identified = nothing): Promise<Response> {
       const startedAt = performance.now();
       const { request, path } = withRoutableUrl(original);
-      const context = contextOf(original, path, { startedAt, holdOpen, identified });
-      const { acting } = context;
+      const sentId = request.headers.get("x-request-id");
+      const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
+      const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
+      const initial = { identified, owner: STRANGERS, span: null, endsConnection: false };
+      const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...initial };
       let response: Response;
       try {
-        const responding = actFor(acting, () => respond(request, context));
+        const responding = respond(request, context);
         response = responding instanceof Promise ? await responding : responding;
       } catch (error) {
         // Otherwise the runtime would answer a connection full of refused requests in one turn of the event loop.
         if (context.owner === STRANGERS) await turnOfStranger(context);
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
-      acting.answered();
       mark(response, context, draining);
       finish(context, response.status);
       const drained = context.endsConnection ? undefined : drainBody(request, response, context.owner);
@@ -291,26 +291,12 @@ interface RequestContext {
   readonly fields: Fields;
   readonly holdOpen: HoldOpen;
   readonly identified: Identified;
-  readonly acting: ActingRequest;
   /** The tenant or account whose request it is; STRANGERS until that is known. */
   owner: string;
   /** Null when the request is not traced. */
   span: Span | null;
   /** Whether the connection ends with the response, even if more of the request is to come. */
   endsConnection: boolean;
-}
-
-function contextOf(
-  original: Request,
-  path: string,
-  given: Pick<RequestContext, "startedAt" | "holdOpen" | "identified">,
-): RequestContext {
-  const { method, headers } = original;
-  const sentId = headers.get("x-request-id");
-  const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
-  const fields: Fields = { method, path: shownPath(path), request_id: requestId };
-  const initial = { acting: new ActingRequest(), owner: STRANGERS, span: null, endsConnection: false };
-  return { original, path, requestId, fields, ...given, ...initial };
 }
 
 function mark(response: Response, { requestId, endsConnection }: RequestContext, draining: boolean): void {

@@ -1,6 +1,5 @@
 import { afterEach, beforeEach, expect, type Mock, spyOn, test } from "bun:test";
-import { createBatcher } from "./batch.ts";
-import { ActingRequest, actFor, actingRequest, actingTenant, joinInFlight, outlastRequest, turnOf } from "./turns.ts";
+import { joinInFlight, turnOf } from "./turns.ts";
 
 /** Goes on with the work of the requests alone: what else the machine does is no part of any turn. */
 let time: number;
@@ -81,36 +80,4 @@ test("thousands of requests that wait for what another has begun go on in turns,
   await Promise.all(waiters);
   // 200 ms of work in turns of 8 ms.
   expect(turns).toBeGreaterThanOrEqual(15);
-});
-
-test("what a request waits for the store adds up, at the same time counts once, and an answer at once counts for nothing", () => {
-  const acting = new ActingRequest();
-  expect(acting.beginStoreWait(0, 9_000)).toBe(9_000);
-  expect(acting.beginStoreWait(1_000, 9_000)).toBe(9_000);
-  acting.endStoreWait(3_000);
-  acting.endStoreWait(4_000);
-  expect(acting.beginStoreWait(50_000, 9_000)).toBe(55_000);
-  acting.endStoreWait(50_050);
-  expect(acting.beginStoreWait(60_000, 9_000)).toBe(65_000);
-  acting.endStoreWait(65_000);
-  expect(acting.beginStoreWait(70_000, 9_000)).toBe(70_000);
-  acting.answered();
-  acting.endStoreWait(70_000);
-  expect(acting.beginStoreWait(80_000, 9_000)).toBe(89_000);
-});
-
-test("work that outlasts its request is the tenant's, and no request's; nor is a question that others ask too", async () => {
-  const acting = new ActingRequest();
-  acting.tenant = "a";
-  const seen = () => [actingRequest(), actingTenant()];
-  const batcher = createBatcher(async () => {
-    const within = seen();
-    return () => within;
-  });
-  await actFor(acting, async () => {
-    expect(seen()).toEqual([acting, "a"]);
-    expect(outlastRequest(seen)).toEqual([null, "a"]);
-    expect(await batcher.join("key", null)).toEqual([null, "a"]);
-    expect(actFor(null, () => outlastRequest(seen))).toEqual([null, null]);
-  });
 });

@@ -153,65 +153,13 @@ const waitingRequests = createRoundRobin<() => void>();
 /** When the first request of this turn of the event loop began; null before that. */
 let turnBeganAt: number | null = null;
 
-/**
- * A database that answers within this time is not away, so a wait for it counts for nothing: a request with many short
- * questions takes the time that it needs.
- */
-const STORE_WAIT_MS_LEAST = 100;
-
-/** A request as the store knows it: whose it is, and how long it has waited for the store before it is answered. */
-export class ActingRequest {
-  /** Null until the caller is known. */
-  tenant: string | null = null;
-  /** Of questions at the same time, of which the time counts once. */
-  #waits = 0;
-  #since = 0;
-  #waitedMs = 0;
-
-  /** Begins a wait. Returns until when it may last: no longer than `msMax`, and all waits together no longer than that either. */
-  beginStoreWait(now: number, msMax: number): number {
-    if (this.#waits++ === 0) this.#since = now;
-    return Math.min(now, this.#since - this.#waitedMs) + msMax;
-  }
-
-  endStoreWait(now: number): void {
-    if (--this.#waits > 0) return;
-    const ms = now - this.#since;
-    if (ms >= STORE_WAIT_MS_LEAST) this.#waitedMs += ms;
-  }
-
-  /** The bound on all waits together is over, since what still goes on holds up no caller. */
-  answered(): void {
-    this.#waitedMs = Number.NEGATIVE_INFINITY;
-  }
-}
-
-/** A request that is to be answered, or the tenant for whom other work is done; null for the process's own work. */
-const acting = new AsyncLocalStorage<ActingRequest | string | null>();
-
-/** The request that the calling code serves; null for work whose caller is answered already, or that has none. */
-export function actingRequest(): ActingRequest | null {
-  const now = acting.getStore() ?? null;
-  return typeof now === "string" ? null : now;
-}
+const acting = new AsyncLocalStorage<string | null>();
 
 /** The tenant whose request the calling code serves; null for the process's own work. The store shares its turns by it. */
-export function actingTenant(): string | null {
-  const now = acting.getStore() ?? null;
-  return now instanceof ActingRequest ? now.tenant : now;
-}
+export const actingTenant = (): string | null => acting.getStore() ?? null;
 
-/** Runs `work`, with all that follows from it, for this request or tenant; null for work that a request only starts. */
-export const actFor = <T>(request: ActingRequest | string | null, work: () => T): T => acting.run(request, work);
-
-/**
- * Runs work of the tenant's that the request only starts, or that is to be done however long the store is away: it waits
- * for the store as if the request were answered.
- */
-export function outlastRequest<T>(work: () => T): T {
-  const request = actingRequest();
-  return request === null ? work() : acting.run(request.tenant, work);
-}
+/** Runs `work`, with all that follows from it, for this tenant; null for work that a request only starts. */
+export const actFor = <T>(tenant: string | null, work: () => T): T => acting.run(tenant, work);
 
 /** Whether a request that begins now has to wait. If not, it counts as begun in this turn of the event loop. */
 export function isTurnUsedUp(): boolean {

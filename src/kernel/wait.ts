@@ -1,8 +1,6 @@
 // Waiting: for a time, for a signal, for the last of what is under way, and for the end of something. Where a wait ends
 // first, the work goes on, and its outcome is ignored.
 
-import { actFor } from "./turns.ts";
-
 /** The outcome of `work`, unless `ms` pass first: then rejects with what `late` gives. */
 export async function withDeadline<T>(ms: number, work: Promise<T>, late: () => unknown): Promise<T> {
   const { promise, reject } = Promise.withResolvers<never>();
@@ -204,7 +202,7 @@ export function createEndWaiters<K>(options: EndWaitersOptions<K>) {
     isLooking = true;
     setTimeout(async () => {
       // If the store is away, the next question is the same.
-      await actFor(null, lookForAll).catch(() => {});
+      await lookForAll().catch(() => {});
       isLooking = false;
       scheduleLook();
     }, lookAgainMs).unref();

@@ -5,8 +5,6 @@ import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
 import { PassingStartupProblem, StartupProblem } from "../core/startup.ts";
-import { MAX } from "../kernel/limits.ts";
-import { actingRequest, outlastRequest } from "../kernel/turns.ts";
 import { withDeadline } from "../kernel/wait.ts";
 import { CommitUnknown, STORE_RETRY_AFTER_SECONDS, STORE_UNAVAILABLE, UniqueViolation } from "./store.ts";
 
@@ -128,38 +126,11 @@ export function within<T>(ms: number, promise: Promise<T>, onLate: () => void = 
   });
 }
 
-/**
- * Asks the store, for `msMax` at most. What a request asks before it is answered takes no longer all together, so that its
- * caller learns in time that the database is away, also from one that comes and goes.
- *
- * @param ask is given the deadline, by performance.now(), and must keep it
- * @throws Fault `unavailable`, without asking, when the request has waited so long already
- */
-export async function askStore<T>(msMax: number, ask: (until: number) => Promise<T>): Promise<T> {
-  const request = actingRequest();
-  const now = performance.now();
-  if (request === null) return ask(now + msMax);
-  try {
-    const until = request.beginStoreWait(now, msMax);
-    if (until <= now) throw waitedTooLong();
-    return await ask(until);
-  } finally {
-    request.endStoreWait(performance.now());
-  }
-}
-
-/** Waits for what many ask together, whose own bound is not that of one request among them. */
-export const askInRound = <T>(answer: Promise<T>): Promise<T> =>
-  askStore(MAX.storeMs, (until) => within(until - performance.now(), answer));
-
-export const waitedTooLong = () => unavailable(new Error("the request has waited too long for the database"));
-
 const PAUSE_MS_FIRST = 100;
 const PAUSE_MS_MOST = 5_000;
 
 /**
- * Retries a step with exponential backoff while the store is unavailable, for as long as that takes: a request's bound on its
- * waits for the store would otherwise fail each further try.
+ * Retries a step with exponential backoff while the store is unavailable.
  *
  * @param stop whether to give up, so that the last error is thrown
  * @param pauseMsMost the longest pause between two tries
@@ -171,7 +142,7 @@ export async function untilStored<T>(
 ): Promise<T> {
   for (let pause = PAUSE_MS_FIRST; ; pause = Math.min(pause * 2, pauseMsMost)) {
     try {
-      return await outlastRequest(step);
+      return await step();
     } catch (error) {
       if (!(error instanceof Fault) || error.kind !== "unavailable" || stop()) throw error;
     }

@@ -8,7 +8,6 @@ import { isId } from "../../core/id.ts";
 import { createBatcher } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { BURST_DEFAULT, MAX } from "../../kernel/limits.ts";
-import { askInRound } from "../../storage/failures.ts";
 import {
   type Command,
   FOR_ALL,
@@ -125,7 +124,7 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
     async find(tenant: string, id: string): Promise<InvocableAgent | null> {
       const agent = cached(tenant, id);
       if (agent !== undefined || !isId("agt", id)) return agent ?? null;
-      return askInRound(reads.join(keyOf(tenant, id), { tenant, id }));
+      return reads.join(keyOf(tenant, id), { tenant, id });
     },
     /** Must be called after a write that may have changed the agent, before the write is acknowledged. */
     forget(tenant: string, id: string) {
@@ -369,7 +368,7 @@ export function createSharedRateLimiter(
     takeNow,
     async take(tenant, agent) {
       const taken = takeNow(tenant, agent);
-      return taken === undefined ? askInRound(takes.join(bucketKey(agent), { tenant, agent })) : taken;
+      return taken === undefined ? takes.join(bucketKey(agent), { tenant, agent }) : taken;
     },
   };
 }

@@ -6,7 +6,6 @@ import { and, eq, inArray, isNull, lte, or, sql } from "drizzle-orm";
 import { Fault } from "../../core/fault.ts";
 import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
-import { outlastRequest } from "../../kernel/turns.ts";
 import { removeInGroups } from "../../storage/cleanup.ts";
 import { untilStored, within } from "../../storage/failures.ts";
 import {
@@ -78,7 +77,7 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
     async wasStored(call: UnsureCall): Promise<boolean> {
       let isLate = false;
       unnoted.add(call.id);
-      const deciding = outlastRequest(() => wasAccepted(call, () => isLate));
+      const deciding = wasAccepted(call, () => isLate);
       try {
         // A caller is answered within ten seconds; 700 ms are what a write that ran into its timeout leaves.
         const isStored = await within(700, deciding);

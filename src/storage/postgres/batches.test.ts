@@ -1,8 +1,7 @@
 // How commands on Postgres come together, over a database that the test answers for.
 import { expect, test } from "bun:test";
 import { Fault } from "../../core/fault.ts";
-import { ActingRequest, actFor, actingTenant } from "../../kernel/turns.ts";
-import { askInRound, unavailable } from "../failures.ts";
+import { unavailable } from "../failures.ts";
 import { type Command, CommitUnknown } from "../store.ts";
 import { type CommandGroup, createCommandBatches, createCommandLanes } from "./batches.ts";
 
@@ -338,55 +337,4 @@ test("when more wait than are written together, tenants have turns, and each one
   for (const number of [1, 2]) (await ran(number)).answer();
   expect((await ran(1)).names.slice(0, 2)).toEqual(["a253", "a254"]);
   expect(await Promise.all(all)).toHaveLength(603);
-});
-
-test("a command gets what its request has left to wait, and is refused unwritten when that is nothing", async () => {
-  const { execute, ran, runs } = batchesByHand({ waitMsMax: 60_000 });
-  const request = new ActingRequest();
-  const waited = (ms: number) => {
-    request.beginStoreWait(0, 60_000);
-    request.endStoreWait(ms);
-  };
-  waited(40_000);
-  const began = performance.now();
-  const inTime = actFor(request, () => execute(first, { name: "a" }));
-  const run = await ran(0);
-  expect(run.until - began).toBeWithin(20_000, 25_000);
-  run.answer();
-  expect(await inTime).toBe("a");
-  waited(20_000);
-  expect(await kindOf(actFor(request, () => execute(first, { name: "b" })))).toBe("unavailable");
-  request.answered();
-  const after = performance.now();
-  const late = actFor(request, () => execute(first, { name: "c" }));
-  const next = await ran(1);
-  expect(next.names).toEqual(["c"]);
-  expect(next.until - after).toBeGreaterThanOrEqual(60_000);
-  next.answer();
-  expect(await late).toBe("c");
-  expect(runs).toHaveLength(2);
-});
-
-test("a batch is written for nobody, whoever asked first", async () => {
-  const seen: (string | null)[] = [];
-  const batches = createCommandBatches({
-    atOnce: 1,
-    waitMsMax: 60_000,
-    async run(groups) {
-      seen.push(actingTenant());
-      return groups.map(({ inputs }) => inputs.map(() => "done"));
-    },
-  });
-  expect(await actFor("t", () => batches.execute(first, { name: "a" }))).toBe("done");
-  expect(seen).toEqual([null]);
-});
-
-test("a request waits for what many ask together no longer than it has left to wait", async () => {
-  const request = new ActingRequest();
-  request.beginStoreWait(0, 9_000);
-  request.endStoreWait(8_900);
-  const never = Promise.withResolvers<string>().promise;
-  expect(await actFor(request, () => kindOf(askInRound(never)))).toBe("unavailable");
-  request.answered();
-  expect(await actFor(request, () => kindOf(askInRound(Promise.resolve("known"))))).toBe("known");
 });

@@ -6,8 +6,7 @@ import { createTurnQueue } from "../../kernel/batch.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { inSlices } from "../../kernel/loop.ts";
 import { createFairShare } from "../../kernel/share.ts";
-import { type ActingRequest, actFor, actingRequest } from "../../kernel/turns.ts";
-import { unavailable, waitedTooLong } from "../failures.ts";
+import { unavailable } from "../failures.ts";
 import { type Command, type CommandBase, CommitUnknown, type SqlRow, type Tx } from "../store.ts";
 import type { DatabaseConnection } from "./pool.ts";
 
@@ -26,8 +25,6 @@ interface WaitingCommand {
   readonly key: string | null;
   readonly tenant: string;
   readonly bytes: number;
-  /** The request that waits for it; null when none does. */
-  readonly request: ActingRequest | null;
   /** By performance.now(). */
   readonly until: number;
   resolve(output: unknown): void;
@@ -51,28 +48,6 @@ interface CommandBatchesOptions {
   run(groups: readonly CommandGroup[], until: number, committing: () => void): Promise<unknown[][]>;
 }
 
-/** Begins the wait of the request that it is for. */
-function memberOf(
-  command: AnyCommand,
-  input: unknown,
-  waitMsMax: number,
-  { resolve, reject }: Pick<WaitingCommand, "resolve" | "reject">,
-): WaitingCommand {
-  const request = actingRequest();
-  const now = performance.now();
-  return {
-    command,
-    input,
-    key: command.keyOf?.(input) ?? null,
-    tenant: command.tenantOf(input),
-    bytes: command.bytesOf(input),
-    request,
-    until: request === null ? now + waitMsMax : request.beginStoreWait(now, waitMsMax),
-    resolve,
-    reject,
-  };
-}
-
 /** The queue of waiting commands, which forms the batches. */
 function createQueue(waitMsMax: number) {
   const waiting = createTurnQueue<WaitingCommand>();
@@ -85,8 +60,7 @@ function createQueue(waitMsMax: number) {
   const lines = new Map<string, WaitingCommand[]>();
 
   /** Takes an answered command off the queue, so that the next one of its key may be written. */
-  function leave({ key, tenant, request }: WaitingCommand): void {
-    request?.endStoreWait(performance.now());
+  function leave({ key, tenant }: WaitingCommand): void {
     share.giveBack(tenant);
     if (key === null) return;
     const next = lines.get(key)?.shift();
@@ -100,18 +74,17 @@ function createQueue(waitMsMax: number) {
   return {
     leave,
     isEmpty: () => waiting.size === 0,
-    /** Returns why it is refused; null when it waits from now on. */
-    enter(member: WaitingCommand): Fault | null {
-      if (member.until <= performance.now()) return waitedTooLong();
-      if (share.take(member.tenant) !== null) return unavailable(new Error("too many commands wait"));
+    /** @returns false when the tenant already has its share of waiting commands */
+    enter(member: WaitingCommand): boolean {
+      if (share.take(member.tenant) !== null) return false;
       const line = member.key === null ? undefined : lines.get(member.key);
       if (line !== undefined) {
         line.push(member);
-        return null;
+        return true;
       }
       if (member.key !== null) lines.set(member.key, []);
       waiting.add(member);
-      return null;
+      return true;
     },
     /**
      * The next batch. Its time limit is that of the command with the least time left, so commands with far more time are left
@@ -221,9 +194,7 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
       }
       running++;
       const executed = executions.begin();
-      // For nobody: the batch has commands of many tenants, and their requests may be answered at different times.
-      const written = actFor(null, () => writeBatch(batch, executed));
-      void written.finally(() => {
+      void writeBatch(batch, executed).finally(() => {
         running--;
         executed();
         resolveIfIdle();
@@ -248,11 +219,18 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
     execute<Input, Output>(command: CommandBase<Input, Output>, input: Input): Promise<Output> {
       if (isClosed) return Promise.reject(unavailable(new Error("the store is closed")));
       return new Promise((resolve, reject) => {
-        const member = memberOf(command, input, waitMsMax, { resolve: resolve as WaitingCommand["resolve"], reject });
-        const refusal = queue.enter(member);
-        if (refusal === null) return void (queue.isEmpty() || schedule());
-        member.request?.endStoreWait(performance.now());
-        reject(refusal);
+        const isTaken = queue.enter({
+          command,
+          input,
+          key: command.keyOf?.(input) ?? null,
+          tenant: command.tenantOf(input),
+          bytes: command.bytesOf(input),
+          until: performance.now() + waitMsMax,
+          resolve: (output) => resolve(output as Output),
+          reject,
+        });
+        if (!isTaken) reject(unavailable(new Error("too many commands wait")));
+        else if (!queue.isEmpty()) schedule();
       });
     },
     /** Refuses further commands and resolves when the waiting ones have ended. */

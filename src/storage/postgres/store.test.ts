@@ -7,8 +7,6 @@ import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import { ActingRequest, actFor } from "../../kernel/turns.ts";
-import { untilStored } from "../failures.ts";
 import { renewProcess } from "../leases.ts";
 import { type Tx, UniqueViolation } from "../store.ts";
 import { postgresQueries, postgresTables } from "./pool.ts";
@@ -81,40 +79,6 @@ describe("on Postgres alone", () => {
     relay.restore();
     expect(await add("2")).toBe("stored");
     expect(await agentIds(store)).toEqual(["0", "2"]);
-    await close();
-  });
-
-  test("a server that answers late again and again holds up a request no longer than one that is away", async () => {
-    const callMsMax = 3_000;
-    const { store, add, close } = await behindRelay(callMsMax);
-    expect(await add("0")).toBe("stored");
-    const slowly = (seconds: number) => sql<string>`pg_sleep(${sql.raw(`${seconds}`)})::text`;
-    const { db } = store.read;
-    const read = () => outcome(db.select({ slept: slowly(1.2) }).from(sql`(values (1)) as one`));
-    const write = () =>
-      outcome(store.write((tx) => tx.db.select({ slept: slowly(1.2) }).from(sql`(values (1)) as one`)));
-    const request = new ActingRequest();
-    request.tenant = "acme";
-    await actFor(request, async () => {
-      const began = performance.now();
-      // At the same time, so their time counts once.
-      expect(await Promise.all([read(), write(), read()])).not.toContain("unavailable");
-      expect(await write()).not.toBe("unavailable");
-      expect(await read()).toBe("unavailable");
-      expect([await read(), await add("1")]).toEqual(["unavailable", "unavailable"]);
-      expect(performance.now() - began).toBeLessThan(callMsMax + 1_200);
-      // Work that is to be done whatever it takes goes on.
-      expect(
-        await untilStored(
-          () => store.write((tx) => addAgent(tx, "2")),
-          () => true,
-        ).then(() => "stored"),
-      ).toBe("stored");
-      request.answered();
-      expect(await read()).not.toBe("unavailable");
-      expect(await add("3")).toBe("stored");
-    });
-    expect(await agentIds(store)).toEqual(["0", "2", "3"]);
     await close();
   });
 

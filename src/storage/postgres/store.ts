@@ -6,7 +6,7 @@ import type { Clock } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { poll } from "../../kernel/loop.ts";
 import { actingTenant } from "../../kernel/turns.ts";
-import { askStore, startProblem, within } from "../failures.ts";
+import { startProblem, within } from "../failures.ts";
 import { migratePostgres } from "../migrate.ts";
 import { type CommandBase, createCallEnds, NOW, type Reader, type SqlRow, type Store } from "../store.ts";
 import { createCommandKinds, createCommandLanes, runCommands, runGroups } from "./batches.ts";
@@ -93,7 +93,7 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     write: (work, { urgent = false } = {}) =>
       urgent
         ? write({ ...writing, writers: firstWriters }, work)
-        : askStore(callMsMax, (until) => write(writing, work, until, { tenant: actingTenant() })),
+        : write(writing, work, undefined, { tenant: actingTenant() }),
     execute(command, input) {
       if (command.kind === "counter") return sharedCounters.execute(command, input);
       return (command.kind === "look_up" ? lookUps : batches).execute(command, input);
@@ -126,8 +126,9 @@ const createReader = (reading: Reading): Reader => postgresReader((...query) => 
 
 /** Runs a query in a read-only transaction. It is retried when it was undone or lost its connection. */
 function read({ readers, callMsMax }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
+  const until = performance.now() + callMsMax;
   const task = (connection: DatabaseConnection) => inRead(connection, BEGIN_READ, () => connection.query(...query));
-  return askStore(callMsMax, (until) => retrySerializationOn(readers, until, task, actingTenant()));
+  return retrySerializationOn(readers, until, task, actingTenant());
 }
 
 const NO_EFFECTS = { ended() {} };
