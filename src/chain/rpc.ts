@@ -6,7 +6,7 @@ import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { inSpan, type Tracer } from "../core/tracing.ts";
 import type { Outbound } from "../http/client/outbound.ts";
-import { createLimiter } from "../kernel/share.ts";
+import { createSlots } from "../kernel/share.ts";
 import type { Network } from "../x402/network.ts";
 import { type Block, block, exchange, hex, NoAnswer, quantity, RpcError } from "./json-rpc.ts";
 
@@ -204,7 +204,7 @@ type Endpoint = ReturnType<typeof createEndpoint>;
 function createEndpoint(url: string, index: number, options: RpcOptions) {
   const { network, outbound, log, onError, timeoutMs = 3000, tracer = null } = options;
   const server = { outbound, url, timeoutMs, answerBytesMax: 4 * 1024 * 1024 };
-  const inSlot = createLimiter({ size: REQUESTS_PER_NODE });
+  const inSlot = createSlots(REQUESTS_PER_NODE);
   let state: EndpointState = "untested";
   /** Consecutive failures, tests aside: the exponent of the backoff. */
   let failures = 0;

@@ -12,7 +12,6 @@ import { Fault, type FaultKind } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createFairQueue, createFairShare, createLimiter, enter, type FairQueue } from "../kernel/share.ts";
 import { inStoreTurns, inTurn } from "../kernel/turns.ts";
-import { type StopSignal, untilFirst } from "../kernel/wait.ts";
 
 /** The HTTP status of each Fault kind. */
 export const STATUS = {
@@ -146,7 +145,9 @@ export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax =
    */
   async function respond({ tenant, request, weight = 0, ...rest }: LargeResponse, make: Make): Promise<Response> {
     const { status = "ok", type = "application/json", headers } = rest;
-    const room = new ResponseShare(queue, tenant, (wait) => untilFirst([request.signal], wait, waitMsMax));
+    const room = new ResponseShare(queue, tenant, () =>
+      AbortSignal.any([request.signal, AbortSignal.timeout(waitMsMax)]),
+    );
     try {
       let body: Awaited<ReturnType<typeof tryMake>> = weight > SMALL_CHARACTERS ? weight : await tryMake(room, make);
       while (typeof body === "number") {
@@ -181,20 +182,18 @@ export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax =
   };
 }
 
-/** Runs a wait with a signal that ends it. */
-type InTime = (wait: (end: StopSignal) => Promise<void>) => Promise<void>;
-
 /** The part of its tenant's share that one response holds. */
 class ResponseShare {
   readonly tenant: string;
   readonly #queue: FairQueue;
-  readonly #inTime: InTime;
+  readonly #deadline: () => AbortSignal;
   #held = 0;
 
-  constructor(queue: FairQueue, tenant: string, inTime: InTime) {
+  /** @param deadline called when a wait begins; its signal ends that wait */
+  constructor(queue: FairQueue, tenant: string, deadline: () => AbortSignal) {
     this.#queue = queue;
     this.tenant = tenant;
-    this.#inTime = inTime;
+    this.#deadline = deadline;
   }
 
   /** Changes the share to `weight` if there is room for it. */
@@ -211,7 +210,7 @@ class ResponseShare {
     if (this.takeNow(weight)) return;
     const wanted = { tenant: this.tenant, agent: null, amount: weight - this.#held };
     try {
-      await this.#inTime(async (end) => enter(this.#queue, wanted, end));
+      await enter(this.#queue, wanted, this.#deadline());
     } catch (cause) {
       const tooMany = "too many responses are being read slowly";
       throw new Fault("unavailable", tooMany, { retryAfterSeconds: 1, cause });

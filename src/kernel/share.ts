@@ -1,9 +1,10 @@
 // Fair shares of what is scarce (slots, connections, bytes of memory), by tenant first, then by agent:
 //
 // - `createFairShare`: takes now or not at all; `createFairQueue` and `enter`: waits for it in turn
-// - `createLimiter`: runs work in few slots, and may refuse after a while
+// - `createSlots`, `createLimiter`: run work in few slots; the limiter refuses after a while
 // - `createReservedShare`: keeps a part free for holders of none
 // - `ReclaimableShare`: memory that slow holders lose when others wait
+// - `createRoundRobin`: turns alone, without amounts
 //
 // What one may hold falls with the square of what it leaves free. So a tenant alone gets seven eighths; tenants that
 // together ask for more than there is get equal parts; and a newcomer finds something free, however many hold all they may.
@@ -11,8 +12,7 @@
 import { Fault } from "../core/fault.ts";
 import { MAX } from "./limits.ts";
 import { inSlices } from "./loop.ts";
-import { shortStep } from "./turns.ts";
-import { type StopSignal, untilFirst } from "./wait.ts";
+import type { StopSignal } from "./wait.ts";
 
 export interface FairShareOptions {
   /** All that there is: a count, or bytes. */
@@ -325,12 +325,9 @@ export function enter(
   const giveUp = () => {
     // Removed at once: a share taken for it now would belong to nobody.
     queue.remove(waiter);
-    // Thousands of waits may end in one moment, and each caller is then told.
-    shortStep(() => {
-      // Those behind it may want less.
-      queue.serveAgent(waiter.tenant, waiter.agent);
-      reject(signal?.reason);
-    }, waiter.tenant);
+    // Those behind it may want less.
+    queue.serveAgent(waiter.tenant, waiter.agent);
+    reject(signal?.reason);
   };
   const waiter: Waiter = {
     ...wanted,
@@ -346,45 +343,85 @@ export function enter(
   return promise;
 }
 
+// Turns among all that wait: one of each tenant in turn, and within a tenant in the order of arrival.
+
+export function createRoundRobin<T>() {
+  const waiting = new Map<string, Set<T>>();
+  let size = 0;
+  return {
+    get size() {
+      return size;
+    },
+    /** An item that waits already keeps its place. */
+    add(tenant: string, item: T): void {
+      const items = waiting.get(tenant) ?? new Set<T>();
+      if (items.has(item)) return;
+      waiting.set(tenant, items.add(item));
+      size++;
+    },
+    /** Takes out the next one that is of none of the tenants `passedOver`. */
+    next(passedOver?: ReadonlySet<string>): { readonly tenant: string; readonly item: T } | undefined {
+      for (const [tenant, items] of waiting) {
+        if (passedOver?.has(tenant)) continue;
+        // It stands last from now on.
+        waiting.delete(tenant);
+        for (const item of items) {
+          items.delete(item);
+          if (items.size > 0) waiting.set(tenant, items);
+          size--;
+          return { tenant, item };
+        }
+      }
+      return undefined;
+    },
+  };
+}
+
 interface LimiterOptions {
   readonly size: number;
   /** How many may wait. */
   readonly waitingMax?: number;
-  /** The message of the Fault when too many wait, or a slot does not come for long; without it, all wait as long as it takes. */
-  readonly tooMany?: string;
+  /** The message of the Fault when too much is asked for. */
+  readonly tooMany: string;
 }
 
-async function enterSlot(queue: FairQueue, tenant: string, signal?: StopSignal): Promise<void> {
-  await enter(queue, { tenant, agent: null, amount: 1 }, signal);
-}
-
-/** Runs work in one of `size` slots, which the tenants share. @throws Fault `unavailable` as `tooMany` says; what the work throws */
-export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooMany }: LimiterOptions) {
+/**
+ * Work in one of so many slots, which are waited for.
+ *
+ * @param wait ends when the tenant has its slot
+ * @returns what the work gives
+ */
+export function createSlots(size: number, wait: (queue: FairQueue, tenant: string) => Promise<void> = enterSlot) {
   const queue = createFairQueue(createFairShare({ size }));
-  const waiting = createFairShare({ size: waitingMax });
-
-  async function enterInTime(tenant: string, message: string): Promise<void> {
-    const refused = (cause?: unknown) => new Fault("unavailable", message, { retryAfterSeconds: 1, cause });
-    if (waiting.take(tenant) !== null) throw refused();
-    try {
-      await untilFirst([], (late) => enterSlot(queue, tenant, late), MAX.limiterWaitMs);
-    } catch (cause) {
-      throw refused(cause);
-    } finally {
-      waiting.giveBack(tenant);
-    }
-  }
-
   return async <T>(tenant: string, work: () => Promise<T>): Promise<T> => {
-    if (!queue.takeNow(tenant, null, 1)) {
-      await (tooMany === undefined ? enterSlot(queue, tenant) : enterInTime(tenant, tooMany));
-    }
+    if (!queue.takeNow(tenant, null, 1)) await wait(queue, tenant);
     try {
       return await work();
     } finally {
       queue.giveBack(tenant, null, 1);
     }
   };
+}
+
+async function enterSlot(queue: FairQueue, tenant: string, signal?: StopSignal): Promise<void> {
+  await enter(queue, { tenant, agent: null, amount: 1 }, signal);
+}
+
+/** Slots that throw Fault `unavailable` when one does not come for long, or too many wait. */
+export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooMany }: LimiterOptions) {
+  const waiting = createFairShare({ size: waitingMax });
+  const refused = (cause?: unknown) => new Fault("unavailable", tooMany, { retryAfterSeconds: 1, cause });
+
+  return createSlots(size, async (queue, tenant) => {
+    if (waiting.take(tenant) !== null) throw refused();
+    try {
+      await enterSlot(queue, tenant, AbortSignal.timeout(MAX.limiterWaitMs));
+    } catch (cause) {
+      throw refused(cause);
+    } finally {
+      waiting.giveBack(tenant);
+    }
+  });
 }
 
 // Slots shared out among holders (accounts), an eighth of them reserved for holders of none. So however much some hold,

@@ -89,22 +89,15 @@ export class Stop implements StopSignal, Stoppable {
   }
 }
 
-/** One for all waits, since thousands may end in one moment. */
-const TOO_LATE = new DOMException("the wait took too long", "TimeoutError");
-
 /**
  * Does work that the first of them stops. Nothing is left at any of them afterwards: a timeout that somebody listens to is
  * kept for its whole time.
- *
- * @param ms after this time the work is stopped too. The runtime's timeout signal costs 20 µs when its time comes.
  */
 export async function untilFirst<T>(
   signals: readonly StopSignal[],
   work: (first: StopSignal) => Promise<T>,
-  ms?: number,
 ): Promise<T> {
   const first = new Stop();
-  const timer = ms === undefined ? undefined : setTimeout(() => first.abort(TOO_LATE), ms);
   const listening = signals.map((signal) => ({ signal, tell: () => first.abort(signal.reason) }));
   for (const { signal, tell } of listening) {
     if (signal.aborted) tell();
@@ -113,7 +106,6 @@ export async function untilFirst<T>(
   try {
     return await work(first);
   } finally {
-    clearTimeout(timer);
     for (const { signal, tell } of listening) signal.removeEventListener("abort", tell);
   }
 }

@@ -15,8 +15,7 @@ import { type Answer, OutboundError, type ReadAhead } from "../../http/client/ex
 import { type Outbound, requestSafely } from "../../http/client/outbound.ts";
 import { BODILESS } from "../../http/client/response-parser.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { shortStep } from "../../kernel/turns.ts";
-import { type StopSignal, unlessAborted, untilFirst } from "../../kernel/wait.ts";
+import { unlessAborted, untilFirst } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, freeMemory } from "../../wire/body.ts";
 import { isEventStream } from "../../wire/event-stream.ts";
@@ -77,13 +76,12 @@ export async function headOf(
 ): Promise<Answer> {
   const { signal } = timeouts;
   timeouts.waitFor("head");
-  timeouts.throwIfStopped();
+  signal.throwIfAborted();
   const { credential_ref: ref } = opened;
   const credential = ref === null ? null : await unlessAborted(signal, credentialOf(deps, opened, ref, signal));
   if (!(await unlessAborted(signal, isOurs()))) {
     throw new CallError("internal", "ended elsewhere", { callerMessage: "the call was ended before it was sent" });
   }
-  timeouts.throwIfStopped();
   const headers = [...opened.headers, ...own, ...credentialHeaders(credential)];
   recorder.dialled();
   const { url, tenant } = opened;
@@ -143,9 +141,9 @@ function decodedForExchange(decoders: DecoderShare, { tenant, agentId: agent }: 
   return {
     tenant,
     async decoderMemory(bytes, closing, evict) {
-      const take = (signal: StopSignal) => decoders.take({ tenant, agent }, bytes, signal, evict);
+      const wait = AbortSignal.timeout(MAX.decoderWaitMs);
       try {
-        return await untilFirst([closing], take, MAX.decoderWaitMs);
+        return await untilFirst([closing, wait], (signal) => decoders.take({ tenant, agent }, bytes, signal, evict));
       } catch (error) {
         closing.throwIfAborted();
         throw new Undecodable("no memory for its encoding in time", { cause: error });
@@ -182,7 +180,6 @@ export interface ExchangeTimeoutLimits {
 export function startExchangeTimeouts(
   { headMs, silenceMs, callerMs }: ExchangeTimeoutLimits,
   callerSignal: AbortSignal,
-  tenant: string,
 ) {
   const controller = new AbortController();
   const limits = { head: headMs, upstream: silenceMs, caller: callerMs };
@@ -192,17 +189,9 @@ export function startExchangeTimeouts(
   let timer: ReturnType<typeof setTimeout> | undefined;
   let whenOver: CallStop = "timeout";
 
-  let whyStopped: CallStop | null = null;
-
-  const abort = () => {
-    if (whyStopped !== null && !controller.signal.aborted) controller.abort(whyStopped);
-  };
-  /** A tenant's streams may all end in one moment, as when its client dies, and each end costs up to 80 µs. */
   const stop = (why: CallStop) => {
     clearTimeout(timer);
-    if (whyStopped !== null) return;
-    whyStopped = why;
-    shortStep(abort, tenant);
+    if (!controller.signal.aborted) controller.abort(why);
   };
   const onGone = () => stop("cancelled");
 
@@ -226,22 +215,15 @@ export function startExchangeTimeouts(
     /** Its reason is a CallStop. */
     signal: controller.signal,
     stop,
-    /** For what must not begin while a stop waits for its turn. @throws the reason of the stop */
-    throwIfStopped() {
-      abort();
-      controller.signal.throwIfAborted();
-    },
     waitFor(whom: "head" | "upstream" | "caller") {
       limit = limits[whom];
       since = performance.now();
       whenOver = whom === "caller" ? "cancelled" : "timeout";
-      if (limit !== null && since + limit < dueAt && whyStopped === null) arm(since + limit);
+      if (limit !== null && since + limit < dueAt && !controller.signal.aborted) arm(since + limit);
     },
-    /** The reason of a stop that waits for its turn counts. */
     end() {
       clearTimeout(timer);
       limit = null;
-      abort();
       callerSignal.removeEventListener("abort", onGone);
     },
   };

@@ -9,7 +9,7 @@ import { ReadAhead } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createFairQueue, createFairShare, enter, type FairShareOptions } from "../../kernel/share.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment } from "../../kernel/time.ts";
-import { createInFlight, endsWithin, type StopSignal, untilFirst } from "../../kernel/wait.ts";
+import { createInFlight, endsWithin, untilFirst } from "../../kernel/wait.ts";
 import { within } from "../../storage/failures.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, freeBody } from "../../wire/body.ts";
@@ -91,7 +91,7 @@ export function createStreams(options: StreamsDeps) {
     /** Runs an open call and records its end, whatever happens. @throws Fault when the upstream gave no response */
     async call(opened: OpenedCall, body: CallBody, end: CallerEnd): Promise<Response> {
       const { tenant, agentId, key, listsTools } = opened;
-      const timeouts = timeoutsOf(opened, options.upstreamTimeoutMs, false, end);
+      const timeouts = timeoutsOf(options.upstreamTimeoutMs, false, end);
       const leave = inFlight.enter();
       calls.set(key.id, timeouts);
       // A paid call is not stopped because others need its memory.
@@ -125,7 +125,7 @@ export function createStreams(options: StreamsDeps) {
     async connect(opened: OpenedConnection, end: CallerEnd): Promise<Response> {
       const { tenant, agentId, method } = opened;
       const isEventStream = method === "GET";
-      const timeouts = timeoutsOf(opened, options.upstreamTimeoutMs, isEventStream, end);
+      const timeouts = timeoutsOf(options.upstreamTimeoutMs, isEventStream, end);
       connections.add(timeouts);
       return run(deps, {
         opened,
@@ -183,16 +183,10 @@ function memoryOfStreams() {
 
 export type Streams = ReturnType<typeof createStreams>;
 
-const timeoutsOf = (
-  { tenant }: OpenedRequest,
-  headMs: number,
-  mayBeSilent: boolean,
-  { callerSignal }: CallerEnd,
-): ExchangeTimeouts =>
+const timeoutsOf = (headMs: number, mayBeSilent: boolean, { callerSignal }: CallerEnd): ExchangeTimeouts =>
   startExchangeTimeouts(
     { headMs, silenceMs: mayBeSilent ? null : headMs, callerMs: MAX.callerSilenceMs },
     callerSignal,
-    tenant,
   );
 
 interface StreamRun extends Omit<StreamExchange, "own" | "isDenied" | "ended"> {
@@ -329,8 +323,8 @@ function createSlots(
   const permitFor = (tenant: string, agent: string) => once(() => queue.giveBack(tenant, agent, 1));
 
   async function wait(tenant: string, agent: string, callerSignal: AbortSignal): Promise<void> {
-    const wait = async (first: StopSignal) => enter(queue, { tenant, agent, amount: 1 }, first);
-    await untilFirst([callerSignal, stopping], wait, waitMs).catch(() => {
+    const signals = [callerSignal, stopping, AbortSignal.timeout(waitMs)];
+    await untilFirst(signals, async (first) => enter(queue, { tenant, agent, amount: 1 }, first)).catch(() => {
       throw full();
     });
   }
