@@ -206,7 +206,10 @@ tollgate help configuration is the page of all variables`,
     forms: [""],
     summary: "print the version",
     about: "print the version",
-    run: async () => `tollgate ${VERSION}\n`,
+    async run({ problems }) {
+      if (problems.length > 0) throw new Misuse(problems);
+      return `tollgate ${VERSION}\n`;
+    },
   },
 };
 

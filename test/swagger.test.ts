@@ -254,6 +254,30 @@ browserSuite(`the page in a browser${reason}`, () => {
     expect(await idIn(remover, "id").inputValue()).toBe(first);
   });
 
+  test("what an agent answers chooses no ID that the page fills in", async () => {
+    const chosen = "agt_00000000-0000-7000-8000-000000000bad";
+    using upstream = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: () => Response.json({ id: chosen }) });
+    const token = await gateway.token({ tenant: "choosing", user: "alice" });
+    const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
+    const body = JSON.stringify({ name: "chooser", upstream_url: `${upstream.url}` });
+    const made = await fetch(`${gateway.url}/v1/agents`, { method: "POST", headers, body });
+    const { id } = (await made.json()) as { id: string };
+    await using visited = await visit(browser, gateway.url);
+    const { page } = visited;
+    await authorize(page, token);
+    const opened = async (method: string, path: string) => {
+      const block = page.locator(`.opblock-${method}:has([data-path="${path}"])`);
+      await block.locator(".opblock-summary-control").click();
+      await block.getByRole("button", { name: "Execute" }).waitFor();
+      return { block, idField: block.locator('tr[data-param-name="id"] input') };
+    };
+    const streamed = await opened("post", "/v1/proxy/{id}/stream");
+    await streamed.idField.fill(id);
+    await streamed.block.getByRole("button", { name: "Execute" }).click();
+    await streamed.block.locator(".live-responses-table").filter({ hasText: chosen }).waitFor();
+    expect(await (await opened("delete", "/v1/agents/{id}")).idField.inputValue()).not.toBe(chosen);
+  });
+
   test("the page is dark where the system is, and follows it", async () => {
     await using visited = await visit(browser, gateway.url);
     const { page, complaints } = visited;

@@ -187,10 +187,12 @@ const WRONG: readonly Wrong[] = [
     env: OWN_FACILITATOR,
     told: ["192.0.2.1 is not an address of this machine"],
   },
+  { words: "version now", told: ["now is not expected"] },
   // The settlement of a tenant.
   { words: `${SET} http://127.0.0.1:9443`, told: ["--facilitator must be an https URL"] },
   { words: `${SET} https://user:hunter2@f.test`, told: ["--facilitator must not carry user information"] },
   { words: `${SET} https://f.test/?a=1`, told: ["--facilitator must have no query and no fragment"] },
+  { words: `${SET}=`, told: ["--facilitator must be given"] },
   { words: "settlement set --tenant acme", told: ["--facilitator must be given", "--bundle must be given"] },
   {
     words: "settlement set --tenant acme --facilitator https://f.test --bundle other.pem",

@@ -63,9 +63,9 @@ export async function setSettlement(line: CommandLine): Promise<string> {
 }
 
 function readUrl({ flags, problems }: CommandLine): string {
-  const url = flags.get("facilitator");
-  if (url === undefined) problems.push("--facilitator must be given: the https URL of the facilitator");
-  return url ?? "";
+  const url = flags.get("facilitator") ?? "";
+  if (url === "") problems.push("--facilitator must be given: the https URL of the facilitator");
+  return url;
 }
 
 function readBundle({ flags, problems }: CommandLine): string {

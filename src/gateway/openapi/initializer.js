@@ -52,8 +52,8 @@ const replaceable = new Set();
 const prefixOf = (id) => id.split("_")[0];
 
 const remember = (id) => {
+  if (id.match(ID)?.[0] !== id) return;
   const ids = remembered[prefixOf(id)];
-  if (ids === undefined) return;
   ids.splice(0, ids.length, id, ...ids.filter((other) => other !== id));
   replaceable.add(id);
 };
@@ -62,14 +62,17 @@ const forget = (id) => {
   for (const ids of Object.values(remembered)) ids.splice(0, ids.length, ...ids.filter((other) => other !== id));
 };
 
-/** Learns from a response of this gateway. A list fills only what is not known yet. */
-const learn = ({ url, status, headers, body }, method, path) => {
+/**
+ * Learns from a response of this gateway. A list fills only what is not known yet. The body of a streamed call is the agent's,
+ * which must not choose what the reader deletes next, so only the gateway's header counts there.
+ */
+const learn = ({ url, status, headers, body: received }, method, path) => {
   const [called] = url.match(ID) ?? [];
+  const body = path.endsWith("/stream") ? null : received;
   if (method === "delete" && status === 204) return forget(called);
   const made = [body?.id, body?.invocation_id, headers["x-service-invocation-id"]];
   const agent = path.startsWith("/v1/proxy/") ? called : body?.agent_id;
   for (const id of made) learnId(id, agent);
-  // An agent may answer with anything.
   const { id, agent_id } = [body?.data, body?.credentials].find(Array.isArray)?.[0] ?? {};
   if (typeof id === "string" && newest(prefixOf(id)) === undefined) learnId(id, agent_id);
 };
