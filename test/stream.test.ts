@@ -148,7 +148,8 @@ const AT_ONCE = 100;
 
 test("five thousand calls that break at every stage leave neither sockets nor memory behind", async () => {
   await using gateway = await startGateway({
-    env: { TOLLGATE_UPSTREAM_TIMEOUT_MS: "1000", TOLLGATE_AGENT_CONCURRENCY: "1000" },
+    // Long enough that on a busy machine a call whose upstream breaks off does not reach it first.
+    env: { TOLLGATE_UPSTREAM_TIMEOUT_MS: "2000", TOLLGATE_AGENT_CONCURRENCY: "1000" },
   });
   const client = await clientOf(gateway);
   const upstreams = STAGES.map(({ upstream }) => startRawUpstream(upstream));
@@ -176,8 +177,8 @@ test("five thousand calls that break at every stage leave neither sockets nor me
   for (const [index, { error_class }] of STAGES.entries()) {
     const all = (await client.rows(`?agent_id=${agents[index]}`)).total;
     const right = (await client.rows(`?agent_id=${agents[index]}&error_class=${error_class}`)).total;
-    // On a busy machine some of those who leave do so when it is over, and some of the others take longer than the timeout.
-    expect([index, error_class, right / all >= 0.75]).toEqual([index, error_class, true]);
+    // On a busy machine a few of those who leave do so when it is over.
+    expect([index, error_class, right / all]).toEqual([index, error_class, expect.closeTo(1, 1)]);
   }
   // Connections to callers that are idle may still be open.
   expect(socketsOf(gateway) - sockets).toBeLessThan(AT_ONCE);
