@@ -78,7 +78,7 @@ export function begin(line: CommandLine, purpose: Purpose, problemsOf?: (config:
   const { config, warnings } = configured(line, purpose, problemsOf);
   const log: OpenLog = openLog({ ...config.log, clock: systemClock });
   for (const warning of warnings) log.warn("configuration", { warning });
-  // They come before anything that the command prints.
+  // The warnings come before anything that the command prints.
   log.flush();
   return { config, log };
 }

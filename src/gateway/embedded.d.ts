@@ -3,7 +3,7 @@ declare module "*.md" {
   const text: string;
   export default text;
 }
-declare module "*/style.css" {
+declare module "*.css" {
   const text: string;
   export default text;
 }

@@ -7,6 +7,7 @@ import zlib from "node:zlib";
 import { MAX } from "../kernel/limits.ts";
 import { turnOf } from "../kernel/turns.ts";
 import { routes } from "./elysia.ts";
+import pageStyle from "./page.css" with { type: "text" };
 import {
   createLargeResponses,
   type LargeResponses,
@@ -47,6 +48,11 @@ export function asset(content: string | Uint8Array, type: string): Asset {
     "x-content-type-options": "nosniff",
   };
   return { bytes, type, headers };
+}
+
+/** The style sheet of a page, after what all pages share. */
+export function styleAsset(own: string): Asset {
+  return asset(`${pageStyle}${own}`, "text/css; charset=utf-8");
 }
 
 /** A page that loads nothing from another host and runs no inline script or style. */
@@ -116,14 +122,19 @@ async function representationsOf(asset: Asset): Promise<Representations> {
 
 /** Whether the request's Accept-Encoding names gzip, or stands for all codings, and does not refuse it by `q=0`. */
 function takesGzip(request: Request): boolean {
-  const codings = (request.headers.get("accept-encoding") ?? "").toLowerCase().split(",");
-  const weights = new Map(
-    codings.map((coding) => {
-      const [name = "", ...parameters] = coding.split(";").map((part) => part.trim());
-      return [name, !parameters.some((parameter) => /^q=0(\.0*)?$/.test(parameter))];
-    }),
-  );
-  return weights.get("gzip") ?? weights.get("*") ?? false;
+  const codings = request.headers.get("accept-encoding") ?? "";
+  return (weightOf(codings, "gzip") ?? weightOf(codings, "*") ?? 0) > 0;
+}
+
+/** The weight that a list such as `Accept` gives a value by its own name (RFC 9110, section 12.4.2); null where it is not named. */
+export function weightOf(list: string, value: string): number | null {
+  for (const member of list.toLowerCase().split(",")) {
+    const [name, ...parameters] = member.split(";").map((part) => part.trim());
+    if (name !== value) continue;
+    const weight = parameters.find((parameter) => parameter.startsWith("q="));
+    return weight === undefined ? 1 : Number(weight.slice(2)) || 0;
+  }
+  return null;
 }
 
 async function serveAsset(

@@ -32,9 +32,11 @@ const FLAG_MEANINGS: Readonly<Record<string, string>> = {
   verify: "read the whole copy, and open its keys",
 };
 
+const WHAT_IT_IS = "tollgate: a multi-tenant gateway for agents, and the facilitator that settles their payments";
+
 /** The help that fits on a screen. */
 export function shortHelp(commands: Commands): string {
-  return `tollgate: a multi-tenant gateway for agents, and the facilitator that settles their payments
+  return `${WHAT_IT_IS}
 
 Usage: tollgate COMMAND [flags]
 
@@ -99,7 +101,7 @@ export function helpText(commands: Commands, serve: CliCommand): string {
   });
   const width = Math.max(...PAGES.map(({ name }) => name.length));
   const topics = PAGES.map(({ name, summary }) => `  ${name.padEnd(width)}  ${summary}\n`);
-  return `tollgate: a multi-tenant gateway for agents, and the facilitator that settles their payments
+  return `${WHAT_IT_IS}
 
 ${usages.join("")}  tollgate --help | --version
 

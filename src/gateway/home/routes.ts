@@ -2,7 +2,7 @@
 // machine. The page's links are relative, so that it works below a proxy's prefix too, and it needs no script.
 
 import { Type } from "@sinclair/typebox";
-import { type Asset, type Assets, asset, pageAsset } from "../../http/assets.ts";
+import { type Asset, type Assets, pageAsset, styleAsset, weightOf } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { shape } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
@@ -94,7 +94,7 @@ export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, public
     )
     .get(
       "/home.css",
-      assets.madeOnce(() => asset(style, "text/css; charset=utf-8")),
+      assets.madeOnce(() => styleAsset(style)),
       { detail: { hide: true } },
     );
 }
@@ -104,19 +104,8 @@ const VARIES = { vary: "accept" };
 
 /** Whether a caller asks for HTML by its name, and not for JSON first. Programs that take anything get JSON. */
 function wantsHtml(accept: string): boolean {
-  const weight = weightOf(accept, "text/html");
-  return weight > 0 && weight >= weightOf(accept, "application/json");
-}
-
-/** The weight that a media type is given by its own name in `Accept` (RFC 9110, section 12.5.1); 0 where it is not named. */
-function weightOf(accept: string, type: string): number {
-  for (const range of accept.toLowerCase().split(",")) {
-    const [name, ...parameters] = range.split(";").map((part) => part.trim());
-    if (name !== type) continue;
-    const weight = parameters.find((parameter) => parameter.startsWith("q="));
-    return weight === undefined ? 1 : Number(weight.slice(2)) || 0;
-  }
-  return 0;
+  const weight = weightOf(accept, "text/html") ?? 0;
+  return weight > 0 && weight >= (weightOf(accept, "application/json") ?? 0);
 }
 
 const LOCAL_TOKEN = `<p>Every call below <code>/v1</code> needs a token. This command, where the gateway runs, mints one:</p>

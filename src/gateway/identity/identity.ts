@@ -197,7 +197,7 @@ function problemOf(token: string, issuer: Issuer, now: number): TokenProblem | n
   try {
     const { alg, typ } = decodeProtectedHeader(token);
     const { iss, exp, cnf } = decodeJwt(token);
-    // First, since issuers have algorithms and types of their own, of which this says more.
+    // The issuer is compared first: a token of another one often has another algorithm and type too, which would say less.
     if (iss !== issuer.name) return "other issuer";
     if (alg === undefined || !issuer.algorithms.includes(alg)) return "other algorithm";
     if (!isAccessTokenType(typ)) return "other type";

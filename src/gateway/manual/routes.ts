@@ -4,7 +4,7 @@
 
 import { readFileSync } from "node:fs";
 import minisearch from "minisearch" with { type: "file" };
-import { type Assets, asset, pageAsset } from "../../http/assets.ts";
+import { type Assets, asset, pageAsset, styleAsset } from "../../http/assets.ts";
 import { PAGES } from "./pages.ts";
 import script from "./search.js" with { type: "text" };
 import style from "./style.css" with { type: "text" };
@@ -18,7 +18,7 @@ export function manualRoutes({ routesOf }: Assets) {
   return routesOf("/docs", {
     "/docs": async () => pageAsset(await fileText("")),
     ...Object.fromEntries(shown),
-    "/docs/style.css": () => asset(style, "text/css; charset=utf-8"),
+    "/docs/style.css": () => styleAsset(style),
     "/docs/search.js": () => asset(script, javascript),
     // Imported as a file, the library is the path to its module, whatever its types say.
     "/docs/minisearch.js": () => asset(readFileSync(String(minisearch)), javascript),
