@@ -1,6 +1,7 @@
 // The host rules that prevent SSRF: which URLs may be stored, which addresses may be dialled, which hosts are exempt, and which
 // hosts a secret may be sent to. Pure. Addresses are bytes here: every spelling of an address is normalised before it is
 // judged, and what can't be parsed is refused.
+import { isIPv4, isIPv6 } from "node:net";
 
 export const URL_CHARACTERS_MAX = 2048;
 /** The most hosts that one credential may list. */
@@ -15,53 +16,26 @@ export interface AddressRange {
   readonly prefix: number;
 }
 
-const V4_PART = "(0|[1-9]\\d?|1\\d\\d|2[0-4]\\d|25[0-5])";
-const V4 = new RegExp(`^${[V4_PART, V4_PART, V4_PART, V4_PART].join("\\.")}$`);
-
-function parseV4(text: string): Address | null {
-  const match = V4.exec(text);
-  if (match === null) return null;
-  const [, a, b, c, d] = match;
-  return Uint8Array.of(Number(a), Number(b), Number(c), Number(d));
+/** Parses a canonical IPv4 address or any text form of an IPv6 address (RFC 4291 section 2.2), without zone and brackets. */
+export function parseAddress(text: string): Address | null {
+  if (isIPv4(text)) return Uint8Array.from(text.split("."), Number);
+  return isIPv6(text) && !text.includes("%") ? bytesOfV6(text) : null;
 }
 
-/** Colon-separated groups as bytes; an IPv4 address may stand for the last two. */
-function parseGroups(text: string): number[] | null {
-  if (text === "") return [];
-  const bytes: number[] = [];
-  const groups = text.split(":");
-  for (const [index, group] of groups.entries()) {
-    const v4 = index === groups.length - 1 && group.includes(".") ? parseV4(group) : null;
-    if (v4 !== null) {
-      bytes.push(...v4);
-      continue;
-    }
-    if (!/^[0-9a-f]{1,4}$/i.test(group)) return null;
-    const value = Number.parseInt(group, 16);
-    bytes.push(value >> 8, value & 0xff);
-  }
-  return bytes;
-}
-
-function parseV6(text: string): Address | null {
-  if (text.length > 45) return null;
-  const halves = text.split("::");
-  const head = parseGroups(halves[0] ?? "");
-  const tail = parseGroups(halves[1] ?? "");
-  if (head === null || tail === null || halves.length > 2) return null;
-  const gap = 16 - head.length - tail.length;
-  if (halves.length === 1 ? gap !== 0 : gap < 2) return null;
-  // The IPv4 form is allowed at the end of an address only, not before the gap.
-  if (halves.length === 2 && halves[0]?.includes(".")) return null;
+/** The bytes of an IPv6 address whose form has been checked; an IPv4 address may stand for the last two groups. */
+function bytesOfV6(text: string): Address {
+  const [head = [], tail = []] = text.split("::").map((half) => half.split(":").flatMap(bytesOfGroup));
   const address = new Uint8Array(16);
   address.set(head);
   address.set(tail, 16 - tail.length);
   return address;
 }
 
-/** Parses a canonical IPv4 address or any text form of an IPv6 address (RFC 4291 section 2.2), without zone and brackets. */
-export function parseAddress(text: string): Address | null {
-  return text.includes(":") ? parseV6(text) : parseV4(text);
+function bytesOfGroup(group: string): number[] {
+  if (group === "") return [];
+  if (group.includes(".")) return group.split(".").map(Number);
+  const value = Number.parseInt(group, 16);
+  return [value >> 8, value & 0xff];
 }
 
 function parseRange(text: string): AddressRange | null {
@@ -146,7 +120,8 @@ export function literalAddress(hostname: string): string | null {
 /** The host as URLs spell it, so that IDNs and short forms of addresses compare equal; null when it is not a host. */
 function canonicalHost(text: string): string | null {
   const bare = /^\[.*\]$/.test(text) ? text.slice(1, -1) : text;
-  if (bare.includes(":")) return parseV6(bare) === null ? null : (URL.parse(`http://[${bare}]/`)?.hostname ?? null);
+  if (bare.includes(":"))
+    return parseAddress(bare) === null ? null : (URL.parse(`http://[${bare}]/`)?.hostname ?? null);
   if (!/^[^\s/\\?#@:*[\]%]+$/.test(text)) return null;
   const url = URL.parse(`http://${text}/`);
   const name = url === null ? "" : bareName(url.hostname);
@@ -326,8 +301,7 @@ export function localAddresses(hostname: string, rules: HostRules): readonly str
 /** Why a stored URL may not name this host; null when it may. */
 function problemOfHost(hostname: string, rules: HostRules): string | null {
   if (isDeniedName(hostname, rules)) return DENIED;
-  const literal = literalAddress(hostname);
-  const address = literal === null ? null : parseAddress(literal);
+  const address = parseAddress(literalAddress(hostname) ?? "");
   if (address !== null) return problemOfAddress(address, rules);
   const local = localAddresses(hostname, rules) ?? [];
   return local.every((each) => mayDial(hostname, each, rules)) ? null : LOCAL;
