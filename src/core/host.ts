@@ -92,10 +92,6 @@ function unmapped(address: Address): Address {
   return inAny(MAPPED, address) ? address.slice(12) : address;
 }
 
-export function isSame(one: Address, other: Address): boolean {
-  return one.length === other.length && one.every((byte, index) => byte === other[index]);
-}
-
 export interface HostList {
   readonly names: ReadonlySet<string>;
   readonly ranges: readonly AddressRange[];
@@ -257,7 +253,7 @@ function isExemptAddress(address: Address, { allow }: HostRules): boolean {
 }
 
 function isOwn(address: Address, { own }: HostRules): boolean {
-  return reached(address).some((each) => own().some((mine) => isSame(mine, each)));
+  return reached(address).some((each) => own().some((mine) => Buffer.compare(mine, each) === 0));
 }
 
 export function isDeniedName(hostname: string, { deny }: HostRules): boolean {
