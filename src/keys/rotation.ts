@@ -9,10 +9,10 @@
 import { and, asc, eq, isNotNull, isNull, lt, max, ne, sql } from "drizzle-orm";
 import type { Clock } from "../core/time.ts";
 import { PROCESS_LEASES } from "../storage/leases.ts";
-import type { Store, Tx } from "../storage/store.ts";
+import type { Store } from "../storage/store.ts";
 import { newKey, resealDataKey, unwrap, wrap } from "./envelope.ts";
 import type { MasterKeys } from "./master-keys.ts";
-import { type NewSigningKey, newSigningKeys, signingKeyIdentity, storeSigningKeys } from "./signing-keys.ts";
+import { newSigningKeys, signingKeyIdentity, storeSigningKeys } from "./signing-keys.ts";
 import { changeState, isWrappedByOthers, lackingHolders, lockState, readState, requireMasterKey } from "./state.ts";
 import { createTenantKeys, DEPLOYMENT, tenantKeyIdentity } from "./tenant-keys.ts";
 
@@ -100,7 +100,6 @@ type Activation = "active" | "superseded" | readonly string[];
 
 /** From the commit on, every new key is wrapped with the announced master key. */
 async function activate({ store, masterKeys, clock }: RotationOptions, id: string): Promise<Activation> {
-  const masterKey = requireMasterKey(masterKeys, id);
   const made = await newSigningKeys();
   return store.write(async (tx) => {
     const state = await lockState(tx);
@@ -110,19 +109,12 @@ async function activate({ store, masterKeys, clock }: RotationOptions, id: strin
     const lacks = await lackingHolders(tx, id, 0);
     if (lacks.length > 0) return lacks;
     await changeState(tx, state, { master_key_id: id, next_master_key_id: null, is_rotating: true });
-    await replaceSigningKeys(tx, made, { masterKey, master_key_id: id, now: clock.now() });
+    const { signingKeys: t } = tx.tables;
+    const now = clock.now();
+    await tx.db.update(t).set({ retired_at: now }).where(isNull(t.retired_at));
+    await storeSigningKeys(tx, made, masterKeys, id, now);
     return "active";
   });
-}
-
-async function replaceSigningKeys(
-  tx: Tx,
-  made: readonly NewSigningKey[],
-  wrapping: Parameters<typeof storeSigningKeys>[2],
-): Promise<void> {
-  const { signingKeys: t } = tx.tables;
-  await tx.db.update(t).set({ retired_at: wrapping.now }).where(isNull(t.retired_at));
-  await storeSigningKeys(tx, made, wrapping);
 }
 
 /** How many rows one step along a table has changed, and where the next step begins; null at the end. */
