@@ -5,6 +5,7 @@ import { isIP } from "node:net";
 import { dirname, resolve } from "node:path";
 import type { Hex } from "../core/bytes.ts";
 import { parseHostList } from "../core/host.ts";
+import { parseUint256 } from "../x402/types.ts";
 
 export interface Kind<T> {
   /** Completes "NAME must be …". */
@@ -228,15 +229,10 @@ export const ratio: Kind<number> = {
   parse: (text) => (/^(0(\.\d{1,15})?|1(\.0{1,15})?)$/.test(text) ? Number(text) : undefined),
 };
 
-const UINT256_MAX = 2n ** 256n - 1n;
-
 /** An amount in atomic units of the token, or in wei. */
 export const amount: Kind<bigint> = {
   must: "a whole number of at most 256 bits, in decimal digits only",
-  parse: (text) => {
-    const value = /^[0-9]{1,78}$/.test(text) ? BigInt(text) : UINT256_MAX + 1n;
-    return value <= UINT256_MAX ? value : undefined;
-  },
+  parse: (text) => parseUint256(text) ?? undefined,
 };
 
 export const gwei: Kind<bigint> = {
