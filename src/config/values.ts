@@ -86,16 +86,13 @@ const isHostEntry = (entry: string) => attempt(() => parseHostList([entry])) !==
 /** The entries as they were written, checked by the parser of the host rules. */
 export const hostList: Kind<readonly string[]> = {
   must: "a comma-separated list of at most 1000 host names, addresses and CIDR ranges, without ports",
-  parse: (value) => {
-    const entries = listed(value);
-    return entries.length <= 1000 && entries.every(isHostEntry) ? entries : undefined;
-  },
+  parse: (value) => parsedEntries(value, 1000, (entry) => (isHostEntry(entry) ? entry : undefined)),
   why: (value) => hostProblem(listed(value), isHostEntry, 1000),
 };
 
 function parseUrl(value: string, protocols: readonly string[]): URL | undefined {
-  const url = URL.canParse(value) ? new URL(value) : undefined;
-  return url !== undefined && protocols.includes(url.protocol) ? url : undefined;
+  const url = URL.parse(value);
+  return url !== null && protocols.includes(url.protocol) ? url : undefined;
 }
 
 /** The URL as it was written, since an issuer is compared with claims character by character. */
@@ -198,14 +195,7 @@ function pairList(must: string, takes: (value: string) => boolean): Kind<readonl
   const parseOne = (entry: string) => parsePair(entry, takes);
   return {
     must,
-    parse: (text) => {
-      const entries = listed(text);
-      const parsed = entries.flatMap((entry) => {
-        const pair = parseOne(entry);
-        return pair === undefined ? [] : [pair];
-      });
-      return parsed.length === entries.length && parsed.length <= PAIRS_MAX ? parsed : undefined;
-    },
+    parse: (text) => parsedEntries(text, PAIRS_MAX, parseOne),
     why: (text) => entryProblem(listed(text), (entry) => parseOne(entry) !== undefined, PAIRS_MAX),
   };
 }
@@ -260,6 +250,13 @@ function listed(text: string): readonly string[] {
   return text.split(",").flatMap((entry) => entry.trim() || []);
 }
 
+/** Undefined when there are more than `most` entries, or one of them is not valid. */
+function parsedEntries<T>(text: string, most: number, parse: (entry: string) => T | undefined) {
+  const parsed = listed(text).map(parse);
+  const valid = parsed.filter((entry) => entry !== undefined);
+  return valid.length === parsed.length && valid.length <= most ? valid : undefined;
+}
+
 /** Names the first entry that is not valid by its position, since the entry itself may be a secret. */
 function entryProblem(
   entries: readonly string[],
@@ -289,10 +286,8 @@ function listOf<T extends string>(
   return {
     must,
     parse: (text) => {
-      const entries = listed(text);
-      const parsed = entries.flatMap((entry) => parse(entry) ?? []);
-      const whole = parsed.length === entries.length && parsed.length > 0 && parsed.length <= most;
-      return whole && new Set(parsed).size === parsed.length ? parsed : undefined;
+      const parsed = parsedEntries(text, most, parse) ?? [];
+      return parsed.length > 0 && new Set(parsed).size === parsed.length ? parsed : undefined;
     },
     why: (text) => {
       const entries = listed(text);
