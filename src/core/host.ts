@@ -273,11 +273,6 @@ export function mayDial(hostname: string, text: string, rules: HostRules): boole
   return isExempt(hostname, text, rules) || (isGlobal(address) && !isOwn(address, rules));
 }
 
-/** RFC 6761 section 6.3: localhost and every name under it mean the loopback addresses. */
-function isLocalhost(name: string): boolean {
-  return name === "localhost" || name.endsWith(".localhost");
-}
-
 const LOOPBACK = ["127.0.0.1", "::1"];
 const LOCAL =
   "must not name localhost or a loopback, private, link-local or other local address that TOLLGATE_ALLOW_HOSTS does not exempt";
@@ -289,7 +284,9 @@ const DENIED = "must not name a host that this gateway is set to refuse";
  */
 export function localAddresses(hostname: string, rules: HostRules): readonly string[] | null {
   const name = bareName(hostname);
-  if (!isLocalhost(name) || rules.allow.names.has(name)) return null;
+  // RFC 6761 section 6.3: localhost and every name under it mean the loopback addresses.
+  const isLocal = name === "localhost" || name.endsWith(".localhost");
+  if (!isLocal || rules.allow.names.has(name)) return null;
   const exempt = LOOPBACK.filter((address) => mayDial(name, address, rules));
   return exempt.length > 0 ? exempt : LOOPBACK;
 }
