@@ -4,14 +4,12 @@
 import type { Balance, Chain } from "../../chain/chain.ts";
 import type { FindOwnTransfer } from "../../chain/find-use.ts";
 import type { TimeSpan } from "../../chain/newest-block.ts";
-import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
-import type { Clock } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { createReservedShare, mayTake } from "../../kernel/share.ts";
 import { createEndWaiters, endsWithin } from "../../kernel/wait.ts";
-import type { Store } from "../../storage/store.ts";
+import type { Store, StoreTools } from "../../storage/store.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
@@ -205,11 +203,8 @@ type Collected = CollectionOutcome | { readonly refused: CollectionOutcome } | "
 const REFUSALS = { ceiling: "over_daily_ceiling", reverts: "payer_reverted", gas: "over_daily_gas" } as const;
 
 /** `chain` and `wallet` are narrowed to the functions that settling calls. */
-export interface SettleOptions {
+export interface SettleOptions extends StoreTools {
   readonly network: Network;
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
   readonly meters?: Pick<Meters, "settlement" | "settlementTook">;
   readonly chain: Pick<Chain, "isSignedByContract" | "balanceOf" | "hasCode" | "isUsed"> &
     Pick<Wallet, "simulate"> & {
