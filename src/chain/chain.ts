@@ -14,7 +14,6 @@ import { RpcError } from "./json-rpc.ts";
 import { createNewestBlock } from "./newest-block.ts";
 import { createRpc, type NodeClient, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
 import * as token from "./token.ts";
-import { isMulticall3, MULTICALL3 } from "./token.ts";
 
 /** The payee may have spent its whole balance since the estimate, which costs 17,100 gas more. */
 const GAS_RESERVE = 20_000n;
@@ -99,7 +98,8 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
       return (await rpc.ask(question).catch(() => null)) !== "0x";
     },
     /** Whether Multicall3 is deployed at its usual address, with the expected code. */
-    hasMulticall3: () => ask("eth_getCode", [MULTICALL3, "latest"], (code) => isMulticall3(wire.data(code))),
+    hasMulticall3: () =>
+      ask("eth_getCode", [token.MULTICALL3, "latest"], (code) => token.isMulticall3(wire.data(code))),
     /** Whether the payer is a contract wallet that accepts this signature (ERC-1271). */
     isSignedByContract: (authorization: Authorization, signature: Hex) =>
       isSignedByContract(rpc, authorization, signature),
