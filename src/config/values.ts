@@ -5,7 +5,7 @@ import { isIP } from "node:net";
 import { dirname, resolve } from "node:path";
 import type { Hex } from "../core/bytes.ts";
 import { parseHostList } from "../core/host.ts";
-import { parseUint256 } from "../x402/types.ts";
+import { lowerHex, parseUint256 } from "../x402/types.ts";
 
 export interface Kind<T> {
   /** Completes "NAME must be …". */
@@ -317,8 +317,5 @@ export const rpcUrls = listOf(
 
 export const address: Kind<Hex> = {
   must: "an address: 0x and 40 hex digits",
-  parse: (text) => {
-    const digits = /^0x([0-9a-f]{40})$/i.exec(text)?.[1]?.toLowerCase();
-    return digits === undefined || /^0+$/.test(digits) ? undefined : `0x${digits}`;
-  },
+  parse: (text) => (/^0x(?!0+$)[0-9a-f]{40}$/i.test(text) ? lowerHex(text) : undefined),
 };

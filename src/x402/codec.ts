@@ -5,7 +5,7 @@ import { Fault, invalidField } from "../core/fault.ts";
 import { URL_CHARACTERS_MAX } from "../core/host.ts";
 import { textProblem } from "../core/text.ts";
 import { MAX } from "../kernel/limits.ts";
-import { parseJson } from "../wire/json.ts";
+import { isJsonObject, parseJson } from "../wire/json.ts";
 import { type Network, SCHEME, X402_VERSION } from "./network.ts";
 import type { WireRequirements } from "./schemas.ts";
 import { type Authorization, type Hex, lowerHex, type Payment, parseUint256, type Requirements } from "./types.ts";
@@ -231,12 +231,9 @@ function objectIn(scope: FieldScope, key: string): FieldScope {
 }
 
 function asFields(value: unknown, name: string): FieldScope["fields"] {
-  if (!isObject(value)) throw invalidField(name, "must be a JSON object");
+  if (!isJsonObject(value)) throw invalidField(name, "must be a JSON object");
   return value;
 }
-
-const isObject = (value: unknown): value is FieldScope["fields"] =>
-  typeof value === "object" && value !== null && !Array.isArray(value);
 
 const pathOf = ({ path }: FieldScope, key: string): string => (path === "" ? key : `${path}.${key}`);
 
