@@ -2,7 +2,7 @@
 import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isKeyOf, KEY_MUST } from "./pem.ts";
-import { attempt } from "./values.ts";
+import { systemReason } from "./values.ts";
 import type { COMMON, DEMO, FACILITATOR, GATEWAY, VariableRow } from "./variables.ts";
 
 export const GATEWAY_PORT = 8080;
@@ -127,16 +127,18 @@ function together(name: VariableName, other: VariableName): ConfigRule[] {
   return [needed(name, other), requires(name, other)];
 }
 
-export const DATA_DIR_MUST = "must be a directory that can be created and written";
+const DATA_DIR_MUST = "must be a directory that tollgate can create and write to";
 
 /** False when the directory exists and is writable, or can be created. Changes nothing. */
 function dataDirProblem(path: string): string | false {
   let at = resolve(path);
   // A path below a file, or in a directory that this process may not read, does not exist for it.
   while (!existsSync(at)) at = dirname(at);
-  const isUsable = attempt(() => {
+  if (!statSync(at).isDirectory()) return `${DATA_DIR_MUST}: ${at} is not a directory`;
+  try {
     accessSync(at, constants.R_OK | constants.W_OK | constants.X_OK);
-    return statSync(at).isDirectory();
-  });
-  return isUsable !== true && `${DATA_DIR_MUST} (${at} is not)`;
+    return false;
+  } catch (error) {
+    return `${DATA_DIR_MUST}: ${at} is not writable: ${systemReason(error)}`;
+  }
 }
