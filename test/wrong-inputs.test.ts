@@ -247,6 +247,14 @@ const WRONG: readonly Wrong[] = [
       `TOLLGATE_SECRETS_DIR must be the path of a readable directory: ${at("none.dir")} does not exist`,
     ],
   },
+  {
+    words: "serve",
+    env: { TOLLGATE_JWKS_URL: "https://x.test", TOLLGATE_PORT: "1234", TOLLGATE_METRICS_PORT: "1234" },
+    told: [
+      "TOLLGATE_JWKS_URL has no effect without TOLLGATE_OIDC_ISSUER: unset it, or set",
+      "TOLLGATE_METRICS_PORT must differ from the port of TOLLGATE_PORT",
+    ],
+  },
   { words: "serve --mode", told: ["--mode needs a value: --mode gateway|facilitator"] },
   { words: "--mode gatway", told: ["--mode must be gateway or facilitator"] },
   { words: "--port 0", told: ["TOLLGATE_MODE must be gateway or facilitator (or give --mode)"] },

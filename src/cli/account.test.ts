@@ -185,7 +185,7 @@ describe("a bad account command", () => {
       refused("the certificate belongs to the account alice already"),
     );
     expect(await account(["add", "a\nb", "--cert", other])).toEqual(
-      refused("name: must not contain control characters"),
+      refused("NAME must not contain control characters"),
     );
     expect(await account(["add-cert", "alice", "--cert", cert])).toEqual(
       refused("the certificate belongs to the account alice already"),

@@ -112,7 +112,7 @@ async function withAccounts<T>(config: DataLocation, log: Log, work: (store: Sto
     return await withStore(opening, work);
   } catch (error) {
     if (!(error instanceof Fault) || error.kind === "unavailable") throw error;
-    throw new StartupProblem(error.message, { cause: error });
+    throw new StartupProblem(error.message.replace(/^name: /, "NAME "), { cause: error });
   }
 }
 

@@ -66,14 +66,14 @@ export const GATEWAY_RULES: readonly ConfigRule[] = [
   rule(
     "TOLLGATE_USER_CLAIM",
     null,
-    (v) => v.TOLLGATE_USER_CLAIM === v.TOLLGATE_TENANT_CLAIM && "must not be the claim of TOLLGATE_TENANT_CLAIM",
+    (v) => v.TOLLGATE_USER_CLAIM === v.TOLLGATE_TENANT_CLAIM && "must differ from TOLLGATE_TENANT_CLAIM",
   ),
   rule(
     "TOLLGATE_SCOPE_CLAIM",
     null,
     (v) =>
       [v.TOLLGATE_TENANT_CLAIM, v.TOLLGATE_USER_CLAIM].includes(v.TOLLGATE_SCOPE_CLAIM) &&
-      "must not be the claim of TOLLGATE_TENANT_CLAIM or TOLLGATE_USER_CLAIM",
+      "must differ from TOLLGATE_TENANT_CLAIM and TOLLGATE_USER_CLAIM",
   ),
 ];
 
@@ -92,7 +92,7 @@ export const FACILITATOR_RULES: readonly ConfigRule[] = [
   ...together("TOLLGATE_REMOTE_SIGNER_ADDRESS", "TOLLGATE_REMOTE_SIGNER_URL"),
   rule("TOLLGATE_SIGNER_KEY", "TOLLGATE_REMOTE_SIGNER_URL", (v) => {
     const [isLocal, isRemote] = [v.TOLLGATE_SIGNER_KEY !== null, v.TOLLGATE_REMOTE_SIGNER_URL !== null];
-    if (isLocal && isRemote) return "must be unset, or TOLLGATE_REMOTE_SIGNER_URL unset";
+    if (isLocal && isRemote) return "must be unset when TOLLGATE_REMOTE_SIGNER_URL is set: only one of them can sign";
     return !isLocal && !isRemote && "must be set (or TOLLGATE_REMOTE_SIGNER_URL)";
   }),
 ];
@@ -104,7 +104,7 @@ function otherPort(name: PortVariable, other: PortVariable, fallback: number): C
   return rule(
     name,
     other,
-    (v) => v[name] !== 0 && v[name] === (v[other] ?? fallback) && `must not be the port of ${other}`,
+    (v) => v[name] !== 0 && v[name] === (v[other] ?? fallback) && `must differ from the port of ${other}`,
   );
 }
 
@@ -118,7 +118,11 @@ function needed(name: VariableName, other: VariableName, why = `must be set when
 }
 
 /** A variable that has no meaning without the other. */
-function requires(name: VariableName, other: VariableName, why = `must be unset, or ${other} set too`): ConfigRule {
+function requires(
+  name: VariableName,
+  other: VariableName,
+  why = `has no effect without ${other}: unset it, or set ${other} too`,
+): ConfigRule {
   return rule(name, other, (v) => v[name] !== null && v[other] === null && why);
 }
 
