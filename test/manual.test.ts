@@ -68,13 +68,14 @@ browserSuite(`the manual in a browser${whyNoBrowser}`, () => {
     test(`is searched by the keyboard at ${viewport.width} pixels, also by words that are mistyped`, async () => {
       await using visited = await visit(browser, `${gateway.url}/docs/api`, { viewport, colorScheme });
       const { page, asked, strays, complaints } = visited;
-      expect(asked.filter((path) => /minisearch|search\.json/.test(path))).toEqual([]);
+      expect(asked.filter((path) => /find\.js|minisearch|search\.json/.test(path))).toEqual([]);
       await page.keyboard.press("/");
       expect(await focused(page)).toBe("search");
       await page.keyboard.type("retenton");
       const [first, second] = [page.locator("#found a").first(), page.locator("#found a").nth(1)];
       await first.waitFor();
-      expect(asked.filter((path) => /minisearch|search\.json/.test(path)).sort()).toEqual([
+      expect(asked.filter((path) => /find\.js|minisearch|search\.json/.test(path)).sort()).toEqual([
+        "/docs/find.js",
         "/docs/minisearch.js",
         "/docs/search.json",
       ]);
@@ -91,7 +92,7 @@ browserSuite(`the manual in a browser${whyNoBrowser}`, () => {
       await page.locator("#search").waitFor();
       await page.keyboard.press("/");
       await page.keyboard.type("xyzzy");
-      await page.locator("#found").getByText("Nothing found").waitFor();
+      await page.locator("#found").getByText("Nothing in the manual has “xyzzy”").waitFor();
       await page.keyboard.press("Escape");
       expect(await page.locator("#found").isVisible()).toBe(false);
       expect([strays, complaints]).toEqual([[], []]);

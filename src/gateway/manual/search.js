@@ -17,20 +17,18 @@ let loading = null;
 function loadedIndex() {
   loading ??= Promise.all([
     import(new URL("minisearch.js", site)),
+    import(new URL("find.js", site)),
     fetch(new URL("search.json", site)).then((answer) => answer.json()),
   ])
-    .then(([{ default: MiniSearch }, { options, index }]) => MiniSearch.loadJS(index, options))
+    .then(([{ default: MiniSearch }, { find, OPTIONS }, index]) => {
+      const loaded = MiniSearch.loadJS(index, OPTIONS);
+      return (wanted) => find(loaded, wanted).slice(0, SHOWN_MAX);
+    })
     .catch(() => {
       loading = null;
       return null;
     });
   return loading;
-}
-
-/** Sections that have all words; where none has, those with any of them. */
-function hitsOf(index, wanted) {
-  const all = index.search(wanted);
-  return (all.length > 0 ? all : index.search(wanted, { combineWith: "OR" })).slice(0, SHOWN_MAX);
 }
 
 /** The text around the first word that was found, with every found word marked. */
@@ -70,17 +68,24 @@ function close() {
   said.textContent = "";
 }
 
+function noneItem(text) {
+  const item = document.createElement("li");
+  item.className = "none";
+  item.textContent = text;
+  return item;
+}
+
 async function search() {
   const wanted = field.value.trim();
-  const index = wanted === "" ? null : await loadedIndex();
+  const hitsOf = wanted === "" ? null : await loadedIndex();
   if (field.value.trim() !== wanted) return;
-  const items = index === null ? [] : hitsOf(index, wanted).map(itemOf);
-  const none = document.createElement("li");
-  none.textContent = index === null ? "The search could not be loaded" : "Nothing found";
-  found.replaceChildren(...(items.length === 0 ? [none] : items));
+  const items = hitsOf === null ? [] : hitsOf(wanted).map(itemOf);
+  const none =
+    hitsOf === null ? "The search could not be loaded" : `Nothing in the manual has “${wanted}”. Try another word.`;
+  found.replaceChildren(...(items.length === 0 ? [noneItem(none)] : items));
   found.hidden = wanted === "";
   if (wanted === "") said.textContent = "";
-  else said.textContent = items.length === 0 ? none.textContent : `${items.length} results`;
+  else said.textContent = items.length === 0 ? none : `${items.length} result${items.length === 1 ? "" : "s"}`;
 }
 
 /** From the field down into the results, and back up into the field. */
