@@ -269,8 +269,8 @@ describe("a page of the manual", () => {
         page: "A title",
         title: "Part (1)",
         words: "",
-        explained: "c",
-        text: "three four a b c d e | f",
+        explained: "a\nc",
+        text: "three four c · d e | f",
         weight: expect.any(Number),
       },
     ]);

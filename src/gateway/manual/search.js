@@ -36,8 +36,10 @@ function excerptOf({ text, terms }) {
   const words = terms.map((term) => term.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).sort((a, b) => b.length - a.length);
   const pattern = new RegExp(`(${words.join("|")})`, "gi");
   const at = Math.max(0, text.search(pattern));
-  const start = Math.max(0, at - AROUND);
-  const end = Math.min(text.length, at + AROUND * 2);
+  // From one blank to another, so that no word is cut.
+  const start = at < AROUND ? 0 : text.lastIndexOf(" ", at - AROUND) + 1;
+  const blank = text.indexOf(" ", at + AROUND * 2);
+  const end = blank === -1 ? text.length : blank;
   const excerpt = document.createElement("span");
   excerpt.append(start > 0 ? "…" : "");
   for (const [position, part] of text.slice(start, end).split(pattern).entries()) {
@@ -114,8 +116,16 @@ document.addEventListener("keydown", (event) => {
   }
 });
 field.addEventListener("focus", loadedIndex);
+field.addEventListener("focus", search);
 field.addEventListener("input", search);
-field.closest("[role=search]").hidden = false;
+const box = field.closest("[role=search]");
+box.hidden = false;
+/** Results that the reader has turned away from would cover the page. */
+function leave({ target }) {
+  if (!box.contains(target)) found.hidden = true;
+}
+document.addEventListener("focusin", leave);
+document.addEventListener("pointerdown", leave);
 
 /** Copies the text. A page that came without TLS from another machine has no clipboard of its own, so there it is a selection's. */
 async function copy(text) {

@@ -257,7 +257,8 @@ export async function sectionsOf({ name, section, title, text: markdown }: Page)
     if (heading?.type !== "heading") continue;
     const id = (heading as Tokens.Heading).depth === 1 ? name : `${name}#${anchorOf(heading["text"])}`;
     const text = rest.map(plainText).join(" ").replace(/\s+/g, " ").trim();
-    const rows = rest.flatMap((token) => (token.type === "table" ? (token as Tokens.Table).rows : []));
+    const tables = rest.filter((token) => token.type === "table") as Tokens.Table[];
+    const rows = tables.flatMap(({ header, rows }) => [header, ...rows]);
     const explained = rows.map(([first]) => inner(first?.tokens ?? [])).join("\n");
     sections.push({
       id,
@@ -287,8 +288,8 @@ function bodyPartsOf(markdown: string): string[] {
 /** The text of a token and of all tokens inside it. */
 function plainText(token: Token): string {
   if (token.type === "table") {
-    const { header, rows } = token as Tokens.Table;
-    return [header, ...rows].flatMap((row) => row.map((cell) => inner(cell.tokens))).join(" ");
+    const { rows } = token as Tokens.Table;
+    return rows.flatMap((row) => row.map((cell) => inner(cell.tokens))).join(" · ");
   }
   if (token.type === "list") return (token as Tokens.List).items.map(plainText).join(" ");
   if ("tokens" in token && token.tokens !== undefined) return inner(token.tokens);
