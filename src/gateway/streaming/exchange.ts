@@ -372,10 +372,13 @@ export function relayBody({
     {
       start(controller) {
         // Between two pulls nothing else would notice a stop.
-        timeouts.signal.addEventListener("abort", () => {
+        const onStop = () => {
           // A whole response whose end is being recorded is not broken off.
           if (!isOver) void breakOff(controller, "broken");
-        });
+        };
+        timeouts.signal.addEventListener("abort", onStop, { once: true });
+        // The stop may have come between the head and here, and of a caller that has gone nothing is pulled.
+        if (timeouts.signal.aborted) onStop();
       },
       async pull(controller) {
         try {
