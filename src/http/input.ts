@@ -1,6 +1,13 @@
 // How routes read a request: its JSON body and its query parameters, checked. Anything wrong becomes a Fault that names the
 // field.
-import { type ObjectOptions, type Static, type TProperties, type TSchema, Type } from "@sinclair/typebox";
+import {
+  type ObjectOptions,
+  type SchemaOptions,
+  type Static,
+  type TProperties,
+  type TSchema,
+  Type,
+} from "@sinclair/typebox";
 import {
   type TypeCheck,
   TypeCompiler,
@@ -66,9 +73,6 @@ export function bodyReader<T extends TSchema>(schema: T, options: BodyOptions = 
   return (request: Request): Promise<Static<T>> => use(request, async (value) => value);
 }
 
-/** How many unknown fields of an object are compared with the known ones, since a caller may send thousands. */
-const COMPARED_MAX = 100;
-
 const parentOf = (path: string) => path.slice(0, path.lastIndexOf("/"));
 const fieldOf = (path: string) => path.slice(1).replaceAll("/", ".").replaceAll("~1", "/").replaceAll("~0", "~");
 
@@ -86,7 +90,7 @@ function meantBy({ path, schema }: ValueError): string | null {
  * @param later the problems after it: first those of missing fields of the same object, then its unknown fields
  */
 function missing({ path }: ValueError, later: ValueErrorIterator): Fault {
-  for (let left = COMPARED_MAX; left > 0; ) {
+  for (let left = MAX.jsonKeysCompared; left > 0; ) {
     const next = later.First();
     if (next === undefined || parentOf(next.path) !== parentOf(path)) break;
     if (next.type === ValueErrorType.ObjectRequiredProperty) continue;
@@ -151,9 +155,9 @@ export const DateTime = Type.String({ format: "date-time" });
 /** A time in a response. */
 export const timestamp = (description: string) => Type.String({ format: "date-time", description });
 
-/** `T` or null. */
-export function nullable<T extends TSchema>(schema: T, expected: string) {
-  return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null` });
+/** `T` or null. A schema that the API document shows by its name says nothing of the field, which so has options of its own. */
+export function nullable<T extends TSchema>(schema: T, expected: string, options: SchemaOptions = {}) {
+  return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null`, ...options });
 }
 
 export type Query = URLSearchParams;

@@ -93,6 +93,12 @@ const REQUESTS = {
   jsonDepth: count(64, "each", "400", "depth of JSON"),
   // More than fit into the largest object that is taken, which is metadata of 16 KiB.
   jsonKeys: count(4_096, "each", "400", "keys of an object of JSON that is no call"),
+  jsonKeysCompared: count(
+    100,
+    "each",
+    "told as missing",
+    "unknown keys of an object that are compared with a missing one",
+  ),
   jsonObjects: count(20_000, "each", "400", "objects in the JSON of a request that is no call"),
   jsonItems: count(8_192, "each", "400", "items of a list of JSON that is no call"),
   jsonFreeValues: count(16_384, "each", "400", "values in metadata"),
