@@ -74,7 +74,11 @@ contract(
 
     test.each([
       ["bytes of no gzip", "gzip", () => Buffer.from(TEXT)],
-      ["gzip with another checksum", "gzip", () => zlib.gzipSync(TEXT).fill(1, -8)],
+      [
+        "gzip with another checksum",
+        "gzip",
+        () => Buffer.concat([zlib.gzipSync(TEXT).subarray(0, -8), Buffer.alloc(8)]),
+      ],
       ["gzip that breaks off", "gzip", () => zlib.gzipSync(TEXT).subarray(0, -20)],
       ["bytes of no brotli", "br", () => Buffer.from(TEXT)],
     ])("a broken answer in an encoding that is taken ends as one that breaks off: %s", async (_, encoding, bytes) => {
