@@ -1,13 +1,15 @@
 // The root of the gateway as a stranger meets it: in a real browser, on a phone and on a desk, by day and by night, and by a program.
 import { Database } from "bun:sqlite";
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { hostname } from "node:os";
 import { join } from "node:path";
 import type { Browser } from "playwright-core";
 import { findings } from "./support/axe.ts";
-import { browserPath, launchBrowser, visit, whyNoBrowser } from "./support/browser.ts";
+import { BROWSER_TEST_MS_MAX, browserPath, launchBrowser, visit, whyNoBrowser } from "./support/browser.ts";
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { until } from "./support/until.ts";
+
+setDefaultTimeout(BROWSER_TEST_MS_MAX);
 
 const HTML = { accept: "text/html", "accept-encoding": "identity" };
 

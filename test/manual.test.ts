@@ -1,11 +1,13 @@
 // The manual as its reader uses it: a real browser opens what the compiled binary serves, on a phone and on a desk, by day and by
 // night, by the keyboard, and without JavaScript.
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import type { Browser, Page } from "playwright-core";
 import { PAGES } from "../src/gateway/manual/pages.ts";
 import { findings } from "./support/axe.ts";
-import { browserPath, launchBrowser, visit, whyNoBrowser } from "./support/browser.ts";
+import { BROWSER_TEST_MS_MAX, browserPath, launchBrowser, visit, whyNoBrowser } from "./support/browser.ts";
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
+
+setDefaultTimeout(BROWSER_TEST_MS_MAX);
 
 /** Another name that leads to the gateway: a browser gives no clipboard to a page that came from there without TLS. */
 const OTHER_HOST = "tollgate.test";

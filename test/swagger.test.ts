@@ -1,16 +1,20 @@
 // Swagger UI as a developer uses it: a real browser opens the page that the compiled binary serves, authorizes,
-// and executes an operation. Nothing it does may reach for another machine.
-import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+// and executes an operation. Nothing it does may reach for another machine. Opening the page costs most, so tests share it.
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { Validator } from "@seriousme/openapi-schema-validator";
-import { type Browser, chromium, type Locator, type Page } from "playwright-core";
+import type { Browser, Locator, Page } from "playwright-core";
 import { findings } from "./support/axe.ts";
+import { BROWSER_TEST_MS_MAX, browserPath, launchBrowser, type Visit, visit, whyNoBrowser } from "./support/browser.ts";
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
 import { until } from "./support/until.ts";
 
+setDefaultTimeout(BROWSER_TEST_MS_MAX);
+
 /** Another name that leads to the gateway: pages behave differently where the host is not local. */
 const OTHER_HOST = "tollgate.test";
-const UI_MS_MAX = 15_000;
-const executablePath = Bun.which("chromium");
+const HOSTS = ["127.0.0.1", OTHER_HOST];
+const DESK = { width: 1280, height: 1600 };
+const PHONE = { width: 390, height: 844 };
 
 let gateway: Gateway;
 beforeAll(async () => {
@@ -18,50 +22,89 @@ beforeAll(async () => {
 });
 afterAll(() => gateway?.[Symbol.asyncDispose]());
 
-interface Visit extends AsyncDisposable {
-  readonly page: Page;
-  /** Requests to anything but the gateway. */
-  readonly strays: string[];
-  readonly complaints: string[];
-}
-
-const DESK = { width: 1280, height: 1600 };
-
-async function visit(browser: Browser, origin: string, path = "/swagger", viewport = DESK): Promise<Visit> {
-  const context = await browser.newContext({ viewport });
-  context.setDefaultTimeout(UI_MS_MAX);
-  const [strays, complaints]: [string[], string[]] = [[], []];
-  context.on("request", (request) => {
-    const url = request.url();
-    if (!url.startsWith(`${origin}/`) && !url.startsWith("data:")) strays.push(url);
-  });
-  context.on("console", (message) => {
-    if (["error", "warning"].includes(message.type())) complaints.push(message.text());
-  });
-  const page = await context.newPage();
-  page.on("pageerror", (error) => complaints.push(String(error)));
-  await page.goto(`${origin}${path}`);
-  if (path === "/swagger") await page.locator(".opblock").first().waitFor();
-  return { page, strays, complaints, [Symbol.asyncDispose]: () => context.close() };
-}
-
+/** Authorizes the page, in place of the token that it has. */
 async function authorize(page: Page, token: string): Promise<void> {
-  await page.getByRole("button", { name: "Authorize" }).first().click();
-  const dialog = page.locator(".dialog-ux");
+  await page.locator(".auth-wrapper > .authorize").click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByRole("button", { name: /^(Authorize|Logout)$/ }).waitFor();
+  const former = dialog.getByRole("button", { name: "Logout" });
+  if ((await former.count()) > 0) await former.click();
   await dialog.getByRole("textbox").fill(token);
-  await dialog.getByRole("button", { name: "Apply credentials" }).click();
+  await dialog.getByRole("button", { name: "Authorize" }).click();
   await dialog.getByRole("button", { name: "Close" }).last().click();
 }
 
-/** Executes an operation just as the page offers it, with the example for its body. */
-async function execute(page: Page, method: string, path: string): Promise<{ status: string; body: string }> {
-  const block = page.locator(`.opblock-${method.toLowerCase()}:has([data-path="${path}"])`);
-  await block.locator(".opblock-summary-control").click();
+async function open(block: Locator): Promise<void> {
+  const control = block.locator(".opblock-summary-control");
+  if ((await control.getAttribute("aria-expanded")) === "false") await control.click();
+  await block.locator(".responses-wrapper").waitFor();
+}
+
+/** Opens an operation, with nothing left of an earlier try. */
+async function opened(page: Page, method: string, path: string): Promise<Locator> {
+  const block = page.locator(`.opblock-${method.toLowerCase()}:has([data-path="${path}"])`).first();
+  await open(block);
+  const clear = block.getByRole("button", { name: "Clear" });
+  if ((await clear.count()) > 0) await clear.click();
+  return block;
+}
+
+const idIn = (block: Locator, name = "id") => block.locator(`tr[data-param-name="${name}"] input`);
+
+/** Resolves when the page has the colours of that look. */
+async function look(page: Page, colorScheme: "light" | "dark"): Promise<void> {
+  await page.emulateMedia({ colorScheme });
+  await page.locator(colorScheme === "dark" ? "html.dark-mode" : "html:not(.dark-mode)").waitFor();
+  // Colours change in steps, and between two of them they are those of neither look.
+  await page.evaluate("Promise.allSettled(document.getAnimations().map(({ finished }) => finished))");
+}
+
+async function closeAll(page: Page): Promise<void> {
+  const open = page.locator(".opblock.is-open .opblock-summary-control");
+  while ((await open.count()) > 0) await open.first().click();
+}
+
+/**
+ * Runs in the browser: lists what can be used within a part of the page, and notes what of it the focus comes to, and whether
+ * that can be seen. A scrolling text counts too; the arrow of an operation does not, since its name does the same.
+ */
+const WATCH_FOCUS = `(part) => {
+  const usable = [...part.querySelectorAll("a[href], button, input, select, textarea, [tabindex='0'], pre")].filter(
+    (element) => element.checkVisibility() && !element.disabled && element.getAttribute("tabindex") !== "-1" &&
+      (element.tagName !== "PRE" || element.scrollHeight > element.clientHeight || element.scrollWidth > element.clientWidth),
+  );
+  const [reached, unseen, others] = [new Set(), new Set(), new Set()];
+  document.addEventListener("focusin", ({ target }) => {
+    const { outlineStyle, outlineWidth } = getComputedStyle(target);
+    (usable.includes(target) ? reached : others).add(target);
+    if (outlineStyle !== "solid" || parseFloat(outlineWidth) < 2) unseen.add(target);
+  });
+  const shown = (elements) => [...elements].map((element) => element.outerHTML.slice(0, 150));
+  globalThis.whatWasFocused = () => ({
+    notReached: shown(usable.filter((element) => !reached.has(element))),
+    unseen: shown(unseen),
+    others: shown(others),
+  });
+  return usable.length;
+}`;
+
+/** Presses Tab until everything was focused that can be used in that part of the page, and nothing else was. */
+async function walk(page: Page, part: Locator): Promise<void> {
+  await part.evaluate((element) => Object.assign(globalThis, { part: element }));
+  const count = await page.evaluate<number>(`(${WATCH_FOCUS})(part)`);
+  expect(count).toBeGreaterThan(2);
+  for (let pressed = 0; pressed < count + 5; pressed++) await page.keyboard.press("Tab");
+  const focused = await page.evaluate<object>("whatWasFocused()");
+  expect(focused).toEqual({ notReached: [], unseen: [], others: [] });
+}
+
+/** Executes an open operation just as the page offers it, with the example for its body. */
+async function execute(block: Locator): Promise<{ status: string; body: string }> {
   await block.getByRole("button", { name: "Execute" }).click();
   const live = block.locator(".live-responses-table .response");
   const status = (await live.locator(".response-col_status").textContent()) ?? "";
   const shown = await live.locator(".response-col_description .highlight-code code").allTextContents();
-  return { status, body: shown[0] ?? "" };
+  return { status: status.slice(0, 3), body: shown[0] ?? "" };
 }
 
 /** What comes of each operation, in the order of the page, where the upstream of the example does not exist. */
@@ -105,47 +148,62 @@ const IN_ORDER = [
   "DELETE /v1/credentials/{id}: 409",
 ];
 
-const browserSuite = executablePath === null ? describe.skip : describe;
-const reason = executablePath === null ? " (skipped: no chromium on the PATH; apt-get install chromium)" : "";
+const browserSuite = browserPath === null ? describe.skip : describe;
 
-browserSuite(`the page in a browser${reason}`, () => {
+browserSuite(`the page in a browser${whyNoBrowser}`, () => {
   let browser: Browser;
+  /** The page at each of the gateway's names. */
+  const visits = new Map<string, Visit>();
   beforeAll(async () => {
-    browser = await chromium.launch({
-      executablePath: executablePath ?? "",
-      args: [
-        ...["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"],
-        ...["--disable-component-update", "--disable-sync", "--no-first-run", "--no-proxy-server"],
-        `--host-resolver-rules=MAP ${OTHER_HOST} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1`,
-      ],
-    });
+    browser = await launchBrowser(OTHER_HOST);
+    for (const host of HOSTS) {
+      visits.set(host, await visit(browser, `${gateway.url.replace("127.0.0.1", host)}/swagger`, { viewport: DESK }));
+    }
   });
   afterAll(() => browser?.close());
+  const at = (host: string): Visit => visits.get(host)!;
 
-  for (const host of ["127.0.0.1", OTHER_HOST]) {
-    test(`at ${host} the page loads from the gateway alone, authorizes and creates an agent`, async () => {
-      const origin = gateway.url.replace("127.0.0.1", host);
-      await using visited = await visit(browser, origin);
-      const { page, strays, complaints } = visited;
-      expect(await page.locator(".info .title").textContent()).toContain("tollgate");
+  test.each(HOSTS)("at %s the page loads from the gateway alone, authorizes and creates an agent", async (host) => {
+    const { page, strays, complaints } = at(host);
+    expect(await page.locator(".info .title").textContent()).toContain("tollgate");
+    const refused = await execute(await opened(page, "GET", "/v1/agents"));
+    expect(refused.status).toBe("401");
+    // The browser itself reports a failed request, and that one was meant to fail.
+    expect(complaints.splice(0)).toEqual([expect.stringContaining("401")]);
 
-      const refused = await execute(page, "GET", "/v1/agents");
-      expect(refused.status).toStartWith("401");
-      // The browser itself reports a failed request, and that one was meant to fail.
-      expect(complaints.splice(0)).toEqual([expect.stringContaining("401")]);
+    await authorize(page, await gateway.token({ tenant: host, user: "alice" }));
+    const made = await execute(await opened(page, "POST", "/v1/agents"));
+    expect(made.status).toBe("201");
+    expect(JSON.parse(made.body)).toMatchObject({ id: expect.stringMatching(/^agt_/), created_by: "alice" });
+    await closeAll(page);
+    expect([strays, complaints]).toEqual([[], []]);
+  });
 
-      await authorize(page, await gateway.token({ tenant: host, user: "alice" }));
-      const made = await execute(page, "POST", "/v1/agents");
-      expect(made.status).toStartWith("201");
-      expect(JSON.parse(made.body)).toMatchObject({
-        id: expect.stringMatching(/^agt_/),
-        created_by: "alice",
-      });
-
-      expect(strays).toEqual([]);
-      expect(complaints).toEqual([]);
-    });
-  }
+  test("every operation can be tried as the page offers it, one after the other, and none is asked for what does not exist", async () => {
+    const token = await gateway.token({ tenant: "clicking", user: "alice" });
+    const headers = { authorization: `Bearer ${token}` };
+    const receipts = async () => (await fetch(`${gateway.url}/v1/receipts`, { headers })).text();
+    const { page, strays } = at("127.0.0.1");
+    await authorize(page, token);
+    const seen: string[] = [];
+    for (const block of await page.locator(".opblock").all()) {
+      const method = (await block.locator(".opblock-summary-method").textContent()) ?? "";
+      const path = (await block.locator("[data-path]").getAttribute("data-path")) ?? "";
+      // A receipt is made a moment after the call has ended.
+      if (path.includes("receipt")) await until(async () => (await receipts()) !== "");
+      await open(block);
+      let status = "can't be tried";
+      if ((await block.getByRole("button", { name: "Execute" }).count()) > 0) {
+        ({ status } = await execute(block));
+        const shown = await block.locator(".live-responses-table .response-col_description").last().textContent();
+        expect([path, shown]).toEqual([path, expect.not.stringMatching(/can't parse|unable to display|Download file/)]);
+      }
+      seen.push(`${method} ${path}: ${status}`);
+      await block.locator(".opblock-summary-control").click();
+    }
+    expect(seen).toEqual(IN_ORDER);
+    expect(strays).toEqual([]);
+  });
 
   test("an operation asks for the ID that it needs, and receipts are shown line by line", async () => {
     const token = await gateway.token({ tenant: "receipts", user: "alice" });
@@ -167,67 +225,27 @@ browserSuite(`the page in a browser${reason}`, () => {
       return lines.split("\n").length === 3;
     });
 
-    await using visited = await visit(browser, gateway.url);
-    const { page, strays, complaints } = visited;
+    const { page, asked, strays, complaints } = at(OTHER_HOST);
     await authorize(page, token);
-    const { status, body } = await execute(page, "GET", "/v1/receipts");
-    expect([status.slice(0, 3), body.trim()]).toEqual(["200", lines.trim()]);
+    const { status, body } = await execute(await opened(page, "GET", "/v1/receipts"));
+    expect([status, body.trim()]).toEqual(["200", lines.trim()]);
 
-    const sent: string[] = [];
-    page.on("request", (request) => sent.push(...(request.url().match(/\/v1\/.*/) ?? [])));
-    const block = page.locator('.opblock-get:has([data-path="/v1/agents/{id}"])');
-    await block.locator(".opblock-summary-control").click();
+    asked.length = 0;
+    const block = await opened(page, "GET", "/v1/invocations/{id}");
     await block.getByRole("button", { name: "Execute" }).click();
     await block.locator("input.invalid").waitFor();
-    expect([sent, strays, complaints]).toEqual([[], [], []]);
+    expect([asked.filter((path) => path.startsWith("/v1/")), strays, complaints]).toEqual([[], [], []]);
+    await closeAll(page);
   });
 
-  test("every operation can be tried as the page offers it, one after the other, and none is asked for what does not exist", async () => {
-    const token = await gateway.token({ tenant: "clicking", user: "alice" });
-    const headers = { authorization: `Bearer ${token}` };
-    const receipts = async () => (await fetch(`${gateway.url}/v1/receipts`, { headers })).text();
-    await using visited = await visit(browser, gateway.url);
-    const { page, strays } = visited;
-    await authorize(page, token);
-    const seen: string[] = [];
-    for (const block of await page.locator(".opblock").all()) {
-      const method = await block.locator(".opblock-summary-method").textContent();
-      const path = await block.locator("[data-path]").getAttribute("data-path");
-      // A receipt is made a moment after the call has ended.
-      if (path?.includes("receipt")) await until(async () => (await receipts()) !== "");
-      await block.locator(".opblock-summary-control").click();
-      await block.locator(".responses-wrapper").waitFor();
-      let status = "can't be tried";
-      if ((await block.getByRole("button", { name: "Execute" }).count()) > 0) {
-        await block.getByRole("button", { name: "Execute" }).click();
-        const live = block.locator(".live-responses-table .response");
-        status = ((await live.locator(".response-col_status").textContent()) ?? "").slice(0, 3);
-        const shown = await live.locator(".response-col_description").textContent();
-        expect([path, shown]).toEqual([path, expect.not.stringMatching(/can't parse|unable to display|Download file/)]);
-      }
-      seen.push(`${method} ${path}: ${status}`);
-      await block.locator(".opblock-summary-control").click();
-    }
-    expect(seen).toEqual(IN_ORDER);
-    expect(strays).toEqual([]);
-  }, 300_000);
-
   test("the newest IDs are filled in, with an invocation its agent, and what the reader typed stays", async () => {
-    await using visited = await visit(browser, gateway.url);
-    const { page } = visited;
+    const { page } = at(OTHER_HOST);
     await authorize(page, await gateway.token({ tenant: "filling", user: "alice" }));
-    const opened = async (method: string, path: string) => {
-      const block = page.locator(`.opblock-${method}:has([data-path="${path}"])`);
-      await block.locator(".opblock-summary-control").click();
-      await block.getByRole("button", { name: "Execute" }).waitFor();
-      return block;
-    };
-    const idIn = (block: Locator, name: string) => block.locator(`tr[data-param-name="${name}"] input`);
     const typed = "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f";
-    const patched = await opened("patch", "/v1/agents/{id}");
-    await idIn(patched, "id").fill(typed);
-    const judged = await opened("post", "/v1/policy/evaluate");
-    const maker = await opened("post", "/v1/agents");
+    const patched = await opened(page, "PATCH", "/v1/agents/{id}");
+    await idIn(patched).fill(typed);
+    const judged = await opened(page, "POST", "/v1/policy/evaluate");
+    const maker = await opened(page, "POST", "/v1/agents");
     const make = async (name: string): Promise<string> => {
       await maker.locator("textarea").fill(JSON.stringify({ name, upstream_url: "https://a.example.com" }));
       await maker.getByRole("button", { name: "Execute" }).click();
@@ -236,22 +254,20 @@ browserSuite(`the page in a browser${reason}`, () => {
       return (JSON.parse((await shown.textContent()) ?? "") as { id: string }).id;
     };
     const first = await make("first");
-    const caller = await opened("post", "/v1/proxy/{id}");
-    await caller.getByRole("button", { name: "Execute" }).click();
-    await caller.locator(".live-responses-table").waitFor();
+    await execute(await opened(page, "POST", "/v1/proxy/{id}"));
     const second = await make("second");
-    const poller = await opened("get", "/v1/proxy/{id}/invocations/{inv_id}");
-    expect([await idIn(poller, "id").inputValue(), await idIn(poller, "inv_id").inputValue()]).toEqual([
+    const poller = await opened(page, "GET", "/v1/proxy/{id}/invocations/{inv_id}");
+    expect([await idIn(poller).inputValue(), await idIn(poller, "inv_id").inputValue()]).toEqual([
       first,
       expect.stringMatching(/^inv_/),
     ]);
-    expect(await idIn(await opened("get", "/v1/agents/{id}"), "id").inputValue()).toBe(second);
+    expect(await idIn(await opened(page, "GET", "/v1/agents/{id}")).inputValue()).toBe(second);
     expect(JSON.parse(await judged.locator("textarea").inputValue())).toMatchObject({ agent_id: second });
-    expect(await idIn(patched, "id").inputValue()).toBe(typed);
-    const remover = await opened("delete", "/v1/agents/{id}");
-    await remover.getByRole("button", { name: "Execute" }).click();
-    await remover.locator(".live-responses-table").waitFor();
-    expect(await idIn(remover, "id").inputValue()).toBe(first);
+    expect(await idIn(patched).inputValue()).toBe(typed);
+    const remover = await opened(page, "DELETE", "/v1/agents/{id}");
+    await execute(remover);
+    expect(await idIn(remover).inputValue()).toBe(first);
+    await closeAll(page);
   });
 
   test("what an agent answers chooses no ID that the page fills in", async () => {
@@ -262,53 +278,83 @@ browserSuite(`the page in a browser${reason}`, () => {
     const body = JSON.stringify({ name: "chooser", upstream_url: `${upstream.url}` });
     const made = await fetch(`${gateway.url}/v1/agents`, { method: "POST", headers, body });
     const { id } = (await made.json()) as { id: string };
-    await using visited = await visit(browser, gateway.url);
-    const { page } = visited;
+    const { page } = at(OTHER_HOST);
     await authorize(page, token);
-    const opened = async (method: string, path: string) => {
-      const block = page.locator(`.opblock-${method}:has([data-path="${path}"])`);
-      await block.locator(".opblock-summary-control").click();
-      await block.getByRole("button", { name: "Execute" }).waitFor();
-      return { block, idField: block.locator('tr[data-param-name="id"] input') };
-    };
-    const streamed = await opened("post", "/v1/proxy/{id}/stream");
-    await streamed.idField.fill(id);
-    await streamed.block.getByRole("button", { name: "Execute" }).click();
-    await streamed.block.locator(".live-responses-table").filter({ hasText: chosen }).waitFor();
-    expect(await (await opened("delete", "/v1/agents/{id}")).idField.inputValue()).not.toBe(chosen);
+    const streamed = await opened(page, "POST", "/v1/proxy/{id}/stream");
+    await idIn(streamed).fill(id);
+    expect((await execute(streamed)).body).toContain(chosen);
+    expect(await idIn(await opened(page, "DELETE", "/v1/agents/{id}")).inputValue()).not.toBe(chosen);
+    await closeAll(page);
   });
 
   test("the page is dark where the system is, and follows it", async () => {
-    await using visited = await visit(browser, gateway.url);
-    const { page, complaints } = visited;
+    const { page, complaints } = at(OTHER_HOST);
+    complaints.length = 0;
     const ground = () => page.evaluate<string>("getComputedStyle(document.documentElement).backgroundColor");
-    await page.emulateMedia({ colorScheme: "dark" });
-    await page.locator("html.dark-mode").waitFor();
+    await look(page, "dark");
     expect(await ground()).toBe("rgb(28, 32, 34)");
-    await page.emulateMedia({ colorScheme: "light" });
-    await page.locator("html:not(.dark-mode)").waitFor();
+    await look(page, "light");
     expect([await ground(), complaints]).toEqual(["rgba(0, 0, 0, 0)", []]);
   });
 
-  test("axe finds nothing in light and in dark, the library's nested controls and heading levels aside", async () => {
-    await using visited = await visit(browser, gateway.url);
-    const { page } = visited;
-    const tried = await execute(page, "GET", "/version");
-    expect(tried.status).toStartWith("200");
-    await page.locator('.opblock-post:has([data-path="/v1/agents"]) .opblock-summary-control').click();
-    await page.locator("textarea").first().waitFor();
-    for (const colorScheme of ["light", "dark"] as const) {
-      await page.emulateMedia({ colorScheme });
-      await page.locator(colorScheme === "dark" ? "html.dark-mode" : "html:not(.dark-mode)").waitFor();
-      // Colours change in steps, and between two of them they are those of neither look.
-      await page.evaluate("Promise.allSettled(document.getAnimations().map(({ finished }) => finished))");
-      expect([colorScheme, await findings(page, ["nested-interactive", "heading-order"])]).toEqual([colorScheme, []]);
+  test("the dialog says what to paste, keeps the keyboard's focus until it is closed, and axe finds nothing in it", async () => {
+    const { page } = at(OTHER_HOST);
+    const authorizeButton = page.locator(".auth-wrapper > .authorize");
+    await authorizeButton.focus();
+    await page.keyboard.press("Enter");
+    const dialog = page.getByRole("dialog");
+    const former = dialog.getByRole("button", { name: "Logout" });
+    if ((await former.count()) > 0) await former.click();
+    await dialog.getByRole("textbox").waitFor();
+    const said = await dialog.textContent();
+    expect(said).toContain("tollgate token --tenant acme --user alice");
+    expect(said).not.toContain("certificate");
+    expect(await findings(page)).toEqual([]);
+    await walk(page, dialog);
+    await dialog.getByRole("textbox").fill(await gateway.token({ tenant: "keys", user: "alice" }));
+    await page.keyboard.press("Enter");
+    await dialog.getByRole("button", { name: "Logout" }).waitFor();
+    expect(await findings(page)).toEqual([]);
+    await page.keyboard.press("Escape");
+    await dialog.waitFor({ state: "detached" });
+    expect(await authorizeButton.evaluate((button) => button === button.ownerDocument.activeElement)).toBe(true);
+
+    // Only the operation that needs a client certificate speaks of one.
+    await page.locator('.opblock:has([data-path="/settle"]) .authorization__btn').click();
+    expect(await dialog.textContent()).toMatch(/certificate .* nothing to enter/);
+    await page.keyboard.press("Escape");
+    await dialog.waitFor({ state: "detached" });
+  });
+
+  test("open operations fit on a phone and on a desk, by day and by night; axe finds nothing, and the keyboard reaches everything", async () => {
+    const { page } = at(OTHER_HOST);
+    await authorize(page, await gateway.token({ tenant: "looking", user: "alice" }));
+    expect((await execute(await opened(page, "GET", "/version"))).status).toBe("200");
+    expect((await execute(await opened(page, "GET", "/v1/agents"))).status).toBe("200");
+    await opened(page, "POST", "/v1/agents");
+    await opened(page, "PATCH", "/v1/settlement/config");
+    const closed = page.locator('.opblock-put:has([data-path="/v1/policy"]) .opblock-summary-control');
+    await closed.focus();
+    await page.keyboard.press("Enter");
+    await page.locator('.opblock-put:has([data-path="/v1/policy"]) .responses-wrapper').waitFor();
+    await opened(page, "DELETE", "/v1/agents/{id}");
+    await opened(page, "POST", "/settle");
+    for (const viewport of [PHONE, { width: 1400, height: 1000 }]) {
+      await page.setViewportSize(viewport);
+      for (const colorScheme of ["light", "dark"] as const) {
+        await look(page, colorScheme);
+        expect(await page.evaluate<number>("document.documentElement.scrollWidth")).toBe(viewport.width);
+        expect([viewport.width, colorScheme, await findings(page)]).toEqual([viewport.width, colorScheme, []]);
+        // The order and the ring of the focus are those of every look, so two of the four are walked through.
+        if ((viewport === PHONE) === (colorScheme === "light")) await walk(page, page.locator("body"));
+      }
     }
+    await page.setViewportSize(DESK);
+    await closeAll(page);
   });
 
   test("the page shows the facilitator's endpoints, and lets only this gateway's own be tried", async () => {
-    await using visited = await visit(browser, gateway.url);
-    const { page } = visited;
+    const { page, strays, complaints } = at(OTHER_HOST);
     const facilitator = page.locator('.opblock-tag-section:has(> [id="operations-tag-Facilitator"])');
     const paths = await facilitator
       .locator("[data-path]")
@@ -317,13 +363,13 @@ browserSuite(`the page in a browser${reason}`, () => {
     const buttons: Record<string, number> = {};
     for (const path of ["/settle", "/supported", "/healthz"]) {
       const block = facilitator.locator(`.opblock:has([data-path="${path}"])`);
-      await block.locator(".opblock-summary-control").click();
-      await block.locator(".responses-wrapper").waitFor();
+      await open(block);
       buttons[path] = await block.getByRole("button", { name: /^(Execute|Try it out)/ }).count();
     }
     expect(buttons).toEqual({ "/settle": 0, "/supported": 0, "/healthz": 1 });
     expect(await facilitator.textContent()).toContain("facilitator.example.com:8443");
-    expect([visited.strays, visited.complaints]).toEqual([[], []]);
+    expect([strays, complaints]).toEqual([[], []]);
+    await closeAll(page);
   });
 });
 
@@ -444,9 +490,7 @@ describe("the document of the binary", () => {
   function undescribed({ paths, components: { schemas } }: Document): string[] {
     const resolved = (schema: Schema): Schema =>
       schema.$ref ? (schemas[schema.$ref.split("/").at(-1) ?? ""] ?? {}) : schema;
-    const isDescribed = (schema: Schema): boolean =>
-      Boolean(schema.description ?? resolved(schema).description) ||
-      (schema.anyOf?.every((option) => option.type === "null" || isDescribed(option)) ?? false);
+    const isDescribed = (schema: Schema): boolean => Boolean(schema.description ?? resolved(schema).description);
     const gaps: string[] = [];
     const walk = (schema: Schema | boolean | undefined, where: string): void => {
       if (typeof schema !== "object") return;

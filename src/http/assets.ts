@@ -144,7 +144,9 @@ async function serveAsset(
 ): Promise<Response> {
   const { bytes, type, headers } = gzip !== null && takesGzip(request) ? gzip : plain;
   const known = request.headers.get("if-none-match") ?? "";
-  const isCurrent = known.split(",").some((tag) => tag.trim().replace(/^W\//, "") === headers["etag"]);
+  const tags = known.split(",").map((tag) => tag.trim().replace(/^W\//, ""));
+  // A star stands for whatever there is (RFC 9110, section 13.1.2).
+  const isCurrent = known.trim() === "*" || tags.includes(headers["etag"] ?? "");
   if (isCurrent) {
     const { "content-encoding": _, ...others } = headers;
     return notModified({ ...others, "content-type": type });

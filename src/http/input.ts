@@ -1,7 +1,20 @@
 // How routes read a request: its JSON body and its query parameters, checked. Anything wrong becomes a Fault that names the
 // field.
-import { type ObjectOptions, type Static, type TProperties, type TSchema, Type } from "@sinclair/typebox";
-import { type TypeCheck, TypeCompiler, type ValueError, ValueErrorType } from "@sinclair/typebox/compiler";
+import {
+  type ObjectOptions,
+  type SchemaOptions,
+  type Static,
+  type TProperties,
+  type TSchema,
+  Type,
+} from "@sinclair/typebox";
+import {
+  type TypeCheck,
+  TypeCompiler,
+  type ValueError,
+  type ValueErrorIterator,
+  ValueErrorType,
+} from "@sinclair/typebox/compiler";
 import { Fault, invalidField } from "../core/fault.ts";
 import { suggest } from "../core/text.ts";
 import { parseDateTime } from "../core/time.ts";
@@ -33,8 +46,8 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField, elsewhere }:
     const value = await readJson(bytes, freeField ?? null, tenant);
     checker ??= TypeCompiler.Compile(schema);
     if (checker.Check(value)) return value;
-    const problem = checker.Errors(value).First();
-    throw (problem && misspelt(problem, value, schema)) ?? describe(problem, elsewhere);
+    const problems = checker.Errors(value);
+    throw describe(problems.First(), problems, elsewhere);
   }
 
   return async <R>(request: Request, use: (value: Static<T>) => Promise<R>): Promise<R> => {
@@ -60,16 +73,32 @@ export function bodyReader<T extends TSchema>(schema: T, options: BodyOptions = 
   return (request: Request): Promise<Static<T>> => use(request, async (value) => value);
 }
 
+const parentOf = (path: string) => path.slice(0, path.lastIndexOf("/"));
+const fieldOf = (path: string) => path.slice(1).replaceAll("/", ".").replaceAll("~1", "/").replaceAll("~0", "~");
+
+/** The known field that an unknown one may be meant as: near by its letters, or the only one that has all of its words. */
+function meantBy({ path, schema }: ValueError): string | null {
+  const field = path.slice(path.lastIndexOf("/") + 1);
+  const known = Object.keys(schema["properties"]);
+  const longer = known.filter((name) => `_${name}_`.includes(`_${field}_`));
+  return suggest(field, known) ?? (longer.length === 1 ? (longer[0] ?? null) : null);
+}
+
 /**
- * The unknown field of a body that is near to the first one that is missing: it is told as misspelt. Null when there is none. Only
- * the body's own fields are compared, since a look for more problems would pass through all of a long body.
+ * The problem of a missing field: told is the unknown field beside it that is near to a known one, since that is the misspelt one.
+ *
+ * @param later the problems after it: first those of missing fields of the same object, then its unknown fields
  */
-function misspelt({ type, path }: ValueError, value: unknown, schema: TSchema): Fault | null {
-  const missing = path.slice(1);
-  if (type !== ValueErrorType.ObjectRequiredProperty || typeof value !== "object" || value === null) return null;
-  const known = Object.keys(schema["properties"] ?? {});
-  const found = Object.keys(value).find((key) => !known.includes(key) && suggest(key, [missing]) !== null);
-  return found === undefined ? null : unknownField(found, `did you mean ${missing}?`);
+function missing({ path }: ValueError, later: ValueErrorIterator): Fault {
+  for (let left = MAX.jsonKeysCompared; left > 0; ) {
+    const next = later.First();
+    if (next === undefined || parentOf(next.path) !== parentOf(path)) break;
+    if (next.type === ValueErrorType.ObjectRequiredProperty) continue;
+    const meant = next.type === ValueErrorType.ObjectAdditionalProperties ? meantBy(next) : null;
+    if (meant !== null) return unknownField(fieldOf(next.path), `did you mean ${meant}?`);
+    left--;
+  }
+  return invalidField(fieldOf(path), "required");
 }
 
 function unknownField(field: string, hint: string | null): Fault {
@@ -86,19 +115,27 @@ const KINDS: ReadonlyMap<ValueErrorType, string> = new Map([
   [ValueErrorType.Object, "a JSON object"],
 ]);
 
-function describe(error: ValueError | undefined, elsewhere: BodyOptions["elsewhere"] = new Map()): Fault {
+/** @param later the problems after `error`, which are not looked for before they are asked for */
+function describe(
+  error: ValueError | undefined,
+  later: ValueErrorIterator,
+  elsewhere: BodyOptions["elsewhere"] = new Map(),
+): Fault {
   if (error === undefined) return new Fault("invalid_request", "body: invalid");
   // For "a value or null", the problem inside the value says more than "neither of the two".
-  const inner = error.type === ValueErrorType.Union ? error.errors[0]?.First() : undefined;
-  if (inner !== undefined && inner.path.length > error.path.length) return describe(inner);
-  const field = error.path.slice(1).replaceAll("/", ".").replaceAll("~1", "/").replaceAll("~0", "~");
-  const expected: unknown = error.schema["x-expected"];
+  const [inside] = error.type === ValueErrorType.Union ? error.errors : [];
+  const inner = inside?.First();
+  if (inside !== undefined && inner !== undefined && inner.path.length > error.path.length) {
+    return describe(inner, inside);
+  }
+  const field = fieldOf(error.path);
   if (error.type === ValueErrorType.ObjectAdditionalProperties) {
-    const meant = suggest(error.path.slice(error.path.lastIndexOf("/") + 1), Object.keys(error.schema["properties"]));
+    const meant = meantBy(error);
     return unknownField(field, elsewhere.get(field) ?? (meant && `did you mean ${meant}?`));
   }
-  if (error.type === ValueErrorType.ObjectRequiredProperty) return invalidField(field, "required");
+  if (error.type === ValueErrorType.ObjectRequiredProperty) return missing(error, later);
   if (field === "") return new Fault("invalid_request", "body: must be a JSON object");
+  const expected: unknown = error.schema["x-expected"];
   const wanted = typeof expected === "string" ? expected : KINDS.get(error.type);
   return invalidField(field, wanted === undefined ? error.message.toLowerCase() : `must be ${wanted}`);
 }
@@ -118,9 +155,9 @@ export const DateTime = Type.String({ format: "date-time" });
 /** A time in a response. */
 export const timestamp = (description: string) => Type.String({ format: "date-time", description });
 
-/** `T` or null. */
-export function nullable<T extends TSchema>(schema: T, expected: string) {
-  return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null` });
+/** `T` or null. A schema that the API document shows by its name says nothing of the field, which so has options of its own. */
+export function nullable<T extends TSchema>(schema: T, expected: string, options: SchemaOptions = {}) {
+  return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null`, ...options });
 }
 
 export type Query = URLSearchParams;

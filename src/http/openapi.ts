@@ -25,10 +25,19 @@ type Tag = keyof typeof TAGS;
 
 /** How the caller of an operation is authenticated. */
 export const SECURITY_SCHEMES = {
-  bearer: { type: "http", scheme: "bearer", description: "An access token of the configured issuer." },
+  bearer: {
+    type: "http",
+    scheme: "bearer",
+    description:
+      "An access token, without the word `Bearer`. On the gateway's machine `tollgate token --tenant acme --user alice` " +
+      "prints one, in a container `docker compose exec gateway tollgate token --tenant acme --user alice`. A gateway with " +
+      "`TOLLGATE_OIDC_ISSUER` takes the tokens of that issuer instead.",
+  },
   clientCertificate: {
     type: "mutualTLS",
-    description: "A client certificate of an account at the facilitator.",
+    description:
+      "A gateway presents the client certificate of its account at the facilitator. This page calls no facilitator, so " +
+      "there is nothing to enter.",
   },
 } as const;
 

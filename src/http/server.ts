@@ -251,8 +251,10 @@ function checkFraming(context: RequestContext): void {
     throw new Fault("invalid_request", "trailer: trailers are not supported, so send the request without them");
   }
   declaredLength(headers);
+  const host = headers.get("host") ?? "";
   // The runtime joins two values by a comma and a space, and no host contains a space.
-  if (headers.get("host")?.includes(" ")) throw new Fault("invalid_request", "host: must be sent once");
+  if (host.includes(", ")) throw new Fault("invalid_request", "host: must be sent once");
+  if (host.includes(" ")) throw new Fault("invalid_request", "host: must not contain a space");
 }
 
 /** A path segment without characters that a router might decode or normalise. */

@@ -93,6 +93,7 @@ const REQUESTS = {
   jsonDepth: count(64, "each", "400", "depth of JSON"),
   // More than fit into the largest object that is taken, which is metadata of 16 KiB.
   jsonKeys: count(4_096, "each", "400", "keys of a JSON object, except in calls"),
+  jsonKeysCompared: count(100, "each", "told as missing", "unknown keys compared with a missing one"),
   jsonObjects: count(20_000, "each", "400", "objects in a JSON body, except in calls"),
   jsonItems: count(8_192, "each", "400", "items of a JSON array, except in calls"),
   jsonFreeValues: count(16_384, "each", "400", "values in metadata"),

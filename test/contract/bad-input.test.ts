@@ -61,8 +61,8 @@ contract((at) => {
   const head = async (tenant: Tenant, line: string, ...headers: string[]) =>
     `${[`${line} HTTP/1.1`, "Host: gateway", `Authorization: Bearer ${await tenant.token()}`, ...headers].join("\r\n")}\r\n\r\n`;
 
-  function expectWireError({ status, head: answer, body }: WireAnswer, expected: number): void {
-    expect([status, body]).toEqual([expected, expect.any(String)]);
+  function expectWireError({ status, head: answer, body }: WireAnswer, expected: number, error = ""): void {
+    expect([status, body]).toEqual([expected, expect.stringContaining(error)]);
     expectShape(JSON.parse(body), { error: is.text });
     expect(answer).toMatch(/^content-type: application\/json\r?$/im);
     expect(answer).toMatch(/^x-request-id: [A-Za-z0-9._-]+\r?$/im);
@@ -150,6 +150,52 @@ contract((at) => {
         }
       }
     });
+  });
+
+  const PRICING = { amount: "1", asset: "USDC", network: "base", pay_to: `0x${"1".repeat(40)}` };
+  const RULE = { action: "deny", match: {} };
+  const POLICY = { default: "allow", on_error: "deny", rules: [] };
+  const without = (fields: Record<string, unknown>, name: string) => ({ ...fields, [name]: undefined });
+  test.each([
+    ["POST", "/v1/agents", { nmae: "a" }, "nmae", "name"],
+    [
+      "POST",
+      "/v1/agents",
+      { name: "a", pricing: { ...without(PRICING, "pay_to"), payto: "x" } },
+      "pricing.payto",
+      "pay_to",
+    ],
+    ["POST", "/v1/agents", { name: "a", pricing: { amonut: "1" } }, "pricing.amonut", "amount"],
+    ["POST", "/v1/agents", { name: "a", pricing: { ...PRICING, tolls: {} } }, "pricing.tolls", "tools"],
+    ["POST", "/v1/agents", { url: "https://a.example.com" }, "url", "upstream_url"],
+    ["PATCH", "/v1/agents/{id}", { pricing: { payTo: "x" } }, "pricing.payTo", "pay_to"],
+    ["POST", "/v1/credentials", { name: "c", plaintxt: "s" }, "plaintxt", "plaintext"],
+    ["PUT", "/v1/policy", { ...POLICY, rules: [RULE, { acton: "deny", match: {} }] }, "rules.1.acton", "action"],
+    ["PUT", "/v1/policy", { ...POLICY, rules: [{ action: "deny", macth: {} }] }, "rules.0.macth", "match"],
+    ["PUT", "/v1/policy", { ...without(POLICY, "on_error"), error: "deny" }, "error", "on_error"],
+    ["POST", "/v1/policy/evaluate", { agent: UNKNOWN_AGENT }, "agent", "agent_id"],
+    [
+      "POST",
+      "/v1/policy/evaluate",
+      { agent_id: UNKNOWN_AGENT, document: { ...without(POLICY, "default"), defualt: "allow" } },
+      "document.defualt",
+      "default",
+    ],
+  ])("%s %s with the misspelt field of %j names it as written, and what it may be meant as", async (...given) => {
+    const [method, path, json, field, meant] = given;
+    const tenant = at.tenant();
+    const answer = await tenant.send(method, (await paths(tenant))(path), { json });
+    expectError(answer, 400);
+    expect(answer.body.error).toBe(`${field}: unknown field; did you mean ${meant}?`);
+  });
+
+  test("a missing field is named where no field beside it is near, however many there are", async () => {
+    const tenant = at.tenant();
+    const error = async (json: unknown) => (await tenant.send("POST", "/v1/agents", { json })).body.error;
+    expect(await error({ x: 1 })).toBe("name: required");
+    expect(await error({ name: "a", pricing: { x: 1 } })).toBe("pricing.amount: required");
+    const many = Object.fromEntries(Array.from({ length: 4_000 }, (_, number) => [`field_${number}`, number]));
+    expect(await error({ ...many, nmae: "a" })).toBe("name: required");
   });
 
   test("free metadata may hold equal keys, and the last one counts", async () => {
@@ -341,6 +387,13 @@ contract((at) => {
         expect((await tenant.send("GET", "/v1/invocations")).body.total).toBe(1);
         expect(upstream.seen).toHaveLength(1);
       });
+    });
+
+    test("a Host with a space is named as such, and one that is sent twice as sent twice", async () => {
+      const start = "GET /version HTTP/1.1\r\n";
+      const [spaced, twice] = ["Host: a b\r\n", "Host: a\r\nHost: b\r\n"];
+      expectWireError(await exchange(at.gateway.url, `${start}${spaced}\r\n`), 400, "host: must not contain a space");
+      expectWireError(await exchange(at.gateway.url, `${start}${twice}\r\n`), 400, "host: must be sent once");
     });
 
     test("an odd Host harms nothing", async () => {

@@ -72,6 +72,21 @@ contract(
       );
     });
 
+    test.each([
+      ["bytes of no gzip", "gzip", () => Buffer.from(TEXT)],
+      [
+        "gzip with another checksum",
+        "gzip",
+        () => Buffer.concat([zlib.gzipSync(TEXT).subarray(0, -8), Buffer.alloc(8)]),
+      ],
+      ["gzip that breaks off", "gzip", () => zlib.gzipSync(TEXT).subarray(0, -20)],
+      ["bytes of no brotli", "br", () => Buffer.from(TEXT)],
+    ])("a broken answer in an encoding that is taken ends as one that breaks off: %s", async (_, encoding, bytes) => {
+      const tenant = at.tenant();
+      const view = await tenant.invoke(await agentOf(tenant, encoding, bytes()));
+      expect(view).toMatchObject({ status: "failed", error_class: "upstream_5xx", upstream_status: 200 });
+    });
+
     describe("an encoding that is taken", () => {
       test("may be two, one of them zstd with a window of 8 MiB", async () => {
         const tenant = at.tenant();

@@ -5,7 +5,10 @@ import { type Browser, type BrowserContextOptions, chromium, type Page } from "p
 export const browserPath = Bun.which("chromium");
 export const whyNoBrowser = browserPath === null ? " (skipped: no chromium on the PATH; apt-get install chromium)" : "";
 
-const UI_MS_MAX = 15_000;
+/** Only a hang takes so long: on a busy machine, a cold browser has needed half a minute for its first page. */
+const UI_MS_MAX = 60_000;
+/** For the tests of a file with a browser, each of which waits for many things: none may end before one of them has hung. */
+export const BROWSER_TEST_MS_MAX = 10 * UI_MS_MAX;
 
 /** @param localName a name that leads to this machine, for pages that behave differently where the host is not local */
 export function launchBrowser(localName: string): Promise<Browser> {
@@ -19,7 +22,7 @@ export function launchBrowser(localName: string): Promise<Browser> {
   });
 }
 
-interface Visit extends AsyncDisposable {
+export interface Visit extends AsyncDisposable {
   readonly page: Page;
   /** Each request of the visit by its path. */
   readonly asked: string[];

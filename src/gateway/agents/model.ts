@@ -100,7 +100,7 @@ const settable = (network: Network) => ({
     }),
     "a protocol version",
   ),
-  pricing: nullable(pricing(network), "a pricing object"),
+  pricing: nullable(pricing(network), "a pricing object", { description: "What a call costs; null for a free agent." }),
 });
 
 /** The fields that update and response share. */

@@ -101,7 +101,7 @@ export const PollView = Type.Object(
     invocation_id: Type.String({ description: "`inv_<uuidv7>`" }),
     ...shared,
     updated_at: timestamp("When the record last changed."),
-    settlement: Type.Union([Settlement, Type.Null()]),
+    settlement: Type.Union([Settlement, Type.Null()], { description: "The payment of the call; null for a free one." }),
     response_content_type: text("The media type of the upstream's response."),
     response_truncated: Type.Boolean({ description: "Whether the response body was longer than its captured part." }),
     response_body_b64: base64("The captured response body; for the caller, or with the scope invocations:read_body"),

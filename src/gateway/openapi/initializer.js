@@ -1,5 +1,6 @@
 // Starts Swagger UI in the reader's browser, with what it lacks: it remembers the IDs of what was made and fills them into the
-// operations that are tried next, it is dark where the system is, and it shows lines of JSON as text.
+// operations that are tried next, it is dark where the system is, it shows lines of JSON as text, and it can be used by the
+// keyboard and with a screen reader.
 
 const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
 const followSystem = () => document.documentElement.classList.toggle("dark-mode", systemIsDark.matches);
@@ -108,7 +109,51 @@ const fillIn = (system, session) => {
   }
 };
 
+/**
+ * The part of the document below `path`, with the schemas in place of their references. The library does so by
+ * preparing the whole document for each operation that is opened, which takes more than a second on a busy machine (measured).
+ */
+const resolveSubtree = async ({ components, ...document }, path, { baseDoc }) => {
+  const resolved = (value) => {
+    if (Array.isArray(value)) return value.map(resolved);
+    if (typeof value !== "object" || value === null) return value;
+    const { $ref, ...own } = value;
+    const shown = Object.fromEntries(Object.entries(own).map(([key, inner]) => [key, resolved(inner)]));
+    if (typeof $ref !== "string") return shown;
+    return { ...resolved(components.schemas[$ref.split("/").at(-1)]), ...shown, $$ref: baseDoc + $ref };
+  };
+  return { spec: resolved(path.reduce((part, key) => part?.[key], { components, ...document })), errors: [] };
+};
+
+/** Components of the library, changed so that no control stands within another one and no level of headings is left out. */
+const wrapComponents = {
+  /** Its link stood within the button of the operation. The address of the page still follows what is opened. */
+  OperationSummaryPath:
+    (Path, { React }) =>
+    (props) =>
+      React.createElement(Path, { ...props, operationProps: props.operationProps.set("isDeepLinkingEnabled", false) }),
+  operations:
+    (Operations, { React: { createElement: element, Fragment } }) =>
+    (props) =>
+      element(Fragment, null, element("h2", { className: "level" }, "Operations"), element(Operations, props)),
+  /** Its dialog offers what can be given to it: a token, and no client certificate. */
+  AuthorizeBtnContainer:
+    (Button, { React: { createElement: element, Fragment } }) =>
+    ({ authSelectors, ...props }) => {
+      const isGiven = (definition) => definition.every((scheme) => scheme.get("type") !== "mutualTLS");
+      const definitionsToAuthorize = () => authSelectors.definitionsToAuthorize().filter(isGiven);
+      const own = { ...props, authSelectors: { ...authSelectors, definitionsToAuthorize } };
+      return element(Fragment, null, element("h2", { className: "level" }, "Authorization"), element(Button, own));
+    },
+  MutualTLSAuth:
+    (_, { React: { createElement: element } }) =>
+    ({ schema }) =>
+      element("div", null, element("h4", null, "Client certificate"), element("p", null, schema.get("description"))),
+};
+
 const Helper = {
+  fn: { resolveSubtree },
+  wrapComponents,
   statePlugins: {
     spec: {
       wrapSelectors: {
@@ -151,27 +196,57 @@ const linesAsText = async (response) => {
   return { ...response, data: text, text, headers: { ...headers, "content-type": "text/plain" } };
 };
 
-/** Names of fields and of parts of the page that the library leaves without one, by which screen readers tell them apart. */
-const FIELD_NAMES = {
-  "#servers": "Server",
-  ".examples-select-element": "Example",
-  ".content-type": "Media type",
-  "textarea.body-param__text": "Request body",
+/** Attributes that the library leaves out, by which screen readers tell fields and parts of the page apart. */
+const ATTRIBUTES = {
+  "#servers": () => ({ "aria-label": "Server" }),
+  "#auth-bearer-value": () => ({ "aria-label": "Value: a token" }),
+  ".examples-select-element": () => ({ "aria-label": "Example" }),
+  ".content-type": () => ({ "aria-label": "Media type" }),
+  "textarea.body-param__text": () => ({ "aria-label": "Request body" }),
+  "tr[data-param-name] select": (field) => ({ "aria-label": field.closest("tr").dataset.paramName }),
+  "input[data-variable]": (field) => ({ "aria-label": field.dataset.variable }),
+  ".information-container": () => ({ role: "region", "aria-label": "About this API" }),
+  ".scheme-container": () => ({ role: "region", "aria-label": "Server and authorization" }),
+  ".responses-table[id]": (table) => ({ "aria-label": `${table.closest(".opblock").id} responses` }),
+  ".modal-ux": () => ({ role: "dialog", "aria-modal": "true", "aria-label": "Available authorizations" }),
+  ".modal-ux .close-modal": () => ({ "aria-label": "Close" }),
+  ".auth-btn-wrapper .btn": (button) => ({ "aria-label": button.textContent }),
+  ".auth-container h6": () => ({ "aria-level": "5" }),
 };
-const PART_NAMES = { ".information-container": "About this API", ".schemes-server-container": "Servers" };
 
-const nameAll = (names, attributes) => {
-  for (const [selector, name] of Object.entries(names)) {
+/** Lets the keyboard scroll what is longer or wider than its box, and pass over the rest. */
+const sizes = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    if (target.scrollHeight > target.clientHeight || target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }
+});
+
+const nameParts = () => {
+  for (const [selector, attributesOf] of Object.entries(ATTRIBUTES)) {
     for (const element of document.querySelectorAll(selector)) {
-      for (const [key, value] of Object.entries({ ...attributes, "aria-label": name }))
-        element.setAttribute(key, value);
+      for (const [name, value] of Object.entries(attributesOf(element))) element.setAttribute(name, value);
     }
   }
+  for (const text of document.querySelectorAll("#swagger-ui pre")) sizes.observe(text);
+  keepFocus(document.querySelector(".dialog-ux") !== null);
 };
-const nameParts = () => {
-  nameAll(FIELD_NAMES, {});
-  nameAll(PART_NAMES, { role: "region" });
-  for (const table of document.querySelectorAll(".responses-table[id]")) table.setAttribute("aria-label", table.id);
+
+/** What the dialog covers, and the button that has opened it. */
+const COVERED = ".information-container, .schemes-server-container, .auth-wrapper > .authorize, #operations";
+const OPENERS = ".auth-wrapper > .authorize, .authorization__btn";
+const dialog = { isOpen: false, opener: null };
+document.addEventListener(
+  "click",
+  ({ target }) => Object.assign(dialog, { opener: target.closest(OPENERS) ?? dialog.opener }),
+  true,
+);
+
+/** Keeps the focus within the dialog while it is open, and gives it back to what has opened it. */
+const keepFocus = (isOpen) => {
+  for (const part of document.querySelectorAll(COVERED)) part.inert = isOpen;
+  if (dialog.isOpen && !isOpen) dialog.opener?.focus();
+  dialog.isOpen = isOpen;
 };
 new MutationObserver(nameParts).observe(document.getElementById("swagger-ui"), { childList: true, subtree: true });
 
