@@ -12,7 +12,7 @@
 import { Fault } from "../core/fault.ts";
 import { MAX } from "./limits.ts";
 import { inSlices } from "./loop.ts";
-import type { StopSignal } from "./wait.ts";
+import { countWait, type StopSignal } from "./wait.ts";
 
 export interface FairShareOptions {
   /** All that there is: a count, or bytes. */
@@ -415,7 +415,7 @@ export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooM
   return createSlots(size, async (queue, tenant) => {
     if (waiting.take(tenant) !== null) throw refused();
     try {
-      await enterSlot(queue, tenant, AbortSignal.timeout(MAX.limiterWaitMs));
+      await countWait(enterSlot(queue, tenant, AbortSignal.timeout(MAX.limiterWaitMs)));
     } catch (cause) {
       throw refused(cause);
     } finally {

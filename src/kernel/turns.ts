@@ -3,8 +3,8 @@
 // holds up the others by sending much, or by sending little that makes much work.
 // One per thread, since a thread has one event loop, and all work on it shares its turns.
 
-import { AsyncLocalStorage } from "node:async_hooks";
 import { createRoundRobin, createSlots } from "./share.ts";
+import { countWait, endsWithin, LONG_WAIT_MS } from "./wait.ts";
 
 const TURN_MS = 4;
 /** What a step leads to, up to the write to a caller, runs after the turn and may cost more than the step. */
@@ -110,14 +110,6 @@ const waitingRequests = createRoundRobin<() => void>();
 /** When the first request of this turn of the event loop began; null before that. */
 let turnBeganAt: number | null = null;
 
-const acting = new AsyncLocalStorage<string | null>();
-
-/** The tenant whose request the calling code serves; null for the process's own work. The store shares its turns by it. */
-export const actingTenant = (): string | null => acting.getStore() ?? null;
-
-/** Runs `work`, with all that follows from it, for this tenant; null for work that a request only starts. */
-export const actFor = <T>(tenant: string | null, work: () => T): T => acting.run(tenant, work);
-
 /** Whether a request that begins now has to wait. If not, it counts as begun in this turn of the event loop. */
 export function isTurnUsedUp(): boolean {
   const now = performance.now();
@@ -203,12 +195,19 @@ async function run(tenant: string, piece: ThreadWork): Promise<void> {
 /** Of all such work together; a tenant alone may take two. */
 const inStepSlot = createSlots(3);
 
-/** Takes a step when it is the tenant's turn, in a turn of the event loop with few other such steps. */
-export function inStoreTurns<T>(tenant: string, step: () => Promise<T>): Promise<T> {
-  return inStepSlot(tenant, async () => {
+/**
+ * Takes a step when it is the tenant's turn, in a turn of the event loop with few other such steps. A step that takes long
+ * waits for Postgres, which needs no turns of the event loop, so it gives its slot back. SQLite answers before any timer.
+ */
+export async function inStoreTurns<T>(tenant: string, step: () => Promise<T>): Promise<T> {
+  const begun = Promise.withResolvers<T>();
+  const slot = inStepSlot(tenant, async () => {
     await new Promise((resolve) => setImmediate(resolve));
-    return await step();
+    begun.resolve(step());
+    await endsWithin(LONG_WAIT_MS, begun.promise).catch(() => {});
   });
+  await countWait(slot);
+  return begun.promise;
 }
 
 // What waits for a whole turn of the event loop, to see what the sockets bring next: all of a turn together, since a timer
