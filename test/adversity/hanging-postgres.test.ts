@@ -9,6 +9,7 @@ import type { Answer, PayingTenant } from "../support/chain/paying.ts";
 import { openReplicas, type Replicas } from "../support/gateway/replicas.ts";
 import { type Relay, startRelay } from "../support/http/relay.ts";
 import { startUpstream, type Upstream } from "../support/http/upstream.ts";
+import { holdTable } from "../support/stores/database-faults.ts";
 import { agentsIn } from "../support/stores/many-agents.ts";
 import { invocationOf } from "../support/stores/owed-calls.ts";
 
@@ -65,6 +66,7 @@ interface Opened {
   readonly suffix?: "" | "/stream";
   readonly headers?: Readonly<Record<string, string>>;
   readonly pricing?: object;
+  readonly credential_ref?: string;
 }
 
 interface Call {
@@ -129,9 +131,9 @@ function callsAt({ replicas, tenant, upstream }: Stage) {
   }
 
   /** Its payment is collected, and its caller has not come back yet. */
-  async function openSettled(name: string): Promise<Call> {
+  async function openSettled(name: string, more: Opened = {}): Promise<Call> {
     const { headers, authorization } = await pay();
-    const call = await open(name, { suffix: "/stream", pricing: PRICING, headers });
+    const call = await open(name, { ...more, suffix: "/stream", pricing: PRICING, headers });
     replicas.facilitator.answer(authorization.nonce, () => new Response("away", { status: 500 }));
     const path = `/v1/invocations/${invocationOf(await call.send())}`;
     replicas.facilitator.answer(authorization.nonce, collected);
@@ -141,6 +143,7 @@ function callsAt({ replicas, tenant, upstream }: Stage) {
 
   return {
     open,
+    openSettled,
     callsOf: async (of: string) => {
       const [polled, streamed] = [await pay(), await pay()];
       return {
@@ -212,5 +215,33 @@ test("behind a Postgres that comes and goes all are answered in time, no call is
     held.resolve();
     await upstream.stop();
     relay.stop();
+  }
+});
+
+test("a streamed call whose credential can't be read is refused in time, and one that is paid for waits for it", async () => {
+  await using replicas = await openReplicas();
+  const gateway = await replicas.start();
+  const made: string[] = [];
+  const upstream = startUpstream((request) => {
+    made.push(new URL(request.url).pathname.slice(1));
+    return Response.json({ hello: "world" });
+  });
+  try {
+    const tenant = await replicas.tenant(gateway);
+    const { open, openSettled } = callsAt({ replicas, tenant, upstream });
+    const { body } = await tenant.send("POST", "/v1/credentials", { name: "upstream", ...SECRET });
+    const free = await open("free", { suffix: "/stream", credential_ref: body.id });
+    const paid = await openSettled("paid", { credential_ref: body.id });
+    const release = await holdTable(replicas.databaseUrl, "credentials");
+    const serving = paid.send();
+    const refused = await timed("free", free.send);
+    await release();
+    expect(badlyTold([refused])).toEqual([]);
+    expect([refused.answer.status, (await serving).status]).toEqual([503, 200]);
+    const record = await tenant.send("GET", `/v1/invocations/${invocationOf(refused.answer)}`);
+    expect(record.body).toMatchObject({ status: "failed", error_class: "internal" });
+    expect(made).toEqual(["paid"]);
+  } finally {
+    await upstream.stop();
   }
 });
