@@ -6,7 +6,8 @@ import { routes } from "../http/elysia.ts";
 import { operation } from "../http/openapi.ts";
 import { json } from "../http/responses.ts";
 import { STRANGERS } from "../http/server.ts";
-import { actFor, joinInFlight } from "../kernel/turns.ts";
+import { joinInFlight } from "../kernel/turns.ts";
+import { actFor } from "../kernel/wait.ts";
 import type { Keyring } from "../keys/keyring.ts";
 import type { Store } from "../storage/store.ts";
 

@@ -3,6 +3,7 @@ import { connect } from "node:net";
 import { Type } from "@sinclair/typebox";
 import { Fault } from "../core/fault.ts";
 import { type Log, type LogFields, silentLog } from "../core/log.ts";
+import { type ActingRequest, actingRequest } from "../kernel/wait.ts";
 import { routes } from "./elysia.ts";
 import { bodyReader } from "./input.ts";
 import { json } from "./responses.ts";
@@ -14,7 +15,22 @@ const log: Log = { debug: record, info: record, warn: record, error: record };
 
 const readThing = bodyReader(Type.Object({ name: Type.String() }, { additionalProperties: false }));
 
+const waiting: (ActingRequest | null)[] = [];
+
+/** Uses up the request's time for the database. */
+function wait(): void {
+  const request = actingRequest();
+  waiting.push(request);
+  request?.beginWait(0);
+  request?.endWait(60_000);
+}
+
 const app = routes()
+  .get("/v1/waits", ({ request }) => {
+    wait();
+    if (request.headers.has("x-fail")) throw new Fault("unavailable", "later", { retryAfterSeconds: 7 });
+    return json("ok", { isOverdue: actingRequest()?.isOverdue() });
+  })
   .get("/open", () => json("ok", { open: true }))
   .get("/v1/things/:id", ({ params, request }) => json("ok", { id: params.id, user: scopeOf(request).caller.user }))
   .post("/v1/things", async ({ request }) => json("created", await readThing(request)), { parse: "none" })
@@ -334,4 +350,13 @@ test("a path is logged as far as any of our routes goes", () => {
   const longest = `/v1/${"x".repeat(252)}`;
   expect(shownPath(longest)).toBe(longest);
   expect(shownPath(`${longest}y`)).toBe(`${longest}…`);
+});
+
+test("what a request waits for the database is bounded until it is answered, whatever the answer is", async () => {
+  expect(await (await call("/v1/waits")).json()).toEqual({ isOverdue: true });
+  await call("/v1/waits", { headers: { "x-fail": "1" } });
+  expect(waiting.map((request) => [request?.tenant, request?.isOverdue()])).toEqual([
+    ["t", false],
+    ["t", false],
+  ]);
 });

@@ -8,7 +8,8 @@ import { type Meters, silentMeters } from "../core/meters.ts";
 import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createFairShare } from "../kernel/share.ts";
-import { actFor, isTurnUsedUp, turnOf } from "../kernel/turns.ts";
+import { isTurnUsedUp, turnOf } from "../kernel/turns.ts";
+import { ActingRequest, actFor } from "../kernel/wait.ts";
 import { createRouter, type RoutedApp } from "./elysia.ts";
 import { createBodyDrainer, declaredLength, Intake, isChunked } from "./intake.ts";
 import { createLargeResponses, faultResponse, type LargeResponses } from "./responses.ts";
@@ -130,12 +131,14 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     return { requestId, caller, method, holdOpen, note, span: context.span, intake, responses };
   }
 
-  function toRoute(request: Request, { owner, path }: RequestContext, scope: Scope<C>): Response | Promise<Response> {
+  function toRoute(request: Request, context: RequestContext, scope: Scope<C>): Response | Promise<Response> {
+    const { owner, path } = context;
     guard?.permit?.(scope.caller, scope.method, path);
+    context.acting = new ActingRequest(owner);
     const fast = onFastPath(fastPath, request, path);
-    if (fast !== null) return actFor(owner, () => fast(scope));
+    if (fast !== null) return actFor(context.acting, () => fast(scope));
     (request as ScopedRequest<C>)[SCOPE] = scope;
-    return actFor(owner, () => route(request, path));
+    return actFor(context.acting, () => route(request, path));
   }
 
   function inTurn(guard: Guard<C>, context: RequestContext, request: Request, caller: C): Response | Promise<Response> {
@@ -179,11 +182,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     async fetch(original: Request, holdOpen: HoldOpen = nothing, identified: Identified = nothing): Promise<Response> {
       const startedAt = performance.now();
       const { request, path } = withRoutableUrl(original);
-      const sentId = request.headers.get("x-request-id");
-      const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
-      const fields: Fields = { method: original.method, path: shownPath(path), request_id: requestId };
-      const initial = { identified, owner: STRANGERS, span: null, endsConnection: false };
-      const context: RequestContext = { original, path, requestId, startedAt, fields, holdOpen, ...initial };
+      const context = contextOf(original, { path, startedAt, holdOpen, identified });
       let response: Response;
       try {
         const responding = respond(request, context);
@@ -193,6 +192,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
         if (context.owner === STRANGERS) await turnOfStranger(context);
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
+      context.acting?.liftBound();
       mark(response, context, draining);
       finish(context, response.status);
       const drained = context.endsConnection ? undefined : drainBody(request, response, context.owner);
@@ -295,10 +295,23 @@ interface RequestContext {
   readonly identified: Identified;
   /** The tenant or account whose request it is; STRANGERS until that is known. */
   owner: string;
+  /** Null until it is routed, and for an open path. */
+  acting: ActingRequest | null;
   /** Null when the request is not traced. */
   span: Span | null;
   /** Whether the connection ends with the response, even if more of the request is to come. */
   endsConnection: boolean;
+}
+
+function contextOf(
+  original: Request,
+  given: Pick<RequestContext, "path" | "startedAt" | "holdOpen" | "identified">,
+): RequestContext {
+  const { method, headers } = original;
+  const sentId = headers.get("x-request-id");
+  const requestId = sentId !== null && REQUEST_ID.test(sentId) ? sentId : crypto.randomUUID();
+  const fields: Fields = { method, path: shownPath(given.path), request_id: requestId };
+  return { original, requestId, fields, ...given, owner: STRANGERS, acting: null, span: null, endsConnection: false };
 }
 
 function mark(response: Response, { requestId, endsConnection }: RequestContext, draining: boolean): void {

@@ -4,6 +4,7 @@
 // When there is more, one piece of each tenant in turn is taken, and the pieces of one tenant in their order: a tenant that
 // has little to do waits for one round, however much another one has.
 import { inSlices } from "./loop.ts";
+import { outlastRequest } from "./wait.ts";
 
 interface OfTenant {
   readonly tenant: string;
@@ -110,7 +111,8 @@ export function createBatcher<S, A>(ask: (subject: S, count: number) => Promise<
     rounds.delete(key);
     asking.add(key);
     try {
-      const answerOf = await ask(round.subject, round.waiters.length);
+      // None of those who wait decides how long the others may.
+      const answerOf = await outlastRequest(() => ask(round.subject, round.waiters.length));
       void inSlices([...round.waiters.entries()], ([place, { resolve }]) => resolve(answerOf(place)));
     } catch (error) {
       // Those who came meanwhile have waited as well, and to ask again could take them as long once more.

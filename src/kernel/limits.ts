@@ -148,7 +148,7 @@ const CALLS = {
   storeFirstReaders: count(3, "process", "waits, then 503", "connections for urgent reads"),
   storeCounters: count(3, "process", "waits, then 503", "connections for shared counters"),
   // From the wait for a connection to the answer; the interface promises 10 s.
-  storeMs: ms(9_000, "each", "503", "one read or write of the database"),
+  storeMs: ms(9_000, "each", "503", "waits of a request for the database, together; one read or write of other work"),
   spans: count(4_096, "process", "dropped, and counted", "spans that wait for the collector"),
   revokedUsers: count(50_000, "process", "refused", "users whose tokens are revoked"),
 };

@@ -12,7 +12,7 @@ import { Fault } from "../core/fault.ts";
 import { MAX } from "./limits.ts";
 import { inSlices } from "./loop.ts";
 import { atOnceOrInTurn } from "./turns.ts";
-import { type StopSignal, untilFirst } from "./wait.ts";
+import { countWait, type StopSignal, untilFirst } from "./wait.ts";
 
 export interface FairShareOptions {
   /** All that there is: a count, or bytes. */
@@ -384,7 +384,7 @@ export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooM
   return createSlots(size, async (queue, tenant) => {
     if (waiting.take(tenant) !== null) throw refused();
     try {
-      await untilFirst([], (late) => enterSlot(queue, tenant, late), MAX.limiterWaitMs);
+      await countWait(untilFirst([], (late) => enterSlot(queue, tenant, late), MAX.limiterWaitMs));
     } catch (cause) {
       throw refused(cause);
     } finally {

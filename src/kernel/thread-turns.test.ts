@@ -1,5 +1,6 @@
 import { expect, test } from "bun:test";
 import { inThreadTurn } from "./turns.ts";
+import { actFor, actingTenant } from "./wait.ts";
 
 test("two pieces of work are done at once, of two tenants, and nobody waits for more than one of each other tenant", async () => {
   const begun: string[] = [];
@@ -26,4 +27,16 @@ test("a piece of work that fails takes no other one along", async () => {
   const next = inThreadTurn("a", async () => "done");
   expect(await failed.catch((error: Error) => error.message)).toBe("corrupt");
   expect(await next).toBe("done");
+});
+
+test("work that waited for a slot acts for the request that it is of, and not for the one that left the slot", async () => {
+  const seen: (string | null)[] = [];
+  const acted = (tenant: string) =>
+    actFor(tenant, () =>
+      inThreadTurn("a", async () => {
+        seen.push(actingTenant());
+      }),
+    );
+  await Promise.all(["acme", "rival", "third"].map(acted));
+  expect(seen).toEqual(["acme", "rival", "third"]);
 });

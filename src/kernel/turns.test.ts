@@ -1,5 +1,6 @@
 import { expect, test } from "bun:test";
-import { eachInTurns, inTurn, inTurns } from "./turns.ts";
+import { eachInTurns, inStoreTurns, inTurn, inTurns } from "./turns.ts";
+import { ActingRequest, actFor } from "./wait.ts";
 
 /** Holds the event loop. */
 function work(ms: number): void {
@@ -100,4 +101,26 @@ test("an error that a piece of work throws is the error of the work", async () =
   };
   await expect(inTurn("t", piece)).rejects.toThrow("no");
   await expect(eachInTurns([1], "t", piece)).rejects.toThrow("no");
+});
+
+test("steps that wait for a database which hangs hold up no others, and each is told of its own end", async () => {
+  const { promise: hanging, reject } = Promise.withResolvers<string>();
+  const steps = Array.from({ length: 12 }, () => inStoreTurns("one", () => hanging).catch((error) => error.message));
+  expect(await inStoreTurns("other", async () => "done")).toBe("done");
+  const failing = inStoreTurns("other", async () => {
+    throw new Error("broken");
+  });
+  expect(await failing.catch((error) => error.message)).toBe("broken");
+  reject(new Error("away"));
+  expect(new Set(await Promise.all(steps))).toEqual(new Set(["away"]));
+});
+
+test("a request's wait for the turn of its step counts as one for the database", async () => {
+  const request = new ActingRequest("one", 150);
+  const { promise: hanging, resolve } = Promise.withResolvers<void>();
+  const before = Array.from({ length: 6 }, () => inStoreTurns("one", () => hanging));
+  const overdue = await actFor(request, () => inStoreTurns("one", async () => request.isOverdue()));
+  resolve();
+  await Promise.all(before);
+  expect(overdue).toBe(true);
 });

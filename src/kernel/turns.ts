@@ -4,6 +4,7 @@
 // One per thread, since a thread has one event loop, and all work on it shares its turns.
 
 import { AsyncLocalStorage } from "node:async_hooks";
+import { countWait, endsWithin, LONG_WAIT_MS } from "./wait.ts";
 
 // Turns among all that wait: one of each tenant in turn, and within a tenant in the order of arrival.
 
@@ -149,14 +150,6 @@ const waitingRequests = createRoundRobin<() => void>();
 /** When the first request of this turn of the event loop began; null before that. */
 let turnBeganAt: number | null = null;
 
-const acting = new AsyncLocalStorage<string | null>();
-
-/** The tenant whose request the calling code serves; null for the process's own work. The store shares its turns by it. */
-export const actingTenant = (): string | null => acting.getStore() ?? null;
-
-/** Runs `work`, with all that follows from it, for this tenant; null for work that a request only starts. */
-export const actFor = <T>(tenant: string | null, work: () => T): T => acting.run(tenant, work);
-
 /** Whether a request that begins now has to wait. If not, it counts as begun in this turn of the event loop. */
 export function isTurnUsedUp(): boolean {
   const now = performance.now();
@@ -238,7 +231,9 @@ function createTurnSlots(size: number, each: number) {
   /** Rejects with what the work rejects with. */
   return <T>(tenant: string, work: () => Promise<T>): Promise<T> => {
     const { promise, resolve, reject } = Promise.withResolvers<T>();
-    waiting.add(tenant, () => work().then(resolve, reject));
+    // Bound, since a piece is begun by one that has left its slot, which acts for another request.
+    const piece = AsyncLocalStorage.bind(() => work().then(resolve, reject));
+    waiting.add(tenant, piece);
     begin();
     return promise;
   };
@@ -251,13 +246,18 @@ const inStepSlot = createTurnSlots(3, 2);
 
 /**
  * For work on stored rows that is done in steps: SQLite answers on the event loop, and one long piece would hold up every
- * tenant. Each step is done in a turn of the event loop with few other such steps.
+ * tenant. Each step is done in a turn of the event loop with few other such steps. A step that takes long waits for
+ * Postgres, which needs no turns of the event loop, so it gives its slot back. SQLite answers before any timer.
  */
-export function inStoreTurns<T>(tenant: string, step: () => Promise<T>): Promise<T> {
-  return inStepSlot(tenant, async () => {
+export async function inStoreTurns<T>(tenant: string, step: () => Promise<T>): Promise<T> {
+  const begun = Promise.withResolvers<T>();
+  const slot = inStepSlot(tenant, async () => {
     await new Promise((resolve) => setImmediate(resolve));
-    return await step();
+    begun.resolve(step());
+    await endsWithin(LONG_WAIT_MS, begun.promise).catch(() => {});
   });
+  await countWait(slot);
+  return begun.promise;
 }
 
 // What waits for a whole turn of the event loop, to see what the sockets bring next: all of a turn together, since a timer

@@ -1,6 +1,9 @@
 // Waiting: for a time, for a signal, for the last of what is under way, and for the end of something. Where a wait ends
 // first, the work goes on, and its outcome is ignored.
 
+import { AsyncLocalStorage } from "node:async_hooks";
+import { MAX } from "./limits.ts";
+
 /** The outcome of `work`, unless `ms` pass first: then rejects with what `late` gives. */
 export async function withDeadline<T>(ms: number, work: Promise<T>, late: () => unknown): Promise<T> {
   const { promise, reject } = Promise.withResolvers<never>();
@@ -34,6 +37,84 @@ export async function unlessAborted<T>(signal: StopSignal, work: Promise<T>): Pr
     return await Promise.race([work, promise]);
   } finally {
     signal.removeEventListener("abort", onAbort);
+  }
+}
+
+// For whom work is done: it follows the work through all its waits. A request also knows how long it has waited for the
+// database, so that its caller learns within ten seconds that this is away, also where it comes and goes.
+
+/** What takes less says nothing of a database that is away, so a request with many short questions has the time it needs. */
+export const LONG_WAIT_MS = 100;
+
+/** A request that is not answered yet. Times are of performance.now(). */
+export class ActingRequest {
+  readonly tenant: string;
+  readonly #waitMsMax: number;
+  /** Waits at the same time: their time counts once. */
+  #waits = 0;
+  #since = 0;
+  #waitedMs = 0;
+
+  /** @param waitMsMax of all its waits together */
+  constructor(tenant: string, waitMsMax: number = MAX.storeMs) {
+    this.tenant = tenant;
+    this.#waitMsMax = waitMsMax;
+  }
+
+  /** Begins a wait, which `endWait` must end. Returns until when it may last. */
+  beginWait(now: number): number {
+    if (this.#waits++ === 0) this.#since = now;
+    return this.#since - this.#waitedMs + this.#waitMsMax;
+  }
+
+  endWait(now: number): void {
+    if (--this.#waits > 0) return;
+    const waitedMs = this.#waitedMs + now - this.#since;
+    if (now - this.#since >= LONG_WAIT_MS || waitedMs >= this.#waitMsMax) this.#waitedMs = waitedMs;
+  }
+
+  /** Whether none of its time is left. */
+  isOverdue(): boolean {
+    const running = this.#waits > 0 ? performance.now() - this.#since : 0;
+    return this.#waitedMs + running >= this.#waitMsMax;
+  }
+
+  /** From now on the bound fails nothing: the request is answered, or has to be served since it is paid for. */
+  liftBound(): void {
+    this.#waitedMs = Number.NEGATIVE_INFINITY;
+  }
+}
+
+/** A request; or the tenant for whom work is done that no request waits for; null for the process's own work. */
+const acting = new AsyncLocalStorage<ActingRequest | string | null>();
+
+/** The request that the calling code serves; null for other work. */
+export function actingRequest(): ActingRequest | null {
+  const now = acting.getStore();
+  return now instanceof ActingRequest ? now : null;
+}
+
+/** The tenant for whom the calling code works; null for the process's own work. The store shares its turns by it. */
+export function actingTenant(): string | null {
+  const now = acting.getStore() ?? null;
+  return now instanceof ActingRequest ? now.tenant : now;
+}
+
+/** Runs `work`, with all that follows from it, for this request or tenant; null for work that a request only starts. */
+export const actFor = <T>(whom: ActingRequest | string | null, work: () => T): T => acting.run(whom, work);
+
+/** Runs work of the tenant's that goes on whatever becomes of the request, or that other requests wait for too. */
+export const outlastRequest = <T>(work: () => T): T => acting.run(actingTenant(), work);
+
+/** Counts a wait in line as one for the database. */
+export async function countWait<T>(wait: Promise<T>): Promise<T> {
+  const request = actingRequest();
+  if (request === null) return wait;
+  request.beginWait(performance.now());
+  try {
+    return await wait;
+  } finally {
+    request.endWait(performance.now());
   }
 }
 
@@ -203,7 +284,7 @@ export function createEndWaiters<K>(options: EndWaitersOptions<K>) {
     isLooking = true;
     setTimeout(async () => {
       // If the store is away, the next question is the same.
-      await lookForAll().catch(() => {});
+      await actFor(null, lookForAll).catch(() => {});
       isLooking = false;
       scheduleLook();
     }, lookAgainMs).unref();

@@ -5,7 +5,8 @@ import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
 import { PassingStartupProblem, StartupProblem } from "../core/startup.ts";
-import { withDeadline } from "../kernel/wait.ts";
+import { MAX } from "../kernel/limits.ts";
+import { actingRequest, withDeadline } from "../kernel/wait.ts";
 import { CommitUnknown, STORE_RETRY_AFTER_SECONDS, STORE_UNAVAILABLE, UniqueViolation } from "./store.ts";
 
 export function unavailable(cause: unknown): Fault {
@@ -126,11 +127,34 @@ export function within<T>(ms: number, promise: Promise<T>, onLate: () => void = 
   });
 }
 
+/**
+ * Asks the store, for `msMax` at most, and for no longer than its request may still wait for the store.
+ *
+ * @param ask is given the deadline, by performance.now(), and must keep it
+ * @throws Fault `unavailable`, without asking, when the request has waited for so long already
+ */
+export async function askStore<T>(msMax: number, ask: (until: number) => Promise<T>): Promise<T> {
+  const request = actingRequest();
+  const now = performance.now();
+  if (request === null) return ask(now + msMax);
+  const until = Math.min(now + msMax, request.beginWait(now));
+  try {
+    if (until <= now) throw unavailable(new Error("the request has waited for the database too long"));
+    return await ask(until);
+  } finally {
+    request.endWait(performance.now());
+  }
+}
+
+/** Waits for what many ask together, which takes its time whatever one request among them may still wait. */
+export const askTogether = <T>(answer: Promise<T>): Promise<T> =>
+  askStore(MAX.storeMs, (until) => within(until - performance.now(), answer));
+
 const PAUSE_MS_FIRST = 100;
 const PAUSE_MS_MOST = 5_000;
 
 /**
- * Retries a step with exponential backoff while the store is unavailable.
+ * Retries a step with exponential backoff while the store is unavailable, and its request, if any, may wait for it.
  *
  * @param stop whether to give up, so that the last error is thrown
  * @param pauseMsMost the longest pause between two tries
@@ -144,7 +168,8 @@ export async function untilStored<T>(
     try {
       return await step();
     } catch (error) {
-      if (!(error instanceof Fault) || error.kind !== "unavailable" || stop()) throw error;
+      const mayPass = error instanceof Fault && error.kind === "unavailable";
+      if (!mayPass || stop() || actingRequest()?.isOverdue() === true) throw error;
     }
     await Bun.sleep(pause);
   }

@@ -8,7 +8,7 @@ import type { Meters } from "../../core/meters.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { createReservedShare, mayTake } from "../../kernel/share.ts";
-import { createEndWaiters, endsWithin } from "../../kernel/wait.ts";
+import { createEndWaiters, endsWithin, outlastRequest } from "../../kernel/wait.ts";
 import type { Store, StoreTools } from "../../storage/store.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import type { Network } from "../../x402/network.ts";
@@ -257,7 +257,7 @@ function createCollect(options: CollectOptions) {
   async function sendAndWait(request: SettlementRequest, wanted: ClaimedPayment, gas: Gas): Promise<Collected> {
     // The timeout counts from the claim, as it does for other requests that find the record.
     const until = performance.now() + limits.inclusionTimeoutMs;
-    const sending = spans.step("sign and store", () => send(request, wanted, gas));
+    const sending = spans.step("sign and store", () => outlastRequest(() => send(request, wanted, gas)));
     const isSent = await endsWithin(until - performance.now(), sending).catch(() => null);
     if (isSent === null) return notNow("not sent");
     // The wallet goes on sending the payment after this request has ended.
@@ -513,7 +513,7 @@ export function createSettlementWaiters(store: Store) {
 
   /** Reads the payment. Undefined when the database is unavailable and there is time left to read again. */
   function look(key: PaymentKey, isLast: () => boolean): Promise<FacilitatorPayment | null | undefined> {
-    return storedPayment(store.read, key).catch((error: unknown) => {
+    return outlastRequest(() => storedPayment(store.read, key)).catch((error: unknown) => {
       if (isLast()) throw error;
       return undefined;
     });

@@ -8,6 +8,7 @@ import { isId } from "../../core/id.ts";
 import { createBatcher } from "../../kernel/batch.ts";
 import { tenantCache } from "../../kernel/cache.ts";
 import { BURST_DEFAULT, MAX } from "../../kernel/limits.ts";
+import { askTogether } from "../../storage/failures.ts";
 import {
   type Command,
   FOR_ALL,
@@ -124,7 +125,7 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
     async find(tenant: string, id: string): Promise<InvocableAgent | null> {
       const agent = cached(tenant, id);
       if (agent !== undefined || !isId("agt", id)) return agent ?? null;
-      return reads.join(keyOf(tenant, id), { tenant, id });
+      return askTogether(reads.join(keyOf(tenant, id), { tenant, id }));
     },
     /** Must be called after a write that may have changed the agent, before the write is acknowledged. */
     forget(tenant: string, id: string) {
@@ -368,7 +369,7 @@ export function createSharedRateLimiter(
     takeNow,
     async take(tenant, agent) {
       const taken = takeNow(tenant, agent);
-      return taken === undefined ? takes.join(bucketKey(agent), { tenant, agent }) : taken;
+      return taken === undefined ? askTogether(takes.join(bucketKey(agent), { tenant, agent })) : taken;
     },
   };
 }

@@ -9,7 +9,7 @@ import { Fault } from "../../core/fault.ts";
 import type { Tracer } from "../../core/tracing.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { CLAIM_BELIEVED_MS, isOlder, type Moment, thisMoment } from "../../kernel/time.ts";
-import { endsWithin } from "../../kernel/wait.ts";
+import { endsWithin, outlastRequest } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import type { CallBody } from "../../wire/body.ts";
 import {
@@ -90,8 +90,8 @@ export class Scheduler {
       agentSlots: options.agentMax,
       bodyBytes: MAX.runningBodyBytes,
       blockBodyBytes: SMALL_BODY_BYTES,
-      takeBlock: (...block) => this.#takeBlock(...block),
-      run: (...call) => this.#run(...call),
+      takeBlock: (...block) => outlastRequest(() => this.#takeBlock(...block)),
+      run: (...call) => outlastRequest(() => this.#run(...call)),
     });
   }
 

@@ -10,6 +10,7 @@ import type { BodyKind } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
 import { every } from "../../kernel/loop.ts";
 import { inTurn } from "../../kernel/turns.ts";
+import { outlastRequest } from "../../kernel/wait.ts";
 import {
   type Command,
   GIVEN_KEY,
@@ -115,7 +116,8 @@ export async function withStoredBody(
   } finally {
     // Have the parts removed now, unless a call has been accepted with them. If this write fails, they go when they are due.
     const body = { ...key, kind: "request" } as const;
-    if (acceptedId !== id) void store.write((tx) => beginRemoval(tx, body, Number.MAX_SAFE_INTEGER)).catch(() => {});
+    const remove = () => store.write((tx) => beginRemoval(tx, body, Number.MAX_SAFE_INTEGER));
+    if (acceptedId !== id) void outlastRequest(remove).catch(() => {});
   }
 }
 

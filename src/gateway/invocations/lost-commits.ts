@@ -6,6 +6,7 @@ import { and, eq, inArray, isNull, lte, or, sql } from "drizzle-orm";
 import { Fault } from "../../core/fault.ts";
 import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
+import { outlastRequest } from "../../kernel/wait.ts";
 import { removeInGroups } from "../../storage/cleanup.ts";
 import { untilStored, within } from "../../storage/failures.ts";
 import {
@@ -77,7 +78,8 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
     async wasStored(call: UnsureCall): Promise<boolean> {
       let isLate = false;
       unnoted.add(call.id);
-      const deciding = wasAccepted(call, () => isLate);
+      // It goes on after the request, which has hardly any of its time left.
+      const deciding = outlastRequest(() => wasAccepted(call, () => isLate));
       try {
         // A caller is answered within ten seconds; 700 ms are what a write that ran into its timeout leaves.
         const isStored = await within(700, deciding);
@@ -86,7 +88,7 @@ export function createLostCommits({ store, clock, log }: StoreTools) {
       } catch {
         isLate = true;
         // Refuse only after the first decision has ended, since it could undo the refusal.
-        void deciding.catch(() => {}).then(() => refuse(call));
+        void deciding.catch(() => {}).then(() => outlastRequest(() => refuse(call)));
         return false;
       }
     },

@@ -5,7 +5,7 @@
 import { MAX } from "../../kernel/limits.ts";
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
-import { endsWithin } from "../../kernel/wait.ts";
+import { endsWithin, outlastRequest } from "../../kernel/wait.ts";
 import { type AttemptOptions, attemptSettlement, paymentLogFields } from "./attempt.ts";
 import { PAUSE_MS_MOST } from "./outcome.ts";
 import type { RestoreGuard } from "./restored.ts";
@@ -42,7 +42,7 @@ export function createSettler(options: SettlerOptions) {
   function attempt(open: OpenPayment): Promise<void> {
     const startedAt = performance.now();
     const slot = limits.enter(open.tenant);
-    const flight = attemptSettlement(options, open, stopped.signal)
+    const flight = outlastRequest(() => attemptSettlement(options, open, stopped.signal))
       .catch((error) => log.error("settlement_left_open", { ...paymentLogFields(open), error }))
       .finally(() => {
         flights.delete(open.invocation_id);

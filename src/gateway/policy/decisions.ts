@@ -13,7 +13,7 @@ import { type Meters, silentMeters } from "../../core/meters.ts";
 import type { Clock } from "../../core/time.ts";
 import { DAY_MS } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { actFor } from "../../kernel/turns.ts";
+import { actFor } from "../../kernel/wait.ts";
 import { type KeyRange, removeRanges } from "../../storage/cleanup.ts";
 import { within } from "../../storage/failures.ts";
 import { prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";

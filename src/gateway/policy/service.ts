@@ -15,7 +15,7 @@ import { boundedCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createLimiter } from "../../kernel/share.ts";
 import { inTurn } from "../../kernel/turns.ts";
-import { within } from "../../storage/failures.ts";
+import { askTogether, within } from "../../storage/failures.ts";
 import {
   type Command,
   foundBy,
@@ -353,7 +353,7 @@ export function createPolicyCache({ store, log, now = () => performance.now() }:
       if (kept !== undefined) return kept.policy;
       const last = entries.get(tenant)?.policy ?? null;
       try {
-        const entry = reads.join(tenant, tenant);
+        const entry = askTogether(reads.join(tenant, tenant));
         // A call waits 750 ms for its policy if on_error can decide instead. An answer is due within 10 s, and the store may
         // need 9 s of those for the call itself.
         return (await (last === null ? entry : within(750, entry))).policy;

@@ -7,6 +7,7 @@ import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import type { Clock, TimeBounds } from "../../core/time.ts";
+import { outlastRequest } from "../../kernel/wait.ts";
 import type { Store } from "../../storage/store.ts";
 import { type CallBody, hashOf } from "../../wire/body.ts";
 import { type Price, priceOf } from "../agents/service.ts";
@@ -274,8 +275,9 @@ export function keepResumablePaidCall(
       })
       .catch((error) => log.warn("resumable_paid_call_not_kept", { invocation_id: id, error }));
   };
-  keep();
-  const timer = setInterval(keep, TOUCH_EVERY_MS);
+  // The request waits for none of these writes.
+  outlastRequest(keep);
+  const timer = outlastRequest(() => setInterval(keep, TOUCH_EVERY_MS));
   return { [Symbol.dispose]: () => clearInterval(timer) };
 }
 

@@ -9,6 +9,7 @@ import { type Scope, scopeOf } from "../../http/server.ts";
 import { boundedCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { thisMoment } from "../../kernel/time.ts";
+import { actingRequest } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, hashOf, judged, startOf } from "../../wire/body.ts";
 import { RPC_MESSAGES, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
@@ -335,11 +336,15 @@ async function claimPending(
   { key, paid, permit }: { key: InvocationKey; paid: PaidHeaders; permit: StreamPermit | null },
 ): Promise<OpenedCall> {
   const { store, payments, claims } = options;
+  const isTold = Object.keys(paid).length > 0;
+  const request = actingRequest();
+  if (!isTold && request?.isOverdue() === true) throw outcomeUnknown(key.id);
+  // It may be paid for, so from here on it is served however long the database takes.
+  request?.liftBound();
   const own = permit ?? options.limits.forResumed(key.tenant, checked.agent.id);
   const opened = await attempt(claims, key.id, async (held) => {
     const claimed = await claimAs(options, call, key, held.token);
     if (claimed === null) return null;
-    const isTold = Object.keys(paid).length > 0;
     const responseHeaders = isTold ? paid : await shownBy(STREAMED, payments.recall(key.tenant, key.id));
     return openedOf({ ...held, key, slot: own, isResumable: true }, checked, claimed.call, responseHeaders);
   }).catch((error) => {

@@ -8,6 +8,7 @@
 import { and, eq, isNotNull, ne, notInArray, sql } from "drizzle-orm";
 import type { Clock } from "../../core/time.ts";
 import { every } from "../../kernel/loop.ts";
+import { outlastRequest } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { isLivingGateway, livingAmong, type Membership, type Renewal, removeProcess } from "../../storage/leases.ts";
 import type { Store, StoreTools } from "../../storage/store.ts";
@@ -136,7 +137,8 @@ export async function recordEnd(
 ): Promise<void> {
   const { key, token, request_id } = claimed;
   const named = { tenant: key.tenant, invocation_id: key.id, request_id };
-  const write = (what: Ending) => untilStored(() => finish(store, claimed, what, clock.now()), isGivenUp);
+  const write = (what: Ending) =>
+    outlastRequest(() => untilStored(() => finish(store, claimed, what, clock.now()), isGivenUp));
   try {
     await write(ending).catch((error) => {
       if (isGivenUp()) throw error;

@@ -338,3 +338,32 @@ test("when more wait than are written together, tenants have turns, and each one
   expect((await ran(1)).names.slice(0, 2)).toEqual(["a253", "a254"]);
   expect(await Promise.all(all)).toHaveLength(603);
 });
+
+test("a command that may wait less than the others is refused in time, and is never written", async () => {
+  const { execute, ran, runs } = batchesByHand({ atOnce: 1 });
+  const writing = execute(first, { name: "writing" });
+  await ran(0);
+  const soon = performance.now() + 20;
+  const late = [{ name: "a" }, { name: "b", key: "k" }, { name: "c", key: "k" }];
+  const answers = late.map((input) => kindOf(execute(first, input, soon)));
+  const patient = execute(first, { name: "patient" });
+  expect(await Promise.all(answers)).toEqual(["unavailable", "unavailable", "unavailable"]);
+  expect(runs).toHaveLength(1);
+  runs[0]?.answer();
+  const run = await ran(1);
+  expect(run.names).toEqual(["patient"]);
+  run.answer();
+  expect(await Promise.all([writing, patient])).toEqual(["writing", "patient"]);
+});
+
+test("nobody is told that a command was not stored once it is being written, however little time it has", async () => {
+  const { execute, ran } = batchesByHand();
+  const soon = performance.now() + 20;
+  const written = execute(first, { name: "a" }, soon).catch((error) => error);
+  const run = await ran(0);
+  expect(run.until).toBe(soon);
+  await passes(soon + 20);
+  await new Promise((resolve) => setTimeout(resolve));
+  run.answer(new CommitUnknown(new Error("no answer")));
+  expect(await written).toBeInstanceOf(CommitUnknown);
+});

@@ -6,6 +6,7 @@ import { createTurnQueue } from "../../kernel/batch.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { inSlices } from "../../kernel/loop.ts";
 import { createFairShare } from "../../kernel/share.ts";
+import { LONG_WAIT_MS } from "../../kernel/wait.ts";
 import { unavailable } from "../failures.ts";
 import { type Command, type CommandBase, CommitUnknown, type SqlRow, type Tx } from "../store.ts";
 import type { DatabaseConnection } from "./pool.ts";
@@ -27,6 +28,8 @@ interface WaitingCommand {
   readonly bytes: number;
   /** By performance.now(). */
   readonly until: number;
+  /** What is taken may be written, so nobody is told from then on that it was not; what is refused is never taken. */
+  state: "waiting" | "taken" | "refused";
   resolve(output: unknown): void;
   reject(error: unknown): void;
 }
@@ -46,6 +49,12 @@ interface CommandBatchesOptions {
    * @param committing must be called when nothing but the commit is left
    */
   run(groups: readonly CommandGroup[], until: number, committing: () => void): Promise<unknown[][]>;
+}
+
+function refuseLate(member: WaitingCommand): void {
+  if (member.state !== "waiting") return;
+  member.state = "refused";
+  member.reject(unavailable(new Error("the command waited too long")));
 }
 
 /** The queue of waiting commands, which forms the batches. */
@@ -101,13 +110,14 @@ function createQueue(waitMsMax: number) {
         const { until } = member;
         if (batch.length > 0 && bytes + member.bytes > 4 * 1024 * 1024) break;
         at++;
-        if (until <= now) {
-          member.reject(unavailable(new Error("the command waited too long")));
+        if (until <= now || member.state === "refused") {
+          refuseLate(member);
           leave(member);
         } else if (Math.abs(until - (batch[0] ?? member).until) > waitMsMax / 2) {
           others.push(member);
         } else {
           batch.push(member);
+          member.state = "taken";
           bytes += member.bytes;
         }
       }
@@ -139,6 +149,31 @@ function createExecutions(onFree: () => void) {
       return over;
     },
   };
+}
+
+function memberOf<Input, Output>(
+  command: CommandBase<Input, Output>,
+  input: Input,
+  until: number,
+  { resolve, reject }: PromiseWithResolvers<Output>,
+): WaitingCommand {
+  return {
+    command,
+    input,
+    key: command.keyOf?.(input) ?? null,
+    tenant: command.tenantOf(input),
+    bytes: command.bytesOf(input),
+    until,
+    state: "waiting",
+    resolve: (output) => resolve(output as Output),
+    reject,
+  };
+}
+
+/** For a command with less time than the batches that are under way may take: it is not left to wait for their end. */
+function endsEarly<T>(member: WaitingCommand, promise: Promise<T>): Promise<T> {
+  const timer = setTimeout(refuseLate, member.until - performance.now(), member);
+  return promise.finally(() => clearTimeout(timer));
 }
 
 export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesOptions) {
@@ -215,23 +250,22 @@ export function createCommandBatches({ atOnce, waitMsMax, run }: CommandBatchesO
   }
 
   return {
-    /** @throws Fault `unavailable` when too many wait */
-    execute<Input, Output>(command: CommandBase<Input, Output>, input: Input): Promise<Output> {
+    /**
+     * @param until deadline by performance.now(), at most `waitMsMax` from now
+     * @throws Fault `unavailable` when too many wait
+     */
+    execute<Input, Output>(
+      command: CommandBase<Input, Output>,
+      input: Input,
+      until = performance.now() + waitMsMax,
+    ): Promise<Output> {
       if (isClosed) return Promise.reject(unavailable(new Error("the store is closed")));
-      return new Promise((resolve, reject) => {
-        const isTaken = queue.enter({
-          command,
-          input,
-          key: command.keyOf?.(input) ?? null,
-          tenant: command.tenantOf(input),
-          bytes: command.bytesOf(input),
-          until: performance.now() + waitMsMax,
-          resolve: (output) => resolve(output as Output),
-          reject,
-        });
-        if (!isTaken) reject(unavailable(new Error("too many commands wait")));
-        else if (!queue.isEmpty()) schedule();
-      });
+      const answered = Promise.withResolvers<Output>();
+      const member = memberOf(command, input, until, answered);
+      if (!queue.enter(member)) member.reject(unavailable(new Error("too many commands wait")));
+      else if (!queue.isEmpty()) schedule();
+      const isEarly = until - performance.now() < waitMsMax - LONG_WAIT_MS / 2;
+      return isEarly ? endsEarly(member, answered.promise) : answered.promise;
     },
     /** Refuses further commands and resolves when the waiting ones have ended. */
     close(): Promise<void> {
@@ -251,10 +285,10 @@ function concernsAll(error: unknown): boolean {
 export function createCommandKinds(options: Pick<CommandBatchesOptions, "waitMsMax" | "run">) {
   const kinds = new Map<unknown, ReturnType<typeof createCommandBatches>>();
   return {
-    execute<Input, Output>(command: CommandBase<Input, Output>, input: Input): Promise<Output> {
+    execute<Input, Output>(command: CommandBase<Input, Output>, input: Input, until?: number): Promise<Output> {
       const kind = kinds.get(command) ?? createCommandBatches({ ...options, atOnce: 1 });
       kinds.set(command, kind);
-      return kind.execute(command, input);
+      return kind.execute(command, input, until);
     },
     close: () => Promise.all([...kinds.values()].map((kind) => kind.close())),
   };
@@ -268,9 +302,9 @@ export function createCommandLanes(options: CommandBatchesOptions & { readonly l
   const small = createCommandBatches(options);
   const large = createCommandBatches({ ...options, atOnce: options.largeAtOnce });
   return {
-    execute<Input, Output>(command: Command<Input, Output>, input: Input): Promise<Output> {
+    execute<Input, Output>(command: Command<Input, Output>, input: Input, until?: number): Promise<Output> {
       const lane = command.bytesOf(input) < LARGE_BYTES ? small : large;
-      return lane.execute(command, input);
+      return lane.execute(command, input, until);
     },
     async close(): Promise<void> {
       await Promise.all([small.close(), large.close()]);

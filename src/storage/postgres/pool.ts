@@ -170,6 +170,9 @@ export function createPermits(max: number) {
   };
 }
 
+/** A server that has answered on any older connection within this time counts as alive. */
+const ALIVE_MS = 2_000;
+
 const IS_READ_ONLY = "select current_setting('transaction_read_only') = 'on' as is_read_only";
 
 /**
@@ -207,8 +210,7 @@ export function createConnectionPools(databaseUrl: string) {
 
   /** Whether other connections show that the server is alive, which has not answered on one connection since `begunAt`. */
   function livesSince(begunAt: number): boolean {
-    // A server that has answered on any older connection within this time counts as alive.
-    const since = performance.now() - 2_000;
+    const since = performance.now() - ALIVE_MS;
     return [...good].some(({ madeAt, answeredAt }) => madeAt < begunAt && answeredAt > since);
   }
 
@@ -253,7 +255,8 @@ export function createConnectionPools(databaseUrl: string) {
           const begunAt = performance.now();
           let isSlow = false;
           const onLate = () => {
-            isSlow = livesSince(begunAt);
+            // What had little time itself says nothing of the server.
+            isSlow = until - begunAt < ALIVE_MS || livesSince(begunAt);
             connection.abandon();
           };
           try {

@@ -7,6 +7,9 @@ import { startPostgres } from "../../../test/support/stores/postgres.ts";
 import { addAgent, agentIds, clock, outcome, postgresPlace, shown } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
 import { StartupProblem } from "../../core/startup.ts";
+import { agentLookUp } from "../../gateway/agents/store.ts";
+import { ActingRequest, actFor, outlastRequest } from "../../kernel/wait.ts";
+import { untilStored } from "../failures.ts";
 import { renewProcess } from "../leases.ts";
 import { type Tx, UniqueViolation } from "../store.ts";
 import { postgresQueries, postgresTables } from "./pool.ts";
@@ -79,6 +82,43 @@ describe("on Postgres alone", () => {
     relay.restore();
     expect(await add("2")).toBe("stored");
     expect(await agentIds(store)).toEqual(["0", "2"]);
+    await close();
+  });
+
+  test("a server that answers late again and again holds up a request no longer than one that is away", async () => {
+    const waitMsMax = 3_000;
+    const { store, add, close } = await behindRelay();
+    expect(await add("0")).toBe("stored");
+    const slowly = (seconds: number) => sql<string>`pg_sleep(${sql.raw(`${seconds}`)})::text`;
+    const { db } = store.read;
+    const read = () => outcome(db.select({ slept: slowly(1.2) }).from(sql`(values (1)) as one`));
+    const write = () =>
+      outcome(store.write((tx) => tx.db.select({ slept: slowly(1.2) }).from(sql`(values (1)) as one`)));
+    const lookUp = () => outcome(store.execute(agentLookUp, { tenant: "acme", id: "0" }));
+    const request = new ActingRequest("acme", waitMsMax);
+    await actFor(request, async () => {
+      const began = performance.now();
+      // At the same time, so their time counts once.
+      expect(await Promise.all([read(), write(), read()])).not.toContain("unavailable");
+      expect(await write()).not.toBe("unavailable");
+      expect(await read()).toBe("unavailable");
+      expect([await read(), await add("1"), await lookUp()]).toEqual(Array(3).fill("unavailable"));
+      let tries = 0;
+      const trying = untilStored(
+        () => {
+          tries++;
+          return store.write((tx) => addAgent(tx, "1"));
+        },
+        () => false,
+      );
+      expect([await outcome(trying), tries]).toEqual(["unavailable", 1]);
+      expect(performance.now() - began).toBeLessThan(waitMsMax + 1_200);
+      expect(await outlastRequest(() => add("2"))).toBe("stored");
+      request.liftBound();
+      expect(await read()).not.toBe("unavailable");
+      expect([await add("3"), await lookUp()]).toEqual(["stored", expect.anything()]);
+    });
+    expect(await agentIds(store)).toEqual(["0", "2", "3"]);
     await close();
   });
 

@@ -5,8 +5,8 @@ import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { poll } from "../../kernel/loop.ts";
-import { actingTenant } from "../../kernel/turns.ts";
-import { startProblem, within } from "../failures.ts";
+import { actingTenant } from "../../kernel/wait.ts";
+import { askStore, startProblem, within } from "../failures.ts";
 import { migratePostgres } from "../migrate.ts";
 import { type CommandBase, createCallEnds, NOW, type Reader, type SqlRow, type Store } from "../store.ts";
 import { createCommandKinds, createCommandLanes, runCommands, runGroups } from "./batches.ts";
@@ -93,11 +93,12 @@ export async function openPostgres(options: PostgresOptions): Promise<Store> {
     write: (work, { urgent = false } = {}) =>
       urgent
         ? write({ ...writing, writers: firstWriters }, work)
-        : write(writing, work, undefined, { tenant: actingTenant() }),
-    execute(command, input) {
-      if (command.kind === "counter") return sharedCounters.execute(command, input);
-      return (command.kind === "look_up" ? lookUps : batches).execute(command, input);
-    },
+        : askStore(callMsMax, (until) => write(writing, work, until, { tenant: actingTenant() })),
+    execute: (command, input) =>
+      askStore(callMsMax, (until) => {
+        if (command.kind === "counter") return sharedCounters.execute(command, input, until);
+        return (command.kind === "look_up" ? lookUps : batches).execute(command, input, until);
+      }),
     onCallEnded: ends.subscribe,
     probe: (timeoutMs) =>
       within(
@@ -126,9 +127,8 @@ const createReader = (reading: Reading): Reader => postgresReader((...query) => 
 
 /** Runs a query in a read-only transaction. It is retried when it was undone or lost its connection. */
 function read({ readers, callMsMax }: Reading, ...query: Parameters<DatabaseConnection["query"]>) {
-  const until = performance.now() + callMsMax;
   const task = (connection: DatabaseConnection) => inRead(connection, BEGIN_READ, () => connection.query(...query));
-  return retrySerializationOn(readers, until, task, actingTenant());
+  return askStore(callMsMax, (until) => retrySerializationOn(readers, until, task, actingTenant()));
 }
 
 const NO_EFFECTS = { ended() {} };

@@ -6,7 +6,7 @@ import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
 import { Fault } from "../../core/fault.ts";
 import { silentLog } from "../../core/log.ts";
-import { actFor } from "../../kernel/turns.ts";
+import { actFor } from "../../kernel/wait.ts";
 import { migrateSqlite } from "../migrate.ts";
 import { type Command, type Queries, type Tx, UniqueViolation } from "../store.ts";
 import { createGroupCommit, type GroupCommit } from "./group.ts";

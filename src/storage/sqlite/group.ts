@@ -13,7 +13,7 @@ import { createTurnQueue } from "../../kernel/batch.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { inSlices } from "../../kernel/loop.ts";
 import { createFairShare } from "../../kernel/share.ts";
-import { actingTenant } from "../../kernel/turns.ts";
+import { actingTenant } from "../../kernel/wait.ts";
 import { sqliteCommitFailure, sqliteFailure, unavailable } from "../failures.ts";
 import {
   type Command,

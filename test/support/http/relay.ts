@@ -12,6 +12,8 @@ export interface Relay {
   leadTo(port: number): void;
   /** Cuts every connection; new ones go through. */
   cut(): void;
+  /** From now on what comes waits until the returned function is called, and then goes on. */
+  hold(): () => void;
   /** From now on nothing passes, and nothing is refused either. Resolves when the first bytes have not passed. */
   stall(): Promise<void>;
   /** Nothing passes any more through the connections there are, and none is closed, as with a machine that has lost its power. */
@@ -33,7 +35,7 @@ export function startRelay(targetPort: number): Relay {
   const waiting = new Set<{ readonly times: number; resolve(): void }>();
   let target = targetPort;
   let connections = 0;
-  let silent = false;
+  let [silent, held] = [false, false];
   let stalled = Promise.withResolvers<void>();
 
   const handlers = {
@@ -42,10 +44,10 @@ export function startRelay(targetPort: number): Relay {
       if (silent || socket.data.isForsaken) return;
       // What the other side does not take now waits for its drain.
       socket.data.early.push(Buffer.from(bytes));
-      if (socket.data.other !== undefined) flush(socket);
+      if (socket.data.other !== undefined && !held) flush(socket);
     },
     drain(socket: Socket<Leg>) {
-      if (socket.data.other !== undefined) flush(socket.data.other);
+      if (socket.data.other !== undefined && !held) flush(socket.data.other);
     },
     close(socket: Socket<Leg>) {
       legs.delete(socket);
@@ -90,7 +92,7 @@ export function startRelay(targetPort: number): Relay {
           }
           legs.add(other);
           socket.data.other = other;
-          flush(socket);
+          if (!held) flush(socket);
         },
       },
     });
@@ -116,6 +118,13 @@ export function startRelay(targetPort: number): Relay {
       target = port;
     },
     cut,
+    hold() {
+      held = true;
+      return () => {
+        held = false;
+        for (const leg of legs) if (leg.data.other !== undefined) flush(leg);
+      };
+    },
     stall() {
       silent = true;
       stalled = Promise.withResolvers();
