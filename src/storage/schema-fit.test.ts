@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { fitOf, schemaOf, type Schema } from "./migrate.ts";
+import { fitOf, type Schema, schemaOf } from "./migrate.ts";
 
 const KNOWN = 30;
 

@@ -136,6 +136,14 @@ export function prepared<H extends Reader, P>(build: (handle: H) => { prepare(na
   };
 }
 
+/** As `prepared`, for a query that finds at most one row: null when there is none. */
+export function preparedRow<R>(
+  build: (reader: Reader) => { prepare(name?: string): { execute(values: Record<string, unknown>): Promise<R[]> } },
+): (reader: Reader, values: object) => Promise<R | null> {
+  const query = prepared(build);
+  return async (reader, values) => (await query(reader).execute({ ...values }))[0] ?? null;
+}
+
 /** A named value of a prepared query, encoded as the column's values are. */
 export function bind<C extends Column>(column: C, name: string): SQL<C["_"]["data"]> {
   return sql`${sql.param(sql.placeholder(name), column)}`;

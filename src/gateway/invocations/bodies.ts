@@ -15,7 +15,7 @@ import {
   GIVEN_KEY,
   inputRows,
   isOfCall,
-  prepared,
+  preparedRow,
   type Reader,
   type Store,
   type Tx,
@@ -137,7 +137,7 @@ function tryLater(error: unknown): never {
   throw error instanceof UniqueViolation ? partsGone() : error;
 }
 
-const partByNumber = prepared(({ db, tables: { bodyParts: t } }: Reader) =>
+const partByNumber = preparedRow(({ db, tables: { bodyParts: t } }) =>
   db
     .select({ bytes: t.bytes })
     .from(t)
@@ -154,8 +154,8 @@ async function storedParts(
   const parts: Uint8Array[] = [];
   for (let bytes = 0; bytes < bytesMax; ) {
     const partKey = { ...key, kind, n: parts.length };
-    const [part] = await inTurn(key.tenant, () => partByNumber(reader).execute(partKey));
-    if (part === undefined) break;
+    const part = await inTurn(key.tenant, () => partByNumber(reader, partKey));
+    if (part === null) break;
     // Each part gets memory of its own, which can be transferred to another thread.
     const { buffer, byteOffset, byteLength } = part.bytes;
     const isOwn = byteLength === buffer.byteLength;

@@ -14,6 +14,7 @@ import {
   GIVEN_KEY,
   hasKey,
   prepared,
+  preparedRow,
   type Reader,
   type Store,
   type Tx,
@@ -303,11 +304,6 @@ export async function refuseSettlement(tx: Tx, key: InvocationKey, settlement: s
   } else if (await moveSettlement(tx, "endedInvocations", key, "refuse", fields)) await writeOutbox(tx, key);
 }
 
-export async function invocationByKey(reader: Reader, key: InvocationKey): Promise<InvocationRow | null> {
-  const [row] = await byId(reader).execute(key);
-  return row ?? null;
-}
-
 /** Writes the outbox of a call that ended before its settlement was final, and clears the kinds, so that it happens once. */
 async function writeOutbox({ db, tables }: Tx, key: InvocationKey): Promise<void> {
   const { endedInvocations: t, outbox } = tables;
@@ -318,7 +314,7 @@ async function writeOutbox({ db, tables }: Tx, key: InvocationKey): Promise<void
   await db.update(t).set({ outbox: null }).where(hasKey(t, key));
 }
 
-export const byId = prepared(({ db, tables: { invocations: t } }: Reader) =>
+export const invocationByKey = preparedRow(({ db, tables: { invocations: t } }) =>
   db.select().from(t).where(hasKey(t, GIVEN_KEY)),
 );
 

@@ -16,20 +16,17 @@ import { operation } from "../../http/openapi.ts";
 import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { GIVEN_KEY, prepared, type Reader, type Store } from "../../storage/store.ts";
+import { GIVEN_KEY, preparedRow, type Reader, type Store } from "../../storage/store.ts";
 import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 
 const SETTLEMENT_CONFIG = "the settlement configuration";
 const OPEN_PAYMENT = "a payment that is being settled";
 
-const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
+const byTenant = preparedRow(({ db, tables: { settlementConfigs: t } }) =>
   db.select().from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
 );
 
-export async function findSettlementConfig(reader: Reader, tenant: string): Promise<SettlementConfigRow | null> {
-  const [row] = await byTenant(reader).execute({ tenant });
-  return row ?? null;
-}
+export const findSettlementConfig = (reader: Reader, tenant: string) => byTenant(reader, { tenant });
 
 /** Names, for the tenant, what settles with the credential: the configuration or an open payment; null when nothing does. */
 export async function settlementOfCredential(reader: Reader, tenant: string, id: string): Promise<string | null> {

@@ -112,7 +112,7 @@ export function createPayments(deps: PaymentDeps) {
   async function responseHeaders(tenant: string, id: string): Promise<PaidHeaders | null> {
     const row = await findInvocation(tenant, id);
     if (row.settlement_status === null) return {};
-    const payment = await paymentOf(store.read, tenant, id);
+    const payment = await paymentOf(store.read, { tenant, id });
     if (row.settlement_status === "settlement_failed")
       throw declined(payment === null ? {} : settledHeaders(network, row, payment));
     if (payment === null) return {};

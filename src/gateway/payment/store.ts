@@ -5,7 +5,7 @@ import { and, asc, eq, exists, gt, isNotNull, isNull, lte, notExists, notInArray
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { isEnded } from "../../core/states.ts";
-import { bind, GIVEN_KEY, isOfCall, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { bind, GIVEN_KEY, isOfCall, preparedRow, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { PaymentKey } from "../../x402/types.ts";
 import { usedAtInTurns } from "../credentials/service.ts";
 import { type InvocationKey, invocationByKey, refuseSettlement } from "../invocations/service.ts";
@@ -29,26 +29,16 @@ function isKey({ payments: t }: Tables, key: PaymentKey) {
   return and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
 }
 
-const byKey = prepared(({ db, tables: { payments: t } }: Reader) => {
+/** A payment of any tenant: compare its tenant and caller before anything of it is shown. */
+export const paymentByKey = preparedRow(({ db, tables: { payments: t } }) => {
   const isChain = and(eq(t.chain_id, bind(t.chain_id, "chain_id")), eq(t.token, bind(t.token, "token")));
   const isPayment = and(eq(t.payer, bind(t.payer, "payer")), eq(t.nonce, bind(t.nonce, "nonce")));
   return db.select().from(t).where(and(isChain, isPayment));
 });
 
-const byInvocation = prepared(({ db, tables: { payments: t } }: Reader) => {
-  return db.select().from(t).where(isOfCall(t, GIVEN_KEY));
-});
-
-/** A payment of any tenant: compare its tenant and caller before anything of it is shown. */
-export async function paymentByKey(reader: Reader, key: PaymentKey): Promise<PaymentRow | null> {
-  const [row] = await byKey(reader).execute({ ...key });
-  return row ?? null;
-}
-
-export async function paymentOf(reader: Reader, tenant: string, id: string): Promise<PaymentRow | null> {
-  const [row] = await byInvocation(reader).execute({ tenant, id });
-  return row ?? null;
-}
+export const paymentOf = preparedRow(({ db, tables: { payments: t } }) =>
+  db.select().from(t).where(isOfCall(t, GIVEN_KEY)),
+);
 
 /** @throws UniqueViolation when the authorization has been used here before */
 export async function insertPayment(tx: Tx, row: PaymentRow): Promise<void> {

@@ -49,8 +49,8 @@ export function createReceipts(options: EmitterOptions) {
     async find({ tenant }: Caller, id: string): Promise<string> {
       const isOwed = isId("inv", id) && ((await isDue(store.read, tenant, id)) || (await confirmed(tenant, id)));
       if (isOwed) await makeDue(tenant);
-      const jws = isId("inv", id) ? await findReceipt(store.read, tenant, id) : null;
-      if (jws !== null) return jws;
+      const receipt = isId("inv", id) ? await findReceipt(store.read, { tenant, id }) : null;
+      if (receipt !== null) return receipt.jws;
       if (!isOwed) throw new Fault("not_found", "no receipt for this invocation");
       const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS };
       throw new Fault("unavailable", "the receipt is not made yet; retry", detail);
@@ -175,7 +175,7 @@ function createReceiptEmitter(options: EmitterOptions) {
 
 async function emitSome({ store, clock, signingKey }: EmitterOptions, tenant: string): Promise<boolean> {
   // Read the head first: if it is still the head at the write, no other replica has made these receipts meanwhile.
-  const after = await chainHeadOf(store.read, tenant);
+  const after = await chainHeadOf(store.read, { tenant });
   const rows = await receiptsDueOf(store.read, tenant, RECEIPTS_AT_ONCE);
   if (rows.length === 0) return false;
   const receipts = await signAll(rows, after, signingKey(), clock);

@@ -3,7 +3,7 @@
 import { and, asc, eq, gte, lte, sql } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import { nextTenant, removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
-import { GIVEN_KEY, isOfCall, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { GIVEN_KEY, isOfCall, preparedRow, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import { linkOf } from "./claims.ts";
 
@@ -12,11 +12,11 @@ export type ReceiptRow = Tables["receipts"]["$inferSelect"];
 /** The newest receipt of a tenant; null before the first. */
 export type ChainHead = Pick<Tables["receiptChains"]["$inferSelect"], "sequence" | "sha256"> | null;
 
-const headQuery = prepared(({ db, tables: { receiptChains: t } }: Reader) =>
+export const chainHeadOf = preparedRow(({ db, tables: { receiptChains: t } }) =>
   db.select({ sequence: t.sequence, sha256: t.sha256 }).from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
 );
 
-const byInvocation = prepared(({ db, tables: { receipts: t } }: Reader) =>
+export const findReceipt = preparedRow(({ db, tables: { receipts: t } }) =>
   db.select({ jws: t.jws }).from(t).where(isOfCall(t, GIVEN_KEY)),
 );
 
@@ -60,11 +60,6 @@ export async function receiptsDueOf(reader: Reader, tenant: string, limit: numbe
     .orderBy(asc(t.id));
 }
 
-export async function chainHeadOf(reader: Reader, tenant: string): Promise<ChainHead> {
-  const [head] = await headQuery(reader).execute({ tenant });
-  return head ?? null;
-}
-
 interface Addition {
   readonly tenant: string;
   /** The head of the chain when the receipts were signed. */
@@ -95,11 +90,6 @@ export async function append(tx: Tx, { tenant, after, receipts }: Addition): Pro
   const made = receipts.map(({ invocation_id }) => invocation_id);
   await tx.db.delete(due).where(and(isReceipt(tx), eq(due.tenant, tenant), oneOf(due.invocation_id, made)));
   return true;
-}
-
-export async function findReceipt(reader: Reader, tenant: string, id: string): Promise<string | null> {
-  const [row] = await byInvocation(reader).execute({ tenant, id });
-  return row?.jws ?? null;
 }
 
 /** A page of receipts, oldest first. The sequence of a chain has no gaps, so a page costs the same at any offset. */
