@@ -157,12 +157,12 @@ export async function readHistory(
     ceiling: until === null ? LAST_ID : idFloor("inv", until + 1),
   };
   if (others.length > 0 || since !== null || until !== null) {
-    return { ...(await pageOf(reader, path, { ...range, isCounted: true }, callerSignal)), ...range };
+    return { ...(await pageOf(reader, path, range, true, callerSignal)), ...range };
   }
   const filter = along ?? (["all", ""] as const);
   const { total, open } = await matchingCalls(reader, tenant, filter);
   const newest = range.offset < total ? await newestCalls(reader, tenant, filter, range, open) : [];
-  const rows = newest ?? (await pageOf(reader, path, { ...range, isCounted: false }, callerSignal)).rows;
+  const rows = newest ?? (await pageOf(reader, path, range, false, callerSignal)).rows;
   // The page may hold calls that were accepted after the total was read.
   return { rows, total: rows.length === 0 ? total : Math.max(total, range.offset + rows.length), ...range };
 }
