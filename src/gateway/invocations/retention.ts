@@ -23,7 +23,7 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   if (history_days > 0) {
     const before = idFloor("inv", now - history_days * DAY_MS);
     for await (const tenant of tenantsIn(store.read, "payments")) {
-      await removeInGroups(store, (tx, limit) => removePayments(tx, { tenant, before, now }, limit));
+      await removeInGroups(store, (tx, limit) => removePayments(tx, tenant, before, now, limit));
     }
     await removeRanges(store, "endedInvocations", before, removeCalls);
     await removeParts(store, before, isWithoutCall);
@@ -38,18 +38,13 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   log.debug("cleaned_up");
 }
 
-interface OldPayments {
-  readonly tenant: string;
-  /** An ID floor. */
-  readonly before: string;
-  readonly now: number;
-}
-
 /**
  * Removes payments that are settled and can't be presented again, of calls that have ended. The caller of an open call needs
  * its payment to resume it, and the payment keeps the call's credential from being deleted.
+ *
+ * @param before an ID floor
  */
-async function removePayments(tx: Tx, { tenant, before, now }: OldPayments, limit: number): Promise<number> {
+async function removePayments(tx: Tx, tenant: string, before: string, now: number, limit: number): Promise<number> {
   const { payments: t, openInvocations: open } = tx.tables;
   const itsCall = tx.db.select({ id: open.id }).from(open).where(isOfCall(t, open));
   const isOver = and(isNull(t.next_attempt_at), lt(t.valid_before, Math.floor(now / 1000)), notExists(itsCall));

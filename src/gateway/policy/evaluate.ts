@@ -47,9 +47,10 @@ export interface CompiledPolicy {
   readonly usesRate: boolean;
 }
 
-type RuleList = Pick<PolicyReplace, "default" | "rules">;
-
-export async function compile(document: RuleList, tenant: string): Promise<CompiledPolicy> {
+export async function compile(
+  document: Pick<PolicyReplace, "default" | "rules">,
+  tenant: string,
+): Promise<CompiledPolicy> {
   const withDefault: readonly Rule[] = [...document.rules, { action: document.default, match: {} }];
   const [agents, tools] = [indexNames(withDefault.length), indexNames(withDefault.length)];
   await eachInTurns(withDefault, tenant, (rule, at) => {

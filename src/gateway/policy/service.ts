@@ -235,13 +235,9 @@ const POLICY_BYTES = 512;
 const RULE_BYTES = 512;
 const ENTRY_BYTES = 96;
 
-interface StoredPolicy {
-  readonly version: number;
+/** A policy with its rules in their stored form. */
+interface StoredPolicy extends Omit<Tables["policies"]["$inferSelect"], "tenant" | "default_action"> {
   readonly default: PolicyAction;
-  readonly on_error: PolicyAction;
-  /** The rules in their stored form. */
-  readonly rules: string;
-  readonly updated_at: number;
 }
 
 export interface KnownPolicy extends StoredPolicy {

@@ -32,7 +32,6 @@ import {
 
 /** How long a request waits for due receipts. */
 const DUE_WAIT_MS_MAX = 5_000;
-const RETRY_AFTER_SECONDS = 1;
 const STOP_MS_MAX = 5_000;
 
 export function createReceipts(options: EmitterOptions) {
@@ -52,8 +51,7 @@ export function createReceipts(options: EmitterOptions) {
       const receipt = isId("inv", id) ? await findReceipt(store.read, { tenant, id }) : null;
       if (receipt !== null) return receipt.jws;
       if (!isOwed) throw new Fault("not_found", "no receipt for this invocation");
-      const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS };
-      throw new Fault("unavailable", "the receipt is not made yet; retry", detail);
+      throw new Fault("unavailable", "the receipt is not made yet; retry", { retryAfterSeconds: 1 });
     },
     /** Oldest first. */
     async page({ tenant }: Caller, page: { readonly limit: number; readonly offset: number }) {
@@ -82,8 +80,6 @@ const [ROUND_MS, ROUND_MS_MAX] = [250, 2_000];
 const RECEIPTS_AT_ONCE = 64;
 /** Tenants whose receipts are made in parallel. */
 const TENANTS_AT_ONCE = 16;
-
-const BEFORE_THE_FIRST: { sequence: number; sha256: string | null } = { sequence: 0, sha256: null };
 
 const encoder = new TextEncoder();
 
@@ -179,12 +175,13 @@ async function emitSome({ store, clock, signingKey }: EmitterOptions, tenant: st
   const rows = await receiptsDueOf(store.read, tenant, RECEIPTS_AT_ONCE);
   if (rows.length === 0) return false;
   const receipts = await signAll(rows, after, signingKey(), clock);
-  await store.write((tx) => append(tx, { tenant, after, receipts }));
+  await store.write((tx) => append(tx, tenant, after, receipts));
   return true;
 }
 
 async function signAll(rows: readonly InvocationRow[], after: ChainHead, key: SigningKey, clock: Clock) {
-  let { sequence, sha256: previous } = after ?? BEFORE_THE_FIRST;
+  let sequence = after?.sequence ?? 0;
+  let previous = after?.sha256 ?? null;
   const receipts: ReceiptRow[] = [];
   for (const row of rows) {
     const id = newId("rcpt", clock.now());

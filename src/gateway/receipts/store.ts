@@ -60,15 +60,12 @@ export async function receiptsDueOf(reader: Reader, tenant: string, limit: numbe
     .orderBy(asc(t.id));
 }
 
-interface Addition {
-  readonly tenant: string;
-  /** The head of the chain when the receipts were signed. */
-  readonly after: ChainHead;
-  readonly receipts: readonly ReceiptRow[];
-}
-
-/** Appends receipts to the chain. False, and nothing is changed, when the chain has grown since they were signed. */
-export async function append(tx: Tx, { tenant, after, receipts }: Addition): Promise<boolean> {
+/**
+ * Appends receipts to the chain. False, and nothing is changed, when the chain has grown since they were signed.
+ *
+ * @param after the head of the chain when the receipts were signed
+ */
+export async function append(tx: Tx, tenant: string, after: ChainHead, receipts: readonly ReceiptRow[]) {
   const last = receipts.at(-1);
   if (last === undefined) return false;
   const head = { sequence: last.sequence, sha256: linkOf(last.jws) };
@@ -122,18 +119,12 @@ export async function receiptPage(
 export async function removeReceiptsBefore(store: Store, before: string): Promise<number> {
   let removed = 0;
   for await (const tenant of tenantsIn(store.read, "receiptChains")) {
-    removed += await removeInGroups(store, (tx, limit) => removeSome(tx, { tenant, before, limit }));
+    removed += await removeInGroups(store, (tx, limit) => removeSome(tx, tenant, before, limit));
   }
   return removed;
 }
 
-interface OldReceipts {
-  readonly tenant: string;
-  readonly before: string;
-  readonly limit: number;
-}
-
-async function removeSome(tx: Tx, { tenant, before, limit }: OldReceipts): Promise<number> {
+async function removeSome(tx: Tx, tenant: string, before: string, limit: number): Promise<number> {
   const { receipts: t } = tx.tables;
   const oldest = await tx.db
     .select({ id: t.id, sequence: t.sequence })

@@ -32,11 +32,6 @@ export interface WorkerPool {
   close(): Promise<void>;
 }
 
-export interface NewWorkerPool extends WorkerPool {
-  /** Starts the workers. Called once; jobs that come before wait for it. */
-  start(): void;
-}
-
 export interface WorkerPoolOptions {
   /** How many workers there are. */
   readonly size: number;
@@ -58,7 +53,7 @@ function spawnWorker(): Worker {
     : new Worker(new URL("./worker.ts", import.meta.url).href);
 }
 
-export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
+export function createWorkerPool(options: WorkerPoolOptions): WorkerPool & { start(): void } {
   const handleOptions = { spawn: spawnWorker, graceMs: 30_000, ...options };
   const handles = Array.from({ length: options.size }, () => createWorkerHandle(handleOptions));
   /** The worker of each job that runs, or whose response still counts as memory of that worker. */
@@ -66,6 +61,7 @@ export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
   let isClosed = false;
 
   return {
+    /** Starts the workers. Called once; jobs that come before wait for it. */
     start() {
       for (const handle of handles) handle.start();
     },
