@@ -100,7 +100,6 @@ export function schemaText(schema: Schema): string {
     : text;
 }
 
-/** Describes a schema that is too new. */
 export function tooNewText({ version, floor }: Schema): string {
   return (
     `schema version ${version}, on which only programs that know version ${floor} may run, ` +

@@ -243,7 +243,6 @@ export interface ByteRange {
   readonly end: number;
 }
 
-/** What was found of a watched key. */
 export interface FoundKey {
   /** The value of the key's last occurrence; null when the key does not occur. */
   readonly value: ByteRange | null;

@@ -44,7 +44,6 @@ export interface CallContext {
   readonly hold: MemoryHold;
 }
 
-/** What all calls of a worker share. */
 export interface Upstreams {
   readonly outbound: Outbound;
   readonly settings: WorkerSettings;
@@ -208,7 +207,6 @@ type BodyDigest = ReturnType<typeof createBodyDigest>;
 /** The captured bytes, plus slack for replacing the JSON-RPC id. */
 const SLOT_BYTES = MAX.capturedBytes + 8 * 1024;
 
-/** The memory that one call holds. */
 export class MemoryHold implements DecodedFor {
   readonly tenant: string;
   readonly agent: string;

@@ -9,7 +9,6 @@
 import { MAX } from "../../kernel/limits.ts";
 import { createFairShare, leastFirst, type Shortage } from "../../kernel/share.ts";
 
-/** A pending call as the queue knows it. */
 export interface QueueEntry {
   readonly tenant: string;
   readonly id: string;
@@ -30,7 +29,6 @@ export interface CallQueuesOptions<W extends QueueEntry> extends RunSlotsOptions
   run(agentId: string, item: W, freeSlot: () => void): Promise<void>;
 }
 
-/** Calls that have been taken together. */
 export interface CallBlock<W> {
   /** The oldest first. */
   readonly taken: readonly W[];

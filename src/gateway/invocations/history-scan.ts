@@ -288,7 +288,6 @@ export async function pageOf(
   return { rows, total };
 }
 
-/** One prepared query for each dimension to filter by. */
 function byFilter<Q>(
   build: (handle: Reader, dimension: CountDimension) => { prepare(name?: string): Q },
 ): Record<CountDimension, (reader: Reader) => Q> {

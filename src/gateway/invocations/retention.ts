@@ -67,7 +67,6 @@ function isNotOpen(tx: Tx, bodies: BodyTable): SQL | undefined {
   return notExists(callOf(tx, bodies, "openInvocations"));
 }
 
-/** Bodies without a call. */
 function isWithoutCall(tx: Tx, bodies: BodyTable): SQL | undefined {
   return and(isNotOpen(tx, bodies), notExists(callOf(tx, bodies, "endedInvocations")));
 }
@@ -126,7 +125,6 @@ function neededBy({ db, tables }: Tx, table: "payments" | "outbox") {
   return db.select({ id: t.invocation_id }).from(t).where(isIts);
 }
 
-/** Removes keys that expired before a time. */
 async function removeKeys(tx: Tx, before: number, limit: number): Promise<number> {
   const { idempotencyKeys: t } = tx.tables;
   const isExpired = lt(t.expires_at, before);

@@ -185,10 +185,8 @@ export async function release(tx: Tx, key: InvocationKey, token: string, now: nu
     .where(and(hasKey(t, key), statusIs(t.status, from), eq(t.claim, token)));
 }
 
-/** A call that this process has claimed. */
 export interface ClaimedKey {
   readonly key: InvocationKey;
-  /** The claim's token. */
   readonly token: string;
   readonly request_id: string;
 }
@@ -333,7 +331,6 @@ const heldBy = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
     .where(and(hasKey(t, GIVEN_KEY), statusIs(t.status, "running"), eq(t.claim, bind(t.claim, "claim")))),
 );
 
-/** The end of a call that got no response. */
 const NO_RESPONSE = {
   error_class: null,
   upstream_status: null,

@@ -184,7 +184,6 @@ async function beginAttemptSpan({ traces = null }: AttemptOptions, open: OpenPay
   });
 }
 
-/** The fields by which the log names a payment. */
 export function paymentLogFields({ tenant, agent_id, invocation_id }: OpenPayment) {
   return { tenant, agent_id, invocation_id };
 }

@@ -91,7 +91,6 @@ export type PaidHeaders = Readonly<Record<string, string>>;
 
 export type Payments = ReturnType<typeof createPayments>;
 
-/** The payment columns of the invocation. */
 export function paidColumns({ network, payment, config }: Charge) {
   const { from, value, nonce } = payment.authorization;
   return {

@@ -59,7 +59,6 @@ async function insertAll(tx: Tx, rows: readonly DecisionRow[]): Promise<void> {
   for (const row of rows.slice(done)) await insertOne(tx).execute(placeholderValues([row]));
 }
 
-/** The values of the rows, keyed by placeholder name. */
 function placeholderValues(rows: readonly DecisionRow[]): Record<string, unknown> {
   const values: Record<string, unknown> = {};
   for (const [at, row] of rows.entries()) {

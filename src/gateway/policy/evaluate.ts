@@ -32,9 +32,7 @@ const ANY_RATE = -1;
 /** A threshold that the document leaves out has a value that every call meets. */
 interface CompiledRule {
   readonly verdict: PolicyVerdict;
-  /** Matches a body of at smallest this many bytes. */
   readonly bytes_min: number;
-  /** Matches a rate above this one. */
   readonly rate_above: number;
 }
 

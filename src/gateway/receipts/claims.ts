@@ -170,7 +170,6 @@ export function createReceiptChain(keys: ReceiptKeys) {
       lines.set(read.receipt_id, length).set(read.invocation_id, length);
       return null;
     },
-    /** The number of valid receipts so far. */
     get length() {
       return length;
     },

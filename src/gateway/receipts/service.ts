@@ -84,7 +84,6 @@ const TENANTS_AT_ONCE = 16;
 const encoder = new TextEncoder();
 
 interface EmitterOptions extends StoreTools {
-  /** This process's ID. */
   readonly replica: string;
   /** Confirms payments of ended calls whose receipts wait for it. False when there is no such payment. */
   confirm(tenant: string, invocationId: string | null): Promise<boolean>;

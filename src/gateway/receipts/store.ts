@@ -20,7 +20,6 @@ export const findReceipt = preparedRow(({ db, tables: { receipts: t } }) =>
   db.select({ jws: t.jws }).from(t).where(isOfCall(t, GIVEN_KEY)),
 );
 
-/** The rows of the outbox that are for receipts. */
 const isReceipt = ({ tables }: Reader) => eq(tables.outbox.kind, "receipt");
 
 /** The next tenants with due receipts, whose names come after `after`. Takes one index seek per tenant. */

@@ -64,7 +64,6 @@ export function createClaims() {
 }
 
 interface CompareOptions extends StoreTools {
-  /** This replica's ID. */
   readonly replica: string;
   readonly claims: Pick<Claims, "taken" | "fateOf" | "during">;
   /** Stops a call that was ended elsewhere. */

@@ -26,7 +26,6 @@ import {
 /** The newest protocol version with sessions. */
 const NEWEST_SESSION_VERSION = "2025-11-25";
 
-/** Headers of the caller that the gateway replaces with its own. */
 const REPLACED_HEADERS = new Set(["accept", "content-type", SESSION_HEADER, VERSION_HEADER]);
 
 const encoder = new TextEncoder();

@@ -24,7 +24,6 @@ export interface AnswerOptions {
   readonly dropsOthers: boolean;
 }
 
-/** What a response says about the request. */
 export interface RpcAnswer {
   /** The error code; null for a result. */
   readonly code: number | null;

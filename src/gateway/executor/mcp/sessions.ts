@@ -32,7 +32,6 @@ const TOKEN = /^[\x21-\x7e]{1,1024}$/;
 
 const encoder = new TextEncoder();
 
-/** The server and the credential of a session. */
 export interface SessionTarget {
   readonly tenant: string;
   readonly url: string;

@@ -33,7 +33,6 @@ export interface WorkerPool {
 }
 
 export interface WorkerPoolOptions {
-  /** How many workers there are. */
   readonly size: number;
   readonly settings: WorkerSettings;
   readonly log: Log;
@@ -112,7 +111,6 @@ const TICKS_PER_GRACE = 30;
 const JOBS_AT_ONCE = 256;
 const CHARACTERS_AT_ONCE = 256 * 1024;
 
-/** One worker of the pool, and its jobs. */
 function createWorkerHandle(options: Required<WorkerPoolOptions>) {
   const { size: workers, settings, log, graceMs } = options;
   const waiting = new Map<string, PendingJob>();
@@ -237,7 +235,6 @@ function endAll(jobs: Map<string, PendingJob>, detail: string): void {
 }
 
 interface SupervisorEvents {
-  /** The worker takes jobs from now on. */
   onReady(): void;
   onResults(results: readonly Result[]): void;
   /** @param failedStarts how many workers in a row have died without ever having been ready */
@@ -307,7 +304,6 @@ export function createSupervisor(
   return {
     /** Launches the first worker. Called once. */
     start: launch,
-    /** Whether the worker takes jobs. */
     isReady: () => isReady,
     /** Hands a message to the worker, which must be ready. */
     post(message: ToWorker, transfer: ArrayBuffer[]) {

@@ -110,7 +110,6 @@ export interface Taking {
    * all of them each time (measured with a snapshot held open: 20 µs more for each call after 4,000).
    */
   readonly after: string;
-  /** IDs of calls that must not be taken. */
   readonly leftOut: readonly string[];
 }
 
