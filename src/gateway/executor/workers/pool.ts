@@ -92,11 +92,7 @@ export function createWorkerPool(options: WorkerPoolOptions): WorkerPool & { sta
 /** Jobs with the same session key always go to the same worker, which has their session; others go to the least busy one. */
 function chooseHandle(handles: readonly WorkerHandle[], { session_key }: Job): WorkerHandle | undefined {
   if (session_key !== null) return handles[Number(Bun.hash(session_key) % BigInt(handles.length))];
-  let least = handles[0];
-  for (const handle of handles) {
-    if (least !== undefined && handle.load() < least.load()) least = handle;
-  }
-  return least;
+  return handles.reduce((least, handle) => (handle.load() < least.load() ? handle : least));
 }
 
 interface PendingJob {
