@@ -4,8 +4,7 @@ import { and, eq, gte, inArray, isNull, lt, notExists, type SQL, sql } from "dri
 import { OUTBOX_KINDS } from "../../../db/schema.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
-import type { Clock } from "../../core/time.ts";
-import { DAY_MS, HOUR_MS } from "../../core/time.ts";
+import { type Clock, DAY_MS, HOUR_MS } from "../../core/time.ts";
 import { type KeyRange, removeInGroups, removeRanges, tenantsIn } from "../../storage/cleanup.ts";
 import { isOfCall, type Store, type Tx } from "../../storage/store.ts";
 import { REMOVED_PARTS_AT_ONCE } from "./bodies.ts";

@@ -214,7 +214,7 @@ type Abandon = (
 
 function abandonAt({ from, to: status }: (typeof INVOCATION_EVENTS)["withdraw" | "fail"]): Abandon {
   return (runner, key, error_class, now, token = null, error_detail = null) => {
-    const ending: Ending = { ...NO_RESPONSE, status, error_class, error_detail, response: null };
+    const ending: Ending = { ...NO_RESPONSE, status, error_class, error_detail };
     return runner.execute(endCommand, { key, from, token, ending, at: now, request_id: null, detail: null });
   };
 }
@@ -332,7 +332,6 @@ const heldBy = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
 );
 
 const NO_RESPONSE = {
-  error_class: null,
   upstream_status: null,
   latency_ms: null,
   ttft_ms: null,
@@ -340,7 +339,7 @@ const NO_RESPONSE = {
   resp_sha256: null,
   response_truncated: false,
   response_content_type: null,
-  completed_at: null,
+  response: null,
 };
 
 /** Moves the settlement of a pending or an ended call. False when its status is not the one that the event starts from. */
