@@ -241,11 +241,7 @@ export async function migratePostgres(client: SQL, tools: MigrationTools): Promi
   }
 }
 
-async function applyPending(
-  client: SQL,
-  announce: ReturnType<typeof announcer>,
-  { clock, log }: MigrationTools,
-): Promise<void> {
+async function applyPending(client: SQL, announce: ReturnType<typeof announcer>, { clock, log }: MigrationTools) {
   await longTransaction(client, async (tx) => {
     // Most starts have nothing to migrate, so they don't wait for the lock.
     if (pending(await versionsOnPostgres(tx), log).length === 0) return;

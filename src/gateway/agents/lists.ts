@@ -30,11 +30,7 @@ function listsOf(row: AgentRow): Set<string> {
 }
 
 /** Updates an agent's lists and search entry; returns the new totals of its lists. @param before null for a new agent */
-export async function moveBetweenLists(
-  tx: Tx,
-  before: AgentRow | null,
-  after: AgentRow,
-): Promise<ReadonlyMap<string, number>> {
+export async function moveBetweenLists(tx: Tx, before: AgentRow | null, after: AgentRow) {
   const { agentLists: t } = tx.tables;
   const { tenant, id } = after;
   const [from, to] = [before === null ? new Set<string>() : listsOf(before), listsOf(after)];
@@ -210,11 +206,7 @@ async function searchStep(reader: Reader, along: SQL | undefined, wanted: SQL | 
 }
 
 /** Reads the agents of these IDs, in their order, a few at a time as they are consumed. */
-export async function* readAgents(
-  { db, tables: { agents: t } }: Reader,
-  tenant: string,
-  ids: readonly string[],
-): AsyncGenerator<AgentRow> {
+export async function* readAgents({ db, tables: { agents: t } }: Reader, tenant: string, ids: readonly string[]) {
   for (let at = 0; at < ids.length; at += ROWS_AT_ONCE) {
     yield* await db
       .select()

@@ -124,12 +124,7 @@ export type FetchJson = (
  * @param tenant a plain segment
  * @throws CredentialFailure when Vault does not answer with the secret
  */
-export async function readFromVault(
-  settings: VaultSettings,
-  fetchJson: FetchJson,
-  tenant: string,
-  ref: VaultRef,
-): Promise<string | null> {
+export async function readFromVault(settings: VaultSettings, fetchJson: FetchJson, tenant: string, ref: VaultRef) {
   const prefix = settings.prefix.replaceAll("{tenant}", encodeURIComponent(tenant));
   const path = ref.segments.map(encodeURIComponent).join("/");
   const url = `${settings.address.replace(/\/+$/, "")}/v1/${prefix}/${path}`;

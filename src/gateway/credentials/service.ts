@@ -164,12 +164,7 @@ async function refuseShutOut(
 }
 
 /** Tries to replace the secret; null when another rotation came first. */
-async function rotateOnce(
-  deps: CredentialDeps,
-  tenant: string,
-  id: string,
-  body: CredentialRotate,
-): Promise<CredentialRow | null> {
+async function rotateOnce(deps: CredentialDeps, tenant: string, id: string, body: CredentialRotate) {
   const { store, clock } = deps;
   const row = await requireRow(store.read, tenant, id);
   const secret = checkedSecret(row.source, body);

@@ -148,12 +148,7 @@ export async function readStart(
 }
 
 /** The fast path of `readStart`, for bodies that have arrived in full, as most have: an await costs as much as their parsing. */
-function readStartIfArrived(
-  context: CallContext,
-  response: Answer,
-  captureBytes: number,
-  digest: BodyDigest | null,
-): Uint8Array | null {
+function readStartIfArrived(context: CallContext, response: Answer, captureBytes: number, digest: BodyDigest | null) {
   const body = bodyAtOnce(response, readLimits(context, captureBytes, digest));
   return body === null ? null : capturedStart(context, body);
 }
@@ -168,10 +163,7 @@ function readLimits({ settings, hold }: CallContext, captureBytes: number, diges
   };
 }
 
-function capturedStart(
-  { trace, settings }: CallContext,
-  { size, tooLarge: isTooLarge, captured }: BodyRead,
-): Uint8Array {
+function capturedStart({ trace, settings }: CallContext, { size, tooLarge: isTooLarge, captured }: BodyRead) {
   trace.resp_size = size;
   if (isTooLarge) throw tooLarge(settings);
   return captured;

@@ -257,11 +257,7 @@ async function verifyWith(keys: Keys, token: string, issuer: Issuer, clock: Cloc
 }
 
 /** Verifies a token without a `kid`, or with one that several keys share, by trying up to ten keys. */
-async function verifyWithAny(
-  candidates: AsyncIterable<CryptoKey>,
-  token: string,
-  checks: JWTVerifyOptions,
-): Promise<JWTPayload> {
+async function verifyWithAny(candidates: AsyncIterable<CryptoKey>, token: string, checks: JWTVerifyOptions) {
   let left = 10;
   for await (const key of candidates) {
     if (left-- === 0) break;

@@ -145,12 +145,7 @@ const partByNumber = preparedRow(({ db, tables: { bodyParts: t } }) =>
 );
 
 /** Reads the first parts of a stored body, each in a turn of its own, up to `bytesMax`, which must end with a whole part. */
-async function storedParts(
-  reader: Reader,
-  key: InvocationKey,
-  kind: BodyKind,
-  bytesMax: number,
-): Promise<Uint8Array[]> {
+async function storedParts(reader: Reader, key: InvocationKey, kind: BodyKind, bytesMax: number) {
   const parts: Uint8Array[] = [];
   for (let bytes = 0; bytes < bytesMax; ) {
     const partKey = { ...key, kind, n: parts.length };
@@ -179,12 +174,7 @@ export async function storedRequest(reader: Reader, key: InvocationKey, size: nu
 }
 
 /** The start of a body that is stored in parts, joined; null when no part is stored. */
-export async function storedStart(
-  reader: Reader,
-  key: InvocationKey,
-  kind: BodyKind,
-  bytesMax: number,
-): Promise<Uint8Array | null> {
+export async function storedStart(reader: Reader, key: InvocationKey, kind: BodyKind, bytesMax: number) {
   const parts = await storedParts(reader, key, kind, bytesMax);
   const [only] = parts;
   if (only === undefined || parts.length === 1) return only ?? null;
@@ -205,11 +195,7 @@ export async function orphanRequest({ db, tables: { orphanedParts: t } }: Tx, { 
 }
 
 /** Begins the removal of parts that are due; after that no call can be accepted with them. False when they are not due. */
-async function beginRemoval(
-  { db, tables: { orphanedParts: t } }: Tx,
-  body: OrphanedBody,
-  now: number,
-): Promise<boolean> {
+async function beginRemoval({ db, tables: { orphanedParts: t } }: Tx, body: OrphanedBody, now: number) {
   const rows = await db
     .update(t)
     .set({ due_at: 0 })

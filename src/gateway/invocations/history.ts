@@ -39,10 +39,7 @@ export async function findInvocation(reader: Reader, tenant: string, id: string)
 const ENDED = INVOCATION_STATUSES.filter(isEnded);
 
 /** Returns the IDs of those calls among `keys` that have ended. */
-export async function endedAmong(
-  { db, tables: { invocations: t } }: Reader,
-  keys: readonly InvocationKey[],
-): Promise<string[]> {
+export async function endedAmong({ db, tables: { invocations: t } }: Reader, keys: readonly InvocationKey[]) {
   const ofTenants = [...Map.groupBy(keys, ({ tenant }) => tenant)].map(([tenant, own]) => {
     const ids = own.map(({ id }) => id);
     return and(eq(t.tenant, tenant), inArray(t.id, ids));
@@ -79,12 +76,7 @@ export async function callHeaders(reader: Reader, key: InvocationKey): Promise<C
 }
 
 /** The captured start of a body that is stored in parts; null when no parts are stored, as for a small body. */
-async function capturedStart(
-  reader: Reader,
-  key: InvocationKey,
-  kind: BodyKind,
-  size: number | null,
-): Promise<Uint8Array | null> {
+async function capturedStart(reader: Reader, key: InvocationKey, kind: BodyKind, size: number | null) {
   if (size === null || size <= SMALL_BODY_BYTES) return null;
   return storedStart(reader, key, kind, Math.min(size, MAX.capturedBytes));
 }

@@ -68,11 +68,7 @@ const keyLookUp: Command<WantedKey, KnownKey | null> = {
  *
  * @throws Fault `conflict` when the key was used with another body
  */
-export async function findByIdempotencyKey(
-  reader: CommandRunner,
-  owner: KeyOwner,
-  wanted: Idempotency,
-): Promise<string | null> {
+export async function findByIdempotencyKey(reader: CommandRunner, owner: KeyOwner, wanted: Idempotency) {
   const known = await findKey(reader, owner, wanted);
   if (known === null) return null;
   if (known.body_sha256 !== wanted.body_sha256) {

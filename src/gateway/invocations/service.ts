@@ -192,12 +192,7 @@ export interface ClaimedKey {
 }
 
 /** Records how a running call ended. False when it had ended before: by a cancellation, or its replica was taken for dead. */
-export function finish(
-  runner: CommandRunner,
-  { key, token, request_id }: ClaimedKey,
-  ending: Ending,
-  now: number,
-): Promise<boolean> {
+export function finish(runner: CommandRunner, { key, token, request_id }: ClaimedKey, ending: Ending, now: number) {
   const { detail = null } = ending;
   return runner.execute(endCommand, { key, from: "running", token, ending, at: now, request_id, detail });
 }
@@ -255,13 +250,7 @@ export async function noteSettlement(
  *
  * @param isFinal false when `confirmSettlement` will follow
  */
-export async function collectSettlement(
-  tx: Tx,
-  key: InvocationKey,
-  settlement: string,
-  now: number,
-  isFinal = true,
-): Promise<void> {
+export async function collectSettlement(tx: Tx, key: InvocationKey, settlement: string, now: number, isFinal = true) {
   const fields = { settlement, updated_at: now };
   if (await moveSettlement(tx, "openInvocations", key, "collect", fields)) return;
   if ((await moveSettlement(tx, "endedInvocations", key, "collectLate", fields)) && isFinal) await writeOutbox(tx, key);
@@ -272,12 +261,7 @@ export async function collectSettlement(
  *
  * @param settlement null leaves the details as they are
  */
-export async function confirmSettlement(
-  tx: Tx,
-  key: InvocationKey,
-  settlement: string | null,
-  now: number,
-): Promise<void> {
+export async function confirmSettlement(tx: Tx, key: InvocationKey, settlement: string | null, now: number) {
   if (settlement !== null) await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
   await writeOutbox(tx, key);
 }

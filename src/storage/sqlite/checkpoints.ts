@@ -102,11 +102,7 @@ function createThread(path: string, log: Log, spawn: () => Worker) {
   }
 
   /** Sends a message and waits for its response; null when the thread has died, or does not respond within `ms`. */
-  async function ask(
-    kind: "move" | "close",
-    wanted: FromCheckpointThread["kind"],
-    ms: number,
-  ): Promise<FromCheckpointThread | null> {
+  async function ask(kind: "move" | "close", wanted: FromCheckpointThread["kind"], ms: number) {
     const { promise, resolve } = Promise.withResolvers<FromCheckpointThread | null>();
     const timer = setTimeout(resolve, ms, null);
     const mine = (message: FromCheckpointThread | null) => {

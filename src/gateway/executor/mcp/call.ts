@@ -86,12 +86,7 @@ async function callInitialize(plain: McpAttempt, context: CallContext, wire: Mcp
   return outcome;
 }
 
-async function callInSession(
-  plain: McpAttempt,
-  context: CallContext,
-  sessions: Sessions,
-  wire: McpWire,
-): Promise<Outcome> {
+async function callInSession(plain: McpAttempt, context: CallContext, sessions: Sessions, wire: McpWire) {
   const { signal, trace } = context;
   const target = targetOf(plain.job);
   const key = JSON.stringify([plain.job.session_key, target.offer]);
