@@ -19,18 +19,7 @@ import {
   type WorkerStart,
 } from "../job.ts";
 
-export interface WorkerPool {
-  /** Never rejects. The pool owns the job's body from here on: a large body is transferred, not copied. */
-  run(job: Job): Promise<Outcome>;
-  /** Ends a running job as `cancelled`. Unknown IDs are ignored. */
-  cancel(id: string): void;
-  /** Says that an outcome is recorded, or never will be: until then a long response counts as memory of its worker. */
-  recorded(id: string): void;
-  /** Jobs whose outcome is not known yet. */
-  readonly running: number;
-  /** Takes no more jobs, ends the running ones, closes the MCP sessions, and ends the workers. */
-  close(): Promise<void>;
-}
+export type WorkerPool = Omit<ReturnType<typeof createWorkerPool>, "start">;
 
 export interface WorkerPoolOptions {
   readonly size: number;
@@ -52,7 +41,7 @@ function spawnWorker(): Worker {
     : new Worker(new URL("./worker.ts", import.meta.url).href);
 }
 
-export function createWorkerPool(options: WorkerPoolOptions): WorkerPool & { start(): void } {
+export function createWorkerPool(options: WorkerPoolOptions) {
   const handleOptions = { spawn: spawnWorker, graceMs: 30_000, ...options };
   const handles = Array.from({ length: options.size }, () => createWorkerHandle(handleOptions));
   /** The worker of each job that runs, or whose response still counts as memory of that worker. */
@@ -61,10 +50,11 @@ export function createWorkerPool(options: WorkerPoolOptions): WorkerPool & { sta
 
   return {
     /** Starts the workers. Called once; jobs that come before wait for it. */
-    start() {
+    start(): void {
       for (const handle of handles) handle.start();
     },
-    async run(job) {
+    /** Never rejects. The pool owns the job's body from here on: a large body is transferred, not copied. */
+    async run(job: Job): Promise<Outcome> {
       const handle = isClosed ? undefined : chooseHandle(handles, job);
       if (handle === undefined) return lostCall("the worker pool is closed");
       handleOf.set(job.id, handle);
@@ -72,17 +62,21 @@ export function createWorkerPool(options: WorkerPoolOptions): WorkerPool & { sta
       if (!isCounted(outcome)) handleOf.delete(job.id);
       return outcome;
     },
-    cancel(id) {
+    /** Ends a running job as `cancelled`. Unknown IDs are ignored. */
+    cancel(id: string): void {
       handleOf.get(id)?.cancel(id);
     },
-    recorded(id) {
+    /** Says that an outcome is recorded, or never will be: until then a long response counts as memory of its worker. */
+    recorded(id: string): void {
       handleOf.get(id)?.recorded(id);
       handleOf.delete(id);
     },
-    get running() {
+    /** Jobs whose outcome is not known yet. */
+    get running(): number {
       return handles.reduce((sum, handle) => sum + handle.load(), 0);
     },
-    async close() {
+    /** Takes no more jobs, ends the running ones, closes the MCP sessions, and ends the workers. */
+    async close(): Promise<void> {
       isClosed = true;
       await Promise.all(handles.map((handle) => handle.close()));
     },
