@@ -36,13 +36,6 @@ export interface CallBlock<W> {
   readonly large: W | null;
 }
 
-/** A slot that a call holds before it is stored. Exactly one of the two functions is to be called. */
-export interface HeldSlot<W> {
-  /** Runs the call, and gives back the slot at its end. */
-  run(stored: W): void;
-  giveBack(): void;
-}
-
 /** An agent that may have calls waiting in the database. */
 interface Backlog<W> {
   readonly tenant: string;
@@ -91,12 +84,17 @@ export class CallQueues<W extends QueueEntry> {
     return this.#running;
   }
 
-  /** Takes a slot for a call that is about to be stored. Null when the call can't start at once; it is to be offered then. */
-  reserve(agentId: string, item: W): HeldSlot<W> | null {
+  /**
+   * Takes a slot for a call that is about to be stored. Null when the call can't start at once; it is to be offered then.
+   *
+   * @returns two functions, of which exactly one is to be called
+   */
+  reserve(agentId: string, item: W) {
     if (this.#paused || this.#backlogs.has(agentId) || this.#slots.take(agentId, item) !== null) return null;
     this.#running++;
     return {
-      run: (stored) => this.#run(agentId, stored),
+      /** Runs the call, and gives back the slot at its end. */
+      run: (stored: W) => this.#run(agentId, stored),
       giveBack: () => this.#end(agentId, item),
     };
   }

@@ -200,12 +200,7 @@ export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKe
      *
      * @throws Fault `unavailable` when the release comes before the first reading; what `read` throws
      */
-    async wait(
-      key: InvocationKey,
-      seconds: number,
-      signal: AbortSignal,
-      read: () => Promise<InvocationRow>,
-    ): Promise<InvocationRow> {
+    async wait(key: InvocationKey, seconds: number, signal: AbortSignal, read: () => Promise<InvocationRow>) {
       if (waiting.take(key.tenant) !== null) return read();
       let known: InvocationRow | null = null;
       async function look(): Promise<InvocationRow> {
