@@ -35,7 +35,7 @@ export const SERVE: CliCommand = {
   about: "run the gateway or the facilitator",
   async run(line) {
     // An environment that names the mode is one that a service is to start in.
-    const isBare = line.flags.size === 0 && line.problems.length === 0;
+    const isBare = line.command === "" && line.flags.size === 0 && line.problems.length === 0;
     if (isBare && !processEnvironment["TOLLGATE_MODE"])
       return (await import("./cli/terminal/help.ts")).shortHelp(COMMANDS);
     restartInCleanEnvironment(processEnvironment);
@@ -74,7 +74,6 @@ export const COMMANDS: Commands = {
     ...SERVE,
     forms: [`[--mode gateway|facilitator] ${SERVICE}`],
     about: "run the gateway, as --mode gateway does, or with --mode facilitator the facilitator",
-    defaults: { mode: "gateway" },
   },
   doctor: {
     forms: [`[--mode gateway|facilitator] [--json] ${SERVICE}`],
@@ -196,6 +195,7 @@ source <(tollgate completion bash) into ~/.bashrc`,
     about: `print a page of the manual, or the help of a command; with --all every command and every variable, as tollgate --help;
 tollgate help configuration is the page of all variables`,
     async run({ words, flags, problems }) {
+      if (flags.has("all") && words.length > 0) problems.push("--all can't be combined with a topic or a command");
       if (problems.length > 0) throw new Misuse(problems);
       const { helpText, helpOn, shortHelp } = await import("./cli/terminal/help.ts");
       if (flags.has("all")) return helpText(COMMANDS, SERVE);

@@ -2,7 +2,7 @@
 // operator sees all problems at once. A variable's text comes from its flag, from the environment, or, for secrets, from the
 // file that NAME_FILE names. Values are parsed by the table in config/variables.ts, and put at the paths that it names.
 
-import { readFileSync, statSync } from "node:fs";
+import { statSync } from "node:fs";
 import { resolve } from "node:path";
 import { readTlsFiles, validityWarnings } from "./config/pem.ts";
 import {
@@ -16,7 +16,7 @@ import {
   MODE_RULES,
   type VariableName,
 } from "./config/rules.ts";
-import { fileProblem, valueProblem, writtenPath } from "./config/values.ts";
+import { fileProblem, readTextFile, valueProblem, writtenPath } from "./config/values.ts";
 import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type Sources, type VariableRow } from "./config/variables.ts";
 import { suggest } from "./core/text.ts";
 import { systemClock } from "./core/time.ts";
@@ -51,11 +51,11 @@ export function loadConfig(
 ) {
   const mode = readRow("TOLLGATE_MODE", COMMON.TOLLGATE_MODE, flags, environment).value;
   const { tables, rules } = tablesOf(purpose, mode);
-  const { values, problems } = readValues(tables, flags, environment);
+  const { values, sources, problems } = readValues(tables, flags, environment);
   for (const rule of rules) {
     if (problems.has(rule.name) || (rule.other !== null && problems.has(rule.other))) continue;
     const problem = rule.problem(values);
-    if (problem !== false) problems.set(rule.name, `${rule.name} ${problem}`);
+    if (problem !== false) problems.set(rule.name, `${sources.get(rule.name) ?? rule.name} ${problem}`);
   }
   // Certificates that expire soon: nothing else tells before every handshake fails.
   const expiries = (["TOLLGATE_TLS_CERT_FILE", "TOLLGATE_CLIENT_CA_FILE"] as const).flatMap((name) =>
@@ -95,15 +95,19 @@ function tablesOf(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]) {
 /** Reads each variable by itself. The value of a variable with a problem is its default. */
 function readValues(tables: readonly object[], flags: ReadonlyMap<string, string>, environment: Environment) {
   const problems = new Map<string, string>();
+  const sources = new Map<string, string>();
   const read: Record<string, unknown> = {};
   for (const [name, row] of Object.entries<VariableRow<unknown, unknown, string>>(VARIABLES)) {
     const isRead = tables.some((table) => Object.hasOwn(table, name));
-    const { value, problem } = isRead ? readRow(name, row, flags, environment) : { value: row.fallback, problem: null };
+    const { value, source, problem } = isRead
+      ? readRow(name, row, flags, environment)
+      : { value: row.fallback, source: name, problem: null };
     if (problem !== null) problems.set(name, problem);
+    sources.set(name, source);
     read[name] = value;
   }
   // The cast is safe: each value was parsed by the row of its name, or is that row's fallback.
-  return { values: read as ConfigValues, problems };
+  return { values: read as ConfigValues, sources, problems };
 }
 
 /** Reads one variable; with a problem its value is the default. */
@@ -115,8 +119,8 @@ function readRow<T, F>(
 ) {
   const { text, source, problem } = readRaw(name, sources, flags, environment);
   const parsed = text === null ? fallback : kind.parse(text);
-  if (parsed !== undefined) return { value: parsed, problem };
-  return { value: fallback, problem: valueProblem(source, kind, text ?? "") };
+  if (parsed !== undefined) return { value: parsed, source, problem };
+  return { value: fallback, source, problem: valueProblem(source, kind, text ?? "") };
 }
 
 /** The type of an object with the values at dotted paths. */
@@ -250,20 +254,18 @@ function readRaw(
   return { text: null, source: name, problem: `${name} and ${name}_FILE must not both be set` };
 }
 
-const FILE_BYTES_MAX = 65_536;
+const SECRET_BYTES_MAX = 65_536;
 
 function fromFile(source: string, path: string) {
   let why: string;
   try {
-    // Pipes and devices (a secret passed as /dev/fd/3) have no size, and are read to their end.
-    const isLarge = statSync(path).size > FILE_BYTES_MAX;
-    const text = isLarge ? "" : readFileSync(path, "utf8").replace(/\r?\n$/, "");
+    const text = readTextFile(path, SECRET_BYTES_MAX).replace(/\r?\n$/, "");
     if (text !== "") return { text, source, problem: null };
-    why = `${writtenPath(path)} is ${isLarge ? "larger" : "empty"}`;
+    why = `${writtenPath(path)} is empty`;
   } catch (error) {
     why = fileProblem(path, error);
   }
-  const must = `must be the path of a readable file that holds the value (at most ${FILE_BYTES_MAX} bytes)`;
+  const must = `must be the path of a readable file that holds the value (at most ${SECRET_BYTES_MAX} bytes)`;
   return { text: null, source, problem: `${source} ${must}: ${why}` };
 }
 
@@ -287,9 +289,9 @@ export function withEnvFile(environment: Environment, path: string | undefined) 
   const file = resolve(path);
   let text: string;
   try {
-    text = readFileSync(path, "utf8");
+    text = readTextFile(path);
   } catch (error) {
-    const why = fileProblem(file, error, file);
+    const why = fileProblem(file, error, true);
     return { environment, problems: [`--env-file must be the path of a readable file of variables: ${why}`] };
   }
   const merged: Record<string, string | undefined> = {};

@@ -46,11 +46,12 @@ export function restartInCleanEnvironment(environment: Environment): void {
     return;
   }
   const next = { ...cleanEnvironment(environment), [MARK]: String(process.pid) };
-  if (process.execve === undefined) throw new StartupProblem("this system can't replace a process (execve)");
+  if (process.execve === undefined)
+    throw new StartupProblem("tollgate can't restart itself in a clean environment: this system has no execve");
   try {
     process.execve(process.execPath, ownCommandLine(), next);
   } catch (cause) {
-    throw new StartupProblem("the process could not be replaced (execve)", { cause });
+    throw new StartupProblem("tollgate can't restart itself in a clean environment: execve failed", { cause });
   }
 }
 
@@ -59,7 +60,9 @@ function requireClean(environment: Environment): void {
   const own: Environment = OWN_SETTINGS;
   const dirty = Object.keys(environment).filter((name) => FOREIGN.test(name) && environment[name] !== own[name]);
   if (dirty.length > 0) {
-    throw new StartupProblem(`${dirty.join(", ")} must not be set, nor be set again by whatever starts tollgate`);
+    throw new StartupProblem(
+      `${dirty.join(", ")} must not be set: tollgate removes such variables, and something has set them again`,
+    );
   }
 }
 

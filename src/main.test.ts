@@ -46,7 +46,7 @@ test("help prints a page of the manual, and refuses a topic that is none", async
   expect(page).toMatchObject({ code: 0, err: "", out: expect.stringMatching(/^# Payments\n/) });
   const refused = await tollgate(["help", "paymets"]);
   expect(refused).toMatchObject({ code: 2, out: "" });
-  expect(refused.err).toContain("paymets is not a topic; did you mean payments?");
+  expect(refused.err).toContain("paymets is neither a command nor a topic; did you mean payments?");
 });
 
 test("problems of flags and variables are told together, with status 2, and nothing is made", async () => {
@@ -55,8 +55,8 @@ test("problems of flags and variables are told together, with status 2, and noth
     TOLLGATE_PROT: "8081",
   });
   expect({ code, out }).toEqual({ code: 2, out: "" });
-  expect(err).toContain("--prot is not a flag; did you mean --port?");
-  expect(err).toContain("--host must be followed by a value");
+  expect(err).toContain("--prot is not a flag of this command; did you mean --port?");
+  expect(err).toContain("--host needs a value: --host H");
   expect(err).toContain("TOLLGATE_WORKERS must be a whole number from 1 to 64");
   expect(err).toContain("  - TOLLGATE_PROT is set but nothing reads it; did you mean TOLLGATE_PORT?\n");
   expect(existsSync(join(dir, "data"))).toBe(false);
@@ -82,7 +82,9 @@ test("an unknown command is refused with a hint, and with nothing else", async (
   expect(await tollgate(["tokn"])).toEqual({
     code: 2,
     out: "",
-    err: "tollgate can't start:\n  - tokn is not a command; did you mean token?\nSee tollgate help.\n",
+    err: expect.stringMatching(
+      /^tollgate: tokn is not a command; did you mean token\?\nSee .*bun.* \S+main\.ts help\.\n$/,
+    ),
   });
 });
 
@@ -153,8 +155,9 @@ test("a bad request for a token tells all its problems with status 2", async () 
     TOLLGATE_OIDC_AUDIENCE: "gateway",
   });
   expect({ code, out }).toEqual({ code: 2, out: "" });
-  for (const name of ["--tenant", "--user", "--ttl", "--scope", "TOLLGATE_OIDC_ISSUER"])
+  for (const name of ["--tenant", "--ttl", "--scope", "TOLLGATE_OIDC_ISSUER"])
     expect(err).toContain(`  - ${name} must`);
+  expect(err).toContain("  - --user is missing: ");
   for (const ttl of ["0s", "-1h", "366d", "1.5h", "12", "h", "999999999d"]) {
     expect((await tollgate(["token", "--tenant", "t", "--user", "u", `--ttl=${ttl}`])).err).toContain("--ttl must");
   }

@@ -16,16 +16,21 @@ const FAILED = 1;
 const MISCONFIGURED = 2;
 
 async function outcomeOf(line: CommandLine): Promise<CommandOutcome> {
-  const command = line.command === "serve" ? SERVE : COMMANDS[line.command ?? ""];
+  const command = line.command === "" ? SERVE : COMMANDS[line.command ?? ""];
   if (command === undefined) throw new Misuse(line.problems);
   return command.run(line);
 }
 
-function refuse({ command }: CommandLine, problems: readonly string[]): void {
-  const what = command === null || command === "serve" ? "can't start" : `${command} can't be done`;
+async function refuse({ command }: CommandLine, problems: readonly string[]): Promise<void> {
+  const { programText } = await import("./cli/program.ts");
   const list = problems.map((problem) => `  - ${problem}\n`).join("");
-  const help = command === null ? "help" : command === "serve" ? "--help" : `${command} --help`;
-  process.stderr.write(`tollgate ${what}:\n${list}See tollgate ${help}.\n`);
+  const what = isService(command) ? "can't start" : `${command} failed`;
+  const said = command === null ? `tollgate: ${problems.join("; ")}\n` : `tollgate ${what}:\n${list}`;
+  process.stderr.write(`${said}See ${programText()} ${command === null ? "help" : `${command || "serve"} --help`}.\n`);
+}
+
+function isService(command: string | null): boolean {
+  return command === "" || command === "serve";
 }
 
 /** Prints the one document that stands on standard output with --json. */
@@ -43,14 +48,14 @@ function problemsOf(error: unknown): readonly string[] {
 }
 
 /** Reports why the command failed. @returns the exit status */
-function statusOf(line: CommandLine, error: unknown): number {
+async function statusOf(line: CommandLine, error: unknown): Promise<number> {
   if (error instanceof Misuse || error instanceof StartupProblem) {
-    refuse(line, problemsOf(error));
+    await refuse(line, problemsOf(error));
     // A process manager restarts a process that exits with FAILED, but not one that is misconfigured.
     return error instanceof PassingStartupProblem ? FAILED : MISCONFIGURED;
   }
-  if (line.command !== "serve" && error instanceof Fault && error.kind === "unavailable") {
-    process.stderr.write(`tollgate ${line.command} was cut short: ${error.message}. Run it again when it can.\n`);
+  if (!isService(line.command) && error instanceof Fault && error.kind === "unavailable") {
+    process.stderr.write(`tollgate ${line.command} was cut short: ${error.message}. Run the command again later.\n`);
     return FAILED;
   }
   const format = process.stderr.isTTY ? "pretty" : "json";
@@ -69,7 +74,7 @@ try {
   else if (text !== "") (holds ? process.stdout : process.stderr).write(text);
   if (!holds) process.exitCode = FAILED;
 } catch (error) {
-  process.exitCode = statusOf(line, error);
+  process.exitCode = await statusOf(line, error);
   if (isJson) await printDocument({ problems: problemsOf(error) });
   // Connections and workers that were opened before the failure must not keep the process alive.
   process.exit();

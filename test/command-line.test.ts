@@ -267,7 +267,7 @@ describe("what can't be undone", () => {
     const told = runOnTerminal(["token", "revoke", "--all", "--yes", "--data-dir", "nowhere"]);
     expect([await told.exited, told.shown()]).toEqual([
       2,
-      expect.stringContaining("TOLLGATE_DATA_DIR must be the gateway's"),
+      expect.stringContaining("--data-dir (or TOLLGATE_DATA_DIR) must be the gateway's"),
     ]);
     expect(told.shown()).not.toContain("Go on?");
   });

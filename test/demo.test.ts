@@ -127,7 +127,7 @@ test("without anvil the demo says how to install it, and starts nothing", async 
   const { code, complaints } = await demo.ended();
   expect(code).toBe(2);
   expect(complaints).toMatch(
-    /^tollgate demo can't be done:\n {2}- anvil must be installed \(npm install --no-save @foundry-rs\/anvil-.*\n/,
+    /^tollgate demo failed:\n {2}- anvil must be installed \(npm install --no-save @foundry-rs\/anvil-.*\n/,
   );
   expect(complaints).toMatch(/TOLLGATE_ANVIL is not set, and it is neither on the PATH nor in node_modules/);
   expect(demo.printed()).toBe("");

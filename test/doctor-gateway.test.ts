@@ -133,8 +133,8 @@ eachDatabase((database) => {
       "vault",
       says(`facilitator ${facilitator.url} of tenant-\\d+$`),
     ]);
-    expect(lines.find(({ what }) => what === "memory")?.text).toStartWith(
-      "at most 1040 MiB beside the program: 192 for",
+    expect(lines.find(({ what }) => what === "memory")?.text).toBe(
+      "at most 1040 MiB beside the program; tollgate help operations lists for what",
     );
     expect(stdout).not.toMatch(/vault-token|never shown|test-only/);
   });

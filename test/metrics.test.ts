@@ -305,7 +305,7 @@ describe("the metrics port", () => {
     const same = await start("18999", "18999");
     expect([same.code, same.stderr]).toEqual([
       2,
-      expect.stringContaining("TOLLGATE_METRICS_PORT must not be the port of TOLLGATE_PORT"),
+      expect.stringContaining("TOLLGATE_METRICS_PORT must differ from the port of TOLLGATE_PORT"),
     ]);
     await taken.stop(true);
   });

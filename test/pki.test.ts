@@ -208,16 +208,16 @@ describe("the command pki refuses with status 2", () => {
   };
 
   test("all that is missing, at once", () => {
-    expect(problem("init")).toContain("--dir must be given");
+    expect(problem("init")).toContain("--dir is missing");
     expect(problem("server", "--drr", "x")).toMatch(
-      /--drr is not a flag; did you mean --dir\?[\s\S]*--dir must[\s\S]*--host must/,
+      /--drr is not a flag of this command; did you mean --dir\?[\s\S]*--dir is missing[\s\S]*--host is missing/,
     );
-    expect(problem("client")).toMatch(/--dir must[\s\S]*--name must/);
+    expect(problem("client")).toMatch(/--dir is missing[\s\S]*--name is missing/);
   });
 
   test("a directory without a CA, or with something else in its place", () => {
     expect(problem("server", "--dir", "none", "--host", "a")).toContain(
-      "none/ca.crt must be readable (ENOENT): make a CA with pki init first",
+      "none/ca.crt does not exist: make the CA first, with ",
     );
     mkdirSync(join(home, "mixed"));
     writeFileSync(join(home, "mixed/ca.crt"), read("ca/ca.crt"));
@@ -233,8 +233,10 @@ describe("the command pki refuses with status 2", () => {
   });
 
   test("a place that can't be a directory", () => {
-    expect(problem("init", "--dir", "ca/ca.crt")).toContain("ca/ca.crt must be writable");
-    expect(problem("init", "--dir", "/proc/nowhere")).toContain("/proc/nowhere must be writable");
+    expect(problem("init", "--dir", "ca/ca.crt")).toContain("--dir must be a directory, and ca/ca.crt is a file");
+    expect(problem("init", "--dir", "/proc/nowhere")).toContain(
+      "/proc/nowhere can't be written: no such file or directory (ENOENT)",
+    );
   });
 });
 

@@ -1,9 +1,10 @@
 // What tollgate says to somebody who typed something wrong: one table of inputs and of what each must be told. The sentence names
 // the culprit (flag, variable, file, line, entry, host and port), the exit status is 2, and standard output stays empty.
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { tollgateBinary } from "./support/gateway/binary.ts";
 import { type Environment, runCommand } from "./support/gateway/process.ts";
 import { makePki, type Pki } from "./support/http/pki.ts";
 
@@ -23,6 +24,7 @@ let taken: Bun.TCPSocketListener;
 
 beforeAll(async () => {
   pki = await makePki();
+  writeFileSync(at("other.crt"), pki.otherClient.cert);
   taken = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } });
   mkdirSync(at("folder"));
   mkdirSync(at("locked"));
@@ -34,6 +36,14 @@ beforeAll(async () => {
   writeFileSync(at("ca.crt"), pki.ca.cert);
   writeFileSync(at("bad.env"), "# a comment\n\nTOLLGATE_PORT=0\nhunter2 is a secret\nTOLLGATE_HOST='::1\n");
   writeFileSync(at("misspelt.env"), "TOLLGATE_PROT=1\nTOLLGATE_WORKERS=many\n");
+  writeFileSync(at("mode.env"), "TOLLGATE_MODE=facilitator\n");
+  writeFileSync(at("long.env"), "# ".padEnd(4_194_305, "x"));
+  expect(Bun.spawnSync(["mkfifo", at("pipe")]).exitCode).toBe(0);
+  const made = [
+    "token --tenant acme --user me --data-dir gateways",
+    "account add alice --cert client.crt --data-dir facilitators",
+  ];
+  for (const words of made) expect((await run({ words, told: [] })).code).toBe(0);
 });
 afterAll(() => {
   taken.stop(true);
@@ -57,44 +67,124 @@ const WRONG: readonly Wrong[] = [
   // Words and flags.
   {
     words: "tokn",
-    told: ["tollgate can't start:", "tokn is not a command; did you mean token?", "See tollgate help."],
+    told: ["tollgate: tokn is not a command; did you mean token?", `See ${tollgateBinary()} help.`],
   },
   { words: "account lst", told: ["account lst is not a command; did you mean account list?"] },
   {
     words: "account",
-    told: ["account must be followed by one of add, list, disable, enable, remove, add-cert, remove-cert"],
+    told: [
+      "account is not a command by itself; the commands of account are add, list, disable, enable, remove, add-cert, remove-cert",
+    ],
   },
+  { words: "settlement", told: ["settlement is not a command by itself; did you mean settlement set?"] },
+  { words: "account foo", told: ["account foo is not a command; the commands of account are add, list, disable"] },
+  { words: "token revok", told: ["tollgate: token revok is not a command; did you mean token revoke?"] },
+  { words: "TOKEN", told: ["TOKEN is not a command; did you mean token?"] },
+  { words: "run", told: ["run is not a command; did you mean serve?"] },
+  { words: "start --port 1", told: ["start is not a command; did you mean serve?"] },
+  { words: "gateway", told: ["gateway is not a command; did you mean serve?"] },
+  { words: "facilitator", told: ["facilitator is not a command; did you mean serve --mode facilitator?"] },
+  { words: "rotate", told: ["rotate is not a command; did you mean keys rotate?"] },
+  { words: "serve gateway", told: ["gateway is not expected here; did you mean --mode gateway?"] },
+  { words: "serve --log-level debug", told: ["--log-level is not a flag: set TOLLGATE_LOG_LEVEL"] },
+  { words: "help --all payments", told: ["--all can't be combined with a topic or a command"] },
+  { words: "serve -p 80", told: ["-p is not a flag: flags begin with two hyphens", "80 is not expected here"] },
+  { words: "serve --prot 80", told: ["did you mean --port?", `See ${tollgateBinary()} serve --help.`] },
+  { words: "--prot 80", told: ["did you mean --port?", `See ${tollgateBinary()} serve --help.`] },
   { words: "keys rotat", told: ["keys rotat is not a command; did you mean keys rotate?"] },
   {
     words: "token --tenat acme",
-    told: ["--tenat is not a flag; did you mean --tenant?", "See tollgate token --help."],
+    told: [
+      "tollgate token failed:",
+      "--tenat is not a flag of this command; did you mean --tenant?",
+      `See ${tollgateBinary()} token --help.`,
+    ],
   },
-  { words: "token --tenant acme --user", told: ["--user must be followed by a value"] },
-  { words: "token --tenant a --tenant b --user c", told: ["--tenant must be given only once"] },
+  { words: "token --tenant acme --user", told: ["--user needs a value: --user U"] },
+  { words: "token", told: ["--tenant is missing: a text of at most 256", "--user is missing: a text"] },
+  { words: "token --tenant= --user u", told: ["--tenant must not be empty: a text of at most 256"] },
+  { words: "token --tenant a --tenant b --user c", told: ["--tenant may be given only once"] },
   { words: "backup copy.db --json=yes", told: ["--json takes no value"] },
-  { words: "migrate now", told: ["now is not expected"] },
-  { words: "account disable", told: ["NAME must be given"] },
-  { words: "help paymets", told: ["paymets is not a topic; did you mean payments?"] },
-  { words: "help serv", told: ["serv is not a topic; did you mean serve?"] },
-  { words: "completion zhs", told: ["SHELL must be bash, zsh or fish, and not zhs; did you mean zsh?"] },
+  { words: "migrate now", told: ["now is not expected here"] },
+  { words: "account disable", told: ["NAME is missing: tollgate account disable NAME"] },
+  { words: "backup", told: ["FILE is missing: tollgate backup FILE"] },
+  { words: "backup a --verify b", told: ["two files are named"] },
+  { words: "help paymets", told: ["paymets is neither a command nor a topic; did you mean payments?"] },
+  { words: "help serv", told: ["serv is neither a command nor a topic; did you mean serve?"] },
+  { words: "help weather", told: ["weather is neither a command nor a topic; the topics are install, payments"] },
+  { words: "help account foo", told: ["account foo is not a command; the commands of account are add, list"] },
+  {
+    words: "completion zhs",
+    told: ["SHELL must be bash, zsh or fish: there are no completions for zhs; did you mean zsh?"],
+  },
+  { words: "completion BASH", told: ["there are no completions for BASH; did you mean bash?"] },
+  { words: "token --tenant acme --user me --scope=", told: ["--scope must be one or more scopes"] },
   { words: "token --tenant acme --user me --ttl 1w", told: ["--ttl must be a time like 90s, 30m, 12h or 7d"] },
   {
     words: "account remove alice",
-    told: ["--yes must be given where there is no terminal to ask: account remove can't be undone"],
+    told: ["account remove can't be undone, and there is no terminal to ask on: add --yes if you are sure"],
   },
   {
     words: "token revoke --all",
-    told: ["--yes must be given where there is no terminal to ask: token revoke can't be undone"],
+    told: ["token revoke can't be undone, and there is no terminal to ask on: add --yes if you are sure"],
   },
-  { words: "token revoke --all --tenant acme --yes", told: ["--all must stand alone"] },
+  { words: "token revoke --all --tenant acme --yes", told: ["--all can't be combined with --tenant"] },
+  {
+    words: "account disable alcie --data-dir facilitators",
+    told: ['there is no account "alcie"; did you mean alice?'],
+  },
+  // The data directory of the other service, none, and one that can't be.
+  {
+    words: "account add bob --cert other.crt --data-dir gateways",
+    told: [
+      `--data-dir (or TOLLGATE_DATA_DIR) must be the facilitator's data directory: ${at("gateways")} is a gateway's`,
+    ],
+  },
+  {
+    words: "account list --data-dir gateways",
+    told: [`facilitator's data directory: ${at("gateways")} is a gateway's`],
+  },
+  {
+    words: "token --tenant acme --user me --data-dir facilitators",
+    told: [
+      `--data-dir (or TOLLGATE_DATA_DIR) must be the gateway's data directory: ${at("facilitators")} is a facilitator's`,
+    ],
+  },
+  { words: "migrate --data-dir facilitators", told: [`: ${at("facilitators")} is a facilitator's`] },
+  {
+    words: "migrate --data-dir gateways",
+    env: { TOLLGATE_MODE: "facilitator" },
+    told: [`: ${at("gateways")} is a gateway's`],
+  },
+  {
+    words: "token revoke --tenant acme --data-dir facilitators",
+    told: [`gateway's data directory: ${at("facilitators")} is a facilitator's`],
+  },
+  { words: "token revoke --tenant acme --data-dir folder", told: [`: ${at("folder")} holds no tollgate.db`] },
+  { words: "restore --data-dir folder", told: [`the service's data directory: ${at("folder")} holds no tollgate.db`] },
+  { words: "keys rotate --data-dir folder", told: [`there is no master key: ${at("folder")} holds no master.key`] },
+  { words: "serve --data-dir notes.txt/x", told: [`: ${at("notes.txt")} is not a directory`] },
+  {
+    words: "serve --data-dir /proc/nope",
+    told: ["--data-dir (or TOLLGATE_DATA_DIR) must be a directory", "; /proc/nope can't be used: no such file"],
+  },
+  { words: "pki init --dir notes.txt", told: ["--dir must be a directory, and notes.txt is a file"] },
+  { words: "pki server --dir notes.txt --host a", told: ["--dir must be a directory, and notes.txt is a file"] },
+  { words: "pki server --dir folder --host a", told: [`${at("folder/ca.crt")} does not exist: make the CA first`] },
+  { words: "pki server --dir folder", told: ["--host is missing: a host name (*.name too) or an IP address"] },
+  { words: "pki server --dir folder --host a:1", told: ["--host must be a host name", ': "a:1" is neither'] },
+  { words: "pki client --dir folder --name ca", told: ["--name must be 1 to 64 letters"] },
+  { words: "pki init", told: ["--dir is missing: the directory of the CA"] },
   // Files: missing, not readable, not PEM, and PEM with something else.
   { words: "account add a --cert none.crt", told: [`: ${at("none.crt")} does not exist`] },
-  { words: "account add a --cert folder", told: [`: ${at("folder")} can't be read (EISDIR)`] },
+  { words: "account add a --cert folder", told: [`: ${at("folder")} is a directory`] },
+  { words: "account add a --cert /nope", told: ["--cert must be", ": /nope does not exist"] },
+  { words: "account add a --cert /dev/zero", told: [": /dev/zero is neither a file nor a pipe"] },
   { words: "account add a --cert notes.txt", told: [`: ${at("notes.txt")} is not a PEM file`] },
   { words: "account add a --cert /etc/passwd", told: ["--cert must be", ": /etc/passwd is not a PEM file"] },
   { words: "account add a --cert client.key", told: [`: ${at("client.key")} is a PEM file, but holds something else`] },
   { words: "account add a --cert ca.crt", told: ["--cert must be a client's certificate, not a CA's"] },
-  { words: "account add a", told: ["--cert must be given: the path of a PEM file"] },
+  { words: "account add a", told: ["--cert is missing: a PEM file with the client's certificate"] },
   {
     words: "serve --mode facilitator",
     env: { ...OWN_FACILITATOR, TOLLGATE_TLS_CERT_FILE: "none.crt", TOLLGATE_TLS_KEY_FILE: "notes.txt" },
@@ -104,17 +194,29 @@ const WRONG: readonly Wrong[] = [
     ],
   },
   {
-    words: "receipt verify none.jsonl --jwks keys.json",
-    told: ["--jwks must be a JSON Web Key Set", "keys.json: ENOENT"],
+    words: "receipt verify notes.txt --jwks keys.json",
+    told: ["--jwks must be a JSON Web Key Set", `: ${at("keys.json")} does not exist`],
   },
-  { words: "receipt verify none.jsonl", told: ["--jwks must be given"] },
+  { words: "receipt verify notes.txt --jwks notes.txt", told: ["--jwks must be", "notes.txt: it is not JSON"] },
+  { words: "receipt verify notes.txt --jwks ftp://k.test", told: [": ftp://k.test: keys must come over https"] },
+  { words: "receipt verify none.jsonl", told: ["--jwks is missing", `FILE ${at("none.jsonl")} does not exist`] },
+  { words: "receipt verify", told: ["FILE is missing: tollgate receipt verify FILE", "--jwks is missing"] },
   { words: "backup copy.db", told: [`there is no database at ${at("data/tollgate.db")}`] },
   // A file of variables.
   {
     words: "serve --env-file none.env",
     told: [`--env-file must be the path of a readable file of variables: ${at("none.env")} does not exist`],
   },
-  { words: "serve --env-file folder", told: [`: ${at("folder")} can't be read (EISDIR)`] },
+  { words: "serve --env-file folder", told: [`: ${at("folder")} is a directory`] },
+  { words: "serve --env-file /dev/zero", told: [": /dev/zero is neither a file nor a pipe"] },
+  { words: "serve --env-file long.env", told: [`: ${at("long.env")} is larger than 4194304 bytes`] },
+  // A named pipe without a writer, which the plain opening of a file would wait for without end.
+  { words: "serve --env-file pipe", told: [`: ${at("pipe")} is a pipe that nobody has written to in 10 s`] },
+  {
+    words: "serve",
+    env: { TOLLGATE_MASTER_KEY_FILE: "/dev/zero" },
+    told: [": /dev/zero is neither a file nor a pipe"],
+  },
   {
     words: "serve --env-file bad.env",
     told: [
@@ -128,6 +230,32 @@ const WRONG: readonly Wrong[] = [
   },
   // Variables.
   { words: "serve --port 65536", told: ["--port must be a whole number from 0 to 65535"] },
+  {
+    words: "serve",
+    env: { TOLLGATE_MODE: "facilitator" },
+    told: [
+      "TOLLGATE_MODE is facilitator, but tollgate serve runs the gateway: give --mode facilitator, or unset TOLLGATE_MODE",
+    ],
+  },
+  { words: "serve", env: { TOLLGATE_MODE: "facilitatr" }, told: ["TOLLGATE_MODE must be gateway or facilitator"] },
+  { words: "serve --env-file mode.env", told: ["TOLLGATE_MODE is facilitator, but tollgate serve runs the gateway"] },
+  {
+    words: "serve",
+    env: { TOLLGATE_LOG_LEVEL: "loud", TOLLGATE_SECRETS_DIR: "none.dir" },
+    told: [
+      "TOLLGATE_LOG_LEVEL must be debug, info, warn or error",
+      `TOLLGATE_SECRETS_DIR must be the path of a readable directory: ${at("none.dir")} does not exist`,
+    ],
+  },
+  {
+    words: "serve",
+    env: { TOLLGATE_JWKS_URL: "https://x.test", TOLLGATE_PORT: "1234", TOLLGATE_METRICS_PORT: "1234" },
+    told: [
+      "TOLLGATE_JWKS_URL has no effect without TOLLGATE_OIDC_ISSUER: unset it, or set",
+      "TOLLGATE_METRICS_PORT must differ from the port of TOLLGATE_PORT",
+    ],
+  },
+  { words: "serve --mode", told: ["--mode needs a value: --mode gateway|facilitator"] },
   { words: "--mode gatway", told: ["--mode must be gateway or facilitator"] },
   { words: "--port 0", told: ["TOLLGATE_MODE must be gateway or facilitator (or give --mode)"] },
   {
@@ -138,6 +266,11 @@ const WRONG: readonly Wrong[] = [
       "entry 2 of 3 (10.0.0.0/33) is not valid",
       "TOLLGATE_PRT is set but nothing reads it; did you mean TOLLGATE_PORT?",
     ],
+  },
+  {
+    words: "serve",
+    env: { TOLLGATE_ALLOW_HOSTS: "ok.test,bad_host!" },
+    told: ['entry 2 of 2, with "!" in it, is not valid'],
   },
   {
     words: "serve",
@@ -156,7 +289,17 @@ const WRONG: readonly Wrong[] = [
   {
     words: "serve",
     env: { DATABASE_URL: "mysql://u:hunter2@h/d" },
-    told: ["DATABASE_URL must be a URL like postgres://"],
+    told: ["DATABASE_URL must be a URL like postgres://", ": it is not a URL that begins with postgres:// or"],
+  },
+  {
+    words: "serve",
+    env: { DATABASE_URL: "postgres://u:hunter2@a:1,b:2/d" },
+    told: [": it must name one host, that of the primary"],
+  },
+  {
+    words: "serve",
+    env: { DATABASE_URL: "postgres://u:hunter2@a/d?sslmode=on" },
+    told: [": its sslmode must be one of disable, allow"],
   },
   {
     words: "migrate",
@@ -172,7 +315,9 @@ const WRONG: readonly Wrong[] = [
   },
   {
     words: "serve --data-dir notes.txt",
-    told: ["TOLLGATE_DATA_DIR must be a directory that can be created and written"],
+    told: [
+      `--data-dir must be a directory that tollgate can create and write to: ${at("notes.txt")} is not a directory`,
+    ],
   },
   // Addresses, which of the whole table only these two rows make a database for.
   { words: "serve --host 192.0.2.1 --data-dir made", told: ["192.0.2.1 is not an address of this machine"] },
@@ -187,13 +332,14 @@ const WRONG: readonly Wrong[] = [
     env: OWN_FACILITATOR,
     told: ["192.0.2.1 is not an address of this machine"],
   },
-  { words: "version now", told: ["now is not expected"] },
+  { words: "version now", told: ["now is not expected here"] },
   // The settlement of a tenant.
   { words: `${SET} http://127.0.0.1:9443`, told: ["--facilitator must be an https URL"] },
   { words: `${SET} https://user:hunter2@f.test`, told: ["--facilitator must not carry user information"] },
   { words: `${SET} https://f.test/?a=1`, told: ["--facilitator must have no query and no fragment"] },
-  { words: `${SET}=`, told: ["--facilitator must be given"] },
-  { words: "settlement set --tenant acme", told: ["--facilitator must be given", "--bundle must be given"] },
+  { words: `${SET}=`, told: ["--facilitator must not be empty: the facilitator's https URL"] },
+  { words: `${SET} notaurl`, told: ["--facilitator must be an https URL", ": notaurl is not a URL"] },
+  { words: "settlement set --tenant acme", told: ["--facilitator is missing", "--bundle is missing"] },
   {
     words: "settlement set --tenant acme --facilitator https://f.test --bundle other.pem",
     told: ["--bundle must be", "no certificate of the bundle belongs to its private key"],
@@ -202,7 +348,7 @@ const WRONG: readonly Wrong[] = [
     words: "settlement set --tenant acme --facilitator https://f.test --bundle client.crt",
     told: [`: ${at("client.crt")} holds no private key`],
   },
-  { words: `${SET} https://f.test`, told: ["there is no master key"] },
+  { words: `${SET} https://f.test`, told: [`there is no master key: ${at("data")} holds no master.key`] },
 ];
 
 test("each wrong input is told with its culprit, with status 2, and nothing on standard output", async () => {
@@ -218,6 +364,39 @@ test("each wrong input is told with its culprit, with status 2, and nothing on s
   }
   expect(failed).toEqual([]);
   expect(readdirSync(home)).not.toContain("data");
+  // No command has left a master key beside a facilitator's database.
+  expect(readdirSync(at("facilitators"))).not.toContain("master.key");
+});
+
+test("with --json a word that is no command is told in a document too", async () => {
+  for (const [words, problem] of [
+    ["keys --json", "keys is not a command by itself; did you mean keys rotate?"],
+    ["account lst --json", "account lst is not a command; did you mean account list?"],
+    ["backup --json --tenat a", "--tenat is not a flag of this command"],
+  ] as const) {
+    const { code, stdout } = await run({ words, told: [] });
+    expect({ words, code, problems: JSON.parse(stdout).problems }).toEqual({
+      ...{ words, code: 2 },
+      problems: expect.arrayContaining([problem]),
+    });
+  }
+});
+
+test("a program on the PATH is named in hints as it was called", async () => {
+  symlinkSync(tollgateBinary(), at("gate"));
+  const script = "exec gate tokn";
+  const { stderr } = await runCommand(["-c", script], {
+    cwd: home,
+    env: { PATH: `${home}:/usr/bin:/bin` },
+    program: ["bash"],
+  });
+  expect(stderr).toBe("tollgate: tokn is not a command; did you mean token?\nSee gate help.\n");
+  const beside = await runCommand(["-c", "exec ./gate help"], {
+    cwd: home,
+    env: { PATH: "/usr/bin:/bin" },
+    program: ["bash"],
+  });
+  expect(beside.stdout).toEndWith("\nHere tollgate is called as ./gate\n");
 });
 
 test.skipIf(process.getuid?.() === 0)("a file without permission is told as such", async () => {
@@ -225,6 +404,6 @@ test.skipIf(process.getuid?.() === 0)("a file without permission is told as such
   const { code, stderr } = await run({ words: "account add a --cert client.crt", told: [] });
   expect({ code, stderr }).toEqual({
     code: 2,
-    stderr: expect.stringContaining(`${at("client.crt")} can't be read (EACCES)`),
+    stderr: expect.stringContaining(`${at("client.crt")} can't be read: permission denied (EACCES)`),
   });
 });

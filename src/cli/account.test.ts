@@ -91,7 +91,7 @@ for (const [name, makePlace] of Object.entries(places)) {
         expect(await found()).toMatchObject({ name: "alice" });
         expect((await run("remove", "alice", "--yes")).out).toBe("removed alice\n");
         expect(await found()).toBeNull();
-        expect(await run("remove", "alice", "--yes")).toEqual(refused('NAME must be an account: there is no "alice"'));
+        expect(await run("remove", "alice", "--yes")).toEqual(refused('there is no account "alice"'));
         if ("dir" in place) expect(readdirSync(place.dir)).not.toContain("master.key");
       } finally {
         await store.close();
@@ -152,7 +152,10 @@ describe("a bad account command", () => {
       ),
     );
     expect(await account(["add"])).toEqual(
-      refused("NAME must be given", "--cert must be given: the path of a PEM file with the client's certificate"),
+      refused(
+        "NAME is missing: tollgate account add NAME",
+        "--cert is missing: a PEM file with the client's certificate",
+      ),
     );
     expect(existsSync(join(dir, "data"))).toBe(false);
   });
@@ -182,7 +185,7 @@ describe("a bad account command", () => {
       refused("the certificate belongs to the account alice already"),
     );
     expect(await account(["add", "a\nb", "--cert", other])).toEqual(
-      refused("name: must not contain control characters"),
+      refused("NAME must not contain control characters"),
     );
     expect(await account(["add-cert", "alice", "--cert", cert])).toEqual(
       refused("the certificate belongs to the account alice already"),
@@ -193,11 +196,11 @@ describe("a bad account command", () => {
     for (const words of [["disable"], ["add-cert", "--cert", other], ["remove-cert", "--cert", cert]]) {
       const [command = "", ...flags] = words;
       expect(await account([command, "alcie", ...flags])).toEqual(
-        refused('NAME must be an account: there is no "alcie"; did you mean alice?'),
+        refused('there is no account "alcie"; did you mean alice?'),
       );
     }
     expect(await account(["add-cert", "alice"])).toEqual(
-      refused("--cert must be given: the path of a PEM file with the client's certificate"),
+      refused("--cert is missing: a PEM file with the client's certificate"),
     );
     expect((await account(["add-crt", "alice"])).err).toContain("did you mean account add-cert?");
   });
@@ -205,7 +208,7 @@ describe("a bad account command", () => {
   test("a directory without a database is refused with status 2, and only the first account makes one", async () => {
     for (const words of [["list"], ["disable", "a"], ["enable", "a"], ["remove", "a", "--yes"]]) {
       expect((await account([...words, "--data-dir", "typo"])).err).toContain(
-        `TOLLGATE_DATA_DIR must be the facilitator's: ${join(dir, "typo")} holds no tollgate.db`,
+        `--data-dir (or TOLLGATE_DATA_DIR) must be the facilitator's data directory: ${join(dir, "typo")} holds no tollgate.db`,
       );
     }
     expect(readdirSync(dir)).toEqual([]);

@@ -19,10 +19,9 @@ import {
   removeCertificate,
   setEnabled,
 } from "../facilitator/accounts.ts";
-import { openStore } from "../storage/open.ts";
 import type { Store } from "../storage/store.ts";
-import { begin, type CommandLine, type CommandOutcome, shownWord } from "./command-line.ts";
-import { type DataLocation, openDataDir, requireDatabase, withStore } from "./open.ts";
+import { begin, type CommandLine, type CommandOutcome, neededFlag, shownWord } from "./command-line.ts";
+import { type DataLocation, openDataDir, openStoreOf, requireDatabase, withStore } from "./open.ts";
 import { disagreement, requireAgreement } from "./terminal/interactive.ts";
 
 export async function account(line: CommandLine): Promise<CommandOutcome> {
@@ -94,13 +93,13 @@ function readLimit({ flags, problems }: CommandLine, flag: string): string | nul
 }
 
 /** The first certificate of the PEM file; any others are those of its issuers. */
-function readClientCertificate({ flags, problems }: CommandLine): string {
-  const path = flags.get("cert");
-  const pem = path === undefined ? undefined : certificateFile.parse(path);
+function readClientCertificate(line: CommandLine): string {
+  const path = neededFlag(line, "cert", "a PEM file with the client's certificate");
+  if (path === "") return "";
+  const pem = certificateFile.parse(path);
   const certificate = pem === undefined ? undefined : new X509Certificate(pem);
-  if (path === undefined) problems.push("--cert must be given: the path of a PEM file with the client's certificate");
-  else if (certificate === undefined) problems.push(valueProblem("--cert", certificateFile, path));
-  else if (certificate.ca) problems.push("--cert must be a client's certificate, not a CA's");
+  if (certificate === undefined) line.problems.push(valueProblem("--cert", certificateFile, path));
+  else if (certificate.ca) line.problems.push("--cert must be a client's certificate, not a CA's");
   return certificate?.toString() ?? "";
 }
 
@@ -108,12 +107,12 @@ function readClientCertificate({ flags, problems }: CommandLine): string {
 async function withAccounts<T>(config: DataLocation, log: Log, work: (store: Store) => Promise<T>): Promise<T> {
   openDataDir(config, log);
   // Standard error is for problems, so the events of opening the store are logged at `debug`.
-  const opening = openStore({ ...config, log: { ...log, info: log.debug }, clock: systemClock });
+  const opening = openStoreOf("facilitator", config, { ...log, info: log.debug });
   try {
     return await withStore(opening, work);
   } catch (error) {
     if (!(error instanceof Fault) || error.kind === "unavailable") throw error;
-    throw new StartupProblem(error.message, { cause: error });
+    throw new StartupProblem(error.message.replace(/^name: /, "NAME "), { cause: error });
   }
 }
 
@@ -126,7 +125,7 @@ async function unknownAccount(store: Store, name: string, cause: Fault): Promise
   const names = (await listAccounts(store.read)).map((account) => account.name);
   const meant = suggest(name, names);
   const hint = meant === null ? "" : `; did you mean ${meant}?`;
-  return new StartupProblem(`NAME must be an account: there is no ${JSON.stringify(name)}${hint}`, { cause });
+  return new StartupProblem(`there is no account ${JSON.stringify(name)}${hint}`, { cause });
 }
 
 function documented({ name, enabled, fingerprints, max_per_transaction, daily_ceiling }: ListedAccount) {

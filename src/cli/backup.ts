@@ -16,17 +16,27 @@ import { openStore } from "../storage/open.ts";
 import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
 import { checkSqliteCopy, copySqlite, syncFile } from "../storage/sqlite/backup.ts";
 import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
-import { openDataDir, prepareMasterKeys, requireDatabase, requireMasterKeys, withStore } from "./open.ts";
+import {
+  openDataDir,
+  openStoreOf,
+  prepareMasterKeys,
+  requireDatabase,
+  requireMasterKeys,
+  requireOwnDatabase,
+  withStore,
+} from "./open.ts";
 import { withProgress } from "./terminal/interactive.ts";
 
 /** Brings the schema up to date, for deployments that do so before the new version takes calls. */
 export async function migrate(line: CommandLine): Promise<CommandOutcome> {
   const { config, log } = begin(line, "migrate");
   // The next start would refuse a gateway's database without its master key. A facilitator's database holds no secrets.
-  if (config.mode === "facilitator") openDataDir(config, log);
+  const service = config.mode ?? "gateway";
+  await requireOwnDatabase(service, config);
+  if (service === "facilitator") openDataDir(config, log);
   else prepareMasterKeys(config, log);
   await withProgress("migrating the database", async () => {
-    const store = await openStore({ ...config, log, clock: systemClock });
+    const store = await openStoreOf(service, config, log);
     await store.close();
   });
   const isSqlite = config.databaseUrl === null;
@@ -40,9 +50,11 @@ export async function backup(line: CommandLine): Promise<CommandOutcome> {
   const [target] = line.words;
   // To check a copy, its file is given as the value of --verify, so that a misspelt name does not make a new backup.
   const verify = line.flags.get("verify");
-  if (target !== undefined && verify) line.problems.push("--verify must come after FILE, or be given a FILE alone");
+  if (target !== undefined && verify) {
+    line.problems.push("two files are named: FILE --verify copies and checks, --verify FILE checks a copy that exists");
+  }
   const named = target ?? verify ?? "";
-  if (named === "") line.problems.push("FILE must be given");
+  if (named === "") line.problems.push("FILE is missing: tollgate backup FILE");
   const { config, log } = begin(line, "backup");
   const file = resolve(named);
   const written = target !== undefined;
@@ -91,11 +103,12 @@ export async function restore(line: CommandLine): Promise<string> {
   const [named] = line.words;
   const file = named === undefined ? null : resolve(named);
   if (databaseUrl !== null) {
-    if (file !== null) throw new StartupProblem("FILE must be left out: Postgres is restored by its own tools");
+    if (file !== null)
+      throw new StartupProblem("FILE must be left out: a Postgres database is restored by its own tools");
     await record(config, null, log);
     return restoredText("the database");
   }
-  if (file === null) requireDatabase(config, "gateway");
+  if (file === null) requireDatabase(config, "service");
   else openDataDir(config, log);
   // Makes sure that no service runs, and that none starts meanwhile.
   const lock = acquireDataDirLock(dataDir);

@@ -11,9 +11,9 @@ const plain = (text: string) => {
 const problems = (text: string) => read(text).problems;
 
 test("without a command it serves", () => {
-  expect(plain("")).toEqual({ command: "serve", words: [], flags: {}, lists: {}, problems: [] });
+  expect(plain("")).toEqual({ command: "", words: [], flags: {}, lists: {}, problems: [] });
   expect(plain("--mode facilitator --port=0")).toMatchObject({
-    command: "serve",
+    command: "",
     flags: { mode: "facilitator", port: "0" },
     problems: [],
   });
@@ -42,8 +42,8 @@ test("help on what is no command is refused with a hint", () => {
   expect(problems("account lst --help")).toEqual(["account lst is not a command; did you mean account list?"]);
 });
 
-test("serve is the gateway unless a mode is given", () => {
-  expect(plain("serve --port 0")).toMatchObject({ command: "serve", flags: { mode: "gateway", port: "0" } });
+test("serve may be named", () => {
+  expect(plain("serve --port 0")).toMatchObject({ command: "serve", flags: { port: "0" } });
   expect(plain("serve --mode facilitator")).toMatchObject({ command: "serve", flags: { mode: "facilitator" } });
 });
 
@@ -57,7 +57,7 @@ test("a flag that takes no value leaves the next word alone", () => {
 test("help takes a topic or none", () => {
   expect(plain("help")).toEqual({ command: "help", words: [], flags: {}, lists: {}, problems: [] });
   expect(plain("help payments")).toMatchObject({ command: "help", words: ["payments"], problems: [] });
-  expect(problems("help payments api growing")).toEqual(["growing is not expected"]);
+  expect(problems("help payments api growing")).toEqual(["growing is not expected here"]);
   expect(problems("hepl")).toEqual(["hepl is not a command; did you mean help?"]);
 });
 
@@ -80,7 +80,7 @@ test("only some flags may be repeated", () => {
     lists: { host: ["a", "b"] },
     problems: [],
   });
-  expect(problems("pki server --dir d --dir e")).toEqual(["--dir must be given only once"]);
+  expect(problems("pki server --dir d --dir e")).toEqual(["--dir may be given only once"]);
 });
 
 test("the value of a flag may look like anything but a long flag", () => {
@@ -88,34 +88,47 @@ test("the value of a flag may look like anything but a long flag", () => {
     "daily-ceiling": "-1",
     cert: "-",
   });
-  expect(problems("account add a --cert --daily-ceiling 1")).toEqual(["--cert must be followed by a value"]);
+  expect(problems("account add a --cert --daily-ceiling 1")).toEqual(["--cert needs a value: --cert FILE"]);
   expect(plain("token --user=--x --tenant=").flags).toEqual({ user: "--x", tenant: "" });
 });
 
 describe("a command line with problems", () => {
+  const ACCOUNT = "the commands of account are add, list, disable, enable, remove, add-cert, remove-cert";
   const cases: [string, string[]][] = [
     ["tokn", ["tokn is not a command; did you mean token?"]],
     ["acount list", ["acount is not a command; did you mean account?"]],
     ["nonsense", ["nonsense is not a command"]],
     ["serv", ["serv is not a command; did you mean serve?"]],
-    ["serve gateway", ["gateway is not expected"]],
-    ["account", ["account must be followed by one of add, list, disable, enable, remove, add-cert, remove-cert"]],
-    [
-      "account --cert x",
-      ["account must be followed by one of add, list, disable, enable, remove, add-cert, remove-cert"],
-    ],
+    ["serve gateway", ["gateway is not expected here; did you mean --mode gateway?"]],
+    ["account", [`account is not a command by itself; ${ACCOUNT}`]],
+    ["account --cert x", [`account is not a command by itself; ${ACCOUNT}`]],
+    ["account close", [`account close is not a command; ${ACCOUNT}`]],
+    ["settlement", ["settlement is not a command by itself; did you mean settlement set?"]],
+    ["token revok", ["token revok is not a command; did you mean token revoke?"]],
+    ["rotate", ["rotate is not a command; did you mean keys rotate?"]],
+    ["Start", ["Start is not a command; did you mean serve?"]],
     ["account lst", ["account lst is not a command; did you mean account list?"]],
-    ["pki server client", ["client is not expected"]],
-    ["account disable", ["NAME must be given"]],
-    ["account disable a b", ["b is not expected"]],
-    ["account disable -a", ["-a is not expected", "NAME must be given"]],
-    ["account list --cert x", ["--cert is not a flag"]],
-    ["account add --crt x", ["--crt is not a flag; did you mean --cert?", "NAME must be given"]],
-    ["migrate -- x", ["-- is not expected", "x is not expected"]],
-    ["pki init --host a", ["--host is not a flag"]],
+    ["pki server client", ["client is not expected here"]],
+    ["account disable", ["NAME is missing: tollgate account disable NAME"]],
+    ["account disable a b", ["b is not expected here"]],
+    [
+      "account disable -a",
+      ["-a is not a flag: flags begin with two hyphens", "NAME is missing: tollgate account disable NAME"],
+    ],
+    ["account list --cert x", ["--cert is not a flag of this command"]],
+    [
+      "account add --crt x",
+      ["--crt is not a flag of this command; did you mean --cert?", "NAME is missing: tollgate account add NAME"],
+    ],
+    ["migrate -- x", ["-- is not expected here", "x is not expected here"]],
+    ["pki init --host a", ["--host is not a flag of this command"]],
     [
       "--mode gateway extra --prot 1 --host",
-      ["extra is not expected", "--prot is not a flag; did you mean --port?", "--host must be followed by a value"],
+      [
+        "extra is not expected here",
+        "--prot is not a flag of this command; did you mean --port?",
+        "--host needs a value: --host H",
+      ],
     ],
   ];
   for (const [text, expected] of cases)
@@ -123,7 +136,7 @@ describe("a command line with problems", () => {
 
   test("has its words shown in one short line", () => {
     expect(readWords(["pki", "init", `\u001b[1m${"x".repeat(100)}`]).problems).toEqual([
-      `\\u001b[1m${"x".repeat(36)} is not expected`,
+      `\\u001b[1m${"x".repeat(36)} is not expected here`,
     ]);
   });
 

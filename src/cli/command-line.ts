@@ -1,6 +1,6 @@
 // Parses the command line: finds the command, its words and its flags, and loads the configuration for it. All problems are
 // reported at once, with the word that was probably meant.
-import { type Config, loadConfig, type Purpose, processEnvironment, withEnvFile } from "../config.ts";
+import { type Config, loadConfig, type Purpose, processEnvironment, VARIABLES, withEnvFile } from "../config.ts";
 import { suggest } from "../core/text.ts";
 import { systemClock } from "../core/time.ts";
 import { type OpenLog, openLog } from "./log.ts";
@@ -22,15 +22,13 @@ export interface CliCommand {
   /** One line, for the list of commands and for completions. */
   readonly summary: string;
   readonly about: string;
-  /** The values of flags that are not given. */
-  readonly defaults?: Readonly<Record<string, string>>;
   run(line: CommandLine): Promise<CommandOutcome>;
 }
 
 export type Commands = Readonly<Record<string, CliCommand>>;
 
 export interface CommandLine {
-  /** The name of the command, "serve" if none is given; null if there is no such command. */
+  /** The name of the command, "" if none is given; null if there is no such command. */
   readonly command: string | null;
   readonly words: readonly string[];
   /** The values of the flags by name, without dashes; "" for a flag without a value. */
@@ -39,6 +37,14 @@ export interface CommandLine {
   readonly lists: ReadonlyMap<string, readonly string[]>;
   /** A command adds the problems of its own words and flags, so that all are reported together. */
   readonly problems: string[];
+}
+
+/** The value of a flag that the command needs; "" with a problem if it is missing. @param what says what the value is */
+export function neededFlag({ flags, problems }: CommandLine, flag: string, what: string): string {
+  const value = flags.get(flag);
+  const isTold = problems.some((problem) => problem.startsWith(`--${flag} `));
+  if (!value && !isTold) problems.push(`--${flag} ${value === "" ? "must not be empty" : "is missing"}: ${what}`);
+  return value ?? "";
 }
 
 /** What a command prints that was not allowed to go on. */
@@ -65,12 +71,25 @@ export function configured(line: CommandLine, purpose: Purpose, problemsOf = (_:
   const variables = withEnvFile(processEnvironment, line.flags.get("env-file"));
   // Without its file a configuration lacks what the file would have set, so its other problems would mislead.
   if (variables.problems.length > 0) throw new Misuse([...line.problems, ...variables.problems]);
-  const loaded = loadConfig(purpose, line.flags, variables.environment, process.stderr.isTTY);
+  const { environment } = variables;
+  const isGateway = line.command === "serve" && !line.flags.has("mode");
+  const flags = isGateway ? new Map([...line.flags, ["mode", "gateway"]]) : line.flags;
+  const loaded = loadConfig(purpose, flags, environment, process.stderr.isTTY);
   const { config, unread, warnings } = loaded;
-  const problems = [...line.problems, ...loaded.problems, ...(config === null ? [] : problemsOf(config))];
+  const own = [...line.problems, ...(isGateway ? otherMode(environment["TOLLGATE_MODE"]) : [])];
+  const problems = [...own, ...loaded.problems, ...(config === null ? [] : problemsOf(config))];
   // A variable that nothing reads may be the misspelt cause of a problem.
   if (config === null || problems.length > 0) throw new Misuse([...problems, ...unread, ...warnings]);
   return { config, unread, warnings: [...unread, ...warnings] };
+}
+
+/** `tollgate serve` without --mode is the gateway. An environment that names another mode must not be ignored silently. */
+function otherMode(mode: string | undefined): string[] {
+  if (mode === undefined || mode === "" || mode === "gateway") return [];
+  if (mode !== "facilitator") return ["TOLLGATE_MODE must be gateway or facilitator"];
+  return [
+    "TOLLGATE_MODE is facilitator, but tollgate serve runs the gateway: give --mode facilitator, or unset TOLLGATE_MODE",
+  ];
 }
 
 /** Loads the configuration, as `configured` does, and opens the log. */
@@ -88,15 +107,18 @@ export function readCommandLine(words: readonly string[], commands: Commands, se
   const [first = "", second = ""] = words;
   if (words.includes("--version") || first === "-v") return asked("version", []);
   const isHelp = words.includes("--help") || words.includes("-h");
-  if (!isName(first)) return isHelp ? askedForHelp({ all: "" }) : readRest("serve", serve, words);
+  if (!isName(first)) return isHelp ? askedForHelp({ all: "" }) : readRest("", serve, words);
   const name = [`${first} ${second}`, first].find((each) => Object.hasOwn(commands, each));
   const command = name === undefined ? undefined : commands[name];
-  if (name !== undefined && command !== undefined) {
+  // A second word that is no command, after a command that takes no words.
+  const isMisspelt = name === first && isName(second) && isGroup(first, commands);
+  if (name !== undefined && command !== undefined && !isMisspelt) {
     const its = name.split(" ");
     return isHelp ? askedForHelp({}, its) : readRest(name, command, words.slice(its.length));
   }
   if (isHelp && !isName(second) && isGroup(first, commands)) return askedForHelp({}, [first]);
-  return asked(null, [commandProblem(first, second, Object.keys(commands))]);
+  const problems = [commandProblem(first, second, Object.keys(commands))];
+  return { ...asked(null, problems), flags: new Map(words.includes("--json") ? [["json", ""]] : []) };
 }
 
 /** Whether commands of two words begin with this one. */
@@ -104,15 +126,30 @@ export function isGroup(first: string, commands: Commands): boolean {
   return Object.keys(commands).some((name) => name.startsWith(`${first} `));
 }
 
-function commandProblem(first: string, second: string, commands: readonly string[]): string {
+/** Commands that people look for under another name. */
+const OTHER_NAMES = new Map([
+  ["run", "serve"],
+  ["start", "serve"],
+  ["gateway", "serve"],
+  ["facilitator", "serve --mode facilitator"],
+  ["status", "doctor"],
+  ["check", "doctor"],
+  ["config", "help configuration"],
+]);
+
+/** Why the words are no command, with what was probably meant. */
+export function commandProblem(first: string, second: string, commands: readonly string[]): string {
   const inGroup = commands.filter((command) => command.startsWith(`${first} `));
   if (inGroup.length === 0) {
+    const meant = OTHER_NAMES.get(first.toLowerCase()) ?? commands.find((command) => command.endsWith(` ${first}`));
     const firsts = commands.map((command) => command.replace(/ .*/, ""));
-    return unknown(first, "is not a command", firsts);
+    return unknown(first, "is not a command", firsts, meant);
   }
-  if (isName(second)) return unknown(`${first} ${second}`, "is not a command", inGroup);
-  const seconds = inGroup.map((command) => command.slice(first.length + 1));
-  return `${first} must be followed by one of ${seconds.join(", ")}`;
+  const seconds = inGroup.map((command) => command.slice(first.length + 1)).join(", ");
+  const hint = inGroup.length === 1 ? `did you mean ${inGroup[0]}?` : `the commands of ${first} are ${seconds}`;
+  if (!isName(second)) return `${first} is not a command by itself; ${hint}`;
+  const problem = unknown(`${first} ${second}`, "is not a command", inGroup);
+  return problem.endsWith("?") ? problem : `${problem}; ${hint}`;
 }
 
 function isName(word: string): boolean {
@@ -152,7 +189,7 @@ export function grammarOf(forms: readonly string[]) {
 
 type Grammar = ReturnType<typeof grammarOf>;
 
-function readRest(command: string, { forms, defaults = {} }: CliCommand, rest: readonly string[]): CommandLine {
+function readRest(command: string, { forms }: CliCommand, rest: readonly string[]): CommandLine {
   const grammar = grammarOf(forms);
   const words: string[] = [];
   const flags = new Map<string, string>();
@@ -166,23 +203,41 @@ function readRest(command: string, { forms, defaults = {} }: CliCommand, rest: r
     else if (grammar.isList(name)) lists.set(name, [...(lists.get(name) ?? []), value ?? ""]);
     else flags.set(name, value ?? "");
   }
-  for (const missing of grammar.required.slice(words.length)) problems.push(`${missing} must be given`);
-  for (const [name, value] of Object.entries(defaults)) if (!flags.has(name)) flags.set(name, value);
+  for (const missing of grammar.required.slice(words.length)) {
+    problems.push(`${missing} is missing: tollgate ${command} ${grammar.required.join(" ")}`);
+  }
   return { command, words, flags, lists, problems };
 }
 
+const NO_FLAG = "is not a flag of this command";
+
 function pairProblem(
-  { known, isBare, valueForm, wordsMax }: Grammar,
+  grammar: Grammar,
   words: number,
   flags: ReadonlyMap<string, string>,
   { word, name, value }: Pair,
 ): string | null {
-  if (name === null) return isName(word) && words < wordsMax ? null : `${shownWord(word)} is not expected`;
+  const { known, isBare, valueForm, wordsMax } = grammar;
+  if (name === null) return isName(word) && words < wordsMax ? null : strayProblem(word, grammar);
   const all = known.map((flag) => `--${flag}`);
-  if (!known.includes(name)) return unknown(`--${name}`, "is not a flag", all);
-  if (value === null && !isBare(name)) return `--${name} must be followed by a value`;
-  if (value !== null && valueForm(name) === undefined) return `--${name} takes no value`;
-  return flags.has(name) ? `--${name} must be given only once` : null;
+  if (!known.includes(name)) {
+    // Most variables have no flag.
+    const variable = `TOLLGATE_${name.toUpperCase().replaceAll("-", "_")}`;
+    const isVariable = known.includes("env-file") && Object.hasOwn(VARIABLES, variable);
+    return isVariable ? `--${name} is not a flag: set ${variable}` : unknown(`--${name}`, NO_FLAG, all);
+  }
+  const form = valueForm(name);
+  if (value === null && !isBare(name)) return `--${name} needs a value: --${name} ${form}`;
+  if (value !== null && form === undefined) return `--${name} takes no value`;
+  return flags.has(name) ? `--${name} may be given only once` : null;
+}
+
+/** @param word one that is neither a flag nor a word that the command takes */
+function strayProblem(word: string, { known, valueForm }: Grammar): string {
+  if (/^-[^-]/.test(word)) return `${shownWord(word)} is not a flag: flags begin with two hyphens`;
+  const flag = known.find((name) => valueForm(name)?.split("|").includes(word));
+  const hint = flag === undefined ? "" : `; did you mean --${flag} ${word}?`;
+  return `${word === "" ? "an empty word" : shownWord(word)} is not expected here${hint}`;
 }
 
 /** A word that is no flag, or a flag with its value. */
@@ -213,8 +268,7 @@ function pairs(words: readonly string[], { isBare, valueForm }: Grammar): Pair[]
   return found;
 }
 
-function unknown(word: string, problem: string, known: readonly string[]): string {
-  const meant = suggest(word, known);
+function unknown(word: string, problem: string, known: readonly string[], meant = suggest(word, known)): string {
   return `${shownWord(word)} ${problem}${meant === null ? "" : `; did you mean ${meant}?`}`;
 }
 

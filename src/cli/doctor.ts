@@ -44,8 +44,8 @@ export async function examine(config: Config, unread: readonly string[]): Promis
   }
 }
 
-function documented({ what, state, text, advice }: Finding) {
-  return { check: what, state, message: text, advice };
+function documented({ what, state, text, advice, mib }: Finding) {
+  return { check: what, state, message: text, advice, ...(mib && { mib }) };
 }
 
 function gatewayChecks(config: Config, opening: Opening): Check[] {
@@ -59,18 +59,19 @@ function gatewayChecks(config: Config, opening: Opening): Check[] {
   return [
     ...databaseChecks(config, opening),
     afterOpening(keys, opening, (database) => keyFindings(config, database)),
-    { what: "memory", run: async () => findings("memory", [], memoryText()) },
+    { what: "memory", run: async () => [memoryFinding()] },
     { what: "issuer", run: () => issuerFindings(config.identity.oidc, trusted) },
     ...(vault === null ? [] : [{ what: "vault", run: () => vaultFindings(vault, trusted) }]),
     afterOpening(facilitators, opening, (database) => facilitatorFindings(config, database, trusted)),
   ];
 }
 
-/** Lists the memory budgets, all of which a busy process may use at the same time. */
-function memoryText(): string {
-  const budgets = Object.values(LIMITS.Memory).map(({ what, size }) => ({ what, mib: size / 1024 ** 2 }));
-  const together = budgets.reduce((sum, { mib }) => sum + mib, 0);
-  return `at most ${together} MiB beside the program: ${budgets.map(({ what, mib }) => `${mib} for ${what}`).join(", ")}`;
+/** Adds up the memory budgets, all of which a busy process may use at the same time. */
+function memoryFinding(): Finding {
+  const budgets = Object.values(LIMITS.Memory).map(({ what, size }) => [what, size / 1024 ** 2] as const);
+  const together = budgets.reduce((sum, [, mib]) => sum + mib, 0);
+  const text = `at most ${together} MiB beside the program; tollgate help operations lists for what`;
+  return { what: "memory", state: "ok", text, advice: null, mib: Object.fromEntries(budgets) };
 }
 
 function facilitatorChecks(config: FacilitatorConfig, opening: Opening): Check[] {

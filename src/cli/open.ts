@@ -1,7 +1,7 @@
 // Opens what commands that work on the data need first: the data directory, the database, and the master key.
 import { closeSync, existsSync, mkdirSync, openSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
-import { DATA_DIR_MUST } from "../config/rules.ts";
+import { systemReason } from "../config/values.ts";
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -15,7 +15,8 @@ import {
 } from "../keys/master-keys.ts";
 import { untilStored } from "../storage/failures.ts";
 import { openStore } from "../storage/open.ts";
-import type { Store } from "../storage/store.ts";
+import { inspectSqlite } from "../storage/sqlite/inspect.ts";
+import type { Reader, Store } from "../storage/store.ts";
 
 export type DataLocation = Pick<Config, "databaseUrl" | "dataDir">;
 
@@ -35,8 +36,8 @@ export function openDataDir({ databaseUrl, dataDir }: DataLocation, log: Log): v
     unlinkSync(trial);
     if ((statSync(dataDir).mode & 0o077) !== 0) log.warn("data_dir_too_open", { path: dataDir });
   } catch (cause) {
-    const reason = cause instanceof Error && "code" in cause ? ` (${String(cause.code)})` : "";
-    throw new StartupProblem(`TOLLGATE_DATA_DIR ${DATA_DIR_MUST}${reason}`, { cause });
+    const must = "--data-dir (or TOLLGATE_DATA_DIR) must be a directory that tollgate can create and write to";
+    throw new StartupProblem(`${must}; ${dataDir} can't be used: ${systemReason(cause)}`, { cause });
   }
 }
 
@@ -51,14 +52,74 @@ export function lacksDatabase({ databaseUrl, dataDir }: DataLocation): boolean {
   return databaseUrl === null && !existsSync(join(dataDir, DATABASE_FILE));
 }
 
+type Service = "gateway" | "facilitator";
+
+/** Whose database the operator has to name, and how. */
+function mustBeOf(whose: Service | "service", { databaseUrl }: DataLocation): string {
+  return databaseUrl === null
+    ? `--data-dir (or TOLLGATE_DATA_DIR) must be the ${whose}'s data directory`
+    : `DATABASE_URL must be the ${whose}'s database`;
+}
+
 /**
  * Makes sure that a command for an existing deployment does not create a database, for example in a misspelt directory.
  *
  * @throws StartupProblem when there is no database
  */
-export function requireDatabase({ databaseUrl, dataDir }: DataLocation, whose: "gateway" | "facilitator"): void {
-  if (!lacksDatabase({ databaseUrl, dataDir })) return;
-  throw new StartupProblem(`TOLLGATE_DATA_DIR must be the ${whose}'s: ${dataDir} holds no ${DATABASE_FILE}`);
+export function requireDatabase(location: DataLocation, whose: Service | "service"): void {
+  if (!lacksDatabase(location)) return;
+  throw new StartupProblem(`${mustBeOf(whose, location)}: ${location.dataDir} holds no ${DATABASE_FILE}`);
+}
+
+/** The services that have left something in a database: a gateway its keys, a facilitator its accounts and wallets. */
+async function servicesIn({ db, tables }: Reader): Promise<readonly Service[]> {
+  const { signingKeys, facilitatorAccounts, facilitatorWallets } = tables;
+  const [keys, accounts, wallets] = await Promise.all([
+    db.select({ kid: signingKeys.kid }).from(signingKeys).limit(1),
+    db.select({ name: facilitatorAccounts.name }).from(facilitatorAccounts).limit(1),
+    db.select({ wallet: facilitatorWallets.wallet }).from(facilitatorWallets).limit(1),
+  ]);
+  const services = { gateway: keys.length > 0, facilitator: accounts.length + wallets.length > 0 };
+  return (["gateway", "facilitator"] as const).filter((service) => services[service]);
+}
+
+function requireAmong(services: readonly Service[], service: Service, location: DataLocation): void {
+  const [other] = services;
+  if (other === undefined || services.includes(service)) return;
+  const place = location.databaseUrl === null ? location.dataDir : "the one there";
+  throw new StartupProblem(`${mustBeOf(service, location)}: ${place} is a ${other}'s`);
+}
+
+/**
+ * Makes sure that an SQLite database is not that of the other service alone. Nothing is created, migrated or changed.
+ *
+ * @throws StartupProblem when it is
+ */
+export async function requireOwnDatabase(service: Service, location: DataLocation): Promise<void> {
+  if (location.databaseUrl !== null) return;
+  const database = inspectSqlite(join(location.dataDir, DATABASE_FILE));
+  try {
+    if (database !== null && database.schema.version > 0) {
+      requireAmong(await servicesIn(database.read), service, location);
+    }
+  } finally {
+    await database?.close();
+  }
+}
+
+/** Opens the database of a service, which may be empty. @throws StartupProblem when it is that of the other service alone */
+export async function openStoreOf(service: Service, location: DataLocation, log: Log): Promise<Store> {
+  const { databaseUrl, dataDir } = location;
+  await requireOwnDatabase(service, location);
+  const store = await openStore({ databaseUrl, dataDir, log, clock: systemClock });
+  if (databaseUrl === null) return store;
+  try {
+    requireAmong(await servicesIn(store.read), service, location);
+    return store;
+  } catch (error) {
+    await store.close();
+    throw error;
+  }
 }
 
 /**
@@ -66,15 +127,12 @@ export function requireDatabase({ databaseUrl, dataDir }: DataLocation, whose: "
  *
  * @throws StartupProblem when there is no database, or it holds no keys
  */
-export async function openGatewayStore({ databaseUrl, dataDir }: DataLocation, log: Log): Promise<Store> {
-  requireDatabase({ databaseUrl, dataDir }, "gateway");
-  const store = patient(await openStore({ databaseUrl, dataDir, log, clock: systemClock }));
-  const { signingKeys } = store.read.tables;
-  const keys = await store.read.db.select({ kid: signingKeys.kid }).from(signingKeys).limit(1);
-  if (keys.length > 0) return store;
+export async function openGatewayStore(location: DataLocation, log: Log): Promise<Store> {
+  requireDatabase(location, "gateway");
+  const store = patient(await openStoreOf("gateway", location, log));
+  if ((await servicesIn(store.read)).includes("gateway")) return store;
   await store.close();
-  const place = databaseUrl === null ? "TOLLGATE_DATA_DIR" : "DATABASE_URL";
-  throw new StartupProblem(`${place} must be the gateway's: the database there holds no keys and made no tokens`);
+  throw new StartupProblem(`${mustBeOf("gateway", location)}: no gateway has used the database there yet`);
 }
 
 /** The existing master key. @throws StartupProblem when there is none, or it can't be used */
@@ -82,7 +140,7 @@ export function requireMasterKeys(config: DataLocation & Pick<Config, "masterKey
   const masterKeys = findMasterKeys({ ...config, log });
   if (masterKeys !== null) return masterKeys;
   throw new StartupProblem(
-    `there is no master key: TOLLGATE_MASTER_KEY must be set, or ${MASTER_KEY_FILE} be in the data directory`,
+    `there is no master key: ${config.dataDir} holds no ${MASTER_KEY_FILE}, and TOLLGATE_MASTER_KEY is not set`,
   );
 }
 

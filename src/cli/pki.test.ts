@@ -5,7 +5,7 @@ import { caProblem, issueCa, issueClient, issueServer, readPkiRequest } from "./
 function read(command: string, flags: Record<string, string>, hosts: string[] = []) {
   const problems: string[] = [];
   const lists = new Map([["host", hosts]]);
-  const request = readPkiRequest({ command, flags: new Map(Object.entries(flags)), lists, problems });
+  const request = readPkiRequest({ command, words: [], flags: new Map(Object.entries(flags)), lists, problems });
   return { request: problems.length === 0 ? request : null, problems };
 }
 
@@ -78,7 +78,7 @@ test("a client's name is a safe one of a file, and none of the others'", () => {
   ]) {
     expect([name, read("pki client", { dir: "d", name }).problems]).toEqual([
       name,
-      [expect.stringContaining("--name must")],
+      [expect.stringMatching(/^--name must .*1 to 64 letters/)],
     ]);
   }
 });
@@ -86,7 +86,7 @@ test("a client's name is a safe one of a file, and none of the others'", () => {
 test("all flags that are missing are told at once", () => {
   expect(read("pki init", {}).problems).toHaveLength(1);
   expect(read("pki server", { dir: "" }).problems).toHaveLength(2);
-  expect(read("pki client", { dir: "a\0" }).problems).toHaveLength(2);
+  expect(read("pki client", {}).problems).toHaveLength(2);
 });
 
 const DAY_MS = 86_400_000;

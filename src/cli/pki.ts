@@ -3,14 +3,14 @@
 // every TLS implementation accepts. The command needs no configuration and no database. It never overwrites a file, since a
 // lost CA key can't be recovered.
 import { createPrivateKey, createPublicKey, X509Certificate } from "node:crypto";
-import { mkdirSync, readFileSync, statSync, unlinkSync } from "node:fs";
+import { mkdirSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
 import type { Extension, JsonGeneralName } from "@peculiar/x509";
 import * as value from "../config/values.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { DAY_MS, HOUR_MS, systemClock } from "../core/time.ts";
 import { placePrivateFile, syncDirectory } from "../storage/data-dir.ts";
-import { type CommandLine, Misuse } from "./command-line.ts";
+import { type CommandLine, Misuse, neededFlag, shownWord } from "./command-line.ts";
 import { programText, quoted } from "./program.ts";
 
 // The X.509 library uses a container (tsyringe) that refuses to load without `Reflect.getMetadata`, a proposal that no runtime
@@ -39,9 +39,8 @@ const CLIENT_NAME = /^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$/;
 /** Names that other files of the directory have. */
 const RESERVED_NAMES = ["ca", "server"];
 
-const HOST_MUST =
-  "--host must be given, once for each host name or IP address that the server is called by (*.name too)";
-const NAME_MUST = `--name must be given: 1 to 64 letters, digits, dots, hyphens and underscores, neither ${RESERVED_NAMES.join(" nor ")}`;
+const HOST_IS = "a host name (*.name too) or an IP address by which clients call the server";
+const NAME_IS = `1 to 64 letters, digits, dots, hyphens and underscores, neither ${RESERVED_NAMES.join(" nor ")}`;
 
 export function pki(line: CommandLine): Promise<string> {
   const request = readPkiRequest(line);
@@ -49,26 +48,25 @@ export function pki(line: CommandLine): Promise<string> {
   return runPki(request);
 }
 
-export function readPkiRequest(line: Pick<CommandLine, "command" | "flags" | "lists" | "problems">): PkiRequest {
-  const { command, flags, lists, problems } = line;
-  const dir = value.path.parse(flags.get("dir") ?? "") ?? "";
-  if (dir === "") problems.push("--dir must be given: the directory of the CA");
+export function readPkiRequest(line: CommandLine): PkiRequest {
+  const { command, problems } = line;
+  const dir = neededFlag(line, "dir", "the directory of the CA");
   if (command === "pki init") return { dir, wanted: { kind: "ca" } };
-  if (command === "pki server") {
-    const hosts = readHosts(lists.get("host") ?? []);
-    if (hosts === null) problems.push(HOST_MUST);
-    return { dir, wanted: { kind: "server", hosts: hosts ?? [] } };
-  }
-  const name = flags.get("name") ?? "";
-  if (!CLIENT_NAME.test(name) || RESERVED_NAMES.includes(name.toLowerCase())) problems.push(NAME_MUST);
+  if (command === "pki server") return { dir, wanted: { kind: "server", hosts: readHosts(line) } };
+  const name = neededFlag(line, "name", NAME_IS);
+  const isGood = CLIENT_NAME.test(name) && !RESERVED_NAMES.includes(name.toLowerCase());
+  if (name !== "" && !isGood) problems.push(`--name must be ${NAME_IS}`);
   return { dir, wanted: { kind: "client", name } };
 }
 
-function readHosts(given: readonly string[]): readonly string[] | null {
+function readHosts({ lists, problems }: CommandLine): readonly string[] {
+  const given = lists.get("host") ?? [];
+  if (given.length === 0) problems.push(`--host is missing: ${HOST_IS}; it may be given several times`);
+  if (given.length > 100) problems.push("--host may be given at most 100 times");
   const hosts = given.map(readHost);
-  const good = hosts.flatMap((host) => host ?? []);
-  if (good.length < hosts.length || good.length === 0 || good.length > 100) return null;
-  return [...new Set(good)];
+  const bad = given.find((_, index) => hosts[index] === undefined);
+  if (bad !== undefined) problems.push(`--host must be ${HOST_IS}: ${JSON.stringify(shownWord(bad))} is neither`);
+  return [...new Set(hosts.flatMap((host) => host ?? []))];
 }
 
 /** A host name, or an address in its shortest form, since the X.509 library misreads some of the longer forms. */
@@ -88,6 +86,9 @@ function readHost(given: string): string | undefined {
  * @throws StartupProblem when there is no CA, or when a file exists already or can't be written
  */
 export async function runPki({ dir, wanted }: PkiRequest): Promise<string> {
+  if (statSync(dir, { throwIfNoEntry: false })?.isDirectory() === false) {
+    throw new StartupProblem(`--dir must be a directory, and ${dir} is a file`);
+  }
   const { files, next } = await issueFiles(dir, wanted);
   const { shared } = writeNew(dir, files);
   const written = Object.keys(files).map((name) => `wrote ${join(dir, name)}\n`);
@@ -117,23 +118,20 @@ async function issueFiles(dir: string, wanted: WantedCertificate) {
 
 function readCa(dir: string, now: number): CertifiedKey {
   const [certPath, keyPath] = [join(dir, "ca.crt"), join(dir, "ca.key")];
-  const hint = "make a CA with pki init first";
+  const hint = `make the CA first, with ${programText()} pki init --dir ${quoted(dir)}`;
   const ca = { cert: readPem(certPath, hint), key: readPem(keyPath, hint) };
   const problem = caProblem(ca, now);
   if (problem === null) return ca;
   throw new StartupProblem(`${certPath} and ${keyPath} must be what pki init wrote: ${problem}`);
 }
 
-const FILE_BYTES_MAX = 65_536;
-
 /** @throws StartupProblem when the file can't be read, or is too large */
 function readPem(path: string, hint: string): string {
   try {
-    if (statSync(path).size <= FILE_BYTES_MAX) return readFileSync(path, "utf8");
+    return value.readTextFile(path);
   } catch (cause) {
-    throw new StartupProblem(`${path} must be readable${codeIn(cause)}: ${hint}`, { cause });
+    throw new StartupProblem(`${value.fileProblem(path, cause, true)}: ${hint}`, { cause });
   }
-  throw new StartupProblem(`${path} must be a PEM file of at most ${FILE_BYTES_MAX} bytes`);
 }
 
 /**
@@ -157,19 +155,12 @@ function writeNew(dir: string, files: Readonly<Record<string, string>>): { reado
     return { shared: (statSync(dir).mode & 0o077) !== 0 };
   } catch (cause) {
     for (const path of written) unlinkSync(path);
-    const isTaken = codeOf(cause) === "EEXIST" && at !== dir;
-    const problem = isTaken ? "exists already, and no file is ever overwritten" : `must be writable${codeIn(cause)}`;
+    const isTaken = cause instanceof Error && "code" in cause && cause.code === "EEXIST";
+    const problem = isTaken
+      ? "exists already, and no file is ever overwritten"
+      : `can't be written: ${value.systemReason(cause)}`;
     throw new StartupProblem(`${at} ${problem}`, { cause });
   }
-}
-
-function codeOf(cause: unknown): string | null {
-  return cause instanceof Error && "code" in cause ? String(cause.code) : null;
-}
-
-function codeIn(cause: unknown): string {
-  const code = codeOf(cause);
-  return code === null ? "" : ` (${code})`;
 }
 
 /** A certificate and its private key (PKCS #8), as PEM. */

@@ -1,12 +1,17 @@
 // Texts that tell people what to run next: commands that can be copied as they are, however this program was started, and the
 // welcome after the very first start.
+import { existsSync } from "node:fs";
 import { join, relative } from "node:path";
 import type { Config } from "../config.ts";
 import { DATABASE_FILE, MASTER_KEY_FILE } from "../keys/master-keys.ts";
 
 /** The words that start this program again from the same directory. */
 export function programText(): string {
-  if (Bun.isStandaloneExecutable) return quoted(shorter(process.execPath));
+  const typed = process.argv0;
+  if (Bun.isStandaloneExecutable) {
+    if (!typed.includes("/") && Bun.which(typed) !== null) return typed;
+    return quoted(shorter(existsSync(typed) ? typed : process.execPath));
+  }
   // Bun started by npx is not on the PATH.
   const bun = process.execPath.includes("/node_modules/") ? `npx --yes bun@${Bun.version}` : "bun";
   return `${bun} ${quoted(shorter(Bun.main))}`;

@@ -134,16 +134,23 @@ describe("tollgate receipt verify", () => {
       expect(verifyReceipts({ file: path, jwks: bad })).rejects.toThrow("--jwks must be a JSON Web Key Set");
       expect(verifyReceipts({ file: path, jwks: bad })).rejects.toBeInstanceOf(StartupProblem);
     }
-    expect(verifyReceipts({ file: join(dir, "none"), jwks })).rejects.toThrow("FILE must be readable");
+    expect(verifyReceipts({ file: join(dir, "none"), jwks })).rejects.toThrow(`FILE ${dir}/none does not exist`);
     expect(verifyReceipts({ file: dir, jwks })).rejects.toThrow("FILE must be readable");
   });
 
   test("tells what is missing on the command line", async () => {
     const line = lineOf("verify");
     expect(receipt.verify(line)).rejects.toBeInstanceOf(Misuse);
-    expect(line.problems).toEqual(["FILE must be given", expect.stringContaining("--jwks must be given")]);
-    const whole = lineOf("verify", "a.jsonl", "--jwks=keys.json");
-    expect(receipt.verify(whole)).rejects.toThrow("--jwks must be a JSON Web Key Set with an Ed25519 key: keys.json");
-    expect([...whole.problems, ...lineOf().problems]).toEqual(["receipt must be followed by one of verify"]);
+    expect(line.problems).toEqual([
+      "FILE is missing: tollgate receipt verify FILE",
+      expect.stringContaining("--jwks is missing"),
+    ]);
+    const whole = lineOf("verify", file("x"), `--jwks=${dir}/keys.json`);
+    expect(receipt.verify(whole)).rejects.toThrow(
+      `--jwks must be a JSON Web Key Set with an Ed25519 key: ${dir}/keys.json`,
+    );
+    expect([...whole.problems, ...lineOf().problems]).toEqual([
+      "receipt is not a command by itself; did you mean receipt verify?",
+    ]);
   });
 });

@@ -1,12 +1,14 @@
 // `tollgate receipt verify`: checks a file of receipts against a set of public keys, without a database or a gateway. The file
 // is read line by line, so it may be long.
-import { statSync } from "node:fs";
-import { open, readFile, stat } from "node:fs/promises";
+import { existsSync, statSync } from "node:fs";
+import { open } from "node:fs/promises";
+import { resolve } from "node:path";
+import { fileProblem, readTextFile, systemReason } from "../config/values.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/claims.ts";
 import { OutboundError } from "../http/client/exchange.ts";
 import { createOutbound, fetchDocument } from "../http/client/outbound.ts";
-import { type CommandLine, type CommandVerdict, Misuse } from "./command-line.ts";
+import { type CommandLine, type CommandVerdict, Misuse, neededFlag } from "./command-line.ts";
 import { type Progress, withProgress } from "./terminal/interactive.ts";
 
 const FILE_BYTES_MAX = 1024 ** 3;
@@ -14,14 +16,14 @@ const LINE_BYTES_MAX = 64 * 1024;
 /** Hosts that are this machine, as URLs spell them. */
 const LOOPBACK = /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/;
 
-const JWKS_MUST =
-  "--jwks must be given: a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json";
+const JWKS_IS = "a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json";
 
 /** @throws Misuse; StartupProblem when the file or the keys can't be read */
-export async function verify({ words: [file = ""], flags, problems }: CommandLine): Promise<CommandVerdict> {
-  const jwks = flags.get("jwks") ?? "";
-  if (jwks === "") problems.push(JWKS_MUST);
-  if (problems.length > 0) throw new Misuse(problems);
+export async function verify(line: CommandLine): Promise<CommandVerdict> {
+  const [file = ""] = line.words;
+  const jwks = neededFlag(line, "jwks", JWKS_IS);
+  if (file !== "" && !existsSync(file)) line.problems.push(`FILE ${resolve(file)} does not exist`);
+  if (line.problems.length > 0) throw new Misuse(line.problems);
   const keys = await readKeys(jwks);
   return withProgress(`verifying ${file}`, (progress) => judgeFile(file, keys, progress));
 }
@@ -97,19 +99,21 @@ async function* bytesOf(path: string): AsyncGenerator<Buffer, void> {
     const handle = await open(path, "r");
     yield* handle.createReadStream();
   } catch (cause) {
-    throw new StartupProblem(`FILE must be readable: ${path}: ${reason(cause)}`, { cause });
+    throw new StartupProblem(`FILE must be readable: ${fileProblem(path, cause, true)}`, { cause });
   }
 }
 
 async function readKeys(where: string): Promise<ReceiptKeys> {
-  const must = `--jwks must be a JSON Web Key Set with an Ed25519 key: ${where}`;
+  const isUrl = /^[a-z]+:\/\//i.test(where);
+  const must = "--jwks must be a JSON Web Key Set with an Ed25519 key";
   try {
-    const keys = await receiptKeys(await (/^https?:\/\//i.test(where) ? fetchKeys(where) : readKeyFile(where)));
+    const keys = await receiptKeys(await (isUrl ? fetchKeys(where) : JSON.parse(readTextFile(where))));
     if (keys !== null) return keys;
   } catch (cause) {
-    throw new StartupProblem(`${must}: ${reason(cause)}`, { cause });
+    const why = isUrl || cause instanceof SyntaxError ? `${where}: ${reason(cause)}` : fileProblem(where, cause, true);
+    throw new StartupProblem(`${must}: ${why}`, { cause });
   }
-  throw new StartupProblem(must);
+  throw new StartupProblem(`${must}: ${where} holds none`);
 }
 
 /** The user chose the URL, so any host is allowed, but not plain HTTP to another host, by which keys could be replaced. */
@@ -121,14 +125,9 @@ function fetchKeys(url: string): Promise<unknown> {
   return fetchDocument(createOutbound({ rules: null, extraCa: null }), url);
 }
 
-async function readKeyFile(path: string): Promise<unknown> {
-  if ((await stat(path)).size > 1024 ** 2) throw new Error("it is too large");
-  return JSON.parse(await readFile(path, "utf8"));
-}
-
 function reason(error: unknown): string {
   if (error instanceof SyntaxError) return "it is not JSON";
   if (error instanceof OutboundError) return error.message;
-  if (error instanceof Error && "code" in error) return String(error.code);
+  if (error instanceof Error && "code" in error) return systemReason(error);
   return error instanceof Error ? error.message : "unknown";
 }

@@ -15,7 +15,7 @@ import { ownAddresses } from "../http/client/outbound.ts";
 import { MAX } from "../kernel/limits.ts";
 import { type Keyring, openKeyring } from "../keys/keyring.ts";
 import type { Store } from "../storage/store.ts";
-import { begin, type CommandLine } from "./command-line.ts";
+import { begin, type CommandLine, neededFlag, shownWord } from "./command-line.ts";
 import { openGatewayStore, requireMasterKeys, withStore } from "./open.ts";
 import { readPrincipal } from "./token.ts";
 
@@ -26,7 +26,7 @@ interface ChosenFacilitator {
 }
 
 const bundleFile = pemFile(
-  `the path of a readable PEM file of at most ${MAX.plaintextBytes} bytes with a client certificate, its private key, and the CA of the facilitator's certificate`,
+  `a PEM file of at most ${MAX.plaintextBytes} bytes with a client certificate, its private key, and the CA of the facilitator's certificate`,
   (text) => (Buffer.byteLength(text) <= MAX.plaintextBytes && clientIdentity(text) !== null ? text : undefined),
   (text) => {
     if (Buffer.byteLength(text) > MAX.plaintextBytes) return "is larger";
@@ -62,17 +62,23 @@ export async function setSettlement(line: CommandLine): Promise<string> {
   }
 }
 
-function readUrl({ flags, problems }: CommandLine): string {
-  const url = flags.get("facilitator") ?? "";
-  if (url === "") problems.push("--facilitator must be given: the https URL of the facilitator");
-  return url;
+function readUrl(line: CommandLine): string {
+  const url = neededFlag(
+    line,
+    "facilitator",
+    "the facilitator's https URL, such as https://facilitator.example.com:8443",
+  );
+  if (url === "" || URL.canParse(url)) return url;
+  line.problems.push(
+    `--facilitator must be an https URL, such as https://facilitator.example.com:8443: ${shownWord(url)} is not a URL`,
+  );
+  return "";
 }
 
-function readBundle({ flags, problems }: CommandLine): string {
-  const path = flags.get("bundle");
-  const bundle = path === undefined ? undefined : bundleFile.parse(path);
-  if (path === undefined) problems.push(`--bundle must be given: ${bundleFile.must}`);
-  else if (bundle === undefined) problems.push(valueProblem("--bundle", bundleFile, path));
+function readBundle(line: CommandLine): string {
+  const path = neededFlag(line, "bundle", bundleFile.must);
+  const bundle = path === "" ? "" : bundleFile.parse(path);
+  if (bundle === undefined) line.problems.push(valueProblem("--bundle", bundleFile, path));
   return bundle ?? "";
 }
 

@@ -16,9 +16,16 @@ import {
   SIGNING_ALGORITHM,
   TOKEN_DAYS_MAX,
 } from "../keys/signing-keys.ts";
-import { openStore } from "../storage/open.ts";
-import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
-import { lacksDatabase, openGatewayStore, prepareMasterKeys, requireMasterKeys, withStore } from "./open.ts";
+import { begin, type CommandLine, type CommandOutcome, neededFlag } from "./command-line.ts";
+import {
+  lacksDatabase,
+  openGatewayStore,
+  openStoreOf,
+  prepareMasterKeys,
+  requireMasterKeys,
+  requireOwnDatabase,
+  withStore,
+} from "./open.ts";
 import { disagreement, requireAgreement } from "./terminal/interactive.ts";
 
 interface TokenRequest {
@@ -30,13 +37,14 @@ interface TokenRequest {
 }
 
 const TTL_DEFAULT = "12h";
+const PRINCIPAL_IS = "a text of at most 256 characters without control characters";
 const UNIT_SECONDS: Readonly<Record<string, number>> = { s: 1, m: 60, h: 3600, d: 86_400 };
 /** RFC 6749, section 3.3. */
 const SCOPE = /^[\x21\x23-\x5B\x5D-\x7E]+( [\x21\x23-\x5B\x5D-\x7E]+)*$/;
 
 function remoteIssuerProblems({ identity }: Config): readonly string[] {
   if (identity.oidc === null) return [];
-  return ["TOLLGATE_OIDC_ISSUER must be unset: with it the gateway accepts only the tokens of that issuer"];
+  return ["TOLLGATE_OIDC_ISSUER must be unset: while it is set, the gateway accepts only the tokens of that issuer"];
 }
 
 export async function token(line: CommandLine): Promise<string> {
@@ -48,7 +56,8 @@ export async function token(line: CommandLine): Promise<string> {
 function readTokenRequest(line: CommandLine): TokenRequest {
   const [tenant, user] = [readPrincipal(line, "tenant"), readPrincipal(line, "user")];
   const scope = line.flags.get("scope") ?? null;
-  if (scope !== null && !SCOPE.test(scope)) line.problems.push("--scope must be scopes with one space between them");
+  if (scope !== null && !SCOPE.test(scope))
+    line.problems.push('--scope must be one or more scopes with one space between them, such as "read write"');
   const [, count = "", unit = ""] = /^(\d{1,9})([smhd])$/.exec(line.flags.get("ttl") ?? TTL_DEFAULT) ?? [];
   const ttlSeconds = Number(count) * (UNIT_SECONDS[unit] ?? 0);
   if (ttlSeconds === 0 || ttlSeconds > TOKEN_DAYS_MAX * 86_400) {
@@ -57,18 +66,20 @@ function readTokenRequest(line: CommandLine): TokenRequest {
   return { tenant, user, scope, ttlSeconds };
 }
 
-export function readPrincipal({ flags, problems }: CommandLine, flag: string): string {
-  const value = flags.get(flag);
-  if (isPrincipal(value)) return value;
-  problems.push(`--${flag} must be given: a text of at most 256 characters without control characters`);
+export function readPrincipal(line: CommandLine, flag: string): string {
+  const value = neededFlag(line, flag, PRINCIPAL_IS);
+  if (value === "" || isPrincipal(value)) return value;
+  line.problems.push(`--${flag} must be ${PRINCIPAL_IS}`);
   return "";
 }
 
 /** Signs a token, for which a missing database is created. @throws StartupProblem when database or key can't be used */
 export async function mintToken(config: Config, request: TokenRequest, log: Log): Promise<string> {
   const isNew = lacksDatabase(config);
+  // Before a master key is made, which must not come to lie beside a facilitator's database.
+  await requireOwnDatabase("gateway", config);
   const { keys } = prepareMasterKeys(config, log);
-  return withStore(openStore({ ...config, log, clock: systemClock }), async (store) => {
+  return withStore(openStoreOf("gateway", config, log), async (store) => {
     const keyring = await openKeyring(store, keys, systemClock);
     if (isNew)
       process.stderr.write(`tollgate token has created a new database, ${join(config.dataDir, DATABASE_FILE)}: \
@@ -98,7 +109,7 @@ export async function revoke(line: CommandLine): Promise<CommandOutcome> {
   const isForAll = flags.has("all");
   if (isForAll) requireAgreement(line);
   if (isForAll && (flags.has("tenant") || flags.has("user")))
-    line.problems.push("--all must stand alone: it ends the tokens of every tenant");
+    line.problems.push("--all can't be combined with --tenant or --user: it ends the tokens of every tenant");
   const tenant = isForAll ? "" : readPrincipal(line, "tenant");
   const user = isForAll || !flags.has("user") ? null : readPrincipal(line, "user");
   const { config, log } = begin(line, "token", remoteIssuerProblems);

@@ -151,7 +151,7 @@ describe("the settings of TLS", () => {
     const must = "must be the path of a readable file with PEM certificates";
     const cases = [
       ["TOLLGATE_TLS_CERT_FILE", `${must}: `, join(dir, "none.crt"), "does not exist"],
-      ["TOLLGATE_TLS_CERT_FILE", `${must}: `, dir, "can't be read (EISDIR)"],
+      ["TOLLGATE_TLS_CERT_FILE", `${must}: `, dir, "is a directory"],
       ["TOLLGATE_TLS_CERT_FILE", `${must}: `, file("text.crt", "hello"), "is not a PEM file"],
       ["TOLLGATE_CLIENT_CA_FILE", `${must} of a CA, and no others: `, REQUIRED.TOLLGATE_TLS_CERT_FILE, OTHER_PEM],
       ["TOLLGATE_TLS_KEY_FILE", "", REQUIRED.TOLLGATE_TLS_CERT_FILE, OTHER_PEM],

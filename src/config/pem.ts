@@ -1,27 +1,20 @@
 // Variables that name PEM files. The files are read with the configuration, so that a wrong one is reported at the start and not
 // in the first handshake; those of the mutual-TLS port are reread periodically while it runs. Their content is never shown.
 import { createPrivateKey, X509Certificate } from "node:crypto";
-import { readFileSync, statSync } from "node:fs";
 import { readFile, stat } from "node:fs/promises";
 import { parseCertificates } from "../core/certificates.ts";
 import { systemClock } from "../core/time.ts";
-import { attempt, fileProblem, valueProblem, writtenPath } from "./values.ts";
+import { attempt, FILE_BYTES_MAX, fileProblem, readTextFile, valueProblem, writtenPath } from "./values.ts";
 
 const PRIVATE_KEY = /-----BEGIN ((?:RSA |EC )?PRIVATE KEY)-----[^-]+-----END \1-----/g;
-const FILE_BYTES_MAX = 4 * 1024 * 1024;
-
-/** The file's text; empty when the file is too large for a PEM file. @throws when it can't be read */
-function readText(path: string): string {
-  return statSync(path).size > FILE_BYTES_MAX ? "" : readFileSync(path, "utf8");
-}
 
 /** Why a file is refused: it can't be read, is not PEM, or holds something else. */
-function whyNot(path: string, whyNotText: (text: string) => string): string {
+function whyNot(path: string, isFlag: boolean, whyNotText: (text: string) => string): string {
   try {
-    const text = readText(path);
+    const text = readTextFile(path);
     return `${writtenPath(path)} ${text.includes("-----BEGIN ") ? whyNotText(text) : "is not a PEM file"}`;
   } catch (error) {
-    return fileProblem(path, error);
+    return fileProblem(path, error, isFlag);
   }
 }
 
@@ -37,9 +30,9 @@ export function pemFile(
 ) {
   return {
     must,
-    why: (path: string) => whyNot(path, whyNotText),
+    why: (path: string, isFlag: boolean) => whyNot(path, isFlag, whyNotText),
     read: (text: string) => attempt(() => readOrThrow(text)),
-    parse: (path: string) => attempt(() => readOrThrow(readText(path))),
+    parse: (path: string) => attempt(() => readOrThrow(readTextFile(path))),
   };
 }
 

@@ -2,7 +2,7 @@
 import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isKeyOf, KEY_MUST } from "./pem.ts";
-import { attempt } from "./values.ts";
+import { systemReason } from "./values.ts";
 import type { COMMON, DEMO, FACILITATOR, GATEWAY, VariableRow } from "./variables.ts";
 
 export const GATEWAY_PORT = 8080;
@@ -66,14 +66,14 @@ export const GATEWAY_RULES: readonly ConfigRule[] = [
   rule(
     "TOLLGATE_USER_CLAIM",
     null,
-    (v) => v.TOLLGATE_USER_CLAIM === v.TOLLGATE_TENANT_CLAIM && "must not be the claim of TOLLGATE_TENANT_CLAIM",
+    (v) => v.TOLLGATE_USER_CLAIM === v.TOLLGATE_TENANT_CLAIM && "must differ from TOLLGATE_TENANT_CLAIM",
   ),
   rule(
     "TOLLGATE_SCOPE_CLAIM",
     null,
     (v) =>
       [v.TOLLGATE_TENANT_CLAIM, v.TOLLGATE_USER_CLAIM].includes(v.TOLLGATE_SCOPE_CLAIM) &&
-      "must not be the claim of TOLLGATE_TENANT_CLAIM or TOLLGATE_USER_CLAIM",
+      "must differ from TOLLGATE_TENANT_CLAIM and TOLLGATE_USER_CLAIM",
   ),
 ];
 
@@ -92,7 +92,7 @@ export const FACILITATOR_RULES: readonly ConfigRule[] = [
   ...together("TOLLGATE_REMOTE_SIGNER_ADDRESS", "TOLLGATE_REMOTE_SIGNER_URL"),
   rule("TOLLGATE_SIGNER_KEY", "TOLLGATE_REMOTE_SIGNER_URL", (v) => {
     const [isLocal, isRemote] = [v.TOLLGATE_SIGNER_KEY !== null, v.TOLLGATE_REMOTE_SIGNER_URL !== null];
-    if (isLocal && isRemote) return "must be unset, or TOLLGATE_REMOTE_SIGNER_URL unset";
+    if (isLocal && isRemote) return "must be unset when TOLLGATE_REMOTE_SIGNER_URL is set: only one of them can sign";
     return !isLocal && !isRemote && "must be set (or TOLLGATE_REMOTE_SIGNER_URL)";
   }),
 ];
@@ -104,7 +104,7 @@ function otherPort(name: PortVariable, other: PortVariable, fallback: number): C
   return rule(
     name,
     other,
-    (v) => v[name] !== 0 && v[name] === (v[other] ?? fallback) && `must not be the port of ${other}`,
+    (v) => v[name] !== 0 && v[name] === (v[other] ?? fallback) && `must differ from the port of ${other}`,
   );
 }
 
@@ -118,7 +118,11 @@ function needed(name: VariableName, other: VariableName, why = `must be set when
 }
 
 /** A variable that has no meaning without the other. */
-function requires(name: VariableName, other: VariableName, why = `must be unset, or ${other} set too`): ConfigRule {
+function requires(
+  name: VariableName,
+  other: VariableName,
+  why = `has no effect without ${other}: unset it, or set ${other} too`,
+): ConfigRule {
   return rule(name, other, (v) => v[name] !== null && v[other] === null && why);
 }
 
@@ -127,16 +131,18 @@ function together(name: VariableName, other: VariableName): ConfigRule[] {
   return [needed(name, other), requires(name, other)];
 }
 
-export const DATA_DIR_MUST = "must be a directory that can be created and written";
+const DATA_DIR_MUST = "must be a directory that tollgate can create and write to";
 
 /** False when the directory exists and is writable, or can be created. Changes nothing. */
 function dataDirProblem(path: string): string | false {
   let at = resolve(path);
   // A path below a file, or in a directory that this process may not read, does not exist for it.
   while (!existsSync(at)) at = dirname(at);
-  const isUsable = attempt(() => {
+  if (!statSync(at).isDirectory()) return `${DATA_DIR_MUST}: ${at} is not a directory`;
+  try {
     accessSync(at, constants.R_OK | constants.W_OK | constants.X_OK);
-    return statSync(at).isDirectory();
-  });
-  return isUsable !== true && `${DATA_DIR_MUST} (${at} is not)`;
+    return false;
+  } catch (error) {
+    return `${DATA_DIR_MUST}: ${at} is not writable: ${systemReason(error)}`;
+  }
 }

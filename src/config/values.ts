@@ -1,6 +1,6 @@
 // The kinds of values that variables have, each a parser with a sentence for the operator. A problem never repeats the value,
 // since a mistyped secret is still a secret. Amounts are exact integers, and hex is normalised to lower case.
-import { accessSync, constants, existsSync, statSync } from "node:fs";
+import { accessSync, closeSync, constants, existsSync, openSync, readSync, type Stats, statSync } from "node:fs";
 import { isIP } from "node:net";
 import { dirname, resolve } from "node:path";
 import type { Hex } from "../core/bytes.ts";
@@ -11,18 +11,82 @@ export interface Kind<T> {
   readonly must: string;
   /** Returns undefined when the text is not valid. The text is never empty. */
   readonly parse: (text: string) => T | undefined;
-  /** Why a text is not valid, where more can be said. */
-  readonly why?: (text: string) => string;
+  /** Why a text is not valid, where more can be said. The value of a flag may be shown, since it was typed in its place. */
+  readonly why?: (text: string, isFlag: boolean) => string;
 }
 
 export function valueProblem(source: string, { must, why }: Pick<Kind<unknown>, "must" | "why">, text: string): string {
-  return `${source} must be ${must}${why === undefined ? "" : `: ${why(text)}`}`;
+  return `${source} must be ${must}${why === undefined ? "" : `: ${why(text, source.startsWith("--"))}`}`;
 }
 
+/** Why a file was not read, after its path. */
+class Unreadable extends Error {}
+
 /** Says which file could not be read, and why. */
-export function fileProblem(path: string, error: unknown, shown = writtenPath(path)): string {
-  const code = error instanceof Error && "code" in error ? error.code : "unknown";
-  return `${shown} ${code === "ENOENT" ? "does not exist" : `can't be read (${code})`}`;
+export function fileProblem(path: string, error: unknown, isFlag = false): string {
+  const shown = isFlag ? resolve(path) : writtenPath(path);
+  if (error instanceof Unreadable) return `${shown} ${error.message}`;
+  const isMissing = error instanceof Error && "code" in error && error.code === "ENOENT";
+  return `${shown} ${isMissing ? "does not exist" : `can't be read: ${systemReason(error)}`}`;
+}
+
+/** The words and the code of an error of the system, like "permission denied (EACCES)". */
+export function systemReason(error: unknown): string {
+  if (!(error instanceof Error && "code" in error)) return "unknown reason";
+  const words = /^[A-Z]+: ([^,]+)/.exec(error.message)?.[1];
+  return words === undefined ? String(error.code) : `${words} (${error.code})`;
+}
+
+/** More than any certificate, key set or file of variables has. */
+export const FILE_BYTES_MAX = 4 * 1024 * 1024;
+const PIPE_MS_MAX = 10_000;
+
+/**
+ * The text of a file that an operator has named, or what comes through a pipe (a secret passed as /dev/fd/3) to its end. A
+ * device is refused, since some never end, and so is a pipe that nobody writes to.
+ *
+ * @throws an error for `fileProblem`
+ */
+export function readTextFile(path: string, bytesMax = FILE_BYTES_MAX): string {
+  const about = statSync(path);
+  if (about.isDirectory()) throw new Unreadable("is a directory");
+  if (!about.isFile() && !about.isFIFO()) throw new Unreadable("is neither a file nor a pipe");
+  // Without O_NONBLOCK the opening of a pipe waits for its writer.
+  const file = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
+  try {
+    return readToEnd(file, about, bytesMax);
+  } finally {
+    closeSync(file);
+  }
+}
+
+function readToEnd(file: number, about: Stats, bytesMax: number): string {
+  const until = performance.now() + PIPE_MS_MAX;
+  const chunks: Buffer[] = [];
+  let length = 0;
+  for (;;) {
+    const chunk = Buffer.alloc(65_536);
+    const count = readNow(file, chunk);
+    // A pipe from which nothing has come may have no writer yet.
+    if (count === 0 && (length > 0 || about.isFile())) return Buffer.concat(chunks).toString("utf8");
+    chunks.push(chunk.subarray(0, count ?? 0));
+    length += count ?? 0;
+    if (length > bytesMax) throw new Unreadable(`is larger than ${bytesMax} bytes`);
+    if (count) continue;
+    if (performance.now() > until)
+      throw new Unreadable(`is a pipe that nobody has written to in ${PIPE_MS_MAX / 1000} s`);
+    Bun.sleepSync(5);
+  }
+}
+
+/** @returns how many bytes were read; null when a pipe has none now, but may have later */
+function readNow(file: number, chunk: Buffer): number | null {
+  try {
+    return readSync(file, chunk);
+  } catch (error) {
+    if (error instanceof Error && "code" in error && error.code === "EAGAIN") return null;
+    throw error;
+  }
 }
 
 /** The result of the work, or undefined when it throws. */
@@ -52,7 +116,10 @@ export function wholeNumber(least: number, most: number): Kind<number> {
 }
 
 export function choice<const T extends string>(words: readonly T[]): Kind<T> {
-  return { must: words.join(" or "), parse: (text) => words.find((word) => word === text) };
+  return {
+    must: words.join(", ").replace(/, ([^,]*)$/, " or $1"),
+    parse: (text) => words.find((word) => word === text),
+  };
 }
 
 export const text: Kind<string> = { must: "a text without control characters", parse: plain };
@@ -80,7 +147,9 @@ function parseHost(value: string): string | undefined {
 
 export const host: Kind<string> = { must: "a host name or an IP address", parse: parseHost };
 
-const isHostEntry = (entry: string) => attempt(() => parseHostList([entry])) !== undefined;
+/** URL parsers take names with other characters too, which no DNS name has. */
+const isHostEntry = (entry: string) =>
+  attempt(() => [...parseHostList([entry]).names].every((name) => NAME.test(name))) === true;
 
 /** The entries as they were written, checked by the parser of the host rules. */
 export const hostList: Kind<readonly string[]> = {
@@ -111,16 +180,23 @@ export function httpUrl(parts: "query" | "no query"): Kind<string> {
 
 const SSL_MODES = ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"];
 
-/** Accepts only what the database client does, which rejects other URLs by an exception in its own words. */
-function parsePostgresUrl(value: string): string | undefined {
+const ONE_HOST = "it must name one host, that of the primary (see Failover in tollgate help replicas)";
+
+/** Why the database client would not take a URL, which it would say by an exception in its own words; null if it takes it. */
+function postgresProblem(value: string): string | null {
+  // Several hosts are no host that URL parsing knows, when each has a port.
+  if (/^[^/?]*\/\/[^/?]*,/.test(value)) return ONE_HOST;
   const url = parseUrl(value, ["postgres:", "postgresql:"]);
-  if (url === undefined || url.hostname === "" || /[%,]/.test(url.hostname) || url.port === "0") return undefined;
-  // The client knows one host, and silently ignores this parameter.
-  if (url.searchParams.has("target_session_attrs")) return undefined;
+  if (url === undefined) return "it is not a URL that begins with postgres:// or postgresql://";
+  if (url.hostname === "" || /[%,]/.test(url.hostname) || url.port === "0") return ONE_HOST;
+  // The client silently ignores this parameter.
+  if (url.searchParams.has("target_session_attrs")) return `target_session_attrs is not supported: ${ONE_HOST}`;
   const modes = url.searchParams.getAll("sslmode").map((mode) => mode.toLowerCase());
-  if (!modes.every((mode) => SSL_MODES.includes(mode))) return undefined;
-  if (!url.searchParams.getAll("prepare").every((prepare) => ["true", "false"].includes(prepare))) return undefined;
-  return attempt(() => [url.username, url.password, url.pathname].map(decodeURIComponent)) && value;
+  if (!modes.every((mode) => SSL_MODES.includes(mode))) return `its sslmode must be one of ${SSL_MODES.join(", ")}`;
+  const prepares = url.searchParams.getAll("prepare");
+  if (!prepares.every((prepare) => ["true", "false"].includes(prepare))) return "its prepare must be true or false";
+  const parts = attempt(() => [url.username, url.password, url.pathname].map(decodeURIComponent));
+  return parts === undefined ? "its user, password and database must be percent-encoded" : null;
 }
 
 const isOrigin = (entry: string) => URL.parse(entry)?.origin === entry;
@@ -136,8 +212,9 @@ export const origins: Kind<readonly string[]> = {
 };
 
 export const postgresUrl: Kind<string> = {
-  must: `a URL like postgres://user:password@host:5432/database, percent-encoded, of one host that leads to the primary (a list of hosts and target_session_attrs are not understood: see Failover in tollgate help replicas); sslmode, if given, one of ${SSL_MODES.join(", ")}; prepare, if given, true or false`,
-  parse: parsePostgresUrl,
+  must: "a URL like postgres://user:password@host:5432/database",
+  parse: (text) => (postgresProblem(text) === null ? text : undefined),
+  why: (text) => postgresProblem(text) ?? "",
 };
 
 export const key: Kind<Buffer> = {
@@ -153,6 +230,14 @@ export const directory: Kind<string> = {
       accessSync(value, constants.R_OK | constants.X_OK);
       return statSync(value).isDirectory() ? value : undefined;
     }),
+  why(value) {
+    try {
+      accessSync(value, constants.R_OK | constants.X_OK);
+      return `${writtenPath(value)} is not a directory`;
+    } catch (error) {
+      return fileProblem(value, error);
+    }
+  },
 };
 
 const SEGMENT = /^(?!\.{1,2}$)[A-Za-z0-9._~-]+$/;
@@ -281,7 +366,9 @@ const HOST_LIKE = /^(?=.*[.:])[\w.:/[\]*-]{1,60}$/;
 
 function hostProblem(entries: readonly string[], isValid: (entry: string) => boolean, most: number): string {
   const bad = entries.find((entry) => !isValid(entry)) ?? "";
-  return entryProblem(entries, isValid, most, HOST_LIKE.test(bad) ? ` (${bad})` : "");
+  const [strange] = /[^\w.:/[\]*-]/u.exec(bad) ?? [];
+  const hint = strange === undefined ? "" : `, with ${JSON.stringify(strange)} in it,`;
+  return entryProblem(entries, isValid, most, HOST_LIKE.test(bad) ? ` (${bad})` : hint);
 }
 
 /** A list of different entries, all of which are parsed: if an invalid key were skipped silently, nobody would watch its money. */

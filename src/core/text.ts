@@ -42,12 +42,12 @@ export function checkText(field: string, text: string, rule: TextRule): void {
 
 const DISTANCE_MAX = 2;
 
-/** The nearest of `words` by edit distance (Levenshtein), or null when none is within two edits. */
+/** The nearest of `words` by edit distance (Levenshtein) whatever their case, or null when none is within two edits. */
 export function suggest(word: string, words: Iterable<string>): string | null {
   let best: string | null = null;
   let bestDistance = DISTANCE_MAX + 1;
   for (const candidate of words) {
-    const distance = editDistance(word, candidate);
+    const distance = editDistance(word.toLowerCase(), candidate.toLowerCase());
     if (distance < bestDistance) [best, bestDistance] = [candidate, distance];
   }
   return best;

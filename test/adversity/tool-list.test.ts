@@ -42,8 +42,8 @@ test("nobody waits while lists of tools are filtered", async () => {
     expect((await send("PUT", "/v1/policy", POLICY)).status).toBe(200);
 
     for (const [text, type, times] of [
-      // In one go, with each rule compared for each tool, it took half a minute.
-      [manyTools, "application/json", 16],
+      // In one go, with each rule compared for each tool, one list took two seconds.
+      [manyTools, "application/json", 6],
       [largeTool, "application/json", 1],
       [manyLines, "text/event-stream", 1],
     ] as const) {

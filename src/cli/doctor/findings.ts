@@ -24,6 +24,8 @@ export interface Finding {
   readonly state: "ok" | Problem["state"];
   readonly text: string;
   readonly advice: string | null;
+  /** The budgets of memory by what they are for, in MiB. Only the report of --json lists them. */
+  readonly mib?: Readonly<Record<string, number>>;
 }
 
 export const warning = (text: string, advice: string): Problem => ({ state: "warn", text, advice });

@@ -35,7 +35,7 @@ export function completionScript(shell: string, commands: Commands, serve: CliCo
   }
   const meant = suggest(shell, known);
   const hint = meant === null ? "" : `; did you mean ${meant}?`;
-  throw new StartupProblem(`SHELL must be bash, zsh or fish, and not ${shownWord(shell)}${hint}`);
+  throw new StartupProblem(`SHELL must be bash, zsh or fish: there are no completions for ${shownWord(shell)}${hint}`);
 }
 
 function placesOf(commands: Commands, serve: CliCommand): Place[] {

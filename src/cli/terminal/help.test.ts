@@ -24,9 +24,9 @@ test("help lists every command in each of its forms", () => {
 });
 
 test("an unknown topic is refused with the nearest one, or with all", () => {
-  expect(() => topicText("paymets")).toThrow("paymets is not a topic; did you mean payments?");
+  expect(() => topicText("paymets")).toThrow("paymets is neither a command nor a topic; did you mean payments?");
   const names = PAGES.map(({ name }) => name).join(", ");
-  expect(() => topicText("weather")).toThrow(`weather is not a topic; the topics are ${names}`);
+  expect(() => topicText("weather")).toThrow(`weather is neither a command nor a topic; the topics are ${names}`);
 });
 
 test("the short help fits on a screen, and has each command with what it does", () => {

@@ -3,7 +3,8 @@
 import { StartupProblem } from "../../core/startup.ts";
 import { suggest } from "../../core/text.ts";
 import { PAGES } from "../../gateway/manual/pages.ts";
-import { type CliCommand, type Commands, grammarOf, isGroup, shownWord } from "../command-line.ts";
+import { type CliCommand, type Commands, commandProblem, grammarOf, isGroup, shownWord } from "../command-line.ts";
+import { programText } from "../program.ts";
 
 /** What each flag means, under its own name, or under that of a command and its own where commands differ. */
 const FLAG_MEANINGS: Readonly<Record<string, string>> = {
@@ -36,6 +37,7 @@ const WHAT_IT_IS = "tollgate: a multi-tenant gateway for agents, and the facilit
 
 /** The help that fits on a screen. */
 export function shortHelp(commands: Commands): string {
+  const program = programText();
   return `${WHAT_IT_IS}
 
 Usage: tollgate COMMAND [flags]
@@ -46,7 +48,7 @@ Help:
   tollgate help configuration  every variable; flags go before the environment, the environment before --env-file
   tollgate help TOPIC          a page of the manual, such as payments, operations or troubleshooting
   tollgate --help              all commands, variables and topics
-`;
+${program === "tollgate" ? "" : `\nHere tollgate is called as ${program}\n`}`;
 }
 
 function summariesText(entries: readonly (readonly [string, CliCommand])[]): string {
@@ -116,10 +118,12 @@ ${topics.join("")}`;
 function topicText(topic: string, commands: Commands): string {
   const page = PAGES.find(({ name }) => name === topic.toLowerCase());
   if (page !== undefined) return page.text;
+  const [first = "", second = ""] = topic.split(" ");
+  if (isGroup(first, commands)) throw new StartupProblem(commandProblem(first, second, Object.keys(commands)));
   const names = PAGES.map(({ name }) => name);
-  const meant = suggest(topic.toLowerCase(), [...names, ...Object.keys(commands)]);
+  const meant = suggest(topic, [...names, ...Object.keys(commands)]);
   const hint = meant === null ? `the topics are ${names.join(", ")}` : `did you mean ${meant}?`;
-  throw new StartupProblem(`${shownWord(topic)} is not a topic; ${hint}`);
+  throw new StartupProblem(`${shownWord(topic)} is neither a command nor a topic; ${hint}`);
 }
 
 /** A heading, or a row of the tables that the page on configuration has below these headings. */

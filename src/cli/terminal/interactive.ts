@@ -11,7 +11,7 @@ const ERASE_LINE = "\r\x1b[K";
 /** Adds a problem where somebody would have to be asked, and nobody can be. */
 export function requireAgreement({ command, flags, problems }: CommandLine): void {
   if (flags.has("yes") || (process.stdin.isTTY && process.stderr.isTTY)) return;
-  problems.push(`--yes must be given where there is no terminal to ask: ${command} can't be undone`);
+  problems.push(`${command} can't be undone, and there is no terminal to ask on: add --yes if you are sure`);
 }
 
 /** Asks whether to go on, unless --yes says so. @returns null to go on, and otherwise what to print */

@@ -8,7 +8,7 @@ import { accept, claim, finish } from "../service.ts";
 
 const NOW = 1_790_000_000_000;
 
-function suite(freshDatabase?: () => Promise<string>, isSerializable = false): void {
+function suite(freshDatabase?: () => Promise<string>, isSnapshot = false): void {
   let stores: Store[] = [];
   beforeAll(async () => {
     const place = await postgresPlace(await freshDatabase?.());
@@ -63,10 +63,11 @@ function suite(freshDatabase?: () => Promise<string>, isSerializable = false): v
       [null, true],
       [null, true],
     ]);
-    // There each has read what the other changes, so one of them is undone, at once.
-    if (!isSerializable) expect(runs).toBe(2);
+    // Where a transaction sees one state of the database, one of the two is undone at once if it has read what the other changes,
+    // or if both add to one of a total's rows, which is one time in 32.
+    expect(runs).toBeWithin(2, isSnapshot ? 4 : 3);
   });
 }
 
 describe("on Postgres 18", () => suite());
-eachPostgres((kind) => suite(() => kind.freshDatabase(), kind.name.endsWith("serializable")));
+eachPostgres((kind) => suite(() => kind.freshDatabase(), /repeatable|serializable/.test(kind.name)));
