@@ -127,7 +127,7 @@ describe.skipIf(!canBeRoot || Bun.which("curl") === null)("whoever has the manua
     expect(findings.length).toBeGreaterThan(10);
 
     const [token = ""] = /(?<=^token: ).+$/m.exec(printed) ?? [];
-    const [agent = ""] = /^agt_\S+$/m.exec(printed) ?? [];
+    const [agent = ""] = /(?<="id":")agt_[^"]+/.exec(printed) ?? [];
     const account = privateKeyToAccount(payer);
     const pay = wrapFetchWithPayment(fetch, account as never);
     const headers = { authorization: `Bearer ${token}`, prefer: "wait=30" };

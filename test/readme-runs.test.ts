@@ -34,7 +34,7 @@ describe("a reader of the documentation", () => {
   const blocksOf = (info: string) => manual.blocks.filter((block) => block.info === info);
 
   beforeAll(async () => {
-    const [gateway = 0, echo = 0, mcp = 0, mutual = 0, open = 0] = freePorts(5);
+    const [gateway = 0, echo = 0, mcp = 0, mutual = 0, open = 0, nobody = 0] = freePorts(6);
     [port, openPort] = [gateway, open];
     localised = (text) =>
       text
@@ -43,6 +43,7 @@ describe("a reader of the documentation", () => {
         .replaceAll("https://mcp.example.com/mcp", `http://127.0.0.1:${mcp}/mcp`)
         .replaceAll(/\b8080\b/g, String(gateway))
         .replaceAll(/\b9001\b/g, String(echo))
+        .replaceAll(/\b9002\b/g, String(nobody))
         .replaceAll(/\b3001\b/g, String(mcp))
         .replaceAll(/\b9443\b/g, String(mutual))
         .replaceAll(/\b9081\b/g, String(open))
@@ -152,16 +153,36 @@ describe("a reader of the documentation", () => {
     expect([missing, demo.printed()]).toEqual([[], demo.printed()]);
   });
 
-  test("can do the tour, streams, receipts, and getting paid, word for word", async () => {
+  /** Each step to be run in one shell after the other, which prints a mark behind the output of each. */
+  const marked = (all: readonly { readonly script: string }[]) =>
+    all.map(({ script }) => `${script}\nprintf '\\036'\n`);
+
+  async function expectShown(all: readonly { readonly script: string; readonly shown: string }[], journey: Shell) {
+    const outputs = (await journey.output).split("\x1e");
+    for (const [index, { script, shown }] of all.entries()) {
+      const context = `${script}\n--- all of it:\n${journey.printed()}`;
+      expect([plain(outputs[index] ?? ""), context]).toEqual([plain(localised(shown)), context]);
+    }
+  }
+
+  test("can do the tour of the README, word for word", async () => {
+    const tour = steps("Tour");
+    expect(tour.length).toBe(2);
+    // Whoever has done the tour has no need of the manual's first call, and the names of its agents are taken.
+    await expectShown(tour, shell(marked(tour).join("").replace("--tenant acme", "--tenant tour")));
+  });
+
+  test("can do a first call, streams, receipts, and getting paid, word for word", async () => {
     const hasCurl = Bun.which("curl") !== null;
-    const parts = ["Tour", "Streams", "Receipts, step by step", "Get paid"].map(steps);
-    expect(parts.map(({ length }) => length)).toEqual(hasCurl ? [2, 5, 4, 6] : [2, 3, 1, 5]);
+    const parts = ["First call", "Streams", "Receipts, step by step", "Get paid"].map(steps);
+    expect(parts.map(({ length }) => length)).toEqual(hasCurl ? [8, 5, 4, 6] : [8, 3, 1, 5]);
     const payer = join(home, "payer");
     const wait = `until [ -f ${payer} ]; do sleep 0.1; done; . ${payer}\n`;
     const unpaid = parts.slice(0, -1).flat();
     const paid = parts.at(-1) ?? [];
-    const scripts = [...unpaid, ...paid].map(({ script }) => `${script}\nprintf '\\036'\n`);
-    scripts.splice(unpaid.length, 0, wait);
+    // A terminal shows both outputs, and a refusal is on standard error.
+    const scripts = ["exec 2>&1\n", ...marked([...unpaid, ...paid])];
+    scripts.splice(1 + unpaid.length, 0, wait);
     const journey = shell(scripts.join(""));
     await collecting;
     await demo.prints(/PAYER_KEY=\S+\n/, START_MS_MAX);
@@ -169,11 +190,22 @@ describe("a reader of the documentation", () => {
     const line = blocksOf("sh payer")[0]?.text.replace(/(?<=PAYER_KEY=)\S+/, key) ?? "exit 1";
     writeFileSync(`${payer}.new`, line);
     renameSync(`${payer}.new`, payer);
-    const outputs = (await journey.output).split("\x1e");
-    for (const [index, { script, shown }] of [...unpaid, ...paid].entries()) {
-      const context = `${script}\n--- all of it:\n${journey.printed()}`;
-      expect([plain(outputs[index] ?? ""), context]).toEqual([plain(shown), context]);
-    }
+    await expectShown([...unpaid, ...paid], journey);
+  });
+
+  test("is told by the functions of the tour why a request was refused, and by nothing else", async () => {
+    const [functions] = steps("Tour");
+    const failing = `${functions?.script}\nexec 2>&1
+      api GET /v1/agents/nobody; echo "[$?]"
+      api POST /v1/agents '{"name": ""}' | field id; echo "[$?]"
+      api GET /v1/agents | field nonsense; echo "[$?]"
+      TOKEN=x api GET /v1/agents; echo "[$?]"\n`;
+    const printed = await shell(failing.replace("--tenant acme", "--tenant refused")).output;
+    const [nobody, unnamed, nonsense, stranger] = printed.split(/(?<=\[\d\])\n/);
+    expect(nobody).toMatch(/^GET \/v1\/agents\/nobody: 404 \{"error":".+"\}\n\[1\]$/);
+    expect(unnamed).toMatch(/^POST \/v1\/agents: 400 \{"error":"name: .+"\}\n\[1\]$/);
+    expect(nonsense).toMatch(/^no nonsense in \{"data":.+\n\[1\]$/s);
+    expect(stranger).toMatch(/^GET \/v1\/agents: 401 ?\n\[1\]$/);
   });
 
   test("can open the backup of a running gateway", async () => {
@@ -182,7 +214,8 @@ describe("a reader of the documentation", () => {
     const { Database } = await import("bun:sqlite");
     using copy = new Database(join(home, "backup.db"), { readonly: true });
     expect(copy.query("pragma integrity_check").values()).toEqual([["ok"]]);
-    expect(copy.query("select name from agents order by id").values()).toEqual([["echo"], ["everything"]]);
+    const names = copy.query("select name from agents where tenant = 'acme' order by id").values();
+    expect(names).toEqual([["echo"], ["everything"]]);
   });
 
   test("can run the examples", async () => {

@@ -215,7 +215,7 @@ describe("the documentation", () => {
   }
 
   test("has no block that nothing looks at", () => {
-    const shells = ["start", "upstreams", "tour", "demo", "chain", "facilitator", "payer", "curl", "backup"];
+    const shells = ["start", "upstreams", "echo", "tour", "demo", "chain", "facilitator", "payer", "curl", "backup"];
     const elsewhere = ["sh install", "sh postgres", "sh uninstall", "sh compose", "yaml compose"];
     // Those of packages run in a root of their own (packaging.test.ts). The commands of the container have no engine here.
     const known = ["sh", ...elsewhere, ...shells.map((name) => `sh ${name}`), "http", "http facilitator"];
@@ -225,6 +225,25 @@ describe("the documentation", () => {
     expect(others).toEqual([]);
     const [demo, chain] = ["sh demo", "sh chain"].map((name) => manual.blocks.find(({ info }) => info === name));
     expect(chain?.text).toBe(demo?.text);
+  });
+
+  test("defines the functions of its examples in one way, wherever it defines them", () => {
+    const shells = [...files].flatMap(([path, { blocks }]) =>
+      blocks.filter(({ info }) => info.startsWith("sh")).map(({ text }) => ({ path, text })),
+    );
+    const definitions = new Map<string, Map<string, string[]>>();
+    for (const { path, text } of shells) {
+      // The container has a tollgate of its own, for the few lines that make its certificates.
+      for (const [whole, name = ""] of text.matchAll(/^(\w+)\(\) \{(?! docker run)[\s\S]*?\}(?=\n)/gm)) {
+        const texts = definitions.get(name) ?? new Map<string, string[]>();
+        definitions.set(name, texts.set(whole, [...(texts.get(whole) ?? []), path]));
+      }
+    }
+    expect([...definitions].filter(([, texts]) => texts.size > 1)).toEqual([]);
+    expect([...definitions.keys()].sort()).toEqual(["api", "call", "field", "tollgate"]);
+    const echo = manual.blocks.filter(({ text }) => text.includes('require("node:http").createServer'));
+    expect(new Set(echo.map(({ text }) => text)).size).toBe(1);
+    expect(echo.map(({ info }) => info).sort()).toEqual(["sh echo", "sh upstreams"]);
   });
 
   test("has a changelog that begins with the version that is built, and pages that hosting sites lead to", () => {

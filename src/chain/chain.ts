@@ -6,7 +6,7 @@ import { Fault } from "../core/fault.ts";
 import { type Clock, systemClock } from "../core/time.ts";
 import { authorizationDigest } from "../x402/eip3009.ts";
 import type { Network } from "../x402/network.ts";
-import type { Authorization, Hex } from "../x402/types.ts";
+import type { Authorization, Hex, Payment } from "../x402/types.ts";
 import { type Fees, quoteFees, type Tip } from "./fees.ts";
 import { findUse, type Use } from "./find-use.ts";
 import * as wire from "./json-rpc.ts";
@@ -14,7 +14,6 @@ import { RpcError } from "./json-rpc.ts";
 import { createNewestBlock } from "./newest-block.ts";
 import { createRpc, type NodeClient, type Question, type Rpc, type RpcOptions, StaleNode } from "./rpc.ts";
 import * as token from "./token.ts";
-import { isMulticall3, MULTICALL3 } from "./token.ts";
 
 /** The payee may have spent its whole balance since the estimate, which costs 17,100 gas more. */
 const GAS_RESERVE = 20_000n;
@@ -57,13 +56,8 @@ export interface NodeView {
 
 export type Chain = ReturnType<typeof createChain>;
 
-interface SimulatedTransfer {
-  readonly authorization: Authorization;
-  readonly signature: Hex;
-  readonly from: Hex;
-  readonly maxFeePerGas?: Hex;
-  readonly maxPriorityFeePerGas?: Hex;
-}
+type SimulatedTransfer = Pick<Payment, "authorization" | "signature"> &
+  Partial<ReturnType<typeof pricedBy>> & { readonly from: Hex };
 
 /** Every method throws Fault `unavailable` when no node gives a usable answer. */
 export function createChain({ clock = systemClock, ...options }: RpcOptions & { readonly clock?: Clock }) {
@@ -104,7 +98,8 @@ export function createChain({ clock = systemClock, ...options }: RpcOptions & { 
       return (await rpc.ask(question).catch(() => null)) !== "0x";
     },
     /** Whether Multicall3 is deployed at its usual address, with the expected code. */
-    hasMulticall3: () => ask("eth_getCode", [MULTICALL3, "latest"], (code) => isMulticall3(wire.data(code))),
+    hasMulticall3: () =>
+      ask("eth_getCode", [token.MULTICALL3, "latest"], (code) => token.isMulticall3(wire.data(code))),
     /** Whether the payer is a contract wallet that accepts this signature (ERC-1271). */
     isSignedByContract: (authorization: Authorization, signature: Hex) =>
       isSignedByContract(rpc, authorization, signature),
@@ -279,11 +274,6 @@ async function isSignedByContract(rpc: Rpc, authorization: Authorization, signat
   return unlessRefused(rpc.ask({ ...question, isDoubtful }).then(token.saysValid), false);
 }
 
-const isBelow =
-  <T extends number | bigint>(least: T) =>
-  (answer: T | RpcError): boolean =>
-    !(answer instanceof RpcError) && answer < least;
-
 /** A count within the bounds if any node reports one. If all are above `most`, the lowest one of at least `least`. */
 async function countWithin(rpc: Rpc, question: Question<number>, least: number, most: number): Promise<number> {
   const isOutside = (count: number | RpcError) => !(count instanceof RpcError) && (count < least || count > most);
@@ -297,7 +287,8 @@ async function countWithin(rpc: Rpc, question: Question<number>, least: number, 
 /** The balance at a known block, since the wallet counts the payments of later blocks itself. */
 async function balanceAt(rpc: Rpc, payer: Hex, { number, hash, parentHash }: wire.Block, least: bigint) {
   const call = { to: rpc.network.token.key, data: token.balanceData(payer) };
-  const question = { method: "eth_call", params: [call], read: wire.word, isDoubtful: isBelow(least) };
+  const isDoubtful = (answer: bigint | RpcError) => !(answer instanceof RpcError) && answer < least;
+  const question = { method: "eth_call", params: [call], read: wire.word, isDoubtful };
   try {
     return { amount: await rpc.ask({ ...question, at: { number, hash } }), block: number, hash };
   } catch {

@@ -2,6 +2,7 @@
 // results. Errors never contain a URL, since nodes' URLs carry API keys. A malformed answer counts as no answer.
 import { OutboundError } from "../http/client/exchange.ts";
 import { exchangeJson, type JsonAnswer, type Outbound } from "../http/client/outbound.ts";
+import { isJsonObject } from "../wire/json.ts";
 import type { Hex } from "../x402/types.ts";
 
 const MESSAGE_CHARACTERS_MAX = 300;
@@ -45,10 +46,10 @@ const ID = 1;
 /** @throws RpcError, NoAnswer */
 export async function exchange(server: RpcServer, method: string, params: readonly unknown[]): Promise<unknown> {
   const { status, body: answer } = await post(server, { jsonrpc: "2.0", id: ID, method, params });
-  if (!isObject(answer) || answer["jsonrpc"] !== "2.0") throw new NoAnswer(`status ${status}, no JSON-RPC answer`);
+  if (!isJsonObject(answer) || answer["jsonrpc"] !== "2.0") throw new NoAnswer(`status ${status}, no JSON-RPC answer`);
   const isOverloaded = status >= 500 || status === 429;
   const { error } = answer;
-  if (isObject(error) && !isOverloaded) {
+  if (isJsonObject(error) && !isOverloaded) {
     // An error about a request that could not be read has no id.
     if (answer["id"] !== ID && answer["id"] !== null) throw new NoAnswer("an answer to another request");
     const { code, message, data } = error;
@@ -77,9 +78,6 @@ function reasonOf(error: unknown, timeoutMs: number): string {
   if (error instanceof Error && error.name === "TimeoutError") return `no answer within ${timeoutMs} ms`;
   return "the request failed";
 }
-
-const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
-  typeof value === "object" && value !== null && !Array.isArray(value);
 
 const QUANTITY = /^0x(0|[1-9a-f][0-9a-f]{0,63})$/i;
 const DATA = /^0x([0-9a-f]{2})*$/i;

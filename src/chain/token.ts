@@ -16,6 +16,16 @@ import type { Network } from "../x402/network.ts";
 import type { Authorization, Hex } from "../x402/types.ts";
 import type { LogEntry, Receipt, RpcError } from "./json-rpc.ts";
 
+const ABI = parseAbi([
+  "function authorizationState(address authorizer, bytes32 nonce) view returns (bool)",
+  "function balanceOf(address account) view returns (uint256)",
+  "function getL1FeeUpperBound(uint256 size) view returns (uint256)",
+  "function isValidSignature(bytes32 digest, bytes signature) view returns (bytes4)",
+  "struct Call3 { address target; bool allowFailure; bytes callData; }",
+  "struct Result { bool success; bytes returnData; }",
+  "function aggregate3(Call3[] calls) payable returns (Result[] returnData)",
+]);
+
 /**
  * The functions of the token; of the L1 fee oracle of OP-stack chains such as Base (`feeUpperBound`); of ERC-1271, by which the
  * token checks every payer that has code (`isValidSignature`); and of Multicall3. Each is prepared once, since finding a
@@ -32,25 +42,11 @@ export const CALLS = {
       "function transferWithAuthorization(address from, address to, uint256 value, uint256 validAfter, uint256 validBefore, bytes32 nonce, bytes signature)",
     ]),
   }),
-  authorizationState: prepareEncodeFunctionData({
-    abi: parseAbi(["function authorizationState(address authorizer, bytes32 nonce) view returns (bool)"]),
-  }),
-  balanceOf: prepareEncodeFunctionData({
-    abi: parseAbi(["function balanceOf(address account) view returns (uint256)"]),
-  }),
-  feeUpperBound: prepareEncodeFunctionData({
-    abi: parseAbi(["function getL1FeeUpperBound(uint256 size) view returns (uint256)"]),
-  }),
-  isValidSignature: prepareEncodeFunctionData({
-    abi: parseAbi(["function isValidSignature(bytes32 digest, bytes signature) view returns (bytes4)"]),
-  }),
-  aggregate: prepareEncodeFunctionData({
-    abi: parseAbi([
-      "struct Call3 { address target; bool allowFailure; bytes callData; }",
-      "struct Result { bool success; bytes returnData; }",
-      "function aggregate3(Call3[] calls) payable returns (Result[] returnData)",
-    ]),
-  }),
+  authorizationState: prepareEncodeFunctionData({ abi: ABI, functionName: "authorizationState" }),
+  balanceOf: prepareEncodeFunctionData({ abi: ABI, functionName: "balanceOf" }),
+  feeUpperBound: prepareEncodeFunctionData({ abi: ABI, functionName: "getL1FeeUpperBound" }),
+  isValidSignature: prepareEncodeFunctionData({ abi: ABI, functionName: "isValidSignature" }),
+  aggregate: prepareEncodeFunctionData({ abi: ABI, functionName: "aggregate3" }),
 };
 /** The GasPriceOracle predeploy of OP-stack chains. */
 export const FEE_ORACLE: Hex = "0x420000000000000000000000000000000000000f";

@@ -5,6 +5,7 @@ import { isIP } from "node:net";
 import { dirname, resolve } from "node:path";
 import type { Hex } from "../core/bytes.ts";
 import { parseHostList } from "../core/host.ts";
+import { lowerHex, parseUint256 } from "../x402/types.ts";
 
 export interface Kind<T> {
   /** Completes "NAME must be …". */
@@ -154,16 +155,13 @@ const isHostEntry = (entry: string) =>
 /** The entries as they were written, checked by the parser of the host rules. */
 export const hostList: Kind<readonly string[]> = {
   must: "a comma-separated list of at most 1000 host names, addresses and CIDR ranges, without ports",
-  parse: (value) => {
-    const entries = listed(value);
-    return entries.length <= 1000 && entries.every(isHostEntry) ? entries : undefined;
-  },
+  parse: (value) => parsedEntries(value, 1000, (entry) => (isHostEntry(entry) ? entry : undefined)),
   why: (value) => hostProblem(listed(value), isHostEntry, 1000),
 };
 
 function parseUrl(value: string, protocols: readonly string[]): URL | undefined {
-  const url = URL.canParse(value) ? new URL(value) : undefined;
-  return url !== undefined && protocols.includes(url.protocol) ? url : undefined;
+  const url = URL.parse(value);
+  return url !== null && protocols.includes(url.protocol) ? url : undefined;
 }
 
 /** The URL as it was written, since an issuer is compared with claims character by character. */
@@ -282,14 +280,7 @@ function pairList(must: string, takes: (value: string) => boolean): Kind<readonl
   const parseOne = (entry: string) => parsePair(entry, takes);
   return {
     must,
-    parse: (text) => {
-      const entries = listed(text);
-      const parsed = entries.flatMap((entry) => {
-        const pair = parseOne(entry);
-        return pair === undefined ? [] : [pair];
-      });
-      return parsed.length === entries.length && parsed.length <= PAIRS_MAX ? parsed : undefined;
-    },
+    parse: (text) => parsedEntries(text, PAIRS_MAX, parseOne),
     why: (text) => entryProblem(listed(text), (entry) => parseOne(entry) !== undefined, PAIRS_MAX),
   };
 }
@@ -313,15 +304,10 @@ export const ratio: Kind<number> = {
   parse: (text) => (/^(0(\.\d{1,15})?|1(\.0{1,15})?)$/.test(text) ? Number(text) : undefined),
 };
 
-const UINT256_MAX = 2n ** 256n - 1n;
-
 /** An amount in atomic units of the token, or in wei. */
 export const amount: Kind<bigint> = {
   must: "a whole number of at most 256 bits, in decimal digits only",
-  parse: (text) => {
-    const value = /^[0-9]{1,78}$/.test(text) ? BigInt(text) : UINT256_MAX + 1n;
-    return value <= UINT256_MAX ? value : undefined;
-  },
+  parse: (text) => parseUint256(text) ?? undefined,
 };
 
 export const gwei: Kind<bigint> = {
@@ -347,6 +333,13 @@ function parsePrivateKey(text: string): Hex | undefined {
 
 function listed(text: string): readonly string[] {
   return text.split(",").flatMap((entry) => entry.trim() || []);
+}
+
+/** Undefined when there are more than `most` entries, or one of them is not valid. */
+function parsedEntries<T>(text: string, most: number, parse: (entry: string) => T | undefined) {
+  const parsed = listed(text).map(parse);
+  const valid = parsed.filter((entry) => entry !== undefined);
+  return valid.length === parsed.length && valid.length <= most ? valid : undefined;
 }
 
 /** Names the first entry that is not valid by its position, since the entry itself may be a secret. */
@@ -380,10 +373,8 @@ function listOf<T extends string>(
   return {
     must,
     parse: (text) => {
-      const entries = listed(text);
-      const parsed = entries.flatMap((entry) => parse(entry) ?? []);
-      const whole = parsed.length === entries.length && parsed.length > 0 && parsed.length <= most;
-      return whole && new Set(parsed).size === parsed.length ? parsed : undefined;
+      const parsed = parsedEntries(text, most, parse) ?? [];
+      return parsed.length > 0 && new Set(parsed).size === parsed.length ? parsed : undefined;
     },
     why: (text) => {
       const entries = listed(text);
@@ -413,8 +404,5 @@ export const rpcUrls = listOf(
 
 export const address: Kind<Hex> = {
   must: "an address: 0x and 40 hex digits",
-  parse: (text) => {
-    const digits = /^0x([0-9a-f]{40})$/i.exec(text)?.[1]?.toLowerCase();
-    return digits === undefined || /^0+$/.test(digits) ? undefined : `0x${digits}`;
-  },
+  parse: (text) => (/^0x(?!0+$)[0-9a-f]{40}$/i.test(text) ? lowerHex(text) : undefined),
 };

@@ -1,6 +1,7 @@
 // The host rules that prevent SSRF: which URLs may be stored, which addresses may be dialled, which hosts are exempt, and which
 // hosts a secret may be sent to. Pure. Addresses are bytes here: every spelling of an address is normalised before it is
 // judged, and what can't be parsed is refused.
+import { isIPv4, isIPv6 } from "node:net";
 
 export const URL_CHARACTERS_MAX = 2048;
 /** The most hosts that one credential may list. */
@@ -15,53 +16,26 @@ export interface AddressRange {
   readonly prefix: number;
 }
 
-const V4_PART = "(0|[1-9]\\d?|1\\d\\d|2[0-4]\\d|25[0-5])";
-const V4 = new RegExp(`^${[V4_PART, V4_PART, V4_PART, V4_PART].join("\\.")}$`);
-
-function parseV4(text: string): Address | null {
-  const match = V4.exec(text);
-  if (match === null) return null;
-  const [, a, b, c, d] = match;
-  return Uint8Array.of(Number(a), Number(b), Number(c), Number(d));
+/** Parses a canonical IPv4 address or any text form of an IPv6 address (RFC 4291 section 2.2), without zone and brackets. */
+export function parseAddress(text: string): Address | null {
+  if (isIPv4(text)) return Uint8Array.from(text.split("."), Number);
+  return isIPv6(text) && !text.includes("%") ? bytesOfV6(text) : null;
 }
 
-/** Colon-separated groups as bytes; an IPv4 address may stand for the last two. */
-function parseGroups(text: string): number[] | null {
-  if (text === "") return [];
-  const bytes: number[] = [];
-  const groups = text.split(":");
-  for (const [index, group] of groups.entries()) {
-    const v4 = index === groups.length - 1 && group.includes(".") ? parseV4(group) : null;
-    if (v4 !== null) {
-      bytes.push(...v4);
-      continue;
-    }
-    if (!/^[0-9a-f]{1,4}$/i.test(group)) return null;
-    const value = Number.parseInt(group, 16);
-    bytes.push(value >> 8, value & 0xff);
-  }
-  return bytes;
-}
-
-function parseV6(text: string): Address | null {
-  if (text.length > 45) return null;
-  const halves = text.split("::");
-  const head = parseGroups(halves[0] ?? "");
-  const tail = parseGroups(halves[1] ?? "");
-  if (head === null || tail === null || halves.length > 2) return null;
-  const gap = 16 - head.length - tail.length;
-  if (halves.length === 1 ? gap !== 0 : gap < 2) return null;
-  // The IPv4 form is allowed at the end of an address only, not before the gap.
-  if (halves.length === 2 && halves[0]?.includes(".")) return null;
+/** The bytes of an IPv6 address whose form has been checked; an IPv4 address may stand for the last two groups. */
+function bytesOfV6(text: string): Address {
+  const [head = [], tail = []] = text.split("::").map((half) => half.split(":").flatMap(bytesOfGroup));
   const address = new Uint8Array(16);
   address.set(head);
   address.set(tail, 16 - tail.length);
   return address;
 }
 
-/** Parses a canonical IPv4 address or any text form of an IPv6 address (RFC 4291 section 2.2), without zone and brackets. */
-export function parseAddress(text: string): Address | null {
-  return text.includes(":") ? parseV6(text) : parseV4(text);
+function bytesOfGroup(group: string): number[] {
+  if (group === "") return [];
+  if (group.includes(".")) return group.split(".").map(Number);
+  const value = Number.parseInt(group, 16);
+  return [value >> 8, value & 0xff];
 }
 
 function parseRange(text: string): AddressRange | null {
@@ -118,10 +92,6 @@ function unmapped(address: Address): Address {
   return inAny(MAPPED, address) ? address.slice(12) : address;
 }
 
-export function isSame(one: Address, other: Address): boolean {
-  return one.length === other.length && one.every((byte, index) => byte === other[index]);
-}
-
 export interface HostList {
   readonly names: ReadonlySet<string>;
   readonly ranges: readonly AddressRange[];
@@ -146,7 +116,8 @@ export function literalAddress(hostname: string): string | null {
 /** The host as URLs spell it, so that IDNs and short forms of addresses compare equal; null when it is not a host. */
 function canonicalHost(text: string): string | null {
   const bare = /^\[.*\]$/.test(text) ? text.slice(1, -1) : text;
-  if (bare.includes(":")) return parseV6(bare) === null ? null : (URL.parse(`http://[${bare}]/`)?.hostname ?? null);
+  if (bare.includes(":"))
+    return parseAddress(bare) === null ? null : (URL.parse(`http://[${bare}]/`)?.hostname ?? null);
   if (!/^[^\s/\\?#@:*[\]%]+$/.test(text)) return null;
   const url = URL.parse(`http://${text}/`);
   const name = url === null ? "" : bareName(url.hostname);
@@ -282,7 +253,7 @@ function isExemptAddress(address: Address, { allow }: HostRules): boolean {
 }
 
 function isOwn(address: Address, { own }: HostRules): boolean {
-  return reached(address).some((each) => own().some((mine) => isSame(mine, each)));
+  return reached(address).some((each) => own().some((mine) => Buffer.compare(mine, each) === 0));
 }
 
 export function isDeniedName(hostname: string, { deny }: HostRules): boolean {
@@ -302,11 +273,6 @@ export function mayDial(hostname: string, text: string, rules: HostRules): boole
   return isExempt(hostname, text, rules) || (isGlobal(address) && !isOwn(address, rules));
 }
 
-/** RFC 6761 section 6.3: localhost and every name under it mean the loopback addresses. */
-function isLocalhost(name: string): boolean {
-  return name === "localhost" || name.endsWith(".localhost");
-}
-
 const LOOPBACK = ["127.0.0.1", "::1"];
 const LOCAL =
   "must not name localhost or a loopback, private, link-local or other local address that TOLLGATE_ALLOW_HOSTS does not exempt";
@@ -318,7 +284,9 @@ const DENIED = "must not name a host that this gateway is set to refuse";
  */
 export function localAddresses(hostname: string, rules: HostRules): readonly string[] | null {
   const name = bareName(hostname);
-  if (!isLocalhost(name) || rules.allow.names.has(name)) return null;
+  // RFC 6761 section 6.3: localhost and every name under it mean the loopback addresses.
+  const isLocal = name === "localhost" || name.endsWith(".localhost");
+  if (!isLocal || rules.allow.names.has(name)) return null;
   const exempt = LOOPBACK.filter((address) => mayDial(name, address, rules));
   return exempt.length > 0 ? exempt : LOOPBACK;
 }
@@ -326,8 +294,7 @@ export function localAddresses(hostname: string, rules: HostRules): readonly str
 /** Why a stored URL may not name this host; null when it may. */
 function problemOfHost(hostname: string, rules: HostRules): string | null {
   if (isDeniedName(hostname, rules)) return DENIED;
-  const literal = literalAddress(hostname);
-  const address = literal === null ? null : parseAddress(literal);
+  const address = parseAddress(literalAddress(hostname) ?? "");
   if (address !== null) return problemOfAddress(address, rules);
   const local = localAddresses(hostname, rules) ?? [];
   return local.every((each) => mayDial(hostname, each, rules)) ? null : LOCAL;

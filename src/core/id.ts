@@ -34,17 +34,13 @@ function countAt(time: number): void {
   }
   countedAt = time;
   countedAtText = timeText(time);
-  counter = randomBits(COUNTER_START_BITS);
+  const [random = 0] = crypto.getRandomValues(new Uint32Array(1));
+  counter = random >>> (32 - COUNTER_START_BITS);
 }
 
 function timeText(time: number): string {
   const hex = time.toString(16).padStart(12, "0");
   return `${hex.slice(0, 8)}-${hex.slice(8)}`;
-}
-
-function randomBits(bits: number): number {
-  const [random = 0] = crypto.getRandomValues(new Uint32Array(1));
-  return random >>> (32 - bits);
 }
 
 const UUID_V7 = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}";

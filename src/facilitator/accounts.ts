@@ -9,7 +9,7 @@ import { checkText } from "../core/text.ts";
 import type { Clock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
 import { bind, prepared, type Reader, type Store, type Tx, UniqueViolation } from "../storage/store.ts";
-import { UINT256_DIGITS_MAX, UINT256_MAX } from "../x402/types.ts";
+import { parseUint256 } from "../x402/types.ts";
 import type { FacilitatorAccount } from "./payments/guardrails.ts";
 
 type AccountRow = Tables["facilitatorAccounts"]["$inferSelect"];
@@ -53,11 +53,9 @@ function accountName(given: string): string {
 
 function amount(field: string, given: string | null): string | null {
   if (given === null) return null;
-  const digits = /^0*([0-9]+)$/.exec(given)?.[1];
-  if (digits === undefined || digits.length > UINT256_DIGITS_MAX || BigInt(digits) > UINT256_MAX) {
-    throw invalidField(field, "must be a whole number of at most 256 bits, in decimal digits");
-  }
-  return digits;
+  const value = parseUint256(given);
+  if (value === null) throw invalidField(field, "must be a whole number of at most 256 bits, in decimal digits");
+  return String(value);
 }
 
 /**

@@ -268,7 +268,7 @@ export function followTlsFiles({ read, tls, take, log, lookMs = 1_000 }: Followi
     judgedDigest = reading.digest;
     const found = reading.judge();
     if (found.tls === null) log.error("tls_files_refused", { problem: found.problem });
-    else if (!isSame(found.tls, inUse)) apply(found.tls, found.warnings);
+    else if (!Bun.deepEquals(found.tls, inUse)) apply(found.tls, found.warnings);
   }
 
   function apply(next: TlsMaterial, warnings: readonly string[]): void {
@@ -286,6 +286,3 @@ export function followTlsFiles({ read, tls, take, log, lookMs = 1_000 }: Followi
   // The next read waits for the last one, so a hung file system is not read again.
   return every(lookMs, () => look().catch((error) => log.error("tls_files_not_read", { error })));
 }
-
-const isSame = (a: TlsMaterial, b: TlsMaterial): boolean =>
-  a.cert === b.cert && a.key === b.key && a.clientCa === b.clientCa;

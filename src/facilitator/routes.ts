@@ -63,9 +63,9 @@ export interface FacilitatorRoutes {
   readonly protocol: PaymentProtocol;
   readonly read: Reader;
   readonly log: Log;
-  readonly meters?: Pick<Meters, "requestsTo">;
-  /** Left out where traces are off. */
-  readonly tracer?: Tracer | null;
+  readonly meters: Pick<Meters, "requestsTo">;
+  /** Null where traces are off. */
+  readonly tracer: Tracer | null;
   settle(account: FacilitatorAccount, request: SettleRequest): Promise<CollectionOutcome>;
   /** The time after which no reorganisation can change a payment's transaction any more. */
   readonly finalAfterSeconds: number;
@@ -90,7 +90,7 @@ export function createOpenEdge(options: Pick<FacilitatorRoutes, "protocol" | "re
 
 /** Serves the mutual-TLS port. */
 export function createPeerEdge(options: FacilitatorRoutes) {
-  const { protocol, tracer = null } = options;
+  const { protocol, log, meters, tracer } = options;
   const peers = new WeakMap<Request, Peer>();
   const app = routes()
     .use(openRoutes(options))
@@ -111,8 +111,8 @@ export function createPeerEdge(options: FacilitatorRoutes) {
     );
   const edge = createGuardedEdge<FacilitatorAccount>({
     app,
-    log: options.log,
-    ...(options.meters && { meters: options.meters }),
+    log,
+    meters,
     tracer,
     guard: {
       covers: (path) => path === "/settle",
@@ -120,7 +120,7 @@ export function createPeerEdge(options: FacilitatorRoutes) {
         const peer = peers.get(request);
         const account = peer === undefined ? null : await accountOf(options.read, peer.fingerprint);
         if (account !== null) return account;
-        options.log.info("account_refused", { fingerprint: peer?.fingerprint });
+        log.info("account_refused", { fingerprint: peer?.fingerprint });
         throw new Fault("denied", "no active account has this certificate");
       },
       shown: ({ name }) => ["account", name],

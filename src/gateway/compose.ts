@@ -258,9 +258,10 @@ function openRoutes({ options, store, keyring }: GatewayParts, assets: Assets) {
   const checkReady = createReadiness(store, keyring);
   const { publicUrl, identity } = options;
   const hasLocalIssuer = identity.oidc === null;
+  const isBinary = Bun.isStandaloneExecutable;
   return routes()
     .use(healthRoutes({ checkReady, version: VERSION, commit: COMMIT, keyring }))
-    .use(homeRoutes({ assets, version: VERSION, checkReady, hasLocalIssuer, publicUrl }));
+    .use(homeRoutes({ assets, version: VERSION, checkReady, hasLocalIssuer, isBinary, publicUrl }));
 }
 
 function withDocs(api: AnyElysia, assets: Assets, network: Network) {

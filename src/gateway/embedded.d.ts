@@ -15,6 +15,14 @@ declare module "*/search.js" {
 declare module "*/highlight.js" {
   export function highlight(code: string, language: string): string | null;
 }
+/** @see ./manual/find.js */
+declare module "*/find.js" {
+  import type { default as MiniSearch, Options, SearchResult } from "minisearch";
+  export const OPTIONS: Options;
+  export function find(index: MiniSearch, wanted: string): SearchResult[];
+  const path: string;
+  export default path;
+}
 declare module "*/initializer.js" {
   const text: string;
   export default text;

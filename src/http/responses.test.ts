@@ -158,6 +158,31 @@ test("a wait for room ends with an answer that says so, or when its caller goes"
   expect(await (await give(asked(), text)).text()).toBe(LONG);
 });
 
+test("of many waits for room that end in one moment, few callers are told in a turn of the event loop", async () => {
+  const WAITING = 2_000;
+  const hold = (ms: number) => {
+    for (const until = performance.now() + ms; performance.now() < until; );
+  };
+  const give = giving(100);
+  await give(asked(), text);
+  let told = 0;
+  const waits = Array.from({ length: WAITING }, () =>
+    give({ ...asked(), weight: LONG.length }, text).catch(() => {
+      told++;
+      hold(0.1);
+    }),
+  );
+  // By then the time of all is over.
+  hold(300);
+  let most = 0;
+  for (let before = told; told < WAITING; before = told) {
+    await turns(1);
+    most = Math.max(most, told - before);
+  }
+  await Promise.all(waits);
+  expect(most).toBeLessThan(200);
+});
+
 test("of many answers that are taken at once, few pieces are made in a turn of the event loop", async () => {
   const give = createLargeResponses({ bytesMax: 100 * SIZE, waitMsMax: 60_000 }).respond;
   let made = 0;

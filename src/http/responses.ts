@@ -12,6 +12,7 @@ import { Fault, type FaultKind } from "../core/fault.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createFairQueue, createFairShare, createLimiter, enter, type FairQueue } from "../kernel/share.ts";
 import { inStoreTurns, inTurn } from "../kernel/turns.ts";
+import { untilFirst } from "../kernel/wait.ts";
 
 /** The HTTP status of each Fault kind. */
 export const STATUS = {
@@ -145,9 +146,7 @@ export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax =
    */
   async function respond({ tenant, request, weight = 0, ...rest }: LargeResponse, make: Make): Promise<Response> {
     const { status = "ok", type = "application/json", headers } = rest;
-    const room = new ResponseShare(queue, tenant, () =>
-      AbortSignal.any([request.signal, AbortSignal.timeout(waitMsMax)]),
-    );
+    const room = new ResponseShare(queue, tenant, request, waitMsMax);
     try {
       let body: Awaited<ReturnType<typeof tryMake>> = weight > SMALL_CHARACTERS ? weight : await tryMake(room, make);
       while (typeof body === "number") {
@@ -186,14 +185,15 @@ export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax =
 class ResponseShare {
   readonly tenant: string;
   readonly #queue: FairQueue;
-  readonly #deadline: () => AbortSignal;
+  readonly #request: LargeResponse["request"];
+  readonly #waitMsMax: number;
   #held = 0;
 
-  /** @param deadline called when a wait begins; its signal ends that wait */
-  constructor(queue: FairQueue, tenant: string, deadline: () => AbortSignal) {
+  constructor(queue: FairQueue, tenant: string, request: LargeResponse["request"], waitMsMax: number) {
     this.#queue = queue;
     this.tenant = tenant;
-    this.#deadline = deadline;
+    this.#request = request;
+    this.#waitMsMax = waitMsMax;
   }
 
   /** Changes the share to `weight` if there is room for it. */
@@ -210,7 +210,7 @@ class ResponseShare {
     if (this.takeNow(weight)) return;
     const wanted = { tenant: this.tenant, agent: null, amount: weight - this.#held };
     try {
-      await enter(this.#queue, wanted, this.#deadline());
+      await untilFirst([this.#request.signal], async (end) => enter(this.#queue, wanted, end), this.#waitMsMax);
     } catch (cause) {
       const tooMany = "too many responses are being read slowly";
       throw new Fault("unavailable", tooMany, { retryAfterSeconds: 1, cause });

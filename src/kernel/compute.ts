@@ -6,7 +6,8 @@
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { MAX } from "./limits.ts";
-import { createFairShare, createRoundRobin } from "./share.ts";
+import { createFairShare } from "./share.ts";
+import { createRoundRobin } from "./turns.ts";
 import type { StopSignal } from "./wait.ts";
 
 /** Both threads know a task by its name. Its input and output must survive a structured clone. */

@@ -8,12 +8,12 @@ import {
   createFairShare,
   createLimiter,
   createReservedShare,
-  createRoundRobin,
   enter,
   type FairShare,
   leastFirst,
   type Waiter,
 } from "./share.ts";
+import { createRoundRobin } from "./turns.ts";
 
 describe("a fair share", () => {
   /** Takes one by one, each time for another agent if there are any, until the tenant gets no more. */
@@ -305,6 +305,8 @@ describe("by a simulated clock, a limiter", () => {
           for (let left = tenths; left > 0; left--) {
             time += 100;
             jest.advanceTimersByTime(100);
+            // Where several waits end together, their callers are told in a turn of the event loop.
+            await new Promise((resolve) => setImmediate(resolve));
             await settled();
           }
         };

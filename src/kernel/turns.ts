@@ -4,7 +4,40 @@
 // One per thread, since a thread has one event loop, and all work on it shares its turns.
 
 import { AsyncLocalStorage } from "node:async_hooks";
-import { createRoundRobin, createSlots } from "./share.ts";
+
+// Turns among all that wait: one of each tenant in turn, and within a tenant in the order of arrival.
+
+export function createRoundRobin<T>() {
+  const waiting = new Map<string, Set<T>>();
+  let size = 0;
+  return {
+    get size() {
+      return size;
+    },
+    /** An item that waits already keeps its place. */
+    add(tenant: string, item: T): void {
+      const items = waiting.get(tenant) ?? new Set<T>();
+      if (items.has(item)) return;
+      waiting.set(tenant, items.add(item));
+      size++;
+    },
+    /** Takes out the next one that is of none of the tenants `passedOver`. */
+    next(passedOver?: ReadonlySet<string>): { readonly tenant: string; readonly item: T } | undefined {
+      for (const [tenant, items] of waiting) {
+        if (passedOver?.has(tenant)) continue;
+        // It stands last from now on.
+        waiting.delete(tenant);
+        for (const item of items) {
+          items.delete(item);
+          if (items.size > 0) waiting.set(tenant, items);
+          size--;
+          return { tenant, item };
+        }
+      }
+      return undefined;
+    },
+  };
+}
 
 const TURN_MS = 4;
 /** What a step leads to, up to the write to a caller, runs after the turn and may cost more than the step. */
@@ -39,6 +72,12 @@ export function mayDoAtOnce(): boolean {
     });
   }
   return now < atOnceUntil;
+}
+
+/** Does a short step at once if that may be, and in one of the next turns where many come in one moment. */
+export function atOnceOrInTurn(tenant: string, step: () => void): void {
+  if (mayDoAtOnce()) step();
+  else void inTurn(tenant, step);
 }
 
 /** Does a piece of work that can't be split, and may be long, in a turn with all such work. @throws what it throws */
@@ -162,48 +201,58 @@ async function nextTurn(): Promise<void> {
   }
 }
 
-// Work that takes long in one piece runs in the runtime's pool of threads, two pieces of two tenants at a time, and then
-// one of each other tenant in turn. So nobody waits behind much work of somebody else, and the pool stays free for what
-// else it is for. A fair queue of two would cost each piece 5 to 70 µs of the event loop where many wait (measured), this 1.
+// Work in few slots, one piece of each tenant in turn, and few of one tenant at a time. So nobody waits behind much work of
+// somebody else. A fair queue would cost each piece 5 to 70 µs of the event loop where many wait (measured), this 1.
 
-const AT_ONCE = 2;
+/** @param each how many slots one tenant may have */
+function createTurnSlots(size: number, each: number) {
+  const waiting = createRoundRobin<() => Promise<void>>();
+  const held = new Map<string, number>();
+  const full = new Set<string>();
+  let running = 0;
 
-/** Never rejects. */
-type ThreadWork = () => Promise<void>;
-
-const waitingPieces = createRoundRobin<ThreadWork>();
-const busy = new Set<string>();
-
-/** Rejects with what the work rejects with. */
-export function inThreadTurn<T>(tenant: string, work: () => Promise<T>): Promise<T> {
-  const { promise, resolve, reject } = Promise.withResolvers<T>();
-  waitingPieces.add(tenant, () => work().then(resolve, reject));
-  begin();
-  return promise;
-}
-
-function begin(): void {
-  while (busy.size < AT_ONCE) {
-    const next = waitingPieces.next(busy);
-    if (next === undefined) return;
-    void run(next.tenant, next.item);
+  function count(tenant: string, by: number): void {
+    running += by;
+    const now = (held.get(tenant) ?? 0) + by;
+    if (now > 0) held.set(tenant, now);
+    else held.delete(tenant);
+    if (now === each) full.add(tenant);
+    else full.delete(tenant);
   }
+
+  function begin(): void {
+    while (running < size) {
+      const next = waiting.next(full);
+      if (next === undefined) return;
+      void run(next.tenant, next.item);
+    }
+  }
+
+  async function run(tenant: string, piece: () => Promise<void>): Promise<void> {
+    count(tenant, 1);
+    await piece();
+    count(tenant, -1);
+    begin();
+  }
+
+  /** Rejects with what the work rejects with. */
+  return <T>(tenant: string, work: () => Promise<T>): Promise<T> => {
+    const { promise, resolve, reject } = Promise.withResolvers<T>();
+    waiting.add(tenant, () => work().then(resolve, reject));
+    begin();
+    return promise;
+  };
 }
 
-async function run(tenant: string, piece: ThreadWork): Promise<void> {
-  busy.add(tenant);
-  await piece();
-  busy.delete(tenant);
-  begin();
-}
+/** For work that takes long in one piece, in the runtime's pool of threads, which stays free for what else it is for. */
+export const inThreadTurn = createTurnSlots(2, 1);
 
-// Turns of the event loop for work on stored rows that is done in steps: SQLite answers on the event loop, and one long
-// piece would hold up every tenant. Few steps are taken in one turn, and they are shared out by tenant.
+const inStepSlot = createTurnSlots(3, 2);
 
-/** Of all such work together; a tenant alone may take two. */
-const inStepSlot = createSlots(3);
-
-/** Takes a step when it is the tenant's turn, in a turn of the event loop with few other such steps. */
+/**
+ * For work on stored rows that is done in steps: SQLite answers on the event loop, and one long piece would hold up every
+ * tenant. Each step is done in a turn of the event loop with few other such steps.
+ */
 export function inStoreTurns<T>(tenant: string, step: () => Promise<T>): Promise<T> {
   return inStepSlot(tenant, async () => {
     await new Promise((resolve) => setImmediate(resolve));

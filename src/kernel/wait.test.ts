@@ -131,6 +131,22 @@ describe("by a simulated clock,", () => {
   const clock = useSimulatedClock();
   const tens = (most: number) => fc.integer({ min: 0, max: most / 10 }).map((count) => 10 * count);
 
+  test("work is stopped when its time is over, and no timer is left of work that ends before", async () => {
+    const [late, kept] = [Promise.withResolvers<unknown>(), Promise.withResolvers<StopSignal>()];
+    const forever = (signal: StopSignal) => unlessAborted(signal, new Promise<never>(() => {}));
+    void untilFirst([new Stop()], forever, 100).catch(late.resolve);
+    void untilFirst([], async (signal) => kept.resolve(signal), 100);
+    await clock.pass(90);
+    const inTime = jest.getTimerCount();
+    const stop = new Stop();
+    const stopped = untilFirst([stop], forever, 100).catch((reason: unknown) => reason);
+    stop.abort("stop");
+    expect([inTime, await stopped, (await kept.promise).aborted]).toEqual([1, "stop", false]);
+    await clock.pass(10);
+    expect(await late.promise).toMatchObject({ name: "TimeoutError" });
+    expect([jest.getTimerCount(), (await kept.promise).aborted]).toEqual([0, false]);
+  });
+
   test("the first of work, its deadline and an abort tells the outcome, and no timer is left", async () => {
     const plan = fc.record({
       takes: tens(300).map((ms) => ms + 5),

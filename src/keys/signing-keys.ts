@@ -5,8 +5,7 @@ import { and, asc, count, eq, gt, lt, ne, sql } from "drizzle-orm";
 import { type CryptoKey, calculateJwkThumbprint, exportJWK, generateKeyPair, importJWK, type JWK } from "jose";
 import type { KeyPurpose } from "../../db/schema.ts";
 import { StartupProblem } from "../core/startup.ts";
-import type { Clock } from "../core/time.ts";
-import { DAY_MS } from "../core/time.ts";
+import { type Clock, DAY_MS } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
 import type { Reader, Store, Tx } from "../storage/store.ts";
 import { unwrap, wrap } from "./envelope.ts";
@@ -47,16 +46,15 @@ async function newSigningKey(purpose: KeyPurpose) {
 
 export const newSigningKeys = (): Promise<NewSigningKey[]> => Promise.all(PURPOSES.map(newSigningKey));
 
-/** Stores new keys. A key whose purpose has a key in use already is ignored. */
+/** Stores new keys, wrapped with this master key. A key whose purpose has a key in use already is ignored. */
 export async function storeSigningKeys(
   tx: Tx,
   made: readonly NewSigningKey[],
-  {
-    masterKey,
-    master_key_id,
-    now,
-  }: { readonly masterKey: Uint8Array; readonly master_key_id: string; readonly now: number },
+  masterKeys: MasterKeys,
+  master_key_id: string,
+  now: number,
 ): Promise<void> {
+  const masterKey = requireMasterKey(masterKeys, master_key_id);
   const rows = made.map(({ privateJwk, ...key }) => ({
     ...key,
     wrapped_private_key: wrap(masterKey, privateJwk, signingKeyIdentity(key.purpose, key.kid)),
@@ -88,9 +86,8 @@ export async function makeFirstSigningKeys(
   await store.write(async (tx) => {
     const state = await lockState(tx);
     const master_key_id = state.master_key_id ?? masterKeys.own;
-    const masterKey = requireMasterKey(masterKeys, master_key_id);
     if (state.master_key_id === null) await changeState(tx, state, { master_key_id });
-    await storeSigningKeys(tx, made, { masterKey, master_key_id, now: clock.now() });
+    await storeSigningKeys(tx, made, masterKeys, master_key_id, clock.now());
   });
 }
 
@@ -100,10 +97,9 @@ export async function replaceIssuerKey(store: Pick<Store, "write" | "clock">, ma
   await store.write(async (tx) => {
     const state = await lockState(tx);
     if (state.master_key_id === null) throw new Error("a keyring without a master key has no issuer");
-    const masterKey = requireMasterKey(masterKeys, state.master_key_id);
     const { signingKeys: t } = tx.tables;
     await tx.db.delete(t).where(eq(t.purpose, "issuer"));
-    await storeSigningKeys(tx, made, { masterKey, master_key_id: state.master_key_id, now: store.clock.now() });
+    await storeSigningKeys(tx, made, masterKeys, state.master_key_id, store.clock.now());
     await changeState(tx, state, {});
   });
 }
@@ -164,13 +160,8 @@ const EVERYBODY = "";
 /** Rows of one read, which takes a millisecond or two. */
 const ROWS_AT_ONCE = 1_000;
 
-interface TenantRevocations {
-  everybody: number;
-  readonly users: Map<string, number>;
-}
-
 export function createRevocations(read: Reader) {
-  const tenants = new Map<string, TenantRevocations>();
+  const tenants = new Map<string, { everybody: number; readonly users: Map<string, number> }>();
   let newest = 0;
 
   function add(tenant: string, user: string, revokedAt: number): void {

@@ -231,34 +231,27 @@ export const OTHER_ROUTE = "other";
 /** Maps paths to labels: one per route, so that callers cannot make more of them. */
 export function createRouteTemplates(routes: readonly { readonly path: string }[]) {
   const paths = [...new Set(routes.map(({ path }) => path))];
-  const templateOf = (path: string) => path.replaceAll(/:(\w+)/g, "{$1}");
-  const exact = new Map<string, string>();
-  /** Routes with parameters, by the number of slashes in their paths; those that end with `*` are under -1. */
-  const byLength = new Map<number, { readonly pattern: RegExp; readonly template: string }[]>();
-  for (const path of paths) {
-    const template = templateOf(path);
-    if (template === path && !path.endsWith("*")) exact.set(path, path);
-    else {
-      const length = path.endsWith("*") ? -1 : slashesIn(path);
-      byLength.set(length, [...(byLength.get(length) ?? []), { pattern: pathPattern(path), template }]);
-    }
-  }
+  const all = paths.map((path) => ({
+    pattern: pathPattern(path),
+    template: path.replaceAll(/:(\w+)/g, "{$1}"),
+    slashes: path.endsWith("*") ? -1 : slashesIn(path),
+  }));
+  const exact = new Set(paths.filter((path) => !/:|\*$/.test(path)));
+  /** Routes by the number of slashes in their paths; those that end with `*` are under -1. */
+  const byLength = Map.groupBy(all, ({ slashes }) => slashes);
 
   function among(length: number, path: string): string | undefined {
     return byLength.get(length)?.find(({ pattern }) => pattern.test(path))?.template;
   }
 
   return {
-    all: [...paths.map(templateOf), OTHER_ROUTE],
-    of: (path: string): string => exact.get(path) ?? among(slashesIn(path), path) ?? among(-1, path) ?? OTHER_ROUTE,
+    all: [...all.map(({ template }) => template), OTHER_ROUTE],
+    of: (path: string): string =>
+      exact.has(path) ? path : (among(slashesIn(path), path) ?? among(-1, path) ?? OTHER_ROUTE),
   };
 }
 
-function slashesIn(path: string): number {
-  let count = 0;
-  for (let at = path.indexOf("/"); at !== -1; at = path.indexOf("/", at + 1)) count++;
-  return count;
-}
+const slashesIn = (path: string): number => path.split("/").length - 1;
 
 /** The registered statuses (IANA, RFC 9110). On the streaming path an upstream could make any number of others. */
 const ASSIGNED = /^(10[0-3]|20[0-8]|226|30[0-8]|40\d|41[0-7]|42[1-689]|431|451|50[0-8]|51[01])$/;

@@ -36,11 +36,6 @@ const LEFT_OUT = ["--external=file-type"];
 /** Files beside the binary must not configure it. */
 const CLOSED = ["--no-compile-autoload-dotenv", "--no-compile-autoload-bunfig"];
 
-/** The contents of a bundle, in esbuild's format: for each output, how many bytes come from each source. */
-interface Metafile {
-  readonly outputs: Readonly<Record<string, { readonly inputs: Readonly<Record<string, { bytesInOutput: number }>> }>>;
-}
-
 export interface Runtime {
   /** Bun's name of the platform, such as `bun-linux-x64-musl`. */
   readonly target: string;
@@ -60,7 +55,7 @@ export function commit(): string {
  * @param runtime null for the running Bun
  * @throws Error with Bun's output when the build fails
  */
-export function build(outfile: string, runtime: Runtime | null): Metafile {
+export function build(outfile: string, runtime: Runtime | null): Bun.BuildMetafile {
   const work = mkdtempSync(join(tmpdir(), "tollgate-build-"));
   try {
     // The source maps are in the binary already, so their copies are left in the temporary directory.
@@ -74,7 +69,7 @@ export function build(outfile: string, runtime: Runtime | null): Metafile {
     copyFileSync(binary, `${outfile}.new`);
     renameSync(`${outfile}.new`, outfile);
     tellMade(outfile, `${Math.round(statSync(outfile).size / 1e6)} MB`);
-    return JSON.parse(readFileSync(metafile, "utf8")) as Metafile;
+    return JSON.parse(readFileSync(metafile, "utf8")) as Bun.BuildMetafile;
   } finally {
     rmSync(work, { recursive: true, force: true });
   }
@@ -111,7 +106,7 @@ export interface BundledPackage {
 const FOLDER = /^(?:.*\/)?node_modules\/(?:@[^/]+\/)?[^/]+(?=\/)/;
 
 /** The packages with at least one byte in the bundle, without those that are only installed or were dropped as unused. */
-export function bundledPackages(metafile: Metafile): BundledPackage[] {
+export function bundledPackages(metafile: Bun.BuildMetafile): BundledPackage[] {
   const sources = Object.values(metafile.outputs).flatMap(({ inputs }) => Object.entries(inputs));
   const present = sources.filter(([, { bytesInOutput }]) => bytesInOutput > 0);
   const folders = new Set(present.flatMap(([path]) => FOLDER.exec(path)?.[0] ?? []));

@@ -99,15 +99,8 @@ interface Lock {
   readonly packages: Readonly<Record<string, { readonly version: string; readonly integrity: string }>>;
 }
 
-/** A package with a Bun, as the lock pins it. */
-interface PinnedRuntime {
-  readonly name: string;
-  readonly version: string;
-  /** The hash of the package: `sha512-` and base64. */
-  readonly integrity: string;
-}
-
-export function pinnedRuntime(platform: Platform): PinnedRuntime {
+/** The package with a Bun for the platform, as the lock pins it: `integrity` is its hash, `sha512-` and base64. */
+export function pinnedRuntime(platform: Platform) {
   const name = `@oven/${PLATFORMS[platform]}`;
   const lock = JSON.parse(readFileSync(join(RUNTIMES, "package-lock.json"), "utf8")) as Lock;
   const entry = lock.packages[`node_modules/${name}`];
@@ -137,7 +130,7 @@ function installRuntimes(work: string): (platform: Platform) => Runtime {
 interface Binary {
   readonly file: string;
   readonly sha256: string;
-  readonly runtime: PinnedRuntime;
+  readonly runtime: ReturnType<typeof pinnedRuntime>;
 }
 
 const { FromNodePackageJson: fromManifest, License } = Contrib;

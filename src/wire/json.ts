@@ -6,6 +6,9 @@ import { Fault, shownField } from "../core/fault.ts";
 import { AT_ONCE_BYTES, type ComputeTask, compute } from "../kernel/compute.ts";
 import { MAX } from "../kernel/limits.ts";
 
+export const isJsonObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
+
 /**
  * The value of a JSON text.
  *

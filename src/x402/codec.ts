@@ -5,18 +5,10 @@ import { Fault, invalidField } from "../core/fault.ts";
 import { URL_CHARACTERS_MAX } from "../core/host.ts";
 import { textProblem } from "../core/text.ts";
 import { MAX } from "../kernel/limits.ts";
-import { parseJson } from "../wire/json.ts";
+import { isJsonObject, parseJson } from "../wire/json.ts";
 import { type Network, SCHEME, X402_VERSION } from "./network.ts";
 import type { WireRequirements } from "./schemas.ts";
-import {
-  type Authorization,
-  type Hex,
-  lowerHex,
-  type Payment,
-  type Requirements,
-  UINT256_DIGITS_MAX,
-  UINT256_MAX,
-} from "./types.ts";
+import { type Authorization, type Hex, lowerHex, type Payment, parseUint256, type Requirements } from "./types.ts";
 
 /** `reason` names the field and repeats no value, so it may be shown to the sender. */
 export type Parsed<T> = { readonly ok: true; readonly value: T } | { readonly ok: false; readonly reason: string };
@@ -239,12 +231,9 @@ function objectIn(scope: FieldScope, key: string): FieldScope {
 }
 
 function asFields(value: unknown, name: string): FieldScope["fields"] {
-  if (!isObject(value)) throw invalidField(name, "must be a JSON object");
+  if (!isJsonObject(value)) throw invalidField(name, "must be a JSON object");
   return value;
 }
-
-const isObject = (value: unknown): value is FieldScope["fields"] =>
-  typeof value === "object" && value !== null && !Array.isArray(value);
 
 const pathOf = ({ path }: FieldScope, key: string): string => (path === "" ? key : `${path}.${key}`);
 
@@ -276,19 +265,11 @@ function textIn(scope: FieldScope, key: string, charactersMax: number): string {
 /** A string of decimal digits. JSON numbers are refused: a double does not hold 256 bits. */
 function uint256In(scope: FieldScope, key: string): bigint {
   const value = requiredField(scope, key);
-  const integer = typeof value === "string" && /^[0-9]+$/.test(value) ? uint256(value) : null;
+  const integer = typeof value === "string" ? parseUint256(value) : null;
   if (integer === null) {
     throw invalidField(pathOf(scope, key), "must be a string of decimal digits, of at most 256 bits");
   }
   return integer;
-}
-
-/** Parsing digits takes more than linear time, so their number is bounded first. */
-function uint256(digits: string): bigint | null {
-  const significant = digits.replace(/^0+/, "");
-  if (significant.length > UINT256_DIGITS_MAX) return null;
-  const integer = BigInt(significant);
-  return integer <= UINT256_MAX ? integer : null;
 }
 
 function secondsIn(scope: FieldScope, key: string): number {

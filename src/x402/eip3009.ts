@@ -2,22 +2,15 @@
 // `domain` is the hash of the token's EIP-712 domain, from network.ts.
 import { secp256k1 } from "@noble/curves/secp256k1";
 import { keccak_256 } from "@noble/hashes/sha3";
-import { asBuffer } from "../core/bytes.ts";
 import { type Authorization, type Hex, lowerHex } from "./types.ts";
 
-const TRANSFER_TYPE = toHex(
-  keccak_256(
-    "TransferWithAuthorization(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,bytes32 nonce)",
-  ),
-);
+const TRANSFER_TYPE = keccak_256(
+  "TransferWithAuthorization(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,bytes32 nonce)",
+).toHex();
 
 const SIGNATURE = /^0x[0-9a-fA-F]{130}$/;
 const ORDER = secp256k1.CURVE.n;
 const HALF_ORDER = ORDER >> 1n;
-
-function toHex(bytes: Uint8Array): string {
-  return asBuffer(bytes).toString("hex");
-}
 
 /** A value as the 64 hex digits of 32 bytes. */
 function word(value: string | bigint): string {
@@ -34,7 +27,7 @@ export function authorizationDigest(domain: Hex, authorization: Authorization): 
     throw new TypeError("not an authorization in the form of types.ts");
   }
   // EIP-191 version 1: 0x19 0x01, the domain separator, the struct's hash.
-  return keccak_256(Buffer.from(`1901${domain.slice(2)}${toHex(keccak_256(struct))}`, "hex"));
+  return keccak_256(Buffer.from(`1901${domain.slice(2)}${keccak_256(struct).toHex()}`, "hex"));
 }
 
 /** The token's rule (and EIP-2): 65 bytes, s in the lower half of the order, v 27 or 28. Some signers write v as 0 or 1. */
@@ -63,7 +56,7 @@ export function recoverSigner(domain: Hex, authorization: Authorization, signatu
   const digest = authorizationDigest(domain, authorization);
   try {
     const key = new secp256k1.Signature(plain.r, plain.s).addRecoveryBit(plain.recovery).recoverPublicKey(digest);
-    return `0x${toHex(keccak_256(key.toRawBytes(false).subarray(1)).subarray(12))}`;
+    return `0x${keccak_256(key.toRawBytes(false).subarray(1)).subarray(12).toHex()}`;
   } catch {
     // Not every r is the x of a point on the curve, and one s leads to no key.
     return null;

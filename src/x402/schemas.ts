@@ -54,9 +54,7 @@ const payment = (network: Network) =>
       network: named(network),
       payload: Type.Object(
         {
-          signature: Type.String({
-            description: "Of the authorization (EIP-712), as 0x and hexadecimal digits.",
-          }),
+          signature: text("Of the authorization (EIP-712), as 0x and hexadecimal digits."),
           authorization: Type.Object(
             {
               from: address("The payer."),
@@ -88,11 +86,10 @@ export const settleResponse = (network: Network) =>
   Type.Object(
     {
       success: Type.Boolean({ description: "Whether the payment has been collected." }),
-      errorReason: Type.Optional(Type.String({ description: "On a failure: always the same coarse text." })),
-      transaction: Type.String({
-        description:
-          'The hash. On a failure "" says that no transaction of this facilitator can collect the payment any more; a hash names one that still may.',
-      }),
+      errorReason: Type.Optional(text("On a failure: always the same coarse text.")),
+      transaction: text(
+        'The hash. On a failure "" says that no transaction of this facilitator can collect the payment any more; a hash names one that still may.',
+      ),
       network: named(network),
       payer: address("Who signed, in lower case."),
     },

@@ -12,6 +12,15 @@ export const lowerHex = (text: string): Hex => `0x${text.slice(2).toLowerCase()}
 export const UINT256_DIGITS_MAX = 78;
 export const UINT256_MAX = 2n ** 256n - 1n;
 
+/** The integer in a text of decimal digits; null for any other text, and for one of more than 256 bits. */
+export function parseUint256(text: string): bigint | null {
+  const significant = text.replace(/^0+/, "");
+  // Parsing digits takes more than linear time, so their number is bounded first.
+  if (!/^[0-9]+$/.test(text) || significant.length > UINT256_DIGITS_MAX) return null;
+  const integer = BigInt(significant);
+  return integer <= UINT256_MAX ? integer : null;
+}
+
 /** The arguments of EIP-3009 `transferWithAuthorization` that the payer signed. */
 export interface Authorization {
   readonly from: Hex;

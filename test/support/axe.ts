@@ -2,11 +2,42 @@
 import { type AxeResults, source } from "axe-core";
 import type { Page } from "playwright-core";
 
+const CONTRAST = "color-contrast";
+
+/**
+ * Runs in the browser: for each way in which text looks (its color, size and weight, and every ground behind it), the first few
+ * elements with such a text, since one may lie outside of the window. Axe takes seconds for the thousands of cells of a long page.
+ */
+const TEXTS = `(() => {
+  const grounds = new Map([[null, ""]]);
+  const groundOf = (element) => {
+    if (!grounds.has(element)) {
+      const { backgroundColor, backgroundImage, opacity } = getComputedStyle(element);
+      const own = [backgroundColor, backgroundImage, opacity].join(" ");
+      grounds.set(element, groundOf(element.parentElement) + (own === "rgba(0, 0, 0, 0) none 1" ? "" : "|" + own));
+    }
+    return grounds.get(element);
+  };
+  const looks = new Map();
+  for (const element of document.querySelectorAll("body *")) {
+    const hasText = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim() !== "");
+    if (!element.checkVisibility() || !(hasText || element.matches("input, select, textarea"))) continue;
+    const { color, fontSize, fontWeight } = getComputedStyle(element);
+    const look = [element.localName === "a", color, fontSize, fontWeight, groundOf(element)].join("|");
+    const alike = looks.get(look) ?? [];
+    if (alike.length < 3) looks.set(look, [...alike, element]);
+  }
+  return [...looks.values()].flat();
+})()`;
+
 /** The rules that the page breaks, each with the elements that it is about. */
 export async function findings(page: Page, rulesAside: readonly string[] = []): Promise<string[]> {
-  await page.evaluate(source);
+  if (!(await page.evaluate<boolean>("'axe' in window"))) await page.evaluate(source);
   // It runs in the browser, where the script above has put `axe`.
-  const { violations } = await page.evaluate<AxeResults>("axe.run({ resultTypes: ['violations'] })");
-  const counted = violations.filter(({ id }) => !rulesAside.includes(id));
+  const run = (context: string, rules: string) =>
+    page.evaluate<AxeResults>(`axe.run(${context}, { resultTypes: ["violations"], selectors: false, ${rules} })`);
+  const all = await run("document", `rules: { "${CONTRAST}": { enabled: false } }`);
+  const contrast = await run(`{ include: ${TEXTS} }`, `runOnly: ["${CONTRAST}"]`);
+  const counted = [...all.violations, ...contrast.violations].filter(({ id }) => !rulesAside.includes(id));
   return counted.map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html.slice(0, 120)).join(" | ")}`);
 }

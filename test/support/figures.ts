@@ -103,7 +103,7 @@ export const FIGURES: readonly Figure[] = [
   { what: "product files", most: 232, find: (sources) => [...sources.keys()] },
   {
     what: "product lines",
-    most: 48_610,
+    most: 48_535,
     find: (sources) => [...sources.values()].flatMap((source) => source.match(/\n/g) ?? []),
   },
   {
@@ -142,7 +142,7 @@ export const FIGURES: readonly Figure[] = [
   },
   {
     what: "bounds outside kernel/limits.ts",
-    most: 124,
+    most: 123,
     find: matches(/^(?:export )?const [A-Z][A-Z0-9_]*_(?:MAX|MS|MIN)\b/gm, (path) => path === "src/kernel/limits.ts"),
   },
   {

@@ -142,8 +142,12 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "sockets",
-    owners: ["src/config/values.ts", "src/http/client/connections.ts", "src/http/plain-listener.ts"],
-    pattern: anyOf(modules("net|dgram"), runtime("connect|listen|udpSocket")),
+    owners: ["src/http/client/connections.ts", "src/http/plain-listener.ts"],
+    // An import that only judges addresses opens no socket.
+    pattern: anyOf(
+      `(?<!\\bimport \\{ (?:isIP(?:v[46])?(?:, )?)+ \\} )${modules("net|dgram")}`,
+      runtime("connect|listen|udpSocket"),
+    ),
   },
   {
     what: "name resolution",

@@ -4,8 +4,7 @@
 import { and, eq, inArray, lt, sql } from "drizzle-orm";
 import { oneOf } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
-import type { Clock } from "../../core/time.ts";
-import { DAY_MS } from "../../core/time.ts";
+import { type Clock, DAY_MS } from "../../core/time.ts";
 import { removeInGroups } from "../../storage/cleanup.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { utcDay } from "./guardrails.ts";

@@ -4,9 +4,8 @@
 import { sql } from "drizzle-orm";
 import type { TimeSpan } from "../../chain/newest-block.ts";
 import type { Log } from "../../core/log.ts";
-import type { Clock } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
-import type { Store } from "../../storage/store.ts";
+import type { StoreTools } from "../../storage/store.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import { canonicalSignature } from "../../x402/eip3009.ts";
 import { type Network, SCHEME } from "../../x402/network.ts";
@@ -118,13 +117,7 @@ export function outcomeForOthers({ status, transaction_hash: hash }: Facilitator
   return declined("claimed_on_other_terms", status === "failed" ? null : hash);
 }
 
-interface RefusalLogOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
-}
-
-export function createRefusalLog({ store, clock, log }: RefusalLogOptions) {
+export function createRefusalLog({ store, clock, log }: StoreTools) {
   let today = "";
   const notes = new Map<string, number>();
 

@@ -3,7 +3,7 @@
 // the claim that was read and changes nothing if that claim is gone, so resuming is safe while another process still works
 // on the payment, and when a later claim of the same authorization exists.
 import type { Log } from "../../core/log.ts";
-import { type Meters, silentMeters } from "../../core/meters.ts";
+import type { Meters } from "../../core/meters.ts";
 import { boundedCache } from "../../kernel/cache.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
@@ -189,7 +189,7 @@ async function resumeOne(options: ResumeOptions, row: FacilitatorPayment, known:
 
 /** Records the failure, unless a restored database forgot that the payment was collected. False when nobody can tell. */
 async function endUnsent(options: ResumeOptions, payment: ClaimedPayment, reason: string): Promise<boolean> {
-  const { store, clock, log, meters = silentMeters, outcomes, findOwnTransfer, onRecovered } = options;
+  const { store, clock, log, meters, outcomes, findOwnTransfer, onRecovered } = options;
   const { key, claim } = payment;
   const own = await findOwnTransfer(payment.authorization);
   if (own === "unknown") return false;

@@ -17,10 +17,12 @@ import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { createChain } from "../../chain/chain.ts";
 import { createChainTime } from "../../chain/newest-block.ts";
 import { silentLog } from "../../core/log.ts";
+import { silentMeters } from "../../core/meters.ts";
 import { systemClock } from "../../core/time.ts";
 import { createOutbound } from "../../http/client/outbound.ts";
 import type { Store } from "../../storage/store.ts";
 import { utcDay } from "../payments/guardrails.ts";
+import { createPaymentSpans } from "../payments/payment-spans.ts";
 import { createLocalSigner } from "../wallet/signer.ts";
 import { createWallet, type Wallet } from "../wallet/wallet.ts";
 import { createSettle, createSettlementWaiters, type SettlementWaiters } from "./settle.ts";
@@ -44,13 +46,14 @@ beforeAll(async () => {
   const outbound = createOutbound({ rules: null, extraCa: null });
   const chain = createChain({ network: BASE, urls: [node.url], outbound, log: silentLog });
   outcomes = createSettlementWaiters(store);
-  const common = { network: BASE, store, clock: systemClock, log: silentLog, outcomes };
+  const [meters, spans] = [silentMeters, createPaymentSpans(null)];
+  const common = { network: BASE, store, clock: systemClock, log: silentLog, meters, spans, outcomes };
   wallet = createWallet({
     ...common,
     chain,
     signers: [createLocalSigner(BASE, key)],
     leases: NO_LEASES,
-    limits: { gasLowWaterWei: 1n, maxFee: 5n * 10n ** 9n, confirmations: 2, batch: 0 },
+    limits: { gasLowWaterWei: 1n, maxFee: 5n * 10n ** 9n, confirmations: 2, batch: 0, dailyGasAllWei: 0n },
   });
   await wallet.start();
   const limits = {

@@ -4,14 +4,12 @@
 import type { Balance, Chain } from "../../chain/chain.ts";
 import type { FindOwnTransfer } from "../../chain/find-use.ts";
 import type { TimeSpan } from "../../chain/newest-block.ts";
-import type { Log } from "../../core/log.ts";
-import { type Meters, silentMeters } from "../../core/meters.ts";
-import type { Clock } from "../../core/time.ts";
+import type { Meters } from "../../core/meters.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { createReservedShare, mayTake } from "../../kernel/share.ts";
 import { createEndWaiters, endsWithin } from "../../kernel/wait.ts";
-import type { Store } from "../../storage/store.ts";
+import type { Store, StoreTools } from "../../storage/store.ts";
 import type { SettleRequest } from "../../x402/codec.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
@@ -27,7 +25,7 @@ import {
   usedOn,
   utcDay,
 } from "../payments/guardrails.ts";
-import { createPaymentSpans, type PaymentSpans } from "../payments/payment-spans.ts";
+import type { PaymentSpans } from "../payments/payment-spans.ts";
 import {
   type Claimed,
   type ClaimedPayment,
@@ -69,7 +67,7 @@ import { createRecoveredPayments, createResume } from "./resume.ts";
 export type Settle = ReturnType<typeof createSettle>;
 
 export function createSettle(options: SettleOptions) {
-  const { store, clock, log, meters = silentMeters, chain, verifier, limits } = options;
+  const { store, clock, log, meters, chain, verifier, limits } = options;
   const refusals = createRefusalLog(options);
   const inFlight = createPaymentsInFlight(options.inFlightMax ?? MAX.settlements);
   const onRecovered = createRecoveredPayments(log, meters);
@@ -205,12 +203,9 @@ type Collected = CollectionOutcome | { readonly refused: CollectionOutcome } | "
 const REFUSALS = { ceiling: "over_daily_ceiling", reverts: "payer_reverted", gas: "over_daily_gas" } as const;
 
 /** `chain` and `wallet` are narrowed to the functions that settling calls. */
-export interface SettleOptions {
+export interface SettleOptions extends StoreTools {
   readonly network: Network;
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
-  readonly meters?: Pick<Meters, "settlement" | "settlementTook">;
+  readonly meters: Pick<Meters, "settlement" | "settlementTook">;
   readonly chain: Pick<Chain, "isSignedByContract" | "balanceOf" | "hasCode" | "isUsed"> &
     Pick<Wallet, "simulate"> & {
       /** The time of day by the chain. @throws Fault `unavailable` */
@@ -220,8 +215,7 @@ export interface SettleOptions {
   readonly outcomes: SettlementWaiters;
   readonly verifier: Pick<Verifier, "signedBy">;
   readonly limits: Limits & { readonly inclusionTimeoutMs: number };
-  /** Left out where traces are off. */
-  readonly spans?: PaymentSpans;
+  readonly spans: PaymentSpans;
   /** Finds a transfer of ours that collected a payment without a record. */
   readonly findOwnTransfer: FindOwnTransfer;
   /** The most settlements in flight, of all accounts together; tests lower it. */
@@ -235,8 +229,7 @@ interface CollectOptions extends SettleOptions {
 }
 
 function createCollect(options: CollectOptions) {
-  const { store, log, meters = silentMeters, chain, wallet, outcomes, limits, inFlight } = options;
-  const { spans = createPaymentSpans(null) } = options;
+  const { store, log, meters, chain, wallet, outcomes, limits, inFlight, spans } = options;
   const claimWithBalance = createClaim(options);
   const isOverShare = createOpenShares(store, wallet.capacity);
 
@@ -341,7 +334,7 @@ async function withdraw({ store, log, onOrphanedClaim }: CollectOptions, named: 
 }
 
 /** Logs that the payment can't be settled now although the payment itself is fine. */
-function notPossibleNow({ log, meters = silentMeters }: CollectOptions, named: Named, outcome: CollectionOutcome) {
+function notPossibleNow({ log, meters }: CollectOptions, named: Named, outcome: CollectionOutcome) {
   log.warn("settlement_impossible", { ...named, reason: outcome.reason });
   if (outcome.kind === "over_limit") meters.settlement("over_limit");
   return outcome;

@@ -9,11 +9,9 @@
 import { and, eq, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import { newId } from "../../core/id.ts";
-import type { Log } from "../../core/log.ts";
-import type { Clock } from "../../core/time.ts";
 import { every } from "../../kernel/loop.ts";
 import { createMembership, livingAmong, type ProcessRow, type Renewal } from "../../storage/leases.ts";
-import type { Store, Tx } from "../../storage/store.ts";
+import type { Store, StoreTools, Tx } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
 import { openWallets } from "./transactions.ts";
 
@@ -38,10 +36,7 @@ export interface LeaseListener {
 
 export type WalletLeases = ReturnType<typeof createWalletLeases>;
 
-interface WalletLeasesOptions {
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
+interface WalletLeasesOptions extends StoreTools {
   /** The wallets that this process can sign for. */
   readonly wallets: readonly Hex[];
 }

@@ -3,10 +3,8 @@
 // database, reloaded once it is ten seconds old, since another process with the wallets' keys may store transactions too.
 import type { Chain } from "../../chain/chain.ts";
 import type { Receipt } from "../../chain/json-rpc.ts";
-import type { Log } from "../../core/log.ts";
 import type { CollectionStatus } from "../../core/states.ts";
-import type { Clock } from "../../core/time.ts";
-import type { Store, Tx } from "../../storage/store.ts";
+import type { StoreTools, Tx } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { keyOf } from "../../x402/verify.ts";
 import {
@@ -70,11 +68,8 @@ export const REACH = 4096;
 export type PendingNonces = ReturnType<typeof createPendingNonces>;
 
 /** The dependencies that all parts of the wallets share. */
-export interface WalletParts {
+export interface WalletParts extends StoreTools {
   readonly chain: Chain;
-  readonly store: Store;
-  readonly clock: Clock;
-  readonly log: Log;
   readonly leases: WalletLeases;
   readonly pendingNonces: PendingNonces;
   /** Wei per gas. */
@@ -222,12 +217,8 @@ export function createPendingNonces() {
 
 const FRESH_MS = 10_000;
 
-export function createNonceSync({
-  chain,
-  store,
-  pendingNonces,
-  leases,
-}: Pick<WalletParts, "chain" | "store" | "pendingNonces" | "leases">) {
+export function createNonceSync(parts: Pick<WalletParts, "chain" | "store" | "pendingNonces" | "leases">) {
+  const { chain, store, pendingNonces, leases } = parts;
   let loadedAt = Number.NEGATIVE_INFINITY;
 
   async function addRow(row: TransactionRow): Promise<void> {
@@ -256,12 +247,8 @@ export function createNonceSync({
 
   /** Other wallets' transactions that make payments known here: all transactions of a payment decide its outcome. */
   async function shared(others: readonly OpenTransaction[]): Promise<Hex[]> {
-    const multiple = others.filter(({ payer }) => payer === null);
-    const parts = await sharedParts(
-      store.read,
-      multiple.map(({ hash }) => hash),
-    );
-    const known = [...others, ...parts].filter(
+    const multiple = others.filter(({ payer }) => payer === null).map(({ hash }) => hash);
+    const known = [...others, ...(await sharedParts(store.read, multiple))].filter(
       ({ payer, nonce }) => payer !== null && nonce !== null && pendingNonces.knows({ payer, nonce }),
     );
     return [...new Set(known.map(({ hash }) => hash))];

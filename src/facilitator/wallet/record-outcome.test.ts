@@ -7,6 +7,7 @@ import { NO_LEASES } from "../../../test/support/chain/wallet.ts";
 import { BASE } from "../../../test/support/network.ts";
 import { type Place, places } from "../../../test/support/stores/stores.ts";
 import { silentLog } from "../../core/log.ts";
+import { silentMeters } from "../../core/meters.ts";
 import type { Store } from "../../storage/store.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
 import { utcDay } from "../payments/guardrails.ts";
@@ -88,6 +89,7 @@ test("a payment with a transaction of which the outcome is not known is not fail
     store,
     clock,
     log: silentLog,
+    meters: silentMeters,
     outcomes,
     pendingNonces,
     reload,

@@ -9,7 +9,7 @@ import type { Chain } from "../../chain/chain.ts";
 import { isOwnTransfer, type Use } from "../../chain/find-use.ts";
 import type { Block, Receipt } from "../../chain/json-rpc.ts";
 import { isPaidBy, isUsedUp } from "../../chain/token.ts";
-import { type Meters, silentMeters } from "../../core/meters.ts";
+import type { Meters } from "../../core/meters.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex, PaymentKey } from "../../x402/types.ts";
@@ -333,7 +333,7 @@ export class NotKnownYet extends Error {
 export type OutcomeRecorder = ReturnType<typeof createOutcomeRecorder>;
 
 interface RecorderOptions extends Pick<WalletParts, "store" | "clock" | "log" | "reload"> {
-  readonly meters?: Pick<Meters, "settlement"> | undefined;
+  readonly meters: Pick<Meters, "settlement">;
   /** Is told of each payment that has ended, after the write is durable. */
   readonly outcomes: { announce(key: PaymentKey): void };
   readonly pendingNonces: Pick<PendingNonces, "of">;
@@ -342,7 +342,7 @@ interface RecorderOptions extends Pick<WalletParts, "store" | "clock" | "log" | 
 }
 
 export function createOutcomeRecorder(options: RecorderOptions) {
-  const { store, clock, log, outcomes, pendingNonces, reload, meters = silentMeters } = options;
+  const { store, clock, log, outcomes, pendingNonces, reload, meters } = options;
 
   /** Adopts the status of the payment's record. */
   async function reread(payment: PendingPayment): Promise<void> {

@@ -22,8 +22,8 @@ export type Wallet = ReturnType<typeof createWallet>;
 
 export interface WalletLimits {
   readonly gasLowWaterWei: bigint;
-  /** Wei that all transactions of an account may cost per UTC day; 0, or absent, for no limit. */
-  readonly dailyGasAllWei?: bigint;
+  /** Wei that all transactions of an account may cost per UTC day; 0 for no limit. */
+  readonly dailyGasAllWei: bigint;
   /** Wei per gas. */
   readonly maxFee: bigint;
   /** Blocks until an inclusion counts as final. */
@@ -35,12 +35,11 @@ export interface WalletLimits {
 }
 
 export interface WalletOptions extends Pick<WalletParts, "chain" | "store" | "clock" | "log" | "leases"> {
-  readonly meters?: Pick<Meters, "settlement">;
+  readonly meters: Pick<Meters, "settlement">;
   readonly signers: readonly Signer[];
   /** Is told of each payment that has ended, after the write is durable. */
   readonly outcomes: { announce(key: PaymentKey): void };
-  /** Left out where traces are off. */
-  readonly spans?: PaymentSpans;
+  readonly spans: PaymentSpans;
   readonly limits: WalletLimits;
 }
 
@@ -63,7 +62,7 @@ export function createWallet(options: WalletOptions) {
   const { gasLowWaterWei, rebroadcastMs: againMs, confirmations } = limits;
   const choice = createWalletChoice({ ...parts, senders: [...senders.values()], gasLowWaterWei, sharedMax });
   const { send, ...chosen } = choice;
-  const countsAll = (limits.dailyGasAllWei ?? 0n) > 0n;
+  const countsAll = limits.dailyGasAllWei > 0n;
   const resolver = createPaymentResolver({
     ...parts,
     recorder: createOutcomeRecorder({ ...parts, meters, outcomes, countsAll }),

@@ -8,7 +8,7 @@ import type { Block } from "../../chain/json-rpc.ts";
 import { mapLimit } from "../../kernel/loop.ts";
 import { UniqueViolation } from "../../storage/store.ts";
 import type { Hex } from "../../x402/types.ts";
-import { createPaymentSpans, type PaymentSpans } from "../payments/payment-spans.ts";
+import type { PaymentSpans } from "../payments/payment-spans.ts";
 import { isObsolete, newestOf, type PendingNonce, type PendingPayment, type WalletParts } from "./pending.ts";
 import { isExpired, type Resolver } from "./resolution.ts";
 import type { Sender } from "./sender.ts";
@@ -41,8 +41,7 @@ interface WatcherOptions extends WalletParts {
   readonly refresh: () => Promise<void>;
   /** How long after a node has accepted a transaction it is broadcast again. Tests shorten it. */
   readonly againMs: number | undefined;
-  /** Left out where traces are off. */
-  readonly spans: PaymentSpans | undefined;
+  readonly spans: PaymentSpans;
 }
 
 export function createWatcher(options: WatcherOptions) {
@@ -244,8 +243,7 @@ const PARALLEL = 16;
 const MISSED_BLOCKS_MAX = 3;
 
 function createBroadcaster(options: WatcherOptions) {
-  const { chain, log, leases, pendingNonces, resynchronise, lookAgain, againMs = 5_000 } = options;
-  const { spans = createPaymentSpans(null) } = options;
+  const { chain, log, leases, pendingNonces, spans, resynchronise, lookAgain, againMs = 5_000 } = options;
   const queue = new Set<PendingNonce>();
   const inFlight = new Map<PendingNonce, Promise<void>>();
   let stopped = false;

@@ -8,7 +8,13 @@ import { homeRoutes } from "./routes.ts";
 const BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
 
 function edgeOf(changed: Partial<Parameters<typeof homeRoutes>[0]> = {}) {
-  const options = { version: "1.2.3", checkReady: async () => {}, hasLocalIssuer: true, publicUrl: null };
+  const options = {
+    version: "1.2.3",
+    checkReady: async () => {},
+    hasLocalIssuer: true,
+    isBinary: true,
+    publicUrl: null,
+  };
   const app = routes().use(homeRoutes({ assets: createAssets(), ...options, ...changed }));
   return createEdge({ app, log: silentLog, authenticate: () => ({ tenant: "t", user: "u", scopes: new Set() }) });
 }
@@ -69,13 +75,18 @@ describe("the root", () => {
     expect(await page(false)).toContain("identity provider");
   });
 
+  test("shows the command in the words of a clone where the gateway runs from its source", async () => {
+    const page = await (await ask(edgeOf({ isBinary: false }), { accept: BROWSER })).text();
+    expect(page).toContain(`<code>npx --yes bun@${Bun.version} src/main.ts token --tenant acme --user me</code>`);
+  });
+
   test("runs no script, loads nothing from elsewhere, and is bound to that", async () => {
     const page = await ask(edgeOf(), { accept: BROWSER });
     expect(page.headers.get("content-security-policy")).toStartWith("default-src 'none'; script-src 'self';");
     const text = await page.text();
     expect(text).not.toMatch(/<script|<style| style=| on[a-z]+="/);
     const targets = [...text.matchAll(/(?:href|src)="([^"]+)"/g)].map(([, target = ""]) => target);
-    expect(targets).toEqual(["swagger/favicon.png", "home.css", "swagger", "docs"]);
+    expect(targets).toEqual(["swagger/favicon.png", "home.css", "swagger", "docs", "docs/start"]);
   });
 
   test("has no other method", async () => {

@@ -66,12 +66,16 @@ interface HomeOptions {
   readonly checkReady: () => Promise<void>;
   /** Whether `tollgate token` mints the tokens; else a provider outside does. */
   readonly hasLocalIssuer: boolean;
+  /** Whether this is the binary, and not the source in a clone, which has no command named tollgate. */
+  readonly isBinary: boolean;
   readonly publicUrl: string | null;
 }
 
-export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, publicUrl }: HomeOptions) {
+export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, isBinary, publicUrl }: HomeOptions) {
+  const program = isBinary ? NAME : `npx --yes bun@${Bun.version} src/main.ts`;
+  const token = hasLocalIssuer ? localToken(program) : FOREIGN_TOKEN;
   const pageOf = (isReady: boolean): Asset => {
-    const page = pageAsset(pageHtml(version, isReady, hasLocalIssuer));
+    const page = pageAsset(pageHtml(version, isReady, token));
     return { ...page, headers: { ...page.headers, ...VARIES } };
   };
   const [ready, notReady] = [assets.madeOnce(() => pageOf(true)), assets.madeOnce(() => pageOf(false))];
@@ -108,9 +112,13 @@ function wantsHtml(accept: string): boolean {
   return weight > 0 && weight >= (weightOf(accept, "application/json") ?? 0);
 }
 
-const LOCAL_TOKEN = `<p>Every call below <code>/v1</code> needs a token. This command, where the gateway runs, mints one:</p>
-      <pre tabindex="0"><code>tollgate token --tenant acme --user me</code></pre>
-      <p>Paste it into <strong>Authorize</strong> in Swagger, or send it as <code>Authorization: Bearer …</code>.</p>`;
+/** @param program the words that run a command of this program */
+const localToken = (
+  program: string,
+) => `<p>Every call below <code>/v1</code> needs a token. This command, where the gateway runs, mints one:</p>
+      <pre tabindex="0"><code>${program} token --tenant acme --user me</code></pre>
+      <p>Paste it into <strong>Authorize</strong> in Swagger, or send it as <code>Authorization: Bearer …</code>. Make a
+      <a href="docs/start">first call</a> with it, step by step.</p>`;
 
 const FOREIGN_TOKEN = `<p>Every call below <code>/v1</code> needs a token. Here the tokens come from an identity provider: ask who
       runs the gateway.</p>`;
@@ -120,7 +128,7 @@ const STATES = {
   notReady: '<span class="not-ready">Not ready</span>: calls are not accepted just now.',
 };
 
-function pageHtml(version: string, isReady: boolean, hasLocalIssuer: boolean): string {
+function pageHtml(version: string, isReady: boolean, token: string): string {
   return `<!doctype html>
 <html lang="en">
   <head>
@@ -146,7 +154,7 @@ function pageHtml(version: string, isReady: boolean, hasLocalIssuer: boolean): s
         <a href="docs"><strong>Read the manual</strong> <span>First steps, how-to, reference, explanation.</span></a>
       </nav>
       <h2>A token</h2>
-      ${hasLocalIssuer ? LOCAL_TOKEN : FOREIGN_TOKEN}
+      ${token}
     </main>
   </body>
 </html>

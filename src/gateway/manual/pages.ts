@@ -22,6 +22,7 @@ import receipts from "./receipts.md" with { type: "text" };
 import replicas from "./replicas.md" with { type: "text" };
 import rotation from "./rotation.md" with { type: "text" };
 import security from "./security.md" with { type: "text" };
+import start from "./start.md" with { type: "text" };
 import streaming from "./streaming.md" with { type: "text" };
 import troubleshooting from "./troubleshooting.md" with { type: "text" };
 import upgrades from "./upgrades.md" with { type: "text" };
@@ -50,6 +51,7 @@ const ROWS: readonly Row[] = [
     "releases and how to verify them; systemd, compose, one container; upgrade and uninstall",
     install,
   ],
+  ["Start", "start", "a token, an agent, a call and its result, and what a failed call says", start],
   ["Start", "payments", "give an agent a price, collect it, and pay for a call", payments],
   ["Start", "streaming", "answers as they come, and ordinary MCP clients", streaming],
   ["Start", "receipts", "signed receipts of calls, and how to check them offline", receipts],
@@ -80,6 +82,28 @@ const ROWS: readonly Row[] = [
     measurements,
   ],
 ];
+
+/** Words by which readers look for a section and that its heading lacks, by the page and the anchor. */
+export const SEARCH_WORDS: Readonly<Record<string, string>> = {
+  "api#agents": "price pricing register",
+  "api#errors": "status code http 400 401 402 403 404 409 422 429 500 503",
+  "api#failed-calls": "reason error_class error_detail",
+  "api#open-paths": "swagger openapi health",
+  "api#rate-limits": "429 throttle quota",
+  "backups#backup": "dump snapshot copy",
+  "clients#claude-code": "mcp server",
+  "configuration#commands": "cli command line",
+  "install#compose": "docker container",
+  "install#one-container": "docker kubernetes",
+  "operations#tls": "https proxy nginx",
+  payments: "price charge money usdc x402",
+  "payments#get-paid": "getting paid price settlement set",
+  "replicas#postgres": "postgresql",
+  "security#upstream-addresses": "ssrf private network",
+  start: "getting started quickstart tutorial hello first steps",
+  "start#a-token": "login auth authentication bearer",
+  "start#when-a-call-fails": "debug",
+};
 
 export const PAGES: readonly Page[] = ROWS.map(([section, name, summary, text]) => ({
   name,

@@ -16,7 +16,7 @@ test("the page on troubleshooting has every reason for which a token is refused,
   expect(await firstCells("troubleshooting", "| `why` | means, and what to do |")).toEqual([...TOKEN_PROBLEMS]);
 });
 
-test("the page on architecture has every error class and every error detail", async () => {
-  expect((await firstCells("architecture", "| `error_class` | means |")).toSorted()).toEqual(ERROR_CLASSES.toSorted());
-  expect(await firstCells("architecture", "| `error_detail` | means |")).toEqual([...ERROR_DETAILS]);
+test("the page on the API has every error class and every error detail", async () => {
+  expect((await firstCells("api", "| `error_class` | means |")).toSorted()).toEqual(ERROR_CLASSES.toSorted());
+  expect(await firstCells("api", "| `error_detail` | means |")).toEqual([...ERROR_DETAILS]);
 });

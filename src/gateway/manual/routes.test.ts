@@ -1,13 +1,14 @@
 import { beforeAll, describe, expect, test } from "bun:test";
 import { gunzipSync } from "node:zlib";
-import MiniSearch, { type AsPlainObject, type Options } from "minisearch";
+import MiniSearch, { type AsPlainObject } from "minisearch";
 import { silentLog } from "../../core/log.ts";
 import { VERSION } from "../../core/startup.ts";
 import { createAssets } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { createEdge, type Edge } from "../../http/server.ts";
-import { PAGES, type Page, SECTIONS } from "./pages.ts";
-import { renderMarkdown, SEARCH, type Section, sectionsOf } from "./render/render.ts";
+import { find, OPTIONS } from "./find.js";
+import { PAGES, type Page, SEARCH_WORDS, SECTIONS } from "./pages.ts";
+import { renderMarkdown, type Section, sectionsOf } from "./render/render.ts";
 import { manualRoutes } from "./routes.ts";
 
 let edge: Edge;
@@ -23,7 +24,7 @@ async function get(path: string, headers: Record<string, string> = {}): Promise<
 }
 
 const NAMES = PAGES.map(({ name }) => `/docs/${name}`);
-const FILES = ["/docs/style.css", "/docs/search.js", "/docs/minisearch.js", "/docs/search.json"];
+const FILES = ["/docs/style.css", "/docs/search.js", "/docs/find.js", "/docs/minisearch.js", "/docs/search.json"];
 
 /** The page's HTML. */
 const htmlOf = async (markdown: string) => (await renderMarkdown(markdown)).html;
@@ -38,7 +39,7 @@ describe("the manual's site", () => {
     }
     const types = await Promise.all(FILES.map(async (path) => (await get(path)).headers.get("content-type")));
     const javascript = "text/javascript; charset=utf-8";
-    expect(types).toEqual(["text/css; charset=utf-8", javascript, javascript, "application/json"]);
+    expect(types).toEqual(["text/css; charset=utf-8", javascript, javascript, javascript, "application/json"]);
   });
 
   test("loads nothing from elsewhere, and holds no inline script or style", async () => {
@@ -156,10 +157,7 @@ describe("the search of the manual", () => {
   let index: MiniSearch<Section>;
   let sections: Section[];
   beforeAll(async () => {
-    const file = await (await get("/docs/search.json")).json();
-    const { options, index: made } = file as { options: typeof SEARCH; index: AsPlainObject };
-    expect(options).toEqual(SEARCH);
-    index = MiniSearch.loadJS<Section>(made, structuredClone(options) as unknown as Options<Section>);
+    index = MiniSearch.loadJS<Section>((await (await get("/docs/search.json")).json()) as AsPlainObject, OPTIONS);
     sections = (await Promise.all(PAGES.map(sectionsOf))).flat();
   });
 
@@ -178,18 +176,65 @@ describe("the search of the manual", () => {
 
   test("finds a section first by its heading", () => {
     const missed = sections.flatMap(({ title }) => {
-      const [first] = index.search(title);
+      const [first] = find(index, title);
       return first?.["title"] === title ? [] : [[title, first?.["page"], first?.["title"]]];
     });
     expect(missed).toEqual([]);
   });
 
   test("finds what is mistyped, begun, or named by a variable", () => {
-    const first = (words: string) => index.search(words)[0]?.id;
+    const first = (words: string) => find(index, words)[0]?.id;
     expect(first("retenton")).toBe("operations#retention");
     expect(first("reorganistions")).toBe("facilitator#reorganisations");
     expect(first("shutd")).toBe("operations#shutdown");
-    expect(index.search("TOLLGATE_DRAIN_MS").map(({ id }) => id)).toContain("configuration#variables-of-both-services");
+  });
+
+  test.each([
+    ["getting paid", "payments#get-paid"],
+    ["how do I get paid", "payments#get-paid"],
+    ["payment", "payments"],
+    ["price", "payments"],
+    ["token", "start#a-token"],
+    ["--env-file", "configuration#variables-from-a-file"],
+    ["env file", "configuration#variables-from-a-file"],
+    ["TOLLGATE_PORT", "configuration#variables-of-both-services"],
+    ["TOLLGATE_DRAIN_MS", "configuration#variables-of-both-services"],
+    ["settlement set", "payments#get-paid"],
+    ["connection_refused", "api#failed-calls"],
+    ["connection refused", "api#failed-calls"],
+    ["error_class", "api#failed-calls"],
+    ["unknown key", "troubleshooting#401-for-a-good-token"],
+    ["401", "troubleshooting#401-for-a-good-token"],
+    ["429", "troubleshooting#429"],
+    ["ratelimit", "api#rate-limits"],
+    ["rate limit", "api#rate-limits"],
+    ["rate-limit", "api#rate-limits"],
+    ["backup", "backups#backup"],
+    ["docker", "install#one-container"],
+    ["kubernetes", "install#one-container"],
+    ["postgres", "replicas#postgres"],
+    ["first call", "start"],
+    ["getting started", "start"],
+    ["credential", "api#credentials"],
+    ["x402", "payments"],
+    ["claude", "clients#claude-code"],
+    ["idempotency", "api#idempotency-keys"],
+    ["retention", "operations#retention"],
+    ["swagger", "api#open-paths"],
+    ["metrics", "monitoring#metrics"],
+    ["ssrf", "security#upstream-addresses"],
+  ])("shows for %p one of its first two results at %s", (words, id) => {
+    const found = find(index, words).map(({ id }) => id);
+    expect(found.slice(0, 2)).toContain(id);
+  });
+
+  test("finds nothing by a word that no page has", () => {
+    for (const words of ["webhook", "xyzzy", "--", "?"]) expect([words, find(index, words)]).toEqual([words, []]);
+  });
+
+  test("has further words only for sections that are there", () => {
+    const ids = sections.map(({ id }) => id);
+    expect(Object.keys(SEARCH_WORDS).filter((id) => !ids.includes(id))).toEqual([]);
   });
 });
 
@@ -210,8 +255,24 @@ describe("a page of the manual", () => {
     const page =
       "# A *title*\n\nOne `two`\n\n## Part (1)\n\n- three [four](#x)\n\n| a | b |\n|---|---|\n| **c** | d |\n\n```sh\ne | f\n```\n";
     expect(await sectionsOf(pageOf(page))).toEqual([
-      { id: "p", page: "A title", title: "A title", text: "One two" },
-      { id: "p#part-1", page: "A title", title: "Part (1)", text: "three four a b c d e | f" },
+      {
+        id: "p",
+        page: "A title",
+        title: "A title",
+        words: "",
+        explained: "",
+        text: "One two",
+        weight: expect.any(Number),
+      },
+      {
+        id: "p#part-1",
+        page: "A title",
+        title: "Part (1)",
+        words: "",
+        explained: "a\nc",
+        text: "three four c · d e | f",
+        weight: expect.any(Number),
+      },
     ]);
   });
 

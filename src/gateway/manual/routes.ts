@@ -1,10 +1,11 @@
 // The routes of the manual at /docs: its pages, a style sheet, a script for the search and the copy buttons, the library of the
-// search, and the index that it reads. All are part of the binary and need no token. No start waits for any of them: what makes
+// search, the order of its results, and the index that it reads. All are part of the binary and need no token. No start waits for any of them: what makes
 // a page is imported at the first request.
 
 import { readFileSync } from "node:fs";
 import minisearch from "minisearch" with { type: "file" };
 import { type Assets, asset, pageAsset, styleAsset } from "../../http/assets.ts";
+import finder from "./find.js" with { type: "file" };
 import { PAGES } from "./pages.ts";
 import script from "./search.js" with { type: "text" };
 import style from "./style.css" with { type: "text" };
@@ -20,7 +21,8 @@ export function manualRoutes({ routesOf }: Assets) {
     ...Object.fromEntries(shown),
     "/docs/style.css": () => styleAsset(style),
     "/docs/search.js": () => asset(script, javascript),
-    // Imported as a file, the library is the path to its module, whatever its types say.
+    // Imported as files, these are the paths to their modules, whatever their types say.
+    "/docs/find.js": () => asset(readFileSync(String(finder)), javascript),
     "/docs/minisearch.js": () => asset(readFileSync(String(minisearch)), javascript),
     "/docs/search.json": async () => asset(await fileText("search.json"), "application/json"),
   });

@@ -17,9 +17,13 @@ let loading = null;
 function loadedIndex() {
   loading ??= Promise.all([
     import(new URL("minisearch.js", site)),
+    import(new URL("find.js", site)),
     fetch(new URL("search.json", site)).then((answer) => answer.json()),
   ])
-    .then(([{ default: MiniSearch }, { options, index }]) => MiniSearch.loadJS(index, options))
+    .then(([{ default: MiniSearch }, { find, OPTIONS }, index]) => {
+      const loaded = MiniSearch.loadJS(index, OPTIONS);
+      return (wanted) => find(loaded, wanted).slice(0, SHOWN_MAX);
+    })
     .catch(() => {
       loading = null;
       return null;
@@ -27,19 +31,15 @@ function loadedIndex() {
   return loading;
 }
 
-/** Sections that have all words; where none has, those with any of them. */
-function hitsOf(index, wanted) {
-  const all = index.search(wanted);
-  return (all.length > 0 ? all : index.search(wanted, { combineWith: "OR" })).slice(0, SHOWN_MAX);
-}
-
 /** The text around the first word that was found, with every found word marked. */
 function excerptOf({ text, terms }) {
   const words = terms.map((term) => term.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).sort((a, b) => b.length - a.length);
   const pattern = new RegExp(`(${words.join("|")})`, "gi");
   const at = Math.max(0, text.search(pattern));
-  const start = Math.max(0, at - AROUND);
-  const end = Math.min(text.length, at + AROUND * 2);
+  // From one blank to another, so that no word is cut.
+  const start = at < AROUND ? 0 : text.lastIndexOf(" ", at - AROUND) + 1;
+  const blank = text.indexOf(" ", at + AROUND * 2);
+  const end = blank === -1 ? text.length : blank;
   const excerpt = document.createElement("span");
   excerpt.append(start > 0 ? "…" : "");
   for (const [position, part] of text.slice(start, end).split(pattern).entries()) {
@@ -70,17 +70,24 @@ function close() {
   said.textContent = "";
 }
 
+function noneItem(text) {
+  const item = document.createElement("li");
+  item.className = "none";
+  item.textContent = text;
+  return item;
+}
+
 async function search() {
   const wanted = field.value.trim();
-  const index = wanted === "" ? null : await loadedIndex();
+  const hitsOf = wanted === "" ? null : await loadedIndex();
   if (field.value.trim() !== wanted) return;
-  const items = index === null ? [] : hitsOf(index, wanted).map(itemOf);
-  const none = document.createElement("li");
-  none.textContent = index === null ? "The search could not be loaded" : "Nothing found";
-  found.replaceChildren(...(items.length === 0 ? [none] : items));
+  const items = hitsOf === null ? [] : hitsOf(wanted).map(itemOf);
+  const none =
+    hitsOf === null ? "The search could not be loaded" : `Nothing in the manual has “${wanted}”. Try another word.`;
+  found.replaceChildren(...(items.length === 0 ? [noneItem(none)] : items));
   found.hidden = wanted === "";
   if (wanted === "") said.textContent = "";
-  else said.textContent = items.length === 0 ? none.textContent : `${items.length} results`;
+  else said.textContent = items.length === 0 ? none : `${items.length} result${items.length === 1 ? "" : "s"}`;
 }
 
 /** From the field down into the results, and back up into the field. */
@@ -109,8 +116,16 @@ document.addEventListener("keydown", (event) => {
   }
 });
 field.addEventListener("focus", loadedIndex);
+field.addEventListener("focus", search);
 field.addEventListener("input", search);
-field.closest("[role=search]").hidden = false;
+const box = field.closest("[role=search]");
+box.hidden = false;
+/** Results that the reader has turned away from would cover the page. */
+function leave({ target }) {
+  if (!box.contains(target)) found.hidden = true;
+}
+document.addEventListener("focusin", leave);
+document.addEventListener("pointerdown", leave);
 
 /** Copies the text. A page that came without TLS from another machine has no clipboard of its own, so there it is a selection's. */
 async function copy(text) {

@@ -15,7 +15,8 @@ import { type Answer, OutboundError, type ReadAhead } from "../../http/client/ex
 import { type Outbound, requestSafely } from "../../http/client/outbound.ts";
 import { BODILESS } from "../../http/client/response-parser.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { unlessAborted, untilFirst } from "../../kernel/wait.ts";
+import { atOnceOrInTurn } from "../../kernel/turns.ts";
+import { type StopSignal, unlessAborted, untilFirst } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, freeMemory } from "../../wire/body.ts";
 import { isEventStream } from "../../wire/event-stream.ts";
@@ -76,12 +77,13 @@ export async function headOf(
 ): Promise<Answer> {
   const { signal } = timeouts;
   timeouts.waitFor("head");
-  signal.throwIfAborted();
+  timeouts.throwIfStopped();
   const { credential_ref: ref } = opened;
   const credential = ref === null ? null : await unlessAborted(signal, credentialOf(deps, opened, ref, signal));
   if (!(await unlessAborted(signal, isOurs()))) {
     throw new CallError("internal", "ended elsewhere", { callerMessage: "the call was ended before it was sent" });
   }
+  timeouts.throwIfStopped();
   const headers = [...opened.headers, ...own, ...credentialHeaders(credential)];
   recorder.dialled();
   const { url, tenant } = opened;
@@ -141,9 +143,9 @@ function decodedForExchange(decoders: DecoderShare, { tenant, agentId: agent }: 
   return {
     tenant,
     async decoderMemory(bytes, closing, evict) {
-      const wait = AbortSignal.timeout(MAX.decoderWaitMs);
+      const take = (signal: StopSignal) => decoders.take({ tenant, agent }, bytes, signal, evict);
       try {
-        return await untilFirst([closing, wait], (signal) => decoders.take({ tenant, agent }, bytes, signal, evict));
+        return await untilFirst([closing], take, MAX.decoderWaitMs);
       } catch (error) {
         closing.throwIfAborted();
         throw new Undecodable("no memory for its encoding in time", { cause: error });
@@ -180,6 +182,7 @@ export interface ExchangeTimeoutLimits {
 export function startExchangeTimeouts(
   { headMs, silenceMs, callerMs }: ExchangeTimeoutLimits,
   callerSignal: AbortSignal,
+  tenant: string,
 ) {
   const controller = new AbortController();
   const limits = { head: headMs, upstream: silenceMs, caller: callerMs };
@@ -188,10 +191,17 @@ export function startExchangeTimeouts(
   let dueAt = Number.POSITIVE_INFINITY;
   let timer: ReturnType<typeof setTimeout> | undefined;
   let whenOver: CallStop = "timeout";
+  let stoppedFor: CallStop | null = null;
 
-  const stop = (why: CallStop) => {
+  const abort = () => {
     clearTimeout(timer);
-    if (!controller.signal.aborted) controller.abort(why);
+    controller.abort(stoppedFor);
+  };
+  /** Thousands of streams may be stopped in one moment, as when a client dies, and the end of each takes 80 µs. */
+  const stop = (why: CallStop) => {
+    if (stoppedFor !== null) return;
+    stoppedFor = why;
+    atOnceOrInTurn(tenant, abort);
   };
   const onGone = () => stop("cancelled");
 
@@ -212,18 +222,25 @@ export function startExchangeTimeouts(
   callerSignal.addEventListener("abort", onGone, { once: true });
   if (callerSignal.aborted) onGone();
   return {
-    /** Its reason is a CallStop. */
+    /** Its reason is a CallStop. It may be aborted some turns of the event loop after a stop. */
     signal: controller.signal,
     stop,
+    /** For what must not begin while a stop waits for its turn. @throws the reason of the stop */
+    throwIfStopped() {
+      if (stoppedFor !== null) abort();
+      controller.signal.throwIfAborted();
+    },
     waitFor(whom: "head" | "upstream" | "caller") {
       limit = limits[whom];
       since = performance.now();
       whenOver = whom === "caller" ? "cancelled" : "timeout";
-      if (limit !== null && since + limit < dueAt && !controller.signal.aborted) arm(since + limit);
+      if (limit !== null && since + limit < dueAt && stoppedFor === null) arm(since + limit);
     },
+    /** From then on the signal is aborted if the exchange was stopped before. */
     end() {
       clearTimeout(timer);
       limit = null;
+      if (stoppedFor !== null) abort();
       callerSignal.removeEventListener("abort", onGone);
     },
   };
@@ -353,6 +370,7 @@ export function relayBody({
       return;
     }
     const { done, value } = await next;
+    timeouts.throwIfStopped();
     next = null;
     silenceMs = comments?.nextMs ?? null;
     if (done) {
@@ -372,10 +390,13 @@ export function relayBody({
     {
       start(controller) {
         // Between two pulls nothing else would notice a stop.
-        timeouts.signal.addEventListener("abort", () => {
+        const onStop = () => {
           // A whole response whose end is being recorded is not broken off.
           if (!isOver) void breakOff(controller, "broken");
-        });
+        };
+        timeouts.signal.addEventListener("abort", onStop, { once: true });
+        // The stop may have come between the head and here, and of a caller that has gone nothing is pulled.
+        if (timeouts.signal.aborted) onStop();
       },
       async pull(controller) {
         try {

@@ -14,7 +14,7 @@ async function textOf(body: ReadableStream<Uint8Array>): Promise<string> {
 }
 
 test("a whole answer ends whole, though it is stopped while its end is being recorded", async () => {
-  const timeouts = startExchangeTimeouts(LIMITS, new AbortController().signal);
+  const timeouts = startExchangeTimeouts(LIMITS, new AbortController().signal, "acme");
   const told: Ended[] = [];
   const body = relayBody({
     chunks: chunksOf(new Response("abc")),
@@ -55,7 +55,7 @@ async function receivedOf(
       );
       const body = relayBody({
         chunks: chunksOf(new Response(upstream)),
-        timeouts: startExchangeTimeouts(LIMITS, request.signal),
+        timeouts: startExchangeTimeouts(LIMITS, request.signal, "acme"),
         filter: null,
         comments,
         piece() {},
@@ -118,7 +118,7 @@ test("pieces whose memory is given back when the next one is asked for reach a s
       new Response(
         relayBody({
           chunks: chunks(),
-          timeouts: startExchangeTimeouts(LIMITS, request.signal),
+          timeouts: startExchangeTimeouts(LIMITS, request.signal, "acme"),
           filter: null,
           comments: null,
           piece() {},
@@ -147,7 +147,7 @@ test("a comment stands between two lines, and never within one", async () => {
   }
   const body = relayBody({
     chunks: chunks(),
-    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal),
+    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal, "acme"),
     filter: null,
     comments: { firstMs: 1000, nextMs: 10 },
     piece() {},
@@ -163,7 +163,7 @@ test("pieces that pass a filter are its own", async () => {
   }
   const body = relayBody({
     chunks: chunks(),
-    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal),
+    timeouts: startExchangeTimeouts(LIMITS, new AbortController().signal, "acme"),
     filter: (all) => all,
     comments: null,
     piece() {},

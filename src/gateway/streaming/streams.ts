@@ -91,7 +91,7 @@ export function createStreams(options: StreamsDeps) {
     /** Runs an open call and records its end, whatever happens. @throws Fault when the upstream gave no response */
     async call(opened: OpenedCall, body: CallBody, end: CallerEnd): Promise<Response> {
       const { tenant, agentId, key, listsTools } = opened;
-      const timeouts = timeoutsOf(options.upstreamTimeoutMs, false, end);
+      const timeouts = timeoutsOf(opened, options.upstreamTimeoutMs, false, end);
       const leave = inFlight.enter();
       calls.set(key.id, timeouts);
       // A paid call is not stopped because others need its memory.
@@ -125,7 +125,7 @@ export function createStreams(options: StreamsDeps) {
     async connect(opened: OpenedConnection, end: CallerEnd): Promise<Response> {
       const { tenant, agentId, method } = opened;
       const isEventStream = method === "GET";
-      const timeouts = timeoutsOf(options.upstreamTimeoutMs, isEventStream, end);
+      const timeouts = timeoutsOf(opened, options.upstreamTimeoutMs, isEventStream, end);
       connections.add(timeouts);
       return run(deps, {
         opened,
@@ -183,10 +183,11 @@ function memoryOfStreams() {
 
 export type Streams = ReturnType<typeof createStreams>;
 
-const timeoutsOf = (headMs: number, mayBeSilent: boolean, { callerSignal }: CallerEnd): ExchangeTimeouts =>
+const timeoutsOf = ({ tenant }: OpenedRequest, headMs: number, mayBeSilent: boolean, { callerSignal }: CallerEnd) =>
   startExchangeTimeouts(
     { headMs, silenceMs: mayBeSilent ? null : headMs, callerMs: MAX.callerSilenceMs },
     callerSignal,
+    tenant,
   );
 
 interface StreamRun extends Omit<StreamExchange, "own" | "isDenied" | "ended"> {
@@ -323,8 +324,8 @@ function createSlots(
   const permitFor = (tenant: string, agent: string) => once(() => queue.giveBack(tenant, agent, 1));
 
   async function wait(tenant: string, agent: string, callerSignal: AbortSignal): Promise<void> {
-    const signals = [callerSignal, stopping, AbortSignal.timeout(waitMs)];
-    await untilFirst(signals, async (first) => enter(queue, { tenant, agent, amount: 1 }, first)).catch(() => {
+    const wanted = { tenant, agent, amount: 1 };
+    await untilFirst([callerSignal, stopping], async (first) => enter(queue, wanted, first), waitMs).catch(() => {
       throw full();
     });
   }

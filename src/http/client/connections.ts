@@ -131,6 +131,9 @@ class UpstreamConnection implements IdleConnection {
 
   /** @throws TransportError; the signal's reason */
   exchange(request: PinnedRequest): Promise<Answer> {
+    // It may have been stopped since it was dialled, and a signal that is aborted already would never end the exchange.
+    if (request.signal.aborted) this.end();
+    request.signal.throwIfAborted();
     request.connected?.();
     const socket = this.#socket;
     socket.ref();

@@ -6,6 +6,7 @@ import { TEST_CA } from "../../../test/support/http/certificates.ts";
 import {
   type Answer,
   answerOk,
+  bind,
   closers,
   closeServers,
   failure,
@@ -313,6 +314,22 @@ describe("a request that is stopped", () => {
     const stopping = await raw(() => late.abort("waiting"));
     const waiting = outbound.request(`http://up.test:${stopping.port}/`, post({ signal: late.signal }));
     expect(await failure(waiting)).toBe("waiting");
+  });
+
+  test("between its dial and its first byte is not sent, and its connection is closed", async () => {
+    const stopping = new AbortController();
+    const received = Promise.withResolvers<string>();
+    const server = net.createServer((socket) => {
+      let text = "";
+      socket.on("data", (data) => {
+        text += data;
+      });
+      socket.on("close", () => received.resolve(text));
+    });
+    const url = `http://127.0.0.1:${await bind(server, "127.0.0.1")}/`;
+    const leaving = async () => stopping.abort("stopped");
+    const request = outboundOf().request(url, post({ signal: stopping.signal, leaving }));
+    expect([await failure(request), await received.promise]).toEqual(["stopped", ""]);
   });
 
   test("closes its connection while the body comes", async () => {

@@ -2,7 +2,9 @@
 // the wallet. The wallet's stores its mark as the real one does, and the test says what becomes of each payment.
 
 import type { FindOwnTransfer } from "../../../src/chain/find-use.ts";
+import { silentMeters } from "../../../src/core/meters.ts";
 import { type FacilitatorAccount, usedOn, utcDay } from "../../../src/facilitator/payments/guardrails.ts";
+import { createPaymentSpans } from "../../../src/facilitator/payments/payment-spans.ts";
 import {
   type ClaimedPayment,
   claimPayment,
@@ -171,6 +173,8 @@ export function settling(store: Store, options: SettlingOptions = {}) {
     network: BASE,
     store,
     clock,
+    meters: silentMeters,
+    spans: createPaymentSpans(null),
     verifier: verifiedAtOnce,
     log: recordingLog(logged),
     chain: {

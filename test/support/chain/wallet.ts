@@ -5,7 +5,9 @@ import type { Hex } from "viem";
 import { generatePrivateKey } from "viem/accounts";
 import { type Chain, createChain } from "../../../src/chain/chain.ts";
 import { type Log, silentLog } from "../../../src/core/log.ts";
+import { silentMeters } from "../../../src/core/meters.ts";
 import { systemClock } from "../../../src/core/time.ts";
+import { createPaymentSpans } from "../../../src/facilitator/payments/payment-spans.ts";
 import { type ClaimedPayment, claimPayment, storedPayment } from "../../../src/facilitator/payments/payments.ts";
 import { createSettlementWaiters } from "../../../src/facilitator/settle/settle.ts";
 import type { WalletLeases } from "../../../src/facilitator/wallet/leases.ts";
@@ -75,7 +77,16 @@ export async function startWallet(testChain: TestChain, options: WalletOptions =
     signers,
     leases: options.leases ?? NO_LEASES,
     outcomes,
-    limits: { gasLowWaterWei: 10n ** 15n, maxFee: 50n * 10n ** 9n, confirmations: 12, batch: 0, ...options.limits },
+    meters: silentMeters,
+    spans: createPaymentSpans(null),
+    limits: {
+      gasLowWaterWei: 10n ** 15n,
+      dailyGasAllWei: 0n,
+      maxFee: 50n * 10n ** 9n,
+      confirmations: 12,
+      batch: 0,
+      ...options.limits,
+    },
   });
   await wallet.start();
   const rows = async () => {

@@ -4,6 +4,7 @@
 import { connect as connectTcp, type Socket } from "node:net";
 import { type ConnectionOptions, connect, type TLSSocket } from "node:tls";
 import type { Log, LogFields } from "../../../src/core/log.ts";
+import { silentMeters } from "../../../src/core/meters.ts";
 import { addAccount, ownerOf } from "../../../src/facilitator/accounts.ts";
 import { LISTENER_LIMITS, type ListenerLimits, listenMutualTls } from "../../../src/facilitator/mtls.ts";
 import { createPeerEdge, x402V1 } from "../../../src/facilitator/routes.ts";
@@ -101,6 +102,8 @@ export async function startPort(limits: Partial<ListenerLimits> = {}, answer?: (
     protocol: x402V1(BASE),
     read: store.read,
     log,
+    meters: silentMeters,
+    tracer: null,
     settle(account) {
       asked.push(account.name);
       return answers.settle();

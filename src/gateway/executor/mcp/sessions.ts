@@ -212,7 +212,7 @@ function createOpenings(ms: number, open: (...of: [string, SessionTarget, StopSi
     async join(key: string, target: SessionTarget, signal: StopSignal): Promise<Session | null> {
       const stop = new Stop();
       const opening = openings.get(key) ?? {
-        session: untilFirst([stop, AbortSignal.timeout(ms)], (either) => open(key, target, either)),
+        session: untilFirst([stop], (either) => open(key, target, either), ms),
         stop,
         waiting: 0,
       };

@@ -6,11 +6,12 @@
 // runs from source makes each file at its first request.
 
 import { Marked, type RendererObject, type Token, type Tokens } from "marked";
-import MiniSearch, { type Options } from "minisearch";
+import MiniSearch from "minisearch";
 import { VERSION } from "../../../core/startup.ts";
 import { STRANGERS } from "../../../http/server.ts";
 import { inTurn } from "../../../kernel/turns.ts";
-import { PAGES, type Page, SECTIONS } from "../pages.ts";
+import { OPTIONS } from "../find.js";
+import { PAGES, type Page, SEARCH_WORDS, SECTIONS } from "../pages.ts";
 import { highlight } from "./highlight.js";
 
 /** What a reader finds in a section of the manual. */
@@ -217,36 +218,57 @@ export interface Section {
   readonly id: string;
   readonly page: string;
   readonly title: string;
+  /** Other words by which readers look for it. */
+  readonly words: string;
+  /** What its tables explain, such as variables and the values of fields: the first cells, one a line. */
+  readonly explained: string;
   /** The text without Markdown. */
   readonly text: string;
+  /** How much the search prefers it. */
+  readonly weight: number;
 }
 
-/** What the search of the browser reads too. A word matches its beginning, and with a fifth of its letters mistyped. */
-export const SEARCH = {
-  fields: ["title", "page", "text"],
-  storeFields: ["page", "title", "text"],
-  searchOptions: { boost: { title: 8 }, prefix: true, fuzzy: 0.2, combineWith: "AND" },
-} as const;
+/** A reader who searches has mostly something to do, so the pages on reasons come last. */
+const WEIGHTS: Readonly<Record<Page["section"], number>> = {
+  Start: 1.4,
+  "How-to": 1.2,
+  Reference: 1.2,
+  Explanation: 0.7,
+};
+/** Pages for those who change tollgate or compare its versions. */
+const RARELY_WANTED = ["development", "contributing", "changelog", "decisions"];
 
-/** The options and the index, which is made here, so that the browser only loads it. */
+/** The index of the search, which is made here, so that the browser only loads it. */
 async function searchJson(): Promise<string> {
-  const index = new MiniSearch<Section>(structuredClone(SEARCH) as unknown as Options<Section>);
+  const index = new MiniSearch<Section>(OPTIONS);
   for (const page of PAGES) {
     for (const section of await sectionsOf(page)) await inTurn(STRANGERS, () => index.add(section));
   }
   const plain = await inTurn(STRANGERS, () => index.toJSON());
-  return inTurn(STRANGERS, () => JSON.stringify({ options: SEARCH, index: plain }));
+  return inTurn(STRANGERS, () => JSON.stringify(plain));
 }
 
 /** The sections of a page, each in a turn: all pages in one piece would hold the event loop for 75 ms (measured). */
-export async function sectionsOf({ name, title, text: markdown }: Page): Promise<Section[]> {
+export async function sectionsOf({ name, section, title, text: markdown }: Page): Promise<Section[]> {
   const sections: Section[] = [];
+  const weight = WEIGHTS[section] * (RARELY_WANTED.includes(name) ? 0.5 : 1);
   for (const part of bodyPartsOf(markdown)) {
     const [heading, ...rest] = await inTurn(STRANGERS, () => marked.lexer(part));
     if (heading?.type !== "heading") continue;
-    const anchor = (heading as Tokens.Heading).depth === 1 ? "" : `#${anchorOf(heading["text"])}`;
+    const id = (heading as Tokens.Heading).depth === 1 ? name : `${name}#${anchorOf(heading["text"])}`;
     const text = rest.map(plainText).join(" ").replace(/\s+/g, " ").trim();
-    sections.push({ id: `${name}${anchor}`, page: title, title: plainText(heading), text });
+    const tables = rest.filter((token) => token.type === "table") as Tokens.Table[];
+    const rows = tables.flatMap(({ header, rows }) => [header, ...rows]);
+    const explained = rows.map(([first]) => inner(first?.tokens ?? [])).join("\n");
+    sections.push({
+      id,
+      page: title,
+      title: plainText(heading),
+      words: SEARCH_WORDS[id] ?? "",
+      explained,
+      text,
+      weight,
+    });
   }
   return sections;
 }
@@ -266,8 +288,8 @@ function bodyPartsOf(markdown: string): string[] {
 /** The text of a token and of all tokens inside it. */
 function plainText(token: Token): string {
   if (token.type === "table") {
-    const { header, rows } = token as Tokens.Table;
-    return [header, ...rows].flatMap((row) => row.map((cell) => inner(cell.tokens))).join(" ");
+    const { rows } = token as Tokens.Table;
+    return rows.flatMap((row) => row.map((cell) => inner(cell.tokens))).join(" · ");
   }
   if (token.type === "list") return (token as Tokens.List).items.map(plainText).join(" ");
   if ("tokens" in token && token.tokens !== undefined) return inner(token.tokens);

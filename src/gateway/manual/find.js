@@ -1,0 +1,81 @@
+// How the search of the manual reads words, and the order in which it lists what it finds. The index is made with these options
+// (render/render.ts), and the reader's browser searches it with the same ones. JavaScript, because the browser loads this file.
+
+const WORDS = /[\p{L}\p{N}]+/gu;
+/** `snake_case`, `kebab-case` and `--flags` of several words. */
+const COMPOUNDS = /[\p{L}\p{N}]+(?:[_-][\p{L}\p{N}]+)+/gu;
+/** Shorter words are other words when a letter is wrong: "port", "post". */
+const FUZZY_LETTERS_MIN = 6;
+
+/** Of a question, such as "how do I get paid". */
+const SMALL = new Set(
+  "a an and are can do does for how i in is it my of on or the to what when where which why with".split(" "),
+);
+
+const wordsOf = (text) => text.toLowerCase().match(WORDS) ?? [];
+
+/** A plural finds the singular, and the other way round. */
+const stem = (word) => (word.length > 3 ? word.replace(/ies$/, "y").replace(/(?<=[^s])s$/, "") : word);
+
+/** Each two neighbours of a line in one piece, so that "ratelimit" finds "Rate limits". */
+const pairsOf = (line) => wordsOf(line).map((word, at, words) => (at === 0 ? "" : words[at - 1] + word));
+
+/** The words of a text, and its compounds in one piece too. */
+function tokenize(text, field) {
+  const compounds = (text.match(COMPOUNDS) ?? []).map((found) => wordsOf(found).join(""));
+  const pairs = field === "title" || field === "explained" ? text.split("\n").flatMap(pairsOf) : [];
+  return [...wordsOf(text), ...compounds, ...pairs];
+}
+
+export const OPTIONS = {
+  fields: ["title", "page", "words", "explained", "text"],
+  storeFields: ["page", "title", "text", "weight"],
+  tokenize,
+  processTerm: (term) => stem(term.toLowerCase()),
+  searchOptions: {
+    boost: { title: 8, words: 12, explained: 3, page: 2 },
+    prefix: true,
+    combineWith: "AND",
+    boostDocument: (_id, _term, { weight }) => weight,
+  },
+};
+
+/** What a section must have for this word: the compound in one piece, or all of its parts. */
+function wordQuery(word) {
+  const parts = wordsOf(word);
+  if (parts.length === 1) return parts[0];
+  // Parts that stand apart count for little: TOLLGATE_PORT is not "the tollgate's port".
+  const boost = { title: 2, words: 2, explained: 0.2, page: 0.2, text: 0.1 };
+  return { combineWith: "OR", queries: [parts.join(""), { combineWith: "AND", queries: parts, boost }] };
+}
+
+/** Without the small words, unless there are no others. */
+function wantedOf(words) {
+  const others = words.filter((word) => !SMALL.has(word.toLowerCase()));
+  return others.length > 0 ? others : words;
+}
+
+const nameOf = (text) => wantedOf(wordsOf(text)).map(stem).join("");
+
+/**
+ * The sections with the wanted heading, and then those that have all words, or begin with them, best first. Where there is none:
+ * those with words of a similar spelling, and last those with any of the words.
+ */
+export function find(index, wanted) {
+  const queries = wantedOf(wanted.split(/\s+/).filter((word) => wordsOf(word).length > 0)).map(wordQuery);
+  const joined = queries.length > 1 ? [nameOf(wanted)] : [];
+  const fuzzy = { fuzzy: (term) => term.length >= FUZZY_LETTERS_MIN && 0.2, maxFuzzy: 2 };
+  const all = { combineWith: "OR", queries: [...joined, { combineWith: "AND", queries }] };
+  for (const [query, options] of [
+    [all, {}],
+    [all, fuzzy],
+    [{ combineWith: "OR", queries }, fuzzy],
+  ]) {
+    const found = index.search(query, options);
+    const named = [wordsOf, nameOf].flatMap((spelt) =>
+      found.filter(({ title }) => String(spelt(title)) === String(spelt(wanted))),
+    );
+    if (found.length > 0) return [...new Set([...named, ...found])];
+  }
+  return [];
+}
