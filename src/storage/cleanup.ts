@@ -21,10 +21,7 @@ type TableOfTenants =
   | "receiptChains";
 
 /** @param remove removes at most `rowsAtOnce` rows and returns how many it removed; fewer means that none are left */
-export async function removeInGroups(
-  store: Store,
-  remove: (tx: Tx, rowsAtOnce: number) => Promise<number>,
-): Promise<number> {
+export async function removeInGroups(store: Store, remove: (tx: Tx, rowsAtOnce: number) => Promise<number>) {
   let removed = 0;
   for (let count = ROWS_AT_ONCE; count === ROWS_AT_ONCE; removed += count) {
     count = await store.write((tx) => remove(tx, ROWS_AT_ONCE));

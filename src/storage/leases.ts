@@ -60,7 +60,6 @@ export async function removeProcess({ db, tables: { processes: t } }: Tx, id: st
 export const isLivingGateway = ({ tables, now }: Tx): SQL =>
   whereLeaseHolds(tables.processes.lease_until, now, PROCESS_LEASES.gateway.leaseMs);
 
-/** The result of renewing a lease. */
 export interface Renewal<Read = undefined> {
   /** When the renewal began, by this process. */
   readonly askedAt: Moment;

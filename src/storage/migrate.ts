@@ -36,12 +36,7 @@ export const SCHEMA_VERSIONS: readonly SchemaVersion[] = [
 /** The version to which this program migrates a schema. */
 export const newestVersion = (): number => SCHEMA_VERSIONS.length;
 
-export interface VersionRow {
-  readonly version: number;
-  readonly floor: number;
-}
-
-/** A database's schema; version and floor are 0 when there is none yet. */
+/** A database's schema, or one version of it; version and floor are 0 when there is none yet. */
 export interface Schema {
   readonly version: number;
   /** The oldest program that may run on the schema: see `SchemaVersion`. */
@@ -55,14 +50,14 @@ const OUTDATED =
   "start on a new database (an empty one, or a data directory without tollgate.db)";
 
 /** @throws StartupProblem when the tables were made by an unreleased program */
-export function versionsOnSqlite(connection: Database): VersionRow[] {
+export function versionsOnSqlite(connection: Database): Schema[] {
   // An unfinalised statement would keep tables from being changed.
   using tables = connection.prepare<{ name: string }, []>(
     "select name from sqlite_schema where name in ('schema_versions', 'tenant_keys')",
   );
   const names = tables.all().map(({ name }) => name);
   if (names.includes("schema_versions")) {
-    using versions = connection.prepare<VersionRow, []>(READ_VERSIONS);
+    using versions = connection.prepare<Schema, []>(READ_VERSIONS);
     return versions.all();
   }
   if (names.length > 0) throw new StartupProblem(OUTDATED);
@@ -70,17 +65,17 @@ export function versionsOnSqlite(connection: Database): VersionRow[] {
 }
 
 /** @throws StartupProblem when the tables were made by an unreleased program */
-export async function versionsOnPostgres(client: SQL): Promise<VersionRow[]> {
+export async function versionsOnPostgres(client: SQL): Promise<Schema[]> {
   const [tables] = await client.unsafe<{ keys: string | null; versions: string | null }[]>(
     "select to_regclass('tenant_keys')::text as keys, to_regclass('schema_versions')::text as versions",
   );
-  if (tables?.versions != null) return client.unsafe<VersionRow[]>(READ_VERSIONS);
+  if (tables?.versions != null) return client.unsafe<Schema[]>(READ_VERSIONS);
   if (tables?.keys != null) throw new StartupProblem(OUTDATED);
   return [];
 }
 
 /** The schema is at its highest version and has the highest floor of all versions. */
-export function schemaOf(rows: readonly VersionRow[]): Schema {
+export function schemaOf(rows: readonly Schema[]): Schema {
   return {
     version: Math.max(0, ...rows.map(({ version }) => version)),
     floor: Math.max(0, ...rows.map(({ floor }) => floor)),
@@ -105,7 +100,6 @@ export function schemaText(schema: Schema): string {
     : text;
 }
 
-/** Describes a schema that is too new. */
 export function tooNewText({ version, floor }: Schema): string {
   return (
     `schema version ${version}, on which only programs that know version ${floor} may run, ` +
@@ -136,7 +130,7 @@ interface MigrationTools {
 }
 
 /** @throws StartupProblem when this program must not run on the database */
-function pending(rows: readonly VersionRow[], log: Log) {
+function pending(rows: readonly Schema[], log: Log) {
   const schema = schemaOf(rows);
   requireFit(schema, log);
   const versions = SCHEMA_VERSIONS.map((one, index) => ({ ...one, version: index + 1 }));
@@ -247,11 +241,7 @@ export async function migratePostgres(client: SQL, tools: MigrationTools): Promi
   }
 }
 
-async function applyPending(
-  client: SQL,
-  announce: ReturnType<typeof announcer>,
-  { clock, log }: MigrationTools,
-): Promise<void> {
+async function applyPending(client: SQL, announce: ReturnType<typeof announcer>, { clock, log }: MigrationTools) {
   await longTransaction(client, async (tx) => {
     // Most starts have nothing to migrate, so they don't wait for the lock.
     if (pending(await versionsOnPostgres(tx), log).length === 0) return;

@@ -1,6 +1,6 @@
 import { expect, test } from "bun:test";
 import fc from "fast-check";
-import { fitOf, schemaOf, type VersionRow } from "./migrate.ts";
+import { fitOf, type Schema, schemaOf } from "./migrate.ts";
 
 const KNOWN = 30;
 
@@ -9,11 +9,11 @@ const later = fc
   .array(fc.integer({ min: 0, max: 10 }), { minLength: 1, maxLength: 10 })
   .map((behind) => behind.map((by, index) => row(KNOWN + 1 + index, by)));
 
-function row(version: number, by: number): VersionRow {
+function row(version: number, by: number): Schema {
   return { version, floor: version - by };
 }
 
-const own: VersionRow[] = Array.from({ length: KNOWN }, (_, index) => row(index + 1, 0));
+const own: Schema[] = Array.from({ length: KNOWN }, (_, index) => row(index + 1, 0));
 
 test("what several newer versions have left is used when each of them allows it", () => {
   fc.assert(

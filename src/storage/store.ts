@@ -136,6 +136,14 @@ export function prepared<H extends Reader, P>(build: (handle: H) => { prepare(na
   };
 }
 
+/** As `prepared`, for a query that finds at most one row: null when there is none. */
+export function preparedRow<R>(
+  build: (reader: Reader) => { prepare(name?: string): { execute(values: Record<string, unknown>): Promise<R[]> } },
+): (reader: Reader, values: object) => Promise<R | null> {
+  const query = prepared(build);
+  return async (reader, values) => (await query(reader).execute({ ...values }))[0] ?? null;
+}
+
 /** A named value of a prepared query, encoded as the column's values are. */
 export function bind<C extends Column>(column: C, name: string): SQL<C["_"]["data"]> {
   return sql`${sql.param(sql.placeholder(name), column)}`;
@@ -152,7 +160,6 @@ interface RowKey {
 /** The key as the named values `tenant` and `id` of a prepared query. */
 export const GIVEN_KEY = { tenant: sql.placeholder("tenant"), id: sql.placeholder("id") };
 
-/** Matches the row of this key. */
 export function hasKey(t: { readonly tenant: Column; readonly id: Column }, { tenant, id }: RowKey) {
   return and(eq(t.tenant, tenant), eq(t.id, id));
 }
@@ -172,7 +179,6 @@ export interface CommandEffects {
   ended(end: CallEnd): void;
 }
 
-/** One prepared statement of SQLite. */
 export interface SqliteStatement {
   /** @returns how many rows the statement changed */
   run(...values: SqlValue[]): number;
@@ -196,7 +202,6 @@ export function perConnection<T>(create: (prepare: Prepare) => T): (prepare: Pre
 /** Instead of a tenant, for writes on behalf of all tenants. No tenant has this name. */
 export const FOR_ALL = "";
 
-/** The common part of all kinds of commands. */
 export interface CommandBase<Input, Output> {
   readonly name: string;
   /** The command's tenant, or FOR_ALL. When more commands wait than fit into a batch, tenants take turns. */

@@ -24,13 +24,7 @@ export interface Count {
 /** Additions by tenant, dimension and value. Nested, since joining keys would cost too much on this hot path. */
 export type Counts = Map<string, Map<CountDimension, Map<string, number>>>;
 
-export function addCount(
-  counts: Counts,
-  tenant: string,
-  dimension: CountDimension,
-  value: string,
-  delta: number,
-): void {
+export function addCount(counts: Counts, tenant: string, dimension: CountDimension, value: string, delta: number) {
   const values = at(at(counts, tenant), dimension);
   values.set(value, (values.get(value) ?? 0) + delta);
 }
@@ -77,12 +71,7 @@ const ended = prepared(({ db, tables: { invocationCounts: c } }: Reader) =>
 );
 
 /** How many calls have ended, as committed: a write does not see its own additions. */
-export async function endedTotal(
-  reader: Reader,
-  tenant: string,
-  dimension: CountDimension,
-  value: string,
-): Promise<number> {
+export async function endedTotal(reader: Reader, tenant: string, dimension: CountDimension, value: string) {
   const [row] = await ended(reader).execute({ tenant, dimension, value });
   return row?.total ?? 0;
 }
@@ -147,11 +136,7 @@ async function joinSome(tx: Tx, totals: readonly Total[]): Promise<void> {
  * transaction ends, so a write adds to totals last of all. A total of zero is removed, since callers choose the tags that name
  * lists.
  */
-export async function addToTotals(
-  tx: Tx,
-  tenant: string,
-  deltas: ReadonlyMap<string, number>,
-): Promise<Map<string, number>> {
+export async function addToTotals(tx: Tx, tenant: string, deltas: ReadonlyMap<string, number>) {
   const { catalogTotals: t } = tx.tables;
   // Always in one order, so that two transactions never deadlock.
   const changed = [...deltas].sort(([a], [b]) => (a < b ? -1 : 1));

@@ -14,7 +14,6 @@ export interface EventHandler {
   end(isMessage: boolean, hasData: boolean): void;
 }
 
-/** Whether the content type of a response is that of event streams. */
 export function isEventStream({ headers }: { readonly headers: Pick<Headers, "get"> }): boolean {
   return /^\s*text\/event-stream\s*(;|$)/i.test(headers.get("content-type") ?? "");
 }

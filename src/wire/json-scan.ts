@@ -97,18 +97,6 @@ interface Listed {
   readonly watched: readonly Watched[];
 }
 
-/** A member whose key is watched, or a listed item, whose range is recorded while its value is read. */
-interface Recorded {
-  /** Null for an item. */
-  readonly probe: Probe | null;
-  /** The probes for keys inside the value, if it is an object. */
-  readonly inside: readonly Probe[];
-  readonly isExact: boolean;
-  start: number;
-  /** -1 until it is known. */
-  end: number;
-}
-
 /** The parts of a number that have digits. */
 const WHOLE = 0;
 const FRACTION = 1;
@@ -147,14 +135,18 @@ class Scan {
     let at = skipSpace(bytes, start + 1);
     if (bytes[at] === CLOSE_BRACE) return at + 1;
     for (;;) {
-      const end = this.#string(expect(bytes, at, QUOTE));
-      const member = memberOf(bytes, at + 1, end - 1, probes);
-      at = skipSpace(bytes, expect(bytes, skipSpace(bytes, end), COLON));
-      at = skipSpace(bytes, this.#recorded(at, depth, member));
+      const keyEnd = this.#string(expect(bytes, at, QUOTE));
+      const probe = findProbe(bytes, at + 1, keyEnd - 1, probes);
+      const isExact = probe !== null && spells(bytes, at + 1, keyEnd - 1, probe.key, false);
+      const inside = isExact ? probe.inside : NOTHING;
+      reset(inside);
+      const start = skipSpace(bytes, expect(bytes, skipSpace(bytes, keyEnd), COLON));
+      const end = this.#value(start, depth + 1, inside);
+      at = skipSpace(bytes, end);
       const isLast = bytes[at] === CLOSE_BRACE;
       // A number at the end of a truncated text may be truncated too, so a member counts only once the byte after it is seen.
       const next = isLast ? at + 1 : expect(bytes, at, COMMA);
-      countMember(member);
+      if (probe !== null) countMember(probe, isExact ? { start, end } : null);
       if (isLast) return next;
       at = skipSpace(bytes, next);
     }
@@ -167,24 +159,17 @@ class Scan {
     let at = skipSpace(bytes, start + 1);
     if (bytes[at] === CLOSE_BRACKET) return at + 1;
     for (;;) {
-      const item = startItem(listed);
-      const end = this.#recorded(at, depth, item);
-      if (item !== null) listed?.items.push({ start: at, end, findings: item.inside.map(toFinding) });
+      if (listed !== null && listed.items.length === listed.most) throw new ScanError("too many");
+      const inside = listed === null ? NOTHING : listed.watched.map(createProbe);
+      const end = this.#value(at, depth + 1, inside);
+      listed?.items.push({ start: at, end, findings: inside.map(toFinding) });
       at = skipSpace(bytes, end);
       if (bytes[at] === CLOSE_BRACKET) return at + 1;
       at = skipSpace(bytes, expect(bytes, at, COMMA));
     }
   }
 
-  /** Reads a value, and records its range if it is watched. */
-  #recorded(start: number, depth: number, recorded: Recorded | null): number {
-    if (recorded === null) return this.#value(start, depth + 1, NOTHING);
-    recorded.start = start;
-    reset(recorded.inside);
-    recorded.end = this.#value(start, depth + 1, recorded.inside);
-    return recorded.end;
-  }
-
+  /** @param probes for keys inside the value, if it is an object */
   #value(start: number, depth: number, probes: readonly Probe[]): number {
     switch (this.#bytes[start]) {
       case QUOTE:
@@ -239,32 +224,11 @@ class Scan {
   }
 }
 
-/** The member whose key is at these indexes; null when the key is not watched. */
-function memberOf(bytes: Uint8Array, start: number, end: number, probes: readonly Probe[]): Recorded | null {
-  if (probes.length === 0) return null;
-  const probe = findProbe(bytes, start, end, probes);
-  if (probe === null) return null;
-  const isExact = spells(bytes, start, end, probe.key, false);
-  return { probe, inside: isExact ? probe.inside : NOTHING, isExact, start: -1, end: -1 };
-}
-
-function countMember(member: Recorded | null): void {
-  const probe = member?.probe;
-  if (member == null || probe == null) return;
+/** @param value null if the key is spelled in another way */
+function countMember(probe: Probe, value: ByteRange | null): void {
   probe.seen++;
-  if (member.isExact) {
-    probe.start = member.start;
-    probe.end = member.end;
-  } else {
-    probe.isMiscased = true;
-  }
-}
-
-function startItem(listed: Listed | null): Recorded | null {
-  if (listed === null) return null;
-  const { items, most, watched } = listed;
-  if (items.length === most) throw new ScanError("too many");
-  return { probe: null, inside: watched.map(createProbe), isExact: false, start: -1, end: -1 };
+  if (value === null) probe.isMiscased = true;
+  else [probe.start, probe.end] = [value.start, value.end];
 }
 
 /** A key to look for, in ASCII, and the keys to look for inside its value when that is an object. */
@@ -279,7 +243,6 @@ export interface ByteRange {
   readonly end: number;
 }
 
-/** What was found of a watched key. */
 export interface FoundKey {
   /** The value of the key's last occurrence; null when the key does not occur. */
   readonly value: ByteRange | null;
@@ -337,8 +300,9 @@ function reset(probes: readonly Probe[]): void {
   }
 }
 
-/** Compares length and first byte first, which rules out most keys. */
+/** The probe for the key at these indexes. Compares length and first byte first, which rules out most keys. */
 function findProbe(bytes: Uint8Array, start: number, end: number, probes: readonly Probe[]): Probe | null {
+  if (probes.length === 0) return null;
   const length = end - start;
   const first = bytes[start] ?? 0;
   const isPlain = first < 0x80 && first !== BACKSLASH;

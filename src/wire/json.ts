@@ -66,30 +66,15 @@ const WORDS: readonly (readonly [string, unknown])[] = [
   ["null", null],
 ];
 
-/** The token that may come next. */
-type ExpectedNext = "value" | "item or end" | "key" | "key or end" | "colon" | "comma or end" | "nothing";
-
-interface JsonLevel {
-  readonly array: unknown[] | null;
-  readonly object: Record<string, unknown>;
-  /** The keys seen so far. */
-  readonly keys: Set<string>;
-  /** Inside a field whose keys the caller chooses: there the last of two equal keys wins. */
-  readonly free: boolean;
-  /** The key of the current member; in an array, that of the object around it. */
-  key: string;
-}
-
+/** A recursive descent, as deep as MAX.jsonDepth at most. Each method leaves `#at` behind what it has read. */
 class JsonReader {
-  #value: unknown;
   readonly #text: string;
   readonly #freeField: string | null;
-  readonly #levels: JsonLevel[] = [];
-  #level: JsonLevel | undefined;
+  /** The current key of the outermost object; empty if the text is a list. */
+  #topKey = "";
   #freeValues = 0;
   #objects = 0;
   #at = 0;
-  #expected: ExpectedNext = "value";
 
   constructor(text: string, freeField: string | null) {
     this.#text = text;
@@ -98,120 +83,111 @@ class JsonReader {
 
   /** @throws Fault */
   read(): unknown {
-    while (this.#token());
-    return this.#value;
-  }
-
-  /** Reads one token. @returns false at the end */
-  #token(): boolean {
-    SPACE.lastIndex = this.#at;
-    SPACE.test(this.#text);
-    this.#at = SPACE.lastIndex;
-    const character = this.#text[this.#at];
-    switch (this.#expected) {
-      case "value":
-        this.#readValue(character);
-        return true;
-      case "item or end":
-        if (character === "]") this.#close();
-        else this.#readValue(character);
-        return true;
-      case "key or end":
-        if (character === "}") this.#close();
-        else this.#readKey();
-        return true;
-      case "key":
-        this.#readKey();
-        return true;
-      case "colon":
-        if (character !== ":") this.#refuseHere();
-        this.#pass("value");
-        return true;
-      case "comma or end":
-        this.#afterValue(character);
-        return true;
-      case "nothing":
-        if (character !== undefined) this.#refuseHere();
-        return false;
-    }
+    const value = this.#readValue("", 0, false);
+    if (this.#next() !== undefined) this.#refuseHere();
+    return value;
   }
 
   #refuseHere(): never {
     throw notJson(this.#text, this.#at);
   }
 
-  #pass(next: ExpectedNext): void {
-    this.#at++;
-    this.#expected = next;
+  /** Skips white space. @returns the character after it */
+  #next(): string | undefined {
+    SPACE.lastIndex = this.#at;
+    SPACE.test(this.#text);
+    this.#at = SPACE.lastIndex;
+    return this.#text[this.#at];
   }
 
-  #afterValue(character: string | undefined): void {
-    const isArray = this.#level?.array != null;
-    if (character === (isArray ? "]" : "}")) this.#close();
-    else if (character === ",") this.#pass(isArray ? "value" : "key");
-    else this.#refuseHere();
-  }
-
-  #readValue(character: string | undefined): void {
-    if (character === '"') this.#put(this.#readString());
-    else if (character === "{") this.#open(null);
-    else if (character === "[") this.#open([]);
-    else if (character === "t" || character === "f" || character === "n") this.#readWord();
-    else this.#readNumber();
-  }
-
-  /** Puts a complete value into the object or array around it. */
-  #put(value: unknown): void {
-    const level = this.#level;
-    if (level?.free && ++this.#freeValues > MAX.jsonFreeValues) {
+  /**
+   * @param key the value's key; in an array, that of the object around it
+   * @param depth how many objects and arrays are open
+   * @param isFree whether the value is in a field whose keys the caller chooses
+   */
+  #readValue(key: string, depth: number, isFree: boolean): unknown {
+    const value = this.#readAny(key, depth, isFree);
+    if (isFree && ++this.#freeValues > MAX.jsonFreeValues) {
       refuse(`${this.#freeField}: more than ${MAX.jsonFreeValues} values`);
     }
-    this.#expected = level === undefined ? "nothing" : "comma or end";
-    if (level === undefined) this.#value = value;
-    else if (level.array !== null) this.#putItem(level.array, value);
-    else if (level.key !== "__proto__") level.object[level.key] = value;
-    else {
-      const own = { value, writable: true, enumerable: true, configurable: true };
-      Object.defineProperty(level.object, level.key, own);
+    return value;
+  }
+
+  #readAny(key: string, depth: number, isFree: boolean): unknown {
+    const isFreeInside = isFree || (depth === 1 && key === this.#freeField);
+    switch (this.#next()) {
+      case '"':
+        return this.#readString();
+      case "{":
+        return this.#readObject(depth, isFreeInside);
+      case "[":
+        return this.#readArray(key, depth, isFreeInside);
+      case "t":
+      case "f":
+      case "n":
+        return this.#readWord();
+      default:
+        return this.#readNumber(key);
     }
   }
 
-  #putItem(array: unknown[], value: unknown): void {
-    if (array.push(value) <= MAX.jsonItems) return;
-    refuse(`${shownField(this.#levels[0]?.key || "body")}: the list has more than ${MAX.jsonItems} items`);
-  }
-
-  #open(array: unknown[] | null): void {
-    const parent = this.#level;
-    const depth = this.#levels.length;
+  /** @param isFree whether the last of two equal keys wins */
+  #readObject(depth: number, isFree: boolean): object {
     // An object costs JSON.parse up to half a microsecond, where each has keys of its own.
-    if (array === null && ++this.#objects > MAX.jsonObjects) refuse(`body: more than ${MAX.jsonObjects} objects`);
+    if (++this.#objects > MAX.jsonObjects) refuse(`body: more than ${MAX.jsonObjects} objects`);
+    const object: Record<string, unknown> = {};
+    const keys = new Set<string>();
+    if (this.#isEmpty("}", depth)) return object;
+    do {
+      const key = this.#readKey(keys, isFree);
+      if (depth === 0) this.#topKey = key;
+      const value = this.#readValue(key, depth + 1, isFree);
+      if (key !== "__proto__") object[key] = value;
+      else Object.defineProperty(object, key, { value, writable: true, enumerable: true, configurable: true });
+    } while (!this.#ends("}"));
+    return object;
+  }
+
+  #readArray(key: string, depth: number, isFree: boolean): unknown[] {
+    const array: unknown[] = [];
+    if (this.#isEmpty("]", depth)) return array;
+    do {
+      if (array.push(this.#readValue(key, depth + 1, isFree)) > MAX.jsonItems) {
+        refuse(`${shownField(this.#topKey || "body")}: the list has more than ${MAX.jsonItems} items`);
+      }
+    } while (!this.#ends("]"));
+    return array;
+  }
+
+  /** Opens an object or an array. @returns whether it closes at once */
+  #isEmpty(close: string, depth: number): boolean {
     if (depth === MAX.jsonDepth) refuse(`body: nested deeper than ${MAX.jsonDepth} levels`);
-    const free = parent !== undefined && (parent.free || (depth === 1 && parent.key === this.#freeField));
-    const level = { array, object: {}, keys: new Set<string>(), free, key: parent?.key ?? "" };
-    this.#level = level;
-    this.#levels.push(level);
-    this.#pass(array === null ? "key or end" : "item or end");
-  }
-
-  #close(): void {
-    const closed = this.#levels.pop();
-    this.#level = this.#levels.at(-1);
     this.#at++;
-    this.#put(closed?.array ?? closed?.object);
+    const isEmpty = this.#next() === close;
+    if (isEmpty) this.#at++;
+    return isEmpty;
   }
 
-  #readKey(): void {
-    const level = this.#level;
-    if (this.#text[this.#at] !== '"' || level === undefined) this.#refuseHere();
+  /** Reads the comma after a value, or the end of the object or array. @returns whether it is the end */
+  #ends(close: string): boolean {
+    const character = this.#next();
+    if (character !== close && character !== ",") this.#refuseHere();
+    this.#at++;
+    return character === close;
+  }
+
+  /** Reads a key and its colon. */
+  #readKey(keys: Set<string>, isFree: boolean): string {
+    if (this.#next() !== '"') this.#refuseHere();
     const key = this.#readString();
-    level.key = key;
-    if (level.keys.has(key)) {
-      if (!level.free) refuse(`${shownField(key)}: given twice`);
-    } else if (level.keys.add(key).size > MAX.jsonKeys) {
+    if (keys.has(key)) {
+      if (!isFree) refuse(`${shownField(key)}: given twice`);
+    } else if (keys.add(key).size > MAX.jsonKeys) {
       refuse(`${shownField(key)}: the object has more than ${MAX.jsonKeys} keys`);
     }
-    this.#expected = "colon";
+    if (this.#next() !== ":") this.#refuseHere();
+    this.#at++;
+    return key;
   }
 
   #readString(): string {
@@ -230,22 +206,22 @@ class JsonReader {
     }
   }
 
-  #readWord(): void {
+  #readWord(): unknown {
     const [name, value] = WORDS.find(([word]) => this.#text.startsWith(word, this.#at)) ?? this.#refuseHere();
     this.#at += name.length;
-    this.#put(value);
+    return value;
   }
 
   /** The error does not repeat the number, which may be a secret. */
-  #readNumber(): void {
+  #readNumber(key: string): number {
     NUMBER.lastIndex = this.#at;
     const literal = NUMBER.exec(this.#text)?.[0] ?? this.#refuseHere();
     const value = Number(literal);
     if (!Number.isFinite(value) || (/^-?\d+$/.test(literal) && !Number.isSafeInteger(value))) {
-      refuse(`${shownField(this.#level?.key || "body")}: a number that is too large to be kept exactly`);
+      refuse(`${shownField(key || "body")}: a number that is too large to be kept exactly`);
     }
     this.#at += literal.length;
-    this.#put(value);
+    return value;
   }
 }
 

@@ -1,7 +1,7 @@
 // Finds a page of agents. Every combination of status, protocol and tag has a list of agents, with a stored total, so a page
 // with such filters is a scan of one index. A text filter needs a search, which runs in steps of bounded size. Every write of
 // an agent must call `moveBetweenLists` in the same transaction.
-import { and, desc, eq, gte, inArray, lt, type SQL, sql } from "drizzle-orm";
+import { and, type Column, desc, eq, gte, inArray, lt, type SQL, sql } from "drizzle-orm";
 import { oneOf } from "../../../db/schema.ts";
 import { type AgentStatus, agentStatus, type Protocol } from "../../core/states.ts";
 import { inStoreTurns } from "../../kernel/turns.ts";
@@ -30,11 +30,7 @@ function listsOf(row: AgentRow): Set<string> {
 }
 
 /** Updates an agent's lists and search entry; returns the new totals of its lists. @param before null for a new agent */
-export async function moveBetweenLists(
-  tx: Tx,
-  before: AgentRow | null,
-  after: AgentRow,
-): Promise<ReadonlyMap<string, number>> {
+export async function moveBetweenLists(tx: Tx, before: AgentRow | null, after: AgentRow) {
   const { agentLists: t } = tx.tables;
   const { tenant, id } = after;
   const [from, to] = [before === null ? new Set<string>() : listsOf(before), listsOf(after)];
@@ -98,11 +94,6 @@ export interface AgentFilter {
   readonly offset: number;
 }
 
-interface FoundAgents {
-  readonly ids: readonly string[];
-  readonly total: number;
-}
-
 /** Agents that one step along a list skips, which takes less than a millisecond. */
 const SKIPPED_MAX = 5_000;
 /** Entries of one search step, of at most 256 KiB of text. The slowest search takes 2 ms for a step. */
@@ -114,17 +105,12 @@ const ROWS_AT_ONCE = 4;
 const LAST_ID = "agt_~";
 
 /** Finds a page, newest first. @param callerSignal stops a search at its next step when the caller has gone */
-export function findAgents(
-  reader: Reader,
-  tenant: string,
-  filter: AgentFilter,
-  callerSignal?: AbortSignal,
-): Promise<FoundAgents> {
+export function findAgents(reader: Reader, tenant: string, filter: AgentFilter, callerSignal?: AbortSignal) {
   const { q } = filter;
   return q === null || q === "" ? inList(reader, tenant, filter) : bySearch(reader, tenant, filter, q, callerSignal);
 }
 
-async function inList(reader: Reader, tenant: string, filter: AgentFilter): Promise<FoundAgents> {
+async function inList(reader: Reader, tenant: string, filter: AgentFilter) {
   const { status, protocol, tag, limit, offset } = filter;
   const list = listOf(status, protocol, tag);
   const total = await totalOf(reader, tenant, list);
@@ -164,23 +150,22 @@ async function bySearch(
   filter: AgentFilter,
   q: string,
   callerSignal: AbortSignal | undefined,
-): Promise<FoundAgents> {
+) {
   const { status, protocol, tag, limit, offset } = filter;
   const { agentSearch: t } = reader.tables;
-  const search: AgentSearch = {
-    along: and(eq(t.tenant, tenant), eq(t.inactive, status === "inactive")),
-    matches: and(
-      status === null ? undefined : eq(t.status, status),
-      protocol === null ? undefined : eq(t.protocol, protocol),
-      tag === null ? undefined : contains(t.tags, tagNeedle(tag)),
-      contains(t.text, fold(q)),
-    ),
-  };
+  // The entries to search: all inactive agents, or all others.
+  const along = and(eq(t.tenant, tenant), eq(t.inactive, status === "inactive"));
+  const wanted = and(
+    status === null ? undefined : eq(t.status, status),
+    protocol === null ? undefined : eq(t.protocol, protocol),
+    tag === null ? undefined : contains(t.tags, tagNeedle(tag)),
+    contains(t.text, fold(q)),
+  );
   const ids: string[] = [];
   let total = 0;
   for (let below: string | null = LAST_ID; below !== null && !callerSignal?.aborted; ) {
     const from: string = below;
-    const { matches, last } = await inStoreTurns(tenant, () => searchStep(reader, search, from));
+    const { matches, last } = await inStoreTurns(tenant, () => searchStep(reader, along, wanted, from));
     const skipped = Math.max(offset - total, 0);
     ids.push(...matches.slice(skipped, skipped + limit - ids.length));
     total += matches.length;
@@ -189,21 +174,13 @@ async function bySearch(
   return { ids, total };
 }
 
-interface AgentSearch {
-  /** The entries to search: all inactive agents, or all others. */
-  readonly along: SQL | undefined;
-  readonly matches: SQL | undefined;
-}
-
-type SearchColumn = Reader["tables"]["agentSearch"]["tags" | "text"];
-
 /** `like` has wildcards and differs between the databases in case sensitivity; replace() compares bytes in both. */
-function contains(column: SearchColumn, needle: string): SQL {
+function contains(column: Column, needle: string): SQL {
   return sql`replace(${column}, ${needle}, '') <> ${column}`;
 }
 
 /** Searches the next entries, up to the bounds of a step. `last` is where the next step begins; null at the end. */
-async function searchStep(reader: Reader, { along, matches }: AgentSearch, below: string) {
+async function searchStep(reader: Reader, along: SQL | undefined, wanted: SQL | undefined, below: string) {
   const { agentSearch: t } = reader.tables;
   const next = await reader.db
     .select({ id: t.id, size: t.size })
@@ -222,18 +199,14 @@ async function searchStep(reader: Reader, { along, matches }: AgentSearch, below
   const found = await reader.db
     .select({ id: t.id })
     .from(t)
-    .where(and(along, lt(t.id, below), gte(t.id, last.id), matches))
+    .where(and(along, lt(t.id, below), gte(t.id, last.id), wanted))
     .orderBy(desc(t.id));
   const isEnd = entries.length === next.length && next.length < SEARCHED_MAX;
   return { matches: found.map(({ id }) => id), last: isEnd ? null : last.id };
 }
 
 /** Reads the agents of these IDs, in their order, a few at a time as they are consumed. */
-export async function* readAgents(
-  { db, tables: { agents: t } }: Reader,
-  tenant: string,
-  ids: readonly string[],
-): AsyncGenerator<AgentRow> {
+export async function* readAgents({ db, tables: { agents: t } }: Reader, tenant: string, ids: readonly string[]) {
   for (let at = 0; at < ids.length; at += ROWS_AT_ONCE) {
     yield* await db
       .select()

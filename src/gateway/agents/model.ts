@@ -208,11 +208,6 @@ export function agentView(row: AgentRow): Static<ReturnType<typeof agentShape>> 
   };
 }
 
-const NAME = { min: 1, max: MAX.nameCharacters };
-const TAG = { min: 1, max: MAX.tagCharacters };
-const DESCRIPTION = { min: 0, max: MAX.descriptionCharacters, controls: true };
-
-const TOOL_NAME = { min: 1, max: 128 };
 const DEFAULTS = {
   description: "",
   tags: null,
@@ -253,7 +248,7 @@ export function patchedFields(row: AgentFields, body: AgentPatch, rules: HostRul
 
 function checkedName(given: string): string {
   const name = given.trim();
-  checkText("name", name, NAME);
+  checkText("name", name, { min: 1, max: MAX.nameCharacters });
   return name;
 }
 
@@ -261,7 +256,9 @@ type GivenFields = Omit<AgentPatch, "name" | "tags"> & Pick<AgentCreate, "tags">
 
 function givenFields(body: GivenFields, rules: HostRules): Partial<AgentFields> {
   const { tags, metadata, pricing, ...plain } = body;
-  if (plain.description !== undefined) checkText("description", plain.description, DESCRIPTION);
+  if (plain.description !== undefined) {
+    checkText("description", plain.description, { min: 0, max: MAX.descriptionCharacters, controls: true });
+  }
   if (plain.upstream_url != null) checkUrl(plain.upstream_url, rules);
   if (plain.mcp_protocol_version != null && !PROTOCOL_VERSION.test(plain.mcp_protocol_version)) {
     throw invalidField("mcp_protocol_version", `must be 1 to ${PROTOCOL_VERSION_CHARACTERS} visible ASCII characters`);
@@ -282,7 +279,7 @@ function checkUrl(url: string, rules: HostRules): void {
 
 function storedTags(tags: readonly string[]): string {
   if (tags.length > MAX.tags) throw invalidField("tags", `must be at most ${MAX.tags} tags`);
-  for (const [index, tag] of tags.entries()) checkText(`tags.${index}`, tag, TAG);
+  for (const [index, tag] of tags.entries()) checkText(`tags.${index}`, tag, { min: 1, max: MAX.tagCharacters });
   // JSON strings contain no raw tabs, so a tab marks where a tag starts: see tagNeedle.
   return JSON.stringify(tags, null, "\t");
 }
@@ -299,7 +296,7 @@ function storedPricing(pricing: Pricing): string {
   const tools = Object.entries(pricing.tools ?? {});
   if (tools.length > MAX.pricedTools) throw invalidField("pricing.tools", `must be at most ${MAX.pricedTools} tools`);
   for (const [name, amount] of tools) {
-    checkText("pricing.tools", name, TOOL_NAME);
+    checkText("pricing.tools", name, { min: 1, max: 128 });
     checkAmount(`pricing.tools.${name}`, amount);
   }
   return JSON.stringify(pricing);

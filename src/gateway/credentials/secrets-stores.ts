@@ -44,16 +44,12 @@ const FILE_BYTES_MAX = MAX.plaintextBytes + 2;
 async function readTextFile(path: string): Promise<string> {
   try {
     // Without O_NONBLOCK, opening a named pipe would wait for its writer.
-    const file = await open(path, constants.O_RDONLY | constants.O_NONBLOCK);
-    try {
-      if (!(await file.stat()).isFile()) throw new CredentialFailure("a secret's file is not a regular file");
-      const buffer = Buffer.alloc(FILE_BYTES_MAX + 1);
-      const { bytesRead } = await file.read(buffer, 0, buffer.length, 0);
-      if (bytesRead > FILE_BYTES_MAX) throw new CredentialFailure("a secret's file is too large");
-      return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(buffer.subarray(0, bytesRead));
-    } finally {
-      await file.close();
-    }
+    await using file = await open(path, constants.O_RDONLY | constants.O_NONBLOCK);
+    if (!(await file.stat()).isFile()) throw new CredentialFailure("a secret's file is not a regular file");
+    const buffer = Buffer.alloc(FILE_BYTES_MAX + 1);
+    const { bytesRead } = await file.read(buffer, 0, buffer.length, 0);
+    if (bytesRead > FILE_BYTES_MAX) throw new CredentialFailure("a secret's file is too large");
+    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(buffer.subarray(0, bytesRead));
   } catch (cause) {
     if (cause instanceof CredentialFailure) throw cause;
     throw new CredentialFailure("a secret's file can't be read", { cause });
@@ -128,12 +124,7 @@ export type FetchJson = (
  * @param tenant a plain segment
  * @throws CredentialFailure when Vault does not answer with the secret
  */
-export async function readFromVault(
-  settings: VaultSettings,
-  fetchJson: FetchJson,
-  tenant: string,
-  ref: VaultRef,
-): Promise<string | null> {
+export async function readFromVault(settings: VaultSettings, fetchJson: FetchJson, tenant: string, ref: VaultRef) {
   const prefix = settings.prefix.replaceAll("{tenant}", encodeURIComponent(tenant));
   const path = ref.segments.map(encodeURIComponent).join("/");
   const url = `${settings.address.replace(/\/+$/, "")}/v1/${prefix}/${path}`;

@@ -11,7 +11,7 @@ import type { Clock } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { inStoreTurns } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
-import { GIVEN_KEY, hasKey, prepared, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
+import { GIVEN_KEY, hasKey, preparedRow, type Reader, type Store, type Tx, withFreeName } from "../../storage/store.ts";
 import { addToTotals, totalOf } from "../../storage/totals.ts";
 import { type CredentialCreate, type CredentialRotate, type CredentialRow, decodeHosts } from "./model.ts";
 import { parseVaultRef } from "./secrets-stores.ts";
@@ -164,12 +164,7 @@ async function refuseShutOut(
 }
 
 /** Tries to replace the secret; null when another rotation came first. */
-async function rotateOnce(
-  deps: CredentialDeps,
-  tenant: string,
-  id: string,
-  body: CredentialRotate,
-): Promise<CredentialRow | null> {
+async function rotateOnce(deps: CredentialDeps, tenant: string, id: string, body: CredentialRotate) {
   const { store, clock } = deps;
   const row = await requireRow(store.read, tenant, id);
   const secret = checkedSecret(row.source, body);
@@ -258,7 +253,7 @@ function metadataOf({ credentials }: Reader["tables"]) {
   return metadata;
 }
 
-const secretQuery = prepared(({ db, tables: { credentials } }: Reader) =>
+const secretByKey = preparedRow(({ db, tables: { credentials } }) =>
   db
     .select({
       auth_type: credentials.auth_type,
@@ -272,13 +267,11 @@ const secretQuery = prepared(({ db, tables: { credentials } }: Reader) =>
     .where(hasKey(credentials, GIVEN_KEY)),
 );
 
-export type StoredSecret = Awaited<ReturnType<ReturnType<typeof secretQuery>["execute"]>>[number];
+export type StoredSecret = NonNullable<Awaited<ReturnType<typeof secretByKey>>>;
 
 /** The columns needed to resolve a secret; null when the tenant has no credential with this ID. */
 export async function findSecret(reader: Reader, tenant: string, id: string): Promise<StoredSecret | null> {
-  if (!isId("cred", id)) return null;
-  const [row] = await secretQuery(reader).execute({ tenant, id });
-  return row ?? null;
+  return isId("cred", id) ? secretByKey(reader, { tenant, id }) : null;
 }
 
 /** Whether a secret with these `allowed_hosts` may be sent to the URL's host. */

@@ -44,7 +44,6 @@ export interface CallContext {
   readonly hold: MemoryHold;
 }
 
-/** What all calls of a worker share. */
 export interface Upstreams {
   readonly outbound: Outbound;
   readonly settings: WorkerSettings;
@@ -149,12 +148,7 @@ export async function readStart(
 }
 
 /** The fast path of `readStart`, for bodies that have arrived in full, as most have: an await costs as much as their parsing. */
-function readStartIfArrived(
-  context: CallContext,
-  response: Answer,
-  captureBytes: number,
-  digest: BodyDigest | null,
-): Uint8Array | null {
+function readStartIfArrived(context: CallContext, response: Answer, captureBytes: number, digest: BodyDigest | null) {
   const body = bodyAtOnce(response, readLimits(context, captureBytes, digest));
   return body === null ? null : capturedStart(context, body);
 }
@@ -169,10 +163,7 @@ function readLimits({ settings, hold }: CallContext, captureBytes: number, diges
   };
 }
 
-function capturedStart(
-  { trace, settings }: CallContext,
-  { size, tooLarge: isTooLarge, captured }: BodyRead,
-): Uint8Array {
+function capturedStart({ trace, settings }: CallContext, { size, tooLarge: isTooLarge, captured }: BodyRead) {
   trace.resp_size = size;
   if (isTooLarge) throw tooLarge(settings);
   return captured;
@@ -208,7 +199,6 @@ type BodyDigest = ReturnType<typeof createBodyDigest>;
 /** The captured bytes, plus slack for replacing the JSON-RPC id. */
 const SLOT_BYTES = MAX.capturedBytes + 8 * 1024;
 
-/** The memory that one call holds. */
 export class MemoryHold implements DecodedFor {
   readonly tenant: string;
   readonly agent: string;

@@ -21,7 +21,6 @@ export interface Job {
   readonly tenant: string;
   readonly agent_id: string;
   readonly call: Call;
-  /** The header that carries the credential; null for none. */
   readonly credential: { readonly name: string; readonly value: string } | null;
   /** Jobs with the same key share an MCP session: agent, URL, credential and its version. Null for an http agent. */
   readonly session_key: string | null;
@@ -64,7 +63,6 @@ export interface Trace {
   resp_size: number | null;
 }
 
-/** What the record of a call keeps of the response body. */
 export type KeptBody = Pick<Ending, "response" | "response_truncated" | "resp_sha256">;
 
 const NOT_STORED: KeptBody = { response: null, response_truncated: false, resp_sha256: null };
@@ -128,7 +126,6 @@ export interface WholeBody {
   readonly sha256: string | null;
 }
 
-/** The stored form of a response body. */
 export function keep({ start, size, sha256: resp_sha256 }: WholeBody, capture: boolean): KeptBody {
   if (!capture) return { ...NOT_STORED, resp_sha256 };
   const response = start.length > MAX.capturedBytes ? start.slice(0, MAX.capturedBytes) : start;
@@ -148,7 +145,6 @@ export interface WorkerStart {
   readonly workers: number;
 }
 
-/** What a worker is told about its jobs. */
 export interface JobNews {
   readonly cancel: readonly string[];
   /** Jobs whose responses are recorded, or never will be: they no longer count as memory of the worker. */
@@ -221,7 +217,6 @@ export interface WithBody<Head> {
   readonly body: CallBody | null;
 }
 
-/** Many items in one message. */
 export interface Batch<Head> {
   /** The heads as JSON, each with the length of its body, or null. */
   readonly text: string;

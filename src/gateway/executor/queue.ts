@@ -9,7 +9,6 @@
 import { MAX } from "../../kernel/limits.ts";
 import { createFairShare, leastFirst, type Shortage } from "../../kernel/share.ts";
 
-/** A pending call as the queue knows it. */
 export interface QueueEntry {
   readonly tenant: string;
   readonly id: string;
@@ -30,19 +29,11 @@ export interface CallQueuesOptions<W extends QueueEntry> extends RunSlotsOptions
   run(agentId: string, item: W, freeSlot: () => void): Promise<void>;
 }
 
-/** Calls that have been taken together. */
 export interface CallBlock<W> {
   /** The oldest first. */
   readonly taken: readonly W[];
   /** The call after them, if it was not taken because its body is large. */
   readonly large: W | null;
-}
-
-/** A slot that a call holds before it is stored. Exactly one of the two functions is to be called. */
-export interface HeldSlot<W> {
-  /** Runs the call, and gives back the slot at its end. */
-  run(stored: W): void;
-  giveBack(): void;
 }
 
 /** An agent that may have calls waiting in the database. */
@@ -93,12 +84,17 @@ export class CallQueues<W extends QueueEntry> {
     return this.#running;
   }
 
-  /** Takes a slot for a call that is about to be stored. Null when the call can't start at once; it is to be offered then. */
-  reserve(agentId: string, item: W): HeldSlot<W> | null {
+  /**
+   * Takes a slot for a call that is about to be stored. Null when the call can't start at once; it is to be offered then.
+   *
+   * @returns two functions, of which exactly one is to be called
+   */
+  reserve(agentId: string, item: W) {
     if (this.#paused || this.#backlogs.has(agentId) || this.#slots.take(agentId, item) !== null) return null;
     this.#running++;
     return {
-      run: (stored) => this.#run(agentId, stored),
+      /** Runs the call, and gives back the slot at its end. */
+      run: (stored: W) => this.#run(agentId, stored),
       giveBack: () => this.#end(agentId, item),
     };
   }

@@ -34,7 +34,6 @@ import type { WorkerPool } from "./workers/pool.ts";
 const AGENTS_AT_ONCE = 128;
 
 export interface SchedulerOptions extends RecordEndOptions {
-  /** This replica's ID. */
   readonly replica: string;
   /** How many calls may run here at once. */
   readonly slots?: number;
@@ -55,7 +54,6 @@ export interface SchedulerOptions extends RecordEndOptions {
 interface RunningCall {
   readonly agentId: string;
   readonly key: InvocationKey;
-  /** Identifies the claim. */
   readonly token: string;
   /** When the claim was last known to hold. */
   believedAt: Moment;

@@ -257,11 +257,7 @@ async function verifyWith(keys: Keys, token: string, issuer: Issuer, clock: Cloc
 }
 
 /** Verifies a token without a `kid`, or with one that several keys share, by trying up to ten keys. */
-async function verifyWithAny(
-  candidates: AsyncIterable<CryptoKey>,
-  token: string,
-  checks: JWTVerifyOptions,
-): Promise<JWTPayload> {
+async function verifyWithAny(candidates: AsyncIterable<CryptoKey>, token: string, checks: JWTVerifyOptions) {
   let left = 10;
   for await (const key of candidates) {
     if (left-- === 0) break;
@@ -340,13 +336,9 @@ const REFRESH_AFTER_MS = 4 * 60_000;
 const STALE_MAX_MS = 24 * 3_600_000;
 const ASYMMETRIC = ["RSA", "EC", "OKP"];
 
-interface IssuerKeysOptions {
+interface IssuerKeysOptions extends Pick<IdentityOptions, "fetchJson" | "log" | "now"> {
   readonly issuer: string;
   readonly jwksUrl: string | null;
-  readonly fetchJson: (url: string) => Promise<unknown>;
-  readonly log: Log;
-  /** Milliseconds of a monotonic clock. */
-  readonly now?: () => number;
 }
 
 /** Finds the key of a token. A change of the key set makes a new function, so two sets can be compared by identity. */

@@ -16,7 +16,7 @@ import {
   GIVEN_KEY,
   inputRows,
   isOfCall,
-  prepared,
+  preparedRow,
   type Reader,
   type Store,
   type Tx,
@@ -139,7 +139,7 @@ function tryLater(error: unknown): never {
   throw error instanceof UniqueViolation ? partsGone() : error;
 }
 
-const partByNumber = prepared(({ db, tables: { bodyParts: t } }: Reader) =>
+const partByNumber = preparedRow(({ db, tables: { bodyParts: t } }) =>
   db
     .select({ bytes: t.bytes })
     .from(t)
@@ -147,17 +147,12 @@ const partByNumber = prepared(({ db, tables: { bodyParts: t } }: Reader) =>
 );
 
 /** Reads the first parts of a stored body, each in a turn of its own, up to `bytesMax`, which must end with a whole part. */
-async function storedParts(
-  reader: Reader,
-  key: InvocationKey,
-  kind: BodyKind,
-  bytesMax: number,
-): Promise<Uint8Array[]> {
+async function storedParts(reader: Reader, key: InvocationKey, kind: BodyKind, bytesMax: number) {
   const parts: Uint8Array[] = [];
   for (let bytes = 0; bytes < bytesMax; ) {
     const partKey = { ...key, kind, n: parts.length };
-    const [part] = await inTurn(key.tenant, () => partByNumber(reader).execute(partKey));
-    if (part === undefined) break;
+    const part = await inTurn(key.tenant, () => partByNumber(reader, partKey));
+    if (part === null) break;
     // Each part gets memory of its own, which can be transferred to another thread.
     const { buffer, byteOffset, byteLength } = part.bytes;
     const isOwn = byteLength === buffer.byteLength;
@@ -181,12 +176,7 @@ export async function storedRequest(reader: Reader, key: InvocationKey, size: nu
 }
 
 /** The start of a body that is stored in parts, joined; null when no part is stored. */
-export async function storedStart(
-  reader: Reader,
-  key: InvocationKey,
-  kind: BodyKind,
-  bytesMax: number,
-): Promise<Uint8Array | null> {
+export async function storedStart(reader: Reader, key: InvocationKey, kind: BodyKind, bytesMax: number) {
   const parts = await storedParts(reader, key, kind, bytesMax);
   const [only] = parts;
   if (only === undefined || parts.length === 1) return only ?? null;
@@ -207,11 +197,7 @@ export async function orphanRequest({ db, tables: { orphanedParts: t } }: Tx, { 
 }
 
 /** Begins the removal of parts that are due; after that no call can be accepted with them. False when they are not due. */
-async function beginRemoval(
-  { db, tables: { orphanedParts: t } }: Tx,
-  body: OrphanedBody,
-  now: number,
-): Promise<boolean> {
+async function beginRemoval({ db, tables: { orphanedParts: t } }: Tx, body: OrphanedBody, now: number) {
   const rows = await db
     .update(t)
     .set({ due_at: 0 })

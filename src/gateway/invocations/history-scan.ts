@@ -142,13 +142,10 @@ function idsAt(reader: Reader, calls: Calls, range: IdRange, { limit, offset, mo
     .offset(offset);
 }
 
-/** Calls of a tenant, newest first. */
-export interface ScanPath {
+/** Calls that are scanned for a request. */
+export interface ScanPath extends Calls {
   readonly tenant: string;
-  /** The filter whose index is scanned; undefined for all calls. */
   readonly along: Filter | undefined;
-  /** The other filters that a call has to match. */
-  readonly others: readonly Filter[];
   /** The IDs from `floor` (inclusive) to `ceiling` (exclusive). */
   readonly floor: string;
   readonly ceiling: string;
@@ -159,18 +156,9 @@ export interface PageRange {
   readonly offset: number;
 }
 
-/** Aborts when the caller has gone; the scan then stops at its next window. */
-type ScanSignal = AbortSignal | undefined;
-
 export interface ScannedPage {
   readonly rows: InvocationRow[];
   readonly total: number;
-}
-
-/** A range whose IDs are known before the query is built. */
-interface ScannedRange extends IdRange {
-  readonly floor: string;
-  readonly below: string;
 }
 
 /** The entries that a scan has passed, of the open calls or of the ended ones. */
@@ -187,21 +175,28 @@ interface Most {
   readonly ended: number;
 }
 
+/** What passing these calls comes to, as a part of a statement. */
+function summaryOf(
+  { db }: Reader,
+  calls: ReturnType<typeof openIn> | ReturnType<typeof endedIn>,
+  name: string,
+  most: number | Placeholder,
+) {
+  const passed = calls.limit(most).as(`${name}_passed`);
+  return db
+    .select({
+      entries: sql`count(*)`.mapWith(Number).as(`${name}_entries`),
+      matches: sql`count(*) filter (where ${passed.matches})`.mapWith(Number).as(`${name}_matches`),
+      last: sql<string | null>`min(${passed.id})`.as(`${name}_last`),
+    })
+    .from(passed)
+    .as(name);
+}
+
 /** Passes the next entries of open and ended calls, in one statement, in which a call that is just ending is one of the two. */
-async function pass(reader: Reader, path: ScanPath, range: ScannedRange, most: Most): Promise<[Passed, Passed]> {
-  const summary = (calls: ReturnType<typeof openIn> | ReturnType<typeof endedIn>, name: string, entries: number) => {
-    const passed = calls.limit(entries).as(`${name}_passed`);
-    return reader.db
-      .select({
-        entries: sql`count(*)`.mapWith(Number).as(`${name}_entries`),
-        matches: sql`count(*) filter (where ${passed.matches})`.mapWith(Number).as(`${name}_matches`),
-        last: sql<string | null>`min(${passed.id})`.as(`${name}_last`),
-      })
-      .from(passed)
-      .as(name);
-  };
-  const open = summary(openIn(reader, path, range), "open", most.open);
-  const ended = summary(endedIn(reader, path, range), "ended", most.ended);
+async function pass(reader: Reader, calls: Calls, range: IdRange, most: Most): Promise<[Passed, Passed]> {
+  const open = summaryOf(reader, openIn(reader, calls, range), "open", most.open);
+  const ended = summaryOf(reader, endedIn(reader, calls, range), "ended", most.ended);
   const [row] = await reader.db
     .select({
       open: { entries: open.entries, matches: open.matches, last: open.last },
@@ -215,7 +210,7 @@ async function pass(reader: Reader, path: ScanPath, range: ScannedRange, most: M
 
 /** A range of a path in which all open and ended calls have been passed. */
 interface Window {
-  readonly range: ScannedRange;
+  readonly range: { readonly floor: string; readonly below: string };
   readonly open: Passed;
   readonly ended: Passed;
   /** Whether the window reaches the end of the path. */
@@ -251,17 +246,18 @@ async function rowsOf(
   return rows;
 }
 
-interface PageWanted extends PageRange {
-  /** Whether to count the matches on the rest of the path too. */
-  readonly isCounted: boolean;
-}
-
-/** Scans for a page. `total` counts the matches on the scanned part of the path. */
+/**
+ * Scans for a page. `total` counts the matches on the scanned part of the path.
+ *
+ * @param isCounted whether to count the matches on the rest of the path too
+ * @param callerSignal aborts when the caller has gone; the scan then stops at its next window
+ */
 export async function pageOf(
   reader: Reader,
   path: ScanPath,
-  { limit, offset, isCounted }: PageWanted,
-  callerSignal: ScanSignal,
+  { limit, offset }: PageRange,
+  isCounted: boolean,
+  callerSignal: AbortSignal | undefined,
 ): Promise<ScannedPage> {
   const rows: InvocationRow[] = [];
   let total = 0;
@@ -292,20 +288,12 @@ export async function pageOf(
   return { rows, total };
 }
 
-/** One prepared query for each dimension to filter by. */
 function byFilter<Q>(
   build: (handle: Reader, dimension: CountDimension) => { prepare(name?: string): Q },
 ): Record<CountDimension, (reader: Reader) => Q> {
-  const of = (dimension: CountDimension) => prepared((handle: Reader) => build(handle, dimension));
-  return {
-    all: of("all"),
-    agent: of("agent"),
-    status: of("status"),
-    mode: of("mode"),
-    settlement: of("settlement"),
-    error_class: of("error_class"),
-    model: of("model"),
-  };
+  const dimensions = Object.keys(COLUMNS) as CountDimension[];
+  const queries = dimensions.map((of) => [of, prepared((handle: Reader) => build(handle, of))] as const);
+  return Object.fromEntries(queries) as Record<CountDimension, (reader: Reader) => Q>;
 }
 
 /** The calls of a prepared query, with placeholders for the tenant and the filter's value. */
@@ -342,15 +330,7 @@ const idsBy = byFilter((reader, dimension) =>
 
 const totalBy = byFilter((reader, dimension) => {
   const { invocationCounts: c } = reader.tables;
-  const open = openIn(reader, callsBy(dimension), ALL_IDS).limit(sql.placeholder("most")).as("open");
-  const counted = reader.db
-    .select({
-      entries: sql`count(*)`.mapWith(Number).as("entries"),
-      matches: sql`count(*) filter (where ${open.matches})`.mapWith(Number).as("matching"),
-      last: sql<string | null>`min(${open.id})`.as("last"),
-    })
-    .from(open)
-    .as("counted");
+  const open = summaryOf(reader, openIn(reader, callsBy(dimension), ALL_IDS), "open", sql.placeholder("most"));
   const ended = reader.db
     .select({ calls: sql`coalesce(sum(${c.count}), 0)`.mapWith(Number).as("calls") })
     .from(c)
@@ -363,37 +343,27 @@ const totalBy = byFilter((reader, dimension) => {
     )
     .as("ended");
   return reader.db
-    .select({ ended: ended.calls, entries: counted.entries, matches: counted.matches, last: counted.last })
-    .from(counted)
+    .select({ ended: ended.calls, entries: open.entries, matches: open.matches, last: open.last })
+    .from(open)
     .innerJoin(ended, sql`true`);
 });
-
-export interface CallCount {
-  readonly total: number;
-  /** Number of the tenant's open calls, matching or not; counted up to ENTRIES_MAX. */
-  readonly open: number;
-}
 
 /**
  * Counts the calls of a tenant that match a filter. One statement is enough for most tenants; more than ENTRIES_MAX open calls
  * are counted in steps.
+ *
+ * @returns `open`: the number of the tenant's open calls, matching or not; counted up to ENTRIES_MAX
  */
-export async function matchingCalls(reader: Reader, tenant: string, filter: Filter): Promise<CallCount> {
+export async function matchingCalls(reader: Reader, tenant: string, filter: Filter) {
   const [dimension, value] = filter;
-  const path: ScanPath = {
-    tenant,
-    along: dimension === "all" ? undefined : filter,
-    others: [],
-    floor: FIRST_ID,
-    ceiling: LAST_ID,
-  };
+  const calls = { tenant, along: dimension === "all" ? undefined : filter, others: [] };
   const most = isOfEnded(filter) ? 0 : ENTRIES_MAX;
   const [row] = await totalBy[dimension](reader).execute({ tenant, value, most });
   if (row === undefined) return { total: 0, open: 0 };
   let { matches: total, entries, last } = row;
   while (entries === ENTRIES_MAX && last !== null) {
     const range = { floor: FIRST_ID, below: last };
-    const [open] = await inStoreTurns(tenant, () => pass(reader, path, range, { open: ENTRIES_MAX, ended: 0 }));
+    const [open] = await inStoreTurns(tenant, () => pass(reader, calls, range, { open: ENTRIES_MAX, ended: 0 }));
     total += open.matches;
     ({ entries, last } = open);
   }

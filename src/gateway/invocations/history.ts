@@ -11,7 +11,7 @@ import { MAX } from "../../kernel/limits.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { inTurns } from "../../kernel/turns.ts";
 import { createEndWaiters, unlessAborted, withDeadline } from "../../kernel/wait.ts";
-import { GIVEN_KEY, hasKey, isOfCall, prepared, type Reader } from "../../storage/store.ts";
+import { GIVEN_KEY, hasKey, isOfCall, preparedRow, type Reader } from "../../storage/store.ts";
 import { endedTotal } from "../../storage/totals.ts";
 import { storedStart } from "./bodies.ts";
 import { SMALL_BODY_BYTES } from "./commands/accept.ts";
@@ -27,22 +27,19 @@ import {
   type ScanPath,
 } from "./history-scan.ts";
 import type { CapturedBodies } from "./routes.ts";
-import { byId, type InvocationKey, type InvocationRow } from "./service.ts";
+import { type InvocationKey, type InvocationRow, invocationByKey } from "./service.ts";
 
 /** @throws Fault `not_found` */
 export async function findInvocation(reader: Reader, tenant: string, id: string): Promise<InvocationRow> {
-  const [row] = isId("inv", id) ? await byId(reader).execute({ tenant, id }) : [];
-  if (row === undefined) throw new Fault("not_found", "no such invocation");
+  const row = isId("inv", id) ? await invocationByKey(reader, { tenant, id }) : null;
+  if (row === null) throw new Fault("not_found", "no such invocation");
   return row;
 }
 
 const ENDED = INVOCATION_STATUSES.filter(isEnded);
 
 /** Returns the IDs of those calls among `keys` that have ended. */
-export async function endedAmong(
-  { db, tables: { invocations: t } }: Reader,
-  keys: readonly InvocationKey[],
-): Promise<string[]> {
+export async function endedAmong({ db, tables: { invocations: t } }: Reader, keys: readonly InvocationKey[]) {
   const ofTenants = [...Map.groupBy(keys, ({ tenant }) => tenant)].map(([tenant, own]) => {
     const ids = own.map(({ id }) => id);
     return and(eq(t.tenant, tenant), inArray(t.id, ids));
@@ -54,37 +51,32 @@ export async function endedAmong(
   return rows.map(({ id }) => id);
 }
 
-const bodiesById = prepared(({ db, tables: { invocationBodies: t } }: Reader) =>
+const bodiesById = preparedRow(({ db, tables: { invocationBodies: t } }) =>
   db.select({ request: t.request, response: t.response }).from(t).where(isOfCall(t, GIVEN_KEY)),
 );
 
-const responseById = prepared(({ db, tables: { invocationBodies: t } }: Reader) =>
+const responseById = preparedRow(({ db, tables: { invocationBodies: t } }) =>
   db.select({ response: t.response }).from(t).where(isOfCall(t, GIVEN_KEY)),
 );
 
 /** The request of an open call; null where it is stored in parts. */
-const openRequestById = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
+const openRequestById = preparedRow(({ db, tables: { openInvocations: t } }) =>
   db.select({ request: t.request }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
 /** The JSON of an open call, as it was accepted. */
-const openCallById = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
+const openCallById = preparedRow(({ db, tables: { openInvocations: t } }) =>
   db.select({ call: t.call }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
 /** The headers that an open call was accepted with; null when the call has ended. */
 export async function callHeaders(reader: Reader, key: InvocationKey): Promise<Call["headers"] | null> {
-  const [row] = await openCallById(reader).execute({ ...key });
-  return row === undefined ? null : (JSON.parse(row.call) as Call).headers;
+  const row = await openCallById(reader, key);
+  return row === null ? null : (JSON.parse(row.call) as Call).headers;
 }
 
 /** The captured start of a body that is stored in parts; null when no parts are stored, as for a small body. */
-async function capturedStart(
-  reader: Reader,
-  key: InvocationKey,
-  kind: BodyKind,
-  size: number | null,
-): Promise<Uint8Array | null> {
+async function capturedStart(reader: Reader, key: InvocationKey, kind: BodyKind, size: number | null) {
   if (size === null || size <= SMALL_BODY_BYTES) return null;
   return storedStart(reader, key, kind, Math.min(size, MAX.capturedBytes));
 }
@@ -94,9 +86,9 @@ export async function capturedBodies(reader: Reader, row: InvocationRow): Promis
   if (!row.body_captured) return { request: null, response: null };
   const key = { tenant: row.tenant, id: row.id };
   // The call may end between the two queries, so the open calls are searched first.
-  const [open] = row.completed_at === null ? await openRequestById(reader).execute(key) : [];
+  const open = row.completed_at === null ? await openRequestById(reader, key) : null;
   if (open?.request != null) return { request: open.request, response: null };
-  const [bodies] = await bodiesById(reader).execute(key);
+  const bodies = await bodiesById(reader, key);
   return {
     request: bodies?.request ?? (await capturedStart(reader, key, "request", row.req_size)),
     response: bodies?.response ?? (await capturedStart(reader, key, "response", row.resp_size)),
@@ -106,7 +98,7 @@ export async function capturedBodies(reader: Reader, row: InvocationRow): Promis
 export async function capturedResponse(reader: Reader, row: InvocationRow): Promise<Uint8Array | null> {
   if (!row.body_captured || row.completed_at === null) return null;
   const key = { tenant: row.tenant, id: row.id };
-  const [bodies] = await responseById(reader).execute(key);
+  const bodies = await responseById(reader, key);
   return bodies?.response ?? capturedStart(reader, key, "response", row.resp_size);
 }
 
@@ -157,12 +149,12 @@ export async function readHistory(
     ceiling: until === null ? LAST_ID : idFloor("inv", until + 1),
   };
   if (others.length > 0 || since !== null || until !== null) {
-    return { ...(await pageOf(reader, path, { ...range, isCounted: true }, callerSignal)), ...range };
+    return { ...(await pageOf(reader, path, range, true, callerSignal)), ...range };
   }
   const filter = along ?? (["all", ""] as const);
   const { total, open } = await matchingCalls(reader, tenant, filter);
   const newest = range.offset < total ? await newestCalls(reader, tenant, filter, range, open) : [];
-  const rows = newest ?? (await pageOf(reader, path, { ...range, isCounted: false }, callerSignal)).rows;
+  const rows = newest ?? (await pageOf(reader, path, range, false, callerSignal)).rows;
   // The page may hold calls that were accepted after the total was read.
   return { rows, total: rows.length === 0 ? total : Math.max(total, range.offset + rows.length), ...range };
 }
@@ -208,12 +200,7 @@ export function createCompletionWaiters(endedAmong: (keys: readonly InvocationKe
      *
      * @throws Fault `unavailable` when the release comes before the first reading; what `read` throws
      */
-    async wait(
-      key: InvocationKey,
-      seconds: number,
-      signal: AbortSignal,
-      read: () => Promise<InvocationRow>,
-    ): Promise<InvocationRow> {
+    async wait(key: InvocationKey, seconds: number, signal: AbortSignal, read: () => Promise<InvocationRow>) {
       if (waiting.take(key.tenant) !== null) return read();
       let known: InvocationRow | null = null;
       async function look(): Promise<InvocationRow> {

@@ -21,10 +21,6 @@ export const IDEMPOTENCY_MS = IDEMPOTENCY_HOURS * HOUR_MS;
 
 type KeyOwner = Pick<InvocationRow, "tenant" | "caller" | "agent_id">;
 
-function ownKey({ idempotencyKeys: t }: Tables, owner: KeyOwner, key: string) {
-  return and(eq(t.tenant, owner.tenant), eq(t.caller, owner.caller), eq(t.agent_id, owner.agent_id), eq(t.key, key));
-}
-
 interface WantedKey {
   readonly owner: KeyOwner;
   readonly key: string;
@@ -72,11 +68,7 @@ const keyLookUp: Command<WantedKey, KnownKey | null> = {
  *
  * @throws Fault `conflict` when the key was used with another body
  */
-export async function findByIdempotencyKey(
-  reader: CommandRunner,
-  owner: KeyOwner,
-  wanted: Idempotency,
-): Promise<string | null> {
+export async function findByIdempotencyKey(reader: CommandRunner, owner: KeyOwner, wanted: Idempotency) {
   const known = await findKey(reader, owner, wanted);
   if (known === null) return null;
   if (known.body_sha256 !== wanted.body_sha256) {
@@ -98,7 +90,7 @@ export async function findKey(
 export async function freeIdempotencyKey(tx: Tx, { tenant, id }: Pick<InvocationRow, "tenant" | "id">): Promise<void> {
   const { idempotencyKeys: t, openInvocations: open } = tx.tables;
   const [row] = await tx.db
-    .select({ tenant: open.tenant, caller: open.caller, agent_id: open.agent_id, call: open.call })
+    .select({ caller: open.caller, agent_id: open.agent_id, call: open.call })
     .from(open)
     .where(hasKey(open, { tenant, id }));
   if (row === undefined) return;
@@ -106,5 +98,6 @@ export async function freeIdempotencyKey(tx: Tx, { tenant, id }: Pick<Invocation
   const { headers } = JSON.parse(row.call) as Call;
   const key = headers.find(([name]) => name === "idempotency-key")?.[1];
   if (key === undefined) return;
-  await tx.db.delete(t).where(and(ownKey(tx.tables, row, key), eq(t.invocation_id, id)));
+  const isOwners = and(eq(t.tenant, tenant), eq(t.caller, row.caller), eq(t.agent_id, row.agent_id));
+  await tx.db.delete(t).where(and(isOwners, eq(t.key, key), eq(t.invocation_id, id)));
 }

@@ -4,8 +4,7 @@
 // removed with all that depends on it, so that the caller can use the same key or payment again.
 import { and, eq, inArray, isNull, lte, or, sql } from "drizzle-orm";
 import { Fault } from "../../core/fault.ts";
-import type { Clock } from "../../core/time.ts";
-import { DAY_MS } from "../../core/time.ts";
+import { type Clock, DAY_MS } from "../../core/time.ts";
 import { outlastRequest } from "../../kernel/wait.ts";
 import { removeInGroups } from "../../storage/cleanup.ts";
 import { untilStored, within } from "../../storage/failures.ts";

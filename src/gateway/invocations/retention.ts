@@ -4,8 +4,7 @@ import { and, eq, gte, inArray, isNull, lt, notExists, type SQL, sql } from "dri
 import { OUTBOX_KINDS } from "../../../db/schema.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
-import type { Clock } from "../../core/time.ts";
-import { DAY_MS, HOUR_MS } from "../../core/time.ts";
+import { type Clock, DAY_MS, HOUR_MS } from "../../core/time.ts";
 import { type KeyRange, removeInGroups, removeRanges, tenantsIn } from "../../storage/cleanup.ts";
 import { isOfCall, type Store, type Tx } from "../../storage/store.ts";
 import { REMOVED_PARTS_AT_ONCE } from "./bodies.ts";
@@ -23,7 +22,7 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   if (history_days > 0) {
     const before = idFloor("inv", now - history_days * DAY_MS);
     for await (const tenant of tenantsIn(store.read, "payments")) {
-      await removeInGroups(store, (tx, limit) => removePayments(tx, { tenant, before, now }, limit));
+      await removeInGroups(store, (tx, limit) => removePayments(tx, tenant, before, now, limit));
     }
     await removeRanges(store, "endedInvocations", before, removeCalls);
     await removeParts(store, before, isWithoutCall);
@@ -38,18 +37,13 @@ export async function cleanUp(store: Store, clock: Clock, retention: Retention, 
   log.debug("cleaned_up");
 }
 
-interface OldPayments {
-  readonly tenant: string;
-  /** An ID floor. */
-  readonly before: string;
-  readonly now: number;
-}
-
 /**
  * Removes payments that are settled and can't be presented again, of calls that have ended. The caller of an open call needs
  * its payment to resume it, and the payment keeps the call's credential from being deleted.
+ *
+ * @param before an ID floor
  */
-async function removePayments(tx: Tx, { tenant, before, now }: OldPayments, limit: number): Promise<number> {
+async function removePayments(tx: Tx, tenant: string, before: string, now: number, limit: number): Promise<number> {
   const { payments: t, openInvocations: open } = tx.tables;
   const itsCall = tx.db.select({ id: open.id }).from(open).where(isOfCall(t, open));
   const isOver = and(isNull(t.next_attempt_at), lt(t.valid_before, Math.floor(now / 1000)), notExists(itsCall));
@@ -72,7 +66,6 @@ function isNotOpen(tx: Tx, bodies: BodyTable): SQL | undefined {
   return notExists(callOf(tx, bodies, "openInvocations"));
 }
 
-/** Bodies without a call. */
 function isWithoutCall(tx: Tx, bodies: BodyTable): SQL | undefined {
   return and(isNotOpen(tx, bodies), notExists(callOf(tx, bodies, "endedInvocations")));
 }
@@ -131,7 +124,6 @@ function neededBy({ db, tables }: Tx, table: "payments" | "outbox") {
   return db.select({ id: t.invocation_id }).from(t).where(isIts);
 }
 
-/** Removes keys that expired before a time. */
 async function removeKeys(tx: Tx, before: number, limit: number): Promise<number> {
   const { idempotencyKeys: t } = tx.tables;
   const isExpired = lt(t.expires_at, before);

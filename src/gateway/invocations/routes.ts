@@ -282,7 +282,6 @@ async function detailAnswer(reader: Reader, request: Request, row: InvocationRow
 }
 
 interface ViewWithBodies {
-  /** The view without the bodies. */
   readonly view: object;
   /** The sizes of the whole bodies, of which only the start may be captured. */
   readonly sizes: readonly (number | null)[];

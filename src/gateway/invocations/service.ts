@@ -14,6 +14,7 @@ import {
   GIVEN_KEY,
   hasKey,
   prepared,
+  preparedRow,
   type Reader,
   type Store,
   type Tx,
@@ -184,21 +185,14 @@ export async function release(tx: Tx, key: InvocationKey, token: string, now: nu
     .where(and(hasKey(t, key), statusIs(t.status, from), eq(t.claim, token)));
 }
 
-/** A call that this process has claimed. */
 export interface ClaimedKey {
   readonly key: InvocationKey;
-  /** The claim's token. */
   readonly token: string;
   readonly request_id: string;
 }
 
 /** Records how a running call ended. False when it had ended before: by a cancellation, or its replica was taken for dead. */
-export function finish(
-  runner: CommandRunner,
-  { key, token, request_id }: ClaimedKey,
-  ending: Ending,
-  now: number,
-): Promise<boolean> {
+export function finish(runner: CommandRunner, { key, token, request_id }: ClaimedKey, ending: Ending, now: number) {
   const { detail = null } = ending;
   return runner.execute(endCommand, { key, from: "running", token, ending, at: now, request_id, detail });
 }
@@ -215,7 +209,7 @@ type Abandon = (
 
 function abandonAt({ from, to: status }: (typeof INVOCATION_EVENTS)["withdraw" | "fail"]): Abandon {
   return (runner, key, error_class, now, token = null, error_detail = null) => {
-    const ending: Ending = { ...NO_RESPONSE, status, error_class, error_detail, response: null };
+    const ending: Ending = { ...NO_RESPONSE, status, error_class, error_detail };
     return runner.execute(endCommand, { key, from, token, ending, at: now, request_id: null, detail: null });
   };
 }
@@ -256,13 +250,7 @@ export async function noteSettlement(
  *
  * @param isFinal false when `confirmSettlement` will follow
  */
-export async function collectSettlement(
-  tx: Tx,
-  key: InvocationKey,
-  settlement: string,
-  now: number,
-  isFinal = true,
-): Promise<void> {
+export async function collectSettlement(tx: Tx, key: InvocationKey, settlement: string, now: number, isFinal = true) {
   const fields = { settlement, updated_at: now };
   if (await moveSettlement(tx, "openInvocations", key, "collect", fields)) return;
   if ((await moveSettlement(tx, "endedInvocations", key, "collectLate", fields)) && isFinal) await writeOutbox(tx, key);
@@ -273,12 +261,7 @@ export async function collectSettlement(
  *
  * @param settlement null leaves the details as they are
  */
-export async function confirmSettlement(
-  tx: Tx,
-  key: InvocationKey,
-  settlement: string | null,
-  now: number,
-): Promise<void> {
+export async function confirmSettlement(tx: Tx, key: InvocationKey, settlement: string | null, now: number) {
   if (settlement !== null) await noteSettlement(tx, key, settlement, now, ["settled", "settled_upstream_failed"]);
   await writeOutbox(tx, key);
 }
@@ -303,11 +286,6 @@ export async function refuseSettlement(tx: Tx, key: InvocationKey, settlement: s
   } else if (await moveSettlement(tx, "endedInvocations", key, "refuse", fields)) await writeOutbox(tx, key);
 }
 
-export async function invocationByKey(reader: Reader, key: InvocationKey): Promise<InvocationRow | null> {
-  const [row] = await byId(reader).execute(key);
-  return row ?? null;
-}
-
 /** Writes the outbox of a call that ended before its settlement was final, and clears the kinds, so that it happens once. */
 async function writeOutbox({ db, tables }: Tx, key: InvocationKey): Promise<void> {
   const { endedInvocations: t, outbox } = tables;
@@ -318,7 +296,7 @@ async function writeOutbox({ db, tables }: Tx, key: InvocationKey): Promise<void
   await db.update(t).set({ outbox: null }).where(hasKey(t, key));
 }
 
-export const byId = prepared(({ db, tables: { invocations: t } }: Reader) =>
+export const invocationByKey = preparedRow(({ db, tables: { invocations: t } }) =>
   db.select().from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
@@ -337,9 +315,7 @@ const heldBy = prepared(({ db, tables: { openInvocations: t } }: Reader) =>
     .where(and(hasKey(t, GIVEN_KEY), statusIs(t.status, "running"), eq(t.claim, bind(t.claim, "claim")))),
 );
 
-/** The end of a call that got no response. */
 const NO_RESPONSE = {
-  error_class: null,
   upstream_status: null,
   latency_ms: null,
   ttft_ms: null,
@@ -347,7 +323,7 @@ const NO_RESPONSE = {
   resp_sha256: null,
   response_truncated: false,
   response_content_type: null,
-  completed_at: null,
+  response: null,
 };
 
 /** Moves the settlement of a pending or an ended call. False when its status is not the one that the event starts from. */

@@ -2,8 +2,7 @@
 // the outcome, with the call's state, in one write. A failure anywhere leaves the payment open and leased for another try.
 import type { Log, LogFields } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
-import type { Clock, TimeBounds } from "../../core/time.ts";
-import { formatDateTime } from "../../core/time.ts";
+import { type Clock, formatDateTime, type TimeBounds } from "../../core/time.ts";
 import type { NewSpan, Span, Tracer } from "../../core/tracing.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { withDeadline } from "../../kernel/wait.ts";
@@ -184,7 +183,6 @@ async function beginAttemptSpan({ traces = null }: AttemptOptions, open: OpenPay
   });
 }
 
-/** The fields by which the log names a payment. */
 export function paymentLogFields({ tenant, agent_id, invocation_id }: OpenPayment) {
   return { tenant, agent_id, invocation_id };
 }

@@ -8,28 +8,24 @@ import type { Caller } from "../../core/call.ts";
 import { Fault, invalidField } from "../../core/fault.ts";
 import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
 import { checkText } from "../../core/text.ts";
-import type { Clock } from "../../core/time.ts";
-import { formatDateTime } from "../../core/time.ts";
+import { type Clock, formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
 import { bodyReader, optional, shape, timestamp } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
 import { json } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
 import { MAX } from "../../kernel/limits.ts";
-import { GIVEN_KEY, prepared, type Reader, type Store } from "../../storage/store.ts";
+import { GIVEN_KEY, preparedRow, type Reader, type Store } from "../../storage/store.ts";
 import { holdCredential, mayGoTo, NOT_ALLOWED } from "../credentials/service.ts";
 
 const SETTLEMENT_CONFIG = "the settlement configuration";
 const OPEN_PAYMENT = "a payment that is being settled";
 
-const byTenant = prepared(({ db, tables: { settlementConfigs: t } }: Reader) =>
+const byTenant = preparedRow(({ db, tables: { settlementConfigs: t } }) =>
   db.select().from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
 );
 
-export async function findSettlementConfig(reader: Reader, tenant: string): Promise<SettlementConfigRow | null> {
-  const [row] = await byTenant(reader).execute({ tenant });
-  return row ?? null;
-}
+export const findSettlementConfig = (reader: Reader, tenant: string) => byTenant(reader, { tenant });
 
 /** Names, for the tenant, what settles with the credential: the configuration or an open payment; null when nothing does. */
 export async function settlementOfCredential(reader: Reader, tenant: string, id: string): Promise<string | null> {

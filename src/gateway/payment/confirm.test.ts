@@ -59,7 +59,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
     }
 
     const isOver = async ({ tenant, id }: InvocationKey) =>
-      (await paymentOf(store().read, tenant, id))?.next_attempt_at === null;
+      (await paymentOf(store().read, { tenant, id }))?.next_attempt_at === null;
 
     for (const [what, order] of Object.entries({
       "that has ended before": ["end", "confirm"],

@@ -43,7 +43,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       clock.time = (payment.next_attempt_at ?? 0) + 1;
       const at = replica(() => DECLINED, { guard: createRestoreGuard(clock.now()) });
       at.settler.start();
-      await until(async () => (await paymentOf(store().read, tenant, key.id))?.unknown_since !== null);
+      await until(async () => (await paymentOf(store().read, { tenant, id: key.id }))?.unknown_since !== null);
       expect([at.attempts(), await shown(key)]).toEqual([0, ["pending", null, "pending"]]);
       clock.time = (payment.valid_before + 11) * 1_000 + LEASE_MS;
       await until(async () => (await shown(key))[2] === "settlement_failed");
@@ -64,7 +64,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       expect(await take()).toBeNull();
       await at.payments.settle(payment);
       expect(at.told).toEqual([`paid ${payment.agent_id}`]);
-      expect(await paymentOf(store().read, tenant, key.id)).toMatchObject({
+      expect(await paymentOf(store().read, { tenant, id: key.id })).toMatchObject({
         settle_request: null,
         next_attempt_at: null,
         attempts: 1,
@@ -91,7 +91,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       at.settler.start();
       clock.time += 2_000;
       await until(() => at.attempts() === 2);
-      await until(async () => (await paymentOf(store().read, tenant, key.id))?.next_attempt_at !== null);
+      await until(async () => (await paymentOf(store().read, { tenant, id: key.id }))?.next_attempt_at !== null);
       expect(await shown(key)).toEqual(["pending", null, "pending"]);
       clock.time += 70_000;
       await until(() => at.told.length > 0);
@@ -163,8 +163,8 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       const kept = ({ tenant: owner, id }: { tenant: string; id: string }) =>
         kindOf(findInvocation(store().read, owner, id));
       expect(await Promise.all([open.key, short.key, long.key].map(kept))).toEqual(["done", "not_found", "done"]);
-      expect(await paymentOf(store().read, tenant, short.key.id)).toBeNull();
-      expect(await paymentOf(store().read, tenant, long.key.id)).not.toBeNull();
+      expect(await paymentOf(store().read, { tenant, id: short.key.id })).toBeNull();
+      expect(await paymentOf(store().read, { tenant, id: long.key.id })).not.toBeNull();
     });
   });
 }

@@ -91,7 +91,6 @@ export type PaidHeaders = Readonly<Record<string, string>>;
 
 export type Payments = ReturnType<typeof createPayments>;
 
-/** The payment columns of the invocation. */
 export function paidColumns({ network, payment, config }: Charge) {
   const { from, value, nonce } = payment.authorization;
   return {
@@ -106,13 +105,13 @@ export function paidColumns({ network, payment, config }: Charge) {
 }
 
 export function createPayments(deps: PaymentDeps) {
-  const { network, store, clock, settler, settleWaitMs, findInvocation } = deps;
+  const { network, store, settler, settleWaitMs, findInvocation } = deps;
 
   /** Null while the first attempt is in flight, here or on another replica, or about to begin. */
   async function responseHeaders(tenant: string, id: string): Promise<PaidHeaders | null> {
     const row = await findInvocation(tenant, id);
     if (row.settlement_status === null) return {};
-    const payment = await paymentOf(store.read, tenant, id);
+    const payment = await paymentOf(store.read, { tenant, id });
     if (row.settlement_status === "settlement_failed")
       throw declined(payment === null ? {} : settledHeaders(network, row, payment));
     if (payment === null) return {};
@@ -156,10 +155,8 @@ export function createPayments(deps: PaymentDeps) {
      *
      * @param callCredentialRef the upstream's credential, which the call will need
      */
-    paymentRow: (charge: Charge, row: InvocationRow, callCredentialRef: string | null): PaymentRow => ({
-      ...paymentRowOf(charge, row, clock.now(), settler.leaseUntil()),
-      call_credential_ref: callCredentialRef,
-    }),
+    paymentRow: (charge: Charge, row: InvocationRow, callCredentialRef: string | null) =>
+      paymentRowOf(deps, charge, row, callCredentialRef),
     /**
      * Settles a recorded payment, if the tenant has a facilitator, and waits for the outcome up to `settleWaitMs`.
      *
@@ -276,8 +273,14 @@ function settledHeaders(network: Network, { settlement, payment_payer }: Invocat
 }
 
 /** The row of a verified payment, before anything was sent. */
-function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUntil: number): PaymentRow {
+function paymentRowOf(
+  { clock, settler }: PaymentDeps,
+  charge: Charge,
+  row: InvocationRow,
+  call_credential_ref: string | null,
+): PaymentRow {
   const { network, payment, wire, body_sha256, digest, config } = charge;
+  const now = clock.now();
   const { validBefore } = payment.authorization;
   return {
     ...keyOf(network, payment.authorization),
@@ -297,8 +300,8 @@ function paymentRowOf(charge: Charge, row: InvocationRow, now: number, leaseUnti
     sent_at: null,
     unknown_since: null,
     asked_ms: 0,
-    call_credential_ref: null,
-    next_attempt_at: config === null ? null : leaseUntil,
+    call_credential_ref,
+    next_attempt_at: config === null ? null : settler.leaseUntil(),
     final_at: null,
     created_at: now,
     updated_at: now,

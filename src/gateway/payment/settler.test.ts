@@ -45,9 +45,9 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.recover();
       at.settler.start();
       await until(() => at.attempts() === 1);
-      await until(async () => (await paymentOf(store().read, tenant, key.id))?.unknown_since !== null);
+      await until(async () => (await paymentOf(store().read, { tenant, id: key.id }))?.unknown_since !== null);
       expect(await shown(key)).toEqual(["pending", null, "pending"]);
-      expect((await paymentOf(store().read, tenant, key.id))?.attempts).toBe(2);
+      expect((await paymentOf(store().read, { tenant, id: key.id }))?.attempts).toBe(2);
       await at.settler.stop(0);
     });
 
@@ -167,7 +167,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await until(() => at.attempts() === 1);
       await at.settler.stop(5_000);
       expect(await shown(key)).toEqual(["pending", null, "pending"]);
-      expect((await paymentOf(store().read, tenant, key.id))?.unknown_since).not.toBeNull();
+      expect((await paymentOf(store().read, { tenant, id: key.id }))?.unknown_since).not.toBeNull();
     });
 
     test("an attempt that another replica has overtaken refuses nothing, and may collect", async () => {
@@ -287,7 +287,7 @@ for (const [name, databaseUrl] of Object.entries(databases)) {
       await at.settler.stop(20);
       expect(await told).toEqual({});
       expect(await shown(key)).toEqual(["pending", null, "pending"]);
-      expect((await paymentOf(store().read, tenant, key.id))?.next_attempt_at).not.toBeNull();
+      expect((await paymentOf(store().read, { tenant, id: key.id }))?.next_attempt_at).not.toBeNull();
     });
   });
 }

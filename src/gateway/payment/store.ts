@@ -5,8 +5,7 @@ import { and, asc, eq, exists, gt, isNotNull, isNull, lte, notExists, notInArray
 import type { Tables } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
 import { isEnded } from "../../core/states.ts";
-import { bind, GIVEN_KEY, isOfCall, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
-import type { PaymentKey } from "../../x402/types.ts";
+import { bind, GIVEN_KEY, isOfCall, preparedRow, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import { usedAtInTurns } from "../credentials/service.ts";
 import { type InvocationKey, invocationByKey, refuseSettlement } from "../invocations/service.ts";
 import { askedMs, type SettleOutcome } from "./outcome.ts";
@@ -25,30 +24,16 @@ export function isOpen(row: PaymentRow): row is OpenPayment {
   return facilitator_url !== null && facilitator_credential_ref !== null && settle_request !== null;
 }
 
-function isKey({ payments: t }: Tables, key: PaymentKey) {
-  return and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
-}
-
-const byKey = prepared(({ db, tables: { payments: t } }: Reader) => {
+/** A payment of any tenant: compare its tenant and caller before anything of it is shown. */
+export const paymentByKey = preparedRow(({ db, tables: { payments: t } }) => {
   const isChain = and(eq(t.chain_id, bind(t.chain_id, "chain_id")), eq(t.token, bind(t.token, "token")));
   const isPayment = and(eq(t.payer, bind(t.payer, "payer")), eq(t.nonce, bind(t.nonce, "nonce")));
   return db.select().from(t).where(and(isChain, isPayment));
 });
 
-const byInvocation = prepared(({ db, tables: { payments: t } }: Reader) => {
-  return db.select().from(t).where(isOfCall(t, GIVEN_KEY));
-});
-
-/** A payment of any tenant: compare its tenant and caller before anything of it is shown. */
-export async function paymentByKey(reader: Reader, key: PaymentKey): Promise<PaymentRow | null> {
-  const [row] = await byKey(reader).execute({ ...key });
-  return row ?? null;
-}
-
-export async function paymentOf(reader: Reader, tenant: string, id: string): Promise<PaymentRow | null> {
-  const [row] = await byInvocation(reader).execute({ tenant, id });
-  return row ?? null;
-}
+export const paymentOf = preparedRow(({ db, tables: { payments: t } }) =>
+  db.select().from(t).where(isOfCall(t, GIVEN_KEY)),
+);
 
 /** @throws UniqueViolation when the authorization has been used here before */
 export async function insertPayment(tx: Tx, row: PaymentRow): Promise<void> {
@@ -102,9 +87,11 @@ export async function dueOf(
  * that recorded no outcome counts as unknown, even if its process died.
  */
 export async function lease(tx: Tx, seen: OpenPayment, now: number, until: number): Promise<OpenPayment | null> {
-  const { payments: t } = tx.tables;
+  const { payments: t, refusedCalls: r } = tx.tables;
   // Computed from the current row: an attempt that was held up may have set `sent_at` since `seen` was read.
   const unknown_since = sql`case when ${t.sent_at} is null then ${t.unknown_since} else coalesce(${t.unknown_since}, ${now}) end`;
+  // The record that a call was refused: see invocations/lost-commits.ts.
+  const refusal = tx.db.select({ id: r.id }).from(r).where(isOfCall(t, r));
   const [row] = await tx.db
     .update(t)
     .set({
@@ -114,14 +101,9 @@ export async function lease(tx: Tx, seen: OpenPayment, now: number, until: numbe
       next_attempt_at: until,
       updated_at: now,
     })
-    .where(and(isOwnAttempt(tx, seen), isDueAt(tx, seen.next_attempt_at ?? now), notExists(refusal(tx))))
+    .where(and(isOwnAttempt(tx, seen), isDueAt(tx, seen.next_attempt_at ?? now), notExists(refusal)))
     .returning();
   return row !== undefined && isOpen(row) ? row : null;
-}
-
-/** The record that a call was refused: see invocations/lost-commits.ts. */
-function refusal({ db, tables: { payments: t, refusedCalls: r } }: Tx) {
-  return db.select({ id: r.id }).from(r).where(isOfCall(t, r));
 }
 
 /**
@@ -205,12 +187,10 @@ function isOwnAttempt({ tables }: Tx, open: OpenPayment) {
 }
 
 /** Matches the call too: after a refusal the same authorization may have been presented for another call. */
-function isSamePayment(tables: Tables, open: OpenPayment) {
-  return and(
-    isKey(tables, open),
-    eq(tables.payments.tenant, open.tenant),
-    eq(tables.payments.invocation_id, open.invocation_id),
-  );
+function isSamePayment({ payments: t }: Tables, open: OpenPayment) {
+  const { chain_id, token, payer, nonce, tenant, invocation_id } = open;
+  const isKey = and(eq(t.chain_id, chain_id), eq(t.token, token), eq(t.payer, payer), eq(t.nonce, nonce));
+  return and(isKey, eq(t.tenant, tenant), eq(t.invocation_id, invocation_id));
 }
 
 /**
@@ -218,13 +198,13 @@ function isSamePayment(tables: Tables, open: OpenPayment) {
  * ended before anything was sent.
  */
 export async function markSending(tx: Tx, open: OpenPayment, now: number): Promise<boolean> {
-  const isWanted = open.sent_at === null ? exists(unended(tx)) : undefined;
+  const { payments: t, openInvocations: i } = tx.tables;
+  const pendingCall = tx.db
+    .select({ id: i.id })
+    .from(i)
+    .where(and(isOfCall(t, i), eq(i.status, "pending")));
+  const isWanted = open.sent_at === null ? exists(pendingCall) : undefined;
   return updateUndecided(tx, and(isOwnAttempt(tx, open), isWanted), { sent_at: open.sent_at ?? now });
-}
-
-function unended({ db, tables: { payments: t, openInvocations: i } }: Tx) {
-  const isIts = and(isOfCall(t, i), eq(i.status, "pending"));
-  return db.select({ id: i.id }).from(i).where(isIts);
 }
 
 // An update finds its payment by the key. On the bare column, these two conditions would let the planner use a partial index of

@@ -10,8 +10,7 @@ import type { Tables } from "../../../db/schema.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { type Meters, silentMeters } from "../../core/meters.ts";
-import type { Clock } from "../../core/time.ts";
-import { DAY_MS } from "../../core/time.ts";
+import { type Clock, DAY_MS } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { actFor } from "../../kernel/wait.ts";
 import { type KeyRange, removeRanges } from "../../storage/cleanup.ts";
@@ -59,7 +58,6 @@ async function insertAll(tx: Tx, rows: readonly DecisionRow[]): Promise<void> {
   for (const row of rows.slice(done)) await insertOne(tx).execute(placeholderValues([row]));
 }
 
-/** The values of the rows, keyed by placeholder name. */
 function placeholderValues(rows: readonly DecisionRow[]): Record<string, unknown> {
   const values: Record<string, unknown> = {};
   for (const [at, row] of rows.entries()) {

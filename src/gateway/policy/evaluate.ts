@@ -32,9 +32,7 @@ const ANY_RATE = -1;
 /** A threshold that the document leaves out has a value that every call meets. */
 interface CompiledRule {
   readonly verdict: PolicyVerdict;
-  /** Matches a body of at smallest this many bytes. */
   readonly bytes_min: number;
-  /** Matches a rate above this one. */
   readonly rate_above: number;
 }
 
@@ -47,9 +45,10 @@ export interface CompiledPolicy {
   readonly usesRate: boolean;
 }
 
-type RuleList = Pick<PolicyReplace, "default" | "rules">;
-
-export async function compile(document: RuleList, tenant: string): Promise<CompiledPolicy> {
+export async function compile(
+  document: Pick<PolicyReplace, "default" | "rules">,
+  tenant: string,
+): Promise<CompiledPolicy> {
   const withDefault: readonly Rule[] = [...document.rules, { action: document.default, match: {} }];
   const [agents, tools] = [indexNames(withDefault.length), indexNames(withDefault.length)];
   await eachInTurns(withDefault, tenant, (rule, at) => {

@@ -7,7 +7,6 @@ import type { Tables } from "../../../db/schema.ts";
 import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
-import type { Log } from "../../core/log.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { PolicyAction } from "../../core/states.ts";
 import { createBatcher } from "../../kernel/batch.ts";
@@ -23,7 +22,6 @@ import {
   inputRows,
   prepared,
   type Reader,
-  type Store,
   type StoreTools,
   type Tx,
 } from "../../storage/store.ts";
@@ -235,13 +233,9 @@ const POLICY_BYTES = 512;
 const RULE_BYTES = 512;
 const ENTRY_BYTES = 96;
 
-interface StoredPolicy {
-  readonly version: number;
+/** A policy with its rules in their stored form. */
+interface StoredPolicy extends Omit<Tables["policies"]["$inferSelect"], "tenant" | "default_action"> {
   readonly default: PolicyAction;
-  readonly on_error: PolicyAction;
-  /** The rules in their stored form. */
-  readonly rules: string;
-  readonly updated_at: number;
 }
 
 export interface KnownPolicy extends StoredPolicy {
@@ -279,14 +273,11 @@ const policyQuery = prepared(({ db, tables: { policies: t } }: Reader) =>
   db.select().from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
 );
 
-interface PolicyCacheOptions {
-  readonly store: Pick<Store, "execute" | "read">;
-  readonly log: Log;
-  /** Milliseconds of a clock that never goes back. */
-  readonly now?: () => number;
-}
-
-export function createPolicyCache({ store, log, now = () => performance.now() }: PolicyCacheOptions) {
+export function createPolicyCache({
+  store,
+  log,
+  now = () => performance.now(),
+}: Pick<PolicyDeps, "store" | "log" | "now">) {
   const entries = boundedCache<string, CachedPolicy>(MAX.policyBytes);
   /** Tenants whose policy is being read. `forget` removes a tenant, so that a read from before it is not cached. */
   const reading = new Set<string>();

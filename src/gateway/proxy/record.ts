@@ -30,7 +30,7 @@ export interface Draft {
   readonly claim: Pick<Claim, "owner" | "token"> | null;
 }
 
-export interface StoredCall {
+interface StoredCall {
   readonly id: string;
   /** False when `id` is an earlier call that this request repeats. */
   readonly isNew: boolean;

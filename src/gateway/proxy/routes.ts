@@ -13,8 +13,7 @@ import { type CallBody, hashOf, judged } from "../../wire/body.ts";
 import { RPC_REQUEST } from "../../wire/jsonrpc.ts";
 import type { Network } from "../../x402/network.ts";
 import type { InvocableAgent } from "../agents/store.ts";
-import type { CompletionWaiters } from "../invocations/history.ts";
-import { findInvocation } from "../invocations/history.ts";
+import { type CompletionWaiters, findInvocation } from "../invocations/history.ts";
 import { pollAnswer } from "../invocations/routes.ts";
 import { type AcceptedCall, abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
 import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
@@ -22,7 +21,7 @@ import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "../
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
-import { acceptedOf, type Draft, otherPathFault, type RecordOptions, record, type StoredCall } from "./record.ts";
+import { acceptedOf, type Draft, otherPathFault, type RecordOptions, record } from "./record.ts";
 
 /** A slot for a call that is about to be stored, with the claim to store. Either `run` or `giveBack` must follow. */
 export interface ReservedSlot {
@@ -80,11 +79,7 @@ const POLLED: CallKind<ParsedRequest> = {
   parseAny: async () => PLAIN,
 };
 
-async function parse(
-  { mcp_protocol_version }: InvocableAgent,
-  body: CallBody,
-  { headers, caller }: ProxyCall,
-): Promise<ParsedRequest> {
+async function parse({ mcp_protocol_version }: InvocableAgent, body: CallBody, { headers, caller }: ProxyCall) {
   const [request, bytes] = await judged(body, RPC_REQUEST, caller.tenant);
   if (!request.ok) throw new Fault("invalid_request", `body: ${request.problem}`);
   const { method, tool, protocolVersion } = request;
@@ -135,11 +130,7 @@ async function admitCall(options: ProxyRoutesOptions, request: Request, scope: S
 }
 
 /** Stores a new call durably, and starts or queues it unless its payment must be settled first. */
-async function acceptNew(
-  options: ProxyRoutesOptions,
-  call: ProxyCall,
-  checked: CheckedCall<ParsedRequest>,
-): Promise<StoredCall> {
+async function acceptNew(options: ProxyRoutesOptions, call: ProxyCall, checked: CheckedCall<ParsedRequest>) {
   const headers = passedHeaders(call.headers, checked.parsed.echoedMcpHeaders, options.pseudonym);
   const hash = checked.agent.emit_receipts ? await hashOf(checked.body, call.caller.tenant) : null;
   const accepted = acceptedOf(options, call, checked, { mode: "transactional", headers, hash });

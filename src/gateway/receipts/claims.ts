@@ -134,12 +134,6 @@ function isSigningJwk(value: unknown): value is JWK & { kid: string } {
   return kty === "OKP" && crv === "Ed25519" && typeof kid === "string" && typeof x === "string" && d === undefined;
 }
 
-/** What is wrong with a receipt. `receipt_id` is the unverified claim; null when it can't be read. */
-interface Break {
-  readonly receipt_id: string | null;
-  readonly problem: string;
-}
-
 /** Checks receipts line by line: the signature by the published keys, the claims, and the chain. */
 export function createReceiptChain(keys: ReceiptKeys) {
   /** The line in which each receipt ID and invocation ID occurs. */
@@ -161,8 +155,11 @@ export function createReceiptChain(keys: ReceiptKeys) {
   }
 
   return {
-    /** Takes the next receipt; null when it is valid and follows the one before it. */
-    async take(jws: string): Promise<Break | null> {
+    /**
+     * Takes the next receipt; null when it is valid and follows the one before it, else what is wrong with it. `receipt_id` is
+     * the unverified claim; null when it can't be read.
+     */
+    async take(jws: string) {
       const read = await readReceipt(jws, keys);
       if (typeof read === "string") return { receipt_id: claimedId(jws), problem: read };
       const problem = chainProblem(read);
@@ -173,7 +170,6 @@ export function createReceiptChain(keys: ReceiptKeys) {
       lines.set(read.receipt_id, length).set(read.invocation_id, length);
       return null;
     },
-    /** The number of valid receipts so far. */
     get length() {
       return length;
     },

@@ -8,8 +8,7 @@ import { CompactSign } from "jose";
 import type { Caller } from "../../core/call.ts";
 import { Fault } from "../../core/fault.ts";
 import { idFloor, isId, newId } from "../../core/id.ts";
-import type { Clock } from "../../core/time.ts";
-import { DAY_MS } from "../../core/time.ts";
+import { type Clock, DAY_MS } from "../../core/time.ts";
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/signing-keys.ts";
 import { within } from "../../storage/failures.ts";
@@ -32,7 +31,6 @@ import {
 
 /** How long a request waits for due receipts. */
 const DUE_WAIT_MS_MAX = 5_000;
-const RETRY_AFTER_SECONDS = 1;
 const STOP_MS_MAX = 5_000;
 
 export function createReceipts(options: EmitterOptions) {
@@ -49,11 +47,10 @@ export function createReceipts(options: EmitterOptions) {
     async find({ tenant }: Caller, id: string): Promise<string> {
       const isOwed = isId("inv", id) && ((await isDue(store.read, tenant, id)) || (await confirmed(tenant, id)));
       if (isOwed) await makeDue(tenant);
-      const jws = isId("inv", id) ? await findReceipt(store.read, tenant, id) : null;
-      if (jws !== null) return jws;
+      const receipt = isId("inv", id) ? await findReceipt(store.read, { tenant, id }) : null;
+      if (receipt !== null) return receipt.jws;
       if (!isOwed) throw new Fault("not_found", "no receipt for this invocation");
-      const detail = { retryAfterSeconds: RETRY_AFTER_SECONDS };
-      throw new Fault("unavailable", "the receipt is not made yet; retry", detail);
+      throw new Fault("unavailable", "the receipt is not made yet; retry", { retryAfterSeconds: 1 });
     },
     /** Oldest first. */
     async page({ tenant }: Caller, page: { readonly limit: number; readonly offset: number }) {
@@ -83,12 +80,9 @@ const RECEIPTS_AT_ONCE = 64;
 /** Tenants whose receipts are made in parallel. */
 const TENANTS_AT_ONCE = 16;
 
-const BEFORE_THE_FIRST: { sequence: number; sha256: string | null } = { sequence: 0, sha256: null };
-
 const encoder = new TextEncoder();
 
 interface EmitterOptions extends StoreTools {
-  /** This process's ID. */
   readonly replica: string;
   /** Confirms payments of ended calls whose receipts wait for it. False when there is no such payment. */
   confirm(tenant: string, invocationId: string | null): Promise<boolean>;
@@ -175,16 +169,17 @@ function createReceiptEmitter(options: EmitterOptions) {
 
 async function emitSome({ store, clock, signingKey }: EmitterOptions, tenant: string): Promise<boolean> {
   // Read the head first: if it is still the head at the write, no other replica has made these receipts meanwhile.
-  const after = await chainHeadOf(store.read, tenant);
+  const after = await chainHeadOf(store.read, { tenant });
   const rows = await receiptsDueOf(store.read, tenant, RECEIPTS_AT_ONCE);
   if (rows.length === 0) return false;
   const receipts = await signAll(rows, after, signingKey(), clock);
-  await store.write((tx) => append(tx, { tenant, after, receipts }));
+  await store.write((tx) => append(tx, tenant, after, receipts));
   return true;
 }
 
 async function signAll(rows: readonly InvocationRow[], after: ChainHead, key: SigningKey, clock: Clock) {
-  let { sequence, sha256: previous } = after ?? BEFORE_THE_FIRST;
+  let sequence = after?.sequence ?? 0;
+  let previous = after?.sha256 ?? null;
   const receipts: ReceiptRow[] = [];
   for (const row of rows) {
     const id = newId("rcpt", clock.now());

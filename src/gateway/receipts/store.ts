@@ -3,7 +3,7 @@
 import { and, asc, eq, gte, lte, sql } from "drizzle-orm";
 import { oneOf, type Tables } from "../../../db/schema.ts";
 import { nextTenant, removeInGroups, tenantsIn } from "../../storage/cleanup.ts";
-import { GIVEN_KEY, isOfCall, prepared, type Reader, type Store, type Tx } from "../../storage/store.ts";
+import { GIVEN_KEY, isOfCall, preparedRow, type Reader, type Store, type Tx } from "../../storage/store.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import { linkOf } from "./claims.ts";
 
@@ -12,15 +12,14 @@ export type ReceiptRow = Tables["receipts"]["$inferSelect"];
 /** The newest receipt of a tenant; null before the first. */
 export type ChainHead = Pick<Tables["receiptChains"]["$inferSelect"], "sequence" | "sha256"> | null;
 
-const headQuery = prepared(({ db, tables: { receiptChains: t } }: Reader) =>
+export const chainHeadOf = preparedRow(({ db, tables: { receiptChains: t } }) =>
   db.select({ sequence: t.sequence, sha256: t.sha256 }).from(t).where(eq(t.tenant, GIVEN_KEY.tenant)),
 );
 
-const byInvocation = prepared(({ db, tables: { receipts: t } }: Reader) =>
+export const findReceipt = preparedRow(({ db, tables: { receipts: t } }) =>
   db.select({ jws: t.jws }).from(t).where(isOfCall(t, GIVEN_KEY)),
 );
 
-/** The rows of the outbox that are for receipts. */
 const isReceipt = ({ tables }: Reader) => eq(tables.outbox.kind, "receipt");
 
 /** The next tenants with due receipts, whose names come after `after`. Takes one index seek per tenant. */
@@ -60,20 +59,12 @@ export async function receiptsDueOf(reader: Reader, tenant: string, limit: numbe
     .orderBy(asc(t.id));
 }
 
-export async function chainHeadOf(reader: Reader, tenant: string): Promise<ChainHead> {
-  const [head] = await headQuery(reader).execute({ tenant });
-  return head ?? null;
-}
-
-interface Addition {
-  readonly tenant: string;
-  /** The head of the chain when the receipts were signed. */
-  readonly after: ChainHead;
-  readonly receipts: readonly ReceiptRow[];
-}
-
-/** Appends receipts to the chain. False, and nothing is changed, when the chain has grown since they were signed. */
-export async function append(tx: Tx, { tenant, after, receipts }: Addition): Promise<boolean> {
+/**
+ * Appends receipts to the chain. False, and nothing is changed, when the chain has grown since they were signed.
+ *
+ * @param after the head of the chain when the receipts were signed
+ */
+export async function append(tx: Tx, tenant: string, after: ChainHead, receipts: readonly ReceiptRow[]) {
   const last = receipts.at(-1);
   if (last === undefined) return false;
   const head = { sequence: last.sequence, sha256: linkOf(last.jws) };
@@ -95,11 +86,6 @@ export async function append(tx: Tx, { tenant, after, receipts }: Addition): Pro
   const made = receipts.map(({ invocation_id }) => invocation_id);
   await tx.db.delete(due).where(and(isReceipt(tx), eq(due.tenant, tenant), oneOf(due.invocation_id, made)));
   return true;
-}
-
-export async function findReceipt(reader: Reader, tenant: string, id: string): Promise<string | null> {
-  const [row] = await byInvocation(reader).execute({ tenant, id });
-  return row?.jws ?? null;
 }
 
 /** A page of receipts, oldest first. The sequence of a chain has no gaps, so a page costs the same at any offset. */
@@ -132,18 +118,12 @@ export async function receiptPage(
 export async function removeReceiptsBefore(store: Store, before: string): Promise<number> {
   let removed = 0;
   for await (const tenant of tenantsIn(store.read, "receiptChains")) {
-    removed += await removeInGroups(store, (tx, limit) => removeSome(tx, { tenant, before, limit }));
+    removed += await removeInGroups(store, (tx, limit) => removeSome(tx, tenant, before, limit));
   }
   return removed;
 }
 
-interface OldReceipts {
-  readonly tenant: string;
-  readonly before: string;
-  readonly limit: number;
-}
-
-async function removeSome(tx: Tx, { tenant, before, limit }: OldReceipts): Promise<number> {
+async function removeSome(tx: Tx, tenant: string, before: string, limit: number): Promise<number> {
   const { receipts: t } = tx.tables;
   const oldest = await tx.db
     .select({ id: t.id, sequence: t.sequence })

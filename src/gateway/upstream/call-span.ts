@@ -16,6 +16,8 @@ export interface SpannedCall {
 
 export function beginCallSpan(tracer: Tracer, call: SpannedCall): Span {
   const { tenant, agentId, invocationId, method, url, headers } = call;
+  // The host alone, since the path and query of a URL may hold a key.
+  const host = URL.parse(url)?.hostname;
   return tracer.begin({
     kind: "client",
     name: method,
@@ -25,7 +27,7 @@ export function beginCallSpan(tracer: Tracer, call: SpannedCall): Span {
       method,
       tenant,
       agentId,
-      ...hostOf(url),
+      ...(host !== undefined && { host }),
       ...(invocationId !== null && { invocationId }),
     },
   });
@@ -43,10 +45,4 @@ export function endCallSpan(span: Span, { error_class, upstream_status }: Ending
     ...(upstream_status !== null && { status: upstream_status }),
     ...(errorType !== null && { errorType }),
   });
-}
-
-/** The host alone, since the path and query of a URL may hold a key. */
-function hostOf(url: string): { readonly host?: string } {
-  const host = URL.parse(url)?.hostname;
-  return host === undefined ? {} : { host };
 }

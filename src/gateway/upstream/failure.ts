@@ -97,11 +97,6 @@ const NOT_CONNECTED: UpstreamFailure = {
   message: "there was no connection to the upstream in time",
 };
 
-/** @param isDialling whether the call had begun to connect, and had no connection yet */
-function stoppedBy(why: CallStop, isDialling: boolean): UpstreamFailure {
-  return why === "timeout" && isDialling ? NOT_CONNECTED : STOPPED[why];
-}
-
 /**
  * The failure of a call that ended with this error instead of a response.
  *
@@ -109,7 +104,10 @@ function stoppedBy(why: CallStop, isDialling: boolean): UpstreamFailure {
  * @param isDialling whether the call had begun to connect, and had no connection yet
  */
 export function upstreamFailureOf(error: unknown, signal: StopSignal, isDialling = false): UpstreamFailure {
-  if (signal.aborted) return stoppedBy(signal.reason as CallStop, isDialling);
+  if (signal.aborted) {
+    const why = signal.reason as CallStop;
+    return why === "timeout" && isDialling ? NOT_CONNECTED : STOPPED[why];
+  }
   if (error instanceof CallError) {
     return failure(error.errorClass, error.errorDetail, error.detail, error.callerMessage);
   }

@@ -143,7 +143,6 @@ export function waitSeconds(headers: Headers): number {
 
 // The headers that the gateway itself adds to a request to an upstream.
 
-/** The header that carries a credential. */
 export interface CredentialHeader {
   readonly name: string;
   readonly value: string;

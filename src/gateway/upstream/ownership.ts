@@ -65,7 +65,6 @@ export function createClaims() {
 }
 
 interface CompareOptions extends StoreTools {
-  /** This replica's ID. */
   readonly replica: string;
   readonly claims: Pick<Claims, "taken" | "fateOf" | "during">;
   /** Stops a call that was ended elsewhere. */
@@ -96,16 +95,13 @@ async function compare(options: CompareOptions): Promise<void> {
     .where(and(sql`${t.status} = 'running'`, eq(t.owner, replica), isNotNull(t.claim)));
   const running = new Set(rows.map(({ id }) => id));
   for (const id of taken) if (!running.has(id)) stop(id);
-  for (const { claim, ...row } of rows) if (claim !== null) await endLost(options, { ...row, claim });
+  for (const { claim, ...row } of rows) if (claim !== null) await endLost(options, row, claim);
 }
 
-interface RunningRow extends InvocationKey {
-  readonly agent_id: string;
-  readonly claim: string;
-}
+type RunningRow = InvocationKey & { readonly agent_id: string };
 
 /** Ends a running call that nothing here works on: its commit's answer was lost, or came after the attempt had ended. */
-async function endLost(options: CompareOptions, { tenant, id, agent_id, claim }: RunningRow): Promise<void> {
+async function endLost(options: CompareOptions, { tenant, id, agent_id }: RunningRow, claim: string) {
   const { store, clock, log, claims, released } = options;
   const fate = claims.fateOf(claim);
   if (fate === null) return;

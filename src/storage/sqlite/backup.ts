@@ -7,7 +7,7 @@ import { StartupProblem } from "../../core/startup.ts";
 import { makePrivateFile, syncDirectory } from "../data-dir.ts";
 import type { WrappedKeys } from "../inspect.ts";
 import { fitOf, type Schema, schemaOf, tooNewText, versionsOnSqlite } from "../migrate.ts";
-import { markCopy } from "../restoration.ts";
+import { markCopy, withFile } from "../restoration.ts";
 import { wrappedKeys } from "./inspect.ts";
 
 const MIB = 1024 ** 2;
@@ -35,7 +35,7 @@ export function copySqlite(
     requireRoom(dirname(to), bytes);
     makePrivateFile(draft);
     begins(draft, bytes);
-    vacuumInto(from, draft);
+    withFile(from, (connection) => connection.run("vacuum into ?", [draft]));
     markCopy(draft, now);
     syncFile(draft);
     linkSync(draft, to);
@@ -48,41 +48,18 @@ export function copySqlite(
   }
 }
 
-function vacuumInto(from: string, draft: string): void {
-  reading(from, (connection) => connection.run("vacuum into ?", [draft]));
-}
-
 /** The size that a copy will have: free pages are not copied. */
 function bytesOf(from: string): number {
   const query = `select (select count(*) from sqlite_schema) as tables,
     (page_count - freelist_count) * page_size as bytes
     from pragma_page_count, pragma_freelist_count, pragma_page_size`;
   try {
-    const { tables, bytes } = reading(from, (connection) => connection.query<Contents, []>(query).get()) ?? NOTHING;
-    if (tables > 0) return bytes;
+    const found = withFile(from, (file) => file.query<{ tables: number; bytes: number }, []>(query).get());
+    if (found !== null && found.tables > 0) return found.bytes;
   } catch (cause) {
     throw new StartupProblem(`${from} can't be read as a database: ${(cause as Error).message}`, { cause });
   }
   throw new StartupProblem(`the database at ${from} is empty`);
-}
-
-interface Contents {
-  readonly tables: number;
-  readonly bytes: number;
-}
-
-const NOTHING: Contents = { tables: 0, bytes: 0 };
-
-function reading<T>(path: string, work: (connection: Database) => T): T {
-  // Reading the write-ahead log of a running service needs write access to its index.
-  const connection = new Database(path, { readwrite: true, create: false });
-  try {
-    // A service that recovers after a crash, or ends, locks the file for a moment.
-    connection.run("pragma busy_timeout = 10000");
-    return work(connection);
-  } finally {
-    connection.close();
-  }
 }
 
 /** Checks the free space, since a copy that fills the database's disk would make the service refuse calls. */

@@ -24,11 +24,6 @@ interface CheckpointOptions {
   readonly spawn?: () => Worker;
 }
 
-export interface Checkpoints {
-  /** Ends the thread. The write-ahead log stays as it is. */
-  stop(): Promise<void>;
-}
-
 /** In the compiled binary a worker is named by its path below `src`. */
 function spawnThread(): Worker {
   return Bun.isStandaloneExecutable
@@ -36,7 +31,7 @@ function spawnThread(): Worker {
     : new Worker(new URL("./checkpoint-thread.ts", import.meta.url).href);
 }
 
-export function startCheckpoints({ writer, path, log, walBytes, spawn }: CheckpointOptions): Checkpoints {
+export function startCheckpoints({ writer, path, log, walBytes, spawn }: CheckpointOptions) {
   const checkpoint = writer.prepare("pragma wal_checkpoint(passive)");
   const changes = writer.prepare<{ n: number }, []>("select total_changes() as n");
   const isLarge = () => statSync(`${path}-wal`).size > walBytes;
@@ -76,7 +71,8 @@ export function startCheckpoints({ writer, path, log, walBytes, spawn }: Checkpo
   }, 50);
   timer.unref();
   return {
-    stop() {
+    /** Ends the thread. The write-ahead log stays as it is. */
+    stop(): Promise<void> {
       isStopped = true;
       clearInterval(timer);
       return thread.close();
@@ -106,11 +102,7 @@ function createThread(path: string, log: Log, spawn: () => Worker) {
   }
 
   /** Sends a message and waits for its response; null when the thread has died, or does not respond within `ms`. */
-  async function ask(
-    kind: "move" | "close",
-    wanted: FromCheckpointThread["kind"],
-    ms: number,
-  ): Promise<FromCheckpointThread | null> {
+  async function ask(kind: "move" | "close", wanted: FromCheckpointThread["kind"], ms: number) {
     const { promise, resolve } = Promise.withResolvers<FromCheckpointThread | null>();
     const timer = setTimeout(resolve, ms, null);
     const mine = (message: FromCheckpointThread | null) => {

@@ -40,7 +40,6 @@ interface GroupOptions {
   readonly log: Log;
   /** Called after the commit with the calls that a write has ended. */
   readonly ended: (ends: readonly CallEnd[]) => void;
-  /** How long a group may run. */
   readonly groupMs?: number;
 }
 
@@ -81,7 +80,6 @@ class Effects implements CommandEffects {
   }
 }
 
-/** The progress of a group. */
 interface GroupProgress {
   readonly answers: (() => void)[];
   readonly counts: Counts;
@@ -367,7 +365,6 @@ function afterFailure(thrown: unknown, group: readonly WaitingWrite[], ran: numb
   };
 }
 
-/** The most writes of a group. */
 const GROUP_WRITES_MAX = 512;
 /** The most bytes of a group. Its commit writes them: 5 ms for this size on an idle disk (measured), 114 ms for 32 MiB. */
 const GROUP_BYTES_MAX = 1024 * 1024;

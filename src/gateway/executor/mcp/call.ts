@@ -26,7 +26,6 @@ import {
 /** The newest protocol version with sessions. */
 const NEWEST_SESSION_VERSION = "2025-11-25";
 
-/** Headers of the caller that the gateway replaces with its own. */
 const REPLACED_HEADERS = new Set(["accept", "content-type", SESSION_HEADER, VERSION_HEADER]);
 
 const encoder = new TextEncoder();
@@ -87,12 +86,7 @@ async function callInitialize(plain: McpAttempt, context: CallContext, wire: Mcp
   return outcome;
 }
 
-async function callInSession(
-  plain: McpAttempt,
-  context: CallContext,
-  sessions: Sessions,
-  wire: McpWire,
-): Promise<Outcome> {
+async function callInSession(plain: McpAttempt, context: CallContext, sessions: Sessions, wire: McpWire) {
   const { signal, trace } = context;
   const target = targetOf(plain.job);
   const key = JSON.stringify([plain.job.session_key, target.offer]);

@@ -24,7 +24,6 @@ export interface AnswerOptions {
   readonly dropsOthers: boolean;
 }
 
-/** What a response says about the request. */
 export interface RpcAnswer {
   /** The error code; null for a result. */
   readonly code: number | null;
@@ -204,11 +203,7 @@ const SLICE_BYTES = 8 * 1024;
 const OBJECT_STARTS = new Set(new TextEncoder().encode("{ \n\r\t"));
 
 /** Reads a body that is one message, whether that is the response or not. */
-export async function readMessage(
-  context: CallContext,
-  response: Answer,
-  options: AnswerOptions,
-): Promise<AnswerReader> {
+export async function readMessage(context: CallContext, response: Answer, options: AnswerOptions) {
   const { settings, trace, hold } = context;
   const message = new AnswerReader(options);
   let size = 0;
@@ -233,11 +228,7 @@ export async function readMessage(
  * @throws CallError `internal` when the stream ends without the response or is too large
  * @throws OutboundError when the connection is lost
  */
-export async function readStreamAnswer(
-  context: CallContext,
-  response: Answer,
-  options: AnswerOptions,
-): Promise<AnswerReader> {
+export async function readStreamAnswer(context: CallContext, response: Answer, options: AnswerOptions) {
   const { settings, trace, hold } = context;
   // An event stream is always UTF-8: invalid bytes are replaced.
   const utf8 = new Utf8Reader();
@@ -293,11 +284,7 @@ async function* piecesOf({ settings, hold }: CallContext, response: Answer): Chu
 }
 
 /** @param ready gives what to do with a slice as soon as that may be done */
-async function inSlices(
-  piece: Uint8Array,
-  tenant: string,
-  ready: (slice: Uint8Array) => Promise<() => void>,
-): Promise<void> {
+async function inSlices(piece: Uint8Array, tenant: string, ready: (slice: Uint8Array) => Promise<() => void>) {
   // For so long an answer is read without waiting for a turn, which is enough for most. After that it takes turns.
   const until = performance.now() + 0.5;
   for (let at = 0; at < piece.length; at += SLICE_BYTES) {

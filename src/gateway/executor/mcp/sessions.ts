@@ -32,7 +32,6 @@ const TOKEN = /^[\x21-\x7e]{1,1024}$/;
 
 const encoder = new TextEncoder();
 
-/** The server and the credential of a session. */
 export interface SessionTarget {
   readonly tenant: string;
   readonly url: string;
@@ -54,13 +53,6 @@ export interface Opened {
 export interface Session extends Opened {
   /** A new request id, unique within the session. */
   nextId(): number;
-}
-
-export interface SessionWire {
-  /** Null when the server could not be initialized. May still resolve with a session after the signal. Never rejects. */
-  open(target: SessionTarget, signal: StopSignal): Promise<Opened | null>;
-  /** Never rejects. */
-  close(target: SessionTarget, session: Opened): Promise<void>;
 }
 
 export interface SessionLimits {
@@ -98,7 +90,7 @@ function createEntry(key: string, target: SessionTarget, opened: Opened): KeptSe
   return { key, target, session, running: 0, usedAt: now, openedAt: now, isRetired: false };
 }
 
-export function createSessions(wire: SessionWire, limits: SessionLimits = DEFAULT_LIMITS) {
+export function createSessions(wire: Pick<McpWire, "open" | "close">, limits: SessionLimits = DEFAULT_LIMITS) {
   /** In the order of last use, the longest unused first. */
   const entries = new Map<string, KeptSession>();
   const bySession = new Map<Session, KeptSession>();
@@ -277,9 +269,11 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams) {
   }
 
   return {
-    open: (target: SessionTarget, signal: StopSignal) =>
+    /** Null when the server could not be initialized. May still resolve with a session after the signal. Never rejects. */
+    open: (target: SessionTarget, signal: StopSignal): Promise<Opened | null> =>
       withMemory(signal, target, (context) => initialize(context, target)).catch(() => null),
-    close: (target: SessionTarget, session: Opened) =>
+    /** Never rejects. */
+    close: (target: SessionTarget, session: Opened): Promise<void> =>
       inBackground(target, (context) => sendAndDrain(context, target, session, null)).catch(() => {}),
     /**
      * Tells the server that nobody waits for a request any more, since in MCP a closed connection does not mean that. Never

@@ -19,26 +19,9 @@ import {
   type WorkerStart,
 } from "../job.ts";
 
-export interface WorkerPool {
-  /** Never rejects. The pool owns the job's body from here on: a large body is transferred, not copied. */
-  run(job: Job): Promise<Outcome>;
-  /** Ends a running job as `cancelled`. Unknown IDs are ignored. */
-  cancel(id: string): void;
-  /** Says that an outcome is recorded, or never will be: until then a long response counts as memory of its worker. */
-  recorded(id: string): void;
-  /** Jobs whose outcome is not known yet. */
-  readonly running: number;
-  /** Takes no more jobs, ends the running ones, closes the MCP sessions, and ends the workers. */
-  close(): Promise<void>;
-}
-
-export interface NewWorkerPool extends WorkerPool {
-  /** Starts the workers. Called once; jobs that come before wait for it. */
-  start(): void;
-}
+export type WorkerPool = Omit<ReturnType<typeof createWorkerPool>, "start">;
 
 export interface WorkerPoolOptions {
-  /** How many workers there are. */
   readonly size: number;
   readonly settings: WorkerSettings;
   readonly log: Log;
@@ -58,7 +41,7 @@ function spawnWorker(): Worker {
     : new Worker(new URL("./worker.ts", import.meta.url).href);
 }
 
-export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
+export function createWorkerPool(options: WorkerPoolOptions) {
   const handleOptions = { spawn: spawnWorker, graceMs: 30_000, ...options };
   const handles = Array.from({ length: options.size }, () => createWorkerHandle(handleOptions));
   /** The worker of each job that runs, or whose response still counts as memory of that worker. */
@@ -66,10 +49,12 @@ export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
   let isClosed = false;
 
   return {
-    start() {
+    /** Starts the workers. Called once; jobs that come before wait for it. */
+    start(): void {
       for (const handle of handles) handle.start();
     },
-    async run(job) {
+    /** Never rejects. The pool owns the job's body from here on: a large body is transferred, not copied. */
+    async run(job: Job): Promise<Outcome> {
       const handle = isClosed ? undefined : chooseHandle(handles, job);
       if (handle === undefined) return lostCall("the worker pool is closed");
       handleOf.set(job.id, handle);
@@ -77,17 +62,21 @@ export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
       if (!isCounted(outcome)) handleOf.delete(job.id);
       return outcome;
     },
-    cancel(id) {
+    /** Ends a running job as `cancelled`. Unknown IDs are ignored. */
+    cancel(id: string): void {
       handleOf.get(id)?.cancel(id);
     },
-    recorded(id) {
+    /** Says that an outcome is recorded, or never will be: until then a long response counts as memory of its worker. */
+    recorded(id: string): void {
       handleOf.get(id)?.recorded(id);
       handleOf.delete(id);
     },
-    get running() {
+    /** Jobs whose outcome is not known yet. */
+    get running(): number {
       return handles.reduce((sum, handle) => sum + handle.load(), 0);
     },
-    async close() {
+    /** Takes no more jobs, ends the running ones, closes the MCP sessions, and ends the workers. */
+    async close(): Promise<void> {
       isClosed = true;
       await Promise.all(handles.map((handle) => handle.close()));
     },
@@ -97,11 +86,7 @@ export function createWorkerPool(options: WorkerPoolOptions): NewWorkerPool {
 /** Jobs with the same session key always go to the same worker, which has their session; others go to the least busy one. */
 function chooseHandle(handles: readonly WorkerHandle[], { session_key }: Job): WorkerHandle | undefined {
   if (session_key !== null) return handles[Number(Bun.hash(session_key) % BigInt(handles.length))];
-  let least = handles[0];
-  for (const handle of handles) {
-    if (least !== undefined && handle.load() < least.load()) least = handle;
-  }
-  return least;
+  return handles.reduce((least, handle) => (handle.load() < least.load() ? handle : least));
 }
 
 interface PendingJob {
@@ -116,7 +101,6 @@ const TICKS_PER_GRACE = 30;
 const JOBS_AT_ONCE = 256;
 const CHARACTERS_AT_ONCE = 256 * 1024;
 
-/** One worker of the pool, and its jobs. */
 function createWorkerHandle(options: Required<WorkerPoolOptions>) {
   const { size: workers, settings, log, graceMs } = options;
   const waiting = new Map<string, PendingJob>();
@@ -241,7 +225,6 @@ function endAll(jobs: Map<string, PendingJob>, detail: string): void {
 }
 
 interface SupervisorEvents {
-  /** The worker takes jobs from now on. */
   onReady(): void;
   onResults(results: readonly Result[]): void;
   /** @param failedStarts how many workers in a row have died without ever having been ready */
@@ -311,7 +294,6 @@ export function createSupervisor(
   return {
     /** Launches the first worker. Called once. */
     start: launch,
-    /** Whether the worker takes jobs. */
     isReady: () => isReady,
     /** Hands a message to the worker, which must be ready. */
     post(message: ToWorker, transfer: ArrayBuffer[]) {

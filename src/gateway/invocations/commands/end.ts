@@ -110,7 +110,6 @@ const CONFIRMING = "final_at is not null and coalesce(next_attempt_at, 0) <> 0";
 const IS_OPEN = `(settled is not distinct from 'pending'
     or payment_nonce is not null and (tenant, id) in (select tenant, invocation_id from freed where is_confirming))`;
 
-/** How many parts of a captured request are kept. */
 const PARTS_KEPT = MAX.capturedBytes / PART_BYTES;
 
 const SMALL_RESPONSE = `length(response) <= ${SMALL_BODY_BYTES}`;

@@ -38,19 +38,16 @@ const isQueued = (replica: string, young: string) =>
    and (c.accepted_by is null or c.accepted_by = ${replica} or c.id < ${young}
      or c.accepted_by not in (select id from processes))`;
 
-/** The replica that looks for calls. */
-interface Taker {
-  readonly replica: string;
-  /** By the database's clock. */
-  readonly now: number;
-}
-
 interface WaitingAgent {
   readonly tenant: string;
   readonly agent_id: string;
 }
 
-interface AgentsQuery extends Taker {
+interface AgentsQuery {
+  /** The replica that looks for calls. */
+  readonly replica: string;
+  /** By the database's clock. */
+  readonly now: number;
   /** Only agents with IDs above this one. */
   readonly after: string;
   readonly limit: number;
@@ -113,7 +110,6 @@ export interface Taking {
    * all of them each time (measured with a snapshot held open: 20 µs more for each call after 4,000).
    */
   readonly after: string;
-  /** IDs of calls that must not be taken. */
   readonly leftOut: readonly string[];
 }
 
