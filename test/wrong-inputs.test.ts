@@ -111,7 +111,7 @@ const WRONG: readonly Wrong[] = [
   { words: "backup a --verify b", told: ["two files are named"] },
   { words: "help paymets", told: ["paymets is neither a command nor a topic; did you mean payments?"] },
   { words: "help serv", told: ["serv is neither a command nor a topic; did you mean serve?"] },
-  { words: "help weather", told: ["weather is neither a command nor a topic; the topics are install, payments"] },
+  { words: "help weather", told: ["weather is neither a command nor a topic; the topics are install, start"] },
   { words: "help account foo", told: ["account foo is not a command; the commands of account are add, list"] },
   {
     words: "completion zhs",

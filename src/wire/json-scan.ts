@@ -139,8 +139,9 @@ class Scan {
       const probe = findProbe(bytes, at + 1, keyEnd - 1, probes);
       const isExact = probe !== null && spells(bytes, at + 1, keyEnd - 1, probe.key, false);
       const inside = isExact ? probe.inside : NOTHING;
-      reset(inside);
       const start = skipSpace(bytes, expect(bytes, skipSpace(bytes, keyEnd), COLON));
+      // In a text that ends before the colon, what an earlier member with this key held still counts.
+      reset(inside);
       const end = this.#value(start, depth + 1, inside);
       at = skipSpace(bytes, end);
       const isLast = bytes[at] === CLOSE_BRACE;
