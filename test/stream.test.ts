@@ -177,8 +177,8 @@ test("five thousand calls that break at every stage leave neither sockets nor me
   for (const [index, { error_class }] of STAGES.entries()) {
     const all = (await client.rows(`?agent_id=${agents[index]}`)).total;
     const right = (await client.rows(`?agent_id=${agents[index]}&error_class=${error_class}`)).total;
-    // On a busy machine a few of those who leave do so when it is over.
-    expect([index, error_class, right / all]).toEqual([index, error_class, expect.closeTo(1, 1)]);
+    // A machine that stands still for two seconds lets the hundred calls that are under way time out.
+    expect(right, `stage ${index}: ${error_class}`).toBeGreaterThan(0.85 * all);
   }
   // Connections to callers that are idle may still be open.
   expect(socketsOf(gateway) - sockets).toBeLessThan(AT_ONCE);
