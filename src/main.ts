@@ -26,7 +26,9 @@ async function refuse({ command }: CommandLine, problems: readonly string[]): Pr
   const list = problems.map((problem) => `  - ${problem}\n`).join("");
   const what = isService(command) ? "can't start" : `${command} failed`;
   const said = command === null ? `tollgate: ${problems.join("; ")}\n` : `tollgate ${what}:\n${list}`;
-  process.stderr.write(`${said}See ${programText()} ${command === null ? "help" : `${command || "serve"} --help`}.\n`);
+  process.stderr.write(
+    `${said}See ${programText()} ${command === null || command === "help" ? "help" : `${command || "serve"} --help`}.\n`,
+  );
 }
 
 function isService(command: string | null): boolean {

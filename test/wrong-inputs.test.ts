@@ -28,6 +28,9 @@ beforeAll(async () => {
   taken = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } });
   mkdirSync(at("folder"));
   mkdirSync(at("locked"));
+  mkdirSync(at("broken"));
+  writeFileSync(at("broken/tollgate.db"), "no database, whatever its name says");
+  writeFileSync(at("broken/master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o600 });
   writeFileSync(at("notes.txt"), "no certificate\n");
   writeFileSync(at("client.crt"), pki.client.cert);
   writeFileSync(at("client.key"), pki.client.key);
@@ -91,6 +94,16 @@ const WRONG: readonly Wrong[] = [
   { words: "serve -p 80", told: ["-p is not a flag: flags begin with two hyphens", "80 is not expected here"] },
   { words: "serve --prot 80", told: ["did you mean --port?", `See ${tollgateBinary()} serve --help.`] },
   { words: "--prot 80", told: ["did you mean --port?", `See ${tollgateBinary()} serve --help.`] },
+  {
+    words: "token acme me",
+    told: [
+      "tollgate token failed:",
+      "  - acme is not expected here: this command takes flags only\n  - me is not expected here",
+      "--tenant is missing",
+      "--user is missing",
+    ],
+  },
+  { words: "settlement acme", told: ["settlement acme is not a command; the only command of settlement is set"] },
   { words: "keys rotat", told: ["keys rotat is not a command; did you mean keys rotate?"] },
   {
     words: "token --tenat acme",
@@ -110,6 +123,7 @@ const WRONG: readonly Wrong[] = [
   { words: "backup", told: ["FILE is missing: tollgate backup FILE"] },
   { words: "backup a --verify b", told: ["two files are named"] },
   { words: "help paymets", told: ["paymets is neither a command nor a topic; did you mean payments?"] },
+  { words: "help paymets", told: [`See ${tollgateBinary()} help.\n`] },
   { words: "help serv", told: ["serv is neither a command nor a topic; did you mean serve?"] },
   { words: "help weather", told: ["weather is neither a command nor a topic; the topics are install, start"] },
   { words: "help account foo", told: ["account foo is not a command; the commands of account are add, list"] },
@@ -128,10 +142,18 @@ const WRONG: readonly Wrong[] = [
     words: "token revoke --all",
     told: ["token revoke can't be undone, and there is no terminal to ask on: add --yes if you are sure"],
   },
+  {
+    words: "token revoke",
+    told: ["--tenant is missing: name the tenant whose tokens end, or give --all to end those of every tenant"],
+  },
   { words: "token revoke --all --tenant acme --yes", told: ["--all can't be combined with --tenant"] },
   {
     words: "account disable alcie --data-dir facilitators",
     told: ['there is no account "alcie"; did you mean alice?'],
+  },
+  {
+    words: "account add a --cert client.crt --daily-ceiling 5usdc",
+    told: ["--daily-ceiling must be a whole number", "in atomic units (1 USDC is 1000000)"],
   },
   // The data directory of the other service, none, and one that can't be.
   {
@@ -201,6 +223,16 @@ const WRONG: readonly Wrong[] = [
   { words: "receipt verify notes.txt --jwks ftp://k.test", told: [": ftp://k.test: keys must come over https"] },
   { words: "receipt verify none.jsonl", told: ["--jwks is missing", `FILE ${at("none.jsonl")} does not exist`] },
   { words: "receipt verify", told: ["FILE is missing: tollgate receipt verify FILE", "--jwks is missing"] },
+  {
+    words: "backup nodir/b.db --data-dir gateways",
+    told: [`the directory ${at("nodir")} does not exist: make it first`],
+  },
+  // A broken database file.
+  ...["serve --port 0", "migrate", "restore", "token --tenant acme --user me"].map((words) => ({
+    words: `${words} --data-dir broken`,
+    told: [`${at("broken/tollgate.db")} can't be read as a database (SQLITE_NOTADB)`],
+  })),
+  { words: "serve --port 0 --data-dir broken", told: ["check its disk, or put a backup in its place"] },
   { words: "backup copy.db", told: [`there is no database at ${at("data/tollgate.db")}`] },
   // A file of variables.
   {
@@ -255,6 +287,19 @@ const WRONG: readonly Wrong[] = [
       "TOLLGATE_METRICS_PORT must differ from the port of TOLLGATE_PORT",
     ],
   },
+  { words: "serve", env: { TOLLGATE_SECRETS_DIR: "hunter2" }, told: [": that directory does not exist"] },
+  { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "hunter2" }, told: [": that file does not exist"] },
+  ...(
+    [
+      ["hunter2", "there is none of that name on the PATH"],
+      ["/hunter2", "that file does not exist"],
+      ["./notes.txt", `${at("notes.txt")} is not executable`],
+    ] as const
+  ).map(([named, why]) => ({
+    words: "demo",
+    env: { TOLLGATE_ANVIL: named },
+    told: [`TOLLGATE_ANVIL must name an executable program: ${why}`],
+  })),
   { words: "serve --mode", told: ["--mode needs a value: --mode gateway|facilitator"] },
   { words: "--mode gatway", told: ["--mode must be gateway or facilitator"] },
   { words: "--port 0", told: ["TOLLGATE_MODE must be gateway or facilitator (or give --mode)"] },

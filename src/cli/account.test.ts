@@ -147,8 +147,8 @@ describe("a bad account command", () => {
     expect(await account(["add", "alice", "--cert", join(dir, "none"), ...limits])).toEqual(
       refused(
         `--cert must be the path of a readable file with PEM certificates: ${join(dir, "none")} does not exist`,
-        "--max-per-transaction must be a whole number of at most 256 bits, in decimal digits only",
-        "--daily-ceiling must be a whole number of at most 256 bits, in decimal digits only",
+        "--max-per-transaction must be a whole number of at most 256 bits, in decimal digits only, in atomic units (1 USDC is 1000000)",
+        "--daily-ceiling must be a whole number of at most 256 bits, in decimal digits only, in atomic units (1 USDC is 1000000)",
       ),
     );
     expect(await account(["add"])).toEqual(

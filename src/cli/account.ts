@@ -88,7 +88,8 @@ function workOf(line: CommandLine): (store: Store) => Promise<CommandOutcome> {
 
 function readLimit({ flags, problems }: CommandLine, flag: string): string | null {
   const given = flags.get(flag) ?? null;
-  if (given !== null && amount.parse(given) === undefined) problems.push(`--${flag} must be ${amount.must}`);
+  if (given !== null && amount.parse(given) === undefined)
+    problems.push(`--${flag} must be ${amount.must}, in atomic units (1 USDC is 1000000)`);
   return given;
 }
 

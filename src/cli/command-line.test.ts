@@ -104,11 +104,13 @@ describe("a command line with problems", () => {
     ["account --cert x", [`account is not a command by itself; ${ACCOUNT}`]],
     ["account close", [`account close is not a command; ${ACCOUNT}`]],
     ["settlement", ["settlement is not a command by itself; did you mean settlement set?"]],
+    ["token acme", ["acme is not expected here: this command takes flags only"]],
+    ["settlement acme", ["settlement acme is not a command; the only command of settlement is set"]],
     ["token revok", ["token revok is not a command; did you mean token revoke?"]],
     ["rotate", ["rotate is not a command; did you mean keys rotate?"]],
     ["Start", ["Start is not a command; did you mean serve?"]],
     ["account lst", ["account lst is not a command; did you mean account list?"]],
-    ["pki server client", ["client is not expected here"]],
+    ["pki server client", ["client is not expected here: this command takes flags only"]],
     ["account disable", ["NAME is missing: tollgate account disable NAME"]],
     ["account disable a b", ["b is not expected here"]],
     [
@@ -120,12 +122,12 @@ describe("a command line with problems", () => {
       "account add --crt x",
       ["--crt is not a flag of this command; did you mean --cert?", "NAME is missing: tollgate account add NAME"],
     ],
-    ["migrate -- x", ["-- is not expected here", "x is not expected here"]],
+    ["migrate -- x", ["--", "x"].map((word) => `${word} is not expected here: this command takes flags only`)],
     ["pki init --host a", ["--host is not a flag of this command"]],
     [
       "--mode gateway extra --prot 1 --host",
       [
-        "extra is not expected here",
+        "extra is not expected here: this command takes flags only",
         "--prot is not a flag of this command; did you mean --port?",
         "--host needs a value: --host H",
       ],
@@ -136,7 +138,7 @@ describe("a command line with problems", () => {
 
   test("has its words shown in one short line", () => {
     expect(readWords(["pki", "init", `\u001b[1m${"x".repeat(100)}`]).problems).toEqual([
-      `\\u001b[1m${"x".repeat(36)} is not expected here`,
+      `\\u001b[1m${"x".repeat(36)} is not expected here: this command takes flags only`,
     ]);
   });
 

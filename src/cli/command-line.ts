@@ -110,8 +110,10 @@ export function readCommandLine(words: readonly string[], commands: Commands, se
   if (!isName(first)) return isHelp ? askedForHelp({ all: "" }) : readRest("", serve, words);
   const name = [`${first} ${second}`, first].find((each) => Object.hasOwn(commands, each));
   const command = name === undefined ? undefined : commands[name];
-  // A second word that is no command, after a command that takes no words.
-  const isMisspelt = name === first && isName(second) && isGroup(first, commands);
+  // A second word that is nearly that of a command, after a command that takes no words. Any other may be a forgotten flag's value:
+  // to suggest `token revoke` for `token acme` would end the tokens of somebody who wants one.
+  const isMisspelt =
+    name === first && isName(second) && suggest(`${first} ${second}`, subcommands(first, commands)) !== null;
   if (name !== undefined && command !== undefined && !isMisspelt) {
     const its = name.split(" ");
     return isHelp ? askedForHelp({}, its) : readRest(name, command, words.slice(its.length));
@@ -121,9 +123,14 @@ export function readCommandLine(words: readonly string[], commands: Commands, se
   return { ...asked(null, problems), flags: new Map(words.includes("--json") ? [["json", ""]] : []) };
 }
 
+/** The commands of two words that begin with this one. */
+function subcommands(first: string, commands: Commands): readonly string[] {
+  return Object.keys(commands).filter((name) => name.startsWith(`${first} `));
+}
+
 /** Whether commands of two words begin with this one. */
 export function isGroup(first: string, commands: Commands): boolean {
-  return Object.keys(commands).some((name) => name.startsWith(`${first} `));
+  return subcommands(first, commands).length > 0;
 }
 
 /** Commands that people look for under another name. */
@@ -146,8 +153,9 @@ export function commandProblem(first: string, second: string, commands: readonly
     return unknown(first, "is not a command", firsts, meant);
   }
   const seconds = inGroup.map((command) => command.slice(first.length + 1)).join(", ");
-  const hint = inGroup.length === 1 ? `did you mean ${inGroup[0]}?` : `the commands of ${first} are ${seconds}`;
-  if (!isName(second)) return `${first} is not a command by itself; ${hint}`;
+  const isOne = inGroup.length === 1;
+  const hint = isOne ? `the only command of ${first} is ${seconds}` : `the commands of ${first} are ${seconds}`;
+  if (!isName(second)) return `${first} is not a command by itself; ${isOne ? `did you mean ${inGroup[0]}?` : hint}`;
   const problem = unknown(`${first} ${second}`, "is not a command", inGroup);
   return problem.endsWith("?") ? problem : `${problem}; ${hint}`;
 }
@@ -233,10 +241,11 @@ function pairProblem(
 }
 
 /** @param word one that is neither a flag nor a word that the command takes */
-function strayProblem(word: string, { known, valueForm }: Grammar): string {
+function strayProblem(word: string, { known, valueForm, wordsMax }: Grammar): string {
   if (/^-[^-]/.test(word)) return `${shownWord(word)} is not a flag: flags begin with two hyphens`;
   const flag = known.find((name) => valueForm(name)?.split("|").includes(word));
-  const hint = flag === undefined ? "" : `; did you mean --${flag} ${word}?`;
+  const none = wordsMax === 0 && known.length > 0 ? ": this command takes flags only" : "";
+  const hint = flag === undefined ? none : `; did you mean --${flag} ${word}?`;
   return `${word === "" ? "an empty word" : shownWord(word)} is not expected here${hint}`;
 }
 

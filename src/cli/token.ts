@@ -110,6 +110,10 @@ export async function revoke(line: CommandLine): Promise<CommandOutcome> {
   if (isForAll) requireAgreement(line);
   if (isForAll && (flags.has("tenant") || flags.has("user")))
     line.problems.push("--all can't be combined with --tenant or --user: it ends the tokens of every tenant");
+  if (!isForAll && !flags.has("tenant"))
+    line.problems.push(
+      "--tenant is missing: name the tenant whose tokens end, or give --all to end those of every tenant",
+    );
   const tenant = isForAll ? "" : readPrincipal(line, "tenant");
   const user = isForAll || !flags.has("user") ? null : readPrincipal(line, "user");
   const { config, log } = begin(line, "token", remoteIssuerProblems);
@@ -122,5 +126,5 @@ export async function revoke(line: CommandLine): Promise<CommandOutcome> {
     await replaceIssuerKey(store, masterKeys);
   });
   const whose = isForAll ? "" : `for ${user ?? "all users"} of ${tenant} `;
-  return `the tokens made ${whose}until now are refused within two seconds\n`;
+  return `any tokens made ${whose}until now are refused within two seconds\n`;
 }

@@ -24,8 +24,8 @@ export function valueProblem(source: string, { must, why }: Pick<Kind<unknown>, 
 class Unreadable extends Error {}
 
 /** Says which file could not be read, and why. */
-export function fileProblem(path: string, error: unknown, isFlag = false): string {
-  const shown = isFlag ? resolve(path) : writtenPath(path);
+export function fileProblem(path: string, error: unknown, isFlag = false, kind: "file" | "directory" = "file"): string {
+  const shown = isFlag ? resolve(path) : writtenPath(path, kind);
   if (error instanceof Unreadable) return `${shown} ${error.message}`;
   const isMissing = error instanceof Error && "code" in error && error.code === "ENOENT";
   return `${shown} ${isMissing ? "does not exist" : `can't be read: ${systemReason(error)}`}`;
@@ -100,10 +100,10 @@ export function attempt<T>(work: () => T): T | undefined {
 }
 
 /** The path as problems show it. A text that is no path may be a secret in the wrong variable, and is never shown. */
-export function writtenPath(path: string): string {
+export function writtenPath(path: string, kind: "file" | "directory" = "file"): string {
   const dir = dirname(path);
   const isPath = existsSync(path) || /\.\w{1,5}$/.test(path) || (!/^\.?\/?$/.test(dir) && existsSync(dir));
-  return isPath ? resolve(path) : "that file";
+  return isPath ? resolve(path) : `that ${kind}`;
 }
 
 export function wholeNumber(least: number, most: number): Kind<number> {
@@ -233,7 +233,7 @@ export const directory: Kind<string> = {
       accessSync(value, constants.R_OK | constants.X_OK);
       return `${writtenPath(value)} is not a directory`;
     } catch (error) {
-      return fileProblem(value, error);
+      return fileProblem(value, error, false, "directory");
     }
   },
 };

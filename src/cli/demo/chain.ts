@@ -1,10 +1,12 @@
 // The demo's chain: finds anvil, starts it, installs the real token, and reads balances and receipts. Anvil ends when the demo
 // ends, even if the demo is killed: a guard process waits for the end of its input, which comes when the demo's process is
 // gone. Token and Multicall3 are the published builds; fiat-token.json and multicall3.json say where they come from.
-import { join } from "node:path";
+import { statSync } from "node:fs";
+import { join, resolve } from "node:path";
 import { encodeFunctionData, formatUnits, type Hex, maxUint256, parseAbi, toHex } from "viem";
 import { exchange, hash, receipt, word } from "../../chain/json-rpc.ts";
 import { balanceData } from "../../chain/token.ts";
+import { fileProblem, writtenPath } from "../../config/values.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { createOutbound } from "../../http/client/outbound.ts";
 import type { Network } from "../../x402/network.ts";
@@ -25,7 +27,8 @@ const STATES_KEPT = 64;
 export function findAnvil(configured: string | null, cwd: string) {
   if (configured !== null) {
     const path = Bun.which(configured, { cwd });
-    if (path === null) throw new StartupProblem("TOLLGATE_ANVIL must name an executable program");
+    if (path === null)
+      throw new StartupProblem(`TOLLGATE_ANVIL must name an executable program: ${whyNot(configured, cwd)}`);
     return { path, found: "from TOLLGATE_ANVIL" };
   }
   const name = `@foundry-rs/anvil-${process.platform}-${process.arch === "x64" ? "amd64" : process.arch}`;
@@ -34,6 +37,16 @@ export function findAnvil(configured: string | null, cwd: string) {
   throw new StartupProblem(
     `anvil must be installed (npm install --no-save ${name}, or https://getfoundry.sh): TOLLGATE_ANVIL is not set, and it is neither on the PATH nor in node_modules here`,
   );
+}
+
+function whyNot(program: string, cwd: string): string {
+  if (!program.includes("/")) return "there is none of that name on the PATH";
+  try {
+    const isFile = statSync(resolve(cwd, program)).isFile();
+    return `${writtenPath(program)} is ${isFile ? "not executable" : "not a file"}`;
+  } catch (error) {
+    return fileProblem(program, error);
+  }
 }
 
 /** A shell script that, at the end of its input, kills the process and removes the directory that it gets as arguments. */

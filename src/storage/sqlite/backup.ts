@@ -28,6 +28,7 @@ export function copySqlite(
   begins: (path: string, bytes: number) => void = () => {},
 ): void {
   if (!existsSync(from)) throw new StartupProblem(`there is no database at ${from}`);
+  if (!existsSync(dirname(to))) throw new StartupProblem(`the directory ${dirname(to)} does not exist: make it first`);
   if (existsSync(to)) throw new StartupProblem(`${to} already exists, and a backup never overwrites a file`);
   const draft = `${to}.${crypto.randomUUID()}`;
   try {

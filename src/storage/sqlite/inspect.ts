@@ -83,8 +83,8 @@ function connect(path: string) {
   }
 }
 
-function unreadable(path: string, cause: SQLiteError): StartupProblem {
-  return new StartupProblem(`${path} can't be read as a database (${cause.code})`, { cause });
+export function unreadable(path: string, cause: SQLiteError, advice = ""): StartupProblem {
+  return new StartupProblem(`${path} can't be read as a database (${cause.code})${advice}`, { cause });
 }
 
 async function tryWrite(connection: Database, hasSchema: boolean): Promise<number> {

@@ -15,6 +15,7 @@ import { migrateSqlite } from "../migrate.ts";
 import { type Command, type CommandEffects, createCallEnds, type Queries, type Store } from "../store.ts";
 import { startCheckpoints } from "./checkpoints.ts";
 import { commandsOn, createGroupCommit } from "./group.ts";
+import { unreadable } from "./inspect.ts";
 
 /** How long opening the database waits for another process that migrates it. */
 const OPEN_BUSY_MS = 10_000;
@@ -81,15 +82,21 @@ function enterWal(connection: Database): void {
 
 /** Migrates on a connection of its own, since a connection reads the schema's statistics when it opens. */
 function migrate({ path, clock, log }: SqliteOptions): void {
-  const connection = connect(path);
+  let connection: Database | null = null;
   try {
+    connection = connect(path);
     migrateSqlite(connection, { clock, log });
+  } catch (cause) {
+    const isBroken = cause instanceof SQLiteError && /^SQLITE_(NOTADB|CORRUPT)/.test(cause.code ?? "");
+    throw isBroken
+      ? unreadable(path, cause, "; check its disk, or put a backup in its place (tollgate restore FILE)")
+      : cause;
   } finally {
-    connection.close();
+    connection?.close();
   }
 }
 
-/** @throws Error when the database belongs to a newer program, or can't be opened */
+/** @throws Error when the database belongs to a newer program, or can't be opened; StartupProblem when the file is broken */
 export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const { path, log, clock } = options;
   createPrivateFile(path);
