@@ -4,7 +4,14 @@ import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "
 import { Validator } from "@seriousme/openapi-schema-validator";
 import type { Browser, Locator, Page } from "playwright-core";
 import { findings } from "../support/axe.ts";
-import { BROWSER_TEST_MS_MAX, browserPath, launchBrowser, type Visit, visit, whyNoBrowser } from "../support/browser.ts";
+import {
+  BROWSER_TEST_MS_MAX,
+  browserPath,
+  launchBrowser,
+  type Visit,
+  visit,
+  whyNoBrowser,
+} from "../support/browser.ts";
 import { type Gateway, startGateway } from "../support/gateway/gateway.ts";
 import { until } from "../support/until.ts";
 
