@@ -73,8 +73,8 @@ function shownBelow(info: string): string {
   return page.blocks[page.blocks.findIndex((block) => block.info === info) + 1]?.text.trim() ?? "";
 }
 
-/** Standard output of a command that ends well. */
-async function run(command: readonly string[], env: Record<string, string>, cwd = folder): Promise<string> {
+/** How a command ends, and what it printed. */
+async function ended(command: readonly string[], env: Record<string, string>, cwd = folder) {
   const own = Object.entries(process.env).filter(([name]) => !/^(TOLLGATE_|DATABASE_URL$)/.test(name));
   const child = Bun.spawn([...command], {
     cwd,
@@ -86,8 +86,21 @@ async function run(command: readonly string[], env: Record<string, string>, cwd 
     killSignal: "SIGKILL",
   });
   const [output, problems, code] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  return { code, output: output.trim(), problems };
+}
+
+/** Standard output of a command that ends well. */
+async function run(command: readonly string[], env: Record<string, string>, cwd = folder): Promise<string> {
+  const { code, output, problems } = await ended(command, env, cwd);
   expect([code, problems], output).toEqual([0, code === 0 ? problems : ""]);
-  return output.trim();
+  return output;
+}
+
+/** Runs a file of the page with values for which it must fail. */
+async function failing(command: readonly string[], env: Record<string, string>) {
+  const result = await ended(command, { ...exported, ...env });
+  expect(result.code, result.output).not.toBe(0);
+  return result;
 }
 
 /** Runs a file of the page as the page says, for the agent. */
@@ -128,10 +141,70 @@ describe("fetch", () => {
   });
 
   test("tells the reason of a refusal", async () => {
-    const env = { ...exported, AGENT: agents.notary };
-    const refused = Bun.spawn([node, "call.mjs"], { cwd: folder, env: { ...process.env, ...env }, stderr: "pipe" });
-    expect(await refused.stderr.text()).toContain("Error: 402 ");
-    expect(await refused.exited).toBe(1);
+    const { code, problems } = await failing([node, "call.mjs"], { AGENT: agents.notary });
+    expect([code, problems]).toEqual([1, expect.stringContaining("Error: 402 ")]);
+  });
+});
+
+describe("the lines fail where the gateway refuses, and tell its status and reason", () => {
+  const ABSENT = "agt_01a1fdf0-325d-72bb-9022-a56f8b61e206";
+  const refusals: [string, string, () => Record<string, string>, string][] = [
+    ["an unknown agent", "404", () => ({ AGENT: ABSENT }), "no such agent"],
+    ["a bad token", "401", () => ({ AGENT: agents.notary, TOKEN: "bad" }), ""],
+    ["a call without its payment", "402", () => ({ AGENT: agents.notary }), "accepts"],
+  ];
+  test.skipIf(curl === null).each(refusals)("curl, for %s", async (_, status, env, reason) => {
+    for (const file of ["call.sh", "poll.sh"]) {
+      const { code, output, problems } = await failing(["sh", "-e", file], env());
+      expect([file, code > 0]).toEqual([file, true]);
+      expect(problems).toContain(status);
+      expect(file === "poll.sh" ? problems : output).toContain(reason);
+    }
+  });
+
+  test.each(refusals.slice(0, 2))("x402-fetch, for %s", async (_, status, env, reason) => {
+    const { code, output, problems } = await failing([node, "pay.mjs"], env());
+    expect([code, output]).toEqual([1, ""]);
+    expect(problems).toContain(`Error: ${status} `);
+    expect(problems).toContain(reason);
+  });
+
+  test("x402-fetch, for a wallet without money", async () => {
+    const PAYER_KEY = `0x${"42".repeat(32)}`;
+    const { code, output, problems } = await failing([node, "pay.mjs"], { AGENT: agents.notary, PAYER_KEY });
+    expect([code, output]).toEqual([1, ""]);
+    expect(problems).toMatch(/Error: 402 \{"error":"\w/);
+  });
+});
+
+test("x402-fetch says of an agent without a price that nothing was collected", async () => {
+  const lines = (await runFile([node, "pay.mjs"], "echo")).split("\n");
+  expect(lines).toEqual([expect.stringMatching(/^202 inv_/), "no payment was collected"]);
+});
+
+describe("a payment that was not decided when its call was accepted", () => {
+  const record = { invocation_id: "inv_1", status: "failed", error_class: null, error_detail: null };
+  const settled = { status: "settlement_failed", reason: "declined" };
+  const programs: [string, readonly string[], object, string][] = [
+    ["call.mjs", [node, "call.mjs"], settled, "the call failed: payment declined"],
+    ["pay.mjs, declined", [node, "pay.mjs"], settled, "settlement_failed declined"],
+    ["pay.mjs, pending", [node, "pay.mjs"], { status: "pending" }, "the payment is still pending: don't pay again"],
+  ];
+  if (python !== null) programs.push(["call.py", ["python3", "call.py"], settled, "the call failed: payment declined"]);
+  // The gateway's answers are canned here, since the demo's facilitator decides every payment at once.
+  test.each(programs)("%s", async (_, command, settlement, told) => {
+    const gateway = startUpstream((request) => {
+      if (request.method === "GET") return Response.json({ ...record, settlement });
+      const headers = { location: "/v1/proxy/agt_1/invocations/inv_1" };
+      return Response.json({ invocation_id: "inv_1" }, { status: 202, headers });
+    });
+    try {
+      const env = { ...exported, GATEWAY: gateway.url.slice(0, -1), AGENT: "agt_1" };
+      const { output, problems } = await ended(command, env);
+      expect(output + problems).toContain(told);
+    } finally {
+      await gateway.stop();
+    }
   });
 });
 

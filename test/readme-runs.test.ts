@@ -209,7 +209,8 @@ describe("a reader of the documentation", () => {
   });
 
   test("can open the backup of a running gateway", async () => {
-    const backup = shell(blocksOf("sh backup")[0]?.text ?? "exit 1");
+    const tollgate = `tollgate() { ${process.execPath} src/main.ts "$@"; }`;
+    const backup = shell(`${tollgate}\n${blocksOf("sh backup")[0]?.text ?? "exit 1"}`);
     expect(await backup.output).toMatch(/^wrote .+ and verified it: /);
     const { Database } = await import("bun:sqlite");
     using copy = new Database(join(home, "backup.db"), { readonly: true });

@@ -93,7 +93,7 @@ const REQUESTS = {
   jsonDepth: count(64, "each", "400", "depth of JSON"),
   // More than fit into the largest object that is taken, which is metadata of 16 KiB.
   jsonKeys: count(4_096, "each", "400", "keys of a JSON object, except in calls"),
-  jsonKeysCompared: count(100, "each", "told as missing", "unknown keys compared with a missing one"),
+  jsonKeysCompared: count(100, "each", "no suggestion", "unknown keys that may be a misspelt required one"),
   jsonObjects: count(20_000, "each", "400", "objects in a JSON body, except in calls"),
   jsonItems: count(8_192, "each", "400", "items of a JSON array, except in calls"),
   jsonFreeValues: count(16_384, "each", "400", "values in metadata"),
@@ -117,7 +117,7 @@ const REQUESTS = {
 const CALLS = {
   runningCalls: count(4_096, "process", "waits", "polled calls that run"),
   // Otherwise small bodies could keep a large one out.
-  extraBodies: count(8, "process", "waits", "bodies of running calls beyond that memory, one a tenant"),
+  extraBodies: count(8, "process", "waits", "bodies of running calls beyond their memory budget, one for each tenant"),
   callsRecording: count(256, "process", "no more are made", "finished calls that wait to be recorded"),
   runningStreams: count(4_096, "process", "waits, then 503", "streamed calls that run"),
   mcpConnections: count(8_192, "process", "waits, then 503", "MCP messages and streams that are no calls"),

@@ -150,7 +150,7 @@ function pageHtml(version: string, isReady: boolean, token: string): string {
         <dd>${isReady ? STATES.ready : STATES.notReady}</dd>
       </dl>
       <nav aria-label="Go on">
-        <a href="swagger"><strong>Try the API</strong> <span>Swagger: every operation, with a form to call it.</span></a>
+        <a href="swagger"><strong>Try the API</strong> <span>Swagger: every operation, nearly all with a form to call it.</span></a>
         <a href="docs"><strong>Read the manual</strong> <span>First steps, how-to, reference, explanation.</span></a>
       </nav>
       <h2>A token</h2>

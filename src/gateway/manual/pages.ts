@@ -86,6 +86,7 @@ const ROWS: readonly Row[] = [
 /** Words by which readers look for a section and that its heading lacks, by the page and the anchor. */
 export const SEARCH_WORDS: Readonly<Record<string, string>> = {
   "api#agents": "price pricing register",
+  "api#credentials": "api key secret",
   "api#errors": "status code http 400 401 402 403 404 409 422 429 500 503",
   "api#failed-calls": "reason error_class error_detail",
   "api#open-paths": "swagger openapi health",
@@ -95,6 +96,7 @@ export const SEARCH_WORDS: Readonly<Record<string, string>> = {
   "configuration#commands": "cli command line",
   "install#compose": "docker container",
   "install#one-container": "docker kubernetes",
+  "operations#health": "check probe",
   "operations#tls": "https proxy nginx",
   payments: "price charge money usdc x402",
   "payments#get-paid": "getting paid price settlement set",
@@ -103,6 +105,7 @@ export const SEARCH_WORDS: Readonly<Record<string, string>> = {
   start: "getting started quickstart tutorial hello first steps",
   "start#a-token": "login auth authentication bearer",
   "start#when-a-call-fails": "debug",
+  "troubleshooting#it-does-not-start": "port in use address eaddrinuse",
 };
 
 export const PAGES: readonly Page[] = ROWS.map(([section, name, summary, text]) => ({

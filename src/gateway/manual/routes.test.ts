@@ -223,6 +223,13 @@ describe("the search of the manual", () => {
     ["swagger", "api#open-paths"],
     ["metrics", "monitoring#metrics"],
     ["ssrf", "security#upstream-addresses"],
+    ["testnet", "payments"],
+    ["sepolia", "payments"],
+    ["port in use", "troubleshooting#it-does-not-start"],
+    ["health check", "operations#health"],
+    ["api key", "api#credentials"],
+    ["login", "start#a-token"],
+    ["refund", "api#what-a-paid-call-is-answered"],
   ])("shows for %p one of its first two results at %s", (words, id) => {
     const found = find(index, words).map(({ id }) => id);
     expect(found.slice(0, 2)).toContain(id);
