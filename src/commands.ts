@@ -7,7 +7,7 @@ import { type OpenLog, openLog } from "./cli/log.ts";
 import { drainOnSignal, logStrayErrors, startWatchdog } from "./cli/process.ts";
 import { type Config, type FacilitatorConfig, processEnvironment } from "./config.ts";
 import { type Meters, silentMeters } from "./core/meters.ts";
-import { VERSION } from "./core/startup.ts";
+import { ListenProblem, VERSION } from "./core/startup.ts";
 import { systemClock } from "./core/time.ts";
 import { restartInCleanEnvironment } from "./environment.ts";
 
@@ -40,9 +40,9 @@ export const SERVE: CliCommand = {
       return (await import("./cli/terminal/help.ts")).shortHelp(COMMANDS);
     restartInCleanEnvironment(processEnvironment);
     const { config, log } = begin(line, "serve");
-    const meters = await openMeters(config, log);
-    if (config.facilitator === null) await runGateway(config, log, meters);
-    else await runFacilitator(config.facilitator, log, meters);
+    const meters = await runService(config, log).catch((error) => {
+      throw error instanceof ListenProblem ? error.told(line.flags, config.databaseUrl !== null) : error;
+    });
     startWatchdog(config.log);
     const { watchLoop } = await import("./kernel/loop-watch.ts");
     // Started last, since starting a service holds the event loop for long, when no caller waits yet.
@@ -218,6 +218,13 @@ async function openMeters({ host, metricsPort: port, facilitator }: Config, log:
   if (port === null) return silentMeters;
   const { startMetrics } = await import("./metrics/metrics.ts");
   return startMetrics({ host, port, endpoints: facilitator?.rpcUrls.length ?? null, log });
+}
+
+async function runService(config: Config, log: OpenLog): Promise<Meters> {
+  const meters = await openMeters(config, log);
+  if (config.facilitator === null) await runGateway(config, log, meters);
+  else await runFacilitator(config.facilitator, log, meters);
+  return meters;
 }
 
 async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise<void> {

@@ -132,7 +132,9 @@ test("a check tells a whole copy from a damaged one, from one of another key, an
   const foreign = join(dir, "foreign");
   mkdirSync(foreign);
   writeFileSync(join(foreign, "master.key"), `${Buffer.alloc(32, 5).toString("base64")}\n`, { mode: 0o600 });
-  expect(await check(backup, "--data-dir", foreign)).toEqual(fails("keys do not open with the master key"));
+  expect(await check(backup, "--data-dir", foreign)).toEqual(
+    fails(`keys do not open with the master key (${join(foreign, "master.key")})`),
+  );
 });
 
 test("a backup of Postgres is left to its own tools", async () => {

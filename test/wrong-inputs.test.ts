@@ -1,7 +1,7 @@
 // What tollgate says to somebody who typed something wrong: one table of inputs and of what each must be told. The sentence names
 // the culprit (flag, variable, file, line, entry, host and port), the exit status is 2, and standard output stays empty.
 import { afterAll, beforeAll, expect, test } from "bun:test";
-import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { chmodSync, cpSync, mkdirSync, mkdtempSync, readdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { tollgateBinary } from "./support/gateway/binary.ts";
@@ -47,6 +47,8 @@ beforeAll(async () => {
     "account add alice --cert client.crt --data-dir facilitators",
   ];
   for (const words of made) expect((await run({ words, told: [] })).code).toBe(0);
+  cpSync(at("gateways"), at("moved"), { recursive: true });
+  writeFileSync(at("moved/master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o600 });
 });
 afterAll(() => {
   taken.stop(true);
@@ -233,6 +235,21 @@ const WRONG: readonly Wrong[] = [
     told: [`${at("broken/tollgate.db")} can't be read as a database (SQLITE_NOTADB)`],
   })),
   { words: "serve --port 0 --data-dir broken", told: ["check its disk, or put a backup in its place"] },
+  // The master key of another database.
+  {
+    words: "serve --port 0 --data-dir moved",
+    told: [`the master key (${at("moved/master.key")}) must be the key that this database was made with`],
+  },
+  {
+    words: "token --tenant acme --user me --data-dir gateways",
+    env: { TOLLGATE_MASTER_KEY_FILE: at("moved/master.key") },
+    told: [`the master key (${at("moved/master.key")}) must be`],
+  },
+  {
+    words: "token --tenant acme --user me --data-dir gateways",
+    env: { TOLLGATE_MASTER_KEY: `${"A".repeat(43)}=` },
+    told: ["the master key (TOLLGATE_MASTER_KEY) must be the key that this database was made with"],
+  },
   { words: "backup copy.db", told: [`there is no database at ${at("data/tollgate.db")}`] },
   // A file of variables.
   {
@@ -365,12 +382,22 @@ const WRONG: readonly Wrong[] = [
     ],
   },
   // Addresses, which of the whole table only these two rows make a database for.
-  { words: "serve --host 192.0.2.1 --data-dir made", told: ["192.0.2.1 is not an address of this machine"] },
-  { words: "serve --data-dir made --port TAKEN", told: ["127.0.0.1 port TAKEN is already in use"] },
+  { words: "serve --host 192.0.2.1 --data-dir made", told: ["--host must be an address to listen on: 192.0.2.1"] },
+  {
+    words: "serve --data-dir made --port TAKEN",
+    told: [
+      "TOLLGATE_HOST and --port must be free to listen on: 127.0.0.1 port TAKEN is already in use; take another port, or stop what has this one\nSee",
+    ],
+  },
+  {
+    words: "serve --data-dir made --host 127.0.0.1",
+    env: { TOLLGATE_PORT: "TAKEN" },
+    told: ["--host and TOLLGATE_PORT must be free to listen on: 127.0.0.1 port TAKEN"],
+  },
   {
     words: "--mode facilitator --data-dir made-too --port TAKEN",
     env: OWN_FACILITATOR,
-    told: ["127.0.0.1 port TAKEN is already in use"],
+    told: ["TOLLGATE_HOST and --port must be free to listen on: 127.0.0.1 port TAKEN is already in use"],
   },
   {
     words: "--mode facilitator --data-dir made-too --host 192.0.2.1",
@@ -401,7 +428,8 @@ test("each wrong input is told with its culprit, with status 2, and nothing on s
   const here = (text: string) => text.replaceAll("TAKEN", String(taken.port));
   const failed: object[] = [];
   for (const wrong of WRONG) {
-    const { code, stdout, stderr } = await run({ ...wrong, words: here(wrong.words) });
+    const env = Object.entries(wrong.env ?? {}).map(([name, value]) => [name, here(value ?? "")]);
+    const { code, stdout, stderr } = await run({ ...wrong, words: here(wrong.words), env: Object.fromEntries(env) });
     const told = wrong.told.map(here).filter((text) => !stderr.includes(text));
     const isPlain = !/hunter2|^\s+at .*:\d+/m.test(stderr);
     if (code === (wrong.status ?? 2) && stdout === "" && told.length === 0 && isPlain) continue;

@@ -93,7 +93,11 @@ function check(config: Config, file: string, log: Log) {
     return { problem: `its ${count} keys can't be opened: ${needed}`, facts };
   }
   const closed = keysThatDoNotOpen(masterKeys.all(), keys).length;
-  return { problem: closed === 0 ? null : `${closed} of its ${count} keys do not open with the master key`, facts };
+  const from = ` (${masterKeys.place})`;
+  return {
+    problem: closed === 0 ? null : `${closed} of its ${count} keys do not open with the master key${from}`,
+    facts,
+  };
 }
 
 /** `tollgate restore`. Without FILE, the operator has put the restored database in its place already. */

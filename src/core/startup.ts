@@ -15,19 +15,37 @@ export class StartupProblem extends Error {
  */
 export class PassingStartupProblem extends StartupProblem {}
 
+/** A server can't listen on its address. The command line knows how the operator gave that address. */
+export class ListenProblem extends StartupProblem {
+  readonly #hint: string;
+
+  /** @param hint how several processes share the port, which needs a database that they can share */
+  constructor(message: string, hint: string, options: ErrorOptions) {
+    super(`${message}${hint}`, options);
+    this.#hint = hint;
+  }
+
+  /** @param flags those that were given, by name */
+  told(flags: ReadonlyMap<string, string>, canShare: boolean): StartupProblem {
+    const message = canShare ? this.message : this.message.slice(0, this.message.length - this.#hint.length);
+    const shown = message.replace(/^TOLLGATE_HOST\b/, flags.has("host") ? "--host" : "$&");
+    return new StartupProblem(shown.replace(/\bTOLLGATE_PORT\b/, flags.has("port") ? "--port" : "$&"), { cause: this });
+  }
+}
+
 /** Why a server could not listen on its address, with the variable to change. */
 export function listenProblem(host: string, port: number, variable: string, cause: unknown, hint = ""): StartupProblem {
   const code = cause instanceof Error && "code" in cause ? cause.code : null;
   if (code === "EADDRINUSE") {
-    const taken = `${host} port ${port} is already in use${hint}`;
-    return new StartupProblem(`TOLLGATE_HOST and ${variable} must be free to listen on: ${taken}`, { cause });
+    const taken = `${host} port ${port} is already in use; take another port, or stop what has this one`;
+    return new ListenProblem(`TOLLGATE_HOST and ${variable} must be free to listen on: ${taken}`, hint, { cause });
   }
   // A host name that does not resolve has no error code.
   const problem =
     code === "EACCES"
       ? `${variable} must be a port that tollgate may listen on: the system refuses ${port}`
       : `TOLLGATE_HOST must be an address to listen on: ${host} is not an address of this machine`;
-  return new StartupProblem(problem, { cause });
+  return new ListenProblem(problem, "", { cause });
 }
 
 /** The version in package.json, embedded into the binary by the build. */

@@ -29,7 +29,7 @@ export type Keyring = Awaited<ReturnType<typeof openKeyring>>;
 export async function openKeyring(store: Store, masterKeys: MasterKeys, clock: Clock, log: Log = silentLog) {
   // Reads the key files again, one of which may be new.
   masterKeys.find("");
-  if (await isWrappedByOthers(store.read, masterKeys.ids())) throw anotherMasterKey();
+  if (await isWrappedByOthers(store.read, masterKeys.ids())) throw anotherMasterKey(masterKeys);
   await makeFirstSigningKeys(store, masterKeys, clock);
   const { version } = await readState(store.read);
   const tenants = createTenantKeys({ store, masterKeys, clock });

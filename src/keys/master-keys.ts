@@ -11,6 +11,8 @@ import { holdsWrappedKeys } from "../storage/sqlite/inspect.ts";
 import { newKey } from "./envelope.ts";
 
 export interface MasterKeys {
+  /** The file of the current master key, or else the variable. */
+  readonly place: string;
   /** The ID of the current master key, which wraps the first keys of an empty database. */
   readonly own: string;
   /** Null if this process does not have the key, even after reading its files again. */
@@ -50,6 +52,7 @@ export function openMasterKeys(own: Buffer, next: Buffer | null, files: readonly
   if (next !== null) add(next);
   readFiles();
   return {
+    place: files[0] ?? "TOLLGATE_MASTER_KEY",
     own: add(own),
     add,
     find(id) {

@@ -69,15 +69,15 @@ export const keysHeld = (masterKeys: MasterKeys, seen_version: number): ProcessF
 export async function enterHolder(store: Store, masterKeys: MasterKeys, membership: Membership): Promise<void> {
   await store.write(async (tx) => {
     const { master_key_id, version } = await lockState(tx);
-    if (master_key_id !== null && masterKeys.find(master_key_id) === null) throw anotherMasterKey();
+    if (master_key_id !== null && masterKeys.find(master_key_id) === null) throw anotherMasterKey(masterKeys);
     await membership.enter(tx, keysHeld(masterKeys, version));
   });
 }
 
-export function anotherMasterKey(): StartupProblem {
+export function anotherMasterKey({ place }: MasterKeys): StartupProblem {
   return new StartupProblem(
-    "TOLLGATE_MASTER_KEY (or master.key in the data directory) must be the key that this database was made with, or that " +
-      "its keys were rotated to; while they are rotated both are needed (TOLLGATE_NEW_MASTER_KEY)",
+    `the master key (${place}) must be the key that this database was made with, or that its keys were rotated to; while ` +
+      "they are rotated both are needed (TOLLGATE_NEW_MASTER_KEY)",
   );
 }
 
