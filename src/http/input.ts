@@ -42,8 +42,7 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField, elsewhere }:
   // Compiled for the first body: one takes a few milliseconds, and compiling all of them took a tenth of every start.
   let checker: TypeCheck<T> | null = null;
 
-  async function read(bytes: Uint8Array, tenant: string): Promise<Static<T>> {
-    const value = await readJson(bytes, freeField ?? null, tenant);
+  function checked(value: unknown): Static<T> {
     checker ??= TypeCompiler.Compile(schema);
     if (checker.Check(value)) return value;
     const problems = checker.Errors(value);
@@ -59,7 +58,7 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField, elsewhere }:
     const { promise: released, resolve: release } = Promise.withResolvers<void>();
     try {
       const bytes = await intake.readBytes(request, tenant, MAX.managementBodyBytes, { until: released });
-      const work = async () => use(await read(bytes, tenant));
+      const work = async () => use(await readJson(bytes, freeField ?? null, tenant, checked));
       return await (bytes.length > SMALL_BYTES ? intake.largeBodies(tenant, work) : work());
     } finally {
       release();

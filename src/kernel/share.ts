@@ -326,7 +326,7 @@ export function enter(
     // Removed at once: a share taken for it now would belong to nobody.
     queue.remove(waiter);
     // Thousands of waits may end in one moment, and what follows from each takes 20 µs and more.
-    atOnceOrInTurn(waiter.tenant, () => {
+    void atOnceOrInTurn(waiter.tenant, () => {
       // Those behind it may want less.
       queue.serveAgent(waiter.tenant, waiter.agent);
       reject(signal?.reason);

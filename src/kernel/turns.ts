@@ -76,9 +76,8 @@ export function mayDoAtOnce(): boolean {
 }
 
 /** Does a short step at once if that may be, and in one of the next turns where many come in one moment. */
-export function atOnceOrInTurn(tenant: string, step: () => void): void {
-  if (mayDoAtOnce()) step();
-  else void inTurn(tenant, step);
+export function atOnceOrInTurn<T>(tenant: string, step: () => T): T | Promise<Awaited<T>> {
+  return mayDoAtOnce() ? step() : inTurn(tenant, step);
 }
 
 /** Does a piece of work that can't be split, and may be long, in a turn with all such work. @throws what it throws */

@@ -6,7 +6,7 @@ import { createHash } from "node:crypto";
 import { joined } from "../core/bytes.ts";
 import { Fault } from "../core/fault.ts";
 import { AT_ONCE_BYTES, type ComputeTask, compute } from "../kernel/compute.ts";
-import { inTurn } from "../kernel/turns.ts";
+import { atOnceOrInTurn } from "../kernel/turns.ts";
 
 /**
  * The size of a part. To store one on SQLite takes 3 ms of the event loop with its commit (measured; 32 MiB at once take 114),
@@ -16,8 +16,8 @@ export const PART_BYTES = 512 * 1024;
 
 export type CallBody = Uint8Array | LargeBody;
 
-/** Bodies up to this size are judged at once. Longer ones take turns, since many together would block the event loop. */
-const SMALL_BYTES = 16_384;
+/** Longer ones take turns where many come in one moment, since they would block the event loop together. */
+const SMALL_BYTES = 1_024;
 
 export class LargeBody {
   readonly byteLength: number;
@@ -125,7 +125,7 @@ export function startOf(body: CallBody, bytes: number): CallBody {
 export async function judged<T>(body: CallBody, task: BodyTask<T>, tenant: string): Promise<[T, Uint8Array]> {
   if (body instanceof LargeBody) return [await body.move(task, tenant), wholeOf(body)];
   const judge = () => task.run([body]).result;
-  return [body.byteLength > SMALL_BYTES ? await inTurn(tenant, judge) : judge(), body];
+  return [body.byteLength > SMALL_BYTES ? await atOnceOrInTurn(tenant, judge) : judge(), body];
 }
 
 /** A body in one piece. Parts are joined, which copies them, so an unjudged body should not be long. */

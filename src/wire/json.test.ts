@@ -3,6 +3,8 @@ import fc from "fast-check";
 import { invalidField } from "../core/fault.ts";
 import { parseJson, readJson } from "./json.ts";
 
+const same = (value: unknown) => value;
+
 const bytes = (text: string) => new TextEncoder().encode(text);
 const keys = (count: number) => `{"x":{${Array.from({ length: count }, (_, at) => `"k${at}":1`).join()}}}`;
 
@@ -58,11 +60,11 @@ describe("the JSON parser", () => {
   test("a long text is read and refused as a short one is", async () => {
     const long = (text: string) => bytes(`${" ".repeat(70_000)}${text}`);
     for (const text of ['{"a":[1e3,-0,"\\ud800"],"__proto__":{"b":null}}', '{"f":{"a":1,"b":2,"a":3}}', "[0.1]"]) {
-      expect(await readJson(long(text), "f", "t")).toEqual(parseJson(bytes(text), "f"));
+      expect(await readJson(long(text), "f", "t", same)).toEqual(parseJson(bytes(text), "f"));
     }
     for (const text of ['{"a":1,"a":2}', "[9007199254740993]", "["]) {
       const { problem } = outcomeOf(() => parseJson(long(text), "f"));
-      expect(await readJson(long(text), "f", "t").catch(({ message }) => message)).toBe(problem);
+      expect(await readJson(long(text), "f", "t", same).catch(({ message }) => message)).toBe(problem);
     }
   });
 
@@ -135,4 +137,21 @@ describe("the JSON parser", () => {
   test("takes no colon or comma inside a string for structure", () => {
     expect(parseJson(bytes('{"a":"b\\",\\"a\\":1","c":"{[,"}'))).toEqual({ a: 'b","a":1', c: "{[," });
   });
+});
+
+test("of many texts that come in one moment a few milliseconds' worth are read in a turn", async () => {
+  const TEXTS = 300;
+  let used = 0;
+  const use = () => {
+    used++;
+    for (const until = performance.now() + 1; performance.now() < until; );
+  };
+  const all = Array.from({ length: TEXTS }, () => readJson(bytes("{}"), null, "t", use));
+  let most = used;
+  for (let before = used; used < TEXTS; before = used) {
+    await new Promise((resolve) => setImmediate(resolve));
+    most = Math.max(most, used - before);
+  }
+  await Promise.all(all);
+  expect(most).toBeLessThanOrEqual(16);
 });

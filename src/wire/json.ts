@@ -5,6 +5,7 @@
 import { Fault, shownField } from "../core/fault.ts";
 import { AT_ONCE_BYTES, type ComputeTask, compute } from "../kernel/compute.ts";
 import { MAX } from "../kernel/limits.ts";
+import { atOnceOrInTurn, inTurn } from "../kernel/turns.ts";
 
 export const isJsonObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
@@ -28,12 +29,22 @@ export const JSON_TEXT: ComputeTask<readonly [bytes: Uint8Array, freeField: stri
   },
 };
 
-/** Like `parseJson`, but checks a long text on another thread. @throws as `parseJson` and `compute` do */
-export async function readJson(bytes: Uint8Array, freeField: string | null, tenant: string): Promise<unknown> {
-  if (bytes.length <= AT_ONCE_BYTES) return parseJson(bytes, freeField);
+/**
+ * Like `parseJson`, but checks a long text on another thread, and takes turns where many texts come in one moment.
+ *
+ * @param use is given the value in the turn in which it was read
+ * @throws as `parseJson`, `compute` and `use` do
+ */
+export async function readJson<T>(
+  bytes: Uint8Array,
+  freeField: string | null,
+  tenant: string,
+  use: (value: unknown) => T,
+): Promise<Awaited<T>> {
+  if (bytes.length <= AT_ONCE_BYTES) return await atOnceOrInTurn(tenant, () => use(parseJson(bytes, freeField)));
   await compute(JSON_TEXT, [bytes, freeField], { tenant, bytes: bytes.length });
   // Both parsers read an accepted text alike: where duplicate keys are allowed, the last one counts.
-  return JSON.parse(decodeUtf8(bytes));
+  return inTurn(tenant, () => use(JSON.parse(decodeUtf8(bytes))));
 }
 
 function decodeUtf8(bytes: Uint8Array): string {

@@ -47,8 +47,10 @@ const SESSION_HEADER = "Mcp-Session-Id";
 /** The newest IDs by their prefix, the newest first; and the agent that each invocation is of. */
 const remembered = { agt: [], cred: [], inv: [] };
 const agentOf = new Map();
-/** IDs that stand in a body without the reader's doing: those of the examples, and those that were filled in. */
-const replaceable = new Set();
+/** The IDs of the examples, which are nobody's. */
+const exampleIds = new Set();
+/** What each operation's body was before IDs were filled in, and after. */
+const filledBodies = new Map();
 
 const prefixOf = (id) => id.split("_")[0];
 
@@ -56,7 +58,6 @@ const remember = (id) => {
   if (id.match(ID)?.[0] !== id) return;
   const ids = remembered[prefixOf(id)];
   ids.splice(0, ids.length, id, ...ids.filter((other) => other !== id));
-  replaceable.add(id);
 };
 
 const forget = (id) => {
@@ -93,7 +94,16 @@ const idFor = ({ schema }, parameters) => {
   return (prefix === "agt" && needsInvocation && agentOf.get(newest("inv"))) || newest(prefix);
 };
 
-const withNewest = (text) => text.replaceAll(ID, (id, prefix) => (replaceable.has(id) && newest(prefix)) || id);
+const withNewest = (text) => text.replaceAll(ID, (id, prefix) => (exampleIds.has(id) && newest(prefix)) || id);
+
+/** A body with the newest IDs in place of those of the example. An ID that the reader typed stays. */
+const filledBody = (operation, body) => {
+  const last = filledBodies.get(operation);
+  const before = body === last?.after ? last.before : body;
+  const after = withNewest(before);
+  filledBodies.set(operation, { before, after });
+  return after;
+};
 
 /** Fills in what is known. What the reader typed into a parameter stays: the page keeps that apart. */
 const fillIn = (system, session) => {
@@ -165,7 +175,7 @@ const Helper = {
       },
       wrapActions: {
         updateJsonSpec: (original) => (document) => {
-          for (const [id] of JSON.stringify(document).matchAll(ID)) replaceable.add(id);
+          for (const [id] of JSON.stringify(document).matchAll(ID)) exampleIds.add(id);
           return original(document);
         },
         setResponse: (original, system) => (path, method, response) => {
@@ -183,7 +193,10 @@ const Helper = {
         setRequestBodyValue:
           (original) =>
           ({ value, pathMethod }) =>
-            original({ value: typeof value === "string" ? withNewest(value) : value, pathMethod }),
+            original({
+              value: typeof value === "string" ? filledBody(pathMethod.join(" "), value) : value,
+              pathMethod,
+            }),
       },
     },
   },

@@ -204,7 +204,7 @@ export function startExchangeTimeouts(
   const stop = (why: CallStop) => {
     if (stoppedFor !== null) return;
     stoppedFor = why;
-    atOnceOrInTurn(tenant, abort);
+    void atOnceOrInTurn(tenant, abort);
   };
   const onGone = () => stop("cancelled");
 

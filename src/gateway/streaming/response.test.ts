@@ -73,6 +73,11 @@ test.each([
   "https://GATE.example:8443/prefix/v1/agents",
   "http://user@127.0.0.1:8080/v1/../v1/agents?a#b",
   "/\t/127.0.0.1:8080/v1/agents",
+  // For a client that came by TLS these are paths of the same host.
+  "https:/v1/agents",
+  "https:../../agents/agt_1",
+  "HTTPS:\\v1\\agents",
+  "https:/%76%31/agents",
 ])("a Location of %s leads back to the gateway", (location) => {
   expect(leadsBack(location, HOSTS)).toBe(true);
 });

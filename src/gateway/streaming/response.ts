@@ -110,16 +110,19 @@ function asPrivate(cacheControl: string | null): string {
 
 /** A path of the API, behind any prefix. */
 const API = "/v1/";
-const SOMEWHERE = "http://gateway.invalid";
+/** The gateway as a client sees it, and behind TLS, where `https:/v1` is a path of the same host and not a host of its own. */
+const SOMEWHERE = ["http://gateway.invalid", "https://gateway.invalid"];
 
 /**
  * Whether a `Location` leads to the gateway's own API: a client that follows the redirect would send its token there.
  * @param hosts the hosts by which callers reach the gateway
  */
 export function leadsBack(location: string, hosts: readonly string[]): boolean {
-  const url = URL.parse(location, `${SOMEWHERE}${API}proxy/agent/stream`);
-  if (url === null || !isApiPath(url.pathname)) return false;
-  return url.origin === SOMEWHERE || hosts.some((host) => URL.parse(`${url.protocol}//${host}`)?.host === url.host);
+  return SOMEWHERE.some((origin) => {
+    const url = URL.parse(location, `${origin}${API}proxy/agent/stream`);
+    if (url === null || !isApiPath(url.pathname)) return false;
+    return url.origin === origin || hosts.some((host) => URL.parse(`${url.protocol}//${host}`)?.host === url.host);
+  });
 }
 
 /** Finds the API's path in percent-encoding too, since a proxy in front of the gateway may decode it. */
