@@ -267,7 +267,8 @@ export function createLeaseTrust(leaseMs: number, monotonic: () => number = () =
   function isGap(databaseNow: number): boolean {
     if (last === null) return true;
     const [there, here] = [databaseNow - last.database, monotonic() - last.monotonic];
-    return Math.max(there, here) > leaseMs || Math.abs(there - here) > leaseMs / STEP_PART;
+    // Another process may have renewed its lease just before an outage that this one noticed a renewal later.
+    return Math.max(there, here) > leaseMs - leaseMs / RENEWALS || Math.abs(there - here) > leaseMs / STEP_PART;
   }
 
   return {

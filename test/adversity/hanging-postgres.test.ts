@@ -239,7 +239,7 @@ test("a streamed call whose credential can't be read is refused in time, and one
     expect(badlyTold([refused])).toEqual([]);
     expect([refused.answer.status, (await serving).status]).toEqual([503, 200]);
     const record = await tenant.send("GET", `/v1/invocations/${invocationOf(refused.answer)}`);
-    expect(record.body).toMatchObject({ status: "failed", error_class: "internal" });
+    expect(record.body).toMatchObject({ status: "failed", error_class: "credential_error" });
     expect(made).toEqual(["paid"]);
   } finally {
     await upstream.stop();

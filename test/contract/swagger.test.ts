@@ -271,6 +271,9 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     expect(await idIn(await opened(page, "GET", "/v1/agents/{id}")).inputValue()).toBe(second);
     expect(JSON.parse(await judged.locator("textarea").inputValue())).toMatchObject({ agent_id: second });
     expect(await idIn(patched).inputValue()).toBe(typed);
+    const remover = await opened(page, "DELETE", "/v1/agents/{id}");
+    await execute(remover);
+    expect(await idIn(remover).inputValue()).toBe(first);
     const written = JSON.stringify({
       default: "deny",
       rules: [{ action: "allow", match: { agents: [first, second] } }],
@@ -279,9 +282,6 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     await policy.locator("textarea").fill(written);
     await make("third");
     expect(await policy.locator("textarea").inputValue()).toBe(written);
-    const remover = await opened(page, "DELETE", "/v1/agents/{id}");
-    await execute(remover);
-    expect(await idIn(remover).inputValue()).toBe(first);
     await closeAll(page);
   });
 

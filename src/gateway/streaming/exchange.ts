@@ -2,7 +2,6 @@
 // it comes. A request is sent again only when it certainly never reached the upstream.
 
 import type { Call } from "../../core/call.ts";
-import { Fault } from "../../core/fault.ts";
 import type { Log } from "../../core/log.ts";
 import {
   bodyChunks,
@@ -109,8 +108,6 @@ async function credentialOf(
     return header;
   } catch (error) {
     if (!signal.aborted) log.warn("credential_not_resolved", { tenant, credential_ref, error });
-    // The database is away, so the caller is told to come back.
-    if (!signal.aborted && error instanceof Fault && error.kind === "unavailable") throw error;
     throw credentialProblem("credential not resolved", error);
   }
 }

@@ -16,7 +16,7 @@ import { type CallBody, freeBody } from "../../wire/body.ts";
 import type { DeniedTools } from "../../wire/tool-list.ts";
 import { type Ending, holdsClaim, type InvocationKey, release } from "../invocations/service.ts";
 import { beginCallSpan, endCallSpan, spanned } from "../upstream/call-span.ts";
-import { type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
+import { CallError, type UpstreamFailure, upstreamFailureOf } from "../upstream/failure.ts";
 import { ownHeaders } from "../upstream/headers.ts";
 import { type RecordEndOptions, recordEnd } from "../upstream/ownership.ts";
 import {
@@ -253,7 +253,8 @@ async function isStillClaimed({ read }: Store, { key, token, claimedAt }: Opened
 }
 
 function faultOf({ kind, message }: UpstreamFailure, cause: unknown, headers: Readonly<Record<string, string>>): Fault {
-  const retryAfterSeconds = cause instanceof Fault ? cause.retryAfterSeconds : undefined;
+  const away = cause instanceof CallError ? cause.away : cause;
+  const retryAfterSeconds = away instanceof Fault ? away.retryAfterSeconds : undefined;
   return new Fault(kind, message, {
     answer: { body: { error: message }, headers },
     ...(retryAfterSeconds !== undefined && { retryAfterSeconds }),

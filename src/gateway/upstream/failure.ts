@@ -35,13 +35,20 @@ export class CallError extends Error implements CallFailure {
   readonly detail: string;
   /** For the caller. */
   readonly callerMessage: string;
+  /** Set where the store is away, so that the caller is told to come back. */
+  readonly away: Fault | null;
 
   constructor(
     errorClass: ErrorClass,
     detail: string,
-    { errorDetail = null, callerMessage = detail }: { errorDetail?: ErrorDetail | null; callerMessage?: string } = {},
+    {
+      errorDetail = null,
+      callerMessage = detail,
+      away = null,
+    }: { errorDetail?: ErrorDetail | null; callerMessage?: string; away?: Fault | null } = {},
   ) {
     super(detail);
+    this.away = away;
     this.errorClass = errorClass;
     this.errorDetail = errorDetail;
     this.detail = detail;
@@ -72,7 +79,8 @@ export function credentialProblem(detail: string, cause?: unknown): CallError {
     return new CallError("credential_error", detail, { errorDetail: "credential_host", callerMessage });
   }
   const callerMessage = "the agent's credential could not be resolved";
-  return new CallError("credential_error", detail, { errorDetail: "credential_unresolved", callerMessage });
+  const away = cause instanceof Fault && cause.kind === "unavailable" ? cause : null;
+  return new CallError("credential_error", detail, { errorDetail: "credential_unresolved", callerMessage, away });
 }
 
 const failure = (
@@ -109,7 +117,7 @@ export function upstreamFailureOf(error: unknown, signal: StopSignal, isDialling
     return why === "timeout" && isDialling ? NOT_CONNECTED : STOPPED[why];
   }
   if (error instanceof CallError) {
-    return failure(error.errorClass, error.errorDetail, error.detail, error.callerMessage);
+    return failure(error.errorClass, error.errorDetail, error.detail, error.callerMessage, error.away?.kind);
   }
   if (error instanceof OutboundError) return connectionFailure(error);
   if (error instanceof Undecodable) {
