@@ -25,7 +25,7 @@ let taken: Bun.TCPSocketListener;
 beforeAll(async () => {
   pki = await makePki();
   writeFileSync(at("other.crt"), pki.otherClient.cert);
-  taken = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data() {} } });
+  taken = Bun.listen({ hostname: "127.0.0.1", port: 0, socket: { data: (caller) => void caller.end() } });
   mkdirSync(at("folder"));
   mkdirSync(at("locked"));
   mkdirSync(at("broken"));
@@ -368,6 +368,12 @@ const WRONG: readonly Wrong[] = [
     env: { DATABASE_URL: "postgres://u:hunter2@127.0.0.1:1/x", TOLLGATE_MASTER_KEY: `${"A".repeat(43)}=` },
     told: ["the Postgres server of DATABASE_URL does not answer at 127.0.0.1:1"],
     // It may answer later.
+    status: 1,
+  },
+  {
+    words: "migrate",
+    env: { DATABASE_URL: "postgres://u:hunter2@127.0.0.1:TAKEN/x", TOLLGATE_MASTER_KEY: `${"A".repeat(43)}=` },
+    told: ["does not answer at 127.0.0.1:TAKEN: the connection was closed, as by a server that is not Postgres"],
     status: 1,
   },
   {

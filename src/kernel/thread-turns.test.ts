@@ -1,5 +1,5 @@
 import { expect, test } from "bun:test";
-import { inThreadTurn } from "./turns.ts";
+import { inThreadTurn, inTurn } from "./turns.ts";
 import { actFor, actingTenant } from "./wait.ts";
 
 test("two pieces of work are done at once, of two tenants, and nobody waits for more than one of each other tenant", async () => {
@@ -39,4 +39,9 @@ test("work that waited for a slot acts for the request that it is of, and not fo
     );
   await Promise.all(["acme", "rival", "third"].map(acted));
   expect(seen).toEqual(["acme", "rival", "third"]);
+});
+
+test("a piece that waited for a turn acts for the request that it is of, and not for the one that began the turn", async () => {
+  const acted = (tenant: string) => actFor(tenant, () => inTurn("a", async () => actingTenant()));
+  expect(await Promise.all(["acme", "rival", "third"].map(acted))).toEqual(["acme", "rival", "third"]);
 });

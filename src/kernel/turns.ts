@@ -83,14 +83,16 @@ export function atOnceOrInTurn<T>(tenant: string, step: () => T): T | Promise<Aw
 /** Does a piece of work that can't be split, and may be long, in a turn with all such work. @throws what it throws */
 export function inTurn<T>(tenant: string, piece: () => T): Promise<Awaited<T>> {
   const { promise, resolve, reject } = Promise.withResolvers<T>();
-  inTurns(() => {
+  // Bound, since a turn is begun by another request, and a piece that asks the store must do so for its own request.
+  const step = AsyncLocalStorage.bind(() => {
     try {
       resolve(piece());
     } catch (error) {
       reject(error);
     }
     return false;
-  }, tenant);
+  });
+  inTurns(step, tenant);
   return promise as Promise<Awaited<T>>;
 }
 

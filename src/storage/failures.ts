@@ -70,8 +70,12 @@ export function startProblem(error: unknown, databaseUrl?: string): StartupProbl
   const state = sqlState(error);
   const isFromPooler = state === POOLER_STATE;
   const isLate = error instanceof Fault && error.kind === "unavailable";
-  if (isLate || (isConnectionLost(error) && !isFromPooler))
-    return new PassingStartupProblem(`${server} does not answer${placeOf(databaseUrl)}`, { cause: error });
+  if (isLate || (isConnectionLost(error) && !isFromPooler)) {
+    // A proxy before a Postgres that is still starting closes connections too, so this may pass.
+    const isClosed = error instanceof SQL.PostgresError && error.code === "ERR_POSTGRES_CONNECTION_FAILED";
+    const why = isClosed ? ": the connection was closed, as by a server that is not Postgres" : "";
+    return new PassingStartupProblem(`${server} does not answer${placeOf(databaseUrl)}${why}`, { cause: error });
+  }
   if (!(error instanceof SQL.PostgresError)) return undefined;
   const refusal = `${server} refuses: ${error.message}`;
   if (isFromPooler || state === TOO_MANY_CONNECTIONS) return new PassingStartupProblem(refusal, { cause: error });
