@@ -41,18 +41,20 @@ async function authorize(page: Page, token: string): Promise<void> {
   await dialog.getByRole("button", { name: "Close" }).last().click();
 }
 
+/** Opens an operation, with nothing left of an earlier try. */
 async function open(block: Locator): Promise<void> {
   const control = block.locator(".opblock-summary-control");
   if ((await control.getAttribute("aria-expanded")) === "false") await control.click();
   await block.locator(".responses-wrapper").waitFor();
+  const clear = block.getByRole("button", { name: "Clear" });
+  if ((await clear.count()) === 0) return;
+  await clear.click();
+  await block.locator(".live-responses-table").waitFor({ state: "detached" });
 }
 
-/** Opens an operation, with nothing left of an earlier try. */
 async function opened(page: Page, method: string, path: string): Promise<Locator> {
   const block = page.locator(`.opblock-${method.toLowerCase()}:has([data-path="${path}"])`).first();
   await open(block);
-  const clear = block.getByRole("button", { name: "Clear" });
-  if ((await clear.count()) > 0) await clear.click();
   return block;
 }
 
