@@ -384,7 +384,7 @@ export function createLimiter({ size, waitingMax = Number.MAX_SAFE_INTEGER, tooM
   return createSlots(size, async (queue, tenant) => {
     if (waiting.take(tenant) !== null) throw refused();
     try {
-      await countWait(untilFirst([], (late) => enterSlot(queue, tenant, late), MAX.limiterWaitMs));
+      await countWait(() => untilFirst([], (late) => enterSlot(queue, tenant, late), MAX.limiterWaitMs));
     } catch (cause) {
       throw refused(cause);
     } finally {

@@ -257,7 +257,7 @@ export async function inStoreTurns<T>(tenant: string, step: () => Promise<T>): P
     begun.resolve(step());
     await endsWithin(LONG_WAIT_MS, begun.promise).catch(() => {});
   });
-  await countWait(slot);
+  await countWait(() => slot);
   return begun.promise;
 }
 

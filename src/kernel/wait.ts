@@ -106,13 +106,17 @@ export const actFor = <T>(whom: ActingRequest | string | null, work: () => T): T
 /** Runs work of the tenant's that goes on whatever becomes of the request, or that other requests wait for too. */
 export const outlastRequest = <T>(work: () => T): T => acting.run(actingTenant(), work);
 
-/** Counts a wait in line as one for the database. */
-export async function countWait<T>(wait: Promise<T>): Promise<T> {
+/**
+ * Counts a wait of the request, if any, as one for the database: a question to it, or a wait in line before one.
+ *
+ * @param wait is given until when it may last by the request's bound, by performance.now(), which it need not keep
+ */
+export async function countWait<T>(wait: (until: number) => Promise<T>): Promise<T> {
   const request = actingRequest();
-  if (request === null) return wait;
-  request.beginWait(performance.now());
+  if (request === null) return wait(Number.POSITIVE_INFINITY);
+  const until = request.beginWait(performance.now());
   try {
-    return await wait;
+    return await wait(until);
   } finally {
     request.endWait(performance.now());
   }

@@ -6,7 +6,7 @@ import { DrizzleQueryError } from "drizzle-orm";
 import { Fault } from "../core/fault.ts";
 import { PassingStartupProblem, StartupProblem } from "../core/startup.ts";
 import { MAX } from "../kernel/limits.ts";
-import { actingRequest, withDeadline } from "../kernel/wait.ts";
+import { actingRequest, countWait, withDeadline } from "../kernel/wait.ts";
 import { CommitUnknown, STORE_RETRY_AFTER_SECONDS, STORE_UNAVAILABLE, UniqueViolation } from "./store.ts";
 
 export function unavailable(cause: unknown): Fault {
@@ -137,17 +137,12 @@ export function within<T>(ms: number, promise: Promise<T>, onLate: () => void = 
  * @param ask is given the deadline, by performance.now(), and must keep it
  * @throws Fault `unavailable`, without asking, when the request has waited for so long already
  */
-export async function askStore<T>(msMax: number, ask: (until: number) => Promise<T>): Promise<T> {
-  const request = actingRequest();
-  const now = performance.now();
-  if (request === null) return ask(now + msMax);
-  const until = Math.min(now + msMax, request.beginWait(now));
-  try {
-    if (until <= now) throw unavailable(new Error("the request has waited for the database too long"));
-    return await ask(until);
-  } finally {
-    request.endWait(performance.now());
-  }
+export function askStore<T>(msMax: number, ask: (until: number) => Promise<T>): Promise<T> {
+  return countWait(async (latest) => {
+    const now = performance.now();
+    if (latest <= now) throw unavailable(new Error("the request has waited for the database too long"));
+    return ask(Math.min(now + msMax, latest));
+  });
 }
 
 /** Waits for what many ask together, which takes its time whatever one request among them may still wait. */

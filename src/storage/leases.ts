@@ -267,7 +267,7 @@ export function createLeaseTrust(leaseMs: number, monotonic: () => number = () =
   function isGap(databaseNow: number): boolean {
     if (last === null) return true;
     const [there, here] = [databaseNow - last.database, monotonic() - last.monotonic];
-    // Another process may have renewed its lease just before an outage that this one noticed a renewal later.
+    // Others renew at other times. Where this process has missed a renewal or two, another one's lease may have run out.
     return Math.max(there, here) > leaseMs - leaseMs / RENEWALS || Math.abs(there - here) > leaseMs / STEP_PART;
   }
 

@@ -292,8 +292,8 @@ export interface StreamLimitsOptions {
 
 export function createStreamLimits({ agentConcurrency, stopping, waitMs = MAX.streamWaitMs }: StreamLimitsOptions) {
   const waits = { waitMs, stopping };
-  const calls = createSlots({ size: MAX.runningStreams, agentMax: agentConcurrency }, waits);
-  const others = createSlots({ size: MAX.mcpConnections, agentMax: MAX.agentMcpConnections }, waits);
+  const calls = createStreamSlots({ size: MAX.runningStreams, agentMax: agentConcurrency }, waits);
+  const others = createStreamSlots({ size: MAX.mcpConnections, agentMax: MAX.agentMcpConnections }, waits);
   const extra = createFairShare({ size: MAX.resumedStreams });
   return {
     /** Waits up to `waitMs` for a slot. @throws Fault `unavailable` when there is none, or the caller has gone */
@@ -315,7 +315,7 @@ export function createStreamLimits({ agentConcurrency, stopping, waitMs = MAX.st
 
 export type StreamLimits = ReturnType<typeof createStreamLimits>;
 
-function createSlots(
+function createStreamSlots(
   size: Pick<FairShareOptions, "size" | "agentMax">,
   { waitMs, stopping }: { readonly waitMs: number; readonly stopping: AbortSignal },
 ) {
