@@ -111,9 +111,10 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
     test("judges also who waits for a read that another has begun", async () => {
       const { tenant } = caller();
       const remembered = createPolicyCache({ store, log: silentLog });
+      // Before the reads begin, since it may take turns of the event loop, in which they would end.
+      const compiled = await compile(all("deny"), "t");
       const both = [remembered.inForce(tenant), remembered.inForce(tenant)];
-      const policy = { ...all("deny"), rules: "[]", updated_at: 0 };
-      remembered.replaced(tenant, { ...policy, version: 1, compiled: await compile(all("deny"), "t") }, []);
+      remembered.replaced(tenant, { ...all("deny"), rules: "[]", updated_at: 0, version: 1, compiled }, []);
       const [, joined] = await Promise.all(both);
       expect(joined).toMatchObject({ version: 1 });
     });
