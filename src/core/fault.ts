@@ -78,6 +78,17 @@ export function methodNotAllowed(allow: readonly string[], where = ""): Fault {
   return new Fault("method_not_allowed", `method not allowed${where} (use ${allow.join(", ")})`, { allow });
 }
 
+/** The code of an error of the system or the runtime, such as ENOENT; null when it has none. */
+export function errorCode(error: unknown): string | null {
+  const code: unknown = (error as { code?: unknown } | null | undefined)?.code;
+  return typeof code === "string" ? code : null;
+}
+
+/** The code or the class of an error, for where its message may show anything. */
+export function errorName(error: unknown): string {
+  return errorCode(error) ?? (error instanceof Error ? error.name : "unknown");
+}
+
 /** A Fault for a tenant that has reached a quota. Waiting does not help, so there is no Retry-After. */
 export function overQuota(max: number, what: string): Fault {
   return new Fault("over_limit", `a tenant may have at most ${max} ${what}`);
