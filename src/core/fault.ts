@@ -24,9 +24,10 @@ export const FAULT_KINDS = [
 
 export type FaultKind = (typeof FAULT_KINDS)[number];
 
-/** A response that says more than an Error body can, such as the challenge of a 402. */
+/** A response that says more than an Error body can, such as the challenge of a 402, or a page for a browser. */
 export interface FaultAnswer {
-  readonly body: object;
+  /** Sent as JSON, or as it is when it is a text, whose type the headers give. */
+  readonly body: object | string;
   /** Header names in lower case. */
   readonly headers: Readonly<Record<string, string>>;
 }
