@@ -2,7 +2,7 @@
 import { closeSync, existsSync, mkdirSync, openSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
 import { eq } from "drizzle-orm";
-import { systemReason } from "../config/values.ts";
+import { attempt, systemReason } from "../config/values.ts";
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -98,7 +98,8 @@ function requireAmong(services: readonly Service[], service: Service, location: 
  */
 export async function requireOwnDatabase(service: Service, location: DataLocation): Promise<void> {
   if (location.databaseUrl !== null) return;
-  const database = inspectSqlite(join(location.dataDir, DATABASE_FILE));
+  // A file that can't be read is left to its opening, which says what to do.
+  const database = attempt(() => inspectSqlite(join(location.dataDir, DATABASE_FILE))) ?? null;
   try {
     if (database !== null && database.schema.version > 0) {
       requireAmong(await servicesIn(database.read), service, location);
