@@ -6,10 +6,6 @@
 import { inSlices } from "./loop.ts";
 import { outlastRequest } from "./wait.ts";
 
-interface OfTenant {
-  readonly tenant: string;
-}
-
 /** First in, first out; what was taken can be put back. */
 class Line<T> {
   /** The next one stands last. */
@@ -34,7 +30,7 @@ class Line<T> {
   }
 }
 
-export function createTurnQueue<T extends OfTenant>() {
+export function createTurnQueue<T extends { readonly tenant: string }>() {
   /** Behind all that stand in lines. */
   let arrived: T[] = [];
   /** Those for which there was no room at once, by tenant. The first tenant has the next turn. */

@@ -69,14 +69,12 @@ interface ComputeThread {
   /** The job that it runs now; null when it is idle. */
   readonly job: ComputeJob | null;
   start(job: ComputeJob): void;
-  /** Terminates the thread and fails its job. */
   end(): void;
 }
 
 interface ComputeThreadEvents {
   /** The thread has finished its job, or has died. */
   idle(): void;
-  /** The thread is terminated. */
   ended(thread: ComputeThread): void;
 }
 
@@ -164,7 +162,6 @@ export function computePool(options: ComputeOptions) {
     return thread;
   }
 
-  /** Starts waiting jobs as long as a thread is idle or may be added. */
   function dispatch(): void {
     while (busy().length < size) {
       const job = nextJob();
@@ -218,7 +215,6 @@ export function computePool(options: ComputeOptions) {
       dispatch();
       return promise;
     },
-    /** Terminates the threads, and fails the jobs that run or wait. */
     close(): void {
       isClosed = true;
       for (const thread of [...threads]) thread.end();
