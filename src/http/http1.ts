@@ -8,6 +8,7 @@ import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
+import { createInFlight } from "../kernel/wait.ts";
 import { keepReceiveBufferSmall, SMALL_BODIES_BUFFER_BYTES } from "./bun/socket-options.ts";
 import { MALFORMED_HTTP } from "./responses.ts";
 
@@ -37,7 +38,7 @@ export function listenAt(server: Server, { host, port, variable }: PortAddress, 
 /** The open connections of a port. */
 export class OpenSockets {
   readonly #sockets = new Set<Socket>();
-  readonly #awaitEmpty: (() => void)[] = [];
+  readonly #open = createInFlight();
 
   get size(): number {
     return this.#sockets.size;
@@ -45,12 +46,13 @@ export class OpenSockets {
 
   /** @param closed called when the socket has closed */
   add(socket: Socket, closed: () => void): void {
+    const leave = this.#open.enter();
     this.#sockets.add(socket);
     socket.on("error", () => socket.destroy());
     socket.on("close", () => {
       this.#sockets.delete(socket);
       closed();
-      if (this.size === 0) for (const tell of this.#awaitEmpty.splice(0)) tell();
+      leave();
     });
   }
 
@@ -58,8 +60,8 @@ export class OpenSockets {
     for (const socket of this.#sockets) socket.destroy();
   }
 
-  async empty(): Promise<void> {
-    if (this.size > 0) await new Promise<void>((resolve) => this.#awaitEmpty.push(resolve));
+  empty(): Promise<void> {
+    return this.#open.idle();
   }
 }
 
