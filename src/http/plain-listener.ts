@@ -49,7 +49,6 @@ export async function listenPlain(options: PlainListenerOptions) {
   return {
     port,
     drain,
-    /** Closes all connections at once. */
     async stop(): Promise<void> {
       sockets.closeAll();
       await drain();

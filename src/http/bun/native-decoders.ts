@@ -28,15 +28,6 @@ interface Handle {
   close(): void;
 }
 
-/** The result of one step. */
-export interface Decoded {
-  readonly output: Uint8Array;
-  /** Bytes of the input that were consumed. */
-  readonly used: number;
-  /** Whether the output buffer was filled, so that there may be more output without more input. */
-  readonly isFull: boolean;
-}
-
 /** The output buffer of one step, which takes a tenth of a millisecond in the pool, whatever comes out. */
 export const ROOM_BYTES = 128 * 1024;
 
@@ -109,8 +100,12 @@ export class NativeDecoder {
     };
   }
 
-  /** @throws Error with a code when the input is corrupt */
-  decode(input: Uint8Array): Promise<Decoded> {
+  /**
+   * @returns the output, how many bytes of the input were used, and whether the output buffer was filled, so that there may be
+   *   more output without more input
+   * @throws Error with a code when the input is corrupt
+   */
+  decode(input: Uint8Array) {
     return this.#write(0, input);
   }
 
@@ -138,7 +133,7 @@ export class NativeDecoder {
     if (this.#step === null) this.#handle.close();
   }
 
-  async #write(flush: number, input: Uint8Array): Promise<Decoded> {
+  async #write(flush: number, input: Uint8Array) {
     if (this.#isClosed) throw new Error("the decoder was closed");
     const { promise, resolve } = Promise.withResolvers<void>();
     const [room, state] = [this.#room, this.#state];
