@@ -110,7 +110,6 @@ function readValues(tables: readonly object[], flags: ReadonlyMap<string, string
   return { values: read as ConfigValues, sources, problems };
 }
 
-/** Reads one variable; with a problem its value is the default. */
 function readRow<T, F>(
   name: string,
   { kind, fallback, ...sources }: VariableRow<T, F, string>,
@@ -132,17 +131,15 @@ type Nested<T> = {
 
 type OptionTree = Nested<{ [N in VariableName as (typeof VARIABLES)[N]["path"]]: ConfigValues[N] }>;
 
-type Branch = Record<string, unknown>;
-
 function nested(values: ConfigValues): OptionTree {
-  const options: Branch = {};
+  const options: Record<string, unknown> = {};
   for (const [name, { path }] of Object.entries(VARIABLES)) {
     const parts = path.split(".");
     const last = parts.pop() ?? path;
     let branch = options;
     for (const part of parts) {
       branch[part] ??= {};
-      branch = branch[part] as Branch;
+      branch = branch[part] as typeof options;
     }
     branch[last] = values[name as VariableName];
   }
@@ -322,7 +319,6 @@ function unquoted(written: string): string | null {
   return written.length > 1 && written.endsWith(quote) && !inner.includes(quote) ? inner : null;
 }
 
-/** A warning for each `TOLLGATE_` variable that is set but that nothing reads. */
 function unreadVariables(environment: Environment): string[] {
   const known = new Set([...Object.keys(VARIABLES), ...OWN_VARIABLES]);
   for (const [name, { secret }] of Object.entries<Sources>(VARIABLES)) if (secret === true) known.add(`${name}_FILE`);
