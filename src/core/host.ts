@@ -369,7 +369,6 @@ function canonicalEntry(entry: string): string | null {
   return name === null || literalAddress(name) !== null ? null : `${WILDCARD}${name}`;
 }
 
-/** Whether the URL's host is in the list. */
 export function isAllowedUrl(url: string, hosts: readonly string[]): boolean {
   const hostname = bareName(URL.parse(url)?.hostname ?? "");
   if (hostname === "") return false;

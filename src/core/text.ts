@@ -22,7 +22,6 @@ function countCharacters(text: string): number {
   return count;
 }
 
-/** Why the text may not be stored, or null. */
 export function textProblem(text: string, rule: TextRule): string | null {
   if (!text.isWellFormed()) return "must not contain lone surrogates";
   if (text.includes("\0")) return "must not contain U+0000";
