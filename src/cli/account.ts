@@ -157,5 +157,4 @@ function accountsText(accounts: readonly ListedAccount[]): string {
     .join("");
 }
 
-/** The width of a text in a terminal, in columns. */
 const width = (cell = ""): number => Bun.stringWidth(cell);

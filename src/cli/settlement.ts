@@ -99,7 +99,7 @@ function ownRules(url: string, config: Config): HostRules {
   const host = URL.parse(url)?.hostname.replace(/^\[|\]$/g, "") ?? "";
   const rules = rulesOf(config);
   try {
-    return { ...hostRules({ allow: [...config.allowHosts, host], deny: config.denyHosts }), own: rules.own };
+    return hostRules({ allow: [...config.allowHosts, host], deny: config.denyHosts, own: rules.own });
   } catch {
     return rules;
   }

@@ -17,7 +17,6 @@ interface Place {
   readonly takesFile: boolean;
 }
 
-/** What a flag is followed by. */
 interface FlagValue {
   readonly flag: string;
   readonly kind: "words" | "file" | "directory" | "text";
@@ -41,15 +40,14 @@ export function completionScript(shell: string, commands: Commands, serve: CliCo
 function placesOf(commands: Commands, serve: CliCommand): Place[] {
   const entries = Object.entries(commands);
   const groups = new Set(entries.flatMap(([name]) => (name.includes(" ") ? [name.slice(0, name.indexOf(" "))] : [])));
+  const alone = [...groups].filter((name) => commands[name] === undefined);
   const after = (group: string): Described[] =>
     entries.flatMap(([name, { summary }]) =>
       name.startsWith(`${group} `) ? [[name.slice(group.length + 1), summary] as const] : [],
     );
   const firsts: Described[] = [
     ...entries.filter(([name]) => !name.includes(" ")).map(([name, { summary }]) => [name, summary] as const),
-    ...[...groups]
-      .filter((name) => commands[name] === undefined)
-      .map((name) => [name, summaryOfGroup(after(name))] as const),
+    ...alone.map((name): Described => [name, summaryOfGroup(after(name))]),
   ];
   const arguments_: Readonly<Record<string, readonly Described[]>> = {
     completion: Object.keys(SHELLS).map((shell) => [shell, `completions for ${shell}`]),
@@ -61,7 +59,6 @@ function placesOf(commands: Commands, serve: CliCommand): Place[] {
     flags: [...flagsOf("", serve), ["--help", "every command and variable"], ["--version", "print the version"]],
     takesFile: false,
   };
-  const alone = [...groups].filter((name) => commands[name] === undefined);
   return [
     start,
     ...alone.map((path) => ({ path, words: after(path), flags: [], takesFile: false })),

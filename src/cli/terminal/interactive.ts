@@ -74,7 +74,6 @@ export async function withProgress<T>(what: string, work: (progress: Progress) =
   }
 }
 
-/** Shows the progress at once and then every quarter of a second. */
 function show({ what, counts }: ProgressOptions, written: () => string | null): void {
   const startedAt = performance.now();
   const print = () => {

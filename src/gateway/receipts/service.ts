@@ -29,7 +29,6 @@ import {
   tenantsDue,
 } from "./store.ts";
 
-/** How long a request waits for due receipts. */
 const DUE_WAIT_MS_MAX = 5_000;
 const STOP_MS_MAX = 5_000;
 
@@ -77,7 +76,6 @@ export async function removeOldReceipts(store: Store, clock: Clock, days: number
 const [ROUND_MS, ROUND_MS_MAX] = [250, 2_000];
 /** Receipts of one tenant in one write. */
 const RECEIPTS_AT_ONCE = 64;
-/** Tenants whose receipts are made in parallel. */
 const TENANTS_AT_ONCE = 16;
 
 const encoder = new TextEncoder();
@@ -94,7 +92,6 @@ function createReceiptEmitter(options: EmitterOptions) {
   const { store, log, replica } = options;
   // A replica that has not renewed its lease for nine seconds loses the work to another one.
   const lease = steadyJobLease(store, "receipts", 9_000, replica);
-  /** The batch in flight of each tenant. */
   const batches = new Map<string, Promise<boolean>>();
   /** Rounds end at this time of the monotonic clock. */
   let until = Number.POSITIVE_INFINITY;
