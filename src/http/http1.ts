@@ -18,10 +18,39 @@ export interface PortAddress {
   readonly port: number;
   /** The variable that sets the port. */
   readonly variable: string;
+  readonly log: Log;
 }
 
-/** @returns the port; @throws StartupProblem when the server can't listen on its address */
-export function listenAt(server: Server, { host, port, variable }: PortAddress, log: Log): Promise<number> {
+/** Listens, and sweeps the connections that the caller admits. @throws StartupProblem when it can't listen on its address */
+export async function openPort(
+  server: Server,
+  sockets: OpenSockets,
+  connections: { sweep(): void; closeIdle(): void },
+  options: PortAddress,
+) {
+  const port = await listenAt(server, options);
+  const sweeping = setInterval(connections.sweep, 250);
+
+  /** Stops listening and closes idle connections. Resolves when every connection has closed. */
+  async function drain(): Promise<void> {
+    server.close();
+    connections.closeIdle();
+    await sockets.empty();
+    clearInterval(sweeping);
+  }
+
+  return {
+    port,
+    drain,
+    /** Closes all connections at once. */
+    async stop(): Promise<void> {
+      sockets.closeAll();
+      await drain();
+    },
+  };
+}
+
+function listenAt(server: Server, { host, port, variable, log }: PortAddress): Promise<number> {
   const { promise, resolve, reject } = Promise.withResolvers<number>();
   const refuse = (cause: Error) => reject(listenProblem(host, port, variable, cause));
   server.once("error", refuse);
