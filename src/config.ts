@@ -18,7 +18,7 @@ import {
 } from "./config/rules.ts";
 import { fileProblem, readTextFile, valueProblem, writtenPath } from "./config/values.ts";
 import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type Sources, type VariableRow } from "./config/variables.ts";
-import { suggest } from "./core/text.ts";
+import { didYouMean } from "./core/text.ts";
 import { systemClock } from "./core/time.ts";
 import type { TracingOptions } from "./core/tracing.ts";
 import { type Environment, OWN_VARIABLES } from "./environment.ts";
@@ -324,8 +324,5 @@ function unreadVariables(environment: Environment): string[] {
   for (const [name, { secret }] of Object.entries<Sources>(VARIABLES)) if (secret === true) known.add(`${name}_FILE`);
   return Object.keys(environment)
     .filter((name) => name.startsWith("TOLLGATE_") && !known.has(name))
-    .map((name) => {
-      const meant = suggest(name, known);
-      return `${name} is set but nothing reads it${meant === null ? "" : `; did you mean ${meant}?`}`;
-    });
+    .map((name) => `${name} is set but nothing reads it${didYouMean(name, known)}`);
 }

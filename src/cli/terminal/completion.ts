@@ -1,7 +1,7 @@
 // `tollgate completion`: scripts that complete commands, flags and some of their values in bash, zsh and fish. All three are made
 // from one table of what may follow where, which comes from the registry of commands.
 import { StartupProblem } from "../../core/startup.ts";
-import { suggest } from "../../core/text.ts";
+import { didYouMean } from "../../core/text.ts";
 import { PAGES } from "../../gateway/manual/pages.ts";
 import { type CliCommand, type Commands, grammarOf, shownWord } from "../command-line.ts";
 import { meaningOf } from "./help.ts";
@@ -32,8 +32,7 @@ export function completionScript(shell: string, commands: Commands, serve: CliCo
     const all = [serve, ...Object.values(commands)];
     return SHELLS[shell as keyof typeof SHELLS](placesOf(commands, serve), flagValues(all));
   }
-  const meant = suggest(shell, known);
-  const hint = meant === null ? "" : `; did you mean ${meant}?`;
+  const hint = didYouMean(shell, known);
   throw new StartupProblem(`SHELL must be bash, zsh or fish: there are no completions for ${shownWord(shell)}${hint}`);
 }
 
