@@ -265,15 +265,13 @@ const PAIR_NAME = /^[!#$%&'*+.^_`|~\w-]{1,256}$/;
 
 type NamedValue = readonly [name: string, value: string];
 
-/** An entry of the list format of W3C baggage, which OpenTelemetry uses. */
-function parsePair(entry: string, takes: (value: string) => boolean): NamedValue | undefined {
-  const [, name = "", written = ""] = /^\s*([^=\s]+)\s*=\s*(.*?)\s*$/.exec(entry) ?? [];
-  const value = attempt(() => decodeURIComponent(written));
-  return PAIR_NAME.test(name) && value !== undefined && takes(value) ? [name, value] : undefined;
-}
-
+/** The list format of W3C baggage, which OpenTelemetry uses. */
 function pairList(must: string, takes: (value: string) => boolean): Kind<readonly NamedValue[]> {
-  const parseOne = (entry: string) => parsePair(entry, takes);
+  const parseOne = (entry: string): NamedValue | undefined => {
+    const [, name = "", written = ""] = /^\s*([^=\s]+)\s*=\s*(.*?)\s*$/.exec(entry) ?? [];
+    const value = attempt(() => decodeURIComponent(written));
+    return PAIR_NAME.test(name) && value !== undefined && takes(value) ? [name, value] : undefined;
+  };
   return {
     must,
     parse: (text) => parsedEntries(text, PAIRS_MAX, parseOne),

@@ -157,11 +157,6 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
     connection.deadline = performance.now() + ms;
   }
 
-  function becomeIdle(connection: CallerSocket<P>): void {
-    connection.bytesSeen = connection.socket.bytesRead;
-    enter(connection, "idle", limits.idleMs);
-  }
-
   function enqueue(connection: CallerSocket<P>, request: IncomingMessage, response: ServerResponse): void {
     connection.open++;
     if (connection.open > MAX.plainPipelined + 1) {
@@ -176,7 +171,9 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
       })
       .finally(() => {
         connection.open--;
-        if (connection.open === 0) becomeIdle(connection);
+        if (connection.open > 0) return;
+        connection.bytesSeen = connection.socket.bytesRead;
+        enter(connection, "idle", limits.idleMs);
       });
   }
 
@@ -234,7 +231,11 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
     },
     /** Closes the connections of peers that are not trusted: idle ones at once, others after their response. */
     keep(isTrusted: (peer: P) => boolean): void {
-      for (const each of connections.values()) if (!isTrusted(each.peer)) closeSoon(each);
+      for (const connection of connections.values()) {
+        if (isTrusted(connection.peer)) continue;
+        connection.isClosing = true;
+        if (connection.open === 0) connection.socket.destroy();
+      }
     },
   };
 }
@@ -250,11 +251,6 @@ function newConnection<P>(socket: Socket, peer: P, { idleMs }: ConnectionLimits)
     last: Promise.resolve(),
     isClosing: false,
   };
-}
-
-function closeSoon(connection: CallerSocket<KnownPeer>): void {
-  connection.isClosing = true;
-  if (connection.open === 0) connection.socket.destroy();
 }
 
 /** Null when the body ended early. */

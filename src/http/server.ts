@@ -5,7 +5,7 @@ import type { Caller } from "../core/call.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
-import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
+import { namedIn, nameIn, type Span, type SpanFields, type Tracer } from "../core/tracing.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createFairShare } from "../kernel/share.ts";
 import { isTurnUsedUp, turnOf } from "../kernel/turns.ts";
@@ -397,10 +397,7 @@ export function createAccessLog(log: Log) {
 }
 
 /** What a request's span says of its route. Requests of unknown callers have no span, so that they can't use up the budget. */
-export interface TracedRoute {
-  readonly route: string;
-  readonly agentId?: string;
-}
+export type TracedRoute = Pick<SpanFields, "agentId"> & { readonly route: string };
 
 const CALL_PATH = /^\/v1\/proxy\/([^/]+)(\/stream)?$/;
 const [CALL_METHODS, STREAM_METHODS] = [["POST"], ["POST", "GET", "DELETE"]];

@@ -88,17 +88,12 @@ export function createTurnQueue<T extends { readonly tenant: string }>() {
 // One question for all who want the same asked at about the same time. The first one is asked at the end of its turn of the
 // event loop; those that come while a question is under way are asked for together when it has been answered.
 
-interface Round<S, A> {
-  readonly subject: S;
-  readonly waiters: PromiseWithResolvers<A>[];
-}
-
 /**
  * @param ask asks for so many, and gives what answers each of them, by its place from 0 in the order of arrival
  */
 export function createBatcher<S, A>(ask: (subject: S, count: number) => Promise<(place: number) => A>) {
   /** By key, those who are asked for next. */
-  const rounds = new Map<string, Round<S, A>>();
+  const rounds = new Map<string, { readonly subject: S; readonly waiters: PromiseWithResolvers<A>[] }>();
   const asking = new Set<string>();
 
   async function askNext(key: string): Promise<void> {

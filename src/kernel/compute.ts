@@ -72,15 +72,10 @@ interface ComputeThread {
   end(): void;
 }
 
-interface ComputeThreadEvents {
-  /** The thread has finished its job, or has died. */
-  idle(): void;
-  ended(thread: ComputeThread): void;
-}
-
+/** @param events `idle`: the thread has finished its job, or has died */
 function startThread(
   { log, spawn, stuckMs = MAX.computeMs, idleMs = 30_000 }: ComputeOptions,
-  events: ComputeThreadEvents,
+  events: { idle(): void; ended(thread: ComputeThread): void },
 ): ComputeThread {
   const worker = spawn();
   log.debug("compute_thread_started");

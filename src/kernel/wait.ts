@@ -255,14 +255,9 @@ interface Wait<K, T> {
   isEnded(found: T): boolean;
 }
 
-interface Listeners<K> {
-  readonly key: K;
-  readonly wakes: Set<() => void>;
-}
-
 export function createEndWaiters<K>(options: EndWaitersOptions<K>) {
   const { nameOf, lookAgainMs, endedAmong, wake = (_, goOn) => goOn() } = options;
-  const waiting = new Map<string, Listeners<K>>();
+  const waiting = new Map<string, { readonly key: K; readonly wakes: Set<() => void> }>();
   let isReleased = false;
   let isLooking = false;
 
@@ -293,7 +288,7 @@ export function createEndWaiters<K>(options: EndWaitersOptions<K>) {
     const name = nameOf(key);
     const { promise, resolve } = Promise.withResolvers<void>();
     const goOn = () => wake(key, resolve);
-    const listeners = waiting.get(name) ?? { key, wakes: new Set() };
+    const listeners = waiting.get(name) ?? { key, wakes: new Set<() => void>() };
     waiting.set(name, listeners);
     listeners.wakes.add(goOn);
     const timer = setTimeout(goOn, ms);

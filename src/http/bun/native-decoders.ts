@@ -10,9 +10,6 @@ import { asBuffer } from "../../core/bytes.ts";
 
 export type DecoderFormat = "gzip" | "deflate" | "deflate-raw" | "br" | "zstd";
 
-/** What a step has left: free bytes of the output buffer, and unused bytes of the input. */
-type State = Uint32Array;
-
 interface Handle {
   onerror: (message: string, errno: number, code: string) => void;
   init(...options: readonly unknown[]): void;
@@ -60,7 +57,7 @@ const NativeZlib = handleClassOf(zlib.createGunzip(LEAST_CHUNK));
 const NativeBrotli = handleClassOf(zlib.createBrotliDecompress(LEAST_CHUNK));
 const NativeZstd = handleClassOf(zlib.createZstdDecompress(LEAST_CHUNK));
 
-function openHandle(format: DecoderFormat, state: State, done: () => void): Handle {
+function openHandle(format: DecoderFormat, state: Uint32Array, done: () => void): Handle {
   if (format === "br") {
     const handle = new NativeBrotli(constants.BROTLI_DECODE);
     handle.init(new Uint32Array(BROTLI_PARAMETERS).fill(UNSET), state, done);
@@ -83,7 +80,8 @@ function openHandle(format: DecoderFormat, state: State, done: () => void): Hand
 /** A decoder of one body. Only one step may run at a time. */
 export class NativeDecoder {
   readonly #format: DecoderFormat;
-  readonly #state: State = new Uint32Array(2);
+  /** What a step has left: free bytes of the output buffer, and unused bytes of the input. */
+  readonly #state = new Uint32Array(2);
   readonly #room = new Uint8Array(ROOM_BYTES);
   readonly #handle: Handle;
   /** The running step. It keeps the buffers alive until the native code is done with them. */
