@@ -78,8 +78,6 @@ const [ROUND_MS, ROUND_MS_MAX] = [250, 2_000];
 const RECEIPTS_AT_ONCE = 64;
 const TENANTS_AT_ONCE = 16;
 
-const encoder = new TextEncoder();
-
 interface EmitterOptions extends StoreTools {
   readonly replica: string;
   /** Confirms payments of ended calls whose receipts wait for it. False when there is no such payment. */
@@ -189,7 +187,7 @@ async function signAll(rows: readonly InvocationRow[], after: ChainHead, key: Si
 }
 
 function sign(claims: object, { kid, privateKey }: SigningKey): Promise<string> {
-  return new CompactSign(encoder.encode(JSON.stringify(claims)))
+  return new CompactSign(Buffer.from(JSON.stringify(claims)))
     .setProtectedHeader({ alg: SIGNING_ALGORITHM, kid, typ: RECEIPT_TYPE })
     .sign(privateKey);
 }

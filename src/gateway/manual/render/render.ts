@@ -160,7 +160,9 @@ const RENDERER: RendererObject = {
     return `<h${depth} id="${anchor}"><a href="#${anchor}">${inner}</a></h${depth}>\n`;
   },
   link({ href, tokens }: Tokens.Link) {
-    return `<a href="${Bun.escapeHTML(servedAt(href))}">${this.parser.parseInline(tokens)}</a>`;
+    // Links are `payments.md#get-paid` in the repository, and `payments#get-paid` here.
+    const served = href.replace(/^([a-z-]+)\.md(?=#|$)/, "$1");
+    return `<a href="${Bun.escapeHTML(served)}">${this.parser.parseInline(tokens)}</a>`;
   },
   code({ text, lang = "" }: Tokens.Code) {
     // Behind the language some blocks have a word for the tests.
@@ -185,11 +187,6 @@ const RENDERER: RendererObject = {
 };
 
 const marked = new Marked({ gfm: true, renderer: RENDERER });
-
-/** Rewrites `payments.md#get-paid`, as links are in the repository, to `payments#get-paid`. */
-function servedAt(href: string): string {
-  return href.replace(/^([a-z-]+)\.md(?=#|$)/, "$1");
-}
 
 /** A page as HTML, a turn for each heading: the longest page took 30 ms in one piece where it was the first (measured). */
 export async function renderMarkdown(markdown: string): Promise<{ html: string; headings: readonly Heading[] }> {
