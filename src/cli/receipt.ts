@@ -41,7 +41,7 @@ async function judgeFile(file: string, keys: ReceiptKeys, { done }: Progress): P
     if (found !== null) return broken(number, found.receipt_id, found.problem);
   }
   if (number > 0) return { holds: true, text: describe(chain), document: documented(chain, null) };
-  const document = documented(chain, { line: null, receipt_id: null, problem: "it is empty" });
+  const document = documented(null, { line: null, receipt_id: null, problem: "it is empty" });
   return { holds: false, text: `${file} does not hold: it is empty\n`, document };
 }
 
@@ -57,7 +57,7 @@ interface BrokenLine {
 }
 
 function documented(chain: VerifiedChain | null, broken: BrokenLine | null) {
-  const { length = 0, first = null, last = null } = broken === null ? (chain ?? {}) : {};
+  const { length = 0, first = null, last = null } = chain ?? {};
   return {
     holds: broken === null,
     receipts: length,

@@ -23,7 +23,6 @@ export function valueProblem(source: string, { must, why }: Pick<Kind<unknown>, 
 /** Why a file was not read, after its path. */
 class Unreadable extends Error {}
 
-/** Says which file could not be read, and why. */
 export function fileProblem(path: string, error: unknown, isFlag = false, kind: "file" | "directory" = "file"): string {
   const shown = isFlag ? resolve(path) : writtenPath(path, kind);
   if (error instanceof Unreadable) return `${shown} ${error.message}`;
@@ -88,6 +87,15 @@ function readNow(file: number, chunk: Buffer): number | null {
     if (error instanceof Error && "code" in error && error.code === "EAGAIN") return null;
     throw error;
   }
+}
+
+/** A text that is taken as it is, unless `problem` says why it is not valid. */
+function unless(must: string, problem: (text: string) => string | null): Kind<string> {
+  return {
+    must,
+    parse: (text) => (problem(text) === null ? text : undefined),
+    why: (text) => problem(text) ?? "",
+  };
 }
 
 /** The result of the work, or undefined when it throws. */
@@ -209,11 +217,7 @@ export const origins: Kind<readonly string[]> = {
   why: (text) => hostProblem(originsIn(text), isOrigin, Number.POSITIVE_INFINITY),
 };
 
-export const postgresUrl: Kind<string> = {
-  must: "a URL like postgres://user:password@host:5432/database",
-  parse: (text) => (postgresProblem(text) === null ? text : undefined),
-  why: (text) => postgresProblem(text) ?? "",
-};
+export const postgresUrl = unless("a URL like postgres://user:password@host:5432/database", postgresProblem);
 
 export const key: Kind<Buffer> = {
   must: "32 bytes in base64 (openssl rand -base64 32)",
@@ -221,22 +225,14 @@ export const key: Kind<Buffer> = {
   parse: (value) => (/^[A-Za-z0-9+/]{43}=?$/.test(value) ? Buffer.from(value, "base64") : undefined),
 };
 
-export const directory: Kind<string> = {
-  must: "the path of a readable directory",
-  parse: (value) =>
-    attempt(() => {
-      accessSync(value, constants.R_OK | constants.X_OK);
-      return statSync(value).isDirectory() ? value : undefined;
-    }),
-  why(value) {
-    try {
-      accessSync(value, constants.R_OK | constants.X_OK);
-      return `${writtenPath(value)} is not a directory`;
-    } catch (error) {
-      return fileProblem(value, error, false, "directory");
-    }
-  },
-};
+export const directory = unless("the path of a readable directory", (path) => {
+  try {
+    accessSync(path, constants.R_OK | constants.X_OK);
+    return statSync(path).isDirectory() ? null : `${writtenPath(path)} is not a directory`;
+  } catch (error) {
+    return fileProblem(path, error, false, "directory");
+  }
+});
 
 const SEGMENT = /^(?!\.{1,2}$)[A-Za-z0-9._~-]+$/;
 
@@ -269,15 +265,13 @@ const PAIR_NAME = /^[!#$%&'*+.^_`|~\w-]{1,256}$/;
 
 type NamedValue = readonly [name: string, value: string];
 
-/** An entry of the list format of W3C baggage, which OpenTelemetry uses. */
-function parsePair(entry: string, takes: (value: string) => boolean): NamedValue | undefined {
-  const [, name = "", written = ""] = /^\s*([^=\s]+)\s*=\s*(.*?)\s*$/.exec(entry) ?? [];
-  const value = attempt(() => decodeURIComponent(written));
-  return PAIR_NAME.test(name) && value !== undefined && takes(value) ? [name, value] : undefined;
-}
-
+/** The list format of W3C baggage, which OpenTelemetry uses. */
 function pairList(must: string, takes: (value: string) => boolean): Kind<readonly NamedValue[]> {
-  const parseOne = (entry: string) => parsePair(entry, takes);
+  const parseOne = (entry: string): NamedValue | undefined => {
+    const [, name = "", written = ""] = /^\s*([^=\s]+)\s*=\s*(.*?)\s*$/.exec(entry) ?? [];
+    const value = attempt(() => decodeURIComponent(written));
+    return PAIR_NAME.test(name) && value !== undefined && takes(value) ? [name, value] : undefined;
+  };
   return {
     must,
     parse: (text) => parsedEntries(text, PAIRS_MAX, parseOne),

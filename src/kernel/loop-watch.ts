@@ -5,12 +5,6 @@ import type { Log } from "../core/log.ts";
 /** A timer of 5 ms costs 1 % of a core, this one half of that. A pause is reported up to this much too short. */
 const TICK_MS = 10;
 
-interface Pause {
-  readonly ms: number;
-  /** What this thread computed meanwhile. */
-  readonly cpu_ms: number;
-}
-
 /**
  * Logs pauses of at least `leastMs`.
  *
@@ -27,7 +21,8 @@ export function watchLoop(
   let tickedAt = performance.now();
   let cpu = process.threadCpuUsage();
   let toldAt = Number.NEGATIVE_INFINITY;
-  let longest: Pause | null = null;
+  /** `cpu_ms` is what this thread computed meanwhile. */
+  let longest: { readonly ms: number; readonly cpu_ms: number } | null = null;
   let times = 0;
 
   function tell(): void {

@@ -4,7 +4,7 @@
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { invalidField } from "../../core/fault.ts";
-import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
+import { type HostRules, writtenUrlProblem } from "../../core/host.ts";
 import { AGENT_STATUSES, agentStatus } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
@@ -273,8 +273,8 @@ function givenFields(body: GivenFields, rules: HostRules): Partial<AgentFields> 
 
 function checkUrl(url: string, rules: HostRules): void {
   checkText("upstream_url", url, { min: 0, max: Number.POSITIVE_INFINITY });
-  const checked = checkWrittenUrl(url, rules);
-  if (!checked.ok) throw invalidField("upstream_url", checked.reason);
+  const problem = writtenUrlProblem(url, rules);
+  if (problem !== null) throw invalidField("upstream_url", problem);
 }
 
 function storedTags(tags: readonly string[]): string {

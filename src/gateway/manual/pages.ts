@@ -35,10 +35,8 @@ export interface Page {
   /** The name of the file without its ending, the path below /docs, and the topic of `tollgate help`. */
   readonly name: string;
   readonly section: (typeof SECTIONS)[number];
-  /** The page's first heading. */
   readonly title: string;
   readonly summary: string;
-  /** Markdown. */
   readonly text: string;
 }
 
