@@ -176,7 +176,8 @@ export async function newestDecisions(reader: Reader, tenant: string, limit: num
 /** Deletes the decisions older than `days`; 0 keeps all. */
 export async function removeOldDecisions(store: Store, clock: Clock, days: number): Promise<void> {
   if (days === 0) return;
-  await removeRanges(store, "policyDecisions", idFloor("pdec", clock.now() - days * DAY_MS), removeRange);
+  const { policyDecisions: t } = store.read.tables;
+  await removeRanges(store, t, t.id, idFloor("pdec", clock.now() - days * DAY_MS), removeRange);
 }
 
 async function removeRange(tx: Tx, { tenant, from, below }: KeyRange): Promise<void> {
