@@ -316,10 +316,6 @@ const newestEndedBy = byFilter(({ db, tables: { endedInvocations: t } }, dimensi
     .offset(OFFSET);
 });
 
-const newestOpenBy = byFilter((reader, dimension) =>
-  openIn(reader, callsBy(dimension), ALL_IDS, "matching").limit(LIMIT),
-);
-
 const idsBy = byFilter((reader, dimension) =>
   idsAt(reader, callsBy(dimension), ALL_IDS, {
     limit: LIMIT,
@@ -388,15 +384,5 @@ export async function newestCalls(
   if (offset + limit > ENTRIES_MAX || (openCount === ENTRIES_MAX && dimension !== "all")) return null;
   const values = { tenant, value, limit, offset };
   if (openCount === 0) return newestEndedBy[dimension](reader).execute(values);
-  if (offset > 0) {
-    return rowsOf(reader, tenant, await idsBy[dimension](reader).execute({ ...values, most: offset + limit }));
-  }
-  // Open calls are read first: a call that ends between the two queries is found by both, and never by neither.
-  const open = await newestOpenBy[dimension](reader).execute(values);
-  const rows = new Map((await newestEndedBy[dimension](reader).execute(values)).map((row) => [row.id, row]));
-  const newest = [...new Set([...open.map(({ id }) => id), ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
-  const onPage = newest.slice(0, limit);
-  const missing = onPage.filter((id) => !rows.has(id)).map((id) => ({ id }));
-  for (const row of missing.length === 0 ? [] : await rowsOf(reader, tenant, missing)) rows.set(row.id, row);
-  return onPage.flatMap((id) => rows.get(id) ?? []);
+  return rowsOf(reader, tenant, await idsBy[dimension](reader).execute({ ...values, most: offset + limit }));
 }
