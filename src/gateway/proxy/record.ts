@@ -9,7 +9,7 @@ import type { Clock } from "../../core/time.ts";
 import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { holdCredential, mayGoTo } from "../credentials/service.ts";
 import type { LostCommits } from "../invocations/lost-commits.ts";
-import { type AcceptedCall, accept, type Claim, type InvocationRow } from "../invocations/service.ts";
+import { type AcceptedCall, type AcceptedRow, accept, type Claim } from "../invocations/service.ts";
 import { type Payments, type PricedCall, paidColumns } from "../payment/service.ts";
 import { insertPayment, type PaymentRow } from "../payment/store.ts";
 import { agentIsChanging, type CheckedCall, type ProxyCall } from "./gather.ts";
@@ -134,18 +134,15 @@ function newRow(
   checked: CheckedCall<ParsedRequest>,
   mode: Mode,
   req_sha256: string | null,
-): InvocationRow {
+): AcceptedRow {
   const { agent, model, parsed, body, payment } = checked;
   const now = clock.now();
-  const row: InvocationRow = {
+  const row: AcceptedRow = {
     tenant: caller.tenant,
     id: newId("inv", now),
     agent_id: agent.id,
     caller: caller.user,
     mode,
-    status: "pending",
-    error_class: null,
-    error_detail: null,
     model,
     mcp_method: parsed.method,
     mcp_tool: parsed.tool,
@@ -156,22 +153,12 @@ function newRow(
     payment_nonce: null,
     settlement_status: null,
     settlement: null,
-    upstream_status: null,
-    latency_ms: null,
-    ttft_ms: null,
     req_size: body.byteLength,
-    resp_size: null,
     req_sha256,
-    resp_sha256: null,
-    response_content_type: null,
-    response_truncated: false,
     body_captured: agent.capture_body,
     outbox: agent.emit_receipts ? "receipt" : null,
-    owner: null,
-    claim: null,
     accepted_by: store.isShared ? replica : null,
     updated_at: now,
-    completed_at: null,
   };
   return payment === null ? row : { ...row, ...paidColumns(payment.charge) };
 }
