@@ -7,6 +7,9 @@ import { parseJson } from "./json.ts";
 import type { ByteRange, FoundKey } from "./json-scan.ts";
 import { ambiguityOf, PARAMS, type RpcMessage } from "./jsonrpc.ts";
 
+export const SESSION_HEADER = "mcp-session-id";
+export const VERSION_HEADER = "mcp-protocol-version";
+
 const METHOD = "mcp-method";
 const NAME = "mcp-name";
 const PARAM = "mcp-param-";
@@ -162,9 +165,7 @@ function argumentsOf(given: unknown): Arguments {
       continue;
     }
     const name = folded(key);
-    const same = named.get(name) ?? noValues();
-    named.set(name, same);
-    for (const values of [all, same]) {
+    for (const values of [all, named.getOrInsertComputed(name, noValues)]) {
       if (typeof value === "number") values.numbers.add(value);
       else values.texts.add(String(value));
     }

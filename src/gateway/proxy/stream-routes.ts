@@ -13,6 +13,7 @@ import { actingRequest } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, hashOf, judged, startOf } from "../../wire/body.ts";
 import { RPC_MESSAGES, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
+import { SESSION_HEADER } from "../../wire/mcp-headers.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
@@ -122,8 +123,6 @@ type StreamCall = ProxyCall & StreamRequest;
 function uncheckedOf({ headers, signal }: Request, { caller, requestId }: Scope, agentId: string): UncheckedRequest {
   return { caller, agentId, headers, requestId, signal };
 }
-
-const SESSION_HEADER = "mcp-session-id";
 
 /** Rewrites the upstream's response for the caller: seals the session ID, and drops a redirect to the gateway itself. */
 function asGateway(

@@ -6,7 +6,7 @@ import { MAX } from "../../../kernel/limits.ts";
 import { judged } from "../../../wire/body.ts";
 import { isEventStream } from "../../../wire/event-stream.ts";
 import { isSessionless, RPC_REQUEST, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
-import { isEchoedHeader } from "../../../wire/mcp-headers.ts";
+import { isEchoedHeader, SESSION_HEADER, VERSION_HEADER } from "../../../wire/mcp-headers.ts";
 import { CallError } from "../../upstream/failure.ts";
 import { type CallContext, jobHeaders, send, type Upstreams } from "../call.ts";
 import { answered, type Job, keep, noteHead, type Outcome } from "../job.ts";
@@ -16,11 +16,9 @@ import {
   createSessions,
   MCP_HEADERS,
   type McpWire,
-  SESSION_HEADER,
   type Session,
   type Sessions,
   type SessionTarget,
-  VERSION_HEADER,
 } from "./sessions.ts";
 
 /** The newest protocol version with sessions. */
