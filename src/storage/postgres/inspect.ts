@@ -3,7 +3,7 @@
 import type { SQL } from "bun";
 import { PassingStartupProblem, StartupProblem } from "../../core/startup.ts";
 import { sqlState, startProblem } from "../failures.ts";
-import { type DatabaseInspection, NO_KEYS, numbered, type WrappedKeys } from "../inspect.ts";
+import { type DatabaseInspection, NO_KEYS, type WrappedKeys } from "../inspect.ts";
 import { schemaOf, versionsOnPostgres } from "../migrate.ts";
 import { NOW } from "../store.ts";
 import { parseDatabaseUrl, postgresClient, postgresReader } from "./pool.ts";
@@ -42,7 +42,7 @@ async function run(client: SQL, text: string, values: unknown[], rows: "arrays" 
 
 async function wrappedKeys(client: SQL): Promise<WrappedKeys> {
   return {
-    tenantKeys: numbered(await client.unsafe("select tenant, number, wrapped_key from tenant_keys")),
+    tenantKeys: await client.unsafe("select tenant, number::int as number, wrapped_key from tenant_keys"),
     signingKeys: await client.unsafe("select kid, purpose, wrapped_private_key from signing_keys"),
   };
 }

@@ -10,7 +10,7 @@ import { defineSchema } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { ensurePrivateFile } from "../data-dir.ts";
-import { within } from "../failures.ts";
+import { isSqliteBusy, within } from "../failures.ts";
 import { migrateSqlite } from "../migrate.ts";
 import { type Command, type CommandEffects, createCallEnds, type Queries, type Store } from "../store.ts";
 import { startCheckpoints } from "./checkpoints.ts";
@@ -73,8 +73,7 @@ function enterWal(connection: Database): void {
       connection.run("pragma journal_mode = wal");
       return;
     } catch (error) {
-      const busy = error instanceof SQLiteError && error.code?.startsWith("SQLITE_BUSY");
-      if (!busy || performance.now() > until) throw error;
+      if (!isSqliteBusy(error) || performance.now() > until) throw error;
     }
     Bun.sleepSync(5 + Math.random() * 10);
   }
