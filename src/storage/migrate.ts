@@ -33,7 +33,6 @@ export const SCHEMA_VERSIONS: readonly SchemaVersion[] = [
   { sqlite: sqlite0003, postgres: postgres0003, floor: 2 },
 ];
 
-/** The version to which this program migrates a schema. */
 export const newestVersion = (): number => SCHEMA_VERSIONS.length;
 
 /** A database's schema, or one version of it; version and floor are 0 when there is none yet. */

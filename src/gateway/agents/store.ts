@@ -50,7 +50,6 @@ function agentOf(row: Readonly<Record<string, unknown>>): InvocableAgent {
   };
 }
 
-/** Reads an agent; null when the tenant has none with this ID. */
 export const agentLookUp: Command<AgentKey, InvocableAgent | null> = {
   name: "agent",
   kind: "look_up",
@@ -121,7 +120,6 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
 
   return {
     cached,
-    /** The agent as `findAgent` gives it. */
     async find(tenant: string, id: string): Promise<InvocableAgent | null> {
       const agent = cached(tenant, id);
       if (agent !== undefined || !isId("agt", id)) return agent ?? null;
@@ -222,7 +220,6 @@ export interface TokensWanted {
   readonly revision: number;
   readonly perSecond: number;
   readonly depth: number;
-  /** The number of tokens wanted. */
   readonly count: number;
 }
 
@@ -326,7 +323,6 @@ export function cleaning(name: string, text: string): SharedCounter<null, number
   };
 }
 
-/** Removes the rows of full buckets from a shared database. */
 export async function removeFullBuckets({ isShared, execute }: Pick<Store, "isShared" | "execute">): Promise<void> {
   if (!isShared) return;
   while ((await execute(deleteFullBuckets, null)) === ROWS_AT_ONCE);

@@ -85,7 +85,6 @@ export function createDecisionLog(options: DecisionLogOptions) {
   /** Resolves when the current attempt to store a batch, or the backoff after one, ends. */
   let attempt: Promise<void> = Promise.resolve();
 
-  /** Makes one attempt to store the oldest decisions. */
   async function writeBatch(): Promise<void> {
     let batch: readonly DecisionRow[] = [];
     await store.write((tx) => {

@@ -170,7 +170,6 @@ const FAST_FACTS: { readonly [N in Need]?: (gathering: Gathering) => KnownCall[N
   },
 };
 
-/** Fetches the facts that are not in memory. */
 const FETCH: { readonly [N in Need]?: (gathering: Gathering) => Promise<KnownCall[N]> } = {
   async agent({ options, call }) {
     // `gatherCall` reads the agent next. The policy is read meanwhile, so the call waits only for the longer of the two reads.
