@@ -59,7 +59,7 @@ export const isServerReadOnly = (error: unknown): boolean => sqlState(error) ===
 const START_REFUSED_STATE = /^(28|3D|42501$)/;
 const TOO_MANY_CONNECTIONS = "53300";
 /** The state of all errors that a pooler reports itself, such as an unreachable server. */
-const POOLER_STATE = "08P01";
+export const POOLER_STATE = "08P01";
 
 /**
  * Why Postgres can't be used at the start, if its operator can put it right; otherwise undefined. These messages of the server

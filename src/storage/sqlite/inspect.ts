@@ -129,12 +129,8 @@ export function wrappedKeys(database: Database): WrappedKeys {
 export function holdsWrappedKeys(path: string): boolean {
   if (!existsSync(path)) return false;
   try {
-    const file = new Database(path, { readwrite: true });
-    try {
-      return file.query("select 1 from signing_keys union all select 1 from tenant_keys limit 1").get() !== null;
-    } finally {
-      file.close();
-    }
+    using file = new Database(path, { readwrite: true });
+    return file.query("select 1 from signing_keys union all select 1 from tenant_keys limit 1").get() !== null;
   } catch (error) {
     return !(error instanceof SQLiteError && error.message.startsWith("no such table"));
   }
