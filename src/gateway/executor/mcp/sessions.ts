@@ -321,7 +321,7 @@ function targetHeaders({ via, credential }: SessionTarget): Array<[string, strin
   return [...(via === null ? [] : [["via", via] as [string, string]]), ...credentialHeaders(credential)];
 }
 
-function sessionHeaders(session: Opened | null): Array<[string, string]> {
+export function sessionHeaders(session: Opened | null): Array<[string, string]> {
   if (session === null) return [];
   const version: [string, string] = [VERSION_HEADER, session.version];
   return session.id === null ? [version] : [version, [SESSION_HEADER, session.id]];
