@@ -245,7 +245,7 @@ const level = (row: string, now: string) =>
  * the new time on. A replica that still has the agent as it was before a PATCH takes from the new bucket all the same.
  * @param now SQL of the time in microseconds; for tests
  */
-export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<TokensWanted, Granted> {
+export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<TokensWanted, ReturnType<typeof grantedOf>> {
   return {
     name: "tokens",
     kind: "counter",
@@ -281,8 +281,6 @@ export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<Tokens
     },
   };
 }
-
-type Granted = ReturnType<typeof grantedOf>;
 
 /** The number of tokens taken, and the time until the bucket has one again. */
 function grantedOf(row: Readonly<Record<string, unknown>>) {

@@ -4,7 +4,7 @@
 // Prepared queries find most pages. For the others, open and ended calls are scanned side by side in windows of a bounded number
 // of index entries. Other requests are served between two windows: SQLite runs on the event loop, so a long scan in one piece
 // would hold up every tenant.
-import { and, desc, eq, gte, is, isNotNull, lt, type Placeholder, type SQL, type SQLWrapper, sql } from "drizzle-orm";
+import { and, desc, eq, gte, is, isNotNull, lt, type Placeholder, type SQLWrapper, sql } from "drizzle-orm";
 import { SQLiteTable } from "drizzle-orm/sqlite-core";
 import { type CountDimension, oneOf } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../kernel/turns.ts";
@@ -89,11 +89,6 @@ function endedIn({ db, tables: { endedInvocations: t } }: Reader, calls: Calls, 
     .orderBy(...order);
 }
 
-/** The order of the index of open calls. On SQLite they are grouped in batches, whose order is that of IDs too. */
-function newestOpenFirst(t: Reader["tables"]["openInvocations"]): SQL[] {
-  return [...(is(t, SQLiteTable) ? [sql`batch desc`] : []), desc(t.id)];
-}
-
 /** The IDs of the tenant's open calls in a range, and whether each matches; with "matching" only those that do. */
 function openIn(
   { db, tables: { openInvocations: t } }: Reader,
@@ -107,11 +102,13 @@ function openIn(
   const equal = filters.map(([dimension, value]) => sql`${openColumn(t, dimension)} = ${value}`);
   const matches = and(...equal) ?? sql`true`;
   const isWanted = which === "all" ? undefined : matches;
+  // On SQLite the index groups open calls in batches, whose order is that of IDs too.
+  const byBatch = is(t, SQLiteTable) ? [sql`batch desc`] : [];
   return db
     .select({ id: t.id, matches: matches.as("matches") })
     .from(t)
     .where(and(eq(t.tenant, calls.tenant), gte(t.id, range.floor), lt(t.id, range.below), isNone, isWanted))
-    .orderBy(...newestOpenFirst(t));
+    .orderBy(...byBatch, desc(t.id));
 }
 
 interface PageOffset {

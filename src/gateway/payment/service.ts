@@ -338,8 +338,6 @@ export interface PaymentTexts {
   readonly v2: string | null;
 }
 
-export type PaymentSource = (headers: Headers) => PaymentTexts | null;
-
 /** The payment comes in a header of the request, and a refusal is a 402. */
 export const paidByHeader = {
   payment(headers: Headers): PaymentTexts | null {
