@@ -108,15 +108,6 @@ export function tooNewText({ version, floor }: Schema): string {
 
 export const TOO_NEW_ADVICE = "start a newer tollgate, or restore a backup";
 
-/** Logs a newer schema on which this program may run. @throws StartupProblem when it may not run on the schema */
-function requireFit(schema: Schema, log: Log): void {
-  const fit = fitOf(schema);
-  if (fit === "too new") throw new StartupProblem(`the database has ${tooNewText(schema)}: ${TOO_NEW_ADVICE}`);
-  if (fit !== "newer") return;
-  const hint = "see Going back in tollgate help upgrades";
-  log.warn("database_is_newer", { schema_version: schema.version, known_version: newestVersion(), hint });
-}
-
 const VERSIONS_TABLE = `create table if not exists schema_versions (
   version integer not null primary key,
   applied_at bigint not null,
@@ -128,10 +119,15 @@ interface MigrationTools {
   readonly log: Log;
 }
 
-/** @throws StartupProblem when this program must not run on the database */
+/** Logs a newer schema on which this program may run. @throws StartupProblem when it may not run on the schema */
 function pending(rows: readonly Schema[], log: Log) {
   const schema = schemaOf(rows);
-  requireFit(schema, log);
+  const fit = fitOf(schema);
+  if (fit === "too new") throw new StartupProblem(`the database has ${tooNewText(schema)}: ${TOO_NEW_ADVICE}`);
+  if (fit === "newer") {
+    const hint = "see Going back in tollgate help upgrades";
+    log.warn("database_is_newer", { schema_version: schema.version, known_version: newestVersion(), hint });
+  }
   const versions = SCHEMA_VERSIONS.map((one, index) => ({ ...one, version: index + 1 }));
   return versions.slice(schema.version);
 }
