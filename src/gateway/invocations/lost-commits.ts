@@ -24,7 +24,7 @@ import type { InvocationKey } from "./service.ts";
 
 const PAUSE_MS_MOST = 500;
 
-interface UnsureCall extends InvocationKey {
+export interface UnsureCall extends InvocationKey {
   /** The token of the claim that was part of the unanswered write; null when that write left the call pending. */
   readonly claim: string | null;
 }

@@ -101,7 +101,7 @@ export function accept(
   return isLarge ? withStoredBody(writer, accepted, work) : work();
 }
 
-type AcceptingClaim = Pick<Claim, "owner" | "token">;
+export type AcceptingClaim = Pick<Claim, "owner" | "token">;
 
 async function acceptStored(
   writer: Store | Tx,

@@ -276,14 +276,14 @@ async function openNew(
   const key = { tenant, id };
   call.note("invocation_id", id);
   if (settlement_status === "pending") {
-    const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
+    const { isNew, payment, ...stored } = await record(options, checked, accepted, null);
     if (payment === null || !isNew) return resume(options, call, checked, stored.id, permit);
     const paid = await withId(id, shownBy(STREAMED, payments.settle(payment)));
     return claimPending(options, call, checked, { key, paid, permit });
   }
   let storedId = id;
   const opened = await attempt(claims, id, async (held) => {
-    const stored = await record(options, checked, { accepted, claim: { owner, token: held.token } });
+    const stored = await record(options, checked, accepted, { owner, token: held.token });
     storedId = stored.id;
     const parts = { ...held, key, slot: permit, isResumable: false };
     return stored.isNew ? openedOf(parts, checked, accepted.call, {}) : null;
