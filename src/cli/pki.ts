@@ -10,7 +10,7 @@ import type { Extension, JsonGeneralName } from "@peculiar/x509";
 import * as value from "../config/values.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { DAY_MS, HOUR_MS, systemClock } from "../core/time.ts";
-import { placePrivateFile, syncDirectory } from "../storage/data-dir.ts";
+import { placePrivateFile, syncToDisk } from "../storage/data-dir.ts";
 import { type CommandLine, Misuse, neededFlag, shownWord } from "./command-line.ts";
 import { programText, quoted } from "./program.ts";
 
@@ -147,7 +147,7 @@ function writeNew(dir: string, files: Readonly<Record<string, string>>): { reado
       placePrivateFile(at, join(dir, `.${name}.${crypto.randomUUID()}`), text);
       written.push(at);
     }
-    syncDirectory(dir);
+    syncToDisk(dir);
     return { shared: (statSync(dir).mode & 0o077) !== 0 };
   } catch (cause) {
     for (const path of written) unlinkSync(path);

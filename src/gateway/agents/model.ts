@@ -175,13 +175,9 @@ export function tagNeedle(tag: string): string {
   return `\t${JSON.stringify(tag)}`;
 }
 
-export function decodeTags(stored: string | null): string[] | null {
-  return stored === null ? null : (JSON.parse(stored) as string[]);
-}
+export const decodeTags = (stored: string | null): string[] | null => JSON.parse(stored ?? "null");
 
-export function decodePricing(stored: string | null): Pricing | null {
-  return stored === null ? null : (JSON.parse(stored) as Pricing);
-}
+export const decodePricing = (stored: string | null): Pricing | null => JSON.parse(stored ?? "null");
 
 export function agentView(row: AgentRow): Static<ReturnType<typeof agentShape>> {
   return {

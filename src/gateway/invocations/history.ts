@@ -64,7 +64,6 @@ const openRequestById = preparedRow(({ db, tables: { openInvocations: t } }) =>
   db.select({ request: t.request }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
-/** The JSON of an open call, as it was accepted. */
 const openCallById = preparedRow(({ db, tables: { openInvocations: t } }) =>
   db.select({ call: t.call }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
