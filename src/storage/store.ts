@@ -1,6 +1,6 @@
 // The interface of the store, which SQLite and Postgres implement, and the form in which queries are written once for both. Only
 // a `Tx` can write, so a write outside a transaction does not compile.
-import { and, type Column, eq, type Placeholder, type SQL, sql } from "drizzle-orm";
+import { and, type Column, eq, getTableColumns, type Placeholder, type SQL, sql, type Table } from "drizzle-orm";
 import type { BaseSQLiteDatabase } from "drizzle-orm/sqlite-core";
 import type { CountDimension, Tables } from "../../db/schema.ts";
 import type { CallEnd, CallEndListener } from "../core/call.ts";
@@ -141,6 +141,15 @@ export function preparedRow<R>(
 /** A named value of a prepared query, encoded as the column's values are. */
 export function bind<C extends Column>(column: C, name: string): SQL<C["_"]["data"]> {
   return sql`${sql.param(sql.placeholder(name), column)}`;
+}
+
+/** As `bind`, for these columns of a table, by default all, each named as it is. A flag must not be null. */
+export function bindAll<T extends Table, C extends keyof T["_"]["columns"] & string>(
+  table: T,
+  names = Object.keys(getTableColumns(table)) as C[],
+): Record<C, SQL> {
+  const columns: Record<string, Column> = getTableColumns(table);
+  return Object.fromEntries(names.map((name) => [name, bind(columns[name] as Column, name)])) as Record<C, SQL>;
 }
 
 /** A part of a row's key: a value, a named value of a prepared query, or a column of another table. */
