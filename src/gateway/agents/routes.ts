@@ -50,7 +50,7 @@ const create = (network: Network) =>
     body: {
       schema: agentCreate(network),
       examples: {
-        http: { name: "echo", upstream_url: "https://echo.example.com/run", emit_receipts: true },
+        http: { name: "my-agent", upstream_url: "https://agent.example.com/run", emit_receipts: true },
         mcp: {
           name: "weather",
           description: EXAMPLE.description,
