@@ -3,6 +3,7 @@
 // log that can't be written never stops the product: lines are dropped and counted.
 import { constants, openSync, writeSync } from "node:fs";
 import { isatty } from "node:tty";
+import { errorCode } from "../core/fault.ts";
 import { LOG_LEVELS, type LogFields, type LogLevel } from "../core/log.ts";
 import type { Clock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -113,7 +114,7 @@ function writeAll(write: (bytes: Uint8Array) => number, bytes: Uint8Array): numb
       done += write(bytes.subarray(done));
     } catch (error) {
       // A pipe with a slow reader takes more later. After any other error (closed pipe, full disk) the bytes are lost.
-      return error instanceof Error && "code" in error && error.code === "EAGAIN" ? done : bytes.length;
+      return errorCode(error) === "EAGAIN" ? done : bytes.length;
     }
   }
   return done;

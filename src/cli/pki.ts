@@ -8,6 +8,7 @@ import { isIP } from "node:net";
 import { join } from "node:path";
 import type { Extension, JsonGeneralName } from "@peculiar/x509";
 import * as value from "../config/values.ts";
+import { errorCode } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { DAY_MS, HOUR_MS, systemClock } from "../core/time.ts";
 import { placePrivateFile, syncToDisk } from "../storage/data-dir.ts";
@@ -151,7 +152,7 @@ function writeNew(dir: string, files: Readonly<Record<string, string>>): { reado
     return { shared: (statSync(dir).mode & 0o077) !== 0 };
   } catch (cause) {
     for (const path of written) unlinkSync(path);
-    const isTaken = cause instanceof Error && "code" in cause && cause.code === "EEXIST";
+    const isTaken = errorCode(cause) === "EEXIST";
     const problem = isTaken
       ? "exists already, and no file is ever overwritten"
       : `can't be written: ${value.systemReason(cause)}`;

@@ -4,6 +4,7 @@ import { existsSync, statSync } from "node:fs";
 import { open } from "node:fs/promises";
 import { resolve } from "node:path";
 import { fileProblem, readTextFile, systemReason } from "../config/values.ts";
+import { errorCode } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/claims.ts";
 import { OutboundError } from "../http/client/exchange.ts";
@@ -128,6 +129,6 @@ function fetchKeys(url: string): Promise<unknown> {
 function reason(error: unknown): string {
   if (error instanceof SyntaxError) return "it is not JSON";
   if (error instanceof OutboundError) return error.message;
-  if (error instanceof Error && "code" in error) return systemReason(error);
+  if (errorCode(error) !== null) return systemReason(error);
   return error instanceof Error ? error.message : "unknown";
 }

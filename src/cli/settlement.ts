@@ -16,7 +16,7 @@ import { MAX } from "../kernel/limits.ts";
 import { type Keyring, openKeyring } from "../keys/keyring.ts";
 import type { Store } from "../storage/store.ts";
 import { begin, type CommandLine, neededFlag, shownWord } from "./command-line.ts";
-import { openGatewayStore, requireMasterKeys, withStore } from "./open.ts";
+import { openGatewayStore, requireMasterKeys, warnOfUnknownTenant, withStore } from "./open.ts";
 import { readPrincipal } from "./token.ts";
 
 interface ChosenFacilitator {
@@ -54,6 +54,8 @@ export async function setSettlement(line: CommandLine): Promise<string> {
   try {
     return await withStore(openGatewayStore(config, log), async (store) => {
       const keyring = await openKeyring(store, masterKeys, store.clock);
+      // Before the credential is stored, by which every tenant is known.
+      await warnOfUnknownTenant(store, request.tenant);
       return set(config, store, keyring, request);
     });
   } catch (error) {

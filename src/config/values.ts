@@ -4,6 +4,7 @@ import { accessSync, closeSync, constants, existsSync, openSync, readSync, type 
 import { isIP } from "node:net";
 import { dirname, resolve } from "node:path";
 import type { Hex } from "../core/bytes.ts";
+import { errorCode } from "../core/fault.ts";
 import { parseHostList } from "../core/host.ts";
 import { lowerHex, parseUint256 } from "../x402/types.ts";
 
@@ -26,15 +27,15 @@ class Unreadable extends Error {}
 export function fileProblem(path: string, error: unknown, isFlag = false, kind: "file" | "directory" = "file"): string {
   const shown = isFlag ? resolve(path) : writtenPath(path, kind);
   if (error instanceof Unreadable) return `${shown} ${error.message}`;
-  const isMissing = error instanceof Error && "code" in error && error.code === "ENOENT";
-  return `${shown} ${isMissing ? "does not exist" : `can't be read: ${systemReason(error)}`}`;
+  return `${shown} ${errorCode(error) === "ENOENT" ? "does not exist" : `can't be read: ${systemReason(error)}`}`;
 }
 
 /** The words and the code of an error of the system, like "permission denied (EACCES)". */
 export function systemReason(error: unknown): string {
-  if (!(error instanceof Error && "code" in error)) return "unknown reason";
+  const code = errorCode(error);
+  if (!(error instanceof Error) || code === null) return "unknown reason";
   const words = /^[A-Z]+: ([^,]+)/.exec(error.message)?.[1];
-  return words === undefined ? String(error.code) : `${words} (${error.code})`;
+  return words === undefined ? code : `${words} (${code})`;
 }
 
 /** More than any certificate, key set or file of variables has. */
@@ -84,7 +85,7 @@ function readNow(file: number, chunk: Buffer): number | null {
   try {
     return readSync(file, chunk);
   } catch (error) {
-    if (error instanceof Error && "code" in error && error.code === "EAGAIN") return null;
+    if (errorCode(error) === "EAGAIN") return null;
     throw error;
   }
 }

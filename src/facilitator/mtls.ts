@@ -4,6 +4,7 @@
 import { constants, X509Certificate } from "node:crypto";
 import { createServer, type Server, type TLSSocket, type TlsOptions } from "node:tls";
 import { parseCertificates } from "../core/certificates.ts";
+import { errorCode } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import {
@@ -124,7 +125,7 @@ function admit(server: Server, sockets: OpenSockets, options: MtlsListenerOption
     if (sockets.size > limits.connections || handshakes.size > limits.handshakes) oldest?.destroy();
   });
   server.on("tlsClientError", (error, socket) => {
-    refused("code" in error ? String(error.code) : error.message, socket.remoteAddress);
+    refused(errorCode(error) ?? error.message, socket.remoteAddress);
     socket.destroy();
   });
   server.on("secureConnection", (socket) => {

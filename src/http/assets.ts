@@ -125,8 +125,17 @@ function takesGzip(request: Request): boolean {
   return (weightOf(codings, "gzip") ?? weightOf(codings, "*") ?? 0) > 0;
 }
 
+/** Caches must tell a page from the JSON at its address. */
+export const VARIES = { vary: "accept" };
+
+/** Whether a caller asks for HTML by its name, and not for JSON first. Programs that take anything get JSON. */
+export function wantsHtml(accept: string): boolean {
+  const weight = weightOf(accept, "text/html") ?? 0;
+  return weight > 0 && weight >= (weightOf(accept, "application/json") ?? 0);
+}
+
 /** The weight that a list such as `Accept` gives a value by its own name (RFC 9110, section 12.4.2); null where it is not named. */
-export function weightOf(list: string, value: string): number | null {
+function weightOf(list: string, value: string): number | null {
   for (const member of list.toLowerCase().split(",")) {
     const [name, ...parameters] = member.split(";").map((part) => part.trim());
     if (name !== value) continue;

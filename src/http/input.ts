@@ -4,6 +4,7 @@ import {
   type ObjectOptions,
   type SchemaOptions,
   type Static,
+  type TObject,
   type TProperties,
   type TSchema,
   Type,
@@ -30,6 +31,8 @@ const SMALL_BYTES = 16_384;
 
 interface BodyOptions {
   readonly freeField?: string;
+  /** What the requests are about: its fields that this one does not take are told as read-only. */
+  readonly resource?: TObject;
   /** Fields that other requests take, each with what to do instead. */
   readonly elsewhere?: ReadonlyMap<string, string>;
 }
@@ -38,7 +41,7 @@ interface BodyOptions {
  * A function that reads a request's JSON body, checks it against `schema` and passes it to `use`. Only a few large bodies are
  * held at a time, each until its `use` has ended.
  */
-export function bodyUser<T extends TSchema>(schema: T, { freeField, elsewhere }: BodyOptions = {}) {
+export function bodyUser<T extends TSchema>(schema: T, { freeField, ...known }: BodyOptions = {}) {
   // Compiled for the first body: one takes a few milliseconds, and compiling all of them took a tenth of every start.
   let checker: TypeCheck<T> | null = null;
 
@@ -46,7 +49,7 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField, elsewhere }:
     checker ??= TypeCompiler.Compile(schema);
     if (checker.Check(value)) return value;
     const problems = checker.Errors(value);
-    throw describe(problems.First(), problems, elsewhere);
+    throw describe(problems.First(), problems, known);
   }
 
   return async <R>(request: Request, use: (value: Static<T>) => Promise<R>): Promise<R> => {
@@ -94,14 +97,20 @@ function missing({ path }: ValueError, later: ValueErrorIterator): Fault {
     if (next === undefined || parentOf(next.path) !== parentOf(path)) break;
     if (next.type === ValueErrorType.ObjectRequiredProperty) continue;
     const meant = next.type === ValueErrorType.ObjectAdditionalProperties ? meantBy(next) : null;
-    if (meant !== null) return unknownField(fieldOf(next.path), `did you mean ${meant}?`);
+    if (meant !== null) return unknownField(fieldOf(next.path), meant);
     left--;
   }
   return invalidField(fieldOf(path), "required");
 }
 
-function unknownField(field: string, hint: string | null): Fault {
-  return invalidField(field, hint === null ? "unknown field" : `unknown field; ${hint}`);
+function unknownField(field: string, meant: string | null, known: readonly string[] = []): Fault {
+  return invalidField(field, `unknown field; ${meantHint(meant, known)}`);
+}
+
+/** @param meant the known name that an unknown one may be meant as, or null */
+function meantHint(meant: string | null, known: readonly string[]): string {
+  if (meant !== null) return `did you mean ${meant}?`;
+  return known.length === 0 ? "none is taken here" : `known here: ${known.join(", ")}`;
 }
 
 const KINDS: ReadonlyMap<ValueErrorType, string> = new Map([
@@ -117,7 +126,7 @@ const KINDS: ReadonlyMap<ValueErrorType, string> = new Map([
 function describe(
   error: ValueError | undefined,
   later: ValueErrorIterator,
-  elsewhere: BodyOptions["elsewhere"] = new Map(),
+  { resource, elsewhere }: Pick<BodyOptions, "resource" | "elsewhere"> = {},
 ): Fault {
   if (error === undefined) return new Fault("invalid_request", "body: invalid");
   // For "a value or null", the problem inside the value says more than "neither of the two".
@@ -128,8 +137,10 @@ function describe(
   }
   const field = fieldOf(error.path);
   if (error.type === ValueErrorType.ObjectAdditionalProperties) {
-    const meant = meantBy(error);
-    return unknownField(field, elsewhere.get(field) ?? (meant && `did you mean ${meant}?`));
+    const other = elsewhere?.get(field);
+    if (other !== undefined) return invalidField(field, other);
+    if (resource !== undefined && Object.hasOwn(resource.properties, field)) return invalidField(field, "is read-only");
+    return unknownField(field, meantBy(error), Object.keys(error.schema["properties"]));
   }
   if (error.type === ValueErrorType.ObjectRequiredProperty) return missing(error, later);
   if (field === "") return new Fault("invalid_request", "body: must be a JSON object");
@@ -170,9 +181,7 @@ export function queryOf(request: Request, { queryNames }: Pick<Operation, "query
 
 function unknownParameter(name: string, known: readonly string[]): Fault {
   const meant = name === "" ? null : suggest(name, known);
-  const all = known.length === 0 ? "none is taken here" : `known here: ${known.join(", ")}`;
-  const hint = meant === null ? all : `did you mean ${meant}?`;
-  return invalidField(name === "" ? "query" : name, `unknown parameter; ${hint}`);
+  return invalidField(name === "" ? "query" : name, `unknown parameter; ${meantHint(meant, known)}`);
 }
 
 /** A query parameter that must be one of `values`. */

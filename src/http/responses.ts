@@ -83,8 +83,10 @@ export function faultResponse(fault: Fault): Response {
   for (const [name, value] of Object.entries(fault.answer?.headers ?? {})) headers.set(name, value);
   const status = STATUS[fault.kind];
   if (fault.kind === "unauthenticated" || fault.kind === "internal") return new Response(null, { status, headers });
+  const body = fault.answer?.body ?? { error: fault.message };
+  if (typeof body === "string") return new Response(body, { status, headers });
   for (const [name, value] of Object.entries(JSON_HEADERS)) headers.set(name, value);
-  return new Response(JSON.stringify(fault.answer?.body ?? { error: fault.message }), { status, headers });
+  return new Response(JSON.stringify(body), { status, headers });
 }
 
 /** A response up to this size is sent whole, with its length, and is not charged: it fits into the kernel's send buffer. */

@@ -23,6 +23,7 @@ import {
 } from "node:fs";
 import { hostname, uptime } from "node:os";
 import { dirname, join } from "node:path";
+import { errorCode } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
 
@@ -128,7 +129,7 @@ export function ensurePrivateFile(path: string): void {
   try {
     makePrivateFile(path);
   } catch (error) {
-    if (!(error instanceof Error && "code" in error && error.code === "EEXIST")) throw error;
+    if (errorCode(error) !== "EEXIST") throw error;
     closeSync(openSync(path, "a", 0o600));
   }
 }

@@ -3,7 +3,7 @@
 import { SQLiteError } from "bun:sqlite";
 import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
-import { Fault } from "../core/fault.ts";
+import { errorCode, Fault } from "../core/fault.ts";
 import { PassingStartupProblem, StartupProblem } from "../core/startup.ts";
 import { MAX } from "../kernel/limits.ts";
 import { actingRequest, countWait, withDeadline } from "../kernel/wait.ts";
@@ -83,6 +83,19 @@ export function startProblem(error: unknown, databaseUrl?: string): StartupProbl
   if (isFromPooler || state === TOO_MANY_CONNECTIONS) return new PassingStartupProblem(refusal, { cause: error });
   const refused = state === undefined ? error.code.includes("_TLS_") : START_REFUSED_STATE.test(state);
   return refused ? new StartupProblem(refusal, { cause: error }) : undefined;
+}
+
+/** What a failure to open the database is told as. Whether a name is unknown is asked again: the client does not tell it. */
+export async function openProblem(error: unknown, databaseUrl: string): Promise<unknown> {
+  const problem = startProblem(error, databaseUrl);
+  const name = URL.parse(databaseUrl)?.hostname ?? "";
+  if (!isConnectionLost(error) || problem === undefined || name.startsWith("[")) return problem ?? error;
+  const isUnknown = await within(MAX.storeMs, Bun.dns.lookup(name)).then(
+    () => false,
+    (why) => errorCode(why) === "DNS_ENOTFOUND",
+  );
+  if (!isUnknown) return problem;
+  return new PassingStartupProblem(`${problem.message}: the host name is not found`, { cause: error });
 }
 
 /** The host and the port of a server, and nothing else of its URL. */

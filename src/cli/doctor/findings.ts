@@ -4,6 +4,7 @@
 
 import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
 import { parseCertificates } from "../../core/certificates.ts";
+import { errorName } from "../../core/fault.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { DAY_MS, systemClock } from "../../core/time.ts";
 import { OutboundError } from "../../http/client/exchange.ts";
@@ -88,7 +89,7 @@ export function inTime<T>(work: Promise<T>, msMax = CHECK_MS_MAX): Promise<T> {
 export function problemOf(error: unknown, advice = "fix it, and run tollgate doctor again"): Problem {
   if (error instanceof StartupProblem || error instanceof TooLate) return failure(error.message, advice);
   if (error instanceof OutboundError) return failure(error.message, outboundAdvice(error) ?? advice);
-  return failure(`it can't be checked (${nameOf(error)})`, advice);
+  return failure(`it can't be checked (${errorName(error)})`, advice);
 }
 
 const UNTRUSTED = /\b(UNABLE_TO_|SELF_SIGNED_|DEPTH_ZERO_|INVALID_CA)/;
@@ -98,12 +99,6 @@ function outboundAdvice({ kind, message }: OutboundError): string | null {
   if (/\bCERT_HAS_EXPIRED/.test(message)) return "its certificate must be renewed";
   if (UNTRUSTED.test(message)) return "name its CA in TOLLGATE_CA_FILE, or in the bundle of the credential";
   return null;
-}
-
-/** The code or class of an error, since the message of a library's error may show anything. */
-function nameOf(error: unknown): string {
-  if (!(error instanceof Error)) return "unknown";
-  return "code" in error && typeof error.code === "string" ? error.code : error.name;
 }
 
 /**

@@ -151,12 +151,15 @@ function filterOf(request: Request, list: Operation): AgentFilter {
   };
 }
 
-const BY_PATCH = "a PATCH of the agent sets it";
-const SET_LATER = new Map(["suspended", "invocation_rate_limit", "invocation_burst"].map((field) => [field, BY_PATCH]));
+const DERIVED = [["status", "is read-only: it follows from upstream_url, and a DELETE makes it inactive"]] as const;
+const SET_LATER = (["suspended", "invocation_rate_limit", "invocation_burst"] as const).map(
+  (field) => [field, "is set by a PATCH of the agent, once it exists"] as const,
+);
 
 export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network: Network }) {
-  const readCreate = bodyReader(agentCreate(network), { freeField: "metadata", elsewhere: SET_LATER });
-  const readPatch = bodyReader(agentPatch(network), { freeField: "metadata" });
+  const read = { freeField: "metadata", resource: agentShape(network) };
+  const readCreate = bodyReader(agentCreate(network), { ...read, elsewhere: new Map([...DERIVED, ...SET_LATER]) });
+  const readPatch = bodyReader(agentPatch(network), { ...read, elsewhere: new Map(DERIVED) });
   const service = createAgentService(deps);
   const listed = list(network);
 

@@ -165,8 +165,8 @@ export interface Result {
 export type FromWorker =
   | { readonly kind: "ready" }
   | { readonly kind: "done"; readonly results: Batch<ResultHead> }
-  /** A warning for the log, such as that the worker's event loop was blocked. */
-  | { readonly kind: "warning"; readonly event: string; readonly fields: LogFields }
+  /** A line for the log, such as that the worker's event loop was blocked. */
+  | { readonly kind: "log"; readonly level: "info" | "warn"; readonly event: string; readonly fields: LogFields }
   | { readonly kind: "closed" };
 
 /** Whether a response counts as memory of its worker until it is recorded; short ones never do. */

@@ -2,7 +2,7 @@
 // machine. The page's links are relative, so that it works below a proxy's prefix too, and it needs no script.
 
 import { Type } from "@sinclair/typebox";
-import { type Asset, type Assets, pageAsset, styleAsset, weightOf } from "../../http/assets.ts";
+import { type Asset, type Assets, pageAsset, styleAsset, VARIES, wantsHtml } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { shape } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
@@ -89,15 +89,6 @@ export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, isBina
       assets.madeOnce(() => styleAsset(style)),
       { detail: { hide: true } },
     );
-}
-
-/** Caches must tell the page from the JSON. */
-const VARIES = { vary: "accept" };
-
-/** Whether a caller asks for HTML by its name, and not for JSON first. Programs that take anything get JSON. */
-function wantsHtml(accept: string): boolean {
-  const weight = weightOf(accept, "text/html") ?? 0;
-  return weight > 0 && weight >= (weightOf(accept, "application/json") ?? 0);
 }
 
 /** @param program the words that run a command of this program */

@@ -3,7 +3,7 @@
 import { and, eq, inArray, or } from "drizzle-orm";
 import type { BodyKind, CountDimension } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
-import { Fault } from "../../core/fault.ts";
+import { Fault, noSuch } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
 import { INVOCATION_STATUSES, isEnded, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
 import { choiceOf, dateTime, page } from "../../http/input.ts";
@@ -32,7 +32,7 @@ import { type InvocationKey, type InvocationRow, invocationByKey } from "./servi
 /** @throws Fault `not_found` */
 export async function findInvocation(reader: Reader, tenant: string, id: string): Promise<InvocationRow> {
   const row = isId("inv", id) ? await invocationByKey(reader, { tenant, id }) : null;
-  if (row === null) throw new Fault("not_found", "no such invocation");
+  if (row === null) throw noSuch("inv", id);
   return row;
 }
 

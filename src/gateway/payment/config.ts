@@ -181,7 +181,7 @@ const patch = operation({
   errors: ["forbidden", "invalid_request", "payload_too_large"],
 });
 
-const readPatch = bodyReader(SettlementConfigPatch);
+const readPatch = bodyReader(SettlementConfigPatch, { resource: SettlementConfig });
 
 export function settlementRoutes(deps: SettlementConfigDeps) {
   const tenantOf = (request: Request) => scopeOf<Caller>(request).caller.tenant;

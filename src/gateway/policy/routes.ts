@@ -144,7 +144,7 @@ const evaluate = operation({
   errors: ["invalid_request", "not_found", "payload_too_large"],
 });
 
-const withReplace = bodyUser(PolicyReplace);
+const withReplace = bodyUser(PolicyReplace, { resource: Policy });
 const withEvaluate = bodyUser(PolicyEvaluate);
 
 const NO_POLICY = JSON.stringify({ version: 0, rules: [] });

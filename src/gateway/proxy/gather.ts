@@ -91,7 +91,7 @@ export async function gatherCall<P extends ParsedRequest>(
   kind: CallKind<P>,
 ): Promise<CheckedCall<P>> {
   const { caller, agentId, headers } = call;
-  const known = new KnownCall<P>(headers, options.pseudonym, kind.payment(headers));
+  const known = new KnownCall<P>(agentId, headers, options.pseudonym, kind.payment(headers));
   const gathering: Gathering = { options, call, kind, known: known as KnownCall, idempotency: null, keepAlive: null };
   let changes = 0;
   try {

@@ -2,7 +2,8 @@
 // queued for the executor, all before the 202; after that its caller polls or cancels it. A call whose payment is declined
 // leaves an invocation behind, because a call is recorded before money can move.
 
-import { Fault } from "../../core/fault.ts";
+import { Fault, noSuch } from "../../core/fault.ts";
+import { isId } from "../../core/id.ts";
 import { isEnded } from "../../core/states.ts";
 import { routes } from "../../http/elysia.ts";
 import { jsonText } from "../../http/responses.ts";
@@ -177,8 +178,9 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
   const { store, completionWaiters } = options;
 
   const findCall = async (tenant: string, params: { id: string; inv_id: string }): Promise<InvocationRow> => {
+    if (!isId("agt", params.id)) throw noSuch("agt", params.id);
     const row = await findInvocation(store.read, tenant, params.inv_id);
-    if (row.agent_id !== params.id) throw new Fault("not_found", "no such invocation");
+    if (row.agent_id !== params.id) throw noSuch("inv", params.inv_id);
     return row;
   };
 

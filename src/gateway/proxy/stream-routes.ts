@@ -3,7 +3,7 @@
 
 import { createHmac, timingSafeEqual } from "node:crypto";
 import type { Call } from "../../core/call.ts";
-import { Fault, methodNotAllowed } from "../../core/fault.ts";
+import { Fault, methodNotAllowed, noSuch } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
 import { type Scope, scopeOf } from "../../http/server.ts";
 import { boundedCache } from "../../kernel/cache.ts";
@@ -23,7 +23,7 @@ import type { OpenedCall, OpenedConnection, StreamLimits, StreamPermit, Streams 
 import { mcpVersion, passedToStream, passesEchoedHeaders } from "../upstream/headers.ts";
 import type { Claims } from "../upstream/ownership.ts";
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
-import { loopProblem, noAgent, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
+import { loopProblem, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
 import { acceptedOf, otherPathFault, type RecordOptions, record, recordedFault, withId } from "./record.ts";
 
@@ -423,7 +423,7 @@ async function admitConnection(
 ): Promise<OpenedConnection> {
   const { tenant } = request.caller;
   const agent = await options.agents.find(tenant, request.agentId);
-  if (agent === null) throw noAgent();
+  if (agent === null) throw noSuch("agt", request.agentId);
   const loop = loopProblem(request.headers, options.pseudonym);
   if (loop !== null) throw loop;
   if (agent.protocol !== "mcp") throw methodNotAllowed(["POST"], " for the agent's protocol");

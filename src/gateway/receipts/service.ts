@@ -6,15 +6,17 @@
 
 import { CompactSign } from "jose";
 import type { Caller } from "../../core/call.ts";
-import { Fault } from "../../core/fault.ts";
+import { Fault, noSuch } from "../../core/fault.ts";
 import { idFloor, isId, newId } from "../../core/id.ts";
+import { isEnded } from "../../core/states.ts";
 import { type Clock, DAY_MS } from "../../core/time.ts";
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/signing-keys.ts";
 import { within } from "../../storage/failures.ts";
 import { steadyJobLease } from "../../storage/leases.ts";
 import type { Store, StoreTools } from "../../storage/store.ts";
-import type { InvocationRow } from "../invocations/service.ts";
+import { findAgent } from "../agents/store.ts";
+import { type InvocationRow, invocationByKey } from "../invocations/service.ts";
 import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
 import {
   append,
@@ -48,7 +50,7 @@ export function createReceipts(options: EmitterOptions) {
       if (isOwed) await makeDue(tenant);
       const receipt = isId("inv", id) ? await findReceipt(store.read, { tenant, id }) : null;
       if (receipt !== null) return receipt.jws;
-      if (!isOwed) throw new Fault("not_found", "no receipt for this invocation");
+      if (!isOwed) throw await whyNone(store, tenant, id);
       throw new Fault("unavailable", "the receipt is not made yet; retry", { retryAfterSeconds: 1 });
     },
     /** Oldest first. */
@@ -62,6 +64,16 @@ export function createReceipts(options: EmitterOptions) {
       await within(STOP_MS_MAX, emitter.stop(STOP_MS_MAX)).catch(() => {});
     },
   };
+}
+
+/** Why there is no receipt, for the caller. */
+async function whyNone(store: Store, tenant: string, id: string): Promise<Fault> {
+  const call = isId("inv", id) ? await invocationByKey(store.read, { tenant, id }) : null;
+  if (call === null) return noSuch("inv", id);
+  const agent = await findAgent(store, tenant, call.agent_id);
+  const atAcceptance = isEnded(call.status) ? "was off when the call was accepted" : "counts once the call has ended";
+  const state = agent?.emit_receipts === false ? "is off" : atAcceptance;
+  return new Fault("not_found", `no receipt for this invocation: emit_receipts of its agent ${state}`);
 }
 
 export type Receipts = ReturnType<typeof createReceipts>;

@@ -3,6 +3,7 @@
 // decompression bomb nor endless input without output takes more than its tenant's share.
 
 import { joined } from "../../core/bytes.ts";
+import { errorCode } from "../../core/fault.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { ReclaimableShare } from "../../kernel/share.ts";
 import { inThreadTurn } from "../../kernel/turns.ts";
@@ -173,8 +174,7 @@ function formatOf(coding: Coding, firstByte: number): DecoderFormat {
 }
 
 function decodeFailed(error: unknown): never {
-  const isWindow = error instanceof Error && "code" in error && error.code === ZSTD_WINDOW_TOO_LARGE;
-  throw isWindow ? new Undecodable("a zstd window above 8 MiB") : error;
+  throw errorCode(error) === ZSTD_WINDOW_TOO_LARGE ? new Undecodable("a zstd window above 8 MiB") : error;
 }
 
 interface DecodingOptions {

@@ -1,6 +1,7 @@
 // One request on a connection and its answer. Bytes that arrived before the connection broke are delivered before the error.
 // The answer is received no faster than its reader takes it, and no faster than its tenant's share of memory allows.
 
+import { errorName } from "../../core/fault.ts";
 import type { ErrorDetail } from "../../core/states.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
 import { inTurns, mayDoAtOnce, waitWholeTurn } from "../../kernel/turns.ts";
@@ -38,12 +39,6 @@ export class TransportError extends Error {
   }
 }
 
-export function errorCode(error: unknown): string {
-  if (typeof error !== "object" || error === null) return "unknown";
-  if ("code" in error && typeof error.code === "string") return error.code;
-  return "name" in error && typeof error.name === "string" ? error.name : "unknown";
-}
-
 /**
  * Error codes of the verification of the server's certificate, which comes before the request is sent. EPROTO is not among
  * them: a TLS failure after the request, even after the upstream acted on it, has that code as well.
@@ -73,7 +68,7 @@ export function reasonOf(code: string): ErrorDetail | null {
 
 /** The error of a connection that failed when the request may have been sent. */
 export function lost(error: unknown): OutboundError {
-  const code = errorCode(error);
+  const code = errorName(error);
   return new OutboundError("lost", `connection lost: ${code}`, reasonOf(code));
 }
 

@@ -2,7 +2,7 @@
 // and logged at the start, before anything is changed.
 import type { SQL } from "bun";
 import { PassingStartupProblem, StartupProblem } from "../../core/startup.ts";
-import { POOLER_STATE, sqlState, startProblem } from "../failures.ts";
+import { openProblem, POOLER_STATE, sqlState, startProblem } from "../failures.ts";
 import { type DatabaseInspection, NO_KEYS, type WrappedKeys } from "../inspect.ts";
 import { schemaOf, versionsOnPostgres } from "../migrate.ts";
 import { NOW } from "../store.ts";
@@ -31,7 +31,7 @@ export async function inspectPostgres(databaseUrl: string): Promise<DatabaseInsp
     };
   } catch (error) {
     await client.close({ timeout: 0 });
-    throw startProblem(error, databaseUrl) ?? error;
+    throw await openProblem(error, databaseUrl);
   }
 }
 

@@ -328,7 +328,7 @@ export function createSupervisor(
  */
 function listenTo(worker: Worker, log: Log, handlers: { message(message: FromWorker): void; closed(): void }): Worker {
   worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
-    if (data.kind === "warning") log.warn(data.event, data.fields);
+    if (data.kind === "log") log[data.level](data.event, data.fields);
     else handlers.message(data);
   };
   worker.onmessageerror = () => worker.terminate();

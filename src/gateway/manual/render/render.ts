@@ -11,7 +11,7 @@ import { VERSION } from "../../../core/startup.ts";
 import { STRANGERS } from "../../../http/server.ts";
 import { inTurn } from "../../../kernel/turns.ts";
 import { OPTIONS } from "../find.js";
-import { PAGES, type Page, SEARCH_WORDS, SECTIONS } from "../pages.ts";
+import { NO_PAGE, PAGES, type Page, SEARCH_WORDS, SECTIONS } from "../pages.ts";
 import { highlight } from "./highlight.js";
 
 const SECTION_SUMMARIES: Readonly<Record<Page["section"], string>> = {
@@ -21,9 +21,10 @@ const SECTION_SUMMARIES: Readonly<Record<Page["section"], string>> = {
   Explanation: "How it works inside, and why it is built this way.",
 };
 
-/** @param path below /docs: the name of a page, `search.json`, or nothing for the contents @throws Error for any other */
+/** @param path below /docs: the name of a page, `search.json`, NO_PAGE, or nothing for the contents @throws Error for any other */
 export async function manualFile(path: string): Promise<string> {
   if (path === "") return contentsHtml();
+  if (path === NO_PAGE) return noPageHtml();
   if (path === "search.json") return searchJson();
   const at = PAGES.findIndex(({ name }) => name === path);
   const page = PAGES[at];
@@ -34,7 +35,8 @@ export async function manualFile(path: string): Promise<string> {
 /** All files by their paths below /docs. */
 export async function manualFiles(): Promise<Record<string, string>> {
   const files: Record<string, string> = {};
-  for (const path of ["", "search.json", ...PAGES.map(({ name }) => name)]) files[path] = await manualFile(path);
+  for (const path of ["", "search.json", NO_PAGE, ...PAGES.map(({ name }) => name)])
+    files[path] = await manualFile(path);
   return files;
 }
 
@@ -66,6 +68,16 @@ function contentsHtml(): string {
   const main = `<h1>The manual</h1>\n<p>Try the API in <a href="swagger">Swagger</a>.</p>\n${sections.join("")}`;
   const description = "The manual of tollgate, a multi-tenant gateway for agents";
   return siteHtml({ title: "The manual", description, below: "docs/", current: null, headings: [], main });
+}
+
+/** What a browser gets at an address below /docs that has no page. */
+function noPageHtml(): string {
+  const main = `<h1>No such page</h1>
+<p>The manual has nothing at this address. Go to its <a href="../docs">contents</a> or its <a href="start">start</a>, or search
+it with the field above.</p>
+`;
+  const description = "The manual has nothing at this address";
+  return siteHtml({ title: "No such page", description, below: "", current: null, headings: [], main });
 }
 
 interface Site {
