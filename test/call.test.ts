@@ -535,6 +535,23 @@ test("an unpaid request whose answer is lost is sent again and makes one call", 
   }
 });
 
+test("a streamed call whose answer is lost is looked for by its key, and what became of it is told", async () => {
+  const headers = { "x-service-invocation-id": INVOCATION, "retry-after": "1" };
+  const odd = startOddGateway((_, count) => {
+    if (count === 1) return hangUp();
+    if (count === 2) return Response.json({ error: "not known yet" }, { status: 503, headers });
+    return Response.json({ error: "this call has been made already" }, { status: 409, headers });
+  });
+  try {
+    const told = `it answered 409: this call has been made already; the call is ${INVOCATION}\n`;
+    const ended = await run([AGENT, "--stream"], { url: odd.url });
+    expect(ended).toMatchObject({ code: 1, stdout: "", stderr: expect.stringContaining(told) });
+    expect(new Set(odd.posts.map(({ key }) => key)).size).toBe(1);
+  } finally {
+    await odd.stop();
+  }
+});
+
 test("what a gateway says can't steer the terminal", async () => {
   const odd = startOddGateway(() => Response.json({ error: "\u001b[2Jgone\u0007" }, { status: 422 }));
   try {

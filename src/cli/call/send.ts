@@ -108,7 +108,7 @@ export async function sendCall(run: CallRun, path: string, more: MoreHeaders = {
   if (!isTaken(run, paid)) throw notTaken(run, paid);
   const told = jsonOf(Buffer.from(paid.headers.get("x-payment-response") ?? "", "base64").toString());
   if (isJsonObject(told)) say(`paid: transaction ${told["transaction"]}`);
-  else say("the payment is on its way");
+  else say("the payment is accepted, and not collected yet");
   return paid;
 }
 
@@ -209,7 +209,8 @@ async function sendOnce(run: CallRun, path: string, more: MoreHeaders, until: nu
 function isOfAgent(run: CallRun, { status, headers }: Answer): boolean {
   if (!headers.has(INVOCATION)) return false;
   const isOpen = status === STATUS.unavailable || status === STATUS.payment_required;
-  if (isOpen && run.payment !== null) return headers.has("x-payment-response") && status !== STATUS.payment_required;
+  if (isOpen && (run.payment !== null || run.isInDoubt))
+    return headers.has("x-payment-response") && status !== STATUS.payment_required;
   return !(run.isInDoubt && status === STATUS.conflict);
 }
 
