@@ -17,7 +17,16 @@ import {
   type VariableName,
 } from "./config/rules.ts";
 import { fileProblem, readTextFile, valueProblem, writtenPath } from "./config/values.ts";
-import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type Sources, type VariableRow } from "./config/variables.ts";
+import {
+  CALL,
+  COMMON,
+  DEMO,
+  FACILITATOR,
+  GATEWAY,
+  MASTER_KEYS,
+  type Sources,
+  type VariableRow,
+} from "./config/variables.ts";
 import { didYouMean } from "./core/text.ts";
 import { systemClock } from "./core/time.ts";
 import type { TracingOptions } from "./core/tracing.ts";
@@ -26,13 +35,13 @@ import { type Network, networkNamed } from "./x402/network.ts";
 
 export const processEnvironment: Environment = process.env;
 
-export const VARIABLES = { ...COMMON, ...GATEWAY, ...FACILITATOR, ...DEMO };
+export const VARIABLES = { ...COMMON, ...GATEWAY, ...FACILITATOR, ...DEMO, ...CALL };
 
 export type Config = ReturnType<typeof arrange>;
 export type FacilitatorConfig = NonNullable<Config["facilitator"]>;
 
 /** The command that needs the configuration; it decides which variables are read. */
-export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "restore" | "account" | "demo";
+export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "restore" | "account" | "demo" | "call";
 
 /**
  * The configuration of a command. Reads the files that variables name, and changes nothing on disk. Variables of the other
@@ -72,6 +81,8 @@ function tablesOf(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]) {
   switch (purpose) {
     case "demo":
       return { tables: [DEMO], rules: [] };
+    case "call":
+      return { tables: [CALL, { TOLLGATE_CA_FILE: COMMON.TOLLGATE_CA_FILE }], rules: [] };
     case "account":
       return either;
     case "token":

@@ -5,7 +5,7 @@ import { describe, expect, test } from "bun:test";
 import { existsSync, readdirSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { Glob } from "bun";
-import { COMMON, DEMO, FACILITATOR, GATEWAY } from "../src/config/variables.ts";
+import { CALL, COMMON, DEMO, FACILITATOR, GATEWAY } from "../src/config/variables.ts";
 import { VARIABLES } from "../src/config.ts";
 import { PAGES } from "../src/gateway/manual/pages.ts";
 import { files, MANUAL, manifest, manual, pages, ROOT, read, readme } from "./support/documentation.ts";
@@ -47,11 +47,14 @@ describe("the documentation", () => {
       ["the gateway", GATEWAY],
       ["the facilitator", FACILITATOR],
       ["the demo", DEMO],
+      ["tollgate call", CALL],
     ];
     const head = "| variable | default | meaning |";
     const rowsOf = (whose: string) =>
       tableRows(
-        pages.get("configuration")?.section(`Variable${whose === "the demo" ? "" : "s"} of ${whose}`) ?? "",
+        pages
+          .get("configuration")
+          ?.section(`Variable${["the demo", "tollgate call"].includes(whose) ? "" : "s"} of ${whose}`) ?? "",
         head,
       );
     /** Defaults that depend on the machine, or have a unit of their own. */

@@ -5,12 +5,14 @@ import { suggest } from "../core/text.ts";
 import { systemClock } from "../core/time.ts";
 import { type OpenLog, openLog } from "./log.ts";
 
-/** The outcome of a check. One that does not hold is printed to standard error, with exit status 1. */
+/** The outcome of a check. One that does not hold is printed to standard error. */
 export interface CommandVerdict {
   readonly holds: boolean;
+  /** The exit status of one that does not hold; 1 if it is left out. */
+  readonly status?: number;
   readonly text: string;
   /** What `--json` prints in place of the text, on standard output. */
-  readonly document?: object;
+  readonly document?: object | undefined;
 }
 
 /** What a command prints; a string goes to standard output. */

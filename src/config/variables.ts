@@ -1,4 +1,4 @@
-// The table of all variables, grouped by who reads them: both services, one of them, or the demo. The manual's page on
+// The table of all variables, grouped by who reads them: both services, one of them, the demo, or `tollgate call`. The manual's page on
 // configuration says what each means; `--help` prints that page, and a test compares it with this table.
 
 import { availableParallelism } from "node:os";
@@ -121,4 +121,9 @@ export const FACILITATOR = {
 
 export const DEMO = {
   TOLLGATE_ANVIL: row("anvil", value.path, null),
+};
+
+/** Of the callers' command. */
+export const CALL = {
+  TOLLGATE_TOKEN: row("token", value.bearerToken, null, { secret: true }),
 };

@@ -365,3 +365,8 @@ export function isAllowedUrl(url: string, hosts: readonly string[]): boolean {
     host.startsWith(WILDCARD) ? hostname.length >= host.length && hostname.endsWith(host.slice(1)) : hostname === host,
   );
 }
+
+/** Whether a host, as URLs spell it, is this machine, so that what plain HTTP carries to it does not leave the machine. */
+export function isLoopback(hostname: string): boolean {
+  return /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/.test(hostname);
+}

@@ -19,7 +19,7 @@ import { addNewAccount } from "../account.ts";
 import { prepareMasterKeys } from "../open.ts";
 import { runPki } from "../pki.ts";
 import { mintToken } from "../token.ts";
-import { DemoProblem } from "./client.ts";
+import { DemoProblem } from "./chain.ts";
 
 const HOST = "127.0.0.1";
 /** The name of the facilitator's account, and in the certificate of its client. */
