@@ -106,6 +106,21 @@ each line says ok, warn or fail, and what to do; exits with 1 after a fail, and 
 with --all revoke every token up to now, forged ones too, by replacing the issuer's key`,
     run: async (line) => (await import("./cli/token.ts")).revoke(line),
   },
+  call: {
+    forms: [
+      "AGENT [--data @FILE|-|TEXT] [--stream] [--wait SECONDS] [--json] [--url U] [--token-file FILE] [--payer-key-file FILE] [--max-price USDC]",
+    ],
+    summary: "make a call through a gateway, and print the response",
+    about: `call an agent by its ID or name, pay for the call if that is allowed, and print the response alone on standard output;
+the token is TOLLGATE_TOKEN, or in a file; a price is paid only with a payer's key, and only up to --max-price.
+Exit status: 0 success, 1 the call failed, 2 wrong command line, 3 the gateway took no call, 4 the outcome is not known
+yet (the wait ran out; standard error has the ID), 130 Ctrl-C (a polled call goes on, a streamed one is cancelled)`,
+    async run(line) {
+      // Variables of the runtime could switch off the check of the gateway's certificate.
+      restartInCleanEnvironment(processEnvironment);
+      return (await import("./cli/call/call.ts")).call(line);
+    },
+  },
   "settlement set": {
     forms: [`--tenant T --facilitator URL --bundle FILE ${DATA}`],
     summary: "say which facilitator collects a tenant's payments",

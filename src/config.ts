@@ -17,8 +17,17 @@ import {
   type VariableName,
 } from "./config/rules.ts";
 import { fileProblem, readTextFile, valueProblem, writtenPath } from "./config/values.ts";
-import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type Sources, type VariableRow } from "./config/variables.ts";
-import { suggest } from "./core/text.ts";
+import {
+  CALL,
+  COMMON,
+  DEMO,
+  FACILITATOR,
+  GATEWAY,
+  MASTER_KEYS,
+  type Sources,
+  type VariableRow,
+} from "./config/variables.ts";
+import { didYouMean } from "./core/text.ts";
 import { systemClock } from "./core/time.ts";
 import type { TracingOptions } from "./core/tracing.ts";
 import { type Environment, OWN_VARIABLES } from "./environment.ts";
@@ -26,13 +35,13 @@ import { type Network, networkNamed } from "./x402/network.ts";
 
 export const processEnvironment: Environment = process.env;
 
-export const VARIABLES = { ...COMMON, ...GATEWAY, ...FACILITATOR, ...DEMO };
+export const VARIABLES = { ...COMMON, ...GATEWAY, ...FACILITATOR, ...DEMO, ...CALL };
 
 export type Config = ReturnType<typeof arrange>;
 export type FacilitatorConfig = NonNullable<Config["facilitator"]>;
 
 /** The command that needs the configuration; it decides which variables are read. */
-export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "restore" | "account" | "demo";
+export type Purpose = "serve" | "token" | "keys" | "migrate" | "backup" | "restore" | "account" | "demo" | "call";
 
 /**
  * The configuration of a command. Reads the files that variables name, and changes nothing on disk. Variables of the other
@@ -72,6 +81,8 @@ function tablesOf(purpose: Purpose, mode: ConfigValues["TOLLGATE_MODE"]) {
   switch (purpose) {
     case "demo":
       return { tables: [DEMO], rules: [] };
+    case "call":
+      return { tables: [CALL, { TOLLGATE_CA_FILE: COMMON.TOLLGATE_CA_FILE }], rules: [] };
     case "account":
       return either;
     case "token":
@@ -110,7 +121,6 @@ function readValues(tables: readonly object[], flags: ReadonlyMap<string, string
   return { values: read as ConfigValues, sources, problems };
 }
 
-/** Reads one variable; with a problem its value is the default. */
 function readRow<T, F>(
   name: string,
   { kind, fallback, ...sources }: VariableRow<T, F, string>,
@@ -132,17 +142,15 @@ type Nested<T> = {
 
 type OptionTree = Nested<{ [N in VariableName as (typeof VARIABLES)[N]["path"]]: ConfigValues[N] }>;
 
-type Branch = Record<string, unknown>;
-
 function nested(values: ConfigValues): OptionTree {
-  const options: Branch = {};
+  const options: Record<string, unknown> = {};
   for (const [name, { path }] of Object.entries(VARIABLES)) {
     const parts = path.split(".");
     const last = parts.pop() ?? path;
     let branch = options;
     for (const part of parts) {
       branch[part] ??= {};
-      branch = branch[part] as Branch;
+      branch = branch[part] as typeof options;
     }
     branch[last] = values[name as VariableName];
   }
@@ -322,14 +330,10 @@ function unquoted(written: string): string | null {
   return written.length > 1 && written.endsWith(quote) && !inner.includes(quote) ? inner : null;
 }
 
-/** A warning for each `TOLLGATE_` variable that is set but that nothing reads. */
 function unreadVariables(environment: Environment): string[] {
   const known = new Set([...Object.keys(VARIABLES), ...OWN_VARIABLES]);
   for (const [name, { secret }] of Object.entries<Sources>(VARIABLES)) if (secret === true) known.add(`${name}_FILE`);
   return Object.keys(environment)
     .filter((name) => name.startsWith("TOLLGATE_") && !known.has(name))
-    .map((name) => {
-      const meant = suggest(name, known);
-      return `${name} is set but nothing reads it${meant === null ? "" : `; did you mean ${meant}?`}`;
-    });
+    .map((name) => `${name} is set but nothing reads it${didYouMean(name, known)}`);
 }

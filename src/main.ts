@@ -1,4 +1,4 @@
-// The entry point: runs the command of the command line, prints its output, and exits with 0, 1 (failed) or 2 (misconfigured).
+// The entry point: runs the command of the command line, prints its output, and exits with 0, 1 (failed), 2 (misconfigured) or a status of the command's own.
 import {
   type CommandLine,
   type CommandOutcome,
@@ -69,12 +69,16 @@ const line = readCommandLine(process.argv.slice(2), COMMANDS, SERVE);
 const isJson = line.flags.has("json");
 try {
   const outcome = await outcomeOf(line);
-  const { holds, text, document }: CommandVerdict =
-    typeof outcome === "object" ? outcome : { holds: true, text: outcome ?? "" };
+  const {
+    holds,
+    text,
+    document,
+    status = FAILED,
+  }: CommandVerdict = typeof outcome === "object" ? outcome : { holds: true, text: outcome ?? "" };
   if (isJson && document !== undefined) await printDocument(document);
   // A service prints nothing here, and its standard output may be closed.
   else if (text !== "") (holds ? process.stdout : process.stderr).write(text);
-  if (!holds) process.exitCode = FAILED;
+  if (!holds) process.exitCode = status;
 } catch (error) {
   process.exitCode = await statusOf(line, error);
   if (isJson) await printDocument({ problems: problemsOf(error) });

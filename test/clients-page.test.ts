@@ -108,6 +108,12 @@ function runFile(command: readonly string[], agent: keyof typeof agents): Promis
   return run(command, { ...exported, AGENT: agents[agent] });
 }
 
+test("the command line makes a call and prints its response", async () => {
+  const PATH = `${dirname(tollgateBinary())}:/usr/bin:/bin`;
+  const values = { ...exported, AGENT: agents.echo, PATH };
+  expect(await run(["sh", "-e", "cli.sh"], values)).toBe(shownBelow("sh cli.sh"));
+});
+
 test.skipIf(curl === null)("curl gets the agent's own response", async () => {
   expect(await runFile(["sh", "-e", "call.sh"], "echo")).toBe(shownBelow("sh call.sh"));
 });

@@ -175,7 +175,7 @@ describe("a reader of the documentation", () => {
   test("can do a first call, streams, receipts, and getting paid, word for word", async () => {
     const hasCurl = Bun.which("curl") !== null;
     const parts = ["First call", "Streams", "Receipts, step by step", "Get paid"].map(steps);
-    expect(parts.map(({ length }) => length)).toEqual(hasCurl ? [8, 5, 4, 6] : [8, 3, 1, 5]);
+    expect(parts.map(({ length }) => length)).toEqual(hasCurl ? [9, 5, 4, 7] : [9, 3, 1, 6]);
     const payer = join(home, "payer");
     const wait = `until [ -f ${payer} ]; do sleep 0.1; done; . ${payer}\n`;
     const unpaid = parts.slice(0, -1).flat();

@@ -5,7 +5,7 @@ import { describe, expect, test } from "bun:test";
 import { existsSync, readdirSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { Glob } from "bun";
-import { COMMON, DEMO, FACILITATOR, GATEWAY } from "../src/config/variables.ts";
+import { CALL, COMMON, DEMO, FACILITATOR, GATEWAY } from "../src/config/variables.ts";
 import { VARIABLES } from "../src/config.ts";
 import { PAGES } from "../src/gateway/manual/pages.ts";
 import { files, MANUAL, manifest, manual, pages, ROOT, read, readme } from "./support/documentation.ts";
@@ -47,11 +47,14 @@ describe("the documentation", () => {
       ["the gateway", GATEWAY],
       ["the facilitator", FACILITATOR],
       ["the demo", DEMO],
+      ["tollgate call", CALL],
     ];
     const head = "| variable | default | meaning |";
     const rowsOf = (whose: string) =>
       tableRows(
-        pages.get("configuration")?.section(`Variable${whose === "the demo" ? "" : "s"} of ${whose}`) ?? "",
+        pages
+          .get("configuration")
+          ?.section(`Variable${["the demo", "tollgate call"].includes(whose) ? "" : "s"} of ${whose}`) ?? "",
         head,
       );
     /** Defaults that depend on the machine, or have a unit of their own. */
@@ -120,6 +123,20 @@ describe("the documentation", () => {
     // Files are named in other pages as well, with their whole path.
     const others = manual.text.match(/(?<=`)(src|db|test)\/[\w./-]+\.\w+(?=`)/g) ?? [];
     expect(others.filter((path) => !existsSync(join(ROOT, path)))).toEqual([]);
+  });
+
+  test("quotes no message in the page on troubleshooting that the product does not have", async () => {
+    const quoted = pages.get("troubleshooting")?.text.match(/(?<=`)(?!tollgate )[a-z']+( [a-z'-]+){2,}(?=`)/g) ?? [];
+    const sources: string[] = [];
+    for await (const path of new Glob("src/**/*.ts").scan({ cwd: ROOT })) {
+      if (!path.endsWith(".test.ts")) sources.push(read(path));
+    }
+    const source = sources.join("\n");
+    expect(quoted.filter((message) => !source.includes(message))).toEqual([]);
+    expect(quoted).toContain("is already in use");
+    expect(quoted.length).toBeGreaterThan(8);
+    // A message on the address names the variable or the flag, whichever was given.
+    expect(pages.get("troubleshooting")?.text).not.toMatch(/must be free to listen on|must be an address to listen on/);
   });
 
   test("names no file in a comment of the source that is not there", async () => {

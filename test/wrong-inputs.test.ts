@@ -31,6 +31,8 @@ beforeAll(async () => {
   mkdirSync(at("broken"));
   writeFileSync(at("broken/tollgate.db"), "no database, whatever its name says");
   writeFileSync(at("broken/master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o600 });
+  writeFileSync(at("open.key"), "x\n", { mode: 0o644 });
+  writeFileSync(at("secret.key"), "hunter2\n", { mode: 0o600 });
   writeFileSync(at("notes.txt"), "no certificate\n");
   writeFileSync(at("client.crt"), pki.client.cert);
   writeFileSync(at("client.key"), pki.client.key);
@@ -435,6 +437,52 @@ const WRONG: readonly Wrong[] = [
     words: "settlement set --tenant acme --facilitator https://f.test --bundle client.crt",
     told: [`: ${at("client.crt")} holds no private key`],
   },
+  // A call. All that is wrong is told at once.
+  {
+    words: "call",
+    told: ["AGENT is missing: tollgate call AGENT", "a token is missing: set TOLLGATE_TOKEN, or name a file"],
+  },
+  {
+    words: "call a b",
+    env: { TOLLGATE_TOKEN: "hunter2 x" },
+    told: ["b is not expected here", "TOLLGATE_TOKEN must be a token"],
+  },
+  {
+    words:
+      "call a --data --wait soon --max-price 0.0000001 --url localhost:8080 --token-file none.crt --payer-key-file open.key --price 1",
+    env: { TOLLGATE_TOKEN_FILE: "none" },
+    told: [
+      "--data needs a value: --data @FILE|-|TEXT",
+      "--wait must be a whole number from 0 to 86400",
+      "--max-price must be a decimal number of USDC, like 5 or 0.5",
+      "--url must be an http or https URL",
+      `--token-file must be a file that its owner alone can read, with a token, as tollgate token prints it: ${at("none.crt")} does not exist`,
+      `--payer-key-file must be a file that its owner alone can read, with one private key of secp256k1, 32 bytes in hex: ${at("open.key")} is open to other users (chmod 600)`,
+      "--price is not a flag of this command",
+      "TOLLGATE_TOKEN_FILE must be the path",
+    ],
+  },
+  {
+    words:
+      "call a --data @none.crt --wait -1 --max-price -1 --url http://me:hunter2@g.test --token-file pipe --payer-key-file secret.key",
+    told: [
+      `--data must name a readable file after @: ${at("none.crt")} does not exist`,
+      "--wait must be",
+      "--max-price must be",
+      "--url must be an http or https URL with a host and without user",
+      `: ${at("pipe")} is not a regular file`,
+      `: ${at("secret.key")} holds something else`,
+    ],
+  },
+  {
+    words: "call a --data @folder --token-file folder",
+    told: [`${at("folder")} is a directory`, `: ${at("folder")} is not a regular`],
+  },
+  {
+    words: "call a --data @/dev/zero --token-file=",
+    told: ["/dev/zero is neither a file nor a pipe", "--token-file must not be empty"],
+  },
+  { words: "call a --data @", told: ["--data @ must name a file: @FILE"] },
   { words: `${SET} https://f.test`, told: [`there is no master key: ${at("data")} holds no master.key`] },
 ];
 
@@ -461,6 +509,7 @@ test("with --json a word that is no command is told in a document too", async ()
     ["keys --json", "keys is not a command by itself; did you mean keys rotate?"],
     ["account lst --json", "account lst is not a command; did you mean account list?"],
     ["backup --json --tenat a", "--tenat is not a flag of this command"],
+    ["call echo --json --stream", "--json can't be combined with --stream"],
   ] as const) {
     const { code, stdout } = await run({ words, told: [] });
     expect({ words, code, problems: JSON.parse(stdout).problems }).toEqual({

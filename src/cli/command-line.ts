@@ -5,12 +5,14 @@ import { suggest } from "../core/text.ts";
 import { systemClock } from "../core/time.ts";
 import { type OpenLog, openLog } from "./log.ts";
 
-/** The outcome of a check. One that does not hold is printed to standard error, with exit status 1. */
+/** The outcome of a check. One that does not hold is printed to standard error. */
 export interface CommandVerdict {
   readonly holds: boolean;
+  /** The exit status of one that does not hold; 1 if it is left out. */
+  readonly status?: number;
   readonly text: string;
   /** What `--json` prints in place of the text, on standard output. */
-  readonly document?: object;
+  readonly document?: object | undefined;
 }
 
 /** What a command prints; a string goes to standard output. */
@@ -47,10 +49,8 @@ export function neededFlag({ flags, problems }: CommandLine, flag: string, what:
   return value ?? "";
 }
 
-/** What a command prints that was not allowed to go on. */
 export const NOTHING_CHANGED: CommandVerdict = { holds: false, text: "nothing was changed\n" };
 
-/** Thrown when the program can't run because of its arguments or its configuration. */
 export class Misuse extends Error {
   override readonly name = "Misuse";
   readonly problems: readonly string[];

@@ -6,9 +6,10 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { StartupProblem } from "../core/startup.ts";
 import type { RunningFacilitator } from "../facilitator/start.ts";
-import type { Network } from "../x402/network.ts";
-import { findAnvil, furnishChain, startAnvil, usdc } from "./demo/chain.ts";
-import { DemoProblem, newAccount } from "./demo/client.ts";
+import { createOutbound } from "../http/client/outbound.ts";
+import { type Network, usdc } from "../x402/network.ts";
+import { newAccount } from "./call/payment.ts";
+import { DemoProblem, findAnvil, furnishChain, startAnvil } from "./demo/chain.ts";
 import payCommand from "./demo/pay.txt" with { type: "text" };
 import {
   configureSettlement,
@@ -122,7 +123,8 @@ async function playOn(url: string, dir: string, { network, opened, log }: DemoRu
     return [{ notary: notary.url, calculator: calculator.url }, shown];
   });
   const scenario = await step("catalogue", opened, async () => {
-    const tenant = { url: gateway.url, token: await gateway.mintToken() };
+    const outbound = createOutbound({ rules: null, extraCa: null });
+    const tenant = { url: gateway.url, token: await gateway.mintToken(), outbound };
     const priced = { asset: network.token.symbol, network: network.name, pay_to: payee.address };
     const agents = await registerAgents(tenant, upstreams, priced);
     await configureSettlement(tenant, facilitator.url, certificates.bundle);

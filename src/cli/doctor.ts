@@ -25,7 +25,10 @@ import { FACILITATORS_MS_MAX, facilitatorFindings, issuerFindings, vaultFindings
  * @param unread warns of each variable that is set but that nothing reads
  * @returns the verdict, which holds unless the service would refuse work
  */
-export async function examine(config: Config, unread: readonly string[]): Promise<Required<CommandVerdict>> {
+export async function examine(
+  config: Config,
+  unread: readonly string[],
+): Promise<CommandVerdict & { readonly document: object }> {
   const { facilitator, mode } = config;
   const opening = openDatabase(config);
   try {

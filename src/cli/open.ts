@@ -156,7 +156,6 @@ export function requireMasterKeys(config: DataLocation & Pick<Config, "masterKey
   );
 }
 
-/** Does the work with an open store, which is closed afterwards. */
 export async function withStore<T>(opening: Promise<Store>, work: (store: Store) => Promise<T>): Promise<T> {
   const store = await opening;
   try {

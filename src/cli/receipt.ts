@@ -5,6 +5,7 @@ import { open } from "node:fs/promises";
 import { resolve } from "node:path";
 import { fileProblem, readTextFile, systemReason } from "../config/values.ts";
 import { errorCode } from "../core/fault.ts";
+import { isLoopback } from "../core/host.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/claims.ts";
 import { OutboundError } from "../http/client/exchange.ts";
@@ -14,8 +15,6 @@ import { type Progress, withProgress } from "./terminal/interactive.ts";
 
 const FILE_BYTES_MAX = 1024 ** 3;
 const LINE_BYTES_MAX = 64 * 1024;
-/** Hosts that are this machine, as URLs spell them. */
-const LOOPBACK = /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/;
 
 const JWKS_IS = "a JSON Web Key Set, as a file or as the URL of a gateway's /.well-known/jwks.json";
 
@@ -42,7 +41,7 @@ async function judgeFile(file: string, keys: ReceiptKeys, { done }: Progress): P
     if (found !== null) return broken(number, found.receipt_id, found.problem);
   }
   if (number > 0) return { holds: true, text: describe(chain), document: documented(chain, null) };
-  const document = documented(chain, { line: null, receipt_id: null, problem: "it is empty" });
+  const document = documented(null, { line: null, receipt_id: null, problem: "it is empty" });
   return { holds: false, text: `${file} does not hold: it is empty\n`, document };
 }
 
@@ -58,7 +57,7 @@ interface BrokenLine {
 }
 
 function documented(chain: VerifiedChain | null, broken: BrokenLine | null) {
-  const { length = 0, first = null, last = null } = broken === null ? (chain ?? {}) : {};
+  const { length = 0, first = null, last = null } = chain ?? {};
   return {
     holds: broken === null,
     receipts: length,
@@ -120,7 +119,7 @@ async function readKeys(where: string): Promise<ReceiptKeys> {
 /** The user chose the URL, so any host is allowed, but not plain HTTP to another host, by which keys could be replaced. */
 function fetchKeys(url: string): Promise<unknown> {
   const { protocol, hostname } = new URL(url);
-  if (protocol !== "https:" && !LOOPBACK.test(hostname)) {
+  if (protocol !== "https:" && !isLoopback(hostname)) {
     throw new Error("keys must come over https, or over http from this machine (localhost, 127.0.0.1, [::1])");
   }
   return fetchDocument(createOutbound({ rules: null, extraCa: null }), url);

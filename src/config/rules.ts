@@ -3,12 +3,12 @@ import { accessSync, constants, existsSync, statSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { isKeyOf, KEY_MUST } from "./pem.ts";
 import { systemReason } from "./values.ts";
-import type { COMMON, DEMO, FACILITATOR, GATEWAY, VariableRow } from "./variables.ts";
+import type { CALL, COMMON, DEMO, FACILITATOR, GATEWAY, VariableRow } from "./variables.ts";
 
 export const GATEWAY_PORT = 8080;
 export const FACILITATOR_PORT = 8443;
 
-type Table = typeof COMMON & typeof GATEWAY & typeof FACILITATOR & typeof DEMO;
+type Table = typeof COMMON & typeof GATEWAY & typeof FACILITATOR & typeof DEMO & typeof CALL;
 export type VariableName = keyof Table;
 /** The values of all variables; those of the other service have their defaults, whatever is set. */
 export type ConfigValues = {
@@ -126,7 +126,6 @@ function requires(
   return rule(name, other, (v) => v[name] !== null && v[other] === null && why);
 }
 
-/** Two variables that must be set together. */
 function together(name: VariableName, other: VariableName): ConfigRule[] {
   return [needed(name, other), requires(name, other)];
 }

@@ -24,7 +24,6 @@ export function valueProblem(source: string, { must, why }: Pick<Kind<unknown>, 
 /** Why a file was not read, after its path. */
 class Unreadable extends Error {}
 
-/** Says which file could not be read, and why. */
 export function fileProblem(path: string, error: unknown, isFlag = false, kind: "file" | "directory" = "file"): string {
   const shown = isFlag ? resolve(path) : writtenPath(path, kind);
   if (error instanceof Unreadable) return `${shown} ${error.message}`;
@@ -50,6 +49,11 @@ const PIPE_MS_MAX = 10_000;
  * @throws an error for `fileProblem`
  */
 export function readTextFile(path: string, bytesMax = FILE_BYTES_MAX): string {
+  return readBytesFile(path, bytesMax).toString("utf8");
+}
+
+/** As `readTextFile`, without decoding. */
+export function readBytesFile(path: string, bytesMax: number): Buffer {
   const about = statSync(path);
   if (about.isDirectory()) throw new Unreadable("is a directory");
   if (!about.isFile() && !about.isFIFO()) throw new Unreadable("is neither a file nor a pipe");
@@ -62,7 +66,7 @@ export function readTextFile(path: string, bytesMax = FILE_BYTES_MAX): string {
   }
 }
 
-function readToEnd(file: number, about: Stats, bytesMax: number): string {
+function readToEnd(file: number, about: Stats, bytesMax: number): Buffer {
   const until = performance.now() + PIPE_MS_MAX;
   const chunks: Buffer[] = [];
   let length = 0;
@@ -70,7 +74,7 @@ function readToEnd(file: number, about: Stats, bytesMax: number): string {
     const chunk = Buffer.alloc(65_536);
     const count = readNow(file, chunk);
     // A pipe from which nothing has come may have no writer yet.
-    if (count === 0 && (length > 0 || about.isFile())) return Buffer.concat(chunks).toString("utf8");
+    if (count === 0 && (length > 0 || about.isFile())) return Buffer.concat(chunks);
     chunks.push(chunk.subarray(0, count ?? 0));
     length += count ?? 0;
     if (length > bytesMax) throw new Unreadable(`is larger than ${bytesMax} bytes`);
@@ -89,6 +93,15 @@ function readNow(file: number, chunk: Buffer): number | null {
     if (errorCode(error) === "EAGAIN") return null;
     throw error;
   }
+}
+
+/** A text that is taken as it is, unless `problem` says why it is not valid. */
+function unless(must: string, problem: (text: string) => string | null): Kind<string> {
+  return {
+    must,
+    parse: (text) => (problem(text) === null ? text : undefined),
+    why: (text) => problem(text) ?? "",
+  };
 }
 
 /** The result of the work, or undefined when it throws. */
@@ -210,11 +223,7 @@ export const origins: Kind<readonly string[]> = {
   why: (text) => hostProblem(originsIn(text), isOrigin, Number.POSITIVE_INFINITY),
 };
 
-export const postgresUrl: Kind<string> = {
-  must: "a URL like postgres://user:password@host:5432/database",
-  parse: (text) => (postgresProblem(text) === null ? text : undefined),
-  why: (text) => postgresProblem(text) ?? "",
-};
+export const postgresUrl = unless("a URL like postgres://user:password@host:5432/database", postgresProblem);
 
 export const key: Kind<Buffer> = {
   must: "32 bytes in base64 (openssl rand -base64 32)",
@@ -222,22 +231,14 @@ export const key: Kind<Buffer> = {
   parse: (value) => (/^[A-Za-z0-9+/]{43}=?$/.test(value) ? Buffer.from(value, "base64") : undefined),
 };
 
-export const directory: Kind<string> = {
-  must: "the path of a readable directory",
-  parse: (value) =>
-    attempt(() => {
-      accessSync(value, constants.R_OK | constants.X_OK);
-      return statSync(value).isDirectory() ? value : undefined;
-    }),
-  why(value) {
-    try {
-      accessSync(value, constants.R_OK | constants.X_OK);
-      return `${writtenPath(value)} is not a directory`;
-    } catch (error) {
-      return fileProblem(value, error, false, "directory");
-    }
-  },
-};
+export const directory = unless("the path of a readable directory", (path) => {
+  try {
+    accessSync(path, constants.R_OK | constants.X_OK);
+    return statSync(path).isDirectory() ? null : `${writtenPath(path)} is not a directory`;
+  } catch (error) {
+    return fileProblem(path, error, false, "directory");
+  }
+});
 
 const SEGMENT = /^(?!\.{1,2}$)[A-Za-z0-9._~-]+$/;
 
@@ -270,15 +271,13 @@ const PAIR_NAME = /^[!#$%&'*+.^_`|~\w-]{1,256}$/;
 
 type NamedValue = readonly [name: string, value: string];
 
-/** An entry of the list format of W3C baggage, which OpenTelemetry uses. */
-function parsePair(entry: string, takes: (value: string) => boolean): NamedValue | undefined {
-  const [, name = "", written = ""] = /^\s*([^=\s]+)\s*=\s*(.*?)\s*$/.exec(entry) ?? [];
-  const value = attempt(() => decodeURIComponent(written));
-  return PAIR_NAME.test(name) && value !== undefined && takes(value) ? [name, value] : undefined;
-}
-
+/** The list format of W3C baggage, which OpenTelemetry uses. */
 function pairList(must: string, takes: (value: string) => boolean): Kind<readonly NamedValue[]> {
-  const parseOne = (entry: string) => parsePair(entry, takes);
+  const parseOne = (entry: string): NamedValue | undefined => {
+    const [, name = "", written = ""] = /^\s*([^=\s]+)\s*=\s*(.*?)\s*$/.exec(entry) ?? [];
+    const value = attempt(() => decodeURIComponent(written));
+    return PAIR_NAME.test(name) && value !== undefined && takes(value) ? [name, value] : undefined;
+  };
   return {
     must,
     parse: (text) => parsedEntries(text, PAIRS_MAX, parseOne),
@@ -305,25 +304,64 @@ export const ratio: Kind<number> = {
   parse: (text) => (/^(0(\.\d{1,15})?|1(\.0{1,15})?)$/.test(text) ? Number(text) : undefined),
 };
 
+export const bearerToken: Kind<string> = {
+  must: "a token, as tollgate token prints it",
+  parse: (text) => (/^[\x21-\x7e]+$/.test(text) ? text : undefined),
+};
+
+/** A file with a secret that only its owner may use, less one line end. A flag names it, so its path may be shown. */
+export function secretFile<T>({ must, parse }: Kind<T>): Kind<T> {
+  const read = (path: string) => readTextFile(path, 65_536).replace(/\r?\n$/, "");
+  const openTo = (path: string) => {
+    const about = statSync(path);
+    if (!about.isFile()) return "is not a regular file";
+    return (about.mode & 0o077) === 0 ? null : "is open to other users (chmod 600)";
+  };
+  return {
+    must: `a file that its owner alone can read, with ${must}`,
+    parse: (path) => attempt(() => (openTo(path) === null ? parse(read(path)) : undefined)),
+    why(path) {
+      try {
+        return `${resolve(path)} ${openTo(path) ?? "holds something else"}`;
+      } catch (error) {
+        return fileProblem(path, error, true);
+      }
+    },
+  };
+}
+
 /** An amount in atomic units of the token, or in wei. */
 export const amount: Kind<bigint> = {
   must: "a whole number of at most 256 bits, in decimal digits only",
   parse: (text) => parseUint256(text) ?? undefined,
 };
 
-export const gwei: Kind<bigint> = {
-  must: "a decimal number of gwei above 0, like 5 or 0.5, with at most 6 digits before the point and 9 after it",
-  // Parsed to wei, exactly.
-  parse: (text) => {
-    const [, whole = "", fraction = ""] = /^([0-9]{1,6})(?:\.([0-9]{1,9}))?$/.exec(text) ?? [];
-    const wei = BigInt(whole + fraction.padEnd(9, "0"));
-    return wei > 0n ? wei : undefined;
-  },
-};
+/** A decimal number with at most six digits before the point, parsed exactly to the unit that its last digit stands for. */
+function decimal(digits: number, what: string, least: bigint): Kind<bigint> {
+  const pattern = new RegExp(`^([0-9]{1,6})(?:\\.([0-9]{1,${digits}}))?$`);
+  return {
+    must: `a decimal number of ${what}, like 5 or 0.5, with at most 6 digits before the point and ${digits} after it`,
+    parse: (text) => {
+      const [, whole, fraction = ""] = pattern.exec(text) ?? [];
+      const units = whole === undefined ? -1n : BigInt(whole + fraction.padEnd(digits, "0"));
+      return units >= least ? units : undefined;
+    },
+  };
+}
+
+export const gwei = decimal(9, "gwei above 0", 1n);
+
+/** An amount of USDC in its smallest unit. */
+export const usdcAmount = decimal(6, "USDC", 0n);
 
 const KEYS_MAX = 64;
 /** The group order of secp256k1 (SEC 2, section 2.4.1). A private key is below it, and not 0. */
 const SECP256K1_ORDER = 0xffffffff_ffffffff_ffffffff_fffffffe_baaedce6_af48a03b_bfd25e8c_d0364141n;
+
+export const privateKey: Kind<Hex> = {
+  must: "one private key of secp256k1, 32 bytes in hex",
+  parse: parsePrivateKey,
+};
 
 function parsePrivateKey(text: string): Hex | undefined {
   const digits = /^(?:0x)?([0-9a-f]{64})$/i.exec(text)?.[1]?.toLowerCase();

@@ -1,4 +1,4 @@
-// The table of all variables, grouped by who reads them: both services, one of them, or the demo. The manual's page on
+// The table of all variables, grouped by who reads them: both services, one of them, the demo, or `tollgate call`. The manual's page on
 // configuration says what each means; `--help` prints that page, and a test compares it with this table.
 
 import { availableParallelism } from "node:os";
@@ -9,7 +9,6 @@ import * as pem from "./pem.ts";
 import * as value from "./values.ts";
 
 export interface Sources {
-  /** The command line flag that overrides the variable. */
   readonly flag?: string;
   /** Whether the value may come from the file that NAME_FILE names. */
   readonly secret?: true;
@@ -122,4 +121,9 @@ export const FACILITATOR = {
 
 export const DEMO = {
   TOLLGATE_ANVIL: row("anvil", value.path, null),
+};
+
+/** Of the callers' command. */
+export const CALL = {
+  TOLLGATE_TOKEN: row("token", value.bearerToken, null, { secret: true }),
 };

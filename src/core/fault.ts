@@ -3,26 +3,23 @@
 
 import { isId } from "./id.ts";
 
-export const FAULT_KINDS = [
-  "invalid_request",
-  "unauthenticated",
-  "denied",
-  "forbidden",
-  "not_found",
-  "method_not_allowed",
-  "conflict",
-  "payment_required",
-  "payload_too_large",
-  "agent_not_invocable",
-  "rate_limited",
-  "over_limit",
-  "unavailable",
-  "bad_gateway",
-  "gateway_timeout",
-  "internal",
-] as const;
-
-export type FaultKind = (typeof FAULT_KINDS)[number];
+export type FaultKind =
+  | "invalid_request"
+  | "unauthenticated"
+  | "denied"
+  | "forbidden"
+  | "not_found"
+  | "method_not_allowed"
+  | "conflict"
+  | "payment_required"
+  | "payload_too_large"
+  | "agent_not_invocable"
+  | "rate_limited"
+  | "over_limit"
+  | "unavailable"
+  | "bad_gateway"
+  | "gateway_timeout"
+  | "internal";
 
 /** A response that says more than an Error body can, such as the challenge of a 402, or a page for a browser. */
 export interface FaultAnswer {
@@ -71,7 +68,6 @@ export function shownField(field: string): string {
   return `${field.slice(0, FIELD_CHARACTERS_MAX).toWellFormed()}…`;
 }
 
-/** A Fault for an invalid request; its message starts with the name of the wrong field. */
 export function invalidField(field: string, problem: string): Fault {
   return new Fault("invalid_request", `${shownField(field)}: ${problem}`);
 }

@@ -50,7 +50,6 @@ export function asset(content: string | Uint8Array, type: string): Asset {
   return { bytes, type, headers };
 }
 
-/** The style sheet of a page, after what all pages share. */
 export function styleAsset(own: string): Asset {
   return asset(`${pageStyle}${own}`, "text/css; charset=utf-8");
 }

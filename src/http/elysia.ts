@@ -3,7 +3,7 @@
 // withRoutableUrl in server.ts.
 import { Elysia, NotFoundError } from "elysia";
 import { Fault, methodNotAllowed } from "../core/fault.ts";
-import { suggest } from "../core/text.ts";
+import { didYouMean } from "../core/text.ts";
 import { STATUS } from "./responses.ts";
 
 /** Carries what a route threw past Elysia, which would answer with the error's own message. */
@@ -71,10 +71,9 @@ const TOLD_ROUTES = 4;
 
 function noSuchRoute(table: readonly RoutePattern[] = [], path = ""): Fault {
   const fixed = table.map((route) => route.path).filter((known) => !/[:*]/.test(known));
-  const meant = suggest(path, fixed);
   const few = table.length <= TOLD_ROUTES ? table.map((route) => `${route.method} ${route.path}`) : [];
   const all = few.length === 0 ? "" : `; known here: ${few.join(", ")}`;
-  return new Fault("not_found", `no such route${meant === null ? all : `; did you mean ${meant}?`}`);
+  return new Fault("not_found", `no such route${didYouMean(path, fixed) || all}`);
 }
 
 /** The Fault for a request without a route: Elysia does not tell whether the path exists for another method. */

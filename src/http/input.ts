@@ -113,7 +113,6 @@ function meantHint(meant: string | null, known: readonly string[]): string {
   return known.length === 0 ? "none is taken here" : `known here: ${known.join(", ")}`;
 }
 
-/** What a value of another type should have been. */
 const KINDS: ReadonlyMap<ValueErrorType, string> = new Map([
   [ValueErrorType.String, "a string"],
   [ValueErrorType.Boolean, "true or false"],
@@ -155,14 +154,12 @@ export function shape<P extends TProperties>(name: string, fields: P, options: O
   return Type.Object(fields, { $id: name, additionalProperties: false, ...options });
 }
 
-/** The fields as optional ones. */
 export function optional<P extends TProperties>(fields: P) {
   return Type.Partial(Type.Object(fields)).properties;
 }
 
 export const DateTime = Type.String({ format: "date-time" });
 
-/** A time in a response. */
 export const timestamp = (description: string) => Type.String({ format: "date-time", description });
 
 /** `T` or null. A schema that the API document shows by its name says nothing of the field, which so has options of its own. */
@@ -170,14 +167,12 @@ export function nullable<T extends TSchema>(schema: T, expected: string, options
   return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null`, ...options });
 }
 
-export type Query = URLSearchParams;
-
 /**
  * The query of a request. A parameter that the route does not take would be a filter that filters nothing, so it is refused.
  *
  * @throws Fault `invalid_request` that names the parameter
  */
-export function queryOf(request: Request, { queryNames }: Pick<Operation, "queryNames">): Query {
+export function queryOf(request: Request, { queryNames }: Pick<Operation, "queryNames">): URLSearchParams {
   const start = request.url.indexOf("?");
   const query = new URLSearchParams(start === -1 ? "" : request.url.slice(start + 1));
   for (const name of query.keys()) if (!queryNames.includes(name)) throw unknownParameter(name, queryNames);
@@ -190,7 +185,7 @@ function unknownParameter(name: string, known: readonly string[]): Fault {
 }
 
 /** A query parameter that must be one of `values`. */
-export function choiceOf<T extends string>(query: Query, name: string, values: readonly T[]): T | null {
+export function choiceOf<T extends string>(query: URLSearchParams, name: string, values: readonly T[]): T | null {
   const given = query.get(name);
   if (given === null) return null;
   const value = values.find((candidate) => candidate === given);
@@ -199,7 +194,7 @@ export function choiceOf<T extends string>(query: Query, name: string, values: r
 }
 
 /** A query parameter that must be an RFC 3339 date-time: milliseconds since the epoch. */
-export function dateTime(query: Query, name: string): number | null {
+export function dateTime(query: URLSearchParams, name: string): number | null {
   const given = query.get(name);
   if (given === null) return null;
   const time = parseDateTime(given);
@@ -232,19 +227,19 @@ export const PAGE_FIELDS = {
 };
 
 /** `limit`, clamped to its bounds. */
-export function limitOf(query: Query): number {
+export function limitOf(query: URLSearchParams): number {
   return clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, MAX.pageItems);
 }
 
 /** `limit` and `offset`, clamped to their bounds. */
-export function page(query: Query): { limit: number; offset: number } {
+export function page(query: URLSearchParams): { limit: number; offset: number } {
   return {
     limit: limitOf(query),
     offset: clampedInteger(query, "offset", 0, 0, Number.MAX_SAFE_INTEGER),
   };
 }
 
-function clampedInteger(query: Query, name: string, fallback: number, min: number, max: number): number {
+function clampedInteger(query: URLSearchParams, name: string, fallback: number, min: number, max: number): number {
   const given = query.get(name);
   if (given === null) return fallback;
   if (!/^[+-]?\d+$/.test(given.trim())) throw invalidField(name, "must be an integer");

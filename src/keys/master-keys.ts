@@ -7,7 +7,7 @@ import { dirname, join } from "node:path";
 import { errorCode } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { type Owner, placePrivateFile, syncDirectory } from "../storage/data-dir.ts";
+import { type Owner, placePrivateFile, syncToDisk } from "../storage/data-dir.ts";
 import { holdsWrappedKeys } from "../storage/sqlite/inspect.ts";
 import { newKey } from "./envelope.ts";
 
@@ -171,7 +171,7 @@ export function promoteMasterKey(file: string, id: string): boolean {
   if (!holds(next)) return false;
   try {
     renameSync(next, file);
-    syncDirectory(dirname(file));
+    syncToDisk(dirname(file));
     return true;
   } catch {
     return holds(file);
@@ -197,7 +197,7 @@ function readKey(path: string, log: Log): Buffer | null {
 function writeKey(path: string, key: Buffer, log: Log, owner?: Owner) {
   try {
     placePrivateFile(path, `${path}.${crypto.randomUUID()}`, `${key.toString("base64")}\n`, owner);
-    syncDirectory(dirname(path));
+    syncToDisk(dirname(path));
     return { key, generated: true };
   } catch (cause) {
     const other = errorCode(cause) === "EEXIST" ? readKey(path, log) : null;

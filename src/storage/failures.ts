@@ -22,6 +22,9 @@ const SQLITE_UNIQUE = /^SQLITE_CONSTRAINT_(UNIQUE|PRIMARYKEY|ROWID)$/;
 /** Conditions of the disk or of other processes, which pass or which an operator can remove. */
 const SQLITE_PASSING = /^SQLITE_(FULL|IOERR|READONLY|BUSY|LOCKED|CANTOPEN|NOMEM|PROTOCOL|PERM)(_|$)/;
 
+export const isSqliteBusy = (error: unknown): boolean =>
+  error instanceof SQLiteError && error.code?.startsWith("SQLITE_BUSY") === true;
+
 export function sqliteFailure(error: unknown): unknown {
   if (!(error instanceof SQLiteError) || error.code === undefined) return error;
   if (SQLITE_UNIQUE.test(error.code)) return new UniqueViolation("a value must be unique", { cause: error });
@@ -34,7 +37,6 @@ export function sqliteCommitFailure(error: unknown): Fault {
   return isUnknown ? new CommitUnknown(error) : unavailable(error);
 }
 
-/** The SQLSTATE of a Postgres server's error; undefined for other errors. */
 export function sqlState(error: unknown): string | undefined {
   return error instanceof SQL.PostgresError ? error.errno : undefined;
 }
@@ -57,7 +59,7 @@ export const isServerReadOnly = (error: unknown): boolean => sqlState(error) ===
 const START_REFUSED_STATE = /^(28|3D|42501$)/;
 const TOO_MANY_CONNECTIONS = "53300";
 /** The state of all errors that a pooler reports itself, such as an unreachable server. */
-const POOLER_STATE = "08P01";
+export const POOLER_STATE = "08P01";
 
 /**
  * Why Postgres can't be used at the start, if its operator can put it right; otherwise undefined. These messages of the server

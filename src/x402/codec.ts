@@ -29,6 +29,17 @@ export function decodePaymentHeader(text: string): Parsed<Payment> {
   return attempt(() => readPayment(headerJson(text, "X-PAYMENT")));
 }
 
+/** What the body of a 402 asks for, in version 1. */
+export function parseChallenge(value: unknown): Parsed<readonly Requirements[]> {
+  return attempt(() => {
+    const scope = outermost(value, "body");
+    versionIn(scope, X402_VERSION);
+    const accepts = requiredField(scope, "accepts");
+    if (!Array.isArray(accepts)) throw invalidField("accepts", "must be an array");
+    return accepts.map((_, at) => readRequirements(objectIn({ path: "accepts", fields: { ...accepts } }, String(at))));
+  });
+}
+
 /** The value of version 2's `PAYMENT-SIGNATURE`. */
 export function decodePaymentSignature(ours: Network, text: string) {
   return attempt(() => {

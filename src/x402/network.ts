@@ -5,6 +5,12 @@ import { type Hex, lowerHex } from "./types.ts";
 export const X402_VERSION = 1;
 export const SCHEME = "exact";
 
+/** An amount of USDC, which has six decimals on every network, as people write it. */
+export function usdc(units: bigint): string {
+  const digits = units.toString().padStart(7, "0");
+  return `${digits.slice(0, -6)}.${digits.slice(-6)}`.replace(/\.?0+$/, "");
+}
+
 interface NetworkRow {
   /** The name shown to people. */
   readonly title: string;
@@ -43,6 +49,11 @@ const NETWORKS = {
 } as const satisfies Readonly<Record<string, NetworkRow>>;
 
 export type Network = ReturnType<typeof networkNamed>;
+
+/** The network of that name in x402 version 1; null when there is none. */
+export function findNetwork(name: string): Network | null {
+  return Object.hasOwn(NETWORKS, name) ? networkNamed(name as keyof typeof NETWORKS) : null;
+}
 
 /** x402 version 1 calls a network by `name`, version 2 by `caip2`. A token's address is kept and compared as its `key`. */
 export function networkNamed(name: keyof typeof NETWORKS) {

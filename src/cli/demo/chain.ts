@@ -3,16 +3,20 @@
 // gone. Token and Multicall3 are the published builds; fiat-token.json and multicall3.json say where they come from.
 import { statSync } from "node:fs";
 import { join, resolve } from "node:path";
-import { encodeFunctionData, formatUnits, type Hex, maxUint256, parseAbi, toHex } from "viem";
+import { encodeFunctionData, type Hex, maxUint256, parseAbi, toHex } from "viem";
 import { exchange, hash, receipt, word } from "../../chain/json-rpc.ts";
 import { balanceData } from "../../chain/token.ts";
 import { fileProblem, writtenPath } from "../../config/values.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { createOutbound } from "../../http/client/outbound.ts";
 import type { Network } from "../../x402/network.ts";
-import { DemoProblem } from "./client.ts";
 import { library, token } from "./fiat-token.json" with { type: "json" };
 import multicall3 from "./multicall3.json" with { type: "json" };
+
+/** Thrown when the demo can't go on; the message is shown to the reader. */
+export class DemoProblem extends Error {
+  override readonly name = "DemoProblem";
+}
 
 /** Blocks whose state anvil keeps; by default it keeps all of them on disk, at 350 KB each (measured). */
 const STATES_KEPT = 64;
@@ -97,18 +101,9 @@ async function announcedPort(output: ReadableStream<Uint8Array>): Promise<string
   }
 }
 
-/** The exact amount in USDC. */
-export function usdc(units: bigint): string {
-  return formatUnits(units, 6);
-}
-
 export type DemoChain = Awaited<ReturnType<typeof furnishChain>>;
 
-/**
- * Installs the token, gives the signer ETH for gas and the payer USDC, and starts the mining of blocks.
- *
- * @param units the payer's USDC, in smallest units
- */
+/** @param units the payer's USDC, in smallest units */
 export async function furnishChain(network: Network, url: string, signer: Hex, payer: Hex, units: bigint) {
   const outbound = createOutbound({ rules: null, extraCa: null });
   const request: CallNode = (method, params) =>
@@ -121,7 +116,6 @@ export async function furnishChain(network: Network, url: string, signer: Hex, p
   return {
     network,
     url,
-    /** The balance in smallest units. */
     async usdcOf(address: Hex): Promise<bigint> {
       return word(await request("eth_call", [{ to: network.token.address, data: balanceData(address) }, "latest"]));
     },
@@ -134,7 +128,6 @@ export async function furnishChain(network: Network, url: string, signer: Hex, p
   };
 }
 
-/** Calls a JSON-RPC method of the node; resolves with its result, rejects with its error. */
 type CallNode = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
 /** Has every role of the token: owner, master minter, minter, pauser, blacklister. Anvil impersonates it; it has no key. */

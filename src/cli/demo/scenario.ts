@@ -3,17 +3,16 @@
 // block numbers are read from the chain.
 import type { Hex } from "viem";
 import { STATUS, SUCCESS } from "../../http/responses.ts";
-import { type DemoChain, usdc } from "./chain.ts";
+import { usdc } from "../../x402/network.ts";
+import { type AccessRequest, ask, type GatewayAccess, type GatewayAnswer } from "../call/access.ts";
 import {
-  type Challenge,
-  call,
-  type DemoAccount,
-  DemoProblem,
-  type DemoTenant,
-  type GatewayAnswer,
+  type PayableOffer,
+  type PayerAccount,
+  payableOffer,
   type SignedPayment,
   signPayment,
-} from "./client.ts";
+} from "../call/payment.ts";
+import { type DemoChain, DemoProblem } from "./chain.ts";
 import { duration, type ListLine, terminal } from "./terminal.ts";
 
 /** Prices in smallest units, of which a USDC has a million. */
@@ -24,15 +23,15 @@ export const FACTORIZE_PRICE = 25_000n;
 export type Agents = Readonly<Record<"notary" | "calculator", string>>;
 
 export interface Scenario {
-  readonly tenant: DemoTenant;
+  readonly tenant: GatewayAccess;
   readonly agents: Agents;
-  readonly payer: DemoAccount;
+  readonly payer: PayerAccount;
   readonly payee: Hex;
   readonly chain: DemoChain;
 }
 
 /** @returns the agents' IDs */
-export async function registerAgents(tenant: DemoTenant, upstreams: Agents, priced: object): Promise<Agents> {
+export async function registerAgents(tenant: GatewayAccess, upstreams: Agents, priced: object): Promise<Agents> {
   const notary = await create(tenant, "/v1/agents", {
     name: "notary",
     description: "Answers with the SHA-256 of what it is sent.",
@@ -51,14 +50,47 @@ export async function registerAgents(tenant: DemoTenant, upstreams: Agents, pric
 }
 
 /** Configures the facilitator; from then on payments are collected before the call is made. */
-export async function configureSettlement(tenant: DemoTenant, facilitatorUrl: string, bundle: string): Promise<void> {
+export async function configureSettlement(
+  tenant: GatewayAccess,
+  facilitatorUrl: string,
+  bundle: string,
+): Promise<void> {
   const credential = { name: "facilitator", auth_type: "none", source: "managed", plaintext: bundle };
   const id = await create(tenant, "/v1/credentials", credential);
   const body = { facilitator_url: facilitatorUrl, facilitator_credential_ref: id };
   await call(tenant, { method: "PATCH", path: "/v1/settlement/config", body }, SUCCESS.ok);
 }
 
-async function create(tenant: DemoTenant, path: string, body: object): Promise<string> {
+interface DemoRequest extends Omit<AccessRequest, "body" | "signal"> {
+  /** Sent as JSON. */
+  readonly body?: object;
+}
+
+interface DemoAnswer<T> extends GatewayAnswer {
+  readonly body: T;
+  readonly ms: number;
+}
+
+/** Sends a request. @throws DemoProblem for any other status than `expected`; OutboundError when there is no response */
+async function call<T = unknown>(
+  tenant: GatewayAccess,
+  { method, path, headers = {}, body }: DemoRequest,
+  expected: number,
+): Promise<DemoAnswer<T>> {
+  const startedAt = performance.now();
+  const answer = await ask(tenant, {
+    ...{ method, path, signal: AbortSignal.timeout(60_000) },
+    headers: { "content-type": "application/json", ...headers },
+    ...(body !== undefined && { body: Buffer.from(JSON.stringify(body)) }),
+  });
+  if (answer.status !== expected) {
+    throw new DemoProblem(`${method} ${path} was answered ${answer.status} instead of ${expected}: ${answer.text}`);
+  }
+  // Not validated, since the gateway is this same process.
+  return { ...answer, body: answer.body as T, ms: performance.now() - startedAt };
+}
+
+async function create(tenant: GatewayAccess, path: string, body: object): Promise<string> {
   const answer = await call<{ readonly id: string }>(tenant, { method: "POST", path, body }, SUCCESS.created);
   return answer.body.id;
 }
@@ -78,7 +110,7 @@ export async function runPaidCall(scenario: Scenario): Promise<void> {
   terminal.json(asked.body);
 
   terminal.chapter(2, "The payer signs that authorization (EIP-3009): no transaction, and no gas");
-  const payment = await signPayment(scenario.chain.network, payer, asked.body);
+  const payment = await signPayment(offerIn(asked.body), payer);
   terminal.entries(authorizationEntries(payment));
 
   terminal.chapter(3, "The same call with the payment in X-PAYMENT");
@@ -126,12 +158,13 @@ export async function runPricedTool(scenario: Scenario): Promise<void> {
   terminal.chapter(2, `tools/call factorize ${JSON.stringify(product)}`);
   const body = toolCall("factorize", product);
   const asked = await challengeFor(scenario, path, body);
-  const price = BigInt(asked.body.accepts[0].maxAmountRequired);
+  const offer = offerIn(asked.body);
+  const price = offer.terms.maxAmountRequired;
   if (price !== FACTORIZE_PRICE) throw new DemoProblem("the tool is not asked for at its own price");
   terminal.line(`402 Payment Required, ${elapsed(asked)}: ${usdc(price)} USDC`);
 
   const before = await balances(scenario);
-  const paid = await pay(scenario, path, body, await signPayment(scenario.chain.network, payer, asked.body));
+  const paid = await pay(scenario, path, body, await signPayment(offer, payer));
   terminal.line(`202 Accepted, ${elapsed(paid)}, with the payment`);
   terminal.entries(await paidEntries(scenario, paid));
   showBalances(before, await balances(scenario));
@@ -142,8 +175,14 @@ function toolCall(name: string, args: object): object {
   return { jsonrpc: "2.0", id: 1, method: "tools/call", params: { name, arguments: args } };
 }
 
-function challengeFor({ tenant }: Scenario, path: string, body: object): Promise<GatewayAnswer<Challenge>> {
-  return call<Challenge>(tenant, { method: "POST", path, body }, STATUS.payment_required);
+function challengeFor({ tenant }: Scenario, path: string, body: object): Promise<DemoAnswer<object>> {
+  return call<object>(tenant, { method: "POST", path, body }, STATUS.payment_required);
+}
+
+function offerIn(challenge: object): PayableOffer {
+  const offer = payableOffer(challenge);
+  if (typeof offer === "string") throw new DemoProblem(offer);
+  return offer;
 }
 
 interface Accepted {
@@ -167,7 +206,7 @@ function pay({ tenant }: Scenario, path: string, body: object, { header }: Signe
   return call<Accepted>(tenant, { method: "POST", path, headers, body }, SUCCESS.accepted);
 }
 
-async function paidEntries({ chain }: Scenario, { headers, body }: GatewayAnswer<Accepted>): Promise<ListLine[]> {
+async function paidEntries({ chain }: Scenario, { headers, body }: DemoAnswer<Accepted>): Promise<ListLine[]> {
   const settled = headers.get("x-payment-response");
   if (settled === null) throw new DemoProblem("the payment was not collected in time");
   const { transaction } = JSON.parse(Buffer.from(settled, "base64").toString()) as { readonly transaction: Hex };
@@ -200,7 +239,10 @@ async function balances({ chain, payer, payee }: Scenario): Promise<Balances> {
 function showBalances(before: Balances, after: Balances): void {
   const row = (who: keyof Balances): ListLine => {
     const change = after[who] - before[who];
-    return [who, `${column(before[who])}  →  ${column(after[who])} USDC  (${change > 0n ? "+" : ""}${usdc(change)})`];
+    return [
+      who,
+      `${column(before[who])}  →  ${column(after[who])} USDC  (${change < 0n ? "-" : "+"}${usdc(change < 0n ? -change : change)})`,
+    ];
   };
   terminal.entries([row("payer"), row("payee")]);
 }
@@ -212,7 +254,7 @@ function column(units: bigint): string {
 }
 
 /** The poll view of an invocation that has ended. @throws DemoProblem when it failed */
-async function ended({ tenant }: Scenario, path: string, id: string): Promise<GatewayAnswer<PolledCall>> {
+async function ended({ tenant }: Scenario, path: string, id: string): Promise<DemoAnswer<PolledCall>> {
   const request = { method: "GET", path: `${path}/invocations/${id}`, headers: { prefer: "wait=20" } } as const;
   const polled = await call<PolledCall>(tenant, request, SUCCESS.ok);
   const { status, error_class } = polled.body;

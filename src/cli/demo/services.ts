@@ -19,7 +19,7 @@ import { addNewAccount } from "../account.ts";
 import { prepareMasterKeys } from "../open.ts";
 import { runPki } from "../pki.ts";
 import { mintToken } from "../token.ts";
-import { DemoProblem } from "./client.ts";
+import { DemoProblem } from "./chain.ts";
 
 const HOST = "127.0.0.1";
 /** The name of the facilitator's account, and in the certificate of its client. */
@@ -37,7 +37,6 @@ export async function makeCertificates(dir: string) {
       TOLLGATE_TLS_KEY_FILE: join(dir, "server.key"),
       TOLLGATE_CLIENT_CA_FILE: join(dir, "ca.crt"),
     },
-    /** The gateway's client certificate, as PEM. */
     client: readFileSync(join(dir, `${CLIENT}.crt`), "utf8"),
     /** The gateway's client certificate and key, and the facilitator's CA, as PEM. */
     bundle: readFileSync(join(dir, `${CLIENT}.pem`), "utf8"),

@@ -11,7 +11,6 @@ import { OutboundError } from "../../http/client/exchange.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
 import { withDeadline } from "../../kernel/wait.ts";
 
-/** What is wrong, and what to do about it. */
 export interface Problem {
   /** `fail`: the service would refuse work. `warn`: it works, and the operator should do something about it. */
   readonly state: "warn" | "fail";
@@ -20,7 +19,6 @@ export interface Problem {
 }
 
 export interface Finding {
-  /** What was checked. */
   readonly what: string;
   readonly state: "ok" | Problem["state"];
   readonly text: string;
@@ -70,7 +68,6 @@ export interface Check {
   readonly what: string;
   readonly run: () => Promise<readonly Finding[]>;
   readonly msMax?: number;
-  /** What to do when the check throws. */
   readonly advice?: string;
 }
 
@@ -118,7 +115,6 @@ export function validityProblem(which: string, from: number, to: number, now: nu
   return warning(`${which} expires in ${days} ${days === 1 ? "day" : "days"}, at ${timeText(to)}`, advice);
 }
 
-/** Judges the validity of each certificate in a PEM text. */
 export function certificateProblems(which: string, pem: string, advice: string): (Problem | null)[] {
   return parseCertificates(pem).map(({ validFrom, validTo }) =>
     validityProblem(which, Date.parse(validFrom), Date.parse(validTo), systemClock.now(), advice),

@@ -30,12 +30,18 @@ const FLAG_MEANINGS: Readonly<Record<string, string>> = {
   "pki server host": "host name or IP address in the certificate; may be given several times",
   name: "name of the client, and of its files",
   jwks: "public keys, as a file or as the URL of a gateway's /.well-known/jwks.json",
+  data: "the request's body: TEXT, a file after @, or - for standard input; of an mcp agent a JSON-RPC request",
+  stream: "print the response as it comes, of any length",
+  wait: "how long to wait for the result; 60 if not given, 0 starts the call and returns",
+  url: "the gateway; http://127.0.0.1:8080 if not given",
+  "token-file": "file with the token, which only its owner can read; goes before TOLLGATE_TOKEN",
+  "payer-key-file": "file with the private key to pay with, which only its owner can read",
+  "max-price": "the most that is paid for the call, in USDC, such as 0.05; 0 if not given",
   verify: "read the whole copy, and open its keys",
 };
 
 const WHAT_IT_IS = "tollgate: a multi-tenant gateway for agents, and the facilitator that settles their payments";
 
-/** The help that fits on a screen. */
 export function shortHelp(commands: Commands): string {
   const program = programText();
   return `${WHAT_IT_IS}
@@ -90,12 +96,10 @@ ${about}
 ${rows.length === 0 ? "" : `\n${rows.join("")}`}${variables}`;
 }
 
-/** Undefined for a flag that nothing explains. */
 export function meaningOf(command: string, flag: string): string | undefined {
   return FLAG_MEANINGS[`${command} ${flag}`] ?? FLAG_MEANINGS[flag];
 }
 
-/** The help with everything. */
 export function helpText(commands: Commands, serve: CliCommand): string {
   const usages = [["", serve] as const, ...Object.entries(commands)].map(([name, { forms, about }]) => {
     const calls = forms.map((form) => `  ${["tollgate", name, form].filter((part) => part !== "").join(" ")}\n`);

@@ -5,7 +5,7 @@ import { invalidField, overQuota } from "../../core/fault.ts";
 import { AGENT_STATUSES, PROTOCOLS } from "../../core/states.ts";
 import { textProblem } from "../../core/text.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyReader, choiceOf, PAGE_QUERY, page, type Query, queryOf } from "../../http/input.ts";
+import { bodyReader, choiceOf, PAGE_QUERY, page, queryOf } from "../../http/input.ts";
 import { idParameter, type Operation, operation } from "../../http/openapi.ts";
 import { empty } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
@@ -50,7 +50,7 @@ const create = (network: Network) =>
     body: {
       schema: agentCreate(network),
       examples: {
-        http: { name: "echo", upstream_url: "https://echo.example.com/run", emit_receipts: true },
+        http: { name: "my-agent", upstream_url: "https://agent.example.com/run", emit_receipts: true },
         mcp: {
           name: "weather",
           description: EXAMPLE.description,
@@ -132,7 +132,7 @@ const remove = operation({
   errors: ["forbidden", "not_found"],
 });
 
-function textParameter(query: Query, name: string, max: number): string | null {
+function textParameter(query: URLSearchParams, name: string, max: number): string | null {
   const value = query.get(name);
   if (value === null) return null;
   const problem = textProblem(value, { min: 0, max, controls: true });

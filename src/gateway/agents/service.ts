@@ -122,7 +122,6 @@ export function createAgentService({ store, clock, rules, agentsMax, changed }: 
       return findRow(store.read, tenant, id);
     },
 
-    /** Returns a page whose agents are read lazily. */
     async list({ tenant }: Caller, filter: AgentFilter, callerSignal?: AbortSignal) {
       const { ids, total } = await findAgents(store.read, tenant, filter, callerSignal);
       return { rows: () => readAgents(store.read, tenant, ids), total };
@@ -167,7 +166,6 @@ async function updated(tx: Tx, row: AgentRow, fields: Partial<AgentRow>, now: nu
   return next;
 }
 
-/** Finds a live agent that uses the credential and whose upstream URL is not allowed; null for none. */
 export const agentShutOut = usedAtInTurns({
   pageAfter: ({ db, tables: { agents } }, { tenant, credentialId }, after, limit) =>
     db

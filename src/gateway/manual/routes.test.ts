@@ -227,7 +227,6 @@ describe("the search of the manual", () => {
     ["TOLLGATE_PORT", "configuration#variables-of-both-services"],
     ["TOLLGATE_DRAIN_MS", "configuration#variables-of-both-services"],
     ["settlement set", "payments#get-paid"],
-    ["connection_refused", "api#failed-calls"],
     ["connection refused", "api#failed-calls"],
     ["error_class", "api#failed-calls"],
     ["unknown key", "troubleshooting#401-for-a-good-token"],
@@ -257,9 +256,35 @@ describe("the search of the manual", () => {
     ["api key", "api#credentials"],
     ["login", "start#a-token"],
     ["refund", "api#what-a-paid-call-is-answered"],
+    ["connection_refused", "api#failed-calls"],
   ])("shows for %p one of its first two results at %s", (words, id) => {
     const found = find(index, words).map(({ id }) => id);
     expect(found.slice(0, 2)).toContain(id);
+  });
+
+  test.each([
+    ["log in", "start#a-token"],
+    ["how do I log in", "start#a-token"],
+    ["sign in", "start#a-token"],
+    ["log", "operations#log"],
+    ["connection refused", "troubleshooting#no-connection-to-the-gateway"],
+    ["refused", "troubleshooting#no-connection-to-the-gateway"],
+    ["connection_refused", "api#failed-calls"],
+    ["windows", "install#releases"],
+    ["docker compose", "install#compose"],
+    ["systemd", "install#binary-and-systemd"],
+    ["nginx", "operations#tls"],
+    ["reverse proxy", "operations#tls"],
+    ["rate limit", "api#rate-limits"],
+    ["cors", "clients#fetch"],
+    ["api key", "api#credentials"],
+    ["delete tenant", "security#tenants"],
+    ["delete a tenant", "security#tenants"],
+    ["timeout", "api#failed-calls"],
+    ["retry", "api#idempotency-keys"],
+    ["refund", "api#what-a-paid-call-is-answered"],
+  ])("shows for %p first %s", (words, id) => {
+    expect(find(index, words)[0]?.id).toBe(id);
   });
 
   test("finds nothing by a word that no page has", () => {

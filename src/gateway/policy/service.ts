@@ -304,7 +304,6 @@ export function createPolicyCache({
     });
   }
 
-  /** Reads the stored policy into the cache. */
   async function read(tenant: string): Promise<CachedPolicy> {
     reading.add(tenant);
     let isSure = false;

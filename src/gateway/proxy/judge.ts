@@ -68,8 +68,6 @@ export class KnownCall<P extends ParsedRequest = ParsedRequest> {
 
 export type Need = Exclude<keyof KnownCall, "agentId" | "loop" | "presentedPayment" | "hasIdempotencyKey">;
 
-export type Fact<N extends Need, P extends ParsedRequest = ParsedRequest> = Exclude<KnownCall<P>[N], undefined>;
-
 /** The next fact to gather, the Fault that refuses the call, or "pass". */
 // biome-ignore lint/complexity/noExcessiveCognitiveComplexity: one list has as many checks as the specification.
 export function judge(call: KnownCall): Need | Fault | "pass" {

@@ -16,17 +16,23 @@ import type { Network } from "../../x402/network.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { type CompletionWaiters, findInvocation } from "../invocations/history.ts";
 import { pollAnswer } from "../invocations/routes.ts";
-import { type AcceptedCall, abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
+import {
+  type AcceptedCall,
+  type AcceptingClaim,
+  abandon,
+  type InvocationKey,
+  type InvocationRow,
+} from "../invocations/service.ts";
 import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
 import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "../upstream/headers.ts";
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
-import { acceptedOf, type Draft, otherPathFault, type RecordOptions, record } from "./record.ts";
+import { acceptedOf, otherPathFault, type RecordOptions, record } from "./record.ts";
 
 /** A slot for a call that is about to be stored, with the claim to store. Either `run` or `giveBack` must follow. */
 export interface ReservedSlot {
-  readonly claim: NonNullable<Draft["claim"]>;
+  readonly claim: AcceptingClaim;
   run(accepted: AcceptedCall): void;
   /** Frees the slot when the call was not stored, or when that is unknown. */
   giveBack(): void;
@@ -140,7 +146,7 @@ async function acceptNew(options: ProxyRoutesOptions, call: ProxyCall, checked: 
   const slot = isReady ? options.reserve(accepted) : null;
   let isStarted = false;
   try {
-    const stored = await record(options, checked, { accepted, claim: slot?.claim ?? null });
+    const stored = await record(options, checked, accepted, slot?.claim ?? null);
     if (stored.isNew && isReady) {
       isStarted = true;
       if (slot === null) options.offer(call.caller.tenant, call.agentId, stored.id);

@@ -13,6 +13,7 @@ import { actingRequest } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, hashOf, judged, startOf } from "../../wire/body.ts";
 import { RPC_MESSAGES, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
+import { SESSION_HEADER } from "../../wire/mcp-headers.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
@@ -122,8 +123,6 @@ type StreamCall = ProxyCall & StreamRequest;
 function uncheckedOf({ headers, signal }: Request, { caller, requestId }: Scope, agentId: string): UncheckedRequest {
   return { caller, agentId, headers, requestId, signal };
 }
-
-const SESSION_HEADER = "mcp-session-id";
 
 /** Rewrites the upstream's response for the caller: seals the session ID, and drops a redirect to the gateway itself. */
 function asGateway(
@@ -277,14 +276,14 @@ async function openNew(
   const key = { tenant, id };
   call.note("invocation_id", id);
   if (settlement_status === "pending") {
-    const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
+    const { isNew, payment, ...stored } = await record(options, checked, accepted, null);
     if (payment === null || !isNew) return resume(options, call, checked, stored.id, permit);
     const paid = await withId(id, shownBy(STREAMED, payments.settle(payment)));
     return claimPending(options, call, checked, { key, paid, permit });
   }
   let storedId = id;
   const opened = await attempt(claims, id, async (held) => {
-    const stored = await record(options, checked, { accepted, claim: { owner, token: held.token } });
+    const stored = await record(options, checked, accepted, { owner, token: held.token });
     storedId = stored.id;
     const parts = { ...held, key, slot: permit, isResumable: false };
     return stored.isNew ? openedOf(parts, checked, accepted.call, {}) : null;

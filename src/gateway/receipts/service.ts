@@ -31,7 +31,6 @@ import {
   tenantsDue,
 } from "./store.ts";
 
-/** How long a request waits for due receipts. */
 const DUE_WAIT_MS_MAX = 5_000;
 const STOP_MS_MAX = 5_000;
 
@@ -89,10 +88,7 @@ export async function removeOldReceipts(store: Store, clock: Clock, days: number
 const [ROUND_MS, ROUND_MS_MAX] = [250, 2_000];
 /** Receipts of one tenant in one write. */
 const RECEIPTS_AT_ONCE = 64;
-/** Tenants whose receipts are made in parallel. */
 const TENANTS_AT_ONCE = 16;
-
-const encoder = new TextEncoder();
 
 interface EmitterOptions extends StoreTools {
   readonly replica: string;
@@ -106,7 +102,6 @@ function createReceiptEmitter(options: EmitterOptions) {
   const { store, log, replica } = options;
   // A replica that has not renewed its lease for nine seconds loses the work to another one.
   const lease = steadyJobLease(store, "receipts", 9_000, replica);
-  /** The batch in flight of each tenant. */
   const batches = new Map<string, Promise<boolean>>();
   /** Rounds end at this time of the monotonic clock. */
   let until = Number.POSITIVE_INFINITY;
@@ -204,7 +199,7 @@ async function signAll(rows: readonly InvocationRow[], after: ChainHead, key: Si
 }
 
 function sign(claims: object, { kid, privateKey }: SigningKey): Promise<string> {
-  return new CompactSign(encoder.encode(JSON.stringify(claims)))
+  return new CompactSign(Buffer.from(JSON.stringify(claims)))
     .setProtectedHeader({ alg: SIGNING_ALGORITHM, kid, typ: RECEIPT_TYPE })
     .sign(privateKey);
 }

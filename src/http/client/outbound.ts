@@ -253,7 +253,6 @@ const SECONDS = /^\d{1,9}$/;
  * The delay that a Retry-After header asks for, in milliseconds; null when it can't be parsed. At most `mostMs`, whatever the
  * server or a clock says.
  *
- * @param value the header's value
  * @param now milliseconds since the epoch
  */
 export function retryAfterMs(value: string | null, now: number, mostMs: number): number | null {

@@ -190,7 +190,6 @@ function createWorkerHandle(options: Required<WorkerPoolOptions>) {
       news.recorded.push(id);
       flushSoon();
     },
-    /** How many jobs have no outcome yet. */
     load: () => waiting.size + running.size,
     async close() {
       isClosed = true;
@@ -292,7 +291,6 @@ export function createSupervisor(
   }
 
   return {
-    /** Launches the first worker. Called once. */
     start: launch,
     isReady: () => isReady,
     /** Hands a message to the worker, which must be ready. */

@@ -1,0 +1,271 @@
+// `tollgate call`: makes a call as any caller would, over HTTP, pays for it if it may, and prints the agent's response. Standard
+// output has the response alone, byte for byte; everything else goes to standard error.
+import { fstatSync } from "node:fs";
+import {
+  bearerToken,
+  fileProblem,
+  httpUrl,
+  type Kind,
+  privateKey,
+  readBytesFile,
+  secretFile,
+  usdcAmount,
+  valueProblem,
+  wholeNumber,
+} from "../../config/values.ts";
+import { isLoopback } from "../../core/host.ts";
+import { isId } from "../../core/id.ts";
+import { VERSION } from "../../core/startup.ts";
+import { suggest } from "../../core/text.ts";
+import { bodyChunks } from "../../http/client/body.ts";
+import { OutboundError } from "../../http/client/exchange.ts";
+import { createOutbound } from "../../http/client/outbound.ts";
+import { SUCCESS } from "../../http/responses.ts";
+import { MAX } from "../../kernel/limits.ts";
+import { isJsonObject } from "../../wire/json.ts";
+import { type CommandLine, type CommandVerdict, configured, Misuse, shownWord } from "../command-line.ts";
+import { withProgress } from "../terminal/interactive.ts";
+import { ask, jsonOf } from "./access.ts";
+import {
+  askForEnd,
+  awaitEnd,
+  type CallRun,
+  inDoubt,
+  RunEnd,
+  refused,
+  sendCall,
+  tell,
+  unreached,
+  whyFailed,
+} from "./send.ts";
+
+export async function call(line: CommandLine): Promise<CommandVerdict> {
+  const run = await readRun(line);
+  const name = line.words[0] ?? "";
+  endOnSignals(run);
+  try {
+    const { id, protocol } = await findAgent(run, name);
+    const path = `/v1/proxy/${id}`;
+    const what = `calling ${shownWord(name)}`;
+    const streams = () => streamed(run, path, protocol === "mcp", what);
+    const document = await (run.streams ? streams() : polled(run, path, what, line.flags.has("json")));
+    return { holds: true, text: "", document };
+  } catch (error) {
+    const end = error instanceof OutboundError ? unreached(run, error) : error;
+    if (!(end instanceof RunEnd)) throw error;
+    tell(end.message);
+    const document = end.document ?? { problems: [end.message], invocation_id: run.invocation };
+    return { holds: false, text: "", document, status: end.status };
+  }
+}
+
+const TOKEN_IS_MISSING =
+  "a token is missing: set TOLLGATE_TOKEN, or name a file with --token-file (tollgate token prints one)";
+
+async function readRun(line: CommandLine): Promise<CallRun> {
+  const { flags, problems } = line;
+  const waitMs = 1000 * flagValue(line, "wait", wholeNumber(0, 86_400), 60);
+  const maxPrice = flagValue(line, "max-price", usdcAmount, 0n);
+  const url = flagValue(line, "url", httpUrl("no query"), "http://127.0.0.1:8080").replace(/\/+$/, "");
+  const payerKey = flagValue(line, "payer-key-file", secretFile(privateKey), null);
+  const ownToken = flagValue(line, "token-file", secretFile(bearerToken), null);
+  const given = readData(line);
+  if (flags.has("json") && flags.has("stream")) problems.push("--json can't be combined with --stream");
+  const isNamed = flags.has("token-file");
+  const { config, warnings } = configured(line, "call", ({ token }) =>
+    token === null && !isNamed ? [TOKEN_IS_MISSING] : [],
+  );
+  for (const warning of warnings) tell(`warning: ${warning}`);
+  const { protocol, hostname } = new URL(url);
+  if (protocol === "http:" && !isLoopback(hostname)) {
+    tell(`warning: ${url} is plain http, so others on the way can read the token and change prices`);
+  }
+  const data = given ?? (await readInput());
+  const outbound = createOutbound({ rules: null, extraCa: config.extraCa });
+  return {
+    access: { url, token: ownToken ?? config.token ?? "", outbound },
+    headers: { "idempotency-key": `call-${crypto.randomUUID()}`, ...contentType(data) },
+    ...{ data, streams: flags.has("stream"), waitMs, maxPrice, payerKey },
+    ...{ invocation: null, payment: null, isSent: false, isInDoubt: false },
+  };
+}
+
+function flagValue<T, F>({ flags, problems }: CommandLine, flag: string, kind: Kind<T>, fallback: F): T | F {
+  const text = flags.get(flag);
+  if (text === undefined) return fallback;
+  const value = text === "" ? undefined : kind.parse(text);
+  if (value !== undefined) return value;
+  problems.push(text === "" ? `--${flag} must not be empty` : valueProblem(`--${flag}`, kind, text));
+  return fallback;
+}
+
+/** The body of the call; null when it comes from standard input, which is not read unless it is asked for. */
+function readData({ flags, problems }: CommandLine): Uint8Array | null {
+  const data = flags.get("data");
+  if (data === undefined && hasInput()) tell("note: standard input is not sent; --data - sends it");
+  if (data === "-") return null;
+  if (!data?.startsWith("@")) return Buffer.from(data ?? "");
+  const path = data.slice(1);
+  try {
+    if (path !== "") return readBytesFile(path, MAX.bodyBytes);
+    problems.push("--data @ must name a file: @FILE");
+  } catch (error) {
+    problems.push(`--data must name a readable file after @: ${fileProblem(path, error, true)}`);
+  }
+  return new Uint8Array();
+}
+
+/** Whether standard input is a file or a pipe that somebody may have meant for the call. */
+function hasInput(): boolean {
+  try {
+    const input = fstatSync(0);
+    return input.isFIFO() || input.isFile();
+  } catch {
+    return false;
+  }
+}
+
+async function readInput(): Promise<Uint8Array> {
+  const pieces: Uint8Array[] = [];
+  let length = 0;
+  for await (const piece of process.stdin) {
+    pieces.push(piece);
+    length += piece.length;
+    if (length > MAX.bodyBytes) throw new Misuse([`--data - must be at most ${MAX.bodyBytes} bytes`]);
+  }
+  return Buffer.concat(pieces);
+}
+
+function contentType(data: Uint8Array): Record<string, string> {
+  if (data.length === 0) return {};
+  try {
+    const isJson = jsonOf(new TextDecoder("utf-8", { fatal: true }).decode(data)) !== undefined;
+    return { "content-type": isJson ? "application/json" : "text/plain; charset=utf-8" };
+  } catch {
+    return { "content-type": "application/octet-stream" };
+  }
+}
+
+/** Ends as a shell expects it on Ctrl-C, and when the reader of the output is gone (`tollgate call … | head`). */
+function endOnSignals(run: CallRun): void {
+  const end = (status: number) => {
+    const { invocation, streams, isSent, payment } = run;
+    const paid = payment === null ? "" : ", and it may be paid already";
+    const known = streams ? `the call ${invocation} ends as cancelled` : `the call goes on as ${invocation}`;
+    const unknown = isSent ? inDoubt(run) : "no call was made";
+    tell(`stopped: ${invocation === null ? unknown : known + paid}`);
+    process.exit(status);
+  };
+  process.on("SIGINT", () => end(130));
+  process.on("SIGTERM", () => end(143));
+  process.stdout.on("error", (error: Error & { readonly code?: string }) => {
+    if (error.code === "EPIPE") process.exit(141);
+    tell(`the response of ${run.invocation} can't be written: ${error.code}`);
+    process.exit(1);
+  });
+}
+
+/** The answer to a request that changes nothing. @throws RunEnd when it is refused; OutboundError */
+async function get({ access }: CallRun, path: string): Promise<Readonly<Record<string, unknown>>> {
+  const answer = await ask(access, { method: "GET", path, signal: AbortSignal.timeout(30_000) });
+  if (answer.status === SUCCESS.ok && isJsonObject(answer.body)) return answer.body;
+  throw refused(answer);
+}
+
+/** @param name an ID, or the name of an agent. The protocol of an ID is asked for only if the call is streamed. */
+async function findAgent(run: CallRun, name: string): Promise<{ readonly id: string; readonly protocol: unknown }> {
+  if (isId("agt", name)) {
+    return { id: name, protocol: run.streams ? (await get(run, `/v1/agents/${name}`))["protocol"] : null };
+  }
+  const list = async (query: string) => {
+    const { data, total } = await get(run, `/v1/agents?limit=100${query}`);
+    return { agents: Array.isArray(data) ? data.filter(isJsonObject) : [], total: Number(total) };
+  };
+  for (let [offset, total] = [0, 1]; offset < total; offset += 100) {
+    const page = await list(`&offset=${offset}&q=${encodeURIComponent(name)}`);
+    const { id, protocol } = page.agents.find((agent) => agent["name"] === name) ?? {};
+    if (typeof id === "string" && isId("agt", id)) return { id, protocol };
+    total = page.total;
+  }
+  const { agents, total } = await list("");
+  const names = agents.map((agent) => String(agent["name"]));
+  const meant = suggest(name, names);
+  const some = `the tenant has ${names.slice(0, 10).map(shownWord).join(", ")}${total > 10 ? ` and ${total - 10} more` : ""}`;
+  const hint = total === 0 ? "the tenant of the token has no agents" : some;
+  const why = meant === null ? hint : `did you mean ${shownWord(meant)}?`;
+  throw new RunEnd("refused", `no agent is named ${shownWord(name)}; ${why}`);
+}
+
+async function polled(run: CallRun, path: string, what: string, isJson: boolean): Promise<object> {
+  const view = await withProgress(what, async () => {
+    await sendCall(run, path);
+    return awaitEnd(run, `${path}/invocations/${run.invocation}`);
+  });
+  const body = view.response_body_b64;
+  if (!isJson) await print(Buffer.from(body ?? "", "base64"), true);
+  if (view.status !== "succeeded") throw whyFailed(run, view);
+  if (body === undefined) {
+    tell(
+      `note: the response of ${run.invocation} was not kept, capture_body of the agent is off (--stream passes it on)`,
+    );
+  } else if (view.response_truncated) {
+    const problem = `only the start of the response of ${run.invocation} was kept (--stream passes all of it on)`;
+    throw new RunEnd("failed", problem, view);
+  }
+  return view;
+}
+
+/** Prints the agent's response as it comes. */
+async function streamed(run: CallRun, path: string, isMcp: boolean, what: string): Promise<undefined> {
+  const url = `${path}/stream`;
+  const session = isMcp ? await openSession(run, url) : {};
+  const { status, stream = null } = await withProgress(what, () => sendCall(run, url, session));
+  const isFailed = status >= 400;
+  const held: Uint8Array[] = [];
+  let problem = `the call ${run.invocation} failed: ${status}`;
+  try {
+    for await (const piece of stream === null ? [] : bodyChunks(stream, { maxBytes: Number.POSITIVE_INFINITY })) {
+      if (isFailed) held.push(piece);
+      else await print(piece);
+    }
+    if (!isFailed) return;
+  } catch (error) {
+    if (!(error instanceof OutboundError)) throw error;
+    problem = `the response of ${run.invocation} ended early: ${error.message}`;
+  } finally {
+    const end = { method: "DELETE", path: url, headers: session, signal: AbortSignal.timeout(5000) } as const;
+    if ("mcp-session-id" in session) await ask(run.access, end).catch(() => {});
+  }
+  const view = await askForEnd(run, `${path}/invocations/${run.invocation}`, 5).catch(() => null);
+  // Without a status of the agent's the answer is the gateway's own, and no response.
+  if (view?.upstream_status !== null) await print(Buffer.concat(held));
+  throw view?.status === "failed" ? whyFailed(run, view) : new RunEnd("failed", problem);
+}
+
+/** Opens a session at an MCP server that wants one, as any MCP client does. @returns the headers of a call in it */
+async function openSession({ access, data }: CallRun, path: string): Promise<Record<string, string>> {
+  const headers = { accept: "application/json, text/event-stream" };
+  const message = jsonOf(Buffer.from(data).toString());
+  if (isJsonObject(message) && message["method"] === "initialize") return headers;
+  const rpc = (fields: object, more: object) =>
+    ask(access, {
+      ...{ method: "POST", path, signal: AbortSignal.timeout(30_000) },
+      headers: { ...headers, "content-type": "application/json", ...more },
+      body: Buffer.from(JSON.stringify({ jsonrpc: "2.0", ...fields })),
+    });
+  const clientInfo = { name: "tollgate", version: VERSION };
+  const params = { protocolVersion: "2025-11-25", capabilities: {}, clientInfo };
+  const id = (await rpc({ id: 0, method: "initialize", params }, {})).headers.get("mcp-session-id");
+  if (id === null) return headers;
+  const session = { "mcp-session-id": id };
+  await rpc({ method: "notifications/initialized" }, session);
+  return { ...headers, ...session };
+}
+
+/** Writes to standard output. A response that ends without a line feed gets one on a terminal, before the prompt. */
+async function print(bytes: Uint8Array, isWhole = false): Promise<void> {
+  const lacksEnd = isWhole && process.stdout.isTTY && bytes.length > 0 && bytes.at(-1) !== 0x0a;
+  const { promise, resolve } = Promise.withResolvers<void>();
+  process.stdout.write(lacksEnd ? Buffer.concat([bytes, Buffer.from("\n")]) : bytes, () => resolve());
+  await promise;
+}

@@ -1,0 +1,269 @@
+// Sends one call to a gateway and follows it to its end. A run has one idempotency key and signs one payment at most, so that a
+// request whose answer was lost is safe to send again: it makes no second call and no second payment. What stays unknown is told
+// as unknown, since a caller who is told of a failure calls, and pays, once more.
+
+import { isId } from "../../core/id.ts";
+import { systemClock } from "../../core/time.ts";
+import { type Answer, OutboundError } from "../../http/client/exchange.ts";
+import { retryAfterMs } from "../../http/client/outbound.ts";
+import { STATUS, SUCCESS } from "../../http/responses.ts";
+import { isJsonObject } from "../../wire/json.ts";
+import { usdc } from "../../x402/network.ts";
+import {
+  type AccessRequest,
+  ask,
+  type GatewayAccess,
+  type GatewayAnswer,
+  jsonOf,
+  openAnswer,
+  readAnswer,
+} from "./access.ts";
+import type { SignedPayment } from "./payment.ts";
+
+/** Exit statuses, beside 0 for success and 2 for a wrong command line. */
+const EXIT = { failed: 1, refused: 3, unknown: 4 } as const;
+
+/** Thrown when the run ends without a response that counts as success. */
+export class RunEnd extends Error {
+  readonly status: number;
+  /** What --json prints; the message when it is left out. */
+  readonly document: object | null;
+
+  constructor(end: keyof typeof EXIT, problem: string, document: object | null = null) {
+    super(problem);
+    this.status = EXIT[end];
+    this.document = document;
+  }
+}
+
+export interface CallRun {
+  readonly access: GatewayAccess;
+  readonly data: Uint8Array;
+  readonly headers: Readonly<Record<string, string>>;
+  readonly streams: boolean;
+  readonly waitMs: number;
+  readonly maxPrice: bigint;
+  readonly payerKey: `0x${string}` | null;
+  invocation: string | null;
+  payment: SignedPayment | null;
+  isSent: boolean;
+  /** Whether a request may have arrived whose answer is not known. */
+  isInDoubt: boolean;
+}
+
+/** What comes over the network must not steer a terminal. */
+const printable = (text: string) => text.replace(/\p{Cc}+/gu, " ").slice(0, 1000);
+
+export const tell = (text: string) => void process.stderr.write(`tollgate call: ${printable(text)}\n`);
+/** Progress, which only a person wants to see; it overwrites the line of the clock. */
+const say = (text: string) => void (process.stderr.isTTY && process.stderr.write(`\r\x1b[K${printable(text)}\n`));
+
+/** The end of a run whose request the gateway did not take. */
+export function refused({ status, headers, body }: GatewayAnswer): RunEnd {
+  return new RunEnd(
+    "refused",
+    `the gateway took no call, it answered ${status}${reasonIn(status, headers.get("location"), body)}`,
+  );
+}
+
+function reasonIn(status: number, location: string | null, body: unknown): string {
+  if (status === STATUS.unauthenticated) return ": the token has expired, was revoked, or belongs to another gateway";
+  if (status < 400 && location !== null)
+    return ` with a redirect to ${location}, which is not followed, since the token goes to no other host`;
+  if (status < 400) return ", as no tollgate gateway does: check --url";
+  return isJsonObject(body) && typeof body["error"] === "string" ? `: ${body["error"]}` : "";
+}
+
+export function unreached({ access }: CallRun, { message }: OutboundError): RunEnd {
+  return new RunEnd("refused", `the gateway took no call, there is no answer from ${access.url}: ${message}`);
+}
+
+/** What is to be said when the outcome of the request is not known. */
+export function inDoubt({ payment, invocation }: CallRun): string {
+  const call = invocation === null ? "it is unknown whether the gateway took the call" : `the call is ${invocation}`;
+  if (payment === null) return call;
+  const { value, from, nonce } = payment.authorization;
+  const paid = `the payment of ${usdc(BigInt(value))} USDC by ${from} was taken`;
+  return `${call}, and unknown whether ${paid}: look for payment_nonce ${nonce} in the history before you pay again`;
+}
+
+/** An answer of the gateway, or the agent's own response on its way, which is still to be read. */
+export type CallAnswer = GatewayAnswer & { readonly stream?: Answer };
+type MoreHeaders = Readonly<Record<string, string>>;
+
+const INVOCATION = "x-service-invocation-id";
+
+/**
+ * Sends the call, and pays for it if the gateway asks for a price that may be paid.
+ *
+ * @returns a 202, or for a streamed call the agent's response
+ * @throws RunEnd, OutboundError
+ */
+export async function sendCall(run: CallRun, path: string, more: MoreHeaders = {}): Promise<CallAnswer> {
+  const first = await sendSafely(run, path, more);
+  if (isTaken(run, first)) return first;
+  if (first.status !== STATUS.payment_required) throw notTaken(run, first);
+  await sign(run, first.body);
+  const paid = await sendSafely(run, path, more);
+  if (!isTaken(run, paid)) throw notTaken(run, paid);
+  const told = jsonOf(Buffer.from(paid.headers.get("x-payment-response") ?? "", "base64").toString());
+  if (isJsonObject(told)) say(`paid: transaction ${told["transaction"]}`);
+  else say("the payment is accepted, and not collected yet");
+  return paid;
+}
+
+function isTaken({ streams, invocation }: CallRun, { status, stream }: CallAnswer): boolean {
+  return streams ? stream !== undefined : status === SUCCESS.accepted && invocation !== null;
+}
+
+function notTaken(run: CallRun, answer: CallAnswer): RunEnd {
+  const { message } = refused(answer);
+  // The answer to a streamed call that was made is lost with its connection.
+  if (run.isInDoubt && answer.status === STATUS.conflict) return new RunEnd("failed", `${message}; ${inDoubt(run)}`);
+  const isOpen = run.isInDoubt && answer.status !== STATUS.payment_required;
+  return isOpen ? new RunEnd("unknown", `${message}; ${inDoubt(run)}`) : new RunEnd("refused", message);
+}
+
+/** Signs the one payment of the run, if its price is allowed. @throws RunEnd when it is not */
+async function sign(run: CallRun, challenge: unknown): Promise<void> {
+  const { accountOf, payableOffer, signPayment } = await import("./payment.ts");
+  const offer = payableOffer(challenge);
+  if (typeof offer === "string") throw new RunEnd("refused", `the call has a price, and nothing was signed: ${offer}`);
+  const { network, terms } = offer;
+  const price = usdc(terms.maxAmountRequired);
+  const asked = `${price} USDC on ${network.title} to ${terms.payTo}`;
+  if (terms.maxAmountRequired > run.maxPrice || run.payerKey === null) {
+    const limit = run.payerKey === null ? "there is no key to pay with" : `--max-price is ${usdc(run.maxPrice)}`;
+    const hint = `--payer-key-file FILE --max-price ${price} would pay it`;
+    throw new RunEnd("refused", `the call costs ${asked}, and ${limit}: nothing was signed (${hint})`);
+  }
+  const payer = accountOf(run.payerKey);
+  say(`paying ${asked}, from ${payer.address}`);
+  run.payment = await signPayment(offer, payer);
+}
+
+/** How often a request is sent that a busy gateway refuses, and that it has certainly not taken. */
+const TRIES = 4;
+
+/** Sends the request until it is known what became of it. @throws RunEnd when that stays unknown; OutboundError */
+async function sendSafely(run: CallRun, path: string, more: MoreHeaders): Promise<CallAnswer> {
+  // A paid call is answered once it is settled, however short the wait for its result is.
+  const until = performance.now() + Math.max(run.waitMs, 60_000);
+  for (let [tries, pauseMs] = [1, 250]; ; tries++, pauseMs = Math.min(2 * pauseMs, 5000)) {
+    const outcome = await sendOnce(run, path, more, until).catch(outboundError);
+    run.isInDoubt ||= mayHaveArrived(run, outcome);
+    const isLast = performance.now() >= until || (tries === TRIES && !run.isInDoubt);
+    if (!isPassing(run, outcome) || (isLast && !run.isInDoubt)) {
+      if (outcome instanceof OutboundError) throw outcome;
+      return outcome;
+    }
+    if (isLast) throw new RunEnd("unknown", inDoubt(run));
+    const header = outcome instanceof OutboundError ? null : outcome.headers.get("retry-after");
+    const pause = retryAfterMs(header, systemClock.now(), 5000) ?? pauseMs;
+    await Bun.sleep(Math.min(pause, Math.max(until - performance.now(), 0)));
+  }
+}
+
+function outboundError(error: unknown): OutboundError {
+  if (error instanceof OutboundError) return error;
+  throw error;
+}
+
+/** A 503 to an unpaid request refuses it; after a payment has left, it may mean that the outcome of the payment is unknown. */
+function mayHaveArrived({ payment }: CallRun, outcome: CallAnswer | OutboundError): boolean {
+  if (outcome instanceof OutboundError) return outcome.kind === "lost";
+  const { status, stream } = outcome;
+  return stream === undefined && status >= 500 && (status !== STATUS.unavailable || payment !== null);
+}
+
+function isPassing({ isInDoubt }: CallRun, outcome: CallAnswer | OutboundError): boolean {
+  if (outcome instanceof OutboundError) return isInDoubt;
+  const { status, stream } = outcome;
+  return stream === undefined && (status >= 500 || (isInDoubt && status === STATUS.rate_limited));
+}
+
+async function sendOnce(run: CallRun, path: string, more: MoreHeaders, until: number): Promise<CallAnswer> {
+  const payment = run.payment === null ? {} : { "x-payment": run.payment.header };
+  const timeout = new AbortController();
+  const timer = setTimeout(() => timeout.abort(new Error("timeout")), Math.max(until - performance.now(), 1000));
+  const request: AccessRequest = {
+    ...{ method: "POST", path, body: run.data, signal: timeout.signal },
+    headers: { ...run.headers, ...more, ...payment },
+  };
+  try {
+    run.isSent = true;
+    const answer = await openAnswer(run.access, request);
+    const { status, headers } = answer;
+    const id = headers.get(INVOCATION);
+    if (id !== null && isId("inv", id)) run.invocation = id;
+    const warning = headers.get("x-service-policy-warning");
+    if (warning !== null) tell(`warning of the policy: ${warning}`);
+    if (run.streams && isOfAgent(run, answer)) return { status, headers, text: "", body: undefined, stream: answer };
+    return await readAnswer(answer, request);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** Whether the answer to a streamed call is the agent's, and not a refusal of a call that was recorded before. */
+function isOfAgent(run: CallRun, { status, headers }: Answer): boolean {
+  if (!headers.has(INVOCATION)) return false;
+  const isOpen = status === STATUS.unavailable || status === STATUS.payment_required;
+  if (isOpen && (run.payment !== null || run.isInDoubt))
+    return headers.has("x-payment-response") && status !== STATUS.payment_required;
+  return !(run.isInDoubt && status === STATUS.conflict);
+}
+
+/** The fields of the poll view that decide about the end of a run. */
+export interface CallView {
+  readonly status: string;
+  readonly error_class: string | null;
+  readonly error_detail: string | null;
+  readonly upstream_status: number | null;
+  readonly settlement: { readonly status: string; readonly tx_hash?: string; readonly reason?: string } | null;
+  readonly response_truncated: boolean;
+  readonly response_body_b64?: string;
+}
+
+/** Waits for the end of the call. @throws RunEnd when the wait runs out, or the gateway refuses to tell */
+export async function awaitEnd(run: CallRun, path: string): Promise<CallView> {
+  say(`the call is ${run.invocation}`);
+  const until = performance.now() + run.waitMs;
+  let view: CallView | null = null;
+  for (let [left, pauseMs] = [run.waitMs, 250]; left > 0; left = until - performance.now()) {
+    const seen = await askForEnd(run, path, Math.min(Math.ceil(left / 1000), 60));
+    if (seen !== null && seen.status !== "pending" && seen.status !== "running") return seen;
+    view = seen ?? view;
+    await Bun.sleep(Math.min(pauseMs, Math.max(until - performance.now(), 0)));
+    pauseMs = seen === null ? Math.min(2 * pauseMs, 5000) : 250;
+  }
+  const payment = view?.settlement?.status === "pending" ? ", and its payment is open: don't pay again" : "";
+  throw new RunEnd("unknown", `--wait ran out, the call goes on as ${run.invocation}${payment}`, view);
+}
+
+/** The call as it is after so many seconds, or at its end; null when asking later may help. @throws RunEnd */
+export async function askForEnd(
+  { access, invocation }: CallRun,
+  path: string,
+  seconds: number,
+): Promise<CallView | null> {
+  const signal = AbortSignal.timeout(1000 * seconds + 10_000);
+  const request = { method: "GET", path, headers: { prefer: `wait=${seconds}` }, signal } as const;
+  const answer = await ask(access, request).catch(outboundError);
+  if (answer instanceof OutboundError || answer.status >= 500 || answer.status === STATUS.rate_limited) return null;
+  // What a gateway tells of its own call is not validated further.
+  if (answer.status === SUCCESS.ok && isJsonObject(answer.body)) return answer.body as unknown as CallView;
+  const { message } = refused(answer);
+  throw new RunEnd("unknown", `the call goes on as ${invocation}, but its result can't be read: ${message}`);
+}
+
+export function whyFailed({ invocation }: CallRun, view: CallView): RunEnd {
+  const { error_class, error_detail, upstream_status, settlement } = view;
+  const answered = upstream_status !== null && upstream_status >= 400 && `the agent answered ${upstream_status}`;
+  const payment =
+    settlement?.status === "settlement_failed"
+      ? `its payment was not collected (${settlement.reason ?? "declined"})`
+      : settlement?.tx_hash && `its payment was taken (transaction ${settlement.tx_hash})`;
+  const reasons = [error_class, answered, error_detail, payment].filter(Boolean).join(", ");
+  return new RunEnd("failed", `the call ${invocation} failed: ${reasons || "no reason is known"}`, view);
+}
