@@ -180,12 +180,12 @@ contract((at) => {
       const withOne = await tenant.call(id);
       await route.arrival(2);
       const receipt = (invocation: string) => tenant.send("GET", `/v1/invocations/${invocation}/receipt`);
-      expectError(await receipt(withOne), 404);
+      expectError(await receipt(withOne), 404, "emit_receipts of its agent counts once the call has ended");
       await tenant.patch(id, { emit_receipts: false });
       gate.resolve();
       await tenant.ended(id, without);
       await tenant.ended(id, withOne);
-      expectError(await receipt(without), 404);
+      expectError(await receipt(without), 404, "emit_receipts of its agent is off");
       expect(await receiptOf(tenant, withOne)).toMatchObject({ invocation_id: withOne, previous: null });
     });
 
