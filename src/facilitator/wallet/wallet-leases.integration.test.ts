@@ -131,6 +131,7 @@ test("beside a version that knows of no leases, each payment of both is collecte
   const signer = await fundedSigner(chain);
   const wallets = [await startLeased(signer), await start({ store, signers: [signer] })];
   const payments = await Promise.all(Array.from({ length: 12 }, () => newPayment(chain)));
+  await chain.resumeMining(1);
   await Promise.all(payments.map((payment, index) => wallets[index % 2]!.collect(payment)));
   for (const payment of payments) await expectCollected(wallets[0]!, payment);
   const nonces = (await wallets[0]!.rows())

@@ -2,11 +2,13 @@
 // take nothing, payments that end meanwhile. The wallet moves on each time, and nothing that failed is collected.
 
 import { describe, expect, test } from "bun:test";
+import { type Hex, toHex } from "viem";
 import type { TestChain } from "../../../test/support/chain/chain.ts";
 import type { RpcRelay } from "../../../test/support/chain/rpc-relay.ts";
-import { newPayment, type TestWallet, type WalletOptions } from "../../../test/support/chain/wallet.ts";
+import { fundedSigner, newPayment, type TestWallet, type WalletOptions } from "../../../test/support/chain/wallet.ts";
 import { type Payment, useChain } from "../../../test/support/chain/wallet-tests.ts";
 import { until } from "../../../test/support/until.ts";
+import type { Chain } from "../../chain/chain.ts";
 
 const GWEI = 10n ** 9n;
 const SEND = "eth_sendRawTransaction";
@@ -14,7 +16,7 @@ const UNDERPRICED = { kind: "error", message: "replacement transaction underpric
 
 let chain: TestChain;
 let relay: RpcRelay;
-const { start, untilPending, transfersOf } = useChain(
+const { start, untilPending, transfersOf, expectCollected } = useChain(
   (nodes) => {
     ({ chain, relay } = nodes);
   },
@@ -151,6 +153,37 @@ test("a transaction at the highest fee whose payment has failed before its end i
   await chain.resumeMining();
   await expectNextIsCollected(wallet);
   expect(await transfersOf(payment)).toHaveLength(0);
+});
+
+test("a transaction that its node knows but never mines, although it is next in line, is replaced as blocks come", async () => {
+  const signer = await fundedSigner(chain);
+  const countIs = (count: number) => chain.rpc("anvil_setNonce", [signer.address, toHex(count)]);
+  // As if the transaction before it was mined while the node takes this one in: anvil then waits for that one forever.
+  let isRaced = true;
+  const racing = (real: Chain): Chain => ({
+    ...real,
+    async broadcast(raw, everywhere) {
+      if (!isRaced) return real.broadcast(raw, everywhere);
+      isRaced = false;
+      await countIs(0);
+      const reception = await real.broadcast(raw, everywhere);
+      await countIs(1);
+      return reception;
+    },
+  });
+  await countIs(1);
+  const wallet = await start({ signers: [signer], wrap: racing, urls: [relay.url], limits: { rebroadcastMs: 500 } });
+  const payment = await newPayment(chain);
+  await wallet.collect(payment);
+  await relay.passed(SEND, 3);
+  expect(await chain.rpc("txpool_status")).toEqual({ pending: "0x0", queued: "0x1" });
+  expect((await wallet.payment(payment))?.status).toBe("sent");
+  await chain.resumeMining(1);
+  await expectCollected(wallet, payment);
+  const [first, ...replacements] = await wallet.rows();
+  expect([first, ...replacements].every((row) => row?.wallet_nonce === 1)).toBe(true);
+  const collected = (await wallet.payment(payment))?.transaction_hash;
+  expect(replacements.map(({ hash }) => hash)).toContain(collected as Hex);
 });
 
 test("fees rise by blocks, and not because a node takes no price again and again", async () => {

@@ -123,8 +123,10 @@ test("stopping waits for no node that hangs, and loses nothing", async () => {
   // One after the other they would take forty.
   expect(performance.now() - started).toBeLessThan(15_000);
   await relay.stop();
+  await chain.resumeMining(1);
   const next = await start(chain, { store: wallet.store, signers: wallet.signers });
   for (const payment of payments) expect((await next.ended(payment, 30_000))?.status).toBe("settled");
+  await chain.resumeMining();
 });
 
 describe("three hundred payments at once", () => {

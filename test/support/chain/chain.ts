@@ -88,7 +88,14 @@ export interface Transfer {
 
 export type TestChain = Awaited<ReturnType<typeof startChain>>;
 
-/** @param options.blockTimeSeconds makes a block every so many seconds; without it, each transaction makes one */
+/**
+ * Where each transaction makes a block, anvil 1.7.1 sometimes never mines one, nor those that follow it: the previous one of
+ * the account was mined while anvil took this one in (1 of 100 runs of a test that sends 40 at once, on a busy machine). No
+ * block comes then, and a wallet counts blocks before it replaces a transaction. So a test that sends many of one account at
+ * once and does not pause mining needs blocks that come by time, as on a real chain.
+ *
+ * @param options.blockTimeSeconds makes a block every so many seconds; without it, each transaction makes one
+ */
 export async function startChain(options: { blockTimeSeconds?: number } = {}) {
   const { url, home, stop } = await launch();
   const client = createPublicClient({
