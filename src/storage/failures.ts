@@ -158,18 +158,17 @@ const PAUSE_MS_MOST = 5_000;
  * @param stop whether to give up, so that the last error is thrown
  * @param pauseMsMost the longest pause between two tries
  */
-export async function untilStored<T>(
-  step: () => Promise<T>,
-  stop: () => boolean,
-  pauseMsMost = PAUSE_MS_MOST,
-): Promise<T> {
-  for (let pause = PAUSE_MS_FIRST; ; pause = Math.min(pause * 2, pauseMsMost)) {
-    try {
-      return await step();
-    } catch (error) {
-      const mayPass = error instanceof Fault && error.kind === "unavailable";
-      if (!mayPass || stop() || actingRequest()?.isOverdue() === true) throw error;
+export function untilStored<T>(step: () => Promise<T>, stop: () => boolean, pauseMsMost = PAUSE_MS_MOST): Promise<T> {
+  // The pauses are part of the wait: a store that refuses at once is away for as long as one that does not answer.
+  return countWait(async (until) => {
+    for (let pause = PAUSE_MS_FIRST; ; pause = Math.min(pause * 2, pauseMsMost)) {
+      try {
+        return await step();
+      } catch (error) {
+        const mayPass = error instanceof Fault && error.kind === "unavailable";
+        if (!mayPass || stop() || actingRequest()?.isOverdue() === true) throw error;
+      }
+      await Bun.sleep(Math.min(pause, Math.max(0, until - performance.now())));
     }
-    await Bun.sleep(pause);
-  }
+  });
 }

@@ -316,18 +316,17 @@ async function resume(
   id: string,
   permit: StreamPermit | null,
 ): Promise<OpenedCall> {
-  const { store, payments } = options;
   const key = { tenant: call.caller.tenant, id };
   call.note("invocation_id", id);
-  const { mode } = await findInvocation(store.read, key.tenant, id);
+  const { mode } = await findInvocation(options.store.read, key.tenant, id);
   if (mode !== "streaming") throw otherPathFault(id);
-  const paid = await withId(id, shownBy(STREAMED, payments.recall(key.tenant, id)));
-  return claimPending(options, call, checked, { key, paid, permit });
+  return claimPending(options, call, checked, { key, paid: await recalled(options, key), permit });
 }
 
 /**
  * Claims a pending call for this request.
- * @throws Fault `unavailable` while the payment's outcome is unknown; `conflict` when the call was made, given up or claimed
+ * @throws Fault `unavailable` while the payment's outcome is unknown; `payment_required` when the payment was declined;
+ *   `conflict` when the call was made, given up or claimed
  */
 async function claimPending(
   options: AdmitStreamOptions,
@@ -335,42 +334,55 @@ async function claimPending(
   checked: CheckedCall<ParsedStreamRequest>,
   { key, paid, permit }: { key: InvocationKey; paid: PaidHeaders; permit: StreamPermit | null },
 ): Promise<OpenedCall> {
-  const { store, payments, claims } = options;
-  const isTold = Object.keys(paid).length > 0;
   const request = actingRequest();
-  if (!isTold && request?.isOverdue() === true) throw outcomeUnknown(key.id);
-  // It may be paid for, so from here on it is served however long the database takes.
-  request?.liftBound();
+  const isTold = Object.keys(paid).length > 0;
+  // What is paid for is served however long the database takes.
+  if (isTold) request?.liftBound();
+  const toldHeaders = async () => (isTold ? paid : recalled(options, key));
   const own = permit ?? options.limits.forResumed(key.tenant, checked.agent.id);
-  const opened = await attempt(claims, key.id, async (held) => {
+  const opened = await attempt(options.claims, key.id, async (held) => {
     const claimed = await claimAs(options, call, key, held.token);
     if (claimed === null) return null;
-    const responseHeaders = isTold ? paid : await shownBy(STREAMED, payments.recall(key.tenant, key.id));
-    return openedOf({ ...held, key, slot: own, isResumable: true }, checked, claimed.call, responseHeaders);
+    // A call whose payment was declined or is unknown can't be claimed, so this one is paid for.
+    request?.liftBound();
+    return openedOf({ ...held, key, slot: own, isResumable: true }, checked, claimed.call, await toldHeaders());
   }).catch((error) => {
     own.release();
     throw error;
   });
   if (opened !== null) return opened;
   own.release();
-  const row = await findInvocation(store.read, key.tenant, key.id);
-  if (row.status === "pending") throw outcomeUnknown(key.id);
-  throw recordedFault("conflict", whyNotMade(row), key.id, { headers: paid });
+  const row = await findInvocation(options.store.read, key.tenant, key.id);
+  if (row.status === "pending" || isLostClaim(options, row)) throw outcomeUnknown(key.id);
+  throw recordedFault("conflict", whyNotMade(row), key.id, { headers: await toldHeaders() });
 }
 
-function claimAs(
+const recalled = ({ payments }: AdmitStreamOptions, { tenant, id }: InvocationKey) =>
+  withId(id, shownBy(STREAMED, payments.recall(tenant, id)));
+
+/** @throws Fault `unavailable` when the caller has gone, or has waited for the store too long; the claim may be stored then */
+async function claimAs(
   { store, clock, stopping, replica: owner }: AdmitStreamOptions,
   { signal }: StreamCall,
   key: InvocationKey,
   token: string,
 ) {
   const isOver = () => signal.aborted || stopping.aborted;
-  return untilStored(() => {
-    // Nothing is claimed for a caller who has gone, so that a retry with the payment can still resume the call.
-    if (isOver()) throw outcomeUnknown(key.id);
-    return claim(store, { key, owner, token, now: clock.now() });
-  }, isOver);
+  try {
+    return await untilStored(async () => {
+      // Nothing is claimed for a caller who has gone, so that a retry with the payment can still resume the call.
+      if (isOver()) throw outcomeUnknown(key.id);
+      return claim(store, { key, owner, token, now: clock.now() });
+    }, isOver);
+  } catch (error) {
+    const isAway = error instanceof Fault && error.kind === "unavailable";
+    throw isAway ? outcomeUnknown(key.id) : error;
+  }
 }
+
+/** Whether the claim is of a request here that gave up before it learned that its claim was stored. It is released soon. */
+const isLostClaim = ({ claims, replica }: AdmitStreamOptions, { status, owner, claim }: InvocationRow) =>
+  status === "running" && owner === replica && claim !== null && claims.fateOf(claim) === "release";
 
 /** Error classes of calls that were claimed but never made. */
 const NOT_MADE: ReadonlySet<unknown> = new Set(["credential_error", "ssrf_blocked"]);
