@@ -46,7 +46,7 @@ export const SERVE: CliCommand = {
     startWatchdog(config.log);
     const { watchLoop } = await import("./kernel/loop-watch.ts");
     // Started last, since starting a service holds the event loop for long, when no caller waits yet.
-    const stopWatching = watchLoop("main", config.blockedMs, log.warn, meters.loopLate);
+    const stopWatching = watchLoop("main", config.blockedMs, log, meters.loopLate);
     process.on("exit", stopWatching);
     return undefined;
   },
@@ -228,7 +228,8 @@ async function runService(config: Config, log: OpenLog): Promise<Meters> {
 }
 
 async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise<void> {
-  const { prepareMasterKeys } = await import("./cli/open.ts");
+  const { prepareMasterKeys, requireOwnDatabase } = await import("./cli/open.ts");
+  await requireOwnDatabase("gateway", config);
   const { keys, generated } = prepareMasterKeys(config, log);
   const { startGateway } = await import("./gateway/start.ts");
   logStrayErrors(log);
@@ -243,7 +244,8 @@ async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise
 }
 
 async function runFacilitator(options: FacilitatorConfig, log: OpenLog, meters: Meters): Promise<void> {
-  const { openDataDir } = await import("./cli/open.ts");
+  const { openDataDir, requireOwnDatabase } = await import("./cli/open.ts");
+  await requireOwnDatabase("facilitator", options);
   openDataDir(options, log);
   const { startFacilitator } = await import("./facilitator/start.ts");
   logStrayErrors(log);

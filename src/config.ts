@@ -18,7 +18,7 @@ import {
 } from "./config/rules.ts";
 import { fileProblem, readTextFile, valueProblem, writtenPath } from "./config/values.ts";
 import { COMMON, DEMO, FACILITATOR, GATEWAY, MASTER_KEYS, type Sources, type VariableRow } from "./config/variables.ts";
-import { suggest } from "./core/text.ts";
+import { didYouMean } from "./core/text.ts";
 import { systemClock } from "./core/time.ts";
 import type { TracingOptions } from "./core/tracing.ts";
 import { type Environment, OWN_VARIABLES } from "./environment.ts";
@@ -110,7 +110,6 @@ function readValues(tables: readonly object[], flags: ReadonlyMap<string, string
   return { values: read as ConfigValues, sources, problems };
 }
 
-/** Reads one variable; with a problem its value is the default. */
 function readRow<T, F>(
   name: string,
   { kind, fallback, ...sources }: VariableRow<T, F, string>,
@@ -132,17 +131,15 @@ type Nested<T> = {
 
 type OptionTree = Nested<{ [N in VariableName as (typeof VARIABLES)[N]["path"]]: ConfigValues[N] }>;
 
-type Branch = Record<string, unknown>;
-
 function nested(values: ConfigValues): OptionTree {
-  const options: Branch = {};
+  const options: Record<string, unknown> = {};
   for (const [name, { path }] of Object.entries(VARIABLES)) {
     const parts = path.split(".");
     const last = parts.pop() ?? path;
     let branch = options;
     for (const part of parts) {
       branch[part] ??= {};
-      branch = branch[part] as Branch;
+      branch = branch[part] as typeof options;
     }
     branch[last] = values[name as VariableName];
   }
@@ -322,14 +319,10 @@ function unquoted(written: string): string | null {
   return written.length > 1 && written.endsWith(quote) && !inner.includes(quote) ? inner : null;
 }
 
-/** A warning for each `TOLLGATE_` variable that is set but that nothing reads. */
 function unreadVariables(environment: Environment): string[] {
   const known = new Set([...Object.keys(VARIABLES), ...OWN_VARIABLES]);
   for (const [name, { secret }] of Object.entries<Sources>(VARIABLES)) if (secret === true) known.add(`${name}_FILE`);
   return Object.keys(environment)
     .filter((name) => name.startsWith("TOLLGATE_") && !known.has(name))
-    .map((name) => {
-      const meant = suggest(name, known);
-      return `${name} is set but nothing reads it${meant === null ? "" : `; did you mean ${meant}?`}`;
-    });
+    .map((name) => `${name} is set but nothing reads it${didYouMean(name, known)}`);
 }

@@ -230,7 +230,7 @@ describe("beside a gateway", () => {
       look(none.url.origin, { TOLLGATE_JWKS_URL: none.url.href }),
       look(late.url.origin, { TOLLGATE_JWKS_URL: late.url.href }),
     ]);
-    expect(dead).toEqual([1, says("fail issuer: 127.0.0.1 at 127.0.0.1: ECONNREFUSED; TOLLGATE_OIDC_ISSUER")]);
+    expect(dead).toEqual([1, says("fail issuer: 127.0.0.1:1: ECONNREFUSED; TOLLGATE_OIDC_ISSUER")]);
     expect(other).toEqual([1, says("fail issuer: \\S+: the discovery document names another issuer; ")]);
     expect(noKeys).toEqual([1, says("fail issuer: \\S+: the key set has no key that can verify a token; ")]);
     expect(skewed).toEqual([0, says("warn issuer: its clock is (59|6\\d) s behind this machine's clock; ")]);
@@ -255,7 +255,7 @@ describe("beside a gateway", () => {
       0,
       says("warn vault: it tells nothing about the token; TOLLGATE_VAULT_TOKEN must be valid"),
     ]);
-    expect(dead).toEqual([1, says("fail vault: 127.0.0.1 at 127.0.0.1: ECONNREFUSED; TOLLGATE_VAULT_ADDR must be")]);
+    expect(dead).toEqual([1, says("fail vault: 127.0.0.1:1: ECONNREFUSED; TOLLGATE_VAULT_ADDR must be")]);
   });
 
   test("each tenant's facilitator is asked with what the tenant shows it, and none of its secrets is told", async () => {
@@ -298,7 +298,7 @@ describe("beside a gateway", () => {
     expect(bad.toSorted()).toEqual(
       [
         ...opened.flatMap(({ expected }) => expected),
-        `fail facilitator https://127.0.0.1:1 of ${dead.name}: 127.0.0.1 at 127.0.0.1: ECONNREFUSED; its operator`,
+        `fail facilitator https://127.0.0.1:1 of ${dead.name}: 127.0.0.1:1: ECONNREFUSED; its operator`,
       ]
         .toSorted()
         .map(says),

@@ -306,7 +306,10 @@ describe("a request", () => {
 
   test("is 404 with another path, and 405 with another method", async () => {
     const none = await port.fetch("/metrics", port.pki.client);
-    expect([none.status, await none.json()]).toEqual([404, { error: "no such route" }]);
+    expect([none.status, await none.json()]).toEqual([
+      404,
+      { error: "no such route; known here: GET /supported, GET /healthz, POST /settle" },
+    ]);
     for (const path of ["/settle/", "/Settle", "/settle%2f", "/v1/agents", "/"]) {
       expect([path, (await port.fetch(path, port.pki.client, { method: "POST" })).status]).toEqual([path, 404]);
     }

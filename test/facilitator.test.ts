@@ -159,6 +159,11 @@ describe("a facilitator that runs", () => {
       const response = await fetch(openUrl + path, { method: "POST", body: "{}" });
       expect([path, response.status]).toEqual([path, 404]);
     }
+    const root = await fetch(openUrl);
+    expect([root.status, await root.json()]).toEqual([
+      404,
+      { error: "no such route; known here: GET /supported, GET /healthz" },
+    ]);
     expect((await fetch(`${openUrl}/supported`, { method: "POST" })).status).toBe(405);
   });
 

@@ -3,7 +3,7 @@
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import type { Browser, Page } from "playwright-core";
 import { PAGES } from "../src/gateway/manual/pages.ts";
-import { findings } from "./support/axe.ts";
+import { contrastFindings, findings } from "./support/axe.ts";
 import { BROWSER_TEST_MS_MAX, browserPath, launchBrowser, visit, whyNoBrowser } from "./support/browser.ts";
 import { type Gateway, startGateway } from "./support/gateway/gateway.ts";
 
@@ -37,6 +37,55 @@ const COVERED = `(() => {
   });
 })()`;
 
+/**
+ * Runs in the browser: how many blocks of code the page has and how many buttons for them, the lines of code that a
+ * button lies over, and the blocks whose code a button leaves too little width.
+ */
+const BENEATH_BUTTONS = `(() => {
+  const buttons = [...document.querySelectorAll(".code button")];
+  const lines = buttons.flatMap((button) => {
+    const box = button.getBoundingClientRect();
+    const pre = button.parentElement.querySelector("pre");
+    const seen = pre.getBoundingClientRect();
+    const range = document.createRange();
+    const lies = (node) => {
+      range.selectNodeContents(node);
+      return [...range.getClientRects()].some(
+        (text) =>
+          Math.max(box.left, text.left, seen.left) < Math.min(box.right, text.right, seen.right) &&
+          Math.max(box.top, text.top, seen.top) < Math.min(box.bottom, text.bottom, seen.bottom),
+      );
+    };
+    const walker = document.createTreeWalker(pre, NodeFilter.SHOW_TEXT);
+    const found = [];
+    while (walker.nextNode()) if (lies(walker.currentNode)) found.push(walker.currentNode.data);
+    return found;
+  });
+  const blocks = [...document.querySelectorAll(".code")];
+  const narrow = blocks.filter((block) => block.querySelector("pre").clientWidth < block.clientWidth * 0.85);
+  return { buttons: buttons.length, blocks: blocks.length, lines: lines.concat(narrow.map((block) => block.textContent)) };
+})()`;
+
+/** Runs in the browser: the ring around what has the focus, and whether all four corners of the ring can be seen. */
+const FOCUS = `(() => {
+  const element = document.activeElement;
+  const { outlineWidth, outlineStyle, outlineOffset } = getComputedStyle(element);
+  const around = parseFloat(outlineWidth) + parseFloat(outlineOffset);
+  const { left, right, top, bottom } = element.getBoundingClientRect();
+  const corners = [[left, top, -1, -1], [right, top, 1, -1], [left, bottom, -1, 1], [right, bottom, 1, 1]];
+  const isSeen = corners.every(([x, y, toX, toY]) => {
+    const there = document.elementFromPoint(x + toX * around, y + toY * around);
+    return there !== null && (there === element || there === element.parentElement);
+  });
+  return outlineWidth + " " + outlineStyle + (isSeen ? ", in view" : ", covered");
+})()`;
+
+interface Beneath {
+  buttons: number;
+  blocks: number;
+  lines: string[];
+}
+
 const styleOf = (page: Page, element: string, property: string) =>
   page.evaluate<string>(`getComputedStyle(document.${element}).${property}`);
 
@@ -48,10 +97,11 @@ browserSuite(`the manual in a browser${whyNoBrowser}`, () => {
   afterAll(() => browser?.close());
 
   const looks = [
-    { viewport: PHONE, colorScheme: "dark", ground: "rgb(20, 23, 26)" },
-    { viewport: DESK, colorScheme: "light", ground: "rgb(255, 255, 255)" },
+    { viewport: PHONE, colorScheme: "dark", other: "light" },
+    { viewport: DESK, colorScheme: "light", other: "dark" },
   ] as const;
-  describe("can be read by everybody, in dark on a phone and in light on a desk:", () => {
+  const GROUNDS = { light: "rgb(255, 255, 255)", dark: "rgb(20, 23, 26)" };
+  describe("can be read by everybody, in light and in dark, on a phone and on a desk:", () => {
     // One reader goes from page to page: a new one for each would cost more than all that is asked of the page.
     let reader: Awaited<ReturnType<typeof visit>>;
     beforeAll(async () => {
@@ -62,11 +112,19 @@ browserSuite(`the manual in a browser${whyNoBrowser}`, () => {
     test.each(PATHS)("%s", async (path) => {
       const { page, strays, complaints } = reader;
       await page.goto(`${gateway.url}${path}`);
-      for (const { ground, viewport, colorScheme } of looks) {
+      // Axe passes over what a closed part holds, and a desk shows the links in the closed parts all the same.
+      await page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true");
+      for (const { viewport, colorScheme, other } of looks) {
         await page.setViewportSize(viewport);
+        // Where all rules hold in one color scheme, the other one can break those of contrast alone.
+        await page.emulateMedia({ colorScheme: other });
+        expect(await styleOf(page, "body", "backgroundColor")).toBe(GROUNDS[other]);
+        expect(await contrastFindings(page)).toEqual([]);
         await page.emulateMedia({ colorScheme });
         expect(await page.evaluate<number>("document.documentElement.scrollWidth")).toBe(viewport.width);
-        expect(await styleOf(page, "body", "backgroundColor")).toBe(ground);
+        expect(await styleOf(page, "body", "backgroundColor")).toBe(GROUNDS[colorScheme]);
+        const { buttons, blocks, lines } = await page.evaluate<Beneath>(BENEATH_BUTTONS);
+        expect([buttons, lines]).toEqual([blocks, []]);
         expect(await findings(page)).toEqual([]);
       }
       expect([strays, complaints]).toEqual([[], []]);
@@ -139,6 +197,20 @@ browserSuite(`the manual in a browser${whyNoBrowser}`, () => {
     await page.keyboard.press("Tab");
     const outline = await styleOf(page, "activeElement", "outlineStyle");
     expect([await page.locator("main :focus").count(), outline]).toEqual([1, "solid"]);
+  });
+
+  test.each(looks)("shows the focus on a button beside code: %o", async ({ viewport, colorScheme }) => {
+    await using visited = await visit(browser, `${gateway.url}/docs/payments`, { viewport, colorScheme });
+    const { page } = visited;
+    const blocks = page.locator(".code");
+    for (const block of await blocks.all()) {
+      await block.locator("pre").focus();
+      await page.keyboard.press("Tab");
+      const button = block.getByRole("button", { name: "Copy" });
+      expect(await page.evaluate<string>(FOCUS)).toBe("2px solid, in view");
+      expect(await button.evaluate((element) => element === element.ownerDocument.activeElement)).toBe(true);
+    }
+    expect(await blocks.count()).toBeGreaterThan(5);
   });
 
   test("shows all pages and the outline beside a page on a desk, and folds them on a phone", async () => {

@@ -122,6 +122,20 @@ describe("the documentation", () => {
     expect(others.filter((path) => !existsSync(join(ROOT, path)))).toEqual([]);
   });
 
+  test("quotes no message in the page on troubleshooting that the product does not have", async () => {
+    const quoted = pages.get("troubleshooting")?.text.match(/(?<=`)(?!tollgate )[a-z']+( [a-z'-]+){2,}(?=`)/g) ?? [];
+    const sources: string[] = [];
+    for await (const path of new Glob("src/**/*.ts").scan({ cwd: ROOT })) {
+      if (!path.endsWith(".test.ts")) sources.push(read(path));
+    }
+    const source = sources.join("\n");
+    expect(quoted.filter((message) => !source.includes(message))).toEqual([]);
+    expect(quoted).toContain("is already in use");
+    expect(quoted.length).toBeGreaterThan(8);
+    // A message on the address names the variable or the flag, whichever was given.
+    expect(pages.get("troubleshooting")?.text).not.toMatch(/must be free to listen on|must be an address to listen on/);
+  });
+
   test("names no file in a comment of the source that is not there", async () => {
     const broken: string[] = [];
     for await (const path of new Glob("{src,db}/**/*.{ts,sql}").scan({ cwd: ROOT })) {

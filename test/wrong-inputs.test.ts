@@ -184,6 +184,15 @@ const WRONG: readonly Wrong[] = [
     words: "token revoke --tenant acme --data-dir facilitators",
     told: [`gateway's data directory: ${at("facilitators")} is a facilitator's`],
   },
+  {
+    words: "--mode facilitator --data-dir gateways --port 0",
+    env: OWN_FACILITATOR,
+    told: [`must be the facilitator's data directory: ${at("gateways")} is a gateway's`],
+  },
+  {
+    words: "serve --data-dir facilitators --port 0",
+    told: [`must be the gateway's data directory: ${at("facilitators")} is a facilitator's`],
+  },
   { words: "token revoke --tenant acme --data-dir folder", told: [`: ${at("folder")} holds no tollgate.db`] },
   { words: "restore --data-dir folder", told: [`the service's data directory: ${at("folder")} holds no tollgate.db`] },
   { words: "keys rotate --data-dir folder", told: [`there is no master key: ${at("folder")} holds no master.key`] },

@@ -7,7 +7,7 @@ import { amount, valueProblem } from "../config/values.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { suggest } from "../core/text.ts";
+import { didYouMean } from "../core/text.ts";
 import { systemClock } from "../core/time.ts";
 import {
   addAccount,
@@ -124,9 +124,7 @@ async function add(store: Store, account: NewAccount): Promise<string> {
 
 async function unknownAccount(store: Store, name: string, cause: Fault): Promise<StartupProblem> {
   const names = (await listAccounts(store.read)).map((account) => account.name);
-  const meant = suggest(name, names);
-  const hint = meant === null ? "" : `; did you mean ${meant}?`;
-  return new StartupProblem(`there is no account ${JSON.stringify(name)}${hint}`, { cause });
+  return new StartupProblem(`there is no account ${JSON.stringify(name)}${didYouMean(name, names)}`, { cause });
 }
 
 function documented({ name, enabled, fingerprints, max_per_transaction, daily_ceiling }: ListedAccount) {
@@ -157,5 +155,4 @@ function accountsText(accounts: readonly ListedAccount[]): string {
     .join("");
 }
 
-/** The width of a text in a terminal, in columns. */
 const width = (cell = ""): number => Bun.stringWidth(cell);

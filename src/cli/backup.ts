@@ -10,11 +10,11 @@ import { systemClock } from "../core/time.ts";
 import { settleRestored } from "../gateway/payment/restored.ts";
 import { keysThatDoNotOpen, openKeyring } from "../keys/keyring.ts";
 import { DATABASE_FILE, findMasterKeys, MASTER_KEY_FILE } from "../keys/master-keys.ts";
-import { acquireDataDirLock, makePrivateFile, syncDirectory } from "../storage/data-dir.ts";
+import { acquireDataDirLock, makePrivateFile, syncToDisk } from "../storage/data-dir.ts";
 import { schemaText } from "../storage/migrate.ts";
 import { openStore } from "../storage/open.ts";
 import { markCopy, recordRestore, unmarkCopy } from "../storage/restoration.ts";
-import { checkSqliteCopy, copySqlite, syncFile } from "../storage/sqlite/backup.ts";
+import { checkSqliteCopy, copySqlite } from "../storage/sqlite/backup.ts";
 import { begin, type CommandLine, type CommandOutcome } from "./command-line.ts";
 import {
   openDataDir,
@@ -149,10 +149,10 @@ function putCopy(config: Config, file: string, path: string, log: Log): string |
     makePrivateFile(draft);
     copyFileSync(file, draft);
     markCopy(draft, systemClock.now());
-    syncFile(draft);
+    syncToDisk(draft);
     const before = moveAway(path);
     linkSync(draft, path);
-    syncDirectory(config.dataDir);
+    syncToDisk(config.dataDir);
     return before;
   } catch (cause) {
     throw new StartupProblem(`${file} can't be put in its place: ${(cause as Error).message}`, { cause });

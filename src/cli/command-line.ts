@@ -47,10 +47,8 @@ export function neededFlag({ flags, problems }: CommandLine, flag: string, what:
   return value ?? "";
 }
 
-/** What a command prints that was not allowed to go on. */
 export const NOTHING_CHANGED: CommandVerdict = { holds: false, text: "nothing was changed\n" };
 
-/** Thrown when the program can't run because of its arguments or its configuration. */
 export class Misuse extends Error {
   override readonly name = "Misuse";
   readonly problems: readonly string[];

@@ -19,12 +19,7 @@ import {
 } from "./doctor/findings.ts";
 import { FACILITATORS_MS_MAX, facilitatorFindings, issuerFindings, vaultFindings } from "./doctor/servers.ts";
 
-/**
- * Runs all checks.
- *
- * @param unread warns of each variable that is set but that nothing reads
- * @returns the verdict, which holds unless the service would refuse work
- */
+/** @param unread warnings @returns a verdict that holds unless the service would refuse work */
 export async function examine(config: Config, unread: readonly string[]): Promise<Required<CommandVerdict>> {
   const { facilitator, mode } = config;
   const opening = openDatabase(config);

@@ -19,7 +19,6 @@ import { begin, type CommandLine, type CommandVerdict } from "./command-line.ts"
 import { openGatewayStore, requireMasterKeys, withStore } from "./open.ts";
 import { withProgress } from "./terminal/interactive.ts";
 
-/** Why the configuration by itself does not allow a rotation. */
 function rotationProblems({ masterKeys: { own, file, next } }: Config): readonly string[] {
   if (own === null || file !== null || next !== null) return [];
   return [

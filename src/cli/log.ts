@@ -3,6 +3,7 @@
 // log that can't be written never stops the product: lines are dropped and counted.
 import { constants, openSync, writeSync } from "node:fs";
 import { isatty } from "node:tty";
+import { errorCode } from "../core/fault.ts";
 import { LOG_LEVELS, type LogFields, type LogLevel } from "../core/log.ts";
 import type { Clock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
@@ -113,23 +114,16 @@ function writeAll(write: (bytes: Uint8Array) => number, bytes: Uint8Array): numb
       done += write(bytes.subarray(done));
     } catch (error) {
       // A pipe with a slow reader takes more later. After any other error (closed pipe, full disk) the bytes are lost.
-      return error instanceof Error && "code" in error && error.code === "EAGAIN" ? done : bytes.length;
+      return errorCode(error) === "EAGAIN" ? done : bytes.length;
     }
   }
   return done;
 }
 
 function jsonLine(time: string, level: LogLevel, event: string, fields: LogFields): string {
-  let line = `{"time":"${time}","level":"${level}","event":${JSON.stringify(event)}`;
-  if (isPlain(fields)) {
-    const shown = JSON.stringify(fields);
-    return shown === "{}" ? `${line}}\n` : `${line},${shown.slice(1)}\n`;
-  }
-  for (const name in fields) {
-    const shown = toJson(fields[name]);
-    if (shown !== undefined) line += `,${JSON.stringify(name)}:${shown}`;
-  }
-  return `${line}}\n`;
+  const line = `{"time":"${time}","level":"${level}","event":${JSON.stringify(event)}`;
+  const shown = JSON.stringify(isPlain(fields) ? fields : bounded(fields));
+  return shown === "{}" ? `${line}}\n` : `${line},${shown.slice(1)}\n`;
 }
 
 /** Whether JSON.stringify alone formats all fields rightly, as for nearly every line. */
@@ -142,29 +136,21 @@ function isPlain(fields: LogFields): boolean {
   return true;
 }
 
-/** The JSON text of a value; undefined for values that are left out: undefined, functions and symbols. */
-function toJson(value: unknown): string | undefined {
-  switch (typeof value) {
-    case "string":
-      return JSON.stringify(cut(value));
-    case "number":
-    case "boolean":
-      return Number.isFinite(value) || typeof value === "boolean" ? String(value) : `"${value}"`;
-    case "bigint":
-      return `"${value}"`;
-    case "object":
-      return value instanceof Error ? JSON.stringify(describe(value)) : objectToJson(value);
-    default:
-      return undefined;
-  }
+function bounded(fields: LogFields): object {
+  return Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, jsonValue(value)]));
 }
 
-function objectToJson(value: object | null): string {
+/** A value of bounded length that JSON.stringify formats rightly, or leaves out: undefined, functions and symbols. */
+function jsonValue(value: unknown): unknown {
+  if (value instanceof Error) return describe(value);
+  if (typeof value === "string") return cut(value);
+  if (typeof value === "bigint" || (typeof value === "number" && !Number.isFinite(value))) return `${value}`;
+  if (typeof value !== "object") return value;
   try {
     const shown = JSON.stringify(value);
-    return shown.length > VALUE_CHARACTERS_MAX ? JSON.stringify(cut(shown)) : shown;
+    return shown.length > VALUE_CHARACTERS_MAX ? cut(shown) : value;
   } catch {
-    return '"unprintable"';
+    return "unprintable";
   }
 }
 
@@ -212,7 +198,7 @@ function prettyLine(time: string, level: LogLevel, event: string, fields: LogFie
 
 function prettyValue(value: unknown): string {
   if (typeof value === "string" && /^[^\s"=]+$/.test(value)) return cut(value);
-  return toJson(value) ?? "";
+  return JSON.stringify(jsonValue(value)) ?? "";
 }
 
 function prettyError({ message, causes, stack }: ReturnType<typeof describe>): string {

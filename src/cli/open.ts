@@ -1,7 +1,8 @@
 // Opens what commands that work on the data need first: the data directory, the database, and the master key.
 import { closeSync, existsSync, mkdirSync, openSync, statSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
-import { systemReason } from "../config/values.ts";
+import { eq } from "drizzle-orm";
+import { attempt, systemReason } from "../config/values.ts";
 import type { Config } from "../config.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
@@ -97,7 +98,8 @@ function requireAmong(services: readonly Service[], service: Service, location: 
  */
 export async function requireOwnDatabase(service: Service, location: DataLocation): Promise<void> {
   if (location.databaseUrl !== null) return;
-  const database = inspectSqlite(join(location.dataDir, DATABASE_FILE));
+  // A file that can't be read is left to its opening, which says what to do.
+  const database = attempt(() => inspectSqlite(join(location.dataDir, DATABASE_FILE))) ?? null;
   try {
     if (database !== null && database.schema.version > 0) {
       requireAmong(await servicesIn(database.read), service, location);
@@ -135,6 +137,16 @@ export async function openGatewayStore(location: DataLocation, log: Log): Promis
   throw new StartupProblem(`${mustBeOf("gateway", location)}: no gateway has used the database there yet`);
 }
 
+/** Warns on standard error of a tenant of which the database has nothing, since its name may be misspelt. */
+export async function warnOfUnknownTenant({ read }: Store, tenant: string): Promise<void> {
+  const { agents, credentials, invocations } = read.tables;
+  const found = [agents, credentials, invocations].map((table) =>
+    read.db.select({ id: table.id }).from(table).where(eq(table.tenant, tenant)).limit(1),
+  );
+  if ((await Promise.all(found)).some((rows) => rows.length > 0)) return;
+  process.stderr.write(`the tenant ${tenant} has no agent, credential or call in this database: check its name\n`);
+}
+
 /** The existing master key. @throws StartupProblem when there is none, or it can't be used */
 export function requireMasterKeys(config: DataLocation & Pick<Config, "masterKeys">, log: Log): MasterKeys {
   const masterKeys = findMasterKeys({ ...config, log });
@@ -144,7 +156,6 @@ export function requireMasterKeys(config: DataLocation & Pick<Config, "masterKey
   );
 }
 
-/** Does the work with an open store, which is closed afterwards. */
 export async function withStore<T>(opening: Promise<Store>, work: (store: Store) => Promise<T>): Promise<T> {
   const store = await opening;
   try {

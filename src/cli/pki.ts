@@ -4,12 +4,14 @@
 // lost CA key can't be recovered.
 import { createPrivateKey, createPublicKey, X509Certificate } from "node:crypto";
 import { mkdirSync, statSync, unlinkSync } from "node:fs";
+import { isIP } from "node:net";
 import { join } from "node:path";
 import type { Extension, JsonGeneralName } from "@peculiar/x509";
 import * as value from "../config/values.ts";
+import { errorCode } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { DAY_MS, HOUR_MS, systemClock } from "../core/time.ts";
-import { placePrivateFile, syncDirectory } from "../storage/data-dir.ts";
+import { placePrivateFile, syncToDisk } from "../storage/data-dir.ts";
 import { type CommandLine, Misuse, neededFlag, shownWord } from "./command-line.ts";
 import { programText, quoted } from "./program.ts";
 
@@ -36,7 +38,6 @@ interface PkiRequest {
 
 /** A common name has at most 64 characters (RFC 5280, appendix A). The name also names the files of the client. */
 const CLIENT_NAME = /^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$/;
-/** Names that other files of the directory have. */
 const RESERVED_NAMES = ["ca", "server"];
 
 const HOST_IS = "a host name (*.name too) or an IP address by which clients call the server";
@@ -73,11 +74,8 @@ function readHosts({ lists, problems }: CommandLine): readonly string[] {
 function readHost(given: string): string | undefined {
   const [, star = "", rest = ""] = /^(\*\.)?(.*)$/s.exec(given) ?? [];
   const host = value.host.parse(rest);
-  if (host === undefined || !host.includes(":")) {
-    return host === undefined || (star !== "" && /^[\d.]+$/.test(host)) ? undefined : star + host;
-  }
-  const url = star === "" && URL.canParse(`http://[${host}]`) ? new URL(`http://[${host}]`) : null;
-  return url?.hostname.slice(1, -1);
+  if (host === undefined || (star !== "" && isIP(host) !== 0)) return undefined;
+  return isIP(host) === 6 ? URL.parse(`http://[${host}]`)?.hostname.slice(1, -1) : star + host;
 }
 
 /**
@@ -137,7 +135,6 @@ function readPem(path: string, hint: string): string {
 /**
  * Writes all files or none.
  *
- * @param files texts by name
  * @returns whether the directory is open to others than its owner
  * @throws StartupProblem when a file exists already or can't be written
  */
@@ -151,11 +148,11 @@ function writeNew(dir: string, files: Readonly<Record<string, string>>): { reado
       placePrivateFile(at, join(dir, `.${name}.${crypto.randomUUID()}`), text);
       written.push(at);
     }
-    syncDirectory(dir);
+    syncToDisk(dir);
     return { shared: (statSync(dir).mode & 0o077) !== 0 };
   } catch (cause) {
     for (const path of written) unlinkSync(path);
-    const isTaken = cause instanceof Error && "code" in cause && cause.code === "EEXIST";
+    const isTaken = errorCode(cause) === "EEXIST";
     const problem = isTaken
       ? "exists already, and no file is ever overwritten"
       : `can't be written: ${value.systemReason(cause)}`;
@@ -189,7 +186,7 @@ export function issueCa(now: number): Promise<CertifiedKey> {
 
 /** @param hosts all names and addresses by which clients call the server; addresses without brackets */
 export function issueServer(ca: CertifiedKey, hosts: readonly string[], now: number): Promise<CertifiedKey> {
-  const names = hosts.map((value): JsonGeneralName => ({ type: isAddress(value) ? "ip" : "dns", value }));
+  const names = hosts.map((value): JsonGeneralName => ({ type: isIP(value) === 0 ? "dns" : "ip", value }));
   const extensions = [
     new x509.ExtendedKeyUsageExtension([x509.ExtendedKeyUsage.serverAuth]),
     new x509.SubjectAlternativeNameExtension(names),
@@ -212,7 +209,7 @@ async function issue(
   const isRoot = ca === null;
   const issuer = isRoot ? null : new x509.X509Certificate(ca.cert);
   const subject = [{ CN: [name] }];
-  const keys = await newKeys();
+  const keys = await crypto.subtle.generateKey(KEYS, true, ["sign", "verify"]);
   const { digitalSignature, keyCertSign, cRLSign } = x509.KeyUsageFlags;
   const certificate = await x509.X509CertificateGenerator.create({
     subject,
@@ -237,7 +234,6 @@ async function issue(
   return { cert: `${certificate.toString("pem")}\n`, key: await privateKeyPem(keys.privateKey) };
 }
 
-/** Why this CA can't sign; null if it can. */
 export function caProblem(ca: CertifiedKey, now: number): string | null {
   try {
     const certificate = new X509Certificate(ca.cert);
@@ -249,14 +245,6 @@ export function caProblem(ca: CertifiedKey, now: number): string | null {
   } catch {
     return "they are not a certificate and its private key in PEM";
   }
-}
-
-function isAddress(host: string): boolean {
-  return host.includes(":") || /^[\d.]+$/.test(host);
-}
-
-function newKeys(): Promise<CryptoKeyPair> {
-  return crypto.subtle.generateKey(KEYS, true, ["sign", "verify"]);
 }
 
 /** 16 bytes with 126 random bits. The first two bits are fixed, so that the number is positive and never shorter. */

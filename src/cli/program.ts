@@ -29,11 +29,7 @@ export function quoted(word: string): string {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }
 
-/**
- * The text that is printed once, in addition to the log, when the master key has just been generated.
- *
- * @param url where the gateway listens, without a slash at its end
- */
+/** Printed once, in addition to the log, when the master key has just been generated. @param url without a slash at its end */
 export function welcomeText({ dataDir, identity }: Pick<Config, "dataDir" | "identity">, url: string): string {
   const place = relative(process.cwd(), dataDir) === "data" ? "" : ` --data-dir ${quoted(dataDir)}`;
   const token =

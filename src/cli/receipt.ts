@@ -4,6 +4,7 @@ import { existsSync, statSync } from "node:fs";
 import { open } from "node:fs/promises";
 import { resolve } from "node:path";
 import { fileProblem, readTextFile, systemReason } from "../config/values.ts";
+import { errorCode } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { createReceiptChain, type ReceiptKeys, receiptKeys, type VerifiedChain } from "../gateway/receipts/claims.ts";
 import { OutboundError } from "../http/client/exchange.ts";
@@ -41,7 +42,7 @@ async function judgeFile(file: string, keys: ReceiptKeys, { done }: Progress): P
     if (found !== null) return broken(number, found.receipt_id, found.problem);
   }
   if (number > 0) return { holds: true, text: describe(chain), document: documented(chain, null) };
-  const document = documented(chain, { line: null, receipt_id: null, problem: "it is empty" });
+  const document = documented(null, { line: null, receipt_id: null, problem: "it is empty" });
   return { holds: false, text: `${file} does not hold: it is empty\n`, document };
 }
 
@@ -57,7 +58,7 @@ interface BrokenLine {
 }
 
 function documented(chain: VerifiedChain | null, broken: BrokenLine | null) {
-  const { length = 0, first = null, last = null } = broken === null ? (chain ?? {}) : {};
+  const { length = 0, first = null, last = null } = chain ?? {};
   return {
     holds: broken === null,
     receipts: length,
@@ -128,6 +129,6 @@ function fetchKeys(url: string): Promise<unknown> {
 function reason(error: unknown): string {
   if (error instanceof SyntaxError) return "it is not JSON";
   if (error instanceof OutboundError) return error.message;
-  if (error instanceof Error && "code" in error) return systemReason(error);
+  if (errorCode(error) !== null) return systemReason(error);
   return error instanceof Error ? error.message : "unknown";
 }

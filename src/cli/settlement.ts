@@ -6,7 +6,7 @@ import { valueProblem } from "../config/values.ts";
 import type { Config } from "../config.ts";
 import type { Caller } from "../core/call.ts";
 import { Fault } from "../core/fault.ts";
-import { checkWrittenUrl, type HostRules, hostRules } from "../core/host.ts";
+import { type HostRules, hostRules, writtenUrlProblem } from "../core/host.ts";
 import { StartupProblem } from "../core/startup.ts";
 import { createCredentialService, findSecret, secretIdentity } from "../gateway/credentials/service.ts";
 import { checkFacilitatorUrl, findSettlementConfig, patchSettlementConfig } from "../gateway/payment/config.ts";
@@ -16,7 +16,7 @@ import { MAX } from "../kernel/limits.ts";
 import { type Keyring, openKeyring } from "../keys/keyring.ts";
 import type { Store } from "../storage/store.ts";
 import { begin, type CommandLine, neededFlag, shownWord } from "./command-line.ts";
-import { openGatewayStore, requireMasterKeys, withStore } from "./open.ts";
+import { openGatewayStore, requireMasterKeys, warnOfUnknownTenant, withStore } from "./open.ts";
 import { readPrincipal } from "./token.ts";
 
 interface ChosenFacilitator {
@@ -45,7 +45,7 @@ export async function setSettlement(line: CommandLine): Promise<string> {
   const { config, log } = begin(line, "keys", (config) => urlProblems(request.url, config));
   const masterKeys = requireMasterKeys(config, log);
   const { url } = request;
-  if (!checkWrittenUrl(url, rulesOf(config)).ok) {
+  if (writtenUrlProblem(url, rulesOf(config)) !== null) {
     process.stderr.write(
       `${new URL(url).host} is an address of this machine or of a private network: a gateway calls it only if its ` +
         "TOLLGATE_ALLOW_HOSTS names it\n",
@@ -54,6 +54,8 @@ export async function setSettlement(line: CommandLine): Promise<string> {
   try {
     return await withStore(openGatewayStore(config, log), async (store) => {
       const keyring = await openKeyring(store, masterKeys, store.clock);
+      // Before the credential is stored, by which every tenant is known.
+      await warnOfUnknownTenant(store, request.tenant);
       return set(config, store, keyring, request);
     });
   } catch (error) {
@@ -99,7 +101,7 @@ function ownRules(url: string, config: Config): HostRules {
   const host = URL.parse(url)?.hostname.replace(/^\[|\]$/g, "") ?? "";
   const rules = rulesOf(config);
   try {
-    return { ...hostRules({ allow: [...config.allowHosts, host], deny: config.denyHosts }), own: rules.own };
+    return hostRules({ allow: [...config.allowHosts, host], deny: config.denyHosts, own: rules.own });
   } catch {
     return rules;
   }

@@ -24,6 +24,7 @@ import {
   prepareMasterKeys,
   requireMasterKeys,
   requireOwnDatabase,
+  warnOfUnknownTenant,
   withStore,
 } from "./open.ts";
 import { disagreement, requireAgreement } from "./terminal/interactive.ts";
@@ -120,7 +121,10 @@ export async function revoke(line: CommandLine): Promise<CommandOutcome> {
   const disagreed = isForAll ? await disagreement(line, "Every token of every tenant will be refused.") : null;
   if (disagreed !== null) return disagreed;
   await withStore(openGatewayStore(config, log), async (store) => {
-    if (!isForAll) return revokeTokens(store, tenant, user);
+    if (!isForAll) {
+      await revokeTokens(store, tenant, user);
+      return warnOfUnknownTenant(store, tenant);
+    }
     const masterKeys = requireMasterKeys(config, log);
     await openKeyring(store, masterKeys, store.clock);
     await replaceIssuerKey(store, masterKeys);

@@ -36,7 +36,6 @@ export function pemFile(
   };
 }
 
-/** The file's certificates, as PEM. */
 export const certificateFile = pemFile("the path of a readable file with PEM certificates", (text) =>
   pem(parseCertificates(text)),
 );
@@ -66,12 +65,7 @@ export function isKeyOf(key: string, certificates: string): boolean {
 /** How long before its expiry a certificate is warned of: enough time to issue a new one. */
 export const EXPIRY_WARNING_MS = 14 * 86_400_000;
 
-/**
- * Warnings for certificates that are not valid, or that expire soon.
- *
- * @param certificates PEM that has been parsed before
- * @param now milliseconds since the epoch
- */
+/** @param certificates PEM that has been parsed before @param now milliseconds since the epoch */
 export function validityWarnings(name: string, certificates: string, now: number): string[] {
   return parseCertificates(certificates).flatMap((certificate) => {
     const [from, to] = [Date.parse(certificate.validFrom), Date.parse(certificate.validTo)];

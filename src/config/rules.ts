@@ -126,7 +126,6 @@ function requires(
   return rule(name, other, (v) => v[name] !== null && v[other] === null && why);
 }
 
-/** Two variables that must be set together. */
 function together(name: VariableName, other: VariableName): ConfigRule[] {
   return [needed(name, other), requires(name, other)];
 }

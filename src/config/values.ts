@@ -4,6 +4,7 @@ import { accessSync, closeSync, constants, existsSync, openSync, readSync, type 
 import { isIP } from "node:net";
 import { dirname, resolve } from "node:path";
 import type { Hex } from "../core/bytes.ts";
+import { errorCode } from "../core/fault.ts";
 import { parseHostList } from "../core/host.ts";
 import { lowerHex, parseUint256 } from "../x402/types.ts";
 
@@ -23,19 +24,18 @@ export function valueProblem(source: string, { must, why }: Pick<Kind<unknown>, 
 /** Why a file was not read, after its path. */
 class Unreadable extends Error {}
 
-/** Says which file could not be read, and why. */
 export function fileProblem(path: string, error: unknown, isFlag = false, kind: "file" | "directory" = "file"): string {
   const shown = isFlag ? resolve(path) : writtenPath(path, kind);
   if (error instanceof Unreadable) return `${shown} ${error.message}`;
-  const isMissing = error instanceof Error && "code" in error && error.code === "ENOENT";
-  return `${shown} ${isMissing ? "does not exist" : `can't be read: ${systemReason(error)}`}`;
+  return `${shown} ${errorCode(error) === "ENOENT" ? "does not exist" : `can't be read: ${systemReason(error)}`}`;
 }
 
 /** The words and the code of an error of the system, like "permission denied (EACCES)". */
 export function systemReason(error: unknown): string {
-  if (!(error instanceof Error && "code" in error)) return "unknown reason";
+  const code = errorCode(error);
+  if (!(error instanceof Error) || code === null) return "unknown reason";
   const words = /^[A-Z]+: ([^,]+)/.exec(error.message)?.[1];
-  return words === undefined ? String(error.code) : `${words} (${error.code})`;
+  return words === undefined ? code : `${words} (${code})`;
 }
 
 /** More than any certificate, key set or file of variables has. */
@@ -85,9 +85,18 @@ function readNow(file: number, chunk: Buffer): number | null {
   try {
     return readSync(file, chunk);
   } catch (error) {
-    if (error instanceof Error && "code" in error && error.code === "EAGAIN") return null;
+    if (errorCode(error) === "EAGAIN") return null;
     throw error;
   }
+}
+
+/** A text that is taken as it is, unless `problem` says why it is not valid. */
+function unless(must: string, problem: (text: string) => string | null): Kind<string> {
+  return {
+    must,
+    parse: (text) => (problem(text) === null ? text : undefined),
+    why: (text) => problem(text) ?? "",
+  };
 }
 
 /** The result of the work, or undefined when it throws. */
@@ -209,11 +218,7 @@ export const origins: Kind<readonly string[]> = {
   why: (text) => hostProblem(originsIn(text), isOrigin, Number.POSITIVE_INFINITY),
 };
 
-export const postgresUrl: Kind<string> = {
-  must: "a URL like postgres://user:password@host:5432/database",
-  parse: (text) => (postgresProblem(text) === null ? text : undefined),
-  why: (text) => postgresProblem(text) ?? "",
-};
+export const postgresUrl = unless("a URL like postgres://user:password@host:5432/database", postgresProblem);
 
 export const key: Kind<Buffer> = {
   must: "32 bytes in base64 (openssl rand -base64 32)",
@@ -221,22 +226,14 @@ export const key: Kind<Buffer> = {
   parse: (value) => (/^[A-Za-z0-9+/]{43}=?$/.test(value) ? Buffer.from(value, "base64") : undefined),
 };
 
-export const directory: Kind<string> = {
-  must: "the path of a readable directory",
-  parse: (value) =>
-    attempt(() => {
-      accessSync(value, constants.R_OK | constants.X_OK);
-      return statSync(value).isDirectory() ? value : undefined;
-    }),
-  why(value) {
-    try {
-      accessSync(value, constants.R_OK | constants.X_OK);
-      return `${writtenPath(value)} is not a directory`;
-    } catch (error) {
-      return fileProblem(value, error, false, "directory");
-    }
-  },
-};
+export const directory = unless("the path of a readable directory", (path) => {
+  try {
+    accessSync(path, constants.R_OK | constants.X_OK);
+    return statSync(path).isDirectory() ? null : `${writtenPath(path)} is not a directory`;
+  } catch (error) {
+    return fileProblem(path, error, false, "directory");
+  }
+});
 
 const SEGMENT = /^(?!\.{1,2}$)[A-Za-z0-9._~-]+$/;
 
@@ -269,15 +266,13 @@ const PAIR_NAME = /^[!#$%&'*+.^_`|~\w-]{1,256}$/;
 
 type NamedValue = readonly [name: string, value: string];
 
-/** An entry of the list format of W3C baggage, which OpenTelemetry uses. */
-function parsePair(entry: string, takes: (value: string) => boolean): NamedValue | undefined {
-  const [, name = "", written = ""] = /^\s*([^=\s]+)\s*=\s*(.*?)\s*$/.exec(entry) ?? [];
-  const value = attempt(() => decodeURIComponent(written));
-  return PAIR_NAME.test(name) && value !== undefined && takes(value) ? [name, value] : undefined;
-}
-
+/** The list format of W3C baggage, which OpenTelemetry uses. */
 function pairList(must: string, takes: (value: string) => boolean): Kind<readonly NamedValue[]> {
-  const parseOne = (entry: string) => parsePair(entry, takes);
+  const parseOne = (entry: string): NamedValue | undefined => {
+    const [, name = "", written = ""] = /^\s*([^=\s]+)\s*=\s*(.*?)\s*$/.exec(entry) ?? [];
+    const value = attempt(() => decodeURIComponent(written));
+    return PAIR_NAME.test(name) && value !== undefined && takes(value) ? [name, value] : undefined;
+  };
   return {
     must,
     parse: (text) => parsedEntries(text, PAIRS_MAX, parseOne),

@@ -9,7 +9,6 @@ import * as pem from "./pem.ts";
 import * as value from "./values.ts";
 
 export interface Sources {
-  /** The command line flag that overrides the variable. */
   readonly flag?: string;
   /** Whether the value may come from the file that NAME_FILE names. */
   readonly secret?: true;

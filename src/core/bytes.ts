@@ -10,11 +10,5 @@ export type Hex = `0x${string}`;
 
 /** A copy in memory of its own (Buffer.concat may use a shared pool), so that it can be transferred to another thread. */
 export function joined(parts: readonly Uint8Array[]): Uint8Array {
-  const whole = new Uint8Array(parts.reduce((sum, { length }) => sum + length, 0));
-  let at = 0;
-  for (const part of parts) {
-    whole.set(part, at);
-    at += part.length;
-  }
-  return whole;
+  return Bun.concatArrayBuffers([...parts], Number.POSITIVE_INFINITY, true);
 }

@@ -1,30 +1,30 @@
 // The one error type for expected refusals: a kind from a closed list, a message that is safe for callers, and a cause that
 // only the log sees. Kinds are named after conditions of the interface; http/responses.ts maps each kind to its status.
 
-export const FAULT_KINDS = [
-  "invalid_request",
-  "unauthenticated",
-  "denied",
-  "forbidden",
-  "not_found",
-  "method_not_allowed",
-  "conflict",
-  "payment_required",
-  "payload_too_large",
-  "agent_not_invocable",
-  "rate_limited",
-  "over_limit",
-  "unavailable",
-  "bad_gateway",
-  "gateway_timeout",
-  "internal",
-] as const;
+import { isId } from "./id.ts";
 
-export type FaultKind = (typeof FAULT_KINDS)[number];
+export type FaultKind =
+  | "invalid_request"
+  | "unauthenticated"
+  | "denied"
+  | "forbidden"
+  | "not_found"
+  | "method_not_allowed"
+  | "conflict"
+  | "payment_required"
+  | "payload_too_large"
+  | "agent_not_invocable"
+  | "rate_limited"
+  | "over_limit"
+  | "unavailable"
+  | "bad_gateway"
+  | "gateway_timeout"
+  | "internal";
 
-/** A response that says more than an Error body can, such as the challenge of a 402. */
+/** A response that says more than an Error body can, such as the challenge of a 402, or a page for a browser. */
 export interface FaultAnswer {
-  readonly body: object;
+  /** Sent as JSON, or as it is when it is a text, whose type the headers give. */
+  readonly body: object | string;
   /** Header names in lower case. */
   readonly headers: Readonly<Record<string, string>>;
 }
@@ -68,7 +68,6 @@ export function shownField(field: string): string {
   return `${field.slice(0, FIELD_CHARACTERS_MAX).toWellFormed()}…`;
 }
 
-/** A Fault for an invalid request; its message starts with the name of the wrong field. */
 export function invalidField(field: string, problem: string): Fault {
   return new Fault("invalid_request", `${shownField(field)}: ${problem}`);
 }
@@ -76,6 +75,26 @@ export function invalidField(field: string, problem: string): Fault {
 /** @param where what other than the route restricts the methods, such as ` for the agent's protocol` */
 export function methodNotAllowed(allow: readonly string[], where = ""): Fault {
   return new Fault("method_not_allowed", `method not allowed${where} (use ${allow.join(", ")})`, { allow });
+}
+
+const RESOURCES = { agt: "agent", cred: "credential", inv: "invocation" } as const;
+
+/** The Fault for an ID of which the tenant has nothing. A text that can't be an ID, such as a name, is answered with where IDs are. */
+export function noSuch(prefix: keyof typeof RESOURCES, id: string): Fault {
+  const what = RESOURCES[prefix];
+  const hint = isId(prefix, id) ? "" : `: it is named by its ID (${prefix}_<uuidv7>); GET /v1/${what}s lists them`;
+  return new Fault("not_found", `no such ${what}${hint}`);
+}
+
+/** The code of an error of the system or the runtime, such as ENOENT; null when it has none. */
+export function errorCode(error: unknown): string | null {
+  const code: unknown = (error as { code?: unknown } | null | undefined)?.code;
+  return typeof code === "string" ? code : null;
+}
+
+/** The code or the class of an error, for where its message may show anything. */
+export function errorName(error: unknown): string {
+  return errorCode(error) ?? (error instanceof Error ? error.name : "unknown");
 }
 
 /** A Fault for a tenant that has reached a quota. Waiting does not help, so there is no Retry-After. */

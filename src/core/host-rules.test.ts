@@ -1,13 +1,13 @@
 import { describe, expect, test } from "bun:test";
 import fc from "fast-check";
 import ipaddr from "ipaddr.js";
-import { checkWrittenUrl, type HostRules, hostRules, isExempt, mayDial, parseAddress } from "./host.ts";
+import { type HostRules, hostRules, isExempt, mayDial, parseAddress, writtenUrlProblem } from "./host.ts";
 
 const NO_RULES = hostRules({});
 const isGlobalUnicast = (text: string) => mayDial(text, text, NO_RULES);
 
 const dials = (address: string, rules: HostRules) => mayDial("host.test", address, rules);
-const accepts = (url: string, rules = hostRules({ allow: [] })) => checkWrittenUrl(url, rules).ok;
+const accepts = (url: string, rules = hostRules({ allow: [] })) => writtenUrlProblem(url, rules) === null;
 
 const byte = fc.integer({ min: 0, max: 255 });
 const anyV4 = fc.tuple(byte, byte, byte, byte);

@@ -190,11 +190,6 @@ export function hostRules({ allow = [], deny = [], own = () => [] }: WrittenRule
   return { allow: parseHostList(allow), deny: parseHostList(deny), own };
 }
 
-export type WrittenUrl =
-  | { readonly ok: true; readonly url: URL }
-  /** `reason` is safe for callers and follows the name of a field. */
-  | { readonly ok: false; readonly reason: string };
-
 /** Unspecified, private, loopback, link-local and multicast. */
 const LOCAL_V4 = parseRanges(
   "0.0.0.0/8",
@@ -274,6 +269,7 @@ export function mayDial(hostname: string, text: string, rules: HostRules): boole
 }
 
 const LOOPBACK = ["127.0.0.1", "::1"];
+const NO_URL = "must be an http or https URL with a host";
 const LOCAL =
   "must not name localhost or a loopback, private, link-local or other local address that TOLLGATE_ALLOW_HOSTS does not exempt";
 const DENIED = "must not name a host that this gateway is set to refuse";
@@ -315,30 +311,23 @@ function mayBeExempt(hostname: string, rules: HostRules): boolean {
 }
 
 /**
- * Judges a URL before it is stored. The text must be plainly `http(s)://host…`: what the URL parser would repair (backslashes,
+ * Why a URL may not be stored, safe for callers and to follow the name of a field; null when it may. The text must be plainly `http(s)://host…`: what the URL parser would repair (backslashes,
  * white space, missing or extra slashes) is refused, so that no other parser can see a different host.
  */
-export function checkWrittenUrl(text: string, rules: HostRules): WrittenUrl {
-  const refuse = (reason: string): WrittenUrl => ({ ok: false, reason });
-  if (text.length > URL_CHARACTERS_MAX) return refuse(`must be at most ${URL_CHARACTERS_MAX} characters`);
+export function writtenUrlProblem(text: string, rules: HostRules): string | null {
+  if (text.length > URL_CHARACTERS_MAX) return `must be at most ${URL_CHARACTERS_MAX} characters`;
   const authority = /^https?:\/\/([^/?#\\]+)/i.exec(text)?.[1];
   // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is looked for.
-  if (authority === undefined || /[\u0000-\u0020\u007f\\]/.test(text)) {
-    return refuse("must be an http or https URL with a host");
-  }
-  if (authority.includes("@")) return refuse("must not carry user information");
+  if (authority === undefined || /[\u0000-\u0020\u007f\\]/.test(text)) return NO_URL;
+  if (authority.includes("@")) return "must not carry user information";
   const url = URL.parse(text);
-  if (url === null) return refuse("must be an http or https URL with a host");
-  if (url.port === "0") return refuse("must not name port 0");
-  if (literalAddress(url.hostname) === null && !isName(bareName(url.hostname))) {
-    return refuse("must name a valid host");
-  }
+  if (url === null) return NO_URL;
+  if (url.port === "0") return "must not name port 0";
+  if (literalAddress(url.hostname) === null && !isName(bareName(url.hostname))) return "must name a valid host";
   const problem = problemOfHost(url.hostname, rules);
-  if (problem !== null) return refuse(problem);
-  if (isBadPort(url.port) && !mayBeExempt(url.hostname, rules)) {
-    return refuse("must not name a port that belongs to another protocol");
-  }
-  return { ok: true, url };
+  if (problem !== null) return problem;
+  const isRefused = isBadPort(url.port) && !mayBeExempt(url.hostname, rules);
+  return isRefused ? "must not name a port that belongs to another protocol" : null;
 }
 
 // The hosts that a secret may be sent to: names, addresses, and `*.name` for the names under one. Entries are stored as URL
@@ -369,7 +358,6 @@ function canonicalEntry(entry: string): string | null {
   return name === null || literalAddress(name) !== null ? null : `${WILDCARD}${name}`;
 }
 
-/** Whether the URL's host is in the list. */
 export function isAllowedUrl(url: string, hosts: readonly string[]): boolean {
   const hostname = bareName(URL.parse(url)?.hostname ?? "");
   if (hostname === "") return false;

@@ -50,7 +50,6 @@ export function isId(prefix: IdPrefix, value: string): boolean {
   return value.startsWith(`${prefix}_`) && WHOLE_UUID.test(value.slice(prefix.length + 1));
 }
 
-/** The form of an ID as a pattern for schemas. */
 export function idPattern(prefix: IdPrefix): string {
   return `^${prefix}_${UUID_V7}$`;
 }

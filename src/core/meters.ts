@@ -36,7 +36,6 @@ export interface QueueSize {
 export interface GaugeSources {
   /** The queue of the whole deployment. */
   readonly queue?: () => Promise<QueueSize>;
-  /** Calls in flight in this process. */
   readonly running?: () => number;
   /** Use of this process's limits, by their names in kernel/limits.ts. */
   readonly inUse?: () => Readonly<Record<string, number>>;

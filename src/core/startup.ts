@@ -1,5 +1,6 @@
 // What a process can tell at its start: the version and commit of its build, and problems that keep it from starting.
 import { version } from "../../package.json" with { type: "json" };
+import { errorCode } from "./fault.ts";
 
 /**
  * A problem that only the operator can remove. The command line prints its message without a stack and exits with status 2,
@@ -35,7 +36,7 @@ export class ListenProblem extends StartupProblem {
 
 /** Why a server could not listen on its address, with the variable to change. */
 export function listenProblem(host: string, port: number, variable: string, cause: unknown, hint = ""): StartupProblem {
-  const code = cause instanceof Error && "code" in cause ? cause.code : null;
+  const code = errorCode(cause);
   if (code === "EADDRINUSE") {
     const taken = `${host} port ${port} is already in use; take another port, or stop what has this one`;
     return new ListenProblem(`TOLLGATE_HOST and ${variable} must be free to listen on: ${taken}`, hint, { cause });

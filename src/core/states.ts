@@ -67,11 +67,9 @@ export const SETTLEMENT_EVENTS = {
   collectLate: { from: "pending", to: "settled_upstream_failed" },
 } as const satisfies Record<string, { from: SettlementStatus; to: SettlementStatus }>;
 
-export const COLLECTION_STATUSES = ["claimed", "sent", "settled", "failed"] as const;
 /** The state of a payment at the facilitator; `failed` only when this facilitator can no longer collect it. */
-export type CollectionStatus = (typeof COLLECTION_STATUSES)[number];
+export type CollectionStatus = "claimed" | "sent" | "settled" | "failed";
 
-/** Events of a payment at the facilitator. */
 export const COLLECTION_EVENTS = {
   /** A signed transaction is stored and may be broadcast from now on. */
   send: { from: ["claimed"], to: "sent" },
@@ -82,7 +80,6 @@ export const COLLECTION_EVENTS = {
   reorganise: { from: ["settled"], to: "sent" },
 } as const satisfies Record<string, { from: readonly CollectionStatus[]; to: CollectionStatus }>;
 
-/** Events of an invocation, each with the state it starts from and the state it leads to. */
 export const INVOCATION_EVENTS = {
   /** A replica took a slot for the call; the upstream may see the call from now on. */
   claim: { from: "pending", to: "running" },

@@ -16,18 +16,12 @@ export function hasControls(text: string): boolean {
   return CONTROLS.test(text);
 }
 
-function countCharacters(text: string): number {
-  let count = 0;
-  for (const _ of text) count += 1;
-  return count;
-}
-
-/** Why the text may not be stored, or null. */
 export function textProblem(text: string, rule: TextRule): string | null {
   if (!text.isWellFormed()) return "must not contain lone surrogates";
   if (text.includes("\0")) return "must not contain U+0000";
   if (!rule.controls && hasControls(text)) return "must not contain control characters";
-  const length = countCharacters(text);
+  let length = 0;
+  for (const _ of text) length += 1;
   if (length < rule.min) return rule.min === 1 ? "must not be empty" : `must be at least ${rule.min} characters`;
   return length > rule.max ? `must be at most ${rule.max} characters` : null;
 }
@@ -51,6 +45,12 @@ export function suggest(word: string, words: Iterable<string>): string | null {
     if (distance < bestDistance) [best, bestDistance] = [candidate, distance];
   }
   return best;
+}
+
+/** What follows "no such thing" where one of `words` is near to the word; else nothing. */
+export function didYouMean(word: string, words: Iterable<string>): string {
+  const meant = suggest(word, words);
+  return meant === null ? "" : `; did you mean ${meant}?`;
 }
 
 function editDistance(from: string, to: string): number {

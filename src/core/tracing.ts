@@ -69,7 +69,6 @@ export function nameIn(headers: Headers, span: Span): void {
   for (const [name, value] of span.headers) headers.set(name, value);
 }
 
-/** The trace headers of a request. */
 export function namedIn(headers: Headers): HeaderPairs {
   return [...TRACE_HEADERS].flatMap((name) => {
     const value = headers.get(name);

@@ -4,13 +4,14 @@
 import { constants, X509Certificate } from "node:crypto";
 import { createServer, type Server, type TLSSocket, type TlsOptions } from "node:tls";
 import { parseCertificates } from "../core/certificates.ts";
+import { errorCode } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
 import {
   type HttpOptions,
   type KnownPeer,
-  listenAt,
   OpenSockets,
+  openPort,
   type PortAddress,
   serveConnections,
 } from "../http/http1.ts";
@@ -55,18 +56,9 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
   const sockets = new OpenSockets();
   const admitted = admit(server, sockets, options);
   let roots = parseCertificates(options.tls.clientCa);
-  const { host, log } = options;
-  const port = await listenAt(server, { host, port: options.port, variable: "TOLLGATE_PORT" }, log);
-  const sweeping = setInterval(admitted.sweep, 250);
-
-  async function drain(): Promise<void> {
-    server.close();
-    admitted.closeIdle();
-    await sockets.empty();
-  }
-
+  const { host, port, log } = options;
   return {
-    port,
+    ...(await openPort(server, sockets, admitted, { host, port, log, variable: "TOLLGATE_PORT" })),
     /**
      * Uses the new material for all further handshakes. Open connections go on, except those whose client certificate was
      * issued by none of the new CAs: these end once their requests in progress are answered.
@@ -79,14 +71,6 @@ export async function listenMutualTls(options: MtlsListenerOptions) {
       const isAnyGone = roots.some((root) => !next.some((each) => each.fingerprint256 === root.fingerprint256));
       roots = next;
       if (isAnyGone) admitted.keep((certificate) => next.some((root) => isIssuedBy(certificate, root)));
-    },
-    /** Stops listening, and closes idle connections. Resolves when every connection is closed. */
-    drain,
-    /** Closes every connection at once. */
-    async stop(): Promise<void> {
-      sockets.closeAll();
-      await drain();
-      clearInterval(sweeping);
     },
   };
 }
@@ -141,7 +125,7 @@ function admit(server: Server, sockets: OpenSockets, options: MtlsListenerOption
     if (sockets.size > limits.connections || handshakes.size > limits.handshakes) oldest?.destroy();
   });
   server.on("tlsClientError", (error, socket) => {
-    refused("code" in error ? String(error.code) : error.message, socket.remoteAddress);
+    refused(errorCode(error) ?? error.message, socket.remoteAddress);
     socket.destroy();
   });
   server.on("secureConnection", (socket) => {

@@ -50,7 +50,6 @@ export function asset(content: string | Uint8Array, type: string): Asset {
   return { bytes, type, headers };
 }
 
-/** The style sheet of a page, after what all pages share. */
 export function styleAsset(own: string): Asset {
   return asset(`${pageStyle}${own}`, "text/css; charset=utf-8");
 }
@@ -126,8 +125,17 @@ function takesGzip(request: Request): boolean {
   return (weightOf(codings, "gzip") ?? weightOf(codings, "*") ?? 0) > 0;
 }
 
+/** Caches must tell a page from the JSON at its address. */
+export const VARIES = { vary: "accept" };
+
+/** Whether a caller asks for HTML by its name, and not for JSON first. Programs that take anything get JSON. */
+export function wantsHtml(accept: string): boolean {
+  const weight = weightOf(accept, "text/html") ?? 0;
+  return weight > 0 && weight >= (weightOf(accept, "application/json") ?? 0);
+}
+
 /** The weight that a list such as `Accept` gives a value by its own name (RFC 9110, section 12.4.2); null where it is not named. */
-export function weightOf(list: string, value: string): number | null {
+function weightOf(list: string, value: string): number | null {
   for (const member of list.toLowerCase().split(",")) {
     const [name, ...parameters] = member.split(";").map((part) => part.trim());
     if (name !== value) continue;

@@ -6,16 +6,7 @@ import { bodyOf, type CallBody, freeMemory, PART_BYTES } from "../wire/body.ts";
 /** How much memory the first part may have beyond the bytes that have arrived. */
 const AHEAD_BYTES = 64 * 1024;
 
-export interface BodyBuffer {
-  /** Bytes of memory that the buffer holds. */
-  readonly held: number;
-  /** @returns whether the bytes are kept without a copy, so that their memory now belongs to the body */
-  add(bytes: Uint8Array): boolean;
-  /** Takes the whole body out of the buffer, which is empty afterwards. */
-  body(): CallBody;
-  /** Frees the memory at once, since the garbage collector would free it late. */
-  drop(): void;
-}
+export type BodyBuffer = ReturnType<typeof createBodyBuffer>;
 
 /** The part of a stream's reader on which the types of Bun and of Node agree. */
 export interface BodyReader {
@@ -28,7 +19,7 @@ export interface BodyReader {
  * @param sizeMax the most bytes that may be added
  * @param storedMax how many of the first bytes may be stored, so that they need parts of one size; a multiple of that size
  */
-export function createBodyBuffer(sizeMax: number, storedMax: number = Number.POSITIVE_INFINITY): BodyBuffer {
+export function createBodyBuffer(sizeMax: number, storedMax: number = Number.POSITIVE_INFINITY) {
   const full: Uint8Array[] = [];
   let fullBytes = 0;
   let last = new Uint8Array();
@@ -54,10 +45,12 @@ export function createBodyBuffer(sizeMax: number, storedMax: number = Number.POS
   }
 
   return {
-    get held() {
+    /** Bytes of memory that the buffer holds. */
+    get held(): number {
       return fullBytes + last.byteLength;
     },
-    add(bytes) {
+    /** @returns whether the bytes are kept without a copy, so that their memory now belongs to the body */
+    add(bytes: Uint8Array): boolean {
       if (isKept(bytes)) {
         if (used > 0) keep(resized(last, used));
         [last, used] = [new Uint8Array(), 0];
@@ -78,13 +71,15 @@ export function createBodyBuffer(sizeMax: number, storedMax: number = Number.POS
       }
       return false;
     },
-    body() {
+    /** Takes the whole body out of the buffer, which is empty afterwards. */
+    body(): CallBody {
       // The last part is empty if the body ends with a kept piece.
       if (used > 0 || full.length === 0) keep(resized(last, used));
       [last, used, fullBytes] = [new Uint8Array(), 0, 0];
       return bodyOf(full.splice(0));
     },
-    drop() {
+    /** Frees the memory at once, since the garbage collector would free it late. */
+    drop(): void {
       for (const part of [...full.splice(0), last]) freeMemory(part);
       [last, used, fullBytes] = [new Uint8Array(), 0, 0];
     },

@@ -3,7 +3,7 @@
 // withRoutableUrl in server.ts.
 import { Elysia, NotFoundError } from "elysia";
 import { Fault, methodNotAllowed } from "../core/fault.ts";
-import { suggest } from "../core/text.ts";
+import { didYouMean } from "../core/text.ts";
 import { STATUS } from "./responses.ts";
 
 /** Carries what a route threw past Elysia, which would answer with the error's own message. */
@@ -18,6 +18,9 @@ export function routes() {
     return new Response(null, { status: STATUS.internal });
   });
 }
+
+// Thrown by a route for paths that it has nothing at, it is answered as the router's own: as an unknown route.
+export { NotFoundError };
 
 interface RouteShape {
   readonly method: string;
@@ -63,17 +66,21 @@ export function pathPattern(path: string): RegExp {
   return new RegExp(`^${source}$`);
 }
 
+/** All routes are told of a service that has no more than these. */
+const TOLD_ROUTES = 4;
+
 function noSuchRoute(table: readonly RoutePattern[] = [], path = ""): Fault {
   const fixed = table.map((route) => route.path).filter((known) => !/[:*]/.test(known));
-  const meant = suggest(path, fixed);
-  return new Fault("not_found", meant === null ? "no such route" : `no such route; did you mean ${meant}?`);
+  const few = table.length <= TOLD_ROUTES ? table.map((route) => `${route.method} ${route.path}`) : [];
+  const all = few.length === 0 ? "" : `; known here: ${few.join(", ")}`;
+  return new Fault("not_found", `no such route${didYouMean(path, fixed) || all}`);
 }
 
 /** The Fault for a request without a route: Elysia does not tell whether the path exists for another method. */
 function unknownRoute(table: readonly RoutePattern[], method: string, path: string): Fault {
   const allow = table.filter(({ pattern }) => pattern.test(path)).map((route) => route.method);
-  if (allow.length === 0 || allow.includes(method)) return noSuchRoute(table, path);
   if (allow.includes("GET")) allow.push("HEAD");
+  if (allow.length === 0 || allow.includes(method)) return noSuchRoute(table, path);
   return methodNotAllowed(allow);
 }
 

@@ -8,6 +8,7 @@ import type { Log } from "../core/log.ts";
 import { listenProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
+import { createInFlight } from "../kernel/wait.ts";
 import { keepReceiveBufferSmall, SMALL_BODIES_BUFFER_BYTES } from "./bun/socket-options.ts";
 import { MALFORMED_HTTP } from "./responses.ts";
 
@@ -17,10 +18,39 @@ export interface PortAddress {
   readonly port: number;
   /** The variable that sets the port. */
   readonly variable: string;
+  readonly log: Log;
 }
 
-/** @returns the port; @throws StartupProblem when the server can't listen on its address */
-export function listenAt(server: Server, { host, port, variable }: PortAddress, log: Log): Promise<number> {
+/** Listens, and sweeps the connections that the caller admits. @throws StartupProblem when it can't listen on its address */
+export async function openPort(
+  server: Server,
+  sockets: OpenSockets,
+  connections: { sweep(): void; closeIdle(): void },
+  options: PortAddress,
+) {
+  const port = await listenAt(server, options);
+  const sweeping = setInterval(connections.sweep, 250);
+
+  /** Stops listening and closes idle connections. Resolves when every connection has closed. */
+  async function drain(): Promise<void> {
+    server.close();
+    connections.closeIdle();
+    await sockets.empty();
+    clearInterval(sweeping);
+  }
+
+  return {
+    port,
+    drain,
+    /** Closes all connections at once. */
+    async stop(): Promise<void> {
+      sockets.closeAll();
+      await drain();
+    },
+  };
+}
+
+function listenAt(server: Server, { host, port, variable, log }: PortAddress): Promise<number> {
   const { promise, resolve, reject } = Promise.withResolvers<number>();
   const refuse = (cause: Error) => reject(listenProblem(host, port, variable, cause));
   server.once("error", refuse);
@@ -37,7 +67,7 @@ export function listenAt(server: Server, { host, port, variable }: PortAddress, 
 /** The open connections of a port. */
 export class OpenSockets {
   readonly #sockets = new Set<Socket>();
-  readonly #awaitEmpty: (() => void)[] = [];
+  readonly #open = createInFlight();
 
   get size(): number {
     return this.#sockets.size;
@@ -45,12 +75,13 @@ export class OpenSockets {
 
   /** @param closed called when the socket has closed */
   add(socket: Socket, closed: () => void): void {
+    const leave = this.#open.enter();
     this.#sockets.add(socket);
     socket.on("error", () => socket.destroy());
     socket.on("close", () => {
       this.#sockets.delete(socket);
       closed();
-      if (this.size === 0) for (const tell of this.#awaitEmpty.splice(0)) tell();
+      leave();
     });
   }
 
@@ -58,8 +89,8 @@ export class OpenSockets {
     for (const socket of this.#sockets) socket.destroy();
   }
 
-  async empty(): Promise<void> {
-    if (this.size > 0) await new Promise<void>((resolve) => this.#awaitEmpty.push(resolve));
+  empty(): Promise<void> {
+    return this.#open.idle();
   }
 }
 
@@ -126,11 +157,6 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
     connection.deadline = performance.now() + ms;
   }
 
-  function becomeIdle(connection: CallerSocket<P>): void {
-    connection.bytesSeen = connection.socket.bytesRead;
-    enter(connection, "idle", limits.idleMs);
-  }
-
   function enqueue(connection: CallerSocket<P>, request: IncomingMessage, response: ServerResponse): void {
     connection.open++;
     if (connection.open > MAX.plainPipelined + 1) {
@@ -145,7 +171,9 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
       })
       .finally(() => {
         connection.open--;
-        if (connection.open === 0) becomeIdle(connection);
+        if (connection.open > 0) return;
+        connection.bytesSeen = connection.socket.bytesRead;
+        enter(connection, "idle", limits.idleMs);
       });
   }
 
@@ -203,7 +231,11 @@ export function serveConnections<P extends KnownPeer>({ answer, bodyBytesMax, li
     },
     /** Closes the connections of peers that are not trusted: idle ones at once, others after their response. */
     keep(isTrusted: (peer: P) => boolean): void {
-      for (const each of connections.values()) if (!isTrusted(each.peer)) closeSoon(each);
+      for (const connection of connections.values()) {
+        if (isTrusted(connection.peer)) continue;
+        connection.isClosing = true;
+        if (connection.open === 0) connection.socket.destroy();
+      }
     },
   };
 }
@@ -219,11 +251,6 @@ function newConnection<P>(socket: Socket, peer: P, { idleMs }: ConnectionLimits)
     last: Promise.resolve(),
     isClosing: false,
   };
-}
-
-function closeSoon(connection: CallerSocket<KnownPeer>): void {
-  connection.isClosing = true;
-  if (connection.open === 0) connection.socket.destroy();
 }
 
 /** Null when the body ended early. */

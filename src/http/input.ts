@@ -4,6 +4,7 @@ import {
   type ObjectOptions,
   type SchemaOptions,
   type Static,
+  type TObject,
   type TProperties,
   type TSchema,
   Type,
@@ -30,6 +31,8 @@ const SMALL_BYTES = 16_384;
 
 interface BodyOptions {
   readonly freeField?: string;
+  /** What the requests are about: its fields that this one does not take are told as read-only. */
+  readonly resource?: TObject;
   /** Fields that other requests take, each with what to do instead. */
   readonly elsewhere?: ReadonlyMap<string, string>;
 }
@@ -38,7 +41,7 @@ interface BodyOptions {
  * A function that reads a request's JSON body, checks it against `schema` and passes it to `use`. Only a few large bodies are
  * held at a time, each until its `use` has ended.
  */
-export function bodyUser<T extends TSchema>(schema: T, { freeField, elsewhere }: BodyOptions = {}) {
+export function bodyUser<T extends TSchema>(schema: T, { freeField, ...known }: BodyOptions = {}) {
   // Compiled for the first body: one takes a few milliseconds, and compiling all of them took a tenth of every start.
   let checker: TypeCheck<T> | null = null;
 
@@ -46,7 +49,7 @@ export function bodyUser<T extends TSchema>(schema: T, { freeField, elsewhere }:
     checker ??= TypeCompiler.Compile(schema);
     if (checker.Check(value)) return value;
     const problems = checker.Errors(value);
-    throw describe(problems.First(), problems, elsewhere);
+    throw describe(problems.First(), problems, known);
   }
 
   return async <R>(request: Request, use: (value: Static<T>) => Promise<R>): Promise<R> => {
@@ -94,17 +97,22 @@ function missing({ path }: ValueError, later: ValueErrorIterator): Fault {
     if (next === undefined || parentOf(next.path) !== parentOf(path)) break;
     if (next.type === ValueErrorType.ObjectRequiredProperty) continue;
     const meant = next.type === ValueErrorType.ObjectAdditionalProperties ? meantBy(next) : null;
-    if (meant !== null) return unknownField(fieldOf(next.path), `did you mean ${meant}?`);
+    if (meant !== null) return unknownField(fieldOf(next.path), meant);
     left--;
   }
   return invalidField(fieldOf(path), "required");
 }
 
-function unknownField(field: string, hint: string | null): Fault {
-  return invalidField(field, hint === null ? "unknown field" : `unknown field; ${hint}`);
+function unknownField(field: string, meant: string | null, known: readonly string[] = []): Fault {
+  return invalidField(field, `unknown field; ${meantHint(meant, known)}`);
 }
 
-/** What a value of another type should have been. */
+/** @param meant the known name that an unknown one may be meant as, or null */
+function meantHint(meant: string | null, known: readonly string[]): string {
+  if (meant !== null) return `did you mean ${meant}?`;
+  return known.length === 0 ? "none is taken here" : `known here: ${known.join(", ")}`;
+}
+
 const KINDS: ReadonlyMap<ValueErrorType, string> = new Map([
   [ValueErrorType.String, "a string"],
   [ValueErrorType.Boolean, "true or false"],
@@ -118,7 +126,7 @@ const KINDS: ReadonlyMap<ValueErrorType, string> = new Map([
 function describe(
   error: ValueError | undefined,
   later: ValueErrorIterator,
-  elsewhere: BodyOptions["elsewhere"] = new Map(),
+  { resource, elsewhere }: Pick<BodyOptions, "resource" | "elsewhere"> = {},
 ): Fault {
   if (error === undefined) return new Fault("invalid_request", "body: invalid");
   // For "a value or null", the problem inside the value says more than "neither of the two".
@@ -129,8 +137,10 @@ function describe(
   }
   const field = fieldOf(error.path);
   if (error.type === ValueErrorType.ObjectAdditionalProperties) {
-    const meant = meantBy(error);
-    return unknownField(field, elsewhere.get(field) ?? (meant && `did you mean ${meant}?`));
+    const other = elsewhere?.get(field);
+    if (other !== undefined) return invalidField(field, other);
+    if (resource !== undefined && Object.hasOwn(resource.properties, field)) return invalidField(field, "is read-only");
+    return unknownField(field, meantBy(error), Object.keys(error.schema["properties"]));
   }
   if (error.type === ValueErrorType.ObjectRequiredProperty) return missing(error, later);
   if (field === "") return new Fault("invalid_request", "body: must be a JSON object");
@@ -144,14 +154,12 @@ export function shape<P extends TProperties>(name: string, fields: P, options: O
   return Type.Object(fields, { $id: name, additionalProperties: false, ...options });
 }
 
-/** The fields as optional ones. */
 export function optional<P extends TProperties>(fields: P) {
   return Type.Partial(Type.Object(fields)).properties;
 }
 
 export const DateTime = Type.String({ format: "date-time" });
 
-/** A time in a response. */
 export const timestamp = (description: string) => Type.String({ format: "date-time", description });
 
 /** `T` or null. A schema that the API document shows by its name says nothing of the field, which so has options of its own. */
@@ -159,14 +167,12 @@ export function nullable<T extends TSchema>(schema: T, expected: string, options
   return Type.Union([schema, Type.Null()], { "x-expected": `${expected} or null`, ...options });
 }
 
-export type Query = URLSearchParams;
-
 /**
  * The query of a request. A parameter that the route does not take would be a filter that filters nothing, so it is refused.
  *
  * @throws Fault `invalid_request` that names the parameter
  */
-export function queryOf(request: Request, { queryNames }: Pick<Operation, "queryNames">): Query {
+export function queryOf(request: Request, { queryNames }: Pick<Operation, "queryNames">): URLSearchParams {
   const start = request.url.indexOf("?");
   const query = new URLSearchParams(start === -1 ? "" : request.url.slice(start + 1));
   for (const name of query.keys()) if (!queryNames.includes(name)) throw unknownParameter(name, queryNames);
@@ -175,13 +181,11 @@ export function queryOf(request: Request, { queryNames }: Pick<Operation, "query
 
 function unknownParameter(name: string, known: readonly string[]): Fault {
   const meant = name === "" ? null : suggest(name, known);
-  const all = known.length === 0 ? "none is taken here" : `known here: ${known.join(", ")}`;
-  const hint = meant === null ? all : `did you mean ${meant}?`;
-  return invalidField(name === "" ? "query" : name, `unknown parameter; ${hint}`);
+  return invalidField(name === "" ? "query" : name, `unknown parameter; ${meantHint(meant, known)}`);
 }
 
 /** A query parameter that must be one of `values`. */
-export function choiceOf<T extends string>(query: Query, name: string, values: readonly T[]): T | null {
+export function choiceOf<T extends string>(query: URLSearchParams, name: string, values: readonly T[]): T | null {
   const given = query.get(name);
   if (given === null) return null;
   const value = values.find((candidate) => candidate === given);
@@ -190,7 +194,7 @@ export function choiceOf<T extends string>(query: Query, name: string, values: r
 }
 
 /** A query parameter that must be an RFC 3339 date-time: milliseconds since the epoch. */
-export function dateTime(query: Query, name: string): number | null {
+export function dateTime(query: URLSearchParams, name: string): number | null {
   const given = query.get(name);
   if (given === null) return null;
   const time = parseDateTime(given);
@@ -223,19 +227,19 @@ export const PAGE_FIELDS = {
 };
 
 /** `limit`, clamped to its bounds. */
-export function limitOf(query: Query): number {
+export function limitOf(query: URLSearchParams): number {
   return clampedInteger(query, "limit", PAGE_LIMIT_DEFAULT, 1, MAX.pageItems);
 }
 
 /** `limit` and `offset`, clamped to their bounds. */
-export function page(query: Query): { limit: number; offset: number } {
+export function page(query: URLSearchParams): { limit: number; offset: number } {
   return {
     limit: limitOf(query),
     offset: clampedInteger(query, "offset", 0, 0, Number.MAX_SAFE_INTEGER),
   };
 }
 
-function clampedInteger(query: Query, name: string, fallback: number, min: number, max: number): number {
+function clampedInteger(query: URLSearchParams, name: string, fallback: number, min: number, max: number): number {
   const given = query.get(name);
   if (given === null) return fallback;
   if (!/^[+-]?\d+$/.test(given.trim())) throw invalidField(name, "must be an integer");

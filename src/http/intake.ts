@@ -46,27 +46,24 @@ const INTAKE_LIMITS: IntakeLimits = {
   silenceMsMax: MAX.bodySilenceMs,
 };
 
-/** The runtime parses all their received chunks in one turn of the event loop: 0.4 ms for a read full of one-byte chunks. */
-const CHUNKED_BODIES = {
-  size: MAX.chunkedBodies,
-  waitingMax: MAX.chunkedBodiesWaiting,
-  tooMany: "too many chunked bodies are being received",
-};
-const LARGE_BODIES = {
-  size: MAX.largeBodies,
-  waitingMax: MAX.largeBodiesWaiting,
-  tooMany: "too many large bodies are being read",
-};
-
 /** Receives all bodies of a server, whose edge passes it to routes in the scope of a request. */
 export class Intake {
   readonly #limits: IntakeLimits;
   readonly #memory: ReclaimableShare;
   readonly #readOnePiece: ReturnType<typeof createOnePieceReader>;
   readonly #waiting = createFairShare({ size: MAX.bodiesWaiting });
-  readonly #chunked = createLimiter(CHUNKED_BODIES);
+  /** The runtime parses all received chunks in one turn of the event loop: 0.4 ms for a read full of one-byte chunks. */
+  readonly #chunked = createLimiter({
+    size: MAX.chunkedBodies,
+    waitingMax: MAX.chunkedBodiesWaiting,
+    tooMany: "too many chunked bodies are being received",
+  });
   /** Limits how many large bodies are parsed at a time. */
-  readonly largeBodies = createLimiter(LARGE_BODIES);
+  readonly largeBodies = createLimiter({
+    size: MAX.largeBodies,
+    waitingMax: MAX.largeBodiesWaiting,
+    tooMany: "too many large bodies are being read",
+  });
 
   constructor(limits: IntakeLimits = INTAKE_LIMITS) {
     this.#limits = limits;
@@ -270,7 +267,10 @@ function lateBody(problem: string): Fault {
 }
 
 /** Calls `abort` when the body has taken too long or been silent too long. */
-function startTimers({ msMax, silenceMsMax }: IntakeLimits, abort: (late: Fault) => void) {
+function startTimers(
+  { msMax, silenceMsMax }: Pick<IntakeLimits, "msMax" | "silenceMsMax">,
+  abort: (late: Fault) => void,
+) {
   const whole = setTimeout(() => abort(lateBody(`did not arrive within ${msMax / 1000} seconds`)), msMax);
   const silence = setTimeout(() => abort(lateBody(`no data for ${silenceMsMax / 1000} seconds`)), silenceMsMax);
   return {
@@ -284,7 +284,6 @@ function startTimers({ msMax, silenceMsMax }: IntakeLimits, abort: (late: Fault)
   };
 }
 
-/** A body that is being received. */
 interface IncomingBody {
   readonly tenant: string;
   readonly holding: Holding;
@@ -339,11 +338,9 @@ export function declaredLength(headers: Headers): number | null {
 /** Whether the body is sent in chunks, so that its length is known only at its end. */
 export const isChunked = (headers: Headers): boolean => headers.has("transfer-encoding");
 
-export interface DrainLimits {
+export interface DrainLimits extends Pick<IntakeLimits, "msMax" | "silenceMsMax"> {
   /** The most bytes of one body. */
   readonly bytesMax: number;
-  readonly msMax: number;
-  readonly silenceMsMax: number;
   /** The most bodies at a time, shared out by caller. All unknown callers count as one. */
   readonly countMax: number;
 }
@@ -409,22 +406,18 @@ function closes({ headers }: Request | Response): boolean {
   return connection !== null && /(^|,)\s*close\s*(,|$)/i.test(connection);
 }
 
-async function drain(
-  reader: Pick<BodyReader, "read" | "cancel">,
-  { bytesMax, msMax, silenceMsMax }: DrainLimits,
-): Promise<boolean> {
+async function drain(reader: Pick<BodyReader, "read" | "cancel">, limits: DrainLimits): Promise<boolean> {
   let isCancelled = false;
   const giveUp = () => {
     isCancelled = true;
     void reader.cancel().catch(() => {});
   };
-  const whole = setTimeout(giveUp, msMax);
-  const silence = setTimeout(giveUp, silenceMsMax);
+  const timers = startTimers(limits, giveUp);
   try {
-    for (let bytes = 0; bytes <= bytesMax; ) {
+    for (let bytes = 0; bytes <= limits.bytesMax; ) {
       const { done, value } = await reader.read();
       if (done || value === undefined) return !isCancelled;
-      silence.refresh();
+      timers.received();
       bytes += value.byteLength;
       // A pending read is given each chunk by itself, for 5 µs; chunks that arrive between reads are joined, for a hundredth.
       await new Promise(setImmediate);
@@ -432,7 +425,6 @@ async function drain(
     giveUp();
     return false;
   } finally {
-    clearTimeout(whole);
-    clearTimeout(silence);
+    timers.stop();
   }
 }

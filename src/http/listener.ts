@@ -153,14 +153,10 @@ interface OpenPort {
 }
 
 function serve(options: ListenerOptions, port: number, noteOwner: NoteOwner): OpenPort {
+  const { host, reusePort, idleSeconds, answer, openMax } = options;
   const from = lowestFree();
-  const server = startServer(options, port, noteOwner);
-  return { server, descriptor: enlargeBacklog(from, options.openMax) };
-}
-
-function startServer({ host, reusePort, idleSeconds, answer }: ListenerOptions, port: number, noteOwner: NoteOwner) {
   try {
-    return Bun.serve({
+    const server = Bun.serve({
       hostname: host,
       port,
       development: false,
@@ -172,6 +168,7 @@ function startServer({ host, reusePort, idleSeconds, answer }: ListenerOptions, 
       maxRequestBodySize: Number.MAX_SAFE_INTEGER,
       fetch: (request, server) => answer(request, server, noteOwner),
     });
+    return { server, descriptor: enlargeBacklog(from, openMax) };
   } catch (cause) {
     const shared = "; gateways of one user share a port when all of them have TOLLGATE_REUSE_PORT=1";
     throw listenProblem(host, port, "TOLLGATE_PORT", cause, shared);

@@ -23,14 +23,13 @@ export const TAGS = {
 
 type Tag = keyof typeof TAGS;
 
-/** How the caller of an operation is authenticated. */
 export const SECURITY_SCHEMES = {
   bearer: {
     type: "http",
     scheme: "bearer",
     description:
-      "An access token, without the word `Bearer`. On the gateway's machine `tollgate token --tenant acme --user alice` " +
-      "prints one, in a container `docker compose exec gateway tollgate token --tenant acme --user alice`. A gateway with " +
+      "An access token, without the word `Bearer`. On the gateway's machine `tollgate token --tenant acme --user me` " +
+      "prints one, in a container `docker compose exec gateway tollgate token --tenant acme --user me`. A gateway with " +
       "`TOLLGATE_OIDC_ISSUER` takes the tokens of that issuer instead.",
   },
   clientCertificate: {
@@ -72,15 +71,10 @@ interface ContentDoc {
   readonly examples?: Readonly<Record<string, unknown>>;
 }
 
-interface RequestBody extends ContentDoc {
-  readonly description?: string;
-}
-
 export interface ResponseDoc extends ContentDoc {
   /** `ok` when omitted. */
   readonly status?: keyof typeof SUCCESS;
   readonly description: string;
-  /** Descriptions of headers, by name. */
   readonly headers?: Readonly<Record<string, string>>;
 }
 
@@ -97,12 +91,10 @@ export interface OperationDoc {
   readonly path?: Readonly<Record<string, Parameter>>;
   readonly query?: Readonly<Record<string, Parameter>>;
   readonly headers?: Readonly<Record<string, Parameter>>;
-  readonly body?: RequestBody;
-  /** The response of success. */
+  readonly body?: ContentDoc & { readonly description?: string };
   readonly response: ResponseDoc;
   /** Faults in addition to `unauthenticated`, `internal` and `unavailable`, which every operation with a token may answer. */
   readonly errors: readonly FaultKind[];
-  /** What these errors mean in this operation. */
   readonly answers?: Readonly<Partial<Record<FaultKind, FaultAnswerDoc>>>;
 }
 
@@ -116,7 +108,6 @@ interface FaultAnswerDoc {
 }
 
 export interface Operation extends DocumentDecoration {
-  /** The query parameters that the route takes. */
   readonly queryNames: readonly string[];
 }
 

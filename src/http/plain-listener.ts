@@ -3,11 +3,10 @@
 // port. When all are taken, a new connection evicts an idle one. So a client that sends its request at once is answered even if
 // others hold connections open, through the same proxy or from any number of addresses.
 import { createServer, type Server, type Socket } from "node:net";
-import type { Log } from "../core/log.ts";
 import { systemClock } from "../core/time.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createReservedShare } from "../kernel/share.ts";
-import { type ConnectionLimits, listenAt, OpenSockets, type PortAddress, serveConnections } from "./http1.ts";
+import { type ConnectionLimits, OpenSockets, openPort, type PortAddress, serveConnections } from "./http1.ts";
 
 export interface PlainListenerLimits extends ConnectionLimits {
   /** Connections in all. One address may have seven eighths of them. */
@@ -25,7 +24,6 @@ const LIMITS: PlainListenerLimits = {
 const ANYBODY = { expiresAt: Number.POSITIVE_INFINITY };
 
 export interface PlainListenerOptions extends PortAddress {
-  readonly log: Log;
   readonly limits?: PlainListenerLimits;
   answer(request: Request): Promise<Response>;
 }
@@ -34,27 +32,7 @@ export interface PlainListenerOptions extends PortAddress {
 export async function listenPlain(options: PlainListenerOptions) {
   const server = createServer();
   const sockets = new OpenSockets();
-  const http = admit(server, sockets, options);
-  const port = await listenAt(server, options, options.log);
-  const sweeping = setInterval(http.sweep, 250);
-
-  /** Stops listening and closes idle connections. Resolves when every connection has closed. */
-  async function drain(): Promise<void> {
-    server.close();
-    http.closeIdle();
-    await sockets.empty();
-    clearInterval(sweeping);
-  }
-
-  return {
-    port,
-    drain,
-    /** Closes all connections at once. */
-    async stop(): Promise<void> {
-      sockets.closeAll();
-      await drain();
-    },
-  };
+  return openPort(server, sockets, admit(server, sockets, options), options);
 }
 
 function admit(server: Server, sockets: OpenSockets, options: PlainListenerOptions) {

@@ -14,13 +14,11 @@ import { createFairQueue, createFairShare, createLimiter, enter, type FairQueue 
 import { inStoreTurns, inTurn } from "../kernel/turns.ts";
 import { untilFirst } from "../kernel/wait.ts";
 
-/** The HTTP status of each Fault kind. */
 export const STATUS = {
   invalid_request: 400,
   unauthenticated: 401,
   payment_required: 402,
   denied: 403,
-  /** The token lacks a scope that the route needs. */
   forbidden: 403,
   not_found: 404,
   method_not_allowed: 405,
@@ -85,8 +83,10 @@ export function faultResponse(fault: Fault): Response {
   for (const [name, value] of Object.entries(fault.answer?.headers ?? {})) headers.set(name, value);
   const status = STATUS[fault.kind];
   if (fault.kind === "unauthenticated" || fault.kind === "internal") return new Response(null, { status, headers });
+  const body = fault.answer?.body ?? { error: fault.message };
+  if (typeof body === "string") return new Response(body, { status, headers });
   for (const [name, value] of Object.entries(JSON_HEADERS)) headers.set(name, value);
-  return new Response(JSON.stringify(fault.answer?.body ?? { error: fault.message }), { status, headers });
+  return new Response(JSON.stringify(body), { status, headers });
 }
 
 /** A response up to this size is sent whole, with its length, and is not charged: it fits into the kernel's send buffer. */
@@ -105,14 +105,13 @@ export interface ResponseParts {
 }
 
 export interface LargeResponse {
-  /** The tenant whose share is charged. */
   readonly tenant: string;
   /** The request, whose signal ends the wait for room. */
   readonly request: Pick<Request, "signal">;
   readonly status?: keyof typeof SUCCESS;
   readonly type?: string;
   /** Headers in addition to the content type. */
-  readonly headers?: Readonly<Record<string, string>>;
+  readonly headers?: ResponseHeaders;
   /** The memory that the body will need, if it is known before it is made. */
   readonly weight?: number;
 }
@@ -146,7 +145,7 @@ export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax =
    */
   async function respond({ tenant, request, weight = 0, ...rest }: LargeResponse, make: Make): Promise<Response> {
     const { status = "ok", type = "application/json", headers } = rest;
-    const room = new ResponseShare(queue, tenant, request, waitMsMax);
+    const room = shareFor(queue, tenant, request, waitMsMax);
     try {
       let body: Awaited<ReturnType<typeof tryMake>> = weight > SMALL_CHARACTERS ? weight : await tryMake(room, make);
       while (typeof body === "number") {
@@ -176,51 +175,42 @@ export function createLargeResponses({ bytesMax = MAX.responseBytes, waitMsMax =
      */
     jsonList: <T>(response: LargeResponse, list: JsonList<T>): Promise<Response> =>
       respond(response, () => begun(response.tenant, () => beginningOf(response.tenant, list))),
-    /** Memory that is charged now. */
     inUse: (): number => share.inUse,
   };
 }
 
-/** The part of its tenant's share that one response holds. */
-class ResponseShare {
-  readonly tenant: string;
-  readonly #queue: FairQueue;
-  readonly #request: LargeResponse["request"];
-  readonly #waitMsMax: number;
-  #held = 0;
+type ResponseShare = ReturnType<typeof shareFor>;
 
-  constructor(queue: FairQueue, tenant: string, request: LargeResponse["request"], waitMsMax: number) {
-    this.#queue = queue;
-    this.tenant = tenant;
-    this.#request = request;
-    this.#waitMsMax = waitMsMax;
-  }
+/** The part of its tenant's share that one response holds. */
+function shareFor(queue: FairQueue, tenant: string, request: LargeResponse["request"], waitMsMax: number) {
+  let held = 0;
 
   /** Changes the share to `weight` if there is room for it. */
-  takeNow(weight: number): boolean {
-    const more = weight - this.#held;
-    if (more > 0 && !this.#queue.takeNow(this.tenant, null, more)) return false;
-    if (more < 0) this.#queue.giveBack(this.tenant, null, -more);
-    this.#held = weight;
+  function takeNow(weight: number): boolean {
+    const more = weight - held;
+    if (more > 0 && !queue.takeNow(tenant, null, more)) return false;
+    if (more < 0) queue.giveBack(tenant, null, -more);
+    held = weight;
     return true;
   }
 
-  /** Waits until the share can be changed to `weight`. @throws Fault `unavailable` when that takes too long */
-  async wait(weight: number): Promise<void> {
-    if (this.takeNow(weight)) return;
-    const wanted = { tenant: this.tenant, agent: null, amount: weight - this.#held };
-    try {
-      await untilFirst([this.#request.signal], async (end) => enter(this.#queue, wanted, end), this.#waitMsMax);
-    } catch (cause) {
-      const tooMany = "too many responses are being read slowly";
-      throw new Fault("unavailable", tooMany, { retryAfterSeconds: 1, cause });
-    }
-    this.#held = weight;
-  }
-
-  leave(): void {
-    this.takeNow(0);
-  }
+  return {
+    tenant,
+    takeNow,
+    /** Waits until the share can be changed to `weight`. @throws Fault `unavailable` when that takes too long */
+    async wait(weight: number): Promise<void> {
+      if (takeNow(weight)) return;
+      const wanted = { tenant, agent: null, amount: weight - held };
+      try {
+        await untilFirst([request.signal], async (end) => enter(queue, wanted, end), waitMsMax);
+      } catch (cause) {
+        const tooMany = "too many responses are being read slowly";
+        throw new Fault("unavailable", tooMany, { retryAfterSeconds: 1, cause });
+      }
+      held = weight;
+    },
+    leave: (): void => void takeNow(0),
+  };
 }
 
 /** Makes each piece in a turn of its own: a socket may take a long response at once, and thousands may begin together. */
@@ -272,13 +262,10 @@ const LONG_WEIGHT = 512 * 1024;
 const TURN_MS = 2;
 
 export interface JsonList<T> {
-  /** The key of the list. */
   readonly name: string;
   /** The items. Called again when the list is made again. */
   readonly rows: () => AsyncIterable<T>;
-  /** The JSON object of a row. */
   readonly view: (row: T) => object;
-  /** Further fields of the response. */
   readonly rest?: Readonly<Record<string, unknown>>;
 }
 

@@ -143,7 +143,7 @@ test("a body must be JSON of the right form, and the error names the field", asy
   expect(await post('{"name":"x"}')).toEqual([201, undefined]);
   expect(await post("{}")).toEqual([400, "name: required"]);
   expect(await post("[]")).toEqual([400, "body: must be a JSON object"]);
-  expect(await post('{"name":"x","a/b":1}')).toEqual([400, "a/b: unknown field"]);
+  expect(await post('{"name":"x","a/b":1}')).toEqual([400, "a/b: unknown field; known here: name"]);
   // A misspelt field is told as such, although the right one is missing as well.
   expect(await post('{"nmae":"x"}')).toEqual([400, "nmae: unknown field; did you mean name?"]);
   expect(await post('{"x":1}')).toEqual([400, "name: required"]);

@@ -5,7 +5,7 @@ import type { Caller } from "../core/call.ts";
 import { Fault } from "../core/fault.ts";
 import type { Log, LogFields } from "../core/log.ts";
 import { type Meters, silentMeters } from "../core/meters.ts";
-import { namedIn, nameIn, type Span, type Tracer } from "../core/tracing.ts";
+import { namedIn, nameIn, type Span, type SpanFields, type Tracer } from "../core/tracing.ts";
 import { MAX } from "../kernel/limits.ts";
 import { createFairShare } from "../kernel/share.ts";
 import { isTurnUsedUp, turnOf } from "../kernel/turns.ts";
@@ -29,9 +29,7 @@ export interface Scope<C = Caller> {
   note(name: string, value: string): void;
   /** Null when the request is not traced. */
   readonly span: Span | null;
-  /** Reads request bodies. */
   readonly intake: Intake;
-  /** Sends large responses. */
   readonly responses: LargeResponses;
 }
 
@@ -46,7 +44,8 @@ export function scopeOf<C = Caller>(request: Request): Scope<C> {
   return scope;
 }
 
-/** Authentication and authorisation of a server's guarded paths. */
+type ShownCaller = readonly [field: "tenant" | "account", name: string];
+
 export interface Guard<C> {
   /** Whether the path is for known callers only. */
   covers(path: string): boolean;
@@ -55,7 +54,7 @@ export interface Guard<C> {
   /** Called before the request is routed. @throws Fault when the caller may not make it */
   permit?(caller: C, method: string, path: string): void;
   /** The field that names the caller in the access log. */
-  shown(caller: C): SpanStart["caller"];
+  shown(caller: C): ShownCaller;
   /** Null for a request that gets no span. */
   traced(method: string, path: string): TracedRoute | null;
 }
@@ -116,7 +115,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
 
   /** Records the caller of a request, begins its span, and makes its scope. */
   function scopeFor(guard: Guard<C>, context: RequestContext, request: Request, caller: C): Scope<C> {
-    const { original, requestId, startedAt, fields, holdOpen } = context;
+    const { original, requestId, fields, holdOpen } = context;
     const { method } = original;
     const [field, shown] = guard.shown(caller);
     context.identified(original, shown);
@@ -124,7 +123,7 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     context.owner = shown;
     const traced = tracer === null ? null : guard.traced(request.method, context.path);
     if (tracer !== null && traced !== null) {
-      context.span = beginSpan(tracer, traced, request, { method, startedAt, caller: [field, shown] });
+      context.span = beginSpan(tracer, traced, request, context, [field, shown]);
       fields["trace_id"] = context.span.traceId;
     }
     const note = noteIn(fields);
@@ -161,7 +160,6 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
     return identified.then((caller) => inTurn(guard, context, request, caller));
   }
 
-  /** Logs and counts the answered request, and ends its span. */
   function finish({ path, startedAt, fields, owner, span }: RequestContext, status: number): void {
     const ms = performance.now() - startedAt;
     fields["status"] = status;
@@ -193,7 +191,8 @@ export function createGuardedEdge<C>(options: GuardedEdgeOptions<C>) {
         response = failed(error, context, { log: options.log, mayTell: accessLog.mayTell });
       }
       context.acting?.liftBound();
-      mark(response, context, draining);
+      response.headers.set("x-request-id", context.requestId);
+      if (draining || context.endsConnection) response.headers.set("connection", "close");
       finish(context, response.status);
       const drained = context.endsConnection ? undefined : drainBody(request, response, context.owner);
       if (drained !== undefined) await drained;
@@ -314,11 +313,6 @@ function contextOf(
   return { original, requestId, fields, ...given, owner: STRANGERS, acting: null, span: null, endsConnection: false };
 }
 
-function mark(response: Response, { requestId, endsConnection }: RequestContext, draining: boolean): void {
-  response.headers.set("x-request-id", requestId);
-  if (draining || endsConnection) response.headers.set("connection", "close");
-}
-
 /**
  * The turn of a request from an unknown caller; undefined when it may be answered at once. A request with a large body never
  * waits, since the runtime would buffer the body: 600 connections with a megabyte each took gigabytes. Its connection ends with
@@ -396,7 +390,6 @@ export function createAccessLog(log: Log) {
     /** A request to an open path. */
     open: (fields: LogFields): void => log.debug("request", fields),
     known: (fields: LogFields): void => log.info("request", fields),
-    /** A request of an unknown caller. */
     stranger(fields: LogFields): void {
       if (mayTell()) log.info("request", fields);
     },
@@ -404,19 +397,7 @@ export function createAccessLog(log: Log) {
 }
 
 /** What a request's span says of its route. Requests of unknown callers have no span, so that they can't use up the budget. */
-export interface TracedRoute {
-  readonly route: string;
-  /** The agent in the path. */
-  readonly agentId?: string;
-}
-
-export interface SpanStart {
-  readonly method: string;
-  /** By performance.now(). */
-  readonly startedAt: number;
-  /** The caller as the access log shows it. */
-  readonly caller: readonly [field: "tenant" | "account", name: string];
-}
+export type TracedRoute = Pick<SpanFields, "agentId"> & { readonly route: string };
 
 const CALL_PATH = /^\/v1\/proxy\/([^/]+)(\/stream)?$/;
 const [CALL_METHODS, STREAM_METHODS] = [["POST"], ["POST", "GET", "DELETE"]];
@@ -435,7 +416,8 @@ function beginSpan(
   tracer: Tracer,
   { route, agentId }: TracedRoute,
   { headers }: Request,
-  { method, startedAt, caller: [field, name] }: SpanStart,
+  { original: { method }, startedAt }: RequestContext,
+  [field, name]: ShownCaller,
 ): Span {
   const span = tracer.begin({
     kind: "server",

@@ -6,10 +6,6 @@
 import { inSlices } from "./loop.ts";
 import { outlastRequest } from "./wait.ts";
 
-interface OfTenant {
-  readonly tenant: string;
-}
-
 /** First in, first out; what was taken can be put back. */
 class Line<T> {
   /** The next one stands last. */
@@ -34,7 +30,7 @@ class Line<T> {
   }
 }
 
-export function createTurnQueue<T extends OfTenant>() {
+export function createTurnQueue<T extends { readonly tenant: string }>() {
   /** Behind all that stand in lines. */
   let arrived: T[] = [];
   /** Those for which there was no room at once, by tenant. The first tenant has the next turn. */
@@ -92,17 +88,12 @@ export function createTurnQueue<T extends OfTenant>() {
 // One question for all who want the same asked at about the same time. The first one is asked at the end of its turn of the
 // event loop; those that come while a question is under way are asked for together when it has been answered.
 
-interface Round<S, A> {
-  readonly subject: S;
-  readonly waiters: PromiseWithResolvers<A>[];
-}
-
 /**
  * @param ask asks for so many, and gives what answers each of them, by its place from 0 in the order of arrival
  */
 export function createBatcher<S, A>(ask: (subject: S, count: number) => Promise<(place: number) => A>) {
   /** By key, those who are asked for next. */
-  const rounds = new Map<string, Round<S, A>>();
+  const rounds = new Map<string, { readonly subject: S; readonly waiters: PromiseWithResolvers<A>[] }>();
   const asking = new Set<string>();
 
   async function askNext(key: string): Promise<void> {

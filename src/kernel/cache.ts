@@ -1,55 +1,6 @@
-// Caches with a bound: one for what the process itself asks for, one with a share for each tenant.
-//
-// A map that forgets entries that were not used lately. It keeps two generations: a used entry moves to the young one,
-// and when that is full the old one is dropped. So a hit costs one look-up and memory stays bounded, without the list
-// that an exact least-recently-used order needs.
-
-interface CacheEntry<V> {
-  readonly value: V;
-  readonly weight: number;
-}
-
-/** @param weightMax the weight of all entries together; half of it is kept for certain */
-export function boundedCache<K, V>(weightMax: number) {
-  let young = new Map<K, CacheEntry<V>>();
-  let old = new Map<K, CacheEntry<V>>();
-  let youngWeight = 0;
-
-  function remove(key: K): void {
-    old.delete(key);
-    const held = young.get(key);
-    if (held === undefined) return;
-    youngWeight -= held.weight;
-    young.delete(key);
-  }
-
-  function put(key: K, entry: CacheEntry<V>): void {
-    if (youngWeight + entry.weight > weightMax / 2) [old, young, youngWeight] = [young, new Map(), 0];
-    young.set(key, entry);
-    youngWeight += entry.weight;
-  }
-
-  return {
-    get(key: K): V | undefined {
-      const fresh = young.get(key);
-      if (fresh !== undefined) return fresh.value;
-      const aged = old.get(key);
-      if (aged === undefined) return undefined;
-      old.delete(key);
-      put(key, aged);
-      return aged.value;
-    },
-    /** `weight` is the entry's share of the cache's bound. */
-    set(key: K, value: V, weight = 1): void {
-      remove(key);
-      if (weight <= weightMax / 2) put(key, { value, weight });
-    },
-  };
-}
-
-// A cache that callers fill by what they send, with a share for each tenant. A tenant that fills it loses entries of its
-// own, and displaces those of others only up to an even share. Of a tenant's entries the oldest goes first, unless it was
-// used since the last time it was considered (the "clock" algorithm), so a hit costs one look-up.
+// A cache with a bound, and a share for each tenant whose calls fill it. A tenant that fills it loses entries of its own, and
+// displaces those of others only up to an even share. Of a tenant's entries the oldest goes first, unless it was used since
+// the last time it was considered (the "clock" algorithm), so a hit costs one look-up.
 
 interface TenantEntry<V> {
   readonly tenant: string;
@@ -148,4 +99,10 @@ export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void)
     },
     delete: remove,
   };
+}
+
+/** A cache of one share, for what the process itself asks for. */
+export function boundedCache<K, V>(weightMax: number) {
+  const { get, set } = tenantCache<K, V>(weightMax);
+  return { get, set: (key: K, value: V, weight?: number) => set("", key, value, weight) };
 }

@@ -69,20 +69,13 @@ interface ComputeThread {
   /** The job that it runs now; null when it is idle. */
   readonly job: ComputeJob | null;
   start(job: ComputeJob): void;
-  /** Terminates the thread and fails its job. */
   end(): void;
 }
 
-interface ComputeThreadEvents {
-  /** The thread has finished its job, or has died. */
-  idle(): void;
-  /** The thread is terminated. */
-  ended(thread: ComputeThread): void;
-}
-
+/** @param events `idle`: the thread has finished its job, or has died */
 function startThread(
   { log, spawn, stuckMs = MAX.computeMs, idleMs = 30_000 }: ComputeOptions,
-  events: ComputeThreadEvents,
+  events: { idle(): void; ended(thread: ComputeThread): void },
 ): ComputeThread {
   const worker = spawn();
   log.debug("compute_thread_started");
@@ -164,7 +157,6 @@ export function computePool(options: ComputeOptions) {
     return thread;
   }
 
-  /** Starts waiting jobs as long as a thread is idle or may be added. */
   function dispatch(): void {
     while (busy().length < size) {
       const job = nextJob();
@@ -218,7 +210,6 @@ export function computePool(options: ComputeOptions) {
       dispatch();
       return promise;
     },
-    /** Terminates the threads, and fails the jobs that run or wait. */
     close(): void {
       isClosed = true;
       for (const thread of [...threads]) thread.end();

@@ -1,5 +1,6 @@
-// Notices when the event loop was blocked, by a timer that fires late. All pauses of a second make one line of the log, with
-// the longest of them, so that the log is not flooded when everything is slow.
+// Notices when the event loop was blocked, by a timer that fires late. Pauses that the thread computed are a warning, the others
+// the machine's (a slow disk, no processor) and none of the process's own doing. Many pauses make one line of the log, with the
+// longest of them, so that the log is not flooded when everything is slow.
 import type { Log } from "../core/log.ts";
 
 /** A timer of 5 ms costs 1 % of a core, this one half of that. A pause is reported up to this much too short. */
@@ -11,8 +12,26 @@ interface Pause {
   readonly cpu_ms: number;
 }
 
+/** Pauses of one kind, told at once and then at most every `everyMs`. */
+function createTally(thread: string, everyMs: number, write: Log["warn"]) {
+  let toldAt = Number.NEGATIVE_INFINITY;
+  let longest: Pause | null = null;
+  let times = 0;
+  return {
+    add(pause: Pause): void {
+      times++;
+      if (longest === null || pause.ms > longest.ms) longest = pause;
+    },
+    tell(now = Number.POSITIVE_INFINITY): void {
+      if (longest === null || now - toldAt < everyMs) return;
+      write("event_loop_blocked", { thread, ...longest, times });
+      [toldAt, longest, times] = [now, null, 0];
+    },
+  };
+}
+
 /**
- * Logs pauses of at least `leastMs`.
+ * Logs pauses of at least `leastMs`: as a warning where the thread computed for half of the pause, or for `leastMs`; else as information.
  *
  * @param thread whose event loop it is
  * @param late told of every tick, by how many milliseconds it came too late
@@ -21,21 +40,13 @@ interface Pause {
 export function watchLoop(
   thread: string,
   leastMs: number,
-  warn: Log["warn"],
+  log: Pick<Log, "info" | "warn">,
   late: (ms: number) => void = () => {},
 ): () => void {
   let tickedAt = performance.now();
   let cpu = process.threadCpuUsage();
-  let toldAt = Number.NEGATIVE_INFINITY;
-  let longest: Pause | null = null;
-  let times = 0;
-
-  function tell(): void {
-    if (longest === null) return;
-    warn("event_loop_blocked", { thread, ...longest, times });
-    toldAt = tickedAt;
-    [longest, times] = [null, 0];
-  }
+  const computed = createTally(thread, 1_000, log.warn);
+  const waited = createTally(thread, 60_000, log.info);
 
   function tick(): void {
     const ms = performance.now() - tickedAt - TICK_MS;
@@ -43,19 +54,22 @@ export function watchLoop(
     const used = process.threadCpuUsage();
     late(ms);
     if (ms >= leastMs) {
-      times++;
-      const cpu_ms = rounded((used.user + used.system - cpu.user - cpu.system) / 1000);
-      if (ms > (longest?.ms ?? 0)) longest = { ms: rounded(ms), cpu_ms };
+      const cpu_ms = (used.user + used.system - cpu.user - cpu.system) / 1000;
+      // On a busy machine a thread that computes for long waits for even longer.
+      const tally = cpu_ms >= Math.min(ms / 2, leastMs) ? computed : waited;
+      tally.add({ ms: rounded(ms), cpu_ms: rounded(cpu_ms) });
     }
     cpu = used;
-    if (tickedAt - toldAt >= 1_000) tell();
+    computed.tell(tickedAt);
+    waited.tell(tickedAt);
   }
 
   const timer = setInterval(tick, TICK_MS);
   timer.unref();
   return () => {
     clearInterval(timer);
-    tell();
+    computed.tell();
+    waited.tell();
   };
 }
 

@@ -26,26 +26,17 @@ export function every(ms: number, work: () => Promise<unknown>): () => void {
 // Work that looks for something to do, often while there is something and seldom while there is nothing: an idle process
 // asks its database little. What makes work in this process wakes it.
 
-interface PollOptions {
-  readonly leastMs: number;
-  /** So late may work of another process be found. */
-  readonly mostMs: number;
-}
-
-export interface Poll {
-  /** There is something to do, or will be in a moment: the next look comes in `leastMs` at most. */
-  soon(): void;
-  /** A look under way goes on, and nothing follows. */
-  stop(): void;
-}
+export type Poll = ReturnType<typeof poll>;
 
 /**
  * Looks for the first time after `leastMs`. After a look that found nothing the pause doubles. It does not keep the
  * process alive.
  *
+ * @param pauses `mostMs`: so late may work of another process be found
  * @param look true: it found something; a number: there will be something in so many milliseconds. It must not reject.
  */
-export function poll({ leastMs, mostMs }: PollOptions, look: () => Promise<boolean | number>): Poll {
+export function poll(pauses: Record<"leastMs" | "mostMs", number>, look: () => Promise<boolean | number>) {
+  const { leastMs, mostMs } = pauses;
   let pause = leastMs;
   let isOver = false;
   let isWanted = false;
@@ -67,7 +58,8 @@ export function poll({ leastMs, mostMs }: PollOptions, look: () => Promise<boole
   }
 
   return {
-    soon() {
+    /** There is something to do, or will be in a moment: the next look comes in `leastMs` at most. */
+    soon(): void {
       pause = leastMs;
       isWanted = true;
       // Nor while a look is under way, whose time has come already.
@@ -75,7 +67,8 @@ export function poll({ leastMs, mostMs }: PollOptions, look: () => Promise<boole
       clearTimeout(timer);
       [timer, dueAt] = schedule(leastMs);
     },
-    stop() {
+    /** A look under way goes on, and nothing follows. */
+    stop(): void {
       isOver = true;
       clearTimeout(timer);
     },

@@ -210,7 +210,6 @@ export function createFairQueue(share: FairShare, partNow: () => number | null =
     return false;
   }
 
-  /** Hands out what is free. */
   function serve(): void {
     for (let served: string | undefined = ""; size > 0 && served !== undefined; ) {
       served = leastFirst(waiting.keys(), (tenant) => share.heldBy(tenant)).find(serveOne);
@@ -348,9 +347,7 @@ export function enter(
 
 interface LimiterOptions {
   readonly size: number;
-  /** How many may wait. */
   readonly waitingMax?: number;
-  /** The message of the Fault when too much is asked for. */
   readonly tooMany: string;
 }
 
@@ -436,7 +433,6 @@ export function createReservedShare(total: number, round = Math.floor) {
 // equal part and more than the waiter's tenant would hold: its holder whose last progress is the longest ago is evicted, and
 // the next one, until there is enough. Meanwhile nobody gets more than its equal part, or memory would go in circles.
 
-/** What one holder has. */
 export interface Holding {
   readonly amount: number;
   /** Ends the holder, which gives its share back at once or soon. Null while it can't be ended. */
@@ -445,7 +441,6 @@ export interface Holding {
   takeNow(amount: number): boolean;
   /** As `enter` does. */
   take(amount: number, signal: StopSignal): Promise<void> | undefined;
-  /** The holder makes progress. */
   progressed(): void;
   /** Gives this much back, or all that is left. */
   giveBack(amount?: number): void;
@@ -585,7 +580,6 @@ export class ReclaimableShare {
     });
   }
 
-  /** What the waiter's tenant will hold with this share. */
   #afterwards({ tenant, amount }: Waiter): number {
     return this.#share.heldBy(tenant) + amount;
   }

@@ -136,12 +136,9 @@ export interface StopSignal {
 }
 
 /** What can be stopped. An AbortController has it. */
-export interface Stoppable {
-  readonly signal: StopSignal;
-  abort(reason: unknown): void;
-}
+export type Stoppable = Pick<Stop, "signal" | "abort">;
 
-export class Stop implements StopSignal, Stoppable {
+export class Stop implements StopSignal {
   aborted = false;
   reason: unknown = undefined;
   /** Few at a time. */
@@ -234,12 +231,10 @@ export function createInFlight() {
 // Many who wait until something ends, such as a call or a payment. An end that is decided in this process is announced and
 // wakes them at once. One that another process decides is found by looking: one question now and then for all who wait.
 
-/** In one question. */
 const LOOKED_FOR_MAX = 500;
 
 interface EndWaitersOptions<K> {
   nameOf(key: K): string;
-  /** The pause between two questions. */
   readonly lookAgainMs: number;
   /** The names of those that have ended, or are gone. */
   endedAmong(keys: readonly K[]): Promise<readonly string[]>;
@@ -250,7 +245,6 @@ interface EndWaitersOptions<K> {
 interface Wait<K, T> {
   readonly key: K;
   readonly ms: number;
-  /** Ends the wait. */
   readonly signal?: AbortSignal;
   /**
    * What it is now; undefined when nobody can say, and another look is to be taken.
@@ -261,14 +255,9 @@ interface Wait<K, T> {
   isEnded(found: T): boolean;
 }
 
-interface Listeners<K> {
-  readonly key: K;
-  readonly wakes: Set<() => void>;
-}
-
 export function createEndWaiters<K>(options: EndWaitersOptions<K>) {
   const { nameOf, lookAgainMs, endedAmong, wake = (_, goOn) => goOn() } = options;
-  const waiting = new Map<string, Listeners<K>>();
+  const waiting = new Map<string, { readonly key: K; readonly wakes: Set<() => void> }>();
   let isReleased = false;
   let isLooking = false;
 
@@ -299,7 +288,7 @@ export function createEndWaiters<K>(options: EndWaitersOptions<K>) {
     const name = nameOf(key);
     const { promise, resolve } = Promise.withResolvers<void>();
     const goOn = () => wake(key, resolve);
-    const listeners = waiting.get(name) ?? { key, wakes: new Set() };
+    const listeners = waiting.get(name) ?? { key, wakes: new Set<() => void>() };
     waiting.set(name, listeners);
     listeners.wakes.add(goOn);
     const timer = setTimeout(goOn, ms);

@@ -4,15 +4,13 @@ import { waitWholeTurn } from "./turns.ts";
 test("all that wait are told, in order, after what the turn had left to do", async () => {
   const told: string[] = [];
   const last = Promise.withResolvers<void>();
-  const waiter = (name: string) => ({ turned: () => void told.push(name) });
+  const waiter = (name: string) => () => void told.push(name);
   waitWholeTurn(waiter("first"));
   setImmediate(() => {
     told.push("this turn");
-    waitWholeTurn({
-      turned() {
-        told.push("later");
-        last.resolve();
-      },
+    waitWholeTurn(() => {
+      told.push("later");
+      last.resolve();
     });
   });
   waitWholeTurn(waiter("second"));

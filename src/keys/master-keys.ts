@@ -4,9 +4,10 @@
 import { createHash } from "node:crypto";
 import { readFileSync, renameSync, rmSync, statSync } from "node:fs";
 import { dirname, join } from "node:path";
+import { errorCode } from "../core/fault.ts";
 import type { Log } from "../core/log.ts";
 import { StartupProblem } from "../core/startup.ts";
-import { type Owner, placePrivateFile, syncDirectory } from "../storage/data-dir.ts";
+import { type Owner, placePrivateFile, syncToDisk } from "../storage/data-dir.ts";
 import { holdsWrappedKeys } from "../storage/sqlite/inspect.ts";
 import { newKey } from "./envelope.ts";
 
@@ -170,7 +171,7 @@ export function promoteMasterKey(file: string, id: string): boolean {
   if (!holds(next)) return false;
   try {
     renameSync(next, file);
-    syncDirectory(dirname(file));
+    syncToDisk(dirname(file));
     return true;
   } catch {
     return holds(file);
@@ -185,7 +186,7 @@ function readKey(path: string, log: Log): Buffer | null {
       log.warn("master_key_too_open", { path });
     }
   } catch (cause) {
-    if (isCode(cause, "ENOENT")) return null;
+    if (errorCode(cause) === "ENOENT") return null;
     throw new StartupProblem(`${path} must be readable`, { cause });
   }
   const key = /^[A-Za-z0-9+/]{43}=\r?\n?$/.test(text) ? Buffer.from(text, "base64") : null;
@@ -196,15 +197,11 @@ function readKey(path: string, log: Log): Buffer | null {
 function writeKey(path: string, key: Buffer, log: Log, owner?: Owner) {
   try {
     placePrivateFile(path, `${path}.${crypto.randomUUID()}`, `${key.toString("base64")}\n`, owner);
-    syncDirectory(dirname(path));
+    syncToDisk(dirname(path));
     return { key, generated: true };
   } catch (cause) {
-    const other = isCode(cause, "EEXIST") ? readKey(path, log) : null;
+    const other = errorCode(cause) === "EEXIST" ? readKey(path, log) : null;
     if (other !== null) return { key: other, generated: false };
     throw new StartupProblem(`${path} must be writable`, { cause });
   }
-}
-
-function isCode(error: unknown, code: string): boolean {
-  return error instanceof Error && "code" in error && error.code === code;
 }

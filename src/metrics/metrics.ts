@@ -225,7 +225,6 @@ const snakeCase = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${lette
 /** For a facilitator, which has no queue. A gateway's is unknown until the gateway has started. */
 const NO_QUEUE: QueueSize = { calls: 0, oldestMs: 0 };
 
-/** The label of all paths that belong to no route. */
 export const OTHER_ROUTE = "other";
 
 /** Maps paths to labels: one per route, so that callers cannot make more of them. */
@@ -363,7 +362,6 @@ type MetricsListenerOptions = Pick<PlainListenerOptions, "host" | "port" | "log"
 /**
  * Opens a port that serves GET /metrics and nothing else. Scrapes at the same time share one rendering.
  *
- * @param endpoints how many nodes of the chain a facilitator has; null for a gateway
  * @throws StartupProblem when the port is taken
  */
 export async function startMetrics({ host, port, endpoints, log }: MetricsListenerOptions): Promise<Meters> {

@@ -75,7 +75,6 @@ export function build(outfile: string, runtime: Runtime | null): Bun.BuildMetafi
   }
 }
 
-/** Prints what was made, and where. */
 export function tellMade(path: string, what: string): void {
   process.stdout.write(`made ${path} (${what})\n`);
 }

@@ -95,14 +95,12 @@ export type Platform = keyof typeof PLATFORMS;
 
 const RUNTIMES = join(ROOT, "src/packaging/runtimes");
 
-interface Lock {
-  readonly packages: Readonly<Record<string, { readonly version: string; readonly integrity: string }>>;
-}
-
 /** The package with a Bun for the platform, as the lock pins it: `integrity` is its hash, `sha512-` and base64. */
 export function pinnedRuntime(platform: Platform) {
   const name = `@oven/${PLATFORMS[platform]}`;
-  const lock = JSON.parse(readFileSync(join(RUNTIMES, "package-lock.json"), "utf8")) as Lock;
+  const lock = JSON.parse(readFileSync(join(RUNTIMES, "package-lock.json"), "utf8")) as {
+    packages: Record<string, { readonly version: string; readonly integrity: string }>;
+  };
   const entry = lock.packages[`node_modules/${name}`];
   if (entry === undefined) throw new Error(`${name} is not in the lock of the runtimes`);
   return { name, version: entry.version, integrity: entry.integrity };

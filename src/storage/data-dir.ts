@@ -23,6 +23,7 @@ import {
 } from "node:fs";
 import { hostname, uptime } from "node:os";
 import { dirname, join } from "node:path";
+import { errorCode } from "../core/fault.ts";
 import { StartupProblem } from "../core/startup.ts";
 import type { Clock } from "../core/time.ts";
 
@@ -95,7 +96,7 @@ export interface Owner {
 const ROOT = 0;
 
 /**
- * Writes a secret file. Its name is durable after `syncDirectory`.
+ * Writes a secret file. Its name is durable after `syncToDisk`.
  *
  * @param draft an unused name in the same directory for the time of writing
  * @param owner the file's owner, if this process runs as root; otherwise the process's user
@@ -103,7 +104,10 @@ const ROOT = 0;
  */
 export function placePrivateFile(path: string, draft: string, text: string, owner?: Owner): void {
   try {
-    writeDurably(draft, text, owner);
+    createPrivately(draft, owner, (file) => {
+      writeSync(file, text);
+      fsyncSync(file);
+    });
     linkSync(draft, path);
   } finally {
     if (existsSync(draft)) unlinkSync(draft);
@@ -117,14 +121,7 @@ export function placePrivateFile(path: string, draft: string, text: string, owne
  * @throws the file system's error, `EEXIST` when the name is taken, also by a link
  */
 export function makePrivateFile(path: string): void {
-  const file = openSync(path, "wx", 0o600);
-  try {
-    if (process.getuid?.() !== ROOT) return;
-    const { uid, gid } = statSync(dirname(path));
-    fchownSync(file, uid, gid);
-  } finally {
-    closeSync(file);
-  }
+  createPrivately(path, statSync(dirname(path)), () => {});
 }
 
 /** As `makePrivateFile`, but the file may exist already. */
@@ -132,27 +129,28 @@ export function ensurePrivateFile(path: string): void {
   try {
     makePrivateFile(path);
   } catch (error) {
-    if (!(error instanceof Error && "code" in error && error.code === "EEXIST")) throw error;
+    if (errorCode(error) !== "EEXIST") throw error;
     closeSync(openSync(path, "a", 0o600));
   }
 }
 
-function writeDurably(path: string, text: string, owner: Owner | undefined): void {
+/** @param owner of the file, if this process runs as root */
+function createPrivately(path: string, owner: Owner | undefined, fill: (file: number) => void): void {
   const file = openSync(path, "wx", 0o600);
   try {
     if (owner !== undefined && process.getuid?.() === ROOT) fchownSync(file, owner.uid, owner.gid);
-    writeSync(file, text);
-    fsyncSync(file);
+    fill(file);
   } finally {
     closeSync(file);
   }
 }
 
-export function syncDirectory(path: string): void {
-  const directory = openSync(path, "r");
+/** Makes a file durable, or the names of the files in a directory. */
+export function syncToDisk(path: string): void {
+  const opened = openSync(path, "r");
   try {
-    fsyncSync(directory);
+    fsyncSync(opened);
   } finally {
-    closeSync(directory);
+    closeSync(opened);
   }
 }

@@ -3,7 +3,7 @@
 import { SQLiteError } from "bun:sqlite";
 import { SQL } from "bun";
 import { DrizzleQueryError } from "drizzle-orm";
-import { Fault } from "../core/fault.ts";
+import { errorCode, Fault } from "../core/fault.ts";
 import { PassingStartupProblem, StartupProblem } from "../core/startup.ts";
 import { MAX } from "../kernel/limits.ts";
 import { actingRequest, countWait, withDeadline } from "../kernel/wait.ts";
@@ -22,6 +22,9 @@ const SQLITE_UNIQUE = /^SQLITE_CONSTRAINT_(UNIQUE|PRIMARYKEY|ROWID)$/;
 /** Conditions of the disk or of other processes, which pass or which an operator can remove. */
 const SQLITE_PASSING = /^SQLITE_(FULL|IOERR|READONLY|BUSY|LOCKED|CANTOPEN|NOMEM|PROTOCOL|PERM)(_|$)/;
 
+export const isSqliteBusy = (error: unknown): boolean =>
+  error instanceof SQLiteError && error.code?.startsWith("SQLITE_BUSY") === true;
+
 export function sqliteFailure(error: unknown): unknown {
   if (!(error instanceof SQLiteError) || error.code === undefined) return error;
   if (SQLITE_UNIQUE.test(error.code)) return new UniqueViolation("a value must be unique", { cause: error });
@@ -34,7 +37,6 @@ export function sqliteCommitFailure(error: unknown): Fault {
   return isUnknown ? new CommitUnknown(error) : unavailable(error);
 }
 
-/** The SQLSTATE of a Postgres server's error; undefined for other errors. */
 export function sqlState(error: unknown): string | undefined {
   return error instanceof SQL.PostgresError ? error.errno : undefined;
 }
@@ -57,7 +59,7 @@ export const isServerReadOnly = (error: unknown): boolean => sqlState(error) ===
 const START_REFUSED_STATE = /^(28|3D|42501$)/;
 const TOO_MANY_CONNECTIONS = "53300";
 /** The state of all errors that a pooler reports itself, such as an unreachable server. */
-const POOLER_STATE = "08P01";
+export const POOLER_STATE = "08P01";
 
 /**
  * Why Postgres can't be used at the start, if its operator can put it right; otherwise undefined. These messages of the server
@@ -81,6 +83,19 @@ export function startProblem(error: unknown, databaseUrl?: string): StartupProbl
   if (isFromPooler || state === TOO_MANY_CONNECTIONS) return new PassingStartupProblem(refusal, { cause: error });
   const refused = state === undefined ? error.code.includes("_TLS_") : START_REFUSED_STATE.test(state);
   return refused ? new StartupProblem(refusal, { cause: error }) : undefined;
+}
+
+/** What a failure to open the database is told as. Whether a name is unknown is asked again: the client does not tell it. */
+export async function openProblem(error: unknown, databaseUrl: string): Promise<unknown> {
+  const problem = startProblem(error, databaseUrl);
+  const name = URL.parse(databaseUrl)?.hostname ?? "";
+  if (!isConnectionLost(error) || problem === undefined || name.startsWith("[")) return problem ?? error;
+  const isUnknown = await within(MAX.storeMs, Bun.dns.lookup(name)).then(
+    () => false,
+    (why) => errorCode(why) === "DNS_ENOTFOUND",
+  );
+  if (!isUnknown) return problem;
+  return new PassingStartupProblem(`${problem.message}: the host name is not found`, { cause: error });
 }
 
 /** The host and the port of a server, and nothing else of its URL. */

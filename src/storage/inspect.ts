@@ -39,13 +39,4 @@ export interface WrappedKeys {
   }[];
 }
 
-export type TenantKeyRow = Omit<WrappedKeys["tenantKeys"][number], "number"> & {
-  /** Postgres returns a text for a bigint. */
-  readonly number: number | string;
-};
-
-export function numbered(rows: readonly TenantKeyRow[]): WrappedKeys["tenantKeys"] {
-  return rows.map((row) => ({ ...row, number: Number(row.number) }));
-}
-
 export const NO_KEYS: WrappedKeys = { tenantKeys: [], signingKeys: [] };

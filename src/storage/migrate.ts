@@ -33,7 +33,6 @@ export const SCHEMA_VERSIONS: readonly SchemaVersion[] = [
   { sqlite: sqlite0003, postgres: postgres0003, floor: 2 },
 ];
 
-/** The version to which this program migrates a schema. */
 export const newestVersion = (): number => SCHEMA_VERSIONS.length;
 
 /** A database's schema, or one version of it; version and floor are 0 when there is none yet. */
@@ -109,15 +108,6 @@ export function tooNewText({ version, floor }: Schema): string {
 
 export const TOO_NEW_ADVICE = "start a newer tollgate, or restore a backup";
 
-/** Logs a newer schema on which this program may run. @throws StartupProblem when it may not run on the schema */
-function requireFit(schema: Schema, log: Log): void {
-  const fit = fitOf(schema);
-  if (fit === "too new") throw new StartupProblem(`the database has ${tooNewText(schema)}: ${TOO_NEW_ADVICE}`);
-  if (fit !== "newer") return;
-  const hint = "see Going back in tollgate help upgrades";
-  log.warn("database_is_newer", { schema_version: schema.version, known_version: newestVersion(), hint });
-}
-
 const VERSIONS_TABLE = `create table if not exists schema_versions (
   version integer not null primary key,
   applied_at bigint not null,
@@ -129,10 +119,15 @@ interface MigrationTools {
   readonly log: Log;
 }
 
-/** @throws StartupProblem when this program must not run on the database */
+/** Logs a newer schema on which this program may run. @throws StartupProblem when it may not run on the schema */
 function pending(rows: readonly Schema[], log: Log) {
   const schema = schemaOf(rows);
-  requireFit(schema, log);
+  const fit = fitOf(schema);
+  if (fit === "too new") throw new StartupProblem(`the database has ${tooNewText(schema)}: ${TOO_NEW_ADVICE}`);
+  if (fit === "newer") {
+    const hint = "see Going back in tollgate help upgrades";
+    log.warn("database_is_newer", { schema_version: schema.version, known_version: newestVersion(), hint });
+  }
   const versions = SCHEMA_VERSIONS.map((one, index) => ({ ...one, version: index + 1 }));
   return versions.slice(schema.version);
 }
@@ -174,10 +169,9 @@ export function migrateSqlite(connection: Database, { clock, log }: MigrationToo
 
 /** How long to wait while another replica runs a long migration, or a backup reads the tables. */
 const WAIT_MINUTES = 5;
-const MIGRATION_LOCK_WAIT = `${WAIT_MINUTES}min`;
 /** While a migration waits for a table lock, all later users of the table wait too. So it soon rolls back, and retries. */
 const TABLE_LOCK_WAIT = "500ms";
-/** A lock that was not available, or not in time; a deadlock. */
+/** A lock that was not available in time; a deadlock. */
 const LOCK_FAILED = /^(55P03|40P01)$/;
 /**
  * How often the server checks that its client is still connected. Without the check the statement of a killed client would run
@@ -185,15 +179,14 @@ const LOCK_FAILED = /^(55P03|40P01)$/;
  */
 const CLIENT_CHECK_INTERVAL = "1s";
 
-/** The row that the migrating process locks; version 0 is not a schema version. */
-const LOCK_ROW = "insert into schema_versions (version, applied_at, floor) values (0, 0, 0) on conflict do nothing";
 /**
- * The lock is not waited for in the server: a process that waits for a row holds a lock on its table, which the migration may
- * have to change. The two would deadlock, and the migration would be undone and begun again.
+ * Takes the lock of the process that migrates, until its transaction ends. The lock is not waited for in the server: a process
+ * that waits there in a transaction holds locks on tables which the migration may have to change, and the two would deadlock.
  */
-const TAKE_LOCK = "select version from schema_versions where version = 0 for update nowait";
-/** The errors of creating a table that another process creates at the same time. A retry finds the table. */
-const MADE_MEANWHILE = /^(23505|42P07|42710)$/;
+const TAKE_LOCK = "select pg_try_advisory_xact_lock(hashtext('tollgate ' || current_schema()))::int as is_taken";
+
+/** Another process migrates the database. */
+class MigratedElsewhere extends Error {}
 
 /**
  * Runs a transaction that may take long, and that ends soon if its program is killed. It is read committed whatever the
@@ -201,7 +194,7 @@ const MADE_MEANWHILE = /^(23505|42P07|42710)$/;
  */
 async function longTransaction(client: SQL, work: (tx: SQL) => Promise<void>): Promise<void> {
   await client.begin("isolation level read committed", async (tx) => {
-    await tx.unsafe(`set local statement_timeout = 0; set local lock_timeout = '${MIGRATION_LOCK_WAIT}'`);
+    await tx.unsafe(`set local statement_timeout = 0; set local lock_timeout = '${WAIT_MINUTES}min'`);
     // Servers before version 14, and those on some systems, can't check, and run without it.
     const setCheck = (part: SQL) =>
       part.unsafe(`set local client_connection_check_interval = '${CLIENT_CHECK_INTERVAL}'`);
@@ -210,24 +203,8 @@ async function longTransaction(client: SQL, work: (tx: SQL) => Promise<void>): P
   });
 }
 
-async function makeLockRow(client: SQL): Promise<void> {
-  for (let tries = 1; ; tries += 1) {
-    try {
-      await longTransaction(client, async (tx) => {
-        await versionsOnPostgres(tx);
-        await tx.unsafe(VERSIONS_TABLE);
-        await tx.unsafe(LOCK_ROW);
-      });
-      return;
-    } catch (error) {
-      if (tries === 5 || !MADE_MEANWHILE.test(sqlState(error) ?? "")) throw error;
-    }
-  }
-}
-
-/** Applies pending migrations. Among replicas that start together, the one with the lock row migrates, and the others wait. */
+/** Applies pending migrations. Among replicas that start together, the one with the lock migrates, and the others wait. */
 export async function migratePostgres(client: SQL, tools: MigrationTools): Promise<void> {
-  await makeLockRow(client);
   const announce = announcer(tools.log);
   const until = performance.now() + WAIT_MINUTES * 60_000;
   for (;;) {
@@ -235,7 +212,8 @@ export async function migratePostgres(client: SQL, tools: MigrationTools): Promi
       await applyPending(client, announce, tools);
       return announce.committed();
     } catch (error) {
-      if (!LOCK_FAILED.test(sqlState(error) ?? "") || performance.now() > until) throw error;
+      const isLocked = error instanceof MigratedElsewhere || LOCK_FAILED.test(sqlState(error) ?? "");
+      if (!isLocked || performance.now() > until) throw error;
     }
     await Bun.sleep(1_000);
   }
@@ -245,8 +223,10 @@ async function applyPending(client: SQL, announce: ReturnType<typeof announcer>,
   await longTransaction(client, async (tx) => {
     // Most starts have nothing to migrate, so they don't wait for the lock.
     if (pending(await versionsOnPostgres(tx), log).length === 0) return;
-    await tx.unsafe(TAKE_LOCK);
+    const [lock] = await tx.unsafe<{ is_taken: number }[]>(TAKE_LOCK);
+    if (lock?.is_taken !== 1) throw new MigratedElsewhere("another process migrates the database");
     await tx.unsafe(`set local lock_timeout = '${TABLE_LOCK_WAIT}'`);
+    await tx.unsafe(VERSIONS_TABLE);
     const migrations = pending(await versionsOnPostgres(tx), log);
     announce.begins(migrations);
     for (const { version, floor, postgres } of migrations) {

@@ -31,14 +31,10 @@ export function unmarkCopy(path: string): void {
 /** Works on the file of a database, which a service may be using. */
 export function withFile<T>(path: string, work: (file: Database) => T): T {
   // Reading the write-ahead log of a running service needs write access to its index.
-  const file = new Database(path, { readwrite: true, create: false });
-  try {
-    // A service that recovers after a crash, or ends, locks the file for a moment.
-    file.run("pragma busy_timeout = 10000");
-    return work(file);
-  } finally {
-    file.close();
-  }
+  using file = new Database(path, { readwrite: true, create: false });
+  // A service that recovers after a crash, or ends, locks the file for a moment.
+  file.run("pragma busy_timeout = 10000");
+  return work(file);
 }
 
 /**

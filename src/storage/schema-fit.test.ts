@@ -28,7 +28,7 @@ test("what several newer versions have left is used when each of them allows it"
 test("what is not newer fits, whatever it says", () => {
   const fitAt = (count: number) => fitOf(schemaOf(own.slice(0, count)), KNOWN);
   expect([0, 1, KNOWN - 1, KNOWN].map(fitAt)).toEqual(["none", "older", "older", "same"]);
-  // The row that is locked on Postgres is no version.
+  // A row that earlier programs locked on Postgres is no version.
   expect(schemaOf([row(0, 0)])).toEqual({ version: 0, floor: 0 });
   expect(fitOf(schemaOf([row(0, 0), row(22, 0)]), KNOWN)).toBe("older");
 });

@@ -1,6 +1,6 @@
 // The interface of the store, which SQLite and Postgres implement, and the form in which queries are written once for both. Only
 // a `Tx` can write, so a write outside a transaction does not compile.
-import { and, type Column, eq, type Placeholder, type SQL, sql } from "drizzle-orm";
+import { and, type Column, eq, getTableColumns, type Placeholder, type SQL, sql, type Table } from "drizzle-orm";
 import type { BaseSQLiteDatabase } from "drizzle-orm/sqlite-core";
 import type { CountDimension, Tables } from "../../db/schema.ts";
 import type { CallEnd, CallEndListener } from "../core/call.ts";
@@ -127,13 +127,7 @@ export async function withFreeName<T>(record: string, write: () => Promise<T>): 
  */
 export function prepared<H extends Reader, P>(build: (handle: H) => { prepare(name?: string): P }): (handle: H) => P {
   const built = new WeakMap<object, P>();
-  return (handle) => {
-    const known = built.get(handle.db);
-    if (known !== undefined) return known;
-    const query = build(handle).prepare();
-    built.set(handle.db, query);
-    return query;
-  };
+  return (handle) => built.getOrInsertComputed(handle.db, () => build(handle).prepare());
 }
 
 /** As `prepared`, for a query that finds at most one row: null when there is none. */
@@ -147,6 +141,15 @@ export function preparedRow<R>(
 /** A named value of a prepared query, encoded as the column's values are. */
 export function bind<C extends Column>(column: C, name: string): SQL<C["_"]["data"]> {
   return sql`${sql.param(sql.placeholder(name), column)}`;
+}
+
+/** As `bind`, for these columns of a table, by default all, each named as it is. A flag must not be null. */
+export function bindAll<T extends Table, C extends keyof T["_"]["columns"] & string>(
+  table: T,
+  names = Object.keys(getTableColumns(table)) as C[],
+): Record<C, SQL> {
+  const columns: Record<string, Column> = getTableColumns(table);
+  return Object.fromEntries(names.map((name) => [name, bind(columns[name] as Column, name)])) as Record<C, SQL>;
 }
 
 /** A part of a row's key: a value, a named value of a prepared query, or a column of another table. */
@@ -164,7 +167,6 @@ export function hasKey(t: { readonly tenant: Column; readonly id: Column }, { te
   return and(eq(t.tenant, tenant), eq(t.id, id));
 }
 
-/** Matches the rows that belong to the call of this key. */
 export function isOfCall(t: { readonly tenant: Column; readonly invocation_id: Column }, { tenant, id }: RowKey) {
   return and(eq(t.tenant, tenant), eq(t.invocation_id, id));
 }
@@ -172,12 +174,7 @@ export function isOfCall(t: { readonly tenant: Column; readonly invocation_id: C
 export type SqlValue = string | number | boolean | Uint8Array | null;
 
 /** What a command does in addition to changing its own rows. */
-export interface CommandEffects {
-  /** As `Tx.count`. */
-  count(tenant: string, dimension: CountDimension, value: string, delta: number): void;
-  /** As `Tx.ended`. */
-  ended(end: CallEnd): void;
-}
+export type CommandEffects = Pick<Tx, "count" | "ended">;
 
 export interface SqliteStatement {
   /** @returns how many rows the statement changed */
@@ -191,12 +188,8 @@ export type Prepare = (text: string) => SqliteStatement;
 
 /** Makes a value once per connection, for several commands to share. */
 export function perConnection<T>(create: (prepare: Prepare) => T): (prepare: Prepare) => T {
-  const made = new WeakMap<Prepare, { readonly shared: T }>();
-  return (prepare) => {
-    const one = made.get(prepare) ?? { shared: create(prepare) };
-    made.set(prepare, one);
-    return one.shared;
-  };
+  const made = new WeakMap<Prepare, T>();
+  return (prepare) => made.getOrInsertComputed(prepare, create);
 }
 
 /** Instead of a tenant, for writes on behalf of all tenants. No tenant has this name. */

@@ -25,17 +25,9 @@ export interface Count {
 export type Counts = Map<string, Map<CountDimension, Map<string, number>>>;
 
 export function addCount(counts: Counts, tenant: string, dimension: CountDimension, value: string, delta: number) {
-  const values = at(at(counts, tenant), dimension);
+  const dimensions = counts.getOrInsertComputed(tenant, () => new Map());
+  const values = dimensions.getOrInsertComputed(dimension, () => new Map());
   values.set(value, (values.get(value) ?? 0) + delta);
-}
-
-/** The map under a key, made if it is missing. */
-function at<K, V extends Map<unknown, unknown>>(map: Map<K, V>, key: K): V {
-  const known = map.get(key);
-  if (known !== undefined) return known;
-  const made = new Map() as V;
-  map.set(key, made);
-  return made;
 }
 
 /** The additions to write, always in one order, so that two transactions never deadlock. */

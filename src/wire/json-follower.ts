@@ -106,7 +106,7 @@ function afterByte(state: number, byte: number): number {
 
 /** Keeps a part of the text while it arrives, up to a length. */
 class Excerpt {
-  #bytes: Uint8Array = NOTHING;
+  #bytes = new Uint8Array();
   #size = 0;
   #max = 0;
   /** Where the excerpt continues in the current piece; -1 while nothing is kept. */
@@ -138,11 +138,7 @@ class Excerpt {
   #add(part: Uint8Array): void {
     const size = this.#size + part.length;
     if (size <= this.#max) {
-      if (size > this.#bytes.length) {
-        const larger = new Uint8Array(2 * size);
-        larger.set(this.#bytes.subarray(0, this.#size));
-        this.#bytes = larger;
-      }
+      if (size > this.#bytes.length) this.#bytes = new Uint8Array(this.#bytes.buffer.transfer(2 * size));
       this.#bytes.set(part, this.#size);
     }
     this.#size = size;

@@ -193,10 +193,8 @@ function readMethod(body: Uint8Array, method: FoundKey | undefined): string | Rp
   return isCalling && name !== TOOLS_CALL ? problem(`method: must be ${TOOLS_CALL} in lower case`) : name;
 }
 
-const NO_PARAMS: MessageFacts = { tool: null, protocolVersion: null, params: [] };
-
 function judgeParams(body: Uint8Array, method: string, params: FoundKey | undefined): MessageFacts | RpcProblem {
-  if (params?.value == null) return NO_PARAMS;
+  if (params?.value == null) return { tool: null, protocolVersion: null, params: [] };
   const isCall = method === TOOLS_CALL;
   if (isCall && body[params.value.start] !== OPEN_BRACE) return problem("params: must be an object");
   const [name, given, , , meta] = params.inside;

@@ -7,6 +7,9 @@ import { parseJson } from "./json.ts";
 import type { ByteRange, FoundKey } from "./json-scan.ts";
 import { ambiguityOf, PARAMS, type RpcMessage } from "./jsonrpc.ts";
 
+export const SESSION_HEADER = "mcp-session-id";
+export const VERSION_HEADER = "mcp-protocol-version";
+
 const METHOD = "mcp-method";
 const NAME = "mcp-name";
 const PARAM = "mcp-param-";
@@ -134,25 +137,17 @@ function decode(value: string): string | null {
   }
 }
 
-/** The values of the arguments, collected once for all headers. */
+/** The values of the arguments, collected once for all headers: numbers, and all others as texts. */
 interface Arguments {
-  readonly all: HeaderValues;
+  readonly all: ReadonlySet<number | string>;
   /** By the folded names of their arguments. */
-  readonly named: ReadonlyMap<string, HeaderValues>;
+  readonly named: ReadonlyMap<string, ReadonlySet<number | string>>;
 }
-
-interface HeaderValues {
-  readonly numbers: Set<number>;
-  /** The texts of all values that are not numbers. */
-  readonly texts: Set<string>;
-}
-
-const noValues = (): HeaderValues => ({ numbers: new Set(), texts: new Set() });
 
 /** Collects values inside objects only: headers never repeat the items of a list. */
 function argumentsOf(given: unknown): Arguments {
-  const all = noValues();
-  const named = new Map<string, HeaderValues>();
+  const all = new Set<number | string>();
+  const named = new Map<string, Set<number | string>>();
   const left: [key: string, value: unknown][] = [["", given]];
   for (let next = left.pop(); next !== undefined; next = left.pop()) {
     const [key, value] = next;
@@ -161,13 +156,9 @@ function argumentsOf(given: unknown): Arguments {
       left.push(...Object.entries(value));
       continue;
     }
-    const name = folded(key);
-    const same = named.get(name) ?? noValues();
-    named.set(name, same);
-    for (const values of [all, same]) {
-      if (typeof value === "number") values.numbers.add(value);
-      else values.texts.add(String(value));
-    }
+    const stated = typeof value === "number" ? value : String(value);
+    all.add(stated);
+    named.getOrInsertComputed(folded(key), () => new Set()).add(stated);
   }
   return { all, named };
 }
@@ -178,10 +169,10 @@ function argumentsOf(given: unknown): Arguments {
  * name, at whatever depth, the value must be one of theirs; otherwise it may be that of any argument.
  */
 function namesArgument(name: string, stated: string, { all, named }: Arguments): boolean {
-  const { numbers, texts } = named.get(folded(name)) ?? all;
-  if (texts.has(stated)) return true;
+  const values = named.get(folded(name)) ?? all;
+  if (values.has(stated)) return true;
   const number = Number(stated);
-  return numbers.has(number) && (DECIMAL.test(stated) || stated === String(number));
+  return values.has(number) && (DECIMAL.test(stated) || stated === String(number));
 }
 
 function folded(name: string): string {

@@ -50,8 +50,8 @@ const WRONG: ReadonlyArray<readonly [string, Json, string]> = [
   ["an unknown default", { ...DOCUMENT, default: "block" }, "default: must be one of allow, warn, deny"],
   ["an unknown on_error", { ...DOCUMENT, on_error: "Deny" }, "on_error: "],
   ["an object of rules", { ...DOCUMENT, rules: {} }, "rules: "],
-  ["a version", { ...DOCUMENT, version: 1 }, "version: unknown field"],
-  ["updated_at", { ...DOCUMENT, updated_at: "2026-11-21T10:00:00.000Z" }, "updated_at: unknown field"],
+  ["a version", { ...DOCUMENT, version: 1 }, "version: is read-only"],
+  ["updated_at", { ...DOCUMENT, updated_at: "2026-11-21T10:00:00.000Z" }, "updated_at: is read-only"],
   ["an unknown key", { ...DOCUMENT, mode: "strict" }, "mode: unknown field"],
   ["no action", withRule({ match: {} }), "rules.0.action: required"],
   ["an unknown action", withRule({ action: "log", match: {} }), "rules.0.action: "],
@@ -64,6 +64,11 @@ const WRONG: ReadonlyArray<readonly [string, Json, string]> = [
   ["a number among agents", matching({ agents: [UNKNOWN_AGENT, 1] }), "rules.1.match.agents.1: "],
   ["null for tools", matching({ tools: null }), "rules.1.match.tools: "],
   ["an empty agent", matching({ agents: [""] }), "rules.1.match.agents.0: must not be empty"],
+  [
+    "an agent's name",
+    matching({ agents: [UNKNOWN_AGENT, "echo"] }),
+    "rules.1.match.agents.1: must be an agent's ID, as",
+  ],
   ["a wildcard for an agent", matching({ agents: ["agt_*"] }), "rules.1.match.agents.0: "],
   ["an empty tool", matching({ tools: ["a", ""] }), "rules.1.match.tools.1: must not be empty"],
   ["a wildcard in a tool", matching({ tools: ["a*b"] }), "rules.1.match.tools.0: "],
@@ -128,7 +133,7 @@ contract((at) => {
 
     test("may have 500 rules, and every kind of condition at its bound", async () => {
       const match = {
-        agents: ["no agent"],
+        agents: [UNKNOWN_AGENT],
         tools: ["*", "日本*"],
         max_body_bytes: 1,
         rate_per_min: 2 ** 53 - 1,
@@ -261,7 +266,7 @@ contract((at) => {
       const foreign = await evaluate(stranger, { agent_id: (await owner.agent()).id });
       expectError(foreign, 404);
       expect(visible(foreign)).toEqual(visible(await evaluate(stranger, { agent_id: UNKNOWN_AGENT })));
-      expect(visible(foreign)).toEqual(visible(await evaluate(stranger, { agent_id: "x" })));
+      expectError(await evaluate(stranger, { agent_id: "x" }), 404, "no such agent: it is named by its ID");
     });
 
     test.each<[string, Json, string]>([

@@ -112,7 +112,7 @@ async function execute(block: Locator): Promise<{ status: string; body: string }
   await block.getByRole("button", { name: "Execute" }).click();
   const live = block.locator(".live-responses-table .response");
   const status = (await live.locator(".response-col_status").textContent()) ?? "";
-  const shown = await live.locator(".response-col_description .highlight-code code").allTextContents();
+  const shown = await live.locator(".response-col_description .highlight-code pre").allTextContents();
   return { status: status.slice(0, 3), body: shown[0] ?? "" };
 }
 
@@ -287,6 +287,111 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     await closeAll(page);
   });
 
+  test("executing what the page fills in changes and deletes nothing that was there before", async () => {
+    const token = await gateway.token({ tenant: "working", user: "alice" });
+    const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
+    const ask = async (method: string, path: string, body?: object): Promise<Record<string, unknown>> => {
+      const response = await fetch(`${gateway.url}${path}`, { method, headers, body: body && JSON.stringify(body) });
+      return (await response.json()) as Record<string, unknown>;
+    };
+    const key = {
+      name: "key",
+      auth_type: "bearer",
+      source: "managed",
+      plaintext: "k",
+      allowed_hosts: ["*.example.org"],
+    };
+    const credential = await ask("POST", "/v1/credentials", key);
+    const agent = await ask("POST", "/v1/agents", { name: "weather", upstream_url: "https://a.example.org/" });
+    const settlement = { facilitator_url: "https://f.example.org:8443", facilitator_credential_ref: credential["id"] };
+    const policy = {
+      default: "deny",
+      on_error: "deny",
+      rules: [{ action: "allow", match: { agents: [agent["id"]] } }],
+    };
+    const there = async () => {
+      const found: Record<string, unknown> = {};
+      for (const path of ["/v1/agents", "/v1/credentials", "/v1/settlement/config", "/v1/policy"]) {
+        const { version: _version, updated_at: _updated_at, ...rest } = await ask("GET", path);
+        found[path] = rest;
+      }
+      return found;
+    };
+
+    await using visited = await visit(browser, `${gateway.url}/swagger`, { viewport: DESK });
+    const { page } = visited;
+    // A body that is open already becomes that of the tenant whose token is given.
+    await authorize(page, await gateway.token({ tenant: "nothing-there", user: "alice" }));
+    const first = await opened(page, "PUT", "/v1/policy");
+    expect(JSON.parse(await first.locator("textarea").inputValue())).toMatchObject({ default: "allow" });
+    await ask("PATCH", "/v1/settlement/config", settlement);
+    await ask("PUT", "/v1/policy", policy);
+    const before = await there();
+    expect(before).toMatchObject({ "/v1/settlement/config": settlement, "/v1/policy": policy });
+    await authorize(page, token);
+    await until(async () => (await first.locator("textarea").inputValue()).includes(`${agent["id"]}`));
+    expect((await execute(await opened(page, "GET", "/v1/agents"))).body).toContain(`${agent["id"]}`);
+    expect((await execute(await opened(page, "GET", "/v1/credentials"))).body).toContain(`${credential["id"]}`);
+    expect(await idIn(await opened(page, "GET", "/v1/agents/{id}")).inputValue()).toBe(`${agent["id"]}`);
+    const outcomes: Record<string, string> = {};
+    for (const block of await page.locator(".opblock-put, .opblock-patch, .opblock-delete").all()) {
+      const id = (await block.getAttribute("id")) ?? "";
+      await open(block);
+      await block.getByRole("button", { name: "Execute" }).click();
+      const invalid = block.locator("input.invalid").first();
+      const status = block.locator(".live-responses-table .response .response-col_status");
+      await invalid.or(status).waitFor();
+      outcomes[id.split("-").at(-1) ?? ""] =
+        (await invalid.count()) > 0 ? "asks" : ((await status.textContent()) ?? "");
+    }
+    expect(outcomes).toEqual({
+      updateAgent: "asks",
+      rotateCredential: "asks",
+      updateSettlementConfiguration: "200",
+      replacePolicy: "200",
+      deleteAgent: "asks",
+      deleteCredential: "asks",
+      endAgentSession: "asks",
+    });
+    expect(await there()).toEqual(before);
+  });
+
+  test("a response nested too deeply or too long for the highlighter is shown as text, and the page stays usable", async () => {
+    const deep = `${"[".repeat(5_000)}"the bottom"${"]".repeat(5_000)}`;
+    const long = JSON.stringify(Array.from({ length: 30_000 }, (_, number) => ({ number, word: "long" })));
+    const bodies = [deep, long, '{"a":{"b":[1]}}'];
+    using upstream = Bun.serve({
+      port: 0,
+      hostname: "127.0.0.1",
+      fetch: async (request) => {
+        const headers = { "content-type": "application/json" };
+        return new Response(bodies[Number(await request.text())], { headers });
+      },
+    });
+    const token = await gateway.token({ tenant: "deep", user: "alice" });
+    const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
+    const body = JSON.stringify({ name: "deep", upstream_url: `${upstream.url}` });
+    const made = await fetch(`${gateway.url}/v1/agents`, { method: "POST", headers, body });
+    const { id } = (await made.json()) as { id: string };
+    const { page, complaints } = at(OTHER_HOST);
+    complaints.length = 0;
+    await authorize(page, token);
+    const streamed = await opened(page, "POST", "/v1/proxy/{id}/stream");
+    await idIn(streamed).fill(id);
+    const shown = streamed.locator(".live-responses-table .response-col_description .highlight-code pre").first();
+    for (const [index, text] of bodies.entries()) {
+      await streamed.locator("textarea").fill(`${index}`);
+      await execute(streamed);
+      const expected = index < 2 ? text : JSON.stringify(JSON.parse(text), null, "  ");
+      await until(async () => (await shown.textContent()) === expected);
+      // A word of its own is an element of its own where the text is highlighted.
+      expect([index, (await shown.locator("span").count()) > 0]).toEqual([index, index === 2]);
+    }
+    expect((await execute(await opened(page, "GET", "/version"))).status).toBe("200");
+    expect(complaints).toEqual([]);
+    await closeAll(page);
+  });
+
   test("what an agent answers chooses no ID that the page fills in", async () => {
     const chosen = "agt_00000000-0000-7000-8000-000000000bad";
     using upstream = Bun.serve({ port: 0, hostname: "127.0.0.1", fetch: () => Response.json({ id: chosen }) });
@@ -324,7 +429,7 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
     if ((await former.count()) > 0) await former.click();
     await dialog.getByRole("textbox").waitFor();
     const said = await dialog.textContent();
-    expect(said).toContain("tollgate token --tenant acme --user alice");
+    expect(said).toContain("tollgate token --tenant acme --user me");
     expect(said).not.toContain("certificate");
     expect(await findings(page)).toEqual([]);
     await walk(page, dialog);
@@ -344,12 +449,14 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
   });
 
   test("open operations fit on a phone and on a desk, by day and by night; axe finds nothing, and the keyboard reaches everything", async () => {
-    const { page } = at(OTHER_HOST);
+    const { page, complaints } = at(OTHER_HOST);
     await authorize(page, await gateway.token({ tenant: "looking", user: "alice" }));
     expect((await execute(await opened(page, "GET", "/version"))).status).toBe("200");
     expect((await execute(await opened(page, "GET", "/v1/agents"))).status).toBe("200");
     await opened(page, "POST", "/v1/agents");
     await opened(page, "PATCH", "/v1/settlement/config");
+    // The page has asked what is there, and the browser itself reports that nothing is.
+    expect(complaints.splice(0)).toEqual([expect.stringContaining("404")]);
     const closed = page.locator('.opblock-put:has([data-path="/v1/policy"]) .opblock-summary-control');
     await closed.focus();
     await page.keyboard.press("Enter");
@@ -452,6 +559,18 @@ describe("the document of the binary", () => {
       expect(agent).toMatchObject({ status: "active", suspended: false });
       id = agent.id;
     }
+  });
+
+  test("fills in an agent whose name those of the tour leave free, and speaks of the user of the tour", async () => {
+    const documents = ["README.md", "src/gateway/manual/start.md", "src/gateway/manual/install.md"];
+    const texts = await Promise.all(documents.map((path) => Bun.file(`${import.meta.dir}/../../${path}`).text()));
+    const names = texts.flatMap((text) => [...text.matchAll(/"name": "([^"]+)"/g)].map(([, name]) => name));
+    expect(names).toContain("echo");
+    const content = document.paths["/v1/agents"]?.["post"]?.requestBody?.content["application/json"];
+    const examples = Object.values(content?.examples as Record<string, { value: { name: string } }>);
+    expect(examples.map(({ value }) => value.name).filter((name) => names.includes(name))).toEqual([]);
+    const users = (text: string) => [...new Set(text.match(/(?<=token --tenant acme --user )\w+/g))];
+    expect([users(texts.join()), users(JSON.stringify(document))]).toEqual([["me"], ["me"]]);
   });
 
   test("describes every operation completely", () => {

@@ -62,6 +62,11 @@ eachDatabase((database) => {
       expect(answer.status).toBe(202);
       await expectServed(services, next, answer.body.invocation_id);
 
+      const misspelt = ["--tenant", `${tenant.name}x`, "--facilitator", facilitator.url, "--bundle", good];
+      const warned = await gateway.run("settlement", "set", ...misspelt);
+      expect(warned).toMatchObject({ code: 0, stdout: expect.stringContaining("x settles at ") });
+      expect(warned.stderr).toContain(`the tenant ${tenant.name}x has no agent, credential or call in this database`);
+
       // Open payments keep the facilitator and the credential that they were sent with, so another one has its own.
       const both = await Promise.all([1, 2].map(() => set(unknown, "https://elsewhere.test:8443")));
       expect(both.filter((text) => text.includes("(new)"))).toHaveLength(1);

@@ -30,14 +30,23 @@ const TEXTS = `(() => {
   return [...looks.values()].flat();
 })()`;
 
+/** Runs axe in the browser, where its script is put first. */
+async function broken(page: Page, context: string, rules: string): Promise<AxeResults["violations"]> {
+  if (!(await page.evaluate<boolean>("'axe' in window"))) await page.evaluate(source);
+  const options = `{ resultTypes: ["violations"], selectors: false, ${rules} }`;
+  return (await page.evaluate<AxeResults>(`axe.run(${context}, ${options})`)).violations;
+}
+
+const shown = (violations: AxeResults["violations"]) =>
+  violations.map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html.slice(0, 120)).join(" | ")}`);
+
+const paleTexts = (page: Page) => broken(page, `{ include: ${TEXTS} }`, `runOnly: ["${CONTRAST}"]`);
+
+/** The texts that are hard to see in the colors that the page has now. */
+export const contrastFindings = async (page: Page): Promise<string[]> => shown(await paleTexts(page));
+
 /** The rules that the page breaks, each with the elements that it is about. */
 export async function findings(page: Page, rulesAside: readonly string[] = []): Promise<string[]> {
-  if (!(await page.evaluate<boolean>("'axe' in window"))) await page.evaluate(source);
-  // It runs in the browser, where the script above has put `axe`.
-  const run = (context: string, rules: string) =>
-    page.evaluate<AxeResults>(`axe.run(${context}, { resultTypes: ["violations"], selectors: false, ${rules} })`);
-  const all = await run("document", `rules: { "${CONTRAST}": { enabled: false } }`);
-  const contrast = await run(`{ include: ${TEXTS} }`, `runOnly: ["${CONTRAST}"]`);
-  const counted = [...all.violations, ...contrast.violations].filter(({ id }) => !rulesAside.includes(id));
-  return counted.map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html.slice(0, 120)).join(" | ")}`);
+  const all = await broken(page, "document", `rules: { "${CONTRAST}": { enabled: false } }`);
+  return shown([...all, ...(await paleTexts(page))].filter(({ id }) => !rulesAside.includes(id)));
 }

@@ -151,7 +151,7 @@ const OWNERSHIPS: readonly Ownership[] = [
   },
   {
     what: "name resolution",
-    owners: ["src/http/client/outbound.ts"],
+    owners: ["src/http/client/outbound.ts", "src/storage/failures.ts"],
     pattern: anyOf(modules("dns"), runtime("dns")),
   },
   {

@@ -97,18 +97,13 @@ async function announcedPort(output: ReadableStream<Uint8Array>): Promise<string
   }
 }
 
-/** The exact amount in USDC. */
 export function usdc(units: bigint): string {
   return formatUnits(units, 6);
 }
 
 export type DemoChain = Awaited<ReturnType<typeof furnishChain>>;
 
-/**
- * Installs the token, gives the signer ETH for gas and the payer USDC, and starts the mining of blocks.
- *
- * @param units the payer's USDC, in smallest units
- */
+/** @param units the payer's USDC, in smallest units */
 export async function furnishChain(network: Network, url: string, signer: Hex, payer: Hex, units: bigint) {
   const outbound = createOutbound({ rules: null, extraCa: null });
   const request: CallNode = (method, params) =>
@@ -121,7 +116,6 @@ export async function furnishChain(network: Network, url: string, signer: Hex, p
   return {
     network,
     url,
-    /** The balance in smallest units. */
     async usdcOf(address: Hex): Promise<bigint> {
       return word(await request("eth_call", [{ to: network.token.address, data: balanceData(address) }, "latest"]));
     },
@@ -134,7 +128,6 @@ export async function furnishChain(network: Network, url: string, signer: Hex, p
   };
 }
 
-/** Calls a JSON-RPC method of the node; resolves with its result, rejects with its error. */
 type CallNode = (method: string, params: readonly unknown[]) => Promise<unknown>;
 
 /** Has every role of the token: owner, master minter, minter, pauser, blacklister. Anvil impersonates it; it has no key. */

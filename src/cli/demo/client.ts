@@ -16,7 +16,6 @@ export class DemoProblem extends Error {
   override readonly name = "DemoProblem";
 }
 
-/** A tenant's access to the gateway. */
 export interface DemoTenant {
   readonly url: string;
   readonly token: string;
@@ -26,7 +25,6 @@ interface TenantRequest {
   readonly method: "GET" | "POST" | "PATCH";
   readonly path: string;
   readonly headers?: Readonly<Record<string, string>>;
-  /** Sent as JSON. */
   readonly body?: object;
 }
 
@@ -59,7 +57,6 @@ export async function call<T = unknown>(
   return { body: JSON.parse(text) as T, headers: response.headers, ms: performance.now() - startedAt };
 }
 
-/** The body of a 402. */
 export interface Challenge {
   readonly accepts: readonly [WireRequirements];
 }

@@ -37,7 +37,6 @@ export async function makeCertificates(dir: string) {
       TOLLGATE_TLS_KEY_FILE: join(dir, "server.key"),
       TOLLGATE_CLIENT_CA_FILE: join(dir, "ca.crt"),
     },
-    /** The gateway's client certificate, as PEM. */
     client: readFileSync(join(dir, `${CLIENT}.crt`), "utf8"),
     /** The gateway's client certificate and key, and the facilitator's CA, as PEM. */
     bundle: readFileSync(join(dir, `${CLIENT}.pem`), "utf8"),

@@ -1,7 +1,6 @@
 // Prints the demo's output: short lines on standard output, in colour only if that is a terminal.
 import { styleText } from "node:util";
 
-/** A name and its value, printed as one line. */
 export type ListLine = readonly [name: string, value: string];
 
 const INDENT = "     ";
@@ -10,7 +9,6 @@ const print = (text: string) => void process.stdout.write(`${text}\n`);
 
 export const terminal = {
   section: (title: string) => print(`\n ${styleText("bold", title)}\n`),
-  /** A numbered step of the scenario. */
   chapter: (number: number, title: string) =>
     print(`${number === 1 ? "" : "\n"}  ${styleText("cyan", `${number}`)}  ${styleText("bold", title)}`),
   line: (text = "") => print(text === "" ? "" : INDENT + text),
@@ -24,7 +22,6 @@ export const terminal = {
   },
   /** A line that the reader should notice. */
   note: (text: string) => print(INDENT + styleText("yellow", text)),
-  /** A finished step of the start. */
   done: (name: string, detail: string, ms: number) =>
     print(`  ${styleText("green", "✓")} ${styleText("dim", duration(ms).padStart(7))}  ${name.padEnd(14)} ${detail}`),
 };

@@ -96,7 +96,6 @@ const BEHIND_SECONDS = 60;
 /** Blocks that are newer than this may still be replaced. */
 const SETTLED_BLOCKS = 4;
 
-/** What a node has answered. */
 export interface NodeAnswer {
   readonly chainId: bigint;
   readonly newest: Pick<Block, "number" | "timestamp">;
@@ -110,7 +109,6 @@ export interface NodeReport {
   readonly index: number;
   /** What the node has answered, or why there is no usable answer. */
   readonly answer: NodeAnswer | string;
-  /** What is wrong with the certificate of the node's server. */
   readonly certificate: Problem | null;
 }
 

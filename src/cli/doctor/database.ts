@@ -83,7 +83,6 @@ const POOLER = warning(
   "with PgBouncer before 1.21, DATABASE_URL needs ?prepare=false; otherwise all is well",
 );
 
-/** What an operator should know if the schema is not the one of this program; null if it is. */
 export function schemaProblem(schema: Schema): Problem | null {
   const has = `it has schema version ${schema.version}`;
   switch (fitOf(schema)) {

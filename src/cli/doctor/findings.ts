@@ -4,13 +4,13 @@
 
 import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
 import { parseCertificates } from "../../core/certificates.ts";
+import { errorName } from "../../core/fault.ts";
 import { StartupProblem } from "../../core/startup.ts";
 import { DAY_MS, systemClock } from "../../core/time.ts";
 import { OutboundError } from "../../http/client/exchange.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
 import { withDeadline } from "../../kernel/wait.ts";
 
-/** What is wrong, and what to do about it. */
 export interface Problem {
   /** `fail`: the service would refuse work. `warn`: it works, and the operator should do something about it. */
   readonly state: "warn" | "fail";
@@ -19,7 +19,6 @@ export interface Problem {
 }
 
 export interface Finding {
-  /** What was checked. */
   readonly what: string;
   readonly state: "ok" | Problem["state"];
   readonly text: string;
@@ -69,7 +68,6 @@ export interface Check {
   readonly what: string;
   readonly run: () => Promise<readonly Finding[]>;
   readonly msMax?: number;
-  /** What to do when the check throws. */
   readonly advice?: string;
 }
 
@@ -91,7 +89,7 @@ export function inTime<T>(work: Promise<T>, msMax = CHECK_MS_MAX): Promise<T> {
 export function problemOf(error: unknown, advice = "fix it, and run tollgate doctor again"): Problem {
   if (error instanceof StartupProblem || error instanceof TooLate) return failure(error.message, advice);
   if (error instanceof OutboundError) return failure(error.message, outboundAdvice(error) ?? advice);
-  return failure(`it can't be checked (${nameOf(error)})`, advice);
+  return failure(`it can't be checked (${errorName(error)})`, advice);
 }
 
 const UNTRUSTED = /\b(UNABLE_TO_|SELF_SIGNED_|DEPTH_ZERO_|INVALID_CA)/;
@@ -101,12 +99,6 @@ function outboundAdvice({ kind, message }: OutboundError): string | null {
   if (/\bCERT_HAS_EXPIRED/.test(message)) return "its certificate must be renewed";
   if (UNTRUSTED.test(message)) return "name its CA in TOLLGATE_CA_FILE, or in the bundle of the credential";
   return null;
-}
-
-/** The code or class of an error, since the message of a library's error may show anything. */
-function nameOf(error: unknown): string {
-  if (!(error instanceof Error)) return "unknown";
-  return "code" in error && typeof error.code === "string" ? error.code : error.name;
 }
 
 /**
@@ -123,7 +115,6 @@ export function validityProblem(which: string, from: number, to: number, now: nu
   return warning(`${which} expires in ${days} ${days === 1 ? "day" : "days"}, at ${timeText(to)}`, advice);
 }
 
-/** Judges the validity of each certificate in a PEM text. */
 export function certificateProblems(which: string, pem: string, advice: string): (Problem | null)[] {
   return parseCertificates(pem).map(({ validFrom, validTo }) =>
     validityProblem(which, Date.parse(validFrom), Date.parse(validTo), systemClock.now(), advice),

@@ -1,7 +1,7 @@
 // `tollgate completion`: scripts that complete commands, flags and some of their values in bash, zsh and fish. All three are made
 // from one table of what may follow where, which comes from the registry of commands.
 import { StartupProblem } from "../../core/startup.ts";
-import { suggest } from "../../core/text.ts";
+import { didYouMean } from "../../core/text.ts";
 import { PAGES } from "../../gateway/manual/pages.ts";
 import { type CliCommand, type Commands, grammarOf, shownWord } from "../command-line.ts";
 import { meaningOf } from "./help.ts";
@@ -17,7 +17,6 @@ interface Place {
   readonly takesFile: boolean;
 }
 
-/** What a flag is followed by. */
 interface FlagValue {
   readonly flag: string;
   readonly kind: "words" | "file" | "directory" | "text";
@@ -33,23 +32,21 @@ export function completionScript(shell: string, commands: Commands, serve: CliCo
     const all = [serve, ...Object.values(commands)];
     return SHELLS[shell as keyof typeof SHELLS](placesOf(commands, serve), flagValues(all));
   }
-  const meant = suggest(shell, known);
-  const hint = meant === null ? "" : `; did you mean ${meant}?`;
+  const hint = didYouMean(shell, known);
   throw new StartupProblem(`SHELL must be bash, zsh or fish: there are no completions for ${shownWord(shell)}${hint}`);
 }
 
 function placesOf(commands: Commands, serve: CliCommand): Place[] {
   const entries = Object.entries(commands);
   const groups = new Set(entries.flatMap(([name]) => (name.includes(" ") ? [name.slice(0, name.indexOf(" "))] : [])));
+  const alone = [...groups].filter((name) => commands[name] === undefined);
   const after = (group: string): Described[] =>
     entries.flatMap(([name, { summary }]) =>
       name.startsWith(`${group} `) ? [[name.slice(group.length + 1), summary] as const] : [],
     );
   const firsts: Described[] = [
     ...entries.filter(([name]) => !name.includes(" ")).map(([name, { summary }]) => [name, summary] as const),
-    ...[...groups]
-      .filter((name) => commands[name] === undefined)
-      .map((name) => [name, summaryOfGroup(after(name))] as const),
+    ...alone.map((name): Described => [name, summaryOfGroup(after(name))]),
   ];
   const arguments_: Readonly<Record<string, readonly Described[]>> = {
     completion: Object.keys(SHELLS).map((shell) => [shell, `completions for ${shell}`]),
@@ -61,7 +58,6 @@ function placesOf(commands: Commands, serve: CliCommand): Place[] {
     flags: [...flagsOf("", serve), ["--help", "every command and variable"], ["--version", "print the version"]],
     takesFile: false,
   };
-  const alone = [...groups].filter((name) => commands[name] === undefined);
   return [
     start,
     ...alone.map((path) => ({ path, words: after(path), flags: [], takesFile: false })),

@@ -35,7 +35,6 @@ const FLAG_MEANINGS: Readonly<Record<string, string>> = {
 
 const WHAT_IT_IS = "tollgate: a multi-tenant gateway for agents, and the facilitator that settles their payments";
 
-/** The help that fits on a screen. */
 export function shortHelp(commands: Commands): string {
   const program = programText();
   return `${WHAT_IT_IS}
@@ -90,12 +89,10 @@ ${about}
 ${rows.length === 0 ? "" : `\n${rows.join("")}`}${variables}`;
 }
 
-/** Undefined for a flag that nothing explains. */
 export function meaningOf(command: string, flag: string): string | undefined {
   return FLAG_MEANINGS[`${command} ${flag}`] ?? FLAG_MEANINGS[flag];
 }
 
-/** The help with everything. */
 export function helpText(commands: Commands, serve: CliCommand): string {
   const usages = [["", serve] as const, ...Object.entries(commands)].map(([name, { forms, about }]) => {
     const calls = forms.map((form) => `  ${["tollgate", name, form].filter((part) => part !== "").join(" ")}\n`);

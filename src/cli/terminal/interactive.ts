@@ -74,12 +74,12 @@ export async function withProgress<T>(what: string, work: (progress: Progress) =
   }
 }
 
-/** Shows the progress at once and then every quarter of a second. */
-function show({ what, counts }: ProgressOptions, written: () => string | null): void {
+function show({ what, counts }: ProgressOptions, pathOf: () => string | null): void {
   const startedAt = performance.now();
   const print = () => {
-    const path = written();
-    const done = path === null ? Number(Atomics.load(counts, DONE)) : sizeOf(path);
+    const path = pathOf();
+    const written = path === null ? null : (statSync(path, { throwIfNoEntry: false })?.size ?? 0);
+    const done = written ?? Number(Atomics.load(counts, DONE));
     const all = Number(Atomics.load(counts, ALL));
     const part = all === 0 ? "" : `${Math.min(Math.floor((100 * done) / all), 100)} %, `;
     const seconds = Math.floor((performance.now() - startedAt) / 1000);
@@ -88,10 +88,6 @@ function show({ what, counts }: ProgressOptions, written: () => string | null): 
   };
   print();
   setInterval(print, 250);
-}
-
-function sizeOf(path: string): number {
-  return statSync(path, { throwIfNoEntry: false })?.size ?? 0;
 }
 
 declare const self: Worker;

@@ -2,7 +2,7 @@
 // Amounts are in the token's smallest units, gas is in wei, and a value equal to a limit is allowed.
 
 import { and, count, eq } from "drizzle-orm";
-import type { Reader, Tx } from "../../storage/store.ts";
+import { bindAll, prepared, preparedRow, type Reader, type Tx } from "../../storage/store.ts";
 import type { Network } from "../../x402/network.ts";
 import type { Hex, Payment, Requirements } from "../../x402/types.ts";
 
@@ -123,36 +123,46 @@ export function lockDays(tx: Tx, account: string): Promise<void> {
   return tx.lock(`ceiling:${account}`);
 }
 
-export async function usedOn(reader: Reader, { account, day }: DayOfAccount): Promise<Used> {
-  const { facilitatorDays: t } = reader.tables;
-  const [row] = await reader.db
+const dayOfAccount = preparedRow(({ db, tables: { facilitatorDays: t } }) => {
+  const { account, day } = bindAll(t, ["account", "day"]);
+  return db
     .select()
     .from(t)
     .where(and(eq(t.account, account), eq(t.day, day)));
-  const { reserved, gas_burned, gas_used } = row ?? { reserved: 0, gas_burned: 0, gas_used: 0 };
-  return { reserved: BigInt(reserved), gasBurned: BigInt(gas_burned), gasUsed: BigInt(gas_used) };
+});
+
+export async function usedOn(reader: Reader, of: DayOfAccount): Promise<Used> {
+  const row = await dayOfAccount(reader, of);
+  const amount = (text: string | undefined) => BigInt(text ?? 0);
+  return { reserved: amount(row?.reserved), gasBurned: amount(row?.gas_burned), gasUsed: amount(row?.gas_used) };
 }
 
 /** How many payments of the payer for this account reverted on the day. */
-export async function revertsOf(reader: Reader, { account, day }: DayOfAccount, payer: Hex): Promise<number> {
-  const { facilitatorPayments: t } = reader.tables;
-  const isIts = and(eq(t.payer, payer), eq(t.reverted_on, day), eq(t.account, account));
-  const [row] = await reader.db.select({ reverts: count() }).from(t).where(isIts);
-  return Number(row?.reverts ?? 0);
+export async function revertsOf(reader: Reader, of: DayOfAccount, payer: Hex): Promise<number> {
+  return Number((await revertsOfPayer(reader, { ...of, payer }))?.reverts ?? 0);
 }
+
+const revertsOfPayer = preparedRow(({ db, tables: { facilitatorPayments: t } }) => {
+  const { payer, account, day } = bindAll(t, ["payer", "account", "day"]);
+  const isIts = and(eq(t.payer, payer), eq(t.reverted_on, day), eq(t.account, account));
+  return db.select({ reverts: count() }).from(t).where(isIts);
+});
 
 /** Adds the amounts, which may be negative, to what the day has used. A sum stays at 0 or above, even on a day cleaned up since. */
 export async function change(tx: Tx, of: DayOfAccount, by: Partial<Used>): Promise<void> {
-  const { facilitatorDays: t } = tx.tables;
   const used = await usedOn(tx, of);
   const sum = (name: keyof Used) => {
     const next = used[name] + (by[name] ?? 0n);
     return String(next > 0n ? next : 0n);
   };
   const set = { reserved: sum("reserved"), gas_burned: sum("gasBurned"), gas_used: sum("gasUsed") };
-  const row = { account: of.account, day: of.day, ...set };
-  await tx.db
-    .insert(t)
-    .values(row)
-    .onConflictDoUpdate({ target: [t.account, t.day], set });
+  await setDay(tx).execute({ account: of.account, day: of.day, ...set });
 }
+
+const setDay = prepared(({ db, tables: { facilitatorDays: t } }: Tx) => {
+  const { account, day, ...set } = bindAll(t);
+  return db
+    .insert(t)
+    .values({ account, day, ...set })
+    .onConflictDoUpdate({ target: [t.account, t.day], set });
+});

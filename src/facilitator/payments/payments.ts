@@ -10,7 +10,7 @@ import { oneOf, type Tables } from "../../../db/schema.ts";
 import type { Balance } from "../../chain/chain.ts";
 import type { Receipt } from "../../chain/json-rpc.ts";
 import { COLLECTION_EVENTS, type CollectionStatus } from "../../core/states.ts";
-import type { Reader, Tx } from "../../storage/store.ts";
+import { bindAll, prepared, preparedRow, type Reader, type Tx } from "../../storage/store.ts";
 import type { Authorization, Hex, PaymentKey } from "../../x402/types.ts";
 import {
   change,
@@ -71,9 +71,12 @@ export interface PaymentFailure {
   readonly gas_burned: bigint | null;
 }
 
-function hasKey(t: PaymentsTable, key: PaymentKey) {
+function hasKey(t: PaymentsTable, key: { readonly [K in keyof PaymentKey]: PaymentKey[K] | SQL }) {
   return and(eq(t.chain_id, key.chain_id), eq(t.token, key.token), eq(t.payer, key.payer), eq(t.nonce, key.nonce));
 }
+
+/** `hasKey` with the named values of a prepared query. */
+const hasGivenKey = (t: PaymentsTable) => hasKey(t, bindAll(t, ["chain_id", "token", "payer", "nonce"]));
 
 /** Runs a query for all items in groups of 100, since a statement that names more is slow to plan. */
 export async function inGroups<T, R>(items: readonly T[], find: (some: T[]) => Promise<R[]>): Promise<R[]> {
@@ -89,11 +92,9 @@ export function paymentName({ payer, nonce }: Pick<PaymentKey, "payer" | "nonce"
   return `${payer}:${nonce}`;
 }
 
-export async function storedPayment(reader: Reader, key: PaymentKey): Promise<FacilitatorPayment | null> {
-  const { facilitatorPayments: t } = reader.tables;
-  const [row] = await reader.db.select().from(t).where(hasKey(t, key));
-  return row ?? null;
-}
+export const storedPayment: (reader: Reader, key: PaymentKey) => Promise<FacilitatorPayment | null> = preparedRow(
+  ({ db, tables: { facilitatorPayments: t } }) => db.select().from(t).where(hasGivenKey(t)),
+);
 
 export function claimedPayment(row: FacilitatorPayment): ClaimedPayment {
   return {
@@ -128,6 +129,31 @@ async function changePayment(
   return row ?? null;
 }
 
+/** `changePayment` for what every settlement does, as a prepared query. The columns `names` get the values of their names. */
+const preparedChange = (
+  { from, to }: { readonly from: readonly CollectionStatus[]; readonly to: CollectionStatus },
+  names: readonly (keyof FacilitatorPayment)[],
+  also?: (t: PaymentsTable) => SQL | undefined,
+) =>
+  prepared(({ db, tables: { facilitatorPayments: t } }: Tx) =>
+    db
+      .update(t)
+      .set({ ...bindAll(t, [...names]), status: to })
+      .where(and(hasGivenKey(t), inArray(t.status, [...from]), also?.(t)))
+      .returning(reservation(t)),
+  );
+
+const sendClaim = preparedChange(COLLECTION_EVENTS.send, ["transaction_hash", "updated_at"], (t) =>
+  eq(t.claim, bindAll(t, ["claim"]).claim),
+);
+
+const INCLUSION = ["transaction_hash", "block_number", "block_hash"] as const;
+const settlePayment = preparedChange(COLLECTION_EVENTS.settle, [...INCLUSION, "updated_at", "ended_at"]);
+
+const insertClaim = prepared(({ db, tables: { facilitatorPayments: t } }: Tx) =>
+  db.insert(t).values(bindAll(t)).onConflictDoNothing().returning({ nonce: t.nonce }),
+);
+
 /** Claims the payment, with its share of the account's day and of the payer's balance; or stores nothing. */
 export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Promise<Claimed> {
   const { key, account, authorization, limits, balance, gas, gasAtRisk: more, gasHeld } = claim;
@@ -149,9 +175,8 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
     const held = await gasReserved(tx, account, key.payer);
     if (exceedsGasAtOnce({ burned: gasBurned, ...held, more }, limits.dailyGasWei)) return "gas held";
   }
-  const { facilitatorPayments: t } = tx.tables;
-  const row: PaymentsTable["$inferInsert"] = {
-    ...key,
+  const row: FacilitatorPayment = {
+    ...{ chain_id: key.chain_id, token: key.token, payer: key.payer, nonce: key.nonce },
     account,
     status: "claimed",
     claim: claim.claim,
@@ -164,15 +189,16 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
     day: of.day,
     gas_reserved: String(more),
     gas_held: String(gasHeld),
+    reverted_on: null,
     wallet: gas.from,
     gas_limit: String(gas.limit),
     may_share: gas.mayShare,
     attempts: 1,
-    created_at: now,
-    updated_at: now,
+    ...{ transaction_hash: null, block_number: null, block_hash: null },
+    ...{ reason: null, foreign_transaction: null },
+    ...{ created_at: now, updated_at: now, ended_at: null },
   };
-  const inserted = await tx.db.insert(t).values(row).onConflictDoNothing().returning({ nonce: t.nonce });
-  if (inserted.length === 0) return "taken";
+  if ((await insertClaim(tx).execute(row)).length === 0) return "taken";
   await change(tx, of, { reserved: value, gasUsed: gasHeld });
   return "claimed";
 }
@@ -182,9 +208,7 @@ export async function claimPayment(tx: Tx, claim: PaymentClaim, now: number): Pr
  * commit. False when this claim is gone: nothing may be broadcast then.
  */
 export async function markSent(tx: Tx, { key, claim }: Pick<ClaimedPayment, "key" | "claim">, hash: Hex, now: number) {
-  const { from, to } = COLLECTION_EVENTS.send;
-  const set = { status: to, transaction_hash: hash, updated_at: now };
-  return (await changePayment(tx, key, from, set, (t) => eq(t.claim, claim))) !== null;
+  return (await sendClaim(tx).execute({ ...key, claim, transaction_hash: hash, updated_at: now })).length > 0;
 }
 
 /**
@@ -209,10 +233,9 @@ export async function recordSettled(
 ): Promise<boolean> {
   const inclusion = { transaction_hash: hash, block_number: blockNumber, block_hash: blockHash };
   const account = cost === null ? null : await lockAccountOf(tx, key);
-  const { from, to } = COLLECTION_EVENTS.settle;
-  const row = await changePayment(tx, key, from, { ...inclusion, status: to, updated_at: now, ended_at: now });
-  if (row !== null && cost !== null && account !== null) await countCost(tx, key, row, cost);
-  return row !== null;
+  const [row] = await settlePayment(tx).execute({ ...key, ...inclusion, updated_at: now, ended_at: now });
+  if (row !== undefined && cost !== null && account !== null) await countCost(tx, key, row, cost);
+  return row !== undefined;
 }
 
 /** Replaces the gas that the payment held on its day by its cost. After a reorganisation this may happen once more. */
@@ -345,17 +368,23 @@ function isOpen(t: PaymentsTable) {
  * The query names only the payer, since there is one token on one chain; so the indexes by payer are used.
  */
 export async function heldOf(tx: Tx, payer: Hex, { block, landed }: Pick<Measured, "block" | "landed">) {
-  const { facilitatorPayments: t } = tx.tables;
-  const rows = await tx.db
-    .select({ nonce: t.nonce, status: t.status, value: t.value })
-    .from(t)
-    .where(and(eq(t.payer, payer), or(isOpen(t), and(sql`${t.status} = 'settled'`, gt(t.block_number, block)))));
+  const rows = await openOrLater(tx).execute({ payer, block_number: block });
   const held = rows.filter(({ nonce, status }) => status === "settled" || landed?.has(nonce) !== true);
   return {
     value: held.reduce((sum, { value }) => sum + BigInt(value), 0n),
     open: rows.filter(({ status }) => status !== "settled").length,
   };
 }
+
+const openOrLater = prepared(({ db, tables: { facilitatorPayments: t } }: Reader) => {
+  const { payer, block_number } = bindAll(t, ["payer", "block_number"]);
+  const isLater = and(sql`${t.status} = 'settled'`, gt(t.block_number, block_number));
+  const columns = { nonce: t.nonce, status: t.status, value: t.value };
+  return db
+    .select(columns)
+    .from(t)
+    .where(and(eq(t.payer, payer), or(isOpen(t), isLater)));
+});
 
 /** The nonces of the payer's sent payments, oldest first, as those are the likeliest to be in a block. */
 export async function sentNonces(reader: Reader, payer: Hex): Promise<Hex[]> {

@@ -5,7 +5,7 @@ import { and, eq, inArray, lt, sql } from "drizzle-orm";
 import { oneOf } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
 import { type Clock, DAY_MS } from "../../core/time.ts";
-import { removeInGroups } from "../../storage/cleanup.ts";
+import { deleteSome, removeInGroups } from "../../storage/cleanup.ts";
 import type { Store, Tx } from "../../storage/store.ts";
 import { utcDay } from "./guardrails.ts";
 
@@ -38,27 +38,21 @@ async function removeTransactions({ db, tables }: Tx, before: number, limit: num
 }
 
 /** A failed payment that is still valid stays: without its record it could be collected, although its caller was told otherwise. */
-async function removePayments({ db, tables: { facilitatorPayments: t } }: Tx, before: number, limit: number) {
-  const { chain_id, token, payer, nonce } = t;
+function removePayments(tx: Tx, before: number, limit: number): Promise<number> {
+  const { facilitatorPayments: t } = tx.tables;
   const seconds = String(Math.floor(before / 1000));
   const isOver = sql`(length(${t.valid_before}) < ${seconds.length} or (length(${t.valid_before}) = ${seconds.length} and ${t.valid_before} < ${seconds}))`;
   const isOld = and(lt(t.ended_at, before), isOver);
-  const old = db.select({ chain_id, token, payer, nonce }).from(t).where(isOld).limit(limit);
-  const isAmong = inArray(sql`(${chain_id}, ${token}, ${payer}, ${nonce})`, old);
-  return (await db.delete(t).where(isAmong).returning({ nonce })).length;
+  return deleteSome(tx, t, [t.chain_id, t.token, t.payer, t.nonce], isOld, limit);
 }
 
-async function removeRefusals({ db, tables: { facilitatorRefusals: t } }: Tx, before: number, limit: number) {
-  const { account, payer, nonce } = t;
-  const old = db.select({ account, payer, nonce }).from(t).where(lt(t.updated_at, before)).limit(limit);
-  const isAmong = inArray(sql`(${account}, ${payer}, ${nonce})`, old);
-  return (await db.delete(t).where(isAmong).returning({ nonce })).length;
+function removeRefusals(tx: Tx, before: number, limit: number): Promise<number> {
+  const { facilitatorRefusals: t } = tx.tables;
+  return deleteSome(tx, t, [t.account, t.payer, t.nonce], lt(t.updated_at, before), limit);
 }
 
 /** An open payment from a removed day has no row left to give its share back to, which does no harm. */
-async function removeDays({ db, tables: { facilitatorDays: t } }: Tx, before: string, limit: number) {
-  const { account, day } = t;
-  const old = db.select({ account, day }).from(t).where(lt(day, before)).limit(limit);
-  const isAmong = inArray(sql`(${account}, ${day})`, old);
-  return (await db.delete(t).where(isAmong).returning({ day })).length;
+function removeDays(tx: Tx, before: string, limit: number): Promise<number> {
+  const { facilitatorDays: t } = tx.tables;
+  return deleteSome(tx, t, [t.account, t.day], lt(t.day, before), limit);
 }

@@ -4,7 +4,7 @@
 import { type Static, Type } from "@sinclair/typebox";
 import type { Tables } from "../../../db/schema.ts";
 import { invalidField } from "../../core/fault.ts";
-import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
+import { type HostRules, writtenUrlProblem } from "../../core/host.ts";
 import { AGENT_STATUSES, agentStatus } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { formatDateTime } from "../../core/time.ts";
@@ -175,13 +175,9 @@ export function tagNeedle(tag: string): string {
   return `\t${JSON.stringify(tag)}`;
 }
 
-export function decodeTags(stored: string | null): string[] | null {
-  return stored === null ? null : (JSON.parse(stored) as string[]);
-}
+export const decodeTags = (stored: string | null): string[] | null => JSON.parse(stored ?? "null");
 
-export function decodePricing(stored: string | null): Pricing | null {
-  return stored === null ? null : (JSON.parse(stored) as Pricing);
-}
+export const decodePricing = (stored: string | null): Pricing | null => JSON.parse(stored ?? "null");
 
 export function agentView(row: AgentRow): Static<ReturnType<typeof agentShape>> {
   return {
@@ -273,8 +269,8 @@ function givenFields(body: GivenFields, rules: HostRules): Partial<AgentFields> 
 
 function checkUrl(url: string, rules: HostRules): void {
   checkText("upstream_url", url, { min: 0, max: Number.POSITIVE_INFINITY });
-  const checked = checkWrittenUrl(url, rules);
-  if (!checked.ok) throw invalidField("upstream_url", checked.reason);
+  const problem = writtenUrlProblem(url, rules);
+  if (problem !== null) throw invalidField("upstream_url", problem);
 }
 
 function storedTags(tags: readonly string[]): string {

@@ -99,17 +99,19 @@ describe("changing an agent", () => {
     }
   });
 
+  const PATCHED_FIELDS =
+    "unknown field; known here: name, tags, description, metadata, upstream_url, credential_ref, emit_receipts, capture_body, protocol, mcp_transport, mcp_protocol_version, pricing, suspended, invocation_rate_limit, invocation_burst";
   test.each([
-    ["id", UNKNOWN_AGENT],
-    ["status", "active"],
-    ["created_by", "bob"],
-    ["created_at", "2026-01-01T00:00:00Z"],
-    ["updated_at", "2026-01-01T00:00:00Z"],
-    ["rate_revision", 1],
-    ["tenant", "x"],
-  ])("a PATCH of the key %s is refused", async (key, value) => {
+    ["id", UNKNOWN_AGENT, "is read-only"],
+    ["status", "active", "is read-only: it follows from upstream_url, and a DELETE makes it inactive"],
+    ["created_by", "bob", "is read-only"],
+    ["created_at", "2026-01-01T00:00:00Z", "is read-only"],
+    ["updated_at", "2026-01-01T00:00:00Z", "is read-only"],
+    ["rate_revision", 1, PATCHED_FIELDS],
+    ["tenant", "x", PATCHED_FIELDS],
+  ])("a PATCH of the key %s is refused", async (key, value, problem) => {
     const agent = await made();
-    expect(outcome(await patch(agent.id, { [key]: value }))).toEqual([400, `${key}: unknown field`]);
+    expect(outcome(await patch(agent.id, { [key]: value }))).toEqual([400, `${key}: ${problem}`]);
   });
 
   test.each([
@@ -180,7 +182,7 @@ describe("deleting an agent", () => {
 });
 
 describe("another tenant's agent", () => {
-  test("is answered byte for byte like an unknown or malformed ID, and stays as it is", async () => {
+  test("is answered byte for byte like an unknown ID, and stays as it is; a malformed one is told where IDs are", async () => {
     const agent = await made({}, "other");
     const answers = async (id: string) => [
       await send("GET", `/v1/agents/${id}`),
@@ -189,8 +191,11 @@ describe("another tenant's agent", () => {
     ];
     const unknown = await answers(UNKNOWN_AGENT);
     expect(unknown.map(outcome)).toEqual(Array(3).fill([404, "no such agent"]));
-    for (const id of [agent.id, "x", "agt_", "%00", "agt_%00", agent.id.toUpperCase(), `${agent.id}%20`]) {
-      expect(await answers(id)).toEqual(unknown);
+    expect(await answers(agent.id)).toEqual(unknown);
+    const malformed = "no such agent: it is named by its ID (agt_<uuidv7>); GET /v1/agents lists them";
+    // Its name among them.
+    for (const id of [agent.name, "x", "agt_", "%00", "agt_%00", agent.id.toUpperCase(), `${agent.id}%20`]) {
+      expect((await answers(id)).map(outcome)).toEqual(Array(3).fill([404, malformed]));
     }
     expect((await send("GET", `/v1/agents/${agent.id}`, undefined, "other")).body).toEqual(agent);
     expect(await findAgent(catalog().store, "acme", agent.id)).toBeNull();
@@ -336,18 +341,27 @@ describe("creating an agent", () => {
       "mcp_protocol_version: must be 1 to 64 visible ASCII characters",
     ],
     ["a flag that is text", fresh({ capture_body: "yes" }), "capture_body: must be true or false"],
-    ["a field of PATCH", fresh({ suspended: true }), "suspended: unknown field; a PATCH of the agent sets it"],
+    ["a field of PATCH", fresh({ suspended: true }), "suspended: is set by a PATCH of the agent, once it exists"],
     [
       "another field of PATCH",
       fresh({ invocation_burst: 1 }),
-      "invocation_burst: unknown field; a PATCH of the agent sets it",
+      "invocation_burst: is set by a PATCH of the agent, once it exists",
     ],
-    ["an immutable field", fresh({ id: UNKNOWN_AGENT }), "id: unknown field"],
+    ["an immutable field", fresh({ id: UNKNOWN_AGENT }), "id: is read-only"],
+    [
+      "a derived field",
+      fresh({ status: "active" }),
+      "status: is read-only: it follows from upstream_url, and a DELETE makes it inactive",
+    ],
     ["a key twice", '{"name":"a","name":"b"}', "name: given twice"],
     ["an array", "[]", "body: must be a JSON object"],
     ["pricing of no form", fresh({ pricing: "1" }), "pricing: must be a pricing object or null"],
     ["pricing without a payee", fresh({ pricing: { ...PRICING, pay_to: undefined } }), "pricing.pay_to: required"],
-    ["an unknown key in pricing", fresh({ pricing: { ...PRICING, fee: "1" } }), "pricing.fee: unknown field"],
+    [
+      "an unknown key in pricing",
+      fresh({ pricing: { ...PRICING, fee: "1" } }),
+      "pricing.fee: unknown field; known here: amount, asset, network, pay_to, tools",
+    ],
     ["another asset", fresh({ pricing: { ...PRICING, asset: "usdc" } }), "pricing.asset: must be USDC"],
     ["another network", fresh({ pricing: { ...PRICING, network: "base-sepolia" } }), "pricing.network: must be base"],
     [

@@ -5,7 +5,7 @@ import { invalidField, overQuota } from "../../core/fault.ts";
 import { AGENT_STATUSES, PROTOCOLS } from "../../core/states.ts";
 import { textProblem } from "../../core/text.ts";
 import { routes } from "../../http/elysia.ts";
-import { bodyReader, choiceOf, PAGE_QUERY, page, type Query, queryOf } from "../../http/input.ts";
+import { bodyReader, choiceOf, PAGE_QUERY, page, queryOf } from "../../http/input.ts";
 import { idParameter, type Operation, operation } from "../../http/openapi.ts";
 import { empty } from "../../http/responses.ts";
 import { scopeOf } from "../../http/server.ts";
@@ -50,7 +50,7 @@ const create = (network: Network) =>
     body: {
       schema: agentCreate(network),
       examples: {
-        http: { name: "echo", upstream_url: "https://echo.example.com/run", emit_receipts: true },
+        http: { name: "my-agent", upstream_url: "https://agent.example.com/run", emit_receipts: true },
         mcp: {
           name: "weather",
           description: EXAMPLE.description,
@@ -132,7 +132,7 @@ const remove = operation({
   errors: ["forbidden", "not_found"],
 });
 
-function textParameter(query: Query, name: string, max: number): string | null {
+function textParameter(query: URLSearchParams, name: string, max: number): string | null {
   const value = query.get(name);
   if (value === null) return null;
   const problem = textProblem(value, { min: 0, max, controls: true });
@@ -151,12 +151,15 @@ function filterOf(request: Request, list: Operation): AgentFilter {
   };
 }
 
-const BY_PATCH = "a PATCH of the agent sets it";
-const SET_LATER = new Map(["suspended", "invocation_rate_limit", "invocation_burst"].map((field) => [field, BY_PATCH]));
+const DERIVED = [["status", "is read-only: it follows from upstream_url, and a DELETE makes it inactive"]] as const;
+const SET_LATER = (["suspended", "invocation_rate_limit", "invocation_burst"] as const).map(
+  (field) => [field, "is set by a PATCH of the agent, once it exists"] as const,
+);
 
 export function agentRoutes({ network, ...deps }: AgentDeps & { readonly network: Network }) {
-  const readCreate = bodyReader(agentCreate(network), { freeField: "metadata", elsewhere: SET_LATER });
-  const readPatch = bodyReader(agentPatch(network), { freeField: "metadata" });
+  const read = { freeField: "metadata", resource: agentShape(network) };
+  const readCreate = bodyReader(agentCreate(network), { ...read, elsewhere: new Map([...DERIVED, ...SET_LATER]) });
+  const readPatch = bodyReader(agentPatch(network), { ...read, elsewhere: new Map(DERIVED) });
   const service = createAgentService(deps);
   const listed = list(network);
 

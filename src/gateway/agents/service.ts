@@ -2,7 +2,7 @@
 // lock, and an agent can only name a credential that exists. The schema keeps the names of live agents unique.
 import { and, eq, gt, isNotNull, isNull } from "drizzle-orm";
 import type { Caller } from "../../core/call.ts";
-import { Fault, invalidField, overQuota } from "../../core/fault.ts";
+import { invalidField, noSuch, overQuota } from "../../core/fault.ts";
 import type { HostRules } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
 import type { Clock } from "../../core/time.ts";
@@ -63,13 +63,11 @@ function shownAgent({ id, name }: Pick<AgentRow, "id" | "name">): string {
   return `the agent ${JSON.stringify(name)} (${id})`;
 }
 
-const noSuchAgent = () => new Fault("not_found", "no such agent");
-
 async function findRow(reader: Reader, tenant: string, id: string): Promise<AgentRow> {
   const { agents } = reader.tables;
-  if (!isId("agt", id)) throw noSuchAgent();
+  if (!isId("agt", id)) throw noSuch("agt", id);
   const [row] = await reader.db.select().from(agents).where(hasKey(agents, { tenant, id }));
-  if (row === undefined) throw noSuchAgent();
+  if (row === undefined) throw noSuch("agt", id);
   return row;
 }
 
@@ -124,20 +122,19 @@ export function createAgentService({ store, clock, rules, agentsMax, changed }: 
       return findRow(store.read, tenant, id);
     },
 
-    /** Returns a page whose agents are read lazily. */
     async list({ tenant }: Caller, filter: AgentFilter, callerSignal?: AbortSignal) {
       const { ids, total } = await findAgents(store.read, tenant, filter, callerSignal);
       return { rows: () => readAgents(store.read, tenant, ids), total };
     },
 
     async patch({ tenant }: Caller, id: string, body: AgentPatch): Promise<AgentRow> {
-      if (!isId("agt", id)) throw noSuchAgent();
+      if (!isId("agt", id)) throw noSuch("agt", id);
       return withFreeName("agent", () =>
         change(tenant, id, async (tx) => {
           // Two changes may each be valid but not both together, so the lock makes one wait for the other.
           await tx.lock(`agent:${tenant}:${id}`);
           const row = await findRow(tx, tenant, id);
-          if (row.deleted_at !== null) throw noSuchAgent();
+          if (row.deleted_at !== null) throw noSuch("agt", id);
           const fields = patchedFields(row, body, rules);
           if (fields.credential_ref != null || fields.upstream_url != null) {
             await requireCredential(tx, { ...row, ...fields }, fields);
@@ -148,7 +145,7 @@ export function createAgentService({ store, clock, rules, agentsMax, changed }: 
     },
 
     async remove({ tenant }: Caller, id: string): Promise<void> {
-      if (!isId("agt", id)) throw noSuchAgent();
+      if (!isId("agt", id)) throw noSuch("agt", id);
       return change(tenant, id, async (tx) => {
         await tx.lock(`agent:${tenant}:${id}`);
         const row = await findRow(tx, tenant, id);
@@ -169,7 +166,6 @@ async function updated(tx: Tx, row: AgentRow, fields: Partial<AgentRow>, now: nu
   return next;
 }
 
-/** Finds a live agent that uses the credential and whose upstream URL is not allowed; null for none. */
 export const agentShutOut = usedAtInTurns({
   pageAfter: ({ db, tables: { agents } }, { tenant, credentialId }, after, limit) =>
     db

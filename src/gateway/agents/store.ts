@@ -50,7 +50,6 @@ function agentOf(row: Readonly<Record<string, unknown>>): InvocableAgent {
   };
 }
 
-/** Reads an agent; null when the tenant has none with this ID. */
 export const agentLookUp: Command<AgentKey, InvocableAgent | null> = {
   name: "agent",
   kind: "look_up",
@@ -121,7 +120,6 @@ export function createAgentCache(store: Pick<Store, "execute">, now: () => numbe
 
   return {
     cached,
-    /** The agent as `findAgent` gives it. */
     async find(tenant: string, id: string): Promise<InvocableAgent | null> {
       const agent = cached(tenant, id);
       if (agent !== undefined || !isId("agt", id)) return agent ?? null;
@@ -222,7 +220,6 @@ export interface TokensWanted {
   readonly revision: number;
   readonly perSecond: number;
   readonly depth: number;
-  /** The number of tokens wanted. */
   readonly count: number;
 }
 
@@ -248,7 +245,7 @@ const level = (row: string, now: string) =>
  * the new time on. A replica that still has the agent as it was before a PATCH takes from the new bucket all the same.
  * @param now SQL of the time in microseconds; for tests
  */
-export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<TokensWanted, Granted> {
+export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<TokensWanted, ReturnType<typeof grantedOf>> {
   return {
     name: "tokens",
     kind: "counter",
@@ -284,8 +281,6 @@ export function takeTokens(now: string = NOW_MICROSECONDS): SharedCounter<Tokens
     },
   };
 }
-
-type Granted = ReturnType<typeof grantedOf>;
 
 /** The number of tokens taken, and the time until the bucket has one again. */
 function grantedOf(row: Readonly<Record<string, unknown>>) {
@@ -326,7 +321,6 @@ export function cleaning(name: string, text: string): SharedCounter<null, number
   };
 }
 
-/** Removes the rows of full buckets from a shared database. */
 export async function removeFullBuckets({ isShared, execute }: Pick<Store, "isShared" | "execute">): Promise<void> {
   if (!isShared) return;
   while ((await execute(deleteFullBuckets, null)) === ROWS_AT_ONCE);

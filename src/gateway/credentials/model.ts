@@ -89,9 +89,7 @@ export const CredentialList = shape("CredentialList", {
 });
 
 /** Decodes the stored list of allowed hosts; null allows any host. */
-export function decodeHosts(stored: string | null): string[] | null {
-  return stored === null ? null : JSON.parse(stored);
-}
+export const decodeHosts = (stored: string | null): string[] | null => JSON.parse(stored ?? "null");
 
 export function credentialView(row: CredentialRow): Static<typeof Credential> {
   return {

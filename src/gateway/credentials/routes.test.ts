@@ -93,7 +93,7 @@ describe("creating a credential", () => {
     ["a secret too long", managed({ plaintext: `${"é".repeat(32_768)}x` }), "plaintext: must be 1 to 65536 bytes"],
     ["a lone surrogate", managed({ plaintext: "\ud800" }), "plaintext: must not contain lone surrogates"],
     ["a secret that is no text", managed({ plaintext: { a: 1 } }), "plaintext: must be a string"],
-    ["an unknown key", managed({ version: 7 }), "version: unknown field"],
+    ["an unknown key", managed({ version: 7 }), "version: is read-only"],
     [
       "a reference out of the prefix",
       vault({ vault_ref: "../other/key" }),
@@ -160,7 +160,7 @@ describe("rotating a credential", () => {
       [400, "vault_ref: not possible when source is managed"],
       [400, "vault_ref: not possible when source is managed"],
       [400, "plaintext: must be 1 to 65536 bytes"],
-      [400, "name: unknown field"],
+      [400, "name: is read-only"],
       [400, "plaintext: not possible when source is vault"],
       [400, "vault_ref: must be a path of plain names below the tenant's own prefix"],
     ]);
@@ -224,7 +224,7 @@ describe("deleting a credential", () => {
   });
 });
 
-test("another tenant's credential is answered byte for byte like an unknown or malformed ID", async () => {
+test("another tenant's credential is answered byte for byte like an unknown ID, and a malformed one is told where IDs are", async () => {
   const { id } = await made(managed(), "other");
   const answers = async (path: string) => [
     await send("GET", `/v1/credentials/${path}`),
@@ -234,8 +234,10 @@ test("another tenant's credential is answered byte for byte like an unknown or m
   ];
   const unknown = await answers(UNKNOWN);
   expect(unknown.map(outcome)).toEqual(Array(4).fill([404, "no such credential"]));
-  for (const path of [id, "x", "cred_", "%00", "cred_%00", id.toUpperCase()]) {
-    expect(await answers(path)).toEqual(unknown);
+  expect(await answers(id)).toEqual(unknown);
+  const malformed = "no such credential: it is named by its ID (cred_<uuidv7>); GET /v1/credentials lists them";
+  for (const path of ["x", "cred_", "%00", "cred_%00", id.toUpperCase()]) {
+    expect((await answers(path)).map(outcome)).toEqual(Array(4).fill([404, malformed]));
   }
   expect((await send("GET", `/v1/credentials/${id}`, undefined, "other")).body.version).toBe(1);
 });

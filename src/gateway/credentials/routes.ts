@@ -99,8 +99,8 @@ const remove = operation({
   errors: ["forbidden", "not_found", "conflict"],
 });
 
-const readCreate = bodyReader(CredentialCreate);
-const readRotate = bodyReader(CredentialRotate);
+const readCreate = bodyReader(CredentialCreate, { resource: Credential });
+const readRotate = bodyReader(CredentialRotate, { resource: Credential });
 
 export function credentialRoutes(deps: CredentialDeps) {
   const service = createCredentialService(deps);

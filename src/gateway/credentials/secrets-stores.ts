@@ -3,6 +3,7 @@
 import { constants } from "node:fs";
 import { open, realpath } from "node:fs/promises";
 import { join, sep } from "node:path";
+import { errorCode } from "../../core/fault.ts";
 import { hasControls, textProblem } from "../../core/text.ts";
 import type { JsonAnswer, JsonLimits } from "../../http/client/outbound.ts";
 import { MAX } from "../../kernel/limits.ts";
@@ -88,7 +89,7 @@ async function resolved(path: string): Promise<string | null> {
   try {
     return await realpath(path);
   } catch (cause) {
-    if (cause instanceof Error && "code" in cause && MISSING.some((code) => code === cause.code)) return null;
+    if (MISSING.includes(errorCode(cause) ?? "")) return null;
     throw new CredentialFailure("a secret's path can't be resolved", { cause });
   }
 }

@@ -3,7 +3,7 @@
 import { and, desc, eq, getTableColumns, lt } from "drizzle-orm";
 import type { CredentialSource } from "../../../db/schema.ts";
 import type { Caller } from "../../core/call.ts";
-import { Fault, invalidField, overQuota } from "../../core/fault.ts";
+import { Fault, invalidField, noSuch, overQuota } from "../../core/fault.ts";
 import { isAllowedUrl, parseAllowedHosts } from "../../core/host.ts";
 import { isId, newId } from "../../core/id.ts";
 import { checkText } from "../../core/text.ts";
@@ -77,14 +77,12 @@ export function secretIdentity(tenant: string, id: string, version: number): str
   return `credential:${id}:${version}:${tenant}`;
 }
 
-const noSuchCredential = () => new Fault("not_found", "no such credential");
-
 /** The message for a field that would send a credential to a host which is not allowed. */
 export const NOT_ALLOWED = "the credential's allowed_hosts do not hold the host of this agent or facilitator";
 
 async function requireRow(reader: Reader, tenant: string, id: string): Promise<CredentialRow> {
   const row = await findRow(reader, tenant, id);
-  if (row === null) throw noSuchCredential();
+  if (row === null) throw noSuch("cred", id);
   return row;
 }
 
@@ -228,7 +226,7 @@ export function createCredentialService(deps: CredentialDeps) {
     },
 
     async remove({ tenant }: Caller, id: string): Promise<void> {
-      if (!isId("cred", id)) throw noSuchCredential();
+      if (!isId("cred", id)) throw noSuch("cred", id);
       await store.write(async (tx) => {
         await tx.lock(`credential:${tenant}:${id}`);
         await requireRow(tx, tenant, id);

@@ -116,7 +116,6 @@ export async function callHttp(job: Job, context: CallContext): Promise<Outcome>
   return answered(context.trace, response.status, keep(body, capture), performance.now());
 }
 
-/** The headers that the gateway adds to every call. */
 export function jobHeaders({ id, call, credential }: Job): Array<[string, string]> {
   return [...ownHeaders(call.request_id, id), ...credentialHeaders(credential)];
 }

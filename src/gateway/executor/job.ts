@@ -79,6 +79,14 @@ export function noteHead(trace: Trace, response: Answer): void {
   trace.resp_size = null;
 }
 
+/** What the record keeps of a call, however the call went. */
+const traced = ({ dialled_at, upstream_status, resp_size, response_content_type }: Trace, now: number) => ({
+  upstream_status,
+  latency_ms: dialled_at === null ? null : Math.max(0, Math.round(now - dialled_at)),
+  resp_size,
+  response_content_type,
+});
+
 /** The outcome of a call that was answered in full. */
 export function answered(trace: Trace, upstreamStatus: number, stored: KeptBody, now: number): Outcome {
   const errorClass = errorClassOf(upstreamStatus);
@@ -86,11 +94,9 @@ export function answered(trace: Trace, upstreamStatus: number, stored: KeptBody,
     status: errorClass === null ? "succeeded" : "failed",
     error_class: errorClass,
     error_detail: null,
+    ...traced(trace, now),
     upstream_status: upstreamStatus,
-    latency_ms: latency(trace, now),
-    resp_size: trace.resp_size,
     ...stored,
-    response_content_type: trace.response_content_type,
     detail: null,
   };
 }
@@ -101,11 +107,8 @@ export function failed(trace: Trace, { errorClass, errorDetail, detail }: CallFa
     status: "failed",
     error_class: errorClass,
     error_detail: errorDetail,
-    upstream_status: trace.upstream_status,
-    latency_ms: latency(trace, now),
-    resp_size: trace.resp_size,
+    ...traced(trace, now),
     ...NOT_STORED,
-    response_content_type: trace.response_content_type,
     detail,
   };
 }
@@ -131,9 +134,6 @@ export function keep({ start, size, sha256: resp_sha256 }: WholeBody, capture: b
   const response = start.length > MAX.capturedBytes ? start.slice(0, MAX.capturedBytes) : start;
   return { response, response_truncated: size > response.length, resp_sha256 };
 }
-
-const latency = ({ dialled_at }: Trace, now: number): number | null =>
-  dialled_at === null ? null : Math.max(0, Math.round(now - dialled_at));
 
 /** Responses up to this length are short: they count as no memory of their worker. */
 export const FREE_BYTES = 16 * 1024;
@@ -165,8 +165,8 @@ export interface Result {
 export type FromWorker =
   | { readonly kind: "ready" }
   | { readonly kind: "done"; readonly results: Batch<ResultHead> }
-  /** A warning for the log, such as that the worker's event loop was blocked. */
-  | { readonly kind: "warning"; readonly event: string; readonly fields: LogFields }
+  /** A line for the log, such as that the worker's event loop was blocked. */
+  | { readonly kind: "log"; readonly level: "info" | "warn"; readonly event: string; readonly fields: LogFields }
   | { readonly kind: "closed" };
 
 /** Whether a response counts as memory of its worker until it is recorded; short ones never do. */

@@ -163,7 +163,6 @@ export class CallQueues<W extends QueueEntry> {
     if (this.#paused && this.#running === 0) this.#idle.resolve();
   }
 
-  /** Starts as many of the agent's waiting calls as have slots. */
   #serve(backlog: Backlog<W>): void {
     const { agentId, large } = backlog;
     if (this.#paused || backlog.isTaking) return;
@@ -286,9 +285,7 @@ export function createRunSlots(options: RunSlotsOptions) {
       if (inExtra.delete(id)) extra.giveBack(tenant);
       else bodies.giveBack(tenant, null, body_bytes);
     },
-    /** How many slots the tenant, or one of its agents, holds now. */
     heldBy: slots.heldBy,
-    /** How many more slots the tenant may take now. */
     roomOf: (tenant: string) => slots.roomOf(tenant),
     /** By the names of their rows in kernel/limits.ts. */
     inUse: () => ({ runningCalls: slots.inUse, runningBodyBytes: bodies.inUse }),
@@ -312,11 +309,7 @@ export function createStarvedQueues<Q extends { readonly tenant: string }>(
   /** Whether something was given back in the middle of a round: tenants tried before may take it. */
   let isMissed = false;
 
-  function queuesOf(tenant: string): Set<Q> {
-    const queues = starved.get(tenant) ?? new Set<Q>();
-    starved.set(tenant, queues);
-    return queues;
-  }
+  const queuesOf = (tenant: string): Set<Q> => starved.getOrInsertComputed(tenant, () => new Set());
 
   /** Queues that are tried in vain move to the end. Returns how many those were. */
   function serveTenant(tenant: string): number {

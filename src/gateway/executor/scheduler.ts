@@ -30,7 +30,6 @@ import { cancelledCall, failed, type Job, newTrace, type Outcome } from "./job.t
 import { type CallBlock, CallQueues, type QueueEntry, type RunSlots } from "./queue.ts";
 import type { WorkerPool } from "./workers/pool.ts";
 
-/** How many agents with pending calls one query finds. */
 const AGENTS_AT_ONCE = 128;
 
 export interface SchedulerOptions extends RecordEndOptions {
@@ -140,7 +139,6 @@ export class Scheduler {
     }
   }
 
-  /** How many calls hold a slot here. */
   inUse(): ReturnType<RunSlots["inUse"]> {
     return this.#queues.inUse();
   }

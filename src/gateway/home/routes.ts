@@ -2,7 +2,7 @@
 // machine. The page's links are relative, so that it works below a proxy's prefix too, and it needs no script.
 
 import { Type } from "@sinclair/typebox";
-import { type Asset, type Assets, pageAsset, styleAsset, weightOf } from "../../http/assets.ts";
+import { type Asset, type Assets, pageAsset, styleAsset, VARIES, wantsHtml } from "../../http/assets.ts";
 import { routes } from "../../http/elysia.ts";
 import { shape } from "../../http/input.ts";
 import { operation } from "../../http/openapi.ts";
@@ -12,33 +12,21 @@ import style from "./style.css" with { type: "text" };
 
 const NAME = "tollgate";
 
-/** Paths below the root, by the names that the JSON gives them. */
-const PATHS = {
-  swagger: "/swagger",
-  openapi: "/swagger/json",
-  manual: "/docs",
-  health: "/healthz",
-  readiness: "/readyz",
-  version: "/version",
-  keys: "/.well-known/jwks.json",
-};
-type LinkName = keyof typeof PATHS;
+/** The links of the JSON by name, each a path below the root and what it leads to. */
+const LINKS: readonly (readonly [name: string, path: string, description: string])[] = [
+  ["swagger", "/swagger", "The page on which the API can be tried."],
+  ["openapi", "/swagger/json", "The API's OpenAPI document."],
+  ["manual", "/docs", "The manual."],
+  ["health", "/healthz", "Whether the process serves."],
+  ["readiness", "/readyz", "Whether calls are accepted."],
+  ["version", "/version", "The version, and the commit it was built from."],
+  ["keys", "/.well-known/jwks.json", "The public signing keys."],
+];
 
-const linksOf = (base: string) =>
-  Object.fromEntries(Object.entries(PATHS).map(([name, path]) => [name, `${base}${path}`])) as Record<LinkName, string>;
-
-const link = (description: string) => Type.String({ format: "uri", description });
+const linksOf = (base: string) => Object.fromEntries(LINKS.map(([name, path]) => [name, `${base}${path}`]));
 
 const Links = Type.Object(
-  {
-    swagger: link("The page on which the API can be tried."),
-    openapi: link("The API's OpenAPI document."),
-    manual: link("The manual."),
-    health: link("Whether the process serves."),
-    readiness: link("Whether calls are accepted."),
-    version: link("The version, and the commit it was built from."),
-    keys: link("The public signing keys."),
-  } satisfies Record<LinkName, unknown>,
+  Object.fromEntries(LINKS.map(([name, , description]) => [name, Type.String({ format: "uri", description })])),
   { description: "Absolute URLs: below TOLLGATE_PUBLIC_URL, or else below the request's own host." },
 );
 
@@ -101,15 +89,6 @@ export function homeRoutes({ assets, version, checkReady, hasLocalIssuer, isBina
       assets.madeOnce(() => styleAsset(style)),
       { detail: { hide: true } },
     );
-}
-
-/** Caches must tell the page from the JSON. */
-const VARIES = { vary: "accept" };
-
-/** Whether a caller asks for HTML by its name, and not for JSON first. Programs that take anything get JSON. */
-function wantsHtml(accept: string): boolean {
-  const weight = weightOf(accept, "text/html") ?? 0;
-  return weight > 0 && weight >= (weightOf(accept, "application/json") ?? 0);
 }
 
 /** @param program the words that run a command of this program */

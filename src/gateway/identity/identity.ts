@@ -25,6 +25,7 @@ import { MAX } from "../../kernel/limits.ts";
 import { turnOf } from "../../kernel/turns.ts";
 import type { Keyring } from "../../keys/keyring.ts";
 import { madeAfter, SIGNING_ALGORITHM } from "../../keys/signing-keys.ts";
+import { isJsonObject } from "../../wire/json.ts";
 
 /** Issuer and audience of the tokens that the local issuer signs. */
 export const LOCAL_ISSUER = "tollgate";
@@ -222,16 +223,14 @@ async function verify(token: string, issuer: Issuer, keys: IssuerKeySource, cloc
     throw new Fault("unavailable", "tokens can't be checked at the moment", { retryAfterSeconds: 10 });
   }
   try {
-    return await verifyWith(found, token, issuer, clock);
-  } catch (error) {
-    // The issuer may have just begun to use a new key, even under the `kid` of an old one.
-    const next = mayBeNewKey(error) ? await keys.renewed(found) : null;
-    if (next === null) throw refused(whyInvalid(error), error);
-    try {
-      return await verifyWith(next, token, issuer, clock);
-    } catch (cause) {
-      throw refused(whyInvalid(cause), cause);
-    }
+    return await verifyWith(found, token, issuer, clock).catch(async (error) => {
+      // The issuer may have just begun to use a new key, even under the `kid` of an old one.
+      const next = mayBeNewKey(error) ? await keys.renewed(found) : null;
+      if (next === null) throw error;
+      return verifyWith(next, token, issuer, clock);
+    });
+  } catch (cause) {
+    throw refused(whyInvalid(cause), cause);
   }
 }
 
@@ -427,7 +426,7 @@ export async function fetchKeySet({
   fetchJson,
 }: Pick<IssuerKeysOptions, "issuer" | "jwksUrl" | "fetchJson">): Promise<JSONWebKeySet> {
   const set = await fetchJson(jwksUrl ?? (await discover(issuer, fetchJson)));
-  const listed = isRecord(set) ? set["keys"] : null;
+  const listed = isJsonObject(set) ? set["keys"] : null;
   if (!Array.isArray(listed)) throw new Error("the key set has no keys");
   const keys = listed.slice(0, 100).filter(isVerificationKey);
   if (keys.length === 0) throw new Error("the key set has no key that can verify a token");
@@ -437,7 +436,7 @@ export async function fetchKeySet({
 /** Finds the URL of the keys (OpenID Connect Discovery 1.0, section 4). The document must name the issuer that was asked. */
 async function discover(issuer: string, fetchJson: IssuerKeysOptions["fetchJson"]): Promise<string> {
   const document = await fetchJson(`${issuer.replace(/\/$/, "")}/.well-known/openid-configuration`);
-  if (!isRecord(document) || document["issuer"] !== issuer) {
+  if (!isJsonObject(document) || document["issuer"] !== issuer) {
     throw new Error("the discovery document names another issuer");
   }
   const url = document["jwks_uri"];
@@ -451,11 +450,7 @@ async function discover(issuer: string, fetchJson: IssuerKeysOptions["fetchJson"
 
 /** Symmetric keys are refused: one in a public set would let anyone sign. */
 function isVerificationKey(key: unknown): key is JSONWebKeySet["keys"][number] {
-  return isRecord(key) && ASYMMETRIC.some((type) => type === key["kty"]) && key["use"] !== "enc";
-}
-
-function isRecord(value: unknown): value is Record<string, unknown> {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
+  return isJsonObject(key) && ASYMMETRIC.some((type) => type === key["kty"]) && key["use"] !== "enc";
 }
 
 export type LocalKeyring = Pick<

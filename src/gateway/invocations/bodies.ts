@@ -5,12 +5,13 @@
 // `orphaned_parts` (a note) says when the parts may be removed. It is written in the transaction that orphans them, and with
 // the first part of a call that is not accepted yet, so that no part stays for ever. Each write removes only a few parts, so
 // that the event loop is not held up. Once the removal has begun, no call is accepted with the parts.
-import { and, eq, gt, gte, inArray, lte, notExists, sql } from "drizzle-orm";
+import { and, eq, gt, gte, lte, notExists, sql } from "drizzle-orm";
 import type { BodyKind } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
 import { every } from "../../kernel/loop.ts";
 import { inTurn } from "../../kernel/turns.ts";
 import { outlastRequest } from "../../kernel/wait.ts";
+import { deleteSome } from "../../storage/cleanup.ts";
 import {
   type Command,
   GIVEN_KEY,
@@ -214,12 +215,8 @@ function isOfBody(t: Tx["tables"]["orphanedParts" | "bodyParts"], body: Orphaned
 async function removeSomeParts(tx: Tx, body: OrphanedBody, first: number): Promise<boolean> {
   const { bodyParts: t, orphanedParts: notes } = tx.tables;
   const isLeft = and(isOfBody(t, body), gte(t.n, first));
-  const some = tx.db.select({ n: t.n }).from(t).where(isLeft).limit(REMOVED_PARTS_AT_ONCE);
-  const removed = await tx.db
-    .delete(t)
-    .where(and(isOfBody(t, body), inArray(t.n, some)))
-    .returning({ n: t.n });
-  if (removed.length === REMOVED_PARTS_AT_ONCE) return true;
+  const removed = await deleteSome(tx, t, [t.invocation_id, t.kind, t.n], isLeft, REMOVED_PARTS_AT_ONCE);
+  if (removed === REMOVED_PARTS_AT_ONCE) return true;
   // Another replica may be removing the same parts, so that this delete finds too few rows although some parts remain.
   const left = tx.db.select({ n: t.n }).from(t).where(isLeft);
   await tx.db.delete(notes).where(and(isOfBody(notes, body), eq(notes.due_at, 0), notExists(left)));

@@ -4,7 +4,7 @@
 // Prepared queries find most pages. For the others, open and ended calls are scanned side by side in windows of a bounded number
 // of index entries. Other requests are served between two windows: SQLite runs on the event loop, so a long scan in one piece
 // would hold up every tenant.
-import { and, desc, eq, gte, is, isNotNull, lt, type Placeholder, type SQL, type SQLWrapper, sql } from "drizzle-orm";
+import { and, desc, eq, gte, is, isNotNull, lt, type Placeholder, type SQLWrapper, sql } from "drizzle-orm";
 import { SQLiteTable } from "drizzle-orm/sqlite-core";
 import { type CountDimension, oneOf } from "../../../db/schema.ts";
 import { inStoreTurns } from "../../kernel/turns.ts";
@@ -89,11 +89,6 @@ function endedIn({ db, tables: { endedInvocations: t } }: Reader, calls: Calls, 
     .orderBy(...order);
 }
 
-/** The order of the index of open calls. On SQLite they are grouped in batches, whose order is that of IDs too. */
-function newestOpenFirst(t: Reader["tables"]["openInvocations"]): SQL[] {
-  return [...(is(t, SQLiteTable) ? [sql`batch desc`] : []), desc(t.id)];
-}
-
 /** The IDs of the tenant's open calls in a range, and whether each matches; with "matching" only those that do. */
 function openIn(
   { db, tables: { openInvocations: t } }: Reader,
@@ -107,11 +102,13 @@ function openIn(
   const equal = filters.map(([dimension, value]) => sql`${openColumn(t, dimension)} = ${value}`);
   const matches = and(...equal) ?? sql`true`;
   const isWanted = which === "all" ? undefined : matches;
+  // On SQLite the index groups open calls in batches, whose order is that of IDs too.
+  const byBatch = is(t, SQLiteTable) ? [sql`batch desc`] : [];
   return db
     .select({ id: t.id, matches: matches.as("matches") })
     .from(t)
     .where(and(eq(t.tenant, calls.tenant), gte(t.id, range.floor), lt(t.id, range.below), isNone, isWanted))
-    .orderBy(...newestOpenFirst(t));
+    .orderBy(...byBatch, desc(t.id));
 }
 
 interface PageOffset {
@@ -316,10 +313,6 @@ const newestEndedBy = byFilter(({ db, tables: { endedInvocations: t } }, dimensi
     .offset(OFFSET);
 });
 
-const newestOpenBy = byFilter((reader, dimension) =>
-  openIn(reader, callsBy(dimension), ALL_IDS, "matching").limit(LIMIT),
-);
-
 const idsBy = byFilter((reader, dimension) =>
   idsAt(reader, callsBy(dimension), ALL_IDS, {
     limit: LIMIT,
@@ -388,15 +381,5 @@ export async function newestCalls(
   if (offset + limit > ENTRIES_MAX || (openCount === ENTRIES_MAX && dimension !== "all")) return null;
   const values = { tenant, value, limit, offset };
   if (openCount === 0) return newestEndedBy[dimension](reader).execute(values);
-  if (offset > 0) {
-    return rowsOf(reader, tenant, await idsBy[dimension](reader).execute({ ...values, most: offset + limit }));
-  }
-  // Open calls are read first: a call that ends between the two queries is found by both, and never by neither.
-  const open = await newestOpenBy[dimension](reader).execute(values);
-  const rows = new Map((await newestEndedBy[dimension](reader).execute(values)).map((row) => [row.id, row]));
-  const newest = [...new Set([...open.map(({ id }) => id), ...rows.keys()])].sort((a, b) => (a < b ? 1 : -1));
-  const onPage = newest.slice(0, limit);
-  const missing = onPage.filter((id) => !rows.has(id)).map((id) => ({ id }));
-  for (const row of missing.length === 0 ? [] : await rowsOf(reader, tenant, missing)) rows.set(row.id, row);
-  return onPage.flatMap((id) => rows.get(id) ?? []);
+  return rowsOf(reader, tenant, await idsBy[dimension](reader).execute({ ...values, most: offset + limit }));
 }

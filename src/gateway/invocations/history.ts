@@ -3,10 +3,10 @@
 import { and, eq, inArray, or } from "drizzle-orm";
 import type { BodyKind, CountDimension } from "../../../db/schema.ts";
 import type { Call } from "../../core/call.ts";
-import { Fault } from "../../core/fault.ts";
+import { Fault, noSuch } from "../../core/fault.ts";
 import { idFloor, isId } from "../../core/id.ts";
 import { INVOCATION_STATUSES, isEnded, MODES, SETTLEMENT_STATUSES } from "../../core/states.ts";
-import { choiceOf, dateTime, page, type Query } from "../../http/input.ts";
+import { choiceOf, dateTime, page } from "../../http/input.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { inTurns } from "../../kernel/turns.ts";
@@ -32,7 +32,7 @@ import { type InvocationKey, type InvocationRow, invocationByKey } from "./servi
 /** @throws Fault `not_found` */
 export async function findInvocation(reader: Reader, tenant: string, id: string): Promise<InvocationRow> {
   const row = isId("inv", id) ? await invocationByKey(reader, { tenant, id }) : null;
-  if (row === null) throw new Fault("not_found", "no such invocation");
+  if (row === null) throw noSuch("inv", id);
   return row;
 }
 
@@ -64,7 +64,6 @@ const openRequestById = preparedRow(({ db, tables: { openInvocations: t } }) =>
   db.select({ request: t.request }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
 
-/** The JSON of an open call, as it was accepted. */
 const openCallById = preparedRow(({ db, tables: { openInvocations: t } }) =>
   db.select({ call: t.call }).from(t).where(hasKey(t, GIVEN_KEY)),
 );
@@ -103,7 +102,7 @@ export async function capturedResponse(reader: Reader, row: InvocationRow): Prom
 }
 
 /** The query's filters, without its time window. The database keeps a total of the ended calls for each filter. */
-function readFilters(query: Query): Filter[] {
+function readFilters(query: URLSearchParams): Filter[] {
   const filters: [CountDimension, string | null][] = [
     ["agent", query.get("agent_id")],
     ["status", choiceOf(query, "status", INVOCATION_STATUSES)],
@@ -130,7 +129,7 @@ async function mostSelectiveFirst(reader: Reader, tenant: string, filters: reado
 export async function readHistory(
   reader: Reader,
   tenant: string,
-  query: Query,
+  query: URLSearchParams,
   callerSignal?: AbortSignal,
 ): Promise<ScannedPage & PageRange> {
   const range = page(query);

@@ -2,11 +2,11 @@
 // caller was told that the call was not accepted, so it must not be made. A note of each such call is kept in
 // `refused_calls`. A call with a note is never claimed and its payment is never attempted. When its record appears, it is
 // removed with all that depends on it, so that the caller can use the same key or payment again.
-import { and, eq, inArray, isNull, lte, or, sql } from "drizzle-orm";
+import { and, eq, isNull, lte, or } from "drizzle-orm";
 import { Fault } from "../../core/fault.ts";
 import { type Clock, DAY_MS } from "../../core/time.ts";
 import { outlastRequest } from "../../kernel/wait.ts";
-import { removeInGroups } from "../../storage/cleanup.ts";
+import { deleteSome, removeInGroups } from "../../storage/cleanup.ts";
 import { untilStored, within } from "../../storage/failures.ts";
 import {
   GIVEN_KEY,
@@ -24,7 +24,7 @@ import type { InvocationKey } from "./service.ts";
 
 const PAUSE_MS_MOST = 500;
 
-interface UnsureCall extends InvocationKey {
+export interface UnsureCall extends InvocationKey {
   /** The token of the claim that was part of the unanswered write; null when that write left the call pending. */
   readonly claim: string | null;
 }
@@ -177,12 +177,7 @@ async function removeAppeared(store: Store): Promise<number> {
 /** Removes notes older than `days`, which must be longer than any commit can be late. Returns their number. */
 export function removeOldNotes(store: Store, clock: Clock, days: number): Promise<number> {
   const before = clock.now() - days * DAY_MS;
-  return removeInGroups(store, async ({ db, tables: { refusedCalls: t } }, limit) => {
-    const old = db.select({ tenant: t.tenant, id: t.id }).from(t).where(lte(t.created_at, before)).limit(limit);
-    const rows = await db
-      .delete(t)
-      .where(inArray(sql`(${t.tenant}, ${t.id})`, old))
-      .returning({ id: t.id });
-    return rows.length;
-  });
+  const { refusedCalls: t } = store.read.tables;
+  const isOld = lte(t.created_at, before);
+  return removeInGroups(store, (tx, limit) => deleteSome(tx, t, [t.tenant, t.id], isOld, limit));
 }

@@ -1,11 +1,11 @@
 // Clean-up by age: captured bodies, whole records with their payments, and expired idempotency keys. Rows are removed in small
 // groups, each in a write of its own, so that calls get through in between.
-import { and, eq, gte, inArray, isNull, lt, notExists, type SQL, sql } from "drizzle-orm";
+import { and, eq, gte, inArray, isNull, lt, notExists, type SQL } from "drizzle-orm";
 import { OUTBOX_KINDS } from "../../../db/schema.ts";
 import { idFloor } from "../../core/id.ts";
 import type { Log } from "../../core/log.ts";
 import { type Clock, DAY_MS, HOUR_MS } from "../../core/time.ts";
-import { type KeyRange, removeInGroups, removeRanges, tenantsIn } from "../../storage/cleanup.ts";
+import { deleteSome, type KeyRange, removeInGroups, removeRanges, tenantsIn } from "../../storage/cleanup.ts";
 import { isOfCall, type Store, type Tx } from "../../storage/store.ts";
 import { REMOVED_PARTS_AT_ONCE } from "./bodies.ts";
 import { countEnded } from "./commands/end.ts";
@@ -19,17 +19,20 @@ export interface Retention {
 export async function cleanUp(store: Store, clock: Clock, retention: Retention, log: Log): Promise<void> {
   const now = clock.now();
   const { body_days, history_days } = retention;
+  const { payments, endedInvocations, invocationBodies } = store.read.tables;
   if (history_days > 0) {
     const before = idFloor("inv", now - history_days * DAY_MS);
-    for await (const tenant of tenantsIn(store.read, "payments")) {
+    for await (const tenant of tenantsIn(store.read, payments)) {
       await removeInGroups(store, (tx, limit) => removePayments(tx, tenant, before, now, limit));
     }
-    await removeRanges(store, "endedInvocations", before, removeCalls);
+    await removeRanges(store, endedInvocations, endedInvocations.id, before, removeCalls);
     await removeParts(store, before, isWithoutCall);
   }
   if (body_days > 0) {
     const before = idFloor("inv", now - body_days * DAY_MS);
-    await removeRanges(store, "invocationBodies", before, (tx, range) => removeBodies(tx, range, isNotOpen));
+    await removeRanges(store, invocationBodies, invocationBodies.invocation_id, before, (tx, range) =>
+      removeBodies(tx, range, isNotOpen),
+    );
     await removeParts(store, before, isNotOpen);
   }
   // The hour allows for another replica's clock that is behind.
@@ -47,16 +50,8 @@ async function removePayments(tx: Tx, tenant: string, before: string, now: numbe
   const { payments: t, openInvocations: open } = tx.tables;
   const itsCall = tx.db.select({ id: open.id }).from(open).where(isOfCall(t, open));
   const isOver = and(isNull(t.next_attempt_at), lt(t.valid_before, Math.floor(now / 1000)), notExists(itsCall));
-  const old = tx.db
-    .select({ id: t.invocation_id })
-    .from(t)
-    .where(and(eq(t.tenant, tenant), lt(t.invocation_id, before), isOver))
-    .limit(limit);
-  const rows = await tx.db
-    .delete(t)
-    .where(and(eq(t.tenant, tenant), inArray(t.invocation_id, old), isOver))
-    .returning({ id: t.invocation_id });
-  return rows.length;
+  const isOld = and(eq(t.tenant, tenant), lt(t.invocation_id, before));
+  return deleteSome(tx, t, [t.tenant, t.invocation_id], and(isOld, isOver), limit);
 }
 
 type BodyTable = Tx["tables"]["invocationBodies"] | Tx["tables"]["bodyParts"];
@@ -72,21 +67,11 @@ function isWithoutCall(tx: Tx, bodies: BodyTable): SQL | undefined {
 
 /** Removes parts of large bodies, of all tenants in the order of time. @param before an ID floor */
 async function removeParts(store: Store, before: string, condition: typeof isNotOpen): Promise<void> {
-  while ((await store.write((tx) => removeSomeParts(tx, before, condition))) === REMOVED_PARTS_AT_ONCE);
-}
-
-async function removeSomeParts(tx: Tx, before: string, condition: typeof isNotOpen): Promise<number> {
-  const { bodyParts: t } = tx.tables;
-  const old = tx.db
-    .select({ id: t.invocation_id, kind: t.kind, n: t.n })
-    .from(t)
-    .where(and(lt(t.invocation_id, before), condition(tx, t)))
-    .limit(REMOVED_PARTS_AT_ONCE);
-  const rows = await tx.db
-    .delete(t)
-    .where(inArray(sql`(${t.invocation_id}, ${t.kind}, ${t.n})`, old))
-    .returning({ n: t.n });
-  return rows.length;
+  const { bodyParts: t } = store.read.tables;
+  const key = [t.invocation_id, t.kind, t.n] as const;
+  const removeSome = (tx: Tx) =>
+    deleteSome(tx, t, key, and(lt(t.invocation_id, before), condition(tx, t)), REMOVED_PARTS_AT_ONCE);
+  while ((await store.write(removeSome)) === REMOVED_PARTS_AT_ONCE);
 }
 
 function callOf({ db, tables }: Tx, bodies: BodyTable, table: "openInvocations" | "endedInvocations") {
@@ -126,15 +111,5 @@ function neededBy({ db, tables }: Tx, table: "payments" | "outbox") {
 
 async function removeKeys(tx: Tx, before: number, limit: number): Promise<number> {
   const { idempotencyKeys: t } = tx.tables;
-  const isExpired = lt(t.expires_at, before);
-  const old = tx.db
-    .select({ tenant: t.tenant, caller: t.caller, agent_id: t.agent_id, key: t.key })
-    .from(t)
-    .where(isExpired)
-    .limit(limit);
-  const rows = await tx.db
-    .delete(t)
-    .where(and(isExpired, inArray(sql`(${t.tenant}, ${t.caller}, ${t.agent_id}, ${t.key})`, old)))
-    .returning({ key: t.key });
-  return rows.length;
+  return deleteSome(tx, t, [t.tenant, t.caller, t.agent_id, t.key], lt(t.expires_at, before), limit);
 }

@@ -28,27 +28,28 @@ import { findByIdempotencyKey, freeIdempotencyKey, type Idempotency } from "./id
 
 export type InvocationRow = Tables["invocations"]["$inferSelect"];
 
+/** The columns of a call that are known when it is accepted. */
+export type AcceptedRow = Omit<InvocationRow, keyof Ending | "owner" | "claim" | "completed_at">;
+
 export interface AcceptedCall {
-  readonly row: InvocationRow;
+  readonly row: AcceptedRow;
   readonly call: Call;
   readonly body: CallBody;
   readonly idempotency: Idempotency | null;
 }
 
-/** The part of an ending that is passed unchanged to the listeners of ended calls. */
-type AnnouncedEnding = Pick<
-  CallEnd,
-  | "status"
-  | "error_class"
-  | "upstream_status"
-  | "latency_ms"
-  | "resp_size"
-  | "response_truncated"
-  | "response_content_type"
->;
-
 /** What is stored of a call's end. */
-export interface Ending extends AnnouncedEnding {
+export interface Ending
+  extends Pick<
+    CallEnd,
+    | "status"
+    | "error_class"
+    | "upstream_status"
+    | "latency_ms"
+    | "resp_size"
+    | "response_truncated"
+    | "response_content_type"
+  > {
   /** Null for a call that its upstream answered, and where no value fits. */
   readonly error_detail?: ErrorDetail | null;
   /** Time to the first byte of the body; null for a call that is not streamed, or when no byte came. */
@@ -100,7 +101,7 @@ export function accept(
   return isLarge ? withStoredBody(writer, accepted, work) : work();
 }
 
-type AcceptingClaim = Pick<Claim, "owner" | "token">;
+export type AcceptingClaim = Pick<Claim, "owner" | "token">;
 
 async function acceptStored(
   writer: Store | Tx,
@@ -170,7 +171,6 @@ async function claimRow(tx: Tx, { key, owner, token, now }: Claim) {
 
 export { SMALL_BODY_BYTES, takeCommand, waitingAgents };
 
-/** Whether the call is running under the claim with this token. */
 export async function holdsClaim(reader: Reader, key: InvocationKey, token: string): Promise<boolean> {
   return (await heldBy(reader).execute({ ...key, claim: token })).length > 0;
 }

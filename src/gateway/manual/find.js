@@ -9,7 +9,7 @@ const FUZZY_LETTERS_MIN = 6;
 
 /** Of a question, such as "how do I get paid". */
 const SMALL = new Set(
-  "a an and are can do does for how i in is it my of on or the to what when where which why with".split(" "),
+  "a an and are can do does for how i is it my of on or the to what when where which why with".split(" "),
 );
 
 const wordsOf = (text) => text.toLowerCase().match(WORDS) ?? [];

@@ -35,10 +35,8 @@ export interface Page {
   /** The name of the file without its ending, the path below /docs, and the topic of `tollgate help`. */
   readonly name: string;
   readonly section: (typeof SECTIONS)[number];
-  /** The page's first heading. */
   readonly title: string;
   readonly summary: string;
-  /** Markdown. */
   readonly text: string;
 }
 
@@ -88,7 +86,8 @@ export const SEARCH_WORDS: Readonly<Record<string, string>> = {
   "api#agents": "price pricing register",
   "api#credentials": "api key secret",
   "api#errors": "status code http 400 401 402 403 404 409 422 429 500 503",
-  "api#failed-calls": "reason error_class error_detail",
+  "api#failed-calls": "reason error_class error_detail connectionrefused",
+  "api#idempotency-keys": "retry repeat duplicate twice",
   "api#open-paths": "swagger openapi health",
   "api#rate-limits": "429 throttle quota",
   "backups#backup": "dump snapshot copy",
@@ -96,17 +95,23 @@ export const SEARCH_WORDS: Readonly<Record<string, string>> = {
   "configuration#commands": "cli command line",
   "install#compose": "docker container",
   "install#one-container": "docker kubernetes",
+  "install#releases": "download windows macos linux",
   "operations#health": "check probe",
-  "operations#tls": "https proxy nginx",
+  "operations#tls": "https proxy nginx reverse",
   payments: "price charge money usdc x402",
   "payments#get-paid": "getting paid price settlement set",
   "replicas#postgres": "postgresql",
+  "security#tenants": "delete tenant remove create add",
   "security#upstream-addresses": "ssrf private network",
   start: "getting started quickstart tutorial hello first steps",
-  "start#a-token": "login auth authentication bearer",
+  "start#a-token": "login signin auth authentication bearer",
   "start#when-a-call-fails": "debug",
+  "troubleshooting#no-connection-to-the-gateway": "connection refused econnrefused unreachable",
   "troubleshooting#it-does-not-start": "port in use address eaddrinuse",
 };
+
+/** The page for addresses below /docs that have none, by its name among the files. */
+export const NO_PAGE = "no-page";
 
 export const PAGES: readonly Page[] = ROWS.map(([section, name, summary, text]) => ({
   name,

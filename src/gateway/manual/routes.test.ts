@@ -50,6 +50,33 @@ describe("the manual's site", () => {
     }
   });
 
+  test("answers an address that has no page with a page that leads on, for a browser, and else with JSON", async () => {
+    const accept = "text/html,application/xhtml+xml,*/*;q=0.8";
+    for (const path of ["/docs/nothing", "/docs/start/", "/docs/no-page", "/docs/a/b/c"]) {
+      const page = await get(path, { accept });
+      const headers = ["content-type", "vary", "etag"].map((name) => page.headers.get(name));
+      expect([path, page.status, ...headers]).toEqual([path, 404, "text/html; charset=utf-8", "accept", null]);
+      expect(page.headers.get("content-security-policy")).toStartWith("default-src 'none'; script-src 'self';");
+      const text = await page.text();
+      expect(text).toContain('<input id="search"');
+      const links = [...text.matchAll(/ (?:href|src)="([^"#]+)"/g)].map(([, link = ""]) => link);
+      const paths = links.map((link) => new URL(link, `http://localhost${path}`).pathname);
+      expect(paths).toEqual(expect.arrayContaining(["/docs", "/docs/start", ...NAMES]));
+      const own = paths.filter((linked) => linked !== "/swagger/favicon.png");
+      const statuses = await Promise.all(own.map(async (linked) => [linked, (await get(linked)).status]));
+      expect(statuses).toEqual(own.map((linked) => [linked, 200]));
+    }
+    const answers = [await get("/docs/strat"), await get("/docs/nothing/here", { accept: "application/json" })];
+    expect(await Promise.all(answers.map(async (answer) => [answer.status, await answer.json()]))).toEqual([
+      [404, { error: "no such route; did you mean /docs/start?" }],
+      [404, { error: "no such route" }],
+    ]);
+    const head = await edge.fetch(new Request("http://localhost/docs/nothing", { method: "HEAD" }));
+    expect(head.status).toBe(404);
+    // A page would have thousands of long links.
+    expect((await get(`/docs/${"a/".repeat(1000)}`, { accept })).headers.get("content-type")).toBe("application/json");
+  });
+
   test("has no link that leads nowhere", async () => {
     const seen = new Map<string, string>();
     const read = async (path: string) => {
@@ -200,7 +227,6 @@ describe("the search of the manual", () => {
     ["TOLLGATE_PORT", "configuration#variables-of-both-services"],
     ["TOLLGATE_DRAIN_MS", "configuration#variables-of-both-services"],
     ["settlement set", "payments#get-paid"],
-    ["connection_refused", "api#failed-calls"],
     ["connection refused", "api#failed-calls"],
     ["error_class", "api#failed-calls"],
     ["unknown key", "troubleshooting#401-for-a-good-token"],
@@ -230,9 +256,35 @@ describe("the search of the manual", () => {
     ["api key", "api#credentials"],
     ["login", "start#a-token"],
     ["refund", "api#what-a-paid-call-is-answered"],
+    ["connection_refused", "api#failed-calls"],
   ])("shows for %p one of its first two results at %s", (words, id) => {
     const found = find(index, words).map(({ id }) => id);
     expect(found.slice(0, 2)).toContain(id);
+  });
+
+  test.each([
+    ["log in", "start#a-token"],
+    ["how do I log in", "start#a-token"],
+    ["sign in", "start#a-token"],
+    ["log", "operations#log"],
+    ["connection refused", "troubleshooting#no-connection-to-the-gateway"],
+    ["refused", "troubleshooting#no-connection-to-the-gateway"],
+    ["connection_refused", "api#failed-calls"],
+    ["windows", "install#releases"],
+    ["docker compose", "install#compose"],
+    ["systemd", "install#binary-and-systemd"],
+    ["nginx", "operations#tls"],
+    ["reverse proxy", "operations#tls"],
+    ["rate limit", "api#rate-limits"],
+    ["cors", "clients#fetch"],
+    ["api key", "api#credentials"],
+    ["delete tenant", "security#tenants"],
+    ["delete a tenant", "security#tenants"],
+    ["timeout", "api#failed-calls"],
+    ["retry", "api#idempotency-keys"],
+    ["refund", "api#what-a-paid-call-is-answered"],
+  ])("shows for %p first %s", (words, id) => {
+    expect(find(index, words)[0]?.id).toBe(id);
   });
 
   test("finds nothing by a word that no page has", () => {

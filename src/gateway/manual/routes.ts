@@ -4,9 +4,11 @@
 
 import { readFileSync } from "node:fs";
 import minisearch from "minisearch" with { type: "file" };
-import { type Assets, asset, pageAsset, styleAsset } from "../../http/assets.ts";
+import { Fault } from "../../core/fault.ts";
+import { type Assets, asset, pageAsset, styleAsset, VARIES, wantsHtml } from "../../http/assets.ts";
+import { NotFoundError } from "../../http/elysia.ts";
 import finder from "./find.js" with { type: "file" };
-import { PAGES } from "./pages.ts";
+import { NO_PAGE, PAGES } from "./pages.ts";
 import script from "./search.js" with { type: "text" };
 import style from "./style.css" with { type: "text" };
 
@@ -16,7 +18,7 @@ declare const TOLLGATE_COMMIT: string | undefined;
 export function manualRoutes({ routesOf }: Assets) {
   const javascript = "text/javascript; charset=utf-8";
   const shown = PAGES.map(({ name }) => [`/docs/${name}`, async () => pageAsset(await fileText(name))] as const);
-  return routesOf("/docs", {
+  const site = routesOf("/docs", {
     "/docs": async () => pageAsset(await fileText("")),
     ...Object.fromEntries(shown),
     "/docs/style.css": () => styleAsset(style),
@@ -26,6 +28,19 @@ export function manualRoutes({ routesOf }: Assets) {
     "/docs/minisearch.js": () => asset(readFileSync(String(minisearch)), javascript),
     "/docs/search.json": async () => asset(await fileText("search.json"), "application/json"),
   });
+  return site.get("/docs/*", async ({ request, params }) => throw404(request, params["*"]), { detail: { hide: true } });
+}
+
+/** @param path below /docs, where the manual has nothing */
+async function throw404({ headers }: Request, path: string): Promise<never> {
+  const depth = path.split("/").length - 1;
+  // Every folder of the path makes each link longer.
+  if (!wantsHtml(headers.get("accept") ?? "") || depth > 4) throw new NotFoundError();
+  const html = (await fileText(NO_PAGE)).replaceAll(/ (?:href|src)="(?!#)/g, `$&${"../".repeat(depth)}`);
+  const page = pageAsset(html);
+  const { etag: _, ...guards } = page.headers;
+  const answer = { body: html, headers: { ...guards, ...VARIES, "content-type": page.type } };
+  throw new Fault("not_found", "the manual has no such page", { answer });
 }
 
 async function fileText(path: string): Promise<string> {

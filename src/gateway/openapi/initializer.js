@@ -1,6 +1,6 @@
 // Starts Swagger UI in the reader's browser, with what it lacks: it remembers the IDs of what was made and fills them into the
-// operations that are tried next, it is dark where the system is, it shows lines of JSON as text, and it can be used by the
-// keyboard and with a screen reader.
+// operations that are tried next, it offers what is there where an operation would replace it, it is dark where the system is, it
+// shows lines of JSON and heavy responses as text, and it can be used by the keyboard and with a screen reader.
 
 const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
 const followSystem = () => document.documentElement.classList.toggle("dark-mode", systemIsDark.matches);
@@ -44,8 +44,9 @@ const CLEAN_UP = "Clean up";
 const ID = /\b(agt|cred|inv)_(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b/g;
 const SESSION_HEADER = "Mcp-Session-Id";
 
-/** The newest IDs by their prefix, the newest first; and the agent that each invocation is of. */
+/** The newest IDs by their prefix, the newest first; which of them were made on this page; and the agent of each invocation. */
 const remembered = { agt: [], cred: [], inv: [] };
+const made = new Set();
 const agentOf = new Map();
 /** The IDs of the examples, which are nobody's. */
 const exampleIds = new Set();
@@ -72,9 +73,12 @@ const learn = ({ url, status, headers, body: received }, method, path) => {
   const [called] = url.match(ID) ?? [];
   const body = path.endsWith("/stream") ? null : received;
   if (method === "delete" && status === 204) return forget(called);
-  const made = [body?.id, body?.invocation_id, headers["x-service-invocation-id"]];
+  const answered = [body?.id, body?.invocation_id, headers["x-service-invocation-id"]];
   const agent = path.startsWith("/v1/proxy/") ? called : body?.agent_id;
-  for (const id of made) learnId(id, agent);
+  for (const id of answered) {
+    if (method === "post") made.add(id);
+    learnId(id, agent);
+  }
   const { id, agent_id } = [body?.data, body?.credentials].find(Array.isArray)?.[0] ?? {};
   if (typeof id === "string" && newest(prefixOf(id)) === undefined) learnId(id, agent_id);
 };
@@ -85,13 +89,18 @@ const learnId = (id, agent) => {
   remember(id);
 };
 
-const newest = (prefix) => remembered[prefix]?.[0];
+const newest = (prefix, isWanted = () => true) => remembered[prefix]?.find(isWanted);
 
-/** The ID for a parameter, by the prefix in its pattern. An operation on an invocation needs the agent of that invocation. */
-const idFor = ({ schema }, parameters) => {
+/**
+ * The ID for a parameter, by the prefix in its pattern. An operation on an invocation needs the agent of that invocation. One that
+ * changes or ends what it names gets only what was made on this page, so that no click changes what the reader found there.
+ */
+const idFor = ({ schema }, { method, operation: { parameters, operationId } }) => {
+  const isChange = ["put", "patch", "delete"].includes(method) || operationId.startsWith("cancel");
+  const isWanted = isChange ? (id) => made.has(id) : undefined;
   const prefix = /^\^([a-z]+)_/.exec(schema?.pattern ?? "")?.[1];
   const needsInvocation = parameters.some(({ name }) => name === "inv_id");
-  return (prefix === "agt" && needsInvocation && agentOf.get(newest("inv"))) || newest(prefix);
+  return (prefix === "agt" && needsInvocation && agentOf.get(newest("inv", isWanted))) || newest(prefix, isWanted);
 };
 
 const withNewest = (text) => text.replaceAll(ID, (id, prefix) => (exampleIds.has(id) && newest(prefix)) || id);
@@ -107,16 +116,68 @@ const filledBody = (operation, body) => {
 
 /** Fills in what is known. What the reader typed into a parameter stays: the page keeps that apart. */
 const fillIn = (system, session) => {
-  for (const { path, method, operation } of operationsOf(system)) {
+  for (const described of operationsOf(system)) {
+    const { path, method, operation } = described;
     const { parameters = [], requestBody } = operation;
     const fill = ({ name, in: place }, value) => system.specActions.changeParam([path, method], name, place, value);
     for (const parameter of parameters) {
-      if (parameter.in === "path") fill(parameter, idFor(parameter, parameters) ?? "");
+      if (parameter.in === "path") fill(parameter, idFor(parameter, described) ?? "");
       if (parameter.name === SESSION_HEADER && session !== undefined) fill(parameter, session);
     }
     const value = requestBody && system.oas3Selectors.requestBodyValue(path, method);
     if (typeof value === "string") system.oas3Actions.setRequestBodyValue({ value, pathMethod: [path, method] });
   }
+};
+
+/** Whether the operation replaces something of which there is one, such as the policy, and which can be read at its path. */
+const replacesOne = ({ path, method }, system) =>
+  ["put", "patch"].includes(method) &&
+  !path.includes("{") &&
+  system.specSelectors.specJson().hasIn(["paths", path, "get"]);
+
+const CURRENT_MS_MAX = 2_000;
+/** What stands in place of the example in operations that replace something, by their paths. */
+const offered = new Map();
+
+/** The example of an operation's body, with the newest IDs; null until the operation has been opened. */
+const exampleOf = (system, path, method) => {
+  const example = system.oas3Selectors.selectDefaultRequestBodyValue(path, method);
+  return example && withNewest(example);
+};
+
+/** The fields of `current` that the body of the operation has; null when it lacks one that the body must have. */
+const bodyOf = (current, { operation }, system) => {
+  const { $ref } = operation.requestBody.content["application/json"].schema;
+  const { properties, required = [] } = system.specSelectors.specJson().toJS().components.schemas[
+    $ref.split("/").at(-1)
+  ];
+  if (!required.every((name) => name in current)) return null;
+  return Object.fromEntries(Object.entries(current).filter(([name]) => name in properties));
+};
+
+/**
+ * Puts what is there into the body of an operation that would replace it, unless the reader has written a body, so
+ * that executing it as it stands changes nothing. If there is nothing yet the example stands there, and if nobody knows an empty body.
+ */
+const offerCurrent = async (described, system) => {
+  const { path, method } = described;
+  const token = () => system.authSelectors.authorized().getIn(["bearer", "value"]);
+  const isOurs = () => {
+    const shown = system.oas3Selectors.requestBodyValue(path, method);
+    return !shown || shown === offered.get(path) || shown === exampleOf(system, path, method);
+  };
+  const asked = token();
+  if (asked === undefined || !isOurs()) return;
+  const headers = { authorization: `Bearer ${asked}` };
+  const current = await fetch(path, { headers, signal: AbortSignal.timeout(CURRENT_MS_MAX) })
+    .then((response) => (response.status === 404 ? null : response.ok && response.json()))
+    .catch(() => false);
+  if (token() !== asked || !isOurs()) return;
+  const body = current && bodyOf(current, described, system);
+  if (body === null) offered.delete(path);
+  else offered.set(path, JSON.stringify(body || {}, null, 2));
+  const value = offered.get(path) ?? exampleOf(system, path, method);
+  if (value) system.oas3Actions.setRequestBodyValue({ value, pathMethod: [path, method] });
 };
 
 /**
@@ -161,10 +222,65 @@ const wrapComponents = {
       element("div", null, element("h4", null, "Client certificate"), element("p", null, schema.get("description"))),
 };
 
+const LETTERS_MAX = 200_000;
+const DEPTH_MAX = 100;
+
+/** Whether the highlighter, which makes an element of each word and of each level, would hold the page for long. */
+const isHeavy = (text) => {
+  if (typeof text !== "string") return false;
+  if (text.length > LETTERS_MAX) return true;
+  let depth = 0;
+  for (const [bracket] of text.matchAll(/[[\]{}]/g)) {
+    depth += "[{".includes(bracket) ? 1 : -1;
+    if (depth > DEPTH_MAX) return true;
+  }
+  return false;
+};
+
+/** Components that show a heavy text as it came. */
+const plainWhereHeavy = {
+  responseBody:
+    (Body, { React }) =>
+    (props) =>
+      React.createElement(Body, isHeavy(props.content) ? { ...props, contentType: "" } : props),
+  SyntaxHighlighter:
+    (Highlighter, { React: { createElement: element }, getComponent }) =>
+    ({ className, children, ...props }) =>
+      isHeavy(children)
+        ? element(getComponent("PlainTextViewer"), { className }, children)
+        : element(Highlighter, { ...props, className }, children),
+};
+
 const Helper = {
   fn: { resolveSubtree },
-  wrapComponents,
+  wrapComponents: { ...wrapComponents, ...plainWhereHeavy },
   statePlugins: {
+    layout: {
+      wrapActions: {
+        show:
+          (original, system) =>
+          async (thing, isShown = true) => {
+            const [, , opened, detail] = [thing].flat();
+            if (isShown && detail === undefined) {
+              const found = operationsOf(system).find(({ operation }) => operation.operationId === opened);
+              if (found !== undefined && replacesOne(found, system)) await offerCurrent(found, system);
+            }
+            return original(thing, isShown);
+          },
+      },
+    },
+    auth: {
+      wrapActions: {
+        authorize: (original, system) => (given) => {
+          const result = original(given);
+          for (const described of operationsOf(system)) {
+            const isOpened = Boolean(system.oas3Selectors.requestBodyValue(described.path, described.method));
+            if (isOpened && replacesOne(described, system)) void offerCurrent(described, system);
+          }
+          return result;
+        },
+      },
+    },
     spec: {
       wrapSelectors: {
         allowTryItOutFor: () => isTryable,
@@ -179,7 +295,8 @@ const Helper = {
           return original(document);
         },
         setResponse: (original, system) => (path, method, response) => {
-          const result = original(path, method, response);
+          // The page shows the text alone. The parsed body would be copied level by level, which fails where there are thousands.
+          const result = original(path, method, { ...response, body: undefined, obj: undefined });
           if (response.ok) {
             learn(response, method, path);
             fillIn(system, response.headers[SESSION_HEADER.toLowerCase()]);
@@ -191,12 +308,14 @@ const Helper = {
     oas3: {
       wrapActions: {
         setRequestBodyValue:
-          (original) =>
-          ({ value, pathMethod }) =>
-            original({
-              value: typeof value === "string" ? filledBody(pathMethod.join(" "), value) : value,
-              pathMethod,
-            }),
+          (original, system) =>
+          ({ value, pathMethod }) => {
+            const text = typeof value === "string" ? filledBody(pathMethod.join(" "), value) : value;
+            const [path, method] = pathMethod;
+            // The library puts the example into each operation that is opened.
+            const isOffered = offered.has(path) && text === exampleOf(system, path, method);
+            return original({ value: isOffered ? offered.get(path) : text, pathMethod });
+          },
       },
     },
   },

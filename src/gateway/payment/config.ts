@@ -6,7 +6,7 @@ import { and, eq, isNotNull, isNull } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Caller } from "../../core/call.ts";
 import { Fault, invalidField } from "../../core/fault.ts";
-import { checkWrittenUrl, type HostRules } from "../../core/host.ts";
+import { type HostRules, writtenUrlProblem } from "../../core/host.ts";
 import { checkText } from "../../core/text.ts";
 import { type Clock, formatDateTime } from "../../core/time.ts";
 import { routes } from "../../http/elysia.ts";
@@ -97,9 +97,9 @@ export function checkFacilitatorUrl(text: string, rules: HostRules): void {
   const refuse = (reason: string) => invalidField("facilitator_url", reason);
   if (text === "") throw refuse("must not be empty");
   checkText("facilitator_url", text, { min: 0, max: Number.POSITIVE_INFINITY });
-  const checked = checkWrittenUrl(text, rules);
-  if (!checked.ok) throw refuse(checked.reason);
-  if (checked.url.protocol !== "https:") throw refuse("must be an https URL");
+  const problem = writtenUrlProblem(text, rules);
+  if (problem !== null) throw refuse(problem);
+  if (!/^https:/i.test(text)) throw refuse("must be an https URL");
   if (/[?#]/.test(text)) throw refuse("must have no query and no fragment");
 }
 
@@ -181,7 +181,7 @@ const patch = operation({
   errors: ["forbidden", "invalid_request", "payload_too_large"],
 });
 
-const readPatch = bodyReader(SettlementConfigPatch);
+const readPatch = bodyReader(SettlementConfigPatch, { resource: SettlementConfig });
 
 export function settlementRoutes(deps: SettlementConfigDeps) {
   const tenantOf = (request: Request) => scopeOf<Caller>(request).caller.tenant;

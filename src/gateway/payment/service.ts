@@ -29,7 +29,7 @@ import type { Payment } from "../../x402/types.ts";
 import type { Verifier } from "../../x402/verifier.ts";
 import { checkRequirements, checkWindow, keyOf } from "../../x402/verify.ts";
 import type { Price } from "../agents/service.ts";
-import type { InvocationKey, InvocationRow } from "../invocations/service.ts";
+import type { AcceptedRow, InvocationKey, InvocationRow } from "../invocations/service.ts";
 import { findSettlementConfig, type SettlementConfigRow } from "./config.ts";
 import type { RestoreGuard } from "./restored.ts";
 import type { Settler } from "./settler.ts";
@@ -53,13 +53,11 @@ export interface PricedCall {
   readonly tenant: string;
   readonly caller: string;
   readonly agent_id: string;
-  /** The path of the call's URL. */
   readonly path: string;
   /** Null when the call is free. */
   readonly price: Price | null;
   /** The payment headers of the call; null when it has none. */
   readonly payment: PaymentTexts | null;
-  /** The request's `Host` header. */
   readonly host: string;
   readonly body: CallBody;
   /** Adds details to the request's log line that the caller is not told. */
@@ -155,7 +153,7 @@ export function createPayments(deps: PaymentDeps) {
      *
      * @param callCredentialRef the upstream's credential, which the call will need
      */
-    paymentRow: (charge: Charge, row: InvocationRow, callCredentialRef: string | null) =>
+    paymentRow: (charge: Charge, row: AcceptedRow, callCredentialRef: string | null) =>
       paymentRowOf(deps, charge, row, callCredentialRef),
     /**
      * Settles a recorded payment, if the tenant has a facilitator, and waits for the outcome up to `settleWaitMs`.
@@ -249,7 +247,6 @@ async function paidOrCharged(
   return { kind: "charge", charge: { network, payment: presented, wire, body_sha256, digest, config } };
 }
 
-/** Whether the payment has been used here, and whether that was for this very call. */
 async function usesOf({ network, store }: PaymentDeps, call: RepeatedCall, { authorization }: Payment) {
   const body_sha256 = await hashOf(call.body, call.tenant);
   const digest = Buffer.from(authorizationDigest(network.token.domain, authorization)).toString("hex");
@@ -272,11 +269,10 @@ function settledHeaders(network: Network, { settlement, payment_payer }: Invocat
   return { [name.toLowerCase()]: value };
 }
 
-/** The row of a verified payment, before anything was sent. */
 function paymentRowOf(
   { clock, settler }: PaymentDeps,
   charge: Charge,
-  row: InvocationRow,
+  row: AcceptedRow,
   call_credential_ref: string | null,
 ): PaymentRow {
   const { network, payment, wire, body_sha256, digest, config } = charge;
@@ -341,9 +337,6 @@ export interface PaymentTexts {
   readonly v1: string | null;
   readonly v2: string | null;
 }
-
-/** Extracts a call's payment headers; null when it has none. */
-export type PaymentSource = (headers: Headers) => PaymentTexts | null;
 
 /** The payment comes in a header of the request, and a refusal is a 402. */
 export const paidByHeader = {

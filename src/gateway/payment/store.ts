@@ -12,7 +12,6 @@ import { askedMs, type SettleOutcome } from "./outcome.ts";
 
 export type PaymentRow = Tables["payments"]["$inferSelect"];
 
-/** A payment that is not settled yet. */
 export interface OpenPayment extends PaymentRow {
   readonly facilitator_url: string;
   readonly facilitator_credential_ref: string;

@@ -85,7 +85,6 @@ export function createDecisionLog(options: DecisionLogOptions) {
   /** Resolves when the current attempt to store a batch, or the backoff after one, ends. */
   let attempt: Promise<void> = Promise.resolve();
 
-  /** Makes one attempt to store the oldest decisions. */
   async function writeBatch(): Promise<void> {
     let batch: readonly DecisionRow[] = [];
     await store.write((tx) => {
@@ -176,7 +175,8 @@ export async function newestDecisions(reader: Reader, tenant: string, limit: num
 /** Deletes the decisions older than `days`; 0 keeps all. */
 export async function removeOldDecisions(store: Store, clock: Clock, days: number): Promise<void> {
   if (days === 0) return;
-  await removeRanges(store, "policyDecisions", idFloor("pdec", clock.now() - days * DAY_MS), removeRange);
+  const { policyDecisions: t } = store.read.tables;
+  await removeRanges(store, t, t.id, idFloor("pdec", clock.now() - days * DAY_MS), removeRange);
 }
 
 async function removeRange(tx: Tx, { tenant, from, below }: KeyRange): Promise<void> {

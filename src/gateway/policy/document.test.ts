@@ -1,6 +1,9 @@
 import { expect, test } from "bun:test";
 import { Fault } from "../../core/fault.ts";
+import { newId } from "../../core/id.ts";
 import { checkRules, formatRules, parseRules, type Rule } from "./document.ts";
+
+const AGENT = newId("agt", 0);
 
 async function problem(match: Rule["match"]): Promise<string | null> {
   try {
@@ -17,11 +20,13 @@ async function problem(match: Rule["match"]): Promise<string | null> {
 }
 
 test.each<[string, Rule["match"]]>([
-  ["an empty agent", { agents: ["agt_1", ""] }],
-  ["an agent with a wildcard", { agents: ["agt_1", "agt_*"] }],
-  ["the bare wildcard for an agent", { agents: ["agt_1", "*"] }],
-  ["an agent with a lone surrogate", { agents: ["agt_1", "\ud800"] }],
-  ["a long agent", { agents: ["agt_1", "a".repeat(1025)] }],
+  ["an empty agent", { agents: [AGENT, ""] }],
+  ["an agent with a wildcard", { agents: [AGENT, "agt_*"] }],
+  ["the bare wildcard for an agent", { agents: [AGENT, "*"] }],
+  ["an agent with a lone surrogate", { agents: [AGENT, "\ud800"] }],
+  ["a long agent", { agents: [AGENT, "a".repeat(1025)] }],
+  ["the name of an agent", { agents: [AGENT, "echo"] }],
+  ["part of an ID", { agents: [AGENT, AGENT.slice(0, 12)] }],
 ])("a policy with a bad field is refused, and the place is named: %s", async (_, match) => {
   expect(await problem(match)).toStartWith("rules.1.match.agents.1: must ");
 });

@@ -1,8 +1,10 @@
 // The policy document on the wire and in the store: its schema, and the checks of its texts. A stored document is validated
 // again when it is read, so that a newer program's document, or a damaged one, is never taken for a policy with fewer rules.
+
 import { type Static, Type } from "@sinclair/typebox";
 import { TypeCompiler } from "@sinclair/typebox/compiler";
 import { invalidField } from "../../core/fault.ts";
+import { isId } from "../../core/id.ts";
 import { POLICY_ACTIONS } from "../../core/states.ts";
 import { checkText } from "../../core/text.ts";
 import { optional, shape, timestamp } from "../../http/input.ts";
@@ -100,7 +102,12 @@ const ENTRY_WORK = 200;
  */
 export function checkRules(rules: readonly Rule[], tenant: string, prefix = ""): Promise<void> {
   return eachInTurns(rules, tenant, (rule, index) => {
-    checkRule(rule, `${prefix}rules.${index}.match`);
+    const field = `${prefix}rules.${index}.match`;
+    checkRule(rule, field);
+    const misnamed = rule.match.agents?.findIndex((agent) => !isId("agt", agent)) ?? -1;
+    // A rule with a name would match no call. An ID may be of an agent that was deleted.
+    if (misnamed >= 0)
+      throw invalidField(`${field}.agents.${misnamed}`, "must be an agent's ID, as GET /v1/agents lists it");
     return workOf(rule);
   });
 }

@@ -166,9 +166,7 @@ export function indexNames(count: number) {
       for (const entry of list) {
         const isPrefix = entry.endsWith("*");
         const [index, text] = isPrefix ? [prefixes, entry.slice(0, -1)] : [names, entry];
-        const rules = index.get(text);
-        if (rules === undefined) index.set(text, [rule]);
-        else rules.push(rule);
+        index.getOrInsertComputed(text, () => []).push(rule);
       }
     },
     build(): NameIndex {

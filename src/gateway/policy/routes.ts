@@ -70,13 +70,14 @@ function decisionView(row: DecisionRow): Static<typeof PolicyDecision> {
 }
 
 const AGENT_ID = "agt_019aa4d2-7c1e-7b54-9d0f-3f0b6c1d2e3f";
+const WARNING = { action: "warn", match: { max_body_bytes: 1_048_576 } };
 const DOCUMENT = {
   default: "allow",
   on_error: "deny",
   rules: [
     { action: "deny", match: { tools: ["delete_*", "drop_table"] } },
     { action: "allow", match: { agents: [AGENT_ID], tools: ["read_*"] } },
-    { action: "warn", match: { max_body_bytes: 1_048_576 } },
+    WARNING,
     { action: "deny", match: { rate_per_min: 600 } },
   ],
 };
@@ -96,7 +97,8 @@ const put = operation({
   summary: "Replace the policy",
   description:
     "Takes the whole document; `rules` may be empty. Rules are tried in order: the first that matches decides, else `default`. `deny` refuses the call, `warn` lets it pass with a header that gives the reason.",
-  body: { schema: PolicyReplace, example: DOCUMENT },
+  // Denies nothing, since the page at /swagger offers it to a tenant without a policy.
+  body: { schema: PolicyReplace, example: { default: "allow", on_error: "allow", rules: [WARNING] } },
   response: { description: "It is in force.", schema: PolicyVersion, example: VERSION },
   errors: ["forbidden", "invalid_request", "payload_too_large"],
 });
@@ -142,7 +144,7 @@ const evaluate = operation({
   errors: ["invalid_request", "not_found", "payload_too_large"],
 });
 
-const withReplace = bodyUser(PolicyReplace);
+const withReplace = bodyUser(PolicyReplace, { resource: Policy });
 const withEvaluate = bodyUser(PolicyEvaluate);
 
 const NO_POLICY = JSON.stringify({ version: 0, rules: [] });

@@ -11,6 +11,7 @@ import {
   judged,
   policiesOn,
 } from "../../../test/support/stores/policies.ts";
+import { newId } from "../../core/id.ts";
 import { silentLog } from "../../core/log.ts";
 import { POLICY_ACTIONS } from "../../core/states.ts";
 import type { Store } from "../../storage/store.ts";
@@ -124,7 +125,7 @@ describe.each(["sqlite", "postgres"] as const)("on %s", (dialect) => {
       const replicas = [service(), service()];
       // Version n has n rules that match nothing, then one whose action only fits with its place.
       const fitting = (place: number) => POLICY_ACTIONS[place % 3] ?? "deny";
-      const nothing: Rule = { action: "deny", match: { agents: ["agt_none"] } };
+      const nothing: Rule = { action: "deny", match: { agents: [newId("agt", 0)] } };
       const newer = (version: number) =>
         document([...Array<Rule>(version).fill(nothing), { action: fitting(version + 1), match: {} }]);
       await replicas[0]?.put(me, newer(1));

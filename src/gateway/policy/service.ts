@@ -5,7 +5,7 @@
 import { eq, sql } from "drizzle-orm";
 import type { Tables } from "../../../db/schema.ts";
 import type { Caller } from "../../core/call.ts";
-import { Fault } from "../../core/fault.ts";
+import { Fault, noSuch } from "../../core/fault.ts";
 import { newId } from "../../core/id.ts";
 import type { Meters } from "../../core/meters.ts";
 import type { PolicyAction } from "../../core/states.ts";
@@ -163,7 +163,7 @@ export function createPolicyService(deps: PolicyDeps) {
     async dryRun({ tenant }: Caller, { agent_id, document, ...conditions }: DryRun): Promise<PolicyVerdict> {
       if (document !== null) await checkRules(document.rules, tenant, "document.");
       const agent = await findAgent(store, tenant, agent_id);
-      if (agent === null) throw new Fault("not_found", "no such agent");
+      if (agent === null) throw noSuch("agt", agent_id);
       const call = { agent_id, protocol: agent.protocol, ...conditions };
       if (document !== null) return evaluate(await compile(document, tenant), call);
       const policy = await cache.inForce(tenant);
@@ -304,7 +304,6 @@ export function createPolicyCache({
     });
   }
 
-  /** Reads the stored policy into the cache. */
   async function read(tenant: string): Promise<CachedPolicy> {
     reading.add(tenant);
     let isSure = false;

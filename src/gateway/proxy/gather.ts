@@ -16,11 +16,11 @@ import { findInvocation } from "../invocations/history.ts";
 import { findByIdempotencyKey, findKey, type Idempotency } from "../invocations/idempotency.ts";
 import type { LostCommits } from "../invocations/lost-commits.ts";
 import type { InvocationRow } from "../invocations/service.ts";
-import { PaymentRefused, type PaymentSource, type Payments, type PricedCall } from "../payment/service.ts";
+import { PaymentRefused, type Payments, type PaymentTexts, type PricedCall } from "../payment/service.ts";
 import type { DecisionRow } from "../policy/decisions.ts";
 import type { PolicyCall, PolicyService } from "../policy/service.ts";
 import { idempotencyKey, serviceModel } from "../upstream/headers.ts";
-import { type Decided, type Fact, judge, KnownCall, type Need, type ParsedRequest, warningOf } from "./judge.ts";
+import { type Decided, judge, KnownCall, type Need, type ParsedRequest, warningOf } from "./judge.ts";
 
 export interface ProxyCall {
   readonly caller: Caller;
@@ -55,7 +55,8 @@ export interface CallKind<P extends ParsedRequest> {
   parse(agent: InvocableAgent, body: CallBody, call: ProxyCall): Promise<P>;
   /** Parses the body of a call that was accepted before. Such a call is not judged again, so no body is refused. */
   parseAny(body: CallBody, call: ProxyCall): Promise<P>;
-  readonly payment: PaymentSource;
+  /** The call's payment headers; null when it has none. */
+  payment(headers: Headers): PaymentTexts | null;
   refused(refusal: PaymentRefused): Fault;
 }
 
@@ -66,7 +67,7 @@ export interface CheckedCall<P extends ParsedRequest> {
   readonly parsed: P;
   /** The call that this request repeats; null for a new call. */
   readonly earlierId: string | null;
-  readonly payment: Fact<"payment">;
+  readonly payment: Exclude<KnownCall["payment"], undefined>;
   readonly idempotency: Idempotency | null;
   readonly warning: string | null;
 }
@@ -90,7 +91,7 @@ export async function gatherCall<P extends ParsedRequest>(
   kind: CallKind<P>,
 ): Promise<CheckedCall<P>> {
   const { caller, agentId, headers } = call;
-  const known = new KnownCall<P>(headers, options.pseudonym, kind.payment(headers));
+  const known = new KnownCall<P>(agentId, headers, options.pseudonym, kind.payment(headers));
   const gathering: Gathering = { options, call, kind, known: known as KnownCall, idempotency: null, keepAlive: null };
   let changes = 0;
   try {
@@ -170,7 +171,6 @@ const FAST_FACTS: { readonly [N in Need]?: (gathering: Gathering) => KnownCall[N
   },
 };
 
-/** Fetches the facts that are not in memory. */
 const FETCH: { readonly [N in Need]?: (gathering: Gathering) => Promise<KnownCall[N]> } = {
   async agent({ options, call }) {
     // `gatherCall` reads the agent next. The policy is read meanwhile, so the call waits only for the longer of the two reads.

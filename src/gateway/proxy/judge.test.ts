@@ -1,6 +1,7 @@
 import { describe, expect, test } from "bun:test";
 import { AGENT } from "../../../test/support/stores/invocable-agent.ts";
 import { Fault } from "../../core/fault.ts";
+import { newId } from "../../core/id.ts";
 import type { InvocationRow } from "../invocations/service.ts";
 import type { DecisionRow } from "../policy/decisions.ts";
 import { type Decided, judge, KnownCall, type ParsedRequest, warningOf } from "./judge.ts";
@@ -16,7 +17,7 @@ const decided = (...rows: DecisionRow[]): Decided => ({ protocol: "http", calls:
 const DENIED = decided(rowOf("warn"), rowOf("deny"));
 const ALLOWED = decided(rowOf("allow"));
 
-const UNKNOWN = new KnownCall(new Headers(), "tollgate-1", null);
+const UNKNOWN = new KnownCall(newId("agt", 0), new Headers(), "tollgate-1", null);
 /** All that the list may ask for, of a priced call with a key and a payment. */
 const ALL = {
   ...{

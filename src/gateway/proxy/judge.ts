@@ -3,7 +3,7 @@
 // and asks again, until the call is refused or passes. Fetching a fact may itself refuse the call: a body that is too large, a
 // malformed JSON-RPC message, an invalid payment.
 
-import { Fault } from "../../core/fault.ts";
+import { Fault, noSuch } from "../../core/fault.ts";
 import { agentStatus, type Protocol } from "../../core/states.ts";
 import { viaProblem } from "../../core/via.ts";
 import type { CallBody } from "../../wire/body.ts";
@@ -56,24 +56,24 @@ export class KnownCall<P extends ParsedRequest = ParsedRequest> {
   /** The payment headers, not decoded yet; null when the request has none. */
   readonly presentedPayment: PaymentTexts | null;
   readonly hasIdempotencyKey: boolean;
+  readonly agentId: string;
 
-  constructor(headers: Headers, pseudonym: string, presentedPayment: PaymentTexts | null) {
+  constructor(agentId: string, headers: Headers, pseudonym: string, presentedPayment: PaymentTexts | null) {
+    this.agentId = agentId;
     this.loop = loopProblem(headers, pseudonym);
     this.presentedPayment = presentedPayment;
     this.hasIdempotencyKey = headers.has("idempotency-key");
   }
 }
 
-export type Need = Exclude<keyof KnownCall, "loop" | "presentedPayment" | "hasIdempotencyKey">;
-
-export type Fact<N extends Need, P extends ParsedRequest = ParsedRequest> = Exclude<KnownCall<P>[N], undefined>;
+export type Need = Exclude<keyof KnownCall, "agentId" | "loop" | "presentedPayment" | "hasIdempotencyKey">;
 
 /** The next fact to gather, the Fault that refuses the call, or "pass". */
 // biome-ignore lint/complexity/noExcessiveCognitiveComplexity: one list has as many checks as the specification.
 export function judge(call: KnownCall): Need | Fault | "pass" {
   const { agent, parsed, earlierId, decided } = call;
   if (agent === undefined) return "agent";
-  if (agent === null) return noAgent();
+  if (agent === null) return noSuch("agt", call.agentId);
   if (call.loop !== null) return call.loop;
   const state = stateProblem(agent);
   // A side effect that the specification wants here: each call to an invocable agent spends a token, even if refused later.
@@ -114,8 +114,6 @@ export function warningOf(rows: readonly DecisionRow[]): string | null {
   const warnings = new Set(rows.filter(({ action }) => action === "warn").map(({ reason }) => reason));
   return warnings.size === 0 ? null : [...warnings].join(", ");
 }
-
-export const noAgent = () => new Fault("not_found", "no such agent");
 
 const notInvocable = (why: string) => new Fault("agent_not_invocable", why);
 

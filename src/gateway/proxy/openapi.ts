@@ -46,6 +46,17 @@ const exampleChallenge = (network: Network) => ({
   ],
 });
 
+const CALL_ERRORS = [
+  "not_found",
+  "agent_not_invocable",
+  "rate_limited",
+  "invalid_request",
+  "payload_too_large",
+  "conflict",
+  "denied",
+  "payment_required",
+] as const;
+
 export const proxyCall = (network: Network) =>
   operation({
     tag: "Proxy",
@@ -96,16 +107,7 @@ export const proxyCall = (network: Network) =>
         headers: { "PAYMENT-REQUIRED": "The challenge in version 2, base64 of its JSON." },
       },
     },
-    errors: [
-      "not_found",
-      "agent_not_invocable",
-      "rate_limited",
-      "invalid_request",
-      "payload_too_large",
-      "conflict",
-      "denied",
-      "payment_required",
-    ],
+    errors: CALL_ERRORS,
   });
 
 export const poll = operation({
@@ -194,18 +196,7 @@ export const streamCall = operation({
       headers: INVOCATION,
     },
   },
-  errors: [
-    "not_found",
-    "agent_not_invocable",
-    "rate_limited",
-    "invalid_request",
-    "payload_too_large",
-    "denied",
-    "payment_required",
-    "conflict",
-    "bad_gateway",
-    "gateway_timeout",
-  ],
+  errors: [...CALL_ERRORS, "bad_gateway", "gateway_timeout"],
 });
 
 const connection = (summary: string, description: string, answer: Pick<ResponseDoc, "mediaType" | "example">) =>

@@ -8,8 +8,8 @@ import type { Mode } from "../../core/states.ts";
 import type { Clock } from "../../core/time.ts";
 import { CommitUnknown, type Store, type Tx, UniqueViolation } from "../../storage/store.ts";
 import { holdCredential, mayGoTo } from "../credentials/service.ts";
-import type { LostCommits } from "../invocations/lost-commits.ts";
-import { type AcceptedCall, accept, type Claim, type InvocationRow } from "../invocations/service.ts";
+import type { LostCommits, UnsureCall } from "../invocations/lost-commits.ts";
+import { type AcceptedCall, type AcceptedRow, type AcceptingClaim, accept } from "../invocations/service.ts";
 import { type Payments, type PricedCall, paidColumns } from "../payment/service.ts";
 import { insertPayment, type PaymentRow } from "../payment/store.ts";
 import { agentIsChanging, type CheckedCall, type ProxyCall } from "./gather.ts";
@@ -22,12 +22,6 @@ export interface RecordOptions {
   readonly refusals: Pick<LostCommits, "isRefused" | "wasStored">;
   readonly meters: Pick<Meters, "accepted" | "payment">;
   readonly replica: string;
-}
-
-export interface Draft {
-  readonly accepted: AcceptedCall;
-  /** The claim to make in the same write; null leaves the call pending. */
-  readonly claim: Pick<Claim, "owner" | "token"> | null;
 }
 
 interface StoredCall {
@@ -59,15 +53,17 @@ export function acceptedOf(
 
 /**
  * Stores a checked call with its payment.
+ * @param claim is made in the same write; null leaves the call pending
  * @throws Fault `conflict` when its idempotency key was used with another body; `payment_required` when its payment was
  *   used for another call meanwhile
  */
 export async function record(
   options: RecordOptions,
   { payment: charged }: CheckedCall<ParsedRequest>,
-  draft: Draft,
+  accepted: AcceptedCall,
+  claim: AcceptingClaim | null,
 ): Promise<StoredCall> {
-  const { row, call } = draft.accepted;
+  const { row, call } = accepted;
   const payment = charged === null ? null : options.payments.paymentRow(charged.charge, row, call.credential_ref);
   const storePayment =
     payment === null
@@ -79,9 +75,10 @@ export async function record(
   for (let tries = 1; ; tries++) {
     let id: string;
     try {
-      id = await accept(options.store, draft.accepted, draft.claim, storePayment);
+      id = await accept(options.store, accepted, claim, storePayment);
     } catch (error) {
-      id = await idDespite(error, options, draft, charged?.priced ?? null);
+      const unsure = { tenant: row.tenant, id: row.id, claim: claim?.token ?? null };
+      id = await idDespite(error, options, unsure, charged?.priced ?? null);
     }
     if (id === row.id) {
       if (payment !== null) options.meters.payment("accepted");
@@ -97,13 +94,10 @@ export async function record(
 async function idDespite(
   error: unknown,
   { refusals, payments }: RecordOptions,
-  { accepted: { row }, claim }: Draft,
+  call: UnsureCall,
   priced: PricedCall | null,
 ): Promise<string> {
-  if (error instanceof CommitUnknown) {
-    const { tenant, id } = row;
-    if (await refusals.wasStored({ tenant, id, claim: claim?.token ?? null })) return id;
-  }
+  if (error instanceof CommitUnknown && (await refusals.wasStored(call))) return call.id;
   // Another request may have used the payment between the check and the write.
   const isUsed = error instanceof UniqueViolation && priced !== null;
   const used = isUsed ? await payments.check(priced) : null;
@@ -134,18 +128,15 @@ function newRow(
   checked: CheckedCall<ParsedRequest>,
   mode: Mode,
   req_sha256: string | null,
-): InvocationRow {
+): AcceptedRow {
   const { agent, model, parsed, body, payment } = checked;
   const now = clock.now();
-  const row: InvocationRow = {
+  const row: AcceptedRow = {
     tenant: caller.tenant,
     id: newId("inv", now),
     agent_id: agent.id,
     caller: caller.user,
     mode,
-    status: "pending",
-    error_class: null,
-    error_detail: null,
     model,
     mcp_method: parsed.method,
     mcp_tool: parsed.tool,
@@ -156,22 +147,12 @@ function newRow(
     payment_nonce: null,
     settlement_status: null,
     settlement: null,
-    upstream_status: null,
-    latency_ms: null,
-    ttft_ms: null,
     req_size: body.byteLength,
-    resp_size: null,
     req_sha256,
-    resp_sha256: null,
-    response_content_type: null,
-    response_truncated: false,
     body_captured: agent.capture_body,
     outbox: agent.emit_receipts ? "receipt" : null,
-    owner: null,
-    claim: null,
     accepted_by: store.isShared ? replica : null,
     updated_at: now,
-    completed_at: null,
   };
   return payment === null ? row : { ...row, ...paidColumns(payment.charge) };
 }

@@ -2,7 +2,8 @@
 // queued for the executor, all before the 202; after that its caller polls or cancels it. A call whose payment is declined
 // leaves an invocation behind, because a call is recorded before money can move.
 
-import { Fault } from "../../core/fault.ts";
+import { Fault, noSuch } from "../../core/fault.ts";
+import { isId } from "../../core/id.ts";
 import { isEnded } from "../../core/states.ts";
 import { routes } from "../../http/elysia.ts";
 import { jsonText } from "../../http/responses.ts";
@@ -15,17 +16,23 @@ import type { Network } from "../../x402/network.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { type CompletionWaiters, findInvocation } from "../invocations/history.ts";
 import { pollAnswer } from "../invocations/routes.ts";
-import { type AcceptedCall, abandon, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
+import {
+  type AcceptedCall,
+  type AcceptingClaim,
+  abandon,
+  type InvocationKey,
+  type InvocationRow,
+} from "../invocations/service.ts";
 import { type PaidHeaders, type Payments, paidByHeader } from "../payment/service.ts";
 import { mcpVersion, passedHeaders, passesEchoedHeaders, waitSeconds } from "../upstream/headers.ts";
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
 import { type ParsedRequest, PLAIN } from "./judge.ts";
 import { cancel, poll, proxyCall } from "./openapi.ts";
-import { acceptedOf, type Draft, otherPathFault, type RecordOptions, record } from "./record.ts";
+import { acceptedOf, otherPathFault, type RecordOptions, record } from "./record.ts";
 
 /** A slot for a call that is about to be stored, with the claim to store. Either `run` or `giveBack` must follow. */
 export interface ReservedSlot {
-  readonly claim: NonNullable<Draft["claim"]>;
+  readonly claim: AcceptingClaim;
   run(accepted: AcceptedCall): void;
   /** Frees the slot when the call was not stored, or when that is unknown. */
   giveBack(): void;
@@ -139,7 +146,7 @@ async function acceptNew(options: ProxyRoutesOptions, call: ProxyCall, checked: 
   const slot = isReady ? options.reserve(accepted) : null;
   let isStarted = false;
   try {
-    const stored = await record(options, checked, { accepted, claim: slot?.claim ?? null });
+    const stored = await record(options, checked, accepted, slot?.claim ?? null);
     if (stored.isNew && isReady) {
       isStarted = true;
       if (slot === null) options.offer(call.caller.tenant, call.agentId, stored.id);
@@ -171,8 +178,9 @@ export function proxyRoutes(options: ProxyRoutesOptions) {
   const { store, completionWaiters } = options;
 
   const findCall = async (tenant: string, params: { id: string; inv_id: string }): Promise<InvocationRow> => {
+    if (!isId("agt", params.id)) throw noSuch("agt", params.id);
     const row = await findInvocation(store.read, tenant, params.inv_id);
-    if (row.agent_id !== params.id) throw new Fault("not_found", "no such invocation");
+    if (row.agent_id !== params.id) throw noSuch("inv", params.inv_id);
     return row;
   };
 

@@ -3,7 +3,7 @@
 
 import { createHmac, timingSafeEqual } from "node:crypto";
 import type { Call } from "../../core/call.ts";
-import { Fault, methodNotAllowed } from "../../core/fault.ts";
+import { Fault, methodNotAllowed, noSuch } from "../../core/fault.ts";
 import { routes } from "../../http/elysia.ts";
 import { type Scope, scopeOf } from "../../http/server.ts";
 import { boundedCache } from "../../kernel/cache.ts";
@@ -13,6 +13,7 @@ import { actingRequest } from "../../kernel/wait.ts";
 import { untilStored } from "../../storage/failures.ts";
 import { type CallBody, hashOf, judged, startOf } from "../../wire/body.ts";
 import { RPC_MESSAGES, type RpcMessages, type RpcProblem } from "../../wire/jsonrpc.ts";
+import { SESSION_HEADER } from "../../wire/mcp-headers.ts";
 import type { InvocableAgent } from "../agents/store.ts";
 import { findInvocation } from "../invocations/history.ts";
 import { claim, type InvocationKey, type InvocationRow } from "../invocations/service.ts";
@@ -22,7 +23,7 @@ import type { OpenedCall, OpenedConnection, StreamLimits, StreamPermit, Streams 
 import { mcpVersion, passedToStream, passesEchoedHeaders } from "../upstream/headers.ts";
 import type { Claims } from "../upstream/ownership.ts";
 import { type CallKind, type CheckedCall, type GatherOptions, gatherCall, type ProxyCall, shownBy } from "./gather.ts";
-import { loopProblem, noAgent, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
+import { loopProblem, type ParsedRequest, PLAIN, rateProblem, stateProblem } from "./judge.ts";
 import { endSession, listen, streamCall } from "./openapi.ts";
 import { acceptedOf, otherPathFault, type RecordOptions, record, recordedFault, withId } from "./record.ts";
 
@@ -122,8 +123,6 @@ type StreamCall = ProxyCall & StreamRequest;
 function uncheckedOf({ headers, signal }: Request, { caller, requestId }: Scope, agentId: string): UncheckedRequest {
   return { caller, agentId, headers, requestId, signal };
 }
-
-const SESSION_HEADER = "mcp-session-id";
 
 /** Rewrites the upstream's response for the caller: seals the session ID, and drops a redirect to the gateway itself. */
 function asGateway(
@@ -277,14 +276,14 @@ async function openNew(
   const key = { tenant, id };
   call.note("invocation_id", id);
   if (settlement_status === "pending") {
-    const { isNew, payment, ...stored } = await record(options, checked, { accepted, claim: null });
+    const { isNew, payment, ...stored } = await record(options, checked, accepted, null);
     if (payment === null || !isNew) return resume(options, call, checked, stored.id, permit);
     const paid = await withId(id, shownBy(STREAMED, payments.settle(payment)));
     return claimPending(options, call, checked, { key, paid, permit });
   }
   let storedId = id;
   const opened = await attempt(claims, id, async (held) => {
-    const stored = await record(options, checked, { accepted, claim: { owner, token: held.token } });
+    const stored = await record(options, checked, accepted, { owner, token: held.token });
     storedId = stored.id;
     const parts = { ...held, key, slot: permit, isResumable: false };
     return stored.isNew ? openedOf(parts, checked, accepted.call, {}) : null;
@@ -424,7 +423,7 @@ async function admitConnection(
 ): Promise<OpenedConnection> {
   const { tenant } = request.caller;
   const agent = await options.agents.find(tenant, request.agentId);
-  if (agent === null) throw noAgent();
+  if (agent === null) throw noSuch("agt", request.agentId);
   const loop = loopProblem(request.headers, options.pseudonym);
   if (loop !== null) throw loop;
   if (agent.protocol !== "mcp") throw methodNotAllowed(["POST"], " for the agent's protocol");

@@ -6,15 +6,17 @@
 
 import { CompactSign } from "jose";
 import type { Caller } from "../../core/call.ts";
-import { Fault } from "../../core/fault.ts";
+import { Fault, noSuch } from "../../core/fault.ts";
 import { idFloor, isId, newId } from "../../core/id.ts";
+import { isEnded } from "../../core/states.ts";
 import { type Clock, DAY_MS } from "../../core/time.ts";
 import { type Poll, poll } from "../../kernel/loop.ts";
 import { SIGNING_ALGORITHM, type SigningKey } from "../../keys/signing-keys.ts";
 import { within } from "../../storage/failures.ts";
 import { steadyJobLease } from "../../storage/leases.ts";
 import type { Store, StoreTools } from "../../storage/store.ts";
-import type { InvocationRow } from "../invocations/service.ts";
+import { findAgent } from "../agents/store.ts";
+import { type InvocationRow, invocationByKey } from "../invocations/service.ts";
 import { claimsOf, linkOf, RECEIPT_TYPE } from "./claims.ts";
 import {
   append,
@@ -29,7 +31,6 @@ import {
   tenantsDue,
 } from "./store.ts";
 
-/** How long a request waits for due receipts. */
 const DUE_WAIT_MS_MAX = 5_000;
 const STOP_MS_MAX = 5_000;
 
@@ -49,7 +50,7 @@ export function createReceipts(options: EmitterOptions) {
       if (isOwed) await makeDue(tenant);
       const receipt = isId("inv", id) ? await findReceipt(store.read, { tenant, id }) : null;
       if (receipt !== null) return receipt.jws;
-      if (!isOwed) throw new Fault("not_found", "no receipt for this invocation");
+      if (!isOwed) throw await whyNone(store, tenant, id);
       throw new Fault("unavailable", "the receipt is not made yet; retry", { retryAfterSeconds: 1 });
     },
     /** Oldest first. */
@@ -65,6 +66,16 @@ export function createReceipts(options: EmitterOptions) {
   };
 }
 
+/** Why there is no receipt, for the caller. */
+async function whyNone(store: Store, tenant: string, id: string): Promise<Fault> {
+  const call = isId("inv", id) ? await invocationByKey(store.read, { tenant, id }) : null;
+  if (call === null) return noSuch("inv", id);
+  const agent = await findAgent(store, tenant, call.agent_id);
+  const atAcceptance = isEnded(call.status) ? "was off when the call was accepted" : "counts once the call has ended";
+  const state = agent?.emit_receipts === false ? "is off" : atAcceptance;
+  return new Fault("not_found", `no receipt for this invocation: emit_receipts of its agent ${state}`);
+}
+
 export type Receipts = ReturnType<typeof createReceipts>;
 
 /** Removes the receipts made more than `days` ago; 0 keeps all. Returns their number. */
@@ -77,10 +88,7 @@ export async function removeOldReceipts(store: Store, clock: Clock, days: number
 const [ROUND_MS, ROUND_MS_MAX] = [250, 2_000];
 /** Receipts of one tenant in one write. */
 const RECEIPTS_AT_ONCE = 64;
-/** Tenants whose receipts are made in parallel. */
 const TENANTS_AT_ONCE = 16;
-
-const encoder = new TextEncoder();
 
 interface EmitterOptions extends StoreTools {
   readonly replica: string;
@@ -94,7 +102,6 @@ function createReceiptEmitter(options: EmitterOptions) {
   const { store, log, replica } = options;
   // A replica that has not renewed its lease for nine seconds loses the work to another one.
   const lease = steadyJobLease(store, "receipts", 9_000, replica);
-  /** The batch in flight of each tenant. */
   const batches = new Map<string, Promise<boolean>>();
   /** Rounds end at this time of the monotonic clock. */
   let until = Number.POSITIVE_INFINITY;
@@ -192,7 +199,7 @@ async function signAll(rows: readonly InvocationRow[], after: ChainHead, key: Si
 }
 
 function sign(claims: object, { kid, privateKey }: SigningKey): Promise<string> {
-  return new CompactSign(encoder.encode(JSON.stringify(claims)))
+  return new CompactSign(Buffer.from(JSON.stringify(claims)))
     .setProtectedHeader({ alg: SIGNING_ALGORITHM, kid, typ: RECEIPT_TYPE })
     .sign(privateKey);
 }

@@ -26,7 +26,7 @@ const isReceipt = ({ tables }: Reader) => eq(tables.outbox.kind, "receipt");
 export async function tenantsDue(reader: Reader, after: string, limit: number): Promise<string[]> {
   const tenants: string[] = [];
   while (tenants.length < limit) {
-    const tenant = await nextTenant(reader, "outbox", tenants.at(-1) ?? after, isReceipt(reader));
+    const tenant = await nextTenant(reader, reader.tables.outbox, tenants.at(-1) ?? after, isReceipt(reader));
     if (tenant === null) break;
     tenants.push(tenant);
   }
@@ -117,7 +117,7 @@ export async function receiptPage(
  */
 export async function removeReceiptsBefore(store: Store, before: string): Promise<number> {
   let removed = 0;
-  for await (const tenant of tenantsIn(store.read, "receiptChains")) {
+  for await (const tenant of tenantsIn(store.read, store.read.tables.receiptChains)) {
     removed += await removeInGroups(store, (tx, limit) => removeSome(tx, tenant, before, limit));
   }
   return removed;

@@ -8,9 +8,9 @@ import { isEncoded } from "../../http/client/body.ts";
 import type { Answer } from "../../http/client/exchange.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { createFairShare } from "../../kernel/share.ts";
-import { freeMemory } from "../../wire/body.ts";
 import type { Ending } from "../invocations/service.ts";
 import type { CallFailure } from "../upstream/failure.ts";
+import { listElements } from "../upstream/headers.ts";
 
 const DROPPED_HEADERS = new Set([
   "connection",
@@ -97,13 +97,11 @@ export function answerHeaders(response: Answer, own: Readonly<Record<string, str
   return headers;
 }
 
-/** One directive of the list: a comma within a quoted string does not end it (RFC 9110, section 5.6). */
-const DIRECTIVE = /(?:"(?:[^"\\]|\\.?)*(?:"|$)|[^",])+/g;
 /** Directives that let a shared cache keep the response to a request with a token (RFC 9111, section 3.5). */
 const SHARED = /^\s*(public|s-maxage|private)\s*(=|$)/i;
 
 function asPrivate(cacheControl: string | null): string {
-  const directives = cacheControl?.match(DIRECTIVE) ?? [];
+  const directives = listElements(cacheControl ?? "");
   const kept = directives.filter((directive) => !SHARED.test(directive)).map((directive) => directive.trim());
   return [...kept.filter((directive) => directive !== ""), "private"].join(", ");
 }
@@ -158,11 +156,7 @@ export function createResponseRecorder({ capture, receipt }: Pick<Call, "capture
 
   function grow(wanted: number): void {
     const more = memory.take(wanted - start.length);
-    if (more === 0) return;
-    const larger = new Uint8Array(start.length + more);
-    larger.set(start);
-    freeMemory(start);
-    start = larger;
+    if (more > 0) start = new Uint8Array(start.buffer.transfer(start.length + more));
   }
 
   function roomFor(wanted: number): number {

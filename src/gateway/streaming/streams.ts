@@ -324,20 +324,16 @@ function createStreamSlots(
 
   const permitFor = (tenant: string, agent: string) => once(() => queue.giveBack(tenant, agent, 1));
 
-  async function wait(tenant: string, agent: string, callerSignal: AbortSignal): Promise<void> {
-    const wanted = { tenant, agent, amount: 1 };
-    await untilFirst([callerSignal, stopping], async (first) => enter(queue, wanted, first), waitMs).catch(() => {
-      throw full();
-    });
-  }
-
   return {
     async take(tenant: string, agent: string, callerSignal: AbortSignal): Promise<StreamPermit> {
       if (callerSignal.aborted || stopping.aborted) throw full();
       if (!queue.takeNow(tenant, agent, 1)) {
         if (waiting.take(tenant, agent) !== null) throw full();
+        const wanted = { tenant, agent, amount: 1 };
         try {
-          await wait(tenant, agent, callerSignal);
+          await untilFirst([callerSignal, stopping], async (first) => enter(queue, wanted, first), waitMs);
+        } catch {
+          throw full();
         } finally {
           waiting.giveBack(tenant, agent);
         }

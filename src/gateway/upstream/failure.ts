@@ -14,7 +14,6 @@ import { TooLongAnswer, UnreadableAnswer } from "../../wire/tool-list.ts";
  */
 export type CallStop = "timeout" | "cancelled" | "shutdown" | "crowded";
 
-/** What the record of a failed call says of its failure. */
 export interface CallFailure {
   readonly errorClass: ErrorClass;
   readonly errorDetail: ErrorDetail | null;

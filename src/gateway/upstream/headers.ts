@@ -4,7 +4,13 @@ import type { Protocol } from "../../core/states.ts";
 import { viaHeader } from "../../core/via.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { isSessionless } from "../../wire/jsonrpc.ts";
-import { echoProblem, isEchoedHeader, type JudgedMessage } from "../../wire/mcp-headers.ts";
+import {
+  echoProblem,
+  isEchoedHeader,
+  type JudgedMessage,
+  SESSION_HEADER,
+  VERSION_HEADER,
+} from "../../wire/mcp-headers.ts";
 import { credentialProblem } from "./failure.ts";
 
 const PASSED = new Set([
@@ -18,12 +24,9 @@ const PASSED = new Set([
   "baggage",
 ]);
 
-const SESSION = "mcp-session-id";
-const VERSION = "mcp-protocol-version";
-
 /** The headers that pass to the upstream on the polled path. @param pseudonym the name of this deployment in `Via` */
 export function passedHeaders(headers: Headers, echoedMcpHeaders: boolean, pseudonym: string): [string, string][] {
-  const passed = headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders) && name !== SESSION);
+  const passed = headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders) && name !== SESSION_HEADER);
   passed.push(viaHeader(headers, pseudonym));
   return passed;
 }
@@ -48,11 +51,11 @@ export function passedToStream(
 ): [string, string][] {
   const via = viaHeader(headers, pseudonym);
   if (protocol !== "mcp") return [...headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders)), via];
-  const passed = headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders) && name !== SESSION);
+  const passed = headersWhere(headers, (name) => isPassed(name, echoedMcpHeaders) && name !== SESSION_HEADER);
   const outgoing = passed.map(([name, value]): [string, string] => {
     return [name, name === "content-type" ? "application/json" : value];
   });
-  if (session !== null) outgoing.push([SESSION, session]);
+  if (session !== null) outgoing.push([SESSION_HEADER, session]);
   if (resumes) outgoing.push(...headersWhere(headers, (name) => name === "last-event-id"));
   return [...outgoing, via];
 }
@@ -64,7 +67,7 @@ function isPassed(name: string, echoedMcpHeaders: boolean): boolean {
 }
 
 export function mcpVersion(headers: Headers): string | null {
-  return headers.get(VERSION);
+  return headers.get(VERSION_HEADER);
 }
 
 /**
@@ -125,8 +128,10 @@ export function idempotencyKey(headers: Headers): string | null {
   return value;
 }
 
-/** One element of a list header: a comma within a quoted string does not end it (RFC 9110, section 5.6). */
-const LIST_ELEMENT = /(?:"(?:[^"\\]|\\.?)*(?:"|$)|[^",])+/g;
+/** The elements of a list header: a comma within a quoted string does not end one (RFC 9110, section 5.6). */
+export const listElements = (value: string): readonly string[] =>
+  value.match(/(?:"(?:[^"\\]|\\.?)*(?:"|$)|[^",])+/g) ?? [];
+
 const NAMES_WAIT = /^\s*wait\s*(?:[=;]|$)/i;
 const SECONDS = /^[^=;]*=\s*("?)(\d+)\1\s*(?:;|$)/;
 
@@ -137,7 +142,7 @@ const SECONDS = /^[^=;]*=\s*("?)(\d+)\1\s*(?:;|$)/;
 export function waitSeconds(headers: Headers): number {
   const prefer = headers.get("prefer");
   if (prefer === null) return 0;
-  const wait = prefer.match(LIST_ELEMENT)?.find((preference) => NAMES_WAIT.test(preference)) ?? "";
+  const wait = listElements(prefer).find((preference) => NAMES_WAIT.test(preference)) ?? "";
   return Math.min(Number(SECONDS.exec(wait)?.[2] ?? 0), MAX.waitSeconds);
 }
 

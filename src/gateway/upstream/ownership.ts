@@ -38,7 +38,6 @@ export function createClaims() {
         endedMeanwhile = null;
       });
     },
-    /** Creates the token of an attempt to claim a call. */
     begin() {
       const token = crypto.randomUUID();
       active.set(token, null);
@@ -67,7 +66,6 @@ export function createClaims() {
 interface CompareOptions extends StoreTools {
   readonly replica: string;
   readonly claims: Pick<Claims, "taken" | "fateOf" | "during">;
-  /** Stops a call that was ended elsewhere. */
   stop(id: string): void;
   /** Called with an agent whose call can be made again. */
   released(tenant: string, agentId: string): void;

@@ -10,9 +10,6 @@ import { asBuffer } from "../../core/bytes.ts";
 
 export type DecoderFormat = "gzip" | "deflate" | "deflate-raw" | "br" | "zstd";
 
-/** What a step has left: free bytes of the output buffer, and unused bytes of the input. */
-type State = Uint32Array;
-
 interface Handle {
   onerror: (message: string, errno: number, code: string) => void;
   init(...options: readonly unknown[]): void;
@@ -26,15 +23,6 @@ interface Handle {
     outputBytes: number,
   ): void;
   close(): void;
-}
-
-/** The result of one step. */
-export interface Decoded {
-  readonly output: Uint8Array;
-  /** Bytes of the input that were consumed. */
-  readonly used: number;
-  /** Whether the output buffer was filled, so that there may be more output without more input. */
-  readonly isFull: boolean;
 }
 
 /** The output buffer of one step, which takes a tenth of a millisecond in the pool, whatever comes out. */
@@ -69,7 +57,7 @@ const NativeZlib = handleClassOf(zlib.createGunzip(LEAST_CHUNK));
 const NativeBrotli = handleClassOf(zlib.createBrotliDecompress(LEAST_CHUNK));
 const NativeZstd = handleClassOf(zlib.createZstdDecompress(LEAST_CHUNK));
 
-function openHandle(format: DecoderFormat, state: State, done: () => void): Handle {
+function openHandle(format: DecoderFormat, state: Uint32Array, done: () => void): Handle {
   if (format === "br") {
     const handle = new NativeBrotli(constants.BROTLI_DECODE);
     handle.init(new Uint32Array(BROTLI_PARAMETERS).fill(UNSET), state, done);
@@ -92,7 +80,8 @@ function openHandle(format: DecoderFormat, state: State, done: () => void): Hand
 /** A decoder of one body. Only one step may run at a time. */
 export class NativeDecoder {
   readonly #format: DecoderFormat;
-  readonly #state: State = new Uint32Array(2);
+  /** What a step has left: free bytes of the output buffer, and unused bytes of the input. */
+  readonly #state = new Uint32Array(2);
   readonly #room = new Uint8Array(ROOM_BYTES);
   readonly #handle: Handle;
   /** The running step. It keeps the buffers alive until the native code is done with them. */
@@ -109,8 +98,12 @@ export class NativeDecoder {
     };
   }
 
-  /** @throws Error with a code when the input is corrupt */
-  decode(input: Uint8Array): Promise<Decoded> {
+  /**
+   * @returns the output, how many bytes of the input were used, and whether the output buffer was filled, so that there may be
+   *   more output without more input
+   * @throws Error with a code when the input is corrupt
+   */
+  decode(input: Uint8Array) {
     return this.#write(0, input);
   }
 
@@ -138,7 +131,7 @@ export class NativeDecoder {
     if (this.#step === null) this.#handle.close();
   }
 
-  async #write(flush: number, input: Uint8Array): Promise<Decoded> {
+  async #write(flush: number, input: Uint8Array) {
     if (this.#isClosed) throw new Error("the decoder was closed");
     const { promise, resolve } = Promise.withResolvers<void>();
     const [room, state] = [this.#room, this.#state];

@@ -133,7 +133,6 @@ const [SENT_AT, RECEIVED_AT, ACKNOWLEDGED_AT] = [44 / 4, 52 / 4, 120 / 4];
 /** An address as text, with a zero byte at its end. */
 const text = Buffer.alloc(46);
 
-/** An accepted connection of the port. */
 export interface OpenConnection {
   readonly descriptor: number;
   readonly network: string;

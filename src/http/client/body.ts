@@ -3,6 +3,7 @@
 // decompression bomb nor endless input without output takes more than its tenant's share.
 
 import { joined } from "../../core/bytes.ts";
+import { errorCode } from "../../core/fault.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { ReclaimableShare } from "../../kernel/share.ts";
 import { inThreadTurn } from "../../kernel/turns.ts";
@@ -38,7 +39,6 @@ const CODINGS: Readonly<Record<string, Coding>> = {
   zstd: "zstd",
 };
 
-/** The codings of a body, by its Content-Encoding and Transfer-Encoding. */
 interface Codings {
   /** Codings to decode, outermost first. Empty also when one is unknown, in which case the body stays as it is. */
   readonly list: readonly Coding[];
@@ -79,7 +79,6 @@ export function isEncoded(headers: AnswerHeaders): boolean {
   return codingsIn(headers).list.length > 0;
 }
 
-/** The tenant for which a body is decoded, and its share of memory. */
 export interface DecodedFor {
   readonly tenant: string;
   /**
@@ -175,8 +174,7 @@ function formatOf(coding: Coding, firstByte: number): DecoderFormat {
 }
 
 function decodeFailed(error: unknown): never {
-  const isWindow = error instanceof Error && "code" in error && error.code === ZSTD_WINDOW_TOO_LARGE;
-  throw isWindow ? new Undecodable("a zstd window above 8 MiB") : error;
+  throw errorCode(error) === ZSTD_WINDOW_TOO_LARGE ? new Undecodable("a zstd window above 8 MiB") : error;
 }
 
 interface DecodingOptions {
@@ -267,7 +265,6 @@ export interface BodyRead {
   readonly size: number;
   /** The first `captureBytes` of the body. */
   readonly captured: Uint8Array;
-  /** Whether the body is longer than what was captured. */
   readonly truncated: boolean;
   /** Whether the body is larger than `maxBytes`, so that the connection was closed. */
   readonly tooLarge: boolean;
@@ -299,60 +296,51 @@ const DONE = { done: true, value: undefined } as const;
  * the microtask queue: with two generators the first bytes of a short stream reached their reader 30 µs later (measured).
  * `return` closes the body at once, even while a chunk is awaited.
  */
-class BodyChunks implements Chunks {
-  readonly #read: () => Promise<{ readonly value?: Uint8Array | undefined }>;
-  readonly #close: () => void;
-  readonly #signals: readonly AbortSignal[];
-  #isDone = false;
+function chunksOf(
+  read: () => Promise<{ readonly value?: Uint8Array | undefined }>,
+  close: () => void,
+  signals: readonly AbortSignal[],
+): Chunks {
+  let isDone = false;
+  for (const signal of signals) signal.addEventListener("abort", close, { once: true });
 
-  constructor(
-    read: () => Promise<{ readonly value?: Uint8Array | undefined }>,
-    close: () => void,
-    signals: readonly AbortSignal[],
-  ) {
-    this.#read = read;
-    this.#close = close;
-    this.#signals = signals;
-    for (const signal of signals) signal.addEventListener("abort", close, { once: true });
+  function check(): void {
+    for (const signal of signals) signal.throwIfAborted();
   }
 
-  /** @throws OutboundError, BodyTooLarge, Undecodable, the reason of a signal */
-  async next(): Promise<IteratorResult<Uint8Array, void>> {
-    if (this.#isDone) return DONE;
-    try {
-      this.#check();
-      const { value } = await this.#read();
-      if (value !== undefined) return { done: false, value };
-      // A body closed by a signal ends like an ordinary one.
-      this.#check();
-    } catch (error) {
-      this.#finish();
-      this.#check();
-      throw error instanceof BodyTooLarge || error instanceof Undecodable ? error : lost(error);
-    }
-    this.#finish();
-    return DONE;
+  function finish(): void {
+    if (isDone) return;
+    isDone = true;
+    for (const signal of signals) signal.removeEventListener("abort", close);
+    close();
   }
 
-  async return(): Promise<IteratorResult<Uint8Array, void>> {
-    this.#finish();
-    return DONE;
-  }
-
-  #check(): void {
-    for (const signal of this.#signals) signal.throwIfAborted();
-  }
-
-  #finish(): void {
-    if (this.#isDone) return;
-    this.#isDone = true;
-    for (const signal of this.#signals) signal.removeEventListener("abort", this.#close);
-    this.#close();
-  }
-
-  [Symbol.asyncIterator](): this {
-    return this;
-  }
+  return {
+    /** @throws OutboundError, BodyTooLarge, Undecodable, the reason of a signal */
+    async next() {
+      if (isDone) return DONE;
+      try {
+        check();
+        const { value } = await read();
+        if (value !== undefined) return { done: false, value };
+        // A body closed by a signal ends like an ordinary one.
+        check();
+      } catch (error) {
+        finish();
+        check();
+        throw error instanceof BodyTooLarge || error instanceof Undecodable ? error : lost(error);
+      }
+      finish();
+      return DONE;
+    },
+    async return() {
+      finish();
+      return DONE;
+    },
+    [Symbol.asyncIterator]() {
+      return this;
+    },
+  };
 }
 
 type BodyBytes = Pick<BodyReader, "read" | "cancel">;
@@ -383,7 +371,7 @@ export function bodyChunks(response: Answer, { maxBytes, decodedFor = NOBODY, si
   const reader = sentBody(response);
   const cancel = () => void reader.cancel().catch(() => {});
   const signals = signal === undefined ? [] : [signal];
-  if (isPlain(response.headers)) return new BodyChunks(() => reader.read(), cancel, signals);
+  if (isPlain(response.headers)) return chunksOf(() => reader.read(), cancel, signals);
   const evicted = new AbortController();
   const evict = () => evicted.abort(new Undecodable("others need the decoder's memory"));
   const { list: codings, problem } = codingsIn(response.headers);
@@ -399,7 +387,7 @@ export function bodyChunks(response: Answer, { maxBytes, decodedFor = NOBODY, si
     decoding.close();
     cancel();
   };
-  return new BodyChunks(next, close, [...signals, evicted.signal]);
+  return chunksOf(next, close, [...signals, evicted.signal]);
 }
 
 /** As `readBody`, without waiting: for a small answer that arrived whole and is not encoded. Null for any other. */

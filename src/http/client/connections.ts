@@ -15,11 +15,9 @@ import { type AnswerHeaders, ResponseParser } from "./response-parser.ts";
 /** A request that goes to an address that has been resolved and judged. */
 interface PinnedRequest extends SentRequest {
   readonly target: DialTarget;
-  /** The address of the target's host that is dialled. */
   readonly address: string;
   /** The header lines, without Host, Connection and Content-Length. */
   readonly fields: string;
-  /** The tenant whose connections are used, and in whose turns the answer is read. */
   readonly tenant: string;
   readonly tlsContext: TlsContext;
 }
@@ -297,11 +295,7 @@ export function openTransport() {
     }
   }
 
-  /**
-   * Resolves with the final response head; the body is still encoded and must be read or cancelled.
-   *
-   * @throws errors with a `code`
-   */
+  /** @throws errors with a `code`; the signal's reason */
   function send(request: PinnedRequest): Promise<Answer> {
     const key = poolKey(request);
     const kept = pool.take(key);

@@ -1,9 +1,10 @@
 // One request on a connection and its answer. Bytes that arrived before the connection broke are delivered before the error.
 // The answer is received no faster than its reader takes it, and no faster than its tenant's share of memory allows.
 
+import { errorName } from "../../core/fault.ts";
 import type { ErrorDetail } from "../../core/states.ts";
 import { createFairShare, type FairShare } from "../../kernel/share.ts";
-import { inTurns, mayDoAtOnce, type TurnWaiter, waitWholeTurn } from "../../kernel/turns.ts";
+import { inTurns, mayDoAtOnce, waitWholeTurn } from "../../kernel/turns.ts";
 import type { StopSignal } from "../../kernel/wait.ts";
 import type { CallBody } from "../../wire/body.ts";
 import { type AnswerHeaders, type ResponseHead, type ResponseParser, SLICE_BYTES_MAX } from "./response-parser.ts";
@@ -38,12 +39,6 @@ export class TransportError extends Error {
   }
 }
 
-export function errorCode(error: unknown): string {
-  if (typeof error !== "object" || error === null) return "unknown";
-  if ("code" in error && typeof error.code === "string") return error.code;
-  return "name" in error && typeof error.name === "string" ? error.name : "unknown";
-}
-
 /**
  * Error codes of the verification of the server's certificate, which comes before the request is sent. EPROTO is not among
  * them: a TLS failure after the request, even after the upstream acted on it, has that code as well.
@@ -73,7 +68,7 @@ export function reasonOf(code: string): ErrorDetail | null {
 
 /** The error of a connection that failed when the request may have been sent. */
 export function lost(error: unknown): OutboundError {
-  const code = errorCode(error);
+  const code = errorName(error);
   return new OutboundError("lost", `connection lost: ${code}`, reasonOf(code));
 }
 
@@ -135,10 +130,20 @@ const RESUMED_AT_ONCE = 16;
 /** A tenant's connections are resumed when its share has this much room. */
 const RESUMED_ROOM_BYTES = 64 * 1024;
 
-/** A tenant's answers that are arriving. */
+/** An answer that is arriving. */
+interface ArrivingAnswer {
+  readonly tenant: string;
+  readonly source: Source;
+  /** Bytes that have arrived and are not taken. */
+  bytes: number;
+  /** How many of them the share had room for. */
+  charged: number;
+  isExempt: boolean;
+}
+
 interface TenantAnswers {
-  readonly read: Set<AnswerReadAhead>;
-  readonly stopped: Set<AnswerReadAhead>;
+  readonly read: Set<ArrivingAnswer>;
+  readonly stopped: Set<ArrivingAnswer>;
   /** Bytes of all of them that have arrived and are not taken. */
   bytes: number;
 }
@@ -158,27 +163,52 @@ export class ReadAhead {
     return this.#share.inUse;
   }
 
-  of(tenant: string): AnswerReadAhead {
-    return new AnswerReadAhead(this, tenant);
+  /** The read-ahead of one answer. */
+  of(tenant: string) {
+    let answer: ArrivingAnswer | null = null;
+    /** Ends the answer: nothing more of it arrives, and nothing is left to be taken. */
+    const close = (): void => {
+      if (answer !== null) this.#leave(answer);
+      answer = null;
+    };
+    return {
+      /** Begins the answer on this connection. */
+      open: (source: Source): void => {
+        close();
+        answer = { tenant, source, bytes: 0, charged: 0, isExempt: false };
+        this.#enter(answer);
+      },
+      /** Counts arrived bytes, or taken ones if the number is negative. */
+      add: (bytes: number): void => {
+        if (answer !== null) this.#charge(answer, bytes);
+      },
+      /** Reads the answer on even if the share is used up, since its reader holds memory that others wait for. */
+      exempt: (): void => {
+        if (answer === null) return;
+        answer.isExempt = true;
+        this.#resume(answer);
+      },
+      close,
+    };
   }
 
-  enter(answer: AnswerReadAhead): void {
+  #enter(answer: ArrivingAnswer): void {
     const tenant = this.#tenants.get(answer.tenant) ?? { read: new Set(), stopped: new Set(), bytes: 0 };
     this.#tenants.set(answer.tenant, tenant);
     const isStopped = this.#short.has(answer.tenant);
     (isStopped ? tenant.stopped : tenant.read).add(answer);
-    if (isStopped) answer.source?.pause();
+    if (isStopped) answer.source.pause();
   }
 
-  leave(answer: AnswerReadAhead): void {
+  #leave(answer: ArrivingAnswer): void {
     const tenant = this.#tenants.get(answer.tenant);
     tenant?.read.delete(answer);
     tenant?.stopped.delete(answer);
-    this.charge(answer, -answer.bytes);
+    this.#charge(answer, -answer.bytes);
     if (tenant?.read.size === 0 && tenant.stopped.size === 0) this.#tenants.delete(answer.tenant);
   }
 
-  charge(answer: AnswerReadAhead, bytes: number): void {
+  #charge(answer: ArrivingAnswer, bytes: number): void {
     const { tenant } = answer;
     answer.bytes += bytes;
     const all = this.#tenants.get(tenant);
@@ -198,11 +228,11 @@ export class ReadAhead {
     this.#resumeSoon();
   }
 
-  resumeStopped(answer: AnswerReadAhead): void {
+  #resume(answer: ArrivingAnswer): void {
     const tenant = this.#tenants.get(answer.tenant);
     if (tenant?.stopped.delete(answer) !== true) return;
     tenant.read.add(answer);
-    answer.source?.resume();
+    answer.source.resume();
   }
 
   #stopAll(name: string): void {
@@ -212,7 +242,7 @@ export class ReadAhead {
       if (answer.isExempt) continue;
       tenant.read.delete(answer);
       tenant.stopped.add(answer);
-      answer.source?.pause();
+      answer.source.pause();
     }
     if (tenant.stopped.size > 0) this.#short.add(name);
   }
@@ -238,55 +268,12 @@ export class ReadAhead {
   #resumeOf(name: string, { bytes, stopped }: TenantAnswers): boolean {
     const hasRoom = this.#share.roomOf(name) >= RESUMED_ROOM_BYTES;
     if (!hasRoom && bytes > 0) return false;
-    for (const answer of [...stopped.values().take(hasRoom ? RESUMED_AT_ONCE : 1)]) this.resumeStopped(answer);
+    for (const answer of [...stopped.values().take(hasRoom ? RESUMED_AT_ONCE : 1)]) this.#resume(answer);
     return true;
   }
 }
 
-/** The read-ahead of one answer. */
-export class AnswerReadAhead {
-  readonly tenant: string;
-  readonly #all: ReadAhead;
-  /** The connection of the answer; null while there is none. */
-  source: Source | null = null;
-  /** Bytes that have arrived and are not taken. */
-  bytes = 0;
-  /** How many of them the share had room for. */
-  charged = 0;
-  isExempt = false;
-
-  constructor(all: ReadAhead, tenant: string) {
-    this.#all = all;
-    this.tenant = tenant;
-  }
-
-  /** Begins the answer on this connection. */
-  open(source: Source): void {
-    this.close();
-    this.source = source;
-    this.#all.enter(this);
-  }
-
-  /** Counts arrived bytes, or taken ones if the number is negative. */
-  add(bytes: number): void {
-    if (this.source !== null) this.#all.charge(this, bytes);
-  }
-
-  /** Reads the answer on even if the share is used up, since its reader holds memory that others wait for. */
-  exempt(): void {
-    if (this.source === null) return;
-    this.isExempt = true;
-    this.#all.resumeStopped(this);
-  }
-
-  /** Ends the answer: nothing more of it arrives, and nothing is left to be taken. */
-  close(): void {
-    if (this.source === null) return;
-    this.#all.leave(this);
-    this.source = null;
-    this.isExempt = false;
-  }
-}
+export type AnswerReadAhead = ReturnType<ReadAhead["of"]>;
 
 /** A slice of this size is not extended by further parts: joining them is a copy (measured: 8 ms for an answer of 10 MiB). */
 const SLICE_ENOUGH_BYTES = SLICE_BYTES_MAX / 2;
@@ -299,10 +286,12 @@ export interface ExchangeOptions {
   over(isClean: boolean): void;
 }
 
-export class Exchange implements Source, TurnWaiter {
+export class Exchange implements Source {
   readonly #options: ExchangeOptions;
   readonly #response = Promise.withResolvers<Answer>();
-  #head: ResponseHead | null = null;
+  /** The answer; its body is still encoded. */
+  readonly response = this.#response.promise;
+  head: ResponseHead | null = null;
   #isAnswered = false;
   readonly #unparsed: Uint8Array[] = [];
   #unparsedBytes = 0;
@@ -339,15 +328,6 @@ export class Exchange implements Source, TurnWaiter {
     this.#regulate();
   }
 
-  /** The answer; its body is still encoded. */
-  get response(): Promise<Answer> {
-    return this.#response.promise;
-  }
-
-  get head(): ResponseHead | null {
-    return this.#head;
-  }
-
   /** Takes received bytes. @param bytes their first `length` are copied, in pieces that can be released one by one */
   arrived(bytes: Uint8Array, length = bytes.length): void {
     if (this.#isReadAtOnce(length)) this.#parse(bytes.slice(0, length));
@@ -369,7 +349,7 @@ export class Exchange implements Source, TurnWaiter {
   /** Whether the bytes are parsed without waiting for a turn. After the head they wait, since larger pieces cost less. */
   #isReadAtOnce(length: number): boolean {
     // 16 KiB hold the head of any honest answer, and all of most answers.
-    if (this.#head !== null || this.#isParsed || this.#end !== null || length > 16 * 1024) return false;
+    if (this.head !== null || this.#isParsed || this.#end !== null || length > 16 * 1024) return false;
     return this.#unparsed.length === 0 && !this.#isStopped && mayDoAtOnce();
   }
 
@@ -386,7 +366,7 @@ export class Exchange implements Source, TurnWaiter {
 
   /** Parses the next slice if the head is missing or the reader waits for a piece. */
   readonly #step = (): boolean => {
-    if (this.#end !== null || this.#isParsed || (this.#head !== null && this.#pendingRead === null)) return false;
+    if (this.#end !== null || this.#isParsed || (this.head !== null && this.#pendingRead === null)) return false;
     const slice = this.#nextSlice();
     if (slice !== null) {
       this.#parse(slice);
@@ -410,15 +390,15 @@ export class Exchange implements Source, TurnWaiter {
   #endWhole(isAll: boolean): void {
     this.#isParsed = true;
     this.#isAll = isAll;
-    waitWholeTurn(this);
+    waitWholeTurn(this.#turned);
   }
 
   /** Called a whole turn after the answer was parsed. */
-  turned(): void {
+  readonly #turned = (): void => {
     // A paused connection may hold more bytes, which nobody has seen.
     const isQuiet = this.#unparsedBytes === 0 && this.#connectionEnd === null && !this.#isPaused;
     this.#finish("whole", this.#isAll && isQuiet);
-  }
+  };
 
   /** Whether so much is received but not parsed that the connection is to be paused. */
   #isFull(): boolean {
@@ -461,7 +441,7 @@ export class Exchange implements Source, TurnWaiter {
   }
 
   #onHead(head: ResponseHead, isWhole: boolean): void {
-    this.#head = head;
+    this.head = head;
     if (!isWhole) this.#answer(head, this.#body());
   }
 
@@ -525,7 +505,7 @@ export class Exchange implements Source, TurnWaiter {
     this.#options.request.signal.removeEventListener("abort", this.#abort);
     if (end !== "whole") this.#reject(end);
     this.#options.over(isClean);
-    if (this.#head !== null && !this.#isAnswered) this.#answer(this.#head, this.#piece?.slice() ?? new Uint8Array());
+    if (this.head !== null && !this.#isAnswered) this.#answer(this.head, this.#piece?.slice() ?? new Uint8Array());
     this.#resolveRead();
   }
 }

@@ -214,6 +214,22 @@ describe("errors of a request", () => {
     expect(await kindOf(unresolved.request("http://up.test/", post()))).toBe("unreached");
   });
 
+  test("name the host, the port and the address", async () => {
+    const outbound = outboundOf(to("127.0.0.1"));
+    const told = async (url: string) => (await outbound.request(url, post()).catch((error) => error)).message;
+    expect(await told("http://up.test:1/path?query")).toBe("up.test:1 at 127.0.0.1: ECONNREFUSED");
+    expect(await told("http://127.0.0.1:1/")).toBe("127.0.0.1:1: ECONNREFUSED");
+    // The scheme's port, which something on this machine may listen on.
+    const refusing = outboundOf(to("127.99.99.99"));
+    for (const [scheme, port] of [
+      ["http", 80],
+      ["https", 443],
+    ]) {
+      const error = await refusing.request(`${scheme}://up.test/`, post()).catch((thrown) => thrown);
+      expect(error.message).toBe(`up.test:${port} at 127.99.99.99: ECONNREFUSED`);
+    }
+  });
+
   test("come only when no address can be connected", async () => {
     const server = await raw(answerOk);
     const outbound = outboundOf(to("127.0.0.3", "::1", "127.0.0.1"));

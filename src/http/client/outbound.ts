@@ -11,7 +11,7 @@
 // happen twice is sent as a POST.
 
 import { networkInterfaces } from "node:os";
-import { Fault } from "../../core/fault.ts";
+import { errorCode, errorName, Fault } from "../../core/fault.ts";
 import {
   type Address,
   type HostRules,
@@ -34,7 +34,6 @@ import { type ClientIdentity, createTlsContexts, openTransport } from "./connect
 import {
   type Answer,
   type DialTarget,
-  errorCode,
   OutboundError,
   reasonOf,
   type SentRequest,
@@ -86,8 +85,12 @@ const DIAL_FAILURES = new Set([
   "EBUSY",
 ]);
 
+/** The host and the port, also where the URL leaves it to the scheme; and the address, unless the URL has it. */
+const placeOf = ({ hostname, port, isTls }: DialTarget, address: string) =>
+  `${hostname}:${port || (isTls ? "443" : "80")}${hostname === address ? "" : ` at ${address}`}`;
+
 function failureAt(where: string, error: unknown): OutboundError {
-  const code = errorCode(error);
+  const code = errorName(error);
   const isUnreached = DIAL_FAILURES.has(code) || UNTRUSTED_SERVER.test(code);
   return new OutboundError(isUnreached ? "unreached" : "lost", `${where}: ${code}`, reasonOf(code));
 }
@@ -213,9 +216,9 @@ export function createOutbound(options: OutboundOptions): Outbound {
           return await transport.send({ ...request, tenant, target, address, fields, tlsContext });
         } catch (error) {
           signal.throwIfAborted();
-          failure = failureAt(`${target.hostname} at ${address}`, error);
+          failure = failureAt(placeOf(target, address), error);
           // The next address is tried after a failed dial only.
-          if (!DIAL_FAILURES.has(errorCode(error))) break;
+          if (!DIAL_FAILURES.has(errorName(error))) break;
         }
       }
       throw failure ?? new OutboundError("unreached", "no address");
@@ -250,7 +253,6 @@ const SECONDS = /^\d{1,9}$/;
  * The delay that a Retry-After header asks for, in milliseconds; null when it can't be parsed. At most `mostMs`, whatever the
  * server or a clock says.
  *
- * @param value the header's value
  * @param now milliseconds since the epoch
  */
 export function retryAfterMs(value: string | null, now: number, mostMs: number): number | null {
@@ -284,8 +286,7 @@ const systemLookup: Lookup = (name) => Bun.dns.lookup(name.replace(/\.local$/, "
 
 /** A short word for the log, since the message of a resolver error may say too much. */
 function failureName(error: unknown): string {
-  if (!(error instanceof Error)) return "failed";
-  return "code" in error && typeof error.code === "string" ? error.code.replace(/^DNS_/, "") : error.message;
+  return errorCode(error)?.replace(/^DNS_/, "") ?? (error instanceof Error ? error.message : "failed");
 }
 
 export function createResolver(options: ResolveOptions) {

@@ -66,7 +66,7 @@ function library(): Llhttp {
   if (llhttp !== null) return llhttp;
   const env = {
     wasm_on_url: () => GO_ON,
-    wasm_on_status: (_: number, _at: number, length: number) => current?.onReason(length) ?? REFUSE,
+    wasm_on_status: (_: number, _at: number, length: number) => current?.onHeadBytes(length) ?? REFUSE,
     wasm_on_message_begin: () => current?.onMessageBegin() ?? REFUSE,
     wasm_on_header_field: (_: number, at: number, length: number) => current?.onName(at, length) ?? REFUSE,
     wasm_on_header_value: (_: number, at: number, length: number) => current?.onValue(at, length) ?? REFUSE,
@@ -219,13 +219,8 @@ export class ResponseParser {
     return GO_ON;
   }
 
-  /** The reason phrase, which is ignored. */
-  onReason(length: number): number {
-    return this.#addToHead(length);
-  }
-
   /** Counts bytes of the head field by field, since one slice may complete a head that is too large. */
-  #addToHead(bytes: number): number {
+  onHeadBytes(bytes: number): number {
     this.#sliceHeadBytes += bytes;
     const isTooLarge = this.#headBytes + this.#sliceHeadBytes > MAX.upstreamHeadBytes;
     return isTooLarge ? this.#refuse("HeadTooLarge") : GO_ON;
@@ -233,7 +228,7 @@ export class ResponseParser {
 
   onName(at: number, length: number): number {
     if (this.#status !== 0) return this.#onTrailer(length);
-    if (this.#addToHead(length) !== GO_ON) return REFUSE;
+    if (this.onHeadBytes(length) !== GO_ON) return REFUSE;
     const name = this.#text(at, length);
     if (this.#isNameOpen) this.#fields.push(`${this.#fields.pop()}${name}`);
     else if (this.#fields.length >= 2 * MAX.upstreamFields) return this.#refuse("TooManyHeaders");
@@ -244,7 +239,7 @@ export class ResponseParser {
 
   onValue(at: number, length: number): number {
     if (this.#status !== 0) return this.#onTrailer(length);
-    if (this.#addToHead(length) !== GO_ON) return REFUSE;
+    if (this.onHeadBytes(length) !== GO_ON) return REFUSE;
     const value = this.#text(at, length);
     // The callback may bring the rest of a value that began in the slice before.
     if (this.#isNameOpen) this.#fields.push(value);

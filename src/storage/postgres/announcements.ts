@@ -28,7 +28,6 @@ export interface Subscriber {
 interface AnnouncementsOptions extends Subscriber {
   /** A direct URL of the database: through a transaction pooler nothing is heard. */
   readonly url: string;
-  /** This replica's ID. */
   readonly replica: string;
   readonly log: Log;
   /** Shortened by tests, as is the next one. */
@@ -120,7 +119,6 @@ export function createAnnouncements(options: AnnouncementsOptions) {
   void keepListening();
   const stopListening = every(checkEveryMs, keepListening);
   return {
-    /** Announces that a call has ended in this process. */
     ended(id: string): void {
       // Postgres bounds a payload to 8,000 bytes. Other replicas find further ends by polling.
       if (ids.length >= 180) return;

@@ -14,7 +14,6 @@ import type { DatabaseConnection } from "./pool.ts";
 // biome-ignore lint/suspicious/noExplicitAny: commands of all kinds are in one queue, each with its own type of input.
 type AnyCommand = CommandBase<any, any>;
 
-/** Commands of one kind. */
 export interface CommandGroup {
   readonly command: AnyCommand;
   readonly inputs: readonly unknown[];
@@ -286,8 +285,7 @@ export function createCommandKinds(options: Pick<CommandBatchesOptions, "waitMsM
   const kinds = new Map<unknown, ReturnType<typeof createCommandBatches>>();
   return {
     execute<Input, Output>(command: CommandBase<Input, Output>, input: Input, until?: number): Promise<Output> {
-      const kind = kinds.get(command) ?? createCommandBatches({ ...options, atOnce: 1 });
-      kinds.set(command, kind);
+      const kind = kinds.getOrInsertComputed(command, () => createCommandBatches({ ...options, atOnce: 1 }));
       return kind.execute(command, input, until);
     },
     close: () => Promise.all([...kinds.values()].map((kind) => kind.close())),

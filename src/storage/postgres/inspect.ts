@@ -2,8 +2,8 @@
 // and logged at the start, before anything is changed.
 import type { SQL } from "bun";
 import { PassingStartupProblem, StartupProblem } from "../../core/startup.ts";
-import { sqlState, startProblem } from "../failures.ts";
-import { type DatabaseInspection, NO_KEYS, numbered, type WrappedKeys } from "../inspect.ts";
+import { openProblem, POOLER_STATE, sqlState, startProblem } from "../failures.ts";
+import { type DatabaseInspection, NO_KEYS, type WrappedKeys } from "../inspect.ts";
 import { schemaOf, versionsOnPostgres } from "../migrate.ts";
 import { NOW } from "../store.ts";
 import { parseDatabaseUrl, postgresClient, postgresReader } from "./pool.ts";
@@ -31,7 +31,7 @@ export async function inspectPostgres(databaseUrl: string): Promise<DatabaseInsp
     };
   } catch (error) {
     await client.close({ timeout: 0 });
-    throw startProblem(error, databaseUrl) ?? error;
+    throw await openProblem(error, databaseUrl);
   }
 }
 
@@ -42,7 +42,7 @@ async function run(client: SQL, text: string, values: unknown[], rows: "arrays" 
 
 async function wrappedKeys(client: SQL): Promise<WrappedKeys> {
   return {
-    tenantKeys: numbered(await client.unsafe("select tenant, number, wrapped_key from tenant_keys")),
+    tenantKeys: await client.unsafe("select tenant, number::int as number, wrapped_key from tenant_keys"),
     signingKeys: await client.unsafe("select kid, purpose, wrapped_private_key from signing_keys"),
   };
 }
@@ -106,7 +106,6 @@ interface Server {
 
 /** A statement_timeout in milliseconds that no server has by default. */
 const ASKED_FOR = 7_777;
-const PROTOCOL_VIOLATION = "08P01";
 
 /** Tests with a startup parameter: the server keeps it, PgBouncer refuses it, and other poolers lose it. */
 async function isPooled(databaseUrl: string): Promise<boolean> {
@@ -115,7 +114,7 @@ async function isPooled(databaseUrl: string): Promise<boolean> {
     const [row] = await client.unsafe<[{ kept: string }]>("select current_setting('statement_timeout') as kept");
     return row.kept !== `${ASKED_FOR}ms`;
   } catch (error) {
-    if (sqlState(error) === PROTOCOL_VIOLATION) return true;
+    if (sqlState(error) === POOLER_STATE) return true;
     throw error;
   } finally {
     await client.close({ timeout: 0 });

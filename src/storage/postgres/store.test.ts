@@ -249,6 +249,18 @@ describe("on Postgres alone", () => {
     expect(shown(error)).not.toContain("hunter2");
   });
 
+  test("a host name that does not exist is told as such, without the password", async () => {
+    // A label of more than 63 characters, for which no name server is asked.
+    const host = `${"a".repeat(64)}.invalid`;
+    const databaseUrl = `postgres://tollgate:hunter2@${host}/x`;
+    const error = await openPostgres({ databaseUrl, clock, log: silentLog }).catch((thrown) => thrown);
+    expect(error).toBeInstanceOf(StartupProblem);
+    expect(error.message).toBe(
+      `the Postgres server of DATABASE_URL does not answer at ${host}:5432: the host name is not found`,
+    );
+    expect(shown(error)).not.toContain("hunter2");
+  });
+
   test("a server that refuses is named at the start with its reason, without the password", async () => {
     const good = await (await startPostgres()).freshDatabase();
     const wrong = { password: "hunter2", pathname: "/nope", search: "?sslmode=require" };

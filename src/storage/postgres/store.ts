@@ -6,7 +6,7 @@ import type { Clock } from "../../core/time.ts";
 import { MAX } from "../../kernel/limits.ts";
 import { poll } from "../../kernel/loop.ts";
 import { actingTenant } from "../../kernel/wait.ts";
-import { askStore, startProblem, within } from "../failures.ts";
+import { askStore, openProblem, within } from "../failures.ts";
 import { migratePostgres } from "../migrate.ts";
 import { type CommandBase, createCallEnds, NOW, type Reader, type SqlRow, type Store } from "../store.ts";
 import { createCommandKinds, createCommandLanes, runCommands, runGroups } from "./batches.ts";
@@ -46,7 +46,7 @@ async function prepareDatabase(options: PostgresOptions): Promise<void> {
       log.warn("pooler_must_follow_prepared_statements", POOLER_HINT);
     await migratePostgres(client, { clock, log });
   } catch (error) {
-    throw startProblem(error, databaseUrl) ?? error;
+    throw await openProblem(error, databaseUrl);
   } finally {
     await client.close({ timeout: 0 });
   }

@@ -1,10 +1,10 @@
 // Copies an SQLite database while a service writes to it, and checks copies. A copy is one file: SQLite writes it from a snapshot
 // of the database, without holding up writers. The write-ahead log grows meanwhile.
 import { Database, SQLiteError } from "bun:sqlite";
-import { closeSync, existsSync, fsyncSync, linkSync, openSync, rmSync, statfsSync, statSync } from "node:fs";
+import { existsSync, linkSync, rmSync, statfsSync, statSync } from "node:fs";
 import { dirname } from "node:path";
 import { StartupProblem } from "../../core/startup.ts";
-import { makePrivateFile, syncDirectory } from "../data-dir.ts";
+import { makePrivateFile, syncToDisk } from "../data-dir.ts";
 import type { WrappedKeys } from "../inspect.ts";
 import { fitOf, type Schema, schemaOf, tooNewText, versionsOnSqlite } from "../migrate.ts";
 import { markCopy, withFile } from "../restoration.ts";
@@ -38,9 +38,9 @@ export function copySqlite(
     begins(draft, bytes);
     withFile(from, (connection) => connection.run("vacuum into ?", [draft]));
     markCopy(draft, now);
-    syncFile(draft);
+    syncToDisk(draft);
     linkSync(draft, to);
-    syncDirectory(dirname(to));
+    syncToDisk(dirname(to));
   } catch (cause) {
     if (cause instanceof StartupProblem) throw cause;
     throw new StartupProblem(`${to} can't be written: ${(cause as Error).message}`, { cause });
@@ -71,15 +71,6 @@ function requireRoom(directory: string, bytes: number): void {
   throw new StartupProblem(
     `${directory} must have ${needed} free for a copy, and has ${Math.floor((bavail * bsize) / MIB)} MiB`,
   );
-}
-
-export function syncFile(path: string): void {
-  const file = openSync(path, "r");
-  try {
-    fsyncSync(file);
-  } finally {
-    closeSync(file);
-  }
 }
 
 /** What is wrong with a copy, or what it holds. */

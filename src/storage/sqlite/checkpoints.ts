@@ -5,6 +5,7 @@
 import type { Database } from "bun:sqlite";
 import { statSync } from "node:fs";
 import type { Log } from "../../core/log.ts";
+import { poll } from "../../kernel/loop.ts";
 import type { FromCheckpointThread, ToCheckpointThread } from "./checkpoint-thread.ts";
 
 /**
@@ -38,7 +39,6 @@ export function startCheckpoints({ writer, path, log, walBytes, spawn }: Checkpo
   const thread = createThread(path, log, spawn ?? spawnThread);
   let movedChanges = -1;
   let checkedAt = Number.NEGATIVE_INFINITY;
-  let isMoving = false;
   let isStopped = false;
 
   /** Moves what was added while the thread was moving, or everything when the thread has failed. */
@@ -60,21 +60,15 @@ export function startCheckpoints({ writer, path, log, walBytes, spawn }: Checkpo
     movedChanges = currentChanges;
   }
 
-  const timer = setInterval(() => {
-    if (isMoving) return;
-    isMoving = true;
-    moveIfDue()
-      .catch((error) => log.warn("checkpoint_failed", { error }))
-      .finally(() => {
-        isMoving = false;
-      });
-  }, 50);
-  timer.unref();
+  const looking = poll({ leastMs: 50, mostMs: 50 }, async () => {
+    await moveIfDue().catch((error) => log.warn("checkpoint_failed", { error }));
+    return false;
+  });
   return {
     /** Ends the thread. The write-ahead log stays as it is. */
     stop(): Promise<void> {
       isStopped = true;
-      clearInterval(timer);
+      looking.stop();
       return thread.close();
     },
   };

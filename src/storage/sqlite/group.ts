@@ -5,7 +5,7 @@
 // The writer is on the main thread. On a thread of its own (measured alternately on two cores, commands sent as one JSON text) an
 // accept took 36 instead of 38 µs of the main thread but 56 instead of 43 in all, and a whole call 96 instead of 145 but 285
 // instead of 245, so that two cores did less. Checkpoints are on a thread of their own: checkpoints.ts.
-import { type Database, SQLiteError } from "bun:sqlite";
+import type { Database } from "bun:sqlite";
 import type { CountDimension, Tables } from "../../../db/schema.ts";
 import type { CallEnd } from "../../core/call.ts";
 import type { Log } from "../../core/log.ts";
@@ -14,7 +14,7 @@ import { MAX } from "../../kernel/limits.ts";
 import { inSlices } from "../../kernel/loop.ts";
 import { createFairShare } from "../../kernel/share.ts";
 import { actingTenant } from "../../kernel/wait.ts";
-import { sqliteCommitFailure, sqliteFailure, unavailable } from "../failures.ts";
+import { isSqliteBusy, sqliteCommitFailure, sqliteFailure, unavailable } from "../failures.ts";
 import {
   type Command,
   type CommandEffects,
@@ -211,10 +211,6 @@ function commandOf({ job, mayFail }: WaitingWrite, isolated: boolean): Run | nul
   return "command" in job && !isolated && !mayFail ? job.command : null;
 }
 
-function isBusy(error: unknown): boolean {
-  return error instanceof SQLiteError && (error.code?.startsWith("SQLITE_BUSY") ?? false);
-}
-
 export function createGroupCommit(options: GroupOptions) {
   const commandOn = commandsOn(options.writer);
   const runner = createGroupRunner(options, commandOn);
@@ -235,7 +231,7 @@ export function createGroupCommit(options: GroupOptions) {
     } catch (error) {
       busySince ??= performance.now();
       // A command or a backup may hold the write lock for this long before writes are refused.
-      if (isBusy(error) && performance.now() - busySince < 4_000) return false;
+      if (isSqliteBusy(error) && performance.now() - busySince < 4_000) return false;
       busySince = undefined;
       await inSlices(queue.all(), (write) => write.reject(sqliteFailure(error)));
       return false;

@@ -5,8 +5,8 @@ import { drizzle } from "drizzle-orm/bun-sqlite";
 import { columns } from "../../../db/columns.ts";
 import { defineSchema } from "../../../db/schema.ts";
 import { StartupProblem } from "../../core/startup.ts";
-import { sqliteFailure } from "../failures.ts";
-import { type DatabaseInspection, NO_KEYS, numbered, type TenantKeyRow, type WrappedKeys } from "../inspect.ts";
+import { isSqliteBusy, sqliteFailure } from "../failures.ts";
+import { type DatabaseInspection, NO_KEYS, type WrappedKeys } from "../inspect.ts";
 import { schemaOf, versionsOnSqlite } from "../migrate.ts";
 import type { Queries } from "../store.ts";
 
@@ -97,8 +97,7 @@ async function tryWrite(connection: Database, hasSchema: boolean): Promise<numbe
       if (hasSchema) connection.run("update schema_versions set applied_at = applied_at + 1");
       return performance.now() - from;
     } catch (error) {
-      const isBusy = error instanceof SQLiteError && error.code?.startsWith("SQLITE_BUSY") === true;
-      if (!isBusy) throw refused(error);
+      if (!isSqliteBusy(error)) throw refused(error);
       if (performance.now() > until) throw new StartupProblem("another process holds its write lock", { cause: error });
     } finally {
       if (connection.inTransaction) connection.run("rollback");
@@ -113,11 +112,13 @@ function refused(error: unknown): unknown {
 }
 
 export function wrappedKeys(database: Database): WrappedKeys {
-  const tenantKeys = database.query<TenantKeyRow, []>("select tenant, number, wrapped_key from tenant_keys");
+  const tenantKeys = database.query<WrappedKeys["tenantKeys"][number], []>(
+    "select tenant, number, wrapped_key from tenant_keys",
+  );
   const signingKeys = database.query<WrappedKeys["signingKeys"][number], []>(
     "select kid, purpose, wrapped_private_key from signing_keys",
   );
-  return { tenantKeys: numbered(tenantKeys.all()), signingKeys: signingKeys.all() };
+  return { tenantKeys: tenantKeys.all(), signingKeys: signingKeys.all() };
 }
 
 /**
@@ -128,12 +129,8 @@ export function wrappedKeys(database: Database): WrappedKeys {
 export function holdsWrappedKeys(path: string): boolean {
   if (!existsSync(path)) return false;
   try {
-    const file = new Database(path, { readwrite: true });
-    try {
-      return file.query("select 1 from signing_keys union all select 1 from tenant_keys limit 1").get() !== null;
-    } finally {
-      file.close();
-    }
+    using file = new Database(path, { readwrite: true });
+    return file.query("select 1 from signing_keys union all select 1 from tenant_keys limit 1").get() !== null;
   } catch (error) {
     return !(error instanceof SQLiteError && error.message.startsWith("no such table"));
   }

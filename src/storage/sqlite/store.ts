@@ -10,7 +10,7 @@ import { defineSchema } from "../../../db/schema.ts";
 import type { Log } from "../../core/log.ts";
 import type { Clock } from "../../core/time.ts";
 import { ensurePrivateFile } from "../data-dir.ts";
-import { within } from "../failures.ts";
+import { isSqliteBusy, within } from "../failures.ts";
 import { migrateSqlite } from "../migrate.ts";
 import { type Command, type CommandEffects, createCallEnds, type Queries, type Store } from "../store.ts";
 import { startCheckpoints } from "./checkpoints.ts";
@@ -42,13 +42,6 @@ interface SqliteOptions {
 /** For commands that only read. */
 const NO_EFFECTS: CommandEffects = { count() {}, ended() {} };
 
-/** Creates the database file for its owner only. SQLite gives its log and index files the same mode. */
-function createPrivateFile(path: string): void {
-  mkdirSync(dirname(path), { recursive: true, mode: 0o700 });
-  ensurePrivateFile(path);
-  chmodSync(path, 0o600);
-}
-
 function connect(path: string): Database {
   const connection = new Database(path, { readwrite: true });
   connection.run(`pragma busy_timeout = ${OPEN_BUSY_MS}`);
@@ -73,8 +66,7 @@ function enterWal(connection: Database): void {
       connection.run("pragma journal_mode = wal");
       return;
     } catch (error) {
-      const busy = error instanceof SQLiteError && error.code?.startsWith("SQLITE_BUSY");
-      if (!busy || performance.now() > until) throw error;
+      if (!isSqliteBusy(error) || performance.now() > until) throw error;
     }
     Bun.sleepSync(5 + Math.random() * 10);
   }
@@ -99,7 +91,10 @@ function migrate({ path, clock, log }: SqliteOptions): void {
 /** @throws Error when the database belongs to a newer program, or can't be opened; StartupProblem when the file is broken */
 export async function openSqlite(options: SqliteOptions): Promise<Store> {
   const { path, log, clock } = options;
-  createPrivateFile(path);
+  mkdirSync(dirname(path), { recursive: true, mode: 0o700 });
+  // For its owner only. SQLite gives its log and index files the same mode.
+  ensurePrivateFile(path);
+  chmodSync(path, 0o600);
   migrate(options);
   const writer = connect(path);
   const reader = connect(path);

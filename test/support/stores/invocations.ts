@@ -15,7 +15,11 @@ export const PAID: Partial<InvocationRow> = {
 };
 
 /** A call of tenant acme to agent agt_a, as admission hands it over. */
-export function accepted(now: number, fields: Partial<InvocationRow> = {}, body = "hello"): AcceptedCall {
+export function accepted(
+  now: number,
+  fields: Partial<InvocationRow> = {},
+  body = "hello",
+): AcceptedCall & { readonly row: InvocationRow } {
   const row: InvocationRow = {
     tenant: "acme",
     id: newId("inv", now),

@@ -6,9 +6,9 @@ import { MAX } from "../../../kernel/limits.ts";
 import { judged } from "../../../wire/body.ts";
 import { isEventStream } from "../../../wire/event-stream.ts";
 import { isSessionless, RPC_REQUEST, type RpcRequest, splice } from "../../../wire/jsonrpc.ts";
-import { isEchoedHeader } from "../../../wire/mcp-headers.ts";
+import { isEchoedHeader, SESSION_HEADER, VERSION_HEADER } from "../../../wire/mcp-headers.ts";
 import { CallError } from "../../upstream/failure.ts";
-import { type CallContext, jobHeaders, send, type Upstreams } from "../call.ts";
+import { type CallContext, jobHeaders, send, type UpstreamRequest, type Upstreams } from "../call.ts";
 import { answered, type Job, keep, noteHead, type Outcome } from "../job.ts";
 import { type RpcAnswer, readMessage, readStreamAnswer } from "./response.ts";
 import {
@@ -16,11 +16,10 @@ import {
   createSessions,
   MCP_HEADERS,
   type McpWire,
-  SESSION_HEADER,
   type Session,
   type Sessions,
   type SessionTarget,
-  VERSION_HEADER,
+  sessionHeaders,
 } from "./sessions.ts";
 
 /** The newest protocol version with sessions. */
@@ -156,19 +155,13 @@ function refusalOf(status: number, answer: RpcAnswer | null): 400 | 404 | null {
   return isOfProtocol || Number.isNaN(answer.code) ? status : null;
 }
 
-function headersOf(call: McpAttempt): Array<[string, string]> {
+function headersOf(call: McpAttempt): UpstreamRequest["headers"] {
   const { job, session } = call;
   const version = versionOf(call);
   // The server may have negotiated a version that lacks the headers which repeat parts of the body.
   const echoes = isSessionless(version);
   const passed = job.call.headers.filter(([name]) => !REPLACED_HEADERS.has(name) && (echoes || !isEchoedHeader(name)));
-  return [
-    ...passed.map(([name, value]): [string, string] => [name, value]),
-    ...MCP_HEADERS,
-    [VERSION_HEADER, version],
-    ...(session === null || session.id === null ? [] : [[SESSION_HEADER, session.id] as [string, string]]),
-    ...jobHeaders(job),
-  ];
+  return [...passed, ...MCP_HEADERS, ...sessionHeaders({ id: session?.id ?? null, version }), ...jobHeaders(job)];
 }
 
 function versionOf({ job, session, callerVersion }: McpAttempt): string {

@@ -9,6 +9,7 @@ import { createFairQueue, createFairShare, enter } from "../../../kernel/share.t
 import { endsWithin, Stop, type StopSignal, unlessAborted, untilFirst } from "../../../kernel/wait.ts";
 import { isEventStream } from "../../../wire/event-stream.ts";
 import { encodeRpc } from "../../../wire/jsonrpc.ts";
+import { SESSION_HEADER, VERSION_HEADER } from "../../../wire/mcp-headers.ts";
 import { credentialHeaders } from "../../upstream/headers.ts";
 import { type CallContext, readStart, send, type Upstreams } from "../call.ts";
 import { newTrace } from "../job.ts";
@@ -18,9 +19,6 @@ export const MCP_HEADERS: ReadonlyArray<[string, string]> = [
   ["accept", "application/json, text/event-stream"],
   ["content-type", "application/json"],
 ];
-
-export const SESSION_HEADER = "mcp-session-id";
-export const VERSION_HEADER = "mcp-protocol-version";
 
 /** Not 0, which some servers take for a missing id. */
 const INITIALIZE_ID = 1;
@@ -42,7 +40,6 @@ export interface SessionTarget {
   readonly via: string | null;
 }
 
-/** What `initialize` has opened. */
 export interface Opened {
   /** Null when the server keeps no sessions. */
   readonly id: string | null;
@@ -268,23 +265,25 @@ export function createMcpWire({ outbound, settings, memory }: Upstreams) {
     await withMemory(signal, target, step).finally(() => slots.giveBack(tenant, url, 1));
   }
 
+  /** Never rejects. @param message null to delete the session */
+  const tell = (target: SessionTarget, session: Opened, message: object | null): Promise<void> =>
+    inBackground(target, (context) => sendAndDrain(context, target, session, message)).catch(() => {});
+
   return {
     /** Null when the server could not be initialized. May still resolve with a session after the signal. Never rejects. */
     open: (target: SessionTarget, signal: StopSignal): Promise<Opened | null> =>
       withMemory(signal, target, (context) => initialize(context, target)).catch(() => null),
     /** Never rejects. */
-    close: (target: SessionTarget, session: Opened): Promise<void> =>
-      inBackground(target, (context) => sendAndDrain(context, target, session, null)).catch(() => {}),
+    close: (target: SessionTarget, session: Opened) => tell(target, session, null),
     /**
      * Tells the server that nobody waits for a request any more, since in MCP a closed connection does not mean that. Never
      * rejects.
      *
      * @param requestId the id as it was sent, JSON text
      */
-    abandon: (target: SessionTarget, session: Opened, requestId: string) => {
+    abandon(target: SessionTarget, session: Opened, requestId: string) {
       const params = { requestId: JSON.parse(requestId) as unknown };
-      const message = { method: "notifications/cancelled", params };
-      return inBackground(target, (context) => sendAndDrain(context, target, session, message)).catch(() => {});
+      return tell(target, session, { method: "notifications/cancelled", params });
     },
   };
 }
@@ -322,7 +321,7 @@ function targetHeaders({ via, credential }: SessionTarget): Array<[string, strin
   return [...(via === null ? [] : [["via", via] as [string, string]]), ...credentialHeaders(credential)];
 }
 
-function sessionHeaders(session: Opened | null): Array<[string, string]> {
+export function sessionHeaders(session: Opened | null): Array<[string, string]> {
   if (session === null) return [];
   const version: [string, string] = [VERSION_HEADER, session.version];
   return session.id === null ? [version] : [version, [SESSION_HEADER, session.id]];

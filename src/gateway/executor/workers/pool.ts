@@ -190,7 +190,6 @@ function createWorkerHandle(options: Required<WorkerPoolOptions>) {
       news.recorded.push(id);
       flushSoon();
     },
-    /** How many jobs have no outcome yet. */
     load: () => waiting.size + running.size,
     async close() {
       isClosed = true;
@@ -292,7 +291,6 @@ export function createSupervisor(
   }
 
   return {
-    /** Launches the first worker. Called once. */
     start: launch,
     isReady: () => isReady,
     /** Hands a message to the worker, which must be ready. */
@@ -330,7 +328,7 @@ export function createSupervisor(
  */
 function listenTo(worker: Worker, log: Log, handlers: { message(message: FromWorker): void; closed(): void }): Worker {
   worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
-    if (data.kind === "warning") log.warn(data.event, data.fields);
+    if (data.kind === "log") log[data.level](data.event, data.fields);
     else handlers.message(data);
   };
   worker.onmessageerror = () => worker.terminate();

@@ -29,9 +29,11 @@ function post(message: FromWorker, transfer: ArrayBuffer[] = []): void {
   self.postMessage(message, transfer);
 }
 
-function warn(event: string, fields: LogFields = {}): void {
-  post({ kind: "warning", event, fields });
-}
+const logAt =
+  (level: "info" | "warn") =>
+  (event: string, fields: LogFields = {}): void => {
+    post({ kind: "log", level, event, fields });
+  };
 
 function createCaller(settings: WorkerSettings, workers: number) {
   const outbound = createOutbound({
@@ -92,8 +94,8 @@ function serve(): (message: ToWorker) => void {
     switch (message.kind) {
       case "start":
         caller = createCaller(message.settings, message.workers);
-        watchLoop("upstream calls", message.settings.blocked_ms, warn);
-        startComputeThreads({ debug() {}, error: warn }, 1);
+        watchLoop("upstream calls", message.settings.blocked_ms, { info: logAt("info"), warn: logAt("warn") });
+        startComputeThreads({ debug() {}, error: logAt("warn") }, 1);
         post({ kind: "ready" });
         break;
       case "work":

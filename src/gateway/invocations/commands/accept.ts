@@ -6,7 +6,7 @@ import { idTime } from "../../../core/id.ts";
 import { type Command, inputRows, type Prepare, perConnection, type SqliteStatement } from "../../../storage/store.ts";
 import { bodyPartsOf, type CallBody, PART_BYTES } from "../../../wire/body.ts";
 import { IDEMPOTENCY_MS, type Idempotency } from "../idempotency.ts";
-import type { InvocationRow } from "../service.ts";
+import type { AcceptedRow } from "../service.ts";
 
 /**
  * Compares keys so that Postgres can only use the index as a key look-up. With a plain equality, a plan made while the table
@@ -54,7 +54,7 @@ function createBatches(prepare: Prepare): (id: string) => number {
 export const batchesOn = perConnection(createBatches);
 
 export interface Accepting {
-  readonly row: InvocationRow;
+  readonly row: AcceptedRow;
   /** JSON of the call: agent snapshot and headers. */
   readonly call: string;
   readonly body: CallBody;

@@ -11,10 +11,9 @@ import { VERSION } from "../../../core/startup.ts";
 import { STRANGERS } from "../../../http/server.ts";
 import { inTurn } from "../../../kernel/turns.ts";
 import { OPTIONS } from "../find.js";
-import { PAGES, type Page, SEARCH_WORDS, SECTIONS } from "../pages.ts";
+import { NO_PAGE, PAGES, type Page, SEARCH_WORDS, SECTIONS } from "../pages.ts";
 import { highlight } from "./highlight.js";
 
-/** What a reader finds in a section of the manual. */
 const SECTION_SUMMARIES: Readonly<Record<Page["section"], string>> = {
   Start: "From nothing to a first success, step by step.",
   "How-to": "How to get one thing done on a system that runs.",
@@ -22,9 +21,10 @@ const SECTION_SUMMARIES: Readonly<Record<Page["section"], string>> = {
   Explanation: "How it works inside, and why it is built this way.",
 };
 
-/** @param path below /docs: the name of a page, `search.json`, or nothing for the contents @throws Error for any other */
+/** @param path below /docs: the name of a page, `search.json`, NO_PAGE, or nothing for the contents @throws Error for any other */
 export async function manualFile(path: string): Promise<string> {
   if (path === "") return contentsHtml();
+  if (path === NO_PAGE) return noPageHtml();
   if (path === "search.json") return searchJson();
   const at = PAGES.findIndex(({ name }) => name === path);
   const page = PAGES[at];
@@ -35,7 +35,8 @@ export async function manualFile(path: string): Promise<string> {
 /** All files by their paths below /docs. */
 export async function manualFiles(): Promise<Record<string, string>> {
   const files: Record<string, string> = {};
-  for (const path of ["", "search.json", ...PAGES.map(({ name }) => name)]) files[path] = await manualFile(path);
+  for (const path of ["", "search.json", NO_PAGE, ...PAGES.map(({ name }) => name)])
+    files[path] = await manualFile(path);
   return files;
 }
 
@@ -50,7 +51,7 @@ function neighboursHtml(previous: Page | undefined, next: Page | undefined): str
   const link = (page: Page | undefined, rel: string, label: string) =>
     page === undefined
       ? ""
-      : `<a rel="${rel}" href="${page.name}"><small>${label}</small> ${escapeHtml(page.title)}</a>\n`;
+      : `<a rel="${rel}" href="${page.name}"><small>${label}</small> ${Bun.escapeHTML(page.title)}</a>\n`;
   return `<nav class="neighbours" aria-label="Previous and next page">
 ${link(previous, "prev", "Previous")}${link(next, "next", "Next")}</nav>
 `;
@@ -60,13 +61,23 @@ function contentsHtml(): string {
   const sections = SECTIONS.map((section) => {
     const items = PAGES.filter((page) => page.section === section).map(
       ({ name, title, summary }) =>
-        `<li><a href="docs/${name}">${escapeHtml(title)}</a>: ${escapeHtml(summary)}</li>\n`,
+        `<li><a href="docs/${name}">${Bun.escapeHTML(title)}</a>: ${Bun.escapeHTML(summary)}</li>\n`,
     );
     return `<h2>${section}</h2>\n<p>${SECTION_SUMMARIES[section]}</p>\n<ul>\n${items.join("")}</ul>\n`;
   });
   const main = `<h1>The manual</h1>\n<p>Try the API in <a href="swagger">Swagger</a>.</p>\n${sections.join("")}`;
   const description = "The manual of tollgate, a multi-tenant gateway for agents";
   return siteHtml({ title: "The manual", description, below: "docs/", current: null, headings: [], main });
+}
+
+/** What a browser gets at an address below /docs that has no page. */
+function noPageHtml(): string {
+  const main = `<h1>No such page</h1>
+<p>The manual has nothing at this address. Go to its <a href="../docs">contents</a> or its <a href="start">start</a>, or search
+it with the field above.</p>
+`;
+  const description = "The manual has nothing at this address";
+  return siteHtml({ title: "No such page", description, below: "", current: null, headings: [], main });
 }
 
 interface Site {
@@ -86,8 +97,8 @@ function siteHtml({ title, description, below, current, headings, main }: Site):
   <head>
     <meta charset="utf-8">
     <meta name="viewport" content="width=device-width, initial-scale=1">
-    <meta name="description" content="${escapeHtml(description)}">
-    <title>${escapeHtml(title)} · tollgate</title>
+    <meta name="description" content="${Bun.escapeHTML(description)}">
+    <title>${Bun.escapeHTML(title)} · tollgate</title>
     <link rel="icon" type="image/png" href="${below === "" ? "../" : ""}swagger/favicon.png">
     <link rel="stylesheet" href="${below}style.css">
     <script src="${below}search.js" defer></script>
@@ -95,7 +106,7 @@ function siteHtml({ title, description, below, current, headings, main }: Site):
   <body>
     <a class="skip" href="#content">Skip to the content</a>
     <header>
-      <p><a class="home" href="${home}">tollgate</a> <span class="version">${escapeHtml(VERSION)}</span></p>
+      <p><a class="home" href="${home}">tollgate</a> <span class="version">${Bun.escapeHTML(VERSION)}</span></p>
       <div role="search" hidden>
         <input id="search" type="search" placeholder="Search ( / )" aria-label="Search the manual" aria-controls="found" autocomplete="off" spellcheck="false">
         <ol id="found" aria-label="Results" hidden></ol>
@@ -118,14 +129,13 @@ function pagesHtml(below: string, current: string | null): string {
   const parts = SECTIONS.map((section, at) => {
     const items = PAGES.filter((page) => page.section === section).map(({ name, title }) => {
       const mark = name === current ? ' aria-current="page"' : "";
-      return `<li><a href="${below}${name}"${mark}>${escapeHtml(title)}</a></li>\n`;
+      return `<li><a href="${below}${name}"${mark}>${Bun.escapeHTML(title)}</a></li>\n`;
     });
     return `<p id="section-${at}">${section}</p>\n<ul aria-labelledby="section-${at}">\n${items.join("")}</ul>\n`;
   });
   return parts.join("");
 }
 
-/** The headings of the second and third level as links. */
 function outlineHtml(headings: readonly Heading[]): string {
   const items = headings
     .filter(({ depth }) => depth === 2 || depth === 3)
@@ -155,11 +165,6 @@ function anchorOf(heading: string): string {
     .replaceAll(" ", "-");
 }
 
-function escapeHtml(text: string): string {
-  const named: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
-  return text.replace(/[&<>"]/g, (character) => named[character] ?? "");
-}
-
 const RENDERER: RendererObject = {
   heading({ tokens, depth, text }: Tokens.Heading) {
     const anchor = anchorOf(text);
@@ -167,11 +172,13 @@ const RENDERER: RendererObject = {
     return `<h${depth} id="${anchor}"><a href="#${anchor}">${inner}</a></h${depth}>\n`;
   },
   link({ href, tokens }: Tokens.Link) {
-    return `<a href="${escapeHtml(servedAt(href))}">${this.parser.parseInline(tokens)}</a>`;
+    // Links are `payments.md#get-paid` in the repository, and `payments#get-paid` here.
+    const served = href.replace(/^([a-z-]+)\.md(?=#|$)/, "$1");
+    return `<a href="${Bun.escapeHTML(served)}">${this.parser.parseInline(tokens)}</a>`;
   },
   code({ text, lang = "" }: Tokens.Code) {
     // Behind the language some blocks have a word for the tests.
-    const html = highlight(text, lang.replace(/ .*/, "")) ?? escapeHtml(text);
+    const html = highlight(text, lang.replace(/ .*/, "")) ?? Bun.escapeHTML(text);
     return `<div class="code"><pre tabindex="0"><code>${html}\n</code></pre></div>\n`;
   },
   table({ header, rows }: Tokens.Table) {
@@ -187,16 +194,11 @@ const RENDERER: RendererObject = {
     return `<div class="table" tabindex="0"><table>\n${head}<tbody>\n${body}</tbody>\n</table></div>\n`;
   },
   html({ text }: Tokens.HTML | Tokens.Tag) {
-    return escapeHtml(text);
+    return Bun.escapeHTML(text);
   },
 };
 
 const marked = new Marked({ gfm: true, renderer: RENDERER });
-
-/** Rewrites `payments.md#get-paid`, as links are in the repository, to `payments#get-paid`. */
-function servedAt(href: string): string {
-  return href.replace(/^([a-z-]+)\.md(?=#|$)/, "$1");
-}
 
 /** A page as HTML, a turn for each heading: the longest page took 30 ms in one piece where it was the first (measured). */
 export async function renderMarkdown(markdown: string): Promise<{ html: string; headings: readonly Heading[] }> {
@@ -224,7 +226,6 @@ export interface Section {
   readonly explained: string;
   /** The text without Markdown. */
   readonly text: string;
-  /** How much the search prefers it. */
   readonly weight: number;
 }
 
