@@ -20,13 +20,16 @@ const STARTS: Readonly<Record<string, string>> = {
   "/mcp": 'content-type: text/event-stream\r\n\r\ndata: {"jsonrpc":"2.0","id":1,"result":{"t":"',
 };
 
+/** One for all calls: making 4 MiB for each of them costs more than the calls. */
+const GOES_ON = Buffer.alloc(4 * MIB, "y");
+
 async function hangingUpstream() {
   const server = net.createServer((socket) => {
     socket.on("error", () => {});
     socket.on("data", (request) => {
       const path = /^\w+ (\S+)/.exec(`${request}`)?.[1] ?? "";
       socket.write(`HTTP/1.1 200 OK\r\n${STARTS[path]}`);
-      if (path !== "/whole") socket.write(Buffer.alloc(4 * MIB, "y"));
+      if (path !== "/whole") socket.write(GOES_ON);
     });
   });
   const { promise, resolve } = Promise.withResolvers<void>();

@@ -71,14 +71,18 @@ const LIST = JSON.stringify({ jsonrpc: "2.0", id: 1, result: { tools: LISTED } }
 const WINDOWED = zstdCompressSync(new Uint8Array(64 * MIB), { params: { 101: 23 } });
 const MESSAGE = JSON.stringify({ jsonrpc: "2.0", id: 1, method: "tools/list" });
 
+/** Hundreds of answers begin with one of these, each of which is made once. */
+const HALF = Buffer.alloc(2 * MIB, "x");
+const EVENT = Buffer.concat([Buffer.from('data: {"jsonrpc":"2.0","id":1,"result":"'), HALF]);
+const LONG = Buffer.alloc(MIB, "x");
+
 /** A stream that begins with `start` and does not end, or goes on with `piece` for as long as it is read. */
-function unending(start: Uint8Array | string, piece: Uint8Array | null, gone: AbortSignal): ReadableStream {
-  const bytes = typeof start === "string" ? new TextEncoder().encode(start) : start;
+function unending(start: Uint8Array, piece: Uint8Array | null, gone: AbortSignal): ReadableStream {
   let isBegun = false;
   return new ReadableStream({
     async pull(controller) {
       if (isBegun && piece === null) await new Promise((resolve) => gone.addEventListener("abort", resolve));
-      else controller.enqueue(isBegun ? piece : bytes);
+      else controller.enqueue(isBegun ? piece : start);
       isBegun = true;
     },
   });
@@ -93,7 +97,7 @@ function startHostileUpstream(gone: AbortSignal): Upstream {
       case "never":
         return never();
       case "event":
-        return new Response(unending(`data: {"jsonrpc":"2.0","id":1,"result":"${"x".repeat(2 * MIB)}`, null, gone), {
+        return new Response(unending(EVENT, null, gone), {
           headers: { "content-type": "text/event-stream" },
         });
       case "lists":
@@ -101,15 +105,15 @@ function startHostileUpstream(gone: AbortSignal): Upstream {
           headers: { "content-type": "text/event-stream" },
         });
       case "half":
-        return new Response(unending("x".repeat(2 * MIB), null, gone));
+        return new Response(unending(HALF, null, gone));
       case "windows":
         return new Response(unending(WINDOWED.subarray(0, WINDOWED.length - 4), null, gone), {
           headers: { "content-encoding": "zstd" },
         });
       case "flood":
-        return new Response(unending("x", new Uint8Array(256 * 1024), gone));
+        return new Response(unending(Buffer.from("x"), new Uint8Array(256 * 1024), gone));
       case "long":
-        return new Response("x".repeat(MIB));
+        return new Response(LONG);
       case "list":
         return new Response(LIST, { headers: { "content-type": "application/json" } });
       default:
