@@ -12,8 +12,9 @@ interface Pause {
   readonly cpu_ms: number;
 }
 
-/** Pauses of one kind, told at once and then at most every `everyMs`. */
-function createTally(thread: string, everyMs: number, write: Log["warn"]) {
+/** Pauses that the thread computed, or those that it did not, told at once and then at most every `everyMs`. */
+function createTally(thread: string, log: Pick<Log, "info" | "warn">, isComputed: boolean) {
+  const everyMs = isComputed ? 1_000 : 60_000;
   let toldAt = Number.NEGATIVE_INFINITY;
   let longest: Pause | null = null;
   let times = 0;
@@ -24,14 +25,15 @@ function createTally(thread: string, everyMs: number, write: Log["warn"]) {
     },
     tell(now = Number.POSITIVE_INFINITY): void {
       if (longest === null || now - toldAt < everyMs) return;
-      write("event_loop_blocked", { thread, ...longest, times });
+      log[isComputed ? "warn" : "info"]("event_loop_blocked", { thread, ...longest, times });
       [toldAt, longest, times] = [now, null, 0];
     },
   };
 }
 
 /**
- * Logs pauses of at least `leastMs`: as a warning where the thread computed for half of the pause, or for `leastMs`; else as information.
+ * Logs pauses of at least `leastMs`: as a warning where the thread computed for half of the pause, or for `leastMs`; else as
+ * information.
  *
  * @param thread whose event loop it is
  * @param late told of every tick, by how many milliseconds it came too late
@@ -45,8 +47,8 @@ export function watchLoop(
 ): () => void {
   let tickedAt = performance.now();
   let cpu = process.threadCpuUsage();
-  const computed = createTally(thread, 1_000, log.warn);
-  const waited = createTally(thread, 60_000, log.info);
+  const computed = createTally(thread, log, true);
+  const waited = createTally(thread, log, false);
 
   function tick(): void {
     const ms = performance.now() - tickedAt - TICK_MS;
