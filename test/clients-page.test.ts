@@ -8,7 +8,7 @@ import { Client } from "@modelcontextprotocol/sdk/client/index.js";
 import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
 import { StreamableHTTPClientTransport } from "@modelcontextprotocol/sdk/client/streamableHttp.js";
 import type { Transport } from "@modelcontextprotocol/sdk/shared/transport.js";
-import { chromium } from "playwright-core";
+import { browserPath, launchBrowser } from "./support/browser.ts";
 import { copyTour, manifest, pages } from "./support/documentation.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";
 import { type RunningDemo, runDemo } from "./support/gateway/demo.ts";
@@ -19,7 +19,7 @@ import tour from "./tour/package.json" with { type: "json" };
 setDefaultTimeout(120_000);
 const RUN_MS_MAX = 40_000;
 const page = pages.get("clients")!;
-const [chromiumPath, python, curl] = ["chromium", "python3", "curl"].map((name) => Bun.which(name));
+const [python, curl] = ["python3", "curl"].map((name) => Bun.which(name));
 const node = Bun.which("node") ?? process.execPath;
 
 const home = mkdtempSync(join(tmpdir(), "tollgate-clients-"));
@@ -131,10 +131,10 @@ describe("fetch", () => {
     expect(await runFile([program, "call.mjs"], "echo")).toBe(shownBelow("js call.mjs"));
   });
 
-  test.skipIf(chromiumPath === null)("in a browser, on a page of the gateway's origin and no other", async () => {
+  test.skipIf(browserPath === null)("in a browser, on a page of the gateway's origin and no other", async () => {
     const values = JSON.stringify({ GATEWAY: exported["GATEWAY"], TOKEN: exported["TOKEN"], AGENT: agents.echo });
     const code = blockOf("js call.mjs").replace("process.env", values).replace("console.log(", "return [].concat(");
-    const browser = await chromium.launch({ executablePath: chromiumPath!, args: ["--no-sandbox"] });
+    const browser = await launchBrowser("tollgate.test");
     try {
       const tab = await browser.newPage();
       await tab.goto(`${exported["GATEWAY"]}/swagger`);
