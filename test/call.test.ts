@@ -57,6 +57,11 @@ const ANSWERS: Readonly<Record<string, (request: Request) => Response | Promise<
       new ReadableStream({ pull: (controller) => Bun.sleep(1).then(() => controller.enqueue(piece)) }),
     );
   },
+  "/endless-failure": () => {
+    const piece = new Uint8Array(64 * 1024).fill(0x78);
+    const body = new ReadableStream({ pull: (controller) => controller.enqueue(piece) });
+    return new Response(body, { status: 500 });
+  },
   "/breaks": () => stream((controller) => controller.error(new Error("broken"))),
   "/long": () => new Response("x".repeat(MIB + 1)),
   "/moved": () => new Response(null, { status: 302, headers: { location: "http://127.0.0.1:1/" } }),
@@ -269,6 +274,12 @@ describe("a streamed call", () => {
     const { child, reader } = await streamed("endless");
     await reader.cancel();
     expect([await child.exited, await child.stderr.text()]).toEqual([141, ""]);
+  });
+
+  test("that fails without an end is cut, and ends with 1", async () => {
+    const { code, stdout } = await run(["endless-failure", "--stream"]);
+    expect(code).toBe(1);
+    expect(stdout.length).toBeLessThan(4 * MIB);
   });
 
   test("is cancelled by Ctrl-C", async () => {

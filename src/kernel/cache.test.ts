@@ -87,6 +87,17 @@ describe("a cache with shares", () => {
     }
   });
 
+  test("makes room for an entry in a few steps, however many were all used", () => {
+    const evicted: number[] = [];
+    const cache = tenantCache<number, number>(10_000, (key) => evicted.push(key));
+    for (let key = 0; key < 10_000; key++) cache.set("one", key, key);
+    for (let key = 0; key < 10_000; key++) cache.get(key);
+    cache.set("one", 10_000, 0);
+    expect(evicted.length).toBe(1);
+    // The very oldest goes only after all have been passed over.
+    expect(evicted[0]).toBeWithin(1, 100);
+  });
+
   test("keeps an entry of a tenant that is used longer than one that is not", () => {
     const cache = tenantCache<number, number>(10);
     for (let key = 0; key < 10; key++) cache.set("a", key, key);

@@ -17,6 +17,9 @@ interface CacheShare<K> {
   readonly fromOldest: Iterable<K>;
 }
 
+/** To pass over 200,000 used entries took 200 ms. */
+const PASSED_OVER_MAX = 64;
+
 const shareOf = <K>(keys: Set<K>): CacheShare<K> => ({ weight: 0, keys, fromOldest: keys.values() });
 
 /**
@@ -39,11 +42,12 @@ export function tenantCache<K, V>(weightMax: number, evicted?: (key: K) => void)
     if (share.keys.size === 0) shares.delete(entry.tenant);
   }
 
-  /** Removes the oldest entry that was not used. Each is passed over at most once, so this ends. */
+  /** Removes the oldest entry that was not used; or, where all of the oldest were used, the next one. */
   function removeOneOf({ keys, fromOldest }: CacheShare<K>): void {
+    let passed = 0;
     for (const key of fromOldest) {
       const entry = entries.get(key);
-      if (entry?.isUsed !== true) {
+      if (entry?.isUsed !== true || ++passed > PASSED_OVER_MAX) {
         remove(key);
         evicted?.(key);
         return;

@@ -30,12 +30,16 @@ export function decodePaymentHeader(text: string): Parsed<Payment> {
 }
 
 /** What the body of a 402 asks for, in version 1. */
+const OFFERS_MAX = 64;
+
 export function parseChallenge(value: unknown): Parsed<readonly Requirements[]> {
   return attempt(() => {
     const scope = outermost(value, "body");
     versionIn(scope, X402_VERSION);
     const accepts = requiredField(scope, "accepts");
-    if (!Array.isArray(accepts)) throw invalidField("accepts", "must be an array");
+    if (!Array.isArray(accepts) || accepts.length > OFFERS_MAX) {
+      throw invalidField("accepts", `must be an array of at most ${OFFERS_MAX} offers`);
+    }
     return accepts.map((_, at) => readRequirements(objectIn({ path: "accepts", fields: { ...accepts } }, String(at))));
   });
 }

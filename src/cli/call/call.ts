@@ -221,13 +221,13 @@ async function streamed(run: CallRun, path: string, isMcp: boolean, what: string
   const session = isMcp ? await openSession(run, url) : {};
   const { status, stream = null } = await withProgress(what, () => sendCall(run, url, session));
   const isFailed = status >= 400;
-  const held: Uint8Array[] = [];
+  /** The start of an answer that is not known yet to be the agent's. */
+  let held: Uint8Array = new Uint8Array();
   let problem = `the call ${run.invocation} failed: ${status}`;
   try {
-    for await (const piece of stream === null ? [] : bodyChunks(stream, { maxBytes: Number.POSITIVE_INFINITY })) {
-      if (isFailed) held.push(piece);
-      else await print(piece);
-    }
+    const pieces = stream === null ? [] : bodyChunks(stream, { maxBytes: Number.POSITIVE_INFINITY });
+    if (isFailed) held = await startOf(pieces);
+    else for await (const piece of pieces) await print(piece);
     if (!isFailed) return;
   } catch (error) {
     if (!(error instanceof OutboundError)) throw error;
@@ -238,8 +238,20 @@ async function streamed(run: CallRun, path: string, isMcp: boolean, what: string
   }
   const view = await askForEnd(run, `${path}/invocations/${run.invocation}`, 5).catch(() => null);
   // Without a status of the agent's the answer is the gateway's own, and no response.
-  if (view?.upstream_status !== null) await print(Buffer.concat(held));
+  if (view?.upstream_status !== null) await print(held);
   throw view?.status === "failed" ? whyFailed(run, view) : new RunEnd("failed", problem);
+}
+
+/** As much as the gateway keeps of a response: an upstream may send without end. */
+async function startOf(pieces: AsyncIterable<Uint8Array> | Iterable<Uint8Array>): Promise<Uint8Array> {
+  const read: Uint8Array[] = [];
+  let length = 0;
+  for await (const piece of pieces) {
+    read.push(piece);
+    length += piece.length;
+    if (length >= MAX.capturedBytes) break;
+  }
+  return Buffer.concat(read);
 }
 
 /** Opens a session at an MCP server that wants one, as any MCP client does. @returns the headers of a call in it */

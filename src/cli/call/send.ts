@@ -52,7 +52,7 @@ export interface CallRun {
 }
 
 /** What comes over the network must not steer a terminal. */
-const printable = (text: string) => text.replace(/\p{Cc}+/gu, " ").slice(0, 1000);
+const printable = (text: string) => text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]+/gu, " ").slice(0, 1000);
 
 export const tell = (text: string) => void process.stderr.write(`tollgate call: ${printable(text)}\n`);
 /** Progress, which only a person wants to see; it overwrites the line of the clock. */
@@ -107,7 +107,8 @@ export async function sendCall(run: CallRun, path: string, more: MoreHeaders = {
   const paid = await sendSafely(run, path, more);
   if (!isTaken(run, paid)) throw notTaken(run, paid);
   const told = jsonOf(Buffer.from(paid.headers.get("x-payment-response") ?? "", "base64").toString());
-  if (isJsonObject(told)) say(`paid: transaction ${told["transaction"]}`);
+  const transaction = isJsonObject(told) ? told["transaction"] : null;
+  if (typeof transaction === "string") say(`paid: transaction ${transaction}`);
   else say("the payment is accepted, and not collected yet");
   return paid;
 }
@@ -120,8 +121,16 @@ function notTaken(run: CallRun, answer: CallAnswer): RunEnd {
   const { message } = refused(answer);
   // The answer to a streamed call that was made is lost with its connection.
   if (run.isInDoubt && answer.status === STATUS.conflict) return new RunEnd("failed", `${message}; ${inDoubt(run)}`);
-  const isOpen = run.isInDoubt && answer.status !== STATUS.payment_required;
+  // A decline says in its header that nothing was collected. Any other answer to a payment leaves that open.
+  const isDeclined = answer.status === STATUS.payment_required && !isCollected(answer);
+  const isOpen = (run.isInDoubt || (run.payment !== null && isCollected(answer))) && !isDeclined;
   return isOpen ? new RunEnd("unknown", `${message}; ${inDoubt(run)}`) : new RunEnd("refused", message);
+}
+
+/** Whether the answer says by its status that a call was taken, or by its header that a payment was collected. */
+function isCollected({ status, headers }: CallAnswer): boolean {
+  const told = jsonOf(Buffer.from(headers.get("x-payment-response") ?? "", "base64").toString());
+  return status < 400 || (isJsonObject(told) && told["success"] === true);
 }
 
 /** Signs the one payment of the run, if its price is allowed. @throws RunEnd when it is not */
@@ -159,7 +168,7 @@ async function sendSafely(run: CallRun, path: string, more: MoreHeaders): Promis
     }
     if (isLast) throw new RunEnd("unknown", inDoubt(run));
     const header = outcome instanceof OutboundError ? null : outcome.headers.get("retry-after");
-    const pause = retryAfterMs(header, systemClock.now(), 5000) ?? pauseMs;
+    const pause = Math.max(retryAfterMs(header, systemClock.now(), 5000) ?? 0, pauseMs);
     await Bun.sleep(Math.min(pause, Math.max(until - performance.now(), 0)));
   }
 }
