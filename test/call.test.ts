@@ -508,6 +508,38 @@ describe("one payment is signed in a run", () => {
     }
   });
 
+  test("whose outcome is told as unknown where an answer says that it was collected, or that a call was taken", async () => {
+    const collected = { "x-payment-response": btoa(JSON.stringify({ success: true, transaction: "0x1" })) };
+    for (const answer of [
+      () => Response.json({ error: "no" }, { status: 402, headers: collected }),
+      () => Response.json({ error: "no" }, { status: 404, headers: collected }),
+      () => Response.json({ invocation_id: INVOCATION }, { status: 202 }),
+    ]) {
+      const odd = startOddGateway((payment) => (payment === null ? challenge({}) : answer()));
+      try {
+        const unknown = await run(PAYING, { url: odd.url });
+        expect(unknown).toMatchObject({ code: 4, stdout: "" });
+        expect(unknown.stderr).toContain(`payment_nonce ${paymentIn(odd.posts[1]?.payment)["nonce"]}`);
+      } finally {
+        await odd.stop();
+      }
+    }
+  });
+
+  test("whose transaction is shown only if it is a text", async () => {
+    const odd = startOddGateway((payment) => {
+      if (payment === null) return challenge({});
+      const answer = accepted();
+      answer.headers.set("x-payment-response", btoa(JSON.stringify({ transaction: { toString: 1 } })));
+      return answer;
+    });
+    try {
+      expect(await run(PAYING, { url: odd.url })).toMatchObject({ code: 0, stdout: "done" });
+    } finally {
+      await odd.stop();
+    }
+  });
+
   test("whose outcome is told as unknown where it is, and not as a refusal", async () => {
     const answers = [() => challenge({}), hangUp, () => new Response(null, { status: 401 })];
     const odd = startOddGateway((_, count) => answers[count - 1]?.() ?? new Promise<Response>(() => {}));

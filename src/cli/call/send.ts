@@ -121,9 +121,9 @@ function notTaken(run: CallRun, answer: CallAnswer): RunEnd {
   const { message } = refused(answer);
   // The answer to a streamed call that was made is lost with its connection.
   if (run.isInDoubt && answer.status === STATUS.conflict) return new RunEnd("failed", `${message}; ${inDoubt(run)}`);
-  // A decline says in its header that nothing was collected. Any other answer to a payment leaves that open.
-  const isDeclined = answer.status === STATUS.payment_required && !isCollected(answer);
-  const isOpen = (run.isInDoubt || (run.payment !== null && isCollected(answer))) && !isDeclined;
+  // A 402 declines the payment, unless its header says that it was collected.
+  const isTold = run.payment !== null && isCollected(answer);
+  const isOpen = isTold || (run.isInDoubt && answer.status !== STATUS.payment_required);
   return isOpen ? new RunEnd("unknown", `${message}; ${inDoubt(run)}`) : new RunEnd("refused", message);
 }
 
