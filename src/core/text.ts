@@ -32,6 +32,11 @@ export function checkText(field: string, text: string, rule: TextRule): void {
   if (problem !== null) throw invalidField(field, problem);
 }
 
+/** Replaces control and invisible characters: servers and tenants choose parts of the text, and must not control the terminal. */
+export function printable(text: string): string {
+  return text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]+/gu, " ");
+}
+
 // "Did you mean": the known word nearest to a mistyped one, for the command line and the configuration.
 
 const DISTANCE_MAX = 2;

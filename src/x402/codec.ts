@@ -29,9 +29,10 @@ export function decodePaymentHeader(text: string): Parsed<Payment> {
   return attempt(() => readPayment(headerJson(text, "X-PAYMENT")));
 }
 
-/** What the body of a 402 asks for, in version 1. */
+/** Reading 10,000 offers took half a minute. A real challenge has a few. */
 const OFFERS_MAX = 64;
 
+/** What the body of a 402 asks for, in version 1. */
 export function parseChallenge(value: unknown): Parsed<readonly Requirements[]> {
   return attempt(() => {
     const scope = outermost(value, "body");

@@ -1,5 +1,5 @@
-// `tollgate call`: makes a call as any caller would, over HTTP, pays for it if it may, and prints the agent's response. Standard
-// output has the response alone, byte for byte; everything else goes to standard error.
+// `tollgate call` makes one call over HTTP, as any caller would. It pays where the gateway asks for a price that its user allows, and
+// prints the agent's response. Standard output has that response alone, byte for byte; all else goes to standard error.
 import { fstatSync } from "node:fs";
 import {
   bearerToken,
@@ -254,7 +254,7 @@ async function startOf(pieces: AsyncIterable<Uint8Array> | Iterable<Uint8Array>)
   return Buffer.concat(read);
 }
 
-/** Opens a session at an MCP server that wants one, as any MCP client does. @returns the headers of a call in it */
+/** Opens a session with an MCP server that asks for one. @returns the headers that a call in this session needs */
 async function openSession({ access, data }: CallRun, path: string): Promise<Record<string, string>> {
   const headers = { accept: "application/json, text/event-stream" };
   const message = jsonOf(Buffer.from(data).toString());

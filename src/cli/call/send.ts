@@ -3,6 +3,7 @@
 // as unknown, since a caller who is told of a failure calls, and pays, once more.
 
 import { isId } from "../../core/id.ts";
+import { printable } from "../../core/text.ts";
 import { systemClock } from "../../core/time.ts";
 import { type Answer, OutboundError } from "../../http/client/exchange.ts";
 import { retryAfterMs } from "../../http/client/outbound.ts";
@@ -51,12 +52,12 @@ export interface CallRun {
   isInDoubt: boolean;
 }
 
-/** What comes over the network must not steer a terminal. */
-const printable = (text: string) => text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]+/gu, " ").slice(0, 1000);
+/** A gateway chooses parts of what is told, and may choose long ones. */
+const shown = (text: string) => printable(text).slice(0, 1000);
 
-export const tell = (text: string) => void process.stderr.write(`tollgate call: ${printable(text)}\n`);
+export const tell = (text: string) => void process.stderr.write(`tollgate call: ${shown(text)}\n`);
 /** Progress, which only a person wants to see; it overwrites the line of the clock. */
-const say = (text: string) => void (process.stderr.isTTY && process.stderr.write(`\r\x1b[K${printable(text)}\n`));
+const say = (text: string) => void (process.stderr.isTTY && process.stderr.write(`\r\x1b[K${shown(text)}\n`));
 
 /** The end of a run whose request the gateway did not take. */
 export function refused({ status, headers, body }: GatewayAnswer): RunEnd {

@@ -6,6 +6,7 @@ import { EXPIRY_WARNING_MS } from "../../config/pem.ts";
 import { parseCertificates } from "../../core/certificates.ts";
 import { errorName } from "../../core/fault.ts";
 import { StartupProblem } from "../../core/startup.ts";
+import { printable } from "../../core/text.ts";
 import { DAY_MS, systemClock } from "../../core/time.ts";
 import { OutboundError } from "../../http/client/exchange.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
@@ -53,11 +54,6 @@ export function report(found: readonly Finding[]): string {
     return `${state.padEnd(4)}  ${printable(what).padEnd(width)}  ${printable(message)}\n`;
   });
   return lines.join("");
-}
-
-/** Replaces control characters, since servers and tenants choose parts of the text, and must not control the terminal. */
-function printable(text: string): string {
-  return text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]+/gu, " ");
 }
 
 export const CHECK_MS_MAX = 5_000;

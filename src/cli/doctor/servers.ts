@@ -229,7 +229,12 @@ function kindsProblem({ name, caip2 }: Network, body: unknown): Problem | null {
   return failure(`it does not settle on ${name}`, "the tenant must name a facilitator that does");
 }
 
-/** @param until by performance.now() @returns how many items were not begun by then */
+/**
+ * Works on the items, a few at a time, until the deadline.
+ *
+ * @param until the deadline, by performance.now()
+ * @returns how many items were not begun by then
+ */
 export async function eachInTime<T>(
   items: readonly T[],
   until: number,
