@@ -72,13 +72,17 @@ describe("an answer whose fields have other types than a gateway's", () => {
     ["response that is not base64", { response_body_b64: "%%%" }, "response_body_b64"],
     ["status that no call has", { status: "weird" }, "status"],
     ["no status", { status: undefined }, "status"],
+    ["nothing in it", { view: null }, "a JSON object"],
   ];
   for (const [what, fields, told] of views) {
     test(`is told with status 4, as the call was taken: a view with ${what}`, async () => {
-      const { code, stdout, stderr } = await runOdd([AGENT], polls({ ...ENDED, ...fields }));
+      const { code, stdout, stderr } = await runOdd(
+        [AGENT],
+        polls("view" in fields ? fields.view : { ...ENDED, ...fields }),
+      );
       expect({ code, stdout }).toEqual({ code: 4, stdout: "" });
       expect(stderr).toContain(`the call goes on as ${INVOCATION}`);
-      expect(stderr).toContain(`${told} is missing or not valid`);
+      expect(stderr).toContain(told);
     });
   }
 
@@ -157,13 +161,35 @@ test("what a gateway itself answers to a streamed call goes to standard error, a
   expect(untold).toMatchObject({ code: 1, stdout: "", stderr: expect.stringContaining("of its own") });
 });
 
-test("a 202 without the ID of a call is told as unknown", async () => {
-  const ended = await runOdd([AGENT], () => Response.json({}, { status: 202, headers: HEADERS }));
-  expect(ended).toMatchObject({
-    code: 4,
-    stdout: "",
-    stderr: expect.stringContaining("unknown whether the gateway took"),
-  });
+test("a 202 without the ID of a call is told as unknown, and so is another success with one", async () => {
+  for (const [status, headers, why] of [
+    [202, HEADERS, "it is unknown whether the gateway took the call"],
+    [200, WITH_ID, `the call is ${INVOCATION}`],
+  ] as const) {
+    const ended = await runOdd([AGENT], () => Response.json({}, { status, headers }));
+    expect(ended).toMatchObject({ code: 4, stdout: "", stderr: expect.stringContaining(why) });
+  }
+});
+
+test("a 409 without the ID of a call is a refusal", async () => {
+  for (const flags of [[], ["--stream"]]) {
+    const ended = await runOdd([AGENT, ...flags], ({ method }) =>
+      method === "GET"
+        ? Response.json(ENDED, { headers: HEADERS })
+        : Response.json({ error: "no" }, { status: 409, headers: HEADERS }),
+    );
+    expect(ended).toMatchObject({ code: 3, stdout: "", stderr: expect.stringContaining("it answered 409: no") });
+  }
+});
+
+test("an encoding that can't be decoded is a failed answer", async () => {
+  const headers = { ...WITH_ID, "content-encoding": "gzip, gzip, gzip" };
+  const told = { stdout: "", stderr: expect.stringContaining("more than 2 encodings") };
+  expect(await runOdd(["echo"], () => new Response("x", { headers }))).toMatchObject({ code: 3, ...told });
+  const streamed = await runOdd([AGENT, "--stream"], ({ url }) =>
+    url.includes("/stream") ? new Response("x", { headers }) : Response.json(ENDED, { headers: HEADERS }),
+  );
+  expect(streamed).toMatchObject({ code: 1, ...told });
 });
 
 test("a payment that is declined is told with its nonce, and until when it can be collected", async () => {
@@ -177,10 +203,12 @@ test("a payment that is declined is told with its nonce, and until when it can b
       const payment = headers.get("x-payment");
       if (payment === null) return Response.json({ x402Version: 1, error: "pay", accepts: [terms] }, { status: 402 });
       ({ nonce } = JSON.parse(Buffer.from(payment, "base64").toString()).payload.authorization);
-      return Response.json({ error: "declined" }, { status, headers: HEADERS });
+      return Response.json({ error: "declined ".repeat(500) }, { status, headers: HEADERS });
     });
     expect(ended).toMatchObject({ code: 3, stdout: "" });
-    expect(ended.stderr).toMatch(new RegExp(`${status}: declined; .*payment_nonce ${nonce}, .*until 20\\d\\d-.*Z\n$`));
+    expect(ended.stderr).toMatch(
+      new RegExp(`${status}: declined .*; .*payment_nonce ${nonce}, .*until 20\\d\\d-.*Z\n$`),
+    );
   }
 });
 
@@ -209,6 +237,7 @@ describe("where there is no gateway", () => {
     try {
       await told(`https://127.0.0.1:${plain.port}`, "it may speak plain http: --url http://");
       await told(`https://127.0.0.1:${secret.port}`, "TOLLGATE_CA_FILE");
+      await told(`http://127.0.0.1:${secret.port}`, "it may speak https: --url https://");
     } finally {
       await Promise.all([plain.stop(), secret.stop(true)]);
     }

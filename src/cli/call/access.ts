@@ -2,7 +2,7 @@
 // the answers. The gateway may be a stranger's, so no field is taken to be what it should be.
 import { type Static, type TSchema, Type } from "@sinclair/typebox";
 import { Value } from "@sinclair/typebox/value";
-import { readBody } from "../../http/client/body.ts";
+import { readBody, Undecodable } from "../../http/client/body.ts";
 import { type Answer, OutboundError } from "../../http/client/exchange.ts";
 import type { Outbound } from "../../http/client/outbound.ts";
 import type { AnswerHeaders } from "../../http/client/response-parser.ts";
@@ -88,8 +88,15 @@ export function fieldProblem(schema: TSchema, value: unknown): string | null {
 
 function lostIn({ signal }: AccessRequest) {
   return (error: unknown): never => {
-    throw signal.aborted ? new OutboundError("lost", "no answer in time") : error;
+    throw signal.aborted ? new OutboundError("lost", "no answer in time") : outboundError(error);
   };
+}
+
+/** The error of an exchange without a complete answer. @throws any other error */
+export function outboundError(error: unknown): OutboundError {
+  if (error instanceof OutboundError) return error;
+  if (error instanceof Undecodable) return new OutboundError("lost", error.message);
+  throw error;
 }
 
 /** Undefined when the text is not JSON. */

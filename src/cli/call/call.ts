@@ -26,7 +26,7 @@ import { MAX } from "../../kernel/limits.ts";
 import { isJsonObject } from "../../wire/json.ts";
 import { type CommandLine, type CommandVerdict, configured, Misuse, shownWord } from "../command-line.ts";
 import { withProgress } from "../terminal/interactive.ts";
-import { AGENT, AGENTS, ask, type CallView, fieldProblem, jsonOf } from "./access.ts";
+import { AGENT, AGENTS, ask, type CallView, fieldProblem, jsonOf, outboundError } from "./access.ts";
 import {
   askForEnd,
   awaitEnd,
@@ -243,8 +243,7 @@ async function streamed(run: CallRun, isMcp: boolean, what: string): Promise<und
     else for await (const piece of pieces) await print(piece);
     if (!isFailed) return;
   } catch (error) {
-    if (!(error instanceof OutboundError)) throw error;
-    problem = `the response of ${run.invocation} ended early: ${error.message}`;
+    problem = `the response of ${run.invocation} ended early: ${outboundError(error).message}`;
   } finally {
     const end = { method: "DELETE", path, headers: session, signal: AbortSignal.timeout(5000) } as const;
     if ("mcp-session-id" in session) await ask(run.access, end).catch(() => {});

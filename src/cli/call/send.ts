@@ -20,6 +20,7 @@ import {
   type GatewayAnswer,
   jsonOf,
   openAnswer,
+  outboundError,
   readAnswer,
 } from "./access.ts";
 import type { SignedPayment } from "./payment.ts";
@@ -58,30 +59,36 @@ export interface CallRun {
 }
 
 /** A gateway chooses parts of what is told, and may choose long ones. */
-const shown = (text: string) => printable(text.slice(0, 1000));
+const shown = (text: string) => printable(text.slice(0, 2000));
+/** A part of a line, which must not cut off what follows it. */
+const shortened = (text: string) => text.slice(0, 300);
 
 export const tell = (text: string) => void process.stderr.write(`tollgate call: ${shown(text)}\n`);
 /** Progress, which only a person wants to see; it overwrites the line of the clock. */
 const say = (text: string) => void (process.stderr.isTTY && process.stderr.write(`\r\x1b[K${shown(text)}\n`));
 
 /** The end of a run whose request the gateway did not take. */
-export function refused({ access }: CallRun, answer: GatewayAnswer): RunEnd {
-  const { pathname } = new URL(access.url);
-  const path = answer.status === STATUS.not_found && pathname !== "/";
-  const hint = path ? `; --url ends in the path ${pathname}, after which /v1/… is asked for: check it` : "";
-  return new RunEnd("refused", `the gateway took no call, it answered ${answer.status}${reasonIn(answer)}${hint}`);
+export function refused(run: CallRun, answer: GatewayAnswer): RunEnd {
+  return new RunEnd("refused", `the gateway took no call, ${whatCame(run, answer)}`);
 }
 
-const NO_GATEWAY = "as no tollgate gateway does: check --url";
+function whatCame({ access }: CallRun, answer: GatewayAnswer): string {
+  const { pathname } = new URL(access.url);
+  const isElsewhere = answer.status === STATUS.not_found && pathname !== "/";
+  const hint = isElsewhere ? `; --url ends in the path ${pathname}, after which /v1/… is asked for: check it` : "";
+  return `it answered ${answer.status}${reasonIn(answer)}${hint}`;
+}
+
+const NO_GATEWAY = "; no tollgate gateway answers so: check --url";
 
 function reasonIn({ status, headers, text, body }: GatewayAnswer): string {
   const location = headers.get("location");
   if (status < 400 && location !== null)
-    return ` with a redirect to ${location}, which is not followed, since the token goes to no other host`;
-  if (status < 400) return `, ${NO_GATEWAY}`;
-  const error = isJsonObject(body) && typeof body["error"] === "string" ? `: ${body["error"]}` : "";
+    return ` with a redirect to ${shortened(location)}, which is not followed, since the token goes to no other host`;
+  if (status < 400) return NO_GATEWAY;
+  const error = isJsonObject(body) && typeof body["error"] === "string" ? `: ${shortened(body["error"])}` : "";
   // A gateway sends this header with every answer, and no body where it has nothing to say.
-  if (!headers.has("x-request-id") || (error === "" && text !== "")) return `${error}, ${NO_GATEWAY}`;
+  if (!headers.has("x-request-id") || (error === "" && text !== "")) return `${error}${NO_GATEWAY}`;
   return status === STATUS.unauthenticated
     ? ": the token has expired, was revoked, or belongs to another gateway"
     : error;
@@ -93,6 +100,10 @@ const CONNECTION_HINTS: readonly (readonly [code: RegExp, hint: (url: string) =>
   [/ENOTFOUND|DNS/, () => ": check --url"],
   [/CERT|SELF_SIGNED|UNABLE_TO|HOSTNAME/, () => ": TOLLGATE_CA_FILE names a file with the CA to trust"],
   [/_SSL_|EPROTO/, (url) => `: it may speak plain http: --url ${url.replace("https:", "http:")}`],
+  [
+    /ECONNRESET/,
+    (url) => (url.startsWith("http:") ? `: it may speak https: --url ${url.replace("http:", "https:")}` : ""),
+  ],
 ];
 
 export function unreached({ access: { url } }: CallRun, { message }: OutboundError): RunEnd {
@@ -145,14 +156,14 @@ export async function sendCall(run: CallRun, path: string, more: MoreHeaders = {
 
 /** A 409 with the ID of a call says that an earlier request with the run's own key was taken. */
 function isTaken({ streams, invocation }: CallRun, { status, headers, stream }: CallAnswer): boolean {
-  if (stream !== undefined || (status === STATUS.conflict && headers.get(INVOCATION) === invocation)) return true;
-  return !streams && status === SUCCESS.accepted && invocation !== null;
+  if (stream !== undefined || invocation === null) return stream !== undefined;
+  return status === STATUS.conflict ? headers.has(INVOCATION) : !streams && status === SUCCESS.accepted;
 }
 
 function notTaken(run: CallRun, answer: CallAnswer): RunEnd {
   const { message } = refused(run, answer);
   // A 402 declines the payment, unless its header says that it was collected.
-  const isTold = answer.status === SUCCESS.accepted || (run.payment !== null && isCollected(answer));
+  const isTold = (run.payment !== null && isCollected(answer)) || isSuccess(run, answer);
   const isOpen = isTold || (run.isInDoubt && answer.status !== STATUS.payment_required);
   if (isOpen) return new RunEnd("unknown", `${message}; ${inDoubt(run)}`);
   if (run.payment === null) return new RunEnd("refused", message);
@@ -163,6 +174,11 @@ function notTaken(run: CallRun, answer: CallAnswer): RunEnd {
     "refused",
     `${message}; the payment that was signed has payment_nonce ${nonce}, and is valid until ${until}`,
   );
+}
+
+/** Whether the answer says that a call was taken, though not as a gateway says it. */
+function isSuccess({ invocation }: CallRun, { status }: CallAnswer): boolean {
+  return status === SUCCESS.accepted || (status < 400 && invocation !== null);
 }
 
 /** Whether the answer says by its status that a call was taken, or by its header that a payment was collected. */
@@ -209,11 +225,6 @@ async function sendSafely(run: CallRun, path: string, more: MoreHeaders): Promis
     const pause = Math.max(retryAfterMs(header, systemClock.now(), 5000) ?? 0, pauseMs);
     await Bun.sleep(Math.min(pause, Math.max(until - performance.now(), 0)));
   }
-}
-
-function outboundError(error: unknown): OutboundError {
-  if (error instanceof OutboundError) return error;
-  throw error;
 }
 
 /** A 503 to an unpaid request refuses it; after a payment has left, it may mean that the outcome of the payment is unknown. */
@@ -284,17 +295,17 @@ export async function askForEnd(run: CallRun, seconds: number): Promise<CallView
   const request = { method: "GET", path: invocationPath(run), headers: { prefer: `wait=${seconds}` }, signal } as const;
   const answer = await ask(run.access, request).catch(outboundError);
   if (answer instanceof OutboundError || answer.status >= 500 || answer.status === STATUS.rate_limited) return null;
-  const problem = answer.status === SUCCESS.ok ? viewProblem(answer.body) : refused(run, answer).message;
+  const problem = answer.status === SUCCESS.ok ? viewProblem(answer.body) : whatCame(run, answer);
   if (problem === null) return answer.body as CallView;
-  throw new RunEnd("unknown", `the call goes on as ${run.invocation}, but its result can't be read: ${problem}`);
+  throw new RunEnd("unknown", `${goesOn(run)}, which can't be read: ${problem}`);
 }
 
 function viewProblem(view: unknown): string | null {
-  const { response_body_b64: body = "" } = view as Partial<CallView>;
   const problem = fieldProblem(CALL_VIEW, view);
+  if (problem !== null) return problem;
+  const { response_body_b64: body = "" } = view as CallView;
   // The decoder skips what is not base64.
-  const isExact = problem !== null || Buffer.from(body, "base64").toString("base64") === body;
-  return isExact ? problem : "response_body_b64 is missing or not valid";
+  return Buffer.from(body, "base64").toString("base64") === body ? null : "response_body_b64 is not valid";
 }
 
 export function whyFailed({ invocation }: CallRun, view: CallView): RunEnd {
