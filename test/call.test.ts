@@ -301,7 +301,7 @@ describe("a call that has not ended", () => {
       expect(waited).toMatchObject({ code: 4, stdout: "" });
       const why = wait === "0" ? "--wait is 0" : "--wait ran out";
       const [, result = ""] =
-        / goes on as inv_\S+, and GET (\S+) with the same token has its result\n$/.exec(waited.stderr) ?? [];
+        / goes on as inv_\S+; GET (\S+) with the same token has its result\n$/.exec(waited.stderr) ?? [];
       expect(waited.stderr).toStartWith(`tollgate call: ${why}, the call `);
       results.push(result);
     }
@@ -324,7 +324,7 @@ describe("a call that has not ended", () => {
     await proxy.stop();
     expect({ code, stdout }).toEqual({ code: 130, stdout: "" });
     expect(stderr).toMatch(
-      /^tollgate call: stopped: the call goes on as inv_\S+, and GET \S+ with the same token has its result\n$/,
+      /^tollgate call: stopped: the call goes on as inv_\S+; GET \S+ with the same token has its result\n$/,
     );
     release.resolve();
     const [id] = ID.exec(stderr) ?? [];

@@ -153,9 +153,9 @@ function endOnSignals(run: CallRun): void {
   const end = (status: number) => {
     const { invocation, streams, isSent, payment } = run;
     const paid = payment === null ? "" : ", and it may be paid already";
-    const known = streams ? `the call ${invocation} ends as cancelled` : goesOn(run);
+    const known = streams ? `the call ${invocation} ends as cancelled${paid}` : goesOn(run, paid);
     const unknown = isSent ? inDoubt(run) : "no call was made";
-    tell(`stopped: ${invocation === null ? unknown : known + paid}`);
+    tell(`stopped: ${invocation === null ? unknown : known}`);
     process.exit(status);
   };
   process.on("SIGINT", () => end(130));

@@ -113,10 +113,10 @@ export function unreached({ access: { url } }: CallRun, { message }: OutboundErr
 
 const invocationPath = ({ path, invocation }: CallRun) => `${path}/invocations/${invocation}`;
 
-/** What is to be said of a call that has not ended. */
-export function goesOn(run: CallRun): string {
-  const { invocation, access } = run;
-  return `the call goes on as ${invocation}, and GET ${access.url}${invocationPath(run)} with the same token has its result`;
+/** What is to be said of a call that has not ended. @param payment is added to it */
+export function goesOn(run: CallRun, payment = ""): string {
+  const url = `${run.access.url}${invocationPath(run)}`;
+  return `the call goes on as ${run.invocation}${payment}; GET ${url} with the same token has its result`;
 }
 
 /** What is to be said when the outcome of the request is not known. */
@@ -286,7 +286,7 @@ export async function awaitEnd(run: CallRun): Promise<CallView> {
   }
   const payment = view?.settlement?.status === "pending" ? ", and its payment is open: don't pay again" : "";
   const ended = run.waitMs === 0 ? "--wait is 0" : "--wait ran out";
-  throw new RunEnd("unknown", `${ended}, ${goesOn(run)}${payment}`, view);
+  throw new RunEnd("unknown", `${ended}, ${goesOn(run, payment)}`, view);
 }
 
 /** The call as it is after so many seconds, or at its end; null when asking later may help. @throws RunEnd */
