@@ -9,7 +9,7 @@ import { MAX } from "../src/kernel/limits.ts";
 import { tollgateBinary } from "./support/gateway/binary.ts";
 import { startGateway } from "./support/gateway/gateway.ts";
 import { SERVER } from "./support/http/certificates.ts";
-import { startUpstream } from "./support/http/upstream.ts";
+import { startRawUpstream, startUpstream } from "./support/http/upstream.ts";
 import { BASE } from "./support/network.ts";
 
 const home = mkdtempSync(join(tmpdir(), "odd-gateways-"));
@@ -230,16 +230,18 @@ describe("where there is no gateway", () => {
   test("what to do is told: where nothing listens, and where http and https are confused", async () => {
     await told("http://127.0.0.1:1", "ECONNREFUSED: is tollgate serve running there? --url names another gateway");
     const plain = startUpstream(() => new Response("?"));
+    const mail = startRawUpstream((connection) => connection.write("220 mail.test ESMTP\r\n"));
     const secret = Bun.serve({
       ...{ hostname: "127.0.0.1", port: 0, fetch: () => new Response("?") },
       tls: { cert: SERVER.cert, key: SERVER.key },
     });
     try {
+      await told(`http://127.0.0.1:${mail.port}`, "InvalidHTTPResponse: check --url");
       await told(`https://127.0.0.1:${plain.port}`, "it may speak plain http: --url http://");
       await told(`https://127.0.0.1:${secret.port}`, "TOLLGATE_CA_FILE");
       await told(`http://127.0.0.1:${secret.port}`, "it may speak https: --url https://");
     } finally {
-      await Promise.all([plain.stop(), secret.stop(true)]);
+      await Promise.all([plain.stop(), secret.stop(true), mail.stop()]);
     }
   });
 

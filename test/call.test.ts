@@ -597,6 +597,22 @@ test("an unpaid request whose answer is lost is sent again and makes one call", 
   }
 });
 
+test("a streamed request whose answer is lost makes one call, and what the gateway has kept of the response is printed", async () => {
+  const before = (await callsOf("limit=100")).length;
+  let posts = 0;
+  const proxy = startProxy(undefined, ({ method }) => (method === "POST" && ++posts === 1 ? hangUp() : null));
+  try {
+    const ended = await run(["echo", "--stream", "--data", "once"], { url: proxy.url });
+    expect(ended).toMatchObject({ code: 0, stdout: "once", stderr: "" });
+    expect([posts, (await callsOf("limit=100")).length - before]).toEqual([2, 1]);
+    posts = 0;
+    const lost = await run(["quiet", "--stream", "--data", "x"], { url: proxy.url });
+    expect(lost).toMatchObject({ code: 1, stdout: "", stderr: expect.stringContaining("lost with the connection") });
+  } finally {
+    await proxy.stop();
+  }
+});
+
 test("a streamed call whose answer is lost is looked for by its key, and what became of it is told", async () => {
   const headers = { "x-service-invocation-id": INVOCATION, "retry-after": "1" };
   const odd = startOddGateway((_, count) => {

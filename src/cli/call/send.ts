@@ -97,7 +97,7 @@ function reasonIn({ status, headers, text, body }: GatewayAnswer): string {
 /** What to do about a failed connection, by its error code. */
 const CONNECTION_HINTS: readonly (readonly [code: RegExp, hint: (url: string) => string])[] = [
   [/REFUSED$/, () => ": is tollgate serve running there? --url names another gateway"],
-  [/ENOTFOUND|DNS/, () => ": check --url"],
+  [/ENOTFOUND|DNS|Invalid/, () => ": check --url"],
   [/CERT|SELF_SIGNED|UNABLE_TO|HOSTNAME/, () => ": TOLLGATE_CA_FILE names a file with the CA to trust"],
   [/_SSL_|EPROTO/, (url) => `: it may speak plain http: --url ${url.replace("https:", "http:")}`],
   [
