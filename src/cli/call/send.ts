@@ -147,8 +147,7 @@ export async function sendCall(run: CallRun, path: string, more: MoreHeaders = {
   await sign(run, first.body);
   const paid = await sendSafely(run, path, more);
   if (!isTaken(run, paid)) throw notTaken(run, paid);
-  const told = jsonOf(Buffer.from(paid.headers.get("x-payment-response") ?? "", "base64").toString());
-  const transaction = isJsonObject(told) ? told["transaction"] : null;
+  const { transaction } = toldPayment(paid);
   if (typeof transaction === "string") say(`paid: transaction ${transaction}`);
   else if (paid.status !== STATUS.conflict) say("the payment is accepted, and not collected yet");
   return paid;
@@ -163,8 +162,7 @@ function isTaken({ streams, invocation }: CallRun, { status, headers, stream }: 
 function notTaken(run: CallRun, answer: CallAnswer): RunEnd {
   const { message } = refused(run, answer);
   // A 402 declines the payment, unless its header says that it was collected.
-  const isTold = (run.payment !== null && isCollected(answer)) || isSuccess(run, answer);
-  const isOpen = isTold || (run.isInDoubt && answer.status !== STATUS.payment_required);
+  const isOpen = isTaking(run, answer) || (run.isInDoubt && answer.status !== STATUS.payment_required);
   if (isOpen) return new RunEnd("unknown", `${message}; ${inDoubt(run)}`);
   if (run.payment === null) return new RunEnd("refused", message);
   // A signature can't be taken back.
@@ -176,15 +174,17 @@ function notTaken(run: CallRun, answer: CallAnswer): RunEnd {
   );
 }
 
-/** Whether the answer says that a call was taken, though not as a gateway says it. */
-function isSuccess({ invocation }: CallRun, { status }: CallAnswer): boolean {
-  return status === SUCCESS.accepted || (status < 400 && invocation !== null);
+/** Whether the answer says, though not as a gateway says it, that a call was taken or a payment collected. */
+function isTaking({ invocation, payment }: CallRun, answer: CallAnswer): boolean {
+  const { status } = answer;
+  if (status === SUCCESS.accepted || (status < 400 && invocation !== null)) return true;
+  return payment !== null && (status < 400 || toldPayment(answer)["success"] === true);
 }
 
-/** Whether the answer says by its status that a call was taken, or by its header that a payment was collected. */
-function isCollected({ status, headers }: CallAnswer): boolean {
+/** What the answer tells of the payment; no field is certain. */
+function toldPayment({ headers }: CallAnswer): Readonly<Record<string, unknown>> {
   const told = jsonOf(Buffer.from(headers.get("x-payment-response") ?? "", "base64").toString());
-  return status < 400 || (isJsonObject(told) && told["success"] === true);
+  return isJsonObject(told) ? told : {};
 }
 
 /** Signs the one payment of the run, if its price is allowed. @throws RunEnd when it is not */
