@@ -25,6 +25,7 @@ import { createVerifier } from "../x402/verifier.ts";
 import { composeGateway, type GatewayOptions, type GatewayParts } from "./compose.ts";
 import { createIdentity, managePermission } from "./identity/identity.ts";
 import { startRemovingParts } from "./invocations/bodies.ts";
+import { orPage } from "./manual/routes.ts";
 import { createChainLook } from "./payment/chain-look.ts";
 import { createRestoreGuard, settleRestored } from "./payment/restored.ts";
 import { startRetention } from "./retention.ts";
@@ -63,7 +64,7 @@ export async function startGateway(options: GatewayOptions, masterKeys: MasterKe
   state.note();
   await settler.recover();
   const stopRemoving = await startRemovingParts(store, log);
-  const edge = edgeOf(parts, { app: gateway.app, fastPath: gateway.fastPath });
+  const edge = edgeOf(parts, { app: gateway.app, fastPath: gateway.fastPath, missing: orPage });
   const bounded = [scheduler, streaming, settler, edge];
   meters.gauges({ inUse: () => Object.assign({}, ...bounded.map((part) => part.inUse())) });
   const server = openPort(options, openMax, edge, log);
@@ -138,7 +139,7 @@ async function openChainLook({ network, rpcUrls: urls }: GatewayOptions, outboun
 
 function edgeOf(
   { options, keyring, store, trusted, log, meters, tracer }: GatewayParts,
-  api: Pick<EdgeOptions, "app" | "fastPath">,
+  api: Pick<EdgeOptions, "app" | "fastPath" | "missing">,
 ): Edge {
   const { clock } = store;
   const fetchJson = (url: string) => fetchDocument(trusted, url);

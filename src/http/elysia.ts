@@ -19,9 +19,6 @@ export function routes() {
   });
 }
 
-// Thrown by a route for paths that it has nothing at, it is answered as the router's own: as an unknown route.
-export { NotFoundError };
-
 interface RouteShape {
   readonly method: string;
   readonly path: string;
@@ -32,20 +29,27 @@ export interface RoutedApp {
   readonly routes: readonly RouteShape[];
 }
 
+/** Makes the refusal that is answered in place of the router's own. */
+export type Missing = (refusal: Fault, request: Request, path: string) => Promise<Fault>;
+
 export function createRouter(app: RoutedApp) {
   const table = app.routes.map(({ method, path }) => ({ method, path, pattern: pathPattern(path) }));
   /**
    * Passes a request to its route. `path` is the path that the guard has judged.
    *
+   * @param missing makes the refusal of a path that has no route
    * @throws at once or as rejection: what the route throws; Fault `not_found` or `method_not_allowed` if there is no route
    */
-  return (request: Request, path: string): Response | Promise<Response> => {
+  return (request: Request, path: string, missing?: Missing): Response | Promise<Response> => {
     if (!isDecodable(path)) throw noSuchRoute();
-    const rethrown = (response: Response): Response => {
+    const rethrown = (response: Response): Response | Promise<Response> => {
       const thrown = (request as RoutedRequest)[THROWN];
       if (thrown === undefined) return response;
       const { error } = thrown;
-      throw error instanceof NotFoundError ? unknownRoute(table, request.method, path) : error;
+      if (!(error instanceof NotFoundError)) throw error;
+      const refusal = unknownRoute(table, request.method, path);
+      if (missing === undefined || refusal.kind !== "not_found") throw refusal;
+      return missing(refusal, request, path).then((fault) => Promise.reject(fault));
     };
     const response = app.fetch(request);
     // The response of a synchronous route is returned without a promise.

@@ -110,7 +110,7 @@ export const SEARCH_WORDS: Readonly<Record<string, string>> = {
   "troubleshooting#it-does-not-start": "port in use address eaddrinuse",
 };
 
-/** The page for addresses below /docs that have none, by its name among the files. */
+/** The page for addresses that have nothing, by its name among the files. */
 export const NO_PAGE = "no-page";
 
 export const PAGES: readonly Page[] = ROWS.map(([section, name, summary, text]) => ({
