@@ -252,7 +252,7 @@ async function searchJson(): Promise<string> {
 /** The sections of a page, each in a turn: all pages in one piece would hold the event loop for 75 ms (measured). */
 export async function sectionsOf({ name, section, title, text: markdown }: Page): Promise<Section[]> {
   const sections: Section[] = [];
-  const weight = WEIGHTS[section] * (RARELY_WANTED.includes(name) ? 0.5 : 1);
+  const weight = WEIGHTS[section] * (RARELY_WANTED.includes(name) ? 0.2 : 1);
   for (const part of bodyPartsOf(markdown)) {
     const [heading, ...rest] = await inTurn(STRANGERS, () => marked.lexer(part));
     if (heading?.type !== "heading") continue;
