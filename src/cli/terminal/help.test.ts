@@ -54,5 +54,5 @@ test("each command has help of its own, which explains each of its flags", () =>
 test("a group of commands has help that lists them, and a command names those that begin with it", () => {
   expect(helpOn(["account"], COMMANDS)).toMatch(/^Usage: tollgate account COMMAND/);
   expect(helpOn(["account"], COMMANDS)).toMatch(/^ {2}account add-cert +add a client certificate/m);
-  expect(helpOn(["token"], COMMANDS)).toMatch(/^ {2}token revoke +refuse/m);
+  expect(helpOn(["token"], COMMANDS)).toMatch(/^ {2}token revoke +revoke/m);
 });
