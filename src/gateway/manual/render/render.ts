@@ -73,7 +73,7 @@ function contentsHtml(): string {
 /** What a browser gets at an address that has nothing. */
 function noPageHtml(): string {
   const main = `<h1>No such page</h1>
-<p>Nothing is at this address. Go to the <a href="../">gateway</a>, to the <a href="../docs">contents</a> or the
+<p>Nothing is at this address. Go to the <a href="../">front page</a> of the gateway, to the <a href="../docs">contents</a> or the
 <a href="start">start</a> of its manual, or search the manual with the field on this page.</p>
 `;
   const description = "Nothing is at this address";
