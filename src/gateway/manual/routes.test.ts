@@ -324,6 +324,14 @@ describe("the search of the manual", () => {
     ["revoke a token", "rotation#revoke-tokens"],
     ["cancel a call", "api#cancel"],
     ["restart", "operations#shutdown"],
+    ["backup postgres", "backups#postgres"],
+    ["encryption", "security#secrets"],
+    ["unauthorized", "troubleshooting#401-for-a-good-token"],
+    ["too many requests", "troubleshooting#429"],
+    ["payment required", "api#what-a-paid-call-is-answered"],
+    ["list invocations", "api#history"],
+    ["logging", "operations#log"],
+    ["custom CA", "configuration#variables-of-both-services"],
     ["demo", "install#from-source"],
   ])("shows for %p first %s", (words, id) => {
     expect(find(index, words)[0]?.id).toBe(id);
