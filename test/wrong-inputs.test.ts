@@ -148,7 +148,7 @@ const WRONG: readonly Wrong[] = [
   },
   {
     words: "token revoke",
-    told: ["--tenant is missing: name the tenant whose tokens end, or give --all to end those of every tenant"],
+    told: ["--tenant is missing: name the tenant whose tokens to revoke, or give --all for those of every tenant"],
   },
   { words: "token revoke --all --tenant acme --yes", told: ["--all can't be combined with --tenant"] },
   {
