@@ -41,6 +41,11 @@ beforeAll(async () => {
   writeFileSync(at("ca.crt"), pki.ca.cert);
   writeFileSync(at("bad.env"), "# a comment\n\nTOLLGATE_PORT=0\nhunter2 is a secret\nTOLLGATE_HOST='::1\n");
   writeFileSync(at("misspelt.env"), "TOLLGATE_PROT=1\nTOLLGATE_WORKERS=many\n");
+  writeFileSync(
+    at("twice.env"),
+    "TOLLGATE_WORKERS=9\nTOLLGATE_TENANT_CLAIM=iss\nTOLLGATE_MASTER_KEY_FILE=a\nTOLLGATE_MASTER_KEY_FILE=hunter2\n" +
+      "TOLLGATE_TENANT_CLAIM=exp\nTOLLGATE_JWKS_URL=https://x.test/hunter2\n",
+  );
   writeFileSync(at("mode.env"), "TOLLGATE_MODE=facilitator\n");
   writeFileSync(at("long.env"), "# ".padEnd(4_194_305, "x"));
   expect(Bun.spawnSync(["mkfifo", at("pipe")]).exitCode).toBe(0);
@@ -69,6 +74,8 @@ const OWN_FACILITATOR: Environment = {
   TOLLGATE_SIGNER_KEY: "5d".repeat(32),
   TOLLGATE_OPEN_PORT: "0",
 };
+
+const SLASHED_KEY = `/hunter2${"a/".repeat(17)}a=`;
 
 const WRONG: readonly Wrong[] = [
   // Words and flags.
@@ -286,7 +293,21 @@ const WRONG: readonly Wrong[] = [
   },
   {
     words: "serve --env-file misspelt.env",
-    told: ["TOLLGATE_PROT is set but nothing reads it; did you mean TOLLGATE_PORT?", "TOLLGATE_WORKERS must be"],
+    told: [
+      `TOLLGATE_PROT (line 1 of ${at("misspelt.env")}) is set but nothing reads it; did you mean TOLLGATE_PORT?`,
+      `TOLLGATE_WORKERS (line 2 of ${at("misspelt.env")}) must be a whole number`,
+    ],
+  },
+  // What the environment sets is not in the file, and the last of several lines counts.
+  {
+    words: "serve --env-file twice.env",
+    env: { TOLLGATE_WORKERS: "none" },
+    told: [
+      "  - TOLLGATE_WORKERS must be a whole number",
+      `TOLLGATE_MASTER_KEY_FILE (line 4 of ${at("twice.env")}) must be the path`,
+      `TOLLGATE_TENANT_CLAIM (line 5 of ${at("twice.env")}) must be a claim name`,
+      `TOLLGATE_JWKS_URL (line 6 of ${at("twice.env")}) has no effect without TOLLGATE_OIDC_ISSUER`,
+    ],
   },
   // Variables.
   { words: "serve --port 65536", told: ["--port must be a whole number from 0 to 65535"] },
@@ -298,7 +319,10 @@ const WRONG: readonly Wrong[] = [
     ],
   },
   { words: "serve", env: { TOLLGATE_MODE: "facilitatr" }, told: ["TOLLGATE_MODE must be gateway or facilitator"] },
-  { words: "serve --env-file mode.env", told: ["TOLLGATE_MODE is facilitator, but tollgate serve runs the gateway"] },
+  {
+    words: "serve --env-file mode.env",
+    told: [`TOLLGATE_MODE (line 1 of ${at("mode.env")}) is facilitator, but tollgate serve`],
+  },
   {
     words: "serve",
     env: { TOLLGATE_LOG_LEVEL: "loud", TOLLGATE_SECRETS_DIR: "none.dir" },
@@ -317,10 +341,15 @@ const WRONG: readonly Wrong[] = [
   },
   { words: "serve", env: { TOLLGATE_SECRETS_DIR: "hunter2" }, told: [": that directory does not exist"] },
   { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "hunter2" }, told: [": that file does not exist"] },
+  { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "/nope" }, told: [": /nope does not exist"] },
+  { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: "./nope" }, told: [`: ${at("nope")} does not exist`] },
+  { words: "serve", env: { TOLLGATE_SECRETS_DIR: "/nope" }, told: [": /nope does not exist"] },
+  // A key in base64 may begin with a slash, so this one could be a key in the wrong variable.
+  { words: "serve", env: { TOLLGATE_MASTER_KEY_FILE: SLASHED_KEY }, told: [": that file does not exist"] },
   ...(
     [
       ["hunter2", "there is none of that name on the PATH"],
-      ["/hunter2", "that file does not exist"],
+      ["/nope", "/nope does not exist"],
       ["./notes.txt", `${at("notes.txt")} is not executable`],
     ] as const
   ).map(([named, why]) => ({
@@ -339,6 +368,11 @@ const WRONG: readonly Wrong[] = [
       "entry 2 of 3 (10.0.0.0/33) is not valid",
       "TOLLGATE_PRT is set but nothing reads it; did you mean TOLLGATE_PORT?",
     ],
+  },
+  {
+    words: "serve",
+    env: { TOLLGATE_ALLOW_HOSTS: "ok.test,*" },
+    told: ["TOLLGATE_ALLOW_HOSTS must be", "entry 2 of 2 (*) is not valid"],
   },
   {
     words: "serve",

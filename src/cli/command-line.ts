@@ -71,13 +71,14 @@ export function configured(line: CommandLine, purpose: Purpose, problemsOf = (_:
   const variables = withEnvFile(processEnvironment, line.flags.get("env-file"));
   // Without its file a configuration lacks what the file would have set, so its other problems would mislead.
   if (variables.problems.length > 0) throw new Misuse([...line.problems, ...variables.problems]);
-  const { environment } = variables;
+  const { environment, located } = variables;
   const isGateway = line.command === "serve" && !line.flags.has("mode");
   const flags = isGateway ? new Map([...line.flags, ["mode", "gateway"]]) : line.flags;
   const loaded = loadConfig(purpose, flags, environment, process.stderr.isTTY);
-  const { config, unread, warnings } = loaded;
+  const { config } = loaded;
+  const [unread, warnings] = [loaded.unread.map(located), loaded.warnings.map(located)];
   const own = [...line.problems, ...(isGateway ? otherMode(environment["TOLLGATE_MODE"]) : [])];
-  const problems = [...own, ...loaded.problems, ...(config === null ? [] : problemsOf(config))];
+  const problems = [...own, ...loaded.problems, ...(config === null ? [] : problemsOf(config))].map(located);
   // A variable that nothing reads may be the misspelt cause of a problem.
   if (config === null || problems.length > 0) throw new Misuse([...problems, ...unread, ...warnings]);
   return { config, unread, warnings: [...unread, ...warnings] };
