@@ -29,6 +29,8 @@ beforeAll(async () => {
   mkdirSync(at("folder"));
   mkdirSync(at("locked"));
   mkdirSync(at("broken"));
+  mkdirSync(at("keyed"));
+  writeFileSync(at("keyed/master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o600 });
   writeFileSync(at("broken/tollgate.db"), "no database, whatever its name says");
   writeFileSync(at("broken/master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o600 });
   writeFileSync(at("open.key"), "x\n", { mode: 0o644 });
@@ -432,7 +434,16 @@ const WRONG: readonly Wrong[] = [
       `--data-dir must be a directory that tollgate can create and write to: ${at("notes.txt")} is not a directory`,
     ],
   },
-  // Addresses, which of the whole table only these two rows make a database for.
+  {
+    words: "--mode facilitator --data-dir keyed --port 0",
+    env: OWN_FACILITATOR,
+    told: [`must be the facilitator's data directory: ${at("keyed")} holds a master.key, so it is a gateway's`],
+  },
+  {
+    words: "account add bob --cert other.crt --data-dir keyed",
+    told: [`: ${at("keyed")} holds a master.key, so it is a gateway's`],
+  },
+  // Addresses.
   { words: "serve --host 192.0.2.1 --data-dir made", told: ["--host must be an address to listen on: 192.0.2.1"] },
   {
     words: "serve --data-dir made --port TAKEN",
@@ -454,6 +465,11 @@ const WRONG: readonly Wrong[] = [
     words: "--mode facilitator --data-dir made-too --host 192.0.2.1",
     env: OWN_FACILITATOR,
     told: ["192.0.2.1 is not an address of this machine"],
+  },
+  {
+    words: "--mode facilitator --data-dir made-too --port 0",
+    env: { ...OWN_FACILITATOR, TOLLGATE_OPEN_PORT: "TAKEN" },
+    told: ["TOLLGATE_HOST and TOLLGATE_OPEN_PORT must be free to listen on: 127.0.0.1 port TAKEN is already in use"],
   },
   { words: "version now", told: ["now is not expected here"] },
   // The settlement of a tenant.
@@ -533,7 +549,9 @@ test("each wrong input is told with its culprit, with status 2, and nothing on s
     failed.push({ words: wrong.words, code, stdout, missing: told, stderr });
   }
   expect(failed).toEqual([]);
-  expect(readdirSync(home)).not.toContain("data");
+  // Nor does a refused start leave a directory, or anything in one.
+  expect(readdirSync(home).filter((name) => /^(data|made.*)$/.test(name))).toEqual([]);
+  expect([readdirSync(at("folder")), readdirSync(at("keyed"))]).toEqual([[], ["master.key"]]);
   // No command has left a master key beside a facilitator's database.
   expect(readdirSync(at("facilitators"))).not.toContain("master.key");
 });
