@@ -63,7 +63,7 @@ import { createStreamLimits, createStreams, type StreamsDeps } from "./streaming
 import { createClaims, createReplicaLease } from "./upstream/ownership.ts";
 
 /** The gateway's part of the configuration. */
-export interface GatewayOptions extends Pick<ListenerOptions, "host" | "port" | "reusePort"> {
+export interface GatewayOptions extends Pick<ListenerOptions, "host" | "port" | "orFreePort" | "reusePort"> {
   readonly network: Network;
   readonly dataDir: string;
   readonly databaseUrl: string | null;
