@@ -148,7 +148,7 @@ eachDatabase((database) => {
     expect(await revoke("--user", ALICE.user)).toMatchObject({
       code: 0,
       stderr: expect.stringContaining(
-        "the tenant acme has no agent, credential or call in this database: check its name",
+        "the tenant acme is unknown: this database has no agent, credential or call of it; check its name",
       ),
     });
     const next = await mint(gateway);

@@ -135,6 +135,8 @@ const WRONG: readonly Wrong[] = [
   { words: "account disable", told: ["NAME is missing: tollgate account disable NAME"] },
   { words: "backup", told: ["FILE is missing: tollgate backup FILE"] },
   { words: "backup a --verify b", told: ["two files are named"] },
+  { words: "help pay", told: ["pay is neither a command nor a topic; did you mean payments?"] },
+  { words: "mode gateway", told: ["tollgate: mode is not a command; did you mean --mode gateway?"] },
   { words: "help paymets", told: ["paymets is neither a command nor a topic; did you mean payments?"] },
   { words: "help paymets", told: [`See ${tollgateBinary()} help.\n`] },
   { words: "help serv", told: ["serv is neither a command nor a topic; did you mean serve?"] },

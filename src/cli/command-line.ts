@@ -120,7 +120,7 @@ export function readCommandLine(words: readonly string[], commands: Commands, se
     return isHelp ? askedForHelp({}, its) : readRest(name, command, words.slice(its.length));
   }
   if (isHelp && !isName(second) && isGroup(first, commands)) return askedForHelp({}, [first]);
-  const problems = [commandProblem(first, second, Object.keys(commands))];
+  const problems = [firstWordProblem(first, second, commands, serve)];
   return { ...asked(null, problems), flags: new Map(words.includes("--json") ? [["json", ""]] : []) };
 }
 
@@ -132,6 +132,13 @@ function subcommands(first: string, commands: Commands): readonly string[] {
 /** Whether commands of two words begin with this one. */
 export function isGroup(first: string, commands: Commands): boolean {
   return subcommands(first, commands).length > 0;
+}
+
+/** Why the words are no command; the first may also be meant as a flag of the service. */
+function firstWordProblem(first: string, second: string, commands: Commands, { forms }: CliCommand): string {
+  const { known, valueForm } = grammarOf(forms);
+  if (!known.includes(first)) return commandProblem(first, second, Object.keys(commands));
+  return `${first} is not a command; did you mean --${first} ${isName(second) ? shownWord(second) : valueForm(first)}?`;
 }
 
 /** Commands that people look for under another name. */

@@ -166,7 +166,9 @@ export async function warnOfUnknownTenant({ read }: Store, tenant: string): Prom
     read.db.select({ id: table.id }).from(table).where(eq(table.tenant, tenant)).limit(1),
   );
   if ((await Promise.all(found)).some((rows) => rows.length > 0)) return;
-  process.stderr.write(`the tenant ${tenant} has no agent, credential or call in this database: check its name\n`);
+  process.stderr.write(
+    `the tenant ${tenant} is unknown: this database has no agent, credential or call of it; check its name\n`,
+  );
 }
 
 /** The existing master key. @throws StartupProblem when there is none, or it can't be used */

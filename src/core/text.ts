@@ -40,13 +40,18 @@ export function printable(text: string): string {
 // "Did you mean": the known word nearest to a mistyped one, for the command line and the configuration.
 
 const DISTANCE_MAX = 2;
+/** Words that begin with the mistyped one are nearer than those two edits away, if it has at least so many letters. */
+const [BEGINNING_LETTERS, BEGINNING_DISTANCE] = [3, 1.5];
 
-/** The nearest of `words` by edit distance (Levenshtein) whatever their case, or null when none is within two edits. */
+/** The nearest of `words` by edit distance (Levenshtein) whatever their case, or null when none is near. */
 export function suggest(word: string, words: Iterable<string>): string | null {
   let best: string | null = null;
   let bestDistance = DISTANCE_MAX + 1;
+  const typed = word.toLowerCase();
   for (const candidate of words) {
-    const distance = editDistance(word.toLowerCase(), candidate.toLowerCase());
+    const known = candidate.toLowerCase();
+    const begins = typed.length >= BEGINNING_LETTERS && known.startsWith(typed);
+    const distance = Math.min(editDistance(typed, known), begins ? BEGINNING_DISTANCE : Number.POSITIVE_INFINITY);
     if (distance < bestDistance) [best, bestDistance] = [candidate, distance];
   }
   return best;
