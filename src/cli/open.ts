@@ -64,7 +64,8 @@ export function requirePorts(location: DataLocation, host: string, ports: Readon
   if (!lacksDatabase(location)) return;
   for (const [variable, port] of Object.entries(ports)) {
     try {
-      Bun.listen({ hostname: host, port, socket: { data() {} } }).stop(true);
+      // Without reusePort, with which a port can be opened that another process uses.
+      void Bun.serve({ hostname: host, port, reusePort: false, fetch: () => Response.error() }).stop(true);
     } catch (cause) {
       throw listenProblem(host, port, variable, cause);
     }
