@@ -39,9 +39,9 @@ export const SERVE: CliCommand = {
     if (isBare && !processEnvironment["TOLLGATE_MODE"])
       return (await import("./cli/terminal/help.ts")).shortHelp(COMMANDS);
     restartInCleanEnvironment(processEnvironment);
-    const { config, log } = begin(line, "serve");
+    const { config, log, located } = begin(line, "serve");
     const meters = await runService(config, log).catch((error) => {
-      throw error instanceof ListenProblem ? error.told(line.flags, config.databaseUrl !== null) : error;
+      throw error instanceof ListenProblem ? error.told(line.flags, config.databaseUrl !== null, located) : error;
     });
     startWatchdog(config.log);
     const { watchLoop } = await import("./kernel/loop-watch.ts");

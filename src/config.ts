@@ -284,6 +284,8 @@ function renewedFile(path: string | undefined): string | null {
 
 const ENV_LINE = /^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)$/;
 const ENV_LINES_TOLD = 10;
+const MUST_BE_VARIABLE = "NAME=value (no blank before =), a comment that begins with #, or empty";
+const MUST_BE_QUOTED = "NAME=value with one quote at each end of the value, or with none";
 
 /**
  * The environment, and under it the variables of a file: one `NAME=value` a line, whose value may stand in quotes; lines that begin
@@ -306,19 +308,19 @@ export function withEnvFile(environment: Environment, path: string | undefined) 
     return { environment, located, problems: [`--env-file must be the path of a readable file of variables: ${why}`] };
   }
   const merged: Record<string, string | undefined> = {};
-  const bad: number[] = [];
+  const bad: string[] = [];
   for (const [index, line] of text.split(/\r?\n/).entries()) {
     if (/^\s*(#|$)/.test(line)) continue;
     const [, name = "", written = ""] = ENV_LINE.exec(line) ?? [];
-    const value = name === "" ? null : unquoted(written.trim());
-    if (value === null) bad.push(index + 1);
+    const value = unquoted(written.trim());
+    const must = name === "" ? MUST_BE_VARIABLE : MUST_BE_QUOTED;
+    if (name === "" || value === null) bad.push(`line ${index + 1} must be ${must}`);
     else if (!environment[name] && !environment[otherSource(name)]) {
       merged[name] = value;
       lines.set(name, ` (line ${index + 1} of ${file})`);
     }
   }
-  const must = "must be NAME=value, a comment that begins with #, or empty";
-  const problems = bad.slice(0, ENV_LINES_TOLD).map((line) => `--env-file ${file}: line ${line} ${must}`);
+  const problems = bad.slice(0, ENV_LINES_TOLD).map((problem) => `--env-file ${file}: ${problem}`);
   const set = Object.entries(environment).filter(([name, value]) => value || merged[name] === undefined);
   return { environment: { ...merged, ...Object.fromEntries(set) }, located, problems };
 }
@@ -340,6 +342,6 @@ function unreadVariables(environment: Environment): string[] {
   const known = new Set([...Object.keys(VARIABLES), ...OWN_VARIABLES]);
   for (const [name, { secret }] of Object.entries<Sources>(VARIABLES)) if (secret === true) known.add(`${name}_FILE`);
   return Object.keys(environment)
-    .filter((name) => name.startsWith("TOLLGATE_") && !known.has(name))
+    .filter((name) => /^TOLLGATE_/i.test(name) && !known.has(name))
     .map((name) => `${name} is set but nothing reads it${didYouMean(name, known)}`);
 }

@@ -48,6 +48,8 @@ beforeAll(async () => {
     "TOLLGATE_WORKERS=9\nTOLLGATE_TENANT_CLAIM=iss\nTOLLGATE_MASTER_KEY_FILE=a\nTOLLGATE_MASTER_KEY_FILE=hunter2\n" +
       "TOLLGATE_TENANT_CLAIM=exp\nTOLLGATE_JWKS_URL=https://x.test/hunter2\n",
   );
+  writeFileSync(at("host.env"), "# here\nTOLLGATE_HOST=192.0.2.1\n");
+  writeFileSync(at("lower.env"), "tollgate_port=1\n");
   writeFileSync(at("mode.env"), "TOLLGATE_MODE=facilitator\n");
   writeFileSync(at("long.env"), "# ".padEnd(4_194_305, "x"));
   expect(Bun.spawnSync(["mkfifo", at("pipe")]).exitCode).toBe(0);
@@ -98,6 +100,8 @@ const WRONG: readonly Wrong[] = [
   { words: "TOKEN", told: ["TOKEN is not a command; did you mean token?"] },
   { words: "run", told: ["run is not a command; did you mean serve?"] },
   { words: "start --port 1", told: ["start is not a command; did you mean serve?"] },
+  { words: "server", told: ["server is not a command; did you mean serve?"] },
+  { words: "agents", told: ["agents is not a command; did you mean help start?"] },
   { words: "gateway", told: ["gateway is not a command; did you mean serve?"] },
   { words: "facilitator", told: ["facilitator is not a command; did you mean serve --mode facilitator?"] },
   { words: "rotate", told: ["rotate is not a command; did you mean keys rotate?"] },
@@ -291,8 +295,8 @@ const WRONG: readonly Wrong[] = [
   {
     words: "serve --env-file bad.env",
     told: [
-      `--env-file ${at("bad.env")}: line 4 must be NAME=value`,
-      `--env-file ${at("bad.env")}: line 5 must be NAME=value`,
+      `--env-file ${at("bad.env")}: line 4 must be NAME=value (no blank before =), a comment`,
+      `--env-file ${at("bad.env")}: line 5 must be NAME=value with one quote at each end`,
     ],
   },
   {
@@ -313,6 +317,11 @@ const WRONG: readonly Wrong[] = [
       `TOLLGATE_JWKS_URL (line 6 of ${at("twice.env")}) has no effect without TOLLGATE_OIDC_ISSUER`,
     ],
   },
+  {
+    words: "serve --env-file host.env --data-dir made",
+    told: [`TOLLGATE_HOST (line 2 of ${at("host.env")}) must be an address to listen on: 192.0.2.1 is not`],
+  },
+  { words: "serve --env-file lower.env --port x", told: ["is set but nothing reads it; did you mean TOLLGATE_PORT?"] },
   // Variables.
   { words: "serve --port 65536", told: ["--port must be a whole number from 0 to 65535"] },
   {

@@ -81,7 +81,7 @@ export function configured(line: CommandLine, purpose: Purpose, problemsOf = (_:
   const problems = [...own, ...loaded.problems, ...(config === null ? [] : problemsOf(config))].map(located);
   // A variable that nothing reads may be the misspelt cause of a problem.
   if (config === null || problems.length > 0) throw new Misuse([...problems, ...unread, ...warnings]);
-  return { config, unread, warnings: [...unread, ...warnings] };
+  return { config, unread, warnings: [...unread, ...warnings], located };
 }
 
 /** `tollgate serve` without --mode is the gateway. An environment that names another mode must not be ignored silently. */
@@ -95,12 +95,12 @@ function otherMode(mode: string | undefined): string[] {
 
 /** Loads the configuration, as `configured` does, and opens the log. */
 export function begin(line: CommandLine, purpose: Purpose, problemsOf?: (config: Config) => readonly string[]) {
-  const { config, warnings } = configured(line, purpose, problemsOf);
+  const { config, warnings, located } = configured(line, purpose, problemsOf);
   const log: OpenLog = openLog({ ...config.log, clock: systemClock });
   for (const warning of warnings) log.warn("configuration", { warning });
   // The warnings come before anything that the command prints.
   log.flush();
-  return { config, log };
+  return { config, log, located };
 }
 
 /** @param words the arguments of the program */
@@ -145,11 +145,15 @@ function firstWordProblem(first: string, second: string, commands: Commands, { f
 const OTHER_NAMES = new Map([
   ["run", "serve"],
   ["start", "serve"],
+  ["server", "serve"],
   ["gateway", "serve"],
   ["facilitator", "serve --mode facilitator"],
   ["status", "doctor"],
   ["check", "doctor"],
   ["config", "help configuration"],
+  ["agent", "help start"],
+  ["agents", "help start"],
+  ["login", "token"],
 ]);
 
 /** Why the words are no command, with what was probably meant. */

@@ -74,7 +74,8 @@ const API = "/v1";
 
 function noSuchRoute(table: readonly RoutePattern[] = [], path = ""): Fault {
   const few = table.length <= TOLD_ROUTES ? table.map((route) => `${route.method} ${route.path}`) : [];
-  const all = few.length === 0 ? "" : `; known here: ${few.join(", ")}`;
+  const start = table.some((route) => route.path === "/") ? "; GET / says where to go on" : "";
+  const all = few.length === 0 ? start : `; known here: ${few.join(", ")}`;
   const meant = meantRoute(table, path);
   if (meant === null) return new Fault("not_found", `no such route${all}`);
   const hint = meant.startsWith(API) && !path.startsWith(API) ? ` The API's routes begin with ${API}` : "";
