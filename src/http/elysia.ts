@@ -82,9 +82,6 @@ function noSuchRoute(table: readonly RoutePattern[] = [], path = ""): Fault {
   return new Fault("not_found", `no such route; did you mean ${meant.replaceAll(/:(\w+)/g, "{$1}")}?${hint}`);
 }
 
-/** The end of a path that is compared with words of routes: callers choose its length. */
-const COMPARED_CHARACTERS = 64;
-
 /** The route that a path is near to, or that the prefix makes of it, or the shortest one that has its last word. */
 function meantRoute(table: readonly RoutePattern[], path: string): string | null {
   const known = table.filter((route) => !route.path.includes("*"));
@@ -97,7 +94,7 @@ function meantRoute(table: readonly RoutePattern[], path: string): string | null
   const prefixed = known.find(({ pattern }) => pattern.test(`${API}${path}`));
   if (prefixed !== undefined) return prefixed.path;
   const wordsOf = (each: string): readonly string[] => each.match(/\w{3,}/g) ?? [];
-  const [typed = ""] = wordsOf(path.slice(-COMPARED_CHARACTERS).replace(/\.\w+$/, "")).slice(-1);
+  const [typed = ""] = wordsOf(path.replace(/\.\w+$/, "")).slice(-1);
   const word = suggest(typed, new Set(paths.flatMap(wordsOf)));
   const having = word === null ? [] : paths.filter((each) => wordsOf(each).includes(word));
   return having.sort((a, b) => a.length - b.length)[0] ?? null;
