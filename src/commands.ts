@@ -39,9 +39,9 @@ export const SERVE: CliCommand = {
     if (isBare && !processEnvironment["TOLLGATE_MODE"])
       return (await import("./cli/terminal/help.ts")).shortHelp(COMMANDS);
     restartInCleanEnvironment(processEnvironment);
-    const { config, log } = begin(line, "serve");
+    const { config, log, located } = begin(line, "serve");
     const meters = await runService(config, log).catch((error) => {
-      throw error instanceof ListenProblem ? error.told(line.flags, config.databaseUrl !== null) : error;
+      throw error instanceof ListenProblem ? error.told(line.flags, config.databaseUrl !== null, located) : error;
     });
     startWatchdog(config.log);
     const { watchLoop } = await import("./kernel/loop-watch.ts");
@@ -243,8 +243,9 @@ async function runService(config: Config, log: OpenLog): Promise<Meters> {
 }
 
 async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise<void> {
-  const { prepareMasterKeys, requireOwnDatabase } = await import("./cli/open.ts");
-  await requireOwnDatabase("gateway", config);
+  const { prepareMasterKeys, requireOwnDataDir, requirePorts } = await import("./cli/open.ts");
+  await requireOwnDataDir("gateway", config);
+  requirePorts(config, config.host, { TOLLGATE_PORT: config.port });
   const { keys, generated } = prepareMasterKeys(config, log);
   const { startGateway } = await import("./gateway/start.ts");
   logStrayErrors(log);
@@ -259,8 +260,10 @@ async function runGateway(config: Config, log: OpenLog, meters: Meters): Promise
 }
 
 async function runFacilitator(options: FacilitatorConfig, log: OpenLog, meters: Meters): Promise<void> {
-  const { openDataDir, requireOwnDatabase } = await import("./cli/open.ts");
-  await requireOwnDatabase("facilitator", options);
+  const { openDataDir, requireOwnDataDir, requirePorts } = await import("./cli/open.ts");
+  const { host, port, openPort } = options;
+  await requireOwnDataDir("facilitator", options);
+  requirePorts(options, host, { TOLLGATE_PORT: port, TOLLGATE_OPEN_PORT: openPort });
   openDataDir(options, log);
   const { startFacilitator } = await import("./facilitator/start.ts");
   logStrayErrors(log);

@@ -23,7 +23,7 @@ import {
   openStoreOf,
   prepareMasterKeys,
   requireMasterKeys,
-  requireOwnDatabase,
+  requireOwnDataDir,
   warnOfUnknownTenant,
   withStore,
 } from "./open.ts";
@@ -78,7 +78,7 @@ export function readPrincipal(line: CommandLine, flag: string): string {
 export async function mintToken(config: Config, request: TokenRequest, log: Log): Promise<string> {
   const isNew = lacksDatabase(config);
   // Before a master key is made, which must not come to lie beside a facilitator's database.
-  await requireOwnDatabase("gateway", config);
+  await requireOwnDataDir("gateway", config);
   const { keys } = prepareMasterKeys(config, log);
   return withStore(openStoreOf("gateway", config, log), async (store) => {
     const keyring = await openKeyring(store, keys, systemClock);

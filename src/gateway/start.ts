@@ -148,14 +148,12 @@ function edgeOf(
 }
 
 function openPort(options: GatewayOptions, openMax: number, edge: Edge, log: Log): Listener {
-  const { host, port, reusePort, settleWaitMs } = options;
+  const { settleWaitMs } = options;
   // A paid call may wait for its settlement, and then for its end: both count as idle time of the connection.
   const waitSeconds = Math.ceil(settleWaitMs / 1000) + MAX.waitSeconds;
   const idleSeconds = Math.min(waitSeconds + CONNECTION_IDLE_SECONDS_MORE, CONNECTION_IDLE_SECONDS_MAX);
   return listen({
-    host,
-    port,
-    reusePort,
+    ...options,
     openMax,
     idleSeconds,
     answer: (request, server, owned) =>

@@ -25,6 +25,7 @@ test("help lists every command in each of its forms", () => {
 
 test("an unknown topic is refused with the nearest one, or with all", () => {
   expect(() => topicText("paymets")).toThrow("paymets is neither a command nor a topic; did you mean payments?");
+  expect(() => topicText("pay")).toThrow("pay is neither a command nor a topic; did you mean payments?");
   const names = PAGES.map(({ name }) => name).join(", ");
   expect(() => topicText("weather")).toThrow(`weather is neither a command nor a topic; the topics are ${names}`);
 });
