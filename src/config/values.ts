@@ -113,11 +113,13 @@ export function attempt<T>(work: () => T): T | undefined {
   }
 }
 
+/** A text that begins like a path, and is no key in base64, which may begin with a slash too. */
+const PATH_LIKE = /^(?![A-Za-z0-9+/]{40,}=*$)(~|\.{0,2})\//;
+
 /** The path as problems show it. A text that is no path may be a secret in the wrong variable, and is never shown. */
 export function writtenPath(path: string, kind: "file" | "directory" = "file"): string {
-  const dir = dirname(path);
-  const isPath = existsSync(path) || /\.\w{1,5}$/.test(path) || (!/^\.?\/?$/.test(dir) && existsSync(dir));
-  return isPath ? resolve(path) : `that ${kind}`;
+  const [dir, isLike] = [dirname(path), PATH_LIKE.test(path) || /\.\w{1,5}$/.test(path)];
+  return isLike || existsSync(path) || (dir.length > 1 && existsSync(dir)) ? resolve(path) : `that ${kind}`;
 }
 
 export function wholeNumber(least: number, most: number): Kind<number> {
@@ -400,7 +402,7 @@ function entryProblem(
 }
 
 /** Only a text that looks like a host is shown: a secret that was set in the wrong variable does not. */
-const HOST_LIKE = /^(?=.*[.:])[\w.:/[\]*-]{1,60}$/;
+const HOST_LIKE = /^(\*|(?=.*[.:])[\w.:/[\]*-]{1,60})$/;
 
 function hostProblem(entries: readonly string[], isValid: (entry: string) => boolean, most: number): string {
   const bad = entries.find((entry) => !isValid(entry)) ?? "";
