@@ -35,6 +35,7 @@ beforeAll(async () => {
   writeFileSync(at("broken/master.key"), `${Buffer.alloc(32, 1).toString("base64")}\n`, { mode: 0o600 });
   writeFileSync(at("open.key"), "x\n", { mode: 0o644 });
   writeFileSync(at("secret.key"), "hunter2\n", { mode: 0o600 });
+  writeFileSync(at("bearer"), "Bearer hunter2\n", { mode: 0o600 });
   writeFileSync(at("notes.txt"), "no certificate\n");
   writeFileSync(at("client.crt"), pki.client.cert);
   writeFileSync(at("client.key"), pki.client.key);
@@ -506,8 +507,20 @@ const WRONG: readonly Wrong[] = [
   {
     words: "call a b",
     env: { TOLLGATE_TOKEN: "hunter2 x" },
-    told: ["b is not expected here", "TOLLGATE_TOKEN must be a token"],
+    told: ["b is not expected here", "TOLLGATE_TOKEN must be a token", "it has a blank or another character"],
   },
+  {
+    words: "call a hello world -d x -q --max-price .01",
+    env: { TOLLGATE_TOKEN: "Bearer hunter2" },
+    told: [
+      "hello is not expected here: --data takes a text, in quotes if it has blanks",
+      "-d is not a flag: flags begin with two hyphens; did you mean --data?",
+      "-q is not a flag: flags begin with two hyphens\n",
+      "--max-price must be a decimal number of USDC, like 5 or 0.5 and not .5, with 1 to 6 digits before the point",
+      "TOLLGATE_TOKEN must be a token, as tollgate token prints it: leave out the word Bearer before it",
+    ],
+  },
+  { words: "call a --token-file bearer", told: [`: ${at("bearer")} holds something else: leave out the word Bearer`] },
   {
     words:
       "call a --data --wait soon --max-price 0.0000001 --url localhost:8080 --token-file none.crt --payer-key-file open.key --price 1",

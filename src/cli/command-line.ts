@@ -254,9 +254,15 @@ function pairProblem(
 
 /** @param word one that is neither a flag nor a word that the command takes */
 function strayProblem(word: string, { known, valueForm, wordsMax }: Grammar): string {
-  if (/^-[^-]/.test(word)) return `${shownWord(word)} is not a flag: flags begin with two hyphens`;
+  if (/^-[^-]/.test(word)) {
+    const meant = known.find((name) => name.startsWith(word.charAt(1)));
+    const hint = meant === undefined ? "" : `; did you mean --${meant}?`;
+    return `${shownWord(word)} is not a flag: flags begin with two hyphens${hint}`;
+  }
   const flag = known.find((name) => valueForm(name)?.split("|").includes(word));
-  const none = wordsMax === 0 && known.length > 0 ? ": this command takes flags only" : "";
+  const text = known.find((name) => valueForm(name)?.split("|").includes("TEXT"));
+  const takes = wordsMax === 0 && known.length > 0 ? ": this command takes flags only" : "";
+  const none = text === undefined ? takes : `: --${text} takes a text, in quotes if it has blanks`;
   const hint = flag === undefined ? none : `; did you mean --${flag} ${word}?`;
   return `${word === "" ? "an empty word" : shownWord(word)} is not expected here${hint}`;
 }

@@ -309,10 +309,14 @@ export const ratio: Kind<number> = {
 export const bearerToken: Kind<string> = {
   must: "a token, as tollgate token prints it",
   parse: (text) => (/^[\x21-\x7e]+$/.test(text) ? text : undefined),
+  why(text) {
+    if (/^(\S+ )?bearer /i.test(text)) return "leave out the word Bearer before it";
+    return text === "" ? "it is empty" : "it has a blank or another character that no token has";
+  },
 };
 
 /** A file with a secret that only its owner may use, less one line end. A flag names it, so its path may be shown. */
-export function secretFile<T>({ must, parse }: Kind<T>): Kind<T> {
+export function secretFile<T>({ must, parse, why }: Kind<T>): Kind<T> {
   const read = (path: string) => readTextFile(path, 65_536).replace(/\r?\n$/, "");
   const openTo = (path: string) => {
     const about = statSync(path);
@@ -324,7 +328,9 @@ export function secretFile<T>({ must, parse }: Kind<T>): Kind<T> {
     parse: (path) => attempt(() => (openTo(path) === null ? parse(read(path)) : undefined)),
     why(path) {
       try {
-        return `${resolve(path)} ${openTo(path) ?? "holds something else"}`;
+        const problem = openTo(path);
+        if (problem !== null) return `${resolve(path)} ${problem}`;
+        return `${resolve(path)} holds something else${why === undefined ? "" : `: ${why(read(path), false)}`}`;
       } catch (error) {
         return fileProblem(path, error, true);
       }
@@ -342,7 +348,7 @@ export const amount: Kind<bigint> = {
 function decimal(digits: number, what: string, least: bigint): Kind<bigint> {
   const pattern = new RegExp(`^([0-9]{1,6})(?:\\.([0-9]{1,${digits}}))?$`);
   return {
-    must: `a decimal number of ${what}, like 5 or 0.5, with at most 6 digits before the point and ${digits} after it`,
+    must: `a decimal number of ${what}, like 5 or 0.5 and not .5, with 1 to 6 digits before the point and at most ${digits} after it`,
     parse: (text) => {
       const [, whole, fraction = ""] = pattern.exec(text) ?? [];
       const units = whole === undefined ? -1n : BigInt(whole + fraction.padEnd(digits, "0"));
