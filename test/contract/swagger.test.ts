@@ -3,7 +3,7 @@
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { Validator } from "@seriousme/openapi-schema-validator";
 import type { Browser, Locator, Page } from "playwright-core";
-import { contrastFindings, findings } from "../support/axe.ts";
+import { contrastFindings, findings, widthFindings } from "../support/axe.ts";
 import {
   BROWSER_TEST_MS_MAX,
   browserPath,
@@ -510,7 +510,8 @@ browserSuite(`the page in a browser${whyNoBrowser}`, () => {
       expect([viewport.width, other, await contrastFindings(page)]).toEqual([viewport.width, other, []]);
       await look(page, colorScheme);
       expect(await page.evaluate<number>("document.documentElement.scrollWidth")).toBe(viewport.width);
-      expect([viewport.width, colorScheme, await findings(page)]).toEqual([viewport.width, colorScheme, []]);
+      const found = await (viewport === PHONE ? findings : widthFindings)(page);
+      expect([viewport.width, colorScheme, found]).toEqual([viewport.width, colorScheme, []]);
       await walk(page, page.locator("body"));
     }
     await look(page, "light");
